@@ -19,6 +19,8 @@ mod files;
 mod gpu;
 #[path = "cli/hostile.rs"]
 mod hostile;
+#[path = "cli/layout.rs"]
+mod layout;
 #[path = "cli/network.rs"]
 mod network;
 #[path = "cli/passes.rs"]

@@ -31,6 +31,12 @@ pub trait Costs {
         0.0
     }
 
+    /// The part of a message's time that the worker that sends it can do nothing else in: o in LogGP (Alexandrov et al.,
+    /// 1995).
+    fn occupies(&self, _token: &Token) -> f64 {
+        0.0
+    }
+
     /// From the last replica's start of a reduction to its end.
     fn reduce(&self, _bucket: BucketId) -> f64 {
         0.0

@@ -24,6 +24,7 @@ pub mod model;
 pub mod notation;
 pub mod op;
 mod order;
+pub mod partition;
 pub mod placement;
 pub mod prelude;
 pub mod program;

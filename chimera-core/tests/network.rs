@@ -1,6 +1,6 @@
 //! Messages and sums on a network: costs by hand, and what holds for all.
 
-use chimera_core::analyze::{Link, Network, NetworkCosts, Traffic, simulate};
+use chimera_core::analyze::{Link, Network, NetworkCosts, ReductionAlgorithm, Traffic, simulate};
 use chimera_core::costs::{Costs, UniformCosts};
 use chimera_core::ids::{BucketId, StageId};
 use chimera_core::lower::{Lowering, Sync, lower};
@@ -16,7 +16,8 @@ fn program(schedule: &str, shape: &Shape) -> Program {
 }
 
 fn network(width: usize, ranks_per_node: usize, inside: Link, between: Link) -> Network {
-    Network { width, ranks_per_node, inside, between }
+    let reductions = ReductionAlgorithm::Halving;
+    Network { width, ranks_per_node, inside, between, blocking: false, reductions }
 }
 
 /// Traffic that is equal for every stage.
@@ -101,6 +102,41 @@ fn the_ranks_of_a_node_share_its_link() {
     assert_eq!(sum(8), 0.0);
     assert_eq!(sum(4), 2.0 * 4.0 * 4.0 * 4096.0);
     assert_eq!(sum(1), 2.0 * 7.0 * 4096.0);
+}
+
+#[test]
+fn recursive_doubling_sends_everything_in_every_round() {
+    let program = program("dapple", &Shape::new(1, 1));
+    let sum = |width, ranks_per_node| {
+        let network = Network {
+            reductions: ReductionAlgorithm::Doubling,
+            ..network(width, ranks_per_node, Link::default(), link(1.0, 0.5))
+        };
+        let traffic = traffic(&program, 0.0, &[4.0, 8.0]);
+        NetworkCosts::new(COMPUTE, network, &program, &traffic).reduce(BucketId(0))
+    };
+    let round = 1.0 + 12.0 / 2.0;
+    assert_eq!([1, 2, 8, 128].map(|width| sum(width, 1)), [0.0, round, 3.0 * round, 7.0 * round]);
+    // Two of six give theirs to a partner first, and are given the sum last.
+    assert_eq!(sum(6, 1), 4.0 * round);
+    // Four ranks of a node send over its link at once in the round between the two nodes.
+    assert_eq!(sum(8, 4), 4.0 * 12.0 / 2.0);
+}
+
+/// In 1F1B on two workers the first sends two activations before it can go on, the last a gradient.
+#[test]
+fn messages_that_block_take_time_of_the_worker_that_sends_them() {
+    let program = program("dapple", &Shape::new(2, 2));
+    let makespan = |blocking| {
+        let free = network(1, 1, Link::default(), link(0.5, 0.0));
+        let network = Network { blocking, ..free };
+        let costs = NetworkCosts::new(COMPUTE, network, &program, &traffic(&program, 0.0, &[]));
+        simulate(&program, &costs).makespan()
+    };
+    // F, a message, F, B, F, B, a message, B.
+    assert_eq!(makespan(false), 1.0 + 0.5 + 2.0 * 3.0 + 0.5 + 2.0);
+    // The gradient of the first micro-batch is on its way before the second forward begins.
+    assert_eq!(makespan(true), makespan(false) + 0.5);
 }
 
 #[test]

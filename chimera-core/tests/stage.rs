@@ -5,14 +5,18 @@ use std::cell::RefCell;
 
 use chimera_core::device::Result;
 use chimera_core::device::reference::{Reference, Tensor};
-use chimera_core::model::{Architecture, BertStage, Cut, DecoderStage, Llama, ModelConfig, cut};
+use chimera_core::model::{
+    Architecture, BertStage, Cut, DecoderStage, Llama, ModelConfig, Partition,
+};
 use chimera_core::stage::{
     Autograd, Data, Differentiable, Init, Micro, Output, Param, Stage, conformance,
 };
 
 #[test]
 fn models_conform() {
-    for n_stages in 1..=3 {
+    for layout in ["E3TH", "E2T|1TH", "E1T|1T|1TH", "E|3T|H"] {
+        let layout: Partition = layout.parse().expect("a partition");
+        let cuts = |model: &ModelConfig| layout.cuts(model, layout.blocks().len()).expect("cuts");
         for tied in [false, true] {
             let config = |architecture| ModelConfig {
                 architecture,
@@ -27,26 +31,16 @@ fn models_conform() {
             };
             let gpt2 = config(Architecture::GPT2);
             let stage = |cut: Cut| DecoderStage::new(Reference, &gpt2, 4, cut).expect("a stage");
-            let stages = || {
-                cut(&gpt2, gpt2.context, n_stages).expect("a cut").into_iter().map(stage).collect()
-            };
+            let stages = || cuts(&gpt2).into_iter().map(stage).collect();
             conformance::all(&Reference, stages, &Ids { is_bert: false });
             let choices = Llama { kv_heads: 1, window: Some(3), ..Llama::usual(8, 2) };
             let llama = ModelConfig { llama: Some(choices), ..config(Architecture::LLAMA) };
             let stage = |cut: Cut| DecoderStage::new(Reference, &llama, 4, cut).expect("a stage");
-            let stages = || {
-                cut(&llama, llama.context, n_stages)
-                    .expect("a cut")
-                    .into_iter()
-                    .map(stage)
-                    .collect()
-            };
+            let stages = || cuts(&llama).into_iter().map(stage).collect();
             conformance::all(&Reference, stages, &Ids { is_bert: false });
             let bert = config(Architecture::BERT);
             let stage = |cut: Cut| BertStage::new(Reference, &bert, 4, 1, cut).expect("a stage");
-            let stages = || {
-                cut(&bert, bert.context, n_stages).expect("a cut").into_iter().map(stage).collect()
-            };
+            let stages = || cuts(&bert).into_iter().map(stage).collect();
             conformance::all(&Reference, stages, &Ids { is_bert: true });
         }
     }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use chimera_core::analyze::{
-    Event, Network, NetworkCosts, Timeline as Measured, Work, peak_kept, simulate,
+    Event, Network, NetworkCosts, ReductionAlgorithm, Timeline as Measured, Work, peak_kept,
+    simulate,
 };
 use chimera_core::costs::{GivenTimes, StageCosts};
 use chimera_core::ids::{StageId, WorkerId};
@@ -196,6 +197,8 @@ impl Program {
                 ranks_per_node: ranks.map_or(width * depth, |n| n as usize),
                 inside,
                 between: link(between)?.unwrap_or(inside),
+                blocking: false,
+                reductions: ReductionAlgorithm::Halving,
             };
             let costs = self.on_network(costs, network, activation_bytes, gradient_bytes)?;
             Ok(self.drawn(simulate(&self.program, &costs), times.given.unit()))

@@ -7,7 +7,7 @@ use chimera_core::schedule::Parameter;
 use super::need::Need;
 use crate::profile::ProfiledTimes;
 use crate::settings::schedules::Named;
-use crate::settings::{Config, Scaling, Settings};
+use crate::settings::{Config, Layout, Scaling, Settings};
 
 /// The ranks there are, all alike.
 #[derive(Clone, Debug)]
@@ -76,6 +76,7 @@ impl Candidate {
             ("scaling", config.micro_batches > config.depth && self.reads_scaling()),
             ("recompute", config.recompute != Recompute::None),
             ("shard-optimizer", config.shard_optimizer),
+            ("layout", matches!(config.layout, Layout::Is(_))),
         ];
         let chosen = chosen.into_iter().filter(|(_, is_told)| *is_told);
         let values = chosen.filter_map(|(key, _)| Some((key, config.value(key)?.0)));
@@ -85,6 +86,12 @@ impl Candidate {
     fn reads_scaling(&self) -> bool {
         let Config { schedule, depth, .. } = &self.config;
         matches!(schedule, Named::Schedule(s) if *depth > 1 && s.reads().contains(&Parameter::Scaling))
+    }
+
+    /// The layers of its stages, unless these are of equal work.
+    pub fn layout(&self) -> Option<String> {
+        let layout = &self.config.layout;
+        (*layout != Layout::Balanced).then(|| layout.to_string())
     }
 
     /// How its schedule scales, by name.

@@ -5,7 +5,7 @@ use chimera_core::costs::{StageCosts, UniformCosts};
 use chimera_core::engine::{NonFinite, Training};
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Lowering, Passes, Recompute};
-use chimera_core::model::{Cut, ModelConfig, cut};
+use chimera_core::model::{Cut, ModelConfig};
 use chimera_core::program::Program;
 use chimera_core::request::{Ordered, Request, Source};
 use chimera_core::search::Report;
@@ -156,7 +156,7 @@ impl Chain for ModelConfig {
     /// By the products of stages: a forward of the mean stage takes 1, and a backward two forwards.
     fn costs(&self, config: &Config, timetable: &Timetable) -> Result<StageCosts> {
         let n_stages = timetable.placement.n_stages();
-        let cuts = cut(self, config.sequence, n_stages)?;
+        let cuts = config.cuts(self, n_stages)?;
         let flops = |cut: &Cut| self.forward_flops(cut, config.sequence);
         let mean = cuts.iter().map(flops).sum::<f64>() / n_stages as f64;
         let is_selective = |stage: StageId| {
@@ -209,6 +209,7 @@ fn training(config: &Config) -> Training {
         eps: config.eps,
         momentum: config.momentum,
         weight_decay: config.weight_decay,
+        param_groups: config.param_groups.clone().unwrap_or_default(),
         clip: (config.clip > 0.0).then_some(config.clip),
         check_finite: config.check_finite,
         non_finite: config.non_finite,
@@ -223,7 +224,7 @@ pub(crate) fn timetable(config: &Config, chain: &dyn Chain) -> Result<Timetable>
 }
 
 /// The settings with the scaling that `auto` stands for: the shorter one, among those that micro-batches can have.
-fn with_scaling(mut config: Config, chain: &dyn Chain) -> Result<Config> {
+pub(super) fn with_scaling(mut config: Config, chain: &dyn Chain) -> Result<Config> {
     if config.scaling != Scaling::Auto {
         return Ok(config);
     }
@@ -248,12 +249,17 @@ pub(crate) fn can_be_cut(config: &Config, units_per_micro: u32) -> Result<()> {
 
 /// The timetable that the settings ask for, of a window of so many steps if it is asynchronous. Every rank of a run
 /// gets the same one unless a search runs out of time.
-fn order(config: &Config, window: u32, chain: &dyn Chain) -> Result<Ordered> {
+pub(super) fn order(config: &Config, window: u32, chain: &dyn Chain) -> Result<Ordered> {
     ordered(config, request_of_window(config, window)?, chain)
 }
 
 fn ordered(config: &Config, request: Request, chain: &dyn Chain) -> Result<Ordered> {
     request.timetable(&|timetable| chain.costs(config, timetable), &mut |_| ())
+}
+
+/// The proven program of a timetable, for a training by these settings.
+pub(super) fn proven(config: &Config, chain: &dyn Chain, ordered: Ordered) -> Result<Program> {
+    prove(config, chain, &training(config), ordered)
 }
 
 /// The proven program of a timetable.

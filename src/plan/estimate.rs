@@ -7,25 +7,31 @@
 //! most. So what counts is simulated as a whole in the end. Of a step whose time does not grow evenly no more is foreseen
 //! than that a further round takes its busiest worker's time; one whose memory does not is simulated at once.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::slice;
 
 use anyhow::{Result, ensure};
 use chimera_core::analyze::{Network, NetworkCosts, simulate};
 use chimera_core::costs::{Costs, StageCosts, UniformCosts};
-use chimera_core::model::cut;
+use chimera_core::model::{Cut, Memory};
+use chimera_core::program::Program;
+use chimera_core::request::Ordered;
 use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 
 use super::candidate::{Candidate, Cluster, Fit, Speed, no_flush};
-use super::need::{Need, Peaks, Weights, needs_at};
+use super::layout::shortest;
+use super::need::{Need, Peaks, Weights, memory_of, needs, needs_at};
 use super::predict::beside_others;
 use super::priced::Stages;
 use super::{Course, Plan, Priced, can_be_cut, costs_by_flops, timetable};
 use crate::device::Device;
 use crate::profile::ProfiledTimes;
-use crate::settings::Config;
 use crate::settings::schedules::Named;
+use crate::settings::{Config, Layout};
 
 /// The most cells of a timetable of forwards that are simulated: to prove longer ones takes too long for a choice.
 pub(super) const MOST_SIMULATED: usize = 1 << 15;
@@ -35,6 +41,9 @@ const MOST_FORWARDS: usize = 1 << 21;
 
 /// Rounds of the longest step that others are foreseen from; those that have fewer are simulated as a whole.
 const MOST_ROUNDS: usize = 4;
+
+/// Ops that are simulated to find a layout, of which every way has its own.
+const MOST_OPS_OF_LAYOUT: usize = 1 << 16;
 
 /// Of an element of a gradient, whatever activations are made of.
 const GRADIENT_BYTES: f64 = 4.0;
@@ -90,6 +99,7 @@ impl<'c> ConfigGroup<'c> {
 
     /// Proves a way, or shorter ones of its kind, foresees its memory, and if that is there its time.
     pub(super) fn outcome(&mut self, way: Config) -> Result<Fit> {
+        let way = self.with_layout(way)?;
         if self.foresees
             && let Some(foreseen) = self.foreseen(&way)?
         {
@@ -159,10 +169,50 @@ impl<'c> ConfigGroup<'c> {
         Ok(last.filter(|_| n * way.depth <= MOST_SIMULATED).map(Fit::Fits))
     }
 
+    /// The way with the layout that `auto` stands for, within the memory that there is. Of a long step it is that of a
+    /// shorter one.
+    fn with_layout(&mut self, mut way: Config) -> Result<Config> {
+        if way.layout != Layout::Auto {
+            return Ok(way);
+        }
+        let n = way.micro_batches;
+        let few = round(&way).map_or(n, |round| n.min(n % round + 2 * round));
+        let mut config = way.clone();
+        config.micro_batches = few;
+        let timetable = self.timetable(&config).or_else(|_| {
+            config.micro_batches = n;
+            self.timetable(&config)
+        })?;
+        let priced = Priced::new(&way.model(), self.cluster.speed.times().cloned());
+        let devices = Device::named(&way.device, way.depth)?;
+        let ordered = Ordered { timetable, passes: way.passes(), search: None };
+        let known = RefCell::new(BTreeMap::new());
+        let memory = |cut: &Cut| -> Memory {
+            let key = (cut.first, cut.blocks.len(), cut.last);
+            let count = || memory_of(&config, priced.model(), slice::from_ref(cut))[0];
+            *known.borrow_mut().entry(key).or_insert_with(count)
+        };
+        let excess = |cuts: &[Cut], program: &Program| -> Result<f64> {
+            let weights = Weights::of(priced.model(), cuts);
+            let memory: Vec<Memory> = cuts.iter().map(memory).collect();
+            let mut need = peak_rank(&devices, &needs(&config, &weights, &memory, program));
+            if need.total() > self.cluster.memory && self.is_sharing_free {
+                let mut shared = config.clone();
+                shared.shard_optimizer = true;
+                need = peak_rank(&devices, &needs(&shared, &weights, &memory, program));
+            }
+            Ok((need.total() - self.cluster.memory).max(0.0))
+        };
+        way.layout = Layout::Is(shortest(&config, &priced, ordered, MOST_OPS_OF_LAYOUT, &excess)?);
+        Ok(way)
+    }
+
     /// Plan of a configuration with `n` micro-batches.
     fn plan(&mut self, way: &Config, n: usize) -> Result<Rc<Plan>> {
         let is_its = |p: &&Rc<Plan>| {
-            p.course.config.micro_batches == n && p.course.config.recompute == way.recompute
+            let config = &p.course.config;
+            (config.micro_batches, config.recompute) == (n, way.recompute)
+                && config.layout == way.layout
         };
         if let Some(plan) = self.plans.iter().find(is_its) {
             can_be_cut(way, plan.course.program.units_per_micro())?;
@@ -195,7 +245,7 @@ impl<'c> ConfigGroup<'c> {
         }
         if let Some(n_stages) = self.n_stages {
             // Refused at once, since the longest timetables take seconds.
-            cut(&way.model(), way.sequence, n_stages)?;
+            way.cuts(&way.model(), n_stages)?;
         }
         let priced = Priced::new(&way.model(), self.cluster.speed.times().cloned());
         let timetable = timetable(way, &priced)?;
@@ -209,8 +259,9 @@ impl<'c> ConfigGroup<'c> {
     fn need(&self, mut way: Config, plan: &Plan, peaks: &Peaks) -> (Config, Need) {
         let Plan { course: Course { program, .. }, model, cuts, memory, .. } = plan;
         let weights = Weights::of(model, cuts);
-        let needs =
-            |way: &Config| peak_rank(plan, &needs_at(way, &weights, memory, program, peaks));
+        let needs = |way: &Config| {
+            peak_rank(&plan.devices, &needs_at(way, &weights, memory, program, peaks))
+        };
         let mut need = needs(&way);
         if need.total() > self.cluster.memory && self.is_sharing_free && !way.shard_optimizer {
             way.shard_optimizer = true;
@@ -258,12 +309,12 @@ fn candidate(config: Config, need: Need, taken: &StepTime, is_simulated: bool) -
 }
 
 /// Memory of the rank that needs most. Checkpoints are written from the host's memory, not a GPU's.
-fn peak_rank(plan: &Plan, needs: &[Need]) -> Need {
+fn peak_rank(devices: &[Device], needs: &[Need]) -> Need {
     let on_device = |(need, device): (&Need, &Device)| match device.is_host() {
         true => *need,
         false => Need { copy: 0.0, ..*need },
     };
-    let needs = needs.iter().zip(&plan.devices).map(on_device);
+    let needs = needs.iter().zip(devices).map(on_device);
     needs.max_by(|a, b| a.total().total_cmp(&b.total())).unwrap_or_default()
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use chimera_core::analyze::Link;
+use chimera_core::analyze::{Link, ReductionAlgorithm};
 use serde::Deserialize;
 
 use crate::device::Precision;
@@ -42,6 +42,12 @@ pub struct Hardware {
     peak_flops: PeakFlops,
     inside: LinkRates,
     between: LinkRates,
+    /// Whether a message occupies the worker that sends it.
+    #[serde(default)]
+    pub blocking: bool,
+    /// How gradients are reduced.
+    #[serde(default)]
+    pub reductions: ReductionAlgorithm,
 }
 
 /// Floating-point operations per second of dense matrix products.

@@ -7,13 +7,14 @@ mod course;
 mod estimate;
 mod hardware;
 mod layers;
+mod layout;
 mod need;
 mod predict;
 mod priced;
 mod request;
 
 use anyhow::Result;
-use chimera_core::model::{Cut, Memory, ModelConfig, cut};
+use chimera_core::model::{Cut, Memory, ModelConfig, Partition};
 use chimera_core::program::Program;
 use chimera_core::timetable::Timetable;
 
@@ -23,6 +24,8 @@ pub use course::{Chain, Course};
 pub(crate) use course::{can_be_cut, costs_by_flops, timetable};
 pub use hardware::{EFFICIENCIES, Hardware};
 pub use layers::{LayerCosts, Ranks, choose_for};
+pub use layout::layout_of;
+pub(crate) use layout::with_layout;
 pub use need::Need;
 use need::memory_of;
 pub(crate) use need::{Weights, needs};
@@ -60,6 +63,7 @@ impl Plan {
     pub(crate) fn with(config: Config, found: Option<Timetable>) -> Result<Plan> {
         let devices = Device::list(&config.device, config.depth)?;
         let priced = Priced::by_settings(&config, &config.model())?;
+        let config = with_layout(config, &priced, found.as_ref())?;
         Plan::on(devices, config, priced, |config, priced| Course::plan(config, found, priced))
     }
 
@@ -85,7 +89,7 @@ impl Plan {
         model.check_sequence(config.sequence)?;
         let course = course(config, &priced)?;
         let (config, program) = (&course.config, &course.program);
-        let cuts = cut(&model, config.sequence, course.n_stages())?;
+        let cuts = config.cuts(&model, course.n_stages())?;
         let memory = memory_of(config, &model, &cuts);
         let needs = needs(config, &Weights::of(&model, &cuts), &memory, program);
         Ok(Plan { course, devices, model, priced, cuts, memory, needs })
@@ -94,6 +98,11 @@ impl Plan {
     /// The model.
     pub fn model(&self) -> &ModelConfig {
         &self.model
+    }
+
+    /// The layers of each stage.
+    pub fn layout(&self) -> Partition {
+        Partition::of(&self.cuts)
     }
 
     /// What each worker does in a step, or in a window of steps.

@@ -207,8 +207,6 @@ pub(super) fn memory_of(config: &Config, model: &ModelConfig, cuts: &[Cut]) -> V
 mod tests {
     use std::sync::atomic::AtomicBool;
 
-    use chimera_core::model::cut;
-
     use super::*;
     use crate::run::Run;
     use crate::run::outside::OnDisk;
@@ -249,7 +247,7 @@ mod tests {
                     };
                     run.train(&AtomicBool::new(false), observe).unwrap();
                     let n_stages = run.program().placement().n_stages();
-                    let cuts = cut(run.model(), run.config().sequence, n_stages).unwrap();
+                    let cuts = run.config().cuts(run.model(), n_stages).unwrap();
                     let memory = memory_of(run.config(), run.model(), &cuts);
                     let weights = Weights::of(run.model(), &cuts);
                     let needs = needs(run.config(), &weights, &memory, run.program());

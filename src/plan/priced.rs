@@ -3,17 +3,18 @@
 use std::path::Path;
 
 use anyhow::Result;
+use chimera_core::analyze::simulate;
 use chimera_core::costs::{Costs, StageCosts, UniformCosts};
 use chimera_core::effects::Token;
 use chimera_core::ids::{BucketId, StageId, WorkerId};
 use chimera_core::lower::Recompute;
-use chimera_core::model::{Cut, ModelConfig, cut};
+use chimera_core::model::{Cut, ModelConfig};
 use chimera_core::op::Op;
 use chimera_core::program::Program;
 use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 
-use super::course::Chain;
+use super::course::{Chain, costs_by_flops};
 use crate::device::Device;
 use crate::profile::{Profile, ProfiledTimes, StageTimes};
 use crate::settings::Config;
@@ -34,6 +35,45 @@ impl Priced {
     pub(super) fn by_settings(config: &Config, model: &ModelConfig) -> Result<Priced> {
         let times = |path: &Path| times_of(config, path, config.width * config.depth);
         Ok(Priced::new(model, config.profile.as_deref().map(times).transpose()?))
+    }
+
+    pub(super) fn model(&self) -> &ModelConfig {
+        &self.model
+    }
+
+    /// What stages cost where a micro-batch is cut into so many units: seconds, or the floating-point operations of a
+    /// sample where nothing was measured.
+    pub(super) fn stages(
+        &self,
+        config: &Config,
+        cuts: &[Cut],
+        units: u32,
+        is_selective: impl Fn(StageId) -> bool,
+    ) -> Result<Vec<UniformCosts>> {
+        let model = &self.model;
+        match &self.times {
+            Some(times) => Stages { config, model, cuts }.costs(times, units, is_selective),
+            None => {
+                let costs = costs_by_flops(model, config.sequence, cuts, 1.0, is_selective);
+                Ok(costs.into_iter().map(|stage| stage.per_units(units)).collect())
+            }
+        }
+    }
+
+    /// What a step of a program takes with these stages, in the unit of [`stages`](Self::stages).
+    pub(super) fn makespan(&self, config: &Config, cuts: &[Cut], program: &Program) -> Result<f64> {
+        let timeline = match &self.times {
+            Some(times) => {
+                let stages = Stages { config, model: &self.model, cuts };
+                simulate(program, &stages.step_costs(times, program)?)
+            }
+            None => {
+                let is_selective = |stage| program.rules().is_selective_somewhere(stage);
+                let units = program.units_per_micro();
+                simulate(program, &StageCosts::new(self.stages(config, cuts, units, is_selective)?))
+            }
+        };
+        Ok(timeline.makespan())
     }
 }
 
@@ -57,14 +97,16 @@ pub fn times_of(config: &Config, path: &Path, workers: usize) -> Result<Profiled
 
 impl Chain for Priced {
     fn costs(&self, config: &Config, timetable: &Timetable) -> Result<StageCosts> {
-        let Some(times) = &self.times else { return self.model.costs(config, timetable) };
-        let cuts = cut(&self.model, config.sequence, timetable.placement.n_stages())?;
+        if self.times.is_none() {
+            return self.model.costs(config, timetable);
+        }
+        let cuts = config.cuts(&self.model, timetable.placement.n_stages())?;
         let is_selective = |stage: StageId| {
             let mut stages = timetable.selective.iter().map(|(_, stage)| *stage);
             config.recompute == Recompute::Selective || stages.any(|selective| selective == stage)
         };
-        let stages = Stages { config, model: &self.model, cuts: &cuts };
-        stages.costs(times, timetable.units_per_micro, is_selective)
+        let costs = self.stages(config, &cuts, timetable.units_per_micro, is_selective)?;
+        Ok(StageCosts::new(costs))
     }
 
     fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>> {
@@ -87,7 +129,7 @@ impl Stages<'_> {
         times: &ProfiledTimes,
         units: u32,
         is_selective: impl Fn(StageId) -> bool,
-    ) -> Result<StageCosts> {
+    ) -> Result<Vec<UniformCosts>> {
         let Config { sequence, micro_batch_size, dropout, .. } = *self.config;
         let samples = (micro_batch_size / units as usize).max(1);
         let stage = |(stage, cut): (u16, &Cut)| -> Result<UniformCosts> {
@@ -103,13 +145,14 @@ impl Stages<'_> {
             };
             Ok(costs.per_units(units))
         };
-        Ok(StageCosts::new((0..).zip(self.cuts).map(stage).collect::<Result<_>>()?))
+        (0..).zip(self.cuts).map(stage).collect()
     }
 
     /// What a whole step of a program costs.
     pub(super) fn step_costs(&self, times: &ProfiledTimes, program: &Program) -> Result<StepCosts> {
         let is_selective = |stage| program.rules().is_selective_somewhere(stage);
         let stages = self.costs(times, program.units_per_micro(), is_selective)?;
+        let stages = StageCosts::new(stages);
         let Config { width, ref optimizer, shard_optimizer, .. } = *self.config;
         let params: Vec<Vec<Param>> = self.cuts.iter().map(|cut| self.model.params(cut)).collect();
         let n_workers = program.placement().n_workers();

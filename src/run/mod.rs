@@ -29,13 +29,14 @@ mod transformer;
 mod verify;
 mod watch;
 
+use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use chimera_core::engine::{Job, StepReport};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
@@ -43,7 +44,7 @@ use chimera_core::model::ModelConfig;
 use chimera_core::program::Program;
 use chimera_core::render::chrome::Sizes;
 use chimera_core::search::Report;
-use chimera_core::stage::Data;
+use chimera_core::stage::{Data, Param};
 use chimera_core::timetable::Timetable;
 
 pub use folder::{Folder, Place, SETTINGS, is_error, settings_in, write_error};
@@ -166,6 +167,7 @@ impl Run {
 
 impl<S: Subject> Run<S> {
     fn of(course: Course, subject: S) -> Result<Run<S>> {
+        check_param_groups(&course.config, &subject.params())?;
         let initial = match course.config.resume {
             None => subject.open_initial(&course.config)?,
             Some(_) => None,
@@ -269,4 +271,24 @@ fn compute_threads(n: usize, rank: Rank) -> Result<rayon::ThreadPool, Fault> {
         let message = format!("cannot start {n} compute thread(s): {e}; choose fewer --threads");
         Fault::new(Class::OutOfMemory, rank, message)
     })
+}
+
+/// Refuses rules for parameters that the model does not have.
+fn check_param_groups(config: &Config, params: &[Vec<Param>]) -> Result<()> {
+    let Some(rules) = &config.param_groups else { return Ok(()) };
+    let Some(pattern) = rules.unused(params.iter().flatten()) else { return Ok(()) };
+    // Layers differ by their numbers alone.
+    let of_any_layer = |param: &Param| {
+        let parts = param.name.split('.');
+        let parts = parts.map(|part| if part.parse::<u32>().is_ok() { "*" } else { part });
+        parts.collect::<Vec<_>>().join(".")
+    };
+    let mut names: Vec<String> = params.iter().flatten().map(of_any_layer).collect();
+    let mut known = HashSet::new();
+    names.retain(|name| known.insert(name.clone()));
+    bail!(
+        "param-groups: no parameter is left for `{pattern}`; those of the model are {}, and each is taken by the first \
+         rule that fits",
+        names.join(", ")
+    )
 }

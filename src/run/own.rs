@@ -22,7 +22,7 @@ use super::watch::{HeldOut, Watch};
 use super::{Run, compute_threads, memory_check, resume};
 use crate::formats::checkpoint::{Digest, state_of};
 use crate::plan::{Chain, Course, Need, Weights, needs};
-use crate::settings::{Config, Transport};
+use crate::settings::{Config, Layout, Transport};
 
 /// A model that can be cut into stages, with its devices and samples.
 ///
@@ -97,6 +97,11 @@ impl<M: Model> Run<Own<M>> {
             model.name()
         );
         ensure!(config.init.is_none(), "init is for the models of this program");
+        ensure!(
+            config.layout == Layout::Balanced,
+            "layout is for the models of this program: Model::stage says what a stage of {} holds",
+            model.name()
+        );
         ensure!(
             config.transport != Transport::Nccl,
             "transport nccl is for the models of this program"

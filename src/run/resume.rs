@@ -13,8 +13,12 @@ use crate::formats::checkpoint::{Checkpoint, Digest, FORMAT, Manifest, Saver, St
 use crate::settings::{Config, OPTIONS, Opt, Resume};
 
 /// What held before there were such keys.
-const EARLIER: &[(&str, &str)] =
-    &[("model", "\"gpt2\""), ("dropout", "0.0"), ("document-mask", "false")];
+const EARLIER: &[(&str, &str)] = &[
+    ("model", "\"gpt2\""),
+    ("dropout", "0.0"),
+    ("document-mask", "false"),
+    ("layout", "\"balanced\""),
+];
 /// A key whose value held for another before there was that one.
 const EARLIER_KEY: (&str, &str) = ("sequence", "context");
 /// The most samples that the hash of a step covers.

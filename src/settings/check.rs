@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
 
+use chimera_core::engine::ParamRules;
 use chimera_core::lower::Hoist;
 use chimera_core::model::RopeScaling;
 use chimera_core::notation::nearest;
@@ -11,7 +12,7 @@ use toml::Value;
 
 use super::schedules::{self, Named};
 use super::value::Kind;
-use super::{OPTIONS, Opt, StepRange, peers};
+use super::{Layout, OPTIONS, Opt, StepRange, peers};
 
 /// Characters of a refused text that are shown.
 const SHOWN: usize = 200;
@@ -48,8 +49,11 @@ pub(super) fn check(option: &Opt, value: Value) -> Result<Value, String> {
         {
             return Err(format!("`{key}` is {value}: {meant}"));
         }
-        let value = value.to_string();
-        return Err(format!("`{key}` is {}; it must be {kind}", shown(&value)));
+        let shown = shown(&value.to_string()).into_owned();
+        if let (Kind::Layout, Some(Err(why))) = (kind, value.as_str().map(str::parse::<Layout>)) {
+            return Err(format!("`{key}` is {shown}: {why}; or choose balanced or auto"));
+        }
+        return Err(format!("`{key}` is {shown}; it must be {kind}"));
     }
     Ok(value)
 }
@@ -71,7 +75,9 @@ impl Kind {
             (Kind::Words(words), Value::String(word)) => words().contains(&word.as_str()),
             (Kind::Schedule, Value::String(name)) => name.parse::<Named>().is_ok(),
             (Kind::Hoist, Value::String(text)) => text.parse::<Hoist>().is_ok(),
+            (Kind::Layout, Value::String(text)) => text.parse::<Layout>().is_ok(),
             (Kind::RopeScaling, Value::String(text)) => text.parse::<RopeScaling>().is_ok(),
+            (Kind::ParamRules, Value::String(text)) => text.parse::<ParamRules>().is_ok(),
             (Kind::Steps, Value::String(text)) => text.parse::<StepRange>().is_ok(),
             (Kind::Loopback, Value::String(text)) => {
                 text.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
@@ -100,7 +106,13 @@ impl fmt::Display for Kind {
                 let names = "none, or linear, dynamic, yarn or llama3 with numbers";
                 write!(f, "{names}, such as linear:factor=2 or yarn:factor=4,original=4096")
             }
+            Kind::ParamRules => {
+                write!(f, "rules such as `*.bias: lr=2; wte.*: lr=0.1, weight-decay=0`")
+            }
             Kind::Hoist => write!(f, "on-demand, auto or a number of cells"),
+            Kind::Layout => {
+                write!(f, "balanced, auto, or the layers of each stage such as E3T|4T|4T|3TH")
+            }
             Kind::Steps => write!(f, "a range of steps such as 1..11"),
             Kind::Loopback => {
                 write!(f, "an address of this machine alone, such as 127.0.0.1:9464")

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use chimera_core::engine::Patience;
 use chimera_core::lower::Passes;
-use chimera_core::model::ModelConfig;
+use chimera_core::model::{Cut, ModelConfig, ModelError, cut};
 use chimera_core::search::Search;
 
-use super::Config;
+use super::{Config, Layout};
 
 /// Folder of the trained weights within that of their run.
 pub const MODEL: &str = "model";
@@ -46,6 +46,20 @@ impl Config {
     pub fn weights_dir(&self, folder: &Path) -> Option<PathBuf> {
         let own = || folder.join(MODEL);
         (!self.no_save).then(|| self.save.clone().unwrap_or_else(own))
+    }
+
+    /// The stages that a model is cut into. Before its layout `auto` is found, they are of equal work.
+    ///
+    /// # Errors
+    /// If the model cannot be cut so.
+    pub fn cuts(&self, model: &ModelConfig, n_stages: usize) -> Result<Vec<Cut>, ModelError> {
+        match &self.layout {
+            Layout::Is(partition) => {
+                model.check_sequence(self.sequence)?;
+                partition.cuts(model, n_stages)
+            }
+            Layout::Balanced | Layout::Auto => cut(model, self.sequence, n_stages),
+        }
     }
 
     /// The model. Which token ends documents is for the data to say; until then it is 0.

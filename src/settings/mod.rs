@@ -12,6 +12,7 @@ mod config;
 mod file;
 mod follow;
 mod gate;
+mod layout;
 mod llama;
 mod option;
 mod options;
@@ -32,6 +33,7 @@ use toml::Value;
 
 pub use config::MODEL;
 pub use gate::MlpGate;
+pub use layout::Layout;
 pub use llama::llama_of;
 pub use option::{Drawn, Opt, Resume};
 pub use options::{Config, OPTIONS};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use chimera_core::engine::{LrSchedule, NonFinite, Optimizer};
+use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, ParamRules};
 use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::{Architecture, PRESETS, RopeScaling};
 use chimera_core::schedule;
@@ -16,7 +16,7 @@ use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
 use super::origin::Entries;
 use super::schedules::Named;
 use super::value::Setting;
-use super::{MlpGate, Opt, Origin, Scaling, StepRange, Transport};
+use super::{Layout, MlpGate, Opt, Origin, Scaling, StepRange, Transport};
 use crate::device::{Device, Precision};
 
 /// Makes [`OPTIONS`] and [`Config`] of rows.
@@ -75,10 +75,10 @@ fn read<T: Setting>(entries: &Entries, key: &'static str) -> Result<T, (&'static
     }
 }
 
-/// Whether an option says something of the models here, their text or their devices.
+/// Whether an option says something of the models here, their stages, text or devices.
 fn is_of_our_models(key: &str) -> bool {
     let option = OPTIONS.iter().find(|option| option.name == key);
-    ["device", "precision", "peak-flops"].contains(&key)
+    ["layout", "device", "precision", "peak-flops"].contains(&key)
         || option.is_some_and(|option| ["Model", "Data"].contains(&option.heading))
 }
 
@@ -103,6 +103,10 @@ options! {
         /// Workers per pipeline, D; 1 trains without a pipeline
         "depth" depth: usize =
             [value("D").also("pipeline-parallel size").whole(1, 1 << 13).is("4").free().searched().drawn(Shape)];
+        /// Layers of each stage: balanced (as equal forward work as can be), auto (the shortest simulated step, by
+        /// `profile` or else FLOPs), or by hand as in E3T|4T|4T|3TH (embedding, blocks, head) or 3,4,4,3
+        "layout" layout: Layout = [value("LAYOUT").also("pipeline-model-parallel layout").is("balanced").free().searched()
+            .drawn(Profiled).see("#which-layers-a-stage-holds")];
         /// Pipelines side by side, W
         "width" width: usize =
             [value("W").also("data-parallel size").whole(1, 1 << 13).is("1").free().drawn(Job)];
@@ -243,6 +247,8 @@ options! {
         "momentum" momentum: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9")];
         /// Decoupled weight decay, of matrices and embeddings
         "weight-decay" weight_decay: f64 = [value("RATE").real(0.0, 1.0).is("0.1")];
+        /// Multiples of the learning rate, and weight decay, of parameters by name, such as `wte.*: lr=0.1, weight-decay=0`
+        "param-groups" param_groups: Option<ParamRules> = [value("RULES").also("parameter groups").see("#parameter-groups")];
         /// Largest global gradient norm; larger gradients are scaled down, 0 turns clipping off
         "clip" clip: f64 = [value("NORM").also("gradient clipping").real(0.0, 1e9).is("1.0")];
         /// Check that loss and gradients are finite before they change the weights

@@ -11,6 +11,7 @@ const NAMES: &[(&str, &[&str])] = &[
             "pipeline-parallel-degree",
         ],
     ),
+    ("layout", &["pipeline-model-parallel-layout"]),
     ("width", &["dp", "data-parallel-size", "data-parallel-replicate-degree"]),
     ("micro-batches", &["gradient-accumulation-steps", "num-micro-batches", "num-microbatches"]),
     ("micro-batch-size", &["microbatch-size"]),

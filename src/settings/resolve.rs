@@ -255,6 +255,7 @@ mod tests {
                 "rope-scaling",
                 "norm-eps",
                 "decay-steps",
+                "param-groups",
                 "peak-flops",
                 "out",
                 "metrics",

@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
+use chimera_core::model::Partition;
 use serde_json::{Map, Value, json};
 
-use super::{Config, Layers, OPTIONS, Origin};
+use super::{Config, Layers, Layout, OPTIONS, Origin};
 
 impl Config {
     /// All keys that have a value, with it and where it came from.
@@ -16,10 +17,17 @@ impl Config {
     }
 
     /// All keys that have a value as a file should say them: what only suits this machine is `auto`, and its origin says
-    /// what that is here.
-    fn open(&self) -> impl Iterator<Item = (&'static str, toml::Value, String)> {
-        self.said().map(|(key, value, origin)| match origin {
-            Origin::Machine => (key, "auto".into(), format!("default; {value} on this machine")),
+    /// what that is here, as it says which `layout` a word leads to.
+    fn open(
+        &self,
+        layout: Option<&Partition>,
+    ) -> impl Iterator<Item = (&'static str, toml::Value, String)> {
+        let layout = layout.filter(|_| !matches!(self.layout, Layout::Is(_)));
+        self.said().map(move |(key, value, origin)| match (origin, layout) {
+            (Origin::Machine, _) => {
+                (key, "auto".into(), format!("default; {value} on this machine"))
+            }
+            (_, Some(layout)) if key == "layout" => (key, value, format!("{origin}; {layout}")),
             _ => (key, value, origin.to_string()),
         })
     }
@@ -29,14 +37,15 @@ impl Config {
         lines(self.said().map(|(key, value, origin)| (key, value, origin.to_string())))
     }
 
-    /// The settings as TOML that reads back to the same configuration on any machine that resolves it alike.
-    pub fn to_open_toml(&self) -> String {
-        lines(self.open())
+    /// The settings as TOML that reads back to the same configuration on any machine that resolves it alike, with the
+    /// `layout` that they lead to, if it is known.
+    pub fn to_open_toml(&self, layout: Option<&Partition>) -> String {
+        lines(self.open(layout))
     }
 
-    /// The settings by key, each as `{"value": …, "origin": …}`.
-    pub fn to_json(&self) -> Value {
-        let said = self.open().map(|(key, value, origin)| {
+    /// The settings by key, each as `{"value": …, "origin": …}`, with the `layout` that they lead to.
+    pub fn to_json(&self, layout: Option<&Partition>) -> Value {
+        let said = self.open(layout).map(|(key, value, origin)| {
             (key.to_string(), json!({ "value": value, "origin": origin }))
         });
         Value::Object(Map::from_iter(said))
@@ -157,7 +166,7 @@ mod tests {
         assert!(line("depth").ends_with("# command line"));
         assert!(line("hidden").ends_with("# preset tiny"));
         assert!(line("warmup = 30").ends_with("# default"));
-        assert_eq!(config.to_json()["depth"]["value"], 2);
-        assert_eq!(config.to_json()["lr"]["origin"], "default");
+        assert_eq!(config.to_json(None)["depth"]["value"], 2);
+        assert_eq!(config.to_json(None)["lr"]["origin"], "default");
     }
 }

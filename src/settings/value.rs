@@ -6,14 +6,14 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use chimera_core::engine::{LrSchedule, NonFinite, Optimizer};
+use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, ParamRules};
 use chimera_core::lower::{Hoist, Recompute, Sync};
 use chimera_core::model::{Architecture, RopeScaling};
 use chimera_core::search::Where;
 use toml::Value;
 
 use super::schedules::{Named, names};
-use super::{MlpGate, Scaling, Transport};
+use super::{Layout, MlpGate, Scaling, Transport};
 use crate::device::Precision;
 
 /// Which values an option may have.
@@ -37,8 +37,12 @@ pub enum Kind {
     Schedule,
     /// A word, or a number of cells.
     Hoist,
+    /// A word, or the layers of each stage.
+    Layout,
     /// A scaling of rotary frequencies.
     RopeScaling,
+    /// Hyperparameters by names of parameters.
+    ParamRules,
     /// A range of steps.
     Steps,
     /// An address of this machine.
@@ -68,6 +72,13 @@ impl Kind {
                 Value::String(word) => Ok(Value::String(word)),
                 other => return Err(format!("{} is no word and no number", other.type_str())),
             },
+            Kind::Layout => match value {
+                Value::Array(blocks) => {
+                    let blocks: Vec<String> = blocks.iter().map(Value::to_string).collect();
+                    Ok(Value::String(blocks.join(",")))
+                }
+                other => other.try_into::<String>().map(Value::from),
+            },
             _ => value.try_into::<String>().map(Value::from),
         };
         typed.map_err(|error| error.message().to_string())
@@ -82,6 +93,7 @@ impl Kind {
             Kind::Schedule => names(),
             Kind::RopeScaling => vec!["none", "linear:factor=", "dynamic:", "yarn:", "llama3:"],
             Kind::Hoist => vec!["on-demand", "auto", "0"],
+            Kind::Layout => Layout::WORDS.iter().map(|(word, _)| *word).collect(),
             _ => Vec::new(),
         }
     }
@@ -176,7 +188,9 @@ macro_rules! texts {
 texts! {
     Named = Kind::Schedule;
     Hoist = Kind::Hoist;
+    Layout = Kind::Layout;
     RopeScaling = Kind::RopeScaling;
+    ParamRules = Kind::ParamRules;
     StepRange = Kind::Steps;
     SocketAddr = Kind::Loopback;
 }

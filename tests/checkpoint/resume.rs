@@ -107,6 +107,9 @@ fn a_checkpoint_opens_under_any_layout() {
         "--depth 4 --schedule gpipe --width 2 --micro-batches 2",
         "--depth 2 --schedule zb-v --micro-batches 8 --micro-batch-size 1",
         "--depth 2 --schedule hanayo --waves 1",
+        "--schedule chimera --width 2 --micro-batches 2 --layout 1,1,1,1",
+        "--depth 2 --schedule dapple --layout E3T|1TH",
+        "--depth 4 --layout E|1T|3T|H",
     ] {
         let (half, from) = (folder(), at(whole.path(), 3));
         let options = format!("{options} --eps 1e-5");

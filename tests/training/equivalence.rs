@@ -113,6 +113,32 @@ fn chimera_in_every_scaling() {
 }
 
 #[test]
+fn any_layout() {
+    let mut oracle = Oracle::new();
+    for (schedule, layouts) in [
+        ("dapple --depth 4", &["E5T|1T|1T|1TH", "1,1,1,5", "E|4T|4T|H", "auto"][..]),
+        ("chimera --depth 4", &["3,1,1,3", "E1T|3T|3T|1TH", "E|1T|7T|H", "auto"]),
+        ("chimera --depth 4 --pipes 4 --recompute selective", &["2,1,4,1", "auto"]),
+        ("chimera --depth 4 --scaling halving --split-backward", &["1,4,2,1", "auto"]),
+        ("interleaved --depth 2 --recompute full", &["E1T|4T|2T|1TH", "E|7T|1T|H", "auto"]),
+        ("zb-v --depth 2", &["5,1,1,1", "auto"]),
+        ("auto --depth 2 --search-time 0.2", &["E1T|7TH", "auto"]),
+    ] {
+        for layout in layouts {
+            for (n, width) in [(4, 1), (3, 2)] {
+                // Interleaved stages take a multiple of the workers.
+                let n = if schedule.starts_with("inter") { 4 } else { n };
+                let options = format!("--schedule {schedule} --layout {layout}");
+                oracle.check(n, width, &options, "");
+                if width == 1 {
+                    oracle.check(n, width, &options, "--tied");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn split_backwards_and_recomputation() {
     let mut oracle = Oracle::new();
     let schedules = [
@@ -209,6 +235,7 @@ fn every_optimizer_and_fall_of_the_learning_rate() {
         "--optimizer sgd --lr 0.5 --min-lr 0.1 --momentum 0.5",
         "--optimizer sgd --lr 0.2 --lr-schedule constant",
         "--optimizer lamb --tied",
+        "--tied --param-groups h.*.mlp.*:lr=0.5;*.bias:lr=2,weight-decay=0.1;wte*:lr=0.1",
     ] {
         for schedule in ["dapple --depth 4", "chimera --pipes 4", "chimera --scaling doubling"] {
             oracle.check(6, 1, &format!("--schedule {schedule}"), optimizer);

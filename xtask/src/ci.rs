@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::command::{cargo, read, run as run_command};
 use crate::features::{lint, lint_library};
 use crate::mpi::{self, TRANSPORT};
-use crate::{absences, cuda, gallery, layers, outside, python, wgpu, words};
+use crate::{absences, cuda, gallery, layers, outside, paper, python, wgpu, words};
 
 /// The chores of CI, in order.
 const CHORES: &[(&str, fn() -> Result<()>)] = &[
@@ -24,6 +24,7 @@ const CHORES: &[(&str, fn() -> Result<()>)] = &[
     ("outside", outside::run),
     ("python", || python::run(&python::Args::default())),
     ("gallery", || gallery::run(true)),
+    ("paper", || paper::run(&paper::Args::CHECK)),
     ("mpi", || mpi::run(&mpi::Args::default())),
     ("wgpu", wgpu::run),
     ("cuda", cuda::check),

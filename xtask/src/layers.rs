@@ -34,6 +34,7 @@ const STACKS: [Stack; 2] = [
             "ledger",
             "activation_memory",
             "costs",
+            "partition",
             "program",
             "interp",
             // What carries it out.

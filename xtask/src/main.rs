@@ -20,6 +20,7 @@ mod mpi;
 mod nccl;
 mod oracle;
 mod outside;
+mod paper;
 mod publish;
 mod python;
 mod pytorch;
@@ -77,6 +78,8 @@ enum Chore {
     Sweep(sweep::Args),
     /// Tests of the oracle that `sweep --prove` asks; it needs cmake and libclang
     Oracle,
+    /// Simulates the evaluation of Chimera's paper at constants fitted to some of its bars, and writes docs/paper.md
+    Paper(paper::Args),
     /// Fuzzes the readers of files
     Fuzz(fuzz::Args),
     /// Random commands on bad, odd and hostile input, which must end soon, within bounds and in words; needs bash
@@ -134,6 +137,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Gallery { check } => gallery::run(check),
         Chore::Sweep(args) => sweep::run(&args),
         Chore::Oracle => oracle::test(),
+        Chore::Paper(args) => paper::run(&args),
         Chore::Fuzz(args) => fuzz::run(&args),
         Chore::Torture(args) => torture::run(&args),
         Chore::Targets => targets::run(),

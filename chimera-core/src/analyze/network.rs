@@ -8,10 +8,14 @@
 //! round by round, as the module `collective` says. Each round takes as long as the busiest port sends or receives,
 //! or the busiest link between nodes. Ports and links are full duplex; what a node's ranks send to other nodes
 //! shares its link, within a reduction and between reductions.
+//!
+//! A transport may be worse than that: its messages may occupy the worker that sends them ([`Network::blocking`]), and it
+//! may reduce by another algorithm ([`ReductionAlgorithm`]).
 
 use rustc_hash::FxHashMap;
+use serde::Deserialize;
 
-use crate::collective::{self, n_core, rounds};
+use crate::collective::{self, Part, n_core, rounds};
 use crate::costs::Costs;
 use crate::effects::{Token, TokenKind};
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
@@ -46,6 +50,21 @@ pub struct Network {
     pub inside: Link,
     /// Between two nodes; all ranks of a node share its bandwidth.
     pub between: Link,
+    /// Whether the worker that sends a message does nothing else until it has arrived.
+    pub blocking: bool,
+    /// How gradients are reduced.
+    pub reductions: ReductionAlgorithm,
+}
+
+/// How replicas reduce their gradients.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReductionAlgorithm {
+    /// As the engine does: each sends every other its share, more than eight halve and double (Rabenseifner, 2004).
+    #[default]
+    Halving,
+    /// By recursive doubling: in each of log2(r) rounds every replica exchanges all it has with one other.
+    Doubling,
 }
 
 impl Network {
@@ -68,6 +87,16 @@ impl Network {
 
     fn link(&self, a: usize, b: usize) -> Link {
         if a == b { self.inside } else { self.between }
+    }
+
+    /// What replica `me` of `n` sends in each round of a reduction.
+    fn sends(&self, n: usize, me: usize) -> Vec<Vec<Part>> {
+        match self.reductions {
+            ReductionAlgorithm::Halving => {
+                rounds(n, me, false).into_iter().map(|round| round.sends).collect()
+            }
+            ReductionAlgorithm::Doubling => doubling(n, me),
+        }
     }
 }
 
@@ -155,6 +184,20 @@ impl<C: Costs> NetworkCosts<C> {
         NetworkCosts { sums: (0..of_update.len()).map(sum).collect(), ..self }
     }
 
+    /// Time of a message on its link.
+    fn travels(&self, token: &Token) -> f64 {
+        let (stage, before) = (token.stage, StageId(token.stage.0.saturating_sub(1)));
+        let (to, boundary) = match token.kind {
+            TokenKind::Gradient => (before, before),
+            _ => (StageId(stage.0 + 1), stage),
+        };
+        // Groups lie alike: the first tells of all.
+        let node = |s| self.network.node(Rank(self.placement.worker(token.pipe, s).0.into()));
+        let share = f64::from(token.span.len) / self.units_per_micro;
+        let bytes = self.activations[boundary.index()] * share;
+        self.network.link(node(stage), node(to)).takes(1.0, bytes)
+    }
+
     fn sum_of(&self, bucket: BucketId) -> &ReductionTime {
         static FREE: ReductionTime = ReductionTime { takes: 0.0, links: Vec::new() };
         match self.sums.len() {
@@ -174,16 +217,12 @@ impl<C: Costs> Costs for NetworkCosts<C> {
     }
 
     fn message(&self, token: &Token) -> f64 {
-        let (stage, before) = (token.stage, StageId(token.stage.0.saturating_sub(1)));
-        let (to, boundary) = match token.kind {
-            TokenKind::Gradient => (before, before),
-            _ => (StageId(stage.0 + 1), stage),
-        };
-        // Groups lie alike: the first tells of all.
-        let node = |s| self.network.node(Rank(self.placement.worker(token.pipe, s).0.into()));
-        let share = f64::from(token.span.len) / self.units_per_micro;
-        let bytes = self.activations[boundary.index()] * share;
-        self.compute.message(token) + self.network.link(node(stage), node(to)).takes(1.0, bytes)
+        self.compute.message(token) + self.travels(token)
+    }
+
+    fn occupies(&self, token: &Token) -> f64 {
+        let travels = if self.network.blocking { self.travels(token) } else { 0.0 };
+        self.compute.occupies(token) + travels
     }
 
     fn reduce(&self, bucket: BucketId) -> f64 {
@@ -206,6 +245,25 @@ impl<C: Costs> Costs for NetworkCosts<C> {
     fn step(&self, bucket: BucketId) -> f64 {
         self.compute.step(bucket)
     }
+}
+
+/// What replica `me` of `n` sends in each round of recursive doubling. Those beyond the largest power of two give theirs to
+/// a partner first, and are given the sum last.
+fn doubling(n: usize, me: usize) -> Vec<Vec<Part>> {
+    let core = 1 << n.max(1).ilog2();
+    let all_to = |peer: usize| vec![Part { peer, segments: 0..n }];
+    let is_extra = me >= core;
+    let first = if is_extra { all_to(me - core) } else { Vec::new() };
+    let last = if me + core < n { all_to(me + core) } else { Vec::new() };
+    let between = (0..core.ilog2()).map(|bit| match is_extra {
+        true => Vec::new(),
+        false => all_to(me ^ (1 << bit)),
+    });
+    let folds = usize::from(core < n);
+    std::iter::repeat_n(first, folds)
+        .chain(between)
+        .chain(std::iter::repeat_n(last, folds))
+        .collect()
 }
 
 /// What a port or a link of a node has to carry in one round, in either direction.
@@ -233,16 +291,15 @@ impl Network {
             let share = shares.get(member).map_or(0, |share| share.len());
             before.push(before[before.len() - 1] + share as f64);
         }
-        let bytes =
-            |part: &collective::Part| before[part.segments.end] - before[part.segments.start];
+        let bytes = |part: &Part| before[part.segments.end] - before[part.segments.start];
         let n_nodes = placement.n_workers().div_ceil(self.ranks_per_node);
         let (mut takes, mut links) = (0.0, FxHashMap::<usize, f64>::default());
-        let plans: Vec<_> = (0..n).map(|me| rounds(n, me, false)).collect();
+        let plans: Vec<_> = (0..n).map(|me| self.sends(n, me)).collect();
         for round in 0..plans.iter().map(Vec::len).max().unwrap_or(0) {
             let mut ports = vec![Carried::default(); n];
             let mut nodes = FxHashMap::<usize, Carried>::default();
             for (me, plan) in plans.iter().enumerate() {
-                let parts = plan.get(round).map_or(&[][..], |round| &round.sends);
+                let parts = plan.get(round).map_or(&[][..], |sends| sends);
                 for part in parts.iter().filter(|part| bytes(part) > 0.0) {
                     let (from, to) = (self.node(replicas[me]), self.node(replicas[part.peer]));
                     let time = self.link(from, to).takes(1.0, bytes(part));

@@ -165,12 +165,17 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
 
     fn send(
         &mut self,
-        _: WorkerId,
+        worker: WorkerId,
         token: Token,
         channel: ChannelId,
         value: Ready,
     ) -> Result<(), Infallible> {
-        let arrives = Ready { at: value.at + self.costs.message(&token), by: value.by };
+        let (takes, occupies) = (self.costs.message(&token), self.costs.occupies(&token));
+        let free = &mut self.free[worker.index()];
+        // A message that occupies the worker begins when those before it let it.
+        let start = if occupies > 0.0 { value.later(*free) } else { value };
+        *free = free.later(Ready { at: start.at + occupies, by: start.by });
+        let arrives = Ready { at: start.at + takes, by: start.by };
         self.queues[channel.index()].push_back(arrives);
         Ok(())
     }

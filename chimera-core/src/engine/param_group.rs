@@ -12,9 +12,9 @@ use crate::stage::Param;
 pub struct ParamGroup<'g> {
     /// The training's hyperparameters, of which the fields below are what holds for this update.
     pub training: &'g Training,
-    /// Learning rate of the step.
+    /// Learning rate of the step, for these parameters.
     pub lr: f64,
-    /// Decoupled weight decay: 0 for parameters that do not [decay](Param::decay).
+    /// Decoupled weight decay, for these parameters.
     pub weight_decay: f64,
     /// Number of the update, from 1.
     pub update: u64,

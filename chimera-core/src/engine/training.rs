@@ -4,6 +4,7 @@ use std::f64::consts::PI;
 use std::str::FromStr;
 
 use super::optimizer::Optimizer;
+use super::param_rules::ParamRules;
 use crate::notation::by_name;
 
 /// What to do when a step's loss or gradient is not finite.
@@ -93,6 +94,8 @@ pub struct Training {
     pub momentum: f64,
     /// Decoupled weight decay of matrices.
     pub weight_decay: f64,
+    /// Which parameters have another learning rate or weight decay.
+    pub param_groups: ParamRules,
     /// Largest global norm of the gradient; larger ones are scaled down to it. Of each stage's own where
     /// stages update on their own (asynchronous schedules).
     pub clip: Option<f64>,
@@ -124,6 +127,7 @@ impl Default for Training {
             eps: 1e-8,
             momentum: 0.9,
             weight_decay: 0.0,
+            param_groups: ParamRules::default(),
             clip: None,
             check_finite: true,
             non_finite: NonFinite::Stop,

@@ -17,7 +17,7 @@ pub(super) struct Step<'t> {
 }
 
 impl Step<'_> {
-    /// Updates tensors, each of which is all of its parameter: those that decay, then the others.
+    /// Updates tensors, each of which is all of its parameter, in groups of one learning rate and weight decay.
     pub(super) fn update<D: Device>(
         &self,
         device: &D,
@@ -25,9 +25,16 @@ impl Step<'_> {
     ) -> Result<()> {
         let &Step { training, step, update, grad_scale } = self;
         let (lr, update) = (training.lr_at(step), update + 1);
-        let (decaying, others) =
-            Box::new(DeviceGroup { device, tensors }).split(&|param| param.decay);
-        for (tensors, weight_decay) in [(decaying, training.weight_decay), (others, 0.0)] {
+        let mut groups: Vec<((f64, f64), Vec<_>)> = Vec::new();
+        for tensor in tensors {
+            let of = training.param_groups.of(tensor.param, training.weight_decay);
+            match groups.iter_mut().find(|(known, _)| *known == of) {
+                Some((_, group)) => group.push(tensor),
+                None => groups.push((of, vec![tensor])),
+            }
+        }
+        for ((multiple, weight_decay), tensors) in groups {
+            let (lr, tensors) = (lr * multiple, Box::new(DeviceGroup { device, tensors }));
             let group = ParamGroup { training, lr, weight_decay, update, grad_scale, tensors };
             training.optimizer.update(group)?;
         }

@@ -124,6 +124,30 @@ pub enum ModelError {
         /// Layers of the model.
         layers: usize,
     },
+    /// A partition has another number of stages.
+    #[error(
+        "layout {partition} has {held} stage(s), but depth and schedule make {stages}: say what each of these holds"
+    )]
+    PartitionStages {
+        /// The partition.
+        partition: String,
+        /// Its stages.
+        held: usize,
+        /// Stages that there are.
+        stages: usize,
+    },
+    /// A partition has another number of blocks.
+    #[error(
+        "layout {partition} holds {held} block(s), but the model has {layers} layers: choose counts whose sum is {layers}"
+    )]
+    PartitionBlocks {
+        /// The partition.
+        partition: String,
+        /// Its blocks.
+        held: usize,
+        /// Layers of the model.
+        layers: usize,
+    },
 }
 
 /// The divisors of `n` nearest to `wanted`, as a list in words.

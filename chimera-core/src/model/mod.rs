@@ -1,7 +1,8 @@
 //! Models, and how one becomes the stages of a pipeline.
 //!
 //! A model is a configuration ([`ModelConfig`], or a row of [`PRESETS`]). [`cut`] divides its chain
-//! `embedding, block, …, block, head` into contiguous pieces of equal cost, and [`DecoderStage`]
+//! `embedding, block, …, block, head` into contiguous pieces of equal cost, a [`Partition`] says by hand
+//! what each holds, and [`DecoderStage`]
 //! or [`BertStage`] runs one piece on any [`Layers`](crate::layers::Layers). [`initial`](crate::stage::initial) draws the weights per named
 //! tensor, so that a model is the same however it is cut.
 //!
@@ -22,6 +23,7 @@ mod gpt2;
 mod kept;
 mod llama;
 mod operands;
+mod partition;
 mod parts;
 mod pass;
 mod presets;
@@ -38,6 +40,7 @@ pub use cut::cut;
 pub use decoder::{DecoderDeferred, DecoderSaved, DecoderSelected, DecoderStage, decoder};
 pub use error::ModelError;
 pub use kept::Kept;
+pub use partition::{Partition, PartitionError};
 pub use presets::{PRESETS, Preset};
 pub use rope::RopeScaling;
 pub use table::stage;

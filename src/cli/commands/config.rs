@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 
 use crate::cli::parts::console::{print, tell, warn};
-use crate::plan::Plan;
+use crate::plan::{Plan, layout_of};
 use crate::run::outside::OnDisk;
 use crate::settings::{Layers, Settings, markdown};
 
@@ -59,7 +59,11 @@ impl Config {
 impl Show {
     fn run(self) -> Result<()> {
         let config = self.layers.resolve(&OnDisk)?;
-        print(if self.json { format!("{:#}", config.to_json()) } else { config.to_open_toml() })
+        let layout = layout_of(&config);
+        print(match self.json {
+            true => format!("{:#}", config.to_json(layout.as_ref())),
+            false => config.to_open_toml(layout.as_ref()),
+        })
     }
 }
 
@@ -93,11 +97,12 @@ fn verdict(file: &Path) -> Result<String> {
     }
     let plan = Plan::make(config).with_context(|| file.display().to_string())?;
     Ok(format!(
-        "{}: sound: {} on {width} x {depth} worker(s), proven with {} message(s) per channel; {} \
-         parameters; all ranks together need {}",
+        "{}: sound: {} on {width} x {depth} worker(s), proven with {} message(s) per channel; layout \
+         {}; {} parameters; all ranks together need {}",
         file.display(),
         plan.program().schedule(),
         plan.program().channel_bound(),
+        plan.layout(),
         plan.model().n_params(),
         plan.need(),
     ))

@@ -65,6 +65,7 @@ impl Simulate {
             Some(profiled) => profiled.beside_others(plan, &self.network)?,
             None => plan,
         };
+        let layout = profiled.as_ref().map(|p| p.layout(&plan.timetable)).transpose()?;
         let unit = if profiled.is_some() { "second" } else { self.costs.unit() };
         let program = plan.prove()?;
         let costs = self.network.with_sums(plan.costs().clone(), &program)?;
@@ -103,6 +104,9 @@ impl Simulate {
                 "agreement": sync.agreement,
                 "workers": workers.map(worker).collect::<Vec<_>>(),
             });
+            if let Some(layout) = &layout {
+                figures["layout"] = json!(layout.to_string());
+            }
             if let Some(Report { progress, like }) = &plan.search {
                 figures["search"] = json!({"lower_bound": progress.lower_bound,
                                            "orders": progress.n_orders, "schedule": like});
@@ -129,6 +133,9 @@ impl Simulate {
                 write!(text, "  {kept:>11}")?;
             }
             text.push('\n');
+        }
+        if let Some(layout) = &layout {
+            writeln!(text, "layout: {layout}")?;
         }
         let path = timeline.critical_path();
         let n_ops = |event: &&Event| match event.work {

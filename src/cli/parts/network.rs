@@ -4,7 +4,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
-use chimera_core::analyze::{ClosedForm, Link, Network, NetworkCosts, Reduced};
+use chimera_core::analyze::{ClosedForm, Link, Network, NetworkCosts, Reduced, ReductionAlgorithm};
 use chimera_core::costs::{Costs, StageCosts};
 use chimera_core::program::Program;
 use chimera_core::timetable::Timetable;
@@ -37,6 +37,11 @@ pub(crate) struct LinkArgs {
     /// Between nodes, whose ranks share it [default: as inside]
     #[arg(long, value_name = "ALPHA,BETA|FILE")]
     between: Option<Wire>,
+    /// As data sheets say, if any do.
+    #[arg(skip)]
+    blocking: bool,
+    #[arg(skip)]
+    reductions: ReductionAlgorithm,
 }
 
 impl LinkArgs {
@@ -48,6 +53,8 @@ impl LinkArgs {
             ranks_per_node: Some(ranks_per_node),
             inside: self.inside.or(Some(inside)),
             between: self.between.or(self.inside).or(Some(between)),
+            blocking: hardware.blocking,
+            reductions: hardware.reductions,
         }
     }
 
@@ -69,6 +76,8 @@ impl LinkArgs {
             ranks_per_node: self.ranks_per_node.map_or(n_ranks, |n| n as usize),
             inside,
             between: self.between.map_or(inside, |wire| wire.0),
+            blocking: self.blocking,
+            reductions: self.reductions,
         }
     }
 }

@@ -3,6 +3,7 @@
 use anyhow::{Result, bail, ensure};
 use chimera_core::analyze::{NetworkCosts, simulate};
 use chimera_core::costs::StageCosts;
+use chimera_core::model::Partition;
 use chimera_core::timetable::Timetable;
 
 use crate::cli::parts::console::warn;
@@ -10,7 +11,7 @@ use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::network::NetworkArgs;
 use crate::cli::parts::scheduled::Scheduled;
 use crate::cli::parts::shape::{ProfiledArgs, ShapeArgs};
-use crate::plan::{Chain, Priced, can_be_cut, times_of};
+use crate::plan::{Chain, Priced, can_be_cut, times_of, with_layout};
 use crate::profile::ProfiledTimes;
 use crate::run::outside::OnDisk;
 use crate::settings::{Config, Layers, Settings};
@@ -60,7 +61,18 @@ impl Profiled {
         if let Some(doubt) = times.doubt() {
             warn(doubt);
         }
+        let priced = Priced::new(&config.model(), Some(times.clone()));
+        let config = with_layout(config, &priced, None)?;
         Ok(Some(Profiled { times, config }))
+    }
+
+    /// The layers of a timetable's stages.
+    ///
+    /// # Errors
+    /// If the model cannot be cut so.
+    pub(crate) fn layout(&self, timetable: &Timetable) -> Result<Partition> {
+        let n_stages = timetable.placement.n_stages();
+        Ok(Partition::of(&self.config.cuts(&self.config.model(), n_stages)?))
     }
 
     /// What the stages of a timetable take, in seconds.

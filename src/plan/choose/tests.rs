@@ -1,5 +1,5 @@
 use super::super::candidate::Speed;
-use chimera_core::analyze::{Link, Network};
+use chimera_core::analyze::{Link, Network, ReductionAlgorithm};
 
 use super::*;
 use crate::plan::Plan;
@@ -15,7 +15,14 @@ fn small(options: &str) -> Layers {
 
 fn cluster(n_ranks: usize, memory: f64) -> Cluster {
     let free = Link::default();
-    let network = Network { width: 1, ranks_per_node: n_ranks, inside: free, between: free };
+    let network = Network {
+        width: 1,
+        ranks_per_node: n_ranks,
+        inside: free,
+        between: free,
+        blocking: false,
+        reductions: ReductionAlgorithm::Halving,
+    };
     Cluster { n_ranks, memory, speed: Speed::Flops(1e9), network }
 }
 

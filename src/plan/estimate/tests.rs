@@ -1,4 +1,4 @@
-use chimera_core::analyze::Link;
+use chimera_core::analyze::{Link, ReductionAlgorithm};
 use chimera_core::lower::Recompute;
 use chimera_core::schedule::{SCHEDULES, Scaling};
 
@@ -18,7 +18,14 @@ fn way(schedule: &str, depth: usize, micro_batches: usize) -> Config {
 
 fn cluster(depth: usize, beta: f64) -> Cluster {
     let link = Link { alpha: 1e-5, beta };
-    let network = Network { width: 2, ranks_per_node: depth, inside: link, between: link };
+    let network = Network {
+        width: 2,
+        ranks_per_node: depth,
+        inside: link,
+        between: link,
+        blocking: false,
+        reductions: ReductionAlgorithm::Halving,
+    };
     Cluster { n_ranks: 2 * depth, memory: 1e12, speed: Speed::Flops(1e9), network }
 }
 

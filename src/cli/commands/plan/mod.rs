@@ -268,7 +268,7 @@ impl Plan {
             "bytes": {"state": state, "copy": copy, "residuals": activations, "working": working, "total": need.total()},
             "width": config.width, "depth": config.depth, "schedule": config.schedule.to_string(), "scaling": way.scaling(),
             "micro_batch_size": config.micro_batch_size, "micro_batches": config.micro_batches,
-            "recompute": way.recompute(), "shard_optimizer": config.shard_optimizer, "simulated": is_simulated,
+            "recompute": way.recompute(), "shard_optimizer": config.shard_optimizer, "layout": config.layout.to_string(), "simulated": is_simulated,
             "command": self.command(way),
         })
     }

@@ -6,7 +6,7 @@ use crate::cli::parts::console::figure;
 use crate::plan::Candidate;
 
 /// What stands above each column. Columns without a cell are left out, such as a range where there is none.
-pub(super) const HEADS: [&str; 12] = [
+pub(super) const HEADS: [&str; 13] = [
     "s a step",
     "60 % .. 30 %",
     "tokens/s",
@@ -19,6 +19,7 @@ pub(super) const HEADS: [&str; 12] = [
     "N",
     "recompute",
     "shard",
+    "layout",
 ];
 
 /// A line of the table.
@@ -44,6 +45,7 @@ pub(super) fn cells(way: &Candidate, range: Option<[f64; 2]>) -> [String; HEADS.
         config.micro_batches.to_string(),
         way.recompute().to_string(),
         if config.shard_optimizer { "yes" } else { "no" }.to_string(),
+        way.layout().unwrap_or_default(),
     ]
 }
 
@@ -61,7 +63,7 @@ pub(super) fn table(
         let columns = columns.filter(|((_, width), _)| *width > 0).map(|((cell, width), head)| {
             let width = width.max(head.len());
             match head {
-                "schedule" | "recompute" | "shard" => format!("{cell:<width$}"),
+                "schedule" | "recompute" | "shard" | "layout" => format!("{cell:<width$}"),
                 _ => format!("{cell:>width$}"),
             }
         });

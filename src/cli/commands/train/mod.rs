@@ -34,7 +34,7 @@ use crate::observe::{Metrics, Prometheus, Stragglers};
 use crate::run::outside::OnDisk;
 use crate::run::{Folder, Place, Run, Trained};
 use crate::settings::args::explained;
-use crate::settings::{Config, Layers, Transport};
+use crate::settings::{Config, Layers, Layout, Transport};
 
 /// Trains a GPT-2, a Llama or a BERT through a pipeline
 #[derive(Args)]
@@ -276,6 +276,10 @@ fn headline(run: &Run) -> String {
         _ if config.depth == 1 => "one worker".to_string(),
         1 => named(program),
         n => format!("{}, a flush every {n} steps", program.schedule()),
+    };
+    let schedule = match &config.layout {
+        Layout::Is(partition) if config.depth > 1 => format!("{schedule}, layout {partition}"),
+        _ => schedule,
     };
     format!(
         "{} parameters, {} tokens of text; {schedule}, {} x {} worker(s) {}, \

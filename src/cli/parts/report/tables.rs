@@ -14,11 +14,12 @@ use crate::cli::parts::suggest;
 use crate::run::SETTINGS;
 
 /// Settings that say what ran, which stand at the top.
-const SHAPE: [&str; 9] = [
+const SHAPE: [&str; 10] = [
     "model",
     "preset",
     "schedule",
     "depth",
+    "layout",
     "width",
     "micro-batches",
     "micro-batch-size",

@@ -1,0 +1,243 @@
+//! Hyperparameters of some parameters: which names differ from the training's, and in what.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::stage::Param;
+
+/// What a rule looks like, for errors.
+const EXAMPLE: &str = "rules are written as in `*.bias: lr=2; wte.*: lr=0.1, weight-decay=0`";
+
+/// Rules by which some parameters are updated otherwise than the rest. Of those that fit a parameter's name the first one
+/// holds. Written as text, `*.bias: lr=2; wte.*: lr=0.1, weight-decay=0`.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ParamRules(pub Vec<ParamRule>);
+
+/// How the parameters of some names are updated.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ParamRule {
+    /// Which names: `*` stands for any characters, `?` for one.
+    pub pattern: String,
+    /// Multiple of the step's learning rate. At 0 the weights stay as they are; their gradients are still made, and count in
+    /// the norm.
+    pub lr: f64,
+    /// Decoupled weight decay; of `None`, what it would be without the rule.
+    pub weight_decay: Option<f64>,
+}
+
+impl ParamRules {
+    /// The multiple of the learning rate and the weight decay of a parameter. Without a rule they are 1 and
+    /// `weight_decay`, or 0 where the parameter does not [decay](Param::decay).
+    pub fn of(&self, param: &Param, weight_decay: f64) -> (f64, f64) {
+        let usual = if param.decay { weight_decay } else { 0.0 };
+        let rule = self.0.iter().find(|rule| fits(&rule.pattern, &param.name));
+        rule.map_or((1.0, usual), |rule| (rule.lr, rule.weight_decay.unwrap_or(usual)))
+    }
+
+    /// The first pattern that no parameter has as its first.
+    pub fn unused<'p>(&self, params: impl Iterator<Item = &'p Param>) -> Option<&str> {
+        let mut is_used = vec![false; self.0.len()];
+        for param in params {
+            if let Some(at) = self.0.iter().position(|rule| fits(&rule.pattern, &param.name)) {
+                is_used[at] = true;
+            }
+        }
+        let at = is_used.iter().position(|is_used| !is_used)?;
+        Some(&self.0[at].pattern)
+    }
+}
+
+/// Whether `name` is of `pattern`.
+fn fits(pattern: &str, name: &str) -> bool {
+    let mut name_chars = name.chars();
+    let mut rest = pattern.chars();
+    match rest.next() {
+        None => name.is_empty(),
+        Some('*') => {
+            let ends = name.char_indices().map(|(at, _)| at).chain([name.len()]);
+            ends.into_iter().any(|at| fits(rest.as_str(), &name[at..]))
+        }
+        Some(wanted) => {
+            name_chars.next().is_some_and(|c| wanted == '?' || wanted == c)
+                && fits(rest.as_str(), name_chars.as_str())
+        }
+    }
+}
+
+impl FromStr for ParamRules {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ParamRules, String> {
+        let rules = text.split(';').filter(|rule| !rule.trim().is_empty());
+        let rules = rules.map(str::parse).collect::<Result<Vec<ParamRule>, _>>()?;
+        match rules.is_empty() {
+            true => Err(format!("there is no rule: {EXAMPLE}")),
+            false => Ok(ParamRules(rules)),
+        }
+    }
+}
+
+impl FromStr for ParamRule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ParamRule, String> {
+        let text = text.trim();
+        let refusal = |what: String| format!("`{text}` {what}: {EXAMPLE}");
+        let (pattern, values) = text.split_once(':').unwrap_or((text, ""));
+        let pattern = pattern.trim();
+        if pattern.is_empty() {
+            return Err(refusal("names no parameters".into()));
+        }
+        let (mut lr, mut weight_decay) = (None, None);
+        for value in values.split(',') {
+            let (key, number) = value.split_once('=').unwrap_or((value, ""));
+            let place = match key.trim() {
+                "lr" => &mut lr,
+                "weight-decay" => &mut weight_decay,
+                other => {
+                    return Err(refusal(format!("says `{other}`, not lr=… or weight-decay=…")));
+                }
+            };
+            let number = number.trim().parse().ok();
+            let number = number.filter(|x: &f64| x.is_finite() && *x >= 0.0);
+            let number = number
+                .ok_or_else(|| refusal(format!("has no number from 0 behind `{}=`", key.trim())))?;
+            if place.replace(number).is_some() {
+                return Err(refusal(format!("says `{}` twice", key.trim())));
+            }
+        }
+        Ok(ParamRule { pattern: pattern.into(), lr: lr.unwrap_or(1.0), weight_decay })
+    }
+}
+
+impl fmt::Display for ParamRules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, rule) in self.0.iter().enumerate() {
+            let and = if n == 0 { "" } else { "; " };
+            write!(f, "{and}{rule}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for ParamRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ParamRule { pattern, lr, weight_decay } = self;
+        write!(f, "{pattern}: lr={lr}")?;
+        weight_decay.map_or(Ok(()), |decay| write!(f, ", weight-decay={decay}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Device;
+    use crate::device::reference::{Reference, Tensor};
+    use crate::engine::updating::{OnDevice, Step};
+    use crate::engine::{LrSchedule, Optimizer, Training};
+    use crate::stage::{Init, initial};
+
+    fn param(name: &str, shape: &[usize]) -> Param {
+        Param::new(name, shape, Init::Zeros)
+    }
+
+    #[test]
+    fn the_first_rule_that_fits_holds() {
+        let rules: ParamRules =
+            "h.?.mlp.*: lr=0.5; h.*: weight-decay=0.3;wte*: lr=0".parse().unwrap();
+        for (name, wanted) in [
+            ("h.1.mlp.c_fc.weight", (0.5, 0.1)),
+            ("h.12.mlp.c_fc.weight", (1.0, 0.3)),
+            ("h.1.attn.weight", (1.0, 0.3)),
+            ("wte.weight", (0.0, 0.1)),
+            ("wte", (0.0, 0.1)),
+            ("xwte", (1.0, 0.1)),
+            ("h", (1.0, 0.1)),
+        ] {
+            assert_eq!(rules.of(&param(name, &[2, 2]), 0.1), wanted, "{name}");
+        }
+        let bias = rules.of(&param("h.1.mlp.c_fc.bias", &[2]), 0.1);
+        assert_eq!(bias, (0.5, 0.0), "vectors do not decay unless a rule says so");
+        assert_eq!(rules.of(&param("h.1.attn.bias", &[2]), 0.1), (1.0, 0.3));
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let text = "*.bias: lr=2; wte.*: lr=0.1, weight-decay=0";
+        let rules: ParamRules = text.parse().unwrap();
+        assert_eq!(rules.to_string(), text);
+        assert_eq!(rules.to_string().parse(), Ok(rules));
+    }
+
+    #[test]
+    fn what_is_no_rule_is_refused_in_words() {
+        for (text, why) in [
+            ("", "there is no rule"),
+            (" ; ", "there is no rule"),
+            ("wte", "`wte` says ``, not lr=… or weight-decay=…"),
+            (": lr=1", "names no parameters"),
+            ("a: rate=1", "says `rate`, not"),
+            ("a: lr=", "no number from 0 behind `lr=`"),
+            ("a: lr=-1", "no number from 0 behind `lr=`"),
+            ("a: lr=inf", "no number from 0 behind `lr=`"),
+            ("a: lr=1, lr=2", "says `lr` twice"),
+        ] {
+            let refusal = text.parse::<ParamRules>().unwrap_err();
+            assert!(refusal.contains(why) && refusal.contains(EXAMPLE), "{text}: {refusal}");
+        }
+    }
+
+    /// Each group is updated as all are in a training with its hyperparameters, and what has no learning rate stays.
+    #[test]
+    fn groups_are_updated_by_their_own_hyperparameters() {
+        let params = ["a", "b", "c", "d"].map(|name| param(name, &[3, 2]));
+        let updated = |training: &Training| {
+            let drawn = |n: u64, param: &Param| {
+                let param = Param { init: Init::Normal(1.0), ..param.clone() };
+                Reference.upload(&param.shape, &initial(&param, n)).unwrap()
+            };
+            let mut weights = params.each_ref().map(|param| drawn(1, param));
+            let gradients = params.each_ref().map(|param| drawn(2, param));
+            let mut states = params.each_ref().map(|_| [(); 2].map(|()| Tensor::zeros(&[3, 2])));
+            let tensors = params.iter().zip(&mut weights).zip(gradients.iter().zip(&mut states));
+            let tensors = tensors.map(|((param, weights), (gradient, state))| OnDevice {
+                param,
+                weights,
+                gradient,
+                state,
+            });
+            let step = Step { training, step: 0, update: 0, grad_scale: 1.0 };
+            step.update(&Reference, tensors.collect()).unwrap();
+            weights
+        };
+        for optimizer in [Optimizer::adamw(), Optimizer::lamb(), Optimizer::sgd()] {
+            let lr_schedule = LrSchedule::Constant;
+            let usual =
+                Training { optimizer, lr_schedule, weight_decay: 0.3, ..Training::default() };
+            let with = |lr: f64, weight_decay: f64| Training {
+                lr: usual.lr * lr,
+                weight_decay,
+                ..usual.clone()
+            };
+            let rules = "a: lr=2; b: weight-decay=0.1; c: lr=0".parse().unwrap();
+            let grouped = updated(&Training { param_groups: rules, ..usual.clone() });
+            let wanted = [with(2.0, 0.3), with(1.0, 0.1), with(0.0, 0.3), usual.clone()];
+            for (n, training) in wanted.iter().enumerate() {
+                assert_eq!(grouped[n], updated(training)[n], "{} {n}", training.optimizer.name());
+            }
+            assert_ne!(grouped[0], updated(&usual)[0]);
+        }
+    }
+
+    #[test]
+    fn a_rule_behind_one_that_takes_all_is_unused() {
+        let params = [param("a.weight", &[2, 2]), param("b.weight", &[2, 2])];
+        let unused = |text: &str| {
+            let rules: ParamRules = text.parse().unwrap();
+            rules.unused(params.iter()).map(str::to_owned)
+        };
+        assert_eq!(unused("a*: lr=1; b*: lr=1"), None);
+        assert_eq!(unused("*: lr=1; b*: lr=1"), Some("b*".into()));
+        assert_eq!(unused("c*: lr=1"), Some("c*".into()));
+    }
+}

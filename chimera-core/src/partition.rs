@@ -1,0 +1,361 @@
+//! The partition of a chain of layers into stages, by what layers cost.
+//!
+//! Stages are contiguous, and each has at least one layer. What a step takes is bounded by its busiest worker, so workers
+//! are balanced, not stages: on a mirrored placement (Chimera, GEMS, DualPipe) and on a V stages `s` and `S-1-s` are on one
+//! worker, and only what both cost together counts. [`balanced`] is exact there and where each worker holds one stage;
+//! where workers hold more stages, or others, it balances the stages. It knows nothing of the order of ops: [`improved`]
+//! goes on from there by what a simulation says.
+
+use std::collections::BTreeMap;
+
+use crate::ids::WorkerId;
+use crate::placement::Placement;
+
+/// Ways to take layers that are looked at before a partition is given up for a simpler one.
+const MOST_WAYS: usize = 1 << 21;
+
+/// By how much sums of the same layers may differ.
+const ROUNDING: f64 = 1e-9;
+
+/// The number of layers of each stage such that the busiest worker has least to do; among such partitions, one whose
+/// longest stage is as short as can be. `None` if there are more stages than layers.
+///
+/// Where that takes too long, for hundreds of layers of which one costs as much as many, stages are balanced instead.
+pub fn balanced(layers: &[f64], placement: &Placement) -> Option<Vec<usize>> {
+    let workers = LayerChain::of(layers, placement)?;
+    let stages = LayerChain { is_folded: false, ..workers.clone() };
+    Some(workers.solved().or_else(|| stages.solved()).unwrap_or_else(|| stages.even()))
+}
+
+/// Moves layers from stage to stage as long as that makes the step shorter, of which `step` says what it takes with so
+/// many layers a stage. Tries at most `n_tries` partitions.
+///
+/// # Errors
+/// Those of `step`.
+pub fn improved<E>(
+    mut lens: Vec<usize>,
+    n_tries: usize,
+    step: &mut dyn FnMut(&[usize]) -> Result<f64, E>,
+) -> Result<Vec<usize>, E> {
+    let n = lens.len();
+    if n_tries == 0 || n < 2 {
+        return Ok(lens);
+    }
+    let n_moves = n * n;
+    let (mut shortest, mut n_tried, mut n_in_vain) = (step(&lens)?, 1, 0);
+    for nth in (0..n_moves).cycle() {
+        if n_in_vain == n_moves || n_tried >= n_tries {
+            break;
+        }
+        let (from, to) = (nth / n, nth % n);
+        n_in_vain += 1;
+        if from == to || lens[from] < 2 {
+            continue;
+        }
+        let mut moved = lens.clone();
+        (moved[from], moved[to]) = (moved[from] - 1, moved[to] + 1);
+        let took = step(&moved)?;
+        n_tried += 1;
+        if took < shortest * (1.0 - ROUNDING) {
+            (lens, shortest, n_in_vain) = (moved, took, 0);
+        }
+    }
+    Ok(lens)
+}
+
+/// A chain of layers that is dealt out from its ends: at every step one stage takes layers from the left, and on a folded
+/// placement its mirror image as many as it likes from the right.
+#[derive(Clone)]
+struct LayerChain {
+    /// What the layers before each cost.
+    sums: Vec<f64>,
+    n_stages: usize,
+    is_folded: bool,
+    /// How often the middle stage of a folded placement is on its worker.
+    n_middle: f64,
+}
+
+/// Layers that are taken from the left, and from the right.
+type Taken = (usize, usize);
+
+impl LayerChain {
+    fn of(layers: &[f64], placement: &Placement) -> Option<LayerChain> {
+        let n_stages = placement.n_stages();
+        if layers.len() < n_stages {
+            return None;
+        }
+        let mut sums = vec![0.0];
+        sums.extend(layers.iter().scan(0.0, |sum, layer| {
+            *sum += layer;
+            Some(*sum)
+        }));
+        let is_folded = is_folded(placement);
+        let n_middle = if placement.n_pipes() > 1 { 2.0 } else { 1.0 };
+        Some(LayerChain { sums, n_stages, is_folded, n_middle })
+    }
+
+    fn n_layers(&self) -> usize {
+        self.sums.len() - 1
+    }
+
+    /// Steps in which all layers are taken.
+    fn n_steps(&self) -> usize {
+        if self.is_folded { self.n_stages.div_ceil(2) } else { self.n_stages }
+    }
+
+    /// Whether a stage on the right takes layers in a step too.
+    fn has_right(&self, step: usize) -> bool {
+        self.is_folded && 2 * step + 1 != self.n_stages
+    }
+
+    /// The partition that is asked for, unless that takes too long.
+    fn solved(&self) -> Option<Vec<usize>> {
+        let longest = self.sums.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max);
+        let least = longest.max(self.sums[self.n_layers()] / self.n_steps() as f64);
+        let most = self.busiest(&self.even());
+        let together = |own: f64, mirrored: f64| own + mirrored;
+        // The closer the bound, the fewer are the ways within it.
+        let mut slack = 0.01;
+        let busiest = loop {
+            let bound = most.min(least * (1.0 + slack)) * (1.0 + ROUNDING);
+            match self.least(bound, together)? {
+                Some((busiest, _)) => break busiest,
+                None if bound >= most => return None,
+                None => slack *= 2.0,
+            }
+        };
+        // Sums are taken in another order.
+        let longest = self.least(busiest * (1.0 + ROUNDING), f64::max)?;
+        longest.map(|(_, lens)| lens)
+    }
+
+    /// Layers of stages that are as long as can be, up to one.
+    fn even(&self) -> Vec<usize> {
+        let (n, stages) = (self.n_layers(), self.n_stages);
+        (0..stages).map(|stage| (stage + 1) * n / stages - stage * n / stages).collect()
+    }
+
+    /// What the busiest worker has to do.
+    fn busiest(&self, lens: &[usize]) -> f64 {
+        let (mut taken, mut busiest) = ((0, 0), 0.0f64);
+        for step in 0..self.n_steps() {
+            let right = if self.has_right(step) { lens[self.n_stages - 1 - step] } else { 0 };
+            let (own, mirrored) = self.costs(step, taken, (lens[step], right));
+            taken = (taken.0 + lens[step], taken.1 + right);
+            busiest = busiest.max(own + mirrored);
+        }
+        busiest
+    }
+
+    /// What the worker of a step has to do on the left and on the right, where it takes so many layers behind `taken`.
+    fn costs(&self, step: usize, taken: Taken, (left, right): Taken) -> (f64, f64) {
+        let end = self.n_layers() - taken.1;
+        let own = self.sums[taken.0 + left] - self.sums[taken.0];
+        match self.has_right(step) {
+            true => (own, self.sums[end] - self.sums[end - right]),
+            false if self.is_folded => (own, own * (self.n_middle - 1.0)),
+            false => (own, 0.0),
+        }
+    }
+
+    /// The least that the largest `cost` of a step can be, where no worker has more to do than `bound`, and the layers of
+    /// the stages then; `Some(None)` if that cannot be, `None` if it takes too long. By dynamic programming over the layers
+    /// that are taken after each step.
+    fn least(
+        &self,
+        bound: f64,
+        cost: impl Fn(f64, f64) -> f64,
+    ) -> Option<Option<(f64, Vec<usize>)>> {
+        let mut n_ways = 0;
+        let mut reached: Vec<BTreeMap<Taken, (f64, Taken)>> =
+            vec![BTreeMap::from([((0, 0), (0.0, (0, 0)))])];
+        for step in 0..self.n_steps() {
+            let mut next = BTreeMap::new();
+            for (&before, &(most, _)) in reached.last()? {
+                if n_ways > MOST_WAYS {
+                    return None;
+                }
+                self.each_next(step, before, bound, |after, (own, mirrored)| {
+                    n_ways += 1;
+                    let most = most.max(cost(own, mirrored));
+                    let known = next.entry(after).or_insert((f64::INFINITY, before));
+                    if most < known.0 {
+                        *known = (most, before);
+                    }
+                });
+            }
+            reached.push(next);
+        }
+        let best = reached.last()?.iter().min_by(|a, b| a.1.0.total_cmp(&b.1.0));
+        let Some((&(mut after), &(most, _))) = best else { return Some(None) };
+        let mut lens = vec![0; self.n_stages];
+        for step in (0..self.n_steps()).rev() {
+            let (_, before) = reached[step + 1][&after];
+            lens[step] = after.0 - before.0;
+            if self.has_right(step) {
+                lens[self.n_stages - 1 - step] = after.1 - before.1;
+            }
+            after = before;
+        }
+        Some(Some((most, lens)))
+    }
+
+    /// Every way to take layers in a step that leaves enough for the stages behind it, and no more than they may have.
+    fn each_next(
+        &self,
+        step: usize,
+        before: Taken,
+        bound: f64,
+        mut tell: impl FnMut(Taken, (f64, f64)),
+    ) {
+        let (n_steps_behind, has_right) = (self.n_steps() - step - 1, self.has_right(step));
+        let n_behind = match self.is_folded {
+            true => self.n_stages.saturating_sub(2 * (step + 1)),
+            false => n_steps_behind,
+        };
+        // Layers that this step may take.
+        let most = self.n_layers() - before.0 - before.1 - n_behind;
+        for left in 1..=most - usize::from(has_right) {
+            let rights = match (has_right, n_behind) {
+                (false, 0) if left < most => continue,
+                (false, _) => 0..=0,
+                (true, 0) => most - left..=most - left,
+                (true, _) => 1..=most - left,
+            };
+            for right in rights {
+                let (own, mirrored) = self.costs(step, before, (left, right));
+                if own + mirrored > bound {
+                    break;
+                }
+                let after = (before.0 + left, before.1 + right);
+                let rest = self.sums[self.n_layers() - after.1] - self.sums[after.0];
+                if rest <= bound * n_steps_behind as f64 * (1.0 + ROUNDING) {
+                    tell(after, (own, mirrored));
+                }
+            }
+        }
+    }
+}
+
+/// Whether each worker holds a stage and its mirror image, and no other.
+fn is_folded(placement: &Placement) -> bool {
+    let (n, n_workers) = (placement.n_stages(), placement.n_workers() as u16);
+    let is_pair = |worker| match placement.stages_of(WorkerId(worker))[..] {
+        [middle] => 2 * middle.index() + 1 == n,
+        [one, other] => one.index() + other.index() + 1 == n,
+        _ => false,
+    };
+    n > 1 && (0..n_workers).all(is_pair)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn placements() -> impl Strategy<Value = Placement> {
+        prop_oneof![
+            (1usize..=5).prop_map(Placement::line),
+            (1usize..=2, 2usize..=2).prop_map(|(depth, v)| Placement::interleaved(depth, v)),
+            (1usize..=3).prop_map(|depth| Placement::wave(depth, 2)),
+            (1usize..=5).prop_map(|depth| Placement::mirrored(depth, 1)),
+        ]
+    }
+
+    /// By worker: what it has to do if pipes carry as many micro-batches each. The busiest worker, and the longest stage.
+    fn figures(layers: &[f64], lens: &[usize], placement: &Placement) -> (f64, f64) {
+        let mut rest = layers;
+        let stages: Vec<f64> =
+            lens.iter().map(|len| rest.split_off(..*len).unwrap().iter().sum()).collect();
+        let mut busy = vec![0.0; placement.n_workers()];
+        for pipe in placement.pipes() {
+            pipe.iter().zip(&stages).for_each(|(worker, stage)| busy[worker.index()] += stage);
+        }
+        let most = |of: &[f64]| of.iter().copied().fold(0.0, f64::max);
+        (most(&busy), most(&stages))
+    }
+
+    /// Every way to write `n` as a sum of so many numbers above 0.
+    fn all(n: usize, n_stages: usize) -> Vec<Vec<usize>> {
+        if n_stages == 1 {
+            return vec![vec![n]];
+        }
+        let with = |first: usize| {
+            let rests = all(n - first, n_stages - 1).into_iter();
+            rests.map(move |rest| [vec![first], rest].concat())
+        };
+        (1..=n + 1 - n_stages).flat_map(with).collect()
+    }
+
+    proptest! {
+        /// Of interleaved stages the longest is as short as can be.
+        #[test]
+        fn no_partition_is_better(
+            placement in placements(),
+            layers in prop::collection::vec(0u8..20, 1..=9),
+        ) {
+            let layers: Vec<f64> = layers.into_iter().map(f64::from).collect();
+            let n_stages = placement.n_stages();
+            prop_assume!(layers.len() >= n_stages);
+            let lens = balanced(&layers, &placement).expect("enough layers");
+            prop_assert_eq!(lens.iter().sum::<usize>(), layers.len());
+            prop_assert!(lens.len() == n_stages && lens.iter().all(|len| *len > 0));
+            let is_folded = is_folded(&placement);
+            let of = |lens: &[usize]| {
+                let (busiest, longest) = figures(&layers, lens, &placement);
+                if is_folded || n_stages == placement.n_workers() { (busiest, longest) } else { (longest, longest) }
+            };
+            let (busiest, longest) = of(&lens);
+            for other in all(layers.len(), n_stages) {
+                let (busy, long) = of(&other);
+                prop_assert!(
+                    busiest < busy + 1e-6 && (busy > busiest + 1e-6 || longest < long + 1e-6),
+                    "{:?} has {:?}, {:?} has {:?}", lens, (busiest, longest), other, (busy, long)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_mirrored_placement_balances_workers() {
+        // The head is worth three blocks.
+        let mut layers = vec![1.0; 12];
+        layers[11] += 3.0;
+        let of = |placement| {
+            let lens = balanced(&layers, &placement).unwrap();
+            figures(&layers, &lens, &placement)
+        };
+        assert_eq!(of(Placement::line(4)), (4.0, 4.0));
+        assert_eq!(of(Placement::mirrored(4, 1)), (8.0, 4.0));
+        assert_eq!(balanced(&layers, &Placement::line(13)), None);
+        assert_eq!(balanced(&[0.0; 3], &Placement::line(3)), Some(vec![1, 1, 1]));
+    }
+
+    #[test]
+    fn long_chains_are_quick() {
+        let mut layers = vec![1.0; 510];
+        layers[509] += 40.0;
+        for placement in
+            [Placement::mirrored(64, 1), Placement::mirrored(4, 1), Placement::line(64)]
+        {
+            let lens = balanced(&layers, &placement).unwrap();
+            assert_eq!(lens.iter().sum::<usize>(), 510);
+        }
+    }
+
+    #[test]
+    fn layers_move_while_that_helps() {
+        let wanted = [4usize, 1, 3];
+        let mut n_tried = 0;
+        let mut step = |lens: &[usize]| {
+            n_tried += 1;
+            let distance = lens.iter().zip(wanted).map(|(a, b)| a.abs_diff(b)).sum::<usize>();
+            Ok::<_, ()>(1.0 + distance as f64)
+        };
+        assert_eq!(improved(vec![1, 6, 1], 1000, &mut step), Ok(wanted.to_vec()));
+        assert!(n_tried < 40, "{n_tried}");
+        assert_eq!(improved(vec![1, 6, 1], 0, &mut |_| Err(())), Ok(vec![1, 6, 1]));
+        assert_eq!(improved(vec![1, 6, 1], 9, &mut |_| Err(())), Err(()));
+    }
+}

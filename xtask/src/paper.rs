@@ -1,0 +1,55 @@
+//! The evaluation of Chimera's paper (Li & Hoefler, SC 2021), simulated at constants that are fitted to some of its bars.
+
+mod closed_forms;
+mod fit;
+mod job;
+mod page;
+mod planner;
+mod readings;
+mod study;
+
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+use chimera_core::analyze::ReductionAlgorithm;
+
+use self::readings::Readings;
+use self::study::Study;
+use crate::command::root;
+
+/// How the page is made.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only says whether docs/paper.md is up to date, but for what the planner chooses
+    #[arg(long, conflicts_with = "plan")]
+    check: bool,
+    /// Has the planner choose again, which builds the command and takes minutes; else what it chose is kept
+    #[arg(long)]
+    plan: bool,
+}
+
+impl Args {
+    /// What CI asks for.
+    pub(crate) const CHECK: Args = Args { check: true, plan: false };
+}
+
+/// Writes docs/paper.md, or only checks it.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let readings = Readings::read()?;
+    let study = Study::of(&readings, ReductionAlgorithm::Doubling)?;
+    let halving = Study::of(&readings, ReductionAlgorithm::Halving)?;
+    let path = root().join("docs/paper.md");
+    let present = fs::read_to_string(&path).unwrap_or_default();
+    let chosen = match args.plan {
+        true => planner::section(&study)?,
+        false => planner::section_of(&present).to_string(),
+    };
+    let page = page::page(&readings, &study, &halving)? + &chosen;
+    if page == present {
+        return Ok(());
+    }
+    if args.check {
+        bail!("docs/paper.md is not up to date; write it: cargo xtask paper")
+    }
+    fs::write(&path, page).with_context(|| format!("writing {}", path.display()))
+}

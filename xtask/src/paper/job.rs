@@ -1,0 +1,219 @@
+//! A way to train, proven, and what a step of it takes by the simulator and by the closed form.
+
+use anyhow::{Context, Result, ensure};
+use chimera_core::analyze::{
+    ClosedForm, Link, Network, NetworkCosts, Reduced, ReductionAlgorithm, peak_working_bytes,
+    simulate,
+};
+use chimera_core::costs::{StageBytes, StageCosts, UniformCosts};
+use chimera_core::ids::WorkerId;
+use chimera_core::lower::{Hoist, Lowering, Passes, Recompute, Sync, lower_at};
+use chimera_core::model::{Cut, ModelConfig, memory};
+use chimera_core::program::Program;
+use chimera_core::schedule::{Scaling, Shape, find};
+use chimera_core::update::Update;
+
+use super::readings::Bar;
+
+/// Of an element in f32.
+const ELEMENT_BYTES: f64 = 4.0;
+/// Weights, their gradients, and AdamW's two moments: further versions of the weights come on top.
+const STATE: f64 = 4.0;
+/// Steps of the two windows whose difference is the steady state of a schedule without a flush.
+const WINDOWS: [u32; 2] = [2, 4];
+
+/// What is fitted to a machine.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Constants {
+    /// Floating-point operations per second, in every layer of every model.
+    pub(super) flops: f64,
+    /// Of a message, and of each round of a reduction.
+    pub(super) link: Link,
+    /// Not fitted, but chosen for all machines.
+    pub(super) reductions: ReductionAlgorithm,
+}
+
+/// What is trained and on how many workers.
+#[derive(Clone)]
+pub(super) struct Workload {
+    pub(super) model: ModelConfig,
+    pub(super) sequence: usize,
+    pub(super) workers: usize,
+    /// Sequences of a step.
+    pub(super) batch: usize,
+}
+
+/// A proven way to train.
+pub(super) struct Job {
+    pub(super) width: usize,
+    pub(super) micro_batches: usize,
+    pub(super) size: usize,
+    batch: f64,
+    /// By window: one of a synchronous schedule, two of others.
+    programs: Vec<Program>,
+    /// By stage: floating-point operations of a micro-batch's forward.
+    flops: Vec<f64>,
+    bytes: Vec<StageBytes>,
+    /// By stage, of each tensor.
+    gradients: Vec<Vec<f64>>,
+}
+
+impl Workload {
+    /// The job of a bar whose micro-batches have `size` sequences.
+    pub(super) fn job(&self, bar: &Bar, size: usize, sync: Sync) -> Result<Job> {
+        let width = self.workers / bar.depth;
+        let micro_batches = self.batch / (width * size);
+        ensure!(
+            width * bar.depth == self.workers && micro_batches * width * size == self.batch,
+            "{}: {} workers and {} sequences cannot be shared out",
+            bar.name,
+            self.workers,
+            self.batch
+        );
+        let cuts = even(&self.model, bar.depth)?;
+        let per_micro = |cut: &Cut| self.model.forward_flops(cut, self.sequence) * size as f64;
+        let flops: Vec<f64> = cuts.iter().map(per_micro).collect();
+        let bytes = cuts.iter().map(|cut| {
+            Ok(memory(&self.model, cut, self.sequence, false, ELEMENT_BYTES as u64)?.sample)
+        });
+        let gradients = |cut: &Cut| {
+            let tensors = self.model.params(cut).into_iter();
+            tensors.map(|tensor| tensor.n_elements() as f64 * ELEMENT_BYTES).collect()
+        };
+        let programs = |window| program(bar, micro_batches, window, sync, &flops);
+        let windows = if bar.is_asynchronous() { &WINDOWS[..] } else { &WINDOWS[..1] };
+        Ok(Job {
+            width,
+            micro_batches,
+            size,
+            batch: self.batch as f64,
+            programs: windows.iter().copied().map(programs).collect::<Result<_>>()?,
+            bytes: bytes.collect::<Result<_>>()?,
+            gradients: cuts.iter().map(gradients).collect(),
+            flops,
+        })
+    }
+
+    /// The job of a bar whose micro-batches are as large as it says, or else as fit into so many bytes.
+    pub(super) fn fitting_job(&self, bar: &Bar, memory: f64) -> Result<Job> {
+        if let Some(size) = bar.size {
+            return self.job(bar, size, Sync::EagerOpt);
+        }
+        let most = self.batch * bar.depth / self.workers;
+        let sizes = std::iter::successors(Some(1), |size| Some(size * 2));
+        let sizes = sizes.take_while(|size| *size <= most && most.is_multiple_of(*size));
+        let jobs = sizes.filter_map(|size| self.job(bar, size, Sync::EagerOpt).ok());
+        let fits = |job: &Job| job.worker_bytes().into_iter().fold(0.0, f64::max) <= memory;
+        jobs.filter(fits).last().with_context(|| format!("{} fits with no micro-batch", bar.name))
+    }
+}
+
+/// As many layers in every stage; the embedding is in the first and the head in the last.
+fn even(model: &ModelConfig, n_stages: usize) -> Result<Vec<Cut>> {
+    let n = model.layers / n_stages;
+    ensure!(n * n_stages == model.layers, "{} layers in {n_stages} stages", model.layers);
+    let cut = |stage: usize| Cut {
+        blocks: stage * n..(stage + 1) * n,
+        first: stage == 0,
+        last: stage + 1 == n_stages,
+    };
+    Ok((0..n_stages).map(cut).collect())
+}
+
+fn program(
+    bar: &Bar,
+    micro_batches: usize,
+    window: u32,
+    sync: Sync,
+    flops: &[f64],
+) -> Result<Program> {
+    let shape = Shape {
+        n_pipes: bar.pipes.unwrap_or(2),
+        scaling: match &bar.scaling {
+            Some(name) => name.parse::<Scaling>().map_err(anyhow::Error::msg)?,
+            None => Scaling::Direct,
+        },
+        window,
+        ..Shape::new(bar.depth, micro_batches as u32)
+    };
+    let timetable = find(&bar.schedule)?.timetable(&shape)?;
+    let costs = compute(flops, timetable.units_per_micro);
+    let how = Lowering { sync, ..Lowering::default() };
+    let recompute = if bar.recompute { Recompute::Full } else { Recompute::None };
+    // As frameworks do it: within the backward.
+    let passes = Passes { recompute, hoist: Hoist::OnDemand, ..Passes::default() };
+    let timetable = passes.apply(timetable, &how, &costs)?;
+    Ok(lower_at(&timetable, &how, &costs)?)
+}
+
+/// Costs where a unit of time is enough for one floating-point operation: a backward takes two forwards.
+fn compute(flops: &[f64], units: u32) -> StageCosts {
+    let stage = |forward: &f64| UniformCosts::new(*forward, 2.0 * forward, 0.0).per_units(units);
+    StageCosts::new(flops.iter().map(stage).collect())
+}
+
+impl Job {
+    /// Seconds of a step, or of one more step of a schedule without a flush, by simulation.
+    pub(super) fn step(&self, constants: &Constants) -> f64 {
+        let makespans: Vec<f64> =
+            self.programs.iter().map(|program| self.makespan(program, constants)).collect();
+        match makespans[..] {
+            [short, long] => (long - short) / f64::from(WINDOWS[1] - WINDOWS[0]),
+            _ => makespans[0],
+        }
+    }
+
+    /// Sequences per second.
+    pub(super) fn throughput(&self, constants: &Constants) -> f64 {
+        self.batch / self.step(constants)
+    }
+
+    fn makespan(&self, program: &Program, constants: &Constants) -> f64 {
+        let costs = self.costs(program, constants);
+        simulate(program, &costs.with_sums(program, &self.gradients, &[])).makespan()
+    }
+
+    /// Costs of all but reductions.
+    fn costs(&self, program: &Program, constants: &Constants) -> NetworkCosts<StageCosts> {
+        let units = program.units_per_micro();
+        let flops: Vec<f64> = self.flops.iter().map(|flops| flops / constants.flops).collect();
+        let messages: Vec<f64> =
+            self.bytes.iter().map(|stage| stage.output * self.size as f64).collect();
+        let network = Network {
+            width: self.width,
+            ranks_per_node: 1,
+            inside: constants.link,
+            between: constants.link,
+            blocking: true,
+            reductions: constants.reductions,
+        };
+        let (compute, placement) = (compute(&flops, units), program.placement());
+        NetworkCosts::of_messages(compute, network, placement, units, &messages)
+    }
+
+    /// Sequences per second by the closed form, which is of synchronous schedules.
+    pub(super) fn closed_form(&self, constants: &Constants) -> Option<f64> {
+        let program = &self.programs[0];
+        if program.window().update() != Update::Flush {
+            return None;
+        }
+        let bytes: Vec<f64> = self.gradients.iter().map(|tensors| tensors.iter().sum()).collect();
+        let reduced = Reduced { bytes: &bytes, width: self.width, link: constants.link };
+        let form = ClosedForm::of(program, &self.costs(program, constants), reduced);
+        Some(self.batch / form.step())
+    }
+
+    /// Bytes that each worker needs at its peak: weights, gradients, moments, activations.
+    pub(super) fn worker_bytes(&self) -> Vec<f64> {
+        let program = &self.programs[0];
+        let samples = self.size as f64 / f64::from(program.units_per_micro());
+        let peaks = peak_working_bytes(program, &self.bytes, samples);
+        let (placement, versions) = (program.placement(), program.weight_versions());
+        let state = |worker: usize| {
+            let stages = placement.stages_of(WorkerId(worker as u16));
+            let weights: f64 = stages.iter().flat_map(|stage| &self.gradients[stage.index()]).sum();
+            weights * (STATE - 1.0 + f64::from(versions[worker]))
+        };
+        peaks.iter().enumerate().map(|(worker, peak)| peak + state(worker)).collect()
+    }
+}

@@ -1,0 +1,255 @@
+//! The page: each published reading beside what is simulated, with the signed error.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+
+use super::closed_forms::{Figures, SHAPE, rows};
+use super::readings::Readings;
+use super::study::{Outcome, Simulated, Study};
+
+/// What is assumed, before any number.
+const ASSUMPTIONS: &str = include_str!("assumptions.md");
+/// What comes out otherwise than published, and why.
+const DEVIATIONS: &str = include_str!("deviations.md");
+/// Within so much of its reading a fitted bar is good.
+const GOOD: f64 = 0.15;
+/// Bars that differ by less are not told apart.
+const TIE: f64 = 0.01;
+
+/// All of the page but what the planner chooses.
+pub(super) fn page(readings: &Readings, study: &Study<'_>, halving: &Study<'_>) -> Result<String> {
+    let mut page = String::from(ASSUMPTIONS);
+    constants(&mut page, study);
+    page.push_str("\n## What the paper shows, and what comes out\n");
+    claims(&mut page, readings, study);
+    errors(&mut page, study);
+    page.push_str(DEVIATIONS);
+    constants(&mut page, halving);
+    claims(&mut page, readings, halving);
+    errors(&mut page, halving);
+    table_2(&mut page)?;
+    for simulated in &study.figures {
+        figure(&mut page, simulated);
+    }
+    others(&mut page, readings, study);
+    Ok(page)
+}
+
+fn constants(page: &mut String, study: &Study<'_>) {
+    page.push_str(
+        "\n| machine | | fitted to | FLOP/s | latency | bytes/s |\n|---|---|---|--:|--:|--:|\n",
+    );
+    for fitted in &study.machines {
+        let link = fitted.constants.link;
+        let _ = writeln!(
+            page,
+            "| {} | {} | {} bars | {:.2} T | {:.2} ms | {:.2} G |",
+            fitted.machine.name,
+            fitted.machine.about,
+            fitted.n_bars,
+            fitted.constants.flops / 1e12,
+            link.alpha * 1e3,
+            1.0 / link.beta / 1e9
+        );
+    }
+}
+
+/// What the paper shows, and whether it comes out.
+fn claims(page: &mut String, readings: &Readings, study: &Study<'_>) {
+    page.push_str(
+        "\n| figure | highest in the paper | highest here | above the next by | comes out |\n|---|---|---|--:|---|\n",
+    );
+    for simulated in &study.figures {
+        let Some((best, (highest, margin))) = simulated.figure.best().zip(simulated.highest())
+        else {
+            continue;
+        };
+        let verdict = match best == highest {
+            _ if margin < TIE => "a tie",
+            true => "yes",
+            false => "**no**",
+        };
+        let _ = writeln!(
+            page,
+            "| {} | {best} | {highest} | {:.1} % | {verdict} |",
+            simulated.figure.figure,
+            margin * 100.0
+        );
+    }
+    let fitted = |machine: &str| {
+        let bars = outcomes(study).filter(move |(_, o)| o.bar.fitted);
+        let here = bars.filter(|(simulated, _)| simulated.figure.machine == machine);
+        here.filter_map(|(_, outcome)| outcome.error()).map(f64::abs).fold(0.0, f64::max)
+    };
+    page.push('\n');
+    for machine in &readings.machines {
+        let most = fitted(&machine.name);
+        let verdict = if most <= GOOD { "within" } else { "**not** within" };
+        let _ = writeln!(
+            page,
+            "- {}: fitted bars are {verdict} {:.0} % of their readings; the farthest is {:.1} % off.",
+            machine.name,
+            GOOD * 100.0,
+            most * 100.0
+        );
+    }
+}
+
+/// Every bar with its figure.
+fn outcomes<'s>(
+    study: &'s Study<'_>,
+) -> impl Iterator<Item = (&'s Simulated<'s>, &'s Outcome<'s>)> {
+    study
+        .figures
+        .iter()
+        .flat_map(|simulated| simulated.bars.iter().map(move |bar| (simulated, bar)))
+}
+
+/// Errors of fitted bars, of other synchronous ones, and of asynchronous ones, apart.
+fn errors(page: &mut String, study: &Study<'_>) {
+    page.push_str(
+        "\n| bars | number | mean error | mean of absolute errors | largest |\n|---|--:|--:|--:|---|\n",
+    );
+    let kinds: [(&str, fn(&Outcome<'_>) -> bool); 3] = [
+        ("fitted", |outcome| outcome.bar.fitted),
+        ("synchronous, not fitted", |o| !o.bar.fitted && !o.bar.is_asynchronous()),
+        ("asynchronous, not fitted", |o| !o.bar.fitted && o.bar.is_asynchronous()),
+    ];
+    for (kind, is_its) in kinds {
+        let of_kind = outcomes(study).filter(|(_, outcome)| is_its(outcome));
+        let errors: Vec<_> =
+            of_kind.filter_map(|(s, outcome)| Some((s, outcome, outcome.error()?))).collect();
+        let n = errors.len() as f64;
+        let mean = errors.iter().map(|(_, _, error)| error).sum::<f64>() / n;
+        let absolute = errors.iter().map(|(_, _, error)| error.abs()).sum::<f64>() / n;
+        let largest = errors.iter().max_by(|a, b| a.2.abs().total_cmp(&b.2.abs()));
+        let largest = largest.map_or(String::new(), |(simulated, outcome, error)| {
+            format!("{}, Fig. {}: {}", outcome.bar.name, simulated.figure.figure, percent(*error))
+        });
+        let _ = writeln!(
+            page,
+            "| {kind} | {} | {} | {:.0} % | {largest} |",
+            errors.len(),
+            percent(mean),
+            absolute * 100.0
+        );
+    }
+}
+
+fn table_2(page: &mut String) -> Result<()> {
+    let _ = write!(
+        page,
+        "\n## Table 2\n\n\
+         The paper's formulas for D = N = {SHAPE}, beside programs of that shape, simulated where a forward takes as long as a\n\
+         backward. Weights are in those of a stage, activations in those of a stage for a micro-batch; least and most of any\n\
+         worker. Schedules without a flush run for 32 steps.\n\n\
+         | scheme | bubble | here | weights | here | activations | here |\n\
+         |---|---|--:|---|--:|---|--:|\n"
+    );
+    for row in rows()? {
+        let [bubble, weights, activations] = row.formulas;
+        let Figures { bubble: published, weights: w, activations: a } = row.published;
+        let ours = row.ours;
+        let _ = writeln!(
+            page,
+            "| {} | {bubble} = {published:.3} | {:.3} | {weights} = {} | {} | {activations} = {} | {} |",
+            row.name,
+            ours.bubble,
+            range(w),
+            range(ours.weights),
+            range(a),
+            range(ours.activations)
+        );
+    }
+    Ok(())
+}
+
+fn range([least, most]: [f64; 2]) -> String {
+    if least == most { format!("{least}") } else { format!("{least} to {most}") }
+}
+
+fn figure(page: &mut String, simulated: &Simulated<'_>) {
+    let figure = simulated.figure;
+    let _ = write!(
+        page,
+        "\n## Fig. {}: {}\n\n\
+         Sequences per second on {}, B^ = {}.\n\n\
+         | | W | D | N | B | published | simulated | error | closed form | |\n\
+         |---|--:|--:|--:|--:|--:|--:|--:|--:|---|\n",
+        figure.figure, figure.title, figure.machine, figure.batch
+    );
+    for outcome in &simulated.bars {
+        let (bar, job) = (outcome.bar, &outcome.job);
+        let is_named_so = bar.name.ends_with(", R");
+        let recompute = if bar.recompute && !is_named_so { ", R" } else { "" };
+        let size = if bar.size.is_some() { "" } else { " (fits)" };
+        let kind = match (bar.fitted, bar.is_asynchronous()) {
+            (true, _) => "fitted",
+            (false, true) => "asynchronous",
+            (false, false) => "",
+        };
+        let _ = writeln!(
+            page,
+            "| {}{recompute} | {} | {} | {} | {}{size} | {} | {} | {} | {} | {kind} |",
+            bar.name,
+            job.width,
+            bar.depth,
+            job.micro_batches,
+            job.size,
+            bar.reading.map_or(String::new(), |reading| reading.to_string()),
+            rate(outcome.throughput),
+            outcome.error().map_or(String::new(), percent),
+            outcome.closed_form.map_or(String::new(), rate),
+        );
+    }
+}
+
+/// Figs. 9, 12 and 15.
+fn others(page: &mut String, readings: &Readings, study: &Study<'_>) {
+    page.push_str(
+        "\n## Fig. 9: memory of 32 workers\n\n\
+         Least and most of any worker in GB, published in brackets where it can be read.\n\n",
+    );
+    let names = study.memory.first().into_iter().flatten().map(|(schedule, _)| *schedule);
+    let names: Vec<_> = names.collect();
+    let _ = writeln!(page, "| | {} |\n|---|{}", names.join(" | "), "---|".repeat(names.len()));
+    for (case, by_schedule) in readings.memory.iter().zip(&study.memory) {
+        let cells = by_schedule.iter().map(|(schedule, [least, most])| {
+            let published = case.readings_gb.get(*schedule);
+            let published = published.map(|[least, most]| format!(" ({least} to {most})"));
+            format!("{least:.1} to {most:.1}{}", published.unwrap_or_default())
+        });
+        let _ = writeln!(page, "| {} | {} |", case.name, cells.collect::<Vec<_>>().join(" | "));
+    }
+    page.push_str(
+        "\n## Fig. 12: eager-opt over eager reduction\n\n\
+         Bert-48 by Chimera, D = 4, B = 8.\n\n\
+         | nodes | published | simulated | error |\n|--:|--:|--:|--:|\n",
+    );
+    for (row, ratio) in readings.eager_opt.iter().zip(&study.eager_opt) {
+        let error = percent(ratio / row.reading - 1.0);
+        let _ = writeln!(page, "| {} | {:.2} | {ratio:.2} | {error} |", row.nodes, row.reading);
+    }
+    let [few, many] = readings.weak_scaling.nodes;
+    let (published, simulated) = (readings.weak_scaling.reading, study.weak_scaling);
+    let _ = write!(
+        page,
+        "\n## Fig. 15: weak scaling of GPT-2\n\n\
+         Chimera with D = 32 and a sequence for each node: the throughput of a node among {many:} is {:.1} % of that among\n\
+         {few:} in the paper, and {:.1} % here ({}).\n",
+        published * 100.0,
+        simulated * 100.0,
+        percent(simulated / published - 1.0)
+    );
+}
+
+/// A signed percentage.
+fn percent(part: f64) -> String {
+    format!("{:+.0} %", part * 100.0)
+}
+
+/// A throughput, as exact as figures can be read.
+fn rate(per_s: f64) -> String {
+    if per_s < 100.0 { format!("{per_s:.1}") } else { format!("{per_s:.0}") }
+}

@@ -1,0 +1,176 @@
+//! All that is simulated of the paper's evaluation.
+
+use anyhow::{Result, ensure};
+use chimera_core::analyze::ReductionAlgorithm;
+use chimera_core::lower::Sync;
+
+use super::fit::fit;
+use super::job::{Constants, Job, Workload};
+use super::readings::{Bar, Figure, Machine, MemoryCase, Readings};
+
+/// Bytes.
+const GB: f64 = 1e9;
+/// What a training can take of a device's memory: the rest is the driver's.
+const USABLE: f64 = 0.92;
+/// Schedules whose memory Fig. 9 compares.
+const COMPARED: [&str; 4] = ["chimera", "dapple", "gpipe", "gems"];
+/// Sequences of a step in Fig. 9.
+const BATCH: usize = 512;
+
+/// What the simulation came to.
+pub(super) struct Study<'r> {
+    pub(super) machines: Vec<Fitted<'r>>,
+    pub(super) figures: Vec<Simulated<'r>>,
+    /// By row of Fig. 12: how much faster eager-opt is than eager reduction.
+    pub(super) eager_opt: Vec<f64>,
+    /// Fig. 15: throughput of a node among many over that of a node among few.
+    pub(super) weak_scaling: f64,
+    /// By row of Fig. 9 and by schedule: the least and the most that a worker needs, in GB.
+    pub(super) memory: Vec<Vec<(&'static str, [f64; 2])>>,
+}
+
+/// A machine with the constants that are fitted to it.
+pub(super) struct Fitted<'r> {
+    pub(super) machine: &'r Machine,
+    pub(super) constants: Constants,
+    pub(super) n_bars: usize,
+}
+
+/// A figure with what is simulated of it.
+pub(super) struct Simulated<'r> {
+    pub(super) figure: &'r Figure,
+    pub(super) bars: Vec<Outcome<'r>>,
+}
+
+/// A bar as it comes out.
+pub(super) struct Outcome<'r> {
+    pub(super) bar: &'r Bar,
+    pub(super) job: Job,
+    /// Sequences per second, by simulation.
+    pub(super) throughput: f64,
+    /// Sequences per second, by the closed form.
+    pub(super) closed_form: Option<f64>,
+}
+
+impl Outcome<'_> {
+    /// By how much of the reading the simulation is above it.
+    pub(super) fn error(&self) -> Option<f64> {
+        Some(self.throughput / self.bar.reading? - 1.0)
+    }
+}
+
+impl Simulated<'_> {
+    /// Of the bars that the paper compares the highest here, and by how much it is above the next.
+    pub(super) fn highest(&self) -> Option<(&str, f64)> {
+        let compared = self.bars.iter().filter(|outcome| self.figure.compares(outcome.bar));
+        let mut compared: Vec<_> = compared.collect();
+        compared.sort_by(|a, b| b.throughput.total_cmp(&a.throughput));
+        let [first, second, ..] = compared[..] else { return None };
+        Some((&first.bar.name, first.throughput / second.throughput - 1.0))
+    }
+}
+
+impl<'r> Study<'r> {
+    /// Fits the constants of each machine where gradients are reduced so, and simulates everything at them.
+    pub(super) fn of(readings: &'r Readings, reductions: ReductionAlgorithm) -> Result<Study<'r>> {
+        let jobs = readings.figures.iter().map(|figure| jobs(readings, figure));
+        let jobs = jobs.collect::<Result<Vec<_>>>()?;
+        let all = || readings.figures.iter().zip(&jobs);
+        let mut machines = Vec::new();
+        for machine in &readings.machines {
+            let here = all().filter(|(figure, _)| figure.machine == machine.name);
+            let bars = here.flat_map(|(figure, jobs)| figure.bars.iter().zip(jobs));
+            let fitted: Vec<(&Job, f64)> = bars
+                .filter(|(bar, _)| bar.fitted)
+                .filter_map(|(b, j)| Some((j, b.reading?)))
+                .collect();
+            ensure!(fitted.len() >= 3, "{}: three constants need as many bars", machine.name);
+            machines.push(Fitted {
+                machine,
+                constants: fit(&fitted, reductions),
+                n_bars: fitted.len(),
+            });
+        }
+        let mut figures = Vec::new();
+        for (figure, jobs) in readings.figures.iter().zip(jobs) {
+            let constants = constants(&machines, figure);
+            let outcome = |(bar, job): (&'r Bar, Job)| Outcome {
+                bar,
+                throughput: job.throughput(&constants),
+                closed_form: job.closed_form(&constants),
+                job,
+            };
+            let bars = figure.bars.iter().zip(jobs).map(outcome).collect();
+            figures.push(Simulated { figure, bars });
+        }
+        Ok(Study {
+            eager_opt: eager_opt(readings, &machines)?,
+            weak_scaling: weak_scaling(readings, &machines)?,
+            memory: readings.memory.iter().map(memory_of).collect::<Result<_>>()?,
+            machines,
+            figures,
+        })
+    }
+}
+
+/// The constants of a figure's machine.
+fn constants(machines: &[Fitted<'_>], figure: &Figure) -> Constants {
+    let its = machines.iter().find(|fitted| fitted.machine.name == figure.machine);
+    its.unwrap_or(&machines[0]).constants
+}
+
+fn workload(figure: &Figure) -> Result<Workload> {
+    let (model, sequence) = (figure.model()?, figure.sequence);
+    Ok(Workload { model, sequence, workers: figure.nodes, batch: figure.batch })
+}
+
+fn jobs(readings: &Readings, figure: &Figure) -> Result<Vec<Job>> {
+    let (workload, memory) = (workload(figure)?, readings.machine(figure)?.memory_gb * GB * USABLE);
+    figure.bars.iter().map(|bar| workload.fitting_job(bar, memory)).collect()
+}
+
+/// Fig. 12: Bert-48 by Chimera as in Fig. 13.
+fn eager_opt(readings: &Readings, machines: &[Fitted<'_>]) -> Result<Vec<f64>> {
+    let figure = readings.figure("13, Bert-48")?;
+    let constants = constants(machines, figure);
+    let Some(bar) = figure.bars.iter().find(|bar| Some(&*bar.name) == figure.best()) else {
+        return Ok(Vec::new());
+    };
+    let size = bar.size.unwrap_or(1);
+    let ratio = |row: &super::readings::EagerOpt| {
+        let workload = Workload { workers: row.nodes, batch: row.batch, ..workload(figure)? };
+        let step = |sync| Ok::<_, anyhow::Error>(workload.job(bar, size, sync)?.step(&constants));
+        Ok(step(Sync::Eager)? / step(Sync::EagerOpt)?)
+    };
+    readings.eager_opt.iter().map(ratio).collect()
+}
+
+/// Fig. 15: GPT-2 by Chimera as in Fig. 1, a sequence for each node.
+fn weak_scaling(readings: &Readings, machines: &[Fitted<'_>]) -> Result<f64> {
+    let figure = readings.figure("1")?;
+    let (constants, bar) = (constants(machines, figure), &figure.bars[0]);
+    let per_node = |nodes: usize| {
+        let workload = Workload { workers: nodes, batch: nodes, ..workload(figure)? };
+        let job = workload.job(bar, bar.size.unwrap_or(1), Sync::EagerOpt)?;
+        Ok::<_, anyhow::Error>(job.throughput(&constants) / nodes as f64)
+    };
+    let [few, many] = readings.weak_scaling.nodes;
+    Ok(per_node(many)? / per_node(few)?)
+}
+
+fn memory_of(case: &MemoryCase) -> Result<Vec<(&'static str, [f64; 2])>> {
+    let workload = Workload {
+        model: case.model()?,
+        sequence: case.sequence,
+        workers: case.width * case.depth,
+        batch: BATCH,
+    };
+    let of_schedule = |schedule: &'static str| {
+        let bar = Bar::plain(schedule, case.depth);
+        let bytes = workload.job(&bar, case.size, Sync::EagerOpt)?.worker_bytes();
+        let least = bytes.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = bytes.iter().copied().fold(0.0, f64::max);
+        Ok((schedule, [least / GB, most / GB]))
+    };
+    COMPARED.into_iter().map(of_schedule).collect()
+}
