@@ -4,6 +4,7 @@ A mistake in chimera itself would come as `chimera.Bug`, as a panic of Rust's, o
 takes long is one too. A case follows from its number alone.
 """
 
+import copy
 import json
 import random
 import resource
@@ -112,7 +113,8 @@ class Case:
             while isinstance(at[key], (dict, list)) and at[key] and self.random.random() < 0.9:
                 at = at[key]
                 key = self.random.choice(list(at) if isinstance(at, dict) else range(len(at)))
-            at[key] = self.random.choice([x for x in ODD if x is None or isinstance(x, (int, float, str, list, dict))])
+            odd = [x for x in ODD if x is None or isinstance(x, (int, float, str, list, dict))]
+            at[key] = copy.deepcopy(self.random.choice(odd))  # else a change in one place is one in others
         letters = list(json.dumps(file))
         for _ in range(self.random.choice([0, 0, 0, 1, 5])):
             letters[self.random.randrange(len(letters))] = self.random.choice('0123456789-{}[]",:e')
