@@ -54,7 +54,9 @@ class Case:
 
     def time(self):
         one = lambda: self.oddly(lambda: self.random.choice([0, 0.5, 1, 3, 1e-300, 1e12]))
-        return self.oddly(lambda: [one() for _ in range(self.random.randint(0, 9))]) if self.random.random() < 0.3 else one()
+        if self.random.random() < 0.7:
+            return one()
+        return self.oddly(lambda: [one() for _ in range(self.random.randint(0, 9))])
 
     def times(self):
         drawn = {name: self.time for name in self.random.sample(TIMES, 2)} if self.random.random() < 0.4 else {}
@@ -83,11 +85,11 @@ class Case:
         """A timetable by one of the ways to one."""
         way = self.random.choice(["schedule", "schedule", "schedule", "auto", "changed", "own", "text"])
         if way == "schedule":
-            more = self.some(in_turn=lambda: self.number(8), in_flight=lambda: self.number(8), window=lambda: self.number(4))
-            return self.call(chimera.schedule, self.pick(*SCHEDULES), **self.shape(), **more, **self.times())
+            more = {name: lambda: self.number(8) for name in ("in_turn", "in_flight", "window")}
+            return self.call(chimera.schedule, self.pick(*SCHEDULES), **self.shape(), **self.some(**more), **self.times())
         if way == "auto":
             more = self.some(
-                placement=lambda: self.pick("mirrored", "line", "v", "loop"),
+                placement=lambda: self.pick("mirrored", "line", "interleaved", "v", "wave"),
                 recompute=lambda: self.pick("none", "full", "selective"),
                 split_backward=lambda: self.pick(True, False),
                 memory_cap=lambda: self.time(),
@@ -100,8 +102,9 @@ class Case:
             return self.call(chimera.parse, self.changed(whole), **self.some(format=lambda: self.pick("json", "csv")))
         if way == "own":
             rows = [self.shuffled(row) for row in whole.rows]
-            more = self.some(schedule=lambda: self.pick("mine"), micro_batches=lambda: self.number(8), units_per_micro=lambda: self.number(3))
-            return self.call(chimera.timetable, self.oddly(lambda: whole.placement), self.oddly(lambda: rows), **more)
+            more = {name: lambda: self.number(8) for name in ("schedule", "micro_batches", "units_per_micro")}
+            placement = self.oddly(lambda: whole.placement)
+            return self.call(chimera.timetable, placement, self.oddly(lambda: rows), **self.some(**more))
         text = "".join(self.random.choice("0123FBIW,\n -{}[]") for _ in range(self.random.randint(0, 60)))
         return self.call(chimera.parse, self.oddly(lambda: text), **self.some(name=lambda: self.pick("x", "y" * 300)))
 
@@ -135,8 +138,8 @@ class Case:
 
     def passed(self, timetable):
         how = self.some(
-            recompute=lambda: self.pick("none", "full", "selective", "full:0", "full:1,2"),
-            hoist=lambda: self.pick(0, 1, 2, "auto"),
+            recompute=lambda: self.pick("none", "full", "selective"),
+            hoist=lambda: self.pick(0, 1, 2, "auto", "on-demand"),
             split_backward=lambda: self.pick(True, False),
             memory_cap=self.time,
         )
@@ -154,7 +157,8 @@ class Case:
     def drawn(self, timeline):
         for name in ("makespan", "bubble_ratio", "busy", "unit", "events"):
             getattr(timeline, name)
-        self.call(getattr(timeline, self.random.choice(["text", "svg", "html", "chrome", "_repr_svg_", "__repr__", "__str__"])))
+        name = self.random.choice(["text", "svg", "html", "chrome", "_repr_svg_", "__repr__", "__str__"])
+        self.call(getattr(timeline, name))
 
     def simulated(self, program):
         link = lambda: self.oddly(lambda: (self.time(), self.time()))
@@ -181,7 +185,9 @@ class Case:
         if timetable is None:
             return
         timetable = self.passed(timetable)
-        for name in ("schedule", "depth", "stages", "pipes", "micro_batches", "units_per_micro", "placement", "rows", "search"):
+        for name in ("schedule", "depth", "stages", "pipes", "micro_batches"):
+            getattr(timetable, name)
+        for name in ("units_per_micro", "placement", "rows", "search"):
             getattr(timetable, name)
         assert chimera.parse(timetable.to_json()).to_json() == timetable.to_json()
         self.call(timetable.to_csv, **self.some(pipe=lambda: self.number(3)))
