@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Any, NamedTuple
 
@@ -58,6 +59,8 @@ def compare(
     seen: dict[str, str] = {}
     baseline = _run("1f1b", {**shape, "in_turn": 1}, None, times)
     for name in wanted:
+        if not isinstance(name, (str, Timetable)):
+            raise TypeError(f"{name!r} is neither the name of a schedule nor a timetable")
         label = name if isinstance(name, str) else name.schedule
         try:
             program, entry = _run(name, shape, memory_cap, times)
@@ -94,14 +97,17 @@ def _run(name: str | Timetable, shape: dict[str, Any], memory_cap: float | None,
 
 
 def _made(text: str, shape: dict[str, Any], times: dict[str, Any]) -> Timetable:
-    name, *words = shlex.split(text)
+    try:
+        name, *words = shlex.split(text)
+    except ValueError:
+        raise Error(f"`{text}` is no name of a schedule, with options or without") from None
     own: dict[str, Any] = {}
     while words:
         option = words.pop(0)
         if not option.startswith("--") or not words:
             raise Error(f"`{text}`: after the name come options with their values, such as --pipes 4")
         value = words.pop(0)
-        own[option[2:].replace("-", "_")] = int(value) if value.lstrip("-").isdigit() else value
+        own[option[2:].replace("-", "_")] = int(value) if re.fullmatch("-?[0-9]+", value) else value
     passes = {key: own.pop(key) for key in ("recompute", "hoist", "split_backward") if key in own}
     made = schedule(name, of_model=True, **{**shape, **own}, **times)
     return made.passes(of_model=True, **passes, **times) if passes else made

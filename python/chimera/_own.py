@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Sequence, Tuple, Union
 
-from ._core import Timetable, parse
+from ._core import Error, Timetable, parse
 
 Op = Tuple[str, int, int, Union[int, Sequence[int]]]
 Cell = Union[Op, Sequence[Op]]
@@ -24,30 +24,36 @@ def timetable(
     `placement` has the worker of each stage, for each pipe. A cell is an op `(kind, pipe, stage, micro_batches)`, or a
     list of two ops that run as a pair. Kinds are `F`, `B`, `I`, `W` and `R`; `micro_batches` is one number or several.
     """
+    if not isinstance(units_per_micro, int) or units_per_micro < 1:
+        raise Error(f"`units_per_micro` is {units_per_micro!r}: choose a number from 1")
+    pipes = [list(pipe) for pipe in placement]
     cells = [[_cell(cell) for cell in row] for row in rows]
     units = [unit for row in cells for cell in row for op in cell.get("pair", [cell]) for unit in op["micro_batches"]]
     file = {
         "schedule": schedule,
-        "depth": len(rows),
-        "stages": len(placement[0]) if placement else 0,
-        "pipes": len(placement),
+        "depth": len(cells),
+        "stages": len(pipes[0]) if pipes else 0,
+        "pipes": len(pipes),
         "micro_batches": (max(units, default=-1) + units_per_micro) // units_per_micro
         if micro_batches is None
         else micro_batches,
         "unit": 1 / units_per_micro,
-        "placement": [list(pipe) for pipe in placement],
+        "placement": pipes,
         "rows": cells,
     }
     return parse(json.dumps(file), format="json")
 
 
 def _cell(cell: Any) -> dict[str, Any]:
-    if cell and isinstance(cell[0], str):
-        return _op(cell)
-    return {"pair": [_op(op) for op in cell]} if len(cell) != 1 else _op(cell[0])
+    is_op = isinstance(cell, (tuple, list)) and cell and isinstance(cell[0], str)
+    ops = [_op(op) for op in ([cell] if is_op else cell)]
+    return ops[0] if len(ops) == 1 else {"pair": ops}
 
 
 def _op(op: Op) -> dict[str, Any]:
-    kind, pipe, stage, micro_batches = op
+    try:
+        kind, pipe, stage, micro_batches = op
+    except ValueError:
+        raise Error(f"{op!r} is no op: choose (kind, pipe, stage, micro_batches)") from None
     ids = [micro_batches] if isinstance(micro_batches, int) else list(micro_batches)
     return {"kind": kind, "pipe": pipe, "stage": stage, "micro_batches": ids}

@@ -172,12 +172,20 @@ def test_a_search_finds_what_it_says():
         (lambda: chimera.parse("0F0,0BW0"), "unknown type: choose F, B, I or W"),
         (lambda: chimera.parse("0F0,0B0", name="\n"), "`name` has more than 256 bytes or control characters"),
         (lambda: chimera.timetable([], []), "depth: 0 is not in 1 to 65535"),
+        (lambda: chimera.timetable([[0]], [[("F", 0)]]), "('F', 0) is no op: choose (kind, pipe, stage, micro_batches)"),
+        (lambda: chimera.timetable([[0]], [[]], units_per_micro=0), "`units_per_micro` is 0: choose a number from 1"),
+        (lambda: chimera.compare("chimera '"), "`chimera '` is no name of a schedule"),
         (lambda: chimera.auto(pipes=3), "3 mirrored pipes"),
         (lambda: chimera.auto(placement="x"), "unknown placement `x`"),
     ],
 )
 def test_bad_input_is_refused_in_words(call, says):
     assert says in str(raised(call))
+
+
+def test_what_is_compared_is_a_name_or_a_timetable():
+    with pytest.raises(TypeError, match="1 is neither the name of a schedule nor a timetable"):
+        chimera.compare(1)
 
 
 def test_unknown_words_are_no_times():

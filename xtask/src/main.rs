@@ -7,6 +7,7 @@ mod bench_mpi;
 mod bench_schedule;
 mod bench_train;
 mod bench_wgpu;
+mod burn;
 mod ci;
 mod command;
 mod cuda;
@@ -62,6 +63,8 @@ enum Chore {
     Words,
     /// Tests of a crate outside of the workspace: a device and a model of its own, in few lines
     Outside,
+    /// Tests of the stages of burn modules, a crate outside of the workspace: against plain burn, under several schedules
+    Burn,
     /// The Python package: its wheel is built, installed and tested
     Python(python::Args),
     /// Packages and builds every crate as crates.io would hand it out; publishes nothing
@@ -131,6 +134,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Layers => layers::run(),
         Chore::Words => words::run(),
         Chore::Outside => outside::run(),
+        Chore::Burn => burn::run(),
         Chore::Python(args) => python::run(&args),
         Chore::Publish => publish::run(),
         Chore::Powerset => publish::powerset(),

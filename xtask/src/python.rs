@@ -18,6 +18,9 @@ pub(crate) struct Args {
     /// which downloads them]
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
+    /// Then calls the package at random for so long: no call may panic, hang, or raise without words
+    #[arg(long, value_name = "SECONDS")]
+    fuzz: Option<u32>,
 }
 
 /// Checks format, lints and types, builds the wheel, installs it, and runs its tests.
@@ -60,5 +63,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         tests.args(["--ignore"]).arg(folder.join("tests/torch"));
     }
     // Away from the sources, so that what is imported is what was installed.
-    run_command(tests.env("CHIMERA", command).current_dir(&wheels))
+    run_command(tests.env("CHIMERA", command).current_dir(&wheels))?;
+    let Some(seconds) = args.fuzz else { return Ok(()) };
+    let mut fuzz = Command::new(&python);
+    fuzz.arg(folder.join("tests/fuzz.py")).arg(seconds.to_string());
+    run_command(fuzz.current_dir(&wheels))
 }

@@ -5,9 +5,12 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder};
+use chimera::formats::checkpoint::Checkpoint;
 use chimera::run::Model;
 use chimera_candle::{Candle, Piece, Ran, stage};
 use chimera_core::device::DeviceError;
+use chimera_core::engine::Optimizer;
+use chimera_core::lower::{Passes, Recompute};
 use chimera_core::prelude::*;
 
 /// Samples of four numbers, and what four bent layers are to make of them.
@@ -76,6 +79,17 @@ fn stages_of_the_page_train() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn passes_of_the_page_are_proven() -> Result<()> {
+    let (timetable, how) = (find("chimera")?.timetable(&Shape::new(4, 8))?, Lowering::default());
+
+    let passes = Passes { recompute: Recompute::Full, ..Passes::default() };
+    let timetable = passes.apply(timetable, &how, &UniformCosts::new(1.0, 2.0, 0.0))?;
+
+    lower(&timetable, &how)?;
+    Ok(())
+}
+
 struct MyModel;
 
 impl Model for MyModel {
@@ -125,7 +139,22 @@ fn run_of_the_page() -> Result<()> {
             Ok(())
         },
     )?;
-    drop(trained);
+    if let Some(path) = trained.checkpoint {
+        read_the_checkpoint(&path)?;
+    }
+    Ok(())
+}
+
+fn read_the_checkpoint(path: &std::path::Path) -> Result<()> {
+    let checkpoint = Checkpoint::open(path)?;
+    for (name, shape) in checkpoint.shapes() {
+        let param = Param::new(name, shape, Init::Zeros);
+        let tensor = checkpoint.tensor(&param, &Optimizer::adamw())?;
+        println!("{}: {:?}", param.name, tensor.weights.to_f64(param.n_elements()));
+        for (name, values) in tensor.state {
+            println!("its {name}: {:?}", values.to_f64(param.n_elements()));
+        }
+    }
     Ok(())
 }
 
@@ -139,7 +168,7 @@ fn the_page_has_this_code() {
     let page = include_str!("../../../../docs/library.md");
     let own = squeeze(include_str!("page.rs"));
     let blocks: Vec<&str> = page.split("```rust\n").skip(1).collect();
-    assert_eq!(blocks.len(), 3);
+    assert_eq!(blocks.len(), 6);
     for block in blocks {
         let block = block.split("```").next().unwrap_or_default();
         assert!(own.contains(&squeeze(block)), "put this in:\n{block}");
