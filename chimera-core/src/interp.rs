@@ -147,12 +147,12 @@ impl<V> Row<V> {
                 true
             }
             Instr::Send(token, channel) => {
-                if !self.ledger.is_live(&token) {
-                    return Err(Stop::Missing(token));
-                }
                 let room = machine.has_room(channel);
-                if let Some(value) = room.then(|| self.ledger.eat(&token)).flatten() {
+                if room {
+                    let value = self.ledger.eat(&token).ok_or(Stop::Missing(token))?;
                     machine.send(worker, token, channel, value)?;
+                } else if !self.ledger.is_live(&token) {
+                    return Err(Stop::Missing(token));
                 }
                 room
             }

@@ -1,7 +1,5 @@
 //! The live tokens of a worker, each with what it carries.
 
-use std::collections::hash_map::Entry;
-
 use rustc_hash::FxHashMap;
 
 use crate::effects::Token;
@@ -22,12 +20,9 @@ impl<T> Default for Ledger<T> {
 impl<T> Ledger<T> {
     /// Adds a token. Gives the value back if the token is live already.
     pub fn make(&mut self, token: Token, value: T) -> Result<(), T> {
-        match self.live.entry(token) {
-            Entry::Occupied(_) => Err(value),
-            Entry::Vacant(free) => {
-                free.insert(value);
-                Ok(())
-            }
+        match self.live.insert(token, value) {
+            None => Ok(()),
+            Some(earlier) => self.live.insert(token, earlier).map_or(Ok(()), Err),
         }
     }
 

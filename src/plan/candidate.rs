@@ -4,10 +4,12 @@ use chimera_core::analyze::Network;
 use chimera_core::lower::Recompute;
 use chimera_core::schedule::Parameter;
 
+use toml::Value;
+
 use super::need::Need;
 use crate::profile::ProfiledTimes;
 use crate::settings::schedules::Named;
-use crate::settings::{Config, Layout, Scaling, Settings};
+use crate::settings::{Config, Layout, OPTIONS, Scaling, Settings};
 
 /// The ranks there are, all alike.
 #[derive(Clone, Debug)]
@@ -73,19 +75,34 @@ impl Candidate {
             ("schedule", true),
             ("micro-batches", true),
             ("micro-batch-size", true),
-            ("scaling", config.micro_batches > config.depth && self.reads_scaling()),
+            ("scaling", config.micro_batches > config.depth && self.reads().contains(&Parameter::Scaling)),
             ("recompute", config.recompute != Recompute::None),
             ("shard-optimizer", config.shard_optimizer),
             ("layout", matches!(config.layout, Layout::Is(_))),
         ];
         let chosen = chosen.into_iter().filter(|(_, is_told)| *is_told);
         let values = chosen.filter_map(|(key, _)| Some((key, config.value(key)?.0)));
+        let values = values.chain(self.parameters());
         values.fold(said.clone(), |settings, (key, value)| settings.with(key, value))
     }
 
-    fn reads_scaling(&self) -> bool {
-        let Config { schedule, depth, .. } = &self.config;
-        matches!(schedule, Named::Schedule(s) if *depth > 1 && s.reads().contains(&Parameter::Scaling))
+    /// The parameters of its schedule that are not what they are where nothing is said, but for how it scales: by name.
+    pub fn parameters(&self) -> impl Iterator<Item = (&'static str, Value)> {
+        let read = self.reads().iter().filter(|parameter| **parameter != Parameter::Scaling);
+        read.filter_map(|parameter| {
+            let name = parameter.name();
+            let usual = OPTIONS.iter().find(|option| option.name == name)?.default_value(false);
+            let (value, _) = self.config.value(name)?;
+            (Some(&value) != usual.as_ref()).then_some((name, value))
+        })
+    }
+
+    /// The parameters that its schedule reads.
+    fn reads(&self) -> &'static [Parameter] {
+        match &self.config.schedule {
+            Named::Schedule(schedule) if self.config.depth > 1 => schedule.reads(),
+            _ => &[],
+        }
     }
 
     /// The layers of its stages, unless these are of equal work.

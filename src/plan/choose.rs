@@ -5,31 +5,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, ensure};
-use chimera_core::lower::Recompute;
-use chimera_core::schedule::Scaling::Direct;
-use chimera_core::schedule::{SCHEDULES, Schedule, Shape, find};
 use chimera_core::search::AUTO;
-use chimera_core::update::Update;
 use rayon::prelude::*;
 
 use super::candidate::{Candidate, Cluster, Fit, no_flush};
 use super::estimate::{ConfigGroup, MOST_SIMULATED};
 use super::need::Need;
-use crate::settings::schedules::{ALONE, Named};
-use crate::settings::{Config, Scaling};
+use super::ways::{MOST_CELLS, is_free, is_synchronous, ways};
+use crate::settings::Config;
+use crate::settings::schedules::Named;
 
 /// A pipeline with so many micro-batches for each worker idles for some hundredths of a step at most: more are only tried
 /// where memory asks for smaller ones.
 const MICRO_BATCHES_PER_WORKER: usize = 32;
 
-/// The most cells of a timetable of forwards that are tried: longer ones take training itself too long to prove.
-const MOST_CELLS: usize = 1 << 18;
-
 /// By how much of its time a way may be faster than it was foreseen to be.
 const DOUBT: f64 = 0.05;
-
-/// By what they compute again.
-const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 
 /// How long a choice may take, and who follows it.
 pub struct Effort<'e> {
@@ -85,8 +76,8 @@ pub struct Choice {
     pub n_left_out: usize,
 }
 
-/// Tries every way to train steps of `batch` samples on `cluster`: widths and depths, schedules, sizes of
-/// micro-batches, recomputation, the optimizer whole or shared out. What was said in `said` stays as it is. The `top`
+/// Tries every way to train steps of `batch` samples on `cluster`: widths and depths, schedules with their
+/// parameters, sizes of micro-batches, recomputation, the optimizer whole or shared out. What was said in `said` stays as it is. The `top`
 /// fastest are simulated as a whole, but for those that are too long for it. When the time of `effort` is over, the
 /// best of what was tried counts.
 ///
@@ -250,49 +241,6 @@ impl Choice {
     }
 }
 
-/// Whether nobody said what `key` is to be.
-fn is_free(said: &Config, key: &str) -> bool {
-    said.value(key).is_none_or(|(_, origin)| origin.is_default())
-}
-
-/// All ways that have the ranks and the batch, those together that differ in micro-batches and recomputation alone: the
-/// largest micro-batches first, and of these what recomputes least. Schedules are not asked whether they have the shape.
-pub(super) fn ways(said: &Config, batch: usize, n_ranks: usize) -> Vec<Vec<Config>> {
-    let keeps = |key: &str, is_said: bool| is_said || is_free(said, key);
-    let mut ways = Vec::new();
-    for width in divisors(n_ranks).filter(|width| batch.is_multiple_of(*width)) {
-        let (depth, samples) = (n_ranks / width, batch / width);
-        let is_kept = keeps("width", width == said.width) && keeps("depth", depth == said.depth);
-        if !is_kept || depth > said.layers {
-            continue;
-        }
-        for (schedule, scaling) in orders(depth, said) {
-            let is_direct = scaling == Scaling::Is(Direct);
-            let of_size = |size: usize| {
-                RECOMPUTES.map(|recompute| {
-                    let mut way = said.clone();
-                    (way.width, way.depth) = (width, depth);
-                    (way.micro_batch_size, way.micro_batches) = (size, samples / size);
-                    (way.scaling, way.recompute) = (scaling, recompute);
-                    way.schedule.clone_from(&schedule);
-                    way
-                })
-            };
-            let is_kept = |way: &Config| {
-                way.micro_batches * depth <= MOST_CELLS
-                    && keeps("micro-batch-size", way.micro_batch_size == said.micro_batch_size)
-                    && keeps("micro-batches", way.micro_batches == said.micro_batches)
-                    && keeps("recompute", way.recompute == said.recompute)
-                    && (is_direct || scaling == said.scaling || way.micro_batches > depth)
-            };
-            let sizes = divisors(samples).collect::<Vec<_>>().into_iter().rev();
-            ways.push(sizes.flat_map(of_size).filter(is_kept).collect());
-        }
-    }
-    ways.retain(|ways: &Vec<Config>| !ways.is_empty());
-    ways
-}
-
 /// What became of ways as [`ways`] puts them together, but for those that can only be worse: who has the memory does not
 /// recompute.
 fn tried(
@@ -323,45 +271,6 @@ fn tried(
         outcomes.push(outcome);
     }
     outcomes
-}
-
-/// The schedules that there are at a depth, each with how it scales.
-fn orders(depth: usize, said: &Config) -> Vec<(Named, Scaling)> {
-    let names = match is_free(said, "schedule") {
-        false => vec![said.schedule.clone()],
-        // One worker has nothing to order.
-        true if depth == 1 => find(ALONE).map(Named::Schedule).into_iter().collect(),
-        true => {
-            let schedules = SCHEDULES.iter().copied().filter(is_synchronous);
-            schedules.map(Named::Schedule).collect()
-        }
-    };
-    let is_open = is_free(said, "scaling") || said.scaling == Scaling::Auto;
-    let scalings = |name: &Named| match name {
-        Named::Schedule(schedule) if is_open => {
-            let scaled = schedule.parameters(Shape::new(depth, 2)).into_iter();
-            let mut scalings = vec![Scaling::Is(Direct)];
-            scalings.extend(scaled.map(|(shape, _)| Scaling::Is(shape.scaling)));
-            scalings.dedup();
-            scalings
-        }
-        _ => vec![said.scaling],
-    };
-    let of_name = |name: Named| {
-        let scalings = scalings(&name).into_iter();
-        scalings.map(move |scaling| (name.clone(), scaling)).collect::<Vec<_>>()
-    };
-    names.into_iter().flat_map(of_name).collect()
-}
-
-/// Whether it updates at a flush, as its smallest timetable tells.
-fn is_synchronous(schedule: &&'static dyn Schedule) -> bool {
-    let timetable = schedule.timetable(&Shape::new(2, 4));
-    timetable.is_ok_and(|timetable| timetable.update == Update::Flush)
-}
-
-fn divisors(n: usize) -> impl Iterator<Item = usize> {
-    (1..=n).filter(move |divisor| n.is_multiple_of(*divisor))
 }
 
 #[cfg(test)]

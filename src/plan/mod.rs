@@ -12,6 +12,7 @@ mod need;
 mod predict;
 mod priced;
 mod request;
+mod ways;
 
 use anyhow::Result;
 use chimera_core::model::{Cut, Memory, ModelConfig, Partition};

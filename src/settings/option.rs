@@ -198,7 +198,7 @@ impl Opt {
     }
 
     /// The value that holds where nothing is said, if it depends on nothing else.
-    pub(super) fn default_value(&self, is_drawn: bool) -> Option<Value> {
+    pub(crate) fn default_value(&self, is_drawn: bool) -> Option<Value> {
         match (self.fallback(is_drawn), self.kind) {
             (_, Kind::Paths) => Some(Value::Array(Vec::new())),
             (Fallback::Is(text), kind) => kind.parse(text),

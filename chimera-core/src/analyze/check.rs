@@ -38,7 +38,7 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
     let is_asynchronous = program.window.update() != Update::Flush;
     let versions = is_asynchronous.then(|| Versions::new(program.window, program.rows.len()));
     let machine = Checker::new(program, max_peak, versions);
-    let machine = interpret(program, machine, |machine| &mut machine.bound)?;
+    let machine = interpret(program, machine, |machine| machine.bound += 1)?;
     for (bucket, members) in (0..).map(BucketId).zip(program.buckets.iter().map(|b| &b.members)) {
         for &worker in members {
             let progress = &machine.workers[worker.index()];
@@ -58,17 +58,21 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
     })
 }
 
-/// Runs all rows to their ends, with the least room in channels that suffices, of which `bound` is the machine's.
-pub(super) fn interpret<M: Machine<Error = Reason>>(
+/// Runs all rows to their ends, with the least room in channels that suffices: `widen` gives each room for one message
+/// more.
+pub(super) fn interpret<M: Machine>(
     program: &Program,
     mut machine: M,
-    bound: impl Fn(&mut M) -> &mut u32,
-) -> Result<M, Refusal> {
+    widen: impl Fn(&mut M),
+) -> Result<M, Refusal>
+where
+    Reason: From<M::Error>,
+{
     let mut group = Group::new(program);
     loop {
         let done = group.run(&mut machine).map_err(|(worker, stop)| {
             let position = group.rows()[worker.index()].position();
-            refusal(program, Some((worker, position)), stop.into())
+            refusal(program, Some((worker, position)), reason(stop))
         })?;
         if done {
             break;
@@ -81,7 +85,7 @@ pub(super) fn interpret<M: Machine<Error = Reason>>(
             let positions: Vec<usize> = group.rows().iter().map(Row::position).collect();
             return Err(deadlock(program, &positions));
         }
-        *bound(&mut machine) += 1;
+        widen(&mut machine);
     }
     let left = group.rows().iter().enumerate();
     let left = left.filter_map(|(w, row)| Some((w, *row.ledger().tokens().first()?))).next();
@@ -102,22 +106,20 @@ fn maker(program: &Program, w: usize, token: &Token) -> usize {
     program.rows[w].iter().position(makes).unwrap_or(0)
 }
 
-impl From<Stop<Reason>> for Reason {
-    fn from(stop: Stop<Reason>) -> Reason {
-        match stop {
-            Stop::Missing(token) => Reason::Missing(token),
-            Stop::Twice(token) => Reason::Twice(token),
-            Stop::Machine(reason) => reason,
-        }
+fn reason<E: Into<Reason>>(stop: Stop<E>) -> Reason {
+    match stop {
+        Stop::Missing(token) => Reason::Missing(token),
+        Stop::Twice(token) => Reason::Twice(token),
+        Stop::Machine(reason) => reason.into(),
     }
 }
 
 /// The machine whose tokens carry nothing but, if they are weight versions, which.
-pub(super) struct Checker<'p> {
+struct Checker<'p> {
     program: &'p Program,
     max_peak: Option<f64>,
     /// Room of every channel.
-    pub(super) bound: u32,
+    bound: u32,
     queues: Vec<VecDeque<Token>>,
     /// How many members started each bucket's reduction.
     n_started: Vec<usize>,
@@ -147,7 +149,7 @@ enum Phase {
 }
 
 impl<'p> Checker<'p> {
-    pub(super) fn new(
+    fn new(
         program: &'p Program,
         max_peak: Option<f64>,
         versions: Option<Versions>,
@@ -216,7 +218,7 @@ impl Machine for Checker<'_> {
     ) -> Result<Values<u32>, Reason> {
         let made = match &mut self.versions {
             Some(versions) => versions.run(worker, cell, eaten, &self.program.rules)?,
-            None => effects.makes.iter().map(|_| 0).collect(),
+            None => Values::from_elem(0, effects.makes.len()),
         };
         let has_reduced = !self.workers[worker.index()].phases.is_empty();
         for op in cell.ops().filter(|op| op.kind.adds_gradient()) {

@@ -1,5 +1,6 @@
 //! Why a timetable cannot become a program, said so that its author can mend it.
 
+use std::convert::Infallible;
 use std::fmt;
 
 use crate::effects::Token;
@@ -29,6 +30,13 @@ impl fmt::Display for Refusal {
         }
         write!(f, "{}", self.reason)?;
         if self.drawing.is_empty() { Ok(()) } else { write!(f, "\n{}", self.drawing) }
+    }
+}
+
+/// For machines that refuse nothing of their own.
+impl From<Infallible> for Reason {
+    fn from(never: Infallible) -> Reason {
+        match never {}
     }
 }
 

@@ -5,6 +5,8 @@ use std::task::Poll;
 
 use rustc_hash::FxHashMap;
 
+use super::check::interpret;
+use super::refusal::Refusal;
 use super::timeline::{Event, Timeline, Work};
 use crate::costs::Costs;
 use crate::effects::{Effects, Token};
@@ -27,9 +29,23 @@ pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {
     Timeline { n_workers: program.rows.len(), events }
 }
 
+/// Simulates the compute and messages of a program that has no synchronisation yet and is not proven: `record` takes
+/// each event.
+///
+/// # Errors
+/// If a worker lacks a value, or all wait.
+pub(crate) fn simulate_compute(
+    program: &Program,
+    costs: &impl Costs,
+    record: impl FnMut(Event),
+) -> Result<(), Refusal> {
+    // Channels have room for every message here.
+    interpret(program, Simulation::new(program, costs, record), |_| ()).map(drop)
+}
+
 /// When a value is there, and the event that made it.
 #[derive(Clone, Copy)]
-pub(super) struct Ready {
+struct Ready {
     at: f64,
     by: Option<u32>,
 }
@@ -42,7 +58,7 @@ impl Ready {
     }
 }
 
-pub(super) struct Simulation<'p, C, F> {
+struct Simulation<'p, C, F> {
     program: &'p Program,
     costs: &'p C,
     /// Takes each event.
@@ -74,7 +90,7 @@ struct Agreement {
 }
 
 impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
-    pub(super) fn new(program: &'p Program, costs: &'p C, record: F) -> Simulation<'p, C, F> {
+    fn new(program: &'p Program, costs: &'p C, record: F) -> Simulation<'p, C, F> {
         let n_workers = program.rows.len();
         Simulation {
             program,
@@ -152,11 +168,11 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
         effects: &Effects,
         eaten: Values<Ready>,
     ) -> Result<Values<Ready>, Infallible> {
-        let start = eaten.into_iter().fold(self.free[worker.index()], Ready::later);
+        let start = eaten.iter().copied().fold(self.free[worker.index()], Ready::later);
         let takes = self.costs.cell(worker, cell);
         let end = self.work(worker, Work::Cell(*cell), start, takes);
         self.free[worker.index()] = end;
-        Ok(effects.makes.iter().map(|_| end).collect())
+        Ok(Values::from_elem(end, effects.makes.len()))
     }
 
     fn has_room(&mut self, _: ChannelId) -> bool {

@@ -14,7 +14,7 @@ pub use recompute::{Recompute, recompute};
 pub use split::split_backward;
 pub use sync::Sync;
 
-use crate::analyze::{Refusal, Timeline, check, peak_kept, simulate, structure, timed};
+use crate::analyze::{Refusal, Timeline, check, peak_kept, simulate, simulate_compute, structure};
 use crate::costs::{Costs, UniformCosts};
 use crate::effects::Rules;
 use crate::ids::StageId;
@@ -83,7 +83,7 @@ pub fn lower_at(
         has_barrier: how.barrier && window.update() == Update::Flush,
     };
     let mut ends = sync::Ends::new(&program);
-    timed::prove_compute(&program, costs, |event| ends.add(&event))?;
+    simulate_compute(&program, costs, |event| ends.add(&event))?;
     sync::insert(&mut program, &ends, how);
     let proof = check::prove(&program, how.max_peak)?;
     program.channel_bound = proof.channel_bound;

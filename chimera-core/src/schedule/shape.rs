@@ -162,6 +162,11 @@ impl Parameter {
         ("window", Parameter::Window),
     ];
 
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        Parameter::ALL.iter().find(|(_, parameter)| *parameter == self).map_or("", |(name, _)| name)
+    }
+
     /// Finds the parameter by its name on the command line.
     pub fn named(name: &str) -> Option<Parameter> {
         Parameter::ALL.into_iter().find(|(n, _)| *n == name).map(|(_, parameter)| parameter)

@@ -146,6 +146,29 @@ fn what_was_said_stays() {
 }
 
 #[test]
+fn schedules_are_tried_with_their_parameters() {
+    let of = |options: &str| chosen(&small(options), 16, &cluster(4, PLENTY)).candidates;
+    let told = |candidate: &Candidate| {
+        let parameters = candidate.parameters().map(|(name, value)| format!("{name} {value}"));
+        format!("{} {}", candidate.config.schedule, parameters.collect::<Vec<_>>().join(" "))
+    };
+    let all: Vec<String> = of("--layers 12 --depth 4").iter().map(told).collect();
+    for way in [
+        "chimera ",
+        "chimera pipes 4",
+        "interleaved ",
+        "interleaved chunks 3",
+        "hanayo waves 1",
+        "1f1b in-turn 3",
+        "mixpipe in-flight 8",
+    ] {
+        assert!(all.iter().any(|told| told == way), "{way}: {all:?}");
+    }
+    let said = of("--layers 12 --depth 4 --schedule interleaved --chunks 3");
+    assert!(!said.is_empty() && said.iter().all(|way| told(way) == "interleaved chunks 3"));
+}
+
+#[test]
 fn what_cannot_be_is_refused() {
     let refusal = |options: &str, ranks: usize, batch: usize| {
         let config = small(options).resolve(&OnDisk).unwrap();

@@ -11,8 +11,9 @@ use rayon::prelude::*;
 
 use super::{LayerCost, LayerCosts, costs_of};
 use crate::plan::candidate::{Candidate, Fit, no_flush};
-use crate::plan::choose::{Choice, Effort, Watched, check_schedule, ways};
+use crate::plan::choose::{Choice, Effort, Watched, check_schedule};
 use crate::plan::estimate::MOST_SIMULATED;
+use crate::plan::ways::ways;
 use crate::plan::{Course, Need};
 use crate::settings::{Config, OPTIONS, Origin};
 

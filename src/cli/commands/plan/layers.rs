@@ -7,13 +7,10 @@ use chimera_core::notation::size;
 use serde_json::{Value, json};
 
 use super::table::{HEADS, cells, table};
-use super::{Plan, untried};
+use super::{Plan, parameters, untried};
 use crate::cli::parts::console::{print, quoted};
 use crate::plan::{Candidate, Choice, Effort, LayerCosts, Ranks, choose_for};
 use crate::settings::Config;
-
-/// Options of shapes, which the command that draws a way has to say too, unless nobody said them here.
-const SHAPES: [&str; 6] = ["pipes", "chunks", "waves", "in-turn", "in-flight", "split-backward"];
 
 impl Plan {
     /// The choice for such a model.
@@ -86,7 +83,7 @@ fn figures(way: &Candidate) -> Value {
         "bytes": {"state": need.state, "activations": need.activations, "working": need.working,
                   "total": need.total()},
         "width": config.width, "depth": config.depth, "schedule": config.schedule.to_string(),
-        "scaling": way.scaling(), "micro_batch_size": config.micro_batch_size,
+        "scaling": way.scaling(), "parameters": parameters(way), "micro_batch_size": config.micro_batch_size,
         "micro_batches": config.micro_batches, "recompute": way.recompute(), "command": command(way),
     })
 }
@@ -105,10 +102,11 @@ fn command(way: &Candidate) -> String {
             let _ = write!(command, " --{key} {}", value.as_str().unwrap_or_default());
         }
     }
-    for key in SHAPES {
-        if let Some((value, _)) = way.config.value(key).filter(|(_, origin)| !origin.is_default()) {
-            let _ = write!(command, " --{key}={value}");
-        }
+    for (name, value) in way.parameters() {
+        let _ = write!(command, " --{name} {value}");
+    }
+    if way.config.split_backward {
+        command.push_str(" --split-backward");
     }
     command + " --format json"
 }

@@ -267,6 +267,7 @@ impl Plan {
             "step_s": step_s, "step_s_range": range, "tokens_per_s": way.tokens_per_s(), "bubble_ratio": bubble_ratio,
             "bytes": {"state": state, "copy": copy, "residuals": activations, "working": working, "total": need.total()},
             "width": config.width, "depth": config.depth, "schedule": config.schedule.to_string(), "scaling": way.scaling(),
+            "parameters": parameters(way),
             "micro_batch_size": config.micro_batch_size, "micro_batches": config.micro_batches,
             "recompute": way.recompute(), "shard_optimizer": config.shard_optimizer, "layout": config.layout.to_string(), "simulated": is_simulated,
             "command": self.command(way),
@@ -288,6 +289,11 @@ impl Plan {
             size(need.total()),
         )
     }
+}
+
+/// The parameters of the schedule of a way that are not their defaults.
+fn parameters(way: &Candidate) -> Value {
+    way.parameters().map(|(name, value)| (name, json!(value))).collect()
 }
 
 /// What was left out when the time was over, in words.

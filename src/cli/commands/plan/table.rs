@@ -1,5 +1,7 @@
 //! The table of ways to train.
 
+use std::fmt::Write;
+
 use chimera_core::notation::significant;
 
 use crate::cli::parts::console::figure;
@@ -25,11 +27,14 @@ pub(super) const HEADS: [&str; 13] = [
 /// A line of the table.
 pub(super) fn cells(way: &Candidate, range: Option<[f64; 2]>) -> [String; HEADS.len()] {
     let config = &way.config;
-    let schedule = match way.scaling() {
+    let mut schedule = match way.scaling() {
         _ if config.depth == 1 => "data parallel".to_string(),
         "direct" => config.schedule.to_string(),
         scaling => format!("{} {scaling}", config.schedule),
     };
+    for (name, value) in way.parameters() {
+        let _ = write!(schedule, ", {name} {value}");
+    }
     [
         format!("{}{}", if way.is_simulated { "" } else { "~" }, figure(way.step_s)),
         range.map_or(String::new(), |[fast, slow]| {
