@@ -50,6 +50,7 @@ impl Layers {
             merged.entry(key).or_insert((value, Origin::Default));
         }
         let config = config(merged)?;
+        config.check_weights()?;
         if config.no_save && config.save.is_some() {
             let message = "`no-save` contradicts `save`: leave one of them out".into();
             return Err(refusal(config.origins["no-save"].clone(), message).into());
@@ -240,6 +241,7 @@ mod tests {
         assert_eq!(
             unset,
             [
+                "data-weights",
                 "in-flight",
                 "search-seed",
                 "memory-cap",
