@@ -232,7 +232,7 @@ options! {
         /// Optimizer: adamw, lamb, sgd or muon
         "optimizer" optimizer: Optimizer = [is("adamw").fixed().see("#optimizers")];
         /// Peak learning rate
-        "lr" lr: f64 = [value("RATE").real(0.0, 1e30).follows("0.4 / hidden")];
+        "lr" lr: f64 = [value("RATE").real(0.0, 1e30).follows("0.4 / hidden, or with `init` a tenth of that").see("#models-in-and-out")];
         /// Steps of linear learning-rate warm-up
         "warmup" warmup: u64 = [value("STEPS").whole(0, 1 << 40).follows("a tenth of `steps`, at least 1")];
         /// Decay of the learning rate: cosine, linear, wsd (a line at the end: warm-up, stable, decay) or constant

@@ -110,8 +110,12 @@ fn defaults(is_drawn: bool) -> Entries {
 fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value); 6] {
     let whole = |key| merged.get(key).and_then(|(value, _)| value.as_integer()).unwrap_or(1);
     // Wider models want smaller steps; this gives GPT-2's 5e-4 at 768.
+    let from_scratch = 0.4 / whole("hidden") as f64;
     let lr = merged.get("lr").and_then(|(value, _)| value.as_float());
-    let lr = lr.unwrap_or(0.4 / whole("hidden") as f64);
+    let lr = lr.unwrap_or_else(|| match follow::begins_with_model(merged, outside) {
+        true => 0.1 * from_scratch,
+        false => from_scratch,
+    });
     let threads = outside.threads(whole("depth").saturating_mul(whole("width")));
     [
         ("dropout", Value::Float(0.0)),
@@ -211,6 +215,10 @@ mod tests {
             Ok(Start { origin: Origin::Model(init.to_path_buf()), model, dropout: Some(0.0) })
         }
 
+        fn before(&self, option: &str, _: &str, _: Option<&Path>) -> Option<Value> {
+            (option == "init").then(|| "model".into())
+        }
+
         fn ids(&self, data: &[PathBuf], _: bool) -> Result<Option<(PathBuf, String, usize)>> {
             Ok(data.first().map(|path| (path.clone(), "gpt2".into(), 50257)))
         }
@@ -230,6 +238,23 @@ mod tests {
         assert_eq!(
             refusal("--vocab 256 --data ids.bin"),
             "command line: `vocab` is 256, but the data ids.bin has the 50257 ids of gpt2: leave `vocab` out"
+        );
+    }
+
+    #[test]
+    fn a_trained_model_goes_on_at_a_lower_rate() {
+        let rate = |options: &str| {
+            let config = Layers::parse(options).unwrap().resolve(&OtherTokens).unwrap();
+            (config.lr, config.min_lr)
+        };
+        let from_scratch = 0.4 / 96.0;
+        assert_eq!(rate("--hidden 96"), (from_scratch, 0.1 * from_scratch));
+        assert_eq!(rate("--init model").0, 0.1 * from_scratch);
+        assert_eq!(rate("--init model --lr 0.5"), (0.5, 0.05));
+        assert_eq!(
+            rate("--resume auto").0,
+            0.1 * from_scratch,
+            "as the run that began with a model"
         );
     }
 
