@@ -56,11 +56,11 @@ pub fn read(files: &[PathBuf], vocab: usize) -> Result<Tokens, DataError> {
 /// The files of a corpus.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Files<'f> {
-    /// Those to train on; if there are none, the built-in text.
+    /// Files to train on; if there are none, the built-in text.
     pub data: &'f [PathBuf],
     /// The weight of each of them in a mixture; without, they are one dataset, one after the other.
     pub weights: Option<&'f [f64]>,
-    /// Those to validate with; if there are none, the last tenth of each dataset.
+    /// Files to validate with; if there are none, the last tenth of each dataset.
     pub validation: &'f [PathBuf],
 }
 

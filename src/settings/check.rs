@@ -12,7 +12,7 @@ use toml::Value;
 
 use super::schedules::{self, Named};
 use super::value::Kind;
-use super::{Layout, OPTIONS, Opt, StepRange, Weights, peers};
+use super::{DataWeights, Layout, OPTIONS, Opt, StepRange, peers};
 
 /// Characters of a refused text that are shown.
 const SHOWN: usize = 200;
@@ -53,7 +53,9 @@ pub(super) fn check(option: &Opt, value: Value) -> Result<Value, String> {
         if let (Kind::Layout, Some(Err(why))) = (kind, value.as_str().map(str::parse::<Layout>)) {
             return Err(format!("`{key}` is {shown}: {why}; or choose balanced or auto"));
         }
-        if let (Kind::Weights, Some(Err(why))) = (kind, value.as_str().map(str::parse::<Weights>)) {
+        if let (Kind::Weights, Some(Err(why))) =
+            (kind, value.as_str().map(str::parse::<DataWeights>))
+        {
             return Err(format!("`{key}` is {shown}: {why}"));
         }
         return Err(format!("`{key}` is {shown}; it must be {kind}"));
@@ -79,7 +81,7 @@ impl Kind {
             (Kind::Schedule, Value::String(name)) => name.parse::<Named>().is_ok(),
             (Kind::Hoist, Value::String(text)) => text.parse::<Hoist>().is_ok(),
             (Kind::Layout, Value::String(text)) => text.parse::<Layout>().is_ok(),
-            (Kind::Weights, Value::String(text)) => text.parse::<Weights>().is_ok(),
+            (Kind::Weights, Value::String(text)) => text.parse::<DataWeights>().is_ok(),
             (Kind::RopeScaling, Value::String(text)) => text.parse::<RopeScaling>().is_ok(),
             (Kind::ParamRules, Value::String(text)) => text.parse::<ParamRules>().is_ok(),
             (Kind::Steps, Value::String(text)) => text.parse::<StepRange>().is_ok(),

@@ -44,7 +44,7 @@ pub use scaling::Scaling;
 pub use show::markdown;
 pub use transport::Transport;
 pub use value::{Kind, StepRange};
-pub use weights::Weights;
+pub use weights::DataWeights;
 
 /// Why settings cannot be used (exit code 2).
 #[derive(thiserror::Error, Clone, PartialEq, Debug)]

@@ -16,7 +16,7 @@ use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
 use super::origin::Entries;
 use super::schedules::Named;
 use super::value::Setting;
-use super::{Layout, MlpGate, Opt, Origin, Scaling, StepRange, Transport, Weights};
+use super::{DataWeights, Layout, MlpGate, Opt, Origin, Scaling, StepRange, Transport};
 use crate::device::{Device, Precision};
 
 /// Makes [`OPTIONS`] and [`Config`] of rows.
@@ -93,7 +93,7 @@ options! {
         "data" data: Vec<PathBuf> = [value("PATH").follows("the built-in text").own().see("#data")];
         /// Weights of a mixture, one for each file of `data`, such as 0.7,0.3: the part of all samples that is drawn from it.
         /// Their sum is 1
-        "data-weights" data_weights: Option<Weights> =
+        "data-weights" data_weights: Option<DataWeights> =
             [value("WEIGHTS").follows("files one after the other").fixed().see("#mixtures")];
         /// Files like those of `data` to validate with, made with the same tokenizer; may be repeated
         "validation-data" validation_data: Vec<PathBuf> = [value("PATH").follows("the last tenth of `data`").own()];

@@ -242,6 +242,25 @@ mod tests {
     }
 
     #[test]
+    fn each_file_has_its_weight() {
+        let refusal = |options: &str| {
+            Layers::parse(options).unwrap().resolve(&Nothing).unwrap_err().to_string()
+        };
+        assert_eq!(
+            refusal("--data a b c --data-weights 0.7,0.3"),
+            "command line: `data-weights` has 2 weight(s), but `data` names 3 file(s): give each file its weight"
+        );
+        assert_eq!(
+            refusal("--data-weights 1"),
+            "command line: `data-weights` weighs the files of `data`, which names none"
+        );
+        assert_eq!(
+            refusal("--data a b --data-weights 0.7,0.4"),
+            "command line: `data-weights` is \"0.7,0.4\": their sum is 1.1, not 1"
+        );
+    }
+
+    #[test]
     fn a_trained_model_goes_on_at_a_lower_rate() {
         let rate = |options: &str| {
             let config = Layers::parse(options).unwrap().resolve(&OtherTokens).unwrap();

@@ -13,7 +13,7 @@ use chimera_core::search::Where;
 use toml::Value;
 
 use super::schedules::{Named, names};
-use super::{Layout, MlpGate, Scaling, Transport, Weights};
+use super::{DataWeights, Layout, MlpGate, Scaling, Transport};
 use crate::device::Precision;
 
 /// Which values an option may have.
@@ -191,7 +191,7 @@ texts! {
     Named = Kind::Schedule;
     Hoist = Kind::Hoist;
     Layout = Kind::Layout;
-    Weights = Kind::Weights;
+    DataWeights = Kind::Weights;
     RopeScaling = Kind::RopeScaling;
     ParamRules = Kind::ParamRules;
     StepRange = Kind::Steps;
