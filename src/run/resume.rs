@@ -18,6 +18,7 @@ const EARLIER: &[(&str, &str)] = &[
     ("dropout", "0.0"),
     ("document-mask", "false"),
     ("layout", "\"balanced\""),
+    ("head-dim", "0"),
 ];
 /// A key whose value held for another before there was that one.
 const EARLIER_KEY: (&str, &str) = ("sequence", "context");

@@ -184,13 +184,16 @@ options! {
         "init" init: Option<PathBuf> = [value("DIR").follows("random weights").own().see("#models-in-and-out")];
         /// Transformer layers
         "layers" layers: usize = [value("COUNT").whole(1, 1 << 14).follows("from the preset").fixed().drawn(Profiled)];
-        /// Features per token; `heads` must divide them
+        /// Features per token; `heads` must divide them, unless `head-dim` is set
         "hidden" hidden: usize = [value("SIZE").whole(1, 1 << 20).follows("from the preset").fixed().drawn(Profiled)];
         /// Attention heads
         "heads" heads: usize = [value("COUNT").whole(1, 1 << 20).follows("from the preset").fixed().drawn(Profiled)];
         /// Heads of keys and values of a llama, which query heads share; must divide `heads`
         "kv-heads" kv_heads: Option<usize> = [value("COUNT").also("grouped-query attention")
             .whole(1, 1 << 20).follows("from the preset, or `heads`").fixed().see("#llama").drawn(Profiled)];
+        /// Features of a head of a llama, where `heads` of them are not `hidden`, as in Mistral NeMo; 0 for `hidden` / `heads`
+        "head-dim" head_dim: Option<usize> =
+            [value("SIZE").whole(0, 1 << 20).follows("from the preset, or 0").fixed().see("#llama").drawn(Profiled)];
         /// Features within the MLP of a llama
         "mlp-hidden" mlp_hidden: Option<usize> = [value("SIZE").also("intermediate size")
             .whole(1, 1 << 22).follows("from the preset, or 8/3 `hidden`").fixed().drawn(Profiled)];

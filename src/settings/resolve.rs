@@ -293,6 +293,7 @@ mod tests {
                 "predict",
                 "init",
                 "kv-heads",
+                "head-dim",
                 "mlp-hidden",
                 "activation",
                 "qkv-bias",
