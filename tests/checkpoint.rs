@@ -11,6 +11,8 @@ mod foreign;
 mod formats;
 #[path = "checkpoint/kill.rs"]
 mod kill;
+#[path = "checkpoint/mixture.rs"]
+mod mixture;
 #[path = "checkpoint/ranks.rs"]
 mod ranks;
 #[path = "checkpoint/resume.rs"]

@@ -101,12 +101,13 @@ fn trains(activations: Element, tolerance: f64) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Grouped heads, biases and a window within the context, where the model is a Llama.
+/// Grouped heads of more features than the model has for each, biases and a window within the context, where the model is a Llama.
 fn llama(model: &ModelConfig) -> Option<Llama> {
     let ModelConfig { architecture, hidden, heads, context, .. } = *model;
     let usual = Llama::usual(hidden, heads);
     let window = Some(context / 2);
-    let llama = Llama { kv_heads: heads / 2, qkv_bias: true, window, ..usual };
+    let head_dim = Some(hidden / heads + 2);
+    let llama = Llama { kv_heads: heads / 2, head_dim, qkv_bias: true, window, ..usual };
     (architecture == Architecture::LLAMA).then_some(llama)
 }
 

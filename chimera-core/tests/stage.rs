@@ -33,7 +33,8 @@ fn models_conform() {
             let stage = |cut: Cut| DecoderStage::new(Reference, &gpt2, 4, cut).expect("a stage");
             let stages = || cuts(&gpt2).into_iter().map(stage).collect();
             conformance::all(&Reference, stages, &Ids { is_bert: false });
-            let choices = Llama { kv_heads: 1, window: Some(3), ..Llama::usual(8, 2) };
+            let choices =
+                Llama { kv_heads: 1, head_dim: Some(6), window: Some(3), ..Llama::usual(8, 2) };
             let llama = ModelConfig { llama: Some(choices), ..config(Architecture::LLAMA) };
             let stage = |cut: Cut| DecoderStage::new(Reference, &llama, 4, cut).expect("a stage");
             let stages = || cuts(&llama).into_iter().map(stage).collect();

@@ -10,7 +10,29 @@ const N_PIECES: usize = 1024;
 const PIECE: usize = 1024;
 
 impl Digest {
-    /// The digest of `tokens`. Of more than a million it hashes those of pieces that lie evenly from the first to the
+    /// The digest of datasets, of which each counts by its place.
+    ///
+    /// # Errors
+    /// As [`Digest::of`].
+    pub fn of_all<'t>(datasets: impl IntoIterator<Item = &'t Tokens>) -> io::Result<Digest> {
+        let mut each = datasets.into_iter().map(Digest::of).collect::<io::Result<Vec<Digest>>>()?;
+        if each.len() == 1 {
+            return Ok(each.remove(0));
+        }
+        let (mut ids, mut targets) = (blake3::Hasher::new(), blake3::Hasher::new());
+        for Digest { tokens, blake3, targets: of_one } in &each {
+            ids.update(&tokens.to_le_bytes()).update(blake3.as_bytes());
+            targets.update(&[0]).update(of_one.as_deref().unwrap_or_default().as_bytes());
+        }
+        let has_targets = each.iter().any(|digest| digest.targets.is_some());
+        Ok(Digest {
+            tokens: each.iter().map(|digest| digest.tokens).sum(),
+            blake3: ids.finalize().to_string(),
+            targets: has_targets.then(|| targets.finalize().to_string()),
+        })
+    }
+
+    /// The digest of `tokens`, and of which are targets. Of more than a million it hashes those of pieces that lie evenly from the first to the
     /// last, so data that is larger than memory takes no longer.
     ///
     /// # Errors
@@ -29,7 +51,9 @@ impl Digest {
                 hasher.update(&id.to_le_bytes());
             });
         }
-        Ok(Digest { tokens: n as u64, blake3: hasher.finalize().to_string() })
+        let targets = tokens.are_targets().map(Digest::of).transpose()?;
+        let targets = targets.map(|digest| digest.blake3);
+        Ok(Digest { tokens: n as u64, blake3: hasher.finalize().to_string(), targets })
     }
 }
 
@@ -52,6 +76,20 @@ mod tests {
         assert_ne!(digest(&ids[..4999]), digest(&ids));
         assert_ne!(digest(&ids[1..]).blake3, digest(&ids[..4999]).blake3);
         assert_eq!(digest(&[]).tokens, 0);
+    }
+
+    #[test]
+    fn datasets_count_by_their_place_and_their_ends() {
+        let of = |datasets: &[&[u32]]| {
+            let tokens: Vec<Tokens> = datasets.iter().map(|ids| Tokens::of_ids(ids)).collect();
+            Digest::of_all(&tokens).unwrap()
+        };
+        assert_eq!(of(&[&[1, 2, 3]]), digest(&[1, 2, 3]));
+        let mixed = of(&[&[1, 2], &[3]]);
+        assert_eq!((mixed.tokens, &mixed.targets), (3, &None));
+        for other in [of(&[&[1, 2, 3]]), of(&[&[3], &[1, 2]]), of(&[&[1], &[2, 3]])] {
+            assert_ne!(mixed.blake3, other.blake3);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What can be wrong with data.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::special_tokens::MARKS;
 use super::tokenizer::TokenizerError;
@@ -152,6 +152,14 @@ pub enum DataError {
         /// Tokens needed.
         needed: usize,
     },
+    /// A file of a mixture cannot be trained on by itself.
+    #[error("data file {} of the mixture: {reason}", path.display())]
+    InMixture {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: Box<DataError>,
+    },
     /// A folder has nothing to read.
     #[error("the folder {} has no file: name one with text", path.display())]
     EmptyFolder {
@@ -182,4 +190,16 @@ pub enum DataError {
         /// Tokens needed.
         needed: usize,
     },
+}
+
+impl DataError {
+    /// Names the file of a mixture, unless the refusal does.
+    pub(super) fn in_mixture(self, path: &Path) -> DataError {
+        match self {
+            DataError::Short { .. } | DataError::NoSample { .. } => {
+                DataError::InMixture { path: path.to_path_buf(), reason: Box::new(self) }
+            }
+            named => named,
+        }
+    }
 }

@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(whole.target, parts.map(|part| part.target).concat());
         assert_ne!(whole, batch(2, 20..32));
         // The next epoch hides others.
-        let n = corpus.n_samples();
+        let n = corpus.datasets[0].n_samples();
         assert_ne!(batch(1, 0..n).target, batch(1, n..2 * n).target);
     }
 

@@ -3,12 +3,15 @@
 //! Which sample is seen when follows from (seed, number of the sample since the start of the training)
 //! alone, so that the global batch is the same however it is spread over micro-batches, pipes and groups.
 
+mod batch;
 pub mod corpus;
+mod dataset;
 mod digest;
 mod documents;
 mod draw;
 mod error;
 mod masked;
+mod mixture;
 mod permutation;
 mod prepare;
 mod prepared;
@@ -26,6 +29,7 @@ use chimera_core::model::{ModelConfig, Objective};
 
 use crate::formats::checkpoint::Digest;
 
+pub use batch::Batch;
 pub use error::DataError;
 pub use masked::Pairs;
 pub use prepare::{Preparation, STANDARD_INPUT, discard, prepare};
@@ -36,30 +40,11 @@ pub use prepared::{
 pub use special_tokens::Marks;
 pub use tokens::{Tokens, n_ignored};
 
+use dataset::{Dataset, open_each};
 use draw::Masking;
+use mixture::Mixture;
 use permutation::Permutation;
 use tokenizer::Tokenizer;
-
-/// Samples side by side, one after another, each as long as the others.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct Batch {
-    /// How many.
-    pub n_samples: usize,
-    /// What the model reads of each: `sequence` ids, or what stands before them in a BERT's sample too.
-    pub input: Vec<u32>,
-    /// What it is to say: the token that comes next at each position, or [`IGNORED`](chimera_core::layers::IGNORED); or
-    /// those that are masked, and whether the second segment is from elsewhere.
-    pub target: Vec<u32>,
-}
-
-impl Batch {
-    /// Input and target of each sample.
-    pub fn samples(&self) -> impl Iterator<Item = (&[u32], &[u32])> {
-        let [input, target] =
-            [self.input.len(), self.target.len()].map(|n| (n / self.n_samples.max(1)).max(1));
-        self.input.chunks(input).zip(self.target.chunks(target))
-    }
-}
 
 /// The ids of `files` in order, each below `vocab`, as [`Corpus::open`] reads them.
 pub fn read(files: &[PathBuf], vocab: usize) -> Result<Tokens, DataError> {
@@ -68,14 +53,25 @@ pub fn read(files: &[PathBuf], vocab: usize) -> Result<Tokens, DataError> {
     Ok(tokens)
 }
 
-/// Token ids to train on and to validate with: the last tenth of them, or others.
+/// The files of a corpus.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Files<'f> {
+    /// Files to train on; if there are none, the built-in text.
+    pub data: &'f [PathBuf],
+    /// The weight of each of them in a mixture; without, they are one dataset, one after the other.
+    pub weights: Option<&'f [f64]>,
+    /// Files to validate with; if there are none, the last tenth of each dataset.
+    pub validation: &'f [PathBuf],
+}
+
+/// Token ids to train on and to validate with: the last tenth of each dataset, or others.
 #[derive(Debug)]
 pub struct Corpus {
-    tokens: Tokens,
-    /// What is validated with, if it is not the rest of `tokens`.
-    held_out: Option<Tokens>,
+    datasets: Vec<Dataset>,
+    mixture: Mixture,
+    /// What is validated with, if it is not the rest of `datasets`.
+    held_out: Option<Dataset>,
     tokenizer: Option<Tokenizer>,
-    n_train: usize,
     /// Tokens of a window.
     window: usize,
     /// How a BERT's samples are drawn from a window.
@@ -86,76 +82,72 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// The data of `files` in order, or the built-in text if there are none, for samples of `sequence` tokens. Validation
-    /// is with the data of `held_out`, or if there are none with the last tenth.
+    /// The data of `files` for samples of `sequence` tokens.
     ///
     /// A file is text, of which each byte is a token, unless its name ends in `.bin` (little-endian
     /// u16 ids) or `.u32.bin` (u32). Every id must be in the vocabulary of `model`, which says too what samples
     /// are made of the text. Files are read where they lie, and may be larger than memory.
     pub fn open(
-        files: &[PathBuf],
-        held_out: &[PathBuf],
+        files: &Files<'_>,
         model: &ModelConfig,
         sequence: usize,
     ) -> Result<Corpus, DataError> {
-        let tokens = match files {
-            [] => Tokens::of_text(corpus::TEXT),
-            files => Tokens::open(files)?,
-        };
-        let tokenizer = match files {
+        let &Files { data, weights, validation } = files;
+        let tokenizer = match data {
             [] => Some(Tokenizer::Bytes),
-            files => tokenizer_of(&[files, held_out].concat())?,
+            data => tokenizer_of(&[data, validation].concat())?,
         };
-        let held_out = (!held_out.is_empty()).then(|| Tokens::open(held_out)).transpose()?;
         let masking = match model.objective() {
             Objective::NextToken => None,
             Objective::MaskedTokens => Some(Masking::new(model, sequence, tokenizer.as_ref())?),
         };
-        let window = masking.as_ref().map_or(sequence, Masking::window);
-        let mut corpus = Corpus::split(tokens, held_out, window, sequence)?;
-        for tokens in [Some(&mut corpus.tokens), corpus.held_out.as_mut()].into_iter().flatten() {
+        let check = |mut tokens: Tokens| {
             match &masking {
                 None => tokens.check(model.vocab)?,
-                Some(masking) => masking.check(tokens)?,
+                Some(masking) => masking.check(&mut tokens)?,
             }
-        }
+            Ok::<_, DataError>(tokens)
+        };
+        let window = masking.as_ref().map_or(sequence, Masking::window);
+        let held_out = match validation {
+            [] => None,
+            files => Some(check(Tokens::open(files)?)?),
+        };
+        let dataset = |tokens| match &held_out {
+            None => Dataset::split(check(tokens)?, window, sequence),
+            Some(_) => Dataset::to_train_on(check(tokens)?, window, sequence),
+        };
+        let datasets = match (data, weights) {
+            ([], _) => vec![dataset(Tokens::of_text(corpus::TEXT))?],
+            (data, None) => vec![dataset(Tokens::open(data)?)?],
+            (data, Some(_)) => {
+                let of_file = |(file, tokens): (&PathBuf, Tokens)| {
+                    dataset(tokens).map_err(|reason| reason.in_mixture(file))
+                };
+                data.iter().zip(open_each(data)?).map(of_file).collect::<Result<_, _>>()?
+            }
+        };
+        let held_out = held_out.map(|tokens| Dataset::to_validate_with(tokens, window, sequence));
+        let mixture = Mixture::new(weights.unwrap_or(&[1.0]));
+        let corpus = Corpus::of(datasets, mixture, held_out.transpose()?, window);
         Ok(Corpus { tokenizer, masking, end_of_text: model.end_of_text, ..corpus })
     }
 
     /// Splits `tokens` of an unknown tokenizer into a part to train on and one to validate with.
     pub fn from_tokens(tokens: Tokens, sequence: usize) -> Result<Corpus, DataError> {
-        Corpus::split(tokens, None, sequence, sequence)
+        let dataset = Dataset::split(tokens, sequence, sequence)?;
+        Ok(Corpus::of(vec![dataset], Mixture::new(&[1.0]), None, sequence))
     }
 
-    /// In windows of `window` tokens, for samples of `sequence`.
-    fn split(
-        tokens: Tokens,
-        held_out: Option<Tokens>,
+    /// In windows of `window` tokens.
+    fn of(
+        datasets: Vec<Dataset>,
+        mixture: Mixture,
+        held_out: Option<Dataset>,
         window: usize,
-        sequence: usize,
-    ) -> Result<Corpus, DataError> {
-        let least = window.saturating_add(1);
-        let n_train = match &held_out {
-            None => {
-                let needed = least.saturating_mul(2);
-                if tokens.len() < needed {
-                    return Err(DataError::Short { tokens: tokens.len(), sequence, needed });
-                }
-                tokens.len() - (tokens.len() / 10).max(least)
-            }
-            Some(held_out) => {
-                for (what, tokens) in
-                    [("train on", tokens.len()), ("validate with", held_out.len())]
-                {
-                    if tokens < least {
-                        return Err(DataError::NoSample { what, tokens, sequence, needed: least });
-                    }
-                }
-                tokens.len()
-            }
-        };
+    ) -> Corpus {
         let (tokenizer, masking, end_of_text, digest) = (None, None, None, OnceLock::new());
-        Ok(Corpus { tokens, held_out, tokenizer, n_train, window, masking, end_of_text, digest })
+        Corpus { datasets, mixture, held_out, tokenizer, window, masking, end_of_text, digest }
     }
 
     /// What the ids stand for, where that is known.
@@ -165,12 +157,18 @@ impl Corpus {
 
     /// Number of tokens to train on.
     pub fn n_train(&self) -> usize {
-        self.n_train
+        self.datasets.iter().map(|dataset| dataset.n_train).sum()
     }
 
     /// Number of tokens to validate with.
     pub fn n_validation(&self) -> usize {
-        self.held_out.as_ref().map_or(self.tokens.len() - self.n_train, Tokens::len)
+        self.held_out().map(Dataset::n_validation).sum()
+    }
+
+    /// What is validated with.
+    fn held_out(&self) -> impl Iterator<Item = &Dataset> {
+        let datasets = if self.held_out.is_some() { &[][..] } else { &self.datasets };
+        self.held_out.iter().chain(datasets)
     }
 
     /// Which data it is, or was when this was first asked: every checkpoint wants to know, and files may be far away.
@@ -181,83 +179,77 @@ impl Corpus {
         if let Some(known) = self.digest.get() {
             return Ok(known);
         }
-        let digest = Digest::of(&self.tokens)?;
+        let digest = Digest::of_all(self.datasets.iter().map(|dataset| &dataset.tokens))?;
         Ok(self.digest.get_or_init(|| digest))
     }
 
-    /// Number of samples of an epoch: windows that lie side by side in the part to train on.
-    pub fn n_samples(&self) -> u64 {
-        ((self.n_train - 1) / self.window.max(1)) as u64
+    /// How often the first `n_samples` of the training go through each dataset.
+    pub fn epochs(&self, n_samples: u64) -> Vec<f64> {
+        let counts = self.mixture.counts(n_samples).into_iter();
+        counts.zip(&self.datasets).map(|(n, of)| n as f64 / of.n_samples() as f64).collect()
     }
 
     /// Whether some targets are ignored.
     pub fn has_ignored(&self) -> bool {
-        self.end_of_text.is_some() || self.tokens.has_ignored()
+        let has_some = |dataset: &Dataset| dataset.tokens.are_targets().is_some();
+        self.end_of_text.is_some() || self.datasets.iter().any(has_some)
     }
 
-    /// The samples of these numbers since the start of the training. Each epoch goes through all samples
-    /// once, in an order of its own, which follows from (seed, epoch).
+    /// The samples of these numbers since the start of the training. Each epoch goes through all samples of a dataset
+    /// once, in an order of its own, which follows from (seed, dataset, epoch).
     pub fn batch(&self, seed: u64, samples: Range<u64>) -> io::Result<Batch> {
-        let n = self.n_samples();
-        let order = |sample| Permutation::new(n, seed, sample / n).at(sample % n);
-        let start = |window| window as usize * self.window;
-        match &self.masking {
-            None => self.windows(&self.tokens, samples.map(|sample| start(order(sample)))),
-            Some(masking) => {
-                let windows = samples.map(|sample| (sample, order(sample)));
-                pairs(&self.tokens, masking, seed, n, windows, start)
-            }
-        }
-    }
-
-    /// At most `count` windows, evenly spread over the validation part and apart from each other.
-    pub fn validation(&self, count: usize) -> io::Result<Batch> {
-        let apart = (self.n_validation() - 1) / self.window.max(1);
-        let n = count.min(apart);
-        let last = self.n_validation() - self.window - 1;
-        let step = |i: usize| if n > 1 { i * last / (n - 1) } else { 0 };
-        let (tokens, first) = match &self.held_out {
-            None => (&self.tokens, self.n_train),
-            Some(tokens) => (tokens, 0),
-        };
-        let start = |i| first + step(i);
-        match &self.masking {
-            None => self.windows(tokens, (0..n).map(start)),
-            Some(masking) => {
-                let samples = (0..n as u64).map(|i| (i, i));
-                pairs(tokens, masking, 0, n as u64, samples, |i| start(i as usize))
-            }
-        }
-    }
-
-    fn windows(&self, tokens: &Tokens, starts: impl Iterator<Item = usize>) -> io::Result<Batch> {
         let mut batch = Batch::default();
-        for start in starts {
-            let end = start + self.window;
-            batch.n_samples += 1;
-            tokens.extend(&mut batch.input, start..end)?;
-            tokens.extend_targets(&mut batch.target, start + 1..end + 1, self.end_of_text)?;
+        for sample in samples {
+            let (nth, number) = self.mixture.locate(sample);
+            let dataset = &self.datasets[nth];
+            let n = dataset.n_samples();
+            let key = seed.wrapping_add(nth as u64);
+            let window = Permutation::new(n, key, number / n).at(number % n);
+            let start = |window| window as usize * self.window;
+            match &self.masking {
+                None => self.write(&dataset.tokens, start(window), &mut batch)?,
+                Some(masking) => {
+                    let mut draw = masking.draw(seed, sample);
+                    let starts = [window, draw.other(window, n)].map(start);
+                    draw.write(&dataset.tokens, starts, &mut batch)?;
+                }
+            }
         }
         Ok(batch)
     }
-}
 
-/// A BERT's samples: numbers, and windows of `n_windows` that begin at `start`.
-fn pairs(
-    tokens: &Tokens,
-    masking: &Masking,
-    seed: u64,
-    n_windows: u64,
-    samples: impl Iterator<Item = (u64, u64)>,
-    start: impl Fn(u64) -> usize,
-) -> io::Result<Batch> {
-    let mut batch = Batch::default();
-    for (sample, window) in samples {
-        let mut draw = masking.draw(seed, sample);
-        let starts = [window, draw.other(window, n_windows)].map(&start);
-        draw.write(tokens, starts, &mut batch)?;
+    /// At most `count` windows to validate with, evenly spread and apart from each other: of several datasets each has
+    /// its weight of them, and at least one.
+    pub fn validation(&self, count: usize) -> io::Result<Batch> {
+        let counts = match &self.held_out {
+            Some(_) => vec![count as u64],
+            None => self.mixture.counts(count as u64),
+        };
+        let mut batch = Batch::default();
+        for (dataset, count) in self.held_out().zip(counts) {
+            let starts = dataset.validation(count.max(1) as usize);
+            let n = starts.len() as u64;
+            for i in 0..n {
+                match &self.masking {
+                    None => self.write(&dataset.tokens, starts[i as usize], &mut batch)?,
+                    Some(masking) => {
+                        let mut draw = masking.draw(0, i);
+                        let starts = [i, draw.other(i, n)].map(|i| starts[i as usize]);
+                        draw.write(&dataset.tokens, starts, &mut batch)?;
+                    }
+                }
+            }
+        }
+        Ok(batch)
     }
-    Ok(batch)
+
+    /// Appends the sample of the window that begins at `start`.
+    fn write(&self, tokens: &Tokens, start: usize, batch: &mut Batch) -> io::Result<()> {
+        let end = start + self.window;
+        batch.n_samples += 1;
+        tokens.extend(&mut batch.input, start..end)?;
+        tokens.extend_targets(&mut batch.target, start + 1..end + 1, self.end_of_text)
+    }
 }
 
 #[cfg(test)]
@@ -290,7 +282,7 @@ mod tests {
             n in 40usize..3000, context in 1usize..20, seed in any::<u64>(), epoch in 0u64..1 << 30,
         ) {
             let corpus = counting(n, context);
-            let n_samples = corpus.n_samples();
+            let n_samples = corpus.datasets[0].n_samples();
             let first = epoch * n_samples;
             let batch = corpus.batch(seed, first..first + n_samples).unwrap();
             for (input, target) in batch.input.iter().zip(&batch.target) {
@@ -337,27 +329,58 @@ mod tests {
     #[test]
     fn other_data_to_validate_with_leaves_all_to_train_on() {
         let ids = |range: Range<u32>| Tokens::of_ids(&range.collect::<Vec<_>>());
-        let corpus = Corpus::split(ids(0..100), Some(ids(500..550)), 8, 8).unwrap();
-        assert_eq!((corpus.n_train(), corpus.n_validation(), corpus.n_samples()), (100, 50, 12));
+        let train = Dataset::to_train_on(ids(0..100), 8, 8).unwrap();
+        let held_out = Dataset::to_validate_with(ids(500..550), 8, 8).unwrap();
+        assert_eq!(train.n_samples(), 12);
+        let corpus = Corpus::of(vec![train], Mixture::new(&[1.0]), Some(held_out), 8);
+        assert_eq!((corpus.n_train(), corpus.n_validation()), (100, 50));
         let batch = corpus.validation(3).unwrap();
         let starts: Vec<_> = batch.input.chunks(8).map(|row| row[0]).collect();
         assert_eq!(starts, [500, 520, 541]);
         assert!(corpus.batch(1, 0..12).unwrap().target.iter().all(|id| *id < 100));
-        for (n, held_out, what) in [(100, 508, "validate with"), (8, 550, "train on")] {
-            let refusal = Corpus::split(ids(0..n), Some(ids(500..held_out)), 8, 8).unwrap_err();
+        let refusals = [
+            ("train on", Dataset::to_train_on(ids(0..8), 8, 8)),
+            ("validate with", Dataset::to_validate_with(ids(500..508), 8, 8)),
+        ];
+        for (what, refusal) in refusals {
             assert_eq!(
-                refusal.to_string(),
+                refusal.unwrap_err().to_string(),
                 format!("the data to {what} has 8 tokens, but sequence 8 needs at least 9")
             );
         }
     }
 
     #[test]
+    fn datasets_of_a_mixture_go_through_epochs_of_their_own() {
+        let ids = |range: Range<u32>| Tokens::of_ids(&range.collect::<Vec<_>>());
+        let datasets = [ids(0..900), ids(1000..1100)];
+        let datasets = datasets.map(|tokens| Dataset::split(tokens, 8, 8).unwrap()).into();
+        let corpus = Corpus::of(datasets, Mixture::new(&[0.75, 0.25]), None, 8);
+        assert_eq!((corpus.n_train(), corpus.n_validation()), (900, 100));
+        // Each of the 11 samples of the second dataset comes once in 44 of all.
+        let batch = corpus.batch(1, 0..44).unwrap();
+        let (mut first, mut second): (Vec<u32>, Vec<u32>) =
+            batch.input.iter().partition(|id| **id < 1000);
+        first.sort_unstable();
+        first.dedup();
+        second.sort_unstable();
+        assert_eq!((first.len(), second), (33 * 8, (1000..1088).collect()));
+        let again = [corpus.batch(1, 0..7), corpus.batch(1, 7..44)].map(Result::unwrap);
+        assert_eq!(again.map(|batch| batch.input).concat(), batch.input);
+        assert_eq!(corpus.epochs(88), [66.0 / 101.0, 2.0]);
+
+        let validation = corpus.validation(8).unwrap();
+        let starts: Vec<_> = validation.input.chunks(8).map(|row| row[0]).collect();
+        assert_eq!(starts, [810, 826, 842, 858, 874, 891, 1090]);
+    }
+
+    #[test]
     fn without_files_the_built_in_text_is_read() {
         let tiny = &Preset::named("tiny").unwrap().config;
-        let corpus = Corpus::open(&[], &[], tiny, tiny.context).unwrap();
+        let corpus = Corpus::open(&Files::default(), tiny, tiny.context).unwrap();
         assert_eq!(corpus.n_train() + corpus.n_validation(), corpus::TEXT.len());
         assert!(matches!(corpus.tokenizer(), Some(Tokenizer::Bytes)));
-        assert!(Corpus::open(&[], &[], &ModelConfig { vocab: 64, ..tiny.clone() }, 128).is_err());
+        let narrow = ModelConfig { vocab: 64, ..tiny.clone() };
+        assert!(Corpus::open(&Files::default(), &narrow, 128).is_err());
     }
 }

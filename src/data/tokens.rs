@@ -168,9 +168,14 @@ impl Tokens {
         Ok(n_targets)
     }
 
-    /// Whether some ids are no targets.
-    pub fn has_ignored(&self) -> bool {
-        self.are_targets.is_some()
+    /// For each id 1 if it is a target, or 0; `None` if all are.
+    pub(super) fn are_targets(&self) -> Option<&Tokens> {
+        self.are_targets.as_deref()
+    }
+
+    /// What the ids are stored as.
+    pub(super) fn width(&self) -> Width {
+        self.width
     }
 
     /// Refuses ids of `vocab` and above, from now on too.

@@ -38,8 +38,9 @@ impl<S: Subject> Run<S> {
         add(
             "data",
             match self.subject.digest() {
-                Some(Ok(Digest { tokens, blake3 })) => {
-                    format!("{tokens} tokens, {blake3}, {samples}")
+                Some(Ok(Digest { tokens, blake3, targets })) => {
+                    let targets = targets.as_deref().unwrap_or("all");
+                    format!("{tokens} tokens, {blake3}, targets {targets}, {samples}")
                 }
                 Some(Err(error)) => format!("unreadable: {error}, {samples}"),
                 None => samples,

@@ -63,12 +63,12 @@ pub use transformer::Transformer;
 pub use verify::checkpoint_as;
 use watch::Watch;
 
-use crate::data::{Batch, Corpus, end_of_text};
+use crate::data::{Batch, Corpus, Files, end_of_text};
 use crate::device::{Devices, OpenDevice};
 use crate::formats::checkpoint::{Checkpoint, Saver};
 use crate::observe::{Explain, Recorder};
 use crate::plan::{Course, Plan, Prediction, times_of};
-use crate::settings::Config;
+use crate::settings::{Config, DataWeights};
 
 /// Windows of the validation text that are evaluated.
 const N_VALIDATION: usize = 64;
@@ -100,7 +100,9 @@ impl Run {
         let end_of_text = config.document_mask.then(ends).transpose()?;
         let model = ModelConfig { end_of_text, ..config.model() };
         model.check_sequence(config.sequence)?;
-        let corpus = Corpus::open(&config.data, &config.validation_data, &model, config.sequence)?;
+        let weights = config.data_weights.as_ref().map(DataWeights::as_slice);
+        let files = Files { data: &config.data, weights, validation: &config.validation_data };
+        let corpus = Corpus::open(&files, &model, config.sequence)?;
         let found = found.map_or_else(|| kept(&config), |found| Ok(Some(found)))?;
         let plan = Plan::with(config, found)?;
         let Config { width, depth, precision, .. } = plan.course.config;

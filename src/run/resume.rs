@@ -18,6 +18,7 @@ const EARLIER: &[(&str, &str)] = &[
     ("dropout", "0.0"),
     ("document-mask", "false"),
     ("layout", "\"balanced\""),
+    ("head-dim", "0"),
 ];
 /// A key whose value held for another before there was that one.
 const EARLIER_KEY: (&str, &str) = ("sequence", "context");
@@ -134,6 +135,7 @@ impl<S: Subject> Run<S> {
                 Some(now) if now.tokens != was.tokens => {
                     format!("{} tokens in the checkpoint, {} now", was.tokens, now.tokens)
                 }
+                Some(now) if now.blake3 == was.blake3 => other_targets(was, now).into(),
                 _ => "other tokens than in the checkpoint".into(),
             }),
             _ if self.samples_of(manifest.step) != manifest.next_samples => {
@@ -164,6 +166,19 @@ impl<S: Subject> Run<S> {
             S::hash(&target, &mut hasher);
         }
         hasher.finalize().to_string()
+    }
+}
+
+/// In what data with the same tokens differs from that of a checkpoint.
+fn other_targets(was: &Digest, now: &Digest) -> &'static str {
+    match (&was.targets, &now.targets) {
+        (None, _) => {
+            "in its .targets file some tokens are no targets, but in the checkpoint all were"
+        }
+        (_, None) => {
+            "all tokens are targets, but in the checkpoint some were not: its .targets file is no longer read"
+        }
+        _ => "its .targets file says of other tokens than in the checkpoint that they are targets",
     }
 }
 

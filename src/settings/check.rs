@@ -12,7 +12,7 @@ use toml::Value;
 
 use super::schedules::{self, Named};
 use super::value::Kind;
-use super::{Layout, OPTIONS, Opt, StepRange, peers};
+use super::{DataWeights, Layout, OPTIONS, Opt, StepRange, peers};
 
 /// Characters of a refused text that are shown.
 const SHOWN: usize = 200;
@@ -53,6 +53,11 @@ pub(super) fn check(option: &Opt, value: Value) -> Result<Value, String> {
         if let (Kind::Layout, Some(Err(why))) = (kind, value.as_str().map(str::parse::<Layout>)) {
             return Err(format!("`{key}` is {shown}: {why}; or choose balanced or auto"));
         }
+        if let (Kind::Weights, Some(Err(why))) =
+            (kind, value.as_str().map(str::parse::<DataWeights>))
+        {
+            return Err(format!("`{key}` is {shown}: {why}"));
+        }
         return Err(format!("`{key}` is {shown}; it must be {kind}"));
     }
     Ok(value)
@@ -76,6 +81,7 @@ impl Kind {
             (Kind::Schedule, Value::String(name)) => name.parse::<Named>().is_ok(),
             (Kind::Hoist, Value::String(text)) => text.parse::<Hoist>().is_ok(),
             (Kind::Layout, Value::String(text)) => text.parse::<Layout>().is_ok(),
+            (Kind::Weights, Value::String(text)) => text.parse::<DataWeights>().is_ok(),
             (Kind::RopeScaling, Value::String(text)) => text.parse::<RopeScaling>().is_ok(),
             (Kind::ParamRules, Value::String(text)) => text.parse::<ParamRules>().is_ok(),
             (Kind::Steps, Value::String(text)) => text.parse::<StepRange>().is_ok(),
@@ -113,6 +119,7 @@ impl fmt::Display for Kind {
             Kind::Layout => {
                 write!(f, "balanced, auto, or the layers of each stage such as E3T|4T|4T|3TH")
             }
+            Kind::Weights => write!(f, "weights whose sum is 1, such as 0.7,0.3"),
             Kind::Steps => write!(f, "a range of steps such as 1..11"),
             Kind::Loopback => {
                 write!(f, "an address of this machine alone, such as 127.0.0.1:9464")

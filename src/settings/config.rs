@@ -8,7 +8,7 @@ use chimera_core::lower::Passes;
 use chimera_core::model::{Cut, ModelConfig, ModelError, cut};
 use chimera_core::search::Search;
 
-use super::{Config, Layout};
+use super::{Config, Layout, SettingsError};
 
 /// Folder of the trained weights within that of their run.
 pub const MODEL: &str = "model";
@@ -17,6 +17,22 @@ impl Config {
     /// These settings for a caller's model of this name.
     pub fn of_model(self, name: &str) -> Config {
         Config { own_model: Some(name.into()), ..self }
+    }
+
+    /// Refuses weights that are not as many as the files that they weigh.
+    pub(super) fn check_weights(&self) -> Result<(), SettingsError> {
+        let Some(weights) = &self.data_weights else { return Ok(()) };
+        let (n_weights, n_files) = (weights.as_slice().len(), self.data.len());
+        if n_weights == n_files {
+            return Ok(());
+        }
+        let message = match n_files {
+            0 => "`data-weights` weighs the files of `data`, which names none".into(),
+            _ => format!(
+                "`data-weights` has {n_weights} weight(s), but `data` names {n_files} file(s): give each file its weight"
+            ),
+        };
+        Err(SettingsError { place: self.origins["data-weights"].to_string(), message })
     }
 
     /// The passes over the schedule.

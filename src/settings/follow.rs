@@ -98,6 +98,13 @@ pub(super) fn scaling(merged: &mut Entries, outside: &dyn Outside) {
     }
 }
 
+/// Whether the training began, or begins, with the weights of a model.
+pub(super) fn begins_with_model(merged: &Entries, outside: &dyn Outside) -> bool {
+    let (resume, out) = (text(merged, "resume"), text(merged, "out").map(Path::new));
+    merged.contains_key("init")
+        || resume.is_some_and(|resume| outside.before("init", resume, out).is_some())
+}
+
 /// Takes values from `what`, over defaults and presets; refuses others that were said.
 fn follow(
     merged: &mut Entries,

@@ -7,8 +7,9 @@ use super::origin::{Entries, text};
 use super::{Config, MlpGate, Origin, SettingsError};
 
 /// Keys of the options that a llama alone has.
-const KEYS: [&str; 8] = [
+const KEYS: [&str; 9] = [
     "kv-heads",
+    "head-dim",
     "mlp-hidden",
     "activation",
     "qkv-bias",
@@ -19,12 +20,13 @@ const KEYS: [&str; 8] = [
 ];
 
 /// What a llama chooses, by key.
-pub(super) fn choices(llama: &Llama) -> [(&'static str, Value); 8] {
+pub(super) fn choices(llama: &Llama) -> [(&'static str, Value); 9] {
     let whole = |n: usize| Value::Integer(n as i64);
     let gate = MlpGate::ALL.iter().find(|(_, gate)| gate.0 == llama.activation);
     let gate = gate.map_or("silu", |(name, _)| *name);
     let values = [
         whole(llama.kv_heads),
+        whole(llama.head_dim.unwrap_or(0)),
         whole(llama.mlp_hidden),
         Value::String(gate.into()),
         Value::Boolean(llama.qkv_bias),
@@ -68,6 +70,7 @@ impl Config {
         let usual = Llama::usual(self.hidden, self.heads);
         let llama = Llama {
             kv_heads: self.kv_heads.unwrap_or(usual.kv_heads),
+            head_dim: self.head_dim.filter(|dim| *dim > 0),
             mlp_hidden: self.mlp_hidden.unwrap_or(usual.mlp_hidden),
             activation: self.activation.map_or(usual.activation, |gate| gate.0),
             norm_epsilon: self.norm_eps.unwrap_or(usual.norm_epsilon),
@@ -96,6 +99,8 @@ pub fn llama_of(
     let word = |key| Ok::<_, anyhow::Error>(setting(key)?.try_into::<String>()?);
     Ok(Some(Llama {
         kv_heads: whole("kv-heads")?,
+        // Earlier checkpoints had no such key.
+        head_dim: whole("head-dim").ok().filter(|dim| *dim > 0),
         mlp_hidden: whole("mlp-hidden")?,
         activation: word("activation")?.parse::<MlpGate>().map_err(anyhow::Error::msg)?.0,
         norm_epsilon: number("norm-eps")?,

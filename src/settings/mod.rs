@@ -25,6 +25,7 @@ pub mod schedules;
 mod show;
 mod transport;
 mod value;
+mod weights;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -43,6 +44,7 @@ pub use scaling::Scaling;
 pub use show::markdown;
 pub use transport::Transport;
 pub use value::{Kind, StepRange};
+pub use weights::DataWeights;
 
 /// Why settings cannot be used (exit code 2).
 #[derive(thiserror::Error, Clone, PartialEq, Debug)]

@@ -16,7 +16,7 @@ use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
 use super::origin::Entries;
 use super::schedules::Named;
 use super::value::Setting;
-use super::{Layout, MlpGate, Opt, Origin, Scaling, StepRange, Transport};
+use super::{DataWeights, Layout, MlpGate, Opt, Origin, Scaling, StepRange, Transport};
 use crate::device::{Device, Precision};
 
 /// Makes [`OPTIONS`] and [`Config`] of rows.
@@ -91,6 +91,10 @@ options! {
         /// Text files, whose bytes are tokens, or files of token ids as `chimera prepare` makes them (`.bin` of u16,
         /// `.u32.bin` of u32); may be repeated
         "data" data: Vec<PathBuf> = [value("PATH").follows("the built-in text").own().see("#data")];
+        /// Weights of a mixture, one for each file of `data`, such as 0.7,0.3: the part of all samples that is drawn from it.
+        /// Their sum is 1
+        "data-weights" data_weights: Option<DataWeights> =
+            [value("WEIGHTS").follows("files one after the other").fixed().see("#mixtures")];
         /// Files like those of `data` to validate with, made with the same tokenizer; may be repeated
         "validation-data" validation_data: Vec<PathBuf> = [value("PATH").follows("the last tenth of `data`").own()];
         /// Whether tokens see their own document alone, in data whose documents end with a token
@@ -180,13 +184,16 @@ options! {
         "init" init: Option<PathBuf> = [value("DIR").follows("random weights").own().see("#models-in-and-out")];
         /// Transformer layers
         "layers" layers: usize = [value("COUNT").whole(1, 1 << 14).follows("from the preset").fixed().drawn(Profiled)];
-        /// Features per token; `heads` must divide them
+        /// Features per token; `heads` must divide them, unless `head-dim` is set
         "hidden" hidden: usize = [value("SIZE").whole(1, 1 << 20).follows("from the preset").fixed().drawn(Profiled)];
         /// Attention heads
         "heads" heads: usize = [value("COUNT").whole(1, 1 << 20).follows("from the preset").fixed().drawn(Profiled)];
         /// Heads of keys and values of a llama, which query heads share; must divide `heads`
         "kv-heads" kv_heads: Option<usize> = [value("COUNT").also("grouped-query attention")
             .whole(1, 1 << 20).follows("from the preset, or `heads`").fixed().see("#llama").drawn(Profiled)];
+        /// Features of a head of a llama, where `heads` of them are not `hidden`, as in Mistral NeMo; 0 for `hidden` / `heads`
+        "head-dim" head_dim: Option<usize> =
+            [value("SIZE").whole(0, 1 << 20).follows("from the preset, or 0").fixed().see("#llama").drawn(Profiled)];
         /// Features within the MLP of a llama
         "mlp-hidden" mlp_hidden: Option<usize> = [value("SIZE").also("intermediate size")
             .whole(1, 1 << 22).follows("from the preset, or 8/3 `hidden`").fixed().drawn(Profiled)];
@@ -228,7 +235,7 @@ options! {
         /// Optimizer: adamw, lamb, sgd or muon
         "optimizer" optimizer: Optimizer = [is("adamw").fixed().see("#optimizers")];
         /// Peak learning rate
-        "lr" lr: f64 = [value("RATE").real(0.0, 1e30).follows("0.4 / hidden")];
+        "lr" lr: f64 = [value("RATE").real(0.0, 1e30).follows("0.4 / hidden, or with `init` a tenth of that").see("#models-in-and-out")];
         /// Steps of linear learning-rate warm-up
         "warmup" warmup: u64 = [value("STEPS").whole(0, 1 << 40).follows("a tenth of `steps`, at least 1")];
         /// Decay of the learning rate: cosine, linear, wsd (a line at the end: warm-up, stable, decay) or constant

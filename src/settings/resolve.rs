@@ -50,6 +50,7 @@ impl Layers {
             merged.entry(key).or_insert((value, Origin::Default));
         }
         let config = config(merged)?;
+        config.check_weights()?;
         if config.no_save && config.save.is_some() {
             let message = "`no-save` contradicts `save`: leave one of them out".into();
             return Err(refusal(config.origins["no-save"].clone(), message).into());
@@ -109,8 +110,12 @@ fn defaults(is_drawn: bool) -> Entries {
 fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value); 6] {
     let whole = |key| merged.get(key).and_then(|(value, _)| value.as_integer()).unwrap_or(1);
     // Wider models want smaller steps; this gives GPT-2's 5e-4 at 768.
+    let from_scratch = 0.4 / whole("hidden") as f64;
     let lr = merged.get("lr").and_then(|(value, _)| value.as_float());
-    let lr = lr.unwrap_or(0.4 / whole("hidden") as f64);
+    let lr = lr.unwrap_or_else(|| match follow::begins_with_model(merged, outside) {
+        true => 0.1 * from_scratch,
+        false => from_scratch,
+    });
     let threads = outside.threads(whole("depth").saturating_mul(whole("width")));
     [
         ("dropout", Value::Float(0.0)),
@@ -210,6 +215,10 @@ mod tests {
             Ok(Start { origin: Origin::Model(init.to_path_buf()), model, dropout: Some(0.0) })
         }
 
+        fn before(&self, option: &str, _: &str, _: Option<&Path>) -> Option<Value> {
+            (option == "init").then(|| "model".into())
+        }
+
         fn ids(&self, data: &[PathBuf], _: bool) -> Result<Option<(PathBuf, String, usize)>> {
             Ok(data.first().map(|path| (path.clone(), "gpt2".into(), 50257)))
         }
@@ -233,6 +242,42 @@ mod tests {
     }
 
     #[test]
+    fn each_file_has_its_weight() {
+        let refusal = |options: &str| {
+            Layers::parse(options).unwrap().resolve(&Nothing).unwrap_err().to_string()
+        };
+        assert_eq!(
+            refusal("--data a b c --data-weights 0.7,0.3"),
+            "command line: `data-weights` has 2 weight(s), but `data` names 3 file(s): give each file its weight"
+        );
+        assert_eq!(
+            refusal("--data-weights 1"),
+            "command line: `data-weights` weighs the files of `data`, which names none"
+        );
+        assert_eq!(
+            refusal("--data a b --data-weights 0.7,0.4"),
+            "command line: `data-weights` is \"0.7,0.4\": their sum is 1.1, not 1"
+        );
+    }
+
+    #[test]
+    fn a_trained_model_goes_on_at_a_lower_rate() {
+        let rate = |options: &str| {
+            let config = Layers::parse(options).unwrap().resolve(&OtherTokens).unwrap();
+            (config.lr, config.min_lr)
+        };
+        let from_scratch = 0.4 / 96.0;
+        assert_eq!(rate("--hidden 96"), (from_scratch, 0.1 * from_scratch));
+        assert_eq!(rate("--init model").0, 0.1 * from_scratch);
+        assert_eq!(rate("--init model --lr 0.5"), (0.5, 0.05));
+        assert_eq!(
+            rate("--resume auto").0,
+            0.1 * from_scratch,
+            "as the run that began with a model"
+        );
+    }
+
+    #[test]
     fn every_key_reaches_the_configuration() {
         let config = Layers::default().resolve(&Nothing).unwrap();
         let unset = OPTIONS.iter().filter(|option| config.value(option.name).is_none());
@@ -240,6 +285,7 @@ mod tests {
         assert_eq!(
             unset,
             [
+                "data-weights",
                 "in-flight",
                 "search-seed",
                 "memory-cap",
@@ -247,6 +293,7 @@ mod tests {
                 "predict",
                 "init",
                 "kv-heads",
+                "head-dim",
                 "mlp-hidden",
                 "activation",
                 "qkv-bias",

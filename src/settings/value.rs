@@ -13,7 +13,7 @@ use chimera_core::search::Where;
 use toml::Value;
 
 use super::schedules::{Named, names};
-use super::{Layout, MlpGate, Scaling, Transport};
+use super::{DataWeights, Layout, MlpGate, Scaling, Transport};
 use crate::device::Precision;
 
 /// Which values an option may have.
@@ -33,6 +33,8 @@ pub enum Kind {
     Path,
     /// Files.
     Paths,
+    /// Weights of files, whose sum is 1.
+    Weights,
     /// A schedule's name, or a file.
     Schedule,
     /// A word, or a number of cells.
@@ -72,10 +74,10 @@ impl Kind {
                 Value::String(word) => Ok(Value::String(word)),
                 other => return Err(format!("{} is no word and no number", other.type_str())),
             },
-            Kind::Layout => match value {
-                Value::Array(blocks) => {
-                    let blocks: Vec<String> = blocks.iter().map(Value::to_string).collect();
-                    Ok(Value::String(blocks.join(",")))
+            Kind::Layout | Kind::Weights => match value {
+                Value::Array(numbers) => {
+                    let numbers: Vec<String> = numbers.iter().map(Value::to_string).collect();
+                    Ok(Value::String(numbers.join(",")))
                 }
                 other => other.try_into::<String>().map(Value::from),
             },
@@ -189,6 +191,7 @@ texts! {
     Named = Kind::Schedule;
     Hoist = Kind::Hoist;
     Layout = Kind::Layout;
+    DataWeights = Kind::Weights;
     RopeScaling = Kind::RopeScaling;
     ParamRules = Kind::ParamRules;
     StepRange = Kind::Steps;

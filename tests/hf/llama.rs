@@ -31,6 +31,7 @@ fn config(kind: &str) -> ModelConfig {
     };
     let llama = Llama {
         kv_heads: if kind == "f16" { 4 } else { 2 },
+        head_dim: (kind == "head-dim").then_some(6),
         mlp_hidden: 12,
         activation: match kind {
             "bf16-sharded" => Activation::GeluTanh,

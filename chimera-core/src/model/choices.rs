@@ -10,6 +10,8 @@ use crate::layers::Activation;
 pub struct Llama {
     /// Heads of keys and values; divides `heads`.
     pub kv_heads: usize,
+    /// Features of a head of queries, keys or values; `None` for `hidden / heads`.
+    pub head_dim: Option<usize>,
     /// Features within the MLP.
     pub mlp_hidden: usize,
     /// Function of the MLP's gate.
@@ -29,6 +31,7 @@ pub struct Llama {
 /// What a configuration without such choices counts as. No stage is made of it.
 pub(super) const NONE: Llama = Llama {
     kv_heads: 0,
+    head_dim: None,
     mlp_hidden: 0,
     activation: Activation::Silu,
     norm_epsilon: 0.0,
@@ -51,10 +54,11 @@ impl Llama {
         }
     }
 
-    /// Checks that such a model can be made, with so many heads of `hidden` features in all.
+    /// Checks that such a model of `hidden` features can be made, with so many heads.
     pub(super) fn validate(&self, hidden: usize, heads: usize) -> Result<(), ModelError> {
         for (what, value, most) in [
             ("kv-heads", self.kv_heads, 1 << 20),
+            ("head-dim", self.head_dim.unwrap_or(1), (1 << 20) / heads),
             ("mlp-hidden", self.mlp_hidden, 1 << 22),
             ("sliding-window", self.window.unwrap_or(1), 1 << 24),
         ] {
@@ -68,8 +72,9 @@ impl Llama {
         if !heads.is_multiple_of(self.kv_heads) {
             return Err(ModelError::KvHeads { heads, kv_heads: self.kv_heads });
         }
-        if !(hidden / heads).is_multiple_of(2) {
-            return Err(ModelError::OddHeads { hidden, heads });
+        let dim = self.head_dim.unwrap_or(hidden / heads);
+        if !dim.is_multiple_of(2) {
+            return Err(ModelError::OddHeads { dim });
         }
         for (what, value) in [("norm-eps", self.norm_epsilon), ("rope-theta", self.rope_theta)] {
             if !(value.is_finite() && value > 0.0) {

@@ -17,7 +17,7 @@ pub struct ModelConfig {
     pub layers: usize,
     /// Features per token.
     pub hidden: usize,
-    /// Attention heads per block; divides `hidden`.
+    /// Attention heads per block; divides `hidden`, unless a Llama chooses what features a head has.
     pub heads: usize,
     /// The most tokens a sample may have: the rows of the position table, where there is one.
     pub context: usize,
@@ -51,7 +51,7 @@ impl ModelConfig {
                 return Err(ModelError::TooLarge { what, value, most });
             }
         }
-        if !self.hidden.is_multiple_of(self.heads) {
+        if self.choices().head_dim.is_none() && !self.hidden.is_multiple_of(self.heads) {
             return Err(ModelError::Heads { hidden: self.hidden, heads: self.heads });
         }
         if self.end_of_text.is_some() && self.architecture.0.decoder(self).is_none() {
@@ -69,6 +69,16 @@ impl ModelConfig {
     /// What the model chooses as a Llama.
     pub(super) fn choices(&self) -> &Llama {
         self.llama.as_ref().unwrap_or(&NONE)
+    }
+
+    /// Features of a head of attention.
+    pub fn head_dim(&self) -> usize {
+        self.choices().head_dim.unwrap_or(self.hidden / self.heads.max(1))
+    }
+
+    /// Features of all heads of queries together, which attention makes of a token: `hidden` of most models.
+    pub(super) fn mixed(&self) -> usize {
+        self.heads * self.head_dim()
     }
 
     /// Checks that samples of so many tokens can be trained on.

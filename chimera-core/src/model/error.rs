@@ -38,12 +38,12 @@ pub enum ModelError {
         kv_heads: usize,
     },
     /// A head of an odd number of features cannot be turned in pairs.
-    #[error("heads of {} features have no pairs to turn: choose heads so that hidden {hidden} / heads is even", hidden / heads)]
+    #[error(
+        "heads of {dim} features have no pairs to turn: choose an even head-dim, or heads so that hidden / heads is even"
+    )]
     OddHeads {
-        /// The hidden size.
-        hidden: usize,
-        /// The number of attention heads.
-        heads: usize,
+        /// Features of a head.
+        dim: usize,
     },
     /// A number is not above zero.
     #[error("{what} is {value}: choose a number above 0")]

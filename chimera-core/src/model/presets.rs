@@ -105,6 +105,7 @@ pub const PRESETS: &[Preset] = &[
 
 const LLAMA_TINY: Llama = Llama {
     kv_heads: 2,
+    head_dim: None,
     mlp_hidden: 256,
     activation: Activation::Silu,
     norm_epsilon: 1e-5,

@@ -35,7 +35,7 @@ impl ModelConfig {
         let (layers, hidden) = (self.layers as f64, self.hidden as f64);
         let looked_up = family.n_positions(self) + if self.tied { 0 } else { self.vocab };
         let products = self.n_params() as f64 - looked_up as f64 * hidden;
-        6.0 * products + 12.0 * layers * hidden * self.mean_visible(sequence)
+        6.0 * products + 12.0 * layers * self.mixed() as f64 * self.mean_visible(sequence)
     }
 
     /// What selective recomputation computes again of a forward pass: of each block the product into the MLP, and of
@@ -52,7 +52,7 @@ impl ModelConfig {
         let family = self.architecture.0;
         let [products, _] = family.block_products(self);
         let visible = family.visible(self, sequence) as f64;
-        sequence as f64 * (2.0 * products + 4.0 * visible * self.hidden as f64)
+        sequence as f64 * (2.0 * products + 4.0 * visible * self.mixed() as f64)
     }
 
     /// How many tokens of a sample of `sequence` a token sees on average, itself included, where it sees none after it.
@@ -96,18 +96,29 @@ mod tests {
         ModelConfig { architecture, tied, llama: is_llama.then_some(llama), ..config() }
     }
 
+    /// A Llama whose heads have more features together than the model has.
+    fn wide_heads() -> ModelConfig {
+        let model = config_of(Architecture::LLAMA, true);
+        let llama = Llama { head_dim: Some(32), ..model.llama.unwrap() };
+        ModelConfig { llama: Some(llama), ..model }
+    }
+
     #[test]
     fn the_count_is_the_sum_of_the_tensors() {
         for architecture in Architecture::ALL {
             for tied in [false, true] {
                 let config = config_of(architecture, tied);
-                let cut = cut(&config, 7, 1).unwrap();
-                let params = config.params(&cut[0]);
-                let sum: usize = params.iter().map(Param::n_elements).sum();
-                assert_eq!(sum as u64, config.n_params());
-                assert!(params.iter().all(|p| !p.tied));
+                is_counted(&config);
             }
         }
+        is_counted(&wide_heads());
+    }
+
+    fn is_counted(config: &ModelConfig) {
+        let params = config.params(&cut(config, 7, 1).unwrap()[0]);
+        let sum: usize = params.iter().map(Param::n_elements).sum();
+        assert_eq!(sum as u64, config.n_params());
+        assert!(params.iter().all(|p| !p.tied));
     }
 
     #[test]
@@ -156,6 +167,14 @@ mod tests {
         let attention = |seen: f64| 3.0 * 12.0 * 100.0 * seen;
         assert_eq!(windowed.flops_per_token(5), 6.0 * counted + attention(9.0 / 5.0));
         assert_eq!(model.flops_per_token(5), 6.0 * counted + attention(15.0 / 5.0));
+        // Five heads of 32 features, and one each of keys and values, from 100 features and back to them.
+        let model = wide_heads();
+        let products = 100.0 * 7.0 * 32.0 + 160.0 * 100.0 + 3.0 * 100.0 * 288.0;
+        let per_token = 3.0 * (2.0 * products + 4.0 * 5.0 * 160.0) + 2.0 * 100.0 * 11.0;
+        assert_eq!(model.forward_flops(&whole, 5), 5.0 * per_token);
+        let vectors = 3.0 * (2.0 * 100.0 + 7.0 * 32.0) + 100.0;
+        let counted = 3.0 * products + 100.0 * 11.0 + vectors;
+        assert_eq!(model.flops_per_token(5), 6.0 * counted + 3.0 * 12.0 * 160.0 * 15.0 / 5.0);
     }
 
     /// By hand, from the products of a block, the head and attention.

@@ -120,9 +120,10 @@ fn ids(n: usize) -> impl Iterator<Item = u32> {
 
 pub(crate) fn config<M: Model>(tied: bool) -> ModelConfig {
     let (architecture, vocab) = (M::ARCHITECTURE, VOCAB as usize);
-    // Grouped heads, biases, a window and scaled frequencies.
+    // Grouped heads of more features than the model has for each, biases, a window and scaled frequencies.
     let llama = Choices {
         kv_heads: 1,
+        head_dim: Some(6),
         mlp_hidden: 12,
         qkv_bias: true,
         window: Some(3),

@@ -229,7 +229,14 @@ fn llama(
     timetable: &Timetable,
 ) -> impl Fn(StageId) -> Result<DecoderStage<Reference>, Fault> {
     let window = Some(CONTEXT - 1);
-    let llama = Llama { kv_heads: 1, mlp_hidden: 6, qkv_bias: true, window, ..Llama::usual(4, 2) };
+    let llama = Llama {
+        kv_heads: 1,
+        head_dim: Some(4),
+        mlp_hidden: 6,
+        qkv_bias: true,
+        window,
+        ..Llama::usual(4, 2)
+    };
     let architecture = Architecture::LLAMA;
     let config = ModelConfig { architecture, llama: Some(llama), ..config(run.tied) };
     let (rate, seed) = (run.dropout, run.training().seed);

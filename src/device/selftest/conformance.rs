@@ -99,13 +99,15 @@ pub(super) fn small(schedule: &'static str, depth: usize) -> TrialRun {
     }
 }
 
-/// [`small`] of a Llama with grouped heads, biases and a window within the context.
+/// [`small`] of a Llama with grouped heads that are wide, biases and a window within the context.
 fn small_llama(schedule: &'static str, depth: usize) -> TrialRun {
     let mut run = small(schedule, depth);
     let ModelConfig { hidden, heads, context, .. } = run.model;
     let usual = Llama::usual(hidden, heads);
     let window = Some(context / 2);
-    run.model.llama = Some(Llama { kv_heads: heads / 2, qkv_bias: true, window, ..usual });
+    let head_dim = Some(hidden / heads + 2);
+    let llama = Llama { kv_heads: heads / 2, head_dim, qkv_bias: true, window, ..usual };
+    run.model.llama = Some(llama);
     run.model.architecture = Architecture::LLAMA;
     run
 }

@@ -27,6 +27,9 @@ pub struct Digest {
     pub tokens: u64,
     /// BLAKE3 of them, as little-endian u32.
     pub blake3: String,
+    /// BLAKE3 of which of them are targets, where some are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub targets: Option<String>,
 }
 
 /// Where a training stands, and the files that hold its tensors.

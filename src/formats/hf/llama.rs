@@ -82,9 +82,7 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     let keys: Keys = serde_json::from_slice(text)?;
     let (hidden, heads) = (keys.hidden_size, keys.num_attention_heads);
     let is_qwen = keys.model_type == "qwen2";
-    let dim = keys.head_dim.is_none_or(|dim| dim.checked_mul(heads) == Some(hidden));
     for (fits, key, found, wanted) in [
-        (dim, "head_dim", json!(keys.head_dim), "hidden_size / num_attention_heads"),
         (!keys.attention_bias, "attention_bias", json!(true), "false"),
         (!keys.mlp_bias, "mlp_bias", json!(true), "false"),
     ] {
@@ -106,6 +104,7 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     };
     let llama = Llama {
         kv_heads: kv_heads.unwrap_or(heads),
+        head_dim: keys.head_dim.filter(|dim| dim.checked_mul(heads) != Some(hidden)),
         mlp_hidden: keys.intermediate_size,
         activation: activation(&keys.hidden_act)?,
         norm_epsilon: keys.rms_norm_eps,
@@ -223,6 +222,9 @@ fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> String {
         "dtype": "float32",
         "torch_dtype": "float32",
     });
+    if let Some(dim) = llama.head_dim {
+        keys["head_dim"] = json!(dim);
+    }
     match model_type {
         "qwen2" => {
             keys["use_sliding_window"] = json!(llama.window.is_some());
@@ -285,6 +287,7 @@ mod tests {
         all.extend([
             with(Llama { qkv_bias: true, window: Some(7), ..plain_llama }),
             with(Llama { activation: Activation::GeluTanh, ..plain_llama }),
+            with(Llama { head_dim: Some(32), window: Some(7), ..plain_llama }),
             scaled("linear:factor=2"),
             scaled("llama3:factor=8,original=64,low=1,high=4"),
             scaled("yarn:factor=4,original=32"),
@@ -315,7 +318,8 @@ mod tests {
             (llama, "hidden_act", json!("relu"), "`hidden_act` is \"relu\""),
             (llama, "attention_bias", json!(true), "`attention_bias` is true"),
             (llama, "mlp_bias", json!(true), "`mlp_bias` is true"),
-            (llama, "head_dim", json!(32), "`head_dim` is 32"),
+            (llama, "head_dim", json!(0), "head-dim is 0"),
+            (llama, "head_dim", json!(15), "heads of 15 features have no pairs to turn"),
             (llama, "num_key_value_heads", json!(4), "heads 6 is not divisible by kv-heads 4"),
             (llama, "num_key_value_heads", json!(0), "kv-heads is 0"),
             (llama, "intermediate_size", json!(0), "mlp-hidden is 0"),
@@ -362,6 +366,9 @@ mod tests {
             "rms_norm_eps": 1e-05, "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192, "rope_type": "llama3"}, "rope_theta": 500000.0,
             "vocab_size": 128256}"#;
+        let with_dim =
+            |dim| read(&llama.replace("128256", &format!("128256, \"head_dim\": {dim}")));
+        assert_eq!([64, 128].map(|dim| with_dim(dim).llama.unwrap().head_dim), [Some(64), None]);
         let Llama { rope_scaling, rope_theta, .. } = read(llama).llama.unwrap();
         assert_eq!(rope_theta, 5e5);
         assert_eq!(rope_scaling.to_string(), "llama3:factor=8,original=8192,low=1,high=4");

@@ -69,7 +69,7 @@ impl<D: Layers> DecoderStage<D> {
             if !device.has_llama_layers() {
                 return Err(ModelError::Device { device: device.name(), model });
             }
-            let frequencies = frequencies(theta, &scaling, hidden / heads, sequence);
+            let frequencies = frequencies(theta, &scaling, config.head_dim(), sequence);
             Ok(device.rotary_table(&frequencies, scaling.factor(), sequence)?)
         });
         let DecoderForm { kv_heads, mask, .. } = form;

@@ -5,29 +5,32 @@ use crate::model::config::{Cut, DEVIATION, ModelConfig, param};
 use crate::model::decoder;
 use crate::stage::{Init, Param};
 
+/// Features of the keys of one token, and of its values.
+fn keys(config: &ModelConfig) -> usize {
+    config.choices().kv_heads * config.head_dim()
+}
+
 /// Features of the queries, keys and values of one token.
 fn qkv(config: &ModelConfig) -> usize {
-    let dim = config.hidden / config.heads.max(1);
-    config.hidden + 2 * config.choices().kv_heads * dim
+    config.mixed() + 2 * keys(config)
 }
 
 /// Number of parameters; a tied table counts once.
 pub(super) fn n_params(config: &ModelConfig) -> u64 {
     let llama = config.choices();
-    let [layers, hidden, vocab, mlp, qkv] =
-        [config.layers, config.hidden, config.vocab, llama.mlp_hidden, qkv(config)]
-            .map(|n| n as u64);
+    let [layers, hidden, vocab] = [config.layers, config.hidden, config.vocab].map(|n| n as u64);
+    let [mixed, mlp, qkv] = [config.mixed(), llama.mlp_hidden, qkv(config)].map(|n| n as u64);
     let tables = if config.tied { 1 } else { 2 };
     let bias = if llama.qkv_bias { qkv } else { 0 };
-    let block = hidden * (qkv + hidden + 3 * mlp + 2) + bias;
+    let block = hidden * (qkv + mixed + 3 * mlp + 2) + bias;
     layers * block + tables * vocab * hidden + hidden
 }
 
 /// Multiplications for one token in the products of a block, and in the product into its MLP alone.
 pub(super) fn block_products(config: &ModelConfig) -> [f64; 2] {
     let mlp = config.choices().mlp_hidden as f64;
-    let (hidden, qkv) = (config.hidden as f64, qkv(config) as f64);
-    [hidden * (qkv + hidden + 3.0 * mlp), 2.0 * hidden * mlp]
+    let [hidden, mixed, qkv] = [config.hidden, config.mixed(), qkv(config)].map(|n| n as f64);
+    [hidden * (qkv + mixed + 3.0 * mlp), 2.0 * hidden * mlp]
 }
 
 /// The tensors of a stage, in the order in which it holds them, named as in Hugging Face's Llama, but that queries, keys
@@ -43,16 +46,15 @@ pub(super) fn params(config: &ModelConfig, cut: &Cut) -> Vec<Param> {
 
 fn block_params(config: &ModelConfig, block: usize) -> Vec<Param> {
     let Llama { mlp_hidden: mlp, qkv_bias, .. } = *config.choices();
-    let (h, qkv) = (config.hidden, qkv(config));
-    let kv = (qkv - h) / 2;
+    let (h, mixed, kv, qkv) = (config.hidden, config.mixed(), keys(config), qkv(config));
     let normal = || Init::Normal(DEVIATION);
     let residual = || Init::Normal(DEVIATION / (2.0 * config.layers as f64).sqrt());
     let tensor = |name, shape: &[usize], init| param(format!("layers.{block}.{name}"), shape, init);
     let bias = qkv_bias.then(|| tensor("self_attn.qkv_proj.bias", &[qkv], Init::Zeros));
     let mut params = vec![
         tensor("input_layernorm.weight", &[h], Init::Ones),
-        tensor("self_attn.qkv_proj.weight", &[qkv, h], normal()).fused([h, kv, kv]),
-        tensor("self_attn.o_proj.weight", &[h, h], residual()),
+        tensor("self_attn.qkv_proj.weight", &[qkv, h], normal()).fused([mixed, kv, kv]),
+        tensor("self_attn.o_proj.weight", &[h, mixed], residual()),
         tensor("post_attention_layernorm.weight", &[h], Init::Ones),
         tensor("mlp.gate_up_proj.weight", &[2 * mlp, h], normal()).fused([mlp; 2]),
         tensor("mlp.down_proj.weight", &[h, mlp], residual()),

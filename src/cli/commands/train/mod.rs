@@ -118,6 +118,9 @@ impl Train {
         go: impl FnOnce(&mut Observe<'_>) -> Result<Trained>,
     ) -> Result<(Trained, f64)> {
         say.line(&headline(run));
+        if let Some(mixture) = mixture(run) {
+            say.line(&mixture);
+        }
         if let Some(report) = run.search() {
             say.line(&report.to_string());
         }
@@ -293,6 +296,18 @@ fn headline(run: &Run) -> String {
         config.micro_batch_size,
         config.sequence,
     )
+}
+
+/// Which data is mixed, with the part of each, and how often the training goes through it.
+fn mixture(run: &Run) -> Option<String> {
+    let config = run.config();
+    let weights = config.data_weights.as_ref()?.as_slice();
+    let samples_per_step = run.tokens_per_step() / config.sequence as u64;
+    let epochs = run.corpus().epochs(config.steps.saturating_mul(samples_per_step));
+    let each = config.data.iter().zip(weights).zip(epochs).map(|((file, weight), epochs)| {
+        format!("{} {weight} ({epochs:.2} epochs)", file.display())
+    });
+    Some(format!("mixture: {}", each.collect::<Vec<_>>().join(", ")))
 }
 
 /// What workers compute with.

@@ -1,0 +1,99 @@
+//! A dataset: tokens of which the first are trained on, and the last validated with.
+
+use std::path::PathBuf;
+use std::slice::from_ref;
+
+use super::{DataError, Tokens};
+
+/// Tokens to train on, and behind them those to validate with.
+#[derive(Debug)]
+pub(super) struct Dataset {
+    pub(super) tokens: Tokens,
+    /// How many are trained on.
+    pub(super) n_train: usize,
+    /// Tokens of a window.
+    window: usize,
+}
+
+impl Dataset {
+    /// Keeps the last tenth of `tokens` to validate with; windows have `window` tokens, for samples of `sequence`.
+    pub(super) fn split(
+        tokens: Tokens,
+        window: usize,
+        sequence: usize,
+    ) -> Result<Dataset, DataError> {
+        let least = window.saturating_add(1);
+        let needed = least.saturating_mul(2);
+        if tokens.len() < needed {
+            return Err(DataError::Short { tokens: tokens.len(), sequence, needed });
+        }
+        let n_train = tokens.len() - (tokens.len() / 10).max(least);
+        Ok(Dataset { tokens, n_train, window })
+    }
+
+    /// Trains on all of `tokens`.
+    pub(super) fn to_train_on(
+        tokens: Tokens,
+        window: usize,
+        sequence: usize,
+    ) -> Result<Dataset, DataError> {
+        check_length(&tokens, "train on", window, sequence)?;
+        Ok(Dataset { n_train: tokens.len(), tokens, window })
+    }
+
+    /// Validates with all of `tokens`.
+    pub(super) fn to_validate_with(
+        tokens: Tokens,
+        window: usize,
+        sequence: usize,
+    ) -> Result<Dataset, DataError> {
+        check_length(&tokens, "validate with", window, sequence)?;
+        Ok(Dataset { tokens, n_train: 0, window })
+    }
+
+    /// Number of tokens to validate with.
+    pub(super) fn n_validation(&self) -> usize {
+        self.tokens.len() - self.n_train
+    }
+
+    /// Windows that lie side by side in the part to train on.
+    pub(super) fn n_samples(&self) -> u64 {
+        (self.n_train.saturating_sub(1) / self.window.max(1)) as u64
+    }
+
+    /// Where at most `count` windows begin that are evenly spread over the part to validate with, apart from each other.
+    pub(super) fn validation(&self, count: usize) -> Vec<usize> {
+        let apart = self.n_validation().saturating_sub(1) / self.window.max(1);
+        let n = count.min(apart);
+        let last = self.n_validation().saturating_sub(self.window + 1);
+        let step = |i: usize| if n > 1 { i * last / (n - 1) } else { 0 };
+        (0..n).map(|i| self.n_train + step(i)).collect()
+    }
+}
+
+/// The tokens of each file, of which all must be as wide: text, or ids of one size.
+pub(super) fn open_each(files: &[PathBuf]) -> Result<Vec<Tokens>, DataError> {
+    let each = files.iter().map(|file| Tokens::open(from_ref(file)));
+    let each = each.collect::<Result<Vec<Tokens>, DataError>>()?;
+    let other = each.iter().position(|tokens| tokens.width() != each[0].width());
+    match other {
+        None => Ok(each),
+        Some(nth) => {
+            let (found, expected) = (each[nth].width().name(), each[0].width().name());
+            Err(DataError::Mixed { path: files[nth].clone(), found, expected })
+        }
+    }
+}
+
+fn check_length(
+    tokens: &Tokens,
+    what: &'static str,
+    window: usize,
+    sequence: usize,
+) -> Result<(), DataError> {
+    let (tokens, needed) = (tokens.len(), window.saturating_add(1));
+    match tokens < needed {
+        true => Err(DataError::NoSample { what, tokens, sequence, needed }),
+        false => Ok(()),
+    }
+}
