@@ -75,7 +75,10 @@ impl Candidate {
             ("schedule", true),
             ("micro-batches", true),
             ("micro-batch-size", true),
-            ("scaling", config.micro_batches > config.depth && self.reads().contains(&Parameter::Scaling)),
+            (
+                "scaling",
+                config.micro_batches > config.depth && self.reads().contains(&Parameter::Scaling),
+            ),
             ("recompute", config.recompute != Recompute::None),
             ("shard-optimizer", config.shard_optimizer),
             ("layout", matches!(config.layout, Layout::Is(_))),

@@ -85,13 +85,16 @@ fn orders(depth: usize, said: &Config) -> Vec<Config> {
             Named::Schedule(schedule) => schedule.reads(),
             Named::File(_) | Named::Auto => &[],
         };
-        let scaling = if is_open && depth > 1 { Scaling::Is(Direct) } else { said.scaling };
-        let orders = vec![Config { schedule, scaling, ..said.clone() }];
+        let mut order = said.clone();
+        if is_open && matches!(schedule, Named::Schedule(_)) {
+            order.scaling = Scaling::Is(Direct);
+        }
+        order.schedule = schedule;
         let open = parameters.iter().filter(|parameter| match parameter {
             Parameter::Scaling => is_open,
             _ => is_free(said, parameter.name()),
         });
-        open.fold(orders, |orders, open| {
+        open.fold(vec![order], |orders, open| {
             orders.into_iter().flat_map(|order| with_each(*open, depth, order)).collect()
         })
     };

@@ -20,6 +20,11 @@ fn run(place: &TempDir) -> PathBuf {
     place.path().join("run")
 }
 
+/// Whether the first step is written, and so all of the folder there.
+fn has_trained(place: &TempDir) -> bool {
+    fs::metadata(run(place).join("metrics.jsonl")).is_ok_and(|metrics| metrics.len() > 0)
+}
+
 fn train(place: &TempDir, options: &str) -> Ran {
     let ran = chimera(&line(place, options));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
@@ -117,7 +122,7 @@ fn a_folder_that_is_taken_away_ends_the_run() {
     for save in ["--save-every 2", ""] {
         let place = folder();
         let running = start(&line(&place, &format!("--steps 1000000 {save}")));
-        wait_for(|| run(&place).join("metrics.jsonl").exists());
+        wait_for(|| has_trained(&place));
         rename(run(&place), place.path().join("moved")).expect("renamed");
         let ran = running.wait();
         assert_eq!(ran.code, Some(9), "{}", ran.stderr);
@@ -130,7 +135,7 @@ fn a_folder_that_is_taken_away_ends_the_run() {
 fn a_folder_that_is_replaced_belongs_to_the_other_run() {
     let place = folder();
     let running = start(&line(&place, "--steps 1000000 --save-every 1"));
-    wait_for(|| run(&place).join("metrics.jsonl").exists());
+    wait_for(|| has_trained(&place));
     rename(run(&place), place.path().join("moved")).expect("renamed");
     create_dir(run(&place)).expect("a folder");
     write(run(&place).join("lock"), "of another run").expect("a lock");

@@ -111,7 +111,7 @@ fn files_say_it_as_a_text_or_a_list() {
 #[test]
 fn plans_keep_a_layout_and_find_one() {
     let job = format!(
-        "plan --ranks 4 --batch 16 --memory 1GiB --flops 1e11 --inside 0,0 --depth 4 --schedule chimera --scaling direct --micro-batch-size 2 {MODEL} --json"
+        "plan --ranks 4 --batch 16 --memory 1GiB --flops 1e11 --inside 0,0 --depth 4 --schedule chimera --pipes 2 --scaling direct --micro-batch-size 2 {MODEL} --json"
     );
     let first = |options: &str| -> Value {
         let ran = chimera(&format!("{job} {options}"));

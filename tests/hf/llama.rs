@@ -13,9 +13,19 @@ use super::{Expected, expected_in};
 use crate::command::{chimera, folder};
 
 /// Every kind of folder: f32 with a tied head, f16 without shared keys, bf16 in shards; Qwen2 without a window and with
-/// one; Mistral; and each scaling of frequencies.
-const KINDS: [&str; 9] =
-    ["tied", "f16", "bf16-sharded", "qwen2", "qwen2-window", "mistral", "linear", "yarn", "llama3"];
+/// one; Mistral; each scaling of frequencies; and heads of a size of their own.
+const KINDS: [&str; 10] = [
+    "tied",
+    "f16",
+    "bf16-sharded",
+    "qwen2",
+    "qwen2-window",
+    "mistral",
+    "linear",
+    "yarn",
+    "llama3",
+    "head-dim",
+];
 
 fn fixture(kind: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/llama").join(kind)
@@ -127,7 +137,7 @@ fn a_model_is_trained_on_and_continued() {
         let ran = chimera(&format!("train --init {init} --data {data} --out {out} {options}"));
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     };
-    for kind in ["qwen2-window", "mistral", "llama3"] {
+    for kind in ["qwen2-window", "mistral", "llama3", "head-dim"] {
         let [run, again] = [&run, &again].map(|out| format!("{out}-{kind}"));
         train(&fixture(kind).display().to_string(), &run);
         train(&format!("{run}/model"), &again);

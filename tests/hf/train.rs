@@ -172,7 +172,7 @@ fn sizes_come_from_the_model_and_others_are_refused() {
     }
     assert_eq!(shown["tied"]["value"], true);
     assert_eq!(shown["dropout"]["value"], 0.1);
-    assert_eq!(shown["lr"]["value"], 0.4 / 8.0);
+    assert_eq!(shown["lr"]["value"], 0.04 / 8.0);
 
     let refusal = |options: &str| {
         let ran = chimera(&format!("train {options}"));

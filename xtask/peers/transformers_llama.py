@@ -1,6 +1,7 @@
 """Small random Llamas, Qwen2s and Mistrals of the `transformers` package, and its logits of any folder.
 
     transformers_llama.py make DIR          writes one folder of each kind into DIR, with its logits
+    transformers_llama.py draw DIR SEED N   writes N folders of drawn configurations, with logits and a short training
     transformers_llama.py logits DIR ID...  prints the logits of the model in DIR as JSON
     transformers_llama.py version           prints the versions of transformers and torch
 """
@@ -8,6 +9,7 @@
 import json
 import sys
 from pathlib import Path
+from random import Random
 
 import torch
 import transformers
@@ -68,11 +70,72 @@ def make(folder):
     llama3 = dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
     llama3 = scaled("llama3", original_max_position_embeddings=12, **llama3)
     save(random(9, LlamaConfig, **llama3), folder / "llama3")
+    save(random(10, LlamaConfig, head_dim=6), folder / "head-dim")
+
+
+def drawn(draw):
+    """A kind of model, and its configuration."""
+    kind = draw.choice([LlamaConfig, Qwen2Config, MistralConfig])
+    heads = draw.choice([1, 2, 4, 6])
+    scaling = draw.choice([
+        {},
+        scaled("linear", factor=draw.choice([2.0, 3.5])),
+        scaled("dynamic", factor=2.0),
+        scaled("yarn", factor=4.0, original_max_position_embeddings=6),
+        scaled("llama3", factor=8.0, original_max_position_embeddings=12, low_freq_factor=1.0, high_freq_factor=4.0),
+    ])
+    keys = dict(
+        num_hidden_layers=draw.choice([1, 2, 3]), hidden_size=heads * draw.choice([4, 8]), num_attention_heads=heads,
+        num_key_value_heads=draw.choice([n for n in range(1, heads + 1) if heads % n == 0]),
+        intermediate_size=draw.randint(5, 40), vocab_size=draw.randint(20, 90), rms_norm_eps=draw.choice([1e-6, 1e-5]),
+        tie_word_embeddings=draw.random() < 0.5, hidden_act=draw.choice(["silu", "gelu", "gelu_pytorch_tanh"]),
+        **(scaling or {"rope_theta": draw.choice([50.0, 1e4, 1e6])}),
+    )
+    if draw.random() < 0.4:
+        keys["head_dim"] = draw.choice([2, 6, 10])
+    if kind is MistralConfig:
+        keys["sliding_window"] = draw.choice([None, 3, 16])
+    if kind is Qwen2Config and draw.random() < 0.5:
+        keys |= dict(use_sliding_window=True, sliding_window=5, max_window_layers=0)
+    return kind, keys
+
+
+def losses(model, ids, steps=20):
+    """Losses of AdamW steps that see all windows of `ids`."""
+    length = model.config.max_position_embeddings
+    inputs, targets = ids[:-1].view(-1, length), ids[1:]
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    others = [p for p in model.parameters() if p.ndim == 1]
+    groups = [dict(params=matrices, weight_decay=0.1), dict(params=others, weight_decay=0.0)]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        logits = model(inputs, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        yield loss.item()
+
+
+def draw(folder, seed, count):
+    choices = Random(seed)
+    for number in range(count):
+        kind, keys = drawn(choices)
+        model, one = random(choices.getrandbits(32), kind, **keys), folder / f"{number:02}-{kind.model_type}"
+        save(model, one)
+        ids = torch.randint(keys["vocab_size"], (8 * SIZES["max_position_embeddings"] + 1,))
+        (one / "ids.bin").write_bytes(b"".join(int(i).to_bytes(2, "little") for i in ids))
+        expected = json.loads((one / "expected.json").read_text())
+        expected["losses"] = list(losses(load(one).train(), ids))
+        (one / "expected.json").write_text(json.dumps(expected) + "\n")
 
 
 match sys.argv[1:]:
     case ["make", folder]:
         make(Path(folder))
+    case ["draw", folder, seed, count]:
+        draw(Path(folder), int(seed), int(count))
     case ["logits", folder, *ids]:
         print(json.dumps(logits(load(folder), [int(i) for i in ids])))
     case ["version"]:

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::command::{cargo, files, python, read, root, run as run_command};
 
-/// Largest difference of two logits.
+/// Largest difference of two logits, and of two losses.
 const TOLERANCE: f64 = 1e-4;
 /// Where the tests have their models, each in a folder of its name.
 const FIXTURES: &str = "tests/fixtures";
@@ -28,6 +28,12 @@ pub(crate) struct Args {
     /// Writes its models into tests/fixtures too
     #[arg(long)]
     write: bool,
+    /// How many Llamas, Qwen2s and Mistrals of drawn configurations are compared and trained for some steps too
+    #[arg(long, value_name = "COUNT", default_value_t = 20)]
+    drawn: usize,
+    /// Seed that they are drawn with
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
 }
 
 /// Makes models on both sides and compares what both sides make of them.
@@ -40,7 +46,83 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let script = format!("xtask/peers/transformers_{model}.py");
         check(&Peer { python: python.clone(), script }, model, vocab, args.write)?;
     }
+    let script = "xtask/peers/transformers_llama.py".to_string();
+    check_drawn(&Peer { python, script }, args)
+}
+
+/// Models of drawn configurations: read, exported, and trained for some steps.
+fn check_drawn(peer: &Peer, args: &Args) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let (theirs, ours) = (folder.path().join("theirs"), folder.path().join("ours"));
+    peer.ask(&[
+        "draw",
+        &theirs.display().to_string(),
+        &args.seed.to_string(),
+        &args.drawn.to_string(),
+    ])?;
+    for kind in kinds(&theirs)? {
+        let (name, out) = (name(&kind), ours.join(name(&kind)));
+        let expected = Expected::of(&kind)?;
+        compare(
+            &format!("{name}, read here"),
+            &logits_here(&kind, &expected.ids)?,
+            &expected.logits,
+        )?;
+        chimera(&format!("export {} --out {}", kind.display(), out.display()))?;
+        let bytes = |folder: &Path| std::fs::read(folder.join("model.safetensors"));
+        ensure!(bytes(&out)? == bytes(&kind)?, "{name}: the export has other bytes");
+        for way in [
+            "--depth 1 --micro-batches 1 --micro-batch-size 8",
+            "--depth 1 --micro-batches 4 --micro-batch-size 2",
+        ] {
+            compare(
+                &format!("{name}, losses of {way}"),
+                &losses_here(&kind, &out, way)?,
+                &expected.losses,
+            )?;
+        }
+    }
     Ok(())
+}
+
+/// Losses of training steps that see all of the tokens beside a model.
+fn losses_here(kind: &Path, out: &Path, way: &str) -> Result<Vec<f64>> {
+    let (kind, run) = (kind.display(), out.with_extension(way.replace(' ', "")));
+    let data = format!("--data {kind}/ids.bin --validation-data {kind}/ids.bin");
+    let optimizer =
+        "--lr 1e-3 --lr-schedule constant --warmup 0 --beta2 0.95 --weight-decay 0.1 --clip 1";
+    let out = run.display();
+    chimera(&format!(
+        "train --init {kind} {data} {way} --steps 20 {optimizer} --no-save true --out {out}"
+    ))?;
+    let metrics = std::fs::read_to_string(run.join("metrics.jsonl"))?;
+    let loss = |line: &str| Some(serde_json::from_str::<Value>(line).ok()?["loss"].as_f64()?);
+    Ok(metrics.lines().filter_map(loss).collect())
+}
+
+/// What a folder expects of whoever reads it.
+struct Expected {
+    ids: Vec<String>,
+    logits: Vec<f64>,
+    /// Of training steps; empty where there are none.
+    losses: Vec<f64>,
+}
+
+impl Expected {
+    fn of(kind: &Path) -> Result<Expected> {
+        let expected: Value = serde_json::from_slice(&std::fs::read(kind.join("expected.json"))?)?;
+        let ids = numbers(&expected["ids"])?;
+        let ids = ids.iter().map(|id| (*id as u32).to_string()).collect();
+        let losses = expected.get("losses").map_or(Ok(Vec::new()), numbers)?;
+        Ok(Expected { ids, logits: numbers(&expected["logits"])?, losses })
+    }
+}
+
+fn kinds(theirs: &Path) -> Result<Vec<PathBuf>> {
+    let mut kinds: Vec<PathBuf> =
+        theirs.read_dir()?.map(|e| Ok(e?.path())).collect::<Result<_>>()?;
+    kinds.sort();
+    Ok(kinds)
 }
 
 fn check(peer: &Peer, model: &str, vocab: usize, is_written: bool) -> Result<()> {
@@ -49,15 +131,9 @@ fn check(peer: &Peer, model: &str, vocab: usize, is_written: bool) -> Result<()>
     let (theirs, ours) = (folder.path().join("theirs"), folder.path().join("ours"));
     peer.ask(&["make", &theirs.display().to_string()])?;
 
-    let mut kinds: Vec<PathBuf> =
-        theirs.read_dir()?.map(|e| Ok(e?.path())).collect::<Result<_>>()?;
-    kinds.sort();
-    for kind in &kinds {
+    for kind in &kinds(&theirs)? {
         let name = name(kind);
-        let expected: Value = serde_json::from_slice(&std::fs::read(kind.join("expected.json"))?)?;
-        let ids = numbers(&expected["ids"])?;
-        let ids: Vec<String> = ids.iter().map(|id| (*id as u32).to_string()).collect();
-        let logits = numbers(&expected["logits"])?;
+        let Expected { ids, logits, .. } = Expected::of(kind)?;
         compare(&format!("{name}, read here"), &logits_here(kind, &ids)?, &logits)?;
         let out = ours.join(&name);
         chimera(&format!("export {} --out {}", kind.display(), out.display()))?;
@@ -122,11 +198,11 @@ fn numbers(list: &Value) -> Result<Vec<f64>> {
 }
 
 fn compare(what: &str, ours: &[f64], theirs: &[f64]) -> Result<()> {
-    ensure!(ours.len() == theirs.len(), "{what}: {} logits, not {}", ours.len(), theirs.len());
+    ensure!(ours.len() == theirs.len(), "{what}: {} values, not {}", ours.len(), theirs.len());
     let largest = |values: &mut dyn Iterator<Item = f64>| values.map(f64::abs).fold(0.0, f64::max);
     let difference = largest(&mut ours.iter().zip(theirs).map(|(a, b)| a - b));
     let size = largest(&mut theirs.iter().copied());
-    println!("{what}: {} logits up to {size:.2} differ by at most {difference:.1e}", ours.len());
+    println!("{what}: {} values up to {size:.2} differ by at most {difference:.1e}", ours.len());
     ensure!(difference <= TOLERANCE, "{what}: more than {TOLERANCE:e}");
     Ok(())
 }

@@ -149,11 +149,7 @@ enum Phase {
 }
 
 impl<'p> Checker<'p> {
-    fn new(
-        program: &'p Program,
-        max_peak: Option<f64>,
-        versions: Option<Versions>,
-    ) -> Checker<'p> {
+    fn new(program: &'p Program, max_peak: Option<f64>, versions: Option<Versions>) -> Checker<'p> {
         Checker {
             program,
             max_peak,
