@@ -96,7 +96,7 @@ fn losses_here(kind: &Path, out: &Path, way: &str) -> Result<Vec<f64>> {
         "train --init {kind} {data} {way} --steps 20 {optimizer} --no-save true --out {out}"
     ))?;
     let metrics = std::fs::read_to_string(run.join("metrics.jsonl"))?;
-    let loss = |line: &str| Some(serde_json::from_str::<Value>(line).ok()?["loss"].as_f64()?);
+    let loss = |line: &str| serde_json::from_str::<Value>(line).ok()?["loss"].as_f64();
     Ok(metrics.lines().filter_map(loss).collect())
 }
 
