@@ -33,13 +33,13 @@ def logits(model, ids):
         return model(torch.tensor([ids])).logits[0].flatten().tolist()
 
 
-def random(seed, kind, **keys):
+def random(seed, kind, deviation=0.5, **keys):
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(kind(**{**SIZES, **keys}))
     # Every tensor far from its initial value, so that none can be left out or mistaken for another.
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.5)
+            parameter.normal_(1.0 if "norm" in name else 0.0, deviation)
     return model
 
 
@@ -92,7 +92,7 @@ def drawn(draw):
         **(scaling or {"rope_theta": draw.choice([50.0, 1e4, 1e6])}),
     )
     if draw.random() < 0.4:
-        keys["head_dim"] = draw.choice([2, 6, 10])
+        keys["head_dim"] = draw.choice([4, 6, 10])
     if kind is MistralConfig:
         keys["sliding_window"] = draw.choice([None, 3, 16])
     if kind is Qwen2Config and draw.random() < 0.5:
@@ -122,7 +122,8 @@ def draw(folder, seed, count):
     choices = Random(seed)
     for number in range(count):
         kind, keys = drawn(choices)
-        model, one = random(choices.getrandbits(32), kind, **keys), folder / f"{number:02}-{kind.model_type}"
+        # With larger weights torch's own losses in f32 and f64 differ by more than the tolerance.
+        model, one = random(choices.getrandbits(32), kind, 0.2, **keys), folder / f"{number:02}-{kind.model_type}"
         save(model, one)
         ids = torch.randint(keys["vocab_size"], (8 * SIZES["max_position_embeddings"] + 1,))
         (one / "ids.bin").write_bytes(b"".join(int(i).to_bytes(2, "little") for i in ids))

@@ -15,6 +15,8 @@ const TOLERANCE: f64 = 1e-4;
 const FIXTURES: &str = "tests/fixtures";
 /// The models, and how many ids ours have for bytes.
 const MODELS: [(&str, usize); 3] = [("gpt2", 256), ("bert", 260), ("llama", 256)];
+/// Tokens of a sample of drawn models.
+const SEQUENCE: usize = 16;
 /// Sizes of our own models.
 const SIZES: &str = "--layers 3 --hidden 32 --heads 4 --context 24";
 
@@ -88,7 +90,9 @@ fn check_drawn(peer: &Peer, args: &Args) -> Result<()> {
 /// Losses of training steps that see all of the tokens beside a model.
 fn losses_here(kind: &Path, out: &Path, way: &str) -> Result<Vec<f64>> {
     let (kind, run) = (kind.display(), out.with_extension(way.replace(' ', "")));
-    let data = format!("--data {kind}/ids.bin --validation-data {kind}/ids.bin");
+    // A scaling of frequencies makes the context longer than theirs.
+    let data =
+        format!("--data {kind}/ids.bin --validation-data {kind}/ids.bin --sequence {SEQUENCE}");
     let optimizer =
         "--lr 1e-3 --lr-schedule constant --warmup 0 --beta2 0.95 --weight-decay 0.1 --clip 1";
     let out = run.display();
