@@ -31,7 +31,7 @@ pub fn balanced(layers: &[f64], placement: &Placement) -> Option<Vec<usize>> {
 /// many layers a stage. Tries at most `n_tries` partitions.
 ///
 /// # Errors
-/// Those of `step`.
+/// If `step` fails, with its error.
 pub fn improved<E>(
     mut lens: Vec<usize>,
     n_tries: usize,

@@ -32,8 +32,8 @@ impl Digest {
         })
     }
 
-    /// The digest of `tokens`, and of which are targets. Of more than a million it hashes those of pieces that lie evenly from the first to the
-    /// last, so data that is larger than memory takes no longer.
+    /// The digest of `tokens`, and of which are targets. Of more than a million it hashes those of pieces that lie evenly
+    /// from the first to the last, so data that is larger than memory takes no longer.
     ///
     /// # Errors
     /// If a file cannot be read any more, or now has an id that is none.

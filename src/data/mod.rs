@@ -206,14 +206,7 @@ impl Corpus {
             let key = seed.wrapping_add(nth as u64);
             let window = Permutation::new(n, key, number / n).at(number % n);
             let start = |window| window as usize * self.window;
-            match &self.masking {
-                None => self.write(&dataset.tokens, start(window), &mut batch)?,
-                Some(masking) => {
-                    let mut draw = masking.draw(seed, sample);
-                    let starts = [window, draw.other(window, n)].map(start);
-                    draw.write(&dataset.tokens, starts, &mut batch)?;
-                }
-            }
+            self.add(&mut batch, &dataset.tokens, (seed, sample), (window, n), start)?;
         }
         Ok(batch)
     }
@@ -230,21 +223,29 @@ impl Corpus {
             let starts = dataset.validation(count.max(1) as usize);
             let n = starts.len() as u64;
             for i in 0..n {
-                match &self.masking {
-                    None => self.write(&dataset.tokens, starts[i as usize], &mut batch)?,
-                    Some(masking) => {
-                        let mut draw = masking.draw(0, i);
-                        let starts = [i, draw.other(i, n)].map(|i| starts[i as usize]);
-                        draw.write(&dataset.tokens, starts, &mut batch)?;
-                    }
-                }
+                let start = |window| starts[window as usize];
+                self.add(&mut batch, &dataset.tokens, (0, i), (i, n), start)?;
             }
         }
         Ok(batch)
     }
 
-    /// Appends the sample of the window that begins at `start`.
-    fn write(&self, tokens: &Tokens, start: usize, batch: &mut Batch) -> io::Result<()> {
+    /// Appends the sample of a window, of so many that each begin at `start`; what is drawn for it follows from a seed and
+    /// a number.
+    fn add(
+        &self,
+        batch: &mut Batch,
+        tokens: &Tokens,
+        (seed, sample): (u64, u64),
+        (window, n_windows): (u64, u64),
+        start: impl Fn(u64) -> usize,
+    ) -> io::Result<()> {
+        if let Some(masking) = &self.masking {
+            let mut draw = masking.draw(seed, sample);
+            let starts = [window, draw.other(window, n_windows)].map(start);
+            return draw.write(tokens, starts, batch);
+        }
+        let start = start(window);
         let end = start + self.window;
         batch.n_samples += 1;
         tokens.extend(&mut batch.input, start..end)?;

@@ -50,15 +50,18 @@ pub(super) fn check(option: &Opt, value: Value) -> Result<Value, String> {
             return Err(format!("`{key}` is {value}: {meant}"));
         }
         let shown = shown(&value.to_string()).into_owned();
-        if let (Kind::Layout, Some(Err(why))) = (kind, value.as_str().map(str::parse::<Layout>)) {
-            return Err(format!("`{key}` is {shown}: {why}; or choose balanced or auto"));
-        }
-        if let (Kind::Weights, Some(Err(why))) =
-            (kind, value.as_str().map(str::parse::<DataWeights>))
-        {
-            return Err(format!("`{key}` is {shown}: {why}"));
-        }
-        return Err(format!("`{key}` is {shown}; it must be {kind}"));
+        let why = value.as_str().and_then(|text| match kind {
+            Kind::Layout => {
+                let why = text.parse::<Layout>().err()?;
+                Some(format!("{why}; or choose balanced or auto"))
+            }
+            Kind::Weights => text.parse::<DataWeights>().err(),
+            _ => None,
+        });
+        return Err(match why {
+            Some(why) => format!("`{key}` is {shown}: {why}"),
+            None => format!("`{key}` is {shown}; it must be {kind}"),
+        });
     }
     Ok(value)
 }

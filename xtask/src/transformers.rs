@@ -65,14 +65,8 @@ fn check_drawn(peer: &Peer, args: &Args) -> Result<()> {
     for kind in kinds(&theirs)? {
         let (name, out) = (name(&kind), ours.join(name(&kind)));
         let expected = Expected::of(&kind)?;
-        compare(
-            &format!("{name}, read here"),
-            &logits_here(&kind, &expected.ids)?,
-            &expected.logits,
-        )?;
-        chimera(&format!("export {} --out {}", kind.display(), out.display()))?;
-        let bytes = |folder: &Path| std::fs::read(folder.join("model.safetensors"));
-        ensure!(bytes(&out)? == bytes(&kind)?, "{name}: the export has other bytes");
+        check_passed_on(peer, &kind, &out, &expected)?;
+        check_bytes(&kind, &out)?;
         for way in [
             "--depth 1 --micro-batches 1 --micro-batch-size 8",
             "--depth 1 --micro-batches 4 --micro-batch-size 2",
@@ -136,16 +130,10 @@ fn check(peer: &Peer, model: &str, vocab: usize, is_written: bool) -> Result<()>
     peer.ask(&["make", &theirs.display().to_string()])?;
 
     for kind in &kinds(&theirs)? {
-        let name = name(kind);
-        let Expected { ids, logits, .. } = Expected::of(kind)?;
-        compare(&format!("{name}, read here"), &logits_here(kind, &ids)?, &logits)?;
-        let out = ours.join(&name);
-        chimera(&format!("export {} --out {}", kind.display(), out.display()))?;
-        compare(&format!("{name}, exported, read there"), &peer.logits(&out, &ids)?, &logits)?;
-        if name == "tied" {
-            let bytes = |folder: &Path| std::fs::read(folder.join("model.safetensors"));
-            ensure!(bytes(&out)? == bytes(kind)?, "{name}: the export has other bytes");
-            println!("{name}: the export has the same bytes");
+        let out = ours.join(name(kind));
+        check_passed_on(peer, kind, &out, &Expected::of(kind)?)?;
+        if name(kind) == "tied" {
+            check_bytes(kind, &out)?;
         }
     }
     for tied in ["true", "false"] {
@@ -160,6 +148,23 @@ fn check(peer: &Peer, model: &str, vocab: usize, is_written: bool) -> Result<()>
     if is_written {
         write(&theirs, &root().join(FIXTURES).join(model))?;
     }
+    Ok(())
+}
+
+/// Reads a model of theirs, exports it to `out`, and has them read that.
+fn check_passed_on(peer: &Peer, kind: &Path, out: &Path, expected: &Expected) -> Result<()> {
+    let Expected { ids, logits, .. } = expected;
+    let name = name(kind);
+    compare(&format!("{name}, read here"), &logits_here(kind, ids)?, logits)?;
+    chimera(&format!("export {} --out {}", kind.display(), out.display()))?;
+    compare(&format!("{name}, exported, read there"), &peer.logits(out, ids)?, logits)
+}
+
+/// Whether an export has the bytes of what it is of.
+fn check_bytes(kind: &Path, out: &Path) -> Result<()> {
+    let bytes = |folder: &Path| std::fs::read(folder.join("model.safetensors"));
+    ensure!(bytes(out)? == bytes(kind)?, "{}: the export has other bytes", name(kind));
+    println!("{}: the export has the same bytes", name(kind));
     Ok(())
 }
 
