@@ -118,6 +118,7 @@ class Timeline:
     makespan: float
     bubble_ratio: float
     busy: List[float]
+    windows: List[List[Tuple[float, float, float]]]
     unit: str
     events: List[Dict[str, Any]]
     def text(self) -> str: ...

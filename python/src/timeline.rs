@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use chimera_core::analyze::{Event, Timeline as Times, Work};
+use chimera_core::analyze::{Event, Timeline as Times, Work, windows};
 use chimera_core::program::Program;
 use chimera_core::render::{chrome, html, svg, text};
 use pyo3::prelude::*;
@@ -38,6 +38,14 @@ impl Timeline {
     #[getter]
     fn busy(&self) -> Vec<f64> {
         self.timeline.busy()
+    }
+
+    /// For each worker the times in which it computes nothing: from, to, and by how many micro-batches' activations it
+    /// holds less than at its peak.
+    #[getter]
+    fn windows(&self) -> Vec<Vec<(f64, f64, f64)>> {
+        let windows = windows(&self.program, &self.timeline).into_iter();
+        windows.map(|of| of.iter().map(|w| (w.from, w.to, w.free)).collect()).collect()
     }
 
     /// What takes 1.

@@ -155,7 +155,7 @@ class Case:
         return self.call(timetable.lower, **how, **self.times())
 
     def drawn(self, timeline):
-        for name in ("makespan", "bubble_ratio", "busy", "unit", "events"):
+        for name in ("makespan", "bubble_ratio", "busy", "windows", "unit", "events"):
             getattr(timeline, name)
         name = self.random.choice(["text", "svg", "html", "chrome", "_repr_svg_", "__repr__", "__str__"])
         self.call(getattr(timeline, name))

@@ -76,6 +76,8 @@ def test_networks_are_those_of_the_command():
     )
     assert timeline.makespan == pytest.approx(figures["makespan"], rel=1e-12)
     assert timeline.busy == [worker["busy"] for worker in figures["workers"]]
+    windows = [[[start, end] for start, end, _ in of_worker] for of_worker in timeline.windows]
+    assert windows == [worker["windows"] for worker in figures["workers"]]
 
 
 @needs_command

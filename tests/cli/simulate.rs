@@ -129,7 +129,13 @@ fn json_has_the_keys_that_were_promised() {
     let workers = simulated["workers"].as_array().expect("workers");
     let mut idle = 0.0;
     for worker in workers {
-        assert_eq!(keys(worker), ["busy", "idle", "peak_micro_batches"]);
+        let of_worker =
+            ["busy", "free_micro_batches", "idle", "peak_micro_batches", "slack", "windows"];
+        assert_eq!(keys(worker), of_worker);
+        let windows = worker["windows"].as_array().expect("windows").iter();
+        let length: f64 = windows.map(|window| number(&window[1]) - number(&window[0])).sum();
+        assert_eq!(length, number(&worker["idle"]));
+        assert_eq!(worker["slack"].as_array().map(Vec::len), Some(16));
         assert_eq!(number(&worker["busy"]), 24.0);
         assert_eq!(number(&worker["busy"]) + number(&worker["idle"]), 33.0);
         idle += number(&worker["idle"]);

@@ -4,7 +4,9 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use chimera_core::analyze::{Event, IdleTime, Timeline, Work, peak_kept, simulate, simulated_idle};
+use chimera_core::analyze::{
+    Event, IdleTime, Timeline, Window, Work, peak_kept, simulate, simulated_idle, slack, windows,
+};
 use chimera_core::costs::Costs;
 use chimera_core::render::chrome;
 use chimera_core::search::Report;
@@ -85,9 +87,16 @@ impl Simulate {
         let is_recomputed = kept.iter().any(|kept| *kept > 0.0);
         let workers = busy.iter().zip(program.peaks()).zip(kept);
         if self.json {
-            let worker = |((busy, peak), kept): ((&f64, &f64), f64)| {
+            let free =
+                windows(&program, &timeline).into_iter().zip(slack(&program, &timeline, &costs));
+            let worker = |(((busy, peak), kept), (windows, slack)): (((&f64, &f64), f64), _)| {
+                let windows: Vec<Window> = windows;
+                let slack: Vec<f64> = slack;
                 let mut worker =
                     json!({"busy": busy, "idle": makespan - busy, "peak_micro_batches": peak});
+                worker["windows"] = windows.iter().map(|w| json!([w.from, w.to])).collect();
+                worker["free_micro_batches"] = windows.iter().map(|w| json!(w.free)).collect();
+                worker["slack"] = json!(slack);
                 if is_recomputed {
                     worker["peak_kept_inputs"] = json!(kept);
                 }
@@ -102,7 +111,7 @@ impl Simulate {
                 "sums": sync.sums,
                 "sums_exposed": sync.exposed,
                 "agreement": sync.agreement,
-                "workers": workers.map(worker).collect::<Vec<_>>(),
+                "workers": workers.zip(free).map(worker).collect::<Vec<_>>(),
             });
             if let Some(layout) = &layout {
                 figures["layout"] = json!(layout.to_string());

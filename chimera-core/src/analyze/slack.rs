@@ -1,0 +1,369 @@
+//! What a step leaves free: windows in which a worker computes nothing, and the slack of each op.
+//!
+//! Windows are what work of one's own can fill (PipeFill, FreeRide); slack is by how much an op may slow down, to save
+//! energy for instance (EnvPipe), before the step takes longer.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::task::Poll;
+
+use super::timeline::{Timeline, Work};
+use crate::activation_memory::ActivationMemory;
+use crate::costs::{Costs, is_shorter};
+use crate::effects::{Effects, Token};
+use crate::ids::{BucketId, ChannelId, WorkerId};
+use crate::interp::{Group, Machine, Values};
+use crate::op::Cell;
+use crate::program::Program;
+
+/// A time in which a worker neither computes nor updates weights.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Window {
+    /// When it begins.
+    pub from: f64,
+    /// When it ends.
+    pub to: f64,
+    /// By how many micro-batches' saved activations the worker holds less meanwhile than at its peak.
+    pub free: f64,
+}
+
+/// The windows of each worker, from the start of the step to its end, in order.
+pub fn windows(program: &Program, timeline: &Timeline) -> Vec<Vec<Window>> {
+    let makespan = timeline.makespan();
+    let memory = ActivationMemory::new(program.placement(), program.units_per_micro());
+    let mut workers = vec![(0.0f64, 0.0f64, Vec::new()); timeline.n_workers];
+    let window = |w: usize, (from, held): (f64, f64), to: f64| {
+        let free = (program.peaks()[w] - held).max(0.0);
+        is_shorter(from, to).then_some(Window { from, to, free })
+    };
+    for event in timeline.events.iter().filter(|event| !matches!(event.work, Work::Reduce(_))) {
+        let w = event.worker.index();
+        let (from, held, windows) = &mut workers[w];
+        windows.extend(window(w, (*from, *held), event.start));
+        *from = from.max(event.end);
+        if let Work::Cell(cell) = event.work {
+            let (more, less) = memory.change(event.worker, &cell, program.rules());
+            *held += more - less;
+        }
+    }
+    let last = |(w, (from, held, mut windows)): (usize, (f64, f64, Vec<Window>))| {
+        windows.extend(window(w, (from, held), makespan));
+        windows
+    };
+    workers.into_iter().enumerate().map(last).collect()
+}
+
+/// By how much longer each cell of each worker's row may take, while all others take what they do, before the step takes
+/// longer. `timeline` is the simulation of `program` at `costs`: orders stay those of its rows and of its reductions.
+pub fn slack(program: &Program, timeline: &Timeline, costs: &impl Costs) -> Vec<Vec<f64>> {
+    let mut graph = Dependences::new(program, costs);
+    // Only proven programs come here, and nothing here makes a row wait that did not wait in the proof.
+    let is_whole = Group::new(program).run(&mut graph) == Ok(true);
+    assert!(is_whole, "a proven program stopped");
+    graph.add_order_of_sums(timeline);
+    let order = graph.order();
+    let mut ends = graph.takes.clone();
+    for &node in &order {
+        for &(next, delay) in &graph.next[node] {
+            ends[next] = ends[next].max(ends[node] + delay + graph.takes[next]);
+        }
+    }
+    let mut latest = vec![ends.iter().copied().fold(0.0, f64::max); ends.len()];
+    for &node in order.iter().rev() {
+        for &(next, delay) in &graph.next[node] {
+            latest[node] = latest[node].min(latest[next] - graph.takes[next] - delay);
+        }
+    }
+    let left = |node: &usize| match is_shorter(ends[*node], latest[*node]) {
+        true => latest[*node] - ends[*node],
+        false => 0.0,
+    };
+    graph.cells.iter().map(|row| row.iter().map(left).collect()).collect()
+}
+
+/// That a node begins no sooner than so long after the end of this one.
+type After = (usize, f64);
+
+/// The machine whose tokens carry what they wait for: a graph with a node for each sum of a bucket, one for the agreement,
+/// and one for each cell and update.
+struct Dependences<'p, C> {
+    program: &'p Program,
+    costs: &'p C,
+    takes: Vec<f64>,
+    /// The nodes that wait for each.
+    next: Vec<Vec<After>>,
+    /// The nodes of each worker's cells.
+    cells: Vec<Vec<usize>>,
+    /// What the next node of each worker waits for.
+    before: Vec<Vec<After>>,
+    queues: Vec<VecDeque<After>>,
+    n_started: Vec<usize>,
+    has_agreed: Vec<bool>,
+}
+
+impl<'p, C: Costs> Dependences<'p, C> {
+    fn new(program: &'p Program, costs: &'p C) -> Dependences<'p, C> {
+        let (n_workers, n_buckets) = (program.rows.len(), program.buckets.len());
+        let sums = (0..n_buckets as u32).map(|bucket| costs.reduce(BucketId(bucket)));
+        Dependences {
+            program,
+            costs,
+            takes: sums.chain([costs.agree()]).collect(),
+            next: vec![Vec::new(); n_buckets + 1],
+            cells: vec![Vec::new(); n_workers],
+            before: vec![Vec::new(); n_workers],
+            queues: vec![VecDeque::new(); program.channels.len()],
+            n_started: vec![0; n_buckets],
+            has_agreed: vec![false; n_workers],
+        }
+    }
+
+    fn agreement(&self) -> usize {
+        self.program.buckets.len()
+    }
+
+    /// Adds a node that comes next on a worker.
+    fn add(&mut self, worker: WorkerId, takes: f64) -> usize {
+        let node = self.takes.len();
+        self.takes.push(takes);
+        self.next.push(Vec::new());
+        self.wait(worker, node);
+        self.before[worker.index()] = vec![(node, 0.0)];
+        node
+    }
+
+    /// Lets a node wait for all that the next one of a worker waits for.
+    fn wait(&mut self, worker: WorkerId, node: usize) {
+        for &(before, delay) in &self.before[worker.index()] {
+            self.next[before].push((node, delay));
+        }
+    }
+
+    /// Lets sums that share a worker or a link come one after the other, as they did.
+    fn add_order_of_sums(&mut self, timeline: &Timeline) {
+        let mut sums: Vec<(BucketId, f64)> = Vec::new();
+        for event in &timeline.events {
+            if let Work::Reduce(bucket) = event.work
+                && !sums.iter().any(|(earlier, _)| *earlier == bucket)
+            {
+                sums.push((bucket, event.start));
+            }
+        }
+        sums.sort_by(|(_, a), (_, b)| a.total_cmp(b));
+        for (at, (second, _)) in sums.iter().enumerate() {
+            for (first, _) in &sums[..at] {
+                let members = |bucket: &BucketId| &self.program.buckets[bucket.index()].members;
+                if members(first).iter().any(|worker| members(second).contains(worker)) {
+                    self.next[first.index()].push((second.index(), 0.0));
+                }
+                // A link may be free again before the sum is done.
+                let (links, takes) = (self.costs.links(*second), self.takes[first.index()]);
+                for (link, busy) in self.costs.links(*first) {
+                    if links.iter().any(|(other, _)| other == link) {
+                        self.next[first.index()].push((second.index(), busy - takes));
+                    }
+                }
+            }
+        }
+    }
+
+    /// All nodes, each after those it waits for.
+    fn order(&self) -> Vec<usize> {
+        let mut n_before = vec![0u32; self.takes.len()];
+        self.next.iter().flatten().for_each(|(next, _)| n_before[*next] += 1);
+        let mut order: Vec<usize> =
+            (0..n_before.len()).filter(|node| n_before[*node] == 0).collect();
+        let mut at = 0;
+        while let Some(&node) = order.get(at) {
+            at += 1;
+            for (next, _) in &self.next[node] {
+                n_before[*next] -= 1;
+                if n_before[*next] == 0 {
+                    order.push(*next);
+                }
+            }
+        }
+        order
+    }
+}
+
+impl<C: Costs> Machine for Dependences<'_, C> {
+    type Value = After;
+    type Error = Infallible;
+
+    fn run(
+        &mut self,
+        worker: WorkerId,
+        cell: &Cell,
+        effects: &Effects,
+        eaten: Values<After>,
+    ) -> Result<Values<After>, Infallible> {
+        self.before[worker.index()].extend(eaten);
+        let node = self.add(worker, self.costs.cell(worker, cell));
+        self.cells[worker.index()].push(node);
+        Ok(Values::from_elem((node, 0.0), effects.makes.len()))
+    }
+
+    fn has_room(&mut self, _: ChannelId) -> bool {
+        true
+    }
+
+    fn send(
+        &mut self,
+        worker: WorkerId,
+        token: Token,
+        channel: ChannelId,
+        value: After,
+    ) -> Result<(), Infallible> {
+        let (takes, occupies) = (self.costs.message(&token), self.costs.occupies(&token));
+        let mut starts = value;
+        // A message that occupies the worker begins when those before it let it, and holds up what comes next.
+        if occupies > 0.0
+            && let Some(before) = self.before[worker.index()].first_mut()
+        {
+            starts = *before;
+            before.1 += occupies;
+        }
+        self.queues[channel.index()].push_back((starts.0, starts.1 + takes));
+        Ok(())
+    }
+
+    fn recv(
+        &mut self,
+        worker: WorkerId,
+        _: Token,
+        channel: ChannelId,
+    ) -> Result<Poll<After>, Infallible> {
+        let Some(arrives) = self.queues[channel.index()].pop_front() else {
+            return Ok(Poll::Pending);
+        };
+        self.before[worker.index()].push(arrives);
+        Ok(Poll::Ready(arrives))
+    }
+
+    fn reduce(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {
+        self.wait(worker, bucket.index());
+        self.n_started[bucket.index()] += 1;
+        Ok(())
+    }
+
+    fn await_sum(&mut self, worker: WorkerId, bucket: BucketId) -> Result<Poll<()>, Infallible> {
+        let bucket = bucket.index();
+        if self.n_started[bucket] < self.program.buckets[bucket].members.len() {
+            return Ok(Poll::Pending);
+        }
+        self.before[worker.index()].push((bucket, 0.0));
+        Ok(Poll::Ready(()))
+    }
+
+    fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Infallible> {
+        let agreement = self.agreement();
+        if !std::mem::replace(&mut self.has_agreed[worker.index()], true) {
+            self.wait(worker, agreement);
+        }
+        if self.has_agreed.contains(&false) {
+            return Ok(Poll::Pending);
+        }
+        self.before[worker.index()] = vec![(agreement, 0.0)];
+        Ok(Poll::Ready(()))
+    }
+
+    fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {
+        self.add(worker, self.costs.step(bucket));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analyze::simulate;
+    use crate::costs::UniformCosts;
+    use crate::lower::{Lowering, lower};
+    use crate::op::Op;
+    use crate::schedule::{SCHEDULES, Shape, find};
+
+    /// Costs with reductions that are long enough to be waited for; one cell takes `more`.
+    struct Slowed {
+        usual: UniformCosts,
+        slow: Option<(WorkerId, Cell)>,
+        more: f64,
+        occupies: f64,
+    }
+
+    impl Costs for Slowed {
+        fn op(&self, worker: WorkerId, op: &Op) -> f64 {
+            self.usual.op(worker, op)
+        }
+
+        fn cell(&self, worker: WorkerId, cell: &Cell) -> f64 {
+            let more = if self.slow == Some((worker, *cell)) { self.more } else { 0.0 };
+            self.usual.cell(worker, cell) + more
+        }
+
+        fn message(&self, token: &Token) -> f64 {
+            self.usual.message(token)
+        }
+
+        fn occupies(&self, _: &Token) -> f64 {
+            self.occupies
+        }
+
+        fn reduce(&self, bucket: BucketId) -> f64 {
+            1.0 + f64::from(bucket.0 % 3)
+        }
+
+        fn step(&self, _: BucketId) -> f64 {
+            0.25
+        }
+    }
+
+    #[test]
+    fn an_op_may_take_its_slack_and_no_more() {
+        for schedule in SCHEDULES {
+            for occupies in [0.0, 0.125] {
+                let timetable = schedule.timetable(&Shape::new(4, 8)).expect("fits");
+                let usual = UniformCosts::new(1.0, 2.5, 0.5).per_units(timetable.units_per_micro);
+                let program = lower(&timetable, &Lowering::default()).expect("proven");
+                let mut costs = Slowed { usual, slow: None, more: 0.0, occupies };
+                let timeline = simulate(&program, &costs);
+                let slack = slack(&program, &timeline, &costs);
+                assert!(slack.iter().flatten().any(|slack| *slack == 0.0), "{}", schedule.name());
+                for (worker, (row, slack)) in
+                    (0..).map(WorkerId).zip(timetable.rows.iter().zip(slack))
+                {
+                    for (cell, slack) in row.iter().zip(slack) {
+                        costs.slow = Some((worker, *cell));
+                        for (more, longer) in [(slack, 0.0), (slack + 0.5, 0.5)] {
+                            costs.more = more;
+                            let grown = simulate(&program, &costs).makespan() - timeline.makespan();
+                            let name = schedule.name();
+                            assert!(
+                                (grown - longer).abs() < 1e-9,
+                                "{name}, {worker}, {cell:?}, {slack}: {grown}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn windows_of_chimera_are_those_that_pipefisher_fills() {
+        let timetable = find("chimera").expect("known").timetable(&Shape::new(8, 8)).expect("fits");
+        let program = lower(&timetable, &Lowering::default()).expect("proven");
+        let timeline = simulate(&program, &UniformCosts::new(1.0, 2.0, 0.0));
+        let windows = windows(&program, &timeline);
+        let lengths =
+            |w: usize| windows[w].iter().map(|window| window.to - window.from).collect::<Vec<_>>();
+        assert_eq!(lengths(0), [3.0, 3.0, 2.0, 2.0, 2.0]);
+        assert_eq!(lengths(1), [1.0, 2.0, 1.0, 2.0, 2.0, 2.0, 2.0]);
+        assert_eq!(lengths(2), [2.0, 1.0, 2.0, 1.0, 2.0, 4.0]);
+        assert_eq!(lengths(3), [3.0, 3.0, 6.0]);
+        assert_eq!(lengths(7), lengths(0));
+        // A worker holds nothing before its first forward and after its last backward.
+        assert!(windows.iter().flatten().all(|window| window.free >= 0.0));
+        assert_eq!(windows[3][2].free, program.peaks()[3]);
+    }
+}
