@@ -13,7 +13,6 @@ use smallvec::SmallVec;
 use crate::ids::{PipeId, StageId};
 use crate::op::{Cell, Kind, Op, Span};
 use crate::timetable::Timetable;
-use crate::update::Update;
 
 /// What kind of value a token stands for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -132,7 +131,7 @@ impl Rules {
         recomputed.dedup();
         let mut selective = timetable.selective.clone();
         selective.sort_unstable();
-        let keeps_versions = timetable.update != Update::Flush;
+        let keeps_versions = timetable.update.is_asynchronous();
         let n_stages = timetable.placement.n_stages() as u16;
         Rules { n_stages, recomputed, selective, keeps_versions }
     }

@@ -7,6 +7,7 @@ use crate::program::Program;
 use crate::schedule::{Parameter, Scaling, Schedule, Shape, Unfit};
 use crate::search::{AutoError, Progress, Report, Search, Where, auto};
 use crate::timetable::Timetable;
+use crate::update::Update;
 
 /// What is asked for.
 pub struct Request<'s> {
@@ -32,7 +33,7 @@ pub enum Source<'s> {
 pub struct Ordered {
     /// The timetable, before its passes.
     pub timetable: Timetable,
-    /// None after a search, whose timetable is as the passes would make it.
+    /// After a search, whose timetable is as the others would make it, that of the border alone.
     pub passes: Passes,
     /// What the search came to, if there was one.
     pub search: Option<Report>,
@@ -104,7 +105,7 @@ impl Request<'_> {
             Source::Timetable(timetable) => timetable,
             Source::Search(place, how) => {
                 let (timetable, report) = auto(place, &shape, passes, &how, costs, observe)?;
-                let passes = Passes::default();
+                let passes = Passes { free_border: passes.free_border, ..Passes::default() };
                 return Ok(Ordered { timetable, passes, search: Some(report) });
             }
         };
@@ -113,6 +114,14 @@ impl Request<'_> {
 }
 
 impl Ordered {
+    /// Steps of the program that comes of it.
+    pub fn n_steps(&self) -> u32 {
+        match self.timetable.update {
+            Update::Flush => self.passes.free_border.unwrap_or(1),
+            update => update.n_steps(),
+        }
+    }
+
     /// The timetable after its passes.
     ///
     /// # Errors

@@ -4,13 +4,20 @@ use crate::op::Span;
 
 /// The rule by which a timetable updates weights.
 ///
-/// A synchronous step ends with a flush. An asynchronous timetable covers a *window* of several steps
-/// whose micro-batches overlap, and flushes at its end alone; in between, a backward reads the version
-/// of the weights that its forward read.
+/// A synchronous step ends with a flush. Other timetables cover a *window* of several steps whose micro-batches
+/// overlap, and flush at its end alone. In an asynchronous one a backward reads the version of the weights that its
+/// forward read, while newer ones are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Update {
     /// Once, after all micro-batches.
     Flush,
+    /// After every step, each stage as soon as its gradients are summed; a forward of step `t` reads the version of `t`
+    /// updates, and waits for it. Weights are those of synchronous steps (a free border between steps, as in Qi et al.,
+    /// Zero Bubble Pipeline Parallelism, ICLR 2024, section 4).
+    EachStep {
+        /// Steps of the window.
+        n_steps: u32,
+    },
     /// After every micro-batch; a forward reads the newest version its worker has (PipeDream, section
     /// 3.3: weight stashing).
     Stash {
@@ -30,8 +37,15 @@ impl Update {
     pub fn n_steps(self) -> u32 {
         match self {
             Update::Flush => 1,
-            Update::Stash { n_steps } | Update::DoubleBuffer { n_steps } => n_steps,
+            Update::EachStep { n_steps }
+            | Update::Stash { n_steps }
+            | Update::DoubleBuffer { n_steps } => n_steps,
         }
+    }
+
+    /// Whether weights may change between a forward and its backward.
+    pub fn is_asynchronous(self) -> bool {
+        matches!(self, Update::Stash { .. } | Update::DoubleBuffer { .. })
     }
 }
 
@@ -56,7 +70,9 @@ impl Window {
         let micros_per_step = n_micro_batches / n_steps;
         let (micros_per_update, n_updates) = match update {
             Update::Stash { .. } => (1, n_micro_batches),
-            Update::Flush | Update::DoubleBuffer { .. } => (micros_per_step, n_steps),
+            Update::Flush | Update::EachStep { .. } | Update::DoubleBuffer { .. } => {
+                (micros_per_step, n_steps)
+            }
         };
         let (units_per_step, units_per_update) = (units(micros_per_step), units(micros_per_update));
         Some(Window { update, units_per_step, units_per_update, n_updates })

@@ -5,10 +5,11 @@ mod training;
 use chimera_core::engine::Optimizer;
 use chimera_core::lower::{Hoist, Passes, Recompute, Sync};
 use chimera_core::model::Architecture;
-use chimera_core::schedule::{Scaling, Shape, find};
+use chimera_core::schedule::{SCHEDULES, Scaling, Shape, find};
+use chimera_core::update::Update;
 use proptest::prelude::*;
 use training::withheld::Withheld;
-use training::{Run, body, config, execute, train};
+use training::{N_STEPS, Run, body, config, execute, train};
 
 fn assert_equivalent(run: &Run) {
     let (many, one) = (train(run).expect("trains"), train(&run.alone()).expect("trains"));
@@ -81,6 +82,35 @@ fn waves_train_as_one_worker() {
         for width in [1, 2] {
             let shape = Shape { n_waves, ..Shape::new(depth, n) };
             assert_equivalent(&Run { width, ..Run::new("hanayo", shape) });
+        }
+    }
+}
+
+/// Without a border between steps: weights, gradients and losses are those of steps with one, to the bit.
+#[test]
+fn a_free_border_changes_no_bit() {
+    for schedule in SCHEDULES.iter().map(|schedule| schedule.name()) {
+        for (width, is_delayed) in [(1, true), (2, false)] {
+            let shape = Shape { n_waves: 1, ..Shape::new(4, 8) };
+            let run = Run { width, is_delayed, clip: None, ..Run::new(schedule, shape) };
+            let free_border = Some(N_STEPS as u32);
+            let free = Run { passes: Passes { free_border, ..run.passes }, ..run.clone() };
+            let timetable = find(schedule).expect("known").timetable(&run.shape).expect("fits");
+            if timetable.update != Update::Flush {
+                continue;
+            }
+            let (free, bound) = (train(&free).expect("trains"), train(&run).expect("trains"));
+            assert_eq!(free.losses, bound.losses, "{schedule}");
+            assert!(!free.weights.is_empty() && !free.gradients.is_empty());
+            for (name, weight) in &free.weights {
+                assert_eq!(weight, &bound.weights[name], "{name:?} of {schedule}");
+            }
+            for (name, gradient) in &free.gradients {
+                assert_eq!(gradient, &bound.gradients[name], "{name:?} of {schedule}");
+            }
+            for (free, bound) in free.norms.iter().zip(&bound.norms) {
+                assert!((free - bound).abs() <= 1e-6 * bound, "{schedule}: {free} for {bound}");
+            }
         }
     }
 }
@@ -236,7 +266,7 @@ fn recomputing_trains_as_one_worker_wherever_it_stands() {
             n += 1;
             let recompute = if n % 2 == 0 { Recompute::Full } else { Recompute::Selective };
             let split_backward = n % 4 > 1;
-            let passes = Passes { recompute, hoist, split_backward };
+            let passes = Passes { recompute, hoist, split_backward, ..Passes::default() };
             assert_equivalent(&Run { passes, ..run.clone() });
         }
     }

@@ -105,10 +105,13 @@ fn timetable(schedule: &str, shape: &Shape, by: Passes) -> Timetable {
 
 fn any_passes() -> impl Strategy<Value = Passes> {
     let recompute = prop::sample::select(vec![Recompute::None, Recompute::None, Recompute::Full]);
-    (recompute, 0usize..3, any::<bool>()).prop_map(|(recompute, cells, split_backward)| Passes {
+    let border = prop::option::weighted(0.3, 1u32..=3);
+    let all = (recompute, 0usize..3, any::<bool>(), border);
+    all.prop_map(|(recompute, cells, split_backward, free_border)| Passes {
         recompute,
         hoist: Hoist::By(cells),
         split_backward,
+        free_border,
     })
 }
 
@@ -144,25 +147,29 @@ fn is_sound(t: &Timetable) -> bool {
     flows(t) && keeps_order(t) && keeps_updates_apart(t)
 }
 
-/// The backwards of an update end before those of the next begin; in a double buffer, those of a step
-/// end before the forwards of the step after the next begin, which read what it makes.
+/// The gradients of an update are added before those of the next; in a double buffer, those of a step before the forwards
+/// of the step after the next, which read what it makes, and with a free border before those of the next step.
 fn keeps_updates_apart(t: &Timetable) -> bool {
     let (per_update, lag) = match t.update {
         Update::Flush => return true,
+        Update::EachStep { n_steps } => (t.n_units() / n_steps, 1),
         Update::Stash { .. } => (1, u32::MAX),
         Update::DoubleBuffer { n_steps } => (t.n_units() / n_steps, 2),
     };
-    (0..t.placement.n_stages()).all(|s| {
-        let row = t.row(t.placement.pipes()[0][s]).iter().flat_map(|c| c.ops());
+    let pipes = t.placement.pipes().iter();
+    let mut held = pipes.flat_map(|pipe| pipe.iter().copied().enumerate());
+    held.all(|(s, worker)| {
+        let row = t.row(worker).iter().flat_map(|c| c.ops());
         let ops: Vec<(Kind, u32)> = row
             .filter(|op| op.stage.index() == s)
             .map(|op| (op.kind, op.span.start / per_update))
             .collect();
         ops.iter().enumerate().all(|(at, (kind, update))| {
-            let later = ops[at..].iter().filter(|(k, _)| *k == Kind::Backward);
-            later.clone().all(|(_, other)| match kind {
-                Kind::Backward => other >= update,
-                _ => update < &lag || *other > update - lag,
+            let mut later = ops[at..].iter().filter(|(kind, _)| kind.adds_gradient());
+            later.all(|(_, other)| match kind {
+                kind if kind.adds_gradient() => other >= update,
+                Kind::Forward => update < &lag || *other > update - lag,
+                _ => true,
             })
         })
     })
@@ -290,7 +297,8 @@ proptest! {
         let mut t = timetable(schedule, &shape, by);
         Mutation::Swap(w, i, i + 1).apply(&mut t);
         prop_assume!(lower(&t, &Lowering::default()).is_ok());
-        let run = Run::new(schedule, shape);
+        let clip = Some(0.5).filter(|_| by.free_border.is_none());
+        let run = Run { clip, ..Run::new(schedule, shape) };
         let (moved, plain) = (train_timetable(&run, &t), train(&run));
         let (moved, plain) = (moved.expect("trains").losses, plain.expect("trains").losses);
         for (a, b) in moved.iter().zip(&plain) {

@@ -164,7 +164,7 @@ proptest! {
 proptest! {
     #[test]
     fn both_passes_hold_no_more_than_neither(t in timetables(), cells in 0usize..5) {
-        let passes = Passes { recompute: Recompute::Full, hoist: Hoist::By(cells), split_backward: true };
+        let passes = Passes { recompute: Recompute::Full, hoist: Hoist::By(cells), split_backward: true, ..Passes::default() };
         let passed = passes.apply(t.clone(), &Lowering::default(), &PLAIN.of(&t)).expect("sound");
         prop_assert!(peak(&passed) <= peak(&t) + 1e-6);
     }

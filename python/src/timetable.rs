@@ -115,6 +115,7 @@ impl Timetable {
                 recompute: recompute.parse::<Recompute>()?,
                 hoist: hoist.as_deref().unwrap_or("0").parse::<Hoist>()?,
                 split_backward,
+                ..Passes::default()
             };
             let source = Source::Timetable(self.timetable.clone());
             let request = Request { source, shape: Shape::new(1, 1), passes };

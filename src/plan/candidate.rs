@@ -139,6 +139,7 @@ pub(super) enum Fit {
 /// Why an asynchronous schedule is none to choose from.
 pub(super) fn no_flush(schedule: &Named) -> String {
     format!(
-        "schedule {schedule} has no flush, and so no step that takes a time of its own: choose a synchronous schedule"
+        "schedule {schedule} has no flush after each step, and so no step that takes a time of its own: choose a \
+         synchronous schedule, and leave `border` out"
     )
 }

@@ -12,7 +12,7 @@ use chimera_core::search::Report;
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 
-use super::request::request_of_window;
+use super::request::{passes_of_window, request_of_window};
 use crate::device::Precision;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, Scaling};
@@ -48,17 +48,22 @@ impl Course {
     ) -> Result<Course> {
         let config = with_scaling(config, chain)?;
         Course::make(config, chain, |config, window| match found {
-            // A search's timetable is as the passes would make it.
-            Some(timetable) => Ok(Ordered { timetable, passes: Passes::default(), search: None }),
+            // A search's timetable is as the passes would make it, but for the border.
+            Some(timetable) => {
+                let Passes { free_border, .. } = passes_of_window(config, window);
+                let passes = Passes { free_border, ..Passes::default() };
+                Ok(Ordered { timetable, passes, search: None })
+            }
             None => order(config, window, chain),
         })
     }
 
     /// The course of another machine, by its [`timetable`].
     pub(super) fn by(config: Config, timetable: Timetable, chain: &dyn Chain) -> Result<Course> {
-        Course::make(config, chain, |config, _| {
+        Course::make(config, chain, |config, window| {
             let source = Source::Timetable(timetable);
-            let request = Request { source, shape: config.shape(), passes: config.passes() };
+            let passes = passes_of_window(config, window);
+            let request = Request { source, shape: config.shape(), passes };
             ordered(config, request, chain)
         })
     }
@@ -91,14 +96,20 @@ impl Course {
         let program = prove(&config, chain, &training, ordered)?;
         let is_synchronous = program.window().update() == Update::Flush;
         ensure!(
+            training.clip.is_none()
+                || !matches!(program.window().update(), Update::EachStep { .. }),
+            "without a border between steps a stage is updated before the norm of all gradients is known: choose \
+             --clip 0, or --border step"
+        );
+        ensure!(
             config.non_finite == NonFinite::Stop || is_synchronous && config.check_finite,
             "non-finite skip needs updates that wait for all workers, and a check: choose a synchronous \
-             schedule, and leave check-finite true"
+             schedule and border step, and leave check-finite true"
         );
         ensure!(
             !config.shard_optimizer || is_synchronous,
             "shard-optimizer needs weights that nobody reads while they are updated: choose a synchronous \
-             schedule"
+             schedule and border step"
         );
         ensure!(
             !config.shard_optimizer || !config.mpi_allreduce,
@@ -142,7 +153,7 @@ impl Course {
         if n_left > 0 {
             let ordered = order(&self.config, n_left, chain)?;
             ensure!(
-                ordered.timetable.update.n_steps().max(1) == n_left,
+                ordered.n_steps() == n_left,
                 "{schedule} has a window of {window} steps, but {to_do} steps are to be trained from step {first} \
                  on: choose --steps so that they are whole windows"
             );

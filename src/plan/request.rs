@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use chimera_core::interchange::ReadError;
+use chimera_core::lower::Passes;
 use chimera_core::request::{Request, Source};
 use chimera_core::schedule::find;
 
@@ -22,10 +23,17 @@ pub fn request(config: &Config) -> Result<Request<'static>, ReadError> {
     Ok(Request { source, shape: config.shape(), passes: config.passes() })
 }
 
-/// What the settings ask for, of a window of so many steps if it is asynchronous.
+/// The passes over the schedule, of a window of so many steps if there is no border between steps.
+pub(super) fn passes_of_window(config: &Config, window: u32) -> Passes {
+    let passes = config.passes();
+    Passes { free_border: passes.free_border.map(|_| window), ..passes }
+}
+
+/// What the settings ask for, of a window of so many steps if there is no flush after each.
 pub(super) fn request_of_window(config: &Config, window: u32) -> Result<Request<'static>> {
     let mut request = request(config)?;
     request.shape.window = window;
+    request.passes = passes_of_window(config, window);
     if let Source::Timetable(timetable) = &request.source {
         let counts = (timetable.rows.len(), timetable.micro_batches_per_step() as usize);
         ensure!(

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use chimera_core::engine::Patience;
-use chimera_core::lower::Passes;
+use chimera_core::lower::{Border, Passes};
 use chimera_core::model::{Cut, ModelConfig, ModelError, cut};
 use chimera_core::search::Search;
 
@@ -38,7 +38,8 @@ impl Config {
     /// The passes over the schedule.
     pub fn passes(&self) -> Passes {
         let Config { recompute, hoist, split_backward, .. } = *self;
-        Passes { recompute, hoist, split_backward }
+        let free_border = (self.border == Border::Free).then_some(self.window);
+        Passes { recompute, hoist, split_backward, free_border }
     }
 
     /// How `auto` searches.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, ParamRules};
-use chimera_core::lower::{Hoist, Recompute, Sync};
+use chimera_core::lower::{Border, Hoist, Recompute, Sync};
 use chimera_core::model::{Architecture, PRESETS, RopeScaling};
 use chimera_core::schedule;
 use chimera_core::search::Where;
@@ -137,7 +137,7 @@ options! {
         /// Most micro-batches in flight in each direction of `mixpipe`, K
         "in-flight" in_flight: Option<u32> =
             [value("K").whole(1, 1 << 20).follows("D/2 + 1").free().drawn(Shape)];
-        /// Steps between the flushes of an asynchronous schedule, T
+        /// Steps between the flushes of an asynchronous schedule, or of any with `border` free, T
         "window" window: u32 = [value("T").whole(1, 1 << 20).is("4").free().drawn(Shape).drawn_is("2")];
         /// Placement on which `auto` searches: line, interleaved, v, wave or mirrored
         "placement" placement: Where =
@@ -161,6 +161,10 @@ options! {
             [value("CELLS").is("0").free().searched().drawn(Passes).see("schedules.md#splitting-and-recomputing")];
         /// Split backwards, and move the halves for weight gradients into idle time
         "split-backward" split_backward: bool = [value("BOOL").is("false").free().searched().drawn(Passes)];
+        /// What stands between two steps: step (all workers end one before any begins the next) or free (a worker goes on once
+        /// the weights it reads are updated; for `window` steps)
+        "border" border: Border =
+            [value("MODE").is("step").free().drawn(Passes).see("schedules.md#a-free-border-between-steps")];
         /// Most micro-batches whose activations a worker may hold; schedules that hold more are refused
         "memory-cap" memory_cap: Option<f64> =
             [value("M").real(0.0, 1e6).follows("no limit").free().searched().drawn(Memory)];

@@ -101,6 +101,11 @@ pub fn unread<'a>(
         Named::File(path) => (path.display().to_string(), &[][..]),
     };
     let tell = |option| {
+        if option == "border" && reads.contains(&Parameter::Window) {
+            return Some(format!(
+                "`border` has no effect: {label} has none between the steps of its window"
+            ));
+        }
         let others = match Parameter::named(option) {
             Some(parameter) if !reads.contains(&parameter) => readers(parameter),
             None if OF_AUTO.contains(&option) && *schedule != Named::Auto => vec![AUTO.to_string()],

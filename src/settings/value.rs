@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, ParamRules};
-use chimera_core::lower::{Hoist, Recompute, Sync};
+use chimera_core::lower::{Border, Hoist, Recompute, Sync};
 use chimera_core::model::{Architecture, RopeScaling};
 use chimera_core::search::Where;
 use toml::Value;
@@ -240,7 +240,7 @@ macro_rules! words {
     )+};
 }
 
-words!(MlpGate, LrSchedule, NonFinite, Precision, Recompute, Scaling, Sync);
+words!(Border, MlpGate, LrSchedule, NonFinite, Precision, Recompute, Scaling, Sync);
 words!(Transport, Where);
 
 /// Some steps, at least one, written `A..B`.

@@ -108,6 +108,18 @@ fn costs_are_those_that_were_given() {
 }
 
 #[test]
+fn without_a_border_schedules_keep_their_gain_at_each_step() {
+    for (line, makespan) in [
+        ("zb-h2 --depth 4 --micro-batches 8 --window 4", 99.0),
+        ("zb-v --depth 4 --micro-batches 8 --window 4", 97.5),
+        ("chimera --depth 4 --micro-batches 4 --window 1", 16.0),
+    ] {
+        let simulated = simulate(&format!("{line} --border free"));
+        assert_eq!(number(&simulated["makespan"]), makespan, "{line}");
+    }
+}
+
+#[test]
 fn json_has_the_keys_that_were_promised() {
     let simulated = simulate("dapple --depth 4 --micro-batches 8");
     let keys = |value: &Value| -> Vec<String> {

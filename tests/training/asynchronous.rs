@@ -210,6 +210,8 @@ fn what_cannot_be_trained_says_what_can() {
             "choose an untied head (--tied false), or a synchronous",
         ),
         ("--schedule pipedream-2bw --micro-batches 3", 2, "nearest: 4 micro-batches"),
+        ("--border free", 2, "choose --clip 0, or --border step"),
+        ("--border free --clip 0 --tied true", 3, "choose an untied head (--tied false)"),
         ("--schedule pipedream --window 0", 2, "`window` is 0; it must be a whole number from 1"),
     ] {
         let ran = chimera(&format!("train {options}"));
@@ -220,7 +222,36 @@ fn what_cannot_be_trained_says_what_can() {
 
 #[test]
 fn its_optimizer_is_not_shared_out() {
-    let ran = chimera("train --schedule pipedream --tied false --shard-optimizer");
-    assert_eq!(ran.code, Some(2));
-    assert!(ran.stderr.contains("choose a synchronous schedule"), "{}", ran.stderr);
+    for options in ["--schedule pipedream", "--border free --clip 0"] {
+        let ran = chimera(&format!("train {options} --tied false --shard-optimizer"));
+        assert_eq!(ran.code, Some(2), "{options}");
+        assert!(ran.stderr.contains("choose a synchronous schedule"), "{}", ran.stderr);
+    }
+}
+
+/// Whole windows and a shorter one, and a run that goes on from a checkpoint, with a border and without.
+#[test]
+fn a_free_border_leaves_the_weights_as_they_are() {
+    let folder = folder();
+    let data = text(&folder);
+    let weights = |name: &str, options: &str| {
+        let out = folder.path().join(name);
+        let ran = chimera(&format!(
+            "train {MODEL} --data {} --depth 2 --clip 0 --tied false --lr-schedule constant --out {} {options}",
+            data.display(),
+            out.display()
+        ));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        std::fs::read(out.join("model/model.safetensors")).expect("weights")
+    };
+    for schedule in ["zb-h2", "chimera --width 2", "1f1b --recompute full --split-backward true"] {
+        let name = schedule.split(' ').next().expect("a name");
+        let bound = weights(&format!("bound-{name}"), &format!("--schedule {schedule}"));
+        let free = format!("--schedule {schedule} --border free --window 2");
+        assert!(weights(&format!("free-{name}"), &free) == bound, "{schedule}");
+        let first = format!("{free} --steps 3 --save-every 2 --resume auto");
+        let rest = format!("--schedule {schedule} --save-every 2 --resume auto");
+        weights(&format!("halves-{name}"), &first);
+        assert!(weights(&format!("halves-{name}"), &rest) == bound, "{schedule}, resumed");
+    }
 }

@@ -27,6 +27,6 @@ pub use one_order::{Together, prove_in_one_order, rows_in_one_order};
 pub use refusal::{Reason, Refusal};
 pub use simulate::simulate;
 pub(crate) use simulate::simulate_compute;
-pub use slack::{Window, slack, windows};
+pub use slack::{FreeWindow, slack, windows};
 pub use timeline::{Awaited, Event, Timeline, Wait, Work};
 pub use verdict::{Diagnosis, HangReport, Need};

@@ -18,7 +18,7 @@ use crate::program::Program;
 
 /// A time in which a worker neither computes nor updates weights.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Window {
+pub struct FreeWindow {
     /// When it begins.
     pub from: f64,
     /// When it ends.
@@ -28,13 +28,13 @@ pub struct Window {
 }
 
 /// The windows of each worker, from the start of the step to its end, in order.
-pub fn windows(program: &Program, timeline: &Timeline) -> Vec<Vec<Window>> {
+pub fn windows(program: &Program, timeline: &Timeline) -> Vec<Vec<FreeWindow>> {
     let makespan = timeline.makespan();
     let memory = ActivationMemory::new(program.placement(), program.units_per_micro());
     let mut workers = vec![(0.0f64, 0.0f64, Vec::new()); timeline.n_workers];
     let window = |w: usize, (from, held): (f64, f64), to: f64| {
         let free = (program.peaks()[w] - held).max(0.0);
-        is_shorter(from, to).then_some(Window { from, to, free })
+        is_shorter(from, to).then_some(FreeWindow { from, to, free })
     };
     for event in timeline.events.iter().filter(|event| !matches!(event.work, Work::Reduce(_))) {
         let w = event.worker.index();
@@ -46,7 +46,7 @@ pub fn windows(program: &Program, timeline: &Timeline) -> Vec<Vec<Window>> {
             *held += more - less;
         }
     }
-    let last = |(w, (from, held, mut windows)): (usize, (f64, f64, Vec<Window>))| {
+    let last = |(w, (from, held, mut windows)): (usize, (f64, f64, Vec<FreeWindow>))| {
         windows.extend(window(w, (from, held), makespan));
         windows
     };

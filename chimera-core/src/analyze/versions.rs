@@ -67,13 +67,18 @@ impl Versions {
         let made = stage.n_updates;
         let version = match self.window.update() {
             Update::Flush | Update::Stash { .. } => made,
+            Update::EachStep { .. } => self.window.update_of(op.span),
             Update::DoubleBuffer { .. } => self.window.update_of(op.span).saturating_sub(1),
         };
         // The newest version and, in a double buffer, the one before it are there.
-        if !(version..=version + 1).contains(&made) {
+        let is_double = matches!(self.window.update(), Update::DoubleBuffer { .. });
+        if !(version..=version + u32::from(is_double)).contains(&made) {
             return Err(Reason::Version { op: *op, version, made });
         }
-        *stage.kept.entry(version).or_default() += u32::from(op.span.len);
+        // Without versions of their own, backwards read the one that there is.
+        if self.window.update().is_asynchronous() {
+            *stage.kept.entry(version).or_default() += u32::from(op.span.len);
+        }
         Ok(version)
     }
 

@@ -154,7 +154,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
             (job.program.window(), &job.program.buckets()[bucket.index()]);
         let step = update / window.updates_per_step();
         let norm = match self.sync.agreed() {
-            _ if self.is_asynchronous() => self.norm_alone(bucket, step as usize)?,
+            _ if self.updates_alone() => self.norm_alone(bucket, step as usize)?,
             Some(agreed) => agreed.steps[0].grad_norm(),
             None => 0.0,
         };
@@ -201,7 +201,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     fn not_finite(&self, rank: Rank, culprit: &str, step: usize) -> Fault {
-        let weights = match self.is_asynchronous() {
+        let weights = match self.updates_alone() {
             false => "; the weights are those of the last sound step",
             true => "", // other stages may have updated theirs
         };

@@ -108,20 +108,30 @@ impl<I> Job<'_, I> {
             let size = self.micro_batch_size;
             return Some(format!("{size} samples cannot be cut into {units} equal parts"));
         }
-        let is_synchronous = program.window().update() == Update::Flush;
+        let update = program.window().update();
+        let is_synchronous = update == Update::Flush;
+        if matches!(update, Update::EachStep { .. }) && self.training.clip.is_some() {
+            let why = "stages are updated before the norm of all gradients is known";
+            return Some(format!(
+                "without a border between steps gradients cannot be clipped: {why}"
+            ));
+        }
         if is_synchronous && self.training.needs_barrier() && !program.has_barrier() {
             return Some("clipping and the finite check need a program with a barrier".into());
         }
         if !is_synchronous && self.training.non_finite == NonFinite::Skip {
             let why = "its stages update on their own";
-            return Some(format!("an asynchronous schedule can skip no step, since {why}"));
+            return Some(format!(
+                "a schedule without a flush after each step can skip none, since {why}"
+            ));
         }
         if self.training.non_finite == NonFinite::Skip && !self.training.check_finite {
             return Some("a step can be skipped only if the finite check finds it".into());
         }
         if !is_synchronous && self.training.shard_optimizer {
             let why = "its stages update while weights are read";
-            return Some(format!("an asynchronous schedule cannot share out its optimizer: {why}"));
+            let what = "a schedule without a flush after each step";
+            return Some(format!("{what} cannot share out its optimizer: {why}"));
         }
         None
     }

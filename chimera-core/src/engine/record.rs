@@ -24,7 +24,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let owns = |bucket: BucketId, tensor: usize| {
             self.stages.owners(bucket)[tensor] == self.comm.rank()
         };
-        let buckets = self.stages.buckets().filter(|_| !self.is_asynchronous());
+        let buckets = self.stages.buckets().filter(|_| !self.updates_alone());
         let places: Vec<_> = buckets
             .flat_map(|bucket| self.summed(bucket, move |tensor| owns(bucket, tensor)))
             .collect();

@@ -123,7 +123,7 @@ impl<S: Stage> Stages<S> {
     pub(super) fn version(&self, op: &Op, window: &Window) -> &Weights<S> {
         let held = self.held(op.stage);
         let version = match window.update() {
-            Update::Flush | Update::Stash { .. } => held.n_updates,
+            Update::Flush | Update::EachStep { .. } | Update::Stash { .. } => held.n_updates,
             Update::DoubleBuffer { .. } => window.update_of(op.span).saturating_sub(1),
         };
         if version == held.n_updates {

@@ -91,8 +91,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.job.program.placement().rank(group, worker)
     }
 
-    /// Whether updates are made while other micro-batches are on their way.
-    pub(super) fn is_asynchronous(&self) -> bool {
+    /// Whether stages are updated on their own, while other micro-batches are on their way.
+    pub(super) fn updates_alone(&self) -> bool {
         self.job.program.window().update() != Update::Flush
     }
 

@@ -7,6 +7,7 @@ use super::state::{StageOn, State};
 use crate::comm::Comm;
 use crate::device::Device;
 use crate::fault::Fault;
+use crate::update::Update;
 
 /// Between two looks at the sums under way.
 const TURN: Duration = Duration::from_millis(5);
@@ -44,8 +45,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
 
     /// How long to wait before this rank looks at something else.
     fn turn(&self) -> Duration {
-        // The first step has a patience of its own, and some transports know it by the deadline alone.
-        if self.reductions.is_summing() && !self.sync.is_first() {
+        // The first step has a patience of its own, and some transports know it by the deadline alone. Where ranks wait
+        // for weights within a program, they may wait for sums of others that wait for messages of theirs.
+        let must_sum = matches!(self.job.program.window().update(), Update::EachStep { .. });
+        if self.reductions.is_summing() && (must_sum || !self.sync.is_first()) {
             TURN
         } else if self.can_discard() {
             LOOK

@@ -45,6 +45,7 @@ pub(super) struct File {
 pub(super) enum Rule {
     #[default]
     Flush,
+    EachStep,
     Stash,
     DoubleBuffer,
 }

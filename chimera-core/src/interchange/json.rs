@@ -92,6 +92,7 @@ pub fn to_json(timetable: &Timetable) -> String {
     }
     let update = match timetable.update {
         Update::Flush => None,
+        Update::EachStep { n_steps } => Some(("each-step", n_steps)),
         Update::Stash { n_steps } => Some(("stash", n_steps)),
         Update::DoubleBuffer { n_steps } => Some(("double-buffer", n_steps)),
     };
@@ -238,6 +239,7 @@ impl File {
             return Err(invalid("steps", reason));
         }
         Ok(match self.update {
+            Rule::EachStep => Update::EachStep { n_steps },
             Rule::DoubleBuffer => Update::DoubleBuffer { n_steps },
             _ => Update::Stash { n_steps },
         })

@@ -53,6 +53,7 @@ pub fn program_to_json(program: &Program) -> String {
     let placement = program.placement();
     let update = match program.window().update() {
         Update::Flush => "flush",
+        Update::EachStep { .. } => "each-step",
         Update::Stash { .. } => "stash",
         Update::DoubleBuffer { .. } => "double-buffer",
     };

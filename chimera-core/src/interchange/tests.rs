@@ -178,6 +178,7 @@ fn any_timetable() -> impl Strategy<Value = Timetable> {
         let rows = prop::collection::vec(row, usize::from(depth));
         let update = prop::sample::select(vec![
             Update::Flush,
+            Update::EachStep { n_steps: n },
             Update::Stash { n_steps: n },
             Update::DoubleBuffer { n_steps: 1 },
         ]);

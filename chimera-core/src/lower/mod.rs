@@ -3,12 +3,14 @@
 //! [`Passes`] make a timetable of a timetable, for any schedule. [`lower`] is the only way to a `Program`,
 //! so one that is not proven cannot be run.
 
+mod border;
 mod hoist;
 mod messages;
 mod recompute;
 mod split;
 mod sync;
 
+pub use border::{Border, free_border};
 pub use hoist::Hoist;
 pub use recompute::{Recompute, recompute};
 pub use split::split_backward;
@@ -101,11 +103,18 @@ pub struct Passes {
     pub hoist: Hoist,
     /// Whether backwards are split.
     pub split_backward: bool,
+    /// Steps between which there is no border, see [`free_border`]; `None` where all workers end each step together.
+    pub free_border: Option<u32>,
 }
 
 impl Default for Passes {
     fn default() -> Passes {
-        Passes { recompute: Recompute::None, hoist: Hoist::By(0), split_backward: false }
+        Passes {
+            recompute: Recompute::None,
+            hoist: Hoist::By(0),
+            split_backward: false,
+            free_border: None,
+        }
     }
 }
 
@@ -142,7 +151,10 @@ impl Passes {
             let limited = Lowering { max_peak: limit, ..how.clone() };
             timetable = split_backward(&timetable, &limited, costs)?;
         }
-        Ok(timetable)
+        Ok(match self.free_border {
+            Some(n_steps) => free_border(timetable, n_steps),
+            None => timetable,
+        })
     }
 }
 

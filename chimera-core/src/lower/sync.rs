@@ -9,6 +9,7 @@ use crate::analyze::timeline::{Event, Work};
 use crate::costs::is_shorter;
 use crate::ids::{BucketId, StageId};
 use crate::notation::by_name;
+use crate::op::Kind;
 use crate::placement::Placement;
 use crate::program::{Bucket, Instr, Program};
 use crate::update::{Update, Window};
@@ -83,11 +84,12 @@ pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
         let (sync, updates) = match window.update() {
             Update::Flush if *has_barrier => (how.sync, Updates::Agreed),
             Update::Flush => (how.sync, Updates::AtEnd),
+            Update::EachStep { .. } => (Sync::Eager, Updates::BeforeUse),
             // The next update's gradients come soon, and its forwards want the weights.
             Update::Stash { .. } | Update::DoubleBuffer { .. } => (Sync::Eager, Updates::AtOnce),
         };
         let starts = starts(mine, ends, sync);
-        add_sync(row, ends.n_cells, (mine, &starts), updates);
+        add_sync(row, ends, (mine, &starts), updates);
     }
 }
 
@@ -117,14 +119,16 @@ enum Updates {
     Agreed,
     /// At the end of the row, before the agreement.
     AtEnd,
+    /// Before the first forward that reads what they make, or at the end of the row.
+    BeforeUse,
     /// Right after the start of their reductions.
     AtOnce,
 }
 
-/// Adds synchronisation to a row of so many cells: each bucket's reduction after as many of them as `starts` says.
+/// Adds synchronisation to a row that ends so: each bucket's reduction after as many cells as `starts` says.
 fn add_sync(
     row: &mut Vec<Instr>,
-    n_cells: usize,
+    ends: &WorkerEnds,
     (mine, starts): (&[BucketId], &[usize]),
     updates: Updates,
 ) {
@@ -134,26 +138,33 @@ fn add_sync(
         [Instr::Reduce(b)].into_iter().chain(update)
     };
     // Nothing comes before the first start, and starts only grow.
-    let mut n_cells = starts.first().map_or(n_cells, |first| *first.min(&n_cells));
+    let mut n_cells = starts.first().map_or(ends.n_cells, |first| *first.min(&ends.n_cells));
     let tail = row.split_off(after_cells(row, n_cells));
     let out = row;
     let mut waiting = mine.iter().zip(starts).peekable();
+    let first_use = |b: &BucketId| ends.first_use.get(b).copied();
+    let mut uses: Vec<_> = mine.iter().filter_map(|b| Some((first_use(b)?, *b))).collect();
+    uses.sort_unstable();
+    let mut uses = uses.into_iter().peekable();
     for instr in tail {
         // A reduction starts before the receives of the next cell, but after the sends of the last.
         if !matches!(instr, Instr::Send(..)) {
             while let Some((b, _)) = waiting.next_if(|(_, start)| **start <= n_cells) {
                 out.extend(start(*b));
             }
+            while let Some((_, b)) = uses.next_if(|(cell, _)| *cell <= n_cells) {
+                out.extend([Instr::Await(b), Instr::Step(b)]);
+            }
         }
         n_cells += usize::from(matches!(instr, Instr::Run(_)));
         out.push(instr);
     }
     out.extend(waiting.flat_map(|(b, _)| start(*b)));
-    let (awaits, steps) =
-        (mine.iter().map(|b| Instr::Await(*b)), mine.iter().map(|b| Instr::Step(*b)));
+    let rest = mine.iter().filter(|b| first_use(b).is_none());
+    let (awaits, steps) = (rest.clone().map(|b| Instr::Await(*b)), rest.map(|b| Instr::Step(*b)));
     match updates {
         Updates::Agreed => out.extend(awaits.chain([Instr::Agree]).chain(steps)),
-        Updates::AtEnd => {
+        Updates::AtEnd | Updates::BeforeUse => {
             out.extend(awaits.zip(steps).flat_map(|(a, s)| [a, s]).chain([Instr::Agree]))
         }
         Updates::AtOnce => out.push(Instr::Agree),
@@ -179,6 +190,8 @@ pub(super) struct Ends {
 struct WorkerEnds {
     /// By bucket: the index of the cell and its end.
     last_backward: FxHashMap<BucketId, (usize, f64)>,
+    /// Where forwards wait for updates: the buckets that a later cell of the row reads, each with the index of the first.
+    first_use: FxHashMap<BucketId, usize>,
     n_cells: usize,
     /// The last cell that the worker idles before.
     last_idle: Option<usize>,
@@ -205,6 +218,13 @@ impl Ends {
         let clock = std::mem::replace(&mut worker.clock, event.end);
         if is_shorter(clock, event.start) {
             worker.last_idle = Some(worker.n_cells);
+        }
+        let waits = matches!(self.window.update(), Update::EachStep { .. });
+        for op in cell.ops().filter(|op| waits && op.kind == Kind::Forward) {
+            let Some(before) = self.window.update_of(op.span).checked_sub(1) else { continue };
+            for bucket in self.by_stage.get(&(op.stage, before)).into_iter().flatten() {
+                worker.first_use.entry(*bucket).or_insert(worker.n_cells);
+            }
         }
         for op in cell.ops().filter(|op| op.kind.adds_gradient()) {
             let key = (op.stage, self.window.update_of(op.span));

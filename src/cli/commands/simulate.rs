@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use chimera_core::analyze::{
-    Event, IdleTime, Timeline, Window, Work, peak_kept, simulate, simulated_idle, slack, windows,
+    Event, FreeWindow, IdleTime, Timeline, Work, peak_kept, simulate, simulated_idle, slack,
+    windows,
 };
 use chimera_core::costs::Costs;
 use chimera_core::render::chrome;
@@ -90,7 +91,7 @@ impl Simulate {
             let free =
                 windows(&program, &timeline).into_iter().zip(slack(&program, &timeline, &costs));
             let worker = |(((busy, peak), kept), (windows, slack)): (((&f64, &f64), f64), _)| {
-                let windows: Vec<Window> = windows;
+                let windows: Vec<FreeWindow> = windows;
                 let slack: Vec<f64> = slack;
                 let mut worker =
                     json!({"busy": busy, "idle": makespan - busy, "peak_micro_batches": peak});

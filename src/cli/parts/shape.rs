@@ -1,6 +1,7 @@
 //! Options of the table that commands about schedules have, and what they say together.
 
 use anyhow::{Result, bail, ensure};
+use chimera_core::lower::Border;
 use chimera_core::placement::Placement;
 use chimera_core::timetable::Timetable;
 use clap::builder::StringValueParser;
@@ -78,7 +79,10 @@ impl ShapeArgs {
             file if file == "-" => "on standard input".to_string(),
             file => format!("in {file}"),
         };
-        for (option, given) in self.of_shape() {
+        let is_free =
+            self.0.iter().any(|(key, value)| key == "border" && value.as_str() == Some("free"));
+        for (option, given) in self.of_shape().filter(|(option, _)| *option != "window" || !is_free)
+        {
             let Some(has) = value_in(timetable, option) else {
                 bail!(
                     "`{option}` is {given}, but the order of the timetable {place} is made: leave `{option}` out"
@@ -99,6 +103,8 @@ impl ShapeArgs {
             return;
         }
         let given = self.of_shape().map(|(option, _)| option);
+        let given = given.chain(self.0.iter().map(|(key, _)| key).filter(|key| *key == "border"));
+        let given = given.filter(|option| says_something(config, option));
         unread(&config.schedule, config.placement, given).iter().for_each(|told| warn(told));
     }
 
@@ -128,10 +134,16 @@ fn value_in(timetable: &Timetable, option: &str) -> Option<String> {
     Some(has.to_string())
 }
 
+/// Whether an option says something that the schedule need not read: without a border, all schedules have a window.
+fn says_something(config: &Config, option: &str) -> bool {
+    option != "window" || config.border == Border::Step
+}
+
 /// Warns of options of the command line that the schedule of a run does not read. One worker has no schedule.
 pub(crate) fn warn_of_unread(config: &Config) {
     let keys = OPTIONS.iter().map(|option| option.name);
     let is_said = |key: &&str| matches!(config.value(key), Some((_, Origin::CommandLine)));
     let given = keys.filter(is_said).filter(|_| config.depth > 1);
+    let given = given.filter(|option| says_something(config, option));
     unread(&config.schedule, config.placement, given).iter().for_each(|told| warn(told));
 }

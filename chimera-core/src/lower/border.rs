@@ -1,0 +1,106 @@
+//! The pass that takes away the border between steps: a worker begins the next step as soon as its own part of the last
+//! is done and the weights that it reads are updated.
+
+use std::str::FromStr;
+
+use crate::notation::by_name;
+use crate::op::{Cell, Op, Span};
+use crate::timetable::Timetable;
+use crate::update::Update;
+
+/// What stands between two steps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Border {
+    /// All workers end a step before any begins the next.
+    Step,
+    /// Nothing but what values and weights need: [`free_border`].
+    Free,
+}
+
+impl Border {
+    /// Both with their names on the command line.
+    pub const ALL: [(&'static str, Border); 2] = [("step", Border::Step), ("free", Border::Free)];
+}
+
+impl FromStr for Border {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Border, String> {
+        by_name("border", name, &Border::ALL)
+    }
+}
+
+/// A window of `n_steps` steps of a synchronous timetable, one behind the other on every worker, in which each stage is
+/// updated on its own ([`Update::EachStep`]). One that has no flush is as it was.
+///
+/// What a schedule gains by ending its step askew (ZB-H2, ZB-V, V-Half), it keeps at each border.
+pub fn free_border(timetable: Timetable, n_steps: u32) -> Timetable {
+    if timetable.update != Update::Flush {
+        return timetable;
+    }
+    let n_units = timetable.n_units();
+    let of_step = |step: u32| {
+        let later = move |op: Op| {
+            let start = op.span.start.saturating_add(step.saturating_mul(n_units));
+            Op { span: Span { start, ..op.span }, ..op }
+        };
+        move |cell: &Cell| match *cell {
+            Cell::One(op) => Cell::One(later(op)),
+            Cell::Pair(a, b) => Cell::Pair(later(a), later(b)),
+        }
+    };
+    let window =
+        |row: &Vec<Cell>| (0..n_steps).flat_map(|step| row.iter().map(of_step(step))).collect();
+    Timetable {
+        n_micro_batches: timetable.n_micro_batches.saturating_mul(n_steps),
+        update: Update::EachStep { n_steps },
+        rows: timetable.rows.iter().map(window).collect(),
+        ..timetable
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::analyze::simulate;
+    use crate::costs::UniformCosts;
+    use crate::lower::{Lowering, Passes, lower};
+    use crate::schedule::{SCHEDULES, Shape, find};
+
+    /// How long so many steps take without a border, and with one.
+    fn makespans(name: &str, depth: usize, n: u32, n_steps: u32) -> (f64, f64) {
+        let plain = find(name).expect("known").timetable(&Shape::new(depth, n)).expect("fits");
+        let share = depth as f64 / plain.placement.n_stages() as f64;
+        let costs = UniformCosts::new(1.0, 2.0, 0.0).share(share).per_units(plain.units_per_micro);
+        let how = Lowering::default();
+        let passes = Passes { free_border: Some(n_steps), ..Passes::default() };
+        let free = passes.apply(plain.clone(), &how, &costs).expect("sound");
+        let makespan =
+            |timetable| simulate(&lower(timetable, &how).expect("proven"), &costs).makespan();
+        (makespan(&free), f64::from(n_steps) * makespan(&plain))
+    }
+
+    /// Formulae of Zero Bubble Pipeline Parallelism and of its controllable-memory schedules, found again by simulation.
+    #[test]
+    fn schedules_that_end_askew_keep_their_gain_at_each_border() {
+        for (depth, n, t) in [(4, 8, 4), (4, 7, 3), (8, 16, 4), (2, 6, 5), (4, 4, 4), (6, 8, 3)] {
+            let (d, n_, t_) = (depth as f64, f64::from(n), f64::from(t));
+            let gap = (2.0 * d - 1.0 - n_).max(0.0);
+            let h2 = 3.0 * n_ * t_ + (d - 1.0) + (t_ - 1.0) * gap + (gap / 2.0).floor();
+            assert_eq!(makespans("zb-h2", depth, n, t).0, h2, "zb-h2, {depth}, {n}, {t}");
+        }
+        assert_eq!(makespans("zb-h2", 4, 8, 4), (99.0, 108.0));
+        assert_eq!(makespans("zb-h2", 8, 16, 4), (199.0, 220.0));
+        assert_eq!(makespans("zb-h1", 4, 8, 4), (4.0 * 27.0, 4.0 * 27.0));
+        // Half a unit to an op of each of its 2D stages.
+        assert_eq!(makespans("zb-v", 4, 8, 4), (195.0 / 2.0, 204.0 / 2.0));
+        assert_eq!(makespans("zb-v", 8, 16, 4), (391.0 / 2.0, 412.0 / 2.0));
+    }
+
+    #[test]
+    fn no_schedule_takes_longer_without_a_border() {
+        for schedule in SCHEDULES {
+            let (free, bound) = makespans(schedule.name(), 4, 8, 3);
+            assert!(free <= bound + 1e-9, "{}: {free} of {bound}", schedule.name());
+        }
+    }
+}
