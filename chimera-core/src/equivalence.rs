@@ -165,8 +165,8 @@ impl TrialRun {
     }
 }
 
-/// TokensByPlace that follow from their place alone.
-struct TokensByPlace<'m>(&'m ModelConfig);
+/// Tokens that follow from their place alone.
+pub(crate) struct TokensByPlace<'m>(pub(crate) &'m ModelConfig);
 
 impl Data for TokensByPlace<'_> {
     fn sample(

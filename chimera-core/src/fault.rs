@@ -78,6 +78,11 @@ impl Fault {
     pub fn new(class: Class, rank: Rank, message: impl Into<String>) -> Fault {
         Fault { class, rank, step: None, op: None, peer: None, message: message.into() }
     }
+
+    /// Whether it is that another rank has died, which others may survive where what it held is held elsewhere.
+    pub fn is_death(&self) -> bool {
+        self.class == Class::PeerLost && self.peer.is_some()
+    }
 }
 
 impl fmt::Display for Fault {
@@ -91,4 +96,14 @@ impl fmt::Display for Fault {
         }
         write!(f, ": {}", self.message)
     }
+}
+
+/// The fault of a rank whose code panicked: a bug.
+pub fn panicked(rank: Rank, panic: &(dyn std::any::Any + Send)) -> Fault {
+    let text = panic
+        .downcast_ref::<&str>()
+        .map(|s| s.to_string())
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "without a message".into());
+    Fault::new(Class::Internal, rank, format!("panicked: {text}. This is a bug in the program"))
 }

@@ -35,6 +35,7 @@ pub mod search;
 mod shards;
 pub mod stage;
 pub mod stand_in;
+pub mod survival;
 pub mod timetable;
 pub mod trainer;
 pub mod update;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use crate::comm::{Comm, Endpoint, Threads};
+use crate::comm::{Comm, Endpoint, Meeting, Rendezvous, Threads};
 use crate::device::{Device, DeviceError};
-use crate::engine::{Job, Patience, StepReport, Training, Worker, run_threads};
+use crate::engine::{Job, Patience, Recovered, StepReport, Training, Worker, run_threads};
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
 use crate::program::Program;
@@ -128,34 +128,151 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         C: Comm<D::Tensor>,
     {
         let goes_on = AtomicBool::new(false);
-        let job = Job {
+        let is_root = comm.rank() == Rank(0);
+        let mut worker = Worker::new(self.job(&goes_on), device, comm, stage)?;
+        let mut course = Course { next: 0, stops: false, reports: Vec::new() };
+        self.run(&mut worker, &mut course, is_root)?;
+        Ok(self.trained(&worker, course))
+    }
+
+    /// Trains one rank and goes on where others die: their places are taken by ranks that come to the next meeting and get
+    /// weights and optimizer state from the replicas of their stages. The step under way is computed again, to the same bits.
+    ///
+    /// The observer on rank 0 may be told the last step again that a dead rank 0 has told.
+    ///
+    /// # Errors
+    /// The errors of [`on_rank`](Trainer::on_rank), but for the death of a rank; if a stage is held by no rank that lives; if
+    /// the program does not let ranks be replaced: it must be synchronous, with the barrier, and no optimizer sharded.
+    pub fn on_rendezvous<S, D, C>(
+        &self,
+        meetings: &mut impl Rendezvous<C>,
+        device: D,
+        mut stage: impl FnMut(StageId) -> Result<S, Fault>,
+    ) -> Result<Trained<D::Tensor>, Fault>
+    where
+        S: Stage<Tensor = D::Tensor, Item = I>,
+        D: Device,
+        C: Comm<D::Tensor>,
+    {
+        let goes_on = AtomicBool::new(false);
+        let job = self.job(&goes_on);
+        let mut course = Course { next: 0, stops: false, reports: Vec::new() };
+        let mut worker: Option<Worker<'_, S, D, C>> = None;
+        let mut rank = Rank(0);
+        loop {
+            let meeting = meetings.meet().map_err(|e| e.into_fault(rank))?;
+            let Some(Meeting { comm, is_first }) = meeting else { break };
+            rank = comm.rank();
+            let worker = match &mut worker {
+                Some(worker) => {
+                    worker.rejoin(comm);
+                    worker
+                }
+                none => none.insert(Worker::new(job, device.clone(), comm, &mut stage)?),
+            };
+            match self.go_on(worker, &mut course, is_first, rank == Rank(0)) {
+                Ok(()) => break,
+                Err(fault) => {
+                    worker.abort(&fault);
+                    if !fault.is_death() {
+                        return Err(fault);
+                    }
+                }
+            }
+        }
+        Ok(match worker.filter(|_| course.next == self.training.steps || course.stops) {
+            Some(worker) => self.trained(&worker, course),
+            None => Trained { reports: course.reports, weights: BTreeMap::new() },
+        })
+    }
+
+    /// From a meeting to the end, or to the next death.
+    fn go_on<S, D, C>(
+        &self,
+        worker: &mut Worker<'_, S, D, C>,
+        course: &mut Course,
+        is_first: bool,
+        is_root: bool,
+    ) -> Result<(), Fault>
+    where
+        S: Stage<Tensor = D::Tensor, Item = I>,
+        D: Device,
+        C: Comm<D::Tensor>,
+    {
+        let Recovered { next, last, .. } = worker.recover(is_first.then_some(0))?;
+        let known = course.next;
+        self.note(course, last.into_iter().filter(|report| report.step >= known), is_root);
+        course.next = next;
+        self.run(worker, course, is_root)?;
+        // Who leaves is asked for nothing any more, since all have done all.
+        worker.all_gather("the end", &[]).map(|_| ())
+    }
+
+    /// Runs what is left to run.
+    fn run<S, D, C>(
+        &self,
+        worker: &mut Worker<'_, S, D, C>,
+        course: &mut Course,
+        is_root: bool,
+    ) -> Result<(), Fault>
+    where
+        S: Stage<Tensor = D::Tensor, Item = I>,
+        D: Device,
+        C: Comm<D::Tensor>,
+    {
+        while course.next < self.training.steps && !course.stops {
+            let trained = worker.run(course.next)?;
+            course.stops = trained.is_empty();
+            self.note(course, trained, is_root);
+        }
+        Ok(())
+    }
+
+    fn note(
+        &self,
+        course: &mut Course,
+        reports: impl IntoIterator<Item = StepReport>,
+        is_root: bool,
+    ) {
+        for report in reports {
+            if let Some(observe) = self.observe.filter(|_| is_root) {
+                observe(&report);
+            }
+            (course.stops, course.next) = (report.stop, report.step + 1);
+            course.reports.push(report);
+        }
+    }
+
+    fn job<'a>(&'a self, goes_on: &'a AtomicBool) -> Job<'a, I> {
+        Job {
             program: self.program,
             width: self.width,
             micro_batch_size: self.micro_batch_size,
             training: &self.training,
             data: self.data,
             patience: self.patience,
-            stop: self.stop.unwrap_or(&goes_on),
+            stop: self.stop.unwrap_or(goes_on),
             epoch: Instant::now(),
-        };
-        let is_first = comm.rank() == Rank(0);
-        let mut worker = Worker::new(job, device, comm, stage)?;
-        let (mut reports, mut stops) = (Vec::new(), false);
-        while (reports.len() as u64) < self.training.steps && !stops {
-            let trained = worker.run(reports.len() as u64)?;
-            stops = trained.is_empty();
-            for report in trained {
-                if let Some(observe) = self.observe.filter(|_| is_first) {
-                    observe(&report);
-                }
-                stops = report.stop;
-                reports.push(report);
-            }
         }
+    }
+
+    fn trained<S, D, C>(&self, worker: &Worker<'_, S, D, C>, course: Course) -> Trained<D::Tensor>
+    where
+        S: Stage<Tensor = D::Tensor, Item = I>,
+        D: Device,
+        C: Comm<D::Tensor>,
+    {
         let stages = (0..self.program.placement().n_stages()).map(|id| StageId(id as u16));
         let held = stages.filter_map(|id| worker.held(id)).flat_map(|(params, weights, _)| {
             params.iter().map(|param| param.name.clone()).zip(weights.iter().cloned())
         });
-        Ok(Trained { reports, weights: held.collect() })
+        Trained { reports: course.reports, weights: held.collect() }
     }
+}
+
+/// How far a rank has come.
+struct Course {
+    next: u64,
+    stops: bool,
+    reports: Vec<StepReport>,
 }

@@ -6,8 +6,8 @@ use std::time::Instant;
 use anyhow::Result;
 use chimera_core::comm::Comm;
 use chimera_core::device::Device;
-use chimera_core::engine::{Job, StepReport, Worker, handshake, panicked};
-use chimera_core::fault::Fault;
+use chimera_core::engine::{Job, StepReport, Worker, handshake};
+use chimera_core::fault::{Fault, panicked};
 use chimera_core::ids::StageId;
 use chimera_core::stage::Stage;
 

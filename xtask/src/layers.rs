@@ -60,6 +60,7 @@ const STACKS: [Stack; 2] = [
             "stand_in",
             "trainer",
             "equivalence",
+            "survival",
             "prelude",
         ],
     },

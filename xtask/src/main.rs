@@ -28,6 +28,7 @@ mod pytorch;
 mod report;
 mod slurm;
 mod struck;
+mod survive;
 mod sweep;
 mod targets;
 mod torture;
@@ -79,6 +80,8 @@ enum Chore {
     },
     /// The order search over many cases, beside its bound and the schedules of the table
     Sweep(sweep::Args),
+    /// Trainings in which ranks die, drawn from seeds: each must end with the bits of the undisturbed one
+    Survive(survive::Args),
     /// Tests of the oracle that `sweep --prove` asks; it needs cmake and libclang
     Oracle,
     /// Simulates the evaluation of Chimera's paper at constants fitted to some of its bars, and writes docs/paper.md
@@ -139,6 +142,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Publish => publish::run(),
         Chore::Powerset => publish::powerset(),
         Chore::Gallery { check } => gallery::run(check),
+        Chore::Survive(args) => survive::run(&args),
         Chore::Sweep(args) => sweep::run(&args),
         Chore::Oracle => oracle::test(),
         Chore::Paper(args) => paper::run(&args),

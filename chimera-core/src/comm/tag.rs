@@ -52,6 +52,15 @@ pub enum Payload {
         /// Index of the parameter.
         tensor: u32,
     },
+    /// A tensor of a stage for a rank that takes a dead one's place.
+    Replica {
+        /// The stage.
+        stage: StageId,
+        /// Index of the parameter.
+        tensor: u32,
+        /// 0 for its weights; what the optimizer keeps of it comes behind.
+        slot: u32,
+    },
     /// Control data of a transport that stands on another transport.
     Private {
         /// What the transport uses it for.
@@ -111,6 +120,7 @@ const UPDATED: u32 = 18;
 const EVALUATED: u32 = 19;
 const WEIGHT: u32 = 20;
 const PRIVATE: u32 = 21;
+const REPLICA: u32 = 22;
 
 /// Kinds of tokens by their codes.
 const TOKENS: [TokenKind; 6] = [
@@ -136,6 +146,7 @@ fn encode(payload: Payload) -> (u32, [u32; 3]) {
             (EVALUATED, [stage.0.into(), sample as u32, (sample >> 32) as u32])
         }
         Payload::Weight { stage, tensor } => (WEIGHT, [stage.0.into(), tensor, 0]),
+        Payload::Replica { stage, tensor, slot } => (REPLICA, [stage.0.into(), tensor, slot]),
         Payload::Private { channel } => (PRIVATE, [channel.into(), 0, 0]),
     }
 }
@@ -151,6 +162,7 @@ fn decode(code: u32, [x, y, z]: [u32; 3]) -> Option<Payload> {
             Payload::Evaluated { sample, stage: stage()? }
         }
         WEIGHT => Payload::Weight { stage: stage()?, tensor: y },
+        REPLICA => Payload::Replica { stage: stage()?, tensor: y, slot: z },
         PRIVATE => Payload::Private { channel: u8::try_from(x).ok()? },
         _ => {
             let kind = *TOKENS.get(code as usize)?;
@@ -176,6 +188,12 @@ impl fmt::Display for Payload {
                 write!(f, "validation sample {sample} behind {stage}")
             }
             Payload::Weight { stage, tensor } => write!(f, "weights {tensor} of {stage}"),
+            Payload::Replica { stage, tensor, slot: 0 } => {
+                write!(f, "weights {tensor} of {stage} from a replica")
+            }
+            Payload::Replica { stage, tensor, slot } => {
+                write!(f, "optimizer state {slot} of tensor {tensor} of {stage} from a replica")
+            }
             Payload::Private { channel } => write!(f, "control data of channel {channel}"),
         }
     }
@@ -215,6 +233,7 @@ mod tests {
             Payload::Updated { bucket, tensor: 3 },
             Payload::Evaluated { sample: u64::MAX - 1, stage },
             Payload::Weight { stage, tensor: 5 },
+            Payload::Replica { stage, tensor: 5, slot: 2 },
             Payload::Private { channel: 3 },
         ];
         let payloads = TOKENS.map(token).into_iter().chain(others);

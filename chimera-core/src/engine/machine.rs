@@ -125,14 +125,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
 
     fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Fault> {
         let record = self.own_record()?;
-        let agreed = self.gather_records(worker, &record)?;
+        let (agreed, records) = self.gather_records(worker, &record)?;
         if agreed.is_discarded {
             self.sync.discard();
             return Ok(Poll::Pending);
         }
         let culprit = agreed.culprit.clone().filter(|_| self.job.training.check_finite);
         let Some(Culprit { rank, what, step }) = culprit else {
-            self.sync.update(agreed);
+            self.sync.update(agreed, records);
             return Ok(Poll::Ready(()));
         };
         self.sync.count_skipped();
@@ -140,7 +140,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         if !goes_on || self.sync.n_skipped_in_a_row() == MOST_SKIPPED {
             return Err(self.not_finite(rank, &what, step));
         }
-        self.sync.skip(agreed, format!("{what} is not finite on {rank}"));
+        self.sync.skip(agreed, records, format!("{what} is not finite on {rank}"));
         Ok(Poll::Ready(()))
     }
 
@@ -215,12 +215,12 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Fault { step, ..Fault::new(Class::NonFinite, rank, message) }
     }
 
-    /// What all ranks conclude from the record of each.
+    /// What all ranks conclude from the record of each, and the records.
     pub(super) fn gather_records(
         &mut self,
         worker: WorkerId,
         own: &Record,
-    ) -> Result<Agreed, Fault> {
+    ) -> Result<(Agreed, Vec<Vec<u8>>), Fault> {
         let (start, deadline) = (self.now(), self.deadline());
         let records = all_gather(&mut self.comm, &own.to_bytes(), deadline);
         self.waited(worker, Awaited::Agreement, start);
@@ -232,6 +232,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             ..Fault::new(Class::Mismatch, rank, format!("{from} sent a record that cannot be read"))
         })?;
         self.timing.since = Since::now();
-        Ok(agreed)
+        Ok((agreed, records))
     }
 }

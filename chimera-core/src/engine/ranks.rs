@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::comm::{Endpoint, Threads, threads};
-use crate::fault::{Class, Fault};
+use crate::fault::{Class, Fault, panicked};
 use crate::ids::Rank;
 
 /// Runs `body` once per rank, each on a thread of its own with its end of a transport, and returns
@@ -60,16 +60,6 @@ where
     });
     let all: Result<Vec<R>, Fault> = outcomes.into_iter().collect();
     all.map_err(|fault| first.get().cloned().unwrap_or(fault))
-}
-
-/// The fault of a rank whose code panicked: a bug.
-pub fn panicked(rank: Rank, panic: &(dyn std::any::Any + Send)) -> Fault {
-    let text = panic
-        .downcast_ref::<&str>()
-        .map(|s| s.to_string())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "without a message".into());
-    Fault::new(Class::Internal, rank, format!("panicked: {text}. This is a bug in the program"))
 }
 
 #[cfg(test)]

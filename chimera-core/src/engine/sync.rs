@@ -6,6 +6,8 @@ use super::agreement::Agreed;
 #[derive(Default)]
 pub(super) struct StepSync {
     agreed: Option<Agreed>,
+    /// What it was concluded from, by rank.
+    records: Vec<Vec<u8>>,
     /// Why the step under way makes no update, if it does not.
     skipped: Option<String>,
     /// Steps that made none.
@@ -24,6 +26,11 @@ impl StepSync {
     /// The last agreement.
     pub(super) fn agreed(&self) -> Option<&Agreed> {
         self.agreed.as_ref()
+    }
+
+    /// What every rank said in the last sync that was taken, by rank.
+    pub(super) fn records(&self) -> &[Vec<u8>] {
+        &self.records
     }
 
     /// Why the step under way makes no update, if it does not.
@@ -57,8 +64,9 @@ impl StepSync {
     }
 
     /// Takes a step that makes its update.
-    pub(super) fn update(&mut self, agreed: Agreed) {
-        (self.agreed, self.skipped, self.n_skipped_in_a_row) = (Some(agreed), None, 0);
+    pub(super) fn update(&mut self, agreed: Agreed, records: Vec<Vec<u8>>) {
+        (self.agreed, self.records) = (Some(agreed), records);
+        (self.skipped, self.n_skipped_in_a_row) = (None, 0);
     }
 
     /// Counts a step that makes none.
@@ -69,7 +77,20 @@ impl StepSync {
     }
 
     /// Takes a step that makes no update, for this reason.
-    pub(super) fn skip(&mut self, agreed: Agreed, why: String) {
-        (self.agreed, self.skipped) = (Some(agreed), Some(why));
+    pub(super) fn skip(&mut self, agreed: Agreed, records: Vec<Vec<u8>>, why: String) {
+        (self.agreed, self.records, self.skipped) = (Some(agreed), records, Some(why));
+    }
+
+    /// Takes what another rank has concluded: from these records, of a step that was skipped for this reason, after so many
+    /// that were, in all and in a row.
+    pub(super) fn take(
+        &mut self,
+        agreed: Option<Agreed>,
+        records: Vec<Vec<u8>>,
+        skipped: Option<String>,
+        (n_skipped, n_skipped_in_a_row): (u64, u64),
+    ) {
+        let is_discarded = false;
+        *self = StepSync { agreed, records, skipped, n_skipped, n_skipped_in_a_row, is_discarded };
     }
 }

@@ -70,6 +70,8 @@ impl StepReport {
 pub struct Worker<'j, S: Stage, D, C> {
     pub(super) state: State<'j, S, D, C>,
     pub(super) me: WorkerId,
+    /// The step to be trained next, if this rank has the weights for it.
+    pub(super) next: Option<u64>,
 }
 
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
@@ -116,7 +118,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             has_requested_stop: false,
         };
         state.is_interruptible = state.is_interruptible();
-        Ok(Worker { state, me })
+        Ok(Worker { state, me, next: None })
     }
 
     /// Trains the steps of the program, `first` and those that follow it: one, or those of a window. Returns no report
@@ -132,6 +134,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         if self.state.sync.skipped().is_none() {
             self.state.steps.n_updates += u64::from(program.window().n_updates());
         }
+        self.next = Some(first + u64::from(program.window().n_steps()));
         self.reports(first)
     }
 
@@ -142,7 +145,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
 
     /// Runs the row of this worker; whether to its end, which it does not come to where the step is discarded.
     fn run_row(&mut self, first: u64) -> Result<bool, Fault> {
-        let Worker { state, me } = self;
+        let Worker { state, me, .. } = self;
         let program = state.job.program;
         let instrs = &program.rows()[me.index()];
         let sync_at = instrs.iter().position(|i| *i == Instr::Agree).unwrap_or(0);
@@ -248,7 +251,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(())
     }
 
-    fn reports(&self, first: u64) -> Result<Vec<StepReport>, Fault> {
+    pub(super) fn reports(&self, first: u64) -> Result<Vec<StepReport>, Fault> {
         let State { sync, comm, job, .. } = &self.state;
         let agreed = sync.agreed().ok_or_else(|| {
             Fault::new(Class::Internal, comm.rank(), "the program ends without an agreement")

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use chimera_comm_mpi::{Limit, LivenessMonitor, Mpi, Sums};
 use chimera_core::comm::{Comm, CommError, Endpoint, Host};
-use chimera_core::engine::{Patience, panicked};
-use chimera_core::fault::Class;
+use chimera_core::engine::Patience;
+use chimera_core::fault::{Class, panicked};
 use chimera_core::ids::{BucketId, Rank};
 
 use self::shutdown::{

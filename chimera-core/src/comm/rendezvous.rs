@@ -1,0 +1,25 @@
+//! Where ranks meet to get their ends of a transport: at the start, and again whenever one of them has died.
+
+use super::CommError;
+
+/// The place where all ranks of a training meet. One rank's view of it.
+///
+/// Who takes the place of a dead rank comes to the next meeting under that rank's number. An end of an earlier meeting is
+/// of no use after it: no message of one comes to the other.
+pub trait Rendezvous<C> {
+    /// Waits until every rank is there, and returns this rank's end of a fresh transport of all; `None` if some rank has
+    /// ended well, which it does only after all of them have nothing left to train.
+    ///
+    /// # Errors
+    /// If a rank has ended for a cause that nobody survives, or a dead one is not replaced.
+    fn meet(&mut self) -> Result<Option<Meeting<C>>, CommError>;
+}
+
+/// What a rank takes from a meeting.
+#[derive(Debug)]
+pub struct Meeting<C> {
+    /// Its end of the transport.
+    pub comm: C,
+    /// Whether it is the first meeting of all. At a later one, who has no state yet takes a dead rank's place.
+    pub is_first: bool,
+}

@@ -1,0 +1,335 @@
+//! A transport whose ranks run one at a time, in an order that a seed draws: the same seed, the same run.
+//!
+//! Each call of the transport is a place where another rank may go on, a message takes its time, and a rank may die: its
+//! thread unwinds, others learn of it later, and it comes back without any state, as a process does that takes a dead
+//! one's place. So a run of the whole engine with deaths at any instruction takes milliseconds, and one that goes wrong
+//! is had again from its seed. Time is counted in turns; how long waits last by the clock has no effect.
+
+mod scheduler;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use scheduler::{Scheduler, Turn};
+
+use super::mailbox::Mailbox;
+use super::{Comm, CommError, Endpoint, Liveness, Meeting, Position, Rendezvous, Tag};
+use crate::fault::{Fault, panicked};
+use crate::ids::Rank;
+
+/// What happens in a simulated run, beside what its ranks do.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// Draws who goes on and how long messages take.
+    pub seed: u64,
+    /// Turns that a message takes at most.
+    pub most_delay: u64,
+    /// Ranks that die.
+    pub deaths: Vec<Death>,
+}
+
+/// A rank's death, at its `call`th call of the transport over all its lives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Death {
+    /// Who dies.
+    pub rank: Rank,
+    /// When, from 1.
+    pub call: u64,
+}
+
+/// How a run went.
+#[derive(Debug)]
+pub struct Simulated<R> {
+    /// What each rank returned in its last life, by rank.
+    pub outcomes: Vec<Result<R, Fault>>,
+    /// Calls of the transport that each rank made over all its lives.
+    pub calls: Vec<u64>,
+    /// Meetings that there were.
+    pub n_meetings: u64,
+}
+
+/// Runs `body` once per rank, each on a thread of its own, and again for each rank that dies.
+pub fn run<T: Send + 'static, R: Send>(
+    n_ranks: u32,
+    plan: &Plan,
+    body: impl Fn(&mut Berth<T>) -> Result<R, Fault> + Sync,
+) -> Simulated<R> {
+    let scheduler = Arc::new(Scheduler::new(n_ranks, plan.clone()));
+    let live = |rank: Rank| {
+        let mut berth = Berth { rank, scheduler: Arc::clone(&scheduler) };
+        berth.scheduler.begin(rank);
+        let outcome = loop {
+            break match catch_unwind(AssertUnwindSafe(|| body(&mut berth))) {
+                Err(cause) if cause.is::<Killed>() => continue,
+                Err(cause) => Err(panicked(rank, &*cause)),
+                Ok(outcome) => outcome,
+            };
+        };
+        let end = outcome.as_ref().map(|_| ()).map_err(Fault::clone);
+        scheduler.end(rank, end);
+        outcome
+    };
+    let outcomes = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..n_ranks).map(Rank).map(|rank| scope.spawn(move || live(rank))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+        };
+        threads.into_iter().map(join).collect()
+    });
+    let (calls, n_meetings) = scheduler.counts();
+    Simulated { outcomes, calls, n_meetings }
+}
+
+/// What a thread unwinds with whose rank dies.
+struct Killed;
+
+/// Where one rank waits for the others.
+pub struct Berth<T> {
+    rank: Rank,
+    scheduler: Arc<Scheduler<T>>,
+}
+
+impl<T: Send + 'static> Berth<T> {
+    /// This rank.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+}
+
+impl<T: Send + 'static> Rendezvous<End<T>> for Berth<T> {
+    fn meet(&mut self) -> Result<Option<Meeting<End<T>>>, CommError> {
+        let Some((number, mailboxes)) = self.scheduler.meet(self.rank)? else { return Ok(None) };
+        let scheduler = Arc::clone(&self.scheduler);
+        let comm = End { rank: self.rank, mailboxes, scheduler };
+        Ok(Some(Meeting { comm, is_first: number == 1 }))
+    }
+}
+
+type Mailboxes<T> = Arc<Vec<Mailbox<T>>>;
+
+/// One rank's end of the transport.
+pub struct End<T: Send + 'static> {
+    rank: Rank,
+    mailboxes: Mailboxes<T>,
+    scheduler: Arc<Scheduler<T>>,
+}
+
+impl<T: Send + 'static> End<T> {
+    fn others(&self) -> impl Iterator<Item = Rank> + use<T> {
+        let me = self.rank;
+        (0..self.mailboxes.len() as u32).map(Rank).filter(move |rank| *rank != me)
+    }
+
+    fn check_rank(&self, rank: Rank) -> Result<(), CommError> {
+        let n_ranks = self.mailboxes.len();
+        match rank.index() < n_ranks {
+            true => Ok(()),
+            false => Err(CommError::Failed(format!("{rank} is not one of the {n_ranks} ranks"))),
+        }
+    }
+
+    /// Waits until `look` finds something in this rank's mailbox, or knows that nothing comes.
+    fn wait<R>(
+        &self,
+        deadline: Instant,
+        look: impl Fn(&Mailbox<T>) -> Result<R, CommError>,
+    ) -> Result<R, CommError> {
+        let is_short = deadline.saturating_duration_since(Instant::now()) < SHORT;
+        let mut turn = self.turn();
+        loop {
+            let found = look(&self.mailboxes[self.rank.index()]);
+            let is_late = matches!(found, Err(CommError::Timeout { .. }));
+            if !is_late || turn.is_stuck() {
+                return match found {
+                    Err(CommError::Timeout { .. }) => Err(stuck()),
+                    found => found,
+                };
+            }
+            turn = turn.pass(!is_short);
+            if is_short && !turn.is_stuck() {
+                return look(&self.mailboxes[self.rank.index()]);
+            }
+        }
+    }
+
+    /// This rank's turn, after others may have had theirs. It may die here.
+    fn turn(&self) -> Turn<'_, T> {
+        self.scheduler.enter(self.rank)
+    }
+}
+
+/// A wait that is to last no longer than this may end before anything came: who waits looks at other things between.
+const SHORT: Duration = Duration::from_secs(1);
+
+fn stuck() -> CommError {
+    CommError::Failed("no rank can go on, and no message is under way".into())
+}
+
+impl<T: Send + 'static> Liveness for End<T> {
+    fn report_progress(&mut self, _: Position) {
+        self.turn();
+    }
+
+    fn request_stop(&mut self) {
+        self.turn().request_stop();
+    }
+
+    fn stop_requested(&self) -> Option<bool> {
+        Some(self.turn().stop_requested())
+    }
+}
+
+impl<T: Send + 'static> Endpoint for End<T> {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn n_ranks(&self) -> u32 {
+        self.mailboxes.len() as u32
+    }
+
+    fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError> {
+        self.check_rank(to)?;
+        let from = self.rank;
+        self.turn().post_in_order(from, to, &self.mailboxes, move |mailbox| {
+            mailbox.put_bytes(from, bytes)
+        });
+        Ok(())
+    }
+
+    fn try_recv_bytes(&mut self, from: Rank) -> Result<Option<Vec<u8>>, CommError> {
+        let _turn = self.turn();
+        self.mailboxes[self.rank.index()].try_take_bytes(from)
+    }
+
+    fn recv_bytes(&mut self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError> {
+        self.wait(deadline, |mailbox| mailbox.take_bytes(from, Instant::now()))
+    }
+
+    fn abort(&mut self, cause: &Fault) {
+        let mut turn = self.turn();
+        self.mailboxes[self.rank.index()].abort(cause);
+        for to in self.others() {
+            let cause = cause.clone();
+            let put = move |mailbox: &Mailbox<T>| mailbox.abort(&cause);
+            turn.post_in_order(self.rank, to, &self.mailboxes, put);
+        }
+    }
+}
+
+impl<T: Send + 'static> Comm<T> for End<T> {
+    fn send(&mut self, to: Rank, tag: Tag, tensor: T) -> Result<(), CommError> {
+        self.check_rank(to)?;
+        let from = self.rank;
+        self.turn().post(to, &self.mailboxes, move |mailbox| {
+            assert!(mailbox.put(from, tag, tensor), "{from} sent {tag:?} to {to} twice");
+        });
+        Ok(())
+    }
+
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, CommError> {
+        let _turn = self.turn();
+        self.mailboxes[self.rank.index()].try_take(from, tag)
+    }
+
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError> {
+        self.wait(deadline, |mailbox| mailbox.take(from, tag, Instant::now()))
+    }
+
+    fn has_all_reduce(&self, _: &[Rank]) -> bool {
+        false
+    }
+}
+
+impl<T: Send + 'static> Drop for End<T> {
+    /// Who waits for this rank learns later that nothing more comes.
+    fn drop(&mut self) {
+        let from = self.rank;
+        let mut turn = self.scheduler.keep(from);
+        for to in self.others() {
+            turn.post_in_order(from, to, &self.mailboxes, move |mailbox| mailbox.end(from, None));
+        }
+    }
+}
+
+/// Ends the life of the rank whose thread this is.
+fn die() -> ! {
+    resume_unwind(Box::new(Killed))
+}
+
+fn over(cause: &Fault) -> CommError {
+    CommError::Aborted(cause.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::{Host, all_gather, conformance};
+    use crate::fault::Class;
+
+    fn plan(seed: u64) -> Plan {
+        Plan { seed, most_delay: 20, deaths: Vec::new() }
+    }
+
+    #[test]
+    fn it_conforms() {
+        for seed in 0..5 {
+            let ran = run::<Host, ()>(3, &plan(seed), |berth| {
+                let meeting = berth.meet().expect("a meeting").expect("it goes on");
+                let mut comm = meeting.comm;
+                conformance::run(&mut comm, |host| host, Host::clone);
+                conformance::run_abort(&mut comm, |host| host);
+                Ok(())
+            });
+            assert!(ran.outcomes.iter().all(Result::is_ok), "{ran:?}");
+        }
+    }
+
+    /// The order in which ranks have their turns, and when they die, is that of the seed.
+    #[test]
+    fn a_seed_gives_one_run() {
+        let deaths = vec![Death { rank: Rank(1), call: 7 }, Death { rank: Rank(2), call: 9 }];
+        let calls = |seed| {
+            let plan = Plan { deaths: deaths.clone(), ..plan(seed) };
+            let ran = run::<(), u64>(4, &plan, |berth| {
+                let mut lives = 0;
+                while let Some(mut meeting) = berth.meet().expect("a meeting") {
+                    lives += 1;
+                    let deadline = Instant::now() + Duration::from_secs(100);
+                    let mut all = || -> Result<(), CommError> {
+                        for _ in 0..5 {
+                            all_gather(&mut meeting.comm, &[], deadline)?;
+                        }
+                        Ok(())
+                    };
+                    match all() {
+                        Ok(()) => break,
+                        Err(error) => meeting.comm.abort(&error.into_fault(berth.rank())),
+                    }
+                }
+                Ok(lives)
+            });
+            assert!(ran.outcomes.iter().all(Result::is_ok), "{ran:?}");
+            assert!(ran.n_meetings > 1);
+            (ran.calls, ran.n_meetings)
+        };
+        assert_eq!(calls(3), calls(3));
+        assert!((0..20).map(calls).any(|other| other != calls(3)));
+    }
+
+    #[test]
+    fn a_wait_for_nothing_ends() {
+        let ran = run::<(), ()>(2, &plan(1), |berth| {
+            let mut comm = berth.meet().expect("a meeting").expect("it goes on").comm;
+            let deadline = Instant::now() + Duration::from_secs(100);
+            let other = Rank(1 - berth.rank().0);
+            comm.recv_bytes(other, deadline).map(|_| ()).map_err(|e| e.into_fault(berth.rank()))
+        });
+        let is_stuck = |outcome: &Result<(), Fault>| {
+            outcome.as_ref().is_err_and(|fault| fault.class == Class::Internal)
+        };
+        assert!(ran.outcomes.iter().any(is_stuck), "{ran:?}");
+    }
+}

@@ -1,0 +1,306 @@
+//! Who goes on, what is under way, and who has come to the next meeting.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rustc_hash::FxHashMap;
+
+use super::{Mailboxes, Plan, die, over, stuck};
+use crate::comm::CommError;
+use crate::comm::mailbox::Mailbox;
+use crate::fault::Fault;
+use crate::ids::Rank;
+
+/// Lets one rank run at a time.
+pub(super) struct Scheduler<T> {
+    state: Mutex<State<T>>,
+    /// By rank: told when its turn comes.
+    turns: Vec<Condvar>,
+}
+
+struct State<T> {
+    plan: Plan,
+    random: ChaCha8Rng,
+    /// Whose turn it is; nobody's before the start and after the end.
+    running: Option<usize>,
+    ranks: Vec<Life>,
+    /// By rank: calls so far.
+    calls: Vec<u64>,
+    /// Turns so far.
+    now: u64,
+    /// What is under way, by when it comes, and number.
+    under_way: BTreeMap<(u64, u64), Delivery<T>>,
+    n_posted: u64,
+    /// When the last of what keeps its order comes, by sender and receiver.
+    last_in_order: FxHashMap<(Rank, Rank), u64>,
+    meetings: u64,
+    /// By rank: whether it has come to the next meeting.
+    is_there: Vec<bool>,
+    /// The mailboxes of the last meeting.
+    mailboxes: Mailboxes<T>,
+    /// Whether a rank of the last meeting wants all to stop.
+    is_stopping: bool,
+    /// How the first rank ended that did.
+    over: Option<Result<(), Fault>>,
+    is_stuck: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Life {
+    /// Its thread has not started.
+    Unborn,
+    Ready,
+    /// Until something comes for it.
+    Waits,
+    Ended,
+}
+
+/// Something that comes to a rank, at the mailboxes of the meeting it was sent after.
+struct Delivery<T> {
+    to: Rank,
+    mailboxes: Mailboxes<T>,
+    put: Box<dyn FnOnce(&Mailbox<T>) + Send>,
+}
+
+/// The turn of a rank.
+pub(super) struct Turn<'s, T> {
+    scheduler: &'s Scheduler<T>,
+    rank: Rank,
+    state: MutexGuard<'s, State<T>>,
+}
+
+impl<T> Scheduler<T> {
+    pub(super) fn new(n_ranks: u32, plan: Plan) -> Scheduler<T> {
+        let n = n_ranks as usize;
+        let state = State {
+            random: ChaCha8Rng::seed_from_u64(plan.seed),
+            plan,
+            running: None,
+            ranks: vec![Life::Unborn; n],
+            calls: vec![0; n],
+            now: 0,
+            under_way: BTreeMap::new(),
+            n_posted: 0,
+            last_in_order: FxHashMap::default(),
+            meetings: 0,
+            is_there: vec![false; n],
+            mailboxes: Arc::default(),
+            is_stopping: false,
+            over: None,
+            is_stuck: false,
+        };
+        Scheduler { state: Mutex::new(state), turns: (0..n).map(|_| Condvar::new()).collect() }
+    }
+
+    /// Waits for the first turn of a rank; the last one that comes gives the first turn.
+    pub(super) fn begin(&self, rank: Rank) {
+        let mut state = self.lock();
+        state.ranks[rank.index()] = Life::Ready;
+        if !state.ranks.contains(&Life::Unborn) {
+            state.choose();
+            self.tell(&state);
+        }
+        drop(self.await_turn(rank, state));
+    }
+
+    /// A call of a rank: it may die, and others may go on before it.
+    pub(super) fn enter(&self, rank: Rank) -> Turn<'_, T> {
+        let mut turn = self.keep(rank);
+        let calls = &mut turn.state.calls[rank.index()];
+        *calls += 1;
+        let call = *calls;
+        if turn.state.plan.deaths.iter().any(|d| d.rank == rank && d.call == call) {
+            drop(turn);
+            die();
+        }
+        match turn.state.random.random() {
+            true => turn.pass(false),
+            false => turn,
+        }
+    }
+
+    /// The turn that a rank has.
+    pub(super) fn keep(&self, rank: Rank) -> Turn<'_, T> {
+        Turn { scheduler: self, rank, state: self.lock() }
+    }
+
+    /// Waits for all ranks. Returns the number of the meeting and mailboxes for all; `None` if a rank has ended well.
+    pub(super) fn meet(&self, rank: Rank) -> Result<Option<(u64, Mailboxes<T>)>, CommError> {
+        let mut turn = self.enter(rank);
+        let last = turn.state.meetings;
+        turn.state.is_there[rank.index()] = true;
+        turn.state.open();
+        loop {
+            match &turn.state.over {
+                Some(Ok(())) => return Ok(None),
+                Some(Err(cause)) => return Err(over(cause)),
+                None if turn.state.meetings > last => break,
+                None if turn.state.is_stuck => return Err(stuck()),
+                None => turn = turn.pass(true),
+            }
+        }
+        Ok(Some((turn.state.meetings, Arc::clone(&turn.state.mailboxes))))
+    }
+
+    /// A rank has ended.
+    pub(super) fn end(&self, rank: Rank, how: Result<(), Fault>) {
+        let mut state = self.lock();
+        state.ranks[rank.index()] = Life::Ended;
+        state.over.get_or_insert(how);
+        state.wake_all();
+        state.choose();
+        self.tell(&state);
+    }
+
+    /// Calls by rank, and the number of meetings.
+    pub(super) fn counts(&self) -> (Vec<u64>, u64) {
+        let state = self.lock();
+        (state.calls.clone(), state.meetings)
+    }
+
+    /// A rank that panics holds no lock while it runs code of its own.
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, state: &State<T>) {
+        if let Some(running) = state.running {
+            self.turns[running].notify_one();
+        }
+    }
+
+    fn await_turn<'s>(
+        &'s self,
+        rank: Rank,
+        mut state: MutexGuard<'s, State<T>>,
+    ) -> MutexGuard<'s, State<T>> {
+        while state.running != Some(rank.index()) {
+            let waited = self.turns[rank.index()].wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        state
+    }
+}
+
+impl<'s, T> Turn<'s, T> {
+    /// Whether no rank can go on, and nothing is under way.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.state.is_stuck
+    }
+
+    /// Tells all ranks of this meeting that one wants them to stop.
+    pub(super) fn request_stop(&mut self) {
+        self.state.is_stopping = true;
+    }
+
+    /// Whether one wants all to stop.
+    pub(super) fn stop_requested(&self) -> bool {
+        self.state.is_stopping
+    }
+
+    /// Lets others go on, until something comes for this rank if it `waits`; returns its next turn.
+    pub(super) fn pass(self, waits: bool) -> Turn<'s, T> {
+        let Turn { scheduler, rank, mut state } = self;
+        if waits {
+            state.ranks[rank.index()] = Life::Waits;
+        }
+        state.choose();
+        if state.running != Some(rank.index()) {
+            scheduler.tell(&state);
+            state = scheduler.await_turn(rank, state);
+        }
+        Turn { scheduler, rank, state }
+    }
+
+    /// Puts something on its way to a rank.
+    pub(super) fn post(
+        &mut self,
+        to: Rank,
+        mailboxes: &Mailboxes<T>,
+        put: impl FnOnce(&Mailbox<T>) + Send + 'static,
+    ) where
+        T: 'static,
+    {
+        let due = self.state.due();
+        self.state.post(due, Delivery { to, mailboxes: Arc::clone(mailboxes), put: Box::new(put) });
+    }
+
+    /// As [`post`](Turn::post), behind what was posted so before.
+    pub(super) fn post_in_order(
+        &mut self,
+        from: Rank,
+        to: Rank,
+        mailboxes: &Mailboxes<T>,
+        put: impl FnOnce(&Mailbox<T>) + Send + 'static,
+    ) where
+        T: 'static,
+    {
+        let due = self.state.due();
+        let last = self.state.last_in_order.entry((from, to)).or_default();
+        *last = due.max(*last);
+        let due = *last;
+        self.state.post(due, Delivery { to, mailboxes: Arc::clone(mailboxes), put: Box::new(put) });
+    }
+}
+
+impl<T> State<T> {
+    /// When something comes that is put on its way now.
+    fn due(&mut self) -> u64 {
+        self.now + self.random.random_range(0..=self.plan.most_delay)
+    }
+
+    fn post(&mut self, due: u64, delivery: Delivery<T>) {
+        self.under_way.insert((due, self.n_posted), delivery);
+        self.n_posted += 1;
+    }
+
+    /// Draws who goes on. Where nobody can before something comes, time passes until it does.
+    fn choose(&mut self) {
+        self.now += 1;
+        loop {
+            while let Some(first) = self.under_way.first_entry().filter(|e| e.key().0 <= self.now) {
+                let Delivery { to, mailboxes, put } = first.remove();
+                put(&mailboxes[to.index()]);
+                if self.ranks[to.index()] == Life::Waits {
+                    self.ranks[to.index()] = Life::Ready;
+                }
+            }
+            let ready = (0..self.ranks.len()).filter(|rank| self.ranks[*rank] == Life::Ready);
+            let ready: Vec<usize> = ready.collect();
+            if !ready.is_empty() {
+                self.running = Some(ready[self.random.random_range(0..ready.len())]);
+                return;
+            }
+            match self.under_way.first_key_value() {
+                Some(((due, _), _)) => self.now = *due,
+                None if self.ranks.contains(&Life::Waits) => {
+                    self.is_stuck = true;
+                    self.wake_all();
+                }
+                None => {
+                    self.running = None;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn wake_all(&mut self) {
+        for rank in self.ranks.iter_mut().filter(|rank| **rank == Life::Waits) {
+            *rank = Life::Ready;
+        }
+    }
+
+    /// Begins the next meeting if all ranks are there.
+    fn open(&mut self) {
+        if self.is_there.iter().all(|is_there| *is_there) {
+            self.meetings += 1;
+            self.mailboxes = Arc::new(self.is_there.iter().map(|_| Mailbox::default()).collect());
+            self.is_there.fill(false);
+            self.is_stopping = false;
+            self.wake_all();
+        }
+    }
+}

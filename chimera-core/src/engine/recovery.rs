@@ -1,0 +1,313 @@
+//! Going on after a rank has died: all come to the same step, and who takes the dead one's place gets its state from the
+//! replicas of what it held.
+//!
+//! The step sync is the commit point. With the barrier no rank changes a weight before its sync is done, and it is done
+//! on one only after every rank has all its sums. So if any rank that lives has the sync of a step, all of them can make
+//! their updates from its records; if none has, nobody has changed a weight, and the step is computed again, to the same
+//! bits.
+
+use serde::{Deserialize, Serialize};
+
+use super::agreement::Agreed;
+use super::held::copy;
+use super::state::StageOn;
+use super::timing::Since;
+use super::{Job, StepReport, Worker};
+use crate::analyze::Need;
+use crate::comm::{Comm, Endpoint, Payload, Tag};
+use crate::device::Device;
+use crate::fault::{Class, Fault};
+use crate::ids::{Rank, StageId};
+use crate::interp::Machine;
+use crate::program::{Instr, Program};
+use crate::update::Update;
+
+/// Where all ranks stand after a recovery.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Recovered {
+    /// The step to be trained next, on every rank.
+    pub next: u64,
+    /// Ranks that took the place of dead ones.
+    pub replaced: Vec<Rank>,
+    /// What the last committed step came to, whether this rank or a dead one has reported it or not.
+    pub last: Option<StepReport>,
+}
+
+/// What a rank that has the sync of the last committed step tells the others.
+#[derive(Serialize, Deserialize)]
+struct Committed {
+    n_updates: u64,
+    n_skipped: u64,
+    n_skipped_in_a_row: u64,
+    skipped: Option<String>,
+    /// What every rank said in the sync, by rank; none before the first.
+    records: Vec<Vec<u8>>,
+}
+
+impl<I> Job<'_, I> {
+    /// Why a dead rank of this job cannot be replaced from replicas, if it cannot.
+    pub fn unsurvivable(&self) -> Option<String> {
+        let (program, training) = (self.program, self.training);
+        let why = if program.window().update() != Update::Flush {
+            "its stages are updated on their own: choose a synchronous schedule, and border step"
+        } else if !program.has_barrier() {
+            "weights change before all ranks have their sums: leave check-finite true, or clip"
+        } else if training.shard_optimizer {
+            "each part of a sharded optimizer is held once: leave shard-optimizer out"
+        } else {
+            return None;
+        };
+        Some(format!("the death of a rank cannot be survived, since {why}"))
+    }
+
+    /// Stages that one worker of the program's holds and no other, so that nothing is left of them when it dies.
+    pub fn held_once(&self) -> Vec<StageId> {
+        let placement = self.program.placement();
+        let stages = (0..placement.n_stages() as u16).map(StageId);
+        stages.filter(|stage| holders(self.program, self.width, *stage).len() == 1).collect()
+    }
+}
+
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
+    /// Takes another transport of the same ranks, and lets go of the step under way.
+    pub fn rejoin(&mut self, comm: C) {
+        let state = &mut self.state;
+        state.comm.replace(comm);
+        state.reductions.clear();
+        state.steps.losses.clear();
+        state.steps.activations.held = 0;
+        state.has_requested_stop = false;
+        state.is_interruptible = state.is_interruptible();
+    }
+
+    /// Makes every wait of every rank end for this cause.
+    pub fn abort(&mut self, cause: &Fault) {
+        self.state.comm.abort(cause);
+    }
+
+    /// Brings all ranks to one step, on a transport on which nothing is under way; all ranks call it. `start` is the step that
+    /// the training begins with, for a rank that has the weights for it; `None` for one that takes a dead rank's place.
+    ///
+    /// # Errors
+    /// The [death](Fault::is_death) of a rank meanwhile, after which all may try again. [`Class::PeerLost`] names the stages of
+    /// which no holder lives, which is final. [`Class::Mismatch`] if replicas differ.
+    pub fn recover(&mut self, start: Option<u64>) -> Result<Recovered, Fault> {
+        if let Some(why) = self.state.job.unsurvivable() {
+            return Err(Fault::new(Class::Usage, self.state.comm.rank(), why));
+        }
+        self.next = self.next.or(start);
+        let said = self.next.unwrap_or(u64::MAX).to_le_bytes();
+        let all = self.all_gather("recovery", &said)?;
+        let standings = self.standings(&all)?;
+        let replaced = ranks_where(&standings, |next| next.is_none());
+        let target = standings.iter().flatten().max().copied();
+        let target = target.ok_or_else(|| self.nothing_left(&replaced, &[]))?;
+        self.commit(&standings, target)?;
+        if !replaced.is_empty() {
+            self.hand_over(&standings, target)?;
+            self.check_replicas()?;
+        }
+        let last = match self.state.sync.is_first() {
+            true => None,
+            false => self.reports(target.saturating_sub(1))?.pop(),
+        };
+        self.state.timing.since = Since::now();
+        Ok(Recovered { next: target, replaced, last })
+    }
+
+    /// The step that each rank is to train next, `None` where it has no state.
+    fn standings(&self, all: &[Vec<u8>]) -> Result<Vec<Option<u64>>, Fault> {
+        let read = |(from, bytes): (u32, &Vec<u8>)| match bytes.as_slice().try_into() {
+            Ok(bytes) => Ok(Some(u64::from_le_bytes(bytes)).filter(|next| *next != u64::MAX)),
+            Err(_) => Err(self.unreadable_peer(Rank(from))),
+        };
+        (0..).zip(all).map(read).collect()
+    }
+
+    /// Lets ranks that lack the sync of the last committed step have it, and make its updates.
+    fn commit(&mut self, standings: &[Option<u64>], target: u64) -> Result<(), Fault> {
+        let me = self.state.comm.rank();
+        let Some(witness) = ranks_where(standings, |next| next == Some(target)).first().copied()
+        else {
+            return Ok(());
+        };
+        let lacking = ranks_where(standings, |next| next != Some(target));
+        if me == witness {
+            let committed = serde_json::to_vec(&self.committed())
+                .map_err(|e| Fault::new(Class::Internal, me, e.to_string()))?;
+            for to in lacking {
+                let sent = self.state.comm.send_bytes(to, committed.clone());
+                self.state.on_wire("recovery", sent)?;
+            }
+            return Ok(());
+        }
+        if !lacking.contains(&me) {
+            return Ok(());
+        }
+        let deadline = self.state.deadline();
+        let bytes = self.state.comm.recv_bytes(witness, deadline);
+        let bytes = self.state.on_wait("recovery", Need::Other, bytes)?;
+        let committed: Committed =
+            serde_json::from_slice(&bytes).map_err(|_| self.unreadable_peer(witness))?;
+        let n_updates = committed.n_updates;
+        let agreed = match committed.records.is_empty() {
+            true => None,
+            false => {
+                let agreed = Agreed::of(&committed.records, 1);
+                Some(agreed.map_err(|_| self.unreadable_peer(witness))?)
+            }
+        };
+        let Committed { n_skipped, n_skipped_in_a_row, skipped, records, .. } = committed;
+        self.state.sync.take(agreed, records, skipped, (n_skipped, n_skipped_in_a_row));
+        match standings[me.index()] {
+            Some(next) if next + 1 == target => {
+                self.update()?;
+                self.next = Some(target);
+            }
+            Some(next) => {
+                let message = format!("{me} stands at step {next}, but {witness} at {target}");
+                return Err(Fault::new(Class::Internal, me, message));
+            }
+            None => self.state.steps.begin(target.saturating_sub(1), 1),
+        }
+        self.state.steps.n_updates = n_updates;
+        Ok(())
+    }
+
+    fn committed(&self) -> Committed {
+        let sync = &self.state.sync;
+        Committed {
+            n_updates: self.state.steps.n_updates,
+            n_skipped: sync.n_skipped(),
+            n_skipped_in_a_row: sync.n_skipped_in_a_row(),
+            skipped: sync.skipped().map(str::to_owned),
+            records: sync.records().to_vec(),
+        }
+    }
+
+    /// Makes the updates of the step whose sums this rank has.
+    fn update(&mut self) -> Result<(), Fault> {
+        let Worker { state, me, .. } = self;
+        let row = &state.job.program.rows()[me.index()];
+        for instr in row {
+            if let Instr::Step(bucket) = *instr {
+                state.step(*me, bucket)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the ranks that have no state the weights and the optimizer's state of their stages, each from the first of
+    /// its replicas that has it.
+    fn hand_over(&mut self, standings: &[Option<u64>], step: u64) -> Result<(), Fault> {
+        let (program, width) = (self.state.job.program, self.state.job.width);
+        let (me, is_new) =
+            (self.state.comm.rank(), |rank: &Rank| standings[rank.index()].is_none());
+        let (mut given, mut lost) = (Vec::new(), Vec::new());
+        for stage in (0..program.placement().n_stages() as u16).map(StageId) {
+            let holders = holders(program, width, stage);
+            match holders.iter().find(|rank| !is_new(rank)) {
+                Some(giver) => given.push((stage, *giver, holders)),
+                None => lost.push(stage),
+            }
+        }
+        if !lost.is_empty() {
+            return Err(self.nothing_left(&ranks_where(standings, |next| next.is_none()), &lost));
+        }
+        for (stage, _, holders) in given.iter().filter(|(_, giver, _)| *giver == me) {
+            for to in holders.iter().filter(|rank| is_new(rank)) {
+                self.give(*stage, *to, step)?;
+            }
+        }
+        if is_new(&me) {
+            for (stage, giver, _) in given.iter().filter(|(.., holders)| holders.contains(&me)) {
+                self.take(*stage, *giver, step)?;
+            }
+            self.next = Some(step);
+        }
+        Ok(())
+    }
+
+    fn give(&mut self, stage: StageId, to: Rank, step: u64) -> Result<(), Fault> {
+        let state = &mut self.state;
+        let held = state.stages.held(stage);
+        let mut copies = Vec::new();
+        for (tensor, (weight, kept)) in (0..).zip(held.weights.iter().zip(&held.state)) {
+            let all = [weight].into_iter().chain(kept.iter().flatten());
+            for (slot, value) in (0..).zip(all) {
+                let tag = Tag::new(step, Payload::Replica { stage, tensor, slot });
+                // The receiver updates what it gets in place.
+                copies.push((tag, state.on_device(tag, copy(&state.device, value))?));
+            }
+        }
+        for (tag, value) in copies {
+            let sent = state.comm.send(to, tag, value);
+            state.on_wire(tag, sent)?;
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, stage: StageId, from: Rank, step: u64) -> Result<(), Fault> {
+        let state = &mut self.state;
+        let held = state.stages.held(stage);
+        let n_slots = held.state.iter().map(|kept| 1 + kept.as_ref().map_or(0, Vec::len));
+        let shapes = held.stage.params().iter().map(|param| param.shape.clone());
+        let places: Vec<(usize, Vec<usize>)> = n_slots.zip(shapes).collect();
+        let mut taken = Vec::with_capacity(places.len());
+        for (tensor, (n_slots, shape)) in (0..).zip(places) {
+            let mut values = Vec::with_capacity(n_slots);
+            for slot in 0..n_slots as u32 {
+                let tag = Tag::new(step, Payload::Replica { stage, tensor, slot });
+                let deadline = state.deadline();
+                let value = state.comm.recv(from, tag, deadline);
+                let value = state.on_wait(tag, Need::Other, value)?;
+                state.check_shape(from, Some(shape.clone()), tag, &value)?;
+                values.push(value);
+            }
+            taken.push(values);
+        }
+        let held = state.stages.held_mut(stage);
+        let mut weights = Vec::with_capacity(taken.len());
+        for (kept, values) in held.state.iter_mut().zip(taken) {
+            let mut values = values.into_iter();
+            weights.extend(values.next());
+            if let Some(kept) = kept {
+                *kept = values.collect();
+            }
+        }
+        held.weights = std::sync::Arc::new(weights);
+        Ok(())
+    }
+
+    /// That some stages are nowhere any more.
+    fn nothing_left(&self, replaced: &[Rank], lost: &[StageId]) -> Fault {
+        let list = |all: Vec<String>| match all.as_slice() {
+            [] => "all stages".to_string(),
+            all => all.join(", "),
+        };
+        let lost = list(lost.iter().map(StageId::to_string).collect());
+        let ranks = list(replaced.iter().map(Rank::to_string).collect());
+        let message = format!(
+            "{lost} died with {ranks}: no rank that lives holds a copy. Start again from the last checkpoint"
+        );
+        Fault::new(Class::PeerLost, self.state.comm.rank(), message)
+    }
+
+    fn unreadable_peer(&self, from: Rank) -> Fault {
+        let message = format!("{from} said in the recovery what cannot be read");
+        let fault = Fault::new(Class::Mismatch, self.state.comm.rank(), message);
+        Fault { peer: Some(from), ..fault }
+    }
+}
+
+/// All ranks that hold a stage, in order.
+fn holders(program: &Program, width: usize, stage: StageId) -> Vec<Rank> {
+    let workers = program.placement().replicas(stage);
+    let of = |group| workers.iter().map(move |w| program.placement().rank(group, *w));
+    (0..width).flat_map(of).collect()
+}
+
+fn ranks_where(standings: &[Option<u64>], which: impl Fn(Option<u64>) -> bool) -> Vec<Rank> {
+    let ranks = (0..).map(Rank).zip(standings);
+    ranks.filter(|(_, next)| which(**next)).map(|(rank, _)| rank).collect()
+}

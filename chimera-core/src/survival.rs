@@ -1,0 +1,219 @@
+//! Trainings in which ranks die, drawn from seeds: whoever lives, and who takes a dead rank's place, must end with the
+//! bits of the training that nothing happened to, or say which stages died with their last holders.
+//!
+//! The whole engine runs on the [simulated](crate::comm::simulated) transport, so a failure is had again from its seed.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::comm::simulated::{Death, Plan, Simulated, run};
+use crate::costs::UniformCosts;
+use crate::device::reference::{Reference, Tensor};
+use crate::engine::Training;
+use crate::equivalence::TokensByPlace;
+use crate::fault::{Class, Fault};
+use crate::ids::{Rank, StageId};
+use crate::lower::{Lowering, Passes, Recompute, lower};
+use crate::model::{Architecture, DropoutRate, ModelConfig, cut, stage};
+use crate::program::Program;
+use crate::schedule::{SCHEDULES, Schedule, Shape};
+use crate::trainer::{Trained, Trainer};
+use crate::update::Update;
+
+/// A training, and what happens to it.
+pub struct Case {
+    schedule: &'static dyn Schedule,
+    shape: Shape,
+    width: usize,
+    recompute: Recompute,
+    program: Program,
+    model: ModelConfig,
+    training: Training,
+    plan: Plan,
+}
+
+/// How a case ended, where it ended well.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// With the bits of the undisturbed training, after so many recoveries.
+    Survived {
+        /// Meetings after the first.
+        n_recoveries: u64,
+    },
+    /// Stages died with all their holders, and every rank said so.
+    Lost,
+}
+
+/// Drawn deaths may come so much later than the undisturbed run makes calls, so that some come in recoveries of the end.
+const BEYOND: f64 = 1.3;
+
+impl Case {
+    /// Draws schedule, shape, passes, deaths and delays: the same for the same seed.
+    pub fn draw(seed: u64) -> Case {
+        let mut random = ChaCha8Rng::seed_from_u64(seed);
+        loop {
+            let schedule = SCHEDULES[random.random_range(0..SCHEDULES.len())];
+            let shape = Shape {
+                n_pipes: 2 * random.random_range(1..=2),
+                ..Shape::new(random.random_range(2..=4), random.random_range(1..=6))
+            };
+            let width = random.random_range(1..=2);
+            let recompute = match random.random_range(0..4) {
+                0 => Recompute::Full,
+                _ => Recompute::None,
+            };
+            let Ok(timetable) = schedule.timetable(&shape) else { continue };
+            if timetable.update != Update::Flush {
+                continue;
+            }
+            let how = Lowering { barrier: true, ..Lowering::default() };
+            let passes = Passes { recompute, ..Passes::default() };
+            let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(timetable.units_per_micro);
+            let Ok(timetable) = passes.apply(timetable, &how, &costs) else { continue };
+            let Ok(program) = lower(&timetable, &how) else { continue };
+            let model = ModelConfig {
+                architecture: Architecture::GPT2,
+                layers: program.placement().n_stages(),
+                hidden: 2,
+                heads: 1,
+                context: 2,
+                vocab: 3,
+                tied: false,
+                llama: None,
+                end_of_text: None,
+            };
+            let steps = random.random_range(1..=3);
+            let training = Training { seed: 1, steps, lr: 1e-2, ..Training::default() };
+            let most_delay = [0, 3, 30][random.random_range(0..3)];
+            let plan = Plan { seed: random.random(), most_delay, deaths: Vec::new() };
+            let mut case =
+                Case { schedule, shape, width, recompute, program, model, training, plan };
+            let calls = case.run(&case.plan).calls;
+            let death = |random: &mut ChaCha8Rng| {
+                let rank = random.random_range(0..calls.len());
+                let most = (calls[rank] as f64 * BEYOND) as u64;
+                Death { rank: Rank(rank as u32), call: random.random_range(1..=most.max(1)) }
+            };
+            case.plan.deaths =
+                (0..random.random_range(1..=3)).map(|_| death(&mut random)).collect();
+            return case;
+        }
+    }
+
+    /// Trains undisturbed and disturbed, and compares.
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    pub fn check(&self) -> Result<Ending, String> {
+        let undisturbed = self.run(&Plan { deaths: Vec::new(), ..self.plan.clone() });
+        let expected: Result<Vec<_>, _> = undisturbed.outcomes.into_iter().collect();
+        let expected = expected.map_err(|fault| format!("undisturbed: {fault}"))?;
+        let Simulated { outcomes, n_meetings, .. } = self.run(&self.plan);
+        let of_ranks = || (0..).map(Rank).zip(&outcomes);
+        if let Some((rank, Err(fault))) = of_ranks().find(|(_, o)| o.is_err()) {
+            let is_loss = |fault: &Fault| fault.class == Class::PeerLost && !fault.is_death();
+            if !is_loss(fault) {
+                return Err(format!("{rank} ended with {fault:?}"));
+            }
+            if !self.may_lose() {
+                return Err(format!("no stage lost all its holders, but {rank} says: {fault}"));
+            }
+            return match of_ranks().find(|(_, o)| !o.as_ref().is_err_and(is_loss)) {
+                Some((other, outcome)) => {
+                    Err(format!("{rank} says: {fault}; but {other} ends with {outcome:?}"))
+                }
+                None => Ok(Ending::Lost),
+            };
+        }
+        let survivors: Vec<_> = outcomes.into_iter().flatten().collect();
+        self.compare(&survivors, &expected)?;
+        Ok(Ending::Survived { n_recoveries: n_meetings - 1 })
+    }
+
+    /// Whether all holders of some stage are among those that die.
+    fn may_lose(&self) -> bool {
+        let dying: BTreeSet<Rank> = self.plan.deaths.iter().map(|death| death.rank).collect();
+        let placement = self.program.placement();
+        let is_lost = |stage: StageId| {
+            let workers = placement.replicas(stage);
+            let of = |group| workers.iter().map(move |w| placement.rank(group, *w));
+            (0..self.width).flat_map(of).all(|rank| dying.contains(&rank))
+        };
+        (0..placement.n_stages() as u16).map(StageId).any(is_lost)
+    }
+
+    fn compare(
+        &self,
+        survivors: &[Trained<Tensor>],
+        expected: &[Trained<Tensor>],
+    ) -> Result<(), String> {
+        let mut steps = BTreeSet::new();
+        let mut names = BTreeSet::new();
+        for (rank, (survivor, undisturbed)) in survivors.iter().zip(expected).enumerate() {
+            for (name, weights) in &survivor.weights {
+                if undisturbed.weights.get(name) != Some(weights) {
+                    return Err(format!("rank {rank} ended with other weights in {name}"));
+                }
+                names.insert(name.clone());
+            }
+            for report in &survivor.reports {
+                let known = undisturbed.reports.iter().find(|known| known.step == report.step);
+                if known.map(|known| known.loss.to_bits()) != Some(report.loss.to_bits()) {
+                    return Err(format!("rank {rank}: another loss in step {}", report.step));
+                }
+                steps.insert(report.step);
+            }
+        }
+        let all: BTreeSet<String> =
+            expected.iter().flat_map(|trained| trained.weights.keys().cloned()).collect();
+        // What is held once goes with its holder, even where that one dies after the last step.
+        if names != all && !self.may_lose() {
+            let missing: Vec<_> = all.difference(&names).collect();
+            return Err(format!("no rank ended with the weights {missing:?}"));
+        }
+        match steps.len() as u64 == self.training.steps {
+            true => Ok(()),
+            false => Err(format!("of {} steps {steps:?} were reported", self.training.steps)),
+        }
+    }
+
+    fn run(&self, plan: &Plan) -> Simulated<Trained<Tensor>> {
+        let n_ranks = (self.width * self.program.placement().n_workers()) as u32;
+        let (data, model) = (TokensByPlace(&self.model), &self.model);
+        let cuts = cut(model, model.context, self.program.placement().n_stages());
+        let trainer = Trainer::new(&self.program, &data).training(self.training.clone());
+        let units = self.program.units_per_micro() as usize;
+        let trainer = trainer.width(self.width).micro_batch_size(units);
+        run(n_ranks, plan, |berth| {
+            let unfit = |e: &dyn fmt::Display| Fault::new(Class::Usage, Rank(0), e.to_string());
+            let cuts = cuts.as_ref().map_err(|e| unfit(e))?;
+            let make = |id: StageId| {
+                let cut = cuts[id.index()].clone();
+                stage(Reference, model, model.context, DropoutRate::default(), cut)
+                    .map_err(|e| unfit(&e))
+            };
+            trainer.on_rendezvous(berth, Reference, make)
+        })
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Case { schedule, shape, width, recompute, training, plan, .. } = self;
+        let Shape { depth, n_micro_batches, n_pipes, .. } = shape;
+        write!(
+            f,
+            "{} D={depth} N={n_micro_batches} 2f={n_pipes} W={width}, recompute {recompute:?}, {} steps, delays up to {}",
+            schedule.name(),
+            training.steps,
+            plan.most_delay
+        )?;
+        for Death { rank, call } in &plan.deaths {
+            write!(f, "; {rank} dies at call {call}")?;
+        }
+        Ok(())
+    }
+}
