@@ -114,6 +114,13 @@ impl Placement {
         holders.filter(|w| !std::mem::replace(&mut seen[w.index()], true)).collect()
     }
 
+    /// The ranks that hold `stage` in a job of `width` groups, by group and then as [`replicas`](Placement::replicas).
+    pub fn holders(&self, width: usize, stage: StageId) -> Vec<Rank> {
+        let workers = self.replicas(stage);
+        let of = |group| workers.iter().map(move |worker| self.rank(group, *worker));
+        (0..width).flat_map(of).collect()
+    }
+
     /// The distinct stages that `worker` holds, ascending.
     pub fn stages_of(&self, worker: WorkerId) -> Vec<StageId> {
         (0..self.n_stages())

@@ -60,7 +60,7 @@ impl Case {
                 n_pipes: 2 * random.random_range(1..=2),
                 ..Shape::new(random.random_range(2..=4), random.random_range(1..=6))
             };
-            let width = random.random_range(1..=2);
+            let width = if random.random_bool(0.25) { 1 } else { 2 };
             let recompute = match random.random_range(0..4) {
                 0 => Recompute::Full,
                 _ => Recompute::None,
@@ -138,9 +138,7 @@ impl Case {
         let dying: BTreeSet<Rank> = self.plan.deaths.iter().map(|death| death.rank).collect();
         let placement = self.program.placement();
         let is_lost = |stage: StageId| {
-            let workers = placement.replicas(stage);
-            let of = |group| workers.iter().map(move |w| placement.rank(group, *w));
-            (0..self.width).flat_map(of).all(|rank| dying.contains(&rank))
+            placement.holders(self.width, stage).iter().all(|rank| dying.contains(rank))
         };
         (0..placement.n_stages() as u16).map(StageId).any(is_lost)
     }

@@ -19,7 +19,7 @@ use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
 use crate::interp::Machine;
-use crate::program::{Instr, Program};
+use crate::program::Instr;
 use crate::update::Update;
 
 /// Where all ranks stand after a recovery.
@@ -58,13 +58,6 @@ impl<I> Job<'_, I> {
             return None;
         };
         Some(format!("the death of a rank cannot be survived, since {why}"))
-    }
-
-    /// Stages that one worker of the program's holds and no other, so that nothing is left of them when it dies.
-    pub fn held_once(&self) -> Vec<StageId> {
-        let placement = self.program.placement();
-        let stages = (0..placement.n_stages() as u16).map(StageId);
-        stages.filter(|stage| holders(self.program, self.width, *stage).len() == 1).collect()
     }
 }
 
@@ -200,12 +193,12 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     /// Gives the ranks that have no state the weights and the optimizer's state of their stages, each from the first of
     /// its replicas that has it.
     fn hand_over(&mut self, standings: &[Option<u64>], step: u64) -> Result<(), Fault> {
-        let (program, width) = (self.state.job.program, self.state.job.width);
+        let (placement, width) = (self.state.job.program.placement(), self.state.job.width);
         let (me, is_new) =
             (self.state.comm.rank(), |rank: &Rank| standings[rank.index()].is_none());
         let (mut given, mut lost) = (Vec::new(), Vec::new());
-        for stage in (0..program.placement().n_stages() as u16).map(StageId) {
-            let holders = holders(program, width, stage);
+        for stage in (0..placement.n_stages() as u16).map(StageId) {
+            let holders = placement.holders(width, stage);
             match holders.iter().find(|rank| !is_new(rank)) {
                 Some(giver) => given.push((stage, *giver, holders)),
                 None => lost.push(stage),
@@ -298,13 +291,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let fault = Fault::new(Class::Mismatch, self.state.comm.rank(), message);
         Fault { peer: Some(from), ..fault }
     }
-}
-
-/// All ranks that hold a stage, in order.
-fn holders(program: &Program, width: usize, stage: StageId) -> Vec<Rank> {
-    let workers = program.placement().replicas(stage);
-    let of = |group| workers.iter().map(move |w| program.placement().rank(group, *w));
-    (0..width).flat_map(of).collect()
 }
 
 fn ranks_where(standings: &[Option<u64>], which: impl Fn(Option<u64>) -> bool) -> Vec<Rank> {

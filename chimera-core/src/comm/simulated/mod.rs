@@ -193,9 +193,8 @@ impl<T: Send + 'static> Endpoint for End<T> {
     fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError> {
         self.check_rank(to)?;
         let from = self.rank;
-        self.turn().post_in_order(from, to, &self.mailboxes, move |mailbox| {
-            mailbox.put_bytes(from, bytes)
-        });
+        let put = Box::new(move |mailbox: &Mailbox<T>| mailbox.put_bytes(from, bytes));
+        self.turn().post_in_order(from, to, &self.mailboxes, put);
         Ok(())
     }
 
@@ -213,7 +212,7 @@ impl<T: Send + 'static> Endpoint for End<T> {
         self.mailboxes[self.rank.index()].abort(cause);
         for to in self.others() {
             let cause = cause.clone();
-            let put = move |mailbox: &Mailbox<T>| mailbox.abort(&cause);
+            let put = Box::new(move |mailbox: &Mailbox<T>| mailbox.abort(&cause));
             turn.post_in_order(self.rank, to, &self.mailboxes, put);
         }
     }
@@ -223,9 +222,10 @@ impl<T: Send + 'static> Comm<T> for End<T> {
     fn send(&mut self, to: Rank, tag: Tag, tensor: T) -> Result<(), CommError> {
         self.check_rank(to)?;
         let from = self.rank;
-        self.turn().post(to, &self.mailboxes, move |mailbox| {
+        let put = Box::new(move |mailbox: &Mailbox<T>| {
             assert!(mailbox.put(from, tag, tensor), "{from} sent {tag:?} to {to} twice");
         });
+        self.turn().post(to, &self.mailboxes, put);
         Ok(())
     }
 
@@ -249,7 +249,8 @@ impl<T: Send + 'static> Drop for End<T> {
         let from = self.rank;
         let mut turn = self.scheduler.keep(from);
         for to in self.others() {
-            turn.post_in_order(from, to, &self.mailboxes, move |mailbox| mailbox.end(from, None));
+            let put = Box::new(move |mailbox: &Mailbox<T>| mailbox.end(from, None));
+            turn.post_in_order(from, to, &self.mailboxes, put);
         }
     }
 }

@@ -61,8 +61,11 @@ enum Life {
 struct Delivery<T> {
     to: Rank,
     mailboxes: Mailboxes<T>,
-    put: Box<dyn FnOnce(&Mailbox<T>) + Send>,
+    put: Put<T>,
 }
+
+/// What a delivery does to a mailbox.
+pub(super) type Put<T> = Box<dyn FnOnce(&Mailbox<T>) + Send>;
 
 /// The turn of a rank.
 pub(super) struct Turn<'s, T> {
@@ -215,33 +218,24 @@ impl<'s, T> Turn<'s, T> {
     }
 
     /// Puts something on its way to a rank.
-    pub(super) fn post(
-        &mut self,
-        to: Rank,
-        mailboxes: &Mailboxes<T>,
-        put: impl FnOnce(&Mailbox<T>) + Send + 'static,
-    ) where
-        T: 'static,
-    {
+    pub(super) fn post(&mut self, to: Rank, mailboxes: &Mailboxes<T>, put: Put<T>) {
         let due = self.state.due();
-        self.state.post(due, Delivery { to, mailboxes: Arc::clone(mailboxes), put: Box::new(put) });
+        self.state.post(due, Delivery { to, mailboxes: Arc::clone(mailboxes), put });
     }
 
-    /// As [`post`](Turn::post), behind what was posted so before.
+    /// Puts something on its way to a rank, behind what was posted so before.
     pub(super) fn post_in_order(
         &mut self,
         from: Rank,
         to: Rank,
         mailboxes: &Mailboxes<T>,
-        put: impl FnOnce(&Mailbox<T>) + Send + 'static,
-    ) where
-        T: 'static,
-    {
+        put: Put<T>,
+    ) {
         let due = self.state.due();
         let last = self.state.last_in_order.entry((from, to)).or_default();
         *last = due.max(*last);
         let due = *last;
-        self.state.post(due, Delivery { to, mailboxes: Arc::clone(mailboxes), put: Box::new(put) });
+        self.state.post(due, Delivery { to, mailboxes: Arc::clone(mailboxes), put });
     }
 }
 
