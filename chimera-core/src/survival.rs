@@ -24,7 +24,7 @@ use crate::trainer::{Trained, Trainer};
 use crate::update::Update;
 
 /// A training, and what happens to it.
-pub struct Case {
+pub struct Scenario {
     schedule: &'static dyn Schedule,
     shape: Shape,
     width: usize,
@@ -35,7 +35,7 @@ pub struct Case {
     plan: Plan,
 }
 
-/// How a case ended, where it ended well.
+/// How a scenario ended, where it ended well.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
     /// With the bits of the undisturbed training, after so many recoveries.
@@ -50,9 +50,9 @@ pub enum Ending {
 /// Drawn deaths may come so much later than the undisturbed run makes calls, so that some come in recoveries of the end.
 const BEYOND: f64 = 1.3;
 
-impl Case {
+impl Scenario {
     /// Draws schedule, shape, passes, deaths and delays: the same for the same seed.
-    pub fn draw(seed: u64) -> Case {
+    pub fn draw(seed: u64) -> Scenario {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         loop {
             let schedule = SCHEDULES[random.random_range(0..SCHEDULES.len())];
@@ -89,17 +89,17 @@ impl Case {
             let training = Training { seed: 1, steps, lr: 1e-2, ..Training::default() };
             let most_delay = [0, 3, 30][random.random_range(0..3)];
             let plan = Plan { seed: random.random(), most_delay, deaths: Vec::new() };
-            let mut case =
-                Case { schedule, shape, width, recompute, program, model, training, plan };
-            let calls = case.run(&case.plan).calls;
+            let mut scenario =
+                Scenario { schedule, shape, width, recompute, program, model, training, plan };
+            let calls = scenario.run(&scenario.plan).calls;
             let death = |random: &mut ChaCha8Rng| {
                 let rank = random.random_range(0..calls.len());
                 let most = (calls[rank] as f64 * BEYOND) as u64;
                 Death { rank: Rank(rank as u32), call: random.random_range(1..=most.max(1)) }
             };
-            case.plan.deaths =
+            scenario.plan.deaths =
                 (0..random.random_range(1..=3)).map(|_| death(&mut random)).collect();
-            return case;
+            return scenario;
         }
     }
 
@@ -198,9 +198,9 @@ impl Case {
     }
 }
 
-impl fmt::Display for Case {
+impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Case { schedule, shape, width, recompute, training, plan, .. } = self;
+        let Scenario { schedule, shape, width, recompute, training, plan, .. } = self;
         let Shape { depth, n_micro_batches, n_pipes, .. } = shape;
         write!(
             f,

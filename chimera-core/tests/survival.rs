@@ -1,16 +1,16 @@
 //! Ranks die at any instruction, in recoveries and at the end, over all synchronous schedules.
 
-use chimera_core::survival::{Case, Ending};
+use chimera_core::survival::{Ending, Scenario};
 
 #[test]
 fn trainings_survive_deaths() {
     let (mut n_recovered, mut n_lost) = (0, 0);
     for seed in 0..300 {
-        let case = Case::draw(seed);
-        match case.check() {
+        let scenario = Scenario::draw(seed);
+        match scenario.check() {
             Ok(Ending::Survived { n_recoveries }) => n_recovered += u64::from(n_recoveries > 0),
             Ok(Ending::Lost) => n_lost += 1,
-            Err(why) => panic!("seed {seed}, {case}: {why}"),
+            Err(why) => panic!("seed {seed}, {scenario}: {why}"),
         }
     }
     assert!(n_recovered > 100 && n_lost > 10, "{n_recovered} recovered, {n_lost} lost a stage");

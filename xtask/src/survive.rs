@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use chimera_core::survival::{Case, Ending};
+use chimera_core::survival::{Ending, Scenario};
 
 /// What is drawn.
 #[derive(clap::Args)]
@@ -23,13 +23,13 @@ const LINE: u64 = 1_000;
 pub(crate) fn run(args: &Args) -> Result<()> {
     let (began, mut undisturbed, mut recovered, mut lost) = (Instant::now(), 0, 0, 0);
     for seed in args.from..args.from.saturating_add(args.cases) {
-        let case = Case::draw(seed);
-        match case.check() {
+        let scenario = Scenario::draw(seed);
+        match scenario.check() {
             Ok(Ending::Survived { n_recoveries: 0 }) => undisturbed += 1,
             Ok(Ending::Survived { .. }) => recovered += 1,
             Ok(Ending::Lost) => lost += 1,
             Err(why) => bail!(
-                "seed {seed}, {case}: {why}\nagain: cargo xtask survive --from {seed} --cases 1"
+                "seed {seed}, {scenario}: {why}\nagain: cargo xtask survive --from {seed} --cases 1"
             ),
         }
         let n = seed - args.from + 1;

@@ -97,7 +97,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let target = target.ok_or_else(|| self.nothing_left(&replaced, &[]))?;
         self.commit(&standings, target)?;
         if !replaced.is_empty() {
-            self.hand_over(&standings, target)?;
+            self.restore_replaced(&standings, target)?;
             self.check_replicas()?;
         }
         let last = match self.state.sync.is_first() {
@@ -192,7 +192,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
 
     /// Gives the ranks that have no state the weights and the optimizer's state of their stages, each from the first of
     /// its replicas that has it.
-    fn hand_over(&mut self, standings: &[Option<u64>], step: u64) -> Result<(), Fault> {
+    fn restore_replaced(&mut self, standings: &[Option<u64>], step: u64) -> Result<(), Fault> {
         let (placement, width) = (self.state.job.program.placement(), self.state.job.width);
         let (me, is_new) =
             (self.state.comm.rank(), |rank: &Rank| standings[rank.index()].is_none());

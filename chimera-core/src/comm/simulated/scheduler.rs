@@ -15,12 +15,12 @@ use crate::ids::Rank;
 
 /// Lets one rank run at a time.
 pub(super) struct Scheduler<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<Simulator<T>>,
     /// By rank: told when its turn comes.
     turns: Vec<Condvar>,
 }
 
-struct State<T> {
+struct Simulator<T> {
     plan: Plan,
     random: ChaCha8Rng,
     /// Whose turn it is; nobody's before the start and after the end.
@@ -71,13 +71,13 @@ pub(super) type Put<T> = Box<dyn FnOnce(&Mailbox<T>) + Send>;
 pub(super) struct Turn<'s, T> {
     scheduler: &'s Scheduler<T>,
     rank: Rank,
-    state: MutexGuard<'s, State<T>>,
+    state: MutexGuard<'s, Simulator<T>>,
 }
 
 impl<T> Scheduler<T> {
     pub(super) fn new(n_ranks: u32, plan: Plan) -> Scheduler<T> {
         let n = n_ranks as usize;
-        let state = State {
+        let state = Simulator {
             random: ChaCha8Rng::seed_from_u64(plan.seed),
             plan,
             running: None,
@@ -164,11 +164,11 @@ impl<T> Scheduler<T> {
     }
 
     /// A rank that panics holds no lock while it runs code of its own.
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, Simulator<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, state: &State<T>) {
+    fn tell(&self, state: &Simulator<T>) {
         if let Some(running) = state.running {
             self.turns[running].notify_one();
         }
@@ -177,8 +177,8 @@ impl<T> Scheduler<T> {
     fn await_turn<'s>(
         &'s self,
         rank: Rank,
-        mut state: MutexGuard<'s, State<T>>,
-    ) -> MutexGuard<'s, State<T>> {
+        mut state: MutexGuard<'s, Simulator<T>>,
+    ) -> MutexGuard<'s, Simulator<T>> {
         while state.running != Some(rank.index()) {
             let waited = self.turns[rank.index()].wait(state);
             state = waited.unwrap_or_else(PoisonError::into_inner);
@@ -239,7 +239,7 @@ impl<'s, T> Turn<'s, T> {
     }
 }
 
-impl<T> State<T> {
+impl<T> Simulator<T> {
     /// When something comes that is put on its way now.
     fn due(&mut self) -> u64 {
         self.now + self.random.random_range(0..=self.plan.most_delay)
