@@ -10,22 +10,38 @@
 mod cpu;
 pub mod gpu;
 
-pub use cpu::measured_peak;
+pub use cpu::{measured_bf16_peak, measured_peak};
 
 use candle_core::Tensor;
 use chimera_core::device::{AdamW, Device, DeviceError, Result, Sgd, Updated};
 use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Rotary};
 
+use crate::cpu::bf16::Supported;
+use crate::cpu::matmul::Operands;
+
 /// A device of candle.
 #[derive(Clone, Debug)]
 pub struct Candle {
     device: candle_core::Device,
+    /// Of the products of layers. Those of optimizers are in f32.
+    operands: Operands,
 }
 
 impl Candle {
     /// The processor and its memory.
     pub fn cpu() -> Self {
-        Self { device: candle_core::Device::Cpu }
+        Self { device: candle_core::Device::Cpu, operands: Operands::F32 }
+    }
+
+    /// The processor and its memory, with layers whose matrix products round their operands to bf16 and add in f32,
+    /// if the processor has the instructions for it: those of AVX-512 BF16. All that is in memory, and all that is
+    /// no product of a layer, is f32 as on [`cpu`](Candle::cpu).
+    ///
+    /// Denormal operands count as zero in such products, and so do sums that are denormal; infinities and what is not
+    /// a number stay what they are.
+    pub fn cpu_bf16() -> Option<Self> {
+        let operands = Operands::Bf16(Supported::detect()?);
+        Some(Self { operands, ..Self::cpu() })
     }
 
     fn named<T>(&self, op: &'static str, result: candle_core::Result<T>) -> Result<T> {
@@ -111,7 +127,7 @@ impl Device for Candle {
     }
 
     fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        self.named("product", cpu::linear::forward(a, b, Layout::OutIn, None, None))
+        self.named("product", cpu::linear::forward(Operands::F32, a, b, Layout::OutIn, None, None))
     }
 }
 
@@ -147,12 +163,12 @@ impl Layers for Candle {
         bias: Option<&Tensor>,
         residual: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let y = cpu::linear::forward(x, w, layout, bias, residual);
+        let y = cpu::linear::forward(self.operands, x, w, layout, bias, residual);
         self.named("linear", y)
     }
 
     fn linear_dx(&self, dy: &Tensor, w: &Tensor, layout: Layout) -> Result<Tensor> {
-        self.named("linear_dx", cpu::linear::backward_input(dy, w, layout))
+        self.named("linear_dx", cpu::linear::backward_input(self.operands, dy, w, layout))
     }
 
     fn linear_dw(
@@ -163,7 +179,14 @@ impl Layers for Candle {
         dw: &mut Tensor,
         d_bias: Option<&mut Tensor>,
     ) -> Result<()> {
-        let done = cpu::linear::backward_weight(x, dy, layout, dw, d_bias.map(|bias| &*bias));
+        let done = cpu::linear::backward_weight(
+            self.operands,
+            x,
+            dy,
+            layout,
+            dw,
+            d_bias.map(|bias| &*bias),
+        );
         self.named("linear_dw", done)
     }
 
@@ -256,7 +279,7 @@ impl Layers for Candle {
     }
 
     fn attention(&self, qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
-        self.named("attention", cpu::attention::forward(qkv, by))
+        self.named("attention", cpu::attention::forward(self.operands, qkv, by))
     }
 
     fn attention_dx(
@@ -267,7 +290,7 @@ impl Layers for Candle {
         log_sum: &Tensor,
         by: &Attention<'_>,
     ) -> Result<Tensor> {
-        let dx = cpu::attention::backward(dy, qkv, out, log_sum, by);
+        let dx = cpu::attention::backward(self.operands, dy, qkv, out, log_sum, by);
         self.named("attention_dx", dx)
     }
 
@@ -278,7 +301,7 @@ impl Layers for Candle {
         past: usize,
         by: &Attention<'_>,
     ) -> Result<(Tensor, Tensor)> {
-        self.named("attention_after", cpu::attention::after(qkv, cache, past, by))
+        self.named("attention_after", cpu::attention::after(self.operands, qkv, cache, past, by))
     }
 
     fn cross_entropy(

@@ -1,6 +1,6 @@
 //! The processor.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use chimera_backend_candle::Candle;
 use chimera_core::device::Device;
 
@@ -17,8 +17,8 @@ impl Backend for Candle {
         Ok(None)
     }
 
-    fn open(_: usize, _: Precision) -> Result<Candle> {
-        Ok(Candle::cpu())
+    fn open(_: usize, precision: Precision) -> Result<Candle> {
+        of(precision, Candle::cpu_bf16())
     }
 
     fn name(&self) -> String {
@@ -30,9 +30,24 @@ impl Backend for Candle {
     }
 }
 
-/// The processor's name, cores and vectors.
+/// The processor for products in this precision, which in bf16 not every one has.
+fn of(precision: Precision, bf16: Option<Candle>) -> Result<Candle> {
+    match precision {
+        Precision::F32 => Ok(Candle::cpu()),
+        Precision::Bf16 => bf16.with_context(|| {
+            format!(
+                "precision bf16 on device `cpu` takes the instructions AVX-512 BF16, which this processor ({}) does not \
+                 have (AMD's have them since Zen 4): choose precision f32",
+                machine()
+            )
+        }),
+    }
+}
+
+/// The processor's name, cores and vectors, and what it multiplies.
 fn processor() -> String {
-    format!("{}, {}; kernels in f32", machine(), vectors())
+    let precisions = if Candle::cpu_bf16().is_some() { "f32 or bf16" } else { "f32" };
+    format!("{}, {}; kernels in {precisions}", machine(), vectors())
 }
 
 /// The widest vectors that kernels make use of.
@@ -54,5 +69,23 @@ fn vectors() -> &'static str {
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     {
         "no vectors"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_processor_without_the_instructions_refuses_bf16() {
+        assert!(of(Precision::F32, None).is_ok());
+        let refusal = of(Precision::Bf16, None).expect_err("no instructions").to_string();
+        for part in
+            ["AVX-512 BF16, which this processor (", "does not have", "choose precision f32"]
+        {
+            assert!(refusal.contains(part), "{refusal}");
+        }
+        let given = of(Precision::Bf16, Some(Candle::cpu()));
+        assert!(given.is_ok());
     }
 }

@@ -45,7 +45,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// What activations can be made of.
+            /// What it can multiply, if the device at hand has the instructions.
             pub(super) fn precisions(self) -> &'static [Precision] {
                 match self {
                     $(DeviceKind::$DeviceKind => &$precisions,)+
@@ -88,7 +88,7 @@ macro_rules! kinds {
 
 kinds! {
     #[cfg(feature = "candle")]
-    Cpu(chimera_backend_candle::Candle), "cpu", [Precision::F32];
+    Cpu(chimera_backend_candle::Candle), "cpu", [Precision::F32, Precision::Bf16];
     #[cfg(feature = "cuda")]
     Cuda(super::cuda::CudaStream), "cuda", [Precision::F32, Precision::Bf16];
     #[cfg(feature = "wgpu")]

@@ -105,7 +105,7 @@ impl Device {
         self.kind.is_host()
     }
 
-    /// Whether activations can be made of these numbers.
+    /// Whether devices of this kind can multiply these numbers. A CPU has to have the instructions for bf16.
     pub fn has(self, precision: Precision) -> bool {
         self.kind.precisions().contains(&precision)
     }
@@ -114,7 +114,7 @@ impl Device {
     pub(crate) fn check(self, precision: Precision) -> Result<()> {
         ensure!(
             self.has(precision),
-            "precision {precision} is for CUDA alone, not for device `{self}`: choose f32"
+            "device `{self}` has no precision {precision}, as CUDA has it and CPUs with AVX-512 BF16: choose f32"
         );
         Ok(())
     }

@@ -1,11 +1,11 @@
-//! Numbers that activations are made of.
+//! Numbers that matrix products, and on GPUs activations, are made of.
 
 use std::fmt;
 use std::str::FromStr;
 
 use chimera_core::notation::by_name;
 
-/// What activations are made of.
+/// What the operands of matrix products are made of; on GPUs activations and their gradients too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Precision {
     /// f32, like everything else.
@@ -19,11 +19,12 @@ impl Precision {
     pub const ALL: [(&'static str, Precision); 2] =
         [("f32", Precision::F32), ("bf16", Precision::Bf16)];
 
-    /// Bytes of an element of an activation.
-    pub fn activation_bytes(self) -> u64 {
+    /// Bytes of an element of an activation, on the host or on another device. The host keeps activations in f32, and
+    /// rounds them to bf16 as it multiplies them.
+    pub fn activation_bytes(self, on_host: bool) -> u64 {
         match self {
-            Precision::F32 => 4,
-            Precision::Bf16 => 2,
+            Precision::Bf16 if !on_host => 2,
+            Precision::F32 | Precision::Bf16 => 4,
         }
     }
 }

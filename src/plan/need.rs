@@ -13,6 +13,7 @@ use chimera_core::notation::size;
 use chimera_core::program::Program;
 use chimera_core::stage::Param;
 
+use crate::device::Device;
 use crate::settings::Config;
 
 /// What a run or a part of its workers needs, in bytes.
@@ -195,9 +196,12 @@ fn sums(config: &Config, program: &Program, weights: &Weights) -> Vec<f64> {
     sums
 }
 
-/// What every stage takes where activations have the size that the precision asks for.
+/// What every stage takes where activations have the size that precision and devices ask for: of several devices, the
+/// larger one.
 pub(super) fn memory_of(config: &Config, model: &ModelConfig, cuts: &[Cut]) -> Vec<Memory> {
-    let (drops, bytes) = (config.dropout > 0.0, config.precision.activation_bytes());
+    let is_host = |name: &str| name.trim().parse().is_ok_and(Device::is_host);
+    let on_host = config.device.split(',').any(is_host);
+    let (drops, bytes) = (config.dropout > 0.0, config.precision.activation_bytes(on_host));
     let of = |cut| memory(model, cut, config.sequence, drops, bytes);
     // The length of samples is checked: it fits into the model's context.
     cuts.iter().map(|cut| of(cut).unwrap_or_default()).collect()

@@ -10,7 +10,7 @@ use chimera_core::model::{Cut, ModelConfig};
 use super::law::{Law, median};
 use super::stage_pass::{Half, ModelPart, Work, calls};
 use super::{Measurements, Profile};
-use crate::device::Precision;
+use crate::device::{Device, Precision};
 
 /// Times of layers, of workers with so many threads of which some compute side by side.
 #[derive(Clone, Debug)]
@@ -146,7 +146,7 @@ impl ProfiledTimes {
         let measured = Both { alone: Laws::of(alone), beside, known: Mutex::default() };
         Ok(ProfiledTimes {
             measured: Arc::new(measured),
-            activation_bytes: precision.activation_bytes(),
+            activation_bytes: precision.activation_bytes(profile.device == Device::CPU.to_string()),
             beside: if workers > 1 { 1.0 } else { 0.0 },
             n_spreads: 0.0,
             doubt: None,

@@ -289,8 +289,9 @@ options! {
         /// Device of the workers: cpu, cuda, cuda:N, wgpu or wgpu:N, or a list with one for each worker of a pipeline
         "device" device: String =
             [value("DEVICE").such_as(Device::EXAMPLES).is("cpu").free().see("gpu.md").drawn(Profiled)];
-        /// Number format of activations: f32, or bf16 on CUDA; weights and sums are f32
-        "precision" precision: Precision = [value("FORMAT").is("f32").free().drawn(Profiled)];
+        /// Number format of matrix products: f32, or bf16 on CUDA, where activations are bf16 too, and on CPUs with
+        /// AVX-512 BF16; weights and sums are f32
+        "precision" precision: Precision = [value("FORMAT").is("f32").free().see("#precision").drawn(Profiled)];
         /// How workers communicate: threads of this process, mpi (processes that mpirun or srun started), nccl (such
         /// processes with an NVIDIA GPU each), or auto for mpi where there are such processes
         "transport" transport: Transport = [is("auto").free().see("distributed.md")];

@@ -139,6 +139,7 @@ fn a_gpu_can_be_planned_for_where_there_is_none() {
         plan["ways"][0]["bytes"]["residuals"].as_f64()
     };
     assert!(bytes("--device cuda --precision bf16") < bytes("--device cuda"));
+    assert_eq!(bytes("--device cpu --precision bf16"), bytes("--device cpu"));
 }
 
 #[test]

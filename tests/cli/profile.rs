@@ -106,3 +106,33 @@ fn a_profile_predicts_a_model_that_was_not_measured() {
     assert_eq!(taken.code, Some(0), "{}", taken.stderr);
     assert!(taken.stderr.contains("warning: the profile is of another kind"), "{}", taken.stderr);
 }
+
+/// Products in bf16 have times of their own, and activations that take as much memory as in f32.
+#[test]
+fn a_profile_in_bf16_predicts_training_in_bf16_alone() {
+    if !chimera("devices").stdout.contains("kernels in f32 or bf16") {
+        println!("skipped: this processor has no AVX-512 BF16");
+        return;
+    }
+    let folder = folder();
+    let profile = folder.path().join("profile.json");
+    let profile = profile.display();
+    let ran = chimera(&format!(
+        "profile --preset tiny --micro-batch-size 1,2 --threads 1 --time 0 --precision bf16 --out {profile}"
+    ));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    assert!(ran.stdout.contains(", cpu, bf16"), "{}", ran.stdout);
+
+    let train = format!("train {MODEL} --depth 1 --steps 3 --predict {profile} --json");
+    let ran = chimera(&format!("{train} --precision bf16"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let summary: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    let figures = summary["prediction"].as_array().expect("figures");
+    let memory = figures.iter().find(|figure| figure["what"] == "peak memory, bytes");
+    let error = memory.expect("memory")["error"].as_f64().expect("a number");
+    assert!(error.abs() < 0.01, "{error}");
+
+    let ran = chimera(&train);
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("precision"), "{}", ran.stderr);
+}

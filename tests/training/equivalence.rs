@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use chimera::device::{Device, OpenDevice, Precision};
 use tempfile::TempDir;
 
 use super::{MODEL, train};
@@ -42,6 +43,31 @@ impl Oracle {
 pub(super) fn are_close(many: &[f64], one: &[f64]) -> bool {
     let is_close = |(many, one): (&f64, &f64)| (many - one).abs() <= 1e-5 * one;
     many.len() == one.len() && many.iter().zip(one).all(is_close)
+}
+
+/// In bf16 the order in which gradients are added decides how some numbers are rounded.
+#[test]
+fn bf16_on_the_processor_trains_as_one_worker() {
+    let (oracle, bf16) = (Oracle::new(), format!("{MODEL} --micro-batches 2 --precision bf16"));
+    if let Err(refusal) = OpenDevice::open(Device::CPU, 0, Precision::Bf16) {
+        println!("skipped: {refusal}");
+        return;
+    }
+    let one = oracle.losses(&format!("{bf16} --depth 1"));
+    assert!(one.len() == 5 && one[4] < one[0], "nothing is learnt: {one:?}");
+    let in_f32 = oracle.losses(&format!("{MODEL} --micro-batches 2 --depth 1"));
+    assert!(one != in_f32, "the products are in f32");
+    let are_near = |many: &[f64], one: &[f64], tolerance: f64| {
+        many.iter().zip(one).all(|(many, one)| (many - one).abs() <= tolerance * one)
+    };
+    assert!(are_near(&one, &in_f32, 1e-2), "{one:?}, in f32 {in_f32:?}");
+    for schedule in ["1f1b", "chimera", "zb-h1"] {
+        let many = oracle.losses(&format!("{bf16} --depth 2 --schedule {schedule}"));
+        assert!(
+            many.len() == 5 && are_near(&many, &one, 1e-3),
+            "{schedule}: {many:?}, alone {one:?}"
+        );
+    }
 }
 
 #[test]

@@ -11,7 +11,8 @@ use chimera_core::layers::{Attention, Dropout, Mask};
 
 use super::dropout::{AT_ONCE, factors_of};
 use super::math::{LANES, exp, exp_sum, max, sum};
-use super::matmul::{Matrix, Parallelism, matmul};
+use super::matmul::{Operands, Parallelism, matmul};
+use super::matrix::Matrix;
 use super::memory::{Output, Place, update, values};
 use super::{Piece, run_all};
 
@@ -24,7 +25,11 @@ thread_local! {
     static SCRATCH: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
-pub(crate) fn forward(qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
+pub(crate) fn forward(
+    operands: Operands,
+    qkv: &Tensor,
+    by: &Attention<'_>,
+) -> Result<(Tensor, Tensor)> {
     let (rows, width) = qkv.dims2()?;
     let hidden = by.hidden(width);
     let qkv = values(qkv)?;
@@ -32,6 +37,7 @@ pub(crate) fn forward(qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tenso
     let mut log_sum = Output::new(rows * by.heads);
     let places = (out.place(), log_sum.place());
     run_all((0..rows / by.context * by.heads).map(|part| Forward {
+        operands,
         head: Head::new(part, width, by),
         qkv: &qkv,
         out: places.0,
@@ -42,6 +48,7 @@ pub(crate) fn forward(qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tenso
 }
 
 pub(crate) fn backward(
+    operands: Operands,
     dy: &Tensor,
     qkv: &Tensor,
     out: &Tensor,
@@ -54,6 +61,7 @@ pub(crate) fn backward(
     let place = d_qkv.place();
     let group = by.heads / by.kv_heads;
     run_all((0..rows / by.context * by.kv_heads).map(|part| Backward {
+        operands,
         first: Head::new(part * group, width, by),
         group,
         dy: &dy,
@@ -68,6 +76,7 @@ pub(crate) fn backward(
 
 /// Rows that follow the first `past` of `cache`, which gets them too.
 pub(crate) fn after(
+    operands: Operands,
     qkv: &Tensor,
     cache: &Tensor,
     past: usize,
@@ -80,7 +89,7 @@ pub(crate) fn after(
         Ok(())
     })?;
     if past == 0 {
-        return forward(qkv, &Attention { context: rows, ..*by });
+        return forward(operands, qkv, &Attention { context: rows, ..*by });
     }
     let hidden = by.hidden(width);
     let all = values(cache)?;
@@ -227,6 +236,7 @@ impl<'a> Head<'a> {
 }
 
 struct Forward<'a> {
+    operands: Operands,
     head: Head<'a>,
     qkv: &'a [f32],
     out: Place,
@@ -253,7 +263,17 @@ impl Piece for Forward<'_> {
             let [keys, values] =
                 [&*k, &*v].map(|x| Matrix::new(&x[block.start * dim..], block.len(), dim, dim));
             // SAFETY: `scores` is as large as the product.
-            unsafe { product(scores.as_mut_ptr(), block.len(), false, 1.0, queries, keys.t()) };
+            unsafe {
+                product(
+                    self.operands,
+                    scores.as_mut_ptr(),
+                    block.len(),
+                    false,
+                    1.0,
+                    queries,
+                    keys.t(),
+                )
+            };
             let mut sums = [0.0; BLOCK];
             for (i, row) in scores.chunks_exact_mut(block.len()).enumerate() {
                 let live = head.live(start + i, &block);
@@ -269,7 +289,7 @@ impl Piece for Forward<'_> {
             let weights = Matrix::new(scores, n, block.len(), block.len());
             let out = self.out.at(head.mixed(start));
             // SAFETY: these rows and columns of the result are this head's.
-            unsafe { product(out, head.hidden, false, 1.0, weights, values) };
+            unsafe { product(self.operands, out, head.hidden, false, 1.0, weights, values) };
             for (i, sum) in sums[..n].iter().enumerate() {
                 // SAFETY: the product has just written these.
                 let row = unsafe { slice::from_raw_parts_mut(out.add(i * head.hidden), dim) };
@@ -284,6 +304,7 @@ impl Piece for Forward<'_> {
 /// `dv = (f p)ᵀ dy`, `dq = ds k` and `dk = dsᵀ q`, the last two times the scale; `dv` and `dk` summed over the heads of
 /// queries that share them.
 struct Backward<'a> {
+    operands: Operands,
     /// The first head of the group.
     first: Head<'a>,
     group: usize,
@@ -343,8 +364,8 @@ impl Backward<'_> {
             let dy = Matrix::new(&self.dy[head.mixed(start)..], n, dim, head.hidden);
             // SAFETY: `p` and `ds` are as large as the products.
             unsafe {
-                product(p.as_mut_ptr(), width, false, 1.0, queries, keys.t());
-                product(ds.as_mut_ptr(), width, false, 1.0, dy, values.t());
+                product(self.operands, p.as_mut_ptr(), width, false, 1.0, queries, keys.t());
+                product(self.operands, ds.as_mut_ptr(), width, false, 1.0, dy, values.t());
             }
             let rows = p.chunks_exact_mut(width).zip(ds.chunks_exact_mut(width));
             for (i, (p, ds)) in rows.enumerate() {
@@ -357,9 +378,9 @@ impl Backward<'_> {
             // SAFETY: these rows and columns of the result are this group's; what is added to was zeroed, or written by
             // the last block.
             unsafe {
-                product(dq, head.width, false, head.scale(), ds, keys);
-                product(dk, head.width, add, head.scale(), ds.t(), queries);
-                product(dv, head.width, add, 1.0, p.t(), dy);
+                product(self.operands, dq, head.width, false, head.scale(), ds, keys);
+                product(self.operands, dk, head.width, add, head.scale(), ds.t(), queries);
+                product(self.operands, dv, head.width, add, 1.0, p.t(), dy);
             }
         }
     }
@@ -442,9 +463,17 @@ fn softmax(row: &mut [f32], live: Range<usize>, scale: f32) -> (f32, f32) {
 /// # Safety
 ///
 /// As for [`matmul`].
-unsafe fn product(into: *mut f32, row_step: usize, add: bool, scale: f32, a: Matrix, b: Matrix) {
+unsafe fn product(
+    operands: Operands,
+    into: *mut f32,
+    row_step: usize,
+    add: bool,
+    scale: f32,
+    a: Matrix,
+    b: Matrix,
+) {
     // SAFETY: the caller's promise.
-    unsafe { matmul(into, row_step, add, scale, a, b, Parallelism::None) };
+    unsafe { matmul(operands, into, row_step, add, scale, a, b, Parallelism::None) };
 }
 
 /// The scratch memory of this thread, at least `len` long.

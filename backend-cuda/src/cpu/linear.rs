@@ -5,11 +5,13 @@ use std::mem::MaybeUninit;
 use candle_core::{Result, Tensor};
 use chimera_core::layers::Layout;
 
-use super::matmul::{Matrix, all_threads, matmul};
+use super::matmul::{Operands, all_threads, matmul};
+use super::matrix::Matrix;
 use super::memory::{Output, update, values};
 use super::{Piece, rows_per_piece, run_all, sums};
 
 pub(crate) fn forward(
+    operands: Operands,
     x: &Tensor,
     w: &Tensor,
     layout: Layout,
@@ -26,12 +28,17 @@ pub(crate) fn forward(
     let x = Matrix::new(&x, rows, inputs, inputs);
     let w = in_out(&w, layout, inputs, outputs);
     // SAFETY: `y` is fresh and as large as the product, and begun if the product is added to it.
-    unsafe { matmul(y.place().at(0), outputs, add, 1.0, x, w, all_threads()) };
+    unsafe { matmul(operands, y.place().at(0), outputs, add, 1.0, x, w, all_threads()) };
     // SAFETY: the product wrote every element.
     unsafe { y.written((rows, outputs)) }
 }
 
-pub(crate) fn backward_input(dy: &Tensor, w: &Tensor, layout: Layout) -> Result<Tensor> {
+pub(crate) fn backward_input(
+    operands: Operands,
+    dy: &Tensor,
+    w: &Tensor,
+    layout: Layout,
+) -> Result<Tensor> {
     let (rows, outputs) = dy.dims2()?;
     let inputs = w.elem_count() / outputs;
     let (dy, w) = (values(dy)?, values(w)?);
@@ -39,12 +46,13 @@ pub(crate) fn backward_input(dy: &Tensor, w: &Tensor, layout: Layout) -> Result<
     let mut dx = Output::new(rows * inputs);
     let w = in_out(&w, layout, inputs, outputs);
     // SAFETY: `dx` is fresh and as large as the product.
-    unsafe { matmul(dx.place().at(0), inputs, false, 1.0, dy, w.t(), all_threads()) };
+    unsafe { matmul(operands, dx.place().at(0), inputs, false, 1.0, dy, w.t(), all_threads()) };
     // SAFETY: the product wrote every element.
     unsafe { dx.written((rows, inputs)) }
 }
 
 pub(crate) fn backward_weight(
+    operands: Operands,
     x: &Tensor,
     dy: &Tensor,
     layout: Layout,
@@ -63,7 +71,9 @@ pub(crate) fn backward_weight(
     update(dw, |dw| {
         assert_eq!(dw.len(), inputs * outputs);
         // SAFETY: `dw` is as large as the product, initialised and borrowed mutably.
-        unsafe { matmul(dw.as_mut_ptr(), width, true, 1.0, down.t(), across, all_threads()) };
+        unsafe {
+            matmul(operands, dw.as_mut_ptr(), width, true, 1.0, down.t(), across, all_threads())
+        };
         Ok(())
     })?;
     match d_bias {

@@ -1,35 +1,20 @@
-//! Matrix products by the `gemm` crate: any strides, added to what is there or not.
+//! Matrix products of any strides, added to what is there or not: by the `gemm` crate, or in bf16 by our own.
+
+#[cfg(target_arch = "x86_64")]
+use super::bf16::RoundedProduct;
+use super::bf16::Supported;
+use super::matrix::Matrix;
+#[cfg(target_arch = "x86_64")]
+use super::memory::Place;
 
 pub(super) use gemm::Parallelism;
 
-/// A matrix in memory, read by steps; so transposes, heads and row ranges need no copy.
-#[derive(Clone, Copy)]
-pub(super) struct Matrix<'a> {
-    data: &'a [f32],
-    rows: usize,
-    columns: usize,
-    row_step: usize,
-    column_step: usize,
-}
-
-impl<'a> Matrix<'a> {
-    /// The `rows x columns` block at the start of `data`, whose rows lie `row_step` apart.
-    pub(super) fn new(data: &'a [f32], rows: usize, columns: usize, row_step: usize) -> Self {
-        let last = (rows.max(1) - 1) * row_step + columns;
-        assert!(last <= data.len(), "matrix ends outside of its memory");
-        Self { data, rows, columns, row_step, column_step: 1 }
-    }
-
-    /// The transpose.
-    pub(super) fn t(self) -> Self {
-        Self {
-            rows: self.columns,
-            columns: self.rows,
-            row_step: self.column_step,
-            column_step: self.row_step,
-            ..self
-        }
-    }
+/// What the operands of products are rounded to before they are multiplied; sums are f32.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Operands {
+    /// They stay as they are.
+    F32,
+    Bf16(Supported),
 }
 
 /// All threads of the current pool.
@@ -47,7 +32,9 @@ pub(super) fn all_threads() -> Parallelism {
 ///
 /// `into` is valid for writing `a.rows x b.columns` elements, which nobody else touches meanwhile;
 /// they are initialised if `add` is set.
+#[expect(clippy::too_many_arguments)]
 pub(super) unsafe fn matmul(
+    operands: Operands,
     into: *mut f32,
     row_step: usize,
     add: bool,
@@ -57,6 +44,14 @@ pub(super) unsafe fn matmul(
     parallelism: Parallelism,
 ) {
     assert_eq!(a.columns, b.rows);
+    #[cfg(target_arch = "x86_64")]
+    if let Operands::Bf16(supported) = operands {
+        let threads = if let Parallelism::Rayon(n) = parallelism { n } else { 1 };
+        let product = RoundedProduct { into: Place::new(into), row_step, add, scale, a, b };
+        // SAFETY: the caller's promise.
+        return unsafe { product.run(supported, threads) };
+    }
+    let _ = operands; // others have f32 alone
     // SAFETY: both operands end inside of their slices, and `into` is the caller's promise.
     unsafe {
         gemm::gemm(

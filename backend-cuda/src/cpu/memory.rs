@@ -94,6 +94,11 @@ unsafe impl Send for Place {}
 unsafe impl Sync for Place {}
 
 impl Place {
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn new(at: *mut f32) -> Self {
+        Self(at)
+    }
+
     /// The element `offset` further on.
     pub(super) fn at(self, offset: usize) -> *mut f32 {
         self.0.wrapping_add(offset)

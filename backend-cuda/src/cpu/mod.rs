@@ -6,6 +6,7 @@
 pub(crate) mod activation;
 pub(crate) mod adamw;
 pub(crate) mod attention;
+pub(crate) mod bf16;
 pub(crate) mod cross_entropy;
 pub(crate) mod dropout;
 pub(crate) mod embedding;
@@ -13,7 +14,8 @@ pub(crate) mod gated;
 pub(crate) mod lamb;
 pub(crate) mod linear;
 mod math;
-mod matmul;
+pub(crate) mod matmul;
+mod matrix;
 mod memory;
 pub(crate) mod norm;
 mod peak;
@@ -24,7 +26,7 @@ pub(crate) mod sums;
 use candle_core::{Device, Result, Tensor};
 use rayon::prelude::*;
 
-pub use peak::measured_peak;
+pub use peak::{measured_bf16_peak, measured_peak};
 
 /// Appends the elements of `tensor`, row-major.
 pub(crate) fn copy_into(tensor: &Tensor, into: &mut Vec<f32>) -> Result<()> {

@@ -3,6 +3,8 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use super::bf16::Supported;
+
 /// Sums that grow side by side: enough to hide how long an addition takes, few enough for the registers.
 const CHAINS: usize = if cfg!(target_arch = "aarch64") { 24 } else { 12 };
 const STEPS: usize = 4_000;
@@ -37,4 +39,40 @@ pub fn measured_peak() -> f64 {
     }
 
     pulp::Arch::new().dispatch(Peak)
+}
+
+/// Floating-point operations per second that one thread reaches at best in products of bf16 that are summed in f32, if the
+/// processor has AVX-512 BF16: measured as [`measured_peak`] is.
+pub fn measured_bf16_peak() -> Option<f64> {
+    let _has_the_instruction: Supported = Supported::detect()?;
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: the processor has the instruction.
+        Some(unsafe { peak_of_bf16() })
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    None
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn peak_of_bf16() -> f64 {
+    use std::arch::x86_64::{_mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_set1_ps};
+
+    const PAIRS: usize = 16;
+    let half = _mm512_set1_ps(black_box(0.5));
+    let halves = _mm512_cvtne2ps_pbh(half, half);
+    let mut best = f64::INFINITY;
+    for _ in 0..TRIES {
+        let mut sums = black_box([half; CHAINS]);
+        let start = Instant::now();
+        for _ in 0..STEPS {
+            for sum in &mut sums {
+                *sum = _mm512_dpbf16_ps(*sum, halves, halves);
+            }
+        }
+        black_box(sums);
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    (4 * PAIRS * CHAINS * STEPS) as f64 / best
 }

@@ -145,13 +145,22 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
         Part { name, device, precision, limit, act }
     };
     let on_f32 = |name, seconds, act| part(&f32, Precision::F32, name, seconds, act);
-    if !device.has(Precision::Bf16) {
-        return Ok(vec![
-            on_f32("kernels", 600, kernels),
-            on_f32("training", 600, training),
-            on_f32("layers", 600, layers_of),
-            on_f32("steps", 600, steps_of),
-        ]);
+    if !device.has_streams() {
+        let usual = |devices: &Devices, precision| {
+            let on = |name, act| part(devices, precision, name, 600, act);
+            [
+                on("kernels", kernels),
+                on("training", training),
+                on("layers", layers_of),
+                on("steps", steps_of),
+            ]
+        };
+        // A processor may lack the instructions.
+        let bf16 = open(Precision::Bf16).ok().map(|devices| usual(&devices, Precision::Bf16));
+        return Ok(usual(&f32, Precision::F32)
+            .into_iter()
+            .chain(bf16.into_iter().flatten())
+            .collect());
     }
     let bf16 = open(Precision::Bf16)?;
     let on_bf16 = |name, seconds, act| part(&bf16, Precision::Bf16, name, seconds, act);

@@ -2,7 +2,7 @@
 
 use chimera_core::model::{Architecture, ModelConfig};
 
-use crate::device::{Device, Precision};
+use crate::device::Device;
 
 /// How large what is measured is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,7 +16,7 @@ pub enum Size {
 impl Size {
     /// The size that suits a device: GPUs with bf16 are the ones made for training.
     pub fn of(device: Device) -> Size {
-        if device.has(Precision::Bf16) { Size::Full } else { Size::Small }
+        if device.has_streams() { Size::Full } else { Size::Small }
     }
 }
 

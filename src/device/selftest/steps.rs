@@ -8,7 +8,7 @@ use chimera_core::schedule::Shape;
 use super::DEPTH;
 use super::size::Sizes;
 use super::suite::Suite;
-use crate::device::{Compute, Devices, Precision};
+use crate::device::{Compute, Devices, OpenDevice, Precision};
 
 const GIB: f64 = (1u64 << 30) as f64;
 
@@ -97,7 +97,8 @@ impl Compute for Memory<'_> {
     fn on<K: Layers>(self, by_rank: &[K]) {
         let Memory { suite, devices } = self;
         let Sizes { model, micro_batch_size, .. } = suite.size.sizes();
-        let activation_bytes = suite.precision.activation_bytes();
+        let on_host = devices.by_rank().iter().any(OpenDevice::is_host);
+        let activation_bytes = suite.precision.activation_bytes(on_host);
         for (schedule, recompute) in [
             ("1f1b", Recompute::None),
             ("chimera", Recompute::None),

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use chimera_backend_candle::measured_peak;
+use chimera_backend_candle::{measured_bf16_peak, measured_peak};
 use chimera_core::engine::StepReport;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
@@ -28,7 +28,7 @@ use crate::cli::parts::proof::named;
 use crate::cli::parts::report;
 use crate::cli::parts::shape::warn_of_unread;
 use crate::cli::parts::{suggest, within_step};
-use crate::device::{OpenDevice, n_cores};
+use crate::device::{OpenDevice, Precision, n_cores};
 use crate::formats::checkpoint::Checkpoint;
 use crate::observe::{Metrics, Prometheus, Stragglers};
 use crate::run::outside::OnDisk;
@@ -267,7 +267,12 @@ fn full_tokens_per_s(run: &Run) -> Result<Option<f64>> {
         None if !run.devices().one().is_some_and(OpenDevice::is_host) => return Ok(None),
         None => {
             let cores = n_cores();
-            cores.min(n_workers * config.threads) as f64 * measured_peak()
+            let of_a_thread = match config.precision {
+                Precision::Bf16 => measured_bf16_peak(),
+                Precision::F32 => None,
+            };
+            let of_a_thread = of_a_thread.unwrap_or_else(measured_peak);
+            cores.min(n_workers * config.threads) as f64 * of_a_thread
         }
     };
     Ok(Some(peak / run.model().flops_per_token(run.config().sequence)))

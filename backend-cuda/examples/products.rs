@@ -1,0 +1,85 @@
+//! Prints how fast matrix products of one thread are, in f32 and in bf16, in turns, by the time of a processor that
+//! they take.
+//!
+//! `cargo run --release -p chimera-backend-candle --example products`
+
+use std::sync::LazyLock;
+use std::time::Instant;
+
+use chimera_backend_candle::Candle;
+use chimera_core::device::{Device, Result};
+use chimera_core::layers::{Layers, Layout};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Rows, summed elements, and columns.
+const SHAPES: [[usize; 3]; 5] =
+    [[512; 3], [1024; 3], [2048; 3], [1024, 512, 2048], [1024, 2048, 512]];
+
+/// Seconds of the tries of a layer at a shape.
+const SECONDS: f64 = 6.0;
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let Some(bf16) = Candle::cpu_bf16() else {
+        return Err("this processor has no AVX-512 BF16".into());
+    };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
+    for shape in SHAPES {
+        for name in ["linear", "linear_dx", "linear_dw"] {
+            let [f32, bf16] =
+                pool.install(|| seconds(&[Candle::cpu(), bf16.clone()], name, shape))?;
+            let flops = 2.0 * shape.iter().product::<usize>() as f64;
+            println!(
+                "{name:9} {shape:?}: {:.0} GFLOP/s in f32, {:.0} in bf16, {:.2} times",
+                flops / f32 * 1e-9,
+                flops / bf16 * 1e-9,
+                f32 / bf16
+            );
+        }
+    }
+    Ok(())
+}
+
+/// What a layer's product takes on each device.
+fn seconds(
+    devices: &[Candle; 2],
+    name: &str,
+    [rows, inputs, outputs]: [usize; 3],
+) -> Result<[f64; 2]> {
+    let k = &devices[0];
+    let some = |rows, columns| {
+        let number = |i: usize| ((i * 7919) % 1000) as f32 * 1e-3 - 0.5;
+        k.upload(&[rows, columns], &(0..rows * columns).map(number).collect::<Vec<_>>())
+    };
+    let (x, w, dy) = (some(rows, inputs)?, some(inputs, outputs)?, some(rows, outputs)?);
+    let mut dw = k.zeros(&[inputs, outputs])?;
+    let mut sums = [(0.0, 0); 2];
+    let begin = Instant::now();
+    while begin.elapsed().as_secs_f64() < SECONDS {
+        for ((seconds, n), k) in sums.iter_mut().zip(devices) {
+            let (turn, start) = (Instant::now(), processor_s());
+            while turn.elapsed().as_secs_f64() < SECONDS / 30.0 {
+                match name {
+                    "linear" => drop(k.linear(&x, &w, Layout::InOut, None, None)?),
+                    "linear_dx" => drop(k.linear_dx(&dy, &w, Layout::InOut)?),
+                    _ => k.linear_dw(&x, &dy, Layout::InOut, &mut dw, None)?,
+                }
+                *n += 1;
+            }
+            *seconds += processor_s() - start;
+        }
+    }
+    Ok(sums.map(|(seconds, n)| seconds / f64::from(n)))
+}
+
+/// Seconds of a processor that this thread has had, which others of the machine do not add to; where the system does not
+/// count them in a file, those of the clock.
+fn processor_s() -> f64 {
+    let counted = || {
+        let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+        text.split(' ').next()?.parse::<f64>().ok()
+    };
+    static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    counted().map_or_else(|| BEGIN.elapsed().as_secs_f64(), |ns| ns * 1e-9)
+}

@@ -1,0 +1,163 @@
+//! Blocking: which parts of the operands are packed when, and who multiplies what.
+//!
+//! The summed dimension and the columns are cut into blocks. A block of the right operand is packed once, for all
+//! threads; then each task packs some rows of the left one, which stay in its core's second cache, and passes over them
+//! once for each panel of columns, which stays in the first. Blocks of the summed dimension depend on its length alone
+//! and follow one another, so an element has the same bits whatever the number of threads.
+
+use std::cell::Cell;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::super::matrix::Matrix;
+use super::super::memory::Place;
+use super::Supported;
+use super::kernel::{self, Tile};
+use super::pack::{self, LANES, Source};
+
+/// The longest block of the summed dimension.
+const DEPTH: usize = 512;
+
+/// Columns whose panels are packed together.
+const WIDE: usize = 2048;
+
+/// Panels of columns that one thread packs together, from pieces of rows that are so wide.
+const PANELS: usize = 4;
+
+/// Rows of a task.
+const HIGH: usize = 128;
+
+/// Multiplications of a product that is not worth a second thread.
+const ALONE: usize = 1 << 17;
+
+thread_local! {
+    /// Packed rows, and packed columns, of this thread: kept from call to call.
+    static ROWS: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
+    static COLUMNS: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
+}
+
+/// A product, and where it goes: as [`matmul`](super::super::matmul::matmul) has them.
+#[derive(Clone, Copy)]
+pub(crate) struct RoundedProduct<'a> {
+    pub(crate) into: Place,
+    pub(crate) row_step: usize,
+    pub(crate) add: bool,
+    pub(crate) scale: f32,
+    pub(crate) a: Matrix<'a>,
+    pub(crate) b: Matrix<'a>,
+}
+
+impl RoundedProduct<'_> {
+    /// Multiplies with `threads` threads of the current pool.
+    ///
+    /// # Safety
+    ///
+    /// As for [`matmul`](super::super::matmul::matmul).
+    pub(crate) unsafe fn run(self, _: Supported, threads: usize) {
+        let (rows, depth, columns) = (self.a.rows, self.a.columns, self.b.columns);
+        let threads = if rows * depth * columns < ALONE { 1 } else { threads };
+        let block = depth.div_ceil(depth.div_ceil(DEPTH).max(1)).next_multiple_of(2).max(2);
+        for left in (0..columns).step_by(WIDE) {
+            let across = left..columns.min(left + WIDE);
+            // An empty sum is a block too: it writes zeros.
+            for start in (0..depth.max(1)).step_by(block) {
+                let deep = start..depth.min(start + block);
+                // SAFETY: a part of the product, which alone is run.
+                unsafe { self.block(across.clone(), deep, threads) };
+            }
+        }
+    }
+
+    /// Adds what a block of the right operand gives.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RoundedProduct::run`]; earlier blocks of the same columns have been run.
+    unsafe fn block(self, across: Range<usize>, deep: Range<usize>, threads: usize) {
+        let n_pairs = deep.len().div_ceil(2);
+        let panel = n_pairs * kernel::COLUMNS;
+        let mut packed = COLUMNS.take();
+        let len = across.len().div_ceil(kernel::COLUMNS) * panel;
+        packed.resize(len.max(packed.len()), 0);
+        let pack = |(nth, into): (usize, &mut [u32])| {
+            let first = across.start + nth * PANELS * kernel::COLUMNS;
+            let last = across.end.min(first + PANELS * kernel::COLUMNS);
+            let source = Source::of(self.b.t(), first..last, deep.clone());
+            // SAFETY: the processor has the instructions; the source is part of the operand, the panels are of its size.
+            unsafe { pack::pack(source, kernel::COLUMNS, into.as_mut_ptr()) };
+        };
+        // At least one: chunks cannot be empty.
+        let chunk = (PANELS * panel).max(1);
+        if threads == 1 {
+            packed[..len].chunks_mut(chunk).enumerate().for_each(pack);
+        } else {
+            packed[..len].par_chunks_mut(chunk).enumerate().for_each(pack);
+        }
+        let packed_columns = &packed[..len];
+        let rows = self.a.rows;
+        let n_high = rows.div_ceil(HIGH).max(1);
+        let n_across = if threads == 1 { 1 } else { (2 * threads).div_ceil(n_high) };
+        let n_panels = across.len().div_ceil(kernel::COLUMNS);
+        let task = |nth: usize| {
+            let (down, along) = (nth / n_across, nth % n_across);
+            let down = share(rows.div_ceil(LANES), down, n_high);
+            let down = down.start * LANES..rows.min(down.end * LANES);
+            let panels = share(n_panels, along, n_across);
+            // SAFETY: tasks write to parts of the result of their own.
+            unsafe { self.task(down, &across, &deep, panels, packed_columns) };
+        };
+        if threads == 1 {
+            (0..n_high * n_across).for_each(task);
+        } else {
+            (0..n_high * n_across).into_par_iter().for_each(task);
+        }
+        COLUMNS.set(packed);
+    }
+
+    /// Multiplies the rows `down` by some packed panels of the columns `across`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RoundedProduct::block`]; nobody else touches these rows of these columns.
+    unsafe fn task(
+        self,
+        down: Range<usize>,
+        across: &Range<usize>,
+        deep: &Range<usize>,
+        panels: Range<usize>,
+        columns: &[u32],
+    ) {
+        let n_pairs = deep.len().div_ceil(2);
+        let mut packed = ROWS.take();
+        let len = down.len().next_multiple_of(LANES) * n_pairs;
+        packed.resize(len.max(packed.len()), 0);
+        let source = Source::of(self.a, down.clone(), deep.clone());
+        // SAFETY: the processor has the instructions; the source is part of the operand, the panels are of its size.
+        unsafe { pack::pack(source, kernel::ROWS, packed.as_mut_ptr()) };
+        for panel in panels {
+            let left = across.start + panel * kernel::COLUMNS;
+            let b = &columns[panel * kernel::COLUMNS * n_pairs..][..kernel::COLUMNS * n_pairs];
+            for top in down.clone().step_by(kernel::ROWS) {
+                let a = &packed[(top - down.start) * n_pairs..][..kernel::ROWS * n_pairs];
+                let tile = Tile {
+                    into: self.into.at(top * self.row_step + left),
+                    row_step: self.row_step,
+                    rows: kernel::ROWS.min(down.end - top),
+                    columns: kernel::COLUMNS.min(across.end - left),
+                    add: self.add || deep.start > 0,
+                    scale: self.scale,
+                };
+                // SAFETY: the processor has the instructions; the panels have this many pairs; the tile is the task's,
+                // and if it is added to then the caller or an earlier block has written it.
+                unsafe { kernel::multiply(n_pairs, a.as_ptr(), b.as_ptr(), tile) };
+            }
+        }
+        ROWS.set(packed);
+    }
+}
+
+/// The `nth` of `n` almost equal parts of `0..len`.
+fn share(len: usize, nth: usize, n: usize) -> Range<usize> {
+    len * nth / n..len * (nth + 1) / n
+}

@@ -1,0 +1,98 @@
+//! The microkernel: a tile of the result, in registers, from a panel of each operand.
+
+use std::arch::x86_64::{
+    __m512, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_si512,
+    _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_setzero_ps,
+};
+use std::mem::transmute;
+
+use super::pack::{LANES, mask};
+
+/// Rows of a tile: with two vectors across, 16 sums hide how long the instruction takes.
+pub(super) const ROWS: usize = 8;
+
+/// Columns of a tile.
+pub(super) const COLUMNS: usize = 2 * LANES;
+
+/// Where a tile goes: its first element, and how far apart its rows lie.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    pub(super) into: *mut f32,
+    pub(super) row_step: usize,
+    /// Rows and columns that there are: at most [`ROWS`] and [`COLUMNS`].
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) add: bool,
+    pub(super) scale: f32,
+}
+
+/// Multiplies `n` pairs of a panel of [`ROWS`] rows by those of a panel of [`COLUMNS`] columns, and writes the scaled
+/// sums to the tile, or adds them.
+///
+/// # Safety
+///
+/// The processor has AVX-512 BF16; the panels hold `n` pairs of each of their lanes; the tile's elements are valid for
+/// writing, initialised if `add` is set, and nobody else's.
+#[target_feature(enable = "avx512f,avx512bf16")]
+pub(super) unsafe fn multiply(n: usize, a: *const u32, b: *const u32, tile: Tile) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if tile.columns > LANES {
+            across::<2>(n, a, b, tile);
+        } else {
+            across::<1>(n, a, b, tile);
+        }
+    }
+}
+
+/// [`multiply`] for a tile of `VECTORS` vectors across.
+///
+/// # Safety
+///
+/// As for [`multiply`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn across<const VECTORS: usize>(n: usize, a: *const u32, b: *const u32, tile: Tile) {
+    let mut sums = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+    for pair in 0..n {
+        let mut columns = [pairs(_mm512_set1_epi32(0)); VECTORS];
+        for (v, columns) in columns.iter_mut().enumerate() {
+            // SAFETY: the panel holds `n` times this many pairs.
+            let at = unsafe { b.add(pair * COLUMNS + v * LANES) };
+            // SAFETY: the vector ends within the panel.
+            *columns = pairs(unsafe { _mm512_loadu_si512(at.cast()) });
+        }
+        for (row, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the panel holds `n` times this many pairs.
+            let one = unsafe { a.add(pair * ROWS + row).read() };
+            let one = pairs(_mm512_set1_epi32(one.cast_signed()));
+            for (sum, columns) in sums.iter_mut().zip(columns) {
+                *sum = _mm512_dpbf16_ps(*sum, one, columns);
+            }
+        }
+    }
+    let scale = _mm512_set1_ps(tile.scale);
+    for (row, sums) in sums.iter().enumerate().take(tile.rows) {
+        for (v, sum) in sums.iter().enumerate() {
+            let there = mask(tile.columns.saturating_sub(v * LANES));
+            let at = tile.into.wrapping_add(row * tile.row_step + v * LANES);
+            let scaled: __m512 = if tile.add {
+                // SAFETY: the elements under the mask are the tile's.
+                _mm512_fmadd_ps(*sum, scale, unsafe { _mm512_maskz_loadu_ps(there, at) })
+            } else {
+                _mm512_mul_ps(*sum, scale)
+            };
+            // SAFETY: as above.
+            unsafe { _mm512_mask_storeu_ps(at, there, scaled) };
+        }
+    }
+}
+
+/// The bits as pairs of bf16.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn pairs(bits: __m512i) -> __m512bh {
+    // SAFETY: both are 64 bytes of which every value is valid.
+    unsafe { transmute::<__m512i, __m512bh>(bits) }
+}

@@ -1,0 +1,209 @@
+//! Packing: elements of an operand, rounded to bf16 (to nearest, ties to even), in the order in which the microkernel
+//! reads them. A panel is some lanes (rows of the left operand, columns of the right one) wide; it holds one pair of
+//! neighbours along the summed dimension of each lane, then the next pair of each. A pair is one u32, the first of the
+//! two in its low half.
+
+use std::arch::x86_64::{
+    __m512bh, __m512i, __mmask16, _mm256_storeu_si256, _mm512_castsi512_si256, _mm512_cvtne2ps_pbh,
+    _mm512_extracti64x4_epi64, _mm512_loadu_si512, _mm512_maskz_loadu_ps, _mm512_permutexvar_epi16,
+    _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
+    _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+};
+use std::mem::transmute;
+use std::ops::Range;
+
+use super::super::matrix::Matrix;
+
+/// Lanes that are packed at once: a vector of f32.
+pub(super) const LANES: usize = 16;
+
+/// Some lanes of an operand in memory.
+#[derive(Clone, Copy)]
+pub(super) struct Source {
+    /// The first element of the first lane.
+    pub(super) from: *const f32,
+    /// How far apart lanes lie, and neighbours within a lane: one of the two is 1.
+    pub(super) lane_step: usize,
+    pub(super) step: usize,
+    /// Lanes that there are, and elements of each.
+    pub(super) lanes: usize,
+    pub(super) len: usize,
+}
+
+impl Source {
+    /// Some columns of some rows of a matrix, each row a lane.
+    pub(super) fn of(matrix: Matrix<'_>, rows: Range<usize>, columns: Range<usize>) -> Self {
+        assert!(rows.end <= matrix.rows && columns.end <= matrix.columns);
+        let first = rows.start * matrix.row_step + columns.start * matrix.column_step;
+        Self {
+            from: matrix.data.as_ptr().wrapping_add(first),
+            lane_step: matrix.row_step,
+            step: matrix.column_step,
+            lanes: rows.len(),
+            len: columns.len(),
+        }
+    }
+}
+
+/// Packs a source into panels that are `width` lanes wide, 8 or a multiple of 16. Whole groups of [`LANES`] are written,
+/// with zeros in lanes that the source does not have.
+///
+/// # Safety
+///
+/// The processor has AVX-512 with BW and BF16; the source's elements can be read; `into` is valid for writing
+/// the pairs of all panels, in panels 8 wide those of an even number of them.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) unsafe fn pack(source: Source, width: usize, into: *mut u32) {
+    let n_pairs = source.len.div_ceil(2);
+    let place = |lane: usize| {
+        let panel = into.wrapping_add(lane / width * width * n_pairs);
+        panel.wrapping_add(lane % width)
+    };
+    for first in (0..source.lanes).step_by(LANES) {
+        let group = Source {
+            from: source.from.wrapping_add(first * source.lane_step),
+            lanes: LANES.min(source.lanes - first),
+            ..source
+        };
+        let to = Group { low: place(first), high: place(first + LANES / 2), step: width };
+        // SAFETY: the group is part of the source, and its places are part of the panels.
+        unsafe {
+            if source.lane_step == 1 {
+                interleave(group, to);
+            } else {
+                debug_assert_eq!(source.step, 1);
+                transpose(group, to);
+            }
+        }
+    }
+}
+
+/// Where a group of [`LANES`] goes: its first pair of the first lane and of the ninth, and how far the next pairs are.
+#[derive(Clone, Copy)]
+struct Group {
+    low: *mut u32,
+    high: *mut u32,
+    step: usize,
+}
+
+impl Group {
+    /// Writes a pair of each lane.
+    ///
+    /// # Safety
+    ///
+    /// The panels have room for this pair.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn write(self, pair: usize, lanes: __m512i) {
+        let (low, high) = (_mm512_castsi512_si256(lanes), _mm512_extracti64x4_epi64::<1>(lanes));
+        // SAFETY: the caller's promise.
+        unsafe {
+            _mm256_storeu_si256(self.low.add(pair * self.step).cast(), low);
+            _mm256_storeu_si256(self.high.add(pair * self.step).cast(), high);
+        }
+    }
+}
+
+/// Lanes beside each other: two vectors, a neighbour of each lane each, become the pairs.
+///
+/// # Safety
+///
+/// As for [`pack`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn interleave(source: Source, to: Group) {
+    let lanes = mask(source.lanes);
+    // SAFETY: the array is as large as a vector.
+    let order = unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) };
+    for pair in 0..source.len.div_ceil(2) {
+        let from = source.from.wrapping_add(2 * pair * source.step);
+        let second = if 2 * pair + 1 < source.len { lanes } else { 0 };
+        // SAFETY: elements under the masks are the source's.
+        let (a, b) = unsafe {
+            let a = _mm512_maskz_loadu_ps(lanes, from);
+            (a, _mm512_maskz_loadu_ps(second, from.wrapping_add(source.step)))
+        };
+        // SAFETY: both are 64 bytes of which every value is valid.
+        let rounded = unsafe { transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(b, a)) };
+        // SAFETY: one of the pairs that the panels have room for.
+        unsafe { to.write(pair, _mm512_permutexvar_epi16(order, rounded)) };
+    }
+}
+
+/// 0, 16, 1, 17, …: the halves of a vector in turn.
+const ORDER: [u16; 2 * LANES] = {
+    let mut order = [0; 2 * LANES];
+    let mut i = 0;
+    while i < 2 * LANES {
+        order[i] = (i / 2 + i % 2 * LANES) as u16;
+        i += 1;
+    }
+    order
+};
+
+/// Neighbours of a lane beside each other: 16 pairs of each of 16 lanes at once, as a square that is transposed.
+///
+/// # Safety
+///
+/// As for [`pack`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn transpose(source: Source, to: Group) {
+    for start in (0..source.len).step_by(2 * LANES) {
+        let left = source.len - start;
+        let (low, high) = (mask(left), mask(left.saturating_sub(LANES)));
+        let mut square = [_mm512_setzero_si512(); LANES];
+        for (lane, row) in square.iter_mut().enumerate().take(source.lanes) {
+            let from = source.from.wrapping_add(lane * source.lane_step + start);
+            // SAFETY: elements under the masks are the source's.
+            let (a, b) = unsafe {
+                let a = _mm512_maskz_loadu_ps(low, from);
+                (a, _mm512_maskz_loadu_ps(high, from.wrapping_add(LANES)))
+            };
+            // SAFETY: both are 64 bytes of which every value is valid.
+            *row = unsafe { transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(b, a)) };
+        }
+        let square = transposed(square);
+        for (nth, lanes) in square.into_iter().enumerate().take(left.div_ceil(2)) {
+            // SAFETY: one of the pairs that the panels have room for.
+            unsafe { to.write(start / 2 + nth, lanes) };
+        }
+    }
+}
+
+/// The transpose of a square of u32.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transposed(rows: [__m512i; LANES]) -> [__m512i; LANES] {
+    let mut pairs = rows;
+    for i in 0..LANES / 2 {
+        pairs[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
+        pairs[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
+    }
+    // In `fours[4 i + j]` are column j of each quarter, of rows 4 i to 4 i + 3.
+    let mut fours = pairs;
+    for i in 0..LANES / 4 {
+        for j in 0..2 {
+            let (a, b) = (pairs[4 * i + j], pairs[4 * i + j + 2]);
+            fours[4 * i + 2 * j] = _mm512_unpacklo_epi64(a, b);
+            fours[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(a, b);
+        }
+    }
+    let mut columns = fours;
+    for j in 0..4 {
+        let [a, b, c, d] = [fours[j], fours[4 + j], fours[8 + j], fours[12 + j]];
+        let even = [_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0x88>(c, d)];
+        let odd = [_mm512_shuffle_i32x4::<0xdd>(a, b), _mm512_shuffle_i32x4::<0xdd>(c, d)];
+        columns[j] = _mm512_shuffle_i32x4::<0x88>(even[0], even[1]);
+        columns[8 + j] = _mm512_shuffle_i32x4::<0xdd>(even[0], even[1]);
+        columns[4 + j] = _mm512_shuffle_i32x4::<0x88>(odd[0], odd[1]);
+        columns[12 + j] = _mm512_shuffle_i32x4::<0xdd>(odd[0], odd[1]);
+    }
+    columns
+}
+
+/// The first `n` lanes of a vector, or all.
+#[inline]
+pub(super) fn mask(n: usize) -> __mmask16 {
+    if n >= LANES { u16::MAX } else { (1 << n) - 1 }
+}

@@ -1,0 +1,92 @@
+//! The processor with products in bf16: the suites that every device passes, and training. A processor without AVX-512
+//! BF16 has nothing to test here, and says so.
+
+use chimera_backend_candle::{Candle, measured_bf16_peak};
+use chimera_core::equivalence::{RunError, TrialRun};
+use chimera_core::lower::Recompute;
+use chimera_core::model::{Architecture, Llama, ModelConfig};
+use chimera_core::schedule::Shape;
+use chimera_core::{device, layers};
+use rayon::{ThreadPoolBuildError, ThreadPoolBuilder};
+
+/// The device, if there is one.
+fn bf16() -> Option<Candle> {
+    let device = Candle::cpu_bf16();
+    if device.is_none() {
+        println!("skipped: this processor has no AVX-512 BF16");
+    }
+    device
+}
+
+#[test]
+fn it_conforms() -> Result<(), ThreadPoolBuildError> {
+    let Some(bf16) = bf16() else { return Ok(()) };
+    let round = |x| half::bf16::from_f32(x).to_f32();
+    for threads in [1, 2] {
+        let pool = ThreadPoolBuilder::new().num_threads(threads).build()?;
+        pool.install(|| {
+            device::conformance::run(&bf16, 1e-5); // weights, gradients, moments and optimizers' products stay f32
+            layers::conformance::run_rounded(&bf16, 1e-2, round);
+        });
+    }
+    Ok(())
+}
+
+#[test]
+fn pipelines_train_as_one_worker_and_as_the_reference_beside() -> Result<(), RunError> {
+    let Some(bf16) = bf16() else { return Ok(()) };
+    for architecture in [Architecture::GPT2, Architecture::BERT, Architecture::LLAMA] {
+        let losses = |schedule, depth| -> Result<[Vec<f64>; 2], RunError> {
+            let run = run(architecture, schedule, depth);
+            let in_f32 = run.train(|_| Ok(Candle::cpu()))?.losses;
+            Ok([run.train(|_| Ok(bf16.clone()))?.losses, in_f32])
+        };
+        let [alone, in_f32] = losses("dapple", 1)?;
+        assert!(alone != in_f32, "the products are in f32");
+        are_close(&alone, &in_f32, 1e-2);
+        for (schedule, depth) in [("1f1b", 2), ("chimera", 2), ("zb-h1", 2), ("chimera", 4)] {
+            let [got, in_f32] = losses(schedule, depth)?;
+            are_close(&got, &alone, 1e-3);
+            are_close(&got, &in_f32, 1e-2);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn there_is_a_peak_where_there_is_the_instruction() {
+    assert_eq!(measured_bf16_peak().is_some_and(|peak| peak > 1e9), Candle::cpu_bf16().is_some());
+}
+
+fn are_close(got: &[f64], expected: &[f64], tolerance: f64) {
+    assert_eq!(got.len(), expected.len());
+    for (x, y) in got.iter().zip(expected) {
+        assert!((x - y).abs() < tolerance * y, "{got:?} for {expected:?}");
+    }
+}
+
+fn run(architecture: Architecture, schedule: &'static str, depth: usize) -> TrialRun {
+    let (hidden, heads) = (32, 4);
+    let usual = Llama::usual(hidden, heads);
+    let llama = Llama { kv_heads: 2, window: Some(5), qkv_bias: true, ..usual };
+    let model = ModelConfig {
+        architecture,
+        layers: 4,
+        hidden,
+        heads,
+        context: 11,
+        vocab: 67,
+        tied: false,
+        llama: (architecture == Architecture::LLAMA).then_some(llama),
+        end_of_text: None,
+    };
+    TrialRun {
+        schedule,
+        shape: Shape::new(depth, 4),
+        model,
+        recompute: Recompute::None,
+        split_backward: false,
+        micro_batch_size: 3,
+        steps: 10,
+    }
+}
