@@ -136,6 +136,17 @@ fn a_steady_step_neither_waits_nor_allocates() {
     assert_eq!(waits, [1.0, 4.0, 4.0, 1.0, 4.0, 4.0]);
 }
 
+/// The self-test compares attention on tensor cores with the generic one on the same GPU.
+#[test]
+fn attention_is_compared_on_the_gpu() {
+    let ran = on_gpus(&[], "selftest --device cuda --size small --part values");
+    assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+    for part in ["results", "gradients"] {
+        let line = format!("{part} of attention of 1 x 200 x 2 heads, bf16");
+        assert!(ran.stdout.contains(&line), "{line} is not in\n{}", ran.stdout);
+    }
+}
+
 #[test]
 fn a_step_lasts_until_its_device_is_done() {
     let pause = [("EMULATED_PAUSE", "300")];
