@@ -1,6 +1,6 @@
 //! The `chimera` command.
 
-use std::ffi::c_long;
+use std::ffi::{OsString, c_long};
 
 use libmimalloc_sys::{mi_option_set_default, mi_option_t};
 
@@ -12,7 +12,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> std::process::ExitCode {
     keep_memory();
     if cfg!(feature = "nccl") {
-        set_cuda_environment();
+        set_cuda_environment(over_nccl(std::env::args_os().skip(1)));
     }
     #[cfg(unix)]
     catch_file_size_limit();
@@ -40,19 +40,71 @@ fn keep_memory() {
 
 /// What CUDA and NCCL read when they are opened, unless the environment says otherwise. Layers of NCCL wait on
 /// the device for those of other ranks, so nothing that these wait for may come behind them: neither in a
-/// hardware queue that several streams share, nor because a kernel is loaded at its first use. And ranks that
-/// are threads must not read each other's memory, which their GPUs do not open to one another.
+/// hardware queue that several streams share, nor because a kernel is loaded at its first use. To load all kernels at once
+/// takes seconds and up to a GiB, so it is for runs over NCCL. And ranks that are threads must not read each other's
+/// memory, which their GPUs need not open to one another.
 #[expect(unsafe_code, reason = "the environment is the one way to say it")]
-fn set_cuda_environment() {
-    let settings = [
-        ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
-        ("CUDA_MODULE_LOADING", "EAGER"),
-        ("NCCL_P2P_DIRECT_DISABLE", "1"),
-    ];
+fn set_cuda_environment(over_nccl: bool) {
+    let mut settings =
+        vec![("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("NCCL_P2P_DIRECT_DISABLE", "1")];
+    if over_nccl {
+        settings.push(("CUDA_MODULE_LOADING", "EAGER"));
+    }
     for (name, value) in settings {
         if std::env::var_os(name).is_none() {
             // SAFETY: no other thread has been started.
             unsafe { std::env::set_var(name, value) };
         }
+    }
+}
+
+/// Whether a command line is of a training whose transport is NCCL, by itself or by its file of settings, or of a test that
+/// tries NCCL. It is read before the settings are, which takes threads.
+fn over_nccl(words: impl IntoIterator<Item = OsString>) -> bool {
+    let words: Vec<String> = words.into_iter().map(|word| word.to_string_lossy().into()).collect();
+    let values = |option: &str| -> Vec<String> {
+        let after = words.iter().zip(words.iter().skip(1)).filter(|(word, _)| *word == option);
+        let joined = words.iter().filter_map(|word| word.strip_prefix(option)?.strip_prefix('='));
+        after.map(|(_, value)| value.clone()).chain(joined.map(str::to_string)).collect()
+    };
+    if words.first().is_some_and(|command| command == "selftest") {
+        let parts = values("--part");
+        return parts.is_empty() || parts.iter().any(|part| part.starts_with("NCCL"));
+    }
+    let transports = values("--transport");
+    if let Some(last) = transports.last() {
+        return last == "nccl";
+    }
+    let is_said = |line: &str| {
+        let said = line.trim().strip_prefix("transport").map(str::trim_start);
+        let value = said.and_then(|said| said.strip_prefix('=')).map(str::trim_start);
+        value.is_some_and(|value| value.starts_with("\"nccl\"") || value.starts_with("'nccl'"))
+    };
+    let files =
+        values("--config").into_iter().filter_map(|path| std::fs::read_to_string(path).ok());
+    files.into_iter().any(|text| text.lines().any(is_said))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_loaded_at_once_for_nccl_alone() -> std::io::Result<()> {
+        let asked = |line: &str| over_nccl(line.split_whitespace().map(OsString::from));
+        for line in ["train --transport nccl", "train --depth 2 --transport=nccl", "selftest"] {
+            assert!(asked(line), "{line}");
+        }
+        for line in ["train", "train --transport mpi", "train --out nccl", "selftest --part steps"]
+        {
+            assert!(!asked(line), "{line}");
+        }
+        assert!(!asked("train --transport nccl --transport=mpi"), "the last one wins");
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("run.toml");
+        std::fs::write(&file, "depth = 4\ntransport = \"nccl\"\n")?;
+        assert!(asked(&format!("train --config {}", file.display())));
+        assert!(!asked(&format!("train --config {} --transport mpi", file.display())));
+        Ok(())
     }
 }

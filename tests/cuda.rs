@@ -42,7 +42,7 @@ fn with_gpus(mut command: Command, settings: &[(&str, &str)]) -> Command {
     let before = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let paths = [emulated().into()].into_iter().chain(std::env::split_paths(&before));
     command.env("LD_LIBRARY_PATH", std::env::join_paths(paths).expect("paths"));
-    command.env("XDG_CACHE_HOME", emulated().join("cache"));
+    command.env("XDG_CACHE_HOME", emulated().join("cache")).env_remove("CUDA_MODULE_LOADING");
     command.envs(settings.iter().copied());
     command
 }
@@ -124,16 +124,43 @@ fn bf16_trains_beside_the_cpu() {
 /// A step waits once for each worker, and takes nothing from the driver that it did not have.
 #[test]
 fn a_steady_step_neither_waits_nor_allocates() {
-    let folder = folder();
-    let json = folder.path().join("found.json");
-    let options = format!("--size small --part steps --json {}", json.display());
-    let ran = on_gpus(&[], &format!("selftest --device cuda {options}"));
+    for pools in ["1", "0"] {
+        let folder = folder();
+        let json = folder.path().join("found.json");
+        let options = format!("--size small --part steps --json {}", json.display());
+        let settings = [("EMULATED_POOLS", pools), ("EMULATED_EAGER", "0")];
+        let ran = on_gpus(&settings, &format!("selftest --device cuda {options}"));
+        assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
+        let found = read_to_string(json).expect("a file");
+        let found: Value = serde_json::from_str(&found).expect("JSON");
+        let measured = found["measurements"].as_array().expect("measurements").iter();
+        let waits = measured.filter(|m| m["what"].as_str().is_some_and(|w| w.contains("waits")));
+        let waits: Vec<f64> = waits.map(|m| m["value"].as_f64().expect("a number")).collect();
+        assert_eq!(waits, [1.0, 4.0, 4.0, 1.0, 4.0, 4.0]);
+    }
+}
+
+/// The self-test compares attention on tensor cores with the generic one on the same GPU.
+#[test]
+fn attention_is_compared_on_the_gpu() {
+    let ran = on_gpus(&[], "selftest --device cuda --size small --part values");
     assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
-    let found: Value = serde_json::from_str(&read_to_string(json).expect("a file")).expect("JSON");
-    let measured = found["measurements"].as_array().expect("measurements").iter();
-    let waits = measured.filter(|m| m["what"].as_str().is_some_and(|w| w.contains("waits")));
-    let waits: Vec<f64> = waits.map(|m| m["value"].as_f64().expect("a number")).collect();
-    assert_eq!(waits, [1.0, 4.0, 4.0, 1.0, 4.0, 4.0]);
+    for part in ["results", "gradients"] {
+        let line = format!("{part} of attention of 1 x 200 x 2 heads, bf16");
+        assert!(ran.stdout.contains(&line), "{line} is not in\n{}", ran.stdout);
+    }
+}
+
+#[test]
+fn older_gpus_have_no_bf16() {
+    let settings = [("EMULATED_CAPABILITY", "75")];
+    let ran = on_gpus(&settings, "train --device cuda --precision bf16");
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("sm_75"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("choose --precision f32"), "{}", ran.stderr);
+    let ran = on_gpus(&settings, "devices");
+    assert!(ran.stdout.contains("sm_75; kernels in f32 alone"), "{}", ran.stdout);
+    train_on_gpus(&settings, "--device cuda").steps();
 }
 
 #[test]
@@ -184,19 +211,54 @@ fn what_is_missing_is_named() {
         for name in libraries {
             copy(emulated().join(name), there.join(name)).expect("a copy");
         }
-        let mut command = with_gpus(Command::new(CHIMERA), settings);
-        command.env("LD_LIBRARY_PATH", there);
-        let ran = start_with(command, "train --device cuda").wait();
+        let ran = start_with(with_libraries(&there, settings), "train --device cuda").wait();
         assert_eq!(ran.code, Some(2), "{}", ran.stderr);
         assert!(ran.stderr.contains(told), "{}", ran.stderr);
     };
     let all = ["libcuda.so", "libnvrtc.so", "libcublas.so"];
+    refused(&all, &[("EMULATED_CUDA", "12")], "this program needs NVRTC of CUDA 13");
     refused(&all[..1], &[], "libnvrtc.so.13 is not found");
     refused(&all[..2], &[], "libcublas.so.13 is not found");
     refused(&all, &[("EMULATED_GPUS", "0")], "no GPU that CUDA can use");
     let ran = on_gpus(&[], "train --device cuda:7");
     assert_eq!(ran.code, Some(2));
     assert!(ran.stderr.contains("this machine has 2 GPU(s)"), "{}", ran.stderr);
+}
+
+/// A command for which the loader searches this folder alone, and that knows of no toolkit.
+fn with_libraries(folder: &Path, settings: &[(&str, &str)]) -> Command {
+    let mut command = with_gpus(Command::new(CHIMERA), &[]);
+    for name in ["CUDA_HOME", "CUDA_PATH", "CONDA_PREFIX", "VIRTUAL_ENV"] {
+        command.env_remove(name);
+    }
+    command.env("LD_LIBRARY_PATH", folder).envs(settings.iter().copied());
+    command
+}
+
+/// What the loader does not find is looked for in a toolkit and in the packages of Python.
+#[test]
+fn libraries_are_found_where_the_environment_says() {
+    let folder = folder();
+    let place = |below: &str, from: &str, name: &str| {
+        let there = folder.path().join(below);
+        create_dir_all(&there).expect("a folder");
+        copy(emulated().join(from), there.join(name)).expect("a copy");
+    };
+    place("driver", "libcuda.so", "libcuda.so");
+    let packages = "python/lib/python3.11/site-packages/nvidia/cu13/lib";
+    place(packages, "libnvrtc.so", "libnvrtc.so.13");
+    place("cuda/lib64", "libcublas.so", "libcublas.so.13");
+    let [toolkit, python] = ["cuda", "python"].map(|name| folder.path().join(name));
+    let settings = [("CUDA_HOME", text_of(&toolkit)), ("VIRTUAL_ENV", text_of(&python))];
+    let ran =
+        start_with(with_libraries(&folder.path().join("driver"), &settings), "devices").wait();
+    for part in ["cuda: NVRTC 13.", "cuBLAS 13.0.0"] {
+        assert!(ran.stdout.contains(part), "{part} is not in\n{}", ran.stdout);
+    }
+}
+
+fn text_of(path: &Path) -> &str {
+    path.to_str().expect("a path of text")
 }
 
 #[test]
@@ -235,7 +297,9 @@ mod ranks {
         ] {
             let options = format!("--device cuda {options}");
             let over = format!("{options} --transport {transport}");
-            let ranks = train(&over, |line| start(&[], line).wait());
+            // Kernels that NCCL's would hold up are loaded before.
+            let eager = if transport == "nccl" { "1" } else { "0" };
+            let ranks = train(&over, |line| start(&[("EMULATED_EAGER", eager)], line).wait());
             let Ran { stdout, stderr, .. } = &ranks.ran;
             let is_over_nccl = stdout.contains("NCCL 2.30.99");
             assert_eq!(is_over_nccl, transport == "nccl", "{stdout}{stderr}");

@@ -89,18 +89,19 @@ GLOBAL row_norm_dx(const T* dy, const T* x, const float* stats, const float* gai
 // norm.
 GLOBAL row_norm_dw(const T* dy, const T* x, const float* stats, float* d_gain, float* d_bias, i64 rows, int width,
                int range) {
-    int column = blockIdx.x * WARP + lane();
+    int column = blockIdx.x * WARP, at = column + threadIdx.x % ROW_THREADS * CHUNK, m = chunk_len(at, width);
     i64 first = (i64)blockIdx.y * range;
-    float gain = 0.0f, bias = 0.0f;
-    for (i64 r = first + warp(); r < first + range && r < rows; r += blockDim.x / WARP) {
-        if (column >= width) continue;
-        float d = get(dy, r * width + column);
+    Chunk gains = {}, biases = {};
+    for (i64 r = first + threadIdx.x / ROW_THREADS; r < first + range && r < rows; r += blockDim.x / ROW_THREADS) {
+        Chunk d = load(dy + r * width + at, m), c = load(x + r * width + at, m);
         auto [mean, scale] = stats_of(stats, r, d_bias);
-        gain += d * (get(x, r * width + column) - mean) * scale;
-        bias += d;
+        EACH_OF_CHUNK(j) {
+            gains.x[j] += d.x[j] * (c.x[j] - mean) * scale;
+            biases.x[j] += d.x[j];
+        }
     }
-    gain = across_warps(gain);
-    bias = across_warps(bias);
+    float gain = across_rows(gains), bias = across_rows(biases);
+    column += lane();
     if (warp() != 0 || column >= width) return;
     d_gain[(i64)blockIdx.y * width + column] = gain;
     if (d_bias) d_bias[(i64)blockIdx.y * width + column] = bias;

@@ -43,14 +43,32 @@ __device__ float across_warps(float sum) {
     return all;
 }
 
+// Threads that take 32 columns of a row together, a chunk each, so that they move 16 bytes at a time.
+#define ROW_THREADS (WARP / CHUNK)
+#define MOST_ROWS (256 / ROW_THREADS)
+
+// The sums of 32 columns over the threads of a block: the sum of column `lane()`.
+__device__ float across_rows(const Chunk& mine) {
+    __shared__ float sums[MOST_ROWS][WARP + 1]; // a warp's rows lie in banks of their own
+    __syncthreads();
+    EACH_OF_CHUNK(j) sums[threadIdx.x / ROW_THREADS][threadIdx.x % ROW_THREADS * CHUNK + j] = mine.x[j];
+    __syncthreads();
+    float sum = 0.0f;
+    for (int i = 0; i < CHUNK; i++) sum += sums[warp() * CHUNK + i][lane()];
+    return across_warps(sum);
+}
+
 // parts[range, column]: the sums of x, whose rows are `pitch` apart, over ranges of rows.
 GLOBAL column_sums(const T* x, float* parts, i64 rows, int width, int pitch, int range) {
-    int column = blockIdx.x * WARP + lane();
+    int column = blockIdx.x * WARP, at = column + threadIdx.x % ROW_THREADS * CHUNK, m = chunk_len(at, width);
     i64 first = (i64)blockIdx.y * range;
-    float sum = 0.0f;
-    for (i64 r = first + warp(); r < first + range && r < rows; r += blockDim.x / WARP)
-        if (column < width) sum += get(x, r * pitch + column);
-    sum = across_warps(sum);
+    Chunk sums = {};
+    for (i64 r = first + threadIdx.x / ROW_THREADS; r < first + range && r < rows; r += blockDim.x / ROW_THREADS) {
+        Chunk c = load(x + r * pitch + at, m);
+        EACH_OF_CHUNK(j) sums.x[j] += c.x[j];
+    }
+    float sum = across_rows(sums);
+    column += lane();
     if (warp() == 0 && column < width) parts[(i64)blockIdx.y * width + column] = sum;
 }
 

@@ -3,6 +3,8 @@
 #![allow(unsafe_code)] // opening the emulated libraries
 
 mod emulated;
+#[path = "emulated/first_contact.rs"]
+mod first_contact;
 #[path = "emulated/memory.rs"]
 mod memory;
 #[path = "emulated/mistakes.rs"]

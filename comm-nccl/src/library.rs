@@ -5,6 +5,9 @@
 
 use std::error::Error as _;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
+use std::path::PathBuf;
+
+use chimera_backend_candle::gpu::library_folders;
 
 /// The names of the library, as its packages have it and as development packages do.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
@@ -108,12 +111,16 @@ pub struct Library {
 }
 
 impl Library {
-    /// Opens the one that this machine has.
+    /// Opens the one that this machine has: by its name, or else in the folders that
+    /// [`library_folders`] names.
     ///
     /// # Errors
     /// If it has none, or one that lacks a function.
     pub fn open() -> Result<Library, String> {
-        Library::first_of(&NAMES.map(OsStr::new))
+        let folders = library_folders().into_iter().map(|folder| folder.join(NAMES[0]));
+        let paths: Vec<PathBuf> = folders.filter(|path| path.is_file()).collect();
+        let names = NAMES.map(OsStr::new).into_iter().chain(paths.iter().map(AsRef::as_ref));
+        Library::first_of(&names.collect::<Vec<_>>())
     }
 
     /// Opens the one at a path or of a name.

@@ -5,11 +5,11 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
-use crate::command::{cargo, environment, files, program, run, target};
+use crate::command::{cargo, environment, files, program, read, run, target};
 use crate::features::{PROGRAM, Tests, lint};
-use crate::{mpi, nccl};
+use crate::{beside_candle, mpi, nccl};
 
 /// What compiles kernels, and the matrix products: as one toolkit has them.
 const NVRTC: &str = "nvidia-cuda-nvrtc==13.0.88";
@@ -30,6 +30,9 @@ pub(crate) struct Args {
     /// Only lints, tests on emulated GPUs, and compiles what needs none
     #[arg(long)]
     check: bool,
+    /// Only builds a program that has candle's CUDA too, with a toolkit of 1.4 GB where CUDA_HOME names none
+    #[arg(long, conflicts_with = "check")]
+    beside_candle: bool,
 }
 
 /// What can be known of the features `cuda` and `nccl` without a GPU: lints, everything on emulated GPUs, and whether
@@ -61,6 +64,9 @@ pub(crate) fn build(args: &Args) -> Result<()> {
     if args.check {
         return check();
     }
+    if args.beside_candle {
+        return beside_candle::run();
+    }
     let options = ["run", "--quiet", "--package", "chimera-backend-candle", "--features", "cuda"];
     let mut compiler = cargo(options);
     compiler.args(["--example", "compile", "--"]);
@@ -76,7 +82,12 @@ pub(crate) fn build(args: &Args) -> Result<()> {
 /// Compiles the kernels by NVRTC, with the example that does so.
 fn compile(mut example: Command, chips: &[String]) -> Result<()> {
     let libraries = libraries(&[NVRTC])?;
-    run(example.args(chips).env("LD_LIBRARY_PATH", search_path(&[libraries])?))
+    example.args(chips).env("LD_LIBRARY_PATH", search_path(&[libraries])?);
+    let said = read(&mut example)?;
+    print!("{said}");
+    let is_missing = |chip: &&String| !said.contains(&format!("{chip}, Bf16: "));
+    let missing = chips.iter().find(is_missing);
+    missing.map_or(Ok(()), |chip| bail!("nothing was compiled for {chip}"))
 }
 
 /// Tests and measures the first GPU of this machine.
@@ -123,7 +134,7 @@ pub(crate) fn install(site: &Path, packages: &[&str]) -> Result<()> {
 }
 
 /// `folders` before what is searched already.
-fn search_path(folders: &[PathBuf]) -> Result<OsString> {
+pub(crate) fn search_path(folders: &[PathBuf]) -> Result<OsString> {
     let before = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let paths: Vec<_> =
         env::split_paths(&before).filter(|path| !path.as_os_str().is_empty()).collect();

@@ -7,6 +7,7 @@ mod bench_mpi;
 mod bench_schedule;
 mod bench_train;
 mod bench_wgpu;
+mod beside_candle;
 mod burn;
 mod ci;
 mod command;

@@ -7,7 +7,7 @@ use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};
 
 /// Rows that a block of the generic kernels has of its own, and the threads of any.
 const OWN: usize = 16;
-const THREADS: usize = 128;
+pub(super) const THREADS: usize = 128;
 /// Rows of a tile for tensor cores, and the most features of a head there.
 const TILE: usize = 64;
 /// Rows that a block has of its own there.

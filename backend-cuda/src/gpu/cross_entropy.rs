@@ -6,7 +6,7 @@ use super::sums::Parts;
 use super::{Arg, Driver, Gpu, Tensor, float, int};
 
 /// Threads of a row: a vocabulary is wide.
-const THREADS: usize = 1024;
+pub(super) const THREADS: usize = 1024;
 
 impl<D: Driver> Gpu<D> {
     pub(super) fn loss(

@@ -11,6 +11,7 @@ mod cross_entropy;
 pub mod cuda;
 mod driver;
 mod embedding;
+mod folders;
 mod linear;
 mod memory;
 mod norm;
@@ -29,6 +30,7 @@ use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Rotar
 pub use driver::{
     Arg, At, Download, Driver, Lane, Launch, MatrixRef, Operand, Product, kernels, source,
 };
+pub use folders::library_folders;
 pub use tensor::{Element, Tensor};
 
 /// Threads of a block, where a kernel has no other needs.
@@ -44,6 +46,16 @@ pub struct Gpu<D> {
     driver: D,
     activations: Element,
     poisoned: bool,
+}
+
+/// The most threads of a block with which a kernel is started: their registers must fit a multiprocessor.
+pub fn most_threads(kernel: &str) -> usize {
+    match kernel {
+        "cross_entropy" => cross_entropy::THREADS,
+        "attention_delta" => BLOCK,
+        _ if kernel.contains("attention") => attention::THREADS,
+        _ => BLOCK,
+    }
 }
 
 impl<D: Driver> Gpu<D> {
@@ -382,6 +394,7 @@ impl<D: Driver> Gpu<D> {
         if grid.contains(&0) {
             return Ok(()); // nothing to do, and a device refuses an empty grid
         }
+        debug_assert!(block <= most_threads(kernel), "{block} threads of {kernel}");
         self.driver.launch(&Launch { kernel, grid, block, shared, args })
     }
 

@@ -2,6 +2,7 @@
 
 #include "queue.h"
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -62,7 +63,8 @@ void multiply(bool ta, bool tb, size_t m, size_t n, size_t k, Matrix a, Matrix b
 extern "C" {
 
 int cublasGetProperty(int property, int* value) {
-    *value = property == 0 ? 13 : 0;
+    const char* set = getenv("EMULATED_CUDA");
+    *value = property != 0 ? 0 : set ? atoi(set) : 13;
     return SUCCESS;
 }
 

@@ -12,10 +12,15 @@ const int N_GPUS = setting("EMULATED_GPUS", 2);
 // Microseconds that a kernel takes at least.
 const long PAUSE = setting("EMULATED_PAUSE", 0);
 const size_t MOST_SHARED = 227 * 1024;
+// Compute capability, and whether there are memory pools and GPUs that reach each other's memory.
+const int CAPABILITY = setting("EMULATED_CAPABILITY", 90);
+const bool HAS_POOLS = setting("EMULATED_POOLS", 1), HAS_PEERS = setting("EMULATED_PEERS", 1);
+// Whether kernels must be loaded at once (1), or must not (0).
+const long EAGER = setting("EMULATED_EAGER", -1);
 
 struct Event { Context* context; bool keeps_time; std::shared_ptr<Mark> mark; };
 typedef const char* Emulate(const char*, int, int, int, size_t, void**, int);
-struct Module { Emulate* emulate; int (*arity)(const char*); };
+struct Module { Emulate* emulate; int (*arity)(const char*); size_t static_shared; };
 struct Function { Module* module; std::string name; size_t most_shared; };
 
 std::vector<Context>& contexts = *new std::vector<Context>(N_GPUS);
@@ -38,7 +43,10 @@ int cuInit(unsigned) {
     Call call;
     if (has_begun) return SUCCESS;
     begin();
-    for (int i = 0; i < N_GPUS; i++) contexts[i] = {i, 0, 0, 0};
+    const char* loading = getenv("CUDA_MODULE_LOADING");
+    bool is_eager = loading && !strcmp(loading, "EAGER");
+    if (EAGER >= 0 && EAGER != is_eager) end(is_eager ? "kernels are loaded at once" : "kernels are loaded when used");
+    for (int i = 0; i < N_GPUS; i++) contexts[i] = {i, 0};
     std::thread(go_on).detach();
     has_begun = true;
     return SUCCESS;
@@ -50,7 +58,7 @@ int cuGetErrorString(int result, const char** text) {
         {NOT_INITIALIZED, "initialization error"}, {INVALID_DEVICE, "invalid device ordinal"},
         {INVALID_IMAGE, "device kernel image is invalid"}, {INVALID_CONTEXT, "invalid device context"},
         {INVALID_HANDLE, "invalid resource handle"}, {NOT_FOUND, "named symbol not found"},
-        {NOT_READY, "device not ready"},
+        {NOT_READY, "device not ready"}, {NOT_SUPPORTED, "operation not supported"},
     };
     auto found = said.find(result);
     *text = found == said.end() ? nullptr : found->second;
@@ -76,11 +84,17 @@ int cuDeviceTotalMem_v2(size_t* bytes, int device) {
 
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
     // Compute capability, pools, and the most shared memory of a block.
-    static const std::map<int, int> known = {{75, 9}, {76, 0}, {115, 1}, {97, MOST_SHARED}};
+    static const std::map<int, int> known = {
+        {75, CAPABILITY / 10}, {76, CAPABILITY % 10}, {115, HAS_POOLS}, {97, MOST_SHARED}};
     auto found = known.find(attribute);
     if (found == known.end() || !context_of(device)) return INVALID_VALUE;
     *value = found->second;
     return SUCCESS;
+}
+
+int cuDeviceCanAccessPeer(int* can, int device, int peer) {
+    *can = HAS_PEERS && device != peer;
+    return context_of(device) && context_of(peer) ? SUCCESS : INVALID_DEVICE;
 }
 
 int cuDevicePrimaryCtxRetain(Context** context, int device) {
@@ -184,12 +198,14 @@ int cuMemGetInfo_v2(size_t* free, size_t* total) {
     if (!current) return INVALID_CONTEXT;
     *total = GPU_BYTES;
     *free = GPU_BYTES - current->used;
+    for (Pool* pool : pools)
+        if (pool->context == current) *free -= pool->reserved - pool->used;
     return SUCCESS;
 }
 
 int cuMemAlloc_v2(uint64_t* start, size_t bytes) {
     Call call;
-    int result = reserve(bytes, false, *start);
+    int result = reserve(bytes, nullptr, *start);
     if (!result) open(*start, allocations[*start]);
     return result;
 }
@@ -197,19 +213,20 @@ int cuMemAlloc_v2(uint64_t* start, size_t bytes) {
 int cuMemFree_v2(uint64_t start) {
     Call call;
     auto found = allocations.find(start);
-    if (found == allocations.end() || found->second.is_pooled) return INVALID_VALUE;
+    if (found == allocations.end() || found->second.pool) return INVALID_VALUE;
     if (!current) return INVALID_CONTEXT;
     call.drain();
     close(start, found->second);
-    found->second.context->used -= found->second.bytes;
+    release(found->second);
     allocations.erase(found);
     return SUCCESS;
 }
 
-int cuMemAllocAsync(uint64_t* start, size_t bytes, Stream* stream) {
+int cuMemAllocFromPoolAsync(uint64_t* start, size_t bytes, Pool* pool, Stream* stream) {
     Call call;
+    if (!pools.count(pool) || pool->context != current) return INVALID_VALUE;
     if (!streams.count(stream) || stream->context != current) return current ? INVALID_HANDLE : INVALID_CONTEXT;
-    int result = reserve(bytes, true, *start);
+    int result = reserve(bytes, pool, *start);
     if (result) return result;
     Allocation made = allocations[*start];
     return enqueue_once(stream, "an allocation", [start = *start, made] { open(start, made); });
@@ -218,10 +235,10 @@ int cuMemAllocAsync(uint64_t* start, size_t bytes, Stream* stream) {
 int cuMemFreeAsync(uint64_t start, Stream* stream) {
     Call call;
     auto found = allocations.find(start);
-    if (found == allocations.end() || !found->second.is_pooled) return INVALID_VALUE;
+    if (found == allocations.end() || !found->second.pool) return INVALID_VALUE;
     if (!streams.count(stream) || found->second.context != stream->context) return INVALID_HANDLE;
     Allocation made = found->second;
-    made.context->used -= made.bytes;
+    release(made);
     if (is_mistaken("other-stream")) {  // of which nothing is to be waited for
         close(start, made);
         allocations.erase(found);
@@ -274,15 +291,53 @@ int cuMemcpyPeerAsync(uint64_t to, Context* into, uint64_t from, Context* of, si
     if (is_mistaken("swapped-contexts")) std::swap(into, of);
     if (!holds(to, bytes, into) || !holds(from, bytes, of)) return INVALID_VALUE;
     if (is_mistaken("no-copy")) return SUCCESS;
+    Pool* pool = bytes ? holder(from)->pool : nullptr;
+    // It would be right, and slow.
+    if (HAS_PEERS && pool && !pool->open_to.count(into)) end("a copy between GPUs goes through the host");
     return enqueue_once(stream, "a copy between GPUs", [=] { memcpy((void*)to, (void*)from, bytes); });
 }
 
-int cuDeviceGetDefaultMemPool(Context** pool, int device) {
-    *pool = context_of(device);
-    return *pool ? SUCCESS : INVALID_DEVICE;
+// The pools that a program has made and not destroyed.
+int emulated_n_pools() {
+    Call call;
+    return pools.size();
 }
 
-int cuMemPoolSetAttribute(Context* pool, int attribute, void* value) {
+// The device's default pool is not there: it is another's.
+int cuMemPoolCreate(Pool** pool, const int* properties) {
+    Call call;
+    if (!HAS_POOLS) return NOT_SUPPORTED;
+    const int PINNED = 1, NO_HANDLE = 0, ON_DEVICE = 1;
+    bool is_known = properties[0] == PINNED && properties[1] == NO_HANDLE && properties[2] == ON_DEVICE;
+    if (!is_known || !context_of(properties[3])) return INVALID_VALUE;
+    *pool = new Pool{context_of(properties[3]), 0, 0, 0, {}};
+    pools.insert(*pool);
+    return SUCCESS;
+}
+
+int cuMemPoolDestroy(Pool* pool) {
+    Call call;
+    if (pool->used) end("a pool is destroyed whose memory is in use");
+    return pools.erase(pool) ? SUCCESS : INVALID_VALUE;
+}
+
+int cuMemPoolTrimTo(Pool* pool, size_t least) {
+    Call call;
+    pool->reserved = std::max<uint64_t>(pool->used, std::min<uint64_t>(least, pool->reserved));
+    return SUCCESS;
+}
+
+int cuMemPoolSetAccess(Pool* pool, const int* access, size_t n) {
+    Call call;
+    const int ON_DEVICE = 1, READ_AND_WRITE = 3;
+    Context* other = context_of(access[1]);
+    if (n != 1 || access[0] != ON_DEVICE || access[2] != READ_AND_WRITE || !other) return INVALID_VALUE;
+    if (!HAS_PEERS) return INVALID_DEVICE;
+    if (!is_mistaken("no-access")) pool->open_to.insert(other);
+    return SUCCESS;
+}
+
+int cuMemPoolSetAttribute(Pool* pool, int attribute, void* value) {
     Call call;
     switch (attribute) {
         case 3: // whether a stream waits for another to get memory, which it never does here
@@ -296,7 +351,7 @@ int cuMemPoolSetAttribute(Context* pool, int attribute, void* value) {
     return INVALID_VALUE;
 }
 
-int cuMemPoolGetAttribute(Context* pool, int attribute, void* value) {
+int cuMemPoolGetAttribute(Pool* pool, int attribute, void* value) {
     Call call;
     switch (attribute) {
         case 5: *(uint64_t*)value = pool->reserved; return SUCCESS;
@@ -321,7 +376,8 @@ int cuModuleLoadData(Module** module, const char* image) {
         std::string path = "/proc/self/fd/" + std::to_string(file);
         void* opened = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
         if (!opened) return INVALID_IMAGE;
-        Module loaded{(Emulate*)dlsym(opened, "emulate"), (int (*)(const char*))dlsym(opened, "arity")};
+        auto static_shared = (size_t (*)())dlsym(opened, "static_shared");
+        Module loaded{(Emulate*)dlsym(opened, "emulate"), (int (*)(const char*))dlsym(opened, "arity"), static_shared()};
         found = modules.emplace(library, loaded).first;
     }
     *module = &found->second;
@@ -335,13 +391,13 @@ int cuModuleGetFunction(Function** function, Module* module, const char* name) {
     return SUCCESS;
 }
 
-int cuFuncGetAttribute(int* value, int attribute, Function*) {
-    *value = 0;
-    return attribute == 1 ? SUCCESS : INVALID_VALUE; // static shared memory
+int cuFuncGetAttribute(int* value, int attribute, Function* function) {
+    *value = function->module->static_shared;
+    return attribute == 1 ? SUCCESS : INVALID_VALUE;
 }
 
 int cuFuncSetAttribute(Function* function, int attribute, int value) {
-    if (attribute != 8 || value < 0 || size_t(value) > MOST_SHARED) return INVALID_VALUE;
+    if (attribute != 8 || value < 0 || size_t(value) + function->module->static_shared > MOST_SHARED) return INVALID_VALUE;
     function->most_shared = value;
     return SUCCESS;
 }
@@ -350,7 +406,7 @@ int cuLaunchKernel(Function* f, unsigned x, unsigned y, unsigned z, unsigned bx,
                    unsigned shared, Stream* stream, void** params, void** extra) {
     Call call;
     if (!x || !y || !bx || y > 65535 || z != 1 || by != 1 || bz != 1 || bx > 1024 || extra) return INVALID_VALUE;
-    if (shared > f->most_shared) return INVALID_VALUE;
+    if (shared > f->most_shared || shared + f->module->static_shared > MOST_SHARED) return INVALID_VALUE;
     std::vector<uint64_t> values(f->module->arity(f->name.c_str()));
     for (size_t i = 0; i < values.size(); i++) {
         memcpy(&values[i], params[i], 8);

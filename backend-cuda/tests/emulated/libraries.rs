@@ -54,5 +54,5 @@ fn library(folder: &Path, name: &str, source: &str) -> PathBuf {
 fn stamp(compiler: &str) -> u64 {
     let mut hash = DefaultHasher::new();
     (LIBRARIES, HEADERS, include_str!("shim.h"), compiler).hash(&mut hash);
-    hash.finish() % 1_000_000
+    1_000 + hash.finish() % 1_000_000
 }

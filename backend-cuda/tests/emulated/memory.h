@@ -16,7 +16,12 @@ const long ALLOCATIONS = setting("EMULATED_ALLOCATIONS", INT64_MAX);
 const size_t PAGE = 4096, ARENA = size_t(1) << 42;
 const unsigned char POISON = 0xff, MARK = 0xa5;
 
-struct Allocation { Context* context; size_t bytes; char* pages; size_t paged; bool is_pooled; };
+// Memory that its owner keeps, with the bytes in use, the most there were, and those that it has; and the GPUs that may
+// reach it beside its own.
+struct Pool { Context* context; uint64_t used, peak, reserved; std::set<Context*> open_to; };
+struct Allocation { Context* context; size_t bytes; char* pages; size_t paged; Pool* pool; };
+
+std::set<Pool*>& pools = *new std::set<Pool*>;
 
 std::map<uint64_t, Allocation>& allocations = *new std::map<uint64_t, Allocation>;
 std::map<char*, size_t>& pinned = *new std::map<char*, size_t>;
@@ -71,7 +76,7 @@ void close(uint64_t start, const Allocation& made) {
 }
 
 // Addresses are never used again.
-int reserve(size_t bytes, bool is_pooled, uint64_t& start) {
+int reserve(size_t bytes, Pool* pool, uint64_t& start) {
     if (!current) return INVALID_CONTEXT;
     if (bytes == 0) return INVALID_VALUE;
     if (++n_allocations > ALLOCATIONS || current->used + bytes > GPU_BYTES) return OUT_OF_MEMORY;
@@ -80,11 +85,19 @@ int reserve(size_t bytes, bool is_pooled, uint64_t& start) {
     next_page += paged + PAGE;
     if (next_page > ARENA) return OUT_OF_MEMORY;
     start = uint64_t(pages + paged - aligned);
-    allocations[start] = {current, bytes, pages, paged, is_pooled};
+    allocations[start] = {current, bytes, pages, paged, pool};
     current->used += bytes;
-    current->peak = std::max(current->peak, current->used);
-    current->reserved = std::max(current->reserved, current->used);
+    if (!pool) return SUCCESS;
+    pool->used += bytes;
+    pool->peak = std::max(pool->peak, pool->used);
+    pool->reserved = std::max(pool->reserved, pool->used);
     return SUCCESS;
+}
+
+// The reverse, when its stream is told to.
+void release(const Allocation& made) {
+    made.context->used -= made.bytes;
+    if (made.pool) made.pool->used -= made.bytes;
 }
 
 // Memory of the host from which a copy reads later; what is not pinned is read at once, as the driver may.

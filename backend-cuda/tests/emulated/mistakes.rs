@@ -11,9 +11,9 @@ use chimera_core::equivalence::RunError;
 use super::{emulated, run};
 
 /// By its name in `streams.h`: to forget to wait for a writer, to give memory back on another stream, to bind no context,
-/// to confuse the contexts of a copy between GPUs, to forget the copy.
-const MISTAKES: [&str; 5] =
-    ["no-wait", "other-stream", "no-context", "swapped-contexts", "no-copy"];
+/// to confuse the contexts of a copy between GPUs, to forget the copy, to keep a pool from the other GPU.
+const MISTAKES: [&str; 6] =
+    ["no-wait", "other-stream", "no-context", "swapped-contexts", "no-copy", "no-access"];
 /// Orders of the streams' work that are tried before a mistake counts as not found.
 const ORDERS: u32 = 4;
 

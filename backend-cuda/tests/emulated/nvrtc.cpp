@@ -1,6 +1,6 @@
 // NVRTC, as far as the backend uses it: kernels become a library of the processor's, behind shim.h, whose text
-// is SHIM. Its version is none that exists, and ends with STAMP, a number for the text of the emulated libraries, so that
-// no image that was kept is taken for another's.
+// is SHIM. Its version is none that exists: its minor is STAMP, a number for the text of the emulated libraries beyond any
+// real one, so that no image that was kept is taken for another's.
 
 #include <cstdint>
 #include <cstdio>
@@ -46,7 +46,8 @@ std::string table(const std::string& source) {
 extern "C" {
 
 int nvrtcVersion(int* major, int* minor) {
-    *major = 0;
+    const char* set = getenv("EMULATED_CUDA");  // another CUDA than that of the program
+    *major = set ? atoi(set) : 13;
     *minor = STAMP;
     return SUCCESS;
 }

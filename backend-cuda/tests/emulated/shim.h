@@ -202,6 +202,10 @@ template <bool IS_TRANSPOSED> static void load_matrices(unsigned* into, const un
     using namespace emulation;
     static const unsigned short* rows[MAX_THREADS];
     int thread = running, first = thread / WARP_SIZE * WARP_SIZE, r = thread % WARP_SIZE / 4, c = thread % 4 * 2;
+    if (uintptr_t(row) % 16) {
+        fprintf(stderr, "a row of a matrix of 8 x 8 lies on no boundary of 16 bytes\n");
+        abort();
+    }
     rows[thread] = row;
     wait(AT_WARP);
     for (int i = 0; i < 4; i++) {
@@ -234,6 +238,9 @@ extern "C" int arity(const char* name) {
     auto found = emulation::kernels().find(name);
     return found == emulation::kernels().end() ? -1 : found->second.arity;
 }
+
+// Static shared memory of a block: that of all kernels here, of which each has its part.
+extern "C" size_t static_shared() { return &__stop_shared_memory - &__start_shared_memory; }
 
 // Runs a kernel; null, or what went wrong.
 extern "C" const char* emulate(const char* name, int across, int down, int block, size_t shared, void** args,

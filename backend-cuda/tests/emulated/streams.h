@@ -20,7 +20,7 @@ namespace {
 
 enum Result {
     SUCCESS, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_IMAGE = 200,
-    INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
+    INVALID_CONTEXT = 201, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, NOT_SUPPORTED = 801,
 };
 
 long setting(const char* name, long otherwise) {
@@ -34,8 +34,8 @@ bool is_mistaken(const char* mistake) {
     return name && !strcmp(name, mistake);
 }
 
-// Of a GPU, with the bytes in use, the most there were, and those that it keeps.
-struct Context { int ordinal; uint64_t used, peak, reserved; };
+// Of a GPU, with the bytes that all allocations take.
+struct Context { int ordinal; uint64_t used; };
 struct Stream;
 struct Mark { Stream* stream; bool is_done; double at; };
 struct Work { const char* name; std::function<bool()> act; };

@@ -9,6 +9,7 @@ mod report;
 mod size;
 mod steps;
 mod suite;
+mod values;
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -162,19 +163,39 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
             .chain(bf16.into_iter().flatten())
             .collect());
     }
-    let bf16 = open(Precision::Bf16)?;
+    let bf16 = match open(Precision::Bf16) {
+        Ok(bf16) => bf16,
+        Err(reason) => {
+            let mut start = on_f32("start", 10, |_, _| {});
+            start.precision = Precision::Bf16;
+            let reason = format!("{reason:#}");
+            start.act = Box::new(move |mut suite| suite.fail("start", &reason));
+            return Ok(vec![
+                start,
+                on_f32("kernels", 60, kernels),
+                on_f32("training", 60, training),
+                on_f32("steps", 180, steps_of),
+                on_f32("layers", 60, layers_of),
+            ]);
+        }
+    };
     let on_bf16 = |name, seconds, act| part(&bf16, Precision::Bf16, name, seconds, act);
+    let plain = f32.poisoned();
+    let mut values = on_bf16("values", 60, |_, _| {});
+    let tiled = bf16.poisoned();
+    values.act = Box::new(move |mut suite| values::attention_in_bf16(&mut suite, &plain, &tiled));
     Ok(vec![
         on_f32("kernels", 60, kernels),
         on_bf16("kernels", 60, kernels),
         on_f32("training", 60, training),
         on_bf16("training", 60, training),
+        values,
         on_bf16("steps", 120, steps_of),
         on_f32("NCCL", 120, |mut suite, devices| nccl::ranks(&mut suite, devices)),
         on_f32("memory", 90, memory_of),
         on_f32("out of memory", 20, out_of_memory),
         on_bf16("layers", 60, layers_of),
-        on_f32("steps", 90, steps_of),
+        on_f32("steps", 180, steps_of), // without tensor cores a step takes two seconds, and six trainings begin
         on_f32("layers", 60, layers_of),
     ])
 }

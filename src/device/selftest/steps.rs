@@ -1,15 +1,21 @@
 //! StepTrials of GPT-2: how fast they are and what they use.
 
-use chimera_core::equivalence::TrialRun;
+use chimera_core::equivalence::{TrialResult, TrialRun};
 use chimera_core::layers::Layers;
 use chimera_core::lower::Recompute;
+use chimera_core::model::ModelConfig;
 use chimera_core::schedule::Shape;
 
 use super::DEPTH;
 use super::size::Sizes;
 use super::suite::Suite;
+use super::values::{first_loss, n_differing};
 use crate::device::{Compute, Devices, OpenDevice, Precision};
 
+/// How far a model that has learnt nothing is from what its logits are expected to cost, in nats.
+const LOSS_TOLERANCE: f64 = 0.1;
+/// What another order of adding up micro-batches does to a loss.
+const SUM_TOLERANCE: f64 = 1e-5;
 const GIB: f64 = (1u64 << 30) as f64;
 
 /// StepTrials of one worker, and of pipelines that do the same work.
@@ -28,7 +34,7 @@ impl Compute for StepTrials<'_> {
         let steps = if suite.precision == Precision::F32 { steps / 2 } else { steps };
         let n_micro_batches = 2 * DEPTH as u32;
         let tokens = (micro_batch_size * n_micro_batches as usize * model.context) as f64;
-        let mut alone = None;
+        let (mut alone, mut loss_of_one) = (None, None);
         for (schedule, depth) in [("dapple", 1), ("1f1b", DEPTH), ("chimera", DEPTH)] {
             let what = format!("{schedule} with {depth} worker(s)");
             let (shape, model) = (Shape::new(depth, n_micro_batches), model.clone());
@@ -42,13 +48,13 @@ impl Compute for StepTrials<'_> {
                 micro_batch_size,
                 steps: 3,
             };
-            if suite.train(&what, &warm, by_rank).is_none() {
-                continue;
-            }
+            let Some(first) = suite.train(&what, &warm, by_rank) else { continue };
             devices.reset_peak();
             let before = devices.usage();
             let run = TrialRun { steps, ..warm };
             let Some(mut trained) = suite.train(&what, &run, by_rank) else { continue };
+            let of_one = *loss_of_one.get_or_insert(trained.losses[0]);
+            first_step(suite, &what, [&first, &trained], &run.model, of_one);
             let mut seconds = trained.seconds.split_off(1);
             seconds.sort_by(f64::total_cmp);
             let median = seconds.get(seconds.len() / 2).copied().unwrap_or(f64::NAN);
@@ -83,6 +89,26 @@ impl Compute for StepTrials<'_> {
             }
         }
     }
+}
+
+/// Checks that a training's first step is what two runs of it, a model that has learnt nothing, and one worker say.
+fn first_step(
+    suite: &mut Suite,
+    what: &str,
+    runs: [&TrialResult; 2],
+    model: &ModelConfig,
+    of_one: f64,
+) {
+    let [(loss, norm), (again, norm_again)] = runs.map(|run| (run.losses[0], run.norms[0]));
+    let n_differ = n_differing(&[loss, norm], &[again, norm_again]);
+    let at = format!("loss {loss} and {again}, norm {norm} and {norm_again}");
+    suite.check(format!("bits of {what}, twice"), n_differ, 0.0, at);
+    let expected = first_loss(model.hidden, model.vocab);
+    let at = format!("{loss} instead of {expected}");
+    suite.check(format!("first loss of {what}"), (loss - expected).abs(), LOSS_TOLERANCE, at);
+    let (beside, apart) =
+        (format!("first loss of {what} / one worker"), (loss / of_one - 1.0).abs());
+    suite.check(beside, apart, SUM_TOLERANCE, format!("{loss} instead of {of_one}"));
 }
 
 /// Memory of schedules and of recomputation, beside what the memory model says of them.

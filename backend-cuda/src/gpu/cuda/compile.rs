@@ -8,8 +8,7 @@ use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys;
 
 use super::super::{Element, source};
-
-const MISSING: &str = "libnvrtc.so.13 is not found";
+use super::libraries::NVRTC;
 
 /// An image of all kernels for a chip (`sm_90`), and what the compiler says of them: registers, shared memory,
 /// spills.
@@ -66,14 +65,11 @@ fn whole(mut file: Vec<u8>) -> Option<Vec<u8>> {
 
 /// The compiler's version, major and minor.
 pub(super) fn version() -> Result<(i32, i32), String> {
+    NVRTC.require()?;
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: opening the library runs its initialisers, which are made to be run so; it writes two ints.
-    unsafe {
-        if !sys::is_culib_present() {
-            return Err(MISSING.into());
-        }
-        sys::nvrtcVersion(&mut major, &mut minor).result().map_err(said)?;
-    }
+    // SAFETY: it writes two ints.
+    unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result().map_err(said)?;
+    NVRTC.check(major, &format!("{major}.{minor}"))?;
     Ok((major, minor))
 }
 

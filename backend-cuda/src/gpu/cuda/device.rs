@@ -6,6 +6,7 @@ use chimera_core::device::Result;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
+use super::libraries::DRIVER;
 use super::{compile, failed, product, said};
 
 /// A GPU of this machine.
@@ -19,12 +20,21 @@ pub struct Device {
     pub capability: (i32, i32),
     /// Bytes of its memory.
     pub memory_bytes: u64,
+    /// Whether its driver has stream-ordered memory pools; without, memory is kept in blocks.
+    pub has_pools: bool,
+}
+
+/// Whether a GPU of this compute capability has the instructions that kernels in bf16 use.
+pub(super) fn has_bf16(capability: (i32, i32)) -> bool {
+    capability >= (8, 0)
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ((major, minor), gib) = (self.capability, self.memory_bytes as f64 / 1024f64.powi(3));
-        write!(f, "{}, {gib:.1} GiB, sm_{major}{minor}; kernels in f32 or bf16", self.name)
+        let formats = if has_bf16(self.capability) { "f32 or bf16" } else { "f32 alone" };
+        write!(f, "{}, {gib:.1} GiB, sm_{major}{minor}; kernels in {formats}", self.name)?;
+        if !self.has_pools { write!(f, "; no memory pools") } else { Ok(()) }
     }
 }
 
@@ -40,12 +50,14 @@ pub fn devices() -> Result<Vec<Device>> {
         unsafe {
             let major = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
             let minor = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR;
+            let pools = Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
             let read = |attribute| result::device::get_attribute(device, attribute);
             Ok(Device {
                 ordinal,
                 name: result::device::get_name(device)?,
                 capability: (read(major)?, read(minor)?),
                 memory_bytes: result::device::total_mem(device)? as u64,
+                has_pools: read(pools)? != 0,
             })
         }
     };
@@ -58,7 +70,7 @@ pub fn devices() -> Result<Vec<Device>> {
 /// # Errors
 /// If there is no driver, or it does not start.
 pub fn count() -> Result<usize> {
-    require_driver()?;
+    DRIVER.require().map_err(|reason| failed("cuda", "start", reason))?;
     let n = result::init().and_then(|()| result::device::get_count());
     n.map(|n| n.max(0) as usize).map_err(|e| failed("cuda", "start", said(&e)))
 }
@@ -69,14 +81,4 @@ pub fn libraries() -> String {
     let nvrtc = compile::version().map(|(major, minor)| format!("NVRTC {major}.{minor}"));
     let blas = product::version().map(|version| format!("cuBLAS {version}"));
     format!("{}, {}", said(nvrtc), said(blas))
-}
-
-/// What is missing is said before it is called.
-fn require_driver() -> Result<()> {
-    // SAFETY: opening the driver runs its initialisers, which are made to be run so.
-    if unsafe { sys::is_culib_present() } {
-        return Ok(());
-    }
-    let reason = "there is no NVIDIA driver: libcuda.so.1 is not found".into();
-    Err(failed("cuda", "start", reason))
 }

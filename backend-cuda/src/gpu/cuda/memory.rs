@@ -1,13 +1,14 @@
-//! Memory of the stream-ordered pool, and the order of its uses.
+//! Memory of a GPU's pool, and the order of its uses.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use chimera_core::device::{DeviceError, Result};
-use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::result::DriverError;
 use cudarc::driver::{CudaEvent, CudaStream, sys};
 
 use super::super::order::{Line, Users};
+use super::pool::Pool;
 use super::{lock, said};
 
 /// A stream, and the number of its GPU.
@@ -44,6 +45,7 @@ pub struct Memory {
     bytes: usize,
     home: Stream,
     freeing: Stream,
+    pool: Arc<Pool>,
     /// Of the worker that holds it; of none while it is on its way.
     held: Mutex<Option<Arc<Held>>>,
     users: Mutex<Users<Stream>>,
@@ -72,25 +74,24 @@ impl Held {
 }
 
 impl Memory {
-    /// `bytes` for use by `home`. If there are none, once more when all work is done.
+    /// `bytes` of `pool` for use by `home`. If there are none, once more when all work is done.
     pub(super) fn new(
+        pool: &Arc<Pool>,
         home: &Stream,
         freeing: &Stream,
         held: &Arc<Held>,
         bytes: usize,
     ) -> std::result::Result<Self, DriverError> {
-        // SAFETY: the stream is alive, and what is allocated is freed once, when this is dropped.
-        let allocate = || unsafe { result::malloc_async(home.0.cu_stream(), bytes.max(1)) };
-        let address = match allocate() {
+        let address = match pool.allocate(home, bytes) {
             Err(e) if e.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 home.0.context().synchronize()?;
-                allocate()?
+                pool.allocate(home, bytes)?
             }
             other => other?,
         };
         let users = Mutex::new(Users::new(home));
-        let (home, freeing) = (home.clone(), freeing.clone());
-        let memory = Self { address, bytes, home, freeing, held: Mutex::default(), users };
+        let (home, freeing, pool) = (home.clone(), freeing.clone(), Arc::clone(pool));
+        let memory = Self { address, bytes, home, freeing, pool, held: Mutex::default(), users };
         memory.belong(Some(held));
         Ok(memory)
     }
@@ -154,7 +155,7 @@ impl Drop for Memory {
         let bound = stream.0.context().bind_to_thread();
         // SAFETY: freed once, and the stream comes after every use.
         let freed =
-            bound.and_then(|()| unsafe { result::free_async(self.address, stream.0.cu_stream()) });
+            bound.and_then(|()| unsafe { self.pool.free(self.address, self.bytes, stream) });
         let _ = freed; // as above
     }
 }

@@ -1,14 +1,17 @@
-//! [`Driver`] on CUDA: one stream of one GPU, memory of the driver's stream-ordered pool, cuBLAS, and kernels
-//! compiled by NVRTC.
+//! [`Driver`] on CUDA: one stream of one GPU, memory of a stream-ordered pool, cuBLAS, and kernels compiled by NVRTC.
 //!
 //! All libraries are opened when they are first asked for. A program built with this starts everywhere, and
 //! [`Cuda::new`] says what a machine lacks.
 
 mod clock;
 mod compile;
+mod compiled;
 mod device;
+mod kept;
 mod lane;
+mod libraries;
 mod memory;
+mod pool;
 mod product;
 mod staging;
 mod start;
@@ -26,6 +29,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
 pub use compile::compile;
+pub use compiled::{by_kernel, fault};
 pub use device::{Device, count, devices, libraries};
 pub use lane::SideStream;
 pub use memory::Memory;
@@ -34,6 +38,7 @@ pub use usage::Usage;
 use super::{Arg, Download, Driver, Launch, Product};
 use clock::StreamClock;
 use memory::{Held, Stream};
+use pool::Pool;
 use product::Blas;
 use staging::Staging;
 
@@ -53,7 +58,7 @@ struct Inner {
     /// Where memory is given back that others have used: it waits for them, and compute does not.
     freeing: Stream,
     functions: HashMap<String, sys::CUfunction>,
-    pool: sys::CUmemoryPool,
+    pool: Arc<Pool>,
     held: Arc<Held>,
     n_launches: AtomicU64,
     n_waits: AtomicU64,
@@ -61,7 +66,7 @@ struct Inner {
     n_done: AtomicU64,
 }
 
-// SAFETY: handles of functions and pools are numbers to the driver, which is thread-safe; what is changed
+// SAFETY: handles of functions are numbers to the driver, which is thread-safe; what is changed
 // through them is behind locks.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
@@ -116,7 +121,7 @@ impl Driver for Cuda {
 
     fn allocate(&self, bytes: usize) -> Result<Memory> {
         self.bind()?;
-        Memory::new(&self.0.stream, &self.0.freeing, &self.0.held, bytes)
+        Memory::new(&self.0.pool, &self.0.stream, &self.0.freeing, &self.0.held, bytes)
             .map_err(|e| out_of_memory(&self.0.name, bytes, &e))
     }
 
@@ -255,10 +260,10 @@ impl Driver for Cuda {
 
     fn lane(&self) -> Result<SideStream> {
         self.bind()?;
-        let Inner { name, freeing, stream, held, .. } = &*self.0;
+        let Inner { name, freeing, stream, held, pool, .. } = &*self.0;
         let side = self.named("new stream", stream.0.context().new_stream())?;
-        let (name, freeing, held) = (name.clone(), freeing.clone(), Arc::clone(held));
-        Ok(SideStream { name, stream: Stream(side, stream.1), freeing, held })
+        let (name, freeing, stream) = (name.clone(), freeing.clone(), Stream(side, stream.1));
+        Ok(SideStream { name, stream, freeing, pool: Arc::clone(pool), held: Arc::clone(held) })
     }
 }
 
@@ -302,7 +307,7 @@ fn out_of_memory(device: &str, bytes: usize, e: &DriverError) -> DeviceError {
     DeviceError::OutOfMemory {
         device: device.into(),
         what: "a tensor".into(),
-        asked_bytes: bytes as u64,
+        asked_bytes: bytes.max(1) as u64, // an empty one has an address, too
     }
 }
 

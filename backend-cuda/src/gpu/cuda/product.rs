@@ -7,6 +7,7 @@ use cudarc::cublas::{result, sys};
 use cudarc::driver::result::{DriverError, malloc_sync, memory_free};
 
 use super::super::{Element, MatrixRef, Product};
+use super::libraries::CUBLAS;
 use super::memory::{Memory, Stream};
 
 /// Scratch memory of cuBLAS, as its manual advises for Hopper. Its own, so that the same product always
@@ -25,7 +26,7 @@ unsafe impl Send for Blas {}
 /// The library's version.
 pub(super) fn version() -> Result<String, String> {
     use sys::libraryPropertyType_t as Property;
-    require()?;
+    CUBLAS.require()?;
     let read = |property| {
         let mut value = 0;
         // SAFETY: it writes an int.
@@ -33,18 +34,14 @@ pub(super) fn version() -> Result<String, String> {
         done.result().map(|()| value).map_err(|e| format!("{e:?}"))
     };
     let [major, minor] = [read(Property::MAJOR_VERSION)?, read(Property::MINOR_VERSION)?];
-    Ok(format!("{major}.{minor}.{}", read(Property::PATCH_LEVEL)?))
-}
-
-fn require() -> Result<(), String> {
-    // SAFETY: opening the library runs its initialisers, which are made to be run so.
-    let is_there = unsafe { sys::is_culib_present() };
-    is_there.then_some(()).ok_or_else(|| "libcublas.so.13 is not found".into())
+    let version = format!("{major}.{minor}.{}", read(Property::PATCH_LEVEL)?);
+    CUBLAS.check(major, &version)?;
+    Ok(version)
 }
 
 impl Blas {
     pub(super) fn new(stream: &Stream) -> Result<Self, String> {
-        require()?;
+        version()?;
         let said = |e: CublasError| format!("{e:?}");
         let driver_said = |e: DriverError| super::said(&e);
         let handle = result::create_handle().map_err(said)?;

@@ -10,7 +10,9 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, sys};
 
 use super::super::{Element, kernels, source};
+use super::device::has_bf16;
 use super::memory::Stream;
+use super::pool::Pool;
 use super::product::Blas;
 use super::staging::Staging;
 use super::{Cuda, Inner, compile, count, failed, said};
@@ -19,7 +21,7 @@ impl Cuda {
     /// A stream of its own on GPU number `ordinal`, with the kernels for such activations.
     ///
     /// # Errors
-    /// If the machine lacks the driver, the GPU, cuBLAS or NVRTC.
+    /// If the machine lacks the driver, the GPU, cuBLAS or NVRTC, or if the GPU lacks bf16 and activations are to be of it.
     pub fn new(ordinal: usize, activations: Element) -> Result<Self> {
         let n = count()?;
         let at = format!("cuda:{ordinal}");
@@ -35,6 +37,10 @@ impl Cuda {
         let title = context.name().map_err(on_device("start"))?;
         let (major, minor) = context.compute_capability().map_err(on_device("start"))?;
         let name = format!("{at} ({title}, sm_{major}{minor})");
+        if activations == Element::Bf16 && !has_bf16((major, minor)) {
+            let reason = "bf16 needs an Ampere or later, sm_80: choose --precision f32".to_string();
+            return Err(failed(&name, "start", reason));
+        }
         let image = compile::cached(&format!("sm_{major}{minor}"), activations)
             .map_err(|reason| failed(&name, "compilation of kernels", reason))?;
         let streams = || Ok([context.new_stream()?, context.new_stream()?]);
@@ -44,7 +50,7 @@ impl Cuda {
             load(&context, &image, activations).map_err(on_device("loading of kernels"))?;
         let blas = Blas::new(&stream).map_err(|reason| failed(&name, "start of cuBLAS", reason))?;
         let staging = Staging::new(&stream).map_err(on_device("pinned memory"))?;
-        let pool = pool(&context).map_err(on_device("memory pool"))?;
+        let pool = Pool::of(&context, ordinal).map_err(on_device("memory pool"))?;
         Ok(Self(Arc::new(Inner {
             name,
             stream,
@@ -84,21 +90,5 @@ fn load(
             Ok((name.to_string(), function))
         };
         kernels(&source(activations)).map(function).collect()
-    }
-}
-
-/// The device's pool, which from now on keeps what it has, and lets no stream wait for another one to get
-/// memory: NCCL's may stand still until this rank sends what comes next.
-fn pool(context: &CudaContext) -> std::result::Result<sys::CUmemoryPool, DriverError> {
-    use sys::CUmemPool_attribute_enum as Attribute;
-    let (mut keep, mut never) = (u64::MAX, 0i32);
-    // SAFETY: the device is the context's, and the attributes are of 64 and 32 bits.
-    unsafe {
-        let pool = result::device::get_default_mem_pool(context.cu_device())?;
-        let threshold = Attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-        result::mem_pool::set_attribute(pool, threshold, (&raw mut keep).cast())?;
-        let waits = Attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
-        result::mem_pool::set_attribute(pool, waits, (&raw mut never).cast())?;
-        Ok(pool)
     }
 }

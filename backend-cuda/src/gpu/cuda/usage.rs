@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use chimera_core::device::Result;
-use cudarc::driver::{result, sys};
+use cudarc::driver::result;
 
 use super::Cuda;
 
@@ -28,31 +28,25 @@ impl Cuda {
     /// # Errors
     /// If the driver does not say.
     pub fn usage(&self) -> Result<Usage> {
-        use sys::CUmemPool_attribute_enum as Attribute;
-        let read = |attribute| {
-            let mut value = 0u64;
-            // SAFETY: the pool is the device's own, and these attributes are 64 bits.
-            let got = unsafe {
-                result::mem_pool::get_attribute(self.0.pool, attribute, (&raw mut value).cast())
-            };
-            self.named("memory pool", got).map(|()| value)
-        };
+        let counts = self.named("memory pool", self.0.pool.counts())?;
         Ok(Usage {
             n_launches: self.0.n_launches.load(Ordering::Relaxed),
             n_waits: self.0.n_waits.load(Ordering::Relaxed),
-            used_bytes: read(Attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?,
-            peak_bytes: read(Attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?,
-            reserved_bytes: read(Attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?,
+            used_bytes: counts.used,
+            peak_bytes: counts.peak,
+            reserved_bytes: counts.reserved,
         })
     }
 
-    /// Bytes of the GPU's memory that nobody uses.
+    /// Bytes of the GPU's memory that nobody uses, with those that the pool of this program holds for later.
     ///
     /// # Errors
     /// If the driver does not say.
     pub fn free_bytes(&self) -> Result<u64> {
         self.bind()?;
-        self.named("memory", result::mem_get_info()).map(|(free, _)| free as u64)
+        let (free, _) = self.named("memory", result::mem_get_info())?;
+        let counts = self.named("memory pool", self.0.pool.counts())?;
+        Ok(free as u64 + counts.reserved.saturating_sub(counts.used))
     }
 
     /// The most bytes that tensors of this stream took, scratch memory included.
@@ -66,11 +60,6 @@ impl Cuda {
     /// If the driver does not do so.
     pub fn reset_peak(&self) -> Result<()> {
         self.0.held.reset_peak();
-        let mut zero = 0u64;
-        let high = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
-        // SAFETY: the pool is the device's own, and this attribute is 64 bits.
-        let set =
-            unsafe { result::mem_pool::set_attribute(self.0.pool, high, (&raw mut zero).cast()) };
-        self.named("memory pool", set)
+        self.named("memory pool", self.0.pool.reset_peak())
     }
 }

@@ -1,0 +1,77 @@
+//! What the compiler says of kernels, and what would keep them from running, or from running well.
+
+use super::super::most_threads;
+
+/// Registers of a multiprocessor, of every chip that there is.
+const MOST_REGISTERS: usize = 65_536;
+/// A kernel that keeps so many bytes of a thread in local memory on sm_80, sm_100 and sm_120, which have no registers left
+/// for it.
+const SPILLS: (&str, usize) = ("tiled_attention_dq", 32);
+/// Registers of a thread are handed out in multiples of it.
+const GRAIN: usize = 8;
+
+/// The lines of a log of [`compile`](super::compile), each with the kernel that it is about.
+pub fn by_kernel(log: &str) -> impl Iterator<Item = (&str, &str)> {
+    let mut kernel = "";
+    log.lines().map(move |line| {
+        if let Some((_, name)) = line.split_once("entry function '") {
+            kernel = name.split('\'').next().unwrap_or_default();
+        }
+        (kernel, line)
+    })
+}
+
+/// The first kernel in a log of [`compile`](super::compile) whose threads keep values in local memory, or whose blocks need
+/// more registers than a multiprocessor has; in words.
+pub fn fault(log: &str) -> Option<String> {
+    by_kernel(log).find_map(|(kernel, line)| {
+        let allowed = if kernel == SPILLS.0 { SPILLS.1 } else { 0 };
+        for what in ["bytes stack frame", "bytes spill stores", "bytes spill loads"] {
+            if let Some(bytes) = number(line, what).filter(|bytes| *bytes > allowed) {
+                return Some(format!("{kernel} keeps values in local memory: {bytes} {what}"));
+            }
+        }
+        let (registers, threads) = (number(line, "registers")?, most_threads(kernel));
+        let needed = registers.next_multiple_of(GRAIN) * threads;
+        (needed > MOST_REGISTERS).then(|| {
+            format!("{kernel} cannot start: {threads} threads of {registers} registers, of {MOST_REGISTERS}")
+        })
+    })
+}
+
+/// The number before a word.
+fn number(line: &str, before: &str) -> Option<usize> {
+    let (text, _) = line.split_once(before)?;
+    text.split_whitespace().next_back()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SPILLS, fault};
+
+    /// What ptxas says of one kernel.
+    fn log(kernel: &str, frame: usize, spilt: usize, registers: usize) -> String {
+        format!(
+            "ptxas info    : Compiling entry function '{kernel}' for 'sm_90'\n\
+             ptxas info    : Function properties for {kernel}\n    \
+             {frame} bytes stack frame, {spilt} bytes spill stores, {spilt} bytes spill loads\n\
+             ptxas info    : Used {registers} registers, used 1 barriers, 256 bytes smem\n"
+        )
+    }
+
+    #[test]
+    fn kernels_that_cannot_run_are_named() {
+        let good =
+            log("adamw", 0, 0, 255) + &log(SPILLS.0, 32, 32, 255) + &log("cross_entropy", 0, 0, 64);
+        assert_eq!(fault(&good), None);
+        for (bad, told) in [
+            (log("adamw", 8, 0, 32), "adamw keeps values in local memory: 8 bytes stack frame"),
+            (log("sgd", 0, 4, 32), "sgd keeps values in local memory: 4 bytes spill stores"),
+            (log(SPILLS.0, 0, 36, 255), "tiled_attention_dq keeps values in local memory: 36"),
+            (log("cross_entropy", 0, 0, 65), "cross_entropy cannot start: 1024 threads"),
+        ] {
+            let said = fault(&(good.clone() + &bad)).unwrap_or_default();
+            assert!(said.starts_with(told), "{said}");
+        }
+    }
+}

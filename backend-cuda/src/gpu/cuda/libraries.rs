@@ -1,0 +1,145 @@
+//! The libraries of CUDA, found and opened before cudarc asks for them: it panics where there are none, and knows
+//! neither the folders of toolkits nor those of packages of Python.
+//!
+//! A library that is open is found by its name, whichever folder it came from. So what is opened here is what
+//! cudarc gets, also in a program that is linked with the libraries, where they are open from the start.
+
+use std::path::{Path, PathBuf};
+use std::{fs, mem};
+
+use cudarc::driver::sys;
+
+use super::super::folders::{begins, below, library_folders};
+
+/// The CUDA whose tables of functions this program was built with.
+const MAJOR: i32 = (sys::CUDA_VERSION / 1000) as i32;
+/// Versions of CUDA whose libraries are looked for to say that they are too old.
+const OLD: [i32; 3] = [12, 11, 10];
+
+/// A library, and what it needs beside it.
+pub(super) struct Library {
+    /// What it is called in words.
+    title: &'static str,
+    /// Name without what systems put around it.
+    name: &'static str,
+    /// Libraries of its folder that it opens by name.
+    companion: Option<&'static str>,
+    /// Whether it comes with the toolkit, and not with the driver.
+    is_of_toolkit: bool,
+}
+
+pub(super) const DRIVER: Library = Library {
+    title: "NVIDIA driver",
+    name: if cfg!(windows) { "nvcuda" } else { "cuda" },
+    companion: None,
+    is_of_toolkit: false,
+};
+pub(super) const NVRTC: Library = Library {
+    title: "NVRTC",
+    name: "nvrtc",
+    companion: Some("nvrtc-builtins"),
+    is_of_toolkit: true,
+};
+pub(super) const CUBLAS: Library =
+    Library { title: "cuBLAS", name: "cublas", companion: Some("cublasLt"), is_of_toolkit: true };
+
+impl Library {
+    /// Opens it, unless it is open.
+    ///
+    /// # Errors
+    /// If it is not found, in words.
+    pub(super) fn require(&self) -> Result<(), String> {
+        if self.names().iter().any(opens) {
+            return Ok(());
+        }
+        if !self.is_of_toolkit {
+            return Err(format!("there is no {}: {} is not found", self.title, self.file()));
+        }
+        if self.open_in(&library_folders()) {
+            return Ok(());
+        }
+        match OLD.into_iter().find(|major| *major < MAJOR && opens(self.of(*major))) {
+            Some(old) => Err(self.too_old(&format!("{} of CUDA {old}", self.of(old)))),
+            None => Err(format!("{} is not found", self.file())),
+        }
+    }
+
+    /// Refuses another version of CUDA than the one that this program was built for: functions have other types there.
+    ///
+    /// # Errors
+    /// If `major` is an older one.
+    pub(super) fn check(&self, major: i32, version: &str) -> Result<(), String> {
+        if major >= MAJOR {
+            return Ok(());
+        }
+        let place = self.place().map(|path| format!(" ({})", path.display()));
+        Err(self.too_old(&format!("{} {version}{}", self.title, place.unwrap_or_default())))
+    }
+
+    fn too_old(&self, found: &str) -> String {
+        format!(
+            "{found} is too old: this program needs {} of CUDA {MAJOR}; put the folder of {} first in LD_LIBRARY_PATH",
+            self.title,
+            self.file()
+        )
+    }
+
+    /// The names by which cudarc looks for it, as far as they are of this version or of none.
+    fn names(&self) -> Vec<String> {
+        let unversioned = if cfg!(windows) { "" } else { "lib" }.to_string() + self.name;
+        let suffix = std::env::consts::DLL_SUFFIX;
+        vec![format!("{unversioned}{suffix}"), self.file()]
+    }
+
+    /// The name that its packages give it.
+    fn file(&self) -> String {
+        self.of(if self.is_of_toolkit { MAJOR } else { 1 })
+    }
+
+    fn of(&self, major: i32) -> String {
+        match (cfg!(windows), self.name) {
+            (false, name) => format!("lib{name}.so.{major}"),
+            (true, "nvcuda") => "nvcuda.dll".into(),
+            (true, "nvrtc") => format!("nvrtc64_{major}0_0.dll"),
+            (true, name) => format!("{name}64_{major}.dll"),
+        }
+    }
+
+    /// Whether it was opened in one of these folders, after its companion there.
+    fn open_in(&self, folders: &[PathBuf]) -> bool {
+        folders.iter().any(|folder| {
+            let library = folder.join(self.file());
+            if !library.is_file() {
+                return false;
+            }
+            for companion in self.companions(folder) {
+                opens(&companion);
+            }
+            opens(&library) && self.names().iter().any(opens)
+        })
+    }
+
+    fn companions(&self, folder: &Path) -> Vec<PathBuf> {
+        let Some(name) = self.companion else { return Vec::new() };
+        let begin = if cfg!(windows) {
+            format!("{name}64_{MAJOR}")
+        } else {
+            format!("lib{name}.so.{MAJOR}")
+        };
+        below(folder).into_iter().filter(|path| begins(path, &begin)).collect()
+    }
+
+    /// The file that is open under its name, where the system says so.
+    fn place(&self) -> Option<PathBuf> {
+        let maps = fs::read_to_string("/proc/self/maps").ok()?;
+        let begin = format!("lib{}.so", self.name);
+        let paths = maps.lines().filter_map(|line| Some(PathBuf::from(&line[line.find('/')?..])));
+        paths.into_iter().find(|path| begins(path, &begin))
+    }
+}
+
+/// Whether a library is there. It stays open for as long as the process lives.
+fn opens(name: impl libloading::AsFilename) -> bool {
+    // SAFETY: opening a library of CUDA runs its initialisers, which are made to be run so.
+    unsafe { libloading::Library::new(name) }.map(mem::forget).is_ok()
+}

@@ -1,0 +1,125 @@
+//! Values at the size that models have: mistakes that only many blocks or long rows show.
+
+use chimera_core::device::Result;
+use chimera_core::layers::{Attention, Layers};
+
+use super::size::Size;
+use super::suite::Suite;
+use crate::device::{Compute, Devices};
+
+/// Largest error of a row of a head in bf16, beside its length.
+const TOLERANCE: f64 = 2e-2;
+
+/// The attention of GPT-2's heads on tensor cores against that of every other type, both on the device: a processor would
+/// take minutes.
+pub(super) fn attention_in_bf16(suite: &mut Suite, f32: &Devices, bf16: &Devices) {
+    let at = Heads::of(suite.size);
+    let Heads { n_samples, context, heads, .. } = at;
+    let what = format!("attention of {n_samples} x {context} x {heads} heads");
+    let both = f32.run(at).and_then(|plain| Ok((plain?, bf16.run(at)?, bf16.run(at)?)));
+    let (plain, tiled, again) = match both {
+        Ok((plain, Ok(tiled), Ok(again))) => (plain, tiled, again),
+        Ok((_, Err(e), _) | (_, _, Err(e))) => return suite.fail(&what, &e),
+        Err(e) => return suite.fail(&what, &e),
+    };
+    let parts = ["results", "gradients"];
+    for (i, part) in parts.into_iter().enumerate() {
+        let (error, row) = worst_row(&tiled[i], &plain[i]);
+        suite.check(format!("{part} of {what}"), error, TOLERANCE, format!("row {row} of a head"));
+    }
+    let pairs = tiled.iter().flatten().zip(again.iter().flatten());
+    let n_differ = pairs.filter(|(a, b)| a.to_bits() != b.to_bits());
+    suite.check(format!("bits of {what}, twice"), n_differ.count() as f64, 0.0, String::new());
+}
+
+/// Attention and its gradient for one drawn input: results, and gradients of queries, keys and values.
+#[derive(Clone, Copy)]
+struct Heads {
+    n_samples: usize,
+    context: usize,
+    heads: usize,
+}
+
+/// Features of a head: as many as tensor cores are used for.
+const HEAD_DIM: usize = 64;
+
+impl Heads {
+    fn of(size: Size) -> Self {
+        let (n_samples, context, heads) = match size {
+            Size::Small => (1, 200, 2),
+            Size::Full => (8, 1024, 12),
+        };
+        Self { n_samples, context, heads }
+    }
+}
+
+impl Compute for Heads {
+    type Output = Result<[Vec<f32>; 2]>;
+
+    fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output {
+        let k = &by_rank[0];
+        let (rows, width) = (self.n_samples * self.context, self.heads * HEAD_DIM);
+        let draw = |n_columns: usize, seed: u32| {
+            let values = (0..(rows * n_columns) as u32).map(|i| drawn(i ^ seed));
+            k.upload(&[rows, n_columns], &values.collect::<Vec<_>>())
+        };
+        let (qkv, dy) = (draw(3 * width, 0)?, draw(width, 0x5bd1_e995)?);
+        let causal = Attention::causal(self.heads, self.context);
+        let (out, log_sum) = k.attention(&qkv, &causal)?;
+        let d_qkv = k.attention_dx(&dy, &qkv, &out, &log_sum, &causal)?;
+        Ok([k.download(&out)?, k.download(&d_qkv)?])
+    }
+}
+
+/// A number that follows from its place, between -1 and 1, the same in f32 and in bf16.
+fn drawn(i: u32) -> f32 {
+    let mixed = (i.wrapping_mul(0x9e37_79b9) ^ (i >> 13)).wrapping_mul(0x85eb_ca6b);
+    (mixed >> 26) as f32 / 32.0 - 1.0
+}
+
+/// The largest error of a row of a head, beside the length of that row or of a usual one, and its number. Of a causal
+/// head's first row all gradients of queries are 0.
+fn worst_row(got: &[f32], expected: &[f32]) -> (f64, usize) {
+    let length = |row: &mut dyn Iterator<Item = f64>| row.map(|x| x * x).sum::<f64>().sqrt();
+    let of = |row: &[f32]| length(&mut row.iter().map(|x| f64::from(*x)));
+    let usual = of(expected) / ((expected.len() / HEAD_DIM).max(1) as f64).sqrt();
+    let pairs = got.chunks(HEAD_DIM).zip(expected.chunks(HEAD_DIM));
+    let error = |(got, expected): (&[f32], &[f32])| {
+        let apart = got.iter().zip(expected).map(|(a, b)| f64::from(*a) - f64::from(*b));
+        length(&mut { apart }) / of(expected).max(usual)
+    };
+    let worst = pairs.map(error).enumerate().fold((0.0, 0), |worst: (f64, usize), (row, error)| {
+        // What is no number is worst.
+        if error > worst.0 || error.is_nan() { (error, row) } else { worst }
+    });
+    if worst.0.is_nan() || got.len() != expected.len() { (f64::INFINITY, worst.1) } else { worst }
+}
+
+/// The loss of a model that has learnt nothing, in nats, with a head of its own: its logits are those of a normalized row
+/// by weights of deviation 0.02.
+pub(super) fn first_loss(hidden: usize, vocab: usize) -> f64 {
+    (vocab as f64).ln() + 0.5 * hidden as f64 * 0.02f64.powi(2)
+}
+
+/// How many numbers of two runs differ in any bit.
+pub(super) fn n_differing(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).filter(|(a, b)| a.to_bits() != b.to_bits()).count() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_row_is_found() {
+        let right: Vec<f32> = (0..4 * HEAD_DIM).map(|i| (i % 7) as f32 - 3.0).collect();
+        let mut wrong = right.clone();
+        assert_eq!(worst_row(&wrong, &right), (0.0, 0));
+        wrong[2 * HEAD_DIM] += 3.0;
+        let (error, row) = worst_row(&wrong, &right);
+        assert!(error > TOLERANCE && row == 2, "{error} in row {row}");
+        wrong[3 * HEAD_DIM] = f32::NAN;
+        assert_eq!(worst_row(&wrong, &right).0, f64::INFINITY);
+        assert_eq!(worst_row(&right[1..], &right).0, f64::INFINITY);
+    }
+}

@@ -1,0 +1,110 @@
+//! The crate in `tests/beside_candle`, which is no member of the workspace: a program with candle's CUDA and ours. To build
+//! candle's takes a whole toolkit, which is downloaded where there is none: 1.4 GB.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::command::{cargo, files, program, read, root, run as run_command, target};
+use crate::cuda::{install, search_path};
+
+/// A toolkit as packages of Python. Compiler, its parts and its headers must be of one version: a resolver would mix several.
+const TOOLKIT: [&str; 8] = [
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-cccl==13.0.85",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-nvrtc==13.0.88",
+    "nvidia-cublas==13.1.0.3",
+    "nvidia-curand==10.4.0.35",
+];
+/// For which chip candle's kernels are compiled.
+const CHIP: &str = "90";
+
+/// Builds the program and starts it, which needs no GPU.
+pub(crate) fn run() -> Result<()> {
+    let (home, is_ours) = match env::var_os("CUDA_HOME").filter(|home| !home.is_empty()) {
+        Some(home) => (PathBuf::from(home), false),
+        None => (toolkit()?, true),
+    };
+    let builds = target()?.join("cuda/beside_candle");
+    let tools = env::join_paths(
+        [home.join("bin")]
+            .into_iter()
+            .chain(env::split_paths(&env::var_os("PATH").unwrap_or_default())),
+    )?;
+    let manifest = root().join("tests/beside_candle/Cargo.toml");
+    run_command(cargo(["fmt", "--check", "--manifest-path"]).arg(&manifest))?;
+    let mut build = cargo(["build", "--locked", "--manifest-path"]);
+    build.arg(&manifest).env("CUDA_HOME", &home).env("PATH", tools);
+    run_command(build.env("CUDA_COMPUTE_CAP", CHIP).env("CARGO_TARGET_DIR", &builds))?;
+    let mut folders = vec![home.join("lib64")];
+    if is_ours {
+        folders.push(home.join("lib64/stubs")); // no driver comes with the packages, and the program links it
+    }
+    let mut start = Command::new(builds.join("debug").join(program("beside_candle")));
+    let said = read(start.env("LD_LIBRARY_PATH", search_path(&folders)?))?;
+    println!("{}", said.trim_end());
+    ensure!(said.contains("NVRTC 13.") && said.contains("cuBLAS 13."), "it finds no libraries");
+    Ok(())
+}
+
+/// The toolkit in target/cuda, laid out as programs expect one at `CUDA_HOME`.
+fn toolkit() -> Result<PathBuf> {
+    let site = target()?.join("cuda/toolkit");
+    let home = site.join("nvidia/cu13");
+    if home.join("lib64/stubs/libcuda.so.1").exists() {
+        return Ok(home);
+    }
+    install(&site, &TOOLKIT)?;
+    let lib = home.join("lib");
+    for library in files(&lib)? {
+        let name = library.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if let Some((stem, _)) = name.split_once(".so.").filter(|(stem, _)| stem.starts_with("lib"))
+        {
+            link(&name, &lib.join(format!("{stem}.so")))?;
+        }
+    }
+    link("lib", &home.join("lib64"))?;
+    stub(&home)?;
+    Ok(home)
+}
+
+/// Links `to` to a name beside it, where there is nothing yet.
+fn link(name: &str, to: &Path) -> Result<()> {
+    if to.exists() {
+        return Ok(());
+    }
+    run_command(Command::new("ln").args(["-sfn", name]).arg(to))
+}
+
+/// A driver of which each function says that there is no GPU, so that programs link and start without a real one.
+fn stub(home: &Path) -> Result<()> {
+    let header = home.join("include/cuda.h");
+    let text = fs::read_to_string(&header).with_context(|| header.display().to_string())?;
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let is_function = |word: &&str| {
+        word.strip_prefix("cu")
+            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
+    };
+    let mut names: Vec<_> = words.filter(is_function).collect();
+    names.sort_unstable();
+    names.dedup();
+    const NO_DEVICE: u32 = 100;
+    let functions =
+        names.iter().map(|name| format!("int {name}(void) {{ return {NO_DEVICE}; }}\n"));
+    let stubs = home.join("lib/stubs");
+    fs::create_dir_all(&stubs)?;
+    let source = stubs.join("stub.c");
+    fs::write(&source, functions.collect::<String>())?;
+    let library = stubs.join("libcuda.so");
+    let compiler = env::var("CC").unwrap_or_else(|_| "cc".into());
+    let mut compile = Command::new(compiler);
+    compile.args(["-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", "-o"]).arg(&library);
+    run_command(compile.arg(&source))?;
+    link("libcuda.so", &stubs.join("libcuda.so.1"))
+}
