@@ -33,6 +33,7 @@ mod sweep;
 mod targets;
 mod torture;
 mod transformers;
+mod ulfm;
 mod wgpu;
 mod words;
 
