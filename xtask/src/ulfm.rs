@@ -19,8 +19,10 @@ const RANKS: u32 = 4;
 const POINTS: [u64; 6] = [1, 15, 35, 55, 75, 93];
 /// Two that hold different stages: Chimera's workers 0 and 3 hold the same ones, as do 1 and 2.
 const PAIRS: [(u32, u32); 4] = [(0, 1), (1, 3), (2, 0), (3, 2)];
-/// Milliseconds after which the second of two ranks dies in the meeting that replaces the first: at once, and in the spawn.
-const IN_MEETING: [u64; 2] = [0, 300];
+/// Two of which the second does not spawn the first one's replacement, so that it may die in the spawn.
+const PAIRS_IN_SPAWN: [(u32, u32); 2] = [(1, 3), (3, 2)];
+/// Milliseconds after which a rank is in the spawn of a meeting.
+const IN_SPAWN_MS: u64 = 300;
 
 /// Open MPI 5, and what was built with it.
 struct Ulfm {
@@ -75,9 +77,9 @@ impl Ulfm {
             let pair = |(a, b)| format!("{a}@{},{b}@{}", calls(a, percent), calls(b, percent));
             cases.extend(PAIRS.map(pair));
         }
-        for after in IN_MEETING {
-            cases.extend(PAIRS.map(|(a, b)| format!("{a}@{},{b}+{after}", calls(a, 50))));
-        }
+        cases.extend(PAIRS.map(|(a, b)| format!("{a}@{},{b}+0", calls(a, 50))));
+        let in_spawn = |(a, b)| format!("{a}@{},{b}+{IN_SPAWN_MS}", calls(a, 50));
+        cases.extend(PAIRS_IN_SPAWN.map(in_spawn));
         let (mut longest, mut n_deaths) = (Duration::ZERO, 0);
         for case in &cases {
             let disturbed = self.train(case).with_context(|| format!("deaths {case}"))?;
