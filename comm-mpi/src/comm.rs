@@ -106,6 +106,9 @@ impl Endpoint for Mpi {
     fn abort(&mut self, cause: &Fault) {
         let cause = self.shared.mailbox().abort(cause);
         let Some(cause) = cause else { return };
+        if self.shared.survives && cause.is_death() {
+            return self.shared.revoke(); // the others learn who has died as this rank did
+        }
         for to in self.others() {
             let _ = self.post_message(to, Message::Abort(cause.clone())); // who can be told, is
         }

@@ -1,24 +1,29 @@
-//! MPI itself: the only file that calls it, but for [its words](crate::words).
+//! MPI itself: messages and sums. Nothing else calls it but for [its words](crate::error) and, between two meetings, what
+//! survives deaths.
 //!
 //! What the `unsafe` blocks rely on:
 //! - *One thread at a time.* MPI is initialised for `MPI_THREAD_SERIALIZED`. Every call but the first is a
 //!   method of [`MpiEndpoint`], of which there is one and which lives in a mutex.
-//! - *Communicators last.* None is freed before [`MpiEndpoint::close`], after which there is no wire, or the end of the process.
+//! - *Communicators last.* None that messages go by is freed before [`MpiEndpoint::close`], after which there is no wire, or
+//!   the end of the process.
 //! - *Buffers outlive requests.* A message under way is a [`PendingRequest`], which owns its memory; it is removed
 //!   only when MPI says that its request is complete. A wire that is dropped before leaks what is under way,
 //!   since MPI may still write to it.
 //! - *Results are written.* Every call's return code is checked under `MPI_ERRORS_RETURN` before what it
 //!   wrote is read.
 
+mod death;
+
 use std::ffi::c_int;
 use std::mem::{ManuallyDrop, MaybeUninit, forget};
 
 use chimera_core::ids::Rank;
-use mpi::environment::{Threading, initialize_with_threading};
+use mpi::environment::{Threading, Universe, initialize_with_threading};
 use mpi::ffi;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{AsRaw, Communicator, FromRaw, Group};
 
+use crate::communicator::Communicator as Survivable;
 use crate::error::{Failure, check};
 
 /// All messages have the same tag; what they are, they say themselves.
@@ -30,10 +35,11 @@ const MEETING: c_int = 1;
 const BATCH: usize = 32;
 /// Words that any message may have: rank 0 may find a schedule for all, before it is known how large tensors are.
 const ALWAYS_EXPECTED: usize = (64 << 20) / size_of::<f32>();
-
 /// This process's end of MPI.
 pub(crate) struct MpiEndpoint {
     comm: ManuallyDrop<SimpleCommunicator>,
+    /// The communicator again, where deaths of its ranks are survived.
+    survivable: Option<Survivable>,
     /// Communicators for sums, by their ranks.
     groups: Vec<(Vec<Rank>, ManuallyDrop<SimpleCommunicator>)>,
     /// Words of the longest message that is received.
@@ -78,16 +84,23 @@ impl PendingRequest {
 impl MpiEndpoint {
     /// Initialises MPI, which is possible once in a process.
     pub(crate) fn open() -> Result<MpiEndpoint, Failure> {
-        let opened = initialize_with_threading(Threading::Serialized);
-        let (universe, level) = opened.ok_or("MPI was started before in this process")?;
-        let universe = ManuallyDrop::new(universe);
-        if level < Threading::Serialized {
-            return Err("this MPI cannot be called by one thread after another".into());
-        }
+        let universe = start()?;
         // A communicator of its own, so that nobody else's messages are taken for ours.
         let comm = ManuallyDrop::new(universe.world().duplicate());
         return_errors(&comm)?;
-        Ok(MpiEndpoint {
+        Ok(MpiEndpoint::over(comm, None))
+    }
+
+    /// An end of a communicator whose ranks may die.
+    pub(crate) fn survivable(comm: Survivable) -> MpiEndpoint {
+        // SAFETY: the handle is a communicator's within one group, and no message but those of this end goes by it.
+        let simple = unsafe { SimpleCommunicator::from_raw(comm.raw) };
+        MpiEndpoint::over(ManuallyDrop::new(simple), Some(comm))
+    }
+
+    fn over(comm: ManuallyDrop<SimpleCommunicator>, survivable: Option<Survivable>) -> MpiEndpoint {
+        MpiEndpoint {
+            survivable,
             groups: Vec::new(),
             longest: ALWAYS_EXPECTED,
             me: Rank(comm.rank() as u32),
@@ -97,7 +110,7 @@ impl MpiEndpoint {
             pending: Vec::new(),
             completed: Vec::new(),
             statuses: Vec::new(),
-        })
+        }
     }
 
     /// Receives messages of up to so many words more than are always expected.
@@ -309,8 +322,7 @@ impl MpiEndpoint {
         if !self.pending.is_empty() {
             return Err("messages are still under way".into());
         }
-        // SAFETY: nothing is under way, and the wire is gone after this.
-        check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
+        finalize()
     }
 
     /// Ends all ranks at once.
@@ -323,6 +335,23 @@ impl Drop for MpiEndpoint {
     fn drop(&mut self) {
         forget(std::mem::take(&mut self.pending)); // see above
     }
+}
+
+/// Initialises MPI, which is possible once in a process.
+pub(crate) fn start() -> Result<ManuallyDrop<Universe>, Failure> {
+    let opened = initialize_with_threading(Threading::Serialized);
+    let (universe, level) = opened.ok_or("MPI was started before in this process")?;
+    if level < Threading::Serialized {
+        forget(universe);
+        return Err("this MPI cannot be called by one thread after another".into());
+    }
+    Ok(ManuallyDrop::new(universe))
+}
+
+/// Ends MPI. Nothing may be under way.
+pub(crate) fn finalize() -> Result<(), Failure> {
+    // SAFETY: nothing is under way, and nobody calls MPI after this.
+    check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
 }
 
 /// Lets calls on `comm` return an error instead of ending the job.

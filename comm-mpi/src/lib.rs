@@ -21,9 +21,10 @@
 //! `Universe` is never dropped: that calls `MPI_Finalize`, which blocks a rank that unwinds from a panic until all
 //! others end too.
 
-#![allow(unsafe_code)] // MPI is C; see `wire`
+#![allow(unsafe_code)] // MPI is C; see `endpoint`
 
 mod comm;
+mod communicator;
 mod door;
 mod endpoint;
 mod error;
@@ -35,12 +36,14 @@ mod mailbox;
 mod message;
 mod peers;
 mod progress;
+mod rendezvous;
 mod shared;
 mod sums;
+mod ulfm;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::{Builder, JoinHandle};
+use std::thread::{Builder, Thread};
 use std::time::{Duration, Instant};
 
 use chimera_core::comm::{CommError, all_gather_json};
@@ -56,6 +59,7 @@ pub use liveness::LivenessMonitor;
 use message::Message;
 use peers::{Process, Watched, firsts};
 use progress::Backoff;
+pub use rendezvous::MpiRendezvous;
 use shared::{Progress, Shared};
 pub use sums::Sums;
 
@@ -63,13 +67,13 @@ pub use sums::Sums;
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// This process's end of the job. It is left by [`close`](Mpi::close); one that is dropped while its thread
-/// panics ends all ranks.
+/// panics ends all ranks. The ends that [`MpiRendezvous`] gives are left where the ranks meet.
 pub struct Mpi {
     me: Rank,
     n_ranks: u32,
     shared: Arc<Shared>,
     watched: Arc<Watched>,
-    tending: Option<JoinHandle<()>>,
+    tending: Option<Thread>,
     /// Control data so far, by receiver and by sender.
     n_bytes_sent: FxHashMap<Rank, u64>,
     n_bytes_received: FxHashMap<Rank, u64>,
@@ -80,10 +84,16 @@ impl Mpi {
     /// Starts MPI and meets all other ranks, for which it waits so long; once in a process, which its launcher has
     /// started with them. Whoever calls is warned if deaths on other hosts would not be noticed.
     pub fn start(patience: Duration, warn: fn(&str)) -> Result<Mpi, CommError> {
-        let wire = MpiEndpoint::open().map_err(CommError::Failed)?;
+        let mut mpi = Mpi::over(MpiEndpoint::open().map_err(CommError::Failed)?);
+        mpi.begin(patience, warn)?;
+        Ok(mpi)
+    }
+
+    /// The end that `wire` makes, before the ranks have met.
+    fn over(wire: MpiEndpoint) -> Mpi {
         let (me, n_ranks) = (wire.me, wire.n_ranks);
         let shared = Arc::new(Shared::new(wire));
-        let mut mpi = Mpi {
+        Mpi {
             me,
             n_ranks,
             shared,
@@ -92,16 +102,23 @@ impl Mpi {
             n_bytes_sent: FxHashMap::default(),
             n_bytes_received: FxHashMap::default(),
             n_questions: 0,
-        };
+        }
+    }
+
+    /// Meets all other ranks, and lets MPI proceed by itself.
+    fn begin(&mut self, patience: Duration, warn: fn(&str)) -> Result<(), CommError> {
         let deadline = Instant::now() + patience;
-        let all = all_gather_json(&mut mpi, &Process::me(), deadline)?;
-        let links = mpi.open_links(&firsts(&all), deadline, warn)?;
-        mpi.watched = Arc::new(Watched::of(me, &all, links));
-        let (shared, watched) = (Arc::clone(&mpi.shared), Arc::clone(&mpi.watched));
+        let me = self.me;
+        let all = all_gather_json(self, &Process::me(), deadline)?;
+        let links = self.open_links(&firsts(&all), deadline, warn)?;
+        self.watched = Arc::new(Watched::of(me, &all, links));
+        let (shared, watched) = (Arc::clone(&self.shared), Arc::clone(&self.watched));
         let tending =
             Builder::new().name("mpi".into()).spawn(move || progress::run(&shared, &watched));
-        mpi.tending = Some(tending.map_err(no_thread)?);
-        Ok(mpi)
+        let tending = tending.map_err(no_thread)?;
+        self.tending = Some(tending.thread().clone());
+        self.shared.keep(tending);
+        Ok(())
     }
 
     /// Connects the hosts, by the first rank of each rank's, if there are several.
@@ -156,18 +173,23 @@ impl Mpi {
     /// # Errors
     /// Names a rank that has died or does not leave. MPI is then left as it is: the process should end.
     pub fn close(&mut self, patience: Duration) -> Result<(), CommError> {
-        let Some(tending) = self.tending.take() else { return Ok(()) };
-        let deadline = Instant::now() + patience;
-        let said = self.others().try_for_each(|to| self.shared.send(to, Message::Bye).map(drop));
-        let left = said.and_then(|()| self.await_others(deadline));
-        self.shared.is_over.store(true, Ordering::Release);
-        tending.thread().unpark();
-        let ended = tending.join();
-        left?;
-        match (ended, self.shared.take_wire()) {
-            (Ok(()), Some(wire)) => wire.close().map_err(CommError::Failed),
-            _ => Err(CommError::Failed("the thread that tends MPI died".into())),
+        if self.tending.take().is_none() {
+            return Ok(());
         }
+        let left = self.say_good_bye(patience);
+        let ended_well = self.shared.end_tending();
+        left?;
+        match self.shared.take_wire().filter(|_| ended_well) {
+            Some(wire) => wire.close().map_err(CommError::Failed),
+            None => Err(CommError::Failed("the thread that tends MPI died".into())),
+        }
+    }
+
+    /// Tells all others that nothing more comes, and waits until they have said so too.
+    fn say_good_bye(&self, patience: Duration) -> Result<(), CommError> {
+        let deadline = Instant::now() + patience;
+        self.others().try_for_each(|to| self.shared.send(to, Message::Bye).map(drop))?;
+        self.await_others(deadline)
     }
 
     /// Ends all processes of the job at once, with this exit code.
@@ -221,7 +243,7 @@ impl Mpi {
     /// Wakes the thread that tends MPI if there is something left to do.
     fn wake(&self, progress: Progress) {
         if let Some(tending) = self.tending.as_ref().filter(|_| progress == Progress::Busy) {
-            tending.thread().unpark();
+            tending.unpark();
         }
     }
 }
@@ -229,6 +251,14 @@ impl Mpi {
 impl Drop for Mpi {
     fn drop(&mut self) {
         if self.tending.is_none() {
+            return;
+        }
+        if self.shared.survives {
+            // Where the ranks meet, they leave too.
+            let is_in_use = !self.shared.is_over.load(Ordering::Acquire);
+            if is_in_use && !std::thread::panicking() && self.shared.mailbox().check().is_ok() {
+                let _ = self.say_good_bye(LAST_WORDS); // who is not done learns at the next meeting that all are
+            }
             return;
         }
         if std::thread::panicking() || self.close(LAST_WORDS).is_err() {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::mem::replace;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use chimera_core::comm::{CommError, Position};
@@ -28,6 +29,10 @@ pub(crate) struct Shared {
     pub(crate) is_waiting: AtomicBool,
     /// Whether the other thread is to end.
     pub(crate) is_over: AtomicBool,
+    /// The other thread.
+    tending: Mutex<Option<JoinHandle<()>>>,
+    /// Whether deaths of ranks are survived.
+    pub(crate) survives: bool,
 }
 
 /// What is to become of words in the outbox.
@@ -52,6 +57,8 @@ pub(crate) enum Progress {
 impl Shared {
     pub(crate) fn new(wire: MpiEndpoint) -> Shared {
         Shared {
+            survives: wire.survives(),
+            tending: Mutex::default(),
             wire: Mutex::new(Some(wire)),
             outbox: Mutex::default(),
             mailbox: Mutex::default(),
@@ -171,6 +178,35 @@ impl Shared {
         lock(&self.wire).take()
     }
 
+    /// Keeps the other thread, for its end.
+    pub(crate) fn keep(&self, tending: JoinHandle<()>) {
+        *lock(&self.tending) = Some(tending);
+    }
+
+    /// Ends the other thread; returns whether it ended well.
+    pub(crate) fn end_tending(&self) -> bool {
+        self.is_over.store(true, Ordering::Release);
+        let Some(tending) = lock(&self.tending).take() else { return true };
+        tending.thread().unpark();
+        tending.join().is_ok()
+    }
+
+    /// Ends the waits of all ranks for a death, which they survive.
+    pub(crate) fn revoke(&self) {
+        if let Some(wire) = &*lock(&self.wire) {
+            wire.revoke();
+        }
+    }
+
+    /// Takes the transport out of use after a death: nothing goes by it any more, and this thread alone calls MPI.
+    pub(crate) fn retire(&self) {
+        self.end_tending();
+        if let Some(wire) = self.take_wire() {
+            wire.revoke();
+            wire.let_go();
+        }
+    }
+
     /// Ends all ranks at once, if MPI can be reached.
     pub(crate) fn abort_job(&self, code: u8) {
         for _ in 0..100 {
@@ -207,7 +243,10 @@ impl Shared {
             Ok(false) if wire.is_busy() => Progress::Busy,
             Ok(false) => Progress::Idle,
             Err(reason) => {
-                lock(&self.mailbox).ended.get_or_insert(CommError::Failed(reason));
+                if self.mailbox().check().is_ok() {
+                    let cause = wire.cause(reason);
+                    self.mailbox().ended.get_or_insert(cause);
+                }
                 Progress::Idle
             }
         }

@@ -34,6 +34,7 @@ mod sweep;
 mod targets;
 mod torture;
 mod transformers;
+mod ulfm;
 mod wgpu;
 mod words;
 

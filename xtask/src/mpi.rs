@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 
 use crate::command::{Programs, cargo, install, read, run as run_command};
 use crate::features::{PROGRAM, Tests, lint};
+use crate::ulfm;
 
 /// The crate that needs an MPI library to be built.
 pub(crate) const TRANSPORT: &str = "chimera-comm-mpi";
@@ -23,6 +24,9 @@ pub(crate) struct Args {
     /// Uses MPICH in place of Open MPI; what has been built is then for MPICH, until this runs without it
     #[arg(long)]
     mpich: bool,
+    /// Instead installs Open MPI 5 from PyPI below the target folder, and kills ranks of trainings that survive it
+    #[arg(long, conflicts_with = "mpich")]
+    ulfm: bool,
 }
 
 /// An MPI library with its launcher.
@@ -49,6 +53,9 @@ const MPICH: Library = Library {
 
 /// Lints the transport, runs the conformance suite as ranks of a job, and trains under the launcher.
 pub(crate) fn run(args: &Args) -> Result<()> {
+    if args.ulfm {
+        return ulfm::run();
+    }
     let library = if args.mpich { MPICH } else { OPEN_MPI };
     let (compiler, launcher) = library.find()?;
     // Bindings are made at build time, and cargo does not notice another library.

@@ -28,7 +28,7 @@ pub use all_gather::{all_gather, all_gather_json};
 pub use delayed::{Delayed, Stamped};
 pub use host::{Host, HostStaged};
 pub use position::Position;
-pub use rendezvous::{Meeting, Rendezvous};
+pub use rendezvous::{Meeting, Rendezvous, StagedRendezvous};
 pub use tag::{Payload, Tag};
 pub use threads::{Threads, threads};
 pub use wire::{Framed, Wire};

