@@ -22,10 +22,10 @@ static OPEN: Mutex<Vec<Weak<Pool>>> = Mutex::new(Vec::new());
 pub(super) struct Pool {
     context: Arc<CudaContext>,
     ordinal: usize,
-    source: Source,
+    source: Supply,
 }
 
-enum Source {
+enum Supply {
     Ordered(sys::CUmemoryPool),
     Kept(Mutex<Kept>),
 }
@@ -56,8 +56,8 @@ impl Pool {
             return Ok(Arc::clone(pool));
         }
         let source = match ordered(context, ordinal)? {
-            Some(pool) => Source::Ordered(pool),
-            None => Source::Kept(Mutex::default()),
+            Some(pool) => Supply::Ordered(pool),
+            None => Supply::Kept(Mutex::default()),
         };
         let pool = Arc::new(Self { context: Arc::clone(context), ordinal, source });
         for other in &others {
@@ -77,10 +77,10 @@ impl Pool {
         let bytes = bytes.max(1);
         match &self.source {
             // SAFETY: pool and stream are alive, and what is allocated is freed once, by `free`.
-            Source::Ordered(pool) => unsafe {
+            Supply::Ordered(pool) => unsafe {
                 result::mem_pool::alloc_async(*pool, bytes, stream.0.cu_stream())
             },
-            Source::Kept(kept) => lock(kept).allocate(stream, bytes),
+            Supply::Kept(kept) => lock(kept).allocate(stream, bytes),
         }
     }
 
@@ -96,16 +96,16 @@ impl Pool {
     ) -> Result<(), DriverError> {
         match &self.source {
             // SAFETY: by the contract of this function.
-            Source::Ordered(_) => unsafe { result::free_async(address, stream.0.cu_stream()) },
-            Source::Kept(kept) => lock(kept).keep(address, bytes.max(1), stream),
+            Supply::Ordered(_) => unsafe { result::free_async(address, stream.0.cu_stream()) },
+            Supply::Kept(kept) => lock(kept).keep(address, bytes.max(1), stream),
         }
     }
 
     pub(super) fn counts(&self) -> Result<Counts, DriverError> {
         use sys::CUmemPool_attribute_enum as Attribute;
         let pool = match &self.source {
-            Source::Ordered(pool) => *pool,
-            Source::Kept(kept) => return Ok(lock(kept).counts()),
+            Supply::Ordered(pool) => *pool,
+            Supply::Kept(kept) => return Ok(lock(kept).counts()),
         };
         let read = |attribute| {
             let mut value = 0u64;
@@ -127,8 +127,8 @@ impl Pool {
         let high = sys::CUmemPool_attribute_enum::CU_MEMPOOL_ATTR_USED_MEM_HIGH;
         match &self.source {
             // SAFETY: the pool is alive, and this attribute is 64 bits.
-            Source::Ordered(pool) => unsafe { set(*pool, high, &mut 0u64) },
-            Source::Kept(kept) => {
+            Supply::Ordered(pool) => unsafe { set(*pool, high, &mut 0u64) },
+            Supply::Kept(kept) => {
                 lock(kept).reset_peak();
                 Ok(())
             }
@@ -138,7 +138,7 @@ impl Pool {
     /// Lets another GPU read and write this memory, if the machine can do so. If not, or if the driver refuses, copies
     /// between the two go through the host: they are slower, and right.
     fn open_to(&self, other: &Pool) {
-        let Source::Ordered(pool) = self.source else { return };
+        let Supply::Ordered(pool) = self.source else { return };
         let (mut can, device) = (0, other.context.cu_device());
         // SAFETY: it writes an int, and both devices are open.
         let asked = unsafe {
@@ -159,11 +159,11 @@ impl Drop for Pool {
         let bound = self.context.bind_to_thread();
         let given = bound.and_then(|()| match &self.source {
             // SAFETY: nothing was allocated that was not freed; what is still on its way to be free goes when it is.
-            Source::Ordered(pool) => unsafe {
+            Supply::Ordered(pool) => unsafe {
                 result::mem_pool::trim_to(*pool, 0)?;
                 result::mem_pool::destroy(*pool)
             },
-            Source::Kept(kept) => lock(kept).give_back(),
+            Supply::Kept(kept) => lock(kept).give_back(),
         });
         let _ = given; // the device failed: what it holds goes with the process
     }
