@@ -366,7 +366,7 @@ fn an_asynchronous_schedule_skips_nothing() {
     let shape = Shape { window: 3, ..Shape::new(2, 2) };
     let run = Run { non_finite: NonFinite::Skip, ..Run::new("pipedream", shape) };
     let fault = train(&run, on(0, Fate::Arrives)).unwrap_err();
-    assert!(fault.message.contains("an asynchronous schedule can skip no step"), "{fault}");
+    assert!(fault.message.contains("without a flush after each step can skip no step"), "{fault}");
 }
 
 /// A sum that arrives as another one on one replica.

@@ -124,7 +124,7 @@ impl<I> Job<'_, I> {
         if !is_synchronous && self.training.non_finite == NonFinite::Skip {
             let why = "its stages update on their own";
             return Some(format!(
-                "a schedule without a flush after each step can skip none, since {why}"
+                "a schedule without a flush after each step can skip no step, since {why}"
             ));
         }
         if self.training.non_finite == NonFinite::Skip && !self.training.check_finite {
