@@ -30,7 +30,7 @@ pub enum TokenKind {
     /// What the weight half of a backward needs of its input half.
     Deferred,
     /// The version of the weights that a forward read, until its backward has read it too. There is one
-    /// where weights may change in between (see [`Update`]).
+    /// where weights may change in between (see [`Update`](crate::update::Update)).
     Version,
 }
 
