@@ -75,14 +75,10 @@ fn over_nccl(words: impl IntoIterator<Item = OsString>) -> bool {
     if let Some(last) = transports.last() {
         return last == "nccl";
     }
-    let is_said = |line: &str| {
-        let said = line.trim().strip_prefix("transport").map(str::trim_start);
-        let value = said.and_then(|said| said.strip_prefix('=')).map(str::trim_start);
-        value.is_some_and(|value| value.starts_with("\"nccl\"") || value.starts_with("'nccl'"))
-    };
+    let is_said = |settings: toml::Table| settings.get("transport")?.as_str().map(|t| t == "nccl");
     let files =
         values("--config").into_iter().filter_map(|path| std::fs::read_to_string(path).ok());
-    files.into_iter().any(|text| text.lines().any(is_said))
+    files.into_iter().any(|text| text.parse().ok().and_then(is_said) == Some(true))
 }
 
 #[cfg(test)]

@@ -130,7 +130,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         let goes_on = AtomicBool::new(false);
         let is_root = comm.rank() == Rank(0);
         let mut worker = Worker::new(self.job(&goes_on), device, comm, stage)?;
-        let mut course = Course { next: 0, stops: false, reports: Vec::new() };
+        let mut course = Course::default();
         self.run(&mut worker, &mut course, is_root)?;
         Ok(self.trained(&worker, course))
     }
@@ -156,7 +156,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
     {
         let goes_on = AtomicBool::new(false);
         let job = self.job(&goes_on);
-        let mut course = Course { next: 0, stops: false, reports: Vec::new() };
+        let mut course = Course::default();
         let mut worker: Option<Worker<'_, S, D, C>> = None;
         let mut rank = Rank(0);
         loop {
@@ -271,6 +271,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
 }
 
 /// How far a rank has come.
+#[derive(Default)]
 struct Course {
     next: u64,
     stops: bool,

@@ -35,6 +35,7 @@ const MEETING: c_int = 1;
 const BATCH: usize = 32;
 /// Words that any message may have: rank 0 may find a schedule for all, before it is known how large tensors are.
 const ALWAYS_EXPECTED: usize = (64 << 20) / size_of::<f32>();
+
 /// This process's end of MPI.
 pub(crate) struct MpiEndpoint {
     comm: ManuallyDrop<SimpleCommunicator>,

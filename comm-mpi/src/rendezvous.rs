@@ -268,7 +268,7 @@ fn watchdog(me: Rank, patience: Duration, warn: fn(&str)) -> Result<Sender<()>, 
 fn is_death(error: &CommError) -> bool {
     match error {
         CommError::Lost { .. } => true,
-        CommError::Aborted(cause) => cause.is_death() && cause.class == Class::PeerLost,
+        CommError::Aborted(cause) => cause.is_death(),
         _ => false,
     }
 }

@@ -28,7 +28,7 @@ use chimera_core::lower::{Lowering, Passes, lower};
 use chimera_core::model::{Architecture, DropoutRate, ModelConfig, cut, stage};
 use chimera_core::program::Program;
 use chimera_core::schedule::{Shape, find};
-use chimera_core::stage::Data;
+use chimera_core::stage::{Data, samples};
 use chimera_core::trainer::{Trained, Trainer};
 use nix::sys::signal::{Signal, raise};
 
@@ -76,10 +76,10 @@ fn train(
 ) -> Result<Trained<<Candle as Device>::Tensor>, Fault> {
     let steps = env::var("STEPS").ok().and_then(|n| n.parse().ok()).unwrap_or(6);
     let training = Training { seed: 1, steps, lr: 1e-2, ..Training::default() };
-    let (program, device) = (program(), Candle::cpu());
+    let (program, device, tokens) = (program(), Candle::cpu(), tokens());
     let cuts = cut(&MODEL, MODEL.context, DEPTH).expect("as many parts as stages");
     let finished = |step| log(left, "steps", step);
-    let trainer = Trainer::new(&program, &Tokens).training(training);
+    let trainer = Trainer::new(&program, &tokens).training(training);
     let observe = move |report: &chimera_core::engine::StepReport| finished(report.step);
     let trainer = trainer.on_step(&observe);
     let mut staged = StagedRendezvous { device: device.clone(), inner: meetings };
@@ -122,27 +122,15 @@ fn log(left: &Path, name: &str, number: u64) {
 }
 
 /// Tokens that depend on their place alone.
-struct Tokens;
-
-impl Data for Tokens {
-    fn sample(
-        &self,
-        step: u64,
-        sample: u64,
-        input: &mut Vec<u32>,
-        target: &mut Vec<u32>,
-    ) -> std::io::Result<()> {
+fn tokens() -> impl Data {
+    let targets = MODEL.predictions(MODEL.context);
+    samples(targets, |step, sample, input: &mut Vec<u32>, target: &mut Vec<u32>| {
         let token = |i: u64| ((step * 7 + sample * 3 + i * i) % MODEL.vocab as u64) as u32;
         let tokens: Vec<u32> = (0..MODEL.context as u64).map(token).collect();
         let (inputs, targets) = MODEL.sample(&tokens, token(MODEL.context as u64));
         input.extend(inputs);
         target.extend(targets);
-        Ok(())
-    }
-
-    fn n_targets(&self) -> usize {
-        MODEL.predictions(MODEL.context)
-    }
+    })
 }
 
 /// Calls of the transport so far.

@@ -199,8 +199,8 @@ fn sums(config: &Config, program: &Program, weights: &Weights) -> Vec<f64> {
 /// What every stage takes where activations have the size that precision and devices ask for: of several devices, the
 /// larger one.
 pub(super) fn memory_of(config: &Config, model: &ModelConfig, cuts: &[Cut]) -> Vec<Memory> {
-    let is_host = |name: &str| name.trim().parse().is_ok_and(Device::is_host);
-    let on_host = config.device.split(',').any(is_host);
+    let devices = Device::named(&config.device, config.depth);
+    let on_host = devices.is_ok_and(|all| all.into_iter().any(Device::is_host));
     let (drops, bytes) = (config.dropout > 0.0, config.precision.activation_bytes(on_host));
     let of = |cut| memory(model, cut, config.sequence, drops, bytes);
     // The length of samples is checked: it fits into the model's context.

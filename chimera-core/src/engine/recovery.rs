@@ -6,10 +6,12 @@
 //! their updates from its records; if none has, nobody has changed a weight, and the step is computed again, to the same
 //! bits.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::agreement::Agreed;
-use super::held::copy;
+use super::held::{Held, copy};
 use super::state::StageOn;
 use super::timing::Since;
 use super::{Job, StepReport, Worker};
@@ -20,6 +22,7 @@ use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
 use crate::interp::Machine;
 use crate::program::Instr;
+use crate::stage::Stage;
 use crate::update::Update;
 
 /// Where all ranks stand after a recovery.
@@ -223,17 +226,16 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
 
     fn give(&mut self, stage: StageId, to: Rank, step: u64) -> Result<(), Fault> {
         let state = &mut self.state;
-        let held = state.stages.held(stage);
-        let mut copies = Vec::new();
-        for (tensor, (weight, kept)) in (0..).zip(held.weights.iter().zip(&held.state)) {
-            let all = [weight].into_iter().chain(kept.iter().flatten());
-            for (slot, value) in (0..).zip(all) {
-                let tag = Tag::new(step, Payload::Replica { stage, tensor, slot });
-                // The receiver updates what it gets in place.
-                copies.push((tag, state.on_device(tag, copy(&state.device, value))?));
-            }
-        }
-        for (tag, value) in copies {
+        for (tensor, slot) in slots(state.stages.held(stage)) {
+            let tag = replica(step, stage, tensor, slot);
+            let held = state.stages.held(stage);
+            let value = match slot.checked_sub(1) {
+                None => Some(&held.weights[tensor]),
+                Some(kept) => held.state[tensor].as_ref().map(|all| &all[kept]),
+            };
+            // The receiver updates what it gets in place.
+            let Some(value) = value.map(|value| copy(&state.device, value)) else { continue };
+            let value = state.on_device(tag, value)?;
             let sent = state.comm.send(to, tag, value);
             state.on_wire(tag, sent)?;
         }
@@ -242,33 +244,19 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
 
     fn take(&mut self, stage: StageId, from: Rank, step: u64) -> Result<(), Fault> {
         let state = &mut self.state;
-        let held = state.stages.held(stage);
-        let n_slots = held.state.iter().map(|kept| 1 + kept.as_ref().map_or(0, Vec::len));
-        let shapes = held.stage.params().iter().map(|param| param.shape.clone());
-        let places: Vec<(usize, Vec<usize>)> = n_slots.zip(shapes).collect();
-        let mut taken = Vec::with_capacity(places.len());
-        for (tensor, (n_slots, shape)) in (0..).zip(places) {
-            let mut values = Vec::with_capacity(n_slots);
-            for slot in 0..n_slots as u32 {
-                let tag = Tag::new(step, Payload::Replica { stage, tensor, slot });
-                let deadline = state.deadline();
-                let value = state.comm.recv(from, tag, deadline);
-                let value = state.on_wait(tag, Need::Other, value)?;
-                state.check_shape(from, Some(shape.clone()), tag, &value)?;
-                values.push(value);
-            }
-            taken.push(values);
-        }
-        let held = state.stages.held_mut(stage);
-        let mut weights = Vec::with_capacity(taken.len());
-        for (kept, values) in held.state.iter_mut().zip(taken) {
-            let mut values = values.into_iter();
-            weights.extend(values.next());
-            if let Some(kept) = kept {
-                *kept = values.collect();
+        for (tensor, slot) in slots(state.stages.held(stage)) {
+            let tag = replica(step, stage, tensor, slot);
+            let deadline = state.deadline();
+            let value = state.comm.recv(from, tag, deadline);
+            let value = state.on_wait(tag, Need::Other, value)?;
+            let shape = state.stages.held(stage).stage.params()[tensor].shape.clone();
+            state.check_shape(from, Some(shape), tag, &value)?;
+            let held = state.stages.held_mut(stage);
+            match (slot.checked_sub(1), &mut held.state[tensor]) {
+                (Some(kept), Some(all)) => all[kept] = value,
+                _ => Arc::make_mut(&mut held.weights)[tensor] = value,
             }
         }
-        held.weights = std::sync::Arc::new(weights);
         Ok(())
     }
 
@@ -291,6 +279,17 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let fault = Fault::new(Class::Mismatch, self.state.comm.rank(), message);
         Fault { peer: Some(from), ..fault }
     }
+}
+
+/// All that a rank holds of a stage: of each tensor its weights (0), and what the optimizer keeps of it.
+fn slots<S: Stage>(held: &Held<S>) -> Vec<(usize, usize)> {
+    let n_kept = held.state.iter().map(|kept| kept.as_ref().map_or(0, Vec::len));
+    let of = |(tensor, n_kept)| (0..=n_kept).map(move |slot| (tensor, slot));
+    n_kept.enumerate().flat_map(of).collect()
+}
+
+fn replica(step: u64, stage: StageId, tensor: usize, slot: usize) -> Tag {
+    Tag::new(step, Payload::Replica { stage, tensor: tensor as u32, slot: slot as u32 })
 }
 
 fn ranks_where(standings: &[Option<u64>], which: impl Fn(Option<u64>) -> bool) -> Vec<Rank> {

@@ -137,20 +137,20 @@ impl<T: Send + 'static> End<T> {
         look: impl Fn(&Mailbox<T>) -> Result<R, CommError>,
     ) -> Result<R, CommError> {
         let is_short = deadline.saturating_duration_since(Instant::now()) < SHORT;
-        let mut turn = self.turn();
+        let (mut turn, mut is_over) = (self.turn(), false);
         loop {
             let found = look(&self.mailboxes[self.rank.index()]);
-            let is_late = matches!(found, Err(CommError::Timeout { .. }));
-            if !is_late || turn.is_stuck() {
-                return match found {
-                    Err(CommError::Timeout { .. }) => Err(stuck()),
-                    found => found,
-                };
+            if !matches!(found, Err(CommError::Timeout { .. })) {
+                return found;
+            }
+            if turn.is_stuck() {
+                return Err(stuck());
+            }
+            if is_over {
+                return found;
             }
             turn = turn.pass(!is_short);
-            if is_short && !turn.is_stuck() {
-                return look(&self.mailboxes[self.rank.index()]);
-            }
+            is_over = is_short;
         }
     }
 
@@ -258,10 +258,6 @@ impl<T: Send + 'static> Drop for End<T> {
 /// Ends the life of the rank whose thread this is.
 fn die() -> ! {
     resume_unwind(Box::new(Killed))
-}
-
-fn over(cause: &Fault) -> CommError {
-    CommError::Aborted(cause.clone())
 }
 
 #[cfg(test)]

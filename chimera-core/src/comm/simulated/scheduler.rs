@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
 
-use super::{Mailboxes, Plan, die, over, stuck};
+use super::{Mailboxes, Plan, die, stuck};
 use crate::comm::CommError;
 use crate::comm::mailbox::Mailbox;
 use crate::fault::Fault;
@@ -138,7 +138,7 @@ impl<T> Scheduler<T> {
         loop {
             match &turn.state.over {
                 Some(Ok(())) => return Ok(None),
-                Some(Err(cause)) => return Err(over(cause)),
+                Some(Err(cause)) => return Err(CommError::Aborted(cause.clone())),
                 None if turn.state.meetings > last => break,
                 None if turn.state.is_stuck => return Err(stuck()),
                 None => turn = turn.pass(true),
