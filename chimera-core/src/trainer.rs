@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::comm::{Comm, Endpoint, Meeting, Rendezvous, Threads};
 use crate::device::{Device, DeviceError};
-use crate::engine::{Job, Patience, Recovered, StepReport, Training, Worker, run_threads};
+use crate::engine::{Job, Kept, Patience, Recovered, StepReport, Training, Worker, run_threads};
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
 use crate::program::Program;
@@ -132,7 +132,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         let mut worker = Worker::new(self.job(&goes_on), device, comm, stage)?;
         let mut course = Course::default();
         self.run(&mut worker, &mut course, is_root)?;
-        Ok(self.trained(&worker, course))
+        Ok(self.trained(&worker.leave(), course))
     }
 
     /// Trains one rank and goes on where others die: their places are taken by ranks that come to the next meeting and get
@@ -157,31 +157,28 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         let goes_on = AtomicBool::new(false);
         let job = self.job(&goes_on);
         let mut course = Course::default();
-        let mut worker: Option<Worker<'_, S, D, C>> = None;
+        let mut kept: Option<Kept<S, D>> = None;
         let mut rank = Rank(0);
-        loop {
-            let meeting = meetings.meet().map_err(|e| e.into_fault(rank))?;
-            let Some(Meeting { comm, is_first }) = meeting else { break };
+        while let Some(met) = meetings.meet().map_err(|e| e.into_fault(rank))? {
+            let Meeting { comm, is_first } = met;
             rank = comm.rank();
-            let worker = match &mut worker {
-                Some(worker) => {
-                    worker.rejoin(comm);
-                    worker
-                }
-                none => none.insert(Worker::new(job, device.clone(), comm, &mut stage)?),
+            let mut worker = match kept.take() {
+                Some(kept) => Worker::rejoin(job, comm, kept),
+                None => Worker::new(job, device.clone(), comm, &mut stage)?,
             };
-            match self.go_on(worker, &mut course, is_first, rank == Rank(0)) {
+            let went_on = self.go_on(&mut worker, &mut course, is_first, rank == Rank(0));
+            if let Err(fault) = &went_on {
+                worker.abort(fault);
+            }
+            kept = Some(worker.leave());
+            match went_on {
                 Ok(()) => break,
-                Err(fault) => {
-                    worker.abort(&fault);
-                    if !fault.is_death() {
-                        return Err(fault);
-                    }
-                }
+                Err(fault) if fault.is_death() => {}
+                Err(fault) => return Err(fault),
             }
         }
-        Ok(match worker.filter(|_| course.next == self.training.steps || course.stops) {
-            Some(worker) => self.trained(&worker, course),
+        Ok(match kept.filter(|_| course.next == self.training.steps || course.stops) {
+            Some(kept) => self.trained(&kept, course),
             None => Trained { reports: course.reports, weights: BTreeMap::new() },
         })
     }
@@ -256,14 +253,12 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         }
     }
 
-    fn trained<S, D, C>(&self, worker: &Worker<'_, S, D, C>, course: Course) -> Trained<D::Tensor>
+    fn trained<S, D>(&self, kept: &Kept<S, D>, course: Course) -> Trained<S::Tensor>
     where
-        S: Stage<Tensor = D::Tensor, Item = I>,
-        D: Device,
-        C: Comm<D::Tensor>,
+        S: Stage<Item = I>,
     {
         let stages = (0..self.program.placement().n_stages()).map(|id| StageId(id as u16));
-        let held = stages.filter_map(|id| worker.held(id)).flat_map(|(params, weights, _)| {
+        let held = stages.filter_map(|id| kept.held(id)).flat_map(|(params, weights)| {
             params.iter().map(|param| param.name.clone()).zip(weights.iter().cloned())
         });
         Trained { reports: course.reports, weights: held.collect() }

@@ -1,6 +1,7 @@
 //! What is kept of every step.
 
 use chimera_core::engine::{Load, StepReport};
+use chimera_core::ids::Rank;
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// One step. Floats are written so that they read back to the same bits.
@@ -46,6 +47,15 @@ pub struct Metrics {
     /// Steps so far whose gradient was not finite and was thrown away.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped: u64,
+    /// Deaths of ranks that the run has survived so far.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub recoveries: u64,
+    /// Seconds that these took: from the last finished step until training went on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recovery_s: Option<f64>,
+    /// Ranks that were replaced since the step before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replaced: Vec<Rank>,
     /// Mean loss on text that is not trained on, after the update, in nats; every `eval-every` steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
@@ -97,6 +107,9 @@ impl Metrics {
             max_rank_bytes: report.ranks.iter().map(|rank| rank.bytes).max().unwrap_or(0),
             mfu: full_tokens_per_s.map(|full| tokens_per_s / full),
             skipped: report.n_skipped,
+            recoveries: report.recoveries.n,
+            recovery_s: (report.recoveries.n > 0).then_some(report.recoveries.lost_s),
+            replaced: report.recoveries.replaced.clone(),
             validation_loss: report.validation_loss,
             perplexity: report.validation_loss.map(f64::exp),
             ranks: report.ranks.iter().map(RankMetrics::of).collect(),

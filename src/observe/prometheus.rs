@@ -125,6 +125,12 @@ fn page(metrics: &Metrics) -> String {
             "Steps whose gradient was not finite",
             (metrics.skipped > 0).then_some(metrics.skipped as f64),
         ),
+        (
+            "recoveries",
+            "Deaths of ranks that the run has survived",
+            (metrics.recoveries > 0).then_some(metrics.recoveries as f64),
+        ),
+        ("recovery_seconds", "Time that recoveries took", metrics.recovery_s),
         ("mfu", "Model FLOPs over what the devices can do", metrics.mfu),
         ("validation_loss", "Loss on validation text in nats per token", metrics.validation_loss),
     ];

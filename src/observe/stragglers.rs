@@ -72,6 +72,8 @@ impl Stragglers {
 
 #[cfg(test)]
 mod tests {
+    use chimera_core::engine::Recoveries;
+
     use super::*;
 
     /// Of ranks that work so many seconds.
@@ -88,6 +90,7 @@ mod tests {
             validation_loss: None,
             skipped: None,
             n_skipped: 0,
+            recoveries: Recoveries::default(),
             stop: false,
         }
     }

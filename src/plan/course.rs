@@ -1,8 +1,8 @@
 //! What a run does by its settings, whatever is trained: a proven program of steps, and how weights are updated.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use chimera_core::costs::{StageCosts, UniformCosts};
-use chimera_core::engine::{NonFinite, Training};
+use chimera_core::engine::{NonFinite, Training, unsurvivable};
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Lowering, Passes, Recompute};
 use chimera_core::model::{Cut, ModelConfig};
@@ -15,7 +15,7 @@ use chimera_core::update::Update;
 use super::request::{passes_of_window, request_of_window};
 use crate::device::Precision;
 use crate::settings::schedules::Named;
-use crate::settings::{Config, Scaling};
+use crate::settings::{Config, Scaling, Survive, Transport};
 
 /// Settings with the proven program that they lead to.
 pub struct Course {
@@ -119,6 +119,15 @@ impl Course {
             config.reduce_precision == Precision::F32 || !config.mpi_allreduce,
             "MPI has no sums of bf16: choose reduce-precision f32, or leave mpi-allreduce out"
         );
+        if config.survive != Survive::Off {
+            ensure!(
+                !config.mpi_allreduce && config.transport != Transport::Nccl,
+                "survive respawn is for sums and tensors by messages over MPI: leave mpi-allreduce and transport nccl out"
+            );
+            if let Some(why) = unsurvivable(&program, &training) {
+                bail!("survive respawn: {why}");
+            }
+        }
         let mut course = Course { config, program, last: None, search, found, training };
         if course.config.resume.is_none() {
             course.begin(0, chain)?;

@@ -2,7 +2,7 @@
 
 use chimera_core::engine::Fields;
 
-use super::{Run, Subject};
+use super::{Beginning, Run, Subject};
 use crate::formats::checkpoint::Digest;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, OPTIONS};
@@ -52,7 +52,10 @@ impl<S: Subject> Run<S> {
     }
 
     /// BLAKE3 of the weights that the run begins with; those drawn at random follow from the seed.
-    fn weights_hash(&self) -> String {
+    pub(super) fn weights_hash(&self) -> String {
+        if let Some(Beginning { weights, .. }) = &self.joined {
+            return weights.clone();
+        }
         let Some(checkpoint) = &self.start else {
             return self.initial.as_ref().map_or("drawn".into(), |i| i.hash().to_string());
         };

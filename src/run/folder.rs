@@ -37,6 +37,8 @@ pub struct Folder {
 pub struct Place {
     path: PathBuf,
     is_fresh: bool,
+    /// Whether the run has begun here before, by a rank that has died.
+    is_again: bool,
     /// There until the place is given up.
     lock: Option<Lock>,
 }
@@ -68,7 +70,14 @@ impl Place {
             None => fresh(Path::new(RUNS))?,
         };
         let lock = Some(Lock::take(&path)?);
-        Ok(Place { path, is_fresh: config.out.is_none(), lock })
+        Ok(Place { path, is_fresh: config.out.is_none(), is_again: false, lock })
+    }
+
+    /// Takes the folder of a run under way from a rank that has died.
+    pub fn take_over(path: PathBuf) -> Result<Place> {
+        create_dir_all(&path).with_context(|| format!("cannot make folder {}", path.display()))?;
+        let lock = Some(Lock::take(&path)?);
+        Ok(Place { path, is_fresh: false, is_again: true, lock })
     }
 
     /// Where it is.
@@ -123,7 +132,7 @@ impl Place {
         let path = &self.path;
         let shown = path.join(SETTINGS);
         let metrics_path = config.metrics.clone().unwrap_or_else(|| path.join("metrics.jsonl"));
-        let goes_on = shown.exists() && is_own(config, path);
+        let goes_on = shown.exists() && (self.is_again || is_own(config, path));
         let before = if goes_on { settings_in(path).ok() } else { None };
         if let Some(before) = before.as_ref().filter(|_| first == 0) {
             let conflicts = conflicts(before, config);
@@ -141,7 +150,7 @@ impl Place {
             first > 0 && path_before("metrics").map(Path::new) == config.metrics.as_deref();
         let open = || -> Result<_> {
             if let Some(dir) = &config.save {
-                crate::formats::save::prepare(dir, config.resume.is_some())?;
+                crate::formats::save::prepare(dir, config.resume.is_some() || self.is_again)?;
             }
             if let Some(dir) = &config.log {
                 let place = || format!("cannot write a log into {}", dir.display());

@@ -4,24 +4,37 @@ use std::fmt;
 
 use anyhow::{Result, bail};
 
-use crate::settings::Transport;
+use crate::settings::{Survive, Transport};
 
 impl Transport {
-    /// Whether ranks are processes, and why.
+    /// Whether ranks are processes, and why. Those that are to `survive` deaths are, and one that takes a dead one's place
+    /// is started alone.
     ///
     /// # Errors
-    /// If they are, and this build has no MPI, or no NCCL where that is wanted.
-    pub fn choose(self) -> Result<(bool, String)> {
+    /// If they are, and this build has no MPI, or no NCCL where that is wanted; if they are not, but should survive deaths.
+    pub fn choose(self, survive: Survive) -> Result<(bool, String)> {
         if self == Transport::Nccl && !cfg!(feature = "nccl") {
             bail!(
                 "this build has no NCCL: build with `--features nccl,mpi`, or choose another transport"
             );
         }
-        self.choose_for(Launch::found(), cfg!(feature = "mpi"))
+        self.choose_for(survive, Launch::found(), cfg!(feature = "mpi"))
     }
 
-    fn choose_for(self, launch: Option<Launch>, has_mpi: bool) -> Result<(bool, String)> {
-        let launched = launch.filter(|launch| launch.n_ranks > 1);
+    fn choose_for(
+        self,
+        survive: Survive,
+        launch: Option<Launch>,
+        has_mpi: bool,
+    ) -> Result<(bool, String)> {
+        let survives = survive != Survive::Off;
+        if survives && (self == Transport::Threads || launch.is_none()) {
+            bail!(
+                "survive respawn replaces ranks that are processes, and here they are threads: start them with `mpirun \
+                 --with-ft ulfm` of Open MPI 5, or leave survive out"
+            );
+        }
+        let launched = launch.filter(|launch| launch.n_ranks > 1 || survives);
         let why = match (self, &launched) {
             (Transport::Threads, _) => return Ok((false, "as --transport says".into())),
             (Transport::Auto, None) => {
@@ -154,14 +167,22 @@ mod tests {
     fn auto_follows_the_launcher() {
         let launched = launch("PMI_SIZE=2 PMI_RANK=1");
         let chosen = |transport: Transport, launch: &Option<Launch>| {
-            transport.choose_for(launch.clone(), true).expect("there is MPI").0
+            transport.choose_for(Survive::Off, launch.clone(), true).expect("there is MPI").0
         };
         assert!(chosen(Transport::Auto, &launched) && !chosen(Transport::Auto, &None));
         assert!(!chosen(Transport::Auto, &launch("PMI_SIZE=1 PMI_RANK=0")));
         assert!(chosen(Transport::Mpi, &None) && !chosen(Transport::Threads, &launched));
-        let refusal = Transport::Auto.choose_for(launched, false).expect_err("no MPI").to_string();
+        let refusal = Transport::Auto
+            .choose_for(Survive::Off, launched, false)
+            .expect_err("no MPI")
+            .to_string();
         assert!(refusal.contains("found: MPICH or PMI says PMI_SIZE=2: build with"), "{refusal}");
-        assert!(Transport::Threads.choose_for(None, false).is_ok());
+        assert!(Transport::Threads.choose_for(Survive::Off, None, false).is_ok());
+        let alone = launch("PMI_SIZE=1 PMI_RANK=0");
+        let surviving = |launch| Transport::Auto.choose_for(Survive::Respawn, launch, true);
+        assert!(surviving(alone).expect("a process that takes another's place").0);
+        let refusal = surviving(None).expect_err("threads").to_string();
+        assert!(refusal.contains("start them with `mpirun --with-ft ulfm`"), "{refusal}");
     }
 
     #[test]

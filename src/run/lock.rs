@@ -93,6 +93,13 @@ fn is_at(_: &File, path: &Path) -> bool {
     path.is_file()
 }
 
+/// The name of this host; empty if it has none that is known.
+pub fn host_name() -> String {
+    let host = text_regular(Path::new("/proc/sys/kernel/hostname"), MAX_BYTES).ok().flatten();
+    let host = host.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default();
+    host.trim().to_string()
+}
+
 /// Whether a run is at work in a folder. One of another machine is taken to be if it has not said otherwise.
 pub fn is_at_work(folder: &Path) -> bool {
     let holder = open_regular(&folder.join("lock")).ok().and_then(|mut file| holder(&mut file));
@@ -116,12 +123,10 @@ impl Drop for Lock {
 
 impl Holder {
     fn me() -> Holder {
-        let host = text_regular(Path::new("/proc/sys/kernel/hostname"), MAX_BYTES).ok().flatten();
-        let host = host.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default();
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Holder {
             pid: std::process::id(),
-            host: host.trim().to_string(),
+            host: host_name(),
             since: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
         }
     }

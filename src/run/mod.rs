@@ -24,6 +24,7 @@ mod runs;
 mod samples;
 mod steps;
 mod subject;
+mod survivor;
 mod trained;
 mod transformer;
 mod verify;
@@ -50,13 +51,15 @@ use chimera_core::timetable::Timetable;
 pub use folder::{Folder, Place, SETTINGS, is_error, settings_in, write_error};
 pub use gather::share;
 use initial::Initial;
-pub use lock::is_at_work;
+pub use lock::{host_name, is_at_work};
 pub use own::{Model, Own};
 pub use pace::{Pace, WithinStep};
-pub use processes::PATIENCE;
+pub use processes::{PATIENCE, Seat};
+pub use resume::Beginning;
 use resume::kept;
 pub use runs::{RUNS, newest_first};
 pub use subject::Subject;
+pub use survivor::Survivor;
 pub use trained::Trained;
 use trained::merge;
 pub use transformer::Transformer;
@@ -79,6 +82,8 @@ pub struct Run<S = Transformer> {
     subject: S,
     /// Where it begins, if not at the start.
     start: Option<Checkpoint>,
+    /// How it has begun, if this process takes part in it from a later step on.
+    joined: Option<Beginning>,
     saver: Option<Saver>,
     /// Where each rank tells what it did last, if it fails.
     explain: Option<Arc<Explain>>,
@@ -174,8 +179,8 @@ impl<S: Subject> Run<S> {
             None => subject.open_initial(&course.config)?,
             Some(_) => None,
         };
-        let (start, saver, explain, pace) = (None, None, None, OnceLock::new());
-        Ok(Run { course, subject, start, saver, explain, initial, pace })
+        let (start, joined, saver, explain, pace) = (None, None, None, None, OnceLock::new());
+        Ok(Run { course, subject, start, joined, saver, explain, initial, pace })
     }
 
     /// The settings.

@@ -10,6 +10,7 @@ use chimera_core::engine::{Job, StepReport};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
+use super::survivor::Survivor;
 use super::trained::RankTrained;
 use super::watch::Watch;
 use super::{Run, compute_threads};
@@ -37,7 +38,8 @@ impl Run {
         let nccl = Nccl::start(Arc::new(library), &gpu, comm, patience, why_over);
         let mut nccl = nccl.map_err(on_wire)?;
         let pool = compute_threads(self.config().threads, rank)?;
-        let trained = pool.install(|| self.train_on(job, gpu, &mut nccl, watch))?;
+        let survivor = &mut Survivor::default(); // a transport that no death is survived on
+        let trained = pool.install(|| self.train_with(job, gpu, &mut nccl, watch, survivor))?;
         nccl.close(Instant::now() + patience.later).map_err(on_wire)?;
         Ok(trained)
     }

@@ -17,6 +17,7 @@ use chimera_core::stage::{Data, Micro, Param, Stage, measure};
 use chimera_core::timetable::Timetable;
 
 use super::subject::Subject;
+use super::survivor::Survivor;
 use super::trained::RankTrained;
 use super::watch::{HeldOut, Watch};
 use super::{Run, compute_threads, memory_check, resume};
@@ -35,7 +36,7 @@ pub trait Model: Sync {
     /// One number of a sample.
     type Item: NoUninit + Send + Sync;
     /// A piece of it.
-    type Stage: Stage<Tensor = <Self::Device as Device>::Tensor, Item = Self::Item>;
+    type Stage: Stage<Tensor = <Self::Device as Device>::Tensor, Item = Self::Item> + 'static;
 
     /// The name that checkpoints give it: those of a model of another name are refused.
     fn name(&self) -> &str;
@@ -296,7 +297,8 @@ impl<M: Model> Subject for Own<M> {
             let device = run.subject.open(rank)?;
             let stages = run.subject.stages(&device, rank);
             let pool = compute_threads(threads, rank)?;
-            pool.install(|| run.train_rank(job, device.clone(), comm, watch, stages))
+            let survivor = &mut Survivor::default();
+            pool.install(|| run.train_rank(job, device.clone(), comm, watch, survivor, stages))
         };
         Ok(run_threads((width * depth) as u32, train)?)
     }
@@ -307,6 +309,7 @@ impl<M: Model> Subject for Own<M> {
         comm: &mut impl Comm<Host>,
         _: impl Fn() -> Option<CommError> + Send + 'static,
         watch: &Watch<'r, M::Item, O>,
+        survivor: &mut Survivor,
     ) -> Result<RankTrained, Fault>
     where
         O: FnMut(&StepReport) -> Result<()> + Send,
@@ -318,6 +321,6 @@ impl<M: Model> Subject for Own<M> {
         let stages = run.subject.stages(&device, rank);
         let mut staged = HostStaged::new(device.clone(), comm);
         let pool = compute_threads(run.config().threads, rank)?;
-        pool.install(|| run.train_rank(job, device.clone(), &mut staged, watch, stages))
+        pool.install(|| run.train_rank(job, device.clone(), &mut staged, watch, survivor, stages))
     }
 }

@@ -14,23 +14,47 @@ use super::gather::share;
 use super::launch::Launch;
 use super::trained::{RankTrained, merge};
 use super::watch::Watch;
-use super::{Here, Run, Subject, Trained, fingerprint, replica_devices};
+use super::{Beginning, Here, Run, Subject, Survivor, Trained, fingerprint, replica_devices};
 use crate::settings::Config;
 use crate::settings::schedules::Named;
 
 /// For ranks to come to the same point while nobody knows the settings.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
+/// Which rank of a job a process is, and where.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seat {
+    /// Its number.
+    pub rank: Rank,
+    /// Ranks of the job.
+    pub n_ranks: u32,
+    /// Its number among those of this host.
+    pub local: usize,
+    /// Ranks of the job on this host.
+    pub n_local: u32,
+}
+
+impl Seat {
+    /// What the launcher says of an end of a transport.
+    pub fn launched(comm: &impl Endpoint) -> Seat {
+        let (rank, n_ranks) = (comm.rank(), comm.n_ranks());
+        let launch = Launch::found();
+        let n_local = launch.as_ref().and_then(|launch| launch.n_local).unwrap_or(1);
+        let local = launch.and_then(|launch| launch.local).map_or(rank.index(), |n| n as usize);
+        Seat { rank, n_ranks, local, n_local }
+    }
+
+    fn here(self) -> Here {
+        let part = f64::from(self.n_local) / f64::from(self.n_ranks);
+        Here { part, own: Some((self.rank, self.local)) }
+    }
+}
+
 impl Run {
     /// Like [`prepare`](Run::prepare), on all ranks of a job: where a search finds the schedule, rank 0 searches
     /// for all, since time may run out at another point elsewhere.
-    pub fn prepare_as(config: Config, comm: &mut impl Comm<Host>) -> Result<Run> {
-        let (n_ranks, rank) = (f64::from(comm.n_ranks()), comm.rank());
-        let launch = Launch::found();
-        let n_local = launch.as_ref().and_then(|launch| launch.n_local);
-        let local = launch.and_then(|launch| launch.local).map_or(rank.index(), |n| n as usize);
-        let here =
-            Here { part: n_local.map_or(1.0, f64::from) / n_ranks, own: Some((rank, local)) };
+    pub fn prepare_as(config: Config, comm: &mut impl Comm<Host>, seat: Seat) -> Result<Run> {
+        let here = seat.here();
         if config.schedule != Named::Auto || config.depth == 1 {
             return Run::prepare_with(config, None, here);
         }
@@ -46,6 +70,12 @@ impl Run {
             }
             (None, None) => bail!("rank 0 found no timetable"),
         }
+    }
+
+    /// Like [`prepare_as`](Run::prepare_as), of a process that takes a dead rank's place, and so asks the others nothing.
+    pub fn prepare_again(config: Config, beginning: &Beginning, seat: Seat) -> Result<Run> {
+        let found = beginning.timetable.as_ref().map(|text| from_json(text.as_bytes()));
+        Run::prepare_with(config, found.transpose()?, seat.here())
     }
 
     /// Compares the settings of the ranks, before they do anything by them.
@@ -69,13 +99,27 @@ impl<S: Subject> Run<S> {
         why_over: impl Fn() -> Option<CommError> + Send + 'static,
         observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Option<Trained>> {
+        self.train_on(comm, &mut Survivor::default(), stop, why_over, observe)
+    }
+
+    /// Like [`train_as`](Run::train_as), but goes on where `survivor` left another transport, since a rank has died. Where
+    /// the run survives deaths, it is called again on a transport of all ranks after each, which [is](Fault::is_death) the
+    /// cause of the error.
+    pub fn train_on(
+        &self,
+        comm: &mut impl Comm<Host>,
+        survivor: &mut Survivor,
+        stop: &AtomicBool,
+        why_over: impl Fn() -> Option<CommError> + Send + 'static,
+        observe: impl FnMut(&StepReport) -> Result<()> + Send,
+    ) -> Result<Option<Trained>> {
         let rank = comm.rank();
         let samples = self.subject.samples(&self.course);
         let watch = Watch { by_processes: true, ..self.watch(observe)? };
         let Patience { first_step, later } = self.config().patience();
         share(comm, &(), first_step)?; // clocks begin when all are here
         let job = self.job(&*samples, stop);
-        let ran = S::train_process(self, job, comm, why_over, &watch);
+        let ran = S::train_process(self, job, comm, why_over, &watch, survivor);
         let traced = watch.recorder.filter(|_| rank == Rank(0)).map_or(Ok(()), |r| r.finish());
         let mut trained = ran?;
         let saved = trained.saved.take();

@@ -14,9 +14,11 @@ use chimera_core::stage::Stage;
 use super::Run;
 use super::steps::Steps;
 use super::subject::Subject;
+use super::survivor::Survivor;
 use super::trained::RankTrained;
 use super::watch::Watch;
 use crate::observe::Log;
+use crate::settings::Survive;
 
 impl<S: Subject> Run<S> {
     /// Trains the row of the rank that `comm` is an end of, on `device`; `stage` makes its stages.
@@ -26,23 +28,30 @@ impl<S: Subject> Run<S> {
         device: D,
         comm: &mut impl Comm<D::Tensor>,
         watch: &Watch<'r, S::Item, O>,
+        survivor: &mut Survivor,
         stage: impl FnMut(StageId) -> Result<T, Fault>,
     ) -> Result<RankTrained, Fault>
     where
-        T: Stage<Tensor = D::Tensor, Item = S::Item>,
+        T: Stage<Tensor = D::Tensor, Item = S::Item> + 'static,
         D: Device,
         O: FnMut(&StepReport) -> Result<()>,
     {
         let rank = comm.rank();
         handshake(comm, &watch.fingerprint, Instant::now() + job.patience.first_step)?;
-        let mut worker = Worker::new(job, device, comm, stage)?;
+        let kept = survivor.take(rank)?;
+        let is_initial = kept.is_none();
+        let mut worker = match kept {
+            Some(kept) => Worker::rejoin(job, comm, kept),
+            None => Worker::new(job, device, comm, stage)?,
+        };
         if let Some(explain) = &self.explain {
             explain.follow(rank, worker.recent().clone());
         }
-        let mut log =
-            Log::open(self.config().log.as_deref(), self.program(), rank, self.first_step())?;
+        let first = survivor.next().unwrap_or(self.first_step());
+        let mut log = Log::open(self.config().log.as_deref(), self.program(), rank, first)?;
         let trained = catch_unwind(AssertUnwindSafe(|| {
-            Steps { run: self, worker: &mut worker, rank, watch, log: &mut log }.train()
+            let worker = &mut worker;
+            Steps { run: self, worker, rank, watch, log: &mut log, survivor }.train(is_initial)
         }));
         match &trained {
             Ok(trained) => {
@@ -50,6 +59,9 @@ impl<S: Subject> Run<S> {
                 log.end(trained.as_ref().map(is_stopped));
             }
             Err(panic) => log.line(panicked(rank, &**panic)),
+        }
+        if self.config().survive != Survive::Off && trained.is_ok() {
+            survivor.keep(worker.leave());
         }
         trained.unwrap_or_else(|panic| resume_unwind(panic))
     }

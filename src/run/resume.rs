@@ -1,16 +1,30 @@
 //! Going on from a checkpoint: what may be different then, and what must not.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail, ensure};
 use chimera_core::engine::Counts;
 use chimera_core::interchange::{from_json, to_json};
 use chimera_core::timetable::Timetable;
+use serde::{Deserialize, Serialize};
 
 use super::{Run, Subject};
 use crate::formats::checkpoint::{Checkpoint, Digest, FORMAT, Manifest, Saver, Store, foreseen};
 use crate::settings::{Config, OPTIONS, Opt, Resume};
+
+/// How the ranks of a job have begun, for a process that takes a dead one's place.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+pub struct Beginning {
+    /// The first step that is trained.
+    pub first_step: u64,
+    /// BLAKE3 of the weights to begin with, or that they are drawn.
+    pub(super) weights: String,
+    /// The checkpoint that they are of.
+    checkpoint: Option<PathBuf>,
+    /// What a search has found.
+    pub(super) timetable: Option<String>,
+}
 
 /// What held before there were such keys.
 const EARLIER: &[(&str, &str)] = &[
@@ -81,7 +95,33 @@ impl<S: Subject> Run<S> {
 
     /// The first step that is trained.
     pub fn first_step(&self) -> u64 {
-        self.start.as_ref().map_or(0, |checkpoint| checkpoint.manifest().step)
+        let joined = self.joined.as_ref().map(|beginning| beginning.first_step);
+        let resumed = || self.start.as_ref().map(|checkpoint| checkpoint.manifest().step);
+        joined.or_else(resumed).unwrap_or(0)
+    }
+
+    /// How it begins, for a process that is to take part in it later.
+    pub fn beginning(&self) -> Beginning {
+        Beginning {
+            first_step: self.first_step(),
+            weights: self.weights_hash(),
+            checkpoint: self.start.as_ref().map(|checkpoint| checkpoint.path().to_path_buf()),
+            timetable: self.course.found.as_ref().map(to_json),
+        }
+    }
+
+    /// Begins as the other ranks of a job have begun, of which some `are_ahead`: then weights come from them.
+    ///
+    /// # Errors
+    /// If their checkpoint is needed and cannot be used.
+    pub fn join(&mut self, beginning: &Beginning, are_ahead: bool) -> Result<()> {
+        if !are_ahead {
+            let checkpoint = beginning.checkpoint.as_deref().map(Checkpoint::open).transpose()?;
+            return self.resume(checkpoint).map(drop);
+        }
+        self.course.begin(beginning.first_step, self.subject.chain())?;
+        (self.joined, self.initial) = (Some(beginning.clone()), None);
+        Ok(())
     }
 
     /// The checkpoint that it goes on from.
@@ -239,7 +279,7 @@ fn settings(config: &Config) -> BTreeMap<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
     use std::sync::atomic::AtomicBool;
 
     use chimera_core::schedule::{Shape, find};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use anyhow::Result;
 use chimera_core::comm::Comm;
 use chimera_core::device::Device;
-use chimera_core::engine::{StepReport, Worker};
+use chimera_core::engine::{Recovered, StepReport, Worker};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::program::Program;
@@ -13,11 +13,13 @@ use chimera_core::stage::{Param, Stage};
 use chimera_core::update::Update;
 
 use super::subject::Subject;
+use super::survivor::Survivor;
 use super::trained::{RankRun, RankTrained};
 use super::watch::{HeldOut, Watch};
 use super::{Run, gather};
 use crate::formats::checkpoint::{Shares, State};
 use crate::observe::{Did, Log};
+use crate::settings::Survive;
 
 /// The last runs of the program whose timelines are kept.
 const N_TIMELINES: u64 = 10;
@@ -29,6 +31,17 @@ pub(super) struct Steps<'s, 'r, S: Subject, T: Stage, D, C, O> {
     pub(super) rank: Rank,
     pub(super) watch: &'s Watch<'r, S::Item, O>,
     pub(super) log: &'s mut Log,
+    pub(super) survivor: &'s mut Survivor,
+}
+
+/// Where a rank begins.
+struct Begun {
+    /// The step that it trains next.
+    step: u64,
+    /// Whether the run is to stop before that.
+    stop: bool,
+    /// The step before, if some rank has not done all that comes after it.
+    unsettled: Vec<StepReport>,
 }
 
 impl<'r, S, T, D, C, O> Steps<'_, 'r, S, T, D, C, O>
@@ -39,15 +52,18 @@ where
     C: Comm<D::Tensor>,
     O: FnMut(&StepReport) -> Result<()>,
 {
-    /// All steps from where the run begins.
-    pub(super) fn train(mut self) -> Result<RankTrained, Fault> {
-        self.begin()?;
+    /// All steps from where the run stands; weights are those to begin with if they are `initial`.
+    pub(super) fn train(mut self, initial: bool) -> Result<RankTrained, Fault> {
         let (run, rank) = (self.run, self.rank);
         let n_steps = run.config().steps;
         let saver = run.saver.as_ref().filter(|_| self.watch.by_processes);
         let mut shares = saver.map(|saver| Shares::of(saver, rank));
-        let mut trained = RankTrained::default();
-        let (mut step, mut stop, mut saved) = (run.first_step(), false, None);
+        let Begun { mut step, mut stop, mut unsettled } = self.begin(initial)?;
+        let mut saved = None;
+        if !unsettled.is_empty() {
+            self.tell(&mut unsettled)?;
+            saved = self.settle(&unsettled, stop, &mut shares)?;
+        }
         while step < n_steps && !stop {
             let began = step;
             let is_whole = n_steps - step >= u64::from(run.program().window().n_steps());
@@ -56,18 +72,15 @@ where
                 self.worker.set_program(last)?;
                 program = last;
             }
-            let mut is_skipped = false;
             let reports = self.run(program, step, &mut shares)?;
             if reports.is_empty() {
-                trained.has_discarded = self.worker.has_discarded();
+                self.survivor.trained.has_discarded = self.worker.has_discarded();
                 self.save_stopped(step, saved, &mut shares)?;
                 break;
             }
-            for report in reports {
+            for report in &reports {
                 (step, stop) = (report.step + 1, report.stop);
-                is_skipped = report.skipped.is_some();
-                trained.steps_s.push(report.step_s);
-                trained.last = Some(report);
+                self.survivor.trained.steps_s.push(report.step_s);
             }
             let every = run.config().check_replicas;
             if every > 0 && step / every > began / every {
@@ -77,24 +90,42 @@ where
             let is_near_end = n_steps - step < N_TIMELINES * (step - began);
             if rank.index() < program.placement().n_workers() && is_whole && is_near_end {
                 let (events, waits) = self.worker.timeline()?;
-                trained.runs.push(RankRun { events: events.to_vec(), waits: waits.to_vec() });
+                let ran = RankRun { events: events.to_vec(), waits: waits.to_vec() };
+                self.survivor.trained.runs.push(ran);
             }
-            let is_done = step == n_steps;
-            let is_last = is_done || stop;
-            if self.save(&State { began, step, is_done, is_last, is_skipped }, &mut shares)? {
-                saved = Some(step);
-            }
+            saved = self.settle(&reports, stop, &mut shares)?.or(saved);
         }
-        trained.n_steps = step;
+        self.survivor.trained.n_steps = step;
         if let Some(shares) = shares {
-            trained.saved = shares.finish(&mut gather::all_gather(self.worker))?;
+            self.survivor.trained.saved = shares.finish(&mut gather::all_gather(self.worker))?;
         }
-        trained.weights = self.weights(n_steps)?;
-        Ok(trained)
+        let weights = self.weights(n_steps)?;
+        Ok(RankTrained { weights, ..self.survivor.trained.clone() })
+    }
+
+    /// Comes to the step that is to be trained next, together with the other ranks where deaths are survived.
+    fn begin(&mut self, initial: bool) -> Result<Begun, Fault> {
+        let first = self.run.first_step();
+        if initial && !self.survivor.joins {
+            self.set_initial_weights()?;
+        }
+        if self.run.config().survive == Survive::Off {
+            return Ok(Begun { step: first, stop: false, unsettled: Vec::new() });
+        }
+        let start = (!self.survivor.joins).then_some(first);
+        let Recovered { next, last, .. } = self.worker.recover(start)?;
+        self.survivor.trained.runs.clear(); // of no use without those of all ranks
+        let settled = self.survivor.settled.to_le_bytes();
+        let all = self.worker.all_gather("recovery", &settled)?;
+        let is_settled = all.iter().all(|of_rank| *of_rank == next.to_le_bytes());
+        let last = last.filter(|_| next > first);
+        let stop = last.as_ref().is_some_and(|report| report.stop);
+        let unsettled = last.into_iter().filter(|_| !is_settled).collect();
+        Ok(Begun { step: next, stop, unsettled })
     }
 
     /// Takes the weights to begin with, unless they are drawn at random.
-    fn begin(&mut self) -> Result<(), Fault> {
+    fn set_initial_weights(&mut self) -> Result<(), Fault> {
         let (run, rank) = (self.run, self.rank);
         if let Some(initial) = &run.initial {
             let unread = |e: anyhow::Error| Fault::new(Class::Io, rank, format!("{e:#}"));
@@ -110,6 +141,23 @@ where
             0 => Ok(()),
             _ => self.worker.check_replicas(),
         }
+    }
+
+    /// Saves behind steps that were trained, if that is due: after how many, then.
+    fn settle(
+        &mut self,
+        reports: &[StepReport],
+        is_last: bool,
+        shares: &mut Option<Shares<'r>>,
+    ) -> Result<Option<u64>, Fault> {
+        let (Some(first), Some(last)) = (reports.first(), reports.last()) else { return Ok(None) };
+        let (began, step) = (first.step, last.step + 1);
+        let is_done = step == self.run.config().steps;
+        let (is_last, is_skipped) = (is_done || is_last, last.skipped.is_some());
+        let is_saved = self.save(&State { began, step, is_done, is_last, is_skipped }, shares)?;
+        self.survivor.settled = step;
+        self.survivor.trained.last = Some(last.clone());
+        Ok(is_saved.then_some(step))
     }
 
     /// Runs the program once, from `step`; tells of its steps.
@@ -129,6 +177,16 @@ where
             let _ = shares.finish(&mut gather::all_gather(self.worker));
         }
         let mut reports = ran?;
+        if self.log.is_kept() {
+            let (events, waits) = self.worker.timeline()?;
+            self.log.steps(&reports, events, waits);
+        }
+        self.tell(&mut reports)?;
+        Ok(reports)
+    }
+
+    /// Evaluates where that is due, and lets rank 0 tell of steps that it has not told of.
+    fn tell(&mut self, reports: &mut [StepReport]) -> Result<(), Fault> {
         if let Some(HeldOut { data, n_samples }) = &self.watch.held_out
             && let Some(at) = reports.iter().rposition(|report| self.is_evaluated(report.step))
         {
@@ -136,21 +194,19 @@ where
             let loss = self.worker.evaluate(report.step, &**data, *n_samples)?;
             report.validation_loss = Some(loss);
         }
-        if self.log.is_kept() {
-            let (events, waits) = self.worker.timeline()?;
-            self.log.steps(&reports, events, waits);
-        }
         if self.rank == Rank(0)
             && let Ok(mut observe) = self.watch.observe.lock()
         {
-            for report in &reports {
+            let told = self.survivor.told;
+            for report in reports.iter().filter(|report| report.step >= told) {
                 observe(report).map_err(|e| match e.downcast::<Fault>() {
                     Ok(fault) => Fault { step: Some(report.step), ..fault },
                     Err(e) => Fault::new(Class::Io, self.rank, format!("{e:#}")),
                 })?;
+                self.survivor.told = report.step + 1;
             }
         }
-        Ok(reports)
+        Ok(())
     }
 
     /// Whether the weights are evaluated after `step`.

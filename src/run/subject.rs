@@ -12,6 +12,7 @@ use chimera_core::timetable::Timetable;
 
 use super::Run;
 use super::initial::Initial;
+use super::survivor::Survivor;
 use super::trained::RankTrained;
 use super::watch::{HeldOut, Watch};
 use crate::formats::checkpoint::Digest;
@@ -73,13 +74,15 @@ pub trait Subject: Sync + Sized {
     where
         O: FnMut(&StepReport) -> Result<()> + Send;
 
-    /// Trains the rank that `comm` is an end of. `why_over` is asked from another thread whether the job has failed.
+    /// Trains the rank that `comm` is an end of, and goes on with what `survivor` has kept. `why_over` is asked from another
+    /// thread whether the job has failed.
     fn train_process<'r, O>(
         run: &'r Run<Self>,
         job: Job<'r, Self::Item>,
         comm: &mut impl Comm<Host>,
         why_over: impl Fn() -> Option<CommError> + Send + 'static,
         watch: &Watch<'r, Self::Item, O>,
+        survivor: &mut Survivor,
     ) -> Result<RankTrained, Fault>
     where
         O: FnMut(&StepReport) -> Result<()> + Send;

@@ -69,7 +69,7 @@ impl Trained {
 }
 
 /// What one rank leaves.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct RankTrained {
     /// Steps that the weights were trained for.
     pub(super) n_steps: u64,

@@ -18,6 +18,7 @@ use chimera_core::timetable::Timetable;
 use super::initial::Initial;
 use super::samples::{HeldOutText, Samples};
 use super::subject::Subject;
+use super::survivor::Survivor;
 use super::trained::RankTrained;
 use super::watch::{HeldOut, Watch};
 use super::{N_VALIDATION, Run, compute_threads};
@@ -116,7 +117,7 @@ impl Subject for Transformer {
         let by_rank = devices.by_rank();
         Ok(run_threads(by_rank.len() as u32, |comm: &mut Threads<Host>| {
             let device = &by_rank[comm.rank().index()];
-            device.run(AsRank { run, job, comm, watch })
+            device.run(AsRank { run, job, comm, watch, survivor: &mut Survivor::default() })
         })?)
     }
 
@@ -126,6 +127,7 @@ impl Subject for Transformer {
         comm: &mut impl Comm<Host>,
         why_over: impl Fn() -> Option<CommError> + Send + 'static,
         watch: &Watch<'r, u32, O>,
+        survivor: &mut Survivor,
     ) -> Result<RankTrained, Fault>
     where
         O: FnMut(&StepReport) -> Result<()> + Send,
@@ -137,7 +139,7 @@ impl Subject for Transformer {
             Transport::Nccl => run.train_over_nccl(job, device, comm, why_over, watch),
             _ => {
                 drop(why_over); // over MPI alone all waits are MPI's
-                device.run(AsRank { run, job, comm, watch })
+                device.run(AsRank { run, job, comm, watch, survivor })
             }
         }
     }
@@ -164,12 +166,13 @@ impl Run {
     }
 
     /// Trains the row of the rank that `comm` is an end of, on `kernels`.
-    pub(super) fn train_on<'r, K, O>(
+    pub(super) fn train_with<'r, K, O>(
         &'r self,
         job: Job<'r>,
         kernels: K,
         comm: &mut impl Comm<K::Tensor>,
         watch: &Watch<'r, u32, O>,
+        survivor: &mut Survivor,
     ) -> Result<RankTrained, Fault>
     where
         K: Layers,
@@ -179,7 +182,7 @@ impl Run {
         let Config { dropout: rate, seed, sequence, .. } = *self.config();
         let dropout = DropoutRate { rate, seed };
         let (rank, device) = (comm.rank(), kernels.clone());
-        self.train_rank(job, kernels, comm, watch, |id: StageId| {
+        self.train_rank(job, kernels, comm, watch, survivor, |id: StageId| {
             let made = stage(device.clone(), model, sequence, dropout, cuts[id.index()].clone());
             made.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))
         })
@@ -202,7 +205,8 @@ impl<O: FnMut(&StepReport) -> Result<()> + Send> Compute for OnThreads<'_, '_, O
             let rank = comm.rank();
             let kernels = by_rank[rank.index() % by_rank.len()].clone();
             let pool = compute_threads(threads, rank)?;
-            pool.install(|| self.run.train_on(self.job, kernels, comm, self.watch))
+            let survivor = &mut Survivor::default();
+            pool.install(|| self.run.train_with(self.job, kernels, comm, self.watch, survivor))
         })
     }
 }
@@ -213,6 +217,7 @@ struct AsRank<'r, 'w, O, C> {
     job: Job<'r>,
     comm: &'w mut C,
     watch: &'w Watch<'r, u32, O>,
+    survivor: &'w mut Survivor,
 }
 
 impl<O, C> Compute for AsRank<'_, '_, O, C>
@@ -225,8 +230,9 @@ where
     fn on<K: Layers>(self, devices: &[K]) -> Self::Output {
         let none = || Fault::new(Class::Internal, self.comm.rank(), "a rank has no device");
         let kernels = devices.first().ok_or_else(none)?.clone();
-        let pool = compute_threads(self.run.config().threads, self.comm.rank())?;
-        let mut staged = HostStaged::new(kernels.clone(), self.comm);
-        pool.install(|| self.run.train_on(self.job, kernels, &mut staged, self.watch))
+        let AsRank { run, job, comm, watch, survivor } = self;
+        let pool = compute_threads(run.config().threads, comm.rank())?;
+        let mut staged = HostStaged::new(kernels.clone(), comm);
+        pool.install(|| run.train_with(job, kernels, &mut staged, watch, survivor))
     }
 }

@@ -16,7 +16,7 @@ use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
 use super::origin::Entries;
 use super::schedules::Named;
 use super::value::Setting;
-use super::{DataWeights, Layout, MlpGate, Opt, Origin, Scaling, StepRange, Transport};
+use super::{DataWeights, Layout, MlpGate, Opt, Origin, Scaling, StepRange, Survive, Transport};
 use crate::device::{Device, Precision};
 
 /// Makes [`OPTIONS`] and [`Config`] of rows.
@@ -295,6 +295,9 @@ options! {
         /// How workers communicate: threads of this process, mpi (processes that mpirun or srun started), nccl (such
         /// processes with an NVIDIA GPU each), or auto for mpi where there are such processes
         "transport" transport: Transport = [is("auto").free().see("distributed.md")];
+        /// What to do when a rank that is a process dies: off (all end) or respawn (a process takes its place, and its stages
+        /// come from their replicas; over Open MPI 5)
+        "survive" survive: Survive = [is("off").free().see("distributed.md#surviving-the-death-of-a-rank")];
         /// CPU threads per worker
         "threads" threads: usize =
             [value("COUNT").whole(1, 1 << 10).follows("the cores of the machine / its workers, at least 1").own().drawn(Profiled)];

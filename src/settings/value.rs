@@ -13,7 +13,7 @@ use chimera_core::search::Where;
 use toml::Value;
 
 use super::schedules::{Named, names};
-use super::{DataWeights, Layout, MlpGate, Scaling, Transport};
+use super::{DataWeights, Layout, MlpGate, Scaling, Survive, Transport};
 use crate::device::Precision;
 
 /// Which values an option may have.
@@ -241,7 +241,7 @@ macro_rules! words {
 }
 
 words!(Border, MlpGate, LrSchedule, NonFinite, Precision, Recompute, Scaling, Sync);
-words!(Transport, Where);
+words!(Survive, Transport, Where);
 
 /// Some steps, at least one, written `A..B`.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -16,11 +16,6 @@ impl<D, C> DeviceComm<D, C> {
     pub(super) fn new(device: D, comm: C) -> Self {
         DeviceComm { device, comm }
     }
-
-    /// Puts another transport in the place of this one.
-    pub(super) fn replace(&mut self, comm: C) {
-        self.comm = comm;
-    }
 }
 
 impl<D: Device, C: Endpoint> Wrap for DeviceComm<D, C> {

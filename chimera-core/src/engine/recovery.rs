@@ -12,16 +12,17 @@ use serde::{Deserialize, Serialize};
 
 use super::agreement::Agreed;
 use super::held::{Held, copy};
+use super::recoveries::{Recoveries, Standing};
 use super::state::StageOn;
 use super::timing::Since;
-use super::{Job, StepReport, Worker};
+use super::{Job, StepReport, Training, Worker};
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
 use crate::interp::Machine;
-use crate::program::Instr;
+use crate::program::{Instr, Program};
 use crate::stage::Stage;
 use crate::update::Update;
 
@@ -47,35 +48,21 @@ struct Committed {
     records: Vec<Vec<u8>>,
 }
 
-impl<I> Job<'_, I> {
-    /// Why a dead rank of this job cannot be replaced from replicas, if it cannot.
-    pub fn unsurvivable(&self) -> Option<String> {
-        let (program, training) = (self.program, self.training);
-        let why = if program.window().update() != Update::Flush {
-            "its stages are updated on their own: choose a synchronous schedule, and border step"
-        } else if !program.has_barrier() {
-            "weights change before all ranks have their sums: leave check-finite true, or clip"
-        } else if training.shard_optimizer {
-            "each part of a sharded optimizer is held once: leave shard-optimizer out"
-        } else {
-            return None;
-        };
-        Some(format!("the death of a rank cannot be survived, since {why}"))
-    }
+/// Why a dead rank of a training cannot be replaced from replicas, if it cannot.
+pub fn unsurvivable(program: &Program, training: &Training) -> Option<String> {
+    let why = if program.window().update() != Update::Flush {
+        "its stages are updated on their own: choose a synchronous schedule, and border step"
+    } else if !program.has_barrier() {
+        "weights change before all ranks have their sums: leave check-finite true, or clip"
+    } else if training.shard_optimizer {
+        "each part of a sharded optimizer is held once: leave shard-optimizer out"
+    } else {
+        return None;
+    };
+    Some(format!("the death of a rank cannot be survived, since {why}"))
 }
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
-    /// Takes another transport of the same ranks, and lets go of the step under way.
-    pub fn rejoin(&mut self, comm: C) {
-        let state = &mut self.state;
-        state.comm.replace(comm);
-        state.reductions.clear();
-        state.steps.losses.clear();
-        state.steps.activations.held = 0;
-        state.has_requested_stop = false;
-        state.is_interruptible = state.is_interruptible();
-    }
-
     /// Makes every wait of every rank end for this cause.
     pub fn abort(&mut self, cause: &Fault) {
         self.state.comm.abort(cause);
@@ -88,13 +75,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     /// The [death](Fault::is_death) of a rank meanwhile, after which all may try again. [`Class::PeerLost`] names the stages of
     /// which no holder lives, which is final. [`Class::Mismatch`] if replicas differ.
     pub fn recover(&mut self, start: Option<u64>) -> Result<Recovered, Fault> {
-        if let Some(why) = self.state.job.unsurvivable() {
+        let Job { program, training, .. } = self.state.job;
+        if let Some(why) = unsurvivable(program, training) {
             return Err(Fault::new(Class::Usage, self.state.comm.rank(), why));
         }
+        let away_s = self.next.map(|_| self.state.timing.since.start.elapsed().as_secs_f64());
         self.next = self.next.or(start);
-        let said = self.next.unwrap_or(u64::MAX).to_le_bytes();
-        let all = self.all_gather("recovery", &said)?;
-        let standings = self.standings(&all)?;
+        let all = self.standings(away_s)?;
+        let standings: Vec<_> = all.iter().map(|standing| standing.next).collect();
         let replaced = ranks_where(&standings, |next| next.is_none());
         let target = standings.iter().flatten().max().copied();
         let target = target.ok_or_else(|| self.nothing_left(&replaced, &[]))?;
@@ -107,17 +95,26 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             true => None,
             false => self.reports(target.saturating_sub(1))?.pop(),
         };
+        self.state.recoveries.count(&all, &replaced);
         self.state.timing.since = Since::now();
         Ok(Recovered { next: target, replaced, last })
     }
 
-    /// The step that each rank is to train next, `None` where it has no state.
-    fn standings(&self, all: &[Vec<u8>]) -> Result<Vec<Option<u64>>, Fault> {
-        let read = |(from, bytes): (u32, &Vec<u8>)| match bytes.as_slice().try_into() {
-            Ok(bytes) => Ok(Some(u64::from_le_bytes(bytes)).filter(|next| *next != u64::MAX)),
-            Err(_) => Err(self.unreadable_peer(Rank(from))),
+    /// Where each rank stands; this one has been without the others for `away_s`, if it was in training before.
+    fn standings(&mut self, away_s: Option<f64>) -> Result<Vec<Standing>, Fault> {
+        let Recoveries { n, lost_s, .. } = self.state.recoveries;
+        let own = Standing { next: self.next, away_s, n, lost_s };
+        let own = self.written(&own)?;
+        let all = self.all_gather("recovery", &own)?;
+        let read = |(from, bytes): (u32, &Vec<u8>)| {
+            serde_json::from_slice(bytes).map_err(|_| self.unreadable_peer(Rank(from)))
         };
-        (0..).zip(all).map(read).collect()
+        (0..).zip(&all).map(read).collect()
+    }
+
+    fn written(&self, what: &impl Serialize) -> Result<Vec<u8>, Fault> {
+        let me = self.state.comm.rank();
+        serde_json::to_vec(what).map_err(|e| Fault::new(Class::Internal, me, e.to_string()))
     }
 
     /// Lets ranks that lack the sync of the last committed step have it, and make its updates.
@@ -129,8 +126,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         };
         let lacking = ranks_where(standings, |next| next != Some(target));
         if me == witness {
-            let committed = serde_json::to_vec(&self.committed())
-                .map_err(|e| Fault::new(Class::Internal, me, e.to_string()))?;
+            let committed = self.written(&self.committed())?;
             for to in lacking {
                 let sent = self.state.comm.send_bytes(to, committed.clone());
                 self.state.on_wire("recovery", sent)?;

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::device_comm::DeviceComm;
 use super::held::Weights;
+use super::recoveries::Recoveries;
 use super::reductions::Reductions;
 use super::stages::Stages;
 use super::sync::StepSync;
@@ -32,6 +33,7 @@ pub(super) struct State<'j, S: Stage, D, C> {
     pub(super) reductions: Reductions<S::Tensor>,
     pub(super) steps: Steps<S::Tensor>,
     pub(super) sync: StepSync,
+    pub(super) recoveries: Recoveries,
     pub(super) timing: Timing,
     /// Whether the transport lets ranks leave a step.
     pub(super) is_interruptible: bool,

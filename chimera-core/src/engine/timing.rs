@@ -91,6 +91,12 @@ impl Timing {
         }
     }
 
+    /// Counts from another epoch on.
+    pub(super) fn restart(&mut self, epoch: Instant) {
+        self.clear();
+        self.epoch = epoch;
+    }
+
     /// Forgets events and waits. Compute that has no times yet still counts.
     pub(super) fn clear(&mut self) {
         self.events.clear();

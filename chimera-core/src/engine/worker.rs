@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::agreement::{Load, Totals};
-use super::device_comm::DeviceComm;
 use super::flight_recorder::FlightRecorder;
+use super::kept::Kept;
+use super::recoveries::Recoveries;
 use super::reductions::Reductions;
 use super::shards::buffers;
 use super::stages::Stages;
@@ -50,6 +51,8 @@ pub struct StepReport {
     pub skipped: Option<String>,
     /// Steps whose gradient was, so far.
     pub n_skipped: u64,
+    /// Deaths of ranks that the training has survived.
+    pub recoveries: Recoveries,
     /// Whether some rank was asked to stop: this is the last step of all.
     pub stop: bool,
 }
@@ -90,8 +93,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             return Err(Fault::new(Class::Usage, comm.rank(), conflict));
         }
         let placement = job.program.placement();
-        let (rank, depth) = (comm.rank(), placement.n_workers());
-        let (group, me) = (rank.index() / depth, WorkerId((rank.index() % depth) as u16));
+        let rank = comm.rank();
+        let (_, me) = placement.group_and_worker(rank);
         let stages = Stages::new(&job, &device, (rank, me), stage)?;
         let params = |stage| stages.find(stage).map(|held| held.stage.params());
         let Training { shard_optimizer, bf16_gradients, .. } = *job.training;
@@ -104,21 +107,17 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         job.training.optimizer.check(&device).map_err(unfit)?;
         let buffers = buffers(job.program, job.width, stages.layout(), params, shard_optimizer);
         let clock = device.clock().map_err(|e| e.into_fault(rank))?;
-        let mut state = State {
-            job,
-            group,
-            comm: DeviceComm::new(device.clone(), comm),
+        let kept = Kept {
             device,
             stages,
             reductions: Reductions::new(buffers, bf16_gradients),
             steps: Steps::new(),
             sync: StepSync::default(),
+            recoveries: Recoveries::default(),
             timing: Timing::new(job.epoch, clock),
-            is_interruptible: false,
-            has_requested_stop: false,
+            next: None,
         };
-        state.is_interruptible = state.is_interruptible();
-        Ok(Worker { state, me, next: None })
+        Ok(Worker::rejoin(job, comm, kept))
     }
 
     /// Trains the steps of the program, `first` and those that follow it: one, or those of a window. Returns no report
@@ -135,7 +134,9 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             self.state.steps.n_updates += u64::from(program.window().n_updates());
         }
         self.next = Some(first + u64::from(program.window().n_steps()));
-        self.reports(first)
+        let reports = self.reports(first);
+        self.state.recoveries.replaced.clear();
+        reports
     }
 
     /// Whether the last step that was begun has been discarded.
@@ -252,7 +253,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     }
 
     pub(super) fn reports(&self, first: u64) -> Result<Vec<StepReport>, Fault> {
-        let State { sync, comm, job, .. } = &self.state;
+        let State { sync, comm, job, recoveries, .. } = &self.state;
         let agreed = sync.agreed().ok_or_else(|| {
             Fault::new(Class::Internal, comm.rank(), "the program ends without an agreement")
         })?;
@@ -270,6 +271,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
                 validation_loss: None,
                 skipped: sync.skipped().map(str::to_owned),
                 n_skipped: sync.n_skipped(),
+                recoveries: recoveries.clone(),
                 stop: agreed.stop && index + 1 == n_steps,
             }
         };

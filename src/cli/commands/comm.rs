@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::cli::commands::train::ranks;
 use crate::cli::parts::offered::offered;
-use crate::settings::Transport;
+use crate::settings::{Survive, Transport};
 
 /// Bytes that are measured.
 const SIZES: [usize; 8] = [4, 64, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
@@ -83,7 +83,7 @@ impl Bench {
             self.transport != Transport::Nccl,
             "this measures the host's tensors, which NCCL does not carry: choose mpi or threads"
         );
-        let (is_mpi, _) = self.transport.choose()?;
+        let (is_mpi, _) = self.transport.choose(Survive::Off)?;
         let report = if is_mpi {
             ranks::with(&measure)?
         } else {

@@ -75,10 +75,15 @@ impl<'s> Shares<'s> {
     ) -> Result<(), Fault> {
         self.settle(all_gather)?;
         let (store, step, nth) = (self.saver.store().clone(), state.step, self.rank.index());
-        let begun = if self.rank == Rank(0) { store.begin(step) } else { Ok(()) };
-        let begun: Vec<Result<(), Fault>> = self.share(all_gather, &begun)?;
-        if let Some(fault) = begun.into_iter().find_map(Result::err) {
-            self.end(state, Err(fault));
+        // Before a death it may have been published.
+        let published = || store.whole(step).map(|whole| Err(Ok(whole)));
+        let begun = match self.rank {
+            Rank(0) => published().unwrap_or_else(|| store.begin(step).map_err(Err)),
+            _ => Ok(()),
+        };
+        let begun: Vec<Result<(), Result<PathBuf, Fault>>> = self.share(all_gather, &begun)?;
+        if let Some(ended) = begun.into_iter().find_map(Result::err) {
+            self.end(state, ended);
             return Ok(());
         }
         let writer = begin_writer(move || {
@@ -177,6 +182,14 @@ impl<'s> Shares<'s> {
             })
         };
         (0..).zip(&all).map(read).collect()
+    }
+}
+
+/// Who lets go of a save, since a rank has died, lets no thread write on: the same save may be begun again.
+impl Drop for Shares<'_> {
+    fn drop(&mut self) {
+        let Some(ShareUnderWay { writer, publisher, .. }) = self.under_way.take() else { return };
+        let _ = (writer.map(JoinHandle::join), publisher.map(JoinHandle::join));
     }
 }
 

@@ -145,6 +145,11 @@ impl Store {
         &self.folder
     }
 
+    /// The checkpoint after so many steps, if it is finished.
+    pub(super) fn whole(&self, step: u64) -> Option<PathBuf> {
+        Some(self.folder_of(step)).filter(|folder| folder.join(MANIFEST).exists())
+    }
+
     /// Whether a checkpoint is one of its own.
     pub fn holds(&self, checkpoint: &Path) -> bool {
         let folder = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());

@@ -6,7 +6,7 @@ use ratatui::style::{Color, Style};
 use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, LineGauge, Paragraph, Sparkline};
 
-use crate::cli::parts::console::{count, fixed};
+use crate::cli::parts::console::{count, duration, fixed};
 use crate::cli::parts::followed::Followed;
 use crate::observe::{Metrics, RankMetrics};
 
@@ -47,9 +47,13 @@ fn numbers(last: &Metrics) -> String {
         0 => String::new(), // not in every file
         n => format!("  {} tokens", count(n)),
     };
+    let recovered = match last.recovery_s {
+        Some(seconds) => format!("  {} recoveries, {}", last.recoveries, duration(seconds)),
+        None => String::new(),
+    };
     let most = last.ranks.iter().map(|rank| rank.bytes).max().unwrap_or(last.bytes);
     format!(
-        "loss {}  grad norm {}  lr {:.2e}{seen}  bubble {:.3}  {:.0} MiB at most{mfu}",
+        "loss {}  grad norm {}  lr {:.2e}{seen}  bubble {:.3}  {:.0} MiB at most{mfu}{recovered}",
         fixed(last.loss, 4),
         fixed(last.grad_norm, 3),
         last.lr,

@@ -1,8 +1,8 @@
 //! Where a test has a rank struck by a signal, or panic: at an instruction, behind a message, in an all-gather, at a
 //! change of the file system.
 //!
-//! The environment says which rank, by what and where, such as `CHIMERA_STRIKE="2 KILL at 3.7 FILE"`; FILE is made
-//! at that moment. Only builds with debug assertions hold this module: in others the transport and the disk are
+//! The environment says which rank, by what and where, such as `CHIMERA_STRIKE="2 KILL at 3.7 FILE"`, or of several
+//! with `;` between them; FILE is made at that moment. Only builds with debug assertions hold this module: in others the transport and the disk are
 //! as they are.
 
 use std::env;
@@ -28,22 +28,36 @@ struct Injection {
     file: PathBuf,
 }
 
-/// What the environment says.
+static THIS: OnceLock<Option<Rank>> = OnceLock::new();
+
+/// Says which rank this process is, where the launcher does not. One that takes a dead one's place is not struck.
+pub(super) fn this_is(rank: Rank, is_replacement: bool) {
+    let _ = THIS.set(Some(rank).filter(|_| !is_replacement));
+}
+
+/// What is planned for this rank; until that is known, for the one that the launcher says it is.
 fn plan() -> Option<&'static Injection> {
-    static PLAN: OnceLock<Option<Injection>> = OnceLock::new();
-    let read = || {
-        let text = env::var("CHIMERA_STRIKE").ok()?;
-        let (rank, rest) = text.split_once(' ')?;
-        Launch::found().filter(|launch| launch.rank.to_string() == rank)?;
-        let (signal, rest) = rest.split_once(' ')?;
-        let (point, file) = rest.rsplit_once(' ')?;
-        let signal = match signal {
-            "PANIC" => None,
-            name => Some(format!("SIG{name}").parse().ok()?),
-        };
-        Some(Injection { signal, point: point.into(), file: file.into() })
+    static PLANS: [OnceLock<Option<Injection>>; 2] = [const { OnceLock::new() }; 2];
+    let launched = || Launch::found().map(|launch| Rank(launch.rank));
+    let (nth, this) = match THIS.get() {
+        Some(this) => (0, *this),
+        None => (1, launched()),
     };
-    PLAN.get_or_init(read).as_ref()
+    PLANS[nth].get_or_init(|| this.and_then(planned)).as_ref()
+}
+
+/// What the environment says of a rank: at one point, or at the first of several with `;` between them.
+fn planned(this: Rank) -> Option<Injection> {
+    let text = env::var("CHIMERA_STRIKE").ok()?;
+    let mut all = text.split(';').filter_map(|one| one.trim().split_once(' '));
+    let (_, rest) = all.find(|(rank, _)| rank.parse() == Ok(this.0))?;
+    let (signal, rest) = rest.split_once(' ')?;
+    let (point, file) = rest.rsplit_once(' ')?;
+    let signal = match signal {
+        "PANIC" => None,
+        name => Some(format!("SIG{name}").parse().ok()?),
+    };
+    Some(Injection { signal, point: point.into(), file: file.into() })
 }
 
 /// Here this rank is struck, if that is the `point` of the test.

@@ -7,9 +7,10 @@
 #[cfg(all(unix, debug_assertions))]
 mod fault_injection;
 mod shutdown;
+mod start_up;
+mod surviving;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,20 +19,16 @@ use anyhow::{Context, Result, ensure};
 use chimera_comm_mpi::{Limit, LivenessMonitor, Mpi, Sums};
 use chimera_core::comm::{Comm, CommError, Endpoint, Host};
 use chimera_core::engine::Patience;
-use chimera_core::fault::{Class, panicked};
-use chimera_core::ids::{BucketId, Rank};
+use chimera_core::fault::panicked;
 
 use self::shutdown::{
-    Known, ROOT, close, end_if_over, end_now, fail, fault_of, note_if_over, start, stuck, within,
+    Known, ROOT, close, end_if_over, end_now, fail, fault_of, is_failed, note_if_over, start,
 };
-use super::{Stop, Train, listen, resume};
-use crate::cli::parts::console::warn;
+use self::start_up::{Begun, start_up};
+use super::{Stop, Train, told};
 use crate::cli::parts::progress::Say;
-use crate::cli::parts::shape::warn_of_unread;
-use crate::formats::checkpoint::Store;
-use crate::run::launch::layouts;
-use crate::run::{PATIENCE, Place, Run, checkpoint_as, share};
-use crate::settings::{Config, Transport};
+use crate::run::{Run, Seat, share};
+use crate::settings::{Config, Survive};
 
 /// For all to leave, where there are no settings that say so.
 const TO_LEAVE: Duration = Duration::from_secs(60);
@@ -56,8 +53,13 @@ struct Job<'j> {
 /// Trains as the rank that this process is, and ends it.
 pub(crate) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()> {
     pass("start");
+    if let Ok(config) = &config
+        && config.survive != Survive::Off
+    {
+        return surviving::run(train, config, why);
+    }
     let patience = config.as_ref().map_or(Patience::default(), Config::patience);
-    let mut mpi = start(patience.first_step)?;
+    let mut mpi = start(patience.first_step, Mpi::start)?;
     pass("met");
     let known = Arc::new(Known::default());
     let (me, liveness, watched) = (mpi.rank(), mpi.liveness(), Arc::clone(&known));
@@ -75,15 +77,14 @@ pub(crate) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
     });
     let outcome = catch_unwind(work).unwrap_or_else(|panic| Err(panicked(me, &*panic).into()));
     pass("leave");
-    let is_failed = |error: &anyhow::Error| fault_of(error, me).class != Class::Requeue;
     let outcome = match outcome {
-        Err(error) if is_failed(&error) => Err(error),
+        Err(error) if is_failed(&error, me) => Err(error),
         // A peer may be lost on the way out too.
         sound => close(&mut mpi, patience.later, &known).map_err(anyhow::Error::from).and(sound),
     };
     pass("left");
     match outcome {
-        Err(error) if is_failed(&error) => fail(mpi, &error, &known),
+        Err(error) if is_failed(&error, me) => fail(mpi, &error, &known),
         Err(error) if me != ROOT => std::process::exit(fault_of(&error, me).class.code().into()),
         outcome => outcome,
     }
@@ -98,7 +99,7 @@ fn pass(point: &str) {
 
 /// Lets `work` use MPI, which it is told the name of, and leaves together with the other ranks.
 pub(crate) fn with<T>(work: &Work<T>) -> Result<Option<T>> {
-    let mut mpi = start(Patience::default().first_step)?;
+    let mut mpi = start(Patience::default().first_step, Mpi::start)?;
     let me = mpi.rank();
     ensure!(mpi.n_ranks() > 1, "one rank has nobody to reach: start several with mpirun or srun");
     let worked = work(&mut mpi, &Mpi::library()).map_err(|e| e.into_fault(me))?;
@@ -113,74 +114,20 @@ fn as_rank(
     mut comm: &mut dyn Comm<Host>,
     job: Job,
 ) -> Result<()> {
-    let Job { why, liveness, sums, limit, stop, known } = job;
-    let watching = liveness.clone();
+    let Job { stop, known, .. } = job;
+    let watching = job.liveness.clone();
     let why_over = move || watching.why_over();
-    let (is_root, n_ranks) = (comm.rank() == ROOT, comm.n_ranks());
     let comm = &mut comm;
-    let config = config.and_then(|config| check(&config, n_ranks as usize).map(|()| config));
-    let patience = config.as_ref().map_or(PATIENCE, |config| config.patience().first_step);
-    let config = together(comm, config, patience)?;
-    let agreed = Run::agree_on_settings(&config, comm).map_err(anyhow::Error::from);
-    together(comm, agreed, patience)?;
-    let run = Run::prepare_as(config, comm);
-    if let Ok(run) = &run {
-        limit.expect_tensors(run.longest_tensor());
-    }
-    let mut run = together(comm, run, patience)?;
-    let say = Say { to_stderr: train.json };
-    if is_root {
-        warn_of_unread(run.config());
-        say.line(&format!("{n_ranks} ranks over MPI ({}; {why})", Mpi::library()));
-    }
-    if run.config().transport == Transport::Nccl {
-        let version = run.nccl(comm.rank()).map_err(anyhow::Error::from);
-        let version = together(comm, version, patience)?;
-        if is_root {
-            say.line(&format!("tensors over NCCL {version}"));
-        }
-    }
-
-    let place = is_root.then(|| Place::claim(run.config())).transpose();
-    let place = together(comm, place, patience)?;
-    let folder = share(comm, &place.as_ref().map(|p| p.path().to_path_buf()), patience)?;
-    let folder = folder.into_iter().next().flatten().context("rank 0 names no folder")?;
-    let _ = known.folder.set(folder.clone());
-    let checkpoint = checkpoint_as(run.config(), comm, place.as_ref(), &warn);
-    let checkpoint = together(comm, checkpoint, patience)?;
-    let say_if_root = |line: &str| {
-        if is_root {
-            say.line(line);
-        }
+    let seat = Seat::launched(comm);
+    let Some(Begun { run, root }) = start_up(train, config, comm, &job, seat, None)? else {
+        return Ok(());
     };
-    let resumed = resume(&mut run, checkpoint, &say_if_root);
-    together(comm, resumed, patience)?;
-    let agreed = run.agree(comm);
-    together(comm, agreed, patience)?;
-    if run.config().mpi_allreduce {
-        let me = comm.rank();
-        pass("sums");
-        let never = stuck(me, "the ranks do not meet for MPI's sums: one is stopped", known);
-        let opened = within(patience, Some(liveness), never, || sums.open(&groups(&run)));
-        together(comm, opened.map_err(|e| e.into_fault(me).into()), patience)?;
-    }
-    if run.first_step() == run.config().steps {
-        let work = place.as_ref().map(|place| || train.conclude_trained(&run, place, &say));
-        return conclude(comm, &run, known, work);
-    }
-    run.save_into(store(&folder), warn);
-    let _ = known.explain.set(run.explain_in(&folder));
-
-    let begun = place.map(|place| {
-        let prometheus = listen(run.config())?;
-        Ok((place.begin(run.config(), run.first_step(), &warn)?, prometheus))
-    });
-    let Some((mut folder, prometheus)) = together(comm, begun.transpose(), patience)? else {
+    let Some((mut folder, prometheus)) = root else {
         run.train_as(comm, stop.flag(), why_over, |_| Ok(()))?;
         return conclude(comm, &run, known, None::<fn() -> Result<()>>);
     };
-    stop.concerns(&run, folder.path());
-    let trained = train.train(&run, &mut folder, prometheus.as_ref(), &say, |observe| {
+    let say = Say { to_stderr: train.json };
+    let trained = told(&run, &mut folder, prometheus.as_ref(), &say, |observe| {
         let trained = run.train_as(comm, stop.flag(), why_over, observe)?;
         trained.context("rank 0 got nothing")
     });
@@ -189,14 +136,6 @@ fn as_rank(
     });
     train.close(&run, folder.path(), &say, &ended);
     ended
-}
-
-/// Where the run in `folder` saves.
-fn store(folder: &Path) -> Store {
-    #[cfg(all(unix, debug_assertions))]
-    return Store::of(folder).on(fault_injection::disk());
-    #[cfg(not(all(unix, debug_assertions)))]
-    Store::of(folder)
 }
 
 /// Lets the lead conclude, however long that takes, and makes its outcome that of all: meanwhile it tells the
@@ -208,6 +147,7 @@ fn conclude(
     work: Option<impl FnOnce() -> Result<()> + Send>,
 ) -> Result<()> {
     let patience = run.config().patience().later;
+    let survives = run.config().survive != Survive::Off;
     thread::scope(|scope| {
         let work = work.map(|work| scope.spawn(work));
         loop {
@@ -219,7 +159,8 @@ fn conclude(
             match share(comm, &is_done(), patience) {
                 Ok(all) if all.iter().all(|is_done| *is_done) => break,
                 Ok(_) => {}
-                Err(fault) if is_done() => return Err(fault.into()),
+                // The work is finished before this returns.
+                Err(fault) if is_done() || survives && fault.is_death() => return Err(fault.into()),
                 Err(fault) => end_now(comm, &fault, known), // the work would go on for as long as it takes
             }
         }
@@ -229,33 +170,6 @@ fn conclude(
         };
         together(comm, work.map_or(Ok(()), join), patience)
     })
-}
-
-/// The replicas of each bucket.
-fn groups(run: &Run) -> Vec<Vec<Rank>> {
-    let (program, width) = (run.program(), run.config().width);
-    let buckets = (0..program.buckets_of_update().len() as u32).map(BucketId);
-    buckets.map(|bucket| program.replicas(width, bucket)).collect()
-}
-
-/// Refuses a number of ranks that is not width times depth, and reductions that the transport has not.
-fn check(config: &Config, n_ranks: usize) -> Result<()> {
-    ensure!(
-        !config.mpi_allreduce || config.transport != Transport::Nccl,
-        "mpi-allreduce is MPI's, and tensors go over NCCL: choose --transport mpi, or leave it out"
-    );
-    let Config { width, depth, .. } = config;
-    let pairs: Vec<_> = layouts(n_ranks)
-        .into_iter()
-        .map(|(width, depth)| format!("--width {width} --depth {depth}"))
-        .collect();
-    ensure!(
-        width.checked_mul(*depth) == Some(n_ranks),
-        "there are {n_ranks} ranks, but width {width} x depth {depth} needs {}: start as many, or choose {}",
-        width.saturating_mul(*depth),
-        pairs.join(", or ")
-    );
-    Ok(())
 }
 
 /// What all ranks come to: an error of any is an error of all, the first rank's.

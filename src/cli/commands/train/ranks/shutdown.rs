@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ const TO_NOTICE: Duration = Duration::from_millis(280);
 pub(super) struct Known {
     /// The folder of the run.
     pub(super) folder: OnceLock<PathBuf>,
-    pub(super) explain: OnceLock<Arc<Explain>>,
+    pub(super) explain: Mutex<Option<Arc<Explain>>>,
     /// Set by who writes it down: the first cause counts.
     noted: AtomicBool,
     /// Set by who prints it.
@@ -74,7 +74,12 @@ pub(super) fn end_now(comm: &mut impl Endpoint, fault: &Fault, known: &Known) ->
 }
 
 /// Tells the other ranks, the folder of the run, and from one rank whoever started it.
-fn announce(comm: &mut impl Endpoint, fault: &Fault, error: impl Display, known: &Known) {
+pub(super) fn announce(
+    comm: &mut impl Endpoint,
+    fault: &Fault,
+    error: impl Display,
+    known: &Known,
+) {
     let me = comm.rank();
     comm.abort(fault);
     note(me, fault, known);
@@ -130,10 +135,18 @@ fn note(me: Rank, fault: &Fault, known: &Known) {
     if known.noted.swap(true, Ordering::Relaxed) {
         return;
     }
-    let explain = || known.explain.get().map_or(Ok(()), |explain| explain.write(me));
+    let explain = || {
+        let explain = known.explain.lock().unwrap_or_else(PoisonError::into_inner);
+        explain.as_ref().map_or(Ok(()), |explain| explain.write(me))
+    };
     for also in [write_error(folder, me, fault), explain()].into_iter().filter_map(Result::err) {
         tell(format_args!("{also:#}")); // the error that counts is the first
     }
+}
+
+/// Whether an error is a failure, and not a stop on request.
+pub(super) fn is_failed(error: &anyhow::Error, me: Rank) -> bool {
+    fault_of(error, me).class != Class::Requeue
 }
 
 pub(super) fn fault_of(error: &anyhow::Error, me: Rank) -> Fault {
@@ -143,15 +156,18 @@ pub(super) fn fault_of(error: &anyhow::Error, me: Rank) -> Fault {
     }
 }
 
-/// Starts MPI.
-pub(super) fn start(patience: Duration) -> Result<Mpi, Fault> {
+/// Starts MPI by `open`, which is told for how long ranks may wait for each other, and whom to warn.
+pub(super) fn start<T>(
+    patience: Duration,
+    open: impl FnOnce(Duration, fn(&str)) -> Result<T, CommError>,
+) -> Result<T, Fault> {
     let me = || Launch::found().map_or(ROOT, |launch| Rank(launch.rank));
     let never = move |_| {
         let why = "MPI does not start: a rank is stopped, or was never started (--start-timeout)";
         tell(format_args!("error: {}: {why}", me()));
         std::process::exit(Class::Timeout.code().into());
     };
-    within(patience, None, never, || Mpi::start(patience, warn)).map_err(|e| e.into_fault(me()))
+    within(patience, None, never, || open(patience, warn)).map_err(|e| e.into_fault(me()))
 }
 
 /// Ends MPI, when all have left.

@@ -1,0 +1,44 @@
+//! What ranks say of themselves where they meet after a death, and what the deaths so far have cost.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::Rank;
+
+/// Recoveries from deaths of ranks, as all ranks know them.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Recoveries {
+    /// How many there were so far.
+    pub n: u64,
+    /// Seconds that they took so far: each from the last step sync before it until training went on.
+    pub lost_s: f64,
+    /// Ranks that were replaced since the step before.
+    pub replaced: Vec<Rank>,
+}
+
+/// Where one rank stands when the ranks meet.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug)]
+pub(super) struct Standing {
+    /// The step that it is to train next; none where it has no state.
+    pub(super) next: Option<u64>,
+    /// Seconds since its last step sync, if it was in training before.
+    pub(super) away_s: Option<f64>,
+    /// Recoveries that it knows of, and their seconds.
+    pub(super) n: u64,
+    pub(super) lost_s: f64,
+}
+
+impl Recoveries {
+    /// Counts what has led to a meeting of all ranks, if it was a death: at the first meeting none was in training before.
+    pub(super) fn count(&mut self, standings: &[Standing], replaced: &[Rank]) {
+        self.n = standings.iter().map(|standing| standing.n).max().unwrap_or(0);
+        let longest = |of: &dyn Fn(&Standing) -> f64| standings.iter().map(of).fold(0.0, f64::max);
+        self.lost_s = longest(&|standing| standing.lost_s);
+        if standings.iter().any(|standing| standing.away_s.is_some()) {
+            self.n += 1;
+            self.lost_s += longest(&|standing| standing.away_s.unwrap_or(0.0));
+            self.replaced.extend(replaced);
+            self.replaced.sort_unstable();
+            self.replaced.dedup();
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! What is told of a training while it is under way: on the terminal, in the folder of the run, to Prometheus.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use chimera_backend_candle::{measured_bf16_peak, measured_peak};
+use chimera_core::engine::{Recoveries, StepReport};
+use chimera_core::ids::{Rank, StageId, listed};
+use chimera_core::model::Objective;
+
+use crate::cli::parts::console::{counted, duration, warn};
+use crate::cli::parts::model::warn_of_bytes;
+use crate::cli::parts::predicted;
+use crate::cli::parts::progress::{Progress, Say};
+use crate::cli::parts::proof::named;
+use crate::cli::parts::within_step;
+use crate::device::{OpenDevice, Precision, n_cores};
+use crate::observe::{Metrics, Prometheus, Stragglers};
+use crate::run::{Folder, Run, Trained};
+use crate::settings::{Layout, Survive};
+
+/// Who tells of the steps of a run, on rank 0.
+pub(crate) struct Telling<'t> {
+    run: &'t Run,
+    folder: &'t mut Folder,
+    prometheus: Option<&'t Prometheus>,
+    progress: Progress<'t>,
+    stragglers: Stragglers,
+    /// Tokens per second that the devices could train at their peak.
+    full: Option<f64>,
+    began: Instant,
+}
+
+/// Trains by `go`, which tells of every step. Returns how many seconds that took, too.
+pub(crate) fn told(
+    run: &Run,
+    folder: &mut Folder,
+    prometheus: Option<&Prometheus>,
+    say: &Say,
+    go: impl FnOnce(&mut Observe<'_>) -> Result<Trained>,
+) -> Result<(Trained, f64)> {
+    let mut telling = Telling::begin(run, folder, prometheus, say)?;
+    let trained = telling.train(go);
+    let (_, seconds) = telling.end();
+    Ok((trained?, seconds))
+}
+
+/// What is told of each step.
+pub(crate) type Observe<'o> = dyn FnMut(&StepReport) -> Result<()> + Send + 'o;
+
+impl<'t> Telling<'t> {
+    /// Says what is about to be trained.
+    pub(crate) fn begin(
+        run: &'t Run,
+        folder: &'t mut Folder,
+        prometheus: Option<&'t Prometheus>,
+        say: &'t Say,
+    ) -> Result<Telling<'t>> {
+        say.line(&headline(run));
+        if let Some(mixture) = mixture(run) {
+            say.line(&mixture);
+        }
+        if let Some(report) = run.search() {
+            say.line(&report.to_string());
+        }
+        if let Some(prediction) = run.prediction()? {
+            if let Some(doubt) = &prediction.doubt {
+                warn(doubt);
+            }
+            say.line(&predicted::before(&prediction));
+        }
+        if let Some(hint) = shared_cores(run) {
+            warn(&hint);
+        }
+        if run.config().init.is_some() {
+            warn_of_bytes(run.corpus().tokenizer(), run.model().vocab);
+        }
+        if run.config().survive != Survive::Off {
+            say.line(&protection(run));
+        }
+        if let Some(prometheus) = prometheus {
+            say.line(&format!("metrics: http://{}/metrics", prometheus.address()));
+        }
+        let (full, progress) = (full_tokens_per_s(run)?, Progress::new(run, say));
+        let (stragglers, began) = (Stragglers::default(), Instant::now());
+        Ok(Telling { run, folder, prometheus, progress, stragglers, full, began })
+    }
+
+    /// Trains by `go`, which tells of every step.
+    pub(crate) fn train<T>(&mut self, go: impl FnOnce(&mut Observe<'_>) -> Result<T>) -> Result<T> {
+        let Telling { run, folder, prometheus, progress, stragglers, full, .. } = self;
+        let mut observe = |report: &StepReport| {
+            let mut metrics = Metrics::of(report, run.tokens_per_step(), *full);
+            if run.model().objective() == Objective::MaskedTokens {
+                metrics.perplexity = None; // its loss is of two kinds
+            }
+            folder.record(&metrics)?;
+            if !report.recoveries.replaced.is_empty() {
+                progress.warn(&recovered(report));
+            }
+            if let Some(why) = &report.skipped {
+                progress.warn(&format!("step {} made no update: {why}", report.step));
+            }
+            if let Some(told) = stragglers.notice(report) {
+                progress.warn(&told);
+            }
+            if let Some(prometheus) = prometheus {
+                prometheus.show(&metrics);
+            }
+            progress.step(&metrics, folder.best_validation());
+            Ok(())
+        };
+        within_step::show(run.pace().as_deref(), progress, || go(&mut observe))
+    }
+
+    /// Ends what is shown of steps. Returns the folder, and the seconds since the beginning.
+    pub(crate) fn end(&mut self) -> (&Folder, f64) {
+        self.progress.finish();
+        (self.folder, self.began.elapsed().as_secs_f64())
+    }
+}
+
+/// Whose death the run survives, since replicas hold all that it holds.
+fn protection(run: &Run) -> String {
+    let (placement, width) = (run.program().placement(), run.config().width);
+    let holders = (0..placement.n_stages() as u16).map(|id| placement.holders(width, StageId(id)));
+    let mut alone: Vec<Rank> = holders.filter(|ranks| ranks.len() == 1).flatten().collect();
+    alone.sort_unstable();
+    alone.dedup();
+    if alone.is_empty() {
+        return "survives the death of any rank: replicas hold every stage".into();
+    }
+    let then = match run.config().save_every {
+        0 => "lose the run: it saves no checkpoints (--save-every)".to_string(),
+        every => format!("end the run, which saves every {every} steps"),
+    };
+    format!("stages are held once, by {}: their deaths {then}", listed(&alone))
+}
+
+/// What a recovery before a step was.
+fn recovered(report: &StepReport) -> String {
+    let Recoveries { n, lost_s, replaced } = &report.recoveries;
+    let (died, step, lost) = (listed(replaced), report.step, duration(*lost_s));
+    format!(
+        "{died} died in step {step}, and the run has gone on; {n} recoveries so far took {lost}"
+    )
+}
+
+/// Tokens per second that the devices of a run could train at their peak, if that is said or can be measured.
+fn full_tokens_per_s(run: &Run) -> Result<Option<f64>> {
+    let config = run.config();
+    let n_workers = config.width * config.depth;
+    let peak = match config.peak_flops {
+        Some(of_a_worker) => of_a_worker * n_workers as f64,
+        None if !run.devices().one().is_some_and(OpenDevice::is_host) => return Ok(None),
+        None => {
+            let cores = n_cores();
+            let of_a_thread = match config.precision {
+                Precision::Bf16 => measured_bf16_peak(),
+                Precision::F32 => None,
+            };
+            let of_a_thread = of_a_thread.unwrap_or_else(measured_peak);
+            cores.min(n_workers * config.threads) as f64 * of_a_thread
+        }
+    };
+    Ok(Some(peak / run.model().flops_per_token(run.config().sequence)))
+}
+
+fn headline(run: &Run) -> String {
+    let (config, program) = (run.config(), run.program());
+    let schedule = match program.window().n_steps() {
+        _ if config.depth == 1 => "one worker".to_string(),
+        1 => named(program),
+        n => format!("{}, a flush every {n} steps", program.schedule()),
+    };
+    let schedule = match &config.layout {
+        Layout::Is(partition) if config.depth > 1 => format!("{schedule}, layout {partition}"),
+        _ => schedule,
+    };
+    format!(
+        "{} parameters, {} tokens of text; {schedule}, {} x {} worker(s) {}, \
+         {} micro-batches of {} x {} tokens",
+        run.model().n_params(),
+        run.corpus().n_train(),
+        config.width,
+        config.depth,
+        workers_of(run),
+        config.micro_batches,
+        config.micro_batch_size,
+        config.sequence,
+    )
+}
+
+/// Which data is mixed, with the part of each, and how often the training goes through it.
+fn mixture(run: &Run) -> Option<String> {
+    let config = run.config();
+    let weights = config.data_weights.as_ref()?.as_slice();
+    let samples_per_step = run.tokens_per_step() / config.sequence as u64;
+    let epochs = run.corpus().epochs(config.steps.saturating_mul(samples_per_step));
+    let each = config.data.iter().zip(weights).zip(epochs).map(|((file, weight), epochs)| {
+        format!("{} {weight} ({epochs:.2} epochs)", file.display())
+    });
+    Some(format!("mixture: {}", each.collect::<Vec<_>>().join(", ")))
+}
+
+/// What workers compute with.
+fn workers_of(run: &Run) -> String {
+    match run.devices().one() {
+        Some(device) if device.is_host() => format!("with {} thread(s) each", run.config().threads),
+        Some(device) => format!("on {}", device.name()),
+        None => format!("on {}", run.config().device),
+    }
+}
+
+/// A warning that workers have to wait for cores, if they are more.
+pub(super) fn shared_cores(run: &Run) -> Option<String> {
+    let config = run.config();
+    if !run.devices().one().is_some_and(OpenDevice::is_host) {
+        return None;
+    }
+    let cores = n_cores();
+    let threads = config.width * config.depth * config.threads;
+    let workers = counted((config.width * config.depth) as f64, "worker", "s");
+    let of_each = match config.threads {
+        1 => String::new(),
+        n => format!(" of {n} threads each"),
+    };
+    let on = counted(cores as f64, "core", "s");
+    let hint =
+        format!("{workers}{of_each} on {on}; the bubble includes time spent waiting for a core");
+    (threads > cores).then_some(hint)
+}

@@ -1,0 +1,28 @@
+//! What becomes of a run whose ranks are processes when one of them dies, by name.
+
+use std::str::FromStr;
+
+use chimera_core::notation::by_name;
+
+/// What to do when a rank has died.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Survive {
+    /// All ranks end.
+    Off,
+    /// A process is started in its place, and gets what it held from replicas.
+    Respawn,
+}
+
+impl Survive {
+    /// Every one with its name on the command line.
+    pub const ALL: [(&'static str, Survive); 2] =
+        [("off", Survive::Off), ("respawn", Survive::Respawn)];
+}
+
+impl FromStr for Survive {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Survive, String> {
+        by_name("survive", name, &Survive::ALL)
+    }
+}
