@@ -6,7 +6,9 @@ use std::time::Instant;
 
 use crate::comm::{Comm, Endpoint, Meeting, Rendezvous, Threads};
 use crate::device::{Device, DeviceError};
-use crate::engine::{Job, Kept, Patience, Recovered, StepReport, Training, Worker, run_threads};
+use crate::engine::{
+    Job, Patience, Recovered, StepReport, Training, Worker, WorkerState, run_threads,
+};
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
 use crate::program::Program;
@@ -157,7 +159,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         let goes_on = AtomicBool::new(false);
         let job = self.job(&goes_on);
         let mut course = Course::default();
-        let mut kept: Option<Kept<S, D>> = None;
+        let mut kept: Option<WorkerState<S, D>> = None;
         let mut rank = Rank(0);
         while let Some(met) = meetings.meet().map_err(|e| e.into_fault(rank))? {
             let Meeting { comm, is_first } = met;
@@ -253,7 +255,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         }
     }
 
-    fn trained<S, D>(&self, kept: &Kept<S, D>, course: Course) -> Trained<S::Tensor>
+    fn trained<S, D>(&self, kept: &WorkerState<S, D>, course: Course) -> Trained<S::Tensor>
     where
         S: Stage<Item = I>,
     {

@@ -279,7 +279,7 @@ fn settings(config: &Config) -> BTreeMap<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
     use std::sync::atomic::AtomicBool;
 
     use chimera_core::schedule::{Shape, find};

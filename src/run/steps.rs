@@ -35,7 +35,7 @@ pub(super) struct Steps<'s, 'r, S: Subject, T: Stage, D, C, O> {
 }
 
 /// Where a rank begins.
-struct Begun {
+struct NextStep {
     /// The step that it trains next.
     step: u64,
     /// Whether the run is to stop before that.
@@ -58,7 +58,7 @@ where
         let n_steps = run.config().steps;
         let saver = run.saver.as_ref().filter(|_| self.watch.by_processes);
         let mut shares = saver.map(|saver| Shares::of(saver, rank));
-        let Begun { mut step, mut stop, mut unsettled } = self.begin(initial)?;
+        let NextStep { mut step, mut stop, mut unsettled } = self.begin(initial)?;
         let mut saved = None;
         if !unsettled.is_empty() {
             self.tell(&mut unsettled)?;
@@ -104,13 +104,13 @@ where
     }
 
     /// Comes to the step that is to be trained next, together with the other ranks where deaths are survived.
-    fn begin(&mut self, initial: bool) -> Result<Begun, Fault> {
+    fn begin(&mut self, initial: bool) -> Result<NextStep, Fault> {
         let first = self.run.first_step();
         if initial && !self.survivor.joins {
             self.set_initial_weights()?;
         }
         if self.run.config().survive == Survive::Off {
-            return Ok(Begun { step: first, stop: false, unsettled: Vec::new() });
+            return Ok(NextStep { step: first, stop: false, unsettled: Vec::new() });
         }
         let start = (!self.survivor.joins).then_some(first);
         let Recovered { next, last, .. } = self.worker.recover(start)?;
@@ -121,7 +121,7 @@ where
         let last = last.filter(|_| next > first);
         let stop = last.as_ref().is_some_and(|report| report.stop);
         let unsettled = last.into_iter().filter(|_| !is_settled).collect();
-        Ok(Begun { step: next, stop, unsettled })
+        Ok(NextStep { step: next, stop, unsettled })
     }
 
     /// Takes the weights to begin with, unless they are drawn at random.

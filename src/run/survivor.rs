@@ -3,7 +3,7 @@
 use std::any::Any;
 
 use chimera_core::device::Device;
-use chimera_core::engine::Kept;
+use chimera_core::engine::WorkerState;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::stage::Stage;
@@ -34,7 +34,7 @@ impl Survivor {
     }
 
     /// Keeps the stages of a rank.
-    pub(super) fn keep<S, D>(&mut self, kept: Kept<S, D>)
+    pub(super) fn keep<S, D>(&mut self, kept: WorkerState<S, D>)
     where
         S: Stage<Tensor = D::Tensor> + 'static,
         D: Device,
@@ -44,7 +44,7 @@ impl Survivor {
     }
 
     /// The stages that `rank` has kept, if it has.
-    pub(super) fn take<S, D>(&mut self, rank: Rank) -> Result<Option<Kept<S, D>>, Fault>
+    pub(super) fn take<S, D>(&mut self, rank: Rank) -> Result<Option<WorkerState<S, D>>, Fault>
     where
         S: Stage<Tensor = D::Tensor> + 'static,
         D: Device,

@@ -297,7 +297,7 @@ options! {
         "transport" transport: Transport = [is("auto").free().see("distributed.md")];
         /// What to do when a rank that is a process dies: off (all end) or respawn (a process takes its place, and its stages
         /// come from their replicas; over Open MPI 5)
-        "survive" survive: Survive = [is("off").free().see("distributed.md#surviving-the-death-of-a-rank")];
+        "survive" survive: Survive = [is("off").free().see("distributed.md#when-a-rank-dies-and-the-training-goes-on")];
         /// CPU threads per worker
         "threads" threads: usize =
             [value("COUNT").whole(1, 1 << 10).follows("the cores of the machine / its workers, at least 1").own().drawn(Profiled)];

@@ -1,4 +1,4 @@
-//! What becomes of a run whose ranks are processes when one of them dies, by name.
+//! What to do when a rank that is a process has died, by name.
 
 use std::str::FromStr;
 

@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use super::agreement::{Load, Totals};
 use super::flight_recorder::FlightRecorder;
-use super::kept::Kept;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
 use super::shards::buffers;
@@ -13,6 +12,7 @@ use super::stages::Stages;
 use super::state::{StageOn, State, Steps};
 use super::sync::StepSync;
 use super::timing::Timing;
+use super::worker_state::WorkerState;
 use super::{Job, Training, bf16};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};
@@ -107,7 +107,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         job.training.optimizer.check(&device).map_err(unfit)?;
         let buffers = buffers(job.program, job.width, stages.layout(), params, shard_optimizer);
         let clock = device.clock().map_err(|e| e.into_fault(rank))?;
-        let kept = Kept {
+        let kept = WorkerState {
             device,
             stages,
             reductions: Reductions::new(buffers, bf16_gradients),

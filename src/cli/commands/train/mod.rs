@@ -16,7 +16,6 @@ use clap::{Args, Parser};
 use serde_json::json;
 
 pub(crate) use self::stop::Stop;
-pub(crate) use self::telling::Telling;
 use self::telling::{shared_cores, told};
 use crate::cli::parts::console::{print, tell, warn};
 use crate::cli::parts::outcome::Outcome;

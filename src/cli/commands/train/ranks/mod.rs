@@ -24,7 +24,7 @@ use chimera_core::fault::panicked;
 use self::shutdown::{
     Known, ROOT, close, end_if_over, end_now, fail, fault_of, is_failed, note_if_over, start,
 };
-use self::start_up::{Begun, start_up};
+use self::start_up::{ReadyRun, start_up};
 use super::{Stop, Train, told};
 use crate::cli::parts::progress::Say;
 use crate::run::{Run, Seat, share};
@@ -119,7 +119,7 @@ fn as_rank(
     let why_over = move || watching.why_over();
     let comm = &mut comm;
     let seat = Seat::launched(comm);
-    let Some(Begun { run, root }) = start_up(train, config, comm, &job, seat, None)? else {
+    let Some(ReadyRun { run, root }) = start_up(train, config, comm, &job, seat, None)? else {
         return Ok(());
     };
     let Some((mut folder, prometheus)) = root else {

@@ -21,7 +21,7 @@ use crate::run::{Folder, PATIENCE, Place, Run, Seat, checkpoint_as, share};
 use crate::settings::{Config, Transport};
 
 /// A run that is about to be trained.
-pub(super) struct Begun {
+pub(super) struct ReadyRun {
     pub(super) run: Run,
     /// Where rank 0 tells of it.
     pub(super) root: Option<(Folder, Option<Prometheus>)>,
@@ -36,7 +36,7 @@ pub(super) fn start_up(
     job: &Job,
     seat: Seat,
     taken_over: Option<PathBuf>,
-) -> Result<Option<Begun>> {
+) -> Result<Option<ReadyRun>> {
     let Job { why, liveness, sums, limit, stop, known } = job;
     let (me, n_ranks) = (comm.rank(), comm.n_ranks());
     let is_root = me == ROOT;
@@ -102,7 +102,7 @@ pub(super) fn start_up(
     if root.is_some() {
         stop.concerns(&run, &folder);
     }
-    Ok(Some(Begun { run, root }))
+    Ok(Some(ReadyRun { run, root }))
 }
 
 /// Lets a run save into its folder, and explain there what its ranks did last.

@@ -19,9 +19,10 @@ use serde::{Deserialize, Serialize};
 #[cfg(all(unix, debug_assertions))]
 use super::fault_injection;
 use super::shutdown::{Known, ROOT, announce, fault_of, is_failed, start};
-use super::start_up::{Begun, saving, start_up};
+use super::start_up::{ReadyRun, saving, start_up};
 use super::{Job, conclude, pass, together};
-use crate::cli::commands::train::{Stop, Telling, Train, listen};
+use crate::cli::commands::train::telling::Telling;
+use crate::cli::commands::train::{Stop, Train, listen};
 use crate::cli::parts::console::{tell, warn};
 use crate::cli::parts::progress::Say;
 use crate::run::{Beginning, Place, Run, Seat, Survivor, Trained, host_name, share};
@@ -94,9 +95,8 @@ pub(super) fn run(train: &Train, config: &Config, why: &str) -> Result<()> {
     match outcome {
         Err(error) if is_failed(&error, me) => {
             std::thread::sleep(TO_FAIL);
-            let code = fault_of(&error, me).class.code();
-            meetings.end_job(code);
-            std::process::exit(code.into())
+            // After an abort by MPI the launcher of Open MPI 5 would wait for ever.
+            std::process::exit(fault_of(&error, me).class.code().into())
         }
         outcome => {
             meetings.leave().map_err(|e| e.into_fault(me))?;
@@ -123,7 +123,7 @@ impl Surviving<'_> {
         let begun = self.until(meetings, None, Self::begin)?;
         let Some((Some(begun), met)) = begun else { return Ok(()) };
         self.beginning = Some(begun.run.beginning());
-        let Begun { run, root } = begun;
+        let ReadyRun { run, root } = begun;
         let Some((mut folder, prometheus)) = root else {
             let went_on = |rank: &mut Self, met: &mut Met| rank.go_on(&run, None, met);
             return self.until(meetings, Some(met), went_on).map(drop);
@@ -212,7 +212,7 @@ impl Surviving<'_> {
     }
 
     /// Comes to a run that is ready to be trained: with all others, or alone where they have one.
-    fn begin(&mut self, met: &mut Met) -> Result<Option<Begun>> {
+    fn begin(&mut self, met: &mut Met) -> Result<Option<ReadyRun>> {
         let Met { comm, all } = met;
         let seat = seat(comm, all);
         let job = self.job(comm);
@@ -237,7 +237,7 @@ impl Surviving<'_> {
             root = Some((place.begin(run.config(), first, &warn)?, prometheus));
             self.stop.concerns(&run, &folder);
         }
-        Ok(Some(Begun { run, root }))
+        Ok(Some(ReadyRun { run, root }))
     }
 
     /// Trains and concludes, from where this rank stands.

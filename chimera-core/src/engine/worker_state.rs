@@ -14,7 +14,7 @@ use crate::ids::StageId;
 use crate::stage::{Param, Stage};
 
 /// A [`Worker`] without its transport: the weights and the optimizer state of its stages, and how far it has come.
-pub struct Kept<S: Stage, D> {
+pub struct WorkerState<S: Stage, D> {
     pub(super) device: D,
     pub(super) stages: Stages<S>,
     pub(super) reductions: Reductions<S::Tensor>,
@@ -25,7 +25,7 @@ pub struct Kept<S: Stage, D> {
     pub(super) next: Option<u64>,
 }
 
-impl<S: Stage, D> Kept<S, D> {
+impl<S: Stage, D> WorkerState<S, D> {
     /// The step to be trained next, if this rank has the weights for it.
     pub fn next(&self) -> Option<u64> {
         self.next
@@ -40,19 +40,20 @@ impl<S: Stage, D> Kept<S, D> {
 
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     /// Lets go of the transport, and of the step under way.
-    pub fn leave(self) -> Kept<S, D> {
+    pub fn leave(self) -> WorkerState<S, D> {
         let Worker { state, next, .. } = self;
         let State { device, stages, mut reductions, mut steps, sync, recoveries, timing, .. } =
             state;
         reductions.clear();
         steps.losses.clear();
         steps.activations.held = 0;
-        Kept { device, stages, reductions, steps, sync, recoveries, timing, next }
+        WorkerState { device, stages, reductions, steps, sync, recoveries, timing, next }
     }
 
     /// Goes on with another transport of the ranks of the same job.
-    pub fn rejoin(job: Job<'j, S::Item>, comm: C, kept: Kept<S, D>) -> Worker<'j, S, D, C> {
-        let Kept { device, stages, reductions, steps, sync, recoveries, mut timing, next } = kept;
+    pub fn rejoin(job: Job<'j, S::Item>, comm: C, kept: WorkerState<S, D>) -> Worker<'j, S, D, C> {
+        let WorkerState { device, stages, reductions, steps, sync, recoveries, mut timing, next } =
+            kept;
         timing.restart(job.epoch); // a rank that takes another's place has no earlier one
         let comm = DeviceComm::new(device.clone(), comm);
         let (group, me) = job.program.placement().group_and_worker(comm.rank());
