@@ -110,10 +110,14 @@ where
             self.set_initial_weights()?;
         }
         if self.run.config().survive == Survive::Off {
+            self.check_initial_weights()?;
             return Ok(NextStep { step: first, stop: false, unsettled: Vec::new() });
         }
         let start = (!self.survivor.joins).then_some(first);
         let Recovered { next, last, .. } = self.worker.recover(start)?;
+        if next == first {
+            self.check_initial_weights()?;
+        }
         self.survivor.trained.runs.clear(); // of no use without those of all ranks
         let settled = self.survivor.settled.to_le_bytes();
         let all = self.worker.all_gather("recovery", &settled)?;
@@ -137,7 +141,12 @@ where
                 tensor.map_err(|e| Fault::new(Class::Checkpoint, rank, e.to_string()))
             })?;
         }
-        match run.config().check_replicas {
+        Ok(())
+    }
+
+    /// Compares the weights to begin with on all ranks that hold them, unless that is not wanted.
+    fn check_initial_weights(&mut self) -> Result<(), Fault> {
+        match self.run.config().check_replicas {
             0 => Ok(()),
             _ => self.worker.check_replicas(),
         }

