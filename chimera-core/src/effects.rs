@@ -207,7 +207,7 @@ impl Rules {
         let along = |kind, stage, to| Token { kind, pipe, stage, to, span };
         let whole = |kind| along(kind, stage, stage);
         // Of what another rank says it did, the stage may be any; one that does not exist has no edges.
-        let (inputs, outputs) = self.graph.edges_of(stage);
+        let (inputs, outputs) = (self.graph.inputs(stage), self.graph.outputs(stage));
         match kind {
             Kind::Forward => {
                 for &from in inputs {

@@ -107,20 +107,12 @@ impl StageGraph {
 
     /// The stages that feed `stage`, ascending; none of a source, and of a stage that does not exist.
     pub fn inputs(&self, stage: StageId) -> &[StageId] {
-        self.edges_of(stage).0
+        self.edges.get(stage.index()).map_or(&[], |edges| &edges.inputs)
     }
 
     /// The stages that `stage` feeds, ascending, and behind them [`loss`](StageGraph::loss) if it has one.
     pub fn outputs(&self, stage: StageId) -> &[StageId] {
-        self.edges_of(stage).1
-    }
-
-    /// [Inputs](StageGraph::inputs) and [outputs](StageGraph::outputs) of `stage`, looked up once.
-    pub(crate) fn edges_of(&self, stage: StageId) -> (&[StageId], &[StageId]) {
-        match self.edges.get(stage.index()) {
-            Some(Neighbours { inputs, outputs }) => (inputs, outputs),
-            None => (&[], &[]),
-        }
+        self.edges.get(stage.index()).map_or(&[], |edges| &edges.outputs)
     }
 
     /// Whether `stage` has a loss.

@@ -3,13 +3,17 @@
 mod graphs;
 mod training;
 
+use chimera_core::analyze::simulate;
 use chimera_core::costs::UniformCosts;
+use chimera_core::effects::TokenKind;
 use chimera_core::graph::StageGraph;
-use chimera_core::lower::{Hoist, Lowering, Passes, Recompute};
+use chimera_core::ids::StageId;
+use chimera_core::lower::{Hoist, Lowering, Passes, Recompute, lower};
+use chimera_core::render::text;
 use chimera_core::schedule::{Scaling, Shape, find};
 use chimera_core::stage::conformance;
 use chimera_core::timetable::Timetable;
-use graphs::{DEVICE, Node, Pairs, all, nodes};
+use graphs::{DEVICE, Node, Pairs, all, nodes, skips};
 use training::{Outcome, Run, train_stages};
 
 #[test]
@@ -134,4 +138,42 @@ fn windows_of_graphs_train() {
             assert!(losses.iter().all(|loss| loss.is_finite()), "{name}: {losses:?}");
         }
     }
+}
+
+/// A message waits from its making to its reading, and a channel of its own lets others overtake it.
+#[test]
+fn a_skip_has_a_channel_of_its_own() {
+    let run = Run::new("dapple", Shape::new(4, 8));
+    let program = lower(&timetable(&run, &skips(4)), &Lowering::default()).expect("proven");
+    let skip = (StageId(0), StageId(3));
+    let kinds = [TokenKind::Activation, TokenKind::Gradient].map(|kind| {
+        let mut channels = program.channels().iter();
+        channels.any(|channel| channel.edge == skip && channel.kind == kind)
+    });
+    assert_eq!(kinds, [true, true]);
+    assert_eq!(program.n_messages(), (3 + 1) * 2 * 8);
+    assert_eq!(program.channel_bound(), 2);
+}
+
+/// Each graph as 1F1B orders it: towers begin together, all else as a chain does.
+#[test]
+fn drawings_of_graphs() {
+    let drawn = all(6).map(|(name, graph)| {
+        let run = Run::new("dapple", Shape::new(6, 4));
+        let program = lower(&timetable(&run, &graph), &Lowering::default()).expect("proven");
+        let timeline = simulate(&program, &UniformCosts::new(1.0, 2.0, 0.5));
+        format!("{name}: {graph}\n{}", text::timeline(&timeline))
+    });
+    insta::assert_snapshot!("graphs", drawn.join("\n"));
+}
+
+/// A stage that does not fit its place is refused in words.
+#[test]
+fn a_stage_of_a_chain_is_refused_at_a_join() {
+    let run = Run::new("dapple", Shape::new(4, 4));
+    let chain = StageGraph::chain(4);
+    let stage = |id| Ok(graphs::Linear(Node::of(&chain, id)));
+    let refused = train_stages(&run, &timetable(&run, &skips(4)), &Pairs, stage);
+    let refused = refused.expect_err("a stage of a chain").to_string();
+    assert!(refused.contains("implement `forward_edges`"), "{refused}");
 }

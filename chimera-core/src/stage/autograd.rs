@@ -49,7 +49,6 @@ pub trait Differentiable: Send {
 
     /// The vector-Jacobian product of [`forward_edges`](Differentiable::forward_edges): from the gradient of each output to
     /// those of the inputs, and those of the weights.
-    #[allow(clippy::type_complexity, reason = "two lists of tensors")]
     fn vjp_edges(
         &self,
         _graph: Self::Graph,

@@ -233,6 +233,48 @@ impl Stage for Node {
     }
 }
 
+/// A node of a chain, without the functions that a graph asks for.
+pub(crate) struct Linear(pub(crate) Node);
+
+impl Stage for Linear {
+    type Tensor = Tensor;
+    type Item = u32;
+    type Saved = Saved;
+    type Deferred = Vec<Tensor>;
+
+    fn params(&self) -> &[Param] {
+        self.0.params()
+    }
+
+    fn forward(
+        &self,
+        w: &[Tensor],
+        micro: &Micro<'_>,
+        x: Option<Tensor>,
+    ) -> Result<(Output<Tensor>, Saved)> {
+        self.0.forward(w, micro, x)
+    }
+
+    fn backward_input(
+        &self,
+        w: &[Tensor],
+        micro: &Micro<'_>,
+        saved: Saved,
+        dy: Tensor,
+    ) -> Result<(Option<Tensor>, Vec<Tensor>)> {
+        self.0.backward_input(w, micro, saved, dy)
+    }
+
+    fn backward_weight(
+        &self,
+        micro: &Micro<'_>,
+        gradients: Vec<Tensor>,
+        into: &mut [Tensor],
+    ) -> Result<()> {
+        self.0.backward_weight(micro, gradients, into)
+    }
+}
+
 /// `into += share * x`.
 fn add(into: &mut Tensor, x: &Tensor, share: f64) {
     assert_eq!(into.shape, x.shape);
