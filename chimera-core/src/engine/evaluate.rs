@@ -67,7 +67,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         read.map_err(|e| state.unreadable(step, &e))?;
         let (mut here, mut losses) = (FxHashMap::default(), Vec::new());
         for id in graph.stages().filter(|stage| at(*stage) == me) {
-            let place = state.place(id);
+            let edges = state.edges(id);
             let mut inputs = Vec::new();
             for &from in graph.inputs(id) {
                 if at(from) == me {
@@ -78,14 +78,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
                 let received = state.comm.recv(rank, tag(from, id), deadline);
                 let received = state.on_wait("evaluation", Need::Other, received)?;
                 let stage = &state.stages.held(id).stage;
-                let expected = stage.input_shape(1).filter(|_| place.n_inputs() == 1);
+                let expected = stage.input_shape(1).filter(|_| edges.n_inputs() == 1);
                 state.check_shape(rank, expected, tag(from, id), &received)?;
                 inputs.push(received);
             }
             let held = state.stages.held(id);
             let target = if graph.has_loss(id) { &target } else { &[][..] };
             let micro = Micro { step, sample, input: &input, target, loss_scale, training: false };
-            let result = place.forward(&held.stage, &held.weights, &micro, inputs);
+            let result = edges.forward(&held.stage, &held.weights, &micro, inputs);
             let mut activations = Vec::new();
             for output in state.on_device("evaluation", result)?.0 {
                 match output {
@@ -95,7 +95,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
                     }
                 }
             }
-            for (&to, y) in graph.outputs(id).iter().zip(place.along_edges(activations)) {
+            for (&to, y) in graph.outputs(id).iter().zip(edges.along_edges(activations)) {
                 if at(to) == me {
                     here.insert((id, to), y);
                     continue;

@@ -84,9 +84,9 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         let received = self.on_wait(token, Need::Token(token), received)?;
         let unit = self.job.micro_batch_size / self.job.program.units_per_micro() as usize;
         let samples = usize::from(token.span.len) * unit;
-        let (stage, place) = (&self.stages.held(token.to).stage, self.place(token.to));
+        let (stage, edges) = (&self.stages.held(token.to).stage, self.edges(token.to));
         let expected = match token.kind {
-            TokenKind::Activation if place.n_inputs() == 1 => stage.input_shape(samples),
+            TokenKind::Activation if edges.n_inputs() == 1 => stage.input_shape(samples),
             TokenKind::Gradient if !stage.has_output_per_edge() => stage.output_shape(samples),
             _ => None,
         };

@@ -12,7 +12,7 @@ use crate::effects::Token;
 use crate::fault::{Class, Fault};
 use crate::ids::StageId;
 use crate::op::{Kind, Op};
-use crate::stage::{ForwardResult, Micro, Output, Place, Stage};
+use crate::stage::{ForwardResult, Micro, Output, Stage, StageEdges};
 
 /// What a live token carries.
 pub(super) enum Value<S: Stage> {
@@ -119,7 +119,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
                 _ => deferred.push(Value::Deferred(rest)),
             }
         }
-        let n_inputs = self.place(op.stage).n_inputs();
+        let n_inputs = self.edges(op.stage).n_inputs();
         let taken = given.into_iter().flat_map(|given| given.into_iter().take(n_inputs)).collect();
         let given = by_turns(taken, n_inputs);
         let mut made: Vec<_> = given.into_iter().flatten().map(Value::Tensor).collect();
@@ -153,7 +153,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         x: Vec<S::Tensor>,
     ) -> Result<ForwardResult<S>, Fault> {
         let stage = &self.stages.held(op.stage).stage;
-        let result = self.place(op.stage).forward(stage, weights, &batch.micro(), x);
+        let result = self.edges(op.stage).forward(stage, weights, &batch.micro(), x);
         self.on_device(op, result)
     }
 
@@ -162,7 +162,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let micro = batch.micro();
         let result = match kept {
             Value::Saved(selected) => stage.restore(weights, &micro, selected),
-            kept => self.place(op.stage).recompute(stage, weights, &micro, kept.inputs()),
+            kept => self.edges(op.stage).recompute(stage, weights, &micro, kept.inputs()),
         };
         self.on_device(op, result)
     }
@@ -176,7 +176,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     ) -> Result<(Vec<S::Tensor>, S::Deferred), Fault> {
         let batch = self.batch(op)?;
         let on = (&self.stages.held(op.stage).stage, &self.device);
-        let result = self.place(op.stage).backward_input(on, weights, &batch.micro(), saved, dy);
+        let result = self.edges(op.stage).backward_input(on, weights, &batch.micro(), saved, dy);
         self.on_device(op, result)
     }
 
@@ -246,12 +246,12 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
                 self.on_device(op, joined)?
             }
         };
-        Ok(self.place(op.stage).along_edges(joined).into_iter().map(Value::Tensor).collect())
+        Ok(self.edges(op.stage).along_edges(joined).into_iter().map(Value::Tensor).collect())
     }
 
     /// Where a stage stands among the others.
-    pub(super) fn place(&self, stage: StageId) -> Place {
-        Place::of(self.job.program.rules().graph(), stage)
+    pub(super) fn edges(&self, stage: StageId) -> StageEdges {
+        StageEdges::of(self.job.program.rules().graph(), stage)
     }
 
     /// Bytes that `values` keep for backwards to come.

@@ -1,6 +1,6 @@
 //! Stages of frameworks that differentiate by themselves.
 
-use super::place::no_edges;
+use super::edges::no_edges;
 use super::{Micro, Output, Param, Stage};
 use crate::device::{Device, Result};
 

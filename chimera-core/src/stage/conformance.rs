@@ -126,8 +126,8 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
         let expected = bits(&self.plain().1);
         let all = [0, SAMPLES];
         let again = self.train(|n, x, _| {
-            let (stage, w, place) = (&self.stages[n], &self.weights[n], self.place(n));
-            self.with_micro(n, all, |micro| place.recompute(stage, w, micro, x))
+            let (stage, w, edges) = (&self.stages[n], &self.weights[n], self.edges(n));
+            self.with_micro(n, all, |micro| edges.recompute(stage, w, micro, x))
                 .expect("recomputes")
         });
         assert!(bits(&again.1) == expected, "recomputed activations give other gradients");

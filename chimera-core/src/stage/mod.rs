@@ -10,22 +10,22 @@
 
 mod autograd;
 pub mod conformance;
+mod edges;
 mod erased;
 mod init;
 mod measure;
 mod param;
-mod place;
 mod samples;
 
 pub use autograd::{Autograd, Differentiable};
+pub(crate) use edges::{ForwardResult, StageEdges};
 pub use erased::{AnyStage, AnyValue, erase};
 pub use init::initial;
 pub use measure::measure;
 pub use param::{Init, Param};
-pub(crate) use place::{ForwardResult, Place};
 pub use samples::samples;
 
-use self::place::no_edges;
+use self::edges::no_edges;
 use crate::device::{DeviceError, Result};
 
 /// One micro-batch, or a part of one, as a stage sees it.

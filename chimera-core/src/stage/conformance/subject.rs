@@ -6,7 +6,7 @@ use super::gradients::Gradients;
 use crate::device::Device;
 use crate::graph::StageGraph;
 use crate::ids::StageId;
-use crate::stage::{Data, Init, Micro, Output, Param, Place, Stage, initial};
+use crate::stage::{Data, Init, Micro, Output, Param, Stage, StageEdges, initial};
 
 /// Samples of a step that the suite reads.
 pub(super) const SAMPLES: usize = 4;
@@ -57,8 +57,8 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
     }
 
     /// Where a stage stands among the others.
-    pub(super) fn place(&self, n: usize) -> Place {
-        Place::of(&self.graph, StageId(n as u16))
+    pub(super) fn edges(&self, n: usize) -> StageEdges {
+        StageEdges::of(&self.graph, StageId(n as u16))
     }
 
     /// Runs `act` with samples `first .. first + n` as a stage sees them.
@@ -118,17 +118,17 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
     ) {
         let mut carried = FxHashMap::default();
         for id in self.graph.stages() {
-            let (n, place) = (id.index(), self.place(id.index()));
+            let (n, edges) = (id.index(), self.edges(id.index()));
             let (stage, w) = (&self.stages[n], &self.weights[n]);
             let taken =
                 self.graph.inputs(id).iter().filter_map(|from| carried.remove(&(*from, id)));
             let inputs: Vec<D::Tensor> = taken.collect();
-            if place.n_inputs() == 1 {
+            if edges.n_inputs() == 1 {
                 self.has_shape(stage.input_shape(samples[1]), inputs.first(), n, "input");
             }
             let result = self.with_micro(n, samples, |micro| {
                 let target = if training { micro.target } else { &[] };
-                place.forward(stage, w, &Micro { target, training, ..*micro }, inputs.clone())
+                edges.forward(stage, w, &Micro { target, training, ..*micro }, inputs.clone())
             });
             let (mut given, saved) = result.unwrap_or_else(|e| panic!("stage {n} forward: {e}"));
             let last = if self.graph.has_loss(id) { given.pop() } else { None };
@@ -141,8 +141,8 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
                 let said = stage.output_shape(samples[1]);
                 self.has_shape(said, activations.first(), n, "output");
             }
-            let edges = self.graph.outputs(id).iter().map(|to| (id, *to));
-            carried.extend(edges.zip(place.along_edges(activations)));
+            let ends = self.graph.outputs(id).iter().map(|to| (id, *to));
+            carried.extend(ends.zip(edges.along_edges(activations)));
             visit(inputs, last, saved);
         }
     }
@@ -167,10 +167,10 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
             let mut dy: Vec<_> = edges.filter_map(|to| carried.remove(&(id, *to))).collect();
             dy.extend(of_loss);
             let result = self.with_micro(n, samples, |micro| {
-                self.place(n).backward_input(on, &self.weights[n], micro, saved, dy)
+                self.edges(n).backward_input(on, &self.weights[n], micro, saved, dy)
             });
             let (dx, rest) = result.unwrap_or_else(|e| panic!("stage {n} backward: {e}"));
-            assert_eq!(dx.len(), self.place(n).n_inputs(), "gradients of the inputs of stage {n}");
+            assert_eq!(dx.len(), self.edges(n).n_inputs(), "gradients of the inputs of stage {n}");
             if let [dx] = &dx[..] {
                 self.has_shape(on.0.input_shape(samples[1]), Some(dx), n, "gradient");
             }

@@ -1,4 +1,4 @@
-//! Calls a stage as its place among the others asks for.
+//! Calls a stage as its edges ask for.
 
 use super::{Micro, Output, Stage};
 use crate::device::{Device, DeviceError, Result};
@@ -7,7 +7,7 @@ use crate::ids::StageId;
 
 /// The edges of a stage.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct StageEdges {
     /// Input edges.
     n_inputs: usize,
     /// Output edges to other stages.
@@ -18,12 +18,12 @@ pub(crate) struct Place {
 /// Activations that a stage gives, then its loss, if it has one; and what it saved.
 pub(crate) type ForwardResult<S> = (Vec<Output<<S as Stage>::Tensor>>, <S as Stage>::Saved);
 
-impl Place {
+impl StageEdges {
     /// The place of `stage` in a graph.
-    pub(crate) fn of(graph: &StageGraph, stage: StageId) -> Place {
+    pub(crate) fn of(graph: &StageGraph, stage: StageId) -> StageEdges {
         let has_loss = graph.has_loss(stage);
         let n_outputs = graph.outputs(stage).len() - usize::from(has_loss);
-        Place { n_inputs: graph.inputs(stage).len(), n_outputs, has_loss }
+        StageEdges { n_inputs: graph.inputs(stage).len(), n_outputs, has_loss }
     }
 
     /// Runs `stage` on the activations of its input edges.
