@@ -213,13 +213,13 @@ pub struct StageBytes {
     pub saved: f64,
     /// The part of them that selective recomputation keeps.
     pub selected: f64,
-    /// The input, which full recomputation keeps. None of the first stage: its ids come with the micro-batch.
+    /// The input, of all input edges, which full recomputation keeps. None of a source: its ids come with the micro-batch.
     pub input: f64,
     /// What the weight half of a backward needs of its input half.
     pub deferred: f64,
-    /// What the forward makes: the next stage's input, or the gradient that the loss begins with.
+    /// What the forward makes on each output edge: another stage's input, or the gradient that the loss begins with.
     pub output: f64,
-    /// What the backward makes: the gradient of the input.
+    /// What the backward makes: the gradient of the input, of all input edges.
     pub gradient: f64,
     /// By kind of op: the most that is used at once while it runs, beyond what was there before.
     pub forward: f64,

@@ -10,6 +10,7 @@ use std::hash::{Hash, Hasher};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use crate::graph::StageGraph;
 use crate::ids::{PipeId, StageId};
 use crate::op::{Cell, Kind, Op, Span};
 use crate::timetable::Timetable;
@@ -17,10 +18,11 @@ use crate::timetable::Timetable;
 /// What kind of value a token stands for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum TokenKind {
-    /// The output of a stage, eaten by the next stage's forward.
+    /// The output of a stage on one of its output edges, eaten by the forward of the stage that the edge leads to.
     Activation,
-    /// The gradient of the input of a stage, eaten by the previous stage's backward. That of stage `S`
-    /// is the loss's own, made by the forward of the last stage.
+    /// The gradient of that output, made by the backward of the stage that the edge leads to, and eaten by the backward
+    /// of the stage where it begins. That of [`StageGraph::loss`] is the loss's own, made by the forward of the stage that
+    /// has the loss.
     Gradient,
     /// The saved activations of a forward, eaten by its backward.
     Saved,
@@ -60,18 +62,37 @@ pub struct Token {
     pub pipe: PipeId,
     /// The stage that makes it; for a gradient, the stage whose input it is the gradient of.
     pub stage: StageId,
+    /// The stage that eats it.
+    pub to: StageId,
     /// The micro-batch units it covers.
     pub span: Span,
+}
+
+impl Token {
+    /// Its edge, from the earlier stage to the later one, if it goes along one: an activation of it forward, a gradient
+    /// back. A loss begins on an edge too, to [`StageGraph::loss`].
+    pub fn edge(&self) -> Option<(StageId, StageId)> {
+        match self.kind {
+            TokenKind::Activation => Some((self.stage, self.to)),
+            TokenKind::Gradient => Some((self.to, self.stage)),
+            TokenKind::Saved | TokenKind::Kept | TokenKind::Deferred | TokenKind::Version => None,
+        }
+    }
+
+    /// Whether it goes along an edge between stages that are not numbered one after the other.
+    pub fn skips(&self) -> bool {
+        self.edge().is_some_and(|(from, to)| u32::from(from.0) + 1 != u32::from(to.0))
+    }
 }
 
 /// In two words, since tokens are looked up all the time.
 impl Hash for Token {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Token { kind, pipe, stage, span } = *self;
+        let Token { kind, pipe, stage, to, span } = *self;
         let (kind, pipe) = (kind as u64, u64::from(pipe.0));
         let (stage, len) = (u64::from(stage.0), u64::from(span.len));
         state.write_u64(kind | pipe << 8 | stage << 24 | len << 40);
-        state.write_u32(span.start);
+        state.write_u32(span.start ^ u32::from(to.0) << 16);
     }
 }
 
@@ -85,7 +106,11 @@ impl fmt::Display for Token {
             TokenKind::Deferred => "deferred weight work",
             TokenKind::Version => "weight version",
         };
-        write!(f, "{name}({}, {}, micro-batch {})", self.pipe, self.stage, self.span)
+        write!(f, "{name}({}, {}", self.pipe, self.stage)?;
+        if self.skips() {
+            write!(f, " to {}", self.to)?;
+        }
+        write!(f, ", micro-batch {})", self.span)
     }
 }
 
@@ -108,9 +133,9 @@ pub struct Effects {
 }
 
 /// What the effects of an op depend on beside the op itself.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Rules {
-    n_stages: u16,
+    graph: StageGraph,
     /// `(pipe, stage)` whose forwards keep their input instead of their saved activations, sorted.
     recomputed: Vec<(PipeId, StageId)>,
     /// `(pipe, stage)` whose forwards keep a part of their saved activations, sorted.
@@ -132,8 +157,12 @@ impl Rules {
         let mut selective = timetable.selective.clone();
         selective.sort_unstable();
         let keeps_versions = timetable.update.is_asynchronous();
-        let n_stages = timetable.placement.n_stages() as u16;
-        Rules { n_stages, recomputed, selective, keeps_versions }
+        Rules { graph: timetable.graph.clone(), recomputed, selective, keeps_versions }
+    }
+
+    /// Which stages feed which.
+    pub fn graph(&self) -> &StageGraph {
+        &self.graph
     }
 
     /// Whether a stage of a pipe is recomputed.
@@ -158,46 +187,65 @@ impl Rules {
 
     /// What `op` eats and makes.
     pub fn effects(&self, op: &Op) -> Effects {
+        let mut effects = Effects::default();
+        self.add(op, &mut effects);
+        effects
+    }
+
+    /// What the ops of `cell` eat and make together. The ops of a pair do not feed each other.
+    pub fn cell_effects(&self, cell: &Cell) -> Effects {
+        let mut effects = Effects::default();
+        match cell {
+            Cell::One(op) => self.add(op, &mut effects),
+            Cell::Pair(a, b) => [a, b].into_iter().for_each(|op| self.add(op, &mut effects)),
+        }
+        effects
+    }
+
+    fn add(&self, op: &Op, e: &mut Effects) {
         let Op { kind, pipe, stage, span } = *op;
-        let whole = |kind, stage| Token { kind, pipe, stage, span };
-        // Of what another rank says it did, the stage may be any.
-        let next = StageId(stage.0.saturating_add(1));
-        let (is_first, is_last) = (stage.0 == 0, next.0 == self.n_stages);
-        let mut e = Effects::default();
+        let along = |kind, stage, to| Token { kind, pipe, stage, to, span };
+        let whole = |kind| along(kind, stage, stage);
+        // Of what another rank says it did, the stage may be any; one that does not exist has no edges.
+        let (inputs, outputs) = (self.graph.inputs(stage), self.graph.outputs(stage));
         match kind {
             Kind::Forward => {
-                if !is_first {
-                    e.eats.push(whole(TokenKind::Activation, StageId(stage.0 - 1)));
+                for &from in inputs {
+                    e.eats.push(along(TokenKind::Activation, from, stage));
                 }
-                if is_last {
-                    push_units(&mut e.makes, whole(TokenKind::Gradient, next));
-                } else {
-                    e.makes.push(whole(TokenKind::Activation, stage));
+                for &to in outputs {
+                    if to == self.graph.loss() {
+                        push_units(&mut e.makes, along(TokenKind::Gradient, to, stage));
+                    } else {
+                        e.makes.push(along(TokenKind::Activation, stage, to));
+                    }
                 }
                 let kept = match self.is_recomputed(pipe, stage) {
                     true => TokenKind::Kept,
                     false => TokenKind::Saved,
                 };
-                push_units(&mut e.makes, whole(kept, stage));
+                push_units(&mut e.makes, whole(kept));
             }
             Kind::Recompute => {
-                push_units(&mut e.eats, whole(TokenKind::Kept, stage));
-                push_units(&mut e.makes, whole(TokenKind::Saved, stage));
+                push_units(&mut e.eats, whole(TokenKind::Kept));
+                push_units(&mut e.makes, whole(TokenKind::Saved));
             }
             Kind::Backward | Kind::BackwardInput => {
-                push_units(&mut e.eats, whole(TokenKind::Saved, stage));
-                push_units(&mut e.eats, whole(TokenKind::Gradient, next));
-                if !is_first {
-                    push_units(&mut e.makes, whole(TokenKind::Gradient, stage));
+                push_units(&mut e.eats, whole(TokenKind::Saved));
+                for &to in outputs {
+                    push_units(&mut e.eats, along(TokenKind::Gradient, to, stage));
+                }
+                for &from in inputs {
+                    push_units(&mut e.makes, along(TokenKind::Gradient, stage, from));
                 }
                 if kind == Kind::BackwardInput {
-                    push_units(&mut e.makes, whole(TokenKind::Deferred, stage));
+                    push_units(&mut e.makes, whole(TokenKind::Deferred));
                 }
             }
-            Kind::BackwardWeight => push_units(&mut e.eats, whole(TokenKind::Deferred, stage)),
+            Kind::BackwardWeight => push_units(&mut e.eats, whole(TokenKind::Deferred)),
         }
         if self.keeps_versions {
-            let version = whole(TokenKind::Version, stage);
+            let version = whole(TokenKind::Version);
             if matches!(kind, Kind::Forward | Kind::Recompute) {
                 push_units(&mut e.makes, version);
             }
@@ -205,24 +253,26 @@ impl Rules {
                 push_units(&mut e.eats, version);
             }
         }
-        e
     }
+}
 
-    /// What the ops of `cell` eat and make together. The ops of a pair do not feed each other.
-    pub fn cell_effects(&self, cell: &Cell) -> Effects {
-        match cell {
-            Cell::One(op) => self.effects(op),
-            Cell::Pair(a, b) => {
-                let (mut all, more) = (self.effects(a), self.effects(b));
-                all.eats.extend(more.eats);
-                all.makes.extend(more.makes);
-                all
-            }
+/// Of a chain the number of its stages stands for the graph: programs of chains have always read so, and their
+/// fingerprints go by it.
+impl fmt::Debug for Rules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Rules { graph, recomputed, selective, keeps_versions } = self;
+        let mut rules = f.debug_struct("Rules");
+        rules.field("n_stages", &graph.n_stages());
+        if !graph.is_chain() {
+            rules.field("graph", &format_args!("{graph}"));
         }
+        rules.field("recomputed", recomputed).field("selective", selective);
+        rules.field("keeps_versions", keeps_versions).finish()
     }
 }
 
 /// Adds a token for each unit of the span of `whole`.
+#[inline]
 fn push_units(tokens: &mut Tokens, whole: Token) {
     for unit in whole.span.units() {
         tokens.push(Token { span: Span::one(unit), ..whole });
@@ -233,9 +283,10 @@ fn push_units(tokens: &mut Tokens, whole: Token) {
 mod tests {
     use super::*;
 
-    fn rules(n_stages: u16) -> Rules {
+    fn rules(n_stages: usize) -> Rules {
         let recomputed = vec![(PipeId(0), StageId(1))];
-        Rules { n_stages, recomputed, selective: vec![], keeps_versions: false }
+        let graph = StageGraph::chain(n_stages);
+        Rules { graph, recomputed, selective: vec![], keeps_versions: false }
     }
 
     fn show(rules: &Rules, kind: Kind, stage: u16, span: Span) -> String {
@@ -271,6 +322,35 @@ mod tests {
             "[activation(pipe 0, stage 1, micro-batch 2-3)] -> \
              [gradient(pipe 0, stage 3, micro-batch 2), gradient(pipe 0, stage 3, micro-batch 3), \
              saved activations(pipe 0, stage 2, micro-batch 2), saved activations(pipe 0, stage 2, micro-batch 3)]"
+        );
+    }
+
+    #[test]
+    fn a_token_goes_along_each_edge() {
+        let graph = StageGraph::new(4, &[0], &[(0, 1), (0, 3), (1, 2), (2, 3)], &[1, 3]);
+        let r = Rules { graph: graph.expect("a graph"), ..rules(1) };
+        let forward = show(&r, Kind::Forward, 0, Span::one(0));
+        assert!(
+            forward.starts_with(
+                "[] -> [activation(pipe 0, stage 0, micro-batch 0), \
+                 activation(pipe 0, stage 0 to stage 3, micro-batch 0), "
+            ),
+            "{forward}"
+        );
+        let exit = show(&r, Kind::Forward, 1, Span::one(0));
+        assert!(exit.contains("gradient(pipe 0, stage 4 to stage 1, micro-batch 0)"), "{exit}");
+        assert_eq!(
+            show(&r, Kind::Backward, 3, Span::one(0)),
+            "[saved activations(pipe 0, stage 3, micro-batch 0), gradient(pipe 0, stage 4, micro-batch 0)] \
+             -> [gradient(pipe 0, stage 3 to stage 0, micro-batch 0), gradient(pipe 0, stage 3, micro-batch 0)]"
+        );
+        let backward = show(&r, Kind::Backward, 0, Span::one(0));
+        assert!(
+            backward.ends_with(
+                "gradient(pipe 0, stage 1, micro-batch 0), \
+                 gradient(pipe 0, stage 3 to stage 0, micro-batch 0)] -> []"
+            ),
+            "{backward}"
         );
     }
 

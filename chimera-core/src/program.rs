@@ -59,7 +59,7 @@ pub enum Instruction {
 }
 
 /// A stream of messages that keep their order; nothing is said across channels.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Channel {
     /// Who sends.
     pub from: WorkerId,
@@ -67,10 +67,25 @@ pub struct Channel {
     pub to: WorkerId,
     /// Whose tokens.
     pub pipe: PipeId,
-    /// Between which stages: boundary `b` lies between stages `b - 1` and `b`.
-    pub boundary: StageId,
+    /// Between which stages, the earlier one first: activations go along the edge, gradients against it.
+    pub edge: (StageId, StageId),
     /// [`TokenKind::Activation`] or [`TokenKind::Gradient`].
     pub kind: TokenKind,
+}
+
+/// Between neighbours of a chain the later stage stands for the edge: programs of chains have always read so, and their
+/// fingerprints go by it.
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Channel { from, to, pipe, edge, kind } = self;
+        let mut channel = f.debug_struct("Channel");
+        channel.field("from", from).field("to", to).field("pipe", pipe);
+        match edge {
+            (before, behind) if before.0 + 1 == behind.0 => channel.field("boundary", behind),
+            _ => channel.field("edge", edge),
+        };
+        channel.field("kind", kind).finish()
+    }
 }
 
 /// A set of gradients of one update that are summed over the same replicas together.

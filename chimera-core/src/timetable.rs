@@ -1,5 +1,6 @@
 //! What a schedule's author writes: one row of cells per worker, compute only.
 
+use crate::graph::StageGraph;
 use crate::ids::{PipeId, StageId, WorkerId};
 use crate::op::{Cell, Kind, Op};
 use crate::placement::Placement;
@@ -15,6 +16,8 @@ pub struct Timetable {
     pub schedule: String,
     /// Who holds which stage.
     pub placement: Placement,
+    /// Which stages feed which, and where losses are.
+    pub graph: StageGraph,
     /// Number of micro-batches: N of a step, times the steps of an asynchronous window.
     pub n_micro_batches: u32,
     /// Into how many units a micro-batch is cut: 2 for backward halving, else 1.
@@ -32,7 +35,7 @@ pub struct Timetable {
 }
 
 impl Timetable {
-    /// A synchronous timetable of whole micro-batches, which keeps all saved activations.
+    /// A synchronous timetable of a chain of stages and whole micro-batches, which keeps all saved activations.
     pub fn new(
         schedule: impl Into<String>,
         placement: Placement,
@@ -41,6 +44,7 @@ impl Timetable {
     ) -> Timetable {
         Timetable {
             schedule: schedule.into(),
+            graph: StageGraph::chain(placement.n_stages()),
             placement,
             n_micro_batches,
             units_per_micro: 1,

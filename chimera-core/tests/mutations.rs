@@ -1,5 +1,6 @@
 //! A damaged timetable is refused, and one that is not refused trains.
 
+mod graphs;
 mod training;
 
 use std::collections::{HashMap, HashSet};
@@ -10,8 +11,9 @@ use chimera_core::op::{Cell, Kind, Op};
 use chimera_core::schedule::{Scaling, Shape, find};
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
+use graphs::{Node, Pairs};
 use proptest::prelude::*;
-use training::{Run, train, train_timetable};
+use training::{Outcome, Run, train, train_stages, train_timetable};
 
 /// One change of a timetable; indices are taken modulo what is there.
 #[derive(Clone, Copy, Debug)]
@@ -97,10 +99,19 @@ fn shapes() -> impl Strategy<Value = (&'static str, Shape)> {
     prop_oneof![chimera, others, dual]
 }
 
-/// A sound timetable of a shape, after the passes over compute.
-fn timetable(schedule: &str, shape: &Shape, by: Passes) -> Timetable {
-    let whole = find(schedule).expect("known").timetable(shape).expect("fits");
+/// A sound timetable of a shape, after the passes over compute; of a chain, or of the graph of this number.
+fn timetable(schedule: &str, shape: &Shape, by: Passes, graph: Option<usize>) -> Timetable {
+    let mut whole = find(schedule).expect("known").timetable(shape).expect("fits");
+    let n_stages = whole.placement.n_stages() as u16;
+    if let Some(number) = graph.filter(|_| n_stages >= 4) {
+        whole.graph = graphs::all(n_stages)[number].1.clone();
+    }
     by.apply(whole, &Lowering::default(), &UniformCosts::EQUAL).expect("sound")
+}
+
+/// A chain as often as all graphs together.
+fn any_graph() -> impl Strategy<Value = Option<usize>> {
+    prop::option::of(0usize..4)
 }
 
 fn any_passes() -> impl Strategy<Value = Passes> {
@@ -188,7 +199,7 @@ fn passes(kind: Kind) -> &'static [Kind] {
 
 /// Runs every cell as soon as what its ops need was done before it, until nothing moves.
 fn flows(t: &Timetable) -> bool {
-    let last = t.placement.n_stages() - 1;
+    let loss = t.graph.loss();
     let ops = || t.rows.iter().flatten().flat_map(|c| c.ops());
     let recomputed: HashSet<_> =
         ops().filter(|op| op.kind == Kind::Recompute).map(|op| (op.pipe, op.stage)).collect();
@@ -201,10 +212,11 @@ fn flows(t: &Timetable) -> bool {
             while let Some(cell) = row.get(next[w]) {
                 let ready = cell.ops().all(|op| {
                     let s = op.stage.index();
+                    let (inputs, outputs) = (t.graph.inputs(op.stage), t.graph.outputs(op.stage));
                     op.span.units().all(|u| match op.kind {
-                        Kind::Forward => {
-                            s == 0 || spans.get(&(s - 1, op.span.start)) == Some(&op.span.len)
-                        }
+                        Kind::Forward => inputs.iter().all(|from| {
+                            spans.get(&(from.index(), op.span.start)) == Some(&op.span.len)
+                        }),
                         Kind::Recompute => done.contains(&(Kind::Forward, u, s)),
                         Kind::BackwardWeight => done.contains(&(Kind::BackwardInput, u, s)),
                         _ => {
@@ -212,8 +224,10 @@ fn flows(t: &Timetable) -> bool {
                                 true => Kind::Recompute,
                                 false => Kind::Forward,
                             };
+                            let has = |to| done.contains(&(Kind::BackwardInput, u, to));
+                            let stages = outputs.iter().filter(|to| **to != loss);
                             done.contains(&(saves, u, s))
-                                && (s == last || done.contains(&(Kind::BackwardInput, u, s + 1)))
+                                && stages.copied().all(|to| has(to.index()))
                         }
                     })
                 });
@@ -238,7 +252,7 @@ fn flows(t: &Timetable) -> bool {
     }
 }
 
-/// Forwards reach two neighbouring workers in one order, and so do backwards.
+/// Forwards reach the two workers of an edge in one order, and so do backwards.
 fn keeps_order(t: &Timetable) -> bool {
     let order = |kind: Kind, pipe: u16, stage: usize| -> Vec<u32> {
         let of = |op: &Op| {
@@ -248,12 +262,13 @@ fn keeps_order(t: &Timetable) -> bool {
         ops.flat_map(|op| op.span.units()).collect()
     };
     (0..t.placement.n_pipes() as u16).all(|pipe| {
-        (1..t.placement.n_stages()).all(|s| {
+        t.graph.edges().all(|(from, to)| {
+            let (from, to) = (from.index(), to.index());
             let workers = &t.placement.pipes()[usize::from(pipe)];
-            workers[s - 1] == workers[s]
+            workers[from] == workers[to]
                 || [Kind::Forward, Kind::BackwardInput]
                     .iter()
-                    .all(|kind| order(*kind, pipe, s - 1) == order(*kind, pipe, s))
+                    .all(|kind| order(*kind, pipe, from) == order(*kind, pipe, to))
         })
     })
 }
@@ -267,9 +282,10 @@ proptest! {
             3 => (shapes(), any_passes()).prop_map(|((schedule, shape), by)| (schedule, shape, by)),
             1 => asynchronous().prop_map(|(schedule, shape)| (schedule, shape, Passes::default())),
         ],
+        graph in any_graph(),
         mutations in prop::collection::vec(mutations(), 1..=2),
     ) {
-        let mut t = timetable(schedule, &shape, by);
+        let mut t = timetable(schedule, &shape, by, graph);
         prop_assert!(is_sound(&t));
         for mutation in mutations {
             if t.rows.iter().all(|row| row.len() > 1) {
@@ -294,7 +310,7 @@ proptest! {
         by in any_passes(),
         (w, i) in (0usize..8, 0usize..64),
     ) {
-        let mut t = timetable(schedule, &shape, by);
+        let mut t = timetable(schedule, &shape, by, None);
         Mutation::Swap(w, i, i + 1).apply(&mut t);
         prop_assume!(lower(&t, &Lowering::default()).is_ok());
         let clip = Some(0.5).filter(|_| by.free_border.is_none());
@@ -303,6 +319,47 @@ proptest! {
         let (moved, plain) = (moved.expect("trains").losses, plain.expect("trains").losses);
         for (a, b) in moved.iter().zip(&plain) {
             prop_assert!((a - b).abs() <= 1e-5 * b.abs(), "{:?} {:?}", moved, plain);
+        }
+    }
+}
+
+/// Schedules of four or eight stages on four workers.
+const GRAPHED: [&str; 8] =
+    ["gpipe", "dapple", "chimera", "gems", "zb-h1", "zb-h2", "hanayo", "zb-v"];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
+
+    /// A graph whose timetable is edited once is refused or trains to the gradients of the whole model.
+    #[test]
+    fn a_graph_is_refused_or_trains_to_the_same_gradients(
+        (schedule, n) in (prop::sample::select(GRAPHED.to_vec()), 1u32..=4),
+        by in any_passes(),
+        graph in 0usize..4,
+        mutation in prop_oneof![
+            mutations(),
+            (0usize..8, 0usize..64).prop_map(|(w, i)| Mutation::Swap(w, i, i + 1)),
+        ],
+    ) {
+        let shape = Shape { n_waves: 1, ..Shape::new(4, 2 * n) };
+        let plain = timetable(schedule, &shape, by, Some(graph));
+        let mut edited = plain.clone();
+        mutation.apply(&mut edited);
+        if lower(&edited, &Lowering::default()).is_err() {
+            return Ok(());
+        }
+        let run = Run { clip: None, ..Run::new(schedule, shape) };
+        let train = |t: &Timetable| -> Outcome {
+            train_stages(&run, t, &Pairs, |id| Ok(Node::of(&t.graph, id))).expect("trains")
+        };
+        let (edited, plain) = (train(&edited), train(&plain));
+        prop_assert!(edited.gradients.keys().eq(plain.gradients.keys()));
+        for (name, values) in &edited.gradients {
+            let expected = &plain.gradients[name];
+            let size = expected.iter().fold(1e-9, |most: f64, x| most.max(x.abs()));
+            for (a, b) in values.iter().zip(expected) {
+                prop_assert!((a - b).abs() <= 1e-12 * size, "{:?}: {} for {}", name, a, b);
+            }
         }
     }
 }

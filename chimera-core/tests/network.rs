@@ -2,10 +2,12 @@
 
 use chimera_core::analyze::{Link, Network, NetworkCosts, ReductionAlgorithm, Traffic, simulate};
 use chimera_core::costs::{Costs, UniformCosts};
+use chimera_core::graph::StageGraph;
 use chimera_core::ids::{BucketId, StageId};
 use chimera_core::lower::{Lowering, Sync, lower};
-use chimera_core::program::Program;
+use chimera_core::program::{Instr, Program};
 use chimera_core::schedule::{SCHEDULES, Shape, find};
+use chimera_core::timetable::Timetable;
 use proptest::prelude::*;
 
 const COMPUTE: UniformCosts = UniformCosts::new(1.0, 2.0, 0.0);
@@ -206,4 +208,25 @@ impl<C: Costs> Costs for OnlyMessages<'_, C> {
     fn message(&self, token: &chimera_core::effects::Token) -> f64 {
         self.0.message(token)
     }
+}
+
+/// A message costs what its own edge carries, whichever way it goes.
+#[test]
+fn an_edge_may_carry_other_bytes_than_the_activation() {
+    let chain = find("gpipe").expect("known").timetable(&Shape::new(3, 1)).expect("fits");
+    let graph = StageGraph::new(3, &[0], &[(0, 1), (0, 2), (1, 2)], &[2]).expect("a graph");
+    let timetable = Timetable { graph, ..chain };
+    let program = lower(&timetable, &Lowering::default()).expect("proven");
+    let network = network(1, 3, link(1.0, 0.5), Link::default());
+    let costs = NetworkCosts::new(COMPUTE, network, &program, &traffic(&program, 4.0, &[]));
+    let costs = costs.with_edge(StageId(0), StageId(2), 10.0);
+    let sent = program.rows().iter().flatten().filter_map(|instr| match instr {
+        Instr::Send(token, _) => Some(((token.stage.0, token.to.0), costs.message(token))),
+        _ => None,
+    });
+    let mut sent: Vec<_> = sent.collect();
+    sent.sort_by_key(|(edge, _)| *edge);
+    let expected =
+        [((0, 1), 3.0), ((0, 2), 6.0), ((1, 0), 3.0), ((1, 2), 3.0), ((2, 0), 6.0), ((2, 1), 3.0)];
+    assert_eq!(sent, expected);
 }

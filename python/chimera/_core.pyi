@@ -50,8 +50,12 @@ class Timetable:
     micro_batches: int
     units_per_micro: int
     placement: List[List[int]]
+    graph: Dict[str, Any]
     rows: List[List[List[Tuple[str, int, int, List[int]]]]]
     search: Optional[Dict[str, Any]]
+    def with_graph(
+        self, *, sources: Sequence[int], edges: Sequence[Tuple[int, int]], losses: Sequence[int]
+    ) -> Timetable: ...
     def passes(
         self,
         *,

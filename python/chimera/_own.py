@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Sequence, Tuple, Union
+from typing import Any, Dict, Sequence, Tuple, Union
 
 from ._core import Error, Timetable, parse
 
@@ -18,11 +18,13 @@ def timetable(
     schedule: str = "mine",
     micro_batches: int | None = None,
     units_per_micro: int = 1,
+    graph: Dict[str, Any] | None = None,
 ) -> Timetable:
     """The timetable with these rows.
 
     `placement` has the worker of each stage, for each pipe. A cell is an op `(kind, pipe, stage, micro_batches)`, or a
     list of two ops that run as a pair. Kinds are `F`, `B`, `I`, `W` and `R`; `micro_batches` is one number or several.
+    `graph` is `{"sources": [0], "edges": [(0, 1), …], "losses": [1]}` of stages that are no chain.
     """
     if not isinstance(units_per_micro, int) or units_per_micro < 1:
         raise Error(f"`units_per_micro` is {units_per_micro!r}: choose a number from 1")
@@ -41,6 +43,8 @@ def timetable(
         "placement": pipes,
         "rows": cells,
     }
+    if graph is not None:
+        file["graph"] = graph
     return parse(json.dumps(file), format="json")
 
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use chimera_core::graph::StageGraph;
 use chimera_core::ids::{PipeId, StageId, WorkerId};
 use chimera_core::interchange::{to_csv, to_json};
 use chimera_core::lower::{Hoist, Lowering, Passes, Recompute, lower_at};
@@ -74,6 +75,36 @@ impl Timetable {
     fn placement(&self) -> Vec<Vec<u16>> {
         let workers = |pipe: &Vec<WorkerId>| pipe.iter().map(|worker| worker.0).collect();
         self.timetable.placement.pipes().iter().map(workers).collect()
+    }
+
+    /// The graph of the stages: `sources`, `edges` and `losses`, as in `with_graph`.
+    #[getter]
+    fn graph<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let graph = &self.timetable.graph;
+        let edges: Vec<(u16, u16)> = graph.edges().map(|(from, to)| (from.0, to.0)).collect();
+        let said = PyDict::new(py);
+        said.set_item("sources", graph.sources().map(|stage| stage.0).collect::<Vec<_>>())?;
+        said.set_item("edges", edges)?;
+        said.set_item("losses", graph.losses().map(|stage| stage.0).collect::<Vec<_>>())?;
+        Ok(said)
+    }
+
+    /// The timetable for stages that are no chain: `sources` begin with the samples, each pair of `edges` is a stage and a
+    /// later one that it feeds, and `losses` have a loss.
+    #[pyo3(signature = (*, sources, edges, losses))]
+    fn with_graph(
+        &self,
+        py: Python<'_>,
+        sources: Vec<u16>,
+        edges: Vec<(u16, u16)>,
+        losses: Vec<u16>,
+    ) -> PyResult<Timetable> {
+        run(py, || {
+            let n_stages = self.timetable.placement.n_stages();
+            let graph = StageGraph::new(n_stages, &sources, &edges, &losses);
+            let graph = graph.map_err(|e| Failure::Invalid(e.to_string()))?;
+            Ok(Timetable::plain(core::Timetable { graph, ..self.timetable.clone() }))
+        })
     }
 
     /// For each worker its cells, each a list of ops `(kind, pipe, stage, units)`: one, or a pair.
@@ -228,7 +259,10 @@ pub(crate) fn written(op: Op) -> WrittenOp {
 /// A title such as `chimera, D = 4, N = 8`.
 pub(crate) fn title(timetable: &core::Timetable) -> String {
     let (d, n) = (timetable.rows.len(), timetable.micro_batches_per_step());
-    let title = format!("{}, D = {d}, N = {n}", timetable.schedule);
+    let mut title = format!("{}, D = {d}, N = {n}", timetable.schedule);
+    if !timetable.graph.is_chain() {
+        title = format!("{title}, edges {}", timetable.graph);
+    }
     match timetable.update.n_steps() {
         0 | 1 => title,
         steps => format!("{title}, {steps} steps"),

@@ -235,3 +235,22 @@ def test_a_measured_step_is_a_timeline():
     measured = program.timeline(events)
     assert measured.makespan == max(len(row) for row in program.rows)
     assert [e for e in measured.events if "ops" in e][0]["ops"] == [("F", 0, 0, [0])]
+
+
+def test_stages_may_be_a_graph():
+    chain = chimera.schedule("1f1b", depth=4, micro_batches=6)
+    assert chain.graph == {"sources": [0], "edges": [(0, 1), (1, 2), (2, 3)], "losses": [3]}
+    graph = {"sources": [0], "edges": [(0, 1), (0, 3), (1, 2), (2, 3)], "losses": [1, 3]}
+    skips = chain.with_graph(**graph)
+    assert skips.graph == graph and skips != chain
+    assert chimera.parse(skips.to_json()) == skips
+    program = skips.lower()
+    assert program.messages == chain.lower().messages + 2 * 6
+    assert program.fingerprint != chain.lower().fingerprint
+    assert program.to_dict()["graph"] == json.loads(json.dumps(graph))
+    assert "its stages are a graph" in str(raised(skips.to_csv))
+    back = str(raised(chain.with_graph, **{**graph, "edges": [(1, 0)]}))
+    assert "goes back" in back
+    rows = [[("F", 0, 0, 0), ("F", 0, 1, 0), ("B", 0, 1, 0), ("B", 0, 0, 0)]]
+    towers = {"sources": [0, 1], "edges": [], "losses": [0, 1]}
+    assert chimera.timetable([[0, 0]], rows, graph=towers).lower().messages == 0

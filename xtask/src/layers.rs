@@ -24,6 +24,7 @@ const STACKS: [Stack; 2] = [
         modules: &[
             // What a schedule says.
             "ids",
+            "graph",
             "op",
             "placement",
             "update",

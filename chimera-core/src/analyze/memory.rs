@@ -68,9 +68,9 @@ pub(crate) fn token_bytes(
     let stage = stages.get(token.stage.index()).copied().unwrap_or_default();
     let sample = match token.kind {
         TokenKind::Activation => stage.output,
-        // That of the stage behind the last is the loss's own.
-        TokenKind::Gradient if token.stage.index() == stages.len() => {
-            stages.last().map_or(0.0, |last| last.output)
+        // One of several is as large as what it is the gradient of; that of a loss is the loss's own.
+        TokenKind::Gradient if rules.graph().inputs(token.stage).len() != 1 => {
+            stages.get(token.to.index()).map_or(0.0, |made| made.output)
         }
         TokenKind::Gradient => stage.gradient,
         TokenKind::Saved => stage.saved,

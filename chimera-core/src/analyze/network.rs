@@ -17,7 +17,7 @@ use serde::Deserialize;
 
 use crate::collective::{self, Part, n_core, rounds};
 use crate::costs::Costs;
-use crate::effects::{Token, TokenKind};
+use crate::effects::Token;
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
 use crate::op::Op;
 use crate::placement::Placement;
@@ -119,6 +119,8 @@ pub struct NetworkCosts<C> {
     placement: Placement,
     units_per_micro: f64,
     activations: Vec<f64>,
+    /// Bytes of edges that carry something else than the activation behind their stage.
+    edges: FxHashMap<(StageId, StageId), f64>,
     /// By bucket; of none, all are free.
     sums: Vec<ReductionTime>,
 }
@@ -162,8 +164,16 @@ impl<C: Costs> NetworkCosts<C> {
             placement: placement.clone(),
             units_per_micro: f64::from(units_per_micro),
             activations: activations.to_vec(),
+            edges: FxHashMap::default(),
             sums: Vec::new(),
         }
+    }
+
+    /// Sets the bytes that an edge between two stages carries of a whole micro-batch, where it is not the activation behind
+    /// the first: a stage of a graph may give each edge one of its own.
+    pub fn with_edge(mut self, from: StageId, to: StageId, bytes: f64) -> Self {
+        self.edges.insert((from, to), bytes);
+        self
     }
 
     /// Costs of messages, and of the reductions of `program`, of gradients as in [`Traffic`].
@@ -186,16 +196,12 @@ impl<C: Costs> NetworkCosts<C> {
 
     /// Time of a message on its link.
     fn travels(&self, token: &Token) -> f64 {
-        let (stage, before) = (token.stage, StageId(token.stage.0.saturating_sub(1)));
-        let (to, boundary) = match token.kind {
-            TokenKind::Gradient => (before, before),
-            _ => (StageId(stage.0 + 1), stage),
-        };
+        let Some(edge) = token.edge() else { return 0.0 };
         // Groups lie alike: the first tells of all.
         let node = |s| self.network.node(Rank(self.placement.worker(token.pipe, s).0.into()));
         let share = f64::from(token.span.len) / self.units_per_micro;
-        let bytes = self.activations[boundary.index()] * share;
-        self.network.link(node(stage), node(to)).takes(1.0, bytes)
+        let bytes = self.edges.get(&edge).unwrap_or(&self.activations[edge.0.index()]) * share;
+        self.network.link(node(token.stage), node(token.to)).takes(1.0, bytes)
     }
 
     fn sum_of(&self, bucket: BucketId) -> &ReductionTime {

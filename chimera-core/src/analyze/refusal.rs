@@ -51,6 +51,14 @@ pub enum Reason {
         /// Workers of the placement.
         workers: usize,
     },
+    /// The graph has not the stages of the placement.
+    #[error("the graph has {edges} stages, but {stages} have a worker")]
+    Graph {
+        /// Stages of the graph.
+        edges: usize,
+        /// Stages of the placement.
+        stages: usize,
+    },
     /// An op names a pipe, stage or micro-batch that does not exist.
     #[error("{0} names a pipe, stage or micro-batch that does not exist")]
     Unknown(Op),

@@ -16,6 +16,10 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
     if rows != workers {
         return refuse(Reason::Rows { rows, workers });
     }
+    let (edges, stages) = (timetable.graph.n_stages(), placement.n_stages());
+    if edges != stages {
+        return refuse(Reason::Graph { edges, stages });
+    }
     let Some(window) =
         Window::new(timetable.update, timetable.n_micro_batches, timetable.units_per_micro)
     else {

@@ -237,6 +237,7 @@ fn soon() -> Instant {
 }
 
 fn tag(step: u64, unit: u32) -> Tag {
-    let (pipe, stage, span) = (PipeId(0), StageId(0), Span::one(unit));
-    Tag::new(step, Payload::Token(Token { kind: TokenKind::Activation, pipe, stage, span }))
+    let (kind, pipe, span) = (TokenKind::Activation, PipeId(0), Span::one(unit));
+    let (stage, to) = (StageId(0), StageId(1));
+    Tag::new(step, Payload::Token(Token { kind, pipe, stage, to, span }))
 }

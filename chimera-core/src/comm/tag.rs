@@ -42,8 +42,10 @@ pub enum Payload {
     Evaluated {
         /// Number of the sample.
         sample: u64,
-        /// The stage behind which it was made.
+        /// The stage that made it.
         stage: StageId,
+        /// The stage that takes it.
+        to: StageId,
     },
     /// Weights of a stage, for rank 0.
     Weight {
@@ -134,21 +136,25 @@ const TOKENS: [TokenKind; 6] = [
 
 fn encode(payload: Payload) -> (u32, [u32; 3]) {
     match payload {
-        Payload::Token(Token { kind, pipe, stage, span }) => {
+        Payload::Token(Token { kind, pipe, stage, to, span }) => {
             let code = TOKENS.iter().position(|known| *known == kind).unwrap_or(TOKENS.len());
-            let place = u32::from(pipe.0) << 16 | u32::from(stage.0);
-            (code as u32, [place, span.start, span.len.into()])
+            (code as u32, [halves(pipe.0, stage.0), span.start, halves(to.0, span.len)])
         }
         Payload::Gradients { bucket } => (GRADIENTS, [bucket.0, 0, 0]),
         Payload::Sums { bucket } => (SUMS, [bucket.0, 0, 0]),
         Payload::Updated { bucket, tensor } => (UPDATED, [bucket.0, tensor, 0]),
-        Payload::Evaluated { sample, stage } => {
-            (EVALUATED, [stage.0.into(), sample as u32, (sample >> 32) as u32])
+        Payload::Evaluated { sample, stage, to } => {
+            (EVALUATED, [halves(to.0, stage.0), sample as u32, (sample >> 32) as u32])
         }
         Payload::Weight { stage, tensor } => (WEIGHT, [stage.0.into(), tensor, 0]),
         Payload::Replica { stage, tensor, slot } => (REPLICA, [stage.0.into(), tensor, slot]),
         Payload::Private { channel } => (PRIVATE, [channel.into(), 0, 0]),
     }
+}
+
+/// A word of two halves, the high one first.
+fn halves(high: u16, low: u16) -> u32 {
+    u32::from(high) << 16 | u32::from(low)
 }
 
 fn decode(code: u32, [x, y, z]: [u32; 3]) -> Option<Payload> {
@@ -159,7 +165,8 @@ fn decode(code: u32, [x, y, z]: [u32; 3]) -> Option<Payload> {
         UPDATED => Payload::Updated { bucket: BucketId(x), tensor: y },
         EVALUATED => {
             let sample = u64::from(y) | u64::from(z) << 32;
-            Payload::Evaluated { sample, stage: stage()? }
+            let (to, stage) = (StageId((x >> 16) as u16), StageId(x as u16)); // a half each
+            Payload::Evaluated { sample, stage, to }
         }
         WEIGHT => Payload::Weight { stage: stage()?, tensor: y },
         REPLICA => Payload::Replica { stage: stage()?, tensor: y, slot: z },
@@ -167,8 +174,10 @@ fn decode(code: u32, [x, y, z]: [u32; 3]) -> Option<Payload> {
         _ => {
             let kind = *TOKENS.get(code as usize)?;
             let (pipe, stage) = (PipeId((x >> 16) as u16), StageId(x as u16)); // a half each
-            let span = Span { start: y, len: u16::try_from(z).ok()? };
-            Payload::Token(Token { kind, pipe, stage, span })
+            let (to, len) = (StageId((z >> 16) as u16), z as u16);
+            let token = Token { kind, pipe, stage, to, span: Span { start: y, len } };
+            let is_sound = token.edge().map_or(stage == to, |(from, to)| from < to);
+            Some(Payload::Token(token)).filter(|_| is_sound)?
         }
     };
     // One tag has one form: words that a payload does not use are zero.
@@ -184,8 +193,8 @@ impl fmt::Display for Payload {
             Payload::Updated { bucket, tensor } => {
                 write!(f, "the updated tensor {tensor} of {bucket}")
             }
-            Payload::Evaluated { sample, stage } => {
-                write!(f, "validation sample {sample} behind {stage}")
+            Payload::Evaluated { sample, stage, to } => {
+                write!(f, "validation sample {sample} from {stage} to {to}")
             }
             Payload::Weight { stage, tensor } => write!(f, "weights {tensor} of {stage}"),
             Payload::Replica { stage, tensor, slot: 0 } => {
@@ -225,13 +234,19 @@ mod tests {
         let (bucket, stage) = (BucketId(70_000), StageId(7));
         let token = |kind| {
             let span = Span { start: u32::MAX, len: 2 };
-            Payload::Token(Token { kind, pipe: PipeId(3), stage: StageId(0xfffe), span })
+            let stage = StageId(0xfffe);
+            let to = match kind {
+                TokenKind::Activation => StageId(0xffff),
+                TokenKind::Gradient => StageId(0xff),
+                _ => stage,
+            };
+            Payload::Token(Token { kind, pipe: PipeId(3), stage, to, span })
         };
         let others = [
             Payload::Gradients { bucket },
             Payload::Sums { bucket },
             Payload::Updated { bucket, tensor: 3 },
-            Payload::Evaluated { sample: u64::MAX - 1, stage },
+            Payload::Evaluated { sample: u64::MAX - 1, stage, to: StageId(0xfffe) },
             Payload::Weight { stage, tensor: 5 },
             Payload::Replica { stage, tensor: 5, slot: 2 },
             Payload::Private { channel: 3 },
@@ -258,6 +273,8 @@ mod tests {
         assert!(refused(private, 0, 99) && refused(private, 13, 1) && refused(private, 20, 1));
         let stage = StageId(7);
         assert!(refused(Tag::new(0, Payload::Weight { stage, tensor: 0 }).to_bytes(), 14, 1));
-        assert!(refused(all()[0].to_bytes(), 22, 1), "a span of 65,538 units");
+        assert!(refused(all()[0].to_bytes(), 22, 1), "an activation that goes back");
+        assert!(refused(all()[2].to_bytes(), 23, 0xff), "a gradient that goes forth");
+        assert!(refused(all()[4].to_bytes(), 22, 0), "saved activations that travel");
     }
 }

@@ -5,13 +5,15 @@
 
 use std::time::Instant;
 
+use rustc_hash::FxHashMap;
+
 use super::state::StageOn;
 use super::worker::Worker;
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
-use crate::ids::{PipeId, StageId};
+use crate::ids::PipeId;
 use crate::stage::{Data, Micro, Output};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
@@ -28,7 +30,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let scale = 1.0 / counted.max(1) as f64;
         let (began, mut own) = (Instant::now(), Vec::new());
         for sample in (self.state.group as u64..n_samples).step_by(self.state.job.width) {
-            if let Some(loss) = self.evaluate_sample(step, data, sample, scale)? {
+            for loss in self.evaluate_sample(step, data, sample, scale)? {
                 own.extend(sample.to_le_bytes());
                 own.extend(loss.to_le_bytes());
             }
@@ -37,61 +39,72 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let all = self.all_gather("evaluation", &own)?;
         let mut losses: Vec<(u64, f64)> = all.iter().flat_map(|bytes| losses(bytes)).collect();
         losses.sort_by_key(|(sample, _)| *sample);
-        if !losses.iter().map(|(sample, _)| *sample).eq(0..n_samples) {
+        // Every stage that has a loss tells its own.
+        let n_losses = self.state.job.program.rules().graph().losses().count();
+        let expected = (0..n_samples).flat_map(|sample| std::iter::repeat_n(sample, n_losses));
+        if !losses.iter().map(|(sample, _)| *sample).eq(expected) {
             let message = "the ranks evaluated other samples than they should have";
             return Err(Fault::new(Class::Mismatch, self.state.comm.rank(), message));
         }
         Ok(losses.into_iter().map(|(_, loss)| loss).sum())
     }
 
-    /// Runs the stages of one sample that are here; its loss if the last one is among them.
+    /// Runs the stages of one sample that are here; the losses of those that have one.
     fn evaluate_sample(
         &mut self,
         step: u64,
         data: &dyn Data<S::Item>,
         sample: u64,
         loss_scale: f64,
-    ) -> Result<Option<f64>, Fault> {
+    ) -> Result<Vec<f64>, Fault> {
         let (me, state) = (self.me, &mut self.state);
-        let placement = state.job.program.placement();
+        let (placement, graph) = (state.job.program.placement(), state.job.program.rules().graph());
         let pipe = (sample / state.job.width as u64) % placement.n_pipes() as u64;
-        let at = |stage: usize| placement.worker(PipeId(pipe as u16), StageId(stage as u16));
-        let tag = |stage: usize| {
-            Tag::new(step, Payload::Evaluated { sample, stage: StageId(stage as u16) })
-        };
+        let at = |stage| placement.worker(PipeId(pipe as u16), stage);
+        let tag = |stage, to| Tag::new(step, Payload::Evaluated { sample, stage, to });
         let (mut input, mut target) = (Vec::new(), Vec::new());
         let read = data.sample(step, sample, &mut input, &mut target);
         read.map_err(|e| state.unreadable(step, &e))?;
-        let (mut carried, mut loss) = (None, None);
-        for stage in (0..placement.n_stages()).filter(|stage| at(*stage) == me) {
-            if stage > 0 && at(stage - 1) != me {
-                let (from, deadline) =
-                    (state.rank_of(at(stage - 1), state.group), state.deadline());
-                let received = state.comm.recv(from, tag(stage - 1), deadline);
+        let (mut here, mut losses) = (FxHashMap::default(), Vec::new());
+        for id in graph.stages().filter(|stage| at(*stage) == me) {
+            let edges = state.edges(id);
+            let mut inputs = Vec::new();
+            for &from in graph.inputs(id) {
+                if at(from) == me {
+                    inputs.extend(here.remove(&(from, id)));
+                    continue;
+                }
+                let (rank, deadline) = (state.rank_of(at(from), state.group), state.deadline());
+                let received = state.comm.recv(rank, tag(from, id), deadline);
                 let received = state.on_wait("evaluation", Need::Other, received)?;
-                let expected = state.stages.held(StageId(stage as u16)).stage.input_shape(1);
-                state.check_shape(from, expected, tag(stage - 1), &received)?;
-                carried = Some(received);
+                let stage = &state.stages.held(id).stage;
+                let expected = stage.input_shape(1).filter(|_| edges.n_inputs() == 1);
+                state.check_shape(rank, expected, tag(from, id), &received)?;
+                inputs.push(received);
             }
-            let held = state.stages.held(StageId(stage as u16));
-            let target = if stage + 1 < placement.n_stages() { &[][..] } else { &target };
+            let held = state.stages.held(id);
+            let target = if graph.has_loss(id) { &target } else { &[][..] };
             let micro = Micro { step, sample, input: &input, target, loss_scale, training: false };
-            let output = held.stage.forward(&held.weights, &micro, carried.take());
-            match state.on_device("evaluation", output)?.0 {
-                Output::Loss { loss: scaled, .. } => {
-                    loss = Some(state.numbers([&scaled].into_iter())?.into_iter().sum());
+            let result = edges.forward(&held.stage, &held.weights, &micro, inputs);
+            let mut activations = Vec::new();
+            for output in state.on_device("evaluation", result)?.0 {
+                match output {
+                    Output::Activation(y) => activations.push(y),
+                    Output::Loss { loss, .. } => {
+                        losses.push(state.numbers([&loss].into_iter())?.into_iter().sum());
+                    }
                 }
-                Output::Activation(x)
-                    if stage + 1 < placement.n_stages() && at(stage + 1) != me =>
-                {
-                    let to = state.rank_of(at(stage + 1), state.group);
-                    let sent = state.comm.send(to, tag(stage), x);
-                    state.on_wire("evaluation", sent)?;
+            }
+            for (&to, y) in graph.outputs(id).iter().zip(edges.along_edges(activations)) {
+                if at(to) == me {
+                    here.insert((id, to), y);
+                    continue;
                 }
-                Output::Activation(x) => carried = Some(x),
+                let sent = state.comm.send(state.rank_of(at(to), state.group), tag(id, to), y);
+                state.on_wire("evaluation", sent)?;
             }
         }
-        Ok(loss)
+        Ok(losses)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::comm::{Comm, CommError, Endpoint, Payload, Tag, all_gather};
 use crate::device::Device;
 use crate::effects::{Effects, Token, TokenKind};
 use crate::fault::{Class, Fault};
-use crate::ids::{BucketId, ChannelId, Rank, StageId, WorkerId};
+use crate::ids::{BucketId, ChannelId, Rank, WorkerId};
 use crate::interp::{Machine, Values};
 use crate::op::Cell;
 use crate::program::Bucket;
@@ -84,11 +84,11 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         let received = self.on_wait(token, Need::Token(token), received)?;
         let unit = self.job.micro_batch_size / self.job.program.units_per_micro() as usize;
         let samples = usize::from(token.span.len) * unit;
-        let stage = |stage| &self.stages.held(StageId(stage)).stage;
+        let (stage, edges) = (&self.stages.held(token.to).stage, self.edges(token.to));
         let expected = match token.kind {
-            TokenKind::Activation => stage(token.stage.0 + 1).input_shape(samples),
-            // A gradient has the number of the stage that made it, from the gradient of the output before it.
-            _ => stage(token.stage.0.saturating_sub(1)).output_shape(samples),
+            TokenKind::Activation if edges.n_inputs() == 1 => stage.input_shape(samples),
+            TokenKind::Gradient if !stage.has_output_per_edge() => stage.output_shape(samples),
+            _ => None,
         };
         self.check_shape(from, expected, token, &received)?;
         Ok(Poll::Ready(Value::Tensor(received)))

@@ -8,17 +8,18 @@ use super::held::{Held, Weights};
 use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
-use crate::effects::{Token, TokenKind};
+use crate::effects::Token;
 use crate::fault::{Class, Fault};
+use crate::ids::StageId;
 use crate::op::{Kind, Op};
-use crate::stage::{Micro, Output, Stage};
+use crate::stage::{ForwardResult, Micro, Output, Stage, StageEdges};
 
 /// What a live token carries.
 pub(super) enum Value<S: Stage> {
-    /// An activation, a gradient, or a checkpointed input.
+    /// An activation or a gradient.
     Tensor(S::Tensor),
-    /// The checkpointed input of the first stage: its ids come with the micro-batch.
-    Nothing,
+    /// The checkpointed inputs, one for each input edge. A source has none: its samples come with the micro-batch.
+    Inputs(Vec<S::Tensor>),
     /// Saved activations, whole or selected.
     Saved(S::Saved),
     /// Deferred weight work.
@@ -35,7 +36,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         mut eaten: VecDeque<Value<S>>,
     ) -> Result<Vec<Value<S>>, Fault> {
         match op.kind {
-            Kind::Forward => self.run_forward(op, eaten.pop_front().map(Value::tensor)),
+            Kind::Forward => self.run_forward(op, eaten.into_iter().map(Value::tensor).collect()),
             Kind::Recompute => {
                 let weights = self.versions(op, &mut eaten);
                 let each = units(op).zip(eaten.into_iter().zip(&weights));
@@ -54,7 +55,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    fn run_forward(&mut self, op: &Op, x: Option<S::Tensor>) -> Result<Vec<Value<S>>, Fault> {
+    fn run_forward(&mut self, op: &Op, x: Vec<S::Tensor>) -> Result<Vec<Value<S>>, Fault> {
         let rules = self.job.program.rules();
         let is_recomputed = rules.is_recomputed(op.pipe, op.stage);
         let is_selective = is_recomputed && rules.is_selective(op.pipe, op.stage);
@@ -66,22 +67,26 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             true => vec![*op],
             false => units(op).collect(),
         };
-        let inputs = self.split_input(op, x, parts.len())?;
+        let inputs = self.split_inputs(op, x, parts.len())?;
         let (mut outputs, mut grads, mut saved) = (Vec::new(), Vec::new(), Vec::new());
         for (part, x) in parts.iter().zip(inputs) {
-            let kept = if keeps_input { x.clone() } else { None };
+            let kept = if keeps_input { x.clone() } else { Vec::new() };
             let batch = self.batch(part)?;
-            let (output, of_part) = self.forward(part, &weights, &batch, x)?;
-            match output {
-                Output::Activation(y) => outputs.push(y),
-                Output::Loss { loss, grad } => {
-                    self.steps.losses.push((*part, loss));
-                    grads.extend(self.split(part, grad)?.into_iter().map(Value::Tensor));
+            let (of_edges, of_part) = self.forward(part, &weights, &batch, x)?;
+            let mut activations = Vec::new();
+            for output in of_edges {
+                match output {
+                    Output::Activation(y) => activations.push(y),
+                    Output::Loss { loss, grad } => {
+                        self.steps.losses.push((*part, loss));
+                        grads.extend(self.split(part, grad)?.into_iter().map(Value::Tensor));
+                    }
                 }
             }
+            outputs.push(activations);
             if keeps_input {
-                let kept = self.split_input(part, kept, usize::from(part.span.len))?;
-                saved.extend(kept.into_iter().map(|x| x.map_or(Value::Nothing, Value::Tensor)));
+                let kept = self.split_inputs(part, kept, usize::from(part.span.len))?;
+                saved.extend(kept.into_iter().map(Value::Inputs));
                 continue;
             }
             let stage = &self.stages.held(op.stage).stage;
@@ -102,17 +107,22 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         mut eaten: VecDeque<Value<S>>,
     ) -> Result<Vec<Value<S>>, Fault> {
         let weights = self.versions(op, &mut eaten);
-        let grads = eaten.split_off(usize::from(op.span.len));
-        let (mut made, mut deferred) = (Vec::new(), Vec::new());
-        let values = eaten.into_iter().zip(grads).zip(weights);
+        let n_units = usize::from(op.span.len);
+        let grads = eaten.split_off(n_units).into_iter().map(Value::tensor).collect();
+        let (mut given, mut deferred) = (Vec::new(), Vec::new());
+        let values = eaten.into_iter().zip(by_turns(grads, n_units)).zip(weights);
         for (unit, ((saved, dy), w)) in units(op).zip(values) {
-            let (dx, rest) = self.backward_input(&unit, &w, saved.saved(), dy.tensor())?;
-            made.extend(dx.map(Value::Tensor));
+            let (dx, rest) = self.backward_input(&unit, &w, saved.saved(), dy)?;
+            given.push(dx);
             match op.kind {
                 Kind::Backward => self.backward_weight(&unit, rest)?,
                 _ => deferred.push(Value::Deferred(rest)),
             }
         }
+        let n_inputs = self.edges(op.stage).n_inputs();
+        let taken = given.into_iter().flat_map(|given| given.into_iter().take(n_inputs)).collect();
+        let given = by_turns(taken, n_inputs);
+        let mut made: Vec<_> = given.into_iter().flatten().map(Value::Tensor).collect();
         made.extend(deferred);
         Ok(made)
     }
@@ -140,9 +150,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         op: &Op,
         weights: &Weights<S>,
         batch: &Batch<S::Item>,
-        x: Option<S::Tensor>,
-    ) -> Result<(Output<S::Tensor>, S::Saved), Fault> {
-        let result = self.stages.held(op.stage).stage.forward(weights, &batch.micro(), x);
+        x: Vec<S::Tensor>,
+    ) -> Result<ForwardResult<S>, Fault> {
+        let stage = &self.stages.held(op.stage).stage;
+        let result = self.edges(op.stage).forward(stage, weights, &batch.micro(), x);
         self.on_device(op, result)
     }
 
@@ -151,7 +162,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let micro = batch.micro();
         let result = match kept {
             Value::Saved(selected) => stage.restore(weights, &micro, selected),
-            kept => stage.recompute(weights, &micro, kept.input()),
+            kept => self.edges(op.stage).recompute(stage, weights, &micro, kept.inputs()),
         };
         self.on_device(op, result)
     }
@@ -161,11 +172,11 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         op: &Op,
         weights: &Weights<S>,
         saved: S::Saved,
-        dy: S::Tensor,
-    ) -> Result<(Option<S::Tensor>, S::Deferred), Fault> {
+        dy: Vec<S::Tensor>,
+    ) -> Result<(Vec<S::Tensor>, S::Deferred), Fault> {
         let batch = self.batch(op)?;
-        let stage = &self.stages.held(op.stage).stage;
-        let result = stage.backward_input(weights, &batch.micro(), saved, dy);
+        let on = (&self.stages.held(op.stage).stage, &self.device);
+        let result = self.edges(op.stage).backward_input(on, weights, &batch.micro(), saved, dy);
         self.on_device(op, result)
     }
 
@@ -204,28 +215,43 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.on_device(op, cut.collect())
     }
 
-    /// The inputs of `parts` equal parts of an op; the first stage has none.
-    fn split_input(
+    /// The inputs of each of `parts` equal parts of an op; a source has none.
+    fn split_inputs(
         &self,
         op: &Op,
-        x: Option<S::Tensor>,
+        x: Vec<S::Tensor>,
         parts: usize,
-    ) -> Result<Vec<Option<S::Tensor>>, Fault> {
-        match x {
-            Some(x) if parts > 1 => Ok(self.split(op, x)?.into_iter().map(Some).collect()),
-            Some(x) => Ok(vec![Some(x)]),
-            None => Ok((0..parts).map(|_| None).collect()),
+    ) -> Result<Vec<Vec<S::Tensor>>, Fault> {
+        if parts == 1 {
+            return Ok(vec![x]);
         }
+        let mut inputs: Vec<_> = (0..parts).map(|_| Vec::with_capacity(x.len())).collect();
+        for x in x {
+            let of_parts = self.split(op, x)?;
+            inputs.iter_mut().zip(of_parts).for_each(|(inputs, x)| inputs.push(x));
+        }
+        Ok(inputs)
     }
 
-    /// The activation of an op, of its parts; the last stage has none.
-    fn joined(&self, op: &Op, mut parts: Vec<S::Tensor>) -> Result<Vec<Value<S>>, Fault> {
+    /// The activation of an op along each output edge to another stage, of those of its parts.
+    fn joined(&self, op: &Op, mut parts: Vec<Vec<S::Tensor>>) -> Result<Vec<Value<S>>, Fault> {
         let joined = match parts.len() {
-            0 => return Ok(Vec::new()),
-            1 => Ok(parts.remove(0)),
-            _ => self.device.join(&parts.iter().collect::<Vec<_>>()),
+            1 => parts.remove(0),
+            n_parts => {
+                let n_given = parts.first().map_or(0, Vec::len);
+                let of_each = by_turns(parts.into_iter().flatten().collect(), n_given);
+                debug_assert!(of_each.iter().all(|parts| parts.len() == n_parts));
+                let join = |parts: &Vec<_>| self.device.join(&parts.iter().collect::<Vec<_>>());
+                let joined = of_each.iter().map(join).collect::<Result<Vec<_>, _>>();
+                self.on_device(op, joined)?
+            }
         };
-        Ok(vec![Value::Tensor(self.on_device(op, joined)?)])
+        Ok(self.edges(op.stage).along_edges(joined).into_iter().map(Value::Tensor).collect())
+    }
+
+    /// Where a stage stands among the others.
+    pub(super) fn edges(&self, stage: StageId) -> StageEdges {
+        StageEdges::of(self.job.program.rules().graph(), stage)
     }
 
     /// Bytes that `values` keep for backwards to come.
@@ -242,8 +268,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             match value {
                 Value::Saved(saved) => stage().saved_bytes(saved),
                 Value::Deferred(deferred) => stage().deferred_bytes(deferred),
-                Value::Tensor(input) if token.kind == TokenKind::Kept => self.device.bytes(input),
-                Value::Tensor(_) | Value::Nothing | Value::Version(_) => 0,
+                Value::Inputs(inputs) => inputs.iter().map(|input| self.device.bytes(input)).sum(),
+                Value::Tensor(_) | Value::Version(_) => 0,
             }
         };
         tokens.iter().zip(values).map(bytes).sum()
@@ -265,11 +291,11 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
                 read.map_err(|e| self.at(self.unreadable(step, &e), op))?;
             }
         }
-        let is_last = op.stage.index() + 1 == program.placement().n_stages();
-        if !is_last {
+        let has_loss = program.rules().graph().has_loss(op.stage);
+        if !has_loss {
             target.clear();
         }
-        let loss_scale = if is_last { self.loss_scale(step, op)? } else { 0.0 };
+        let loss_scale = if has_loss { self.loss_scale(step, op)? } else { 0.0 };
         Ok(Batch { step, sample: first, input, target, loss_scale })
     }
 
@@ -284,6 +310,15 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let n_updates = f64::from(window.units_per_step()) / f64::from(window.units_per_update());
         Ok(n_updates / counted.max(1) as f64)
     }
+}
+
+/// Deals `values` out to `n` lists in turns: list `i` has those at `i`, `i + n` and so on.
+fn by_turns<T>(values: Vec<T>, n: usize) -> Vec<Vec<T>> {
+    let mut dealt: Vec<Vec<T>> = (0..n).map(|_| Vec::new()).collect();
+    for (at, value) in values.into_iter().enumerate() {
+        dealt[at % n].push(value);
+    }
+    dealt
 }
 
 /// The op on each of its units alone.
@@ -324,11 +359,11 @@ impl<S: Stage> Value<S> {
         }
     }
 
-    /// The input that a forward kept; the first stage has none.
-    fn input(self) -> Option<S::Tensor> {
+    /// The inputs that a forward kept.
+    fn inputs(self) -> Vec<S::Tensor> {
         match self {
-            Value::Nothing => None,
-            kept => Some(kept.tensor()),
+            Value::Inputs(inputs) => inputs,
+            other => panic!("checkpointed inputs were expected, not {}", other.name()),
         }
     }
 
@@ -356,7 +391,7 @@ impl<S: Stage> Value<S> {
     fn name(&self) -> &'static str {
         match self {
             Value::Tensor(_) => "a tensor",
-            Value::Nothing => "nothing",
+            Value::Inputs(_) => "checkpointed inputs",
             Value::Saved(_) => "saved activations",
             Value::Deferred(_) => "deferred weight work",
             Value::Version(_) => "a version of the weights",

@@ -33,10 +33,21 @@ pub(super) struct File {
     pub(super) update: Rule,
     #[serde(default, deserialize_with = "present")]
     pub(super) steps: Option<u32>,
+    #[serde(default, deserialize_with = "present")]
+    pub(super) graph: Option<Object<Edges>>,
     #[serde(deserialize_with = "at_most_max_count")]
     pub(super) placement: Vec<Vec<WorkerId>>,
     #[serde(deserialize_with = "at_most_max_count")]
     pub(super) rows: Vec<Vec<Cell>>,
+}
+
+/// How stages hang together that are no chain.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Edges {
+    pub(super) sources: Vec<u16>,
+    pub(super) edges: Vec<(u16, u16)>,
+    pub(super) losses: Vec<u16>,
 }
 
 /// The name of an [`Update`](crate::update::Update).

@@ -14,7 +14,9 @@
 //! micro-batches are cut in two, `"unit": 0.5` stands beside the counts and the ids count halves;
 //! `"selective": [[0, 1]]` names, by pipe and stage, what is recomputed selectively, and with
 //! `"on_demand": true` recomputations wait for what their backwards wait for. An asynchronous timetable has `"update": "stash"` or `"double-buffer"` and the `"steps"` of its window, whose
-//! micro-batches `micro_batches` counts together.
+//! micro-batches `micro_batches` counts together. Stages that are no chain have
+//! `"graph": {"sources": [0], "edges": [[0, 1], [0, 2], [1, 2]], "losses": [2]}`: which begin with the samples, which
+//! feed which, and which have a loss.
 //!
 //! A file may come from anyone. Nothing is allocated on the word of a number in it, and what
 //! [`from_json`] returns has all ids in range; whether it is a sound schedule is for the checker to
@@ -22,8 +24,9 @@
 
 use std::fmt::Write;
 
-use super::form::{File, MAX_COUNT, Object, Rule};
+use super::form::{Edges, File, MAX_COUNT, Object, Rule};
 use crate::effects::Rules;
+use crate::graph::StageGraph;
 use crate::ids::{PipeId, StageId, WorkerId};
 use crate::op::{Cell, Op};
 use crate::placement::Placement;
@@ -99,11 +102,26 @@ pub fn to_json(timetable: &Timetable) -> String {
     if let Some((rule, n_steps)) = update {
         let _ = writeln!(out, "  \"update\": \"{rule}\",\n  \"steps\": {n_steps},");
     }
+    let graph = graph(&timetable.graph);
+    if !graph.is_empty() {
+        let _ = writeln!(out, r#"  "graph": {graph},"#);
+    }
     let workers = |pipe: &Vec<WorkerId>| list(pipe.iter().map(|worker| worker.0.to_string()));
     let placement = lines(placement.pipes().iter().map(workers));
     let rows = lines(timetable.rows.iter().map(|row| list(row.iter().map(cell))));
     let _ = writeln!(out, "  \"placement\": {placement},\n  \"rows\": {rows}\n}}");
     out
+}
+
+/// The edges of stages that are no chain; nothing of a chain.
+pub(super) fn graph(graph: &StageGraph) -> String {
+    if graph.is_chain() {
+        return String::new();
+    }
+    let number = |stage: StageId| stage.0.to_string();
+    let (sources, losses) = (list(graph.sources().map(number)), list(graph.losses().map(number)));
+    let edges = list(graph.edges().map(|(from, to)| format!("[{}, {}]", from.0, to.0)));
+    format!(r#"{{"sources": {sources}, "edges": {edges}, "losses": {losses}}}"#)
 }
 
 fn cell(cell: &Cell) -> String {
@@ -147,12 +165,13 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
     let units_per_micro = file.units_per_micro()?;
     let n_units = file.check_units(units_per_micro)?;
     file.check_cells(n_units)?;
-    let update = file.update()?;
+    let (update, graph) = (file.update()?, file.graph()?);
     let placement = Placement::new(file.depth, file.placement)
         .ok_or_else(|| invalid("placement", "not every stage of every pipe has a worker"))?;
     let timetable = Timetable {
         schedule: file.schedule,
         placement,
+        graph,
         n_micro_batches: file.micro_batches,
         units_per_micro,
         update,
@@ -243,6 +262,15 @@ impl File {
             Rule::DoubleBuffer => Update::DoubleBuffer { n_steps },
             _ => Update::Stash { n_steps },
         })
+    }
+
+    /// The stages as the graph that is named, or as a chain.
+    fn graph(&self) -> Result<StageGraph, ReadError> {
+        let Some(Object(Edges { sources, edges, losses })) = &self.graph else {
+            return Ok(StageGraph::chain(self.stages));
+        };
+        StageGraph::new(self.stages, sources, edges, losses)
+            .map_err(|e| invalid("graph", e.to_string()))
     }
 
     /// The number of units, which no one may take for more than the rows have ops for.

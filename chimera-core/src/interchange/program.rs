@@ -26,12 +26,16 @@
 //!
 //! Where a token is named, the number is its place in `tokens`. An executor need not look it up: equal numbers are
 //! the same value.
+//!
+//! Stages that are no chain stand as `"graph"` behind the placement, in the form of a timetable's JSON. A token that goes
+//! along an edge between stages that are not numbered one after the other has the stage that eats it beside the one that
+//! makes it: `"stage":0,"to":3`.
 
 use std::fmt::Write;
 
 use rustc_hash::FxHashMap;
 
-use super::json::{lines, list};
+use super::json::{graph, lines, list};
 use crate::analyze::{Refusal, Together, prove_in_one_order, rows_in_one_order};
 use crate::effects::{Effects, Token};
 use crate::ids::{StageId, WorkerId};
@@ -70,13 +74,16 @@ pub fn program_to_json(program: &Program) -> String {
         ("steps", program.window().n_steps().to_string()),
         ("barrier", program.has_barrier().to_string()),
         ("placement", lines(placement.pipes().iter().map(workers))),
+        ("graph", graph(program.rules().graph())),
         ("channel_bound", program.channel_bound().to_string()),
         ("fingerprint", format!("\"{}\"", program.fingerprint())),
         ("tokens", lines(tokens.all.iter().map(token))),
         ("buckets", lines(program.buckets().iter().map(bucket))),
         ("one_order", one_order),
     ] {
-        let _ = writeln!(out, r#"  "{key}": {value},"#);
+        if !value.is_empty() {
+            let _ = writeln!(out, r#"  "{key}": {value},"#);
+        }
     }
     let _ = writeln!(out, "  \"rows\": {rows}\n}}");
     out
@@ -165,9 +172,10 @@ fn together(event: &Together, tokens: &mut Numbered) -> String {
 }
 
 fn token(token: &Token) -> String {
-    let Token { kind, pipe, stage, span } = token;
+    let Token { kind, pipe, stage, to, span } = token;
     let (kind, units) = (kind.name(), units(*span));
-    format!(r#"{{"kind":"{kind}","pipe":{},"stage":{},"units":{units}}}"#, pipe.0, stage.0)
+    let to = if token.skips() { format!(r#","to":{}"#, to.0) } else { String::new() };
+    format!(r#"{{"kind":"{kind}","pipe":{},"stage":{}{to},"units":{units}}}"#, pipe.0, stage.0)
 }
 
 fn bucket(bucket: &Bucket) -> String {

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::form::MAX_COUNT;
 use super::json::*;
+use crate::graph::StageGraph;
 use crate::ids::{PipeId, StageId};
 use crate::lower::{Lowering, lower};
 use crate::op::{Cell, Kind, Op, Span};
@@ -57,6 +58,33 @@ fn one_wrong_thing_is_named() {
         ("\"depth\"", "\"dpeth\"", "unknown field `dpeth`, expected one of `schedule`, `depth`"),
         ("\"pipes\": 1", "\"pipes\": 0", "pipes: 0 is not in 1 to 65535"),
         ("\"stages\": 2", "\"stages\": 3", "placement[0]: 2 entries, but stages is 3"),
+        (
+            "\"pipes\": 1",
+            "\"pipes\": 1, \"graph\": {\"sources\": [0], \"edges\": [[1, 0]], \"losses\": [1]}",
+            "graph: the edge from stage 1 to stage 0 goes back",
+        ),
+        (
+            "\"pipes\": 1",
+            "\"pipes\": 1, \"graph\": {\"sources\": [0], \"edges\": [[0, 2]], \"losses\": [1]}",
+            "graph: stage 2 does not exist: there are 2 stages",
+        ),
+        (
+            "\"pipes\": 1",
+            "\"pipes\": 1, \"graph\": {\"sources\": [0], \"edges\": [], \"losses\": [0, 1]}",
+            "graph: nothing reaches stage 1",
+        ),
+        (
+            "\"pipes\": 1",
+            "\"pipes\": 1, \"graph\": {\"sources\": [0], \"edges\": [[0, 1]]}",
+            "missing field `losses`",
+        ),
+        (
+            "\"pipes\": 1",
+            "\"pipes\": 1, \"graph\": {\"sources\": [0], \"edges\": [[0, 70000]], \"losses\": [1]}",
+            "invalid value: integer `70000`, expected u16",
+        ),
+        ("\"pipes\": 1", "\"pipes\": 1, \"graph\": null", "invalid type: null"),
+        ("\"pipes\": 1", "\"pipes\": 1, \"graph\": [[0], [], [1]]", "expected an object"),
         ("[0, 1]", "[0, 2]", "placement[0][1]: worker 2 is not below 2 (depth)"),
         ("[0, 1]", "[0, 70000]", "expected u16 at line 8"),
         ("\"micro_batches\": 1", "\"micro_batches\": 0", "micro_batches: 0 is less than 1"),
@@ -182,10 +210,11 @@ fn any_timetable() -> impl Strategy<Value = Timetable> {
             Update::Stash { n_steps: n },
             Update::DoubleBuffer { n_steps: 1 },
         ]);
-        let any = (rows, ".{0,20}", update, any::<bool>());
-        any.prop_map(move |(rows, name, update, on_demand)| Timetable {
+        let any = (rows, ".{0,20}", update, any::<bool>(), any::<bool>());
+        any.prop_map(move |(rows, name, update, on_demand, is_graph)| Timetable {
             schedule: name.chars().filter(|c| !c.is_control()).collect(),
             placement: Placement::mirrored(usize::from(depth), usize::from(f)),
+            graph: skipping(usize::from(depth), is_graph),
             n_micro_batches: n,
             units_per_micro: units,
             update,
@@ -227,6 +256,17 @@ fn as_many_workers_stages_and_pipes_are_read_as_are_made() {
     );
     let many = from_json(many.as_bytes()).unwrap();
     assert_eq!(lower(&many, &Lowering::default()).unwrap().peaks()[0], 1.0);
+}
+
+/// A chain, or one whose first stage feeds the last one too, with a loss at every other stage.
+fn skipping(n_stages: usize, is_graph: bool) -> StageGraph {
+    let last = n_stages as u16 - 1;
+    let edges: Vec<_> = (0..last).map(|s| (s, s + 1)).chain([(0, last)]).collect();
+    let losses: Vec<_> = (0..=last).filter(|stage| (last - stage).is_multiple_of(2)).collect();
+    match is_graph && n_stages > 2 {
+        true => StageGraph::new(n_stages, &[0], &edges, &losses).expect("a graph"),
+        false => StageGraph::chain(n_stages),
+    }
 }
 
 fn recomputed(rows: &[Vec<Cell>]) -> impl Iterator<Item = (PipeId, StageId)> + use<> {

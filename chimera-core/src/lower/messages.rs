@@ -3,8 +3,8 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::effects::{Rules, Token, TokenKind};
-use crate::ids::{ChannelId, StageId};
+use crate::effects::{Rules, Token};
+use crate::ids::ChannelId;
 use crate::op::{Cell, Kind};
 use crate::placement::Placement;
 use crate::program::{Channel, Instr};
@@ -59,15 +59,9 @@ impl Channels {
 
 /// The channel on which `token` travels, if it travels.
 fn channel(placement: &Placement, token: &Token) -> Option<Channel> {
-    let stage = |index: u16| StageId(index);
-    let (from, to, boundary) = match token.kind {
-        TokenKind::Activation => (token.stage.0, token.stage.0 + 1, token.stage.0 + 1),
-        TokenKind::Gradient if token.stage.index() < placement.n_stages() => {
-            (token.stage.0, token.stage.0.checked_sub(1)?, token.stage.0)
-        }
-        _ => return None,
-    };
-    let pipe = token.pipe;
-    let (from, to) = (placement.worker(pipe, stage(from)), placement.worker(pipe, stage(to)));
-    (from != to).then_some(Channel { from, to, pipe, boundary: stage(boundary), kind: token.kind })
+    let Token { kind, pipe, stage, to, .. } = *token;
+    // A loss is on the worker of its stage.
+    let edge = token.edge().filter(|_| stage.index() < placement.n_stages())?;
+    let (from, to) = (placement.worker(pipe, stage), placement.worker(pipe, to));
+    (from != to).then_some(Channel { from, to, pipe, edge, kind })
 }

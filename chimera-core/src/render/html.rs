@@ -37,10 +37,14 @@ pub fn page(program: &Program, timeline: &Timeline, title: &str) -> String {
 }
 
 fn figures(program: &Program, timeline: &Timeline) -> String {
-    let placement = program.placement();
+    let (placement, graph) = (program.placement(), program.rules().graph());
+    let stages = match graph.is_chain() {
+        true => placement.n_stages().to_string(),
+        false => format!("{}, with edges {graph}", placement.n_stages()),
+    };
     let figures = [
         ("workers", placement.n_workers().to_string()),
-        ("stages", placement.n_stages().to_string()),
+        ("stages", stages),
         ("pipes", placement.n_pipes().to_string()),
         ("micro-batches", program.n_micro_batches().to_string()),
         ("makespan", number(timeline.makespan())),

@@ -1,6 +1,7 @@
 //! The tool for schedules that are a formula: give each op an integer slot, sort by slot.
 
 use super::{Schedule, Shape};
+use crate::graph::StageGraph;
 use crate::ids::{PipeId, StageId};
 use crate::op::{Cell, Kind, Op, Span};
 use crate::placement::Placement;
@@ -53,6 +54,7 @@ impl Grid {
         Timetable {
             schedule: schedule.name().to_string(),
             rows: self.rows.iter_mut().map(sorted).collect(),
+            graph: StageGraph::chain(self.placement.n_stages()),
             placement: self.placement,
             n_micro_batches: shape.n_micro_batches,
             units_per_micro,

@@ -1,5 +1,6 @@
 //! Stages of frameworks that differentiate by themselves.
 
+use super::edges::no_edges;
 use super::{Micro, Output, Param, Stage};
 use crate::device::{Device, Result};
 
@@ -35,6 +36,31 @@ pub trait Differentiable: Send {
         graph: Self::Graph,
         dy: Self::Tensor,
     ) -> Result<(Option<Self::Tensor>, Vec<Self::Tensor>)>;
+
+    /// [`forward`](Differentiable::forward) for a stage of a graph, as [`Stage::forward_edges`] says.
+    fn forward_edges(
+        &self,
+        _w: &[Self::Tensor],
+        _micro: &Micro<'_, Self::Item>,
+        inputs: Vec<Self::Tensor>,
+    ) -> Result<(Vec<Output<Self::Tensor>>, Self::Graph)> {
+        no_edges("forward_edges", inputs.len())
+    }
+
+    /// The vector-Jacobian product of [`forward_edges`](Differentiable::forward_edges): from the gradient of each output to
+    /// those of the inputs, and those of the weights.
+    fn vjp_edges(
+        &self,
+        _graph: Self::Graph,
+        gradients: Vec<Self::Tensor>,
+    ) -> Result<(Vec<Self::Tensor>, Vec<Self::Tensor>)> {
+        no_edges("vjp_edges", gradients.len())
+    }
+
+    /// Whether there is an activation for each output edge, see [`Stage::has_output_per_edge`].
+    fn has_output_per_edge(&self) -> bool {
+        false
+    }
 
     /// Whether the stage reads [`Micro::input`] or [`Micro::target`]; if not, no samples are read for it.
     fn needs_inputs(&self) -> bool {
@@ -104,6 +130,29 @@ where
         assert_eq!(gradients.len(), into.len(), "a gradient for each parameter");
         let mut pairs = into.iter_mut().zip(&gradients);
         pairs.try_for_each(|(into, gradient)| self.device.accumulate(into, gradient))
+    }
+
+    fn forward_edges(
+        &self,
+        w: &[A::Tensor],
+        micro: &Micro<'_, A::Item>,
+        inputs: Vec<A::Tensor>,
+    ) -> Result<(Vec<Output<A::Tensor>>, A::Graph)> {
+        self.differentiable.forward_edges(w, micro, inputs)
+    }
+
+    fn backward_input_edges(
+        &self,
+        _: &[A::Tensor],
+        _: &Micro<'_, A::Item>,
+        graph: A::Graph,
+        gradients: Vec<A::Tensor>,
+    ) -> Result<(Vec<A::Tensor>, Vec<A::Tensor>)> {
+        self.differentiable.vjp_edges(graph, gradients)
+    }
+
+    fn has_output_per_edge(&self) -> bool {
+        self.differentiable.has_output_per_edge()
     }
 
     fn needs_inputs(&self) -> bool {

@@ -74,6 +74,31 @@ impl<S: Stage<Saved: 'static, Deferred: 'static>> Stage for Erased<S> {
         self.0.backward_weight(micro, own(deferred), into)
     }
 
+    fn forward_edges(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        inputs: Vec<S::Tensor>,
+    ) -> Result<(Vec<Output<S::Tensor>>, AnyValue)> {
+        let (outputs, saved) = self.0.forward_edges(w, micro, inputs)?;
+        Ok((outputs, Box::new(saved)))
+    }
+
+    fn backward_input_edges(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        saved: AnyValue,
+        gradients: Vec<S::Tensor>,
+    ) -> Result<(Vec<S::Tensor>, AnyValue)> {
+        let (dx, deferred) = self.0.backward_input_edges(w, micro, own(saved), gradients)?;
+        Ok((dx, Box::new(deferred)))
+    }
+
+    fn has_output_per_edge(&self) -> bool {
+        self.0.has_output_per_edge()
+    }
+
     fn needs_inputs(&self) -> bool {
         self.0.needs_inputs()
     }
@@ -93,6 +118,15 @@ impl<S: Stage<Saved: 'static, Deferred: 'static>> Stage for Erased<S> {
         x: Option<S::Tensor>,
     ) -> Result<AnyValue> {
         Ok(Box::new(self.0.recompute(w, micro, x)?))
+    }
+
+    fn recompute_edges(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        inputs: Vec<S::Tensor>,
+    ) -> Result<AnyValue> {
+        Ok(Box::new(self.0.recompute_edges(w, micro, inputs)?))
     }
 
     fn has_selective_recompute(&self) -> bool {

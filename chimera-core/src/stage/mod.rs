@@ -3,11 +3,14 @@
 //!
 //! A stage has four required functions: its parameters, a forward pass, and the two halves of a backward pass, that
 //! of the input and that of the weights. Everything else has a default, which is always correct and at times slower.
+//! Where stages are no chain but a [graph](crate::graph::StageGraph), one that has several input edges, an activation for
+//! each output edge, or an activation and a loss, has [`Stage::forward_edges`] and [`Stage::backward_input_edges`] too.
 //! A framework with automatic differentiation implements [`Differentiable`] instead, a forward pass and a
 //! vector-Jacobian product, and [`Autograd`] makes a stage of it. [`conformance`] is the suite that every stage calls.
 
 mod autograd;
 pub mod conformance;
+mod edges;
 mod erased;
 mod init;
 mod measure;
@@ -15,12 +18,14 @@ mod param;
 mod samples;
 
 pub use autograd::{Autograd, Differentiable};
+pub(crate) use edges::{ForwardResult, StageEdges};
 pub use erased::{AnyStage, AnyValue, erase};
 pub use init::initial;
 pub use measure::measure;
 pub use param::{Init, Param};
 pub use samples::samples;
 
+use self::edges::no_edges;
 use crate::device::{DeviceError, Result};
 
 /// One micro-batch, or a part of one, as a stage sees it.
@@ -33,10 +38,11 @@ pub struct Micro<'a, I = u32> {
     /// The inputs of all samples, one sample after another. Empty for a stage that does not
     /// [need inputs](Stage::needs_inputs).
     pub input: &'a [I],
-    /// The targets of all samples, one sample after another, for the last stage. Empty for all others, and when only
-    /// outputs are wanted.
+    /// The targets of all samples, one sample after another, for a stage that has a loss. Empty for all others, and when
+    /// only outputs are wanted.
     pub target: &'a [I],
-    /// Factor of the summed loss: one over the number of targets of the global batch that count. For the last stage.
+    /// Factor of the summed loss: one over the number of targets of the global batch that count. For a stage that has a
+    /// loss.
     pub loss_scale: f64,
     /// Whether the micro-batch is trained on; dropout and the like are off in an evaluation.
     pub training: bool,
@@ -47,12 +53,13 @@ pub struct Micro<'a, I = u32> {
 pub enum Output<T> {
     /// Input of the next stage; from the last stage, without targets, the model's output.
     Activation(T),
-    /// From the last stage, given targets: the scaled loss (`[1]`) and what its
-    /// [`backward_input`](Stage::backward_input) takes as `dy`.
+    /// From a stage that has a loss, given targets: the scaled loss (`[1]`) and what its
+    /// [`backward_input`](Stage::backward_input) takes as `dy`. A step's loss is the sum over all stages that have one: a
+    /// stage whose loss counts for more or less than another's multiplies it.
     Loss {
         /// Loss of the micro-batch times [`loss_scale`](Micro::loss_scale).
         loss: T,
-        /// Gradient of that loss, wherever in the last stage it is cheapest to begin.
+        /// Gradient of that loss, wherever in the stage it is cheapest to begin.
         grad: T,
     },
 }
@@ -152,18 +159,52 @@ pub trait Stage: Send {
         into: &mut [Self::Tensor],
     ) -> Result<()>;
 
+    /// Runs a stage of a graph that does not take one activation at most and give one activation or one loss: `inputs` has
+    /// the activation of each input edge, in their order.
+    ///
+    /// Gives an activation, which goes along all output edges to other stages, or with
+    /// [`has_output_per_edge`](Stage::has_output_per_edge) one for each of these edges, in their order; and behind them its
+    /// loss, if it has one.
+    fn forward_edges(
+        &self,
+        _w: &[Self::Tensor],
+        _micro: &Micro<'_, Self::Item>,
+        inputs: Vec<Self::Tensor>,
+    ) -> Result<(Vec<Output<Self::Tensor>>, Self::Saved)> {
+        no_edges("forward_edges", inputs.len())
+    }
+
+    /// From the gradient of each output of [`forward_edges`](Stage::forward_edges) to the gradients of its inputs, both in
+    /// their order. The engine adds up the gradients of an activation that goes along several edges.
+    fn backward_input_edges(
+        &self,
+        _w: &[Self::Tensor],
+        _micro: &Micro<'_, Self::Item>,
+        _saved: Self::Saved,
+        gradients: Vec<Self::Tensor>,
+    ) -> Result<(Vec<Self::Tensor>, Self::Deferred)> {
+        no_edges("backward_input_edges", gradients.len())
+    }
+
+    /// Whether [`forward_edges`](Stage::forward_edges) gives an activation for each output edge to another stage, and not
+    /// one for all of them.
+    fn has_output_per_edge(&self) -> bool {
+        false
+    }
+
     /// Whether the stage reads [`Micro::input`] or [`Micro::target`]; if not, no samples are read for it.
     fn needs_inputs(&self) -> bool {
         true
     }
 
     /// Extents of the activation that the stage takes for a number of samples, against which the engine checks what
-    /// another rank sends; `None` checks nothing.
+    /// another rank sends; `None` checks nothing. With several input edges nothing is checked.
     fn input_shape(&self, _samples: usize) -> Option<Vec<usize>> {
         None
     }
 
-    /// Extents of the activation that the stage gives for a number of samples; `None` checks nothing.
+    /// Extents of the activation that the stage gives for a number of samples; `None` checks nothing. With an activation
+    /// for each output edge nothing is checked.
     fn output_shape(&self, _samples: usize) -> Option<Vec<usize>> {
         None
     }
@@ -176,6 +217,16 @@ pub trait Stage: Send {
         x: Option<Self::Tensor>,
     ) -> Result<Self::Saved> {
         Ok(self.forward(w, micro, x)?.1)
+    }
+
+    /// [`recompute`](Stage::recompute) for a stage that [`forward_edges`](Stage::forward_edges) runs.
+    fn recompute_edges(
+        &self,
+        w: &[Self::Tensor],
+        micro: &Micro<'_, Self::Item>,
+        inputs: Vec<Self::Tensor>,
+    ) -> Result<Self::Saved> {
+        Ok(self.forward_edges(w, micro, inputs)?.1)
     }
 
     /// Whether [`select`](Stage::select) and [`restore`](Stage::restore) are there. A program with selective
@@ -268,6 +319,29 @@ impl<S: Stage + ?Sized> Stage for Box<S> {
         (**self).backward_weight(micro, deferred, into)
     }
 
+    fn forward_edges(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        inputs: Vec<S::Tensor>,
+    ) -> Result<(Vec<Output<S::Tensor>>, S::Saved)> {
+        (**self).forward_edges(w, micro, inputs)
+    }
+
+    fn backward_input_edges(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        saved: S::Saved,
+        gradients: Vec<S::Tensor>,
+    ) -> Result<(Vec<S::Tensor>, S::Deferred)> {
+        (**self).backward_input_edges(w, micro, saved, gradients)
+    }
+
+    fn has_output_per_edge(&self) -> bool {
+        (**self).has_output_per_edge()
+    }
+
     fn needs_inputs(&self) -> bool {
         (**self).needs_inputs()
     }
@@ -287,6 +361,15 @@ impl<S: Stage + ?Sized> Stage for Box<S> {
         x: Option<S::Tensor>,
     ) -> Result<S::Saved> {
         (**self).recompute(w, micro, x)
+    }
+
+    fn recompute_edges(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        inputs: Vec<S::Tensor>,
+    ) -> Result<S::Saved> {
+        (**self).recompute_edges(w, micro, inputs)
     }
 
     fn has_selective_recompute(&self) -> bool {

@@ -123,9 +123,9 @@ fn run_rank(
     let times = Arc::new(Times::of(program, WorkerId(rank.0 as u16), costs, seconds));
     let delay = |token: &Token| seconds(costs.message(token));
     let comm = Paced { inner: comm, pace: Arc::clone(&pace), delay, early: FxHashMap::default() };
-    let n_stages = program.placement().n_stages();
+    let graph = program.rules().graph();
     let mut worker =
-        Worker::new(job, Reference, comm, |id| Ok(StandIn::new(id, n_stages, &times, &pace)))?;
+        Worker::new(job, Reference, comm, |id| Ok(StandIn::new(id, graph, &times, &pace)))?;
     let mut runs = Vec::new();
     for run in 0..=how.n_runs as u64 {
         let ready = job.epoch.elapsed().as_secs_f64();

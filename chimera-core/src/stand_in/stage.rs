@@ -9,6 +9,7 @@ use super::pace::Pace;
 use crate::costs::Costs;
 use crate::device::Result;
 use crate::device::reference::Tensor;
+use crate::graph::StageGraph;
 use crate::ids::{StageId, WorkerId};
 use crate::op::{Cell, Kind, Op};
 use crate::program::{Instr, Program};
@@ -86,8 +87,9 @@ fn shares(worker: WorkerId, cell: &Cell, costs: &impl Costs) -> Vec<(Op, f64)> {
 /// One stage of one worker.
 pub(super) struct StandIn {
     id: StageId,
-    is_first: bool,
-    is_last: bool,
+    n_inputs: usize,
+    n_outputs: usize,
+    has_loss: bool,
     params: Vec<Param>,
     times: Arc<Times>,
     pace: Arc<Pace>,
@@ -96,14 +98,15 @@ pub(super) struct StandIn {
 impl StandIn {
     pub(super) fn new(
         id: StageId,
-        n_stages: usize,
+        graph: &StageGraph,
         times: &Arc<Times>,
         pace: &Arc<Pace>,
     ) -> StandIn {
         StandIn {
             id,
-            is_first: id.0 == 0,
-            is_last: id.index() + 1 == n_stages,
+            n_inputs: graph.inputs(id).len(),
+            n_outputs: graph.outputs(id).len(),
+            has_loss: graph.has_loss(id),
             params: vec![Param::new(format!("stage.{}", id.0), [1], Init::Zeros)],
             times: Arc::clone(times),
             pace: Arc::clone(pace),
@@ -137,7 +140,7 @@ impl Stage for StandIn {
         _: Option<Tensor>,
     ) -> Result<(Output<Tensor>, ())> {
         self.work(Kind::Forward, micro);
-        let output = match self.is_last {
+        let output = match self.has_loss {
             true => Output::Loss { loss: Tensor::zeros(&[1]), grad: row(micro) },
             false => Output::Activation(row(micro)),
         };
@@ -152,7 +155,36 @@ impl Stage for StandIn {
         _: Tensor,
     ) -> Result<(Option<Tensor>, ())> {
         self.work(Kind::BackwardInput, micro);
-        Ok(((!self.is_first).then(|| row(micro)), ()))
+        Ok(((self.n_inputs > 0).then(|| row(micro)), ()))
+    }
+
+    fn forward_edges(
+        &self,
+        _: &[Tensor],
+        micro: &Micro<'_>,
+        _: Vec<Tensor>,
+    ) -> Result<(Vec<Output<Tensor>>, ())> {
+        self.work(Kind::Forward, micro);
+        let n_activations = self.n_outputs - usize::from(self.has_loss);
+        let activations = (0..n_activations.min(1)).map(|_| Output::Activation(row(micro)));
+        let loss = || Output::Loss { loss: Tensor::zeros(&[1]), grad: row(micro) };
+        Ok((activations.chain(self.has_loss.then(loss)).collect(), ()))
+    }
+
+    fn backward_input_edges(
+        &self,
+        _: &[Tensor],
+        micro: &Micro<'_>,
+        (): (),
+        _: Vec<Tensor>,
+    ) -> Result<(Vec<Tensor>, ())> {
+        self.work(Kind::BackwardInput, micro);
+        Ok(((0..self.n_inputs).map(|_| row(micro)).collect(), ()))
+    }
+
+    fn recompute_edges(&self, _: &[Tensor], micro: &Micro<'_>, _: Vec<Tensor>) -> Result<()> {
+        self.work(Kind::Recompute, micro);
+        Ok(())
     }
 
     fn backward_weight(&self, micro: &Micro<'_>, (): (), _: &mut [Tensor]) -> Result<()> {

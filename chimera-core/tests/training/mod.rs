@@ -192,7 +192,7 @@ pub(crate) fn train_timetable(run: &Run, timetable: &Timetable) -> Result<Outcom
     }
 }
 
-fn train_stages<S: Stage<Tensor = Tensor, Item = u32>>(
+pub(crate) fn train_stages<S: Stage<Tensor = Tensor, Item = u32>>(
     run: &Run,
     timetable: &Timetable,
     data: &dyn Data,

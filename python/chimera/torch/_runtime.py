@@ -111,6 +111,8 @@ class Runtime:
         depth = self.program.depth
         if n_ranks % depth:
             raise Error(f"{n_ranks} ranks do not make groups of {depth} workers: start a multiple of {depth}")
+        if "graph" in self._file:
+            raise Error("modules here are a chain, from one tensor to one tensor, and the program's stages are a graph")
         if not self._file["barrier"] and (self._clip is not None or self._loss_scale != 1.0):
             raise Error("without the barrier weights change before gradients are scaled: lower with barrier=True")
         check_alike(self.program, self._group)

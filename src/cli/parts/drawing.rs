@@ -3,6 +3,7 @@
 use std::io::{IsTerminal, stderr, stdout};
 
 use anstream::{AutoStream, ColorChoice};
+use chimera_core::graph::StageGraph;
 use chimera_core::ids::PipeId;
 use chimera_core::render::screen::Screen;
 use chimera_core::timetable::Timetable;
@@ -39,7 +40,13 @@ pub(crate) fn title(timetable: &Timetable, costs: &CostArgs) -> String {
         0 | 1 => String::new(),
         steps => format!(", {steps} steps"),
     };
-    format!("{}, D = {d}, N = {n}{steps}; {}", timetable.schedule, unit_line(costs.unit()))
+    let graph = edges(&timetable.graph).map_or_else(String::new, |edges| format!(", {edges}"));
+    format!("{}, D = {d}, N = {n}{steps}{graph}; {}", timetable.schedule, unit_line(costs.unit()))
+}
+
+/// The edges of stages that are no chain, such as `edges 0-1, 0-2, 1-2; losses 2`.
+pub(crate) fn edges(graph: &StageGraph) -> Option<String> {
+    (!graph.is_chain()).then(|| format!("edges {graph}"))
 }
 
 /// What a drawing is shown on: standard output or standard error, less the columns of an indentation. It has a width

@@ -9,6 +9,7 @@ use chimera_core::program::Program;
 
 use super::console::{counted, figure};
 use super::costs::{CostArgs, unit_line};
+use super::drawing::edges;
 use super::scheduled::Scheduled;
 use super::shape::PassArgs;
 use crate::formats::timetable::read;
@@ -55,8 +56,9 @@ pub(crate) fn summary(program: &Program, timeline: &Timeline, unit: &str) -> Str
         None | Some(1) => String::new(),
         Some(most) => format!("at most {most} versions of the weights, "),
     };
+    let graph = edges(program.rules().graph()).map_or_else(String::new, |e| format!("{e}\n"));
     format!(
-        "{}: makespan {makespan}{steps}, bubble ratio {:.4}, peak activations of {}, {kept}{versions}{}\n{}",
+        "{}: makespan {makespan}{steps}, bubble ratio {:.4}, peak activations of {}, {kept}{versions}{}\n{graph}{}",
         named(program),
         timeline.bubble_ratio(),
         counted(program.peak(), "micro-batch", "es"),

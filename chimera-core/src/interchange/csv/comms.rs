@@ -16,8 +16,8 @@
 //! before the next one begins, as PyTorch asks; where a rank holds a stage in several pipes, it has the number of the first.
 //! Sums over replicas and updates are left to whoever calls the runtime.
 
-use super::Inexpressible;
 use super::action::{self, Action};
+use super::{Inexpressible, is_chain};
 use crate::analyze::rows_in_one_order;
 use crate::effects::{Token, TokenKind};
 use crate::ids::{PipeId, StageId, WorkerId};
@@ -29,7 +29,7 @@ use crate::update::Update;
 /// The program's rows of actions, messages among them.
 ///
 /// # Errors
-/// If it has an op that the CSV cannot say, updates weights while micro-batches are on their way, or has no one order.
+/// If its stages are no chain, if it has an op that the CSV cannot say, updates weights while micro-batches are on their way, or has no one order.
 pub fn to_comms_csv(program: &Program) -> Result<String, Inexpressible> {
     let refuse =
         |reason: String| Inexpressible { schedule: program.schedule().to_string(), reason };
@@ -40,6 +40,7 @@ pub fn to_comms_csv(program: &Program) -> Result<String, Inexpressible> {
     if program.window().update() != Update::Flush {
         return Err(refuse("it updates weights while micro-batches are on their way".into()));
     }
+    is_chain(program.rules().graph()).map_err(&refuse)?;
     let rows = rows_in_one_order(program).map_err(|refusal| refuse(refusal.reason.to_string()))?;
     let mut csv = String::new();
     for (worker, row) in (0..).map(WorkerId).zip(rows) {

@@ -11,7 +11,8 @@
 //! pair is `(0F3;7B1)OVERLAP_F_B`. The number of stages and of micro-batches follow from the actions.
 //!
 //! A stage is on exactly one rank, so a file holds one pipe: a bidirectional schedule has one file per
-//! direction. Ops on several micro-batches at once or on parts of them, and recomputation, cannot be said.
+//! direction. Ops on several micro-batches at once or on parts of them, recomputation, and stages that are no chain cannot be
+//! said.
 //! A program's file ([`to_comms_csv`]) holds all pipes, as virtual stages.
 
 mod action;
@@ -22,6 +23,7 @@ pub use comms::to_comms_csv;
 pub use read::from_csv;
 
 use self::action::Action;
+use crate::graph::StageGraph;
 use crate::ids::{PipeId, WorkerId};
 use crate::op::{Cell, Op};
 use crate::timetable::Timetable;
@@ -51,6 +53,7 @@ pub fn to_csv(timetable: &Timetable, pipe: PipeId) -> Result<String, Inexpressib
     if timetable.update != Update::Flush {
         return Err(refuse("it updates weights while micro-batches are on their way".into()));
     }
+    is_chain(&timetable.graph).map_err(&refuse)?;
     let ids = micro_batches(timetable, pipe);
     if ids.is_empty() {
         return Err(refuse(format!("no micro-batch goes through {pipe}")));
@@ -82,6 +85,14 @@ pub fn micro_batches(timetable: &Timetable, pipe: PipeId) -> Vec<u32> {
     ids.sort_unstable();
     ids.dedup();
     ids
+}
+
+/// Refuses stages that are no chain: PyTorch gives what a stage makes to the next one.
+fn is_chain(graph: &StageGraph) -> Result<(), String> {
+    match graph.is_chain() {
+        true => Ok(()),
+        false => Err(format!("its stages are a graph ({graph}), and PyTorch's a chain")),
+    }
 }
 
 /// What `cell` does in `pipe`.

@@ -255,6 +255,9 @@ fn arrows(told: &Told<'_>, travels: &[Travel<'_>], first: usize, first_id: usize
         let mut args = json!({
             "pipe": token.pipe.0, "stage": token.stage.0, "micro_batches": token.span.to_string(),
         });
+        if token.skips() {
+            args["to"] = json!(token.to.0);
+        }
         if let Some(Sizes { bytes, samples, .. }) = told.sizes {
             args["bytes"] = json!(token_bytes(told.program.rules(), bytes, *samples, token));
         }

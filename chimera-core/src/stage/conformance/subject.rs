@@ -1,0 +1,251 @@
+//! The stages that the suite examines, and passes through all of them.
+
+use rustc_hash::FxHashMap;
+
+use super::gradients::Gradients;
+use crate::device::Device;
+use crate::graph::StageGraph;
+use crate::ids::StageId;
+use crate::stage::{Data, Init, Micro, Output, Param, Stage, StageEdges, initial};
+
+/// Samples of a step that the suite reads.
+pub(super) const SAMPLES: usize = 4;
+/// Seed of the weights.
+const SEED: u64 = 11;
+
+/// Stages with their weights, and samples.
+pub(super) struct Subject<'c, D: Device, S: Stage> {
+    pub(super) device: &'c D,
+    graph: StageGraph,
+    pub(super) stages: Vec<S>,
+    pub(super) weights: Vec<Vec<D::Tensor>>,
+    input: Vec<Vec<S::Item>>,
+    target: Vec<Vec<S::Item>>,
+    loss_scale: f64,
+}
+
+/// What a forward pass through all stages leaves.
+pub(super) struct Passed<S: Stage> {
+    /// The sum of all losses.
+    pub(super) loss: f64,
+    /// By stage: the gradient of its loss, if it has one.
+    pub(super) grads: Vec<Option<S::Tensor>>,
+    /// By stage: its inputs, and what it saved.
+    pub(super) stages: Vec<(Vec<S::Tensor>, S::Saved)>,
+}
+
+impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
+    pub(super) fn new(
+        device: &'c D,
+        graph: StageGraph,
+        stages: Vec<S>,
+        data: &dyn Data<S::Item>,
+    ) -> Self {
+        assert!(!stages.is_empty(), "a model has at least one stage");
+        assert_eq!(stages.len(), graph.n_stages(), "the graph has other stages");
+        let samples = (0..SAMPLES).map(|sample| {
+            let (mut input, mut target) = (Vec::new(), Vec::new());
+            data.sample(0, sample as u64, &mut input, &mut target).expect("samples can be read");
+            (input, target)
+        });
+        let (input, target) = samples.unzip();
+        let upload =
+            |param: &Param| device.upload(&param.shape, &noisy(param)).expect("weights fit");
+        let weights = stages.iter().map(|stage| stage.params().iter().map(upload).collect());
+        let loss_scale = 1.0 / (SAMPLES * data.n_targets()) as f64;
+        Subject { device, graph, weights: weights.collect(), stages, input, target, loss_scale }
+    }
+
+    /// Where a stage stands among the others.
+    pub(super) fn edges(&self, n: usize) -> StageEdges {
+        StageEdges::of(&self.graph, StageId(n as u16))
+    }
+
+    /// Runs `act` with samples `first .. first + n` as a stage sees them.
+    pub(super) fn with_micro<R>(
+        &self,
+        stage: usize,
+        [first, n]: [usize; 2],
+        act: impl FnOnce(&Micro<'_, S::Item>) -> R,
+    ) -> R {
+        let read = |samples: &[Vec<S::Item>]| match self.stages[stage].needs_inputs() {
+            true => samples[first..first + n].concat(),
+            false => Vec::new(),
+        };
+        let has_loss = self.graph.has_loss(StageId(stage as u16));
+        let input = read(&self.input);
+        let target = if has_loss { read(&self.target) } else { Vec::new() };
+        act(&Micro {
+            step: 0,
+            sample: first as u64,
+            input: &input,
+            target: &target,
+            loss_scale: self.loss_scale,
+            training: true,
+        })
+    }
+
+    pub(super) fn forward(&self, samples: [usize; 2]) -> Passed<S> {
+        let mut all = Passed { loss: 0.0, grads: Vec::new(), stages: Vec::new() };
+        self.walk(samples, true, |inputs, output, saved| {
+            all.stages.push((inputs, saved));
+            all.grads.push(output.map(|output| match output {
+                Output::Loss { loss, grad } => {
+                    all.loss += self.number(&loss);
+                    grad
+                }
+                Output::Activation(_) => panic!("a stage gives its loss where it has targets"),
+            }));
+        });
+        all
+    }
+
+    /// Without targets a stage gives an output where it has a loss.
+    pub(super) fn evaluates(&self) {
+        self.walk([0, 1], false, |_, output, _| {
+            let is_loss = matches!(output, Some(Output::Loss { .. }));
+            assert!(!is_loss, "without targets the last stage gives its output");
+        });
+    }
+
+    /// Runs all stages forward on samples, which have no targets where they are not trained on; `visit` is given the inputs
+    /// of each, what it gave in the place of its loss, and what it saved.
+    fn walk(
+        &self,
+        samples: [usize; 2],
+        training: bool,
+        mut visit: impl FnMut(Vec<D::Tensor>, Option<Output<D::Tensor>>, S::Saved),
+    ) {
+        let mut carried = FxHashMap::default();
+        for id in self.graph.stages() {
+            let (n, edges) = (id.index(), self.edges(id.index()));
+            let (stage, w) = (&self.stages[n], &self.weights[n]);
+            let taken =
+                self.graph.inputs(id).iter().filter_map(|from| carried.remove(&(*from, id)));
+            let inputs: Vec<D::Tensor> = taken.collect();
+            if edges.n_inputs() == 1 {
+                self.has_shape(stage.input_shape(samples[1]), inputs.first(), n, "input");
+            }
+            let result = self.with_micro(n, samples, |micro| {
+                let target = if training { micro.target } else { &[] };
+                edges.forward(stage, w, &Micro { target, training, ..*micro }, inputs.clone())
+            });
+            let (mut given, saved) = result.unwrap_or_else(|e| panic!("stage {n} forward: {e}"));
+            let last = if self.graph.has_loss(id) { given.pop() } else { None };
+            let activations = given.into_iter().filter_map(|output| match output {
+                Output::Activation(y) => Some(y),
+                Output::Loss { .. } => None,
+            });
+            let activations: Vec<D::Tensor> = activations.collect();
+            if !stage.has_output_per_edge() {
+                let said = stage.output_shape(samples[1]);
+                self.has_shape(said, activations.first(), n, "output");
+            }
+            let ends = self.graph.outputs(id).iter().map(|to| (id, *to));
+            carried.extend(ends.zip(edges.along_edges(activations)));
+            visit(inputs, last, saved);
+        }
+    }
+
+    fn has_shape(&self, said: Option<Vec<usize>>, x: Option<&D::Tensor>, n: usize, what: &str) {
+        if let (Some(said), Some(x)) = (said, x) {
+            assert_eq!(self.device.shape(x), said, "the {what} of stage {n} has another shape");
+        }
+    }
+
+    /// The input half of the backward pass; what it leaves for the weight half, first stage first.
+    pub(super) fn backward_input(
+        &self,
+        samples: [usize; 2],
+        forward: Passed<S>,
+    ) -> Vec<S::Deferred> {
+        let (mut carried, mut deferred) = (FxHashMap::default(), Vec::new());
+        let stages = forward.stages.into_iter().zip(forward.grads).enumerate();
+        for (n, ((_, saved), of_loss)) in stages.rev() {
+            let (id, on) = (StageId(n as u16), (&self.stages[n], self.device));
+            let edges = self.graph.outputs(id).iter();
+            let mut dy: Vec<_> = edges.filter_map(|to| carried.remove(&(id, *to))).collect();
+            dy.extend(of_loss);
+            let result = self.with_micro(n, samples, |micro| {
+                self.edges(n).backward_input(on, &self.weights[n], micro, saved, dy)
+            });
+            let (dx, rest) = result.unwrap_or_else(|e| panic!("stage {n} backward: {e}"));
+            assert_eq!(dx.len(), self.edges(n).n_inputs(), "gradients of the inputs of stage {n}");
+            if let [dx] = &dx[..] {
+                self.has_shape(on.0.input_shape(samples[1]), Some(dx), n, "gradient");
+            }
+            carried.extend(self.graph.inputs(id).iter().map(|from| (*from, id)).zip(dx));
+            deferred.push(rest);
+        }
+        deferred.reverse();
+        deferred
+    }
+
+    pub(super) fn backward_weight(
+        &self,
+        samples: [usize; 2],
+        deferred: Vec<S::Deferred>,
+        into: &mut [Vec<D::Tensor>],
+    ) {
+        for (n, (deferred, into)) in deferred.into_iter().zip(into).enumerate() {
+            let stage = &self.stages[n];
+            let added =
+                self.with_micro(n, samples, |micro| stage.backward_weight(micro, deferred, into));
+            added.expect("the weight half of a backward pass");
+        }
+    }
+
+    /// Accumulators that hold `value` everywhere.
+    pub(super) fn accumulators(&self, value: f32) -> Vec<Vec<D::Tensor>> {
+        let upload = |p: &Param| self.device.upload(&p.shape, &vec![value; p.n_elements()]);
+        let of = |stage: &S| stage.params().iter().map(|p| upload(p).expect("room")).collect();
+        self.stages.iter().map(of).collect()
+    }
+
+    /// Loss and gradients of all samples at once, of which saved activations are first treated by `act`.
+    pub(super) fn train(
+        &self,
+        act: impl Fn(usize, Vec<D::Tensor>, S::Saved) -> S::Saved,
+    ) -> (f64, Gradients) {
+        let (all, mut into) = ([0, SAMPLES], self.accumulators(0.0));
+        let mut forward = self.forward(all);
+        let stages = forward.stages.into_iter().enumerate();
+        forward.stages = stages.map(|(n, (x, saved))| (Vec::new(), act(n, x, saved))).collect();
+        let loss = forward.loss;
+        let deferred = self.backward_input(all, forward);
+        self.backward_weight(all, deferred, &mut into);
+        (loss, self.values(&into))
+    }
+
+    pub(super) fn plain(&self) -> (f64, Gradients) {
+        self.train(|_, _, saved| saved)
+    }
+
+    pub(super) fn values(&self, tensors: &[Vec<D::Tensor>]) -> Gradients {
+        let download =
+            |tensor: &D::Tensor| self.device.download(tensor).expect("a tensor is there");
+        tensors.iter().map(|of_stage| of_stage.iter().map(download).collect()).collect()
+    }
+
+    pub(super) fn number(&self, tensor: &D::Tensor) -> f64 {
+        let values = self.device.download(tensor).expect("a loss is there");
+        assert_eq!(values.len(), 1, "a loss is one number");
+        f64::from(values[0])
+    }
+
+    /// Adds `by` to all weights, in place.
+    pub(super) fn move_weights(&mut self, by: &Gradients) {
+        let tensors = self.weights.iter_mut().flatten().zip(by.iter().flatten());
+        for (weight, by) in tensors {
+            let by = self.device.upload(&self.device.shape(weight), by).expect("room");
+            self.device.accumulate(weight, &by).expect("weights can be changed");
+        }
+    }
+}
+
+/// Initial weights of which none is zero.
+fn noisy(param: &Param) -> Vec<f32> {
+    let noise = Param { init: Init::Normal(0.1), ..param.clone() };
+    let values = initial(param, SEED).into_iter().zip(initial(&noise, SEED + 1));
+    values.map(|(value, noise)| value + noise).collect()
+}
