@@ -7,7 +7,7 @@ use std::error::Error;
 use chimera_core::effects::{Effects, Token, TokenKind};
 use chimera_core::op::{Kind, Op};
 use chimera_core::prelude::*;
-use chimera_core::program::Instruction;
+use chimera_core::program::Instruction::{self, Agree, Await, Reduce, Step};
 
 /// What one worker holds: tokens, and the gradient of each stage's weight.
 #[derive(Default)]
@@ -26,7 +26,8 @@ impl Worker {
         let of = |kind| eaten.get(&kind).copied().flatten();
         let (x, dy) = match op.kind {
             Kind::Forward => (of(TokenKind::Activation), None),
-            _ => (of(TokenKind::Saved), of(TokenKind::Gradient)),
+            Kind::Backward => (of(TokenKind::Saved), of(TokenKind::Gradient)),
+            kind => panic!("{kind:?} is nothing that this executor knows"),
         };
         let (w, x) = (weight(op.stage), x.unwrap_or(f64::from(op.span.start))); // the sample
         *self.gradients.entry(op.stage).or_default() += dy.map_or(0.0, |dy| dy * x);
@@ -47,17 +48,18 @@ fn execute(program: &Program) -> Vec<Worker> {
     while rows.iter_mut().any(|row| row.peek().is_some()) {
         for (me, (row, worker)) in rows.iter_mut().zip(&mut workers).enumerate() {
             match row.peek() {
+                None => continue,
                 Some(Instruction::Run(ops)) => ops.iter().for_each(|(op, fx)| worker.run(op, fx)),
                 Some(Instruction::Send { token, to }) => {
                     wires.extend(worker.values.remove(token).map(|value| ((*to, *token), value)));
                 }
                 Some(Instruction::Recv { token, .. }) => {
-                    match wires.remove(&(WorkerId(me as u16), *token)) {
-                        Some(value) => worker.values.extend([(*token, value)]),
-                        None => continue, // it has not come
-                    }
+                    let arrived = wires.remove(&(WorkerId(me as u16), *token));
+                    let Some(value) = arrived else { continue }; // it has not come
+                    worker.values.extend([(*token, value)]);
                 }
-                _ => {} // reductions, the step sync and updates, which this one leaves to its caller
+                Some(Reduce(_) | Await(_) | Agree | Step(_)) => {} // left to its caller
+                unknown => panic!("{unknown:?} is nothing that this executor knows"),
             }
             row.next();
         }

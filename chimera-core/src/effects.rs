@@ -8,8 +8,8 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
-use smallvec::SmallVec;
 
+use crate::few::Few;
 use crate::graph::StageGraph;
 use crate::ids::{PipeId, StageId};
 use crate::op::{Cell, Kind, Op, Span};
@@ -17,6 +17,7 @@ use crate::timetable::Timetable;
 
 /// What kind of value a token stands for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum TokenKind {
     /// The output of a stage on one of its output edges, eaten by the forward of the stage that the edge leads to.
     Activation,
@@ -120,16 +121,13 @@ impl fmt::Debug for Token {
     }
 }
 
-/// A few tokens, in a fixed order.
-pub type Tokens = SmallVec<[Token; 4]>;
-
-/// The tokens of an op or a cell.
+/// The tokens of an op or a cell, in a fixed order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Effects {
     /// Must be live before it runs, and are gone after.
-    pub eats: Tokens,
+    pub eats: Few<Token>,
     /// Are live after it ran.
-    pub makes: Tokens,
+    pub makes: Few<Token>,
 }
 
 /// What the effects of an op depend on beside the op itself.
@@ -195,11 +193,18 @@ impl Rules {
     /// What the ops of `cell` eat and make together. The ops of a pair do not feed each other.
     pub fn cell_effects(&self, cell: &Cell) -> Effects {
         let mut effects = Effects::default();
-        match cell {
-            Cell::One(op) => self.add(op, &mut effects),
-            Cell::Pair(a, b) => [a, b].into_iter().for_each(|op| self.add(op, &mut effects)),
-        }
+        self.set_cell_effects(cell, &mut effects);
         effects
+    }
+
+    /// [`cell_effects`](Rules::cell_effects), in the place of what `effects` was: for loops over many cells.
+    pub(crate) fn set_cell_effects(&self, cell: &Cell, effects: &mut Effects) {
+        effects.eats.clear();
+        effects.makes.clear();
+        match cell {
+            Cell::One(op) => self.add(op, effects),
+            Cell::Pair(a, b) => [a, b].into_iter().for_each(|op| self.add(op, effects)),
+        }
     }
 
     fn add(&self, op: &Op, e: &mut Effects) {
@@ -273,7 +278,7 @@ impl fmt::Debug for Rules {
 
 /// Adds a token for each unit of the span of `whole`.
 #[inline]
-fn push_units(tokens: &mut Tokens, whole: Token) {
+fn push_units(tokens: &mut Few<Token>, whole: Token) {
     for unit in whole.span.units() {
         tokens.push(Token { span: Span::one(unit), ..whole });
     }

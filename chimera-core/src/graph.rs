@@ -159,6 +159,7 @@ impl fmt::Display for StageGraph {
 
 /// Why there is no such graph.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum GraphError {
     /// There are no stages, or more than ids can tell apart.
     #[error("a graph has 1 to {max} stages, not {0}", max = u16::MAX)]

@@ -8,16 +8,12 @@
 use std::collections::VecDeque;
 use std::task::Poll;
 
-use smallvec::SmallVec;
-
 use crate::effects::{Effects, Rules, Token};
+use crate::few::Few;
 use crate::ids::{BucketId, ChannelId, WorkerId};
 use crate::ledger::Ledger;
 use crate::op::Cell;
 use crate::program::{Instr, Program};
-
-/// A few values, in the order of the tokens they belong to.
-pub type Values<V> = SmallVec<[V; 4]>;
 
 /// A world in which a program runs.
 pub trait Machine {
@@ -33,8 +29,8 @@ pub trait Machine {
         worker: WorkerId,
         cell: &Cell,
         effects: &Effects,
-        eaten: Values<Self::Value>,
-    ) -> Result<Values<Self::Value>, Self::Error>;
+        eaten: Few<Self::Value>,
+    ) -> Result<Few<Self::Value>, Self::Error>;
 
     /// Whether the channel has room for one more message.
     fn has_room(&mut self, channel: ChannelId) -> bool;
@@ -104,12 +100,14 @@ pub struct Row<V> {
     worker: WorkerId,
     next: usize,
     ledger: Ledger<V>,
+    /// Of the cell that is run, kept for its room.
+    effects: Effects,
 }
 
 impl<V> Row<V> {
     /// The start of `worker`'s row.
     pub fn new(worker: WorkerId) -> Row<V> {
-        Row { worker, next: 0, ledger: Ledger::default() }
+        Row { worker, next: 0, ledger: Ledger::default(), effects: Effects::default() }
     }
 
     /// Index of the next instruction.
@@ -135,14 +133,15 @@ impl<V> Row<V> {
         let worker = self.worker;
         let ran = match *instr {
             Instr::Run(ref cell) => {
-                let effects = rules.cell_effects(cell);
-                let mut eaten = Values::new();
+                let Row { effects, ledger, .. } = self;
+                rules.set_cell_effects(cell, effects);
+                let mut eaten = Few::new();
                 for token in &effects.eats {
-                    eaten.push(self.ledger.eat(token).ok_or(Stop::Missing(*token))?);
+                    eaten.push(ledger.eat(token).ok_or(Stop::Missing(*token))?);
                 }
-                let made = machine.run(worker, cell, &effects, eaten)?;
+                let made = machine.run(worker, cell, effects, eaten)?;
                 for (&token, value) in effects.makes.iter().zip(made) {
-                    self.ledger.make(token, value).map_err(|_| Stop::Twice(token))?;
+                    ledger.make(token, value).map_err(|_| Stop::Twice(token))?;
                 }
                 true
             }

@@ -14,6 +14,7 @@ pub mod effects;
 pub mod engine;
 pub mod equivalence;
 pub mod fault;
+pub mod few;
 pub mod graph;
 pub mod ids;
 pub mod interchange;

@@ -8,6 +8,7 @@ use crate::ids::{PipeId, StageId};
 
 /// What an op does with its stage.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Kind {
     /// The forward pass.
     Forward,
@@ -34,6 +35,17 @@ impl Kind {
             Kind::BackwardInput => 'I',
             Kind::BackwardWeight => 'W',
             Kind::Recompute => 'R',
+        }
+    }
+
+    /// Its name, in words.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Forward => "forward",
+            Kind::Backward => "backward",
+            Kind::BackwardInput => "input half",
+            Kind::BackwardWeight => "weight half",
+            Kind::Recompute => "recompute",
         }
     }
 

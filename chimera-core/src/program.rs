@@ -12,6 +12,7 @@ use crate::update::Window;
 
 /// One instruction of a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Instr {
     /// Compute.
     Run(Cell),
@@ -31,6 +32,7 @@ pub enum Instr {
 
 /// An [`Instr`] with all that an executor must know of it: what ops eat and make, and who the peer of a message is.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Instruction {
     /// Compute ops, in order: one, or an atomic pair.
     Run(Vec<(Op, Effects)>),

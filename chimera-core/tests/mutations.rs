@@ -194,6 +194,7 @@ fn passes(kind: Kind) -> &'static [Kind] {
         Kind::BackwardInput => &[Kind::BackwardInput],
         Kind::BackwardWeight => &[Kind::BackwardWeight],
         Kind::Recompute => &[Kind::Recompute],
+        unknown => panic!("{unknown:?} has no rule here"),
     }
 }
 

@@ -247,6 +247,7 @@ fn rows_in_one_order_wait_for_nothing_out_of_turn() {
                     Instr::Reduce(bucket) => _ = started.insert(*bucket),
                     Instr::Await(bucket) => assert!(started.contains(bucket)),
                     Instr::Agree | Instr::Step(_) => {}
+                    unknown => panic!("{unknown:?} has no rule here"),
                 }
             }
             turns.push(row.iter().filter_map(shared).collect());

@@ -28,7 +28,7 @@ pub(crate) enum Message {
 }
 
 /// Begins a footer, and changes with its form.
-const MARK: u32 = 0x4348_4d05;
+const MARK: u32 = 0x4348_4d06;
 /// Words of a tag.
 const TAG: usize = Tag::N_BYTES / WORD;
 /// Words of a footer before the extents: mark, code, and a tag or two numbers.
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(refused(&|w| w.truncate(3)), "it is shorter than a footer");
         assert_eq!(refused(&set(n - FOOTER, MARK + 1)), "it is not of this version of chimera");
         assert_eq!(refused(&|w| *w = w.split_off(1)), "it has another length than it says");
-        assert_eq!(refused(&set(n - FOOTER + 1, TENSOR)), "its 4 words are not F32 of shape []");
+        assert_eq!(refused(&set(n - FOOTER + 1, TENSOR)), "its tag cannot be read");
         assert_eq!(refused(&set(n - FOOTER + 1, 99)), "it is of kind 99");
         let mut words = tensor(&[1], &[1.0]).into_words().expect("sendable");
         words[1 + HEAD + 1] = f32::from_bits(2);

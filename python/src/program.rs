@@ -225,7 +225,7 @@ impl Program {
                     Instr::Run(cell) => Work::Cell(cell),
                     Instr::Reduce(bucket) => Work::Reduce(bucket),
                     Instr::Step(bucket) => Work::Step(bucket),
-                    Instr::Send(..) | Instr::Recv(..) | Instr::Await(_) | Instr::Agree => continue,
+                    _ => continue,
                 };
                 measured.push(Event { worker: WorkerId(worker), work, start, end, after: None });
             }

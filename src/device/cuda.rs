@@ -80,6 +80,6 @@ fn count() -> Result<usize> {
 fn usage(error: DeviceError) -> anyhow::Error {
     match error {
         DeviceError::OutOfMemory { .. } => error.into(),
-        DeviceError::Failed { .. } => anyhow!("{error} (docs/gpu.md says what CUDA needs)"),
+        _ => anyhow!("{error} (docs/gpu.md says what CUDA needs)"),
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use chimera_core::analyze::{Timeline, Work, simulate};
 use chimera_core::model::{Cut, ModelConfig};
-use chimera_core::op::{Cell, Kind};
+use chimera_core::op::Cell;
 use serde::{Deserialize, Serialize};
 
 use super::Course;
@@ -121,13 +121,7 @@ impl Summary {
 fn kind(work: Work) -> &'static str {
     match work {
         Work::Cell(Cell::Pair(..)) => "pairs",
-        Work::Cell(Cell::One(op)) => match op.kind {
-            Kind::Forward => "forward",
-            Kind::Backward => "backward",
-            Kind::BackwardInput => "input half",
-            Kind::BackwardWeight => "weight half",
-            Kind::Recompute => "recompute",
-        },
+        Work::Cell(Cell::One(op)) => op.kind.name(),
         Work::Reduce(_) => "reduction",
         Work::Step(_) => "update",
     }

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use chimera_core::lower::{Lowering, Sync, lower};
 use chimera_core::op::{Cell, Kind};
 use chimera_core::program::{Instr, Program};
@@ -188,6 +188,7 @@ fn points() -> Result<Vec<Point>> {
                 Instr::Await(_) => ("before a gradient reduction is taken", None),
                 Instr::Agree => ("before the agreement", None),
                 Instr::Step(_) => ("before the optimizer", None),
+                unknown => bail!("the sweep has no place for {unknown:?}"),
             };
             add(before, format!("at {STEP}.{i}"), false);
             if let Some(within) = within {

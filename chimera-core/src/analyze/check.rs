@@ -20,8 +20,9 @@ use super::refusal::{Reason, Refusal, refusal};
 use super::versions::Versions;
 use crate::activation_memory::{ActivationMemory, is_within};
 use crate::effects::{Effects, Token};
+use crate::few::Few;
 use crate::ids::{BucketId, ChannelId, StageId, WorkerId};
-use crate::interp::{Group, Machine, Row, Stop, Values};
+use crate::interp::{Group, Machine, Row, Stop};
 use crate::op::{Cell, Op};
 use crate::program::{Bucket, Instr, Program};
 use crate::update::Update;
@@ -210,11 +211,11 @@ impl Machine for Checker<'_> {
         worker: WorkerId,
         cell: &Cell,
         effects: &Effects,
-        eaten: Values<u32>,
-    ) -> Result<Values<u32>, Reason> {
+        eaten: Few<u32>,
+    ) -> Result<Few<u32>, Reason> {
         let made = match &mut self.versions {
             Some(versions) => versions.run(worker, cell, eaten, &self.program.rules)?,
-            None => Values::from_elem(0, effects.makes.len()),
+            None => Few::repeat(0, effects.makes.len()),
         };
         let has_reduced = !self.workers[worker.index()].phases.is_empty();
         for op in cell.ops().filter(|op| op.kind.adds_gradient()) {

@@ -4,7 +4,8 @@ use rustc_hash::FxHashMap;
 
 use super::timeline::{Event, Timeline, Work};
 use crate::costs::Costs;
-use crate::effects::{Token, Tokens};
+use crate::effects::Token;
+use crate::few::Few;
 use crate::ids::WorkerId;
 use crate::op::{Cell, Op};
 use crate::program::{Instr, Program};
@@ -57,7 +58,7 @@ pub(super) struct Causes {
 }
 
 /// The messages that a worker receives right before a cell, by the cell's first op.
-type Received = FxHashMap<(WorkerId, Op), Tokens>;
+type Received = FxHashMap<(WorkerId, Op), Few<Token>>;
 
 impl Causes {
     pub(super) fn of(program: &Program, timeline: &Timeline) -> Causes {
@@ -80,7 +81,7 @@ impl Causes {
 fn received(program: &Program) -> Received {
     let mut received = Received::default();
     for (worker, row) in (0..).map(WorkerId).zip(program.rows()) {
-        let mut tokens = Tokens::new();
+        let mut tokens = Few::new();
         for instr in row {
             match instr {
                 Instr::Recv(token, _) => tokens.push(*token),

@@ -42,6 +42,7 @@ impl From<Infallible> for Reason {
 
 /// What can be wrong with a timetable.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Reason {
     /// The number of rows is not the number of workers.
     #[error("there are {rows} rows for {workers} workers")]

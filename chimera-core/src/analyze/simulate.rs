@@ -10,8 +10,9 @@ use super::refusal::Refusal;
 use super::timeline::{Event, Timeline, Work};
 use crate::costs::Costs;
 use crate::effects::{Effects, Token};
+use crate::few::Few;
 use crate::ids::{BucketId, ChannelId, WorkerId};
-use crate::interp::{Group, Machine, Values};
+use crate::interp::{Group, Machine};
 use crate::op::Cell;
 use crate::program::Program;
 
@@ -166,13 +167,13 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
         worker: WorkerId,
         cell: &Cell,
         effects: &Effects,
-        eaten: Values<Ready>,
-    ) -> Result<Values<Ready>, Infallible> {
+        eaten: Few<Ready>,
+    ) -> Result<Few<Ready>, Infallible> {
         let start = eaten.iter().copied().fold(self.free[worker.index()], Ready::later);
         let takes = self.costs.cell(worker, cell);
         let end = self.work(worker, Work::Cell(*cell), start, takes);
         self.free[worker.index()] = end;
-        Ok(Values::from_elem(end, effects.makes.len()))
+        Ok(Few::repeat(end, effects.makes.len()))
     }
 
     fn has_room(&mut self, _: ChannelId) -> bool {

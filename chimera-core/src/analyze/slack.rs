@@ -11,8 +11,9 @@ use super::timeline::{Timeline, Work};
 use crate::activation_memory::ActivationMemory;
 use crate::costs::{Costs, is_shorter};
 use crate::effects::{Effects, Token};
+use crate::few::Few;
 use crate::ids::{BucketId, ChannelId, WorkerId};
-use crate::interp::{Group, Machine, Values};
+use crate::interp::{Group, Machine};
 use crate::op::Cell;
 use crate::program::Program;
 
@@ -196,12 +197,12 @@ impl<C: Costs> Machine for Dependences<'_, C> {
         worker: WorkerId,
         cell: &Cell,
         effects: &Effects,
-        eaten: Values<After>,
-    ) -> Result<Values<After>, Infallible> {
+        eaten: Few<After>,
+    ) -> Result<Few<After>, Infallible> {
         self.before[worker.index()].extend(eaten);
         let node = self.add(worker, self.costs.cell(worker, cell));
         self.cells[worker.index()].push(node);
-        Ok(Values::from_elem((node, 0.0), effects.makes.len()))
+        Ok(Few::repeat((node, 0.0), effects.makes.len()))
     }
 
     fn has_room(&mut self, _: ChannelId) -> bool {

@@ -4,8 +4,8 @@ use rustc_hash::FxHashMap;
 
 use super::refusal::Reason;
 use crate::effects::{Rules, Token, TokenKind};
+use crate::few::Few;
 use crate::ids::{StageId, WorkerId};
-use crate::interp::Values;
 use crate::op::{Cell, Kind, Op};
 use crate::update::{Update, Window};
 
@@ -36,22 +36,22 @@ impl Versions {
         &mut self,
         worker: WorkerId,
         cell: &Cell,
-        eaten: Values<u32>,
+        eaten: Few<u32>,
         rules: &Rules,
-    ) -> Result<Values<u32>, Reason> {
+    ) -> Result<Few<u32>, Reason> {
         let is_version = |token: &Token| token.kind == TokenKind::Version;
         let mut eaten = eaten.into_iter();
-        let mut made = Values::new();
+        let mut made = Few::new();
         for op in cell.ops() {
             let effects = rules.effects(&op);
             let tokens = effects.eats.iter().zip(&mut eaten);
             let versions = tokens.filter(|(token, _)| is_version(token)).map(|(_, v)| v);
-            let versions: Values<u32> = match op.kind {
-                Kind::Forward => vec![self.read(worker, &op)?; usize::from(op.span.len)].into(),
+            let versions: Few<u32> = match op.kind {
+                Kind::Forward => Few::repeat(self.read(worker, &op)?, usize::from(op.span.len)),
                 Kind::Recompute => versions.collect(),
                 Kind::Backward | Kind::BackwardInput | Kind::BackwardWeight => {
                     versions.for_each(|v| self.free(worker, op.stage, v));
-                    Values::new()
+                    Few::new()
                 }
             };
             let mut versions = versions.into_iter();

@@ -1,10 +1,13 @@
 //! What goes wrong on a device.
 
+use std::fmt;
+
 use crate::fault::{Class, Fault};
 use crate::ids::Rank;
 
 /// What went wrong on a device.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum DeviceError {
     /// The device has no memory left.
     #[error("out of memory on {device}: {} for {what}", asked(.asked_bytes))]
@@ -26,6 +29,9 @@ pub enum DeviceError {
         /// What the library said.
         reason: String,
     },
+    /// Something else went wrong, which says itself what and where.
+    #[error("{0}")]
+    Other(String),
 }
 
 fn asked(bytes: &u64) -> String {
@@ -33,6 +39,18 @@ fn asked(bytes: &u64) -> String {
 }
 
 impl DeviceError {
+    /// Any other error, such as that of the framework in which a stage is written.
+    ///
+    /// ```
+    /// use chimera_core::device::DeviceError;
+    ///
+    /// let number = "seven".parse::<f64>().map_err(DeviceError::other);
+    /// assert_eq!(number.unwrap_err().to_string(), "invalid float literal");
+    /// ```
+    pub fn other(error: impl fmt::Display) -> DeviceError {
+        DeviceError::Other(error.to_string())
+    }
+
     /// What ends a run, as `rank` sees it.
     pub fn into_fault(self, rank: Rank) -> Fault {
         Fault::new(self.class(), rank, self.to_string())
@@ -42,7 +60,7 @@ impl DeviceError {
     pub fn class(&self) -> Class {
         match self {
             DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
-            DeviceError::Failed { .. } => Class::Internal,
+            DeviceError::Failed { .. } | DeviceError::Other(_) => Class::Internal,
         }
     }
 }

@@ -16,8 +16,9 @@ use crate::comm::{Comm, CommError, Endpoint, Payload, Tag, all_gather};
 use crate::device::Device;
 use crate::effects::{Effects, Token, TokenKind};
 use crate::fault::{Class, Fault};
+use crate::few::Few;
 use crate::ids::{BucketId, ChannelId, Rank, WorkerId};
-use crate::interp::{Machine, Values};
+use crate::interp::Machine;
 use crate::op::Cell;
 use crate::program::Bucket;
 use crate::update::Update;
@@ -31,11 +32,11 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         worker: WorkerId,
         cell: &Cell,
         _: &Effects,
-        eaten: Values<Value<S>>,
-    ) -> Result<Values<Value<S>>, Fault> {
+        eaten: Few<Value<S>>,
+    ) -> Result<Few<Value<S>>, Fault> {
         let start = self.now();
         let mut eaten = eaten.into_iter();
-        let mut made = Values::new();
+        let mut made = Few::new();
         for op in cell.ops() {
             let effects = self.job.program.rules().effects(&op);
             let mine: VecDeque<_> = eaten.by_ref().take(effects.eats.len()).collect();

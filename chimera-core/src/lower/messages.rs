@@ -1,9 +1,8 @@
 //! The pass that adds messages: a token that is eaten on another worker than it was made on is sent
 //! right after it is made and received right before it is eaten.
 
-use rustc_hash::FxHashMap;
-
-use crate::effects::{Rules, Token};
+use crate::effects::{Effects, Rules, Token, TokenKind};
+use crate::graph::StageGraph;
 use crate::ids::ChannelId;
 use crate::op::{Cell, Kind};
 use crate::placement::Placement;
@@ -14,7 +13,8 @@ use crate::timetable::Timetable;
 ///
 /// Recomputations on demand run after the receives of the cell that they precede.
 pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, Vec<Channel>) {
-    let mut channels = Channels::default();
+    let mut channels = Channels::new(&timetable.placement, rules.graph());
+    let mut effects = Effects::default();
     let mut lower_row = |row: &Vec<Cell>| {
         let mut instrs = Vec::with_capacity(row.len() * 3);
         let mut waiting = Vec::new();
@@ -24,9 +24,8 @@ pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, 
                 waiting.push(Instr::Run(*cell));
                 continue;
             }
-            let effects = rules.cell_effects(cell);
-            let mut message =
-                |token: &Token| Some((*token, channels.id(channel(&timetable.placement, token)?)));
+            rules.set_cell_effects(cell, &mut effects);
+            let mut message = |token: &Token| Some((*token, channels.of(token)?));
             instrs.extend(
                 effects.eats.iter().filter_map(&mut message).map(|(t, c)| Instr::Recv(t, c)),
             );
@@ -42,18 +41,55 @@ pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, 
 }
 
 /// Channels, numbered as they come.
-#[derive(Default)]
-struct Channels {
+struct Channels<'t> {
+    placement: &'t Placement,
     all: Vec<Channel>,
-    ids: FxHashMap<Channel, ChannelId>,
+    /// What was found of the tokens of each kind, pipe and edge: looked up for each message, and so no map of channels.
+    found: Vec<Found>,
+    /// By stage: how many output edges the stages before it have.
+    first_edge: Vec<usize>,
+    graph: &'t StageGraph,
 }
 
-impl Channels {
-    fn id(&mut self, channel: Channel) -> ChannelId {
-        *self.ids.entry(channel).or_insert_with(|| {
-            self.all.push(channel);
-            ChannelId(self.all.len() as u32 - 1)
-        })
+#[derive(Clone, Copy)]
+enum Found {
+    Nothing,
+    StaysHere,
+    Travels(ChannelId),
+}
+
+impl<'t> Channels<'t> {
+    fn new(placement: &'t Placement, graph: &'t StageGraph) -> Channels<'t> {
+        let (mut first_edge, mut n_edges) = (Vec::new(), 0);
+        for stage in graph.stages() {
+            first_edge.push(n_edges);
+            n_edges += graph.outputs(stage).len();
+        }
+        let found = vec![Found::Nothing; 2 * placement.n_pipes() * n_edges];
+        Channels { placement, all: Vec::new(), found, first_edge, graph }
+    }
+
+    /// The channel on which `token` travels, if it travels.
+    fn of(&mut self, token: &Token) -> Option<ChannelId> {
+        let (from, to) = token.edge()?;
+        let edge = self.graph.outputs(from).iter().position(|end| *end == to)?;
+        let edge = self.first_edge[from.index()] + edge;
+        let is_gradient = usize::from(token.kind == TokenKind::Gradient);
+        let n_edges = self.found.len() / (2 * self.placement.n_pipes());
+        let at = (2 * token.pipe.index() + is_gradient) * n_edges + edge;
+        if let Found::Nothing = self.found[at] {
+            self.found[at] = match channel(self.placement, token) {
+                None => Found::StaysHere,
+                Some(channel) => {
+                    self.all.push(channel);
+                    Found::Travels(ChannelId(self.all.len() as u32 - 1))
+                }
+            };
+        }
+        match self.found[at] {
+            Found::Travels(channel) => Some(channel),
+            Found::StaysHere | Found::Nothing => None,
+        }
     }
 }
 

@@ -10,11 +10,11 @@ use crate::op::Cell;
 
 /// What orders must keep to.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// The most micro-batches whose activations a worker may hold.
-    pub(crate) worker: Option<f64>,
+    pub worker: Option<f64>,
     /// The most micro-batches of one pipe whose activations a worker may hold.
-    pub(crate) pipe: Option<f64>,
+    pub pipe: Option<f64>,
 }
 
 /// An order of all cells with its times.

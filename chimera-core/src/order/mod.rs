@@ -16,6 +16,7 @@ mod tests;
 
 pub(crate) use graph::{Graph, makespan, unordered};
 pub(crate) use justify::{justified, releases, staggered};
-pub(crate) use list::{Keys, Limits, Order, list};
+pub use list::Limits;
+pub(crate) use list::{Keys, Order, list};
 pub(crate) use merit::Merit;
 pub(crate) use relax::bound;

@@ -1,11 +1,10 @@
 //! The tool for schedules on a V of two chunks per worker that repeat one building block of six ops every
 //! six slots (Qi et al., NeurIPS 2024, section 3).
 
-use super::greedy::Greedy;
+use super::greedy::{Greedy, Limits};
 use super::{Schedule, Shape, Unfit};
 use crate::costs::UniformCosts;
 use crate::op::{Kind, Op};
-use crate::order::Limits;
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 

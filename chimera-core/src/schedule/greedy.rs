@@ -1,26 +1,67 @@
 //! The tool for schedules that are a rule of preference: whenever a worker is free, it runs the most
 //! urgent of the ops that may run.
+//!
+//! ```
+//! use chimera_core::costs::UniformCosts;
+//! use chimera_core::prelude::*;
+//! use chimera_core::schedule::greedy::{Greedy, Limits};
+//! use chimera_core::schedule::{Citation, Unfit};
+//!
+//! struct BackwardsFirst;
+//!
+//! impl Schedule for BackwardsFirst {
+//!     fn name(&self) -> &'static str {
+//!         "backwards-first"
+//!     }
+//!     fn about(&self) -> &'static str {
+//!         "any backward before any forward, on a wave of two chunks"
+//!     }
+//!     fn source(&self) -> Citation {
+//!         Citation { paper: "", place: "" }
+//!     }
+//!     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
+//!         let greedy = Greedy {
+//!             placement: Placement::wave(shape.depth, 2),
+//!             splits: false,
+//!             costs: UniformCosts::new(1.0, 2.0, 0.0),
+//!             limits: Limits { worker: Some(shape.depth as f64), pipe: None },
+//!         };
+//!         let urgency = greedy.backwards_first(shape);
+//!         greedy.timetable(self, shape, urgency)
+//!     }
+//! }
+//!
+//! let program = lower(&BackwardsFirst.timetable(&Shape::new(4, 8))?, &Lowering::default())?;
+//! assert!(program.peak() <= 4.0); // micro-batches
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 use super::{Schedule, Shape, Unfit};
 use crate::costs::UniformCosts;
 use crate::op::{Cell, Kind, Op};
-use crate::order::{Graph, Keys, Limits, justified, list, releases, staggered, unordered};
+pub use crate::order::Limits;
+use crate::order::{Graph, Keys, justified, list, releases, staggered, unordered};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 
 /// A rule of preference on a placement.
-pub(super) struct Greedy {
-    pub(super) placement: Placement,
+pub struct Greedy {
+    /// Where stages live.
+    pub placement: Placement,
     /// Whether backwards are split.
-    pub(super) splits: bool,
+    pub splits: bool,
     /// What the ops are taken to cost.
-    pub(super) costs: UniformCosts,
-    pub(super) limits: Limits,
+    pub costs: UniformCosts,
+    /// How much a worker may hold.
+    pub limits: Limits,
 }
 
 impl Greedy {
     /// The timetable in which the op of the least key is the most urgent one.
-    pub(super) fn timetable(
+    ///
+    /// # Errors
+    /// If the limits leave no room, or there are more ops than a search can hold; `schedule` is named.
+    pub fn timetable(
         self,
         schedule: &dyn Schedule,
         shape: &Shape,
@@ -32,7 +73,10 @@ impl Greedy {
     /// The timetable in which every op has its slot, squeezed: scheduled anew from both ends, and so that
     /// workers that begin early end early where that costs nothing. With a finite slack no op adds saved activations
     /// before its slot, nor, while it is squeezed, more than `slack` sooner than before.
-    pub(super) fn squeezed(
+    ///
+    /// # Errors
+    /// Those of [`timetable`](Greedy::timetable).
+    pub fn squeezed(
         self,
         schedule: &dyn Schedule,
         shape: &Shape,
@@ -43,7 +87,7 @@ impl Greedy {
     }
 
     /// Backwards first, the oldest micro-batch's before others; of forwards the one furthest along.
-    pub(super) fn backwards_first(&self, shape: &Shape) -> impl Fn(&Op) -> f64 + use<> {
+    pub fn backwards_first(&self, shape: &Shape) -> impl Fn(&Op) -> f64 + use<> {
         let behind = f64::from(shape.n_micro_batches) + self.placement.n_stages() as f64;
         move |op| match op.kind {
             Kind::Forward => behind - f64::from(op.stage.0),

@@ -1,9 +1,8 @@
 //! Hanayo: one pipe that goes back and forth over the workers in waves.
 
-use super::greedy::Greedy;
+use super::greedy::{Greedy, Limits};
 use super::{Citation, Parameter, Schedule, Shape, Unfit};
 use crate::costs::UniformCosts;
-use crate::order::Limits;
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 

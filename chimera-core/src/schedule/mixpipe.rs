@@ -1,9 +1,8 @@
 //! MixPipe: Chimera's placement with a chosen number of micro-batches on their way in each direction.
 
-use super::greedy::Greedy;
+use super::greedy::{Greedy, Limits};
 use super::{Citation, Parameter, Schedule, Shape, Unfit};
 use crate::costs::UniformCosts;
-use crate::order::Limits;
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 

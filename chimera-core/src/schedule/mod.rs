@@ -11,7 +11,7 @@ mod dualpipe;
 mod dualpipe_v;
 mod gems;
 mod gpipe;
-mod greedy;
+pub mod greedy;
 pub mod grid;
 mod hanayo;
 mod interleaved;

@@ -10,6 +10,7 @@ use chimera::run::Model;
 use chimera_candle::{Candle, Piece, Ran, stage};
 use chimera_core::device::DeviceError;
 use chimera_core::engine::Optimizer;
+use chimera_core::graph::StageGraph;
 use chimera_core::lower::{Passes, Recompute};
 use chimera_core::prelude::*;
 
@@ -158,6 +159,16 @@ fn read_the_checkpoint(path: &std::path::Path) -> Result<()> {
     Ok(())
 }
 
+/// Stages that are no chain.
+#[test]
+fn a_graph_is_lowered() -> Result<()> {
+    let graph = StageGraph::new(4, &[0], &[(0, 1), (0, 3), (1, 2), (2, 3)], &[1, 3])?;
+    let timetable = Timetable { graph, ..find("1f1b")?.timetable(&Shape::new(4, 8))? };
+    let program = lower(&timetable, &Lowering::default())?;
+    assert_eq!(program.rules().graph().edges().count(), 4);
+    Ok(())
+}
+
 #[test]
 fn the_page_has_this_code() {
     let squeeze = |text: &str| {
@@ -168,7 +179,7 @@ fn the_page_has_this_code() {
     let page = include_str!("../../../../docs/library.md");
     let own = squeeze(include_str!("page.rs"));
     let blocks: Vec<&str> = page.split("```rust\n").skip(1).collect();
-    assert_eq!(blocks.len(), 6);
+    assert_eq!(blocks.len(), 7);
     for block in blocks {
         let block = block.split("```").next().unwrap_or_default();
         assert!(own.contains(&squeeze(block)), "put this in:\n{block}");
