@@ -6,12 +6,14 @@
 mod border;
 mod hoist;
 mod messages;
+mod narrow;
 mod recompute;
 mod split;
 mod sync;
 
 pub use border::{Border, free_border};
 pub use hoist::Hoist;
+pub use narrow::{TooNarrow, narrow};
 pub use recompute::{Recompute, recompute};
 pub use split::split_backward;
 pub use sync::Sync;

@@ -299,7 +299,7 @@ fn ranks<T: Send, R: Send>(
         stop: &stop,
         epoch: Instant::now(),
     };
-    let n_ranks = (run.width * run.shape.depth) as u32;
+    let n_ranks = (run.width * timetable.placement.n_workers()) as u32;
     run_threads(n_ranks, |comm: &mut Threads<T>| rank(job, comm))
 }
 

@@ -1,0 +1,224 @@
+//! The pass that lets a job go on with fewer ranks: what dead ranks would compute goes to those that live (ReCycle, Gandhi
+//! et al., SOSP 2024, section 3).
+
+use std::collections::BTreeMap;
+
+use super::rehearse;
+use crate::analyze::Refusal;
+use crate::analyze::timeline::Work;
+use crate::costs::Costs;
+use crate::ids::{PipeId, Rank, StageId, WorkerId};
+use crate::op::{Cell, Op, Span};
+use crate::order::{Graph, Keys, Limits, list};
+use crate::placement::Placement;
+use crate::timetable::Timetable;
+use crate::update::Update;
+
+/// Why a job cannot go on with fewer ranks.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TooNarrow {
+    /// Steps have no end at which a program could be changed for another.
+    #[error("an asynchronous schedule has no step at whose end its ranks could become fewer")]
+    Asynchronous,
+    /// A rank does not exist.
+    #[error("{rank} does not exist: there are {n_ranks}, counted from 0")]
+    Unknown {
+        /// The rank.
+        rank: Rank,
+        /// Ranks that there are.
+        n_ranks: usize,
+    },
+    /// Nobody lives who could give others the weights of a stage.
+    #[error("no rank that lives holds {}", list_of(.0))]
+    NothingLeft(Vec<StageId>),
+    /// The job has more pipes than ids can tell apart.
+    #[error("{0} pipes in all groups are more than {max}", max = u16::MAX)]
+    TooMany(usize),
+    /// The timetable was not sound.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+}
+
+fn list_of(stages: &[StageId]) -> String {
+    stages.iter().map(StageId::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// One group's timetable as a step of the whole job of `width` groups, computed by the ranks that are not `dead`.
+///
+/// Worker i of the result is the i-th rank that lives, and the only group has the micro-batches of all groups, in their
+/// order: the same samples make the same step, up to the rounding of sums. Each stage that a dead rank holds in a pipe goes
+/// to the rank with the least to do, and among equal ones to one that holds the stage anyway. Ops keep the order of their
+/// times at `costs`, unless running whatever may run ends sooner and holds no more activations.
+///
+/// # Errors
+/// [`TooNarrow`].
+pub fn narrow(
+    timetable: &Timetable,
+    width: usize,
+    dead: &[Rank],
+    costs: &impl Costs,
+) -> Result<Timetable, TooNarrow> {
+    if timetable.update != Update::Flush {
+        return Err(TooNarrow::Asynchronous);
+    }
+    let job = JobOps::new(timetable, width, costs)?;
+    let n_ranks = width * timetable.placement.n_workers();
+    if let Some(&rank) = dead.iter().find(|rank| rank.index() >= n_ranks) {
+        return Err(TooNarrow::Unknown { rank, n_ranks });
+    }
+    let living: Vec<Rank> =
+        (0..n_ranks as u32).map(Rank).filter(|rank| !dead.contains(rank)).collect();
+    let pipes = job.place(&living)?;
+    let rows = job.rows(&living, &pipes);
+    let worker = |rank: &Rank| WorkerId(living.partition_point(|living| living < rank) as u16);
+    let pipes: Vec<Vec<WorkerId>> =
+        pipes.iter().map(|pipe| pipe.iter().map(worker).collect()).collect();
+    let n_pipes = pipes.len();
+    let placement = Placement::new(living.len(), pipes).ok_or(TooNarrow::TooMany(n_pipes))?;
+    let of_group = |group| {
+        let shift = (group * timetable.placement.n_pipes()) as u16;
+        timetable.selective.iter().map(move |(pipe, stage)| (PipeId(pipe.0 + shift), *stage))
+    };
+    let by_time = Timetable {
+        schedule: format!("{} on {} of {n_ranks} ranks", timetable.schedule, living.len()),
+        placement,
+        n_micro_batches: timetable.n_micro_batches * width as u32,
+        selective: (0..width).flat_map(of_group).collect(),
+        rows: rows.iter().map(|row| row.iter().map(|timed| timed.cell).collect()).collect(),
+        ..timetable.clone()
+    };
+    sooner(by_time, rows.iter().flatten().map(|timed| timed.start).collect(), costs)
+}
+
+/// The timetable in which every worker runs whatever may run, that of the earliest start first, if it is shorter than
+/// `by_time`.
+fn sooner(
+    by_time: Timetable,
+    urgency: Vec<f64>,
+    costs: &impl Costs,
+) -> Result<Timetable, TooNarrow> {
+    let known = rehearse(&by_time, costs)?.merit;
+    let graph = Graph::of(&by_time, costs);
+    let keys = Keys { urgency, releases: Vec::new(), patience: 0.0 };
+    let limits = Limits { worker: Some(known.peak), pipe: None };
+    let Some(order) = list(&graph, &keys, &limits) else { return Ok(by_time) };
+    let other = Timetable { rows: order.cells(&graph), ..by_time.clone() };
+    Ok(match rehearse(&other, costs) {
+        Ok(rehearsal) if rehearsal.merit.makespan < known.makespan => other,
+        _ => by_time,
+    })
+}
+
+/// A cell of a group's step.
+#[derive(Clone, Copy)]
+struct Timed {
+    /// When it starts.
+    start: f64,
+    /// Its place among all cells of the group: behind those that it waits for, also where they take no time.
+    place: usize,
+    cell: Cell,
+}
+
+/// What all groups of a job compute in a step, in times of a single group.
+struct JobOps<'t> {
+    timetable: &'t Timetable,
+    width: usize,
+    /// By worker of a group: its cells.
+    rows: Vec<Vec<Timed>>,
+    /// What a step of a stage takes in a pipe.
+    takes: BTreeMap<(PipeId, StageId), f64>,
+}
+
+impl<'t> JobOps<'t> {
+    fn new(timetable: &'t Timetable, width: usize, costs: &impl Costs) -> Result<Self, TooNarrow> {
+        let n_pipes = width.saturating_mul(timetable.placement.n_pipes());
+        let n_units = u64::from(timetable.n_units()) * width as u64;
+        if n_pipes > usize::from(u16::MAX) || u32::try_from(n_units).is_err() {
+            return Err(TooNarrow::TooMany(n_pipes));
+        }
+        let mut rows = vec![Vec::new(); timetable.rows.len()];
+        let mut takes = BTreeMap::new();
+        for (place, event) in rehearse(timetable, costs)?.timeline.events.iter().enumerate() {
+            let Work::Cell(cell) = event.work else { continue };
+            rows[event.worker.index()].push(Timed { start: event.start, place, cell });
+            let n_ops = cell.ops().count() as f64;
+            for op in cell.ops() {
+                *takes.entry((op.pipe, op.stage)).or_default() += (event.end - event.start) / n_ops;
+            }
+        }
+        Ok(JobOps { timetable, width, rows, takes })
+    }
+
+    /// The rank of each stage of each pipe of each group.
+    fn place(&self, living: &[Rank]) -> Result<Vec<Vec<Rank>>, TooNarrow> {
+        let placement = &self.timetable.placement;
+        let holders = |stage| {
+            let all = placement.holders(self.width, stage);
+            all.into_iter().filter(|rank| living.contains(rank)).collect::<Vec<_>>()
+        };
+        let stages = (0..placement.n_stages() as u16).map(StageId);
+        let lost: Vec<StageId> = stages.filter(|stage| holders(*stage).is_empty()).collect();
+        if !lost.is_empty() {
+            return Err(TooNarrow::NothingLeft(lost));
+        }
+        let (mut ranks, mut homeless) = (Vec::new(), Vec::new());
+        let mut loads: BTreeMap<Rank, f64> = living.iter().map(|rank| (*rank, 0.0)).collect();
+        for group in 0..self.width {
+            for (pipe, workers) in (0..).map(PipeId).zip(placement.pipes()) {
+                for (stage, worker) in (0..).map(StageId).zip(workers) {
+                    let takes = self.takes.get(&(pipe, stage)).copied().unwrap_or(0.0);
+                    match loads.get_mut(&placement.rank(group, *worker)) {
+                        Some(load) => *load += takes,
+                        None => homeless.push((takes, ranks.len(), stage)),
+                    }
+                }
+                ranks.push(workers.iter().map(|worker| placement.rank(group, *worker)).collect());
+            }
+        }
+        homeless.sort_by(|(a, ..), (b, ..)| b.total_cmp(a));
+        for (takes, pipe, stage) in homeless {
+            let holders = holders(stage);
+            let least = loads.iter().min_by(|(a, load), (b, other)| {
+                let moves = |rank| !holders.contains(rank);
+                load.total_cmp(other).then(moves(a).cmp(&moves(b)))
+            });
+            let Some(rank) = least.map(|(rank, _)| *rank) else { continue };
+            *loads.entry(rank).or_default() += takes;
+            let pipe: &mut Vec<Rank> = &mut ranks[pipe];
+            pipe[stage.index()] = rank;
+        }
+        Ok(ranks)
+    }
+
+    /// The cells of each living rank, by their times.
+    fn rows(&self, living: &[Rank], pipes: &[Vec<Rank>]) -> Vec<Vec<Timed>> {
+        let (placement, n_units) = (&self.timetable.placement, self.timetable.n_units());
+        let mut rows = vec![Vec::new(); living.len()];
+        for group in 0..self.width {
+            let moved = |op: Op| Op {
+                pipe: PipeId(op.pipe.0 + (group * placement.n_pipes()) as u16),
+                span: Span { start: op.span.start + group as u32 * n_units, ..op.span },
+                ..op
+            };
+            for (worker, row) in (0..).map(WorkerId).zip(&self.rows) {
+                let home = living.binary_search(&placement.rank(group, worker)).ok();
+                for timed in row {
+                    let mut add = |at: usize, cell| rows[at].push(Timed { cell, ..*timed });
+                    match home {
+                        Some(at) => add(at, timed.cell.map(moved)),
+                        // Both ops of a pair may find another home.
+                        None => timed.cell.ops().map(moved).for_each(|op| {
+                            let rank = pipes[op.pipe.index()][op.stage.index()];
+                            add(living.partition_point(|living| *living < rank), Cell::One(op));
+                        }),
+                    }
+                }
+            }
+        }
+        for row in &mut rows {
+            row.sort_by(|a, b| a.start.total_cmp(&b.start).then(a.place.cmp(&b.place)));
+        }
+        rows
+    }
+}
