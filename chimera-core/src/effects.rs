@@ -163,6 +163,11 @@ impl Rules {
         &self.graph
     }
 
+    /// Stages of pipes whose forwards keep a part of their saved activations, ascending.
+    pub(crate) fn selective(&self) -> &[(PipeId, StageId)] {
+        &self.selective
+    }
+
     /// Whether a stage of a pipe is recomputed.
     pub fn is_recomputed(&self, pipe: PipeId, stage: StageId) -> bool {
         self.recomputed.binary_search(&(pipe, stage)).is_ok()

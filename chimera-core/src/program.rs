@@ -8,6 +8,7 @@ use crate::effects::{Effects, Rules, Token, TokenKind};
 use crate::ids::{BucketId, ChannelId, PipeId, Rank, StageId, WorkerId};
 use crate::op::{Cell, Op};
 use crate::placement::Placement;
+use crate::timetable::Timetable;
 use crate::update::Window;
 
 /// One instruction of a worker.
@@ -218,6 +219,25 @@ impl Program {
             Instr::Await(bucket) => Instruction::Await(bucket),
             Instr::Agree => Instruction::Agree,
             Instr::Step(bucket) => Instruction::Step(bucket),
+        }
+    }
+
+    /// The compute of it, from which it could be lowered again. Recomputations wait for nothing but their turn.
+    pub(crate) fn timetable(&self) -> Timetable {
+        let compute = |instr: &Instr| match instr {
+            Instr::Run(cell) => Some(*cell),
+            _ => None,
+        };
+        Timetable {
+            schedule: self.schedule.clone(),
+            placement: self.placement.clone(),
+            graph: self.rules.graph().clone(),
+            n_micro_batches: self.n_micro_batches,
+            units_per_micro: self.units_per_micro,
+            update: self.window.update(),
+            rows: self.rows.iter().map(|row| row.iter().filter_map(compute).collect()).collect(),
+            selective: self.rules.selective().to_vec(),
+            on_demand: false,
         }
     }
 

@@ -11,6 +11,7 @@ use crate::engine::{
 };
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
+use crate::lower::Programs;
 use crate::program::Program;
 use crate::stage::{Data, Stage};
 
@@ -139,6 +140,8 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
 
     /// Trains one rank and goes on where others die: their places are taken by ranks that come to the next meeting and get
     /// weights and optimizer state from the replicas of their stages. The step under way is computed again, to the same bits.
+    /// Where a meeting is without some ranks, the others train [what all would](crate::lower::narrow()), up to the rounding of
+    /// sums, until a meeting has all ranks again.
     ///
     /// The observer on rank 0 may be told the last step again that a dead rank 0 has told.
     ///
@@ -157,22 +160,39 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         C: Comm<D::Tensor>,
     {
         let goes_on = AtomicBool::new(false);
-        let job = self.job(&goes_on);
         let mut course = Course::default();
-        let mut kept: Option<WorkerState<S, D>> = None;
+        let whole = self.job(&goes_on);
+        let mut programs = Programs::new(self.program, self.width);
+        // With the ranks for which the program was that it had.
+        let mut kept: Option<(WorkerState<S, D>, Vec<Rank>)> = None;
         let mut rank = Rank(0);
         while let Some(met) = meetings.meet().map_err(|e| e.into_fault(rank))? {
-            let Meeting { comm, is_first } = met;
+            let Meeting { mut comm, is_first, present } = met;
             rank = comm.rank();
-            let mut worker = match kept.take() {
-                Some(kept) => Worker::rejoin(job, comm, kept),
-                None => Worker::new(job, device.clone(), comm, &mut stage)?,
+            if let Err(why) = programs.make(&present) {
+                let message = format!("{why}. Start again from the last checkpoint");
+                let fault = Fault::new(Class::PeerLost, rank, message);
+                comm.abort(&fault);
+                return Err(fault);
+            }
+            let job = |present: &[Rank]| {
+                let (program, width) = programs.of(present);
+                Job { program, width, ..whole }
             };
-            let went_on = self.go_on(&mut worker, &mut course, is_first, rank == Rank(0));
+            let now = job(&present);
+            let (mut worker, before) = match kept.take() {
+                Some((kept, before)) => (Worker::rejoin(job(&before), comm, kept), before),
+                None => (Worker::new(now, device.clone(), comm, &mut stage)?, present.clone()),
+            };
+            let start = is_first.then_some(0);
+            let recovered = worker.recover_with(now, start, &mut stage);
+            let went_on = recovered
+                .and_then(|recovered| self.go_on(&mut worker, &mut course, recovered, rank));
             if let Err(fault) = &went_on {
                 worker.abort(fault);
             }
-            kept = Some(worker.leave());
+            let has_changed = std::ptr::eq(worker.program(), now.program);
+            kept = Some((worker.leave(), if has_changed { present } else { before }));
             match went_on {
                 Ok(()) => break,
                 Err(fault) if fault.is_death() => {}
@@ -180,7 +200,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
             }
         }
         Ok(match kept.filter(|_| course.next == self.training.steps || course.stops) {
-            Some(kept) => self.trained(&kept, course),
+            Some((kept, _)) => self.trained(&kept, course),
             None => Trained { reports: course.reports, weights: BTreeMap::new() },
         })
     }
@@ -190,15 +210,16 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         &self,
         worker: &mut Worker<'_, S, D, C>,
         course: &mut Course,
-        is_first: bool,
-        is_root: bool,
+        recovered: Recovered,
+        rank: Rank,
     ) -> Result<(), Fault>
     where
         S: Stage<Tensor = D::Tensor, Item = I>,
         D: Device,
         C: Comm<D::Tensor>,
     {
-        let Recovered { next, last, .. } = worker.recover(is_first.then_some(0))?;
+        let Recovered { next, last, .. } = recovered;
+        let is_root = rank == Rank(0);
         let known = course.next;
         self.note(course, last.into_iter().filter(|report| report.step >= known), is_root);
         course.next = next;

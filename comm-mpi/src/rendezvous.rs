@@ -4,7 +4,7 @@
 //! spawns as many processes as are missing, all connect to these, and everyone takes the order of ranks, a new process in
 //! the place of a dead one. What is lost on the way is found when they agree on whether all of it has succeeded: then
 //! they shrink again. Agreements and shrinking are the only calls that deaths do not disturb, so who has nothing left to
-//! train takes part in them too, and says so.
+//! train takes part in them too, and says so. Where dead ranks are not to be replaced, that is all.
 //!
 //! One process spawns by itself, and not all together, since a spawn takes a second: a death in a spawn of all leaves the
 //! others waiting in Open MPI 5.0 for ever, and so does one while they connect, which takes milliseconds.
@@ -55,6 +55,8 @@ pub struct MpiRendezvous {
     is_replacement: bool,
     /// Whether this rank has nothing that its stages have been trained to.
     is_first: bool,
+    /// Whether dead ranks are replaced.
+    replaces: bool,
     patience: Duration,
     warn: fn(&str),
 }
@@ -98,9 +100,15 @@ impl MpiRendezvous {
             is_complete,
             is_replacement,
             is_first,
+            replaces: true,
             patience,
             warn,
         }))
+    }
+
+    /// Starts no process in the place of a dead one: those that live meet without it.
+    pub fn without_replacements(self) -> MpiRendezvous {
+        MpiRendezvous { replaces: false, ..self }
     }
 
     /// This process's rank, which is a dead one's if this process takes its place.
@@ -131,7 +139,7 @@ impl MpiRendezvous {
         self.comm.abort(code);
     }
 
-    /// Gathers the ranks that live, and replaces the others if there is something left to train for all; whether there is.
+    /// Gathers the ranks that live, and replaces the others, if there is something left to train for all; whether there is.
     fn regroup(&mut self, goes_on: bool) -> Result<bool, CommError> {
         if let Some(shared) = self.shared.take() {
             shared.retire();
@@ -144,7 +152,7 @@ impl MpiRendezvous {
             if bits & GOES_ON == 0 {
                 return Ok(false);
             }
-            if self.members.len() == self.n_ranks {
+            if !self.replaces || self.members.len() == self.n_ranks {
                 return Ok(true);
             }
             let complete = self.respawn(bits & IS_FIRST != 0);
@@ -238,7 +246,8 @@ impl Rendezvous<Mpi> for MpiRendezvous {
             match self.open() {
                 Ok(comm) => {
                     let is_first = replace(&mut self.is_first, false);
-                    return Ok(Some(Meeting { comm, is_first }));
+                    let present = self.members.clone();
+                    return Ok(Some(Meeting { comm, is_first, present }));
                 }
                 Err(error) if is_death(&error) => {}
                 Err(error) => return Err(error),

@@ -14,6 +14,9 @@ pub(crate) struct Args {
     /// The first seed
     #[arg(long, default_value_t = 0)]
     from: u64,
+    /// Ranks that die are away for a while, in which the others train without them
+    #[arg(long)]
+    narrow: bool,
 }
 
 /// Cases between two lines of progress.
@@ -23,19 +26,23 @@ const LINE: u64 = 1_000;
 pub(crate) fn run(args: &Args) -> Result<()> {
     let (began, mut undisturbed, mut recovered, mut lost) = (Instant::now(), 0, 0, 0);
     for seed in args.from..args.from.saturating_add(args.cases) {
-        let scenario = Scenario::draw(seed);
+        let scenario = match args.narrow {
+            true => Scenario::draw_narrow(seed),
+            false => Scenario::draw(seed),
+        };
         match scenario.check() {
             Ok(Ending::Survived { n_recoveries: 0 }) => undisturbed += 1,
             Ok(Ending::Survived { .. }) => recovered += 1,
             Ok(Ending::Lost) => lost += 1,
             Err(why) => bail!(
-                "seed {seed}, {scenario}: {why}\nagain: cargo xtask survive --from {seed} --cases 1"
+                "seed {seed}, {scenario}: {why}\nagain: cargo xtask survive --from {seed} --cases 1{}",
+                if args.narrow { " --narrow" } else { "" }
             ),
         }
         let n = seed - args.from + 1;
         if n.is_multiple_of(LINE) || n == args.cases {
             println!(
-                "{n} cases in {:.0} s: {recovered} recovered with the same bits, {lost} lost a stage with all its holders and \
+                "{n} cases in {:.0} s: {recovered} recovered with the weights of the undisturbed training, {lost} lost a stage with all its holders and \
                  said so, {undisturbed} met no death",
                 began.elapsed().as_secs_f64()
             );

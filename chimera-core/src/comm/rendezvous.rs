@@ -2,13 +2,14 @@
 
 use super::{Comm, CommError, Host, HostStaged};
 use crate::device::Device;
+use crate::ids::Rank;
 
 /// The place where all ranks of a training meet. One rank's view of it.
 ///
-/// Who takes the place of a dead rank comes to the next meeting under that rank's number. An end of an earlier meeting is
-/// of no use after it: no message of one comes to the other.
+/// Who takes the place of a dead rank comes to the next meeting under that rank's number. Where nobody does, the others may
+/// meet without it. An end of an earlier meeting is of no use after it: no message of one comes to the other.
 pub trait Rendezvous<C> {
-    /// Waits until every rank is there, and returns this rank's end of a fresh transport of all; `None` if some rank has
+    /// Waits until every rank is there that is to come, and returns this rank's end of a fresh transport of all; `None` if some rank has
     /// ended well, which it does only after all of them have nothing left to train.
     ///
     /// # Errors
@@ -32,9 +33,9 @@ where
 {
     fn meet(&mut self) -> Result<Option<Meeting<HostStaged<D, C>>>, CommError> {
         let met = self.inner.meet()?;
-        Ok(met.map(|Meeting { comm, is_first }| {
+        Ok(met.map(|Meeting { comm, is_first, present }| {
             let comm = HostStaged::new(self.device.clone(), comm);
-            Meeting { comm, is_first }
+            Meeting { comm, is_first, present }
         }))
     }
 }
@@ -53,4 +54,6 @@ pub struct Meeting<C> {
     pub comm: C,
     /// Whether it is the first meeting of all. At a later one, who has no state yet takes a dead rank's place.
     pub is_first: bool,
+    /// The ranks of the whole job that are there, ascending: the transport's rank i is the i-th of them.
+    pub present: Vec<Rank>,
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::Rank;
+use crate::ids::{Rank, StageId};
 
 /// Recoveries from deaths of ranks, as all ranks know them.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -16,10 +16,12 @@ pub struct Recoveries {
 }
 
 /// Where one rank stands when the ranks meet.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug)]
+#[derive(Serialize, Deserialize, Clone, Debug)]
 pub(super) struct Standing {
     /// The step that it is to train next; none where it has no state.
     pub(super) next: Option<u64>,
+    /// Stages that it has the weights of.
+    pub(super) has: Vec<StageId>,
     /// Seconds since its last step sync, if it was in training before.
     pub(super) away_s: Option<f64>,
     /// Recoveries that it knows of, and their seconds.

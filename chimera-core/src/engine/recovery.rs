@@ -15,6 +15,7 @@ use super::held::{Held, copy};
 use super::recoveries::{Recoveries, Standing};
 use super::state::StageOn;
 use super::timing::Since;
+use super::worker_state::Moved;
 use super::{Job, StepReport, Training, Worker};
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
@@ -35,6 +36,12 @@ pub struct Recovered {
     pub replaced: Vec<Rank>,
     /// What the last committed step came to, whether this rank or a dead one has reported it or not.
     pub last: Option<StepReport>,
+}
+
+/// Where each rank stood when all met, and the step that those with a state have come to since.
+struct Settled {
+    all: Vec<Standing>,
+    target: u64,
 }
 
 /// What a rank that has the sync of the last committed step tells the others.
@@ -62,7 +69,7 @@ pub fn unsurvivable(program: &Program, training: &Training) -> Option<String> {
     Some(format!("the death of a rank cannot be survived, since {why}"))
 }
 
-impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
+impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     /// Makes every wait of every rank end for this cause.
     pub fn abort(&mut self, cause: &Fault) {
         self.state.comm.abort(cause);
@@ -75,6 +82,29 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     /// The [death](Fault::is_death) of a rank meanwhile, after which all may try again. [`Class::PeerLost`] names the stages of
     /// which no holder lives, which is final. [`Class::Mismatch`] if replicas differ.
     pub fn recover(&mut self, start: Option<u64>) -> Result<Recovered, Fault> {
+        let settled = self.settle(start)?;
+        self.complete(settled)
+    }
+
+    /// [`recover`](Worker::recover), and goes on with the program of another job, as the rank of it that this one is on the
+    /// transport: [that of fewer ranks](crate::lower::narrow()), or of all again. `stage` makes the stages that it has not
+    /// held before.
+    ///
+    /// # Errors
+    /// Those of [`recover`](Worker::recover), and of [`new`](Worker::new).
+    pub fn recover_with(
+        &mut self,
+        job: Job<'j, S::Item>,
+        start: Option<u64>,
+        stage: impl FnMut(StageId) -> Result<S, Fault>,
+    ) -> Result<Recovered, Fault> {
+        let settled = self.settle(start)?;
+        self.change_program(job, stage)?;
+        self.complete(settled)
+    }
+
+    /// Brings all ranks that have a state to the same step.
+    fn settle(&mut self, start: Option<u64>) -> Result<Settled, Fault> {
         let Job { program, training, .. } = self.state.job;
         if let Some(why) = unsurvivable(program, training) {
             return Err(Fault::new(Class::Usage, self.state.comm.rank(), why));
@@ -83,18 +113,29 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         self.next = self.next.or(start);
         let all = self.standings(away_s)?;
         let standings: Vec<_> = all.iter().map(|standing| standing.next).collect();
-        let replaced = ranks_where(&standings, |next| next.is_none());
         let target = standings.iter().flatten().max().copied();
-        let target = target.ok_or_else(|| self.nothing_left(&replaced, &[]))?;
+        let target = target.ok_or_else(|| {
+            self.nothing_left(&ranks_where(&standings, |next| next.is_none()), &[])
+        })?;
         self.commit(&standings, target)?;
-        if !replaced.is_empty() {
-            self.restore_replaced(&standings, target)?;
+        Ok(Settled { all, target })
+    }
+
+    /// Gives every rank what it lacks.
+    fn complete(&mut self, settled: Settled) -> Result<Recovered, Fault> {
+        if self.give_stages(&settled)? {
+            self.all_gather("recovery", &[])?;
             self.check_replicas()?;
         }
+        self.state.moved = Moved::default();
+        let Settled { all, target } = settled;
+        self.next = Some(target);
         let last = match self.state.sync.is_first() {
             true => None,
             false => self.reports(target.saturating_sub(1))?.pop(),
         };
+        let replaced = (0..).map(Rank).zip(&all).filter(|(_, standing)| standing.next.is_none());
+        let replaced: Vec<Rank> = replaced.map(|(rank, _)| rank).collect();
         self.state.recoveries.count(&all, &replaced);
         self.state.timing.since = Since::now();
         Ok(Recovered { next: target, replaced, last })
@@ -103,7 +144,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     /// Where each rank stands; this one has been without the others for `away_s`, if it was in training before.
     fn standings(&mut self, away_s: Option<f64>) -> Result<Vec<Standing>, Fault> {
         let Recoveries { n, lost_s, .. } = self.state.recoveries;
-        let own = Standing { next: self.next, away_s, n, lost_s };
+        let (stages, moved) = (&self.state.stages, &self.state.moved);
+        let mut has: Vec<StageId> = stages.ids().chain(moved.gone.keys().copied()).collect();
+        has.retain(|stage| self.next.is_some() && !moved.lacking.contains(stage));
+        let own = Standing { next: self.next, has, away_s, n, lost_s };
         let own = self.written(&own)?;
         let all = self.all_gather("recovery", &own)?;
         let read = |(from, bytes): (u32, &Vec<u8>)| {
@@ -189,42 +233,43 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         Ok(())
     }
 
-    /// Gives the ranks that have no state the weights and the optimizer's state of their stages, each from the first of
-    /// its replicas that has it.
-    fn restore_replaced(&mut self, standings: &[Option<u64>], step: u64) -> Result<(), Fault> {
+    /// Gives each rank the weights and the optimizer's state of the stages that it lacks, each from the first of its
+    /// replicas that has it, else from whoever has it still; whether there was anything to give.
+    fn give_stages(&mut self, Settled { all, target }: &Settled) -> Result<bool, Fault> {
         let (placement, width) = (self.state.job.program.placement(), self.state.job.width);
-        let (me, is_new) =
-            (self.state.comm.rank(), |rank: &Rank| standings[rank.index()].is_none());
+        let me = self.state.comm.rank();
+        let has = |rank: &Rank, stage: &StageId| all[rank.index()].has.contains(stage);
         let (mut given, mut lost) = (Vec::new(), Vec::new());
         for stage in (0..placement.n_stages() as u16).map(StageId) {
-            let holders = placement.holders(width, stage);
-            match holders.iter().find(|rank| !is_new(rank)) {
-                Some(giver) => given.push((stage, *giver, holders)),
+            let (having, lacking): (Vec<_>, Vec<_>) =
+                placement.holders(width, stage).into_iter().partition(|rank| has(rank, &stage));
+            let mut others = (0..all.len() as u32).map(Rank);
+            let giver = having.first().copied().or_else(|| others.find(|rank| has(rank, &stage)));
+            match giver {
+                Some(giver) => given.extend(lacking.into_iter().map(|to| (stage, giver, to))),
                 None => lost.push(stage),
             }
         }
         if !lost.is_empty() {
-            return Err(self.nothing_left(&ranks_where(standings, |next| next.is_none()), &lost));
+            let is_new = |rank: &Rank| all[rank.index()].next.is_none();
+            let replaced = (0..all.len() as u32).map(Rank).filter(is_new).collect::<Vec<_>>();
+            return Err(self.nothing_left(&replaced, &lost));
         }
-        for (stage, _, holders) in given.iter().filter(|(_, giver, _)| *giver == me) {
-            for to in holders.iter().filter(|rank| is_new(rank)) {
-                self.give(*stage, *to, step)?;
-            }
+        for (stage, _, to) in given.iter().filter(|(_, giver, _)| *giver == me) {
+            self.give(*stage, *to, *target)?;
         }
-        if is_new(&me) {
-            for (stage, giver, _) in given.iter().filter(|(.., holders)| holders.contains(&me)) {
-                self.take(*stage, *giver, step)?;
-            }
-            self.next = Some(step);
+        for (stage, giver, _) in given.iter().filter(|(.., to)| *to == me) {
+            self.take(*stage, *giver, *target)?;
         }
-        Ok(())
+        Ok(!given.is_empty())
     }
 
     fn give(&mut self, stage: StageId, to: Rank, step: u64) -> Result<(), Fault> {
         let state = &mut self.state;
-        for (tensor, slot) in slots(state.stages.held(stage)) {
+        let gone = state.moved.gone.get(&stage);
+        let held = gone.unwrap_or_else(|| state.stages.held(stage));
+        for (tensor, slot) in slots(held) {
             let tag = replica(step, stage, tensor, slot);
-            let held = state.stages.held(stage);
             let value = match slot.checked_sub(1) {
                 None => Some(&held.weights[tensor]),
                 Some(kept) => held.state[tensor].as_ref().map(|all| &all[kept]),

@@ -1,5 +1,6 @@
 //! The stages of one rank, with their weights, gradients and the state of the optimizer.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Job;
@@ -25,23 +26,30 @@ pub(super) struct Stages<S: Stage> {
 }
 
 impl<S: Stage> Stages<S> {
-    /// The stages of worker `me`, which `stage` makes, with initial weights.
+    /// The stages of worker `me`: those of `known` as they are, others as `stage` makes them, with initial weights. What
+    /// is not of this worker stays in `known`.
     pub(super) fn new<D: Device<Tensor = S::Tensor>>(
         job: &Job<'_, S::Item>,
         device: &D,
         (rank, me): (Rank, WorkerId),
         mut stage: impl FnMut(StageId) -> std::result::Result<S, Fault>,
+        known: &mut BTreeMap<StageId, Held<S>>,
     ) -> std::result::Result<Self, Fault> {
         let on_device = |e: DeviceError| e.into_fault(rank);
         let placement = job.program.placement();
         let mut held: Vec<Option<Held<S>>> = (0..placement.n_stages()).map(|_| None).collect();
         for id in placement.stages_of(me) {
-            let stage = stage(id)?;
-            if let Some(reason) = unable(&stage, id, job.program) {
+            let one = match known.remove(&id) {
+                Some(known) => known,
+                None => {
+                    let made = Held::new(stage(id)?, device, job.training.seed);
+                    made.map_err(on_device)?
+                }
+            };
+            if let Some(reason) = unable(&one.stage, id, job.program) {
                 return Err(Fault::new(Class::Usage, rank, reason));
             }
-            let made = Held::new(stage, device, job.training.seed);
-            held[id.index()] = Some(made.map_err(on_device)?);
+            held[id.index()] = Some(one);
         }
         let params = |stage: StageId| held[stage.index()].as_ref().map(|h| h.stage.params());
         let layout = layout(job.program, params);
@@ -58,12 +66,25 @@ impl<S: Stage> Stages<S> {
         for (places, owner) in layout.iter().flatten().zip(owners.iter().flatten()) {
             if *owner == rank || !job.training.shard_optimizer {
                 for &(stage, index) in places {
-                    let begun = held_mut(held, stage).begin_state(device, index, rule);
-                    begun.map_err(on_device)?;
+                    let held = held_mut(held, stage);
+                    if held.state[index].is_none() {
+                        held.begin_state(device, index, rule).map_err(on_device)?;
+                    }
                 }
             }
         }
         Ok(stages)
+    }
+
+    /// No stages.
+    pub(super) fn none() -> Self {
+        Stages { held: Vec::new(), layout: Vec::new(), owners: Vec::new() }
+    }
+
+    /// Lets go of all.
+    pub(super) fn into_held(self) -> BTreeMap<StageId, Held<S>> {
+        let stages = (0..).map(StageId).zip(self.held);
+        stages.filter_map(|(id, held)| Some((id, held?))).collect()
     }
 
     /// All that are here.
@@ -74,6 +95,12 @@ impl<S: Stage> Stages<S> {
     /// All that are here.
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Held<S>> {
         self.held.iter_mut().flatten()
+    }
+
+    /// Which are here.
+    pub(super) fn ids(&self) -> impl Iterator<Item = StageId> {
+        let stages = (0..).map(StageId).zip(&self.held);
+        stages.filter(|(_, held)| held.is_some()).map(|(id, _)| id)
     }
 
     /// A stage, if it is here.

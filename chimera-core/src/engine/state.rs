@@ -9,6 +9,7 @@ use super::reductions::Reductions;
 use super::stages::Stages;
 use super::sync::StepSync;
 use super::timing::{Moment, Timing};
+use super::worker_state::Moved;
 use super::{Job, Patience};
 use crate::analyze::{Awaited, Work};
 use crate::comm::{Comm, Liveness, Position};
@@ -30,6 +31,7 @@ pub(super) struct State<'j, S: Stage, D, C> {
     pub(super) device: D,
     pub(super) comm: DeviceComm<D, C>,
     pub(super) stages: Stages<S>,
+    pub(super) moved: Moved<S>,
     pub(super) reductions: Reductions<S::Tensor>,
     pub(super) steps: Steps<S::Tensor>,
     pub(super) sync: StepSync,

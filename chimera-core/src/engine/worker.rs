@@ -1,5 +1,6 @@
 //! One rank's row, again and again.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ use super::stages::Stages;
 use super::state::{StageOn, State, Steps};
 use super::sync::StepSync;
 use super::timing::Timing;
-use super::worker_state::WorkerState;
+use super::worker_state::{Moved, WorkerState};
 use super::{Job, Training, bf16};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};
@@ -94,8 +95,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         }
         let placement = job.program.placement();
         let rank = comm.rank();
-        let (_, me) = placement.group_and_worker(rank);
-        let stages = Stages::new(&job, &device, (rank, me), stage)?;
+        let (group, me) = placement.group_and_worker(rank);
+        let stages = Stages::new(&job, &device, (rank, me), stage, &mut BTreeMap::new())?;
         let params = |stage| stages.find(stage).map(|held| held.stage.params());
         let Training { shard_optimizer, bf16_gradients, .. } = *job.training;
         if bf16_gradients && !bf16::keeps_words(&device).map_err(|e| e.into_fault(rank))? {
@@ -108,8 +109,11 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let buffers = buffers(job.program, job.width, stages.layout(), params, shard_optimizer);
         let clock = device.clock().map_err(|e| e.into_fault(rank))?;
         let kept = WorkerState {
+            group,
+            me,
             device,
             stages,
+            moved: Moved::default(),
             reductions: Reductions::new(buffers, bf16_gradients),
             steps: Steps::new(),
             sync: StepSync::default(),
@@ -137,6 +141,11 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let reports = self.reports(first);
         self.state.recoveries.replaced.clear();
         reports
+    }
+
+    /// The program that it runs.
+    pub fn program(&self) -> &'j Program {
+        self.state.job.program
     }
 
     /// Whether the last step that was begun has been discarded.

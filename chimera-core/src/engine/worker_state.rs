@@ -1,28 +1,50 @@
-//! What a rank keeps when its transport ends, so that it can go on with another one.
+//! What a rank keeps when its transport ends, so that it can go on with another one, and with another program.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::device_comm::DeviceComm;
+use super::held::Held;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
+use super::shards::buffers;
 use super::stages::Stages;
 use super::state::{StageOn, State, Steps};
 use super::sync::StepSync;
 use super::timing::Timing;
-use super::{Job, Worker};
+use super::{Job, Training, Worker};
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
-use crate::ids::StageId;
+use crate::fault::{Class, Fault};
+use crate::ids::{StageId, WorkerId};
 use crate::stage::{Param, Stage};
 
 /// A [`Worker`] without its transport: the weights and the optimizer state of its stages, and how far it has come.
 pub struct WorkerState<S: Stage, D> {
+    pub(super) group: usize,
+    pub(super) me: WorkerId,
     pub(super) device: D,
     pub(super) stages: Stages<S>,
+    pub(super) moved: Moved<S>,
     pub(super) reductions: Reductions<S::Tensor>,
     pub(super) steps: Steps<S::Tensor>,
     pub(super) sync: StepSync,
     pub(super) recoveries: Recoveries,
     pub(super) timing: Timing,
     pub(super) next: Option<u64>,
+}
+
+/// The stages that are not where they were before the program changed, until all of them have come.
+pub(super) struct Moved<S: Stage> {
+    /// Stages that this rank holds no more, which others may have to be given.
+    pub(super) gone: BTreeMap<StageId, Held<S>>,
+    /// Stages that this rank is yet to be given.
+    pub(super) lacking: BTreeSet<StageId>,
+}
+
+impl<S: Stage> Default for Moved<S> {
+    fn default() -> Moved<S> {
+        Moved { gone: BTreeMap::new(), lacking: BTreeSet::new() }
+    }
 }
 
 impl<S: Stage, D> WorkerState<S, D> {
@@ -41,28 +63,61 @@ impl<S: Stage, D> WorkerState<S, D> {
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     /// Lets go of the transport, and of the step under way.
     pub fn leave(self) -> WorkerState<S, D> {
-        let Worker { state, next, .. } = self;
-        let State { device, stages, mut reductions, mut steps, sync, recoveries, timing, .. } =
-            state;
+        let Worker { state, me, next } = self;
+        let State {
+            group,
+            device,
+            stages,
+            moved,
+            mut reductions,
+            mut steps,
+            sync,
+            recoveries,
+            timing,
+            ..
+        } = state;
         reductions.clear();
         steps.losses.clear();
         steps.activations.held = 0;
-        WorkerState { device, stages, reductions, steps, sync, recoveries, timing, next }
+        WorkerState {
+            group,
+            me,
+            device,
+            stages,
+            moved,
+            reductions,
+            steps,
+            sync,
+            recoveries,
+            timing,
+            next,
+        }
     }
 
-    /// Goes on with another transport of the ranks of the same job.
+    /// Goes on with another transport. `job` has the program that the rank had before.
     pub fn rejoin(job: Job<'j, S::Item>, comm: C, kept: WorkerState<S, D>) -> Worker<'j, S, D, C> {
-        let WorkerState { device, stages, reductions, steps, sync, recoveries, mut timing, next } =
-            kept;
+        let WorkerState {
+            group,
+            me,
+            device,
+            stages,
+            moved,
+            reductions,
+            steps,
+            sync,
+            recoveries,
+            mut timing,
+            next,
+        } = kept;
         timing.restart(job.epoch); // a rank that takes another's place has no earlier one
         let comm = DeviceComm::new(device.clone(), comm);
-        let (group, me) = job.program.placement().group_and_worker(comm.rank());
         let mut state = State {
             job,
             group,
             comm,
             device,
             stages,
+            moved,
             reductions,
             steps,
             sync,
@@ -73,5 +128,39 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         };
         state.is_interruptible = state.is_interruptible();
         Worker { state, me, next }
+    }
+
+    /// Goes on as the rank of another job's program that it is on this transport. Stages that it holds in both keep what
+    /// they have; those that `stage` makes are yet to be given their weights.
+    pub(super) fn change_program(
+        &mut self,
+        job: Job<'j, S::Item>,
+        stage: impl FnMut(StageId) -> Result<S, Fault>,
+    ) -> Result<(), Fault> {
+        if std::ptr::eq(job.program, self.state.job.program) {
+            return Ok(());
+        }
+        let Worker { state, me, .. } = self;
+        let rank = state.comm.rank();
+        if let Some(conflict) = job.conflict(state.comm.n_ranks()) {
+            return Err(Fault::new(Class::Usage, rank, conflict));
+        }
+        let (group, worker) = job.program.placement().group_and_worker(rank);
+        let mut known = std::mem::replace(&mut state.stages, Stages::none()).into_held();
+        let Moved { mut gone, lacking } = std::mem::take(&mut state.moved);
+        known.append(&mut gone);
+        known.retain(|stage, _| !lacking.contains(stage));
+        let had: BTreeSet<StageId> = known.keys().copied().collect();
+        state.stages = Stages::new(&job, &state.device, (rank, worker), stage, &mut known)?;
+        let holds = job.program.placement().stages_of(worker).into_iter();
+        let lacking = holds.filter(|stage| !had.contains(stage)).collect();
+        state.moved = Moved { gone: known, lacking };
+        let params = |stage| state.stages.find(stage).map(|held| held.stage.params());
+        let Training { shard_optimizer, bf16_gradients, .. } = *job.training;
+        let layout = state.stages.layout();
+        let buffers = buffers(job.program, job.width, layout, params, shard_optimizer);
+        state.reductions = Reductions::new(buffers, bf16_gradients);
+        (state.job, state.group, *me) = (job, group, worker);
+        Ok(())
     }
 }

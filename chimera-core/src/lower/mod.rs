@@ -13,7 +13,7 @@ mod sync;
 
 pub use border::{Border, free_border};
 pub use hoist::Hoist;
-pub use narrow::{TooNarrow, narrow};
+pub use narrow::{Programs, TooNarrow, narrow};
 pub use recompute::{Recompute, recompute};
 pub use split::split_backward;
 pub use sync::Sync;

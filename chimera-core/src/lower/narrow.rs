@@ -3,14 +3,15 @@
 
 use std::collections::BTreeMap;
 
-use super::rehearse;
+use super::{Lowering, lower, rehearse};
 use crate::analyze::Refusal;
 use crate::analyze::timeline::Work;
-use crate::costs::Costs;
+use crate::costs::{Costs, UniformCosts};
 use crate::ids::{PipeId, Rank, StageId, WorkerId};
 use crate::op::{Cell, Op, Span};
 use crate::order::{Graph, Keys, Limits, list};
 use crate::placement::Placement;
+use crate::program::Program;
 use crate::timetable::Timetable;
 use crate::update::Update;
 
@@ -41,7 +42,10 @@ pub enum TooNarrow {
 }
 
 fn list_of(stages: &[StageId]) -> String {
-    stages.iter().map(StageId::to_string).collect::<Vec<_>>().join(", ")
+    match stages {
+        [] => "any stage".into(),
+        stages => stages.iter().map(StageId::to_string).collect::<Vec<_>>().join(", "),
+    }
 }
 
 /// One group's timetable as a step of the whole job of `width` groups, computed by the ranks that are not `dead`.
@@ -52,8 +56,26 @@ fn list_of(stages: &[StageId]) -> String {
 /// times at `costs`, unless running whatever may run ends sooner and holds no more activations.
 ///
 /// # Errors
-/// [`TooNarrow`].
+/// [`TooNarrow`]; [`TooNarrow::NothingLeft`] where all that hold a stage are dead.
 pub fn narrow(
+    timetable: &Timetable,
+    width: usize,
+    dead: &[Rank],
+    costs: &impl Costs,
+) -> Result<Timetable, TooNarrow> {
+    let is_lost = |stage: &StageId| {
+        timetable.placement.holders(width, *stage).iter().all(|rank| dead.contains(rank))
+    };
+    let stages = (0..timetable.placement.n_stages() as u16).map(StageId);
+    let lost: Vec<StageId> = stages.filter(is_lost).collect();
+    if !lost.is_empty() {
+        return Err(TooNarrow::NothingLeft(lost));
+    }
+    narrow_anyway(timetable, width, dead, costs)
+}
+
+/// [`narrow`], whether or not somebody can give the others the weights of each stage.
+fn narrow_anyway(
     timetable: &Timetable,
     width: usize,
     dead: &[Rank],
@@ -69,7 +91,10 @@ pub fn narrow(
     }
     let living: Vec<Rank> =
         (0..n_ranks as u32).map(Rank).filter(|rank| !dead.contains(rank)).collect();
-    let pipes = job.place(&living)?;
+    if living.is_empty() {
+        return Err(TooNarrow::NothingLeft(Vec::new()));
+    }
+    let pipes = job.place(&living);
     let rows = job.rows(&living, &pipes);
     let worker = |rank: &Rank| WorkerId(living.partition_point(|living| living < rank) as u16);
     let pipes: Vec<Vec<WorkerId>> =
@@ -89,6 +114,62 @@ pub fn narrow(
         ..timetable.clone()
     };
     sooner(by_time, rows.iter().flatten().map(|timed| timed.start).collect(), costs)
+}
+
+/// The program of a job of `width` groups for those of its ranks that are not `dead`, as [`narrow`] has their timetable.
+/// Stages of which all holders are dead may have found others since, so they are no reason to refuse.
+fn narrow_program(
+    program: &Program,
+    width: usize,
+    dead: &[Rank],
+    costs: &impl Costs,
+) -> Result<Program, TooNarrow> {
+    let narrowed = narrow_anyway(&program.timetable(), width, dead, costs)?;
+    let buckets = program.buckets_of_update().iter();
+    let tied = buckets.filter(|bucket| bucket.stages.len() > 1);
+    let how = Lowering {
+        barrier: program.has_barrier(),
+        tied: tied.map(|bucket| bucket.stages.clone()).collect(),
+        ..Lowering::default()
+    };
+    Ok(lower(&narrowed, &how)?)
+}
+
+/// A job's program for all of its ranks, and those for fewer of them that were asked for.
+pub struct Programs<'p> {
+    whole: &'p Program,
+    width: usize,
+    /// By the ranks that are present.
+    narrowed: BTreeMap<Vec<Rank>, Program>,
+}
+
+impl<'p> Programs<'p> {
+    /// The program of a group of a job of `width` groups.
+    pub fn new(whole: &'p Program, width: usize) -> Programs<'p> {
+        Programs { whole, width, narrowed: BTreeMap::new() }
+    }
+
+    /// Makes the program for the ranks that are `present`, unless it is there. All ranks make the same.
+    ///
+    /// # Errors
+    /// [`TooNarrow`].
+    pub fn make(&mut self, present: &[Rank]) -> Result<(), TooNarrow> {
+        let n_ranks = self.width * self.whole.placement().n_workers();
+        if present.len() == n_ranks || self.narrowed.contains_key(present) {
+            return Ok(());
+        }
+        let dead: Vec<Rank> =
+            (0..n_ranks as u32).map(Rank).filter(|rank| !present.contains(rank)).collect();
+        let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(self.whole.units_per_micro());
+        let narrowed = narrow_program(self.whole, self.width, &dead, &costs)?;
+        self.narrowed.insert(present.to_vec(), narrowed);
+        Ok(())
+    }
+
+    /// The program for the ranks that are `present`, for which it was [made](Programs::make), and the number of its groups.
+    pub fn of(&self, present: &[Rank]) -> (&Program, usize) {
+        self.narrowed.get(present).map_or((self.whole, self.width), |narrowed| (narrowed, 1))
+    }
 }
 
 /// The timetable in which every worker runs whatever may run, that of the earliest start first, if it is shorter than
@@ -151,17 +232,8 @@ impl<'t> JobOps<'t> {
     }
 
     /// The rank of each stage of each pipe of each group.
-    fn place(&self, living: &[Rank]) -> Result<Vec<Vec<Rank>>, TooNarrow> {
+    fn place(&self, living: &[Rank]) -> Vec<Vec<Rank>> {
         let placement = &self.timetable.placement;
-        let holders = |stage| {
-            let all = placement.holders(self.width, stage);
-            all.into_iter().filter(|rank| living.contains(rank)).collect::<Vec<_>>()
-        };
-        let stages = (0..placement.n_stages() as u16).map(StageId);
-        let lost: Vec<StageId> = stages.filter(|stage| holders(*stage).is_empty()).collect();
-        if !lost.is_empty() {
-            return Err(TooNarrow::NothingLeft(lost));
-        }
         let (mut ranks, mut homeless) = (Vec::new(), Vec::new());
         let mut loads: BTreeMap<Rank, f64> = living.iter().map(|rank| (*rank, 0.0)).collect();
         for group in 0..self.width {
@@ -178,7 +250,7 @@ impl<'t> JobOps<'t> {
         }
         homeless.sort_by(|(a, ..), (b, ..)| b.total_cmp(a));
         for (takes, pipe, stage) in homeless {
-            let holders = holders(stage);
+            let holders = placement.holders(self.width, stage);
             let least = loads.iter().min_by(|(a, load), (b, other)| {
                 let moves = |rank| !holders.contains(rank);
                 load.total_cmp(other).then(moves(a).cmp(&moves(b)))
@@ -188,7 +260,7 @@ impl<'t> JobOps<'t> {
             let pipe: &mut Vec<Rank> = &mut ranks[pipe];
             pipe[stage.index()] = rank;
         }
-        Ok(ranks)
+        ranks
     }
 
     /// The cells of each living rank, by their times.

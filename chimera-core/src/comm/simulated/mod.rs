@@ -27,6 +27,9 @@ pub struct Plan {
     pub most_delay: u64,
     /// Ranks that die.
     pub deaths: Vec<Death>,
+    /// For how many turns a rank that has died is away. The others meet without it; when it comes back, all meet with it.
+    /// `None` if all wait for it.
+    pub away: Option<u64>,
 }
 
 /// A rank's death, at its `call`th call of the transport over all its lives.
@@ -61,7 +64,10 @@ pub fn run<T: Send + 'static, R: Send>(
         berth.scheduler.begin(rank);
         let outcome = loop {
             break match catch_unwind(AssertUnwindSafe(|| body(&mut berth))) {
-                Err(cause) if cause.is::<Killed>() => continue,
+                Err(cause) if cause.is::<Killed>() => {
+                    scheduler.stay_away(rank);
+                    continue;
+                }
                 Err(cause) => Err(panicked(rank, &*cause)),
                 Ok(outcome) => outcome,
             };
@@ -100,30 +106,40 @@ impl<T: Send + 'static> Berth<T> {
 
 impl<T: Send + 'static> Rendezvous<End<T>> for Berth<T> {
     fn meet(&mut self) -> Result<Option<Meeting<End<T>>>, CommError> {
-        let Some((number, mailboxes)) = self.scheduler.meet(self.rank)? else { return Ok(None) };
+        let Some((number, met)) = self.scheduler.meet(self.rank)? else { return Ok(None) };
         let scheduler = Arc::clone(&self.scheduler);
-        let comm = End { rank: self.rank, mailboxes, scheduler };
-        Ok(Some(Meeting { comm, is_first: number == 1 }))
+        let present = met.present.clone();
+        let rank = Rank(present.partition_point(|rank| *rank < self.rank) as u32);
+        let comm = End { rank, of_all: self.rank, met, scheduler };
+        Ok(Some(Meeting { comm, is_first: number == 1, present }))
     }
 }
 
-type Mailboxes<T> = Arc<Vec<Mailbox<T>>>;
+/// The ranks of a meeting.
+struct Met<T> {
+    /// Who they are among all ranks, ascending.
+    present: Vec<Rank>,
+    /// By rank of the meeting.
+    mailboxes: Vec<Mailbox<T>>,
+}
 
 /// One rank's end of the transport.
 pub struct End<T: Send + 'static> {
     rank: Rank,
-    mailboxes: Mailboxes<T>,
+    /// Who it is among all ranks.
+    of_all: Rank,
+    met: Arc<Met<T>>,
     scheduler: Arc<Scheduler<T>>,
 }
 
 impl<T: Send + 'static> End<T> {
     fn others(&self) -> impl Iterator<Item = Rank> + use<T> {
         let me = self.rank;
-        (0..self.mailboxes.len() as u32).map(Rank).filter(move |rank| *rank != me)
+        (0..self.met.mailboxes.len() as u32).map(Rank).filter(move |rank| *rank != me)
     }
 
     fn check_rank(&self, rank: Rank) -> Result<(), CommError> {
-        let n_ranks = self.mailboxes.len();
+        let n_ranks = self.met.mailboxes.len();
         match rank.index() < n_ranks {
             true => Ok(()),
             false => Err(CommError::Failed(format!("{rank} is not one of the {n_ranks} ranks"))),
@@ -139,7 +155,7 @@ impl<T: Send + 'static> End<T> {
         let is_short = deadline.saturating_duration_since(Instant::now()) < SHORT;
         let (mut turn, mut is_over) = (self.turn(), false);
         loop {
-            let found = look(&self.mailboxes[self.rank.index()]);
+            let found = look(&self.met.mailboxes[self.rank.index()]);
             if !matches!(found, Err(CommError::Timeout { .. })) {
                 return found;
             }
@@ -156,7 +172,7 @@ impl<T: Send + 'static> End<T> {
 
     /// This rank's turn, after others may have had theirs. It may die here.
     fn turn(&self) -> Turn<'_, T> {
-        self.scheduler.enter(self.rank)
+        self.scheduler.enter(self.of_all)
     }
 }
 
@@ -187,20 +203,20 @@ impl<T: Send + 'static> Endpoint for End<T> {
     }
 
     fn n_ranks(&self) -> u32 {
-        self.mailboxes.len() as u32
+        self.met.mailboxes.len() as u32
     }
 
     fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError> {
         self.check_rank(to)?;
         let from = self.rank;
         let put = Box::new(move |mailbox: &Mailbox<T>| mailbox.put_bytes(from, bytes));
-        self.turn().post_in_order(from, to, &self.mailboxes, put);
+        self.turn().post_in_order((from, to), &self.met, put);
         Ok(())
     }
 
     fn try_recv_bytes(&mut self, from: Rank) -> Result<Option<Vec<u8>>, CommError> {
         let _turn = self.turn();
-        self.mailboxes[self.rank.index()].try_take_bytes(from)
+        self.met.mailboxes[self.rank.index()].try_take_bytes(from)
     }
 
     fn recv_bytes(&mut self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError> {
@@ -209,11 +225,11 @@ impl<T: Send + 'static> Endpoint for End<T> {
 
     fn abort(&mut self, cause: &Fault) {
         let mut turn = self.turn();
-        self.mailboxes[self.rank.index()].abort(cause);
+        self.met.mailboxes[self.rank.index()].abort(cause);
         for to in self.others() {
             let cause = cause.clone();
             let put = Box::new(move |mailbox: &Mailbox<T>| mailbox.abort(&cause));
-            turn.post_in_order(self.rank, to, &self.mailboxes, put);
+            turn.post_in_order((self.rank, to), &self.met, put);
         }
     }
 }
@@ -225,13 +241,13 @@ impl<T: Send + 'static> Comm<T> for End<T> {
         let put = Box::new(move |mailbox: &Mailbox<T>| {
             assert!(mailbox.put(from, tag, tensor), "{from} sent {tag:?} to {to} twice");
         });
-        self.turn().post(to, &self.mailboxes, put);
+        self.turn().post(to, &self.met, put);
         Ok(())
     }
 
     fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, CommError> {
         let _turn = self.turn();
-        self.mailboxes[self.rank.index()].try_take(from, tag)
+        self.met.mailboxes[self.rank.index()].try_take(from, tag)
     }
 
     fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError> {
@@ -247,10 +263,10 @@ impl<T: Send + 'static> Drop for End<T> {
     /// Who waits for this rank learns later that nothing more comes.
     fn drop(&mut self) {
         let from = self.rank;
-        let mut turn = self.scheduler.keep(from);
+        let mut turn = self.scheduler.keep(self.of_all);
         for to in self.others() {
             let put = Box::new(move |mailbox: &Mailbox<T>| mailbox.end(from, None));
-            turn.post_in_order(from, to, &self.mailboxes, put);
+            turn.post_in_order((from, to), &self.met, put);
         }
     }
 }
@@ -267,7 +283,7 @@ mod tests {
     use crate::fault::Class;
 
     fn plan(seed: u64) -> Plan {
-        Plan { seed, most_delay: 20, deaths: Vec::new() }
+        Plan { seed, most_delay: 20, ..Plan::default() }
     }
 
     #[test]

@@ -7,10 +7,10 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
 
-use super::{Mailboxes, Plan, die, stuck};
+use super::{Met, Plan, die, stuck};
 use crate::comm::CommError;
 use crate::comm::mailbox::Mailbox;
-use crate::fault::Fault;
+use crate::fault::{Class, Fault};
 use crate::ids::Rank;
 
 /// Lets one rank run at a time.
@@ -38,8 +38,12 @@ struct Simulator<T> {
     meetings: u64,
     /// By rank: whether it has come to the next meeting.
     is_there: Vec<bool>,
-    /// The mailboxes of the last meeting.
-    mailboxes: Mailboxes<T>,
+    /// By rank: whether it lives.
+    is_alive: Vec<bool>,
+    /// Ranks that come back, by when, and number.
+    away: BTreeMap<(u64, u64), Rank>,
+    /// The last meeting.
+    met: Arc<Met<T>>,
     /// Whether a rank of the last meeting wants all to stop.
     is_stopping: bool,
     /// How the first rank ended that did.
@@ -60,7 +64,7 @@ enum Life {
 /// Something that comes to a rank, at the mailboxes of the meeting it was sent after.
 struct Delivery<T> {
     to: Rank,
-    mailboxes: Mailboxes<T>,
+    met: Arc<Met<T>>,
     put: Put<T>,
 }
 
@@ -89,7 +93,9 @@ impl<T> Scheduler<T> {
             last_in_order: FxHashMap::default(),
             meetings: 0,
             is_there: vec![false; n],
-            mailboxes: Arc::default(),
+            is_alive: vec![true; n],
+            away: BTreeMap::new(),
+            met: Arc::new(Met { present: Vec::new(), mailboxes: Vec::new() }),
             is_stopping: false,
             over: None,
             is_stuck: false,
@@ -129,8 +135,22 @@ impl<T> Scheduler<T> {
         Turn { scheduler: self, rank, state: self.lock() }
     }
 
-    /// Waits for all ranks. Returns the number of the meeting and mailboxes for all; `None` if a rank has ended well.
-    pub(super) fn meet(&self, rank: Rank) -> Result<Option<(u64, Mailboxes<T>)>, CommError> {
+    /// A rank has died: the others meet without it, if they do so, until it comes back.
+    pub(super) fn stay_away(&self, rank: Rank) {
+        let mut turn = self.keep(rank);
+        let Some(turns) = turn.state.plan.away else { return };
+        turn.state.is_alive[rank.index()] = false;
+        let back = (turn.state.now + turns, turn.state.n_posted);
+        turn.state.n_posted += 1;
+        turn.state.away.insert(back, rank);
+        turn.state.open();
+        while !turn.state.is_alive[rank.index()] && !turn.state.is_over() {
+            turn = turn.pass(true);
+        }
+    }
+
+    /// Waits for all ranks that live. Returns the number of the meeting and its ranks; `None` if a rank has ended well.
+    pub(super) fn meet(&self, rank: Rank) -> Result<Option<(u64, Arc<Met<T>>)>, CommError> {
         let mut turn = self.enter(rank);
         let last = turn.state.meetings;
         turn.state.is_there[rank.index()] = true;
@@ -144,7 +164,7 @@ impl<T> Scheduler<T> {
                 None => turn = turn.pass(true),
             }
         }
-        Ok(Some((turn.state.meetings, Arc::clone(&turn.state.mailboxes))))
+        Ok(Some((turn.state.meetings, Arc::clone(&turn.state.met))))
     }
 
     /// A rank has ended.
@@ -218,28 +238,32 @@ impl<'s, T> Turn<'s, T> {
     }
 
     /// Puts something on its way to a rank.
-    pub(super) fn post(&mut self, to: Rank, mailboxes: &Mailboxes<T>, put: Put<T>) {
+    pub(super) fn post(&mut self, to: Rank, met: &Arc<Met<T>>, put: Put<T>) {
         let due = self.state.due();
-        self.state.post(due, Delivery { to, mailboxes: Arc::clone(mailboxes), put });
+        self.state.post(due, Delivery { to, met: Arc::clone(met), put });
     }
 
     /// Puts something on its way to a rank, behind what was posted so before.
     pub(super) fn post_in_order(
         &mut self,
-        from: Rank,
-        to: Rank,
-        mailboxes: &Mailboxes<T>,
+        (from, to): (Rank, Rank),
+        met: &Arc<Met<T>>,
         put: Put<T>,
     ) {
         let due = self.state.due();
         let last = self.state.last_in_order.entry((from, to)).or_default();
         *last = due.max(*last);
         let due = *last;
-        self.state.post(due, Delivery { to, mailboxes: Arc::clone(mailboxes), put });
+        self.state.post(due, Delivery { to, met: Arc::clone(met), put });
     }
 }
 
 impl<T> Simulator<T> {
+    /// Whether no other meeting follows.
+    fn is_over(&self) -> bool {
+        self.over.is_some() || self.is_stuck
+    }
+
     /// When something comes that is put on its way now.
     fn due(&mut self) -> u64 {
         self.now + self.random.random_range(0..=self.plan.most_delay)
@@ -255,11 +279,16 @@ impl<T> Simulator<T> {
         self.now += 1;
         loop {
             while let Some(first) = self.under_way.first_entry().filter(|e| e.key().0 <= self.now) {
-                let Delivery { to, mailboxes, put } = first.remove();
-                put(&mailboxes[to.index()]);
+                let Delivery { to, met, put } = first.remove();
+                put(&met.mailboxes[to.index()]);
+                let to = met.present[to.index()];
                 if self.ranks[to.index()] == Life::Waits {
                     self.ranks[to.index()] = Life::Ready;
                 }
+            }
+            while let Some(first) = self.away.first_entry().filter(|e| e.key().0 <= self.now) {
+                let rank = first.remove();
+                self.come_back(rank);
             }
             let ready = (0..self.ranks.len()).filter(|rank| self.ranks[*rank] == Life::Ready);
             let ready: Vec<usize> = ready.collect();
@@ -267,8 +296,9 @@ impl<T> Simulator<T> {
                 self.running = Some(ready[self.random.random_range(0..ready.len())]);
                 return;
             }
-            match self.under_way.first_key_value() {
-                Some(((due, _), _)) => self.now = *due,
+            let next = self.under_way.keys().chain(self.away.keys()).map(|(due, _)| *due).min();
+            match next {
+                Some(due) => self.now = due,
                 None if self.ranks.contains(&Life::Waits) => {
                     self.is_stuck = true;
                     self.wake_all();
@@ -287,11 +317,27 @@ impl<T> Simulator<T> {
         }
     }
 
-    /// Begins the next meeting if all ranks are there.
+    /// A rank that was away is there again: all leave what they do, to meet with it.
+    fn come_back(&mut self, rank: Rank) {
+        self.is_alive[rank.index()] = true;
+        if self.is_over() {
+            return;
+        }
+        let cause = Fault::new(Class::PeerLost, rank, "it has come back: all meet again");
+        let cause = Fault { peer: Some(rank), ..cause };
+        self.met.mailboxes.iter().for_each(|mailbox| mailbox.abort(&cause));
+        self.wake_all();
+    }
+
+    /// Begins the next meeting if all ranks that live are there.
     fn open(&mut self) {
-        if self.is_there.iter().all(|is_there| *is_there) {
+        if self.is_there.iter().zip(&self.is_alive).all(|(is_there, is_alive)| is_there == is_alive)
+        {
             self.meetings += 1;
-            self.mailboxes = Arc::new(self.is_there.iter().map(|_| Mailbox::default()).collect());
+            let living = (0..).map(Rank).zip(&self.is_alive).filter(|(_, is_alive)| **is_alive);
+            let present: Vec<Rank> = living.map(|(rank, _)| rank).collect();
+            let mailboxes = present.iter().map(|_| Mailbox::default()).collect();
+            self.met = Arc::new(Met { present, mailboxes });
             self.is_there.fill(false);
             self.is_stopping = false;
             self.wake_all();
