@@ -1,6 +1,6 @@
-//! Deaths that a training over MPI survives, with Open MPI 5 from PyPI: `cargo xtask mpi --ulfm`.
+//! Deaths that a training over MPI survives, with new ranks or with fewer, by Open MPI 5 from PyPI: `cargo xtask mpi --ulfm`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, read_to_string};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -22,6 +22,8 @@ const POINTS: [u64; 6] = [1, 15, 35, 55, 75, 93];
 const PAIRS: [(u32, u32); 4] = [(0, 1), (1, 3), (2, 0), (3, 2)];
 /// Two of which the second does not spawn the first one's replacement, so that it may die in the spawn.
 const PAIRS_IN_SPAWN: [(u32, u32); 2] = [(1, 3), (3, 2)];
+/// By how much sums in another order may change weights and losses.
+const APART: f64 = 1e-5;
 /// Milliseconds after which a rank is in the spawn of a meeting.
 const IN_SPAWN_MS: u64 = 300;
 
@@ -56,6 +58,7 @@ pub(crate) fn run() -> Result<()> {
         run_command(&mut ulfm.launch(n, &conformance))?;
     }
     ulfm.deaths()?;
+    ulfm.fewer()?;
     let chimera = builds.join("debug").join(program("chimera"));
     ulfm_command::run(|| ulfm.launch(RANKS, &chimera))
 }
@@ -72,7 +75,7 @@ impl Ulfm {
 
     /// Kills each rank at several points, two at once, and one while another is replaced.
     fn deaths(&self) -> Result<()> {
-        let undisturbed = self.train("")?;
+        let undisturbed = self.train("", false)?;
         let calls = |rank: u32, percent: u64| -> u64 {
             let all = undisturbed.ranks[&rank]["calls"].as_u64().unwrap_or(0);
             (all * percent / 100).max(1)
@@ -88,7 +91,7 @@ impl Ulfm {
         cases.extend(PAIRS_IN_SPAWN.map(in_spawn));
         let (mut longest, mut n_deaths) = (Duration::ZERO, 0);
         for case in &cases {
-            let disturbed = self.train(case).with_context(|| format!("deaths {case}"))?;
+            let disturbed = self.train(case, false).with_context(|| format!("deaths {case}"))?;
             disturbed.compare(&undisturbed).with_context(|| format!("deaths {case}"))?;
             let waits = disturbed.waits();
             let words: Vec<_> = waits.iter().map(|t| format!("{:.2} s", t.as_secs_f64())).collect();
@@ -105,11 +108,38 @@ impl Ulfm {
         Ok(())
     }
 
-    fn train(&self, deaths: &str) -> Result<Left> {
+    /// Kills each rank at several points, and lets the others go on without it.
+    fn fewer(&self) -> Result<()> {
+        let undisturbed = self.train("", true)?;
+        let (mut longest, mut worst) = (Duration::ZERO, 0.0f64);
+        for (percent, rank) in POINTS.into_iter().flat_map(|p| (0..RANKS).map(move |r| (p, r))) {
+            let calls = undisturbed.ranks[&rank]["calls"].as_u64().unwrap_or(0);
+            let case = format!("{rank}@{}", (calls * percent / 100).max(1));
+            let fewer = self.train(&case, true).with_context(|| format!("without {case}"))?;
+            ensure!(fewer.ranks.len() as u32 == RANKS - 1, "{case}: not three ranks ended well");
+            let apart = fewer.apart(&undisturbed).with_context(|| format!("without {case}"))?;
+            ensure!(apart <= APART, "without {case} weights or losses are {apart:e} apart");
+            worst = worst.max(apart);
+            longest = fewer.waits().into_iter().chain([longest]).max().unwrap_or_default();
+        }
+        println!(
+            "{} trainings went on with {} of {RANKS} ranks, at most {worst:.1e} from the undisturbed weights and losses; from a \
+             death to the next finished step at most {:.2} s",
+            POINTS.len() * RANKS as usize,
+            RANKS - 1,
+            longest.as_secs_f64()
+        );
+        Ok(())
+    }
+
+    fn train(&self, deaths: &str, narrow: bool) -> Result<Left> {
         if self.left.exists() {
             fs::remove_dir_all(&self.left)?;
         }
         let mut command = self.launch(RANKS, &self.respawn);
+        if narrow {
+            command.env("NARROW", "");
+        }
         run_command(command.env("LEFT", &self.left).env("DEATHS", deaths))?;
         Left::read(&self.left)
     }
@@ -128,9 +158,9 @@ impl Left {
     fn read(folder: &Path) -> Result<Left> {
         let mut ranks = BTreeMap::new();
         for rank in 0..RANKS {
-            let text = read_to_string(folder.join(format!("rank.{rank}.json")));
-            let text = text.with_context(|| format!("rank {rank} has left nothing"))?;
-            ranks.insert(rank, serde_json::from_str(&text)?);
+            if let Ok(text) = read_to_string(folder.join(format!("rank.{rank}.json"))) {
+                ranks.insert(rank, serde_json::from_str(&text)?);
+            }
         }
         Ok(Left {
             ranks,
@@ -141,6 +171,7 @@ impl Left {
 
     /// Checks that weights, and losses of the steps that a rank knows of, are the same to the bit.
     fn compare(&self, undisturbed: &Left) -> Result<()> {
+        ensure!(self.ranks.len() == undisturbed.ranks.len(), "not all ranks have ended well");
         for (rank, left) in &self.ranks {
             let want = &undisturbed.ranks[rank];
             ensure!(left["weights"] == want["weights"], "rank {rank} ended with other weights");
@@ -151,6 +182,30 @@ impl Left {
         let n_steps = |left: &Left| left.steps.iter().map(|(step, _)| step).max().copied();
         ensure!(n_steps(self) == n_steps(undisturbed), "not all steps were finished");
         Ok(())
+    }
+
+    /// The furthest that weights, and losses of the steps that ranks know of, are apart.
+    fn apart(&self, undisturbed: &Left) -> Result<f64> {
+        let mut apart = 0.0f64;
+        let mut names = BTreeSet::new();
+        let object = |left: &Value, what: &str| left[what].as_object().cloned().unwrap_or_default();
+        for left in self.ranks.values() {
+            for (name, bits) in object(left, "weights") {
+                let known = undisturbed.ranks.values().find_map(|left| left["weights"].get(&name));
+                apart = apart.max(weights_apart(&bits, known.context("an unknown weight")?)?);
+                names.insert(name);
+            }
+            for (step, bits) in object(left, "losses") {
+                let known = undisturbed.ranks.values().find_map(|left| left["losses"].get(&step));
+                let loss = |bits: &Value| bits.as_u64().map(f64::from_bits).context("no loss");
+                apart = apart.max((loss(&bits)? - loss(known.context("an unknown step")?)?).abs());
+            }
+        }
+        let all = undisturbed.ranks.values().flat_map(|left| object(left, "weights"));
+        ensure!(all.into_iter().all(|(name, _)| names.contains(&name)), "weights are missing");
+        let n_steps = |left: &Left| left.steps.iter().map(|(step, _)| step).max().copied();
+        ensure!(n_steps(self) == n_steps(undisturbed), "not all steps were finished");
+        Ok(apart)
     }
 
     /// From each death to the next step that was finished after the recovery.
@@ -167,6 +222,19 @@ impl Left {
         };
         self.deaths.iter().filter_map(wait).collect()
     }
+}
+
+/// The furthest that the values of a tensor are apart, of which there are the bits.
+fn weights_apart(found: &Value, known: &Value) -> Result<f64> {
+    let values = |bits: &Value| -> Result<Vec<f32>> {
+        let bits = bits.as_array().context("weights are no list")?;
+        let value = |bits: &Value| Some(f32::from_bits(u32::try_from(bits.as_u64()?).ok()?));
+        bits.iter().map(|bits| value(bits).context("a weight is no number")).collect()
+    };
+    let (found, known) = (values(found)?, values(known)?);
+    ensure!(found.len() == known.len(), "a weight has another length");
+    let apart = found.iter().zip(&known).map(|(a, b)| f64::from((a - b).abs()));
+    Ok(apart.fold(0.0, f64::max))
 }
 
 /// Pairs of numbers, one pair a line; none if there is no file.

@@ -303,12 +303,12 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
 
     /// That some stages are nowhere any more.
     fn nothing_left(&self, replaced: &[Rank], lost: &[StageId]) -> Fault {
-        let list = |all: Vec<String>| match all.as_slice() {
-            [] => "all stages".to_string(),
+        let list = |all: Vec<String>, none: &str| match all.as_slice() {
+            [] => none.to_string(),
             all => all.join(", "),
         };
-        let lost = list(lost.iter().map(StageId::to_string).collect());
-        let ranks = list(replaced.iter().map(Rank::to_string).collect());
+        let lost = list(lost.iter().map(StageId::to_string).collect(), "all stages");
+        let ranks = list(replaced.iter().map(Rank::to_string).collect(), "ranks that are gone");
         let message = format!(
             "{lost} died with {ranks}: no rank that lives holds a copy. Start again from the last checkpoint"
         );
