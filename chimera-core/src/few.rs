@@ -15,7 +15,7 @@ impl<T> Few<T> {
         Few(SmallVec::new())
     }
 
-    /// The same value `n` times.
+    /// One value, `n` times.
     pub fn repeat(value: T, n: usize) -> Few<T>
     where
         T: Clone,

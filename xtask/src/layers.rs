@@ -25,6 +25,7 @@ const STACKS: [Stack; 2] = [
             // What a schedule says.
             "ids",
             "graph",
+            "few",
             "op",
             "placement",
             "update",

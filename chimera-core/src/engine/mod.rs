@@ -20,6 +20,7 @@ mod handshake;
 mod held;
 mod layout;
 mod machine;
+mod moved;
 mod muon;
 mod ops;
 mod optimizer;

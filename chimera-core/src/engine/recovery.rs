@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use super::agreement::Agreed;
 use super::held::{Held, copy};
+use super::moved::Moved;
 use super::recoveries::{Recoveries, Standing};
 use super::state::StageOn;
 use super::timing::Since;
-use super::worker_state::Moved;
 use super::{Job, StepReport, Training, Worker};
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};

@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use super::device_comm::DeviceComm;
 use super::held::Weights;
+use super::moved::Moved;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
 use super::stages::Stages;
 use super::sync::StepSync;
 use super::timing::{Moment, Timing};
-use super::worker_state::Moved;
 use super::{Job, Patience};
 use crate::analyze::{Awaited, Work};
 use crate::comm::{Comm, Liveness, Position};

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::agreement::{Load, Totals};
 use super::flight_recorder::FlightRecorder;
+use super::moved::Moved;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
 use super::shards::buffers;
@@ -13,7 +14,7 @@ use super::stages::Stages;
 use super::state::{StageOn, State, Steps};
 use super::sync::StepSync;
 use super::timing::Timing;
-use super::worker_state::{Moved, WorkerState};
+use super::worker_state::WorkerState;
 use super::{Job, Training, bf16};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};

@@ -1,9 +1,9 @@
 //! What a rank keeps when its transport ends, so that it can go on with another one, and with another program.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::device_comm::DeviceComm;
-use super::held::Held;
+use super::moved::Moved;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
 use super::shards::buffers;
@@ -31,20 +31,6 @@ pub struct WorkerState<S: Stage, D> {
     pub(super) recoveries: Recoveries,
     pub(super) timing: Timing,
     pub(super) next: Option<u64>,
-}
-
-/// The stages that are not where they were before the program changed, until all of them have come.
-pub(super) struct Moved<S: Stage> {
-    /// Stages that this rank holds no more, which others may have to be given.
-    pub(super) gone: BTreeMap<StageId, Held<S>>,
-    /// Stages that this rank is yet to be given.
-    pub(super) lacking: BTreeSet<StageId>,
-}
-
-impl<S: Stage> Default for Moved<S> {
-    fn default() -> Moved<S> {
-        Moved { gone: BTreeMap::new(), lacking: BTreeSet::new() }
-    }
 }
 
 impl<S: Stage, D> WorkerState<S, D> {

@@ -44,16 +44,17 @@ pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, 
 struct Channels<'t> {
     placement: &'t Placement,
     all: Vec<Channel>,
-    /// What was found of the tokens of each kind, pipe and edge: looked up for each message, and so no map of channels.
-    found: Vec<Found>,
+    /// By pipe and kind, then by edge: where tokens go. Looked up for each message, and so no map of channels.
+    routes: Vec<Vec<Route>>,
     /// By stage: how many output edges the stages before it have.
     first_edge: Vec<usize>,
+    n_edges: usize,
     graph: &'t StageGraph,
 }
 
 #[derive(Clone, Copy)]
-enum Found {
-    Nothing,
+enum Route {
+    Unknown,
     StaysHere,
     Travels(ChannelId),
 }
@@ -65,8 +66,8 @@ impl<'t> Channels<'t> {
             first_edge.push(n_edges);
             n_edges += graph.outputs(stage).len();
         }
-        let found = vec![Found::Nothing; 2 * placement.n_pipes() * n_edges];
-        Channels { placement, all: Vec::new(), found, first_edge, graph }
+        let routes = vec![Vec::new(); 2 * placement.n_pipes()];
+        Channels { placement, all: Vec::new(), routes, first_edge, n_edges, graph }
     }
 
     /// The channel on which `token` travels, if it travels.
@@ -75,20 +76,23 @@ impl<'t> Channels<'t> {
         let edge = self.graph.outputs(from).iter().position(|end| *end == to)?;
         let edge = self.first_edge[from.index()] + edge;
         let is_gradient = usize::from(token.kind == TokenKind::Gradient);
-        let n_edges = self.found.len() / (2 * self.placement.n_pipes());
-        let at = (2 * token.pipe.index() + is_gradient) * n_edges + edge;
-        if let Found::Nothing = self.found[at] {
-            self.found[at] = match channel(self.placement, token) {
-                None => Found::StaysHere,
+        let routes = &mut self.routes[2 * token.pipe.index() + is_gradient];
+        if routes.is_empty() {
+            routes.resize(self.n_edges, Route::Unknown); // a pipe may have no micro-batches
+        }
+        let route = &mut routes[edge];
+        if let Route::Unknown = route {
+            *route = match channel(self.placement, token) {
+                None => Route::StaysHere,
                 Some(channel) => {
                     self.all.push(channel);
-                    Found::Travels(ChannelId(self.all.len() as u32 - 1))
+                    Route::Travels(ChannelId(self.all.len() as u32 - 1))
                 }
             };
         }
-        match self.found[at] {
-            Found::Travels(channel) => Some(channel),
-            Found::StaysHere | Found::Nothing => None,
+        match *route {
+            Route::Travels(channel) => Some(channel),
+            Route::StaysHere | Route::Unknown => None,
         }
     }
 }
