@@ -73,11 +73,24 @@ struct Met {
 /// that the others replace it.
 pub(super) fn run(train: &Train, config: &Config, why: &str) -> Result<()> {
     let me = Cell::new(Launch::found().map_or(ROOT, |launch| Rank(launch.rank)));
+    die_with_other_threads();
     let ended = catch_unwind(AssertUnwindSafe(|| as_rank(train, config, why, &me)));
     ended.unwrap_or_else(|panic| {
         tell(format_args!("error: {}", panicked(me.get(), &*panic)));
         std::process::abort()
     })
+}
+
+/// Makes a panic of any thread but this one, such as the writer of checkpoints, end the process: this one would go on without
+/// what the other was to do.
+fn die_with_other_threads() {
+    let (main, tell) = (std::thread::current().id(), std::panic::take_hook());
+    std::panic::set_hook(Box::new(move |panic| {
+        tell(panic);
+        if std::thread::current().id() != main {
+            std::process::abort();
+        }
+    }));
 }
 
 fn as_rank(train: &Train, config: &Config, why: &str, known_as: &Cell<Rank>) -> Result<()> {
