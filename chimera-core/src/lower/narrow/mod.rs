@@ -1,8 +1,11 @@
 //! The pass that lets a job go on with fewer ranks: what dead ranks would compute goes to those that live (ReCycle, Gandhi
 //! et al., SOSP 2024, section 3).
 
+mod homes;
+
 use std::collections::BTreeMap;
 
+use self::homes::Homes;
 use super::{Lowering, lower, rehearse};
 use crate::analyze::Refusal;
 use crate::analyze::timeline::Work;
@@ -51,9 +54,10 @@ fn list_of(stages: &[StageId]) -> String {
 /// One group's timetable as a step of the whole job of `width` groups, computed by the ranks that are not `dead`.
 ///
 /// Worker i of the result is the i-th rank that lives, and the only group has the micro-batches of all groups, in their
-/// order: the same samples make the same step, up to the rounding of sums. Each stage that a dead rank holds in a pipe goes
-/// to the rank with the least to do, and among equal ones to one that holds the stage anyway. Ops keep the order of their
-/// times at `costs`, unless running whatever may run ends sooner and holds no more activations.
+/// order: the same samples make the same step, up to the rounding of sums. The micro-batches of each stage that a dead rank
+/// holds in a pipe are spread over the other ranks that hold the stage, and one more for each stage, by how much they have to do:
+/// a pipe becomes several. Ops keep the order of their times at `costs`, unless running whatever may run ends sooner and holds no
+/// more activations.
 ///
 /// # Errors
 /// [`TooNarrow`]; [`TooNarrow::NothingLeft`] where all that hold a stage are dead.
@@ -94,22 +98,24 @@ fn narrow_anyway(
     if living.is_empty() {
         return Err(TooNarrow::NothingLeft(Vec::new()));
     }
-    let pipes = job.place(&living);
-    let rows = job.rows(&living, &pipes);
+    let homes = Homes::of(timetable, width, &living, &job.takes);
     let worker = |rank: &Rank| WorkerId(living.partition_point(|living| living < rank) as u16);
     let pipes: Vec<Vec<WorkerId>> =
-        pipes.iter().map(|pipe| pipe.iter().map(worker).collect()).collect();
+        homes.pipes.iter().map(|pipe| pipe.ranks.iter().map(worker).collect()).collect();
     let n_pipes = pipes.len();
     let placement = Placement::new(living.len(), pipes).ok_or(TooNarrow::TooMany(n_pipes))?;
-    let of_group = |group| {
-        let shift = (group * timetable.placement.n_pipes()) as u16;
-        timetable.selective.iter().map(move |(pipe, stage)| (PipeId(pipe.0 + shift), *stage))
-    };
+    let rows = job.rows(&living, &homes);
+    let is_selective =
+        |pipe: &PipeId, stage: &StageId| timetable.selective.contains(&(*pipe, *stage));
+    let stages = || (0..timetable.placement.n_stages() as u16).map(StageId);
+    let selective = (0..).map(PipeId).zip(&homes.pipes).flat_map(|(id, pipe)| {
+        stages().filter(|stage| is_selective(&pipe.of, stage)).map(move |stage| (id, stage))
+    });
     let by_time = Timetable {
         schedule: format!("{} on {} of {n_ranks} ranks", timetable.schedule, living.len()),
         placement,
         n_micro_batches: timetable.n_micro_batches * width as u32,
-        selective: (0..width).flat_map(of_group).collect(),
+        selective: selective.collect(),
         rows: rows.iter().map(|row| row.iter().map(|timed| timed.cell).collect()).collect(),
         ..timetable.clone()
     };
@@ -231,47 +237,14 @@ impl<'t> JobOps<'t> {
         Ok(JobOps { timetable, width, rows, takes })
     }
 
-    /// The rank of each stage of each pipe of each group.
-    fn place(&self, living: &[Rank]) -> Vec<Vec<Rank>> {
-        let placement = &self.timetable.placement;
-        let (mut ranks, mut homeless) = (Vec::new(), Vec::new());
-        let mut loads: BTreeMap<Rank, f64> = living.iter().map(|rank| (*rank, 0.0)).collect();
-        for group in 0..self.width {
-            for (pipe, workers) in (0..).map(PipeId).zip(placement.pipes()) {
-                for (stage, worker) in (0..).map(StageId).zip(workers) {
-                    let takes = self.takes.get(&(pipe, stage)).copied().unwrap_or(0.0);
-                    match loads.get_mut(&placement.rank(group, *worker)) {
-                        Some(load) => *load += takes,
-                        None => homeless.push((takes, ranks.len(), stage)),
-                    }
-                }
-                ranks.push(workers.iter().map(|worker| placement.rank(group, *worker)).collect());
-            }
-        }
-        homeless.sort_by(|(a, ..), (b, ..)| b.total_cmp(a));
-        for (takes, pipe, stage) in homeless {
-            let holders = placement.holders(self.width, stage);
-            let least = loads.iter().min_by(|(a, load), (b, other)| {
-                let moves = |rank| !holders.contains(rank);
-                load.total_cmp(other).then(moves(a).cmp(&moves(b)))
-            });
-            let Some(rank) = least.map(|(rank, _)| *rank) else { continue };
-            *loads.entry(rank).or_default() += takes;
-            let pipe: &mut Vec<Rank> = &mut ranks[pipe];
-            pipe[stage.index()] = rank;
-        }
-        ranks
-    }
-
     /// The cells of each living rank, by their times.
-    fn rows(&self, living: &[Rank], pipes: &[Vec<Rank>]) -> Vec<Vec<Timed>> {
+    fn rows(&self, living: &[Rank], homes: &Homes) -> Vec<Vec<Timed>> {
         let (placement, n_units) = (&self.timetable.placement, self.timetable.n_units());
         let mut rows = vec![Vec::new(); living.len()];
         for group in 0..self.width {
-            let moved = |op: Op| Op {
-                pipe: PipeId(op.pipe.0 + (group * placement.n_pipes()) as u16),
-                span: Span { start: op.span.start + group as u32 * n_units, ..op.span },
-                ..op
+            let moved = |op: Op| {
+                let span = Span { start: op.span.start + group as u32 * n_units, ..op.span };
+                Op { pipe: homes.pipe_of(span), span, ..op }
             };
             for (worker, row) in (0..).map(WorkerId).zip(&self.rows) {
                 let home = living.binary_search(&placement.rank(group, worker)).ok();
@@ -281,7 +254,7 @@ impl<'t> JobOps<'t> {
                         Some(at) => add(at, timed.cell.map(moved)),
                         // Both ops of a pair may find another home.
                         None => timed.cell.ops().map(moved).for_each(|op| {
-                            let rank = pipes[op.pipe.index()][op.stage.index()];
+                            let rank = homes.pipes[op.pipe.index()].ranks[op.stage.index()];
                             add(living.partition_point(|living| *living < rank), Cell::One(op));
                         }),
                     }
