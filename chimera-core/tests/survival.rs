@@ -4,24 +4,19 @@ use chimera_core::survival::{Ending, Scenario};
 
 #[test]
 fn trainings_survive_deaths() {
-    let (mut n_recovered, mut n_lost) = (0, 0);
-    for seed in 0..300 {
-        let scenario = Scenario::draw(seed);
-        match scenario.check() {
-            Ok(Ending::Survived { n_recoveries }) => n_recovered += u64::from(n_recoveries > 0),
-            Ok(Ending::Lost) => n_lost += 1,
-            Err(why) => panic!("seed {seed}, {scenario}: {why}"),
-        }
-    }
-    assert!(n_recovered > 100 && n_lost > 10, "{n_recovered} recovered, {n_lost} lost a stage");
+    survive(Scenario::draw);
 }
 
 /// Whoever lives goes on without the others until they are back.
 #[test]
 fn trainings_go_on_with_fewer_ranks() {
+    survive(Scenario::draw_narrow);
+}
+
+fn survive(draw: fn(u64) -> Scenario) {
     let (mut n_recovered, mut n_lost) = (0, 0);
     for seed in 0..300 {
-        let scenario = Scenario::draw_narrow(seed);
+        let scenario = draw(seed);
         match scenario.check() {
             Ok(Ending::Survived { n_recoveries }) => n_recovered += u64::from(n_recoveries > 0),
             Ok(Ending::Lost) => n_lost += 1,

@@ -2,7 +2,8 @@
 //! --ulfm`, which compares what the ranks leave with an undisturbed training.
 //!
 //! `LEFT` is the folder for what is left. `DEATHS` says who kills itself: `1@300` is rank 1 at its 300th call of the transport,
-//! `2+400` rank 2 when it has been in the meeting after a death for 400 ms. There may be several, with commas between. With `NARROW` in the environment the others go on without it.
+//! `2+400` rank 2 when it has been in the meeting after a death for 400 ms. There may be several, with commas between. With
+//! `NARROW` the others go on without the dead.
 
 use std::collections::BTreeMap;
 use std::env;

@@ -179,8 +179,7 @@ impl Left {
                 ensure!(want["losses"][step] == *loss, "rank {rank}: another loss in step {step}");
             }
         }
-        let n_steps = |left: &Left| left.steps.iter().map(|(step, _)| step).max().copied();
-        ensure!(n_steps(self) == n_steps(undisturbed), "not all steps were finished");
+        ensure!(self.last_step() == undisturbed.last_step(), "not all steps were finished");
         Ok(())
     }
 
@@ -203,9 +202,12 @@ impl Left {
         }
         let all = undisturbed.ranks.values().flat_map(|left| object(left, "weights"));
         ensure!(all.into_iter().all(|(name, _)| names.contains(&name)), "weights are missing");
-        let n_steps = |left: &Left| left.steps.iter().map(|(step, _)| step).max().copied();
-        ensure!(n_steps(self) == n_steps(undisturbed), "not all steps were finished");
+        ensure!(self.last_step() == undisturbed.last_step(), "not all steps were finished");
         Ok(apart)
+    }
+
+    fn last_step(&self) -> Option<u64> {
+        self.steps.iter().map(|(step, _)| *step).max()
     }
 
     /// From each death to the next step that was finished after the recovery.

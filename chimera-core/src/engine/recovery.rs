@@ -41,6 +41,8 @@ pub struct Recovered {
 /// Where each rank stood when all met, and the step that those with a state have come to since.
 struct Settled {
     all: Vec<Standing>,
+    /// Ranks that had no state.
+    replaced: Vec<Rank>,
     target: u64,
 }
 
@@ -86,12 +88,13 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         self.complete(settled)
     }
 
-    /// [`recover`](Worker::recover), and goes on with the program of another job, as the rank of it that this one is on the
-    /// transport: [that of fewer ranks](crate::lower::narrow()), or of all again. `stage` makes the stages that it has not
-    /// held before.
+    /// Brings all ranks to one step as [`recover`](Worker::recover) does, and goes on with the program of another job, as the
+    /// rank of it that this one is on the transport: [that of fewer ranks](crate::lower::narrow()), or of all again. `stage`
+    /// makes the stages that this rank has not held before.
     ///
     /// # Errors
-    /// Those of [`recover`](Worker::recover), and of [`new`](Worker::new).
+    /// The errors of [`recover`](Worker::recover); if parts of the job do not agree, if `stage` fails, or if a stage cannot do
+    /// what the program asks of it.
     pub fn recover_with(
         &mut self,
         job: Job<'j, S::Item>,
@@ -113,12 +116,11 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         self.next = self.next.or(start);
         let all = self.standings(away_s)?;
         let standings: Vec<_> = all.iter().map(|standing| standing.next).collect();
+        let replaced = ranks_where(&standings, |next| next.is_none());
         let target = standings.iter().flatten().max().copied();
-        let target = target.ok_or_else(|| {
-            self.nothing_left(&ranks_where(&standings, |next| next.is_none()), &[])
-        })?;
+        let target = target.ok_or_else(|| self.nothing_left(&replaced, &[]))?;
         self.commit(&standings, target)?;
-        Ok(Settled { all, target })
+        Ok(Settled { all, replaced, target })
     }
 
     /// Gives every rank what it lacks.
@@ -128,14 +130,12 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             self.check_replicas()?;
         }
         self.state.moved = Moved::default();
-        let Settled { all, target } = settled;
+        let Settled { all, replaced, target } = settled;
         self.next = Some(target);
         let last = match self.state.sync.is_first() {
             true => None,
             false => self.reports(target.saturating_sub(1))?.pop(),
         };
-        let replaced = (0..).map(Rank).zip(&all).filter(|(_, standing)| standing.next.is_none());
-        let replaced: Vec<Rank> = replaced.map(|(rank, _)| rank).collect();
         self.state.recoveries.count(&all, &replaced);
         self.state.timing.since = Since::now();
         Ok(Recovered { next: target, replaced, last })
@@ -235,14 +235,15 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
 
     /// Gives each rank the weights and the optimizer's state of the stages that it lacks, each from the first of its
     /// replicas that has it, else from whoever has it still; whether there was anything to give.
-    fn give_stages(&mut self, Settled { all, target }: &Settled) -> Result<bool, Fault> {
-        let (placement, width) = (self.state.job.program.placement(), self.state.job.width);
+    fn give_stages(&mut self, settled: &Settled) -> Result<bool, Fault> {
+        let Settled { all, replaced, target } = settled;
+        let Job { program, width, .. } = self.state.job;
         let me = self.state.comm.rank();
         let has = |rank: &Rank, stage: &StageId| all[rank.index()].has.contains(stage);
         let (mut given, mut lost) = (Vec::new(), Vec::new());
-        for stage in (0..placement.n_stages() as u16).map(StageId) {
-            let (having, lacking): (Vec<_>, Vec<_>) =
-                placement.holders(width, stage).into_iter().partition(|rank| has(rank, &stage));
+        for stage in program.rules().graph().stages() {
+            let holders = program.placement().holders(width, stage).into_iter();
+            let (having, lacking): (Vec<_>, Vec<_>) = holders.partition(|rank| has(rank, &stage));
             let mut others = (0..all.len() as u32).map(Rank);
             let giver = having.first().copied().or_else(|| others.find(|rank| has(rank, &stage)));
             match giver {
@@ -251,9 +252,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             }
         }
         if !lost.is_empty() {
-            let is_new = |rank: &Rank| all[rank.index()].next.is_none();
-            let replaced = (0..all.len() as u32).map(Rank).filter(is_new).collect::<Vec<_>>();
-            return Err(self.nothing_left(&replaced, &lost));
+            return Err(self.nothing_left(replaced, &lost));
         }
         for (stage, _, to) in given.iter().filter(|(_, giver, _)| *giver == me) {
             self.give(*stage, *to, *target)?;

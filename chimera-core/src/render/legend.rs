@@ -30,7 +30,7 @@ impl<'a> Legend<'a> {
     pub(super) fn draw(mut self, used: &BTreeSet<Paint>) -> f64 {
         for kind in Kind::ALL {
             let of_kind = |paint: &&Paint| matches!(paint, Paint::Op(_, k) if *k == kind);
-            self.entry(used.iter().filter(of_kind), kind_name(kind));
+            self.entry(used.iter().filter(of_kind), &kind_name(kind));
         }
         for (paint, name) in
             [(Paint::Step, "optimizer"), (Paint::Sum, "gradient reduction"), (Paint::Idle, "idle")]
@@ -72,13 +72,10 @@ impl<'a> Legend<'a> {
     }
 }
 
-fn kind_name(kind: Kind) -> &'static str {
+fn kind_name(kind: Kind) -> String {
     match kind {
-        Kind::Forward => "forward",
-        Kind::Backward => "backward",
-        Kind::BackwardInput => "backward, input half",
-        Kind::BackwardWeight => "backward, weight half",
-        Kind::Recompute => "recompute",
+        Kind::BackwardInput | Kind::BackwardWeight => format!("backward, {}", kind.name()),
+        kind => kind.name().into(),
     }
 }
 

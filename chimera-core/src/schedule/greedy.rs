@@ -75,7 +75,7 @@ impl Greedy {
     /// before its slot, nor, while it is squeezed, more than `slack` sooner than before.
     ///
     /// # Errors
-    /// Those of [`timetable`](Greedy::timetable).
+    /// If the limits leave no room, or there are more ops than a search can hold; `schedule` is named.
     pub fn squeezed(
         self,
         schedule: &dyn Schedule,

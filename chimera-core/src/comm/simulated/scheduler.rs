@@ -1,6 +1,6 @@
 //! Who goes on, what is under way, and who has come to the next meeting.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rand::{Rng, SeedableRng};
@@ -40,8 +40,8 @@ struct Simulator<T> {
     is_there: Vec<bool>,
     /// By rank: whether it lives.
     is_alive: Vec<bool>,
-    /// Ranks that come back, by when, and number.
-    away: BTreeMap<(u64, u64), Rank>,
+    /// Ranks that come back, and when.
+    away: BTreeSet<(u64, Rank)>,
     /// The last meeting.
     met: Arc<Met<T>>,
     /// Whether a rank of the last meeting wants all to stop.
@@ -94,7 +94,7 @@ impl<T> Scheduler<T> {
             meetings: 0,
             is_there: vec![false; n],
             is_alive: vec![true; n],
-            away: BTreeMap::new(),
+            away: BTreeSet::new(),
             met: Arc::new(Met { present: Vec::new(), mailboxes: Vec::new() }),
             is_stopping: false,
             over: None,
@@ -140,9 +140,8 @@ impl<T> Scheduler<T> {
         let mut turn = self.keep(rank);
         let Some(turns) = turn.state.plan.away else { return };
         turn.state.is_alive[rank.index()] = false;
-        let back = (turn.state.now + turns, turn.state.n_posted);
-        turn.state.n_posted += 1;
-        turn.state.away.insert(back, rank);
+        let back = turn.state.now + turns;
+        turn.state.away.insert((back, rank));
         turn.state.open();
         while !turn.state.is_alive[rank.index()] && !turn.state.is_over() {
             turn = turn.pass(true);
@@ -286,8 +285,8 @@ impl<T> Simulator<T> {
                     self.ranks[to.index()] = Life::Ready;
                 }
             }
-            while let Some(first) = self.away.first_entry().filter(|e| e.key().0 <= self.now) {
-                let rank = first.remove();
+            while let Some((back, rank)) = self.away.first().copied().filter(|e| e.0 <= self.now) {
+                self.away.remove(&(back, rank));
                 self.come_back(rank);
             }
             let ready = (0..self.ranks.len()).filter(|rank| self.ranks[*rank] == Life::Ready);
@@ -296,8 +295,9 @@ impl<T> Simulator<T> {
                 self.running = Some(ready[self.random.random_range(0..ready.len())]);
                 return;
             }
-            let next = self.under_way.keys().chain(self.away.keys()).map(|(due, _)| *due).min();
-            match next {
+            let due = self.under_way.keys().next().map(|(due, _)| *due);
+            let back = self.away.first().map(|(back, _)| *back);
+            match due.into_iter().chain(back).min() {
                 Some(due) => self.now = due,
                 None if self.ranks.contains(&Life::Waits) => {
                     self.is_stuck = true;

@@ -70,47 +70,45 @@ pub fn narrow(
     let is_lost = |stage: &StageId| {
         timetable.placement.holders(width, *stage).iter().all(|rank| dead.contains(rank))
     };
-    let stages = (0..timetable.placement.n_stages() as u16).map(StageId);
-    let lost: Vec<StageId> = stages.filter(is_lost).collect();
+    let lost: Vec<StageId> = timetable.graph.stages().filter(is_lost).collect();
     if !lost.is_empty() {
         return Err(TooNarrow::NothingLeft(lost));
     }
-    narrow_anyway(timetable, width, dead, costs)
+    let n_ranks = width * timetable.placement.n_workers();
+    if let Some(&rank) = dead.iter().find(|rank| rank.index() >= n_ranks) {
+        return Err(TooNarrow::Unknown { rank, n_ranks });
+    }
+    let ranks = (0..n_ranks as u32).map(Rank);
+    let living: Vec<Rank> = ranks.filter(|rank| !dead.contains(rank)).collect();
+    narrow_to(timetable, width, &living, costs)
 }
 
-/// [`narrow`], whether or not somebody can give the others the weights of each stage.
-fn narrow_anyway(
+/// [`narrow`] to those that live, in ascending order, whether or not some of them hold each stage.
+fn narrow_to(
     timetable: &Timetable,
     width: usize,
-    dead: &[Rank],
+    living: &[Rank],
     costs: &impl Costs,
 ) -> Result<Timetable, TooNarrow> {
     if timetable.update != Update::Flush {
         return Err(TooNarrow::Asynchronous);
     }
-    let job = JobOps::new(timetable, width, costs)?;
-    let n_ranks = width * timetable.placement.n_workers();
-    if let Some(&rank) = dead.iter().find(|rank| rank.index() >= n_ranks) {
-        return Err(TooNarrow::Unknown { rank, n_ranks });
-    }
-    let living: Vec<Rank> =
-        (0..n_ranks as u32).map(Rank).filter(|rank| !dead.contains(rank)).collect();
     if living.is_empty() {
         return Err(TooNarrow::NothingLeft(Vec::new()));
     }
-    let homes = Homes::of(timetable, width, &living, &job.takes);
+    let job = JobOps::new(timetable, width, costs)?;
+    let homes = Homes::of(timetable, width, living, &job.takes);
     let worker = |rank: &Rank| WorkerId(living.partition_point(|living| living < rank) as u16);
     let pipes: Vec<Vec<WorkerId>> =
         homes.pipes.iter().map(|pipe| pipe.ranks.iter().map(worker).collect()).collect();
     let n_pipes = pipes.len();
     let placement = Placement::new(living.len(), pipes).ok_or(TooNarrow::TooMany(n_pipes))?;
-    let rows = job.rows(&living, &homes);
-    let is_selective =
-        |pipe: &PipeId, stage: &StageId| timetable.selective.contains(&(*pipe, *stage));
-    let stages = || (0..timetable.placement.n_stages() as u16).map(StageId);
+    let rows = job.rows(living, &homes);
     let selective = (0..).map(PipeId).zip(&homes.pipes).flat_map(|(id, pipe)| {
-        stages().filter(|stage| is_selective(&pipe.of, stage)).map(move |stage| (id, stage))
+        let of_pipe = timetable.selective.iter().filter(|(of, _)| *of == pipe.of);
+        of_pipe.map(move |(_, stage)| (id, *stage))
     });
+    let n_ranks = width * timetable.placement.n_workers();
     let by_time = Timetable {
         schedule: format!("{} on {} of {n_ranks} ranks", timetable.schedule, living.len()),
         placement,
@@ -122,15 +120,15 @@ fn narrow_anyway(
     sooner(by_time, rows.iter().flatten().map(|timed| timed.start).collect(), costs)
 }
 
-/// The program of a job of `width` groups for those of its ranks that are not `dead`, as [`narrow`] has their timetable.
-/// Stages of which all holders are dead may have found others since, so they are no reason to refuse.
+/// The program of a job of `width` groups for those of its ranks that live, as [`narrow`] has their timetable. Stages of
+/// which all holders are dead may have found others since, so they are no reason to refuse.
 fn narrow_program(
     program: &Program,
     width: usize,
-    dead: &[Rank],
+    living: &[Rank],
     costs: &impl Costs,
 ) -> Result<Program, TooNarrow> {
-    let narrowed = narrow_anyway(&program.timetable(), width, dead, costs)?;
+    let narrowed = narrow_to(&program.timetable(), width, living, costs)?;
     let buckets = program.buckets_of_update().iter();
     let tied = buckets.filter(|bucket| bucket.stages.len() > 1);
     let how = Lowering {
@@ -164,10 +162,8 @@ impl<'p> Programs<'p> {
         if present.len() == n_ranks || self.narrowed.contains_key(present) {
             return Ok(());
         }
-        let dead: Vec<Rank> =
-            (0..n_ranks as u32).map(Rank).filter(|rank| !present.contains(rank)).collect();
         let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(self.whole.units_per_micro());
-        let narrowed = narrow_program(self.whole, self.width, &dead, &costs)?;
+        let narrowed = narrow_program(self.whole, self.width, present, &costs)?;
         self.narrowed.insert(present.to_vec(), narrowed);
         Ok(())
     }
