@@ -198,8 +198,13 @@ fn passes(kind: Kind) -> &'static [Kind] {
     }
 }
 
-/// Runs every cell as soon as what its ops need was done before it, until nothing moves.
+/// Runs every cell as soon as what its ops need was done before it, until nothing moves. With a free border a forward needs
+/// the gradients of the step before too, of all micro-batches, on whichever workers.
 fn flows(t: &Timetable) -> bool {
+    let per_step = match t.update {
+        Update::EachStep { n_steps } => t.n_units() / n_steps,
+        _ => t.n_units(),
+    };
     let loss = t.graph.loss();
     let ops = || t.rows.iter().flatten().flat_map(|c| c.ops());
     let recomputed: HashSet<_> =
@@ -215,9 +220,15 @@ fn flows(t: &Timetable) -> bool {
                     let s = op.stage.index();
                     let (inputs, outputs) = (t.graph.inputs(op.stage), t.graph.outputs(op.stage));
                     op.span.units().all(|u| match op.kind {
-                        Kind::Forward => inputs.iter().all(|from| {
-                            spans.get(&(from.index(), op.span.start)) == Some(&op.span.len)
-                        }),
+                        Kind::Forward => {
+                            let step = u / per_step * per_step;
+                            let before = step.saturating_sub(per_step)..step;
+                            inputs.iter().all(|from| {
+                                spans.get(&(from.index(), op.span.start)) == Some(&op.span.len)
+                            }) && before
+                                .into_iter()
+                                .all(|u| done.contains(&(Kind::BackwardWeight, u, s)))
+                        }
                         Kind::Recompute => done.contains(&(Kind::Forward, u, s)),
                         Kind::BackwardWeight => done.contains(&(Kind::BackwardInput, u, s)),
                         _ => {
