@@ -22,6 +22,7 @@ use crate::cli::parts::console::{figure, print, write_whole};
 use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::execute::ExecuteArgs;
 use crate::cli::parts::network::NetworkArgs;
+use crate::cli::parts::own_work::{FilledStep, WorkArg};
 use crate::cli::parts::profiled::Profiled;
 use crate::cli::parts::progress::spin;
 use crate::cli::parts::proof::summary;
@@ -50,6 +51,10 @@ pub(crate) struct Simulate {
     /// Writes the simulated step as a trace for ui.perfetto.dev, and for `chimera trace compare`
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     trace: Option<PathBuf>,
+    /// Fills idle time with pieces of other work, none of which is divided; COST in the unit of the step. May be repeated:
+    /// works take turns
+    #[arg(long, value_name = "NAME=COST")]
+    work: Vec<WorkArg>,
     /// Prints JSON
     #[arg(long)]
     json: bool,
@@ -87,22 +92,27 @@ impl Simulate {
         let kept = peak_kept(&program);
         let is_recomputed = kept.iter().any(|kept| *kept > 0.0);
         let workers = busy.iter().zip(program.peaks()).zip(kept);
+        let windows = windows(&program, &timeline);
+        let filled = FilledStep::of(&self.work, &windows)?;
         if self.json {
-            let free =
-                windows(&program, &timeline).into_iter().zip(slack(&program, &timeline, &costs));
-            let worker = |(((busy, peak), kept), (windows, slack)): (((&f64, &f64), f64), _)| {
-                let windows: Vec<FreeWindow> = windows;
-                let slack: Vec<f64> = slack;
-                let mut worker =
-                    json!({"busy": busy, "idle": makespan - busy, "peak_micro_batches": peak});
-                worker["windows"] = windows.iter().map(|w| json!([w.from, w.to])).collect();
-                worker["free_micro_batches"] = windows.iter().map(|w| json!(w.free)).collect();
-                worker["slack"] = json!(slack);
-                if is_recomputed {
-                    worker["peak_kept_inputs"] = json!(kept);
-                }
-                worker
-            };
+            let free = windows.into_iter().zip(slack(&program, &timeline, &costs)).enumerate();
+            let worker =
+                |(((busy, peak), kept), (w, (windows, slack))): (((&f64, &f64), f64), _)| {
+                    let windows: Vec<FreeWindow> = windows;
+                    let slack: Vec<f64> = slack;
+                    let mut worker =
+                        json!({"busy": busy, "idle": makespan - busy, "peak_micro_batches": peak});
+                    worker["windows"] = windows.iter().map(|w| json!([w.from, w.to])).collect();
+                    worker["free_micro_batches"] = windows.iter().map(|w| json!(w.free)).collect();
+                    worker["slack"] = json!(slack);
+                    if is_recomputed {
+                        worker["peak_kept_inputs"] = json!(kept);
+                    }
+                    if let Some(filled) = &filled {
+                        worker["work"] = filled.json(w);
+                    }
+                    worker
+                };
             let mut figures = json!({
                 "unit": unit,
                 "makespan": makespan,
@@ -170,6 +180,9 @@ impl Simulate {
         }
         if let Some(form) = &form {
             write!(text, "\n{}", closed_form::line(form, makespan))?;
+        }
+        if let Some(filled) = &filled {
+            text.push_str(&filled.table()?);
         }
         if let Some(measured) = &measured {
             text.push_str(&measured.table()?);

@@ -14,6 +14,7 @@ pub(crate) mod model;
 pub(crate) mod network;
 pub(crate) mod offered;
 pub(crate) mod outcome;
+pub(crate) mod own_work;
 pub(crate) mod predicted;
 pub(crate) mod profiled;
 pub(crate) mod progress;
