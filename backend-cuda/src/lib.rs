@@ -304,6 +304,28 @@ impl Layers for Candle {
         self.named("attention_after", cpu::attention::after(self.operands, qkv, cache, past, by))
     }
 
+    fn attention_slice(
+        &self,
+        qkv: &Tensor,
+        first: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        let mixed = cpu::attention::forward_from(self.operands, qkv, first, by);
+        self.named("attention_slice", mixed)
+    }
+
+    fn attention_slice_dx(
+        &self,
+        dy: &Tensor,
+        qkv: &Tensor,
+        mixed: (&Tensor, &Tensor),
+        first: usize,
+        by: &Attention<'_>,
+    ) -> Result<Tensor> {
+        let dx = cpu::attention::backward_from(self.operands, dy, qkv, mixed, first, by);
+        self.named("attention_slice_dx", dx)
+    }
+
     fn cross_entropy(
         &self,
         logits: Tensor,

@@ -221,6 +221,8 @@ pub struct StageBytes {
     pub output: f64,
     /// What the backward makes: the gradient of the input, of all input edges.
     pub gradient: f64,
+    /// What a sample leaves for later slices of its sequence, such as keys and values: all slices together.
+    pub past: f64,
     /// By kind of op: the most that is used at once while it runs, beyond what was there before.
     pub forward: f64,
     /// As `forward`.
@@ -238,7 +240,13 @@ pub struct StageBytes {
 impl StageBytes {
     /// Of what is kept of a sample for a recomputation.
     pub(crate) fn kept(&self, rules: &Rules, token: &Token) -> f64 {
-        if rules.is_selective(token.pipe, token.stage) { self.selected } else { self.input }
+        if rules.is_selective(token.pipe, token.stage) {
+            return self.selected;
+        }
+        // What a slice left is read until the slices behind it have gone backward.
+        let n_slices = rules.n_slices();
+        let is_last = token.span.start % n_slices + 1 == n_slices;
+        if is_last { self.input } else { self.input + self.past }
     }
 
     /// While an op on some units runs, of which each has so many samples.

@@ -35,6 +35,12 @@ pub enum TokenKind {
     /// The version of the weights that a forward read, until its backward has read it too. There is one
     /// where weights may change in between (see [`Update`](crate::update::Update)).
     Version,
+    /// What the slices of a sequence up to one leave for the next of them, such as keys and values: made by the forward of
+    /// one slice, eaten by the forward of the next (see [`Timetable::is_sliced`]).
+    Past,
+    /// The gradient of a [`TokenKind::Past`], summed over the slices that read it: made by the backward of one slice, eaten
+    /// by the backward of the one before it.
+    PastGradient,
 }
 
 impl TokenKind {
@@ -47,6 +53,8 @@ impl TokenKind {
             TokenKind::Kept => "kept",
             TokenKind::Deferred => "deferred",
             TokenKind::Version => "version",
+            TokenKind::Past => "past",
+            TokenKind::PastGradient => "past-gradient",
         }
     }
 }
@@ -76,7 +84,12 @@ impl Token {
         match self.kind {
             TokenKind::Activation => Some((self.stage, self.to)),
             TokenKind::Gradient => Some((self.to, self.stage)),
-            TokenKind::Saved | TokenKind::Kept | TokenKind::Deferred | TokenKind::Version => None,
+            TokenKind::Saved
+            | TokenKind::Kept
+            | TokenKind::Deferred
+            | TokenKind::Version
+            | TokenKind::Past
+            | TokenKind::PastGradient => None,
         }
     }
 
@@ -106,6 +119,8 @@ impl fmt::Display for Token {
             TokenKind::Kept => "checkpointed input",
             TokenKind::Deferred => "deferred weight work",
             TokenKind::Version => "weight version",
+            TokenKind::Past => "past of the slice",
+            TokenKind::PastGradient => "gradient from later slices",
         };
         write!(f, "{name}({}, {}", self.pipe, self.stage)?;
         if self.skips() {
@@ -140,6 +155,8 @@ pub struct Rules {
     selective: Vec<(PipeId, StageId)>,
     /// Whether weights may change between a forward and its backward.
     keeps_versions: bool,
+    /// Slices of the sequence of a micro-batch; 1 where its units are no slices.
+    n_slices: u32,
 }
 
 impl Rules {
@@ -155,7 +172,8 @@ impl Rules {
         let mut selective = timetable.selective.clone();
         selective.sort_unstable();
         let keeps_versions = timetable.update.is_asynchronous();
-        Rules { graph: timetable.graph.clone(), recomputed, selective, keeps_versions }
+        let n_slices = timetable.n_slices();
+        Rules { graph: timetable.graph.clone(), recomputed, selective, keeps_versions, n_slices }
     }
 
     /// Which stages feed which.
@@ -186,6 +204,11 @@ impl Rules {
     /// Whether weights may change between a forward and its backward.
     pub fn keeps_versions(&self) -> bool {
         self.keeps_versions
+    }
+
+    /// Slices of the sequence of a micro-batch, each a unit; 1 where units are no slices.
+    pub fn n_slices(&self) -> u32 {
+        self.n_slices
     }
 
     /// What `op` eats and makes.
@@ -254,6 +277,9 @@ impl Rules {
             }
             Kind::BackwardWeight => push_units(&mut e.eats, whole(TokenKind::Deferred)),
         }
+        if self.n_slices > 1 {
+            self.add_past(op, e);
+        }
         if self.keeps_versions {
             let version = whole(TokenKind::Version);
             if matches!(kind, Kind::Forward | Kind::Recompute) {
@@ -266,18 +292,54 @@ impl Rules {
     }
 }
 
+impl Rules {
+    /// A slice reads what those before it left, and its backward comes before theirs. Recomputation reads what its forward
+    /// kept.
+    fn add_past(&self, op: &Op, e: &mut Effects) {
+        let Op { kind, pipe, stage, span } = *op;
+        let token = |kind, unit| Token { kind, pipe, stage, to: stage, span: Span::one(unit) };
+        for unit in span.units() {
+            let slice = unit % self.n_slices;
+            let (is_first, is_last) = (slice == 0, slice + 1 == self.n_slices);
+            match kind {
+                Kind::Forward => {
+                    if !is_first {
+                        e.eats.push(token(TokenKind::Past, unit));
+                    }
+                    if !is_last {
+                        e.makes.push(token(TokenKind::Past, unit.saturating_add(1)));
+                    }
+                }
+                Kind::Backward | Kind::BackwardInput => {
+                    if !is_last {
+                        e.eats.push(token(TokenKind::PastGradient, unit));
+                    }
+                    if !is_first {
+                        e.makes.push(token(TokenKind::PastGradient, unit - 1));
+                    }
+                }
+                Kind::BackwardWeight | Kind::Recompute => {}
+            }
+        }
+    }
+}
+
 /// Of a chain the number of its stages stands for the graph: programs of chains have always read so, and their
 /// fingerprints go by it.
 impl fmt::Debug for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Rules { graph, recomputed, selective, keeps_versions } = self;
+        let Rules { graph, recomputed, selective, keeps_versions, n_slices } = self;
         let mut rules = f.debug_struct("Rules");
         rules.field("n_stages", &graph.n_stages());
         if !graph.is_chain() {
             rules.field("graph", &format_args!("{graph}"));
         }
         rules.field("recomputed", recomputed).field("selective", selective);
-        rules.field("keeps_versions", keeps_versions).finish()
+        rules.field("keeps_versions", keeps_versions);
+        if *n_slices > 1 {
+            rules.field("n_slices", n_slices);
+        }
+        rules.finish()
     }
 }
 
@@ -296,7 +358,7 @@ mod tests {
     fn rules(n_stages: usize) -> Rules {
         let recomputed = vec![(PipeId(0), StageId(1))];
         let graph = StageGraph::chain(n_stages);
-        Rules { graph, recomputed, selective: vec![], keeps_versions: false }
+        Rules { graph, recomputed, selective: vec![], keeps_versions: false, n_slices: 1 }
     }
 
     fn show(rules: &Rules, kind: Kind, stage: u16, span: Span) -> String {

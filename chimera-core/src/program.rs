@@ -234,6 +234,7 @@ impl Program {
             graph: self.rules.graph().clone(),
             n_micro_batches: self.n_micro_batches,
             units_per_micro: self.units_per_micro,
+            is_sliced: self.rules.n_slices() > 1,
             update: self.window.update(),
             rows: self.rows.iter().map(|row| row.iter().filter_map(compute).collect()).collect(),
             selective: self.rules.selective().to_vec(),

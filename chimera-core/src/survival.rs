@@ -86,7 +86,7 @@ impl Scenario {
                 layers: program.placement().n_stages(),
                 hidden: 2,
                 heads: 1,
-                context: 2,
+                context: 4,
                 vocab: 3,
                 tied: false,
                 llama: None,

@@ -20,8 +20,10 @@ pub struct Timetable {
     pub graph: StageGraph,
     /// Number of micro-batches: N of a step, times the steps of an asynchronous window.
     pub n_micro_batches: u32,
-    /// Into how many units a micro-batch is cut: 2 for backward halving, else 1.
+    /// Into how many units a micro-batch is cut: 2 for backward halving, k for k slices of its sequence, else 1.
     pub units_per_micro: u32,
+    /// Whether the units of a micro-batch are slices of its sequence, the first one first, and not shares of its samples.
+    pub is_sliced: bool,
     /// When weights are updated, and which version of them an op reads.
     pub update: Update,
     /// What each worker does, in order.
@@ -48,6 +50,7 @@ impl Timetable {
             placement,
             n_micro_batches,
             units_per_micro: 1,
+            is_sliced: false,
             update: Update::Flush,
             rows,
             selective: Vec::new(),
@@ -58,6 +61,11 @@ impl Timetable {
     /// Number of units; the spans of all ops lie in `0..n_units()`.
     pub fn n_units(&self) -> u32 {
         self.n_micro_batches.saturating_mul(self.units_per_micro)
+    }
+
+    /// Slices of the sequence of a micro-batch, each a unit; 1 where units are no slices.
+    pub fn n_slices(&self) -> u32 {
+        if self.is_sliced { self.units_per_micro } else { 1 }
     }
 
     /// The row of `worker`.

@@ -42,7 +42,7 @@ fn faults_are_caught() {
         (EpsilonForgotten, &["rms_norm"]),
         (TurnsForward, &["rotary"]),
         (CounterWraps, &["dropout"]),
-        (SamplesMixed, &["attention", "grouped_attention"]),
+        (SamplesMixed, &["attention", "grouped_attention", "attention_slice"]),
         (PaddingSeen, &["attention", "attention_dx"]),
         (WindowIgnored, &["grouped_attention", "grouped_attention_dx", "attention_after"]),
         (DocumentsJoined, ATTENTIONS),

@@ -50,6 +50,8 @@ drawings! {
     gpipe_real: "gpipe", Shape::new(4, 4), 2.0;
     dapple: "dapple", Shape::new(4, 8), 1.0;
     dapple_real: "dapple", Shape::new(4, 8), 2.0;
+    seq1f1b: "seq1f1b", Shape { n_slices: 2, ..Shape::new(4, 4) }, 2.0;
+    seq1f1b_of_four_slices: "seq1f1b", Shape::new(3, 2), 2.0;
     gems: "gems", Shape::new(4, 4), 1.0;
     gems_real: "gems", Shape::new(4, 3), 2.0;
     interleaved: "interleaved", Shape::new(4, 4), 2.0;

@@ -68,6 +68,30 @@ fn chunks_train_as_one_worker() {
     }
 }
 
+/// Slices of the sequence train as whole sequences do: even and uneven ones, with every form of decoder, every
+/// recomputation, split backwards and documents that are kept apart.
+#[test]
+fn slices_train_as_one_worker() {
+    let ways = [Recompute::None, Recompute::Selective, Recompute::Full];
+    let architectures = [Architecture::GPT2, Architecture::LLAMA];
+    for (depth, n_slices, n) in [(1, 2, 2), (2, 3, 2), (3, 2, 3), (4, 4, 3)] {
+        let shape = Shape { n_slices, ..Shape::new(depth, n) };
+        for architecture in architectures {
+            for recompute in ways {
+                let passes = Passes {
+                    recompute,
+                    split_backward: recompute == Recompute::None,
+                    ..Passes::default()
+                };
+                let has_documents = n == 3;
+                let run = Run { architecture, passes, has_documents, ..Run::new("seq1f1b", shape) };
+                assert_equivalent(&run);
+                assert_equivalent(&Run { width: 2, ..run });
+            }
+        }
+    }
+}
+
 #[test]
 fn groups_of_dapple_train_as_one_worker() {
     for (depth, n_in_turn, n) in [(2, 2, 5), (3, 3, 6), (4, 2, 7), (2, 9, 4)] {

@@ -289,7 +289,7 @@ fn what_is_of_another_shape_is_refused_before_use() {
     assert_eq!((fault.class, fault.rank, fault.peer), (Class::Mismatch, Rank(1), Some(Rank(0))));
     assert_eq!(
         fault.message,
-        "rank 0 sent activation(pipe 0, stage 0, micro-batch 0) of shape [23], not [6, 4]: it trains \
+        "rank 0 sent activation(pipe 0, stage 0, micro-batch 0) of shape [39], not [10, 4]: it trains \
          another model or schedule"
     );
     let run = Run { width: 2, shape: Shape::new(1, 1), ..two_workers() };

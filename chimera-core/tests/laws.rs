@@ -38,6 +38,8 @@ fn schedules() -> impl Strategy<Value = (&'static str, Shape)> {
         .prop_map(|(depth, n, in_flight)| ("mixpipe", Shape { in_flight, ..Shape::new(depth, n) }));
     let one_f_one_b = (1usize..=16, 1u32..=40, 1u32..=6)
         .prop_map(|(depth, n, n_in_turn)| ("1f1b", Shape { n_in_turn, ..Shape::new(depth, n) }));
+    let sliced = (1usize..=16, 1u32..=20, 1u32..=8)
+        .prop_map(|(depth, n, n_slices)| ("seq1f1b", Shape { n_slices, ..Shape::new(depth, n) }));
     let dual = (any::<bool>(), 1usize..=8, 0u32..=16).prop_map(|(is_folded, half, more)| {
         let n = 2 * half as u32 + more;
         match is_folded {
@@ -54,7 +56,17 @@ fn schedules() -> impl Strategy<Value = (&'static str, Shape)> {
             if double { ("pipedream-2bw", depth as u32 + more) } else { ("pipedream", more + 1) };
         (name, Shape { window, ..Shape::new(depth, n) })
     });
-    prop_oneof![chimera, others, one_f_one_b, interleaved, dual, hanayo, mixpipe, asynchronous]
+    prop_oneof![
+        chimera,
+        others,
+        one_f_one_b,
+        sliced,
+        interleaved,
+        dual,
+        hanayo,
+        mixpipe,
+        asynchronous
+    ]
 }
 
 #[test]
@@ -123,7 +135,8 @@ proptest! {
         let m = makespan(&program, 1.0, b);
         // Only the input half of a split backward stands in the way back.
         let back = if splits_backwards(&program) { b / 2.0 } else { b / units };
-        prop_assert!(m >= d * (1.0 + back) - 1e-9);
+        let there = 1.0 / f64::from(program.rules().n_slices());
+        prop_assert!(m >= d * (there + back) - 1e-9);
         let chunks = program.placement().n_stages() as f64 / d;
         prop_assert!(m >= chunks * n * (1.0 + b) - 1e-9);
         let timeline = simulate(&program, &UniformCosts::new(1.0, b, 0.0).per_units(program.units_per_micro()));

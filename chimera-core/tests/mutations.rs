@@ -375,3 +375,36 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+
+    /// Slices of sequences whose timetable is edited once are refused or train to the same gradients.
+    #[test]
+    fn slices_are_refused_or_train_to_the_same_gradients(
+        (depth, n, n_slices) in (1usize..=3, 1u32..=3, 2u32..=4),
+        by in any_passes(),
+        mutation in prop_oneof![
+            mutations(),
+            (0usize..8, 0usize..64).prop_map(|(w, i)| Mutation::Swap(w, i, i + 1)),
+        ],
+    ) {
+        let shape = Shape { n_slices, ..Shape::new(depth, n) };
+        let plain = timetable("seq1f1b", &shape, by, None);
+        let mut edited = plain.clone();
+        mutation.apply(&mut edited);
+        if lower(&edited, &Lowering::default()).is_err() {
+            return Ok(());
+        }
+        let run = Run { clip: None, ..Run::new("seq1f1b", shape) };
+        let [edited, plain] = [edited, plain].map(|t| train_timetable(&run, &t).expect("trains"));
+        prop_assert!(edited.gradients.keys().eq(plain.gradients.keys()));
+        for (name, values) in &edited.gradients {
+            let expected = &plain.gradients[name];
+            let size = expected.iter().fold(1e-9, |most: f64, x| most.max(x.abs()));
+            for (a, b) in values.iter().zip(expected) {
+                prop_assert!((a - b).abs() <= 1e-12 * size, "{:?}: {} for {}", name, a, b);
+            }
+        }
+    }
+}

@@ -144,6 +144,7 @@ def schedule(
     waves: int = 2,
     in_flight: Optional[int] = None,
     window: int = 2,
+    slices: int = 4,
     **times: Unpack[Times],
 ) -> Timetable: ...
 def auto(

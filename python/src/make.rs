@@ -45,7 +45,7 @@ pub(crate) fn schedules(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 /// The timetable of a schedule, by name.
 #[pyfunction]
 #[pyo3(signature = (name, *, depth=4, micro_batches=None, pipes=2, chunks=2, scaling="auto", in_turn=1, waves=2,
-                    in_flight=None, window=2, **times))]
+                    in_flight=None, window=2, slices=4, **times))]
 #[expect(clippy::too_many_arguments, reason = "they are keyword arguments")]
 pub(crate) fn schedule(
     py: Python<'_>,
@@ -59,6 +59,7 @@ pub(crate) fn schedule(
     waves: i64,
     in_flight: Option<i64>,
     window: i64,
+    slices: i64,
     times: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Timetable> {
     let times = self::times(
@@ -73,6 +74,7 @@ pub(crate) fn schedule(
             "waves",
             "in_flight",
             "window",
+            "slices",
         ],
     )?;
     run(py, || {
@@ -84,6 +86,7 @@ pub(crate) fn schedule(
             n_in_turn: whole("in_turn", in_turn, MOST_MICRO_BATCHES)?,
             n_waves: whole("waves", waves, MOST)? as usize,
             window: whole("window", window, MOST_MICRO_BATCHES)?,
+            n_slices: whole("slices", slices, MOST_MICRO_BATCHES)?,
             in_flight,
             scaling,
             ..plain_shape(depth, micro_batches)?

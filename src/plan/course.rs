@@ -92,7 +92,7 @@ impl Course {
         let ordered = order(&config, window)?;
         let (timetable, search) = (&ordered.timetable, ordered.search.clone());
         let found = (config.schedule == Named::Auto).then(|| timetable.clone());
-        can_be_cut(&config, timetable.units_per_micro)?;
+        can_be_cut(&config, timetable.units_per_micro, timetable.n_slices())?;
         let program = prove(&config, chain, &training, ordered)?;
         let is_synchronous = program.window().update() == Update::Flush;
         ensure!(
@@ -257,8 +257,22 @@ pub(super) fn with_scaling(mut config: Config, chain: &dyn Chain) -> Result<Conf
     Ok(config)
 }
 
-/// Refuses micro-batches that cannot be cut into so many units.
-pub(crate) fn can_be_cut(config: &Config, units_per_micro: u32) -> Result<()> {
+/// Refuses micro-batches that cannot be cut into so many units, of which these are slices of sequences.
+pub(crate) fn can_be_cut(config: &Config, units_per_micro: u32, n_slices: u32) -> Result<()> {
+    if n_slices > 1 {
+        ensure!(
+            config.sequence >= n_slices as usize,
+            "a sequence of {} tokens cannot be cut into {n_slices} slices: choose --slices {} or fewer",
+            config.sequence,
+            config.sequence
+        );
+        ensure!(
+            config.dropout == 0.0,
+            "dropout is drawn for whole sequences, and the schedule cuts them into {n_slices} slices: choose --dropout 0, \
+             or another schedule"
+        );
+        return Ok(());
+    }
     ensure!(
         config.micro_batch_size.is_multiple_of(units_per_micro as usize),
         "scaling halving cuts micro-batches in two, but micro-batch-size {} is odd: choose an even one",

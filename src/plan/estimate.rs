@@ -215,7 +215,8 @@ impl<'c> ConfigGroup<'c> {
                 && config.layout == way.layout
         };
         if let Some(plan) = self.plans.iter().find(is_its) {
-            can_be_cut(way, plan.course.program.units_per_micro())?;
+            let program = &plan.course.program;
+            can_be_cut(way, program.units_per_micro(), program.rules().n_slices())?;
             return Ok(Rc::clone(plan));
         }
         let mut config = way.clone();

@@ -14,7 +14,7 @@ mod priced;
 mod request;
 mod ways;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use chimera_core::model::{Cut, Memory, ModelConfig, Partition};
 use chimera_core::program::Program;
 use chimera_core::timetable::Timetable;
@@ -90,6 +90,13 @@ impl Plan {
         model.check_sequence(config.sequence)?;
         let course = course(config, &priced)?;
         let (config, program) = (&course.config, &course.program);
+        ensure!(
+            program.rules().n_slices() == 1 || model.is_causal(),
+            "{} needs slices of the sequence, which a {} cannot have, since its tokens attend to later ones: choose another \
+             schedule, or model gpt2 or llama",
+            program.schedule(),
+            model.architecture
+        );
         let cuts = config.cuts(&model, course.n_stages())?;
         let memory = memory_of(config, &model, &cuts);
         let needs = needs(config, &Weights::of(&model, &cuts), &memory, program);

@@ -89,8 +89,7 @@ pub(super) struct Peaks {
 impl Peaks {
     /// Peaks of a program.
     pub(super) fn of(config: &Config, memory: &[Memory], program: &Program) -> Peaks {
-        let units = program.units_per_micro() as usize;
-        let samples = (config.micro_batch_size / units) as f64;
+        let samples = config.micro_batch_size as f64 / f64::from(program.units_per_micro());
         let by_sample: Vec<StageBytes> = memory.iter().map(|stage| stage.sample).collect();
         Peaks {
             kept: peak_bytes(program, &by_sample, samples),

@@ -18,6 +18,8 @@ const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recom
 const PIPES: [usize; 3] = [2, 4, 8];
 /// The most stages per worker of one pipe: more send more than they shorten the bubble.
 const MOST_CHUNKS: usize = 8;
+/// Numbers of slices: more make products of few rows.
+const SLICES: [usize; 3] = [2, 4, 8];
 /// The most forwards in turn.
 const MOST_IN_TURN: usize = 4;
 
@@ -115,6 +117,7 @@ fn with_each(parameter: Parameter, depth: usize, order: Config) -> Vec<Config> {
         // The first is the schedule's own.
         Parameter::InFlight => [0, 1, 2, 3, 4].map(|halves| halves * depth / 2).into(),
         Parameter::Window => Vec::new(),
+        Parameter::Slices => SLICES.into(),
     };
     if values.is_empty() {
         return vec![order];
@@ -129,6 +132,7 @@ fn with_each(parameter: Parameter, depth: usize, order: Config) -> Vec<Config> {
             Parameter::InTurn => order.in_turn = value as u32,
             Parameter::InFlight => order.in_flight = (value > 0).then_some(value as u32),
             Parameter::Window => {}
+            Parameter::Slices => order.slices = value as u32,
         }
         order
     };

@@ -151,7 +151,7 @@ impl Run {
     pub fn longest_tensor(&self) -> usize {
         let (Course { config, program, last, .. }, model) = (&self.course, self.model());
         let samples = |program: &Program| {
-            let unit = config.micro_batch_size / program.units_per_micro() as usize;
+            let unit = config.micro_batch_size.div_ceil(program.units_per_micro() as usize);
             let units = |instr: &Instr| match instr {
                 Instr::Recv(token, _) => usize::from(token.span.len),
                 _ => 0,

@@ -139,6 +139,8 @@ options! {
             [value("K").whole(1, 1 << 20).follows("D/2 + 1").free().drawn(Shape)];
         /// Steps between the flushes of an asynchronous schedule, or of any with `border` free, T
         "window" window: u32 = [value("T").whole(1, 1 << 20).is("4").free().drawn(Shape).drawn_is("2")];
+        /// Slices of the sequence of `seq1f1b`, k
+        "slices" slices: u32 = [value("k").whole(1, 1 << 16).is("4").free().drawn(Shape)];
         /// Placement on which `auto` searches: line, interleaved, v, wave or mirrored
         "placement" placement: Where =
             [is("mirrored").free().searched().drawn(Shape).see("schedules.md#auto-the-shortest-order")];
@@ -358,6 +360,7 @@ impl Config {
             n_waves: self.waves,
             in_flight: self.in_flight,
             window: self.window,
+            n_slices: self.slices,
         }
     }
 }

@@ -34,11 +34,13 @@ fn every_way_can_be_trained() {
     let plan: Value = serde_json::from_str(&ran.stdout).expect("JSON");
     let ways = plan["ways"].as_array().expect("ways");
     assert_eq!((ways.len(), &plan["command"]), (12, &ways[0]["command"]));
-    let (mut step_s, mut schedules) = (0.0, Vec::new());
+    let (mut step_s, mut schedules) = (0.0f32, Vec::new());
     for way in ways {
         let (takes, bytes) = (way["step_s"].as_f64(), way["bytes"]["total"].as_f64());
-        assert!(takes >= Some(step_s) && bytes <= Some(2e7), "{way:#}");
-        step_s = takes.expect("a time");
+        // Of those that take as long up to rounding the simplest stands first.
+        let takes = takes.expect("a time") as f32;
+        assert!(takes >= step_s && bytes <= Some(2e7), "{way:#}");
+        step_s = takes;
         schedules.push(&way["schedule"]);
         let command = way["command"].as_str().expect("a command");
         assert!(command.contains("--steps 3") && command.contains("--tied true"), "{command}");

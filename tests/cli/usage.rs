@@ -93,7 +93,7 @@ fn shapes_that_no_schedule_has() {
         ("schedule compare gpipe 1fb1", "unknown schedule `1fb1`: did you mean `1f1b`?"),
         (
             "simulate nothing",
-            "choose one of gpipe, 1f1b, dapple, gems, chimera, interleaved, Interleaved1F1B, zb-h1",
+            "choose one of gpipe, 1f1b, dapple, seq1f1b, gems, chimera, interleaved, Interleaved1F1B, zb-h1",
         ),
     ] {
         let unknown = chimera(line);

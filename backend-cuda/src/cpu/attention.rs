@@ -30,15 +30,26 @@ pub(crate) fn forward(
     qkv: &Tensor,
     by: &Attention<'_>,
 ) -> Result<(Tensor, Tensor)> {
-    let (rows, width) = qkv.dims2()?;
+    forward_from(operands, qkv, 0, by)
+}
+
+/// Of the rows of each sample from `first` on.
+pub(crate) fn forward_from(
+    operands: Operands,
+    qkv: &Tensor,
+    first: usize,
+    by: &Attention<'_>,
+) -> Result<(Tensor, Tensor)> {
+    let (all_rows, width) = qkv.dims2()?;
+    let rows = all_rows / by.context * (by.context - first);
     let hidden = by.hidden(width);
     let qkv = values(qkv)?;
     let mut out = Output::new(rows * hidden);
     let mut log_sum = Output::new(rows * by.heads);
     let places = (out.place(), log_sum.place());
-    run_all((0..rows / by.context * by.heads).map(|part| Forward {
+    run_all((0..all_rows / by.context * by.heads).map(|part| Forward {
         operands,
-        head: Head::new(part, width, by),
+        head: Head::new(part, width, first, by),
         qkv: &qkv,
         out: places.0,
         log_sum: places.1,
@@ -55,6 +66,18 @@ pub(crate) fn backward(
     log_sum: &Tensor,
     by: &Attention<'_>,
 ) -> Result<Tensor> {
+    backward_from(operands, dy, qkv, (out, log_sum), 0, by)
+}
+
+/// Through the rows of each sample from `first` on.
+pub(crate) fn backward_from(
+    operands: Operands,
+    dy: &Tensor,
+    qkv: &Tensor,
+    (out, log_sum): (&Tensor, &Tensor),
+    first: usize,
+    by: &Attention<'_>,
+) -> Result<Tensor> {
     let (rows, width) = qkv.dims2()?;
     let (dy, qkv, out, log_sum) = (values(dy)?, values(qkv)?, values(out)?, values(log_sum)?);
     let mut d_qkv = Output::new(rows * width);
@@ -62,7 +85,7 @@ pub(crate) fn backward(
     let group = by.heads / by.kv_heads;
     run_all((0..rows / by.context * by.kv_heads).map(|part| Backward {
         operands,
-        first: Head::new(part * group, width, by),
+        first: Head::new(part * group, width, first, by),
         group,
         dy: &dy,
         qkv: &qkv,
@@ -97,7 +120,7 @@ pub(crate) fn after(
     let mut log_sum = Output::new(rows * by.heads);
     let places = (out.place(), log_sum.place());
     run_all((0..rows * by.heads).map(|part| After {
-        head: Head::new(part % by.heads, width, by),
+        head: Head::new(part % by.heads, width, 0, by),
         row: part / by.heads,
         past,
         all: &all,
@@ -156,6 +179,9 @@ struct Head<'a> {
     by: &'a Attention<'a>,
     /// The first row of the sample.
     row: usize,
+    /// The first row that queries, counted within the sample, and where the sample's results begin.
+    first: usize,
+    result: usize,
     head: usize,
     /// The head of keys and values that it reads.
     shared: usize,
@@ -167,10 +193,19 @@ struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    fn new(part: usize, width: usize, by: &'a Attention<'a>) -> Self {
-        let (row, head) = (part / by.heads * by.context, part % by.heads);
-        let shared = head / (by.heads / by.kv_heads);
-        Self { by, row, head, shared, width, hidden: by.hidden(width), dim: by.head_dim(width) }
+    fn new(part: usize, width: usize, first: usize, by: &'a Attention<'a>) -> Self {
+        let (sample, head) = (part / by.heads, part % by.heads);
+        Self {
+            by,
+            row: sample * by.context,
+            first,
+            result: sample * (by.context - first),
+            head,
+            shared: head / (by.heads / by.kv_heads),
+            width,
+            hidden: by.hidden(width),
+            dim: by.head_dim(width),
+        }
     }
 
     /// Which keys row `row` of the sample sees.
@@ -202,14 +237,14 @@ impl<'a> Head<'a> {
         (self.row + row) * self.width + head * self.dim
     }
 
-    /// Where row `row` begins in a matrix of `hidden` columns.
+    /// Where row `row`, which queries, begins in a matrix of `hidden` columns.
     fn mixed(self, row: usize) -> usize {
-        (self.row + row) * self.hidden + self.head * self.dim
+        (self.result + row - self.first) * self.hidden + self.head * self.dim
     }
 
     /// Where the log-sum-exp of row `row` lies.
     fn log_sum(self, row: usize) -> usize {
-        (self.row + row) * self.by.heads + self.head
+        (self.result + row - self.first) * self.by.heads + self.head
     }
 
     /// The dropout of the weights of row `row`, from those of key `key` on.
@@ -255,7 +290,7 @@ impl Piece for Forward<'_> {
         head.gather(q, self.qkv, 0);
         head.gather(k, self.qkv, 1);
         head.gather(v, self.qkv, 2);
-        for start in (0..context).step_by(BLOCK) {
+        for start in (head.first..context).step_by(BLOCK) {
             let n = BLOCK.min(context - start);
             let block = head.keys_of_block(start, n);
             let scores = &mut scores[..n * block.len()];
@@ -339,6 +374,10 @@ impl Piece for Backward<'_> {
         }
         for nth in 0..self.group {
             let head = Head { head: head.head + nth, ..head };
+            for row in 0..head.first {
+                // SAFETY: inside of the result, and this head's; rows that do not query have no gradient of a query.
+                unsafe { self.d_qkv.at(head.qkv(0, row)).write_bytes(0, dim) };
+            }
             head.gather(q, self.qkv, 0);
             self.one(head, is_windowed || nth > 0, [q, k, v], [p, ds]);
         }
@@ -353,7 +392,7 @@ impl Backward<'_> {
     fn one(&self, head: Head<'_>, adds: bool, [q, k, v]: [&[f32]; 3], [p, ds]: [&mut [f32]; 2]) {
         let (context, dim) = (head.by.context, head.dim);
         // From the last block on: without a window it reaches all keys that any does.
-        for start in (0..context).step_by(BLOCK).rev() {
+        for start in (head.first..context).step_by(BLOCK).rev() {
             let n = BLOCK.min(context - start);
             let block = head.keys_of_block(start, n);
             let width = block.len();

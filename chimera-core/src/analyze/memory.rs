@@ -21,7 +21,11 @@ pub(crate) fn kept_bytes_change(
     cell: &Cell,
 ) -> (f64, f64) {
     let size = |token: &Token| match token.kind {
-        TokenKind::Activation | TokenKind::Gradient | TokenKind::Version => 0.0,
+        TokenKind::Activation
+        | TokenKind::Gradient
+        | TokenKind::Version
+        | TokenKind::Past
+        | TokenKind::PastGradient => 0.0,
         TokenKind::Saved | TokenKind::Kept | TokenKind::Deferred => {
             token_bytes(program.rules(), stages, samples, token)
         }
@@ -76,7 +80,10 @@ pub(crate) fn token_bytes(
         TokenKind::Saved => stage.saved,
         TokenKind::Kept => stage.kept(rules, token),
         TokenKind::Deferred => stage.deferred,
-        TokenKind::Version => 0.0,
+        // What earlier slices left is part of what they saved or keep.
+        TokenKind::Version | TokenKind::Past => 0.0,
+        // Of its own slice and all before it.
+        TokenKind::PastGradient => stage.past * f64::from(token.span.start % rules.n_slices() + 1),
     };
     sample * samples * f64::from(token.span.len)
 }

@@ -139,6 +139,9 @@ pub enum Reason {
     /// The micro-batches of one op go into two updates.
     #[error("{0} belongs to two updates")]
     TwoUpdates(Op),
+    /// An op covers several slices of a sequence, which need one another.
+    #[error("{0} covers several slices of the sequence: each slice has ops of its own")]
+    SeveralSlices(Op),
     /// Stages share tensors, which would be updated at different times.
     #[error(
         "without a flush the ends of the pipe update at different times, so that they cannot share a \

@@ -95,6 +95,9 @@ fn well_formed(
     if !window.is_of_one_update(op.span) {
         return Err(Reason::TwoUpdates(*op));
     }
+    if timetable.is_sliced && op.span.len > 1 {
+        return Err(Reason::SeveralSlices(*op));
+    }
     Ok(())
 }
 

@@ -125,13 +125,15 @@ const PRIVATE: u32 = 21;
 const REPLICA: u32 = 22;
 
 /// Kinds of tokens by their codes.
-const TOKENS: [TokenKind; 6] = [
+const TOKENS: [TokenKind; 8] = [
     TokenKind::Activation,
     TokenKind::Gradient,
     TokenKind::Saved,
     TokenKind::Kept,
     TokenKind::Deferred,
     TokenKind::Version,
+    TokenKind::Past,
+    TokenKind::PastGradient,
 ];
 
 fn encode(payload: Payload) -> (u32, [u32; 3]) {

@@ -21,6 +21,7 @@ use crate::ids::{BucketId, ChannelId, Rank, WorkerId};
 use crate::interp::Machine;
 use crate::op::Cell;
 use crate::program::Bucket;
+use crate::stage::slice_range;
 use crate::update::Update;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C> {
@@ -83,14 +84,20 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         self.waited(worker, Awaited::Message(token), start);
         let Poll::Ready(received) = received else { return Ok(Poll::Pending) };
         let received = self.on_wait(token, Need::Token(token), received)?;
-        let unit = self.job.micro_batch_size / self.job.program.units_per_micro() as usize;
-        let samples = usize::from(token.span.len) * unit;
+        let n_slices = self.job.program.rules().n_slices();
+        let parts = self.job.program.units_per_micro() / n_slices;
+        let samples = usize::from(token.span.len) * (self.job.micro_batch_size / parts as usize);
         let (stage, edges) = (&self.stages.held(token.to).stage, self.edges(token.to));
         let expected = match token.kind {
             TokenKind::Activation if edges.n_inputs() == 1 => stage.input_shape(samples),
             TokenKind::Gradient if !stage.has_output_per_edge() => stage.output_shape(samples),
             _ => None,
         };
+        let slice = (token.span.start % n_slices) as usize;
+        let expected = expected.map(|mut shape| {
+            shape[0] = samples * slice_range(slice, n_slices as usize, shape[0] / samples).len();
+            shape
+        });
         self.check_shape(from, expected, token, &received)?;
         Ok(Poll::Ready(Value::Tensor(received)))
     }

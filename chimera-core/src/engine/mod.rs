@@ -34,6 +34,7 @@ mod reduction;
 mod reductions;
 mod replicas;
 mod shards;
+mod slices;
 mod snapshot;
 mod stages;
 mod state;
@@ -77,7 +78,7 @@ pub struct Job<'j, I = u32> {
     pub program: &'j Program,
     /// Number of pipeline groups, W.
     pub width: usize,
-    /// Samples of a micro-batch, B. Divisible by the program's units per micro-batch.
+    /// Samples of a micro-batch, B. Divisible by the program's units per micro-batch, unless these are slices of sequences.
     pub micro_batch_size: usize,
     /// Optimizer and its schedule.
     pub training: &'j Training,
@@ -104,7 +105,7 @@ impl<I> Job<'_, I> {
     /// What cannot be trained: `None` if all parts of the job agree.
     fn conflict(&self, n_ranks: u32) -> Option<String> {
         let (program, depth) = (self.program, self.program.placement().n_workers());
-        let units = program.units_per_micro() as usize;
+        let units = (program.units_per_micro() / program.rules().n_slices()) as usize;
         if self.width == 0 || n_ranks as usize != self.width * depth {
             return Some(format!(
                 "{n_ranks} ranks are not width {} times depth {depth}",

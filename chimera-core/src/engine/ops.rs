@@ -12,20 +12,25 @@ use crate::effects::Token;
 use crate::fault::{Class, Fault};
 use crate::ids::StageId;
 use crate::op::{Kind, Op};
-use crate::stage::{ForwardResult, Micro, Output, Stage, StageEdges};
+use crate::stage::{ForwardResult, Left, Micro, Output, Slice, Stage, StageEdges};
 
 /// What a live token carries.
 pub(super) enum Value<S: Stage> {
     /// An activation or a gradient.
     Tensor(S::Tensor),
-    /// The checkpointed inputs, one for each input edge. A source has none: its samples come with the micro-batch.
-    Inputs(Vec<S::Tensor>),
-    /// Saved activations, whole or selected.
-    Saved(S::Saved),
+    /// The checkpointed inputs, one for each input edge. A source has none: its samples come with the micro-batch. Of a slice
+    /// of a sequence also what it and those before it left.
+    Inputs(Vec<S::Tensor>, Vec<Left<S::Tensor>>),
+    /// Saved activations, whole or selected. Of a slice of a sequence also what it and those before it left.
+    Saved(S::Saved, Vec<Left<S::Tensor>>),
     /// Deferred weight work.
     Deferred(S::Deferred),
     /// A version of the stage's weights.
     Version(Weights<S>),
+    /// What the slices of a sequence left so far.
+    Past(Vec<Left<S::Tensor>>),
+    /// Gradients of what slices left.
+    PastGradient(Vec<Left<S::Tensor>>),
 }
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
@@ -35,13 +40,16 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         op: &Op,
         mut eaten: VecDeque<Value<S>>,
     ) -> Result<Vec<Value<S>>, Fault> {
+        let is_sliced = self.job.program.rules().n_slices() > 1;
         match op.kind {
+            Kind::Forward if is_sliced => self.forward_slice(op, eaten),
+            Kind::Backward | Kind::BackwardInput if is_sliced => self.backward_slice(op, eaten),
             Kind::Forward => self.run_forward(op, eaten.into_iter().map(Value::tensor).collect()),
             Kind::Recompute => {
                 let weights = self.versions(op, &mut eaten);
                 let each = units(op).zip(eaten.into_iter().zip(&weights));
                 let saved = each.map(|(unit, (kept, w))| self.recompute(&unit, w, kept));
-                let mut made = saved.map(|s| s.map(Value::Saved)).collect::<Result<Vec<_>, _>>()?;
+                let mut made = saved.collect::<Result<Vec<_>, _>>()?;
                 made.extend(self.kept_versions(weights));
                 Ok(made)
             }
@@ -86,13 +94,13 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             outputs.push(activations);
             if keeps_input {
                 let kept = self.split_inputs(part, kept, usize::from(part.span.len))?;
-                saved.extend(kept.into_iter().map(Value::Inputs));
+                saved.extend(kept.into_iter().map(|inputs| Value::Inputs(inputs, Vec::new())));
                 continue;
             }
             let stage = &self.stages.held(op.stage).stage;
             let keep = |saved| if is_selective { stage.select(saved) } else { saved };
             let of_units = self.split_saved(part, of_part)?.into_iter();
-            saved.extend(of_units.map(|saved| Value::Saved(keep(saved))));
+            saved.extend(of_units.map(|saved| Value::Saved(keep(saved), Vec::new())));
         }
         let mut made = self.joined(op, outputs)?;
         made.extend(grads);
@@ -128,7 +136,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// The weights for each unit of an op: of the versions that it eats last, or the only one there is.
-    fn versions(&self, op: &Op, eaten: &mut VecDeque<Value<S>>) -> Vec<Weights<S>> {
+    pub(super) fn versions(&self, op: &Op, eaten: &mut VecDeque<Value<S>>) -> Vec<Weights<S>> {
         let n_versions = eaten.iter().filter(|v| matches!(v, Value::Version(_))).count();
         if n_versions == 0 {
             return units(op).map(|_| Arc::clone(&self.stages.held(op.stage).weights)).collect();
@@ -137,7 +145,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// The versions that an op hands on, if weights may change before its backward.
-    fn kept_versions<I: IntoIterator<Item = Weights<S>>>(
+    pub(super) fn kept_versions<I: IntoIterator<Item = Weights<S>>>(
         &self,
         weights: I,
     ) -> impl Iterator<Item = Value<S>> + use<S, D, C, I> {
@@ -157,14 +165,23 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.on_device(op, result)
     }
 
-    fn recompute(&self, op: &Op, weights: &Weights<S>, kept: Value<S>) -> Result<S::Saved, Fault> {
+    /// From what a forward kept of one unit to its saved activations.
+    fn recompute(&self, op: &Op, weights: &Weights<S>, kept: Value<S>) -> Result<Value<S>, Fault> {
         let (batch, stage) = (self.batch(op)?, &self.stages.held(op.stage).stage);
-        let micro = batch.micro();
-        let result = match kept {
-            Value::Saved(selected) => stage.restore(weights, &micro, selected),
-            kept => self.edges(op.stage).recompute(stage, weights, &micro, kept.inputs()),
+        let (micro, n_slices) = (batch.micro(), self.job.program.rules().n_slices());
+        let (result, lefts) = match kept {
+            Value::Saved(selected, lefts) => (stage.restore(weights, &micro, selected), lefts),
+            Value::Inputs(mut inputs, lefts) if n_slices > 1 => {
+                let past = &lefts[..(op.span.start % n_slices) as usize];
+                let slice = Slice { past, of: n_slices as usize };
+                (stage.recompute_slice(weights, &micro, slice, inputs.pop()), lefts)
+            }
+            Value::Inputs(inputs, lefts) => {
+                (self.edges(op.stage).recompute(stage, weights, &micro, inputs), lefts)
+            }
+            other => panic!("what a forward kept was expected, not {}", other.name()),
         };
-        self.on_device(op, result)
+        Ok(Value::Saved(self.on_device(op, result)?, lefts))
     }
 
     fn backward_input(
@@ -180,7 +197,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.on_device(op, result)
     }
 
-    fn backward_weight(&mut self, op: &Op, deferred: S::Deferred) -> Result<(), Fault> {
+    pub(super) fn backward_weight(&mut self, op: &Op, deferred: S::Deferred) -> Result<(), Fault> {
         let batch = self.batch(op)?;
         let micro = batch.micro();
         let Held { stage, grads, .. } = self.stages.held_mut(op.stage);
@@ -266,22 +283,28 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let bytes = |(token, value): (&Token, &Value<S>)| {
             let stage = || &self.stages.held(token.stage).stage;
             match value {
-                Value::Saved(saved) => stage().saved_bytes(saved),
+                Value::Saved(saved, _) => stage().saved_bytes(saved),
                 Value::Deferred(deferred) => stage().deferred_bytes(deferred),
-                Value::Inputs(inputs) => inputs.iter().map(|input| self.device.bytes(input)).sum(),
-                Value::Tensor(_) | Value::Version(_) => 0,
+                Value::Inputs(inputs, lefts) => {
+                    let n_before = token.span.start % self.job.program.rules().n_slices();
+                    let own = lefts.iter().skip(n_before as usize).flatten();
+                    inputs.iter().chain(own).map(|input| self.device.bytes(input)).sum()
+                }
+                Value::Tensor(_) | Value::Version(_) | Value::Past(_) | Value::PastGradient(_) => 0,
             }
         };
         tokens.iter().zip(values).map(bytes).sum()
     }
 
     /// The samples of an op: number `(group*N + m)*B + i` of its step's global batch for sample `i` of
-    /// the step's micro-batch `m`.
-    fn batch(&self, op: &Op) -> Result<Batch<S::Item>, Fault> {
+    /// the step's micro-batch `m`. An op on a slice of sequences has the samples of the micro-batch whole.
+    pub(super) fn batch(&self, op: &Op) -> Result<Batch<S::Item>, Fault> {
         let program = self.job.program;
-        let unit_samples = self.job.micro_batch_size as u64 / u64::from(program.units_per_micro());
-        let n_units = program.window().units_per_step();
-        let unit = u64::from(op.span.start % n_units);
+        let n_slices = program.rules().n_slices();
+        let unit_samples =
+            self.job.micro_batch_size as u64 / u64::from(program.units_per_micro() / n_slices);
+        let n_units = program.window().units_per_step() / n_slices;
+        let unit = u64::from(op.span.start / n_slices % n_units);
         let first = (self.group as u64 * u64::from(n_units) + unit) * unit_samples;
         let step = self.steps.first + u64::from(program.window().step_of(op.span));
         let (mut input, mut target) = (Vec::new(), Vec::new());
@@ -328,7 +351,7 @@ fn units(op: &Op) -> impl Iterator<Item = Op> + use<> {
 }
 
 /// The samples of an op.
-struct Batch<I> {
+pub(super) struct Batch<I> {
     step: u64,
     sample: u64,
     input: Vec<I>,
@@ -337,7 +360,7 @@ struct Batch<I> {
 }
 
 impl<I> Batch<I> {
-    fn micro(&self) -> Micro<'_, I> {
+    pub(super) fn micro(&self) -> Micro<'_, I> {
         let Batch { step, sample, input, target, loss_scale } = self;
         Micro {
             step: *step,
@@ -359,17 +382,9 @@ impl<S: Stage> Value<S> {
         }
     }
 
-    /// The inputs that a forward kept.
-    fn inputs(self) -> Vec<S::Tensor> {
-        match self {
-            Value::Inputs(inputs) => inputs,
-            other => panic!("checkpointed inputs were expected, not {}", other.name()),
-        }
-    }
-
     fn saved(self) -> S::Saved {
         match self {
-            Value::Saved(saved) => saved,
+            Value::Saved(saved, _) => saved,
             other => panic!("saved activations were expected, not {}", other.name()),
         }
     }
@@ -391,10 +406,12 @@ impl<S: Stage> Value<S> {
     fn name(&self) -> &'static str {
         match self {
             Value::Tensor(_) => "a tensor",
-            Value::Inputs(_) => "checkpointed inputs",
-            Value::Saved(_) => "saved activations",
+            Value::Inputs(..) => "checkpointed inputs",
+            Value::Saved(..) => "saved activations",
             Value::Deferred(_) => "deferred weight work",
             Value::Version(_) => "a version of the weights",
+            Value::Past(_) => "what slices left",
+            Value::PastGradient(_) => "gradients of what slices left",
         }
     }
 }

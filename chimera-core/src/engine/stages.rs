@@ -230,7 +230,14 @@ fn unable<S: Stage>(stage: &S, id: StageId, program: &Program) -> Option<String>
             "{name} has extents {shape:?}, of which its linear maps {linear_maps:?} fill none"
         ));
     }
-    let (rules, pipes) = (program.rules(), (0..program.placement().n_pipes() as u16).map(PipeId));
+    let rules = program.rules();
+    if rules.n_slices() > 1 && !(stage.has_slices() && rules.graph().is_chain()) {
+        return Some(format!(
+            "{id} cannot run slices of sequences, into which the program cuts them: it needs `Stage::forward_slice` and \
+             `Stage::backward_input_slice`, and stages that form a chain"
+        ));
+    }
+    let pipes = (0..program.placement().n_pipes() as u16).map(PipeId);
     let mut is_selective =
         pipes.map(|pipe| rules.is_recomputed(pipe, id) && rules.is_selective(pipe, id));
     let is_selective = is_selective.any(|is_selective| is_selective);

@@ -26,6 +26,8 @@ pub(super) struct File {
     #[serde(default = "whole")]
     pub(super) unit: f64,
     #[serde(default)]
+    pub(super) slices: bool,
+    #[serde(default)]
     pub(super) selective: Vec<(PipeId, StageId)>,
     #[serde(default)]
     pub(super) on_demand: bool,

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! `placement` has the worker of each stage for each pipe; a cell is an op or `{"pair":[op, op]}`. Where
-//! micro-batches are cut in two, `"unit": 0.5` stands beside the counts and the ids count halves;
+//! micro-batches are cut in two, `"unit": 0.5` stands beside the counts and the ids count halves; `"slices": true` says that
+//! the parts are slices of sequences and not of samples;
 //! `"selective": [[0, 1]]` names, by pipe and stage, what is recomputed selectively, and with
 //! `"on_demand": true` recomputations wait for what their backwards wait for. An asynchronous timetable has `"update": "stash"` or `"double-buffer"` and the `"steps"` of its window, whose
 //! micro-batches `micro_batches` counts together. Stages that are no chain have
@@ -85,6 +86,9 @@ pub fn to_json(timetable: &Timetable) -> String {
     if timetable.units_per_micro > 1 {
         let unit = 1.0 / f64::from(timetable.units_per_micro);
         let _ = writeln!(out, r#"  "unit": {unit},"#);
+    }
+    if timetable.is_sliced {
+        let _ = writeln!(out, r#"  "slices": true,"#);
     }
     if !timetable.selective.is_empty() {
         let stage = |(pipe, stage): &(PipeId, StageId)| format!("[{}, {}]", pipe.0, stage.0);
@@ -174,6 +178,7 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
         graph,
         n_micro_batches: file.micro_batches,
         units_per_micro,
+        is_sliced: file.slices,
         update,
         rows: file.rows,
         selective: file.selective,

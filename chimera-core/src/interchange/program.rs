@@ -27,6 +27,8 @@
 //! Where a token is named, the number is its place in `tokens`. An executor need not look it up: equal numbers are
 //! the same value.
 //!
+//! Where the units of a micro-batch are slices of its sequence, `"slices"` says how many there are, beside `units_per_micro`.
+//!
 //! Stages that are no chain stand as `"graph"` behind the placement, in the form of a timetable's JSON. A token that goes
 //! along an edge between stages that are not numbered one after the other has the stage that eats it beside the one that
 //! makes it: `"stage":0,"to":3`.
@@ -61,6 +63,10 @@ pub fn program_to_json(program: &Program) -> String {
         Update::Stash { .. } => "stash",
         Update::DoubleBuffer { .. } => "double-buffer",
     };
+    let slices = match program.rules().n_slices() {
+        1 => String::new(),
+        n_slices => n_slices.to_string(),
+    };
     let workers = |pipe: &Vec<WorkerId>| list(pipe.iter().map(|worker| worker.0.to_string()));
     let mut out = String::from("{\n");
     for (key, value) in [
@@ -70,6 +76,7 @@ pub fn program_to_json(program: &Program) -> String {
         ("stages", placement.n_stages().to_string()),
         ("micro_batches", program.n_micro_batches().to_string()),
         ("units_per_micro", program.units_per_micro().to_string()),
+        ("slices", slices),
         ("update", format!("\"{update}\"")),
         ("steps", program.window().n_steps().to_string()),
         ("barrier", program.has_barrier().to_string()),

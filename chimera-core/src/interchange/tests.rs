@@ -210,13 +210,14 @@ fn any_timetable() -> impl Strategy<Value = Timetable> {
             Update::Stash { n_steps: n },
             Update::DoubleBuffer { n_steps: 1 },
         ]);
-        let any = (rows, ".{0,20}", update, any::<bool>(), any::<bool>());
-        any.prop_map(move |(rows, name, update, on_demand, is_graph)| Timetable {
+        let any = (rows, ".{0,20}", update, any::<bool>(), any::<[bool; 2]>());
+        any.prop_map(move |(rows, name, update, on_demand, [is_graph, is_sliced])| Timetable {
             schedule: name.chars().filter(|c| !c.is_control()).collect(),
             placement: Placement::mirrored(usize::from(depth), usize::from(f)),
             graph: skipping(usize::from(depth), is_graph),
             n_micro_batches: n,
             units_per_micro: units,
+            is_sliced: is_sliced && units > 1,
             update,
             selective: recomputed(&rows)
                 .filter(|(_, stage)| stage.0 % 2 == depth / 2 % 2)

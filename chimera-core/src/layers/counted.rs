@@ -187,6 +187,28 @@ impl Layers for Counted {
         Ok(self.activation_of(&qkv.shape))
     }
 
+    fn attention_slice(
+        &self,
+        qkv: &Extents,
+        first: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Extents, Extents)> {
+        let rows = qkv.shape[0] / by.context * (by.context - first);
+        let mixed = self.activation_of(&[rows, by.hidden(qkv.width())]);
+        Ok((mixed, self.of(&[rows, by.heads], WIDE)))
+    }
+
+    fn attention_slice_dx(
+        &self,
+        dy: &Extents,
+        qkv: &Extents,
+        (mixed, log_sum): (&Extents, &Extents),
+        _: usize,
+        by: &Attention<'_>,
+    ) -> Result<Extents> {
+        self.attention_dx(dy, qkv, mixed, log_sum, by)
+    }
+
     fn cross_entropy(
         &self,
         logits: Extents,

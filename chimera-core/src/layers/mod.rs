@@ -20,10 +20,12 @@ mod counted;
 mod dropout;
 mod recorded;
 mod reference;
+mod sliced;
 
 pub use arguments::{Activation, Attention, Layout, Mask, Rotary};
 pub use dropout::{Dropout, threefry};
 pub use recorded::{Call, Recorded};
+pub(crate) use sliced::{join_samples, rows_of_samples};
 
 use crate::device::{Device, DeviceError, Result};
 
@@ -256,6 +258,29 @@ pub trait Layers: Device {
         let by = Attention { context: past + n, ..*by };
         let (out, log_sum) = self.attention(cache, &by)?;
         Ok((self.rows(&out, past, n)?, self.rows(&log_sum, past, n)?))
+    }
+
+    /// [`attention`](Layers::attention) of the rows of each sample from `first` on alone: `qkv` has all rows of each sample,
+    /// the results those from `first` on. Nothing is dropped. This default computes what earlier rows see too.
+    fn attention_slice(
+        &self,
+        qkv: &Self::Tensor,
+        first: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        sliced::forward(self, qkv, first, by)
+    }
+
+    /// The gradient of [`attention_slice`](Layers::attention_slice)'s `qkv`, of all rows; `mixed` are its results.
+    fn attention_slice_dx(
+        &self,
+        dy: &Self::Tensor,
+        qkv: &Self::Tensor,
+        mixed: (&Self::Tensor, &Self::Tensor),
+        first: usize,
+        by: &Attention<'_>,
+    ) -> Result<Self::Tensor> {
+        sliced::backward(self, dy, qkv, mixed, first, by)
     }
 
     /// Softmax cross-entropy of `logits: [rows, vocab]` against `targets` (one class per row), forward

@@ -6,7 +6,7 @@ use super::table::stage;
 use crate::costs::StageBytes;
 use crate::device::{Counted, Device, Extents, Result};
 use crate::layers::{Activation, Layers};
-use crate::stage::{Micro, Output, Stage};
+use crate::stage::{Micro, Output, Slice, Stage};
 
 /// Dropped or not, whatever the probability.
 const RATE: f64 = 0.5;
@@ -84,6 +84,10 @@ fn count<S: Stage<Tensor = Extents, Item = u32>>(
     drop(y);
     sample.saved = (device.used() - start) as f64;
     sample.output = (all - device.used()) as f64;
+    if stage.has_slices() {
+        let (.., left) = stage.forward_slice(&w, &micro, Slice { past: &[], of: 1 }, x()?)?;
+        sample.past = left.iter().map(|left| device.bytes(left) as f64).sum();
+    }
     let selected = stage.select(saved);
     sample.selected = (device.used() - start) as f64;
     let (most, saved) = device.during(|| stage.restore(&w, &micro, selected));

@@ -33,6 +33,11 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
+    /// Whether tokens see those before them alone, so that a sequence can be trained slice by slice.
+    pub fn is_causal(&self) -> bool {
+        self.architecture.0.decoder(self).is_some()
+    }
+
     /// Checks that such a model can be made.
     ///
     /// The limits keep every count and cost within `u64`, so nothing after this can overflow.

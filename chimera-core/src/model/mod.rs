@@ -29,6 +29,7 @@ mod pass;
 mod presets;
 mod rope;
 mod sizes;
+mod slices;
 mod table;
 
 pub use bert::{BertDeferred, BertSaved, BertSelected, BertStage};

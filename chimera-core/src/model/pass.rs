@@ -4,9 +4,10 @@ use std::cell::RefCell;
 
 use super::cache::KvCache;
 use super::config::DropoutRate;
+use super::slices::PassSlice;
 use crate::device::Result;
 use crate::layers::{Attention, Dropout, Layers, Layout};
-use crate::stage::Micro;
+use crate::stage::{Left, Micro};
 
 /// The layer of the dropout behind the embedding.
 pub(super) const EMBEDDED: u64 = 0;
@@ -31,6 +32,8 @@ pub(super) struct Pass<'p, D: Layers> {
     dropout: Option<(DropoutRate, u64, u64)>,
     /// What came before the rows, if they are not the first of their sample.
     cache: Option<RefCell<&'p mut KvCache<D::Tensor>>>,
+    /// Which slice of their samples the rows are, if they are not whole samples.
+    slice: Option<PassSlice<'p, D::Tensor>>,
 }
 
 impl<'p, D: Layers> Pass<'p, D> {
@@ -43,7 +46,7 @@ impl<'p, D: Layers> Pass<'p, D> {
         let first_row = micro.sample * attention.context as u64;
         let drops = micro.training && rate.rate > 0.0;
         let dropout = drops.then_some((rate, micro.step, first_row));
-        Pass { device, attention, dropout, cache: None }
+        Pass { device, attention, dropout, cache: None, slice: None }
     }
 
     /// Of rows that follow those that `cache` has seen, of one sample; only forward.
@@ -52,7 +55,21 @@ impl<'p, D: Layers> Pass<'p, D> {
         attention: Attention<'p>,
         cache: &'p mut KvCache<D::Tensor>,
     ) -> Self {
-        Pass { device, attention, dropout: None, cache: Some(RefCell::new(cache)) }
+        Pass { device, attention, dropout: None, cache: Some(RefCell::new(cache)), slice: None }
+    }
+
+    /// Of a slice of samples, in which nothing is dropped; `attention` has the rows of a sample up to its end.
+    pub(super) fn of_slice(
+        device: &'p D,
+        attention: Attention<'p>,
+        slice: PassSlice<'p, D::Tensor>,
+    ) -> Self {
+        Pass { device, attention, dropout: None, cache: None, slice: Some(slice) }
+    }
+
+    /// What a slice [left](PassSlice::end) on its way; nothing of whole samples.
+    pub(super) fn end(self) -> (Left<D::Tensor>, Vec<Left<D::Tensor>>) {
+        self.slice.map(PassSlice::end).unwrap_or_default()
     }
 
     /// `dropout(x w + bias) + residual`, with the dropout of `layer`.
@@ -89,6 +106,9 @@ impl<'p, D: Layers> Pass<'p, D> {
         block: usize,
         qkv: &D::Tensor,
     ) -> Result<(D::Tensor, D::Tensor)> {
+        if let Some(slice) = &self.slice {
+            return slice.attention(self.device, block, qkv, &self.attention);
+        }
         let Some(cache) = &self.cache else {
             return self.device.attention(qkv, &self.attention_of(block));
         };
@@ -110,6 +130,10 @@ impl<'p, D: Layers> Pass<'p, D> {
         out: &D::Tensor,
         log_sum: &D::Tensor,
     ) -> Result<D::Tensor> {
+        if let Some(slice) = &self.slice {
+            let mixed = (out, log_sum);
+            return slice.attention_dx(self.device, block, dy, qkv, mixed, &self.attention);
+        }
         self.device.attention_dx(dy, qkv, out, log_sum, &self.attention_of(block))
     }
 

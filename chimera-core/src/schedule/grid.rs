@@ -58,6 +58,7 @@ impl Grid {
             placement: self.placement,
             n_micro_batches: shape.n_micro_batches,
             units_per_micro,
+            is_sliced: false,
             selective: Vec::new(),
             on_demand: false,
             update: Update::Flush,

@@ -20,6 +20,7 @@ pub mod phases;
 mod pipedream;
 mod pipedream_2bw;
 mod registry;
+mod seq1f1b;
 mod shape;
 mod v_half;
 mod v_min;

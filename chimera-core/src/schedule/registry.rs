@@ -7,6 +7,7 @@ use crate::notation::near;
 pub const SCHEDULES: &[&dyn Schedule] = &[
     &super::gpipe::GPipe,
     &super::dapple::Dapple,
+    &super::seq1f1b::Seq1f1b,
     &super::gems::Gems,
     &super::chimera::Chimera,
     &super::interleaved::Interleaved,

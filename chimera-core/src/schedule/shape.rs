@@ -32,11 +32,13 @@ pub struct Shape {
     pub in_flight: Option<u32>,
     /// Steps without a flush between them, T.
     pub window: u32,
+    /// Slices of the sequence, k.
+    pub n_slices: u32,
 }
 
 impl Shape {
     /// D workers and N micro-batches; two pipes, chunks and waves, one op in turn, direct scaling, two
-    /// steps between flushes.
+    /// steps between flushes, four slices.
     pub fn new(depth: usize, n_micro_batches: u32) -> Shape {
         Shape {
             depth,
@@ -48,6 +50,7 @@ impl Shape {
             n_waves: 2,
             in_flight: None,
             window: 2,
+            n_slices: 4,
         }
     }
 
@@ -148,11 +151,13 @@ pub enum Parameter {
     InFlight,
     /// `window`.
     Window,
+    /// `n_slices`.
+    Slices,
 }
 
 impl Parameter {
     /// Every one with its name on the command line.
-    pub const ALL: [(&'static str, Parameter); 7] = [
+    pub const ALL: [(&'static str, Parameter); 8] = [
         ("pipes", Parameter::Pipes),
         ("chunks", Parameter::Chunks),
         ("scaling", Parameter::Scaling),
@@ -160,6 +165,7 @@ impl Parameter {
         ("waves", Parameter::Waves),
         ("in-flight", Parameter::InFlight),
         ("window", Parameter::Window),
+        ("slices", Parameter::Slices),
     ];
 
     /// Its name on the command line.
@@ -217,6 +223,7 @@ mod tests {
             Parameter::Waves => Shape { n_waves: 3, ..shape },
             Parameter::InFlight => Shape { in_flight: Some(2), ..shape },
             Parameter::Window => Shape { window: 3, ..shape },
+            Parameter::Slices => Shape { n_slices: 3, ..shape },
         }
     }
 

@@ -42,6 +42,7 @@ pub(super) fn each(
         timetable.placement == *placement
             && timetable.update == Update::Flush
             && (allowed.split_backwards || !is_split(timetable))
+            && !timetable.is_sliced
             && (allowed.halved_micro_batches || timetable.units_per_micro == 1)
     };
     let known = SCHEDULES.iter().filter(move |s| may_have(**s, placement, n_micro_batches));

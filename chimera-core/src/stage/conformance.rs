@@ -3,10 +3,11 @@
 //! A test of a model calls [`all`] with a device, a function that makes the stages of one cut, and samples, or [`graph`] where
 //! the stages are no chain. It checks
 //! gradients against differences of the loss, that gradients are added, that halves of the backward pass may wait and
-//! go in any order, that recomputed and split activations give the gradients that whole ones give, and that a stage
-//! keeps nothing between two calls.
+//! go in any order, that recomputed and split activations give the gradients that whole ones give, that slices of
+//! sequences add up to whole ones where a stage has them, and that a stage keeps nothing between two calls.
 
 mod gradients;
+mod slices;
 mod subject;
 
 use self::gradients::{Gradients, ROUNDING, along, bits, dot, is_near, scaled, signs};
@@ -53,6 +54,7 @@ pub fn graph<D, S>(
     subject().micro_batches_go_in_any_order();
     subject().recomputes();
     subject().splits();
+    subject().slices_add_up();
     subject().evaluates();
     keeps_nothing(subject);
 }

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 
-use super::{Micro, Output, Param, Stage};
+use super::{Left, Micro, Output, Param, Slice, SliceGradients, Stage};
 use crate::device::Result;
 
 /// A stage of any type, whose tensors are `T` and whose samples are of `I`.
@@ -144,6 +144,44 @@ impl<S: Stage<Saved: 'static, Deferred: 'static>> Stage for Erased<S> {
         selected: AnyValue,
     ) -> Result<AnyValue> {
         Ok(Box::new(self.0.restore(w, micro, own(selected))?))
+    }
+
+    fn has_slices(&self) -> bool {
+        self.0.has_slices()
+    }
+
+    fn forward_slice(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        slice: Slice<'_, S::Tensor>,
+        x: Option<S::Tensor>,
+    ) -> Result<(Output<S::Tensor>, AnyValue, Left<S::Tensor>)> {
+        let (output, saved, left) = self.0.forward_slice(w, micro, slice, x)?;
+        Ok((output, Box::new(saved), left))
+    }
+
+    fn recompute_slice(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        slice: Slice<'_, S::Tensor>,
+        x: Option<S::Tensor>,
+    ) -> Result<AnyValue> {
+        Ok(Box::new(self.0.recompute_slice(w, micro, slice, x)?))
+    }
+
+    fn backward_input_slice(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        slice: Slice<'_, S::Tensor>,
+        saved: AnyValue,
+        gradients: SliceGradients<S::Tensor>,
+    ) -> Result<(Option<S::Tensor>, AnyValue, Vec<Left<S::Tensor>>)> {
+        let (dx, deferred, d_past) =
+            self.0.backward_input_slice(w, micro, slice, own(saved), gradients)?;
+        Ok((dx, Box::new(deferred), d_past))
     }
 
     fn can_split_saved(&self) -> bool {

@@ -49,6 +49,7 @@ pub fn measure<S: Stage<Tensor = D::Tensor>, D: Device>(
         deferred: of_sample(deferred_bytes),
         output: of_sample(output),
         gradient: of_sample(gradient),
+        past: 0.0,
         forward: of_sample(saved_bytes + output),
         recompute: of_sample(saved_bytes),
         restore: of_sample(saved_bytes - selected).max(0.0),

@@ -16,6 +16,7 @@ mod init;
 mod measure;
 mod param;
 mod samples;
+mod slice;
 
 pub use autograd::{Autograd, Differentiable};
 pub(crate) use edges::{ForwardResult, StageEdges};
@@ -24,8 +25,11 @@ pub use init::initial;
 pub use measure::measure;
 pub use param::{Init, Param};
 pub use samples::samples;
+pub(crate) use slice::slice_range;
+pub use slice::{Left, Slice, SliceGradients};
 
 use self::edges::no_edges;
+use self::slice::no_slices;
 use crate::device::{DeviceError, Result};
 
 /// One micro-batch, or a part of one, as a stage sees it.
@@ -250,6 +254,50 @@ pub trait Stage: Send {
         Ok(selected)
     }
 
+    /// Whether [`forward_slice`](Stage::forward_slice) and [`backward_input_slice`](Stage::backward_input_slice) are there. A
+    /// program that cuts sequences into slices is refused for a stage without them.
+    fn has_slices(&self) -> bool {
+        false
+    }
+
+    /// Runs the stage on a slice of the sequence of each sample. `micro` holds the samples whole, `x` and the output have the
+    /// rows of the slice alone, those of one sample after those of another. Also gives what the slice leaves for those behind
+    /// it.
+    fn forward_slice(
+        &self,
+        _w: &[Self::Tensor],
+        _micro: &Micro<'_, Self::Item>,
+        slice: Slice<'_, Self::Tensor>,
+        _x: Option<Self::Tensor>,
+    ) -> Result<(Output<Self::Tensor>, Self::Saved, Left<Self::Tensor>)> {
+        no_slices("forward_slice", slice.of)
+    }
+
+    /// Makes the saved activations of a slice again, to the bit.
+    fn recompute_slice(
+        &self,
+        w: &[Self::Tensor],
+        micro: &Micro<'_, Self::Item>,
+        slice: Slice<'_, Self::Tensor>,
+        x: Option<Self::Tensor>,
+    ) -> Result<Self::Saved> {
+        Ok(self.forward_slice(w, micro, slice, x)?.1)
+    }
+
+    /// From the gradient of a slice's output, and of what it left, to that of its input, and of what the slices before it
+    /// left, as far as this slice read it. Slices go backward from the last to the first, so that what a slice left has all
+    /// of its gradient by then; the engine adds it up.
+    fn backward_input_slice(
+        &self,
+        _w: &[Self::Tensor],
+        _micro: &Micro<'_, Self::Item>,
+        slice: Slice<'_, Self::Tensor>,
+        _saved: Self::Saved,
+        _gradients: SliceGradients<Self::Tensor>,
+    ) -> Result<(Option<Self::Tensor>, Self::Deferred, Vec<Left<Self::Tensor>>)> {
+        no_slices("backward_input_slice", slice.of)
+    }
+
     /// Whether [`split_saved`](Stage::split_saved) is there. For a stage without it the engine runs a forward over
     /// several parts, as of backward halving and forward doubling, part by part.
     fn can_split_saved(&self) -> bool {
@@ -387,6 +435,41 @@ impl<S: Stage + ?Sized> Stage for Box<S> {
         selected: S::Saved,
     ) -> Result<S::Saved> {
         (**self).restore(w, micro, selected)
+    }
+
+    fn has_slices(&self) -> bool {
+        (**self).has_slices()
+    }
+
+    fn forward_slice(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        slice: Slice<'_, S::Tensor>,
+        x: Option<S::Tensor>,
+    ) -> Result<(Output<S::Tensor>, S::Saved, Left<S::Tensor>)> {
+        (**self).forward_slice(w, micro, slice, x)
+    }
+
+    fn recompute_slice(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        slice: Slice<'_, S::Tensor>,
+        x: Option<S::Tensor>,
+    ) -> Result<S::Saved> {
+        (**self).recompute_slice(w, micro, slice, x)
+    }
+
+    fn backward_input_slice(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        slice: Slice<'_, S::Tensor>,
+        saved: S::Saved,
+        gradients: SliceGradients<S::Tensor>,
+    ) -> Result<(Option<S::Tensor>, S::Deferred, Vec<Left<S::Tensor>>)> {
+        (**self).backward_input_slice(w, micro, slice, saved, gradients)
     }
 
     fn can_split_saved(&self) -> bool {

@@ -13,7 +13,7 @@ use crate::graph::StageGraph;
 use crate::ids::{StageId, WorkerId};
 use crate::op::{Cell, Kind, Op};
 use crate::program::{Instr, Program};
-use crate::stage::{Data, Init, Micro, Output, Param, Stage};
+use crate::stage::{Data, Init, Left, Micro, Output, Param, Slice, SliceGradients, Stage};
 
 /// How long the engine's calls of a worker's stages take: by kind of op, stage, and unit of the window.
 pub(super) struct Times {
@@ -56,9 +56,9 @@ impl Times {
         Times { calls, n_steps, units_per_step }
     }
 
-    fn of_call(&self, kind: Kind, stage: StageId, micro: &Micro<'_>) -> Duration {
+    fn of_call(&self, kind: Kind, stage: StageId, micro: &Micro<'_>, slice: u64) -> Duration {
         let step = micro.step % u64::from(self.n_steps);
-        let unit = step * u64::from(self.units_per_step) + micro.sample;
+        let unit = step * u64::from(self.units_per_step) + micro.sample + slice;
         self.calls.get(&(kind, stage, unit as u32)).copied().unwrap_or_default()
     }
 }
@@ -114,7 +114,20 @@ impl StandIn {
     }
 
     fn work(&self, kind: Kind, micro: &Micro<'_>) {
-        self.pace.work(self.times.of_call(kind, self.id, micro));
+        self.work_on(kind, micro, 0);
+    }
+
+    /// The output of a stage of a chain.
+    fn output(&self, micro: &Micro<'_>) -> Output<Tensor> {
+        match self.has_loss {
+            true => Output::Loss { loss: Tensor::zeros(&[1]), grad: row(micro) },
+            false => Output::Activation(row(micro)),
+        }
+    }
+
+    /// As many samples as a micro-batch has units stand for it, so a slice is the unit behind those before it.
+    fn work_on(&self, kind: Kind, micro: &Micro<'_>, slice: u64) {
+        self.pace.work(self.times.of_call(kind, self.id, micro, slice));
     }
 }
 
@@ -126,8 +139,9 @@ fn row(micro: &Micro<'_>) -> Tensor {
 impl Stage for StandIn {
     type Tensor = Tensor;
     type Item = u32;
-    type Saved = ();
-    type Deferred = ();
+    /// The number of the slice, 0 of whole sequences.
+    type Saved = u64;
+    type Deferred = u64;
 
     fn params(&self) -> &[Param] {
         &self.params
@@ -138,24 +152,20 @@ impl Stage for StandIn {
         _: &[Tensor],
         micro: &Micro<'_>,
         _: Option<Tensor>,
-    ) -> Result<(Output<Tensor>, ())> {
+    ) -> Result<(Output<Tensor>, u64)> {
         self.work(Kind::Forward, micro);
-        let output = match self.has_loss {
-            true => Output::Loss { loss: Tensor::zeros(&[1]), grad: row(micro) },
-            false => Output::Activation(row(micro)),
-        };
-        Ok((output, ()))
+        Ok((self.output(micro), 0))
     }
 
     fn backward_input(
         &self,
         _: &[Tensor],
         micro: &Micro<'_>,
-        (): (),
+        slice: u64,
         _: Tensor,
-    ) -> Result<(Option<Tensor>, ())> {
-        self.work(Kind::BackwardInput, micro);
-        Ok(((self.n_inputs > 0).then(|| row(micro)), ()))
+    ) -> Result<(Option<Tensor>, u64)> {
+        self.work_on(Kind::BackwardInput, micro, slice);
+        Ok(((self.n_inputs > 0).then(|| row(micro)), slice))
     }
 
     fn forward_edges(
@@ -163,55 +173,95 @@ impl Stage for StandIn {
         _: &[Tensor],
         micro: &Micro<'_>,
         _: Vec<Tensor>,
-    ) -> Result<(Vec<Output<Tensor>>, ())> {
+    ) -> Result<(Vec<Output<Tensor>>, u64)> {
         self.work(Kind::Forward, micro);
         let n_activations = self.n_outputs - usize::from(self.has_loss);
         let activations = (0..n_activations.min(1)).map(|_| Output::Activation(row(micro)));
         let loss = || Output::Loss { loss: Tensor::zeros(&[1]), grad: row(micro) };
-        Ok((activations.chain(self.has_loss.then(loss)).collect(), ()))
+        Ok((activations.chain(self.has_loss.then(loss)).collect(), 0))
     }
 
     fn backward_input_edges(
         &self,
         _: &[Tensor],
         micro: &Micro<'_>,
-        (): (),
+        slice: u64,
         _: Vec<Tensor>,
-    ) -> Result<(Vec<Tensor>, ())> {
-        self.work(Kind::BackwardInput, micro);
-        Ok(((0..self.n_inputs).map(|_| row(micro)).collect(), ()))
+    ) -> Result<(Vec<Tensor>, u64)> {
+        self.work_on(Kind::BackwardInput, micro, slice);
+        Ok(((0..self.n_inputs).map(|_| row(micro)).collect(), slice))
     }
 
-    fn recompute_edges(&self, _: &[Tensor], micro: &Micro<'_>, _: Vec<Tensor>) -> Result<()> {
+    fn recompute_edges(&self, _: &[Tensor], micro: &Micro<'_>, _: Vec<Tensor>) -> Result<u64> {
         self.work(Kind::Recompute, micro);
+        Ok(0)
+    }
+
+    fn backward_weight(&self, micro: &Micro<'_>, slice: u64, _: &mut [Tensor]) -> Result<()> {
+        self.work_on(Kind::BackwardWeight, micro, slice);
         Ok(())
     }
 
-    fn backward_weight(&self, micro: &Micro<'_>, (): (), _: &mut [Tensor]) -> Result<()> {
-        self.work(Kind::BackwardWeight, micro);
-        Ok(())
-    }
-
-    fn recompute(&self, _: &[Tensor], micro: &Micro<'_>, _: Option<Tensor>) -> Result<()> {
+    fn recompute(&self, _: &[Tensor], micro: &Micro<'_>, _: Option<Tensor>) -> Result<u64> {
         self.work(Kind::Recompute, micro);
-        Ok(())
+        Ok(0)
     }
 
     fn has_selective_recompute(&self) -> bool {
         true
     }
 
-    fn restore(&self, _: &[Tensor], micro: &Micro<'_>, (): ()) -> Result<()> {
-        self.work(Kind::Recompute, micro);
-        Ok(())
+    fn restore(&self, _: &[Tensor], micro: &Micro<'_>, slice: u64) -> Result<u64> {
+        self.work_on(Kind::Recompute, micro, slice);
+        Ok(slice)
+    }
+
+    fn has_slices(&self) -> bool {
+        true
+    }
+
+    fn forward_slice(
+        &self,
+        _: &[Tensor],
+        micro: &Micro<'_>,
+        slice: Slice<'_, Tensor>,
+        _: Option<Tensor>,
+    ) -> Result<(Output<Tensor>, u64, Left<Tensor>)> {
+        let index = slice.index() as u64;
+        self.work_on(Kind::Forward, micro, index);
+        Ok((self.output(micro), index, Left::new()))
+    }
+
+    fn recompute_slice(
+        &self,
+        _: &[Tensor],
+        micro: &Micro<'_>,
+        slice: Slice<'_, Tensor>,
+        _: Option<Tensor>,
+    ) -> Result<u64> {
+        let index = slice.index() as u64;
+        self.work_on(Kind::Recompute, micro, index);
+        Ok(index)
+    }
+
+    fn backward_input_slice(
+        &self,
+        w: &[Tensor],
+        micro: &Micro<'_>,
+        slice: Slice<'_, Tensor>,
+        saved: u64,
+        gradients: SliceGradients<Tensor>,
+    ) -> Result<(Option<Tensor>, u64, Vec<Left<Tensor>>)> {
+        let (dx, deferred) = self.backward_input(w, micro, saved, gradients.output)?;
+        Ok((dx, deferred, vec![Left::new(); slice.index()]))
     }
 
     fn can_split_saved(&self) -> bool {
         true
     }
 
-    fn split_saved(&self, (): (), parts: usize) -> Result<Vec<()>> {
-        Ok(vec![(); parts])
+    fn split_saved(&self, slice: u64, parts: usize) -> Result<Vec<u64>> {
+        Ok(vec![slice; parts])
     }
 }
 

@@ -50,6 +50,25 @@ fn interleaved_has_its_closed_form() {
     }
 }
 
+/// Slices, each a k-th of a micro-batch, fill and drain the pipeline in a k-th of the time and memory.
+#[test]
+fn seq1f1b_has_its_closed_forms() {
+    for d in 1..=16 {
+        for n in [1, 2, 3, 8, 16, 21] {
+            for k in 1..=8u32 {
+                let p = program("seq1f1b", &Shape { n_slices: k, ..Shape::new(d, n) }, Sync::AtEnd);
+                let (df, nf, kf) = (d as f64, f64::from(n), f64::from(k));
+                let (got, want) = (makespan(&p, 1.0, 2.0), 3.0 * nf + 3.0 * (df - 1.0) / kf);
+                assert!((got - want).abs() < 1e-9, "D={d} N={n} k={k}: {got} for {want}");
+                for (s, peak) in p.peaks().iter().enumerate() {
+                    let want = ((df - s as f64 + kf - 1.0) / kf).min(nf);
+                    assert!((peak - want).abs() < 1e-6, "D={d} N={n} k={k} s={s}: {peak}");
+                }
+            }
+        }
+    }
+}
+
 /// Groups of k micro-batches (kFkB) cost saved activations and room in the channels, and where messages
 /// are free gain nothing.
 #[test]

@@ -39,6 +39,8 @@ pub(crate) struct Run {
     pub(crate) architecture: Architecture,
     pub(crate) tied: bool,
     pub(crate) dropout: f64,
+    /// Whether tokens see their own document alone.
+    pub(crate) has_documents: bool,
     pub(crate) passes: Passes,
     pub(crate) is_delayed: bool,
     pub(crate) patience: Duration,
@@ -60,6 +62,7 @@ impl Run {
             architecture: Architecture::GPT2,
             tied: false,
             dropout: 0.0,
+            has_documents: false,
             passes: Passes::default(),
             is_delayed: false,
             patience: Duration::from_secs(60),
@@ -109,7 +112,8 @@ pub(crate) struct Outcome {
 
 pub(crate) struct Digits;
 
-pub(crate) const CONTEXT: usize = 3;
+/// Longer than the default number of slices, which do not divide it.
+pub(crate) const CONTEXT: usize = 5;
 const VOCAB: u32 = 5;
 
 impl Data for Digits {
@@ -215,7 +219,8 @@ fn gpt2(
     run: &Run,
     timetable: &Timetable,
 ) -> impl Fn(StageId) -> Result<DecoderStage<Reference>, Fault> {
-    let (config, rate, seed) = (config(run.tied), run.dropout, run.training().seed);
+    let (rate, seed) = (run.dropout, run.training().seed);
+    let config = ModelConfig { end_of_text: run.has_documents.then_some(2), ..config(run.tied) };
     let cuts = cut(&config, config.context, timetable.placement.n_stages()).expect("cut");
     move |id| {
         let stage = DecoderStage::new(Reference, &config, CONTEXT, cuts[id.index()].clone());
@@ -238,7 +243,8 @@ fn llama(
         ..Llama::usual(4, 2)
     };
     let architecture = Architecture::LLAMA;
-    let config = ModelConfig { architecture, llama: Some(llama), ..config(run.tied) };
+    let end_of_text = run.has_documents.then_some(2);
+    let config = ModelConfig { architecture, llama: Some(llama), end_of_text, ..config(run.tied) };
     let (rate, seed) = (run.dropout, run.training().seed);
     let cuts = cut(&config, config.context, timetable.placement.n_stages()).expect("cut");
     move |id| {

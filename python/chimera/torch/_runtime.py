@@ -113,6 +113,11 @@ class Runtime:
             raise Error(f"{n_ranks} ranks do not make groups of {depth} workers: start a multiple of {depth}")
         if "graph" in self._file:
             raise Error("modules here are a chain, from one tensor to one tensor, and the program's stages are a graph")
+        if "slices" in self._file:
+            raise Error(
+                f"modules here run whole sequences, and {self.program.schedule} cuts them into {self._file['slices']} slices: choose "
+                "another schedule"
+            )
         if not self._file["barrier"] and (self._clip is not None or self._loss_scale != 1.0):
             raise Error("without the barrier weights change before gradients are scaled: lower with barrier=True")
         check_alike(self.program, self._group)

@@ -84,7 +84,7 @@ impl Profiled {
     }
 
     fn costs_at(&self, timetable: &Timetable, times: ProfiledTimes) -> Result<StageCosts> {
-        can_be_cut(&self.config, timetable.units_per_micro)?;
+        can_be_cut(&self.config, timetable.units_per_micro, timetable.n_slices())?;
         Priced::new(&self.config.model(), Some(times)).costs(&self.config, timetable)
     }
 

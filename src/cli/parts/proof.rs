@@ -67,8 +67,12 @@ pub(crate) fn summary(program: &Program, timeline: &Timeline, unit: &str) -> Str
     )
 }
 
-/// The name of the schedule, and whether its backwards are of half micro-batches.
+/// The name of the schedule, and how it cuts micro-batches.
 pub(crate) fn named(program: &Program) -> String {
-    let halved = if program.units_per_micro() > 1 { ", backwards halved" } else { "" };
-    format!("{}{halved}", program.schedule())
+    let cut = match (program.rules().n_slices(), program.units_per_micro()) {
+        (1, 1) => String::new(),
+        (1, _) => ", backwards halved".to_string(),
+        (n_slices, _) => format!(", sequences in {n_slices} slices"),
+    };
+    format!("{}{cut}", program.schedule())
 }

@@ -169,6 +169,59 @@ pub(super) fn attention_after<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome 
     Ok(())
 }
 
+/// `[samples, context, first row, heads, features per head]`
+const SLICES: [[usize; 5]; 7] = [
+    [1, 1, 0, 1, 1],
+    [2, 7, 3, 3, 4],
+    [3, 16, 15, 2, 16],
+    [1, 130, 64, 2, 20],
+    [2, 131, 100, 2, 3],
+    [1, 67, 1, 1, 64],
+    [2, 150, 0, 2, 17],
+];
+
+/// Last rows that see all before them, or those of their document.
+fn slices<'m>(
+    [_, context, first, heads, _]: [usize; 5],
+    documents: &'m [u32],
+) -> impl Iterator<Item = (String, Attention<'m>)> {
+    let all = [("causal", Mask::Causal), ("packed", Mask::Documents(documents))];
+    all.into_iter().map(move |(name, mask)| {
+        let label = format!("{heads} heads, {name} context {context} from {first} on");
+        (label, Attention { mask, ..Attention::causal(heads, context) })
+    })
+}
+
+pub(super) fn attention_slice<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for extents @ [s, c, first, h, d] in SLICES {
+        let qkv = trials.normal(&[s * c, 3 * h * d]);
+        let documents = documents([s, c, h, d]);
+        for (label, by) in slices(extents, &documents) {
+            trial!(trials, label, [qkv], [], |device| {
+                let (out, log_sum) = device.attention_slice(qkv, first, &by)?;
+                [out, log_sum]
+            });
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn attention_slice_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
+    for extents @ [s, c, first, h, d] in SLICES {
+        let qkv = trials.normal(&[s * c, 3 * h * d]);
+        let documents = documents([s, c, h, d]);
+        for (label, by) in slices(extents, &documents) {
+            let (out, log_sum) = Reference.attention_slice(&qkv, first, &by)?;
+            let [out, log_sum] = [rounded(out), rounded(log_sum)];
+            let dy = trials.normal(&out.shape);
+            trial!(trials, label, [dy, qkv, out, log_sum], [], |device| {
+                [device.attention_slice_dx(dy, qkv, (out, log_sum), first, &by)?]
+            });
+        }
+    }
+    Ok(())
+}
+
 /// Heads in front of others that stay, of even and odd numbers of pairs, with more rows than positions.
 pub(super) fn rotary<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     for [rows, context, heads, behind, d] in

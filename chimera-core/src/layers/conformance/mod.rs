@@ -55,7 +55,7 @@ const LLAMA: [&str; 9] = [
 
 /// One case per function of [`Layers`], in its order, and the head of a model, where several work together.
 pub fn cases<D: Layers>() -> Vec<Case<D>> {
-    let table: [(&'static str, fn(&mut Trials<'_, D>) -> Outcome); 24] = [
+    let table: [(&'static str, fn(&mut Trials<'_, D>) -> Outcome); 26] = [
         ("embedding", dense::embedding),
         ("embedding_dw", dense::embedding_dw),
         ("linear", dense::linear),
@@ -78,6 +78,8 @@ pub fn cases<D: Layers>() -> Vec<Case<D>> {
         ("grouped_attention", attention::grouped_attention),
         ("grouped_attention_dx", attention::grouped_attention_dx),
         ("attention_after", attention::attention_after),
+        ("attention_slice", attention::attention_slice),
+        ("attention_slice_dx", attention::attention_slice_dx),
         ("cross_entropy", norm::cross_entropy),
         ("head", norm::head),
     ];

@@ -233,6 +233,32 @@ impl<D: Layers> Layers for Recorded<D> {
         self.device.attention_after(qkv, cache, past, by)
     }
 
+    /// Priced as attention of as many queries whose samples are as long as the slice, with the keys that are there on
+    /// average.
+    fn attention_slice(
+        &self,
+        qkv: &D::Tensor,
+        first: usize,
+        by: &Attention<'_>,
+    ) -> Result<(D::Tensor, D::Tensor)> {
+        let extents = self.slice_extents(qkv, first, by);
+        self.call("attention", &extents, |device| device.attention_slice(qkv, first, by))
+    }
+
+    fn attention_slice_dx(
+        &self,
+        dy: &D::Tensor,
+        qkv: &D::Tensor,
+        mixed: (&D::Tensor, &D::Tensor),
+        first: usize,
+        by: &Attention<'_>,
+    ) -> Result<D::Tensor> {
+        let extents = self.slice_extents(qkv, first, by);
+        self.call("attention_dx", &extents, |device| {
+            device.attention_slice_dx(dy, qkv, mixed, first, by)
+        })
+    }
+
     fn cross_entropy(
         &self,
         logits: D::Tensor,

@@ -43,14 +43,23 @@ impl Documents {
         rows.map(|(row, first)| (row % self.context) as u32 - first).collect()
     }
 
-    /// The rows of a table of positions that the documents take, one after another.
-    pub(super) fn rows_of<D: Device>(&self, device: &D, table: &D::Tensor) -> Result<D::Tensor> {
-        let positions = self.positions();
-        let documents = positions.chunk_by(|_, next| *next > 0);
-        let rows = documents.map(|document| device.rows(table, 0, document.len()));
-        let rows = rows.collect::<Result<Vec<_>>>()?;
-        device.join(&rows.iter().collect::<Vec<_>>())
+    /// The first `rows` rows of each sample.
+    pub(super) fn up_to(&self, rows: usize) -> Documents {
+        let of_samples = self.firsts.chunks(self.context).flat_map(|sample| &sample[..rows]);
+        Documents { firsts: of_samples.copied().collect(), context: rows }
     }
+}
+
+/// The rows of a table of positions at these `positions`, one after another.
+pub(super) fn rows_of<D: Device>(
+    device: &D,
+    table: &D::Tensor,
+    positions: &[u32],
+) -> Result<D::Tensor> {
+    let runs = positions.chunk_by(|one, next| one + 1 == *next);
+    let rows = runs.map(|run| device.rows(table, run[0] as usize, run.len()));
+    let rows = rows.collect::<Result<Vec<_>>>()?;
+    device.join(&rows.iter().collect::<Vec<_>>())
 }
 
 #[cfg(test)]

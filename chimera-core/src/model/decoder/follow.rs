@@ -44,7 +44,7 @@ impl<D: Layers> DecoderStage<D> {
         let rotary = self.rotary.as_ref().map(rows).transpose()?;
         let mut x = match rotary {
             None => device.embedding(ids, ids.len(), &w[0], &rows(&w[1])?)?,
-            Some(_) => self.embedded(w, ids)?,
+            Some(_) => self.embedded(w, ids, &self.whole())?,
         };
         let pass = Pass::following(device, self.attention, cache);
         let blocks = self.blocks_of(pass, rotary.as_ref());

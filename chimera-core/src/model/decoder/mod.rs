@@ -6,7 +6,9 @@ mod documents;
 mod follow;
 mod params;
 mod saved;
+mod slice;
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::slice::ChunksExact;
 
@@ -21,11 +23,12 @@ use super::rope::frequencies;
 
 use crate::device::Result;
 use crate::layers::{Attention, Layers, Layout, Mask};
-use crate::stage::{Micro, Output, Param, Stage};
+use crate::stage::{Left, Micro, Output, Param, Slice, SliceGradients, Stage};
 
 use block::Blocks;
-use documents::Documents;
+use documents::{Documents, rows_of};
 use saved::SavedHead;
+use slice::Made;
 
 pub use follow::decoder;
 pub(super) use params::params;
@@ -137,15 +140,44 @@ impl<D: Layers> DecoderStage<D> {
         self.device.zeros(&[1, self.hidden])
     }
 
-    fn embedded(&self, w: &[D::Tensor], ids: &[u32]) -> Result<D::Tensor> {
-        let device = &self.device;
-        match (&self.rotary, self.documents(ids)) {
-            (Some(_), _) => device.embedding(ids, 1, &w[0], &self.no_positions()?),
-            (None, None) => device.embedding(ids, self.attention.context, &w[0], &w[1]),
-            (None, Some(documents)) => {
-                device.embedding(ids, ids.len(), &w[0], &documents.rows_of(device, &w[1])?)
+    /// All rows of a sample.
+    fn whole(&self) -> Range<usize> {
+        0..self.attention.context
+    }
+
+    /// Those of `values`, one for each row, that are of these `rows` of their sample.
+    fn picked<'v>(&self, values: &'v [u32], rows: &Range<usize>) -> Cow<'v, [u32]> {
+        if *rows == self.whole() {
+            return Cow::Borrowed(values);
+        }
+        let of_sample = |sample: &'v [u32]| sample.get(rows.clone()).unwrap_or_default();
+        values.chunks(self.attention.context).flat_map(of_sample).copied().collect()
+    }
+
+    /// The position of each of these `rows` of the samples of `ids`, where it is not that of the row in whole samples.
+    fn positions(&self, ids: &[u32], rows: &Range<usize>) -> Option<Vec<u32>> {
+        match self.documents(ids) {
+            Some(documents) => Some(self.picked(&documents.positions(), rows).into_owned()),
+            None if *rows == self.whole() => None,
+            None => {
+                let of_sample = || rows.clone().map(|row| row as u32);
+                let n_samples = ids.len() / self.attention.context;
+                Some((0..n_samples).flat_map(|_| of_sample()).collect())
             }
         }
+    }
+
+    /// The embedding of these `rows` of the samples of `ids`.
+    fn embedded(&self, w: &[D::Tensor], ids: &[u32], rows: &Range<usize>) -> Result<D::Tensor> {
+        let device = &self.device;
+        if self.rotary.is_some() {
+            return device.embedding(&self.picked(ids, rows), 1, &w[0], &self.no_positions()?);
+        }
+        let Some(positions) = self.positions(ids, rows) else {
+            return device.embedding(ids, self.attention.context, &w[0], &w[1]);
+        };
+        let table = rows_of(device, &w[1], &positions)?;
+        device.embedding(&self.picked(ids, rows), positions.len(), &w[0], &table)
     }
 
     /// The input of the head with its norm.
@@ -155,17 +187,16 @@ impl<D: Layers> DecoderStage<D> {
         Ok(SavedHead { x, stats, normed })
     }
 
-    /// From the stage's input through its blocks: the last one's output, and the saved activations.
+    /// From the input of some rows through the blocks: the last one's output, and the saved activations.
     fn through(
         &self,
         w: &[D::Tensor],
-        micro: &Micro<'_>,
+        blocks: &Blocks<'_, D>,
+        (ids, rows): (&[u32], &Range<usize>),
         x: Option<D::Tensor>,
     ) -> Result<(D::Tensor, DecoderSaved<D::Tensor>)> {
-        let seen = self.seen(micro);
-        let blocks = self.blocks(micro, seen.as_deref());
         assert_eq!(x.is_none(), self.cut.first, "only the first stage has no x");
-        let embed = || blocks.pass.dropped(EMBEDDED, &self.embedded(w, micro.input)?);
+        let embed = || blocks.pass.dropped(EMBEDDED, &self.embedded(w, ids, rows)?);
         let mut x = x.map_or_else(embed, Ok)?;
 
         let mut saved = Vec::with_capacity(self.cut.blocks.len());
@@ -176,6 +207,58 @@ impl<D: Layers> DecoderStage<D> {
         }
         let head = self.cut.last.then(|| self.norm_head(w, x.clone())).transpose()?;
         Ok((x, DecoderSaved { blocks: saved, head }))
+    }
+
+    /// What a stage gives for the output of its last block: that, or the logits, or with targets their loss.
+    fn output(
+        &self,
+        w: &[D::Tensor],
+        (x, saved): (D::Tensor, &DecoderSaved<D::Tensor>),
+        target: &[u32],
+        loss_scale: f64,
+    ) -> Result<Output<D::Tensor>> {
+        let device = &self.device;
+        let Some(head) = &saved.head else { return Ok(Output::Activation(x)) };
+        let logits = device.linear(&head.normed, &w[self.head], Layout::OutIn, None, None)?;
+        if target.is_empty() {
+            return Ok(Output::Activation(logits));
+        }
+        let (loss, grad) = device.cross_entropy(logits, target, loss_scale)?;
+        Ok(Output::Loss { loss, grad })
+    }
+
+    /// The input half of the backward of some rows.
+    fn back_through(
+        &self,
+        w: &[D::Tensor],
+        blocks: &Blocks<'_, D>,
+        rows: Range<usize>,
+        saved: DecoderSaved<D::Tensor>,
+        mut dy: D::Tensor,
+    ) -> Result<(Option<D::Tensor>, DecoderDeferred<D::Tensor>)> {
+        let device = &self.device;
+        let mut head = None;
+        if let Some(SavedHead { x, stats, normed }) = saved.head {
+            let d_normed = device.linear_dx(&dy, &w[self.head], Layout::OutIn)?;
+            let norm = Norm { dy: d_normed, x, stats };
+            let dx = self.form.norm.dx(device, &norm, &w[self.body().end..], None)?;
+            head = Some((norm, Linear { x: normed, dy }));
+            dy = dx;
+        }
+
+        let mut of_blocks = Vec::with_capacity(saved.blocks.len());
+        let blocks_saved = self.weights(w).zip(saved.blocks);
+        for (block, (w, saved)) in self.cut.blocks.clone().zip(blocks_saved).rev() {
+            let (dx, deferred) = blocks.backward_input(block, w, saved, dy)?;
+            of_blocks.push(deferred);
+            dy = dx;
+        }
+
+        let (dx, embedding) = match self.cut.first {
+            true => (None, Some(blocks.pass.dropped(EMBEDDED, &dy)?)),
+            false => (Some(dy), None),
+        };
+        Ok((dx, DecoderDeferred { head, blocks: of_blocks, embedding, rows }))
     }
 }
 
@@ -217,16 +300,11 @@ impl<D: Layers> Stage for DecoderStage<D> {
         micro: &Micro<'_>,
         x: Option<D::Tensor>,
     ) -> Result<(Output<D::Tensor>, Self::Saved)> {
-        let (device, (x, saved)) = (&self.device, self.through(w, micro, x)?);
-        let Some(head) = &saved.head else {
-            return Ok((Output::Activation(x), Kept::Whole(saved)));
-        };
-        let logits = device.linear(&head.normed, &w[self.head], Layout::OutIn, None, None)?;
-        if micro.target.is_empty() {
-            return Ok((Output::Activation(logits), Kept::Whole(saved)));
-        }
-        let (loss, grad) = device.cross_entropy(logits, micro.target, micro.loss_scale)?;
-        Ok((Output::Loss { loss, grad }, Kept::Whole(saved)))
+        let seen = self.seen(micro);
+        let blocks = self.blocks(micro, seen.as_deref());
+        let (x, saved) = self.through(w, &blocks, (micro.input, &self.whole()), x)?;
+        let output = self.output(w, (x, &saved), micro.target, micro.loss_scale)?;
+        Ok((output, Kept::Whole(saved)))
     }
 
     fn recompute(
@@ -235,7 +313,10 @@ impl<D: Layers> Stage for DecoderStage<D> {
         micro: &Micro<'_>,
         x: Option<D::Tensor>,
     ) -> Result<Self::Saved> {
-        Ok(Kept::Whole(self.through(w, micro, x)?.1))
+        let seen = self.seen(micro);
+        let blocks = self.blocks(micro, seen.as_deref());
+        let (_, saved) = self.through(w, &blocks, (micro.input, &self.whole()), x)?;
+        Ok(Kept::Whole(saved))
     }
 
     fn has_selective_recompute(&self) -> bool {
@@ -269,33 +350,11 @@ impl<D: Layers> Stage for DecoderStage<D> {
         w: &[D::Tensor],
         micro: &Micro<'_>,
         saved: Self::Saved,
-        mut dy: D::Tensor,
+        dy: D::Tensor,
     ) -> Result<(Option<D::Tensor>, DecoderDeferred<D::Tensor>)> {
-        let (saved, seen) = (saved.whole(), self.seen(micro));
-        let (device, blocks) = (&self.device, self.blocks(micro, seen.as_deref()));
-        let mut head = None;
-        if let Some(SavedHead { x, stats, normed }) = saved.head {
-            let d_normed = device.linear_dx(&dy, &w[self.head], Layout::OutIn)?;
-            let norm = Norm { dy: d_normed, x, stats };
-            let dx = self.form.norm.dx(device, &norm, &w[self.body().end..], None)?;
-            head = Some((norm, Linear { x: normed, dy }));
-            dy = dx;
-        }
-
-        let mut of_blocks = Vec::with_capacity(saved.blocks.len());
-        let blocks_saved = self.weights(w).zip(saved.blocks);
-        for (block, (w, saved)) in self.cut.blocks.clone().zip(blocks_saved).rev() {
-            let (dx, deferred) = blocks.backward_input(block, w, saved, dy)?;
-            of_blocks.push(deferred);
-            dy = dx;
-        }
-
-        let (dx, embedding) = match self.cut.first {
-            true => (None, Some(blocks.pass.dropped(EMBEDDED, &dy)?)),
-            false => (Some(dy), None),
-        };
-        let deferred = DecoderDeferred { head, blocks: of_blocks, embedding };
-        Ok((dx, deferred))
+        let seen = self.seen(micro);
+        let blocks = self.blocks(micro, seen.as_deref());
+        self.back_through(w, &blocks, self.whole(), saved.whole(), dy)
     }
 
     fn backward_weight(
@@ -316,23 +375,70 @@ impl<D: Layers> Stage for DecoderStage<D> {
         }
         if let Some(dy) = deferred.embedding {
             let (tokens, positions) = into.split_at_mut(1);
-            let (tokens, ids) = (&mut tokens[0], micro.input);
-            match (&self.rotary, self.documents(ids)) {
-                (None, None) => {
-                    let context = self.attention.context;
-                    device.embedding_dw(ids, context, &dy, tokens, &mut positions[0])?;
-                }
-                (rotary, documents) => {
-                    let nowhere = &mut self.no_positions()?;
-                    device.embedding_dw(ids, 1, &dy, tokens, nowhere)?;
-                    if let (None, Some(documents)) = (rotary, documents) {
-                        let places = documents.positions();
-                        device.embedding_dw(&places, 1, &dy, &mut positions[0], nowhere)?;
-                    }
-                }
+            let (tokens, rows) = (&mut tokens[0], &deferred.rows);
+            let ids = self.picked(micro.input, rows);
+            let places = self.positions(micro.input, rows);
+            if self.rotary.is_none() && places.is_none() {
+                let context = self.attention.context;
+                return device.embedding_dw(&ids, context, &dy, tokens, &mut positions[0]);
+            }
+            let nowhere = &mut self.no_positions()?;
+            device.embedding_dw(&ids, 1, &dy, tokens, nowhere)?;
+            if let (None, Some(places)) = (&self.rotary, places) {
+                device.embedding_dw(&places, 1, &dy, &mut positions[0], nowhere)?;
             }
         }
         Ok(())
+    }
+
+    fn has_slices(&self) -> bool {
+        self.dropout.rate == 0.0
+    }
+
+    fn forward_slice(
+        &self,
+        w: &[D::Tensor],
+        micro: &Micro<'_>,
+        slice: Slice<'_, D::Tensor>,
+        x: Option<D::Tensor>,
+    ) -> Result<(Output<D::Tensor>, Self::Saved, Left<D::Tensor>)> {
+        let Made { made: (output, saved), left, .. } =
+            self.sliced(micro, slice, None, |blocks, rows| {
+                let (x, saved) = self.through(w, blocks, (micro.input, rows), x)?;
+                let target = self.picked(micro.target, rows);
+                let output = self.output(w, (x, &saved), &target, micro.loss_scale)?;
+                Ok((output, Kept::Whole(saved)))
+            })?;
+        Ok((output, saved, left))
+    }
+
+    fn recompute_slice(
+        &self,
+        w: &[D::Tensor],
+        micro: &Micro<'_>,
+        slice: Slice<'_, D::Tensor>,
+        x: Option<D::Tensor>,
+    ) -> Result<Self::Saved> {
+        let saved = self.sliced(micro, slice, None, |blocks, rows| {
+            self.through(w, blocks, (micro.input, rows), x)
+        });
+        Ok(Kept::Whole(saved?.made.1))
+    }
+
+    fn backward_input_slice(
+        &self,
+        w: &[D::Tensor],
+        micro: &Micro<'_>,
+        slice: Slice<'_, D::Tensor>,
+        saved: Self::Saved,
+        gradients: SliceGradients<D::Tensor>,
+    ) -> Result<(Option<D::Tensor>, DecoderDeferred<D::Tensor>, Vec<Left<D::Tensor>>)> {
+        let SliceGradients { output, left } = gradients;
+        let Made { made: (dx, deferred), d_past, .. } =
+            self.sliced(micro, slice, left, |blocks, rows| {
+                self.back_through(w, blocks, rows.clone(), saved.whole(), output)
+            })?;
+        Ok((dx, deferred, d_past))
     }
 
     fn can_split_saved(&self) -> bool {

@@ -1,5 +1,7 @@
 //! What passes of a stage keep for later ones.
 
+use std::ops::Range;
+
 use super::block;
 use crate::device::Result;
 use crate::model::kept::Tensors;
@@ -28,6 +30,8 @@ pub struct DecoderDeferred<T> {
     pub(super) blocks: Vec<block::Deferred<T>>,
     /// Gradient of the embedding's output.
     pub(super) embedding: Option<T>,
+    /// Which rows of each sample went through.
+    pub(super) rows: Range<usize>,
 }
 
 #[derive(Debug)]

@@ -16,7 +16,7 @@ const SEED: u64 = 11;
 /// Stages with their weights, and samples.
 pub(super) struct Subject<'c, D: Device, S: Stage> {
     pub(super) device: &'c D,
-    graph: StageGraph,
+    pub(super) graph: StageGraph,
     pub(super) stages: Vec<S>,
     pub(super) weights: Vec<Vec<D::Tensor>>,
     input: Vec<Vec<S::Item>>,

@@ -1,0 +1,115 @@
+//! Running an op on a slice of a sequence: beside what other ops eat and make, what slices leave for those behind them, and
+//! its gradient on the way back.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::ops::Value;
+use super::state::{StageOn, State};
+use crate::comm::Comm;
+use crate::device::Device;
+use crate::fault::Fault;
+use crate::op::{Kind, Op};
+use crate::stage::{Output, Slice, SliceGradients};
+
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
+    /// Runs the forward of a slice.
+    pub(super) fn forward_slice(
+        &mut self,
+        op: &Op,
+        mut eaten: VecDeque<Value<S>>,
+    ) -> Result<Vec<Value<S>>, Fault> {
+        let (mut lefts, x) = match eaten.pop_back() {
+            Some(Value::Past(past)) => (past, eaten.pop_back()),
+            x => (Vec::new(), x),
+        };
+        let x = x.map(Value::tensor);
+        let rules = self.job.program.rules();
+        let is_recomputed = rules.is_recomputed(op.pipe, op.stage);
+        let is_selective = is_recomputed && rules.is_selective(op.pipe, op.stage);
+        let of = rules.n_slices() as usize;
+        let input = (is_recomputed && !is_selective).then(|| Vec::from_iter(x.clone()));
+        let (weights, batch) = (Arc::clone(self.version(op)), self.batch(op)?);
+
+        let stage = &self.stages.held(op.stage).stage;
+        let slice = Slice { past: &lefts, of };
+        let ran = stage.forward_slice(&weights, &batch.micro(), slice, x);
+        let (output, saved, left) = self.on_device(op, ran)?;
+        let output = match output {
+            Output::Activation(y) => y,
+            Output::Loss { loss, grad } => {
+                self.steps.losses.push((*op, loss));
+                grad
+            }
+        };
+        let is_last = lefts.len() + 1 == of;
+        if !is_last {
+            lefts.push(left);
+        }
+        let stage = &self.stages.held(op.stage).stage;
+        let kept = match input {
+            Some(input) => Value::Inputs(input, lefts.clone()),
+            None if is_selective => Value::Saved(stage.select(saved), lefts.clone()),
+            None => Value::Saved(saved, lefts.clone()),
+        };
+        let mut made = vec![Value::Tensor(output), kept];
+        if !is_last {
+            made.push(Value::Past(lefts));
+        }
+        made.extend(self.kept_versions([weights]));
+        Ok(made)
+    }
+
+    /// Runs the backward of a slice, or its input half.
+    pub(super) fn backward_slice(
+        &mut self,
+        op: &Op,
+        mut eaten: VecDeque<Value<S>>,
+    ) -> Result<Vec<Value<S>>, Fault> {
+        let weights = self.versions(op, &mut eaten);
+        let later = match eaten.pop_back() {
+            Some(Value::PastGradient(later)) => Some(later),
+            other => {
+                eaten.extend(other);
+                None
+            }
+        };
+        let (mut sums, left) = match later {
+            Some(mut sums) => {
+                let left = sums.pop();
+                (sums, left)
+            }
+            None => (Vec::new(), None),
+        };
+        let mut next = || eaten.pop_front();
+        let (Some(Value::Saved(saved, lefts)), Some(Value::Tensor(output))) = (next(), next())
+        else {
+            panic!("{op} was given other values than its effects name")
+        };
+        let n_slices = self.job.program.rules().n_slices();
+        let (index, of) = ((op.span.start % n_slices) as usize, n_slices as usize);
+        let batch = self.batch(op)?;
+        let stage = &self.stages.held(op.stage).stage;
+        let slice = Slice { past: &lefts[..index], of };
+        let gradients = SliceGradients { output, left };
+        let ran = stage.backward_input_slice(&weights[0], &batch.micro(), slice, saved, gradients);
+        let (dx, deferred, d_past) = self.on_device(op, ran)?;
+        if sums.is_empty() {
+            sums = d_past;
+        } else {
+            let each = sums.iter_mut().flatten().zip(d_past.into_iter().flatten());
+            let added = each.map(|(sum, part)| self.device.accumulate(sum, &part));
+            self.on_device(op, added.collect::<Result<(), _>>())?;
+        }
+        let has_input = self.edges(op.stage).n_inputs() > 0;
+        let mut made: Vec<_> = dx.filter(|_| has_input).map(Value::Tensor).into_iter().collect();
+        match op.kind {
+            Kind::Backward => self.backward_weight(op, deferred)?,
+            _ => made.push(Value::Deferred(deferred)),
+        }
+        if index > 0 {
+            made.push(Value::PastGradient(sums));
+        }
+        Ok(made)
+    }
+}

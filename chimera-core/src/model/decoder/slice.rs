@@ -1,0 +1,59 @@
+//! Passes of a slice of the sequence of each sample.
+
+use std::ops::Range;
+
+use super::block::Blocks;
+use super::{DecoderStage, Pass};
+use crate::device::{DeviceError, Result};
+use crate::layers::{Attention, Layers, Mask};
+use crate::model::slices::PassSlice;
+use crate::stage::{Left, Micro, Slice, slice_range};
+
+/// What a slice made on its way through a stage.
+pub(super) struct Made<R, T> {
+    pub(super) made: R,
+    pub(super) left: Left<T>,
+    pub(super) d_past: Vec<Left<T>>,
+}
+
+impl<D: Layers> DecoderStage<D> {
+    /// What `run` makes of the blocks as a slice passes through them, and of its rows of each sample; what the slice left on
+    /// its way forward, and on its way back the gradients of what those before it left. `d_left` is the gradient of what the
+    /// slice left.
+    pub(super) fn sliced<R>(
+        &self,
+        micro: &Micro<'_>,
+        slice: Slice<'_, D::Tensor>,
+        d_left: Option<Left<D::Tensor>>,
+        run: impl FnOnce(&Blocks<'_, D>, &Range<usize>) -> Result<R>,
+    ) -> Result<Made<R, D::Tensor>> {
+        let Attention { context, mask, .. } = self.attention;
+        let rows = slice.range(context);
+        if rows.is_empty() || self.dropout.rate > 0.0 {
+            return Err(self.no_slice(slice.of));
+        }
+        let documents = self.documents(micro.input).map(|documents| documents.up_to(rows.end));
+        let seen = documents.map(|documents| documents.seen(mask));
+        let mask = seen.as_deref().map_or(mask, Mask::Documents);
+        let own_rows = |table| self.device.rows(table, rows.start, rows.len());
+        let rotary = self.rotary.as_ref().map(own_rows).transpose()?;
+
+        let ends = (0..=slice.index()).map(|n| slice_range(n, slice.of, context).end).collect();
+        let pass_slice = PassSlice::new(self.cut.blocks.start, ends, slice.past, d_left);
+        let attention = Attention { context: rows.end, mask, ..self.attention };
+        let pass = Pass::of_slice(&self.device, attention, pass_slice);
+        let blocks = self.blocks_of(pass, rotary.as_ref());
+        let made = run(&blocks, &rows)?;
+        let (left, d_past) = blocks.pass.end();
+        Ok(Made { made, left, d_past })
+    }
+
+    fn no_slice(&self, of: usize) -> DeviceError {
+        let context = self.attention.context;
+        let reason = match self.dropout.rate > 0.0 {
+            true => "dropout is drawn for whole sequences: train slices of them without".into(),
+            false => format!("sequences of {context} tokens cannot be cut into {of} slices"),
+        };
+        DeviceError::Failed { device: self.device.name(), op: "slice", reason }
+    }
+}
