@@ -116,7 +116,7 @@ impl<D: Device> Recorded<D> {
         [rows / by.context.max(1) * by.heads, by.context, visible, by.head_dim(width)]
     }
 
-    /// Those of attention whose last rows query alone: as many queries and scores as there are.
+    /// Extents of attention whose last rows query alone: as many queries and scores as there are.
     fn slice_extents(&self, qkv: &D::Tensor, first: usize, by: &Attention<'_>) -> [usize; 4] {
         let [parts, context, visible, dim] = self.attention_extents(qkv, by);
         let n = context - first;

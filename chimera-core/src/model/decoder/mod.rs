@@ -145,7 +145,7 @@ impl<D: Layers> DecoderStage<D> {
         0..self.attention.context
     }
 
-    /// Those of `values`, one for each row, that are of these `rows` of their sample.
+    /// Of `values`, one for each row, those of these `rows` of their sample.
     fn picked<'v>(&self, values: &'v [u32], rows: &Range<usize>) -> Cow<'v, [u32]> {
         if *rows == self.whole() {
             return Cow::Borrowed(values);
