@@ -345,7 +345,7 @@ mod tests {
             ("\"format\": 2", "\"format\": 1"),
             ("4e-9", "-1"),
             ("[9]", "[9,1]"),
-            ("2e-5", "0.0"),
+            ("0.00002", "0.0"),
             ("\"replicas\":2", "\"replicas\":1"),
         ] {
             assert!(text.contains(from), "{from}: {text}");
