@@ -37,7 +37,12 @@ pub trait Costs {
         0.0
     }
 
-    /// From the last replica's start of a reduction to its end.
+    /// The part of a reduction that its start takes of each worker, which can do nothing else meanwhile.
+    fn reduce_occupies(&self, _bucket: BucketId) -> f64 {
+        0.0
+    }
+
+    /// From when the last replica has started a reduction to its end.
     fn reduce(&self, _bucket: BucketId) -> f64 {
         0.0
     }

@@ -9,7 +9,7 @@ use toml::Value;
 use super::need::Need;
 use crate::profile::ProfiledTimes;
 use crate::settings::schedules::Named;
-use crate::settings::{Config, Layout, OPTIONS, Scaling, Settings};
+use crate::settings::{Config, Layout, OPTIONS, RecomputedStages, Scaling, Settings};
 
 /// The ranks there are, all alike.
 #[derive(Clone, Debug)]
@@ -80,6 +80,7 @@ impl Candidate {
                 config.micro_batches > config.depth && self.reads().contains(&Parameter::Scaling),
             ),
             ("recompute", config.recompute != Recompute::None),
+            ("recompute-stages", matches!(config.recompute_stages, RecomputedStages::These(_))),
             ("shard-optimizer", config.shard_optimizer),
             ("layout", matches!(config.layout, Layout::Is(_))),
         ];
@@ -117,6 +118,14 @@ impl Candidate {
     /// How its schedule scales, by name.
     pub fn scaling(&self) -> &'static str {
         name(&Scaling::ALL, self.config.scaling)
+    }
+
+    /// What its forwards keep, by name, with the stages that it is about unless these are all.
+    pub fn recomputed(&self) -> String {
+        match &self.config.recompute_stages {
+            stages @ RecomputedStages::These(_) => format!("{} {stages}", self.recompute()),
+            RecomputedStages::All | RecomputedStages::Auto => self.recompute().to_string(),
+        }
     }
 
     /// What its forwards keep, by name.

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, ensure};
+use chimera_core::lower::Recompute;
 use chimera_core::search::AUTO;
 use rayon::prelude::*;
 
@@ -94,7 +95,9 @@ pub fn choose(
     let is_sharing_free = is_free(said, "shard-optimizer") && !said.mpi_allreduce;
     let group = || ConfigGroup::new(cluster, is_sharing_free);
     let mut choice = first_choice(said, batch, cluster, &watched, group)?;
-    choice.settle(top, &watched, || ConfigGroup::simulated(cluster, is_sharing_free));
+    let simulated = || ConfigGroup::simulated(cluster, is_sharing_free);
+    choice.settle(top, &watched, simulated);
+    choice.let_off(top, &watched, || simulated().letting_off());
     choice.n_left_out = watched.n_left_out();
     ensure!(
         !choice.is_empty(),
@@ -231,6 +234,24 @@ impl Choice {
                 return;
             }
         }
+    }
+
+    /// Lets stages of the `top` fastest that recompute keep their activations as far as memory allows.
+    fn let_off<'c>(
+        &mut self,
+        top: usize,
+        watched: &Watched<'_>,
+        group: impl Fn() -> ConfigGroup<'c> + Sync,
+    ) {
+        let recomputes = |candidate: &Candidate| candidate.config.recompute != Recompute::None;
+        let shown = self.candidates.iter_mut().take(top);
+        let shown: Vec<_> = shown.filter(|c| c.is_simulated && recomputes(c)).collect();
+        shown.into_par_iter().filter(|_| !watched.is_over()).for_each(|candidate| {
+            if let Ok(Fit::Fits(fewer)) = group().outcome(candidate.config.clone()) {
+                *candidate = fewer;
+            }
+        });
+        self.sort();
     }
 
     fn too_large(&mut self, config: Config, need: Need) {

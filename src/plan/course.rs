@@ -1,10 +1,10 @@
 //! What a run does by its settings, whatever is trained: a proven program of steps, and how weights are updated.
 
 use anyhow::{Result, bail, ensure};
-use chimera_core::costs::{StageCosts, UniformCosts};
+use chimera_core::costs::{Costs, StageCosts, UniformCosts};
 use chimera_core::engine::{NonFinite, Training, unsurvivable};
 use chimera_core::ids::StageId;
-use chimera_core::lower::{Lowering, Passes, Recompute};
+use chimera_core::lower::{Lowering, Passes, Recompute, recompute};
 use chimera_core::model::{Cut, ModelConfig};
 use chimera_core::program::Program;
 use chimera_core::request::{Ordered, Request, Source};
@@ -15,7 +15,7 @@ use chimera_core::update::Update;
 use super::request::{passes_of_window, request_of_window};
 use crate::device::Precision;
 use crate::settings::schedules::Named;
-use crate::settings::{Config, Scaling, Survive, Transport};
+use crate::settings::{Config, RecomputedStages, Scaling, Survive, Transport};
 
 /// Settings with the proven program that they lead to.
 pub struct Course {
@@ -64,7 +64,7 @@ impl Course {
             let source = Source::Timetable(timetable);
             let passes = passes_of_window(config, window);
             let request = Request { source, shape: config.shape(), passes };
-            ordered(config, request, chain)
+            recomputed(config, ordered(config, request, chain)?, chain)
         })
     }
 
@@ -181,7 +181,8 @@ impl Chain for ModelConfig {
         let mean = cuts.iter().map(flops).sum::<f64>() / n_stages as f64;
         let is_selective = |stage: StageId| {
             let mut stages = timetable.selective.iter().map(|(_, stage)| *stage);
-            config.recompute == Recompute::Selective || stages.any(|selective| selective == stage)
+            config.recompute_of(stage) == Recompute::Selective
+                || stages.any(|selective| selective == stage)
         };
         let costs = costs_by_flops(self, config.sequence, &cuts, mean, is_selective);
         let per_units = |stage: UniformCosts| stage.per_units(timetable.units_per_micro);
@@ -240,7 +241,7 @@ fn training(config: &Config) -> Training {
 
 /// What the settings name, but for the passes, which another recomputation alone makes others.
 pub(crate) fn timetable(config: &Config, chain: &dyn Chain) -> Result<Timetable> {
-    Ok(order(config, config.window, chain)?.timetable)
+    Ok(ordered(config, request_of_window(config, config.window)?, chain)?.timetable)
 }
 
 /// The settings with the scaling that `auto` stands for: the shorter one, among those that micro-batches can have.
@@ -284,7 +285,35 @@ pub(crate) fn can_be_cut(config: &Config, units_per_micro: u32, n_slices: u32) -
 /// The timetable that the settings ask for, of a window of so many steps if it is asynchronous. Every rank of a run
 /// gets the same one unless a search runs out of time.
 pub(super) fn order(config: &Config, window: u32, chain: &dyn Chain) -> Result<Ordered> {
-    ordered(config, request_of_window(config, window)?, chain)
+    recomputed(config, ordered(config, request_of_window(config, window)?, chain)?, chain)
+}
+
+fn recomputed(config: &Config, ordered: Ordered, chain: &dyn Chain) -> Result<Ordered> {
+    let costs = chain.costs(config, &ordered.timetable)?;
+    recomputed_at(config, ordered, &costs)
+}
+
+/// The timetable where only some stages recompute, which the passes do not know of.
+pub(crate) fn recomputed_at(
+    config: &Config,
+    ordered: Ordered,
+    costs: &impl Costs,
+) -> Result<Ordered> {
+    let stages = match &config.recompute_stages {
+        RecomputedStages::These(stages) => stages,
+        RecomputedStages::All | RecomputedStages::Auto => return Ok(ordered),
+    };
+    let n_stages = ordered.timetable.placement.n_stages();
+    if let Some(stage) = stages.iter().find(|stage| usize::from(**stage) >= n_stages) {
+        bail!("recompute-stages names stage {stage}, but there are {n_stages}, from 0")
+    }
+    if config.recompute == Recompute::None {
+        return Ok(ordered);
+    }
+    let how = Lowering { max_peak: config.memory_cap, ..Lowering::default() };
+    let what = |_, stage| config.recompute_of(stage);
+    let timetable = recompute(&ordered.timetable, what, config.hoist, &how, costs)?;
+    Ok(Ordered { timetable, ..ordered })
 }
 
 fn ordered(config: &Config, request: Request, chain: &dyn Chain) -> Result<Ordered> {
@@ -316,7 +345,6 @@ fn prove(
 
 #[cfg(test)]
 mod tests {
-    use chimera_core::costs::Costs;
     use chimera_core::ids::{PipeId, WorkerId};
     use chimera_core::op::{Kind, Op};
     use chimera_core::schedule::{Shape, find};

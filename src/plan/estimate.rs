@@ -27,6 +27,7 @@ use super::layout::shortest;
 use super::need::{Need, Peaks, Weights, memory_of, needs, needs_at};
 use super::predict::beside_others;
 use super::priced::Stages;
+use super::recomputed::let_off;
 use super::{Course, Plan, Priced, can_be_cut, costs_by_flops, timetable};
 use crate::device::Device;
 use crate::profile::ProfiledTimes;
@@ -53,6 +54,8 @@ pub(super) struct ConfigGroup<'c> {
     cluster: &'c Cluster,
     is_sharing_free: bool,
     foresees: bool,
+    /// Whether stages are let off recomputation as far as memory allows.
+    lets_off: bool,
     /// Once a timetable was made: they are the same number in all.
     n_stages: Option<usize>,
     timetables: Vec<(usize, Timetable)>,
@@ -89,7 +92,15 @@ impl<'c> ConfigGroup<'c> {
     /// or `is_sharing_free` does not: owners of tensors take their time, which is not simulated.
     pub(super) fn new(cluster: &'c Cluster, is_sharing_free: bool) -> ConfigGroup<'c> {
         let (timetables, plans) = (Vec::new(), Vec::new());
-        ConfigGroup { cluster, is_sharing_free, foresees: true, n_stages: None, timetables, plans }
+        ConfigGroup {
+            cluster,
+            is_sharing_free,
+            foresees: true,
+            lets_off: false,
+            n_stages: None,
+            timetables,
+            plans,
+        }
     }
 
     /// One whose steps are all simulated.
@@ -97,8 +108,26 @@ impl<'c> ConfigGroup<'c> {
         ConfigGroup { foresees: false, ..ConfigGroup::new(cluster, is_sharing_free) }
     }
 
+    /// One whose stages recompute only as far as memory asks for, unless a way says which do.
+    pub(super) fn letting_off(self) -> ConfigGroup<'c> {
+        ConfigGroup { lets_off: true, ..self }
+    }
+
     /// Proves a way, or shorter ones of its kind, foresees its memory, and if that is there its time.
     pub(super) fn outcome(&mut self, way: Config) -> Result<Fit> {
+        let fit = self.as_it_is(way)?;
+        let whole = match &fit {
+            Fit::Fits(whole) if self.lets_off => whole.config.clone(),
+            _ => return Ok(fit),
+        };
+        let n_stages = self.n_stages.unwrap_or(1);
+        let n_tries = MOST_OPS_OF_LAYOUT / (whole.micro_batches * n_stages).max(1);
+        let fewer = let_off(&whole, n_stages, n_tries, &mut |config| self.as_it_is(config))?;
+        Ok(fewer.unwrap_or(fit))
+    }
+
+    /// A way with the stages that it says recompute.
+    fn as_it_is(&mut self, way: Config) -> Result<Fit> {
         let way = self.with_layout(way)?;
         if self.foresees
             && let Some(foreseen) = self.foreseen(&way)?
@@ -213,6 +242,7 @@ impl<'c> ConfigGroup<'c> {
             let config = &p.course.config;
             (config.micro_batches, config.recompute) == (n, way.recompute)
                 && config.layout == way.layout
+                && config.recompute_stages == way.recompute_stages
         };
         if let Some(plan) = self.plans.iter().find(is_its) {
             let program = &plan.course.program;

@@ -1,6 +1,7 @@
 //! What the settings describe: a model cut into stages, a proven program, and the memory it will need.
 //! Of all ways to train on some ranks, [`choose()`] takes the one with the shortest step.
 
+mod advice;
 mod candidate;
 mod choose;
 mod course;
@@ -11,6 +12,7 @@ mod layout;
 mod need;
 mod predict;
 mod priced;
+mod recomputed;
 mod request;
 mod ways;
 
@@ -19,10 +21,11 @@ use chimera_core::model::{Cut, Memory, ModelConfig, Partition};
 use chimera_core::program::Program;
 use chimera_core::timetable::Timetable;
 
+pub use advice::Advice;
 pub use candidate::{Candidate, Cluster, Speed};
 pub use choose::{Choice, Effort, choose};
 pub use course::{Chain, Course};
-pub(crate) use course::{can_be_cut, costs_by_flops, timetable};
+pub(crate) use course::{can_be_cut, costs_by_flops, recomputed_at, timetable};
 pub use hardware::{EFFICIENCIES, Hardware};
 pub use layers::{LayerCosts, Ranks, choose_for};
 pub use layout::layout_of;
@@ -31,8 +34,9 @@ pub use need::Need;
 use need::memory_of;
 pub(crate) use need::{Weights, needs};
 pub use predict::{Figure, Prediction};
-pub(crate) use priced::Priced;
 pub use priced::times_of;
+pub(crate) use priced::{Priced, StepCosts};
+use recomputed::with_recomputed;
 pub use request::request;
 
 use crate::device::Device;
@@ -65,6 +69,11 @@ impl Plan {
         let devices = Device::list(&config.device, config.depth)?;
         let priced = Priced::by_settings(&config, &config.model())?;
         let config = with_layout(config, &priced, found.as_ref())?;
+        let config = with_recomputed(config, &mut |config| {
+            Plan::on(devices.clone(), config, priced.clone(), |config, priced| {
+                Course::plan(config, found.clone(), priced)
+            })
+        })?;
         Plan::on(devices, config, priced, |config, priced| Course::plan(config, found, priced))
     }
 

@@ -3,9 +3,13 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use chimera_core::analyze::{Timeline, Work, simulate};
+use chimera_core::analyze::{
+    IdleTime, Timeline, Wait, Work, measured_idle, simulate, simulated_idle,
+};
+use chimera_core::ids::BucketId;
 use chimera_core::model::{Cut, ModelConfig};
 use chimera_core::op::Cell;
+use chimera_core::program::Program;
 use serde::{Deserialize, Serialize};
 
 use super::Course;
@@ -47,6 +51,8 @@ struct Summary {
     busy: Vec<f64>,
     /// Mean over workers, by kind of work.
     kinds: BTreeMap<&'static str, f64>,
+    /// Mean over workers.
+    idle: IdleTime,
 }
 
 impl Prediction {
@@ -62,34 +68,56 @@ impl Prediction {
     ) -> Result<Prediction> {
         let (config, program) = (&course.config, &course.program);
         let stages = Stages { config, model, cuts };
-        let timeline = |times: &ProfiledTimes| -> Result<Timeline> {
-            let at =
-                |times: &ProfiledTimes| Ok(simulate(program, &stages.step_costs(times, program)?));
-            beside_others(times, config.width * config.depth, at, |t| 1.0 - t.bubble_ratio())
+        let at = |times: &ProfiledTimes| -> Result<(Timeline, IdleTime)> {
+            let costs = stages.step_costs(times, program)?;
+            let timeline = simulate(program, &costs);
+            let idle = IdleTime::shares(&simulated_idle(program, &timeline, &costs), 1.0);
+            Ok((timeline, idle))
+        };
+        let n_workers = config.width * config.depth;
+        let predicted = |times: &ProfiledTimes| {
+            beside_others(times, n_workers, at, |(timeline, _)| 1.0 - timeline.bubble_ratio())
         };
         let n_steps = f64::from(program.window().n_steps().max(1));
-        let step =
-            |times: &ProfiledTimes| Ok::<_, anyhow::Error>(timeline(times)?.makespan() / n_steps);
-        let middle = timeline(times)?;
+        let step = |times: &ProfiledTimes| {
+            Ok::<_, anyhow::Error>(predicted(times)?.0.makespan() / n_steps)
+        };
+        let (middle, idle) = predicted(times)?;
         Ok(Prediction {
             step_s: middle.makespan() / n_steps,
             range_s: [step(&times.spread_by(-1.0))?, step(&times.spread_by(1.0))?],
             doubt: times.doubt().map(String::from),
-            summary: Summary::of(&middle),
+            summary: Summary::of(&middle, idle),
             timeline: middle,
         })
     }
 
-    /// What was predicted beside what was measured: of steps, and of timelines of the program.
-    pub fn against(&self, steps_s: &[f64], timelines: &[Timeline]) -> Vec<Figure> {
-        let measured: Vec<Summary> = timelines.iter().map(Summary::of).collect();
+    /// What was predicted beside what was measured: of steps, and of timelines of the program with their waits.
+    pub fn against(
+        &self,
+        program: &Program,
+        steps_s: &[f64],
+        timelines: &[Timeline],
+        waits: &[Vec<Wait>],
+    ) -> Vec<Figure> {
+        let measured = timelines.iter().zip(waits).map(|(timeline, waits)| {
+            let idle = measured_idle(program, timeline, waits);
+            Summary::of(timeline, IdleTime::shares(&idle, 1.0))
+        });
+        let measured: Vec<Summary> = measured.collect();
         let each = |of: &dyn Fn(&Summary) -> f64| median(measured.iter().map(of).collect());
         let mut figures = vec![Figure::of("step", self.step_s, median(steps_s.to_vec()))];
-        let Summary { bubble_ratio, busy, kinds } = &self.summary;
+        let Summary { bubble_ratio, busy, kinds, idle } = &self.summary;
         figures.push(Figure::of("bubble ratio", *bubble_ratio, each(&|s| s.bubble_ratio)));
         for (kind, predicted) in kinds {
             let measured = each(&|s| s.kinds.get(kind).copied().unwrap_or(0.0));
             figures.push(Figure::of(*kind, *predicted, measured));
+        }
+        for (at, (cause, predicted)) in idle.named().into_iter().enumerate() {
+            let measured = each(&|s| s.idle.named()[at].1);
+            if predicted > 0.0 || measured > 0.0 {
+                figures.push(Figure::of(format!("idle, {cause}"), predicted, measured));
+            }
         }
         for (worker, predicted) in busy.iter().enumerate() {
             let measured = each(&|s| s.busy.get(worker).copied().unwrap_or(0.0));
@@ -108,14 +136,34 @@ impl Figure {
 }
 
 impl Summary {
-    fn of(timeline: &Timeline) -> Summary {
+    fn of(timeline: &Timeline, idle: IdleTime) -> Summary {
+        let begun = all_begun(timeline);
         let mut kinds = BTreeMap::new();
         for event in &timeline.events {
-            let took = (event.end - event.start) / timeline.n_workers.max(1) as f64;
+            let start = match event.work {
+                // Before, a replica waits for the others, which is no reduction.
+                Work::Reduce(bucket) => {
+                    begun.get(&bucket).map_or(event.start, |at| at.max(event.start))
+                }
+                Work::Cell(_) | Work::Step(_) => event.start,
+            };
+            let took = (event.end - start).max(0.0) / timeline.n_workers.max(1) as f64;
             *kinds.entry(kind(event.work)).or_default() += took;
         }
-        Summary { bubble_ratio: timeline.bubble_ratio(), busy: timeline.busy(), kinds }
+        Summary { bubble_ratio: timeline.bubble_ratio(), busy: timeline.busy(), kinds, idle }
     }
+}
+
+/// When the last replica has begun each reduction.
+fn all_begun(timeline: &Timeline) -> BTreeMap<BucketId, f64> {
+    let mut begun = BTreeMap::<BucketId, f64>::new();
+    for event in &timeline.events {
+        if let Work::Reduce(bucket) = event.work {
+            let last = begun.entry(bucket).or_insert(event.start);
+            *last = last.max(event.start);
+        }
+    }
+    begun
 }
 
 fn kind(work: Work) -> &'static str {
@@ -150,7 +198,9 @@ fn median(mut figures: Vec<f64>) -> f64 {
 mod tests {
     use chimera_core::analyze::Event;
     use chimera_core::ids::WorkerId;
+    use chimera_core::lower::{Lowering, lower};
     use chimera_core::op::Op;
+    use chimera_core::schedule::{Shape, find};
 
     use super::*;
 
@@ -163,6 +213,13 @@ mod tests {
             end,
             after: None,
         };
+        let reduction = |worker, start, end| Event {
+            worker: WorkerId(worker),
+            work: Work::Reduce(BucketId(0)),
+            start,
+            end,
+            after: None,
+        };
         let timeline = |forward: f64| Timeline {
             n_workers: 2,
             events: vec![
@@ -170,19 +227,31 @@ mod tests {
                 event(1, forward, 10.0, Op::backward(0, 1, 0)),
             ],
         };
-        let summary = Summary::of(&timeline(4.0));
+        let program = {
+            let timetable = find("gpipe").unwrap().timetable(&Shape::new(2, 1)).unwrap();
+            lower(&timetable, &Lowering::default()).unwrap()
+        };
+        let mut planned = timeline(4.0);
+        planned.events.push(reduction(0, 4.0, 6.0));
+        let idle = IdleTime { message: 3.0, ..IdleTime::default() };
+        let summary = Summary::of(&planned, idle);
         let prediction = Prediction {
             step_s: 9.0,
             range_s: [8.0, 12.0],
             doubt: None,
-            timeline: timeline(4.0),
+            timeline: planned,
             summary,
         };
-        let figures = prediction.against(&[10.0, 30.0, 6.0], &[timeline(5.0)]);
+        let mut ran = timeline(5.0);
+        ran.events.extend([reduction(0, 1.0, 9.0), reduction(1, 7.0, 9.0)]);
+        let figures = prediction.against(&program, &[10.0, 30.0, 6.0], &[ran], &[Vec::new()]);
         let of = |what: &str| figures.iter().find(|f| f.what == what).expect("a figure");
         assert_eq!((of("step").measured, of("step").error), (10.0, 9.0 / 10.0 - 1.0));
         assert_eq!((of("forward").predicted, of("forward").measured), (2.0, 2.5));
         assert_eq!((of("worker 1 busy").predicted, of("worker 1 busy").measured), (6.0, 5.0));
         assert_eq!(of("bubble ratio").error, 0.0);
+        // Both replicas reduce from the start of the last one on.
+        assert_eq!((of("reduction").predicted, of("reduction").measured), (1.0, 2.0));
+        assert_eq!((of("idle, message").predicted, of("idle, message").measured), (3.0, 0.0));
     }
 }

@@ -16,7 +16,7 @@ use chimera_core::timetable::Timetable;
 
 use super::course::{Chain, costs_by_flops};
 use crate::device::Device;
-use crate::profile::{Profile, ProfiledTimes, StageTimes};
+use crate::profile::{ExchangeTime, Profile, ProfiledTimes, StageTimes};
 use crate::settings::Config;
 
 /// A model whose stages cost what was measured, or their share of its work where nothing was.
@@ -58,6 +58,18 @@ impl Priced {
                 Ok(costs.into_iter().map(|stage| stage.per_units(units)).collect())
             }
         }
+    }
+
+    /// Costs of a program's compute, and what a step by these settings takes beside it where that was measured.
+    pub(crate) fn with_step<C: Costs>(
+        &self,
+        config: &Config,
+        compute: C,
+        program: &Program,
+    ) -> Result<StepCosts<C>> {
+        let Some(times) = &self.times else { return Ok(StepCosts::free(compute)) };
+        let cuts = config.cuts(&self.model, program.placement().n_stages())?;
+        Stages { config, model: &self.model, cuts: &cuts }.with_step(compute, times, program)
     }
 
     /// What a step of a program takes with these stages, in the unit of [`stages`](Self::stages).
@@ -103,7 +115,8 @@ impl Chain for Priced {
         let cuts = config.cuts(&self.model, timetable.placement.n_stages())?;
         let is_selective = |stage: StageId| {
             let mut stages = timetable.selective.iter().map(|(_, stage)| *stage);
-            config.recompute == Recompute::Selective || stages.any(|selective| selective == stage)
+            config.recompute_of(stage) == Recompute::Selective
+                || stages.any(|selective| selective == stage)
         };
         let costs = self.stages(config, &cuts, timetable.units_per_micro, is_selective)?;
         Ok(StageCosts::new(costs))
@@ -132,6 +145,7 @@ impl Stages<'_> {
     ) -> Result<Vec<UniformCosts>> {
         let Config { sequence, micro_batch_size, dropout, .. } = *self.config;
         let samples = (micro_batch_size / units as usize).max(1);
+        let message = times.message(self.message_bytes(samples)).takes;
         let stage = |(stage, cut): (u16, &Cut)| -> Result<UniformCosts> {
             let StageTimes { forward, input, weight, recompute, restore } =
                 times.stage(self.model, cut, (sequence, samples), dropout)?;
@@ -141,18 +155,32 @@ impl Stages<'_> {
                 input: micro(input),
                 weight: micro(weight),
                 recompute: micro(recompute),
-                ..UniformCosts::new(micro(forward), 0.0, 0.0)
+                ..UniformCosts::new(micro(forward), 0.0, message)
             };
             Ok(costs.per_units(units))
         };
         (0..).zip(self.cuts).map(stage).collect()
     }
 
+    /// Bytes that a stage on the host gives the next for so many samples.
+    fn message_bytes(&self, samples: usize) -> usize {
+        samples * self.config.sequence * self.model.hidden * size_of::<f32>()
+    }
+
     /// What a whole step of a program costs.
     pub(super) fn step_costs(&self, times: &ProfiledTimes, program: &Program) -> Result<StepCosts> {
         let is_selective = |stage| program.rules().is_selective_somewhere(stage);
         let stages = self.costs(times, program.units_per_micro(), is_selective)?;
-        let stages = StageCosts::new(stages);
+        self.with_step(StageCosts::new(stages), times, program)
+    }
+
+    /// Costs of compute, and what a step takes beside it.
+    pub(super) fn with_step<C: Costs>(
+        &self,
+        compute: C,
+        times: &ProfiledTimes,
+        program: &Program,
+    ) -> Result<StepCosts<C>> {
         let Config { width, ref optimizer, shard_optimizer, .. } = *self.config;
         let params: Vec<Vec<Param>> = self.cuts.iter().map(|cut| self.model.params(cut)).collect();
         let n_workers = program.placement().n_workers();
@@ -166,11 +194,14 @@ impl Stages<'_> {
             let n_replicas = program.replicas(width, number).len().max(1);
             let updated = if shard_optimizer { n / n_replicas } else { n };
             updates.push(times.update(optimizer, updated)?);
-            reductions.push(match n_replicas {
-                1 => 0.0,
+            reductions.push(match (n_replicas, times.reduction(n_replicas, n)) {
+                (1, _) => ExchangeTime::default(),
+                (_, Some(measured)) => measured,
                 // Gradients are laid into one buffer, parts of others are added, and sums are taken out of it.
-                _ => {
-                    2.0 * times.layer("join", n)? + times.layer("accumulate", n - n / n_replicas)?
+                (_, None) => {
+                    let join = times.layer("join", n)?;
+                    let added = times.layer("accumulate", n - n / n_replicas)?;
+                    ExchangeTime { takes: 2.0 * join + added, occupies: join }
                 }
             });
             for worker in &bucket.members {
@@ -182,39 +213,79 @@ impl Stages<'_> {
             Ok(times.layer("squared_norms", *normed)? + times.layer("zeros", *cleared)?)
         });
         let agree = ends.collect::<Result<Vec<f64>>>()?.into_iter().fold(0.0, f64::max);
-        Ok(StepCosts { stages, updates, reductions, agree })
+        let samples = self.config.micro_batch_size / program.units_per_micro() as usize;
+        let message = times.message(self.message_bytes(samples.max(1))).occupies;
+        let agree = agree + times.sync();
+        Ok(StepCosts { compute, message, updates, reductions, agree })
     }
 }
 
-/// Costs of compute, reductions between threads, and updates.
+/// Costs of compute and of messages between threads, and beside them reductions, updates and the step sync.
 #[derive(Clone, Debug)]
-pub(super) struct StepCosts {
-    stages: StageCosts,
+pub(crate) struct StepCosts<C = StageCosts> {
+    compute: C,
+    /// What a message takes of its sender.
+    message: f64,
     /// By bucket of an update.
     updates: Vec<f64>,
-    reductions: Vec<f64>,
-    /// Norms of gradients, and zeros for the next ones.
+    reductions: Vec<ExchangeTime>,
+    /// Norms of gradients, zeros for the next ones, and the step sync.
     agree: f64,
 }
 
-impl Costs for StepCosts {
+impl<C> StepCosts<C> {
+    /// Nothing beside the costs of compute.
+    pub(crate) fn free(compute: C) -> StepCosts<C> {
+        StepCosts { compute, message: 0.0, updates: Vec::new(), reductions: Vec::new(), agree: 0.0 }
+    }
+
+    fn reduction(&self, bucket: BucketId) -> ExchangeTime {
+        match self.reductions.len() {
+            0 => ExchangeTime::default(),
+            n => self.reductions[bucket.index() % n],
+        }
+    }
+}
+
+impl<C: Costs> Costs for StepCosts<C> {
     fn op(&self, worker: WorkerId, op: &Op) -> f64 {
-        self.stages.op(worker, op)
+        self.compute.op(worker, op)
+    }
+
+    fn pair(&self, worker: WorkerId, a: &Op, b: &Op) -> f64 {
+        self.compute.pair(worker, a, b)
     }
 
     fn message(&self, token: &Token) -> f64 {
-        self.stages.message(token)
+        self.compute.message(token)
+    }
+
+    fn occupies(&self, token: &Token) -> f64 {
+        self.compute.occupies(token) + self.message
+    }
+
+    fn reduce_occupies(&self, bucket: BucketId) -> f64 {
+        self.compute.reduce_occupies(bucket) + self.reduction(bucket).occupies
     }
 
     fn reduce(&self, bucket: BucketId) -> f64 {
-        self.reductions[bucket.index() % self.reductions.len()]
+        let ExchangeTime { takes, occupies } = self.reduction(bucket);
+        self.compute.reduce(bucket) + takes - occupies
+    }
+
+    fn links(&self, bucket: BucketId) -> &[(usize, f64)] {
+        self.compute.links(bucket)
     }
 
     fn agree(&self) -> f64 {
-        self.agree
+        self.compute.agree() + self.agree
     }
 
     fn step(&self, bucket: BucketId) -> f64 {
-        self.updates[bucket.index() % self.updates.len()]
+        let own = match self.updates.len() {
+            0 => 0.0,
+            n => self.updates[bucket.index() % n],
+        };
+        self.compute.step(bucket) + own
     }
 }

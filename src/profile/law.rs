@@ -57,6 +57,13 @@ pub(super) fn median(figures: &mut [f64]) -> f64 {
     0.5 * (at(n.saturating_sub(1) / 2) + at(n / 2))
 }
 
+/// The median, and half of the distance between the quartiles in parts of it.
+pub(super) fn middle(times: &mut [f64]) -> (f64, f64) {
+    let seconds = median(times).max(1e-9);
+    let quartile = |of: usize| times[(times.len() * of / 4).min(times.len() - 1)];
+    (seconds, 0.5 * (quartile(3) - quartile(1)) / seconds)
+}
+
 fn coordinates(extents: &[usize]) -> Vec<f64> {
     extents.iter().map(|extent| (*extent).max(1) as f64).map(f64::ln).collect()
 }

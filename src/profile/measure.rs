@@ -12,9 +12,10 @@ use anyhow::{Context, Result};
 use chimera_core::layers::{Call, Layers};
 use chimera_core::model::{Architecture, Llama, ModelConfig};
 
-use super::law::median;
+use super::exchange::{self, Exchange};
+use super::law::{median, middle};
 use super::stage_pass::{Half, HalfCalls, ModelPart, PassError, ReadyStage, Work};
-use super::{FORMAT, LayerTime, Measurements, PartTime, Profile, build};
+use super::{FORMAT, LayerTime, Measurements, PartTime, Profile, Workers, build};
 use crate::device::{Compute, Device, OpenDevice, Precision, machine};
 
 /// Times each size is measured at least, and at most.
@@ -42,15 +43,6 @@ pub struct Sample {
     pub sequence: usize,
     /// Samples of a micro-batch.
     pub samples: usize,
-}
-
-/// Workers at once, and threads of each.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Workers {
-    /// Workers that compute side by side.
-    pub workers: usize,
-    /// Threads of each.
-    pub threads: usize,
 }
 
 /// How far measuring is: sizes done, of how many, in which pass.
@@ -110,7 +102,12 @@ pub fn measure(
         name = opened.model();
         let time = time / settings.len() as u32;
         let timings = opened.run(Measuring { samples, workers: *workers, time, progress })?;
-        measured.push(timings.measured(*workers, samples));
+        let mut timed = timings.measured(*workers, samples);
+        if workers.workers > 1 && opened.is_host() {
+            let Exchange { messages, reductions, sync_s } = opened.run(Exchanging(*workers))?;
+            timed = Measurements { messages, reductions, sync_s, ..timed };
+        }
+        measured.push(timed);
     }
     Ok(Profile {
         format: FORMAT,
@@ -188,15 +185,16 @@ impl Timings {
             }
         };
         let layers = self.layers.into_iter().map(layer).collect();
-        Measurements { workers, threads, layers, parts: self.parts.into_iter().map(part).collect() }
+        Measurements {
+            workers,
+            threads,
+            layers,
+            parts: self.parts.into_iter().map(part).collect(),
+            messages: Vec::new(),
+            reductions: Vec::new(),
+            sync_s: 0.0,
+        }
     }
-}
-
-/// The median, and half of the distance between the quartiles in parts of it.
-fn middle(times: &mut [f64]) -> (f64, f64) {
-    let seconds = median(times).max(1e-9);
-    let quartile = |of: usize| times[(times.len() * of / 4).min(times.len() - 1)];
-    (seconds, 0.5 * (quartile(3) - quartile(1)) / seconds)
 }
 
 struct Measuring<'m> {
@@ -234,6 +232,17 @@ impl Compute for Measuring<'_> {
         });
         let timings = together.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(timings?)
+    }
+}
+
+/// Workers that exchange messages and gradients.
+struct Exchanging(Workers);
+
+impl Compute for Exchanging {
+    type Output = Result<Exchange>;
+
+    fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output {
+        exchange::measure(by_rank.first().context("there is no device")?, self.0)
     }
 }
 

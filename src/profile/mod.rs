@@ -5,6 +5,8 @@
 //! computes nothing (`stage_pass`). So a profile holds times of layers by their extents, measured within whole stages
 //! (`measure`), and between extents they are interpolated (`law`): one profile predicts models of other sizes too.
 
+mod exchange;
+mod idle_stage;
 mod law;
 mod measure;
 mod stage_pass;
@@ -16,18 +18,27 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-pub use measure::{MeasureProgress, Sample, Workers, measure, samples};
+pub use measure::{MeasureProgress, Sample, measure, samples};
 use stage_pass::{Half, ModelPart};
-pub use times::{ProfiledTimes, StageTimes};
+pub use times::{ExchangeTime, ProfiledTimes, StageTimes};
 
 use crate::device::{Precision, machine};
 use crate::formats::files::text_at_most;
 
 /// The form of the file.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 1 << 26;
+
+/// Workers at once, and threads of each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Workers {
+    /// Workers that compute side by side.
+    pub workers: usize,
+    /// Threads of each.
+    pub threads: usize,
+}
 
 /// Measurements of a machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -61,6 +72,46 @@ pub struct Measurements {
     pub layers: Vec<LayerTime>,
     /// By part of a model and what a stage does of it.
     pub parts: Vec<PartTime>,
+    /// Messages between these workers, if they are several threads.
+    pub messages: Vec<MessageTime>,
+    /// Gradient reductions over them.
+    pub reductions: Vec<ReductionTime>,
+    /// The step sync, from when the last worker has come to it.
+    pub sync_s: f64,
+}
+
+/// What a message between two workers takes.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MessageTime {
+    /// Its size.
+    pub bytes: usize,
+    /// Messages that were timed.
+    pub count: usize,
+    /// From the end of the op that makes it to when a worker that waits for it goes on, the median.
+    pub seconds: f64,
+    /// Half of the distance between the quartiles, in parts of the median.
+    pub spread: f64,
+    /// Seconds that it takes of the worker that sends it.
+    pub occupies: f64,
+}
+
+/// What a gradient reduction takes.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReductionTime {
+    /// Workers that take part.
+    pub replicas: usize,
+    /// Elements of the gradients.
+    pub elements: usize,
+    /// Reductions that were timed.
+    pub count: usize,
+    /// From the start of the last worker to the end of the last, the median.
+    pub seconds: f64,
+    /// Half of the distance between the quartiles, in parts of the median.
+    pub spread: f64,
+    /// Seconds that its start takes of a worker.
+    pub occupies: f64,
 }
 
 /// What a call of a layer takes.
@@ -124,11 +175,17 @@ impl Profile {
     fn of(text: &str) -> Result<Profile> {
         let profile: Profile = serde_json::from_str(text)?;
         ensure!(profile.format == FORMAT, "its format is {}, not {FORMAT}", profile.format);
-        for Measurements { layers, parts, workers, threads } in &profile.measured {
+        for Measurements { layers, parts, workers, threads, messages, reductions, sync_s } in
+            &profile.measured
+        {
             let is_time = |x: &f64| (1e-12..=1e9).contains(x);
             let is_share = |x: &f64| (0.0..=1e6).contains(x);
             let are_sound = layers.iter().all(|l| is_time(&l.seconds) && is_share(&l.spread))
                 && parts.iter().all(|p| is_time(&p.seconds) && (0.0..=1.0).contains(&p.in_layers))
+                && messages.iter().all(|m| is_time(&m.seconds) && is_time(&m.occupies))
+                && reductions.iter().all(|r| is_time(&r.seconds) && is_time(&r.occupies))
+                && reductions.iter().all(|r| r.replicas > 1 && r.elements > 0)
+                && is_share(sync_s)
                 && *workers > 0
                 && *threads > 0;
             ensure!(are_sound, "a time in it makes no sense");
@@ -199,12 +256,18 @@ impl Measurements {
                 all.iter().map(|one| Ok(format!("\n        {}", serde_json::to_string(one)?)));
             Ok(lines.collect::<Result<Vec<_>>>()?.join(","))
         }
-        let Measurements { workers, threads, layers, parts } = self;
+        let Measurements { workers, threads, layers, parts, messages, reductions, sync_s } = self;
+        let lists = [
+            ("messages", lines(messages)?),
+            ("reductions", lines(reductions)?),
+            ("parts", lines(parts)?),
+            ("layers", lines(layers)?),
+        ];
+        let lists = lists.map(|(name, lines)| format!("\"{name}\": [{lines}\n      ]"));
         Ok(format!(
-            "\n    {{\n      \"workers\": {workers},\n      \"threads\": {threads},\n      \"parts\": [{}\n      ],\n      \
-             \"layers\": [{}\n      ]\n    }}",
-            lines(parts)?,
-            lines(layers)?
+            "\n    {{\n      \"workers\": {workers},\n      \"threads\": {threads},\n      \"sync_s\": {},\n      {}\n    }}",
+            serde_json::to_string(sync_s)?,
+            lists.join(",\n      ")
         ))
     }
 }
@@ -245,6 +308,22 @@ mod tests {
             threads: 2,
             layers: vec![layer(4), layer(9)],
             parts: vec![part],
+            messages: vec![MessageTime {
+                bytes: 4096,
+                count: 9,
+                seconds: 2e-5,
+                spread: 0.25,
+                occupies: 1e-6,
+            }],
+            reductions: vec![ReductionTime {
+                replicas: 2,
+                elements: 1024,
+                count: 9,
+                seconds: 3e-5,
+                spread: 0.5,
+                occupies: 7e-6,
+            }],
+            sync_s: 8e-6,
         };
         Profile {
             format: FORMAT,
@@ -262,7 +341,13 @@ mod tests {
         let text = profile().to_json().expect("JSON");
         assert_eq!(Profile::of(&text).expect("a profile"), profile());
         assert!(text.contains("\n        {\"layer\":\"adamw\",\"extents\":[9],"), "{text}");
-        for (from, to) in [("\"format\": 1", "\"format\": 2"), ("4e-9", "-1"), ("[9]", "[9,1]")] {
+        for (from, to) in [
+            ("\"format\": 2", "\"format\": 1"),
+            ("4e-9", "-1"),
+            ("[9]", "[9,1]"),
+            ("0.00002", "0.0"),
+            ("\"replicas\":2", "\"replicas\":1"),
+        ] {
             assert!(text.contains(from), "{from}: {text}");
             assert!(Profile::of(&text.replace(from, to)).is_err(), "{to}");
         }

@@ -9,7 +9,7 @@ use chimera_core::model::{Cut, ModelConfig};
 
 use super::law::{Law, median};
 use super::stage_pass::{Half, ModelPart, Work, calls};
-use super::{Measurements, Profile};
+use super::{Measurements, MessageTime, Profile, ReductionTime};
 use crate::device::{Device, Precision};
 
 /// Times of layers, of workers with so many threads of which some compute side by side.
@@ -66,6 +66,22 @@ struct Laws {
     layers: HashMap<String, (Law, f64)>,
     /// By part and half: time in all, in parts of that in layers, by tokens and width.
     overheads: BTreeMap<(ModelPart, Half), Law>,
+    /// Seconds of messages by bytes, and of the sender; none where there was one worker.
+    messages: Option<[Law; 2]>,
+    /// Seconds of an element of a reduction, by replicas and elements, and of its start.
+    reductions: Option<[Law; 2]>,
+    /// The usual spread of messages and of reductions.
+    exchange_spreads: [f64; 2],
+    sync_s: f64,
+}
+
+/// What a message or a reduction between workers takes, in seconds.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct ExchangeTime {
+    /// From its beginning to its end.
+    pub takes: f64,
+    /// The part of it in which the worker that begins it can do nothing else.
+    pub occupies: f64,
 }
 
 impl Laws {
@@ -87,9 +103,27 @@ impl Laws {
         }
         let overheads =
             by_part.into_iter().filter_map(|(key, points)| Some((key, Law::through(points)?)));
+        let Measurements { messages, reductions, sync_s, .. } = measured;
+        let of_messages = |seconds: fn(&MessageTime) -> f64| {
+            Law::through(messages.iter().map(|m| (vec![m.bytes], seconds(m))))
+        };
+        let of_reductions = |seconds: fn(&ReductionTime) -> f64| {
+            let each = |r: &ReductionTime| {
+                (vec![r.replicas, r.elements], seconds(r) / work(&[r.elements]))
+            };
+            Law::through(reductions.iter().map(each))
+        };
+        let both = |[takes, occupies]: [Option<Law>; 2]| Some([takes?, occupies?]);
         Laws {
             layers: by_layer.into_iter().filter_map(law).collect(),
             overheads: overheads.collect(),
+            messages: both([of_messages(|m| m.seconds), of_messages(|m| m.occupies)]),
+            reductions: both([of_reductions(|r| r.seconds), of_reductions(|r| r.occupies)]),
+            exchange_spreads: [
+                median(&mut messages.iter().map(|m| m.spread).collect::<Vec<_>>()),
+                median(&mut reductions.iter().map(|r| r.spread).collect::<Vec<_>>()),
+            ],
+            sync_s: *sync_s,
         }
     }
 
@@ -207,6 +241,34 @@ impl ProfiledTimes {
     /// If the profile has no times of it.
     pub fn update(&self, optimizer: &Optimizer, n_elements: usize) -> Result<f64> {
         self.layer(optimizer.name(), n_elements)
+    }
+
+    /// What a message of so many bytes takes between two workers that are threads. Nothing, if that was not measured.
+    pub fn message(&self, bytes: usize) -> ExchangeTime {
+        let beside = &self.measured.beside;
+        let [takes, occupies] = match &beside.messages {
+            Some(laws) => laws.each_ref().map(|law| law.at(&[bytes])),
+            None => [0.0; 2],
+        };
+        self.exchange(takes, occupies, beside.exchange_spreads[0])
+    }
+
+    /// What a reduction of so many elements takes over workers that are threads; `None` if that was not measured.
+    pub fn reduction(&self, replicas: usize, elements: usize) -> Option<ExchangeTime> {
+        let beside = &self.measured.beside;
+        let each = |law: &Law| law.at(&[replicas, elements]) * elements as f64;
+        let [takes, occupies] = beside.reductions.as_ref()?.each_ref().map(each);
+        Some(self.exchange(takes, occupies, beside.exchange_spreads[1]))
+    }
+
+    /// What the step sync takes of several workers.
+    pub fn sync(&self) -> f64 {
+        self.measured.beside.sync_s
+    }
+
+    fn exchange(&self, takes: f64, occupies: f64, spread: f64) -> ExchangeTime {
+        let longer = (1.0 + self.n_spreads * spread).max(0.0);
+        ExchangeTime { takes: takes * longer, occupies: occupies.min(takes) * longer }
     }
 
     /// What a function of one extent takes.

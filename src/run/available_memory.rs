@@ -28,6 +28,22 @@ pub(super) fn free_memory(root: &Path) -> Option<Free> {
     limited.chain([of_machine]).min_by(|a, b| a.bytes.total_cmp(&b.bytes))
 }
 
+/// What this process holds of the machine's memory, where the system tells.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Resident {
+    /// Bytes now.
+    pub(super) bytes: f64,
+    /// The most bytes so far.
+    pub(super) peak: f64,
+}
+
+/// Memory of this process, where the system below `root` tells.
+pub(super) fn resident(root: &Path) -> Option<Resident> {
+    let text = read(&root.join("proc/self/status"))?;
+    let bytes = |name: &str| Some(field(&text, name)? * 1024.0);
+    Some(Resident { bytes: bytes("VmRSS:")?, peak: bytes("VmHWM:")? })
+}
+
 fn available(root: &Path) -> Option<f64> {
     let text = read(&root.join("proc/meminfo"))?;
     Some(field(&text, "MemAvailable:")? * 1024.0)

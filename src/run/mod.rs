@@ -34,10 +34,11 @@ use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use chimera_core::analyze::Network;
 use chimera_core::engine::{Job, StepReport};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
@@ -47,7 +48,9 @@ use chimera_core::render::chrome::Sizes;
 use chimera_core::search::Report;
 use chimera_core::stage::{Data, Param};
 use chimera_core::timetable::Timetable;
+use chimera_core::update::Update;
 
+use available_memory::{free_memory, resident};
 pub use folder::{Folder, Place, SETTINGS, is_error, settings_in, write_error};
 pub use gather::share;
 use initial::Initial;
@@ -70,7 +73,7 @@ use crate::data::{Batch, Corpus, Files, end_of_text};
 use crate::device::{Devices, OpenDevice};
 use crate::formats::checkpoint::{Checkpoint, Saver};
 use crate::observe::{Explain, Recorder};
-use crate::plan::{Course, Plan, Prediction, times_of};
+use crate::plan::{Advice, Cluster, Course, Need, Plan, Prediction, Speed, times_of};
 use crate::settings::{Config, DataWeights};
 
 /// Windows of the validation text that are evaluated.
@@ -125,10 +128,8 @@ impl Run {
             replica_devices::check(program, config, &devices.models())?;
         }
         memory_check::check(&plan, &devices, here.part)?;
-        let need = plan.need();
-        let expected_bytes = need.state + need.activations;
-        let Plan { course, priced, cuts, memory, .. } = plan;
-        let subject = Transformer { devices, model, priced, cuts, memory, expected_bytes, corpus };
+        let Plan { course, priced, cuts, memory, needs, .. } = plan;
+        let subject = Transformer { devices, model, priced, cuts, memory, needs, corpus };
         Run::of(course, subject)
     }
 
@@ -156,9 +157,29 @@ impl Run {
         Prediction::of(&times, &self.course, model, cuts).map(Some)
     }
 
-    /// Bytes of weights, gradients, moments and saved activations that all ranks are expected to hold.
-    pub fn expected_bytes(&self) -> f64 {
-        self.subject.expected_bytes
+    /// What to change so that steps take less time here, by the profile that the settings name: one change, if some is worth
+    /// it. Workers are threads of this machine.
+    ///
+    /// # Errors
+    /// If the profile cannot be used.
+    pub fn advice(&self) -> Result<Option<Advice>> {
+        let (config, free) = (self.config(), free_memory(Path::new("/")));
+        let path = config.predict.as_ref().or(config.profile.as_ref());
+        let (Some(path), Some(free)) =
+            (path.filter(|_| self.program().window().update() == Update::Flush), free)
+        else {
+            return Ok(None);
+        };
+        let n_ranks = config.width * config.depth;
+        let speed = Speed::Measured(times_of(config, path, n_ranks)?);
+        let network = Network::free(n_ranks);
+        let memory = free.bytes / n_ranks as f64;
+        Advice::on(config, &Cluster { n_ranks, memory, speed, network })
+    }
+
+    /// The memory that each worker of a group is expected to need.
+    pub fn needs(&self) -> &[Need] {
+        &self.subject.needs
     }
 
     /// The text.
@@ -227,12 +248,21 @@ impl<S: Subject> Run<S> {
         observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Trained> {
         let samples = self.subject.samples(&self.course);
-        let watch = self.watch(observe)?;
+        let system = Path::new("/");
+        let (before, most) = (resident(system), Mutex::new(None));
+        let mut observe = observe;
+        let watch = self.watch(|report: &StepReport| {
+            // What the run does with its weights behind the last step is not the training.
+            *most.lock().unwrap_or_else(PoisonError::into_inner) = resident(system);
+            observe(report)
+        })?;
         let ranks = S::train_threads(self, self.job(&*samples, stop), &watch);
         // What a run that failed has saved and recorded is of use too.
         let saved = self.saver.as_ref().and_then(|saver| saver.finish().transpose());
         let traced = watch.recorder.map_or(Ok(()), |recorder| recorder.finish());
-        Ok(merge(ranks?)?.with(saved, traced))
+        let most = most.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let process = before.zip(most).map(|(before, most)| [before.bytes, most.peak]);
+        Ok(Trained { process, ..merge(ranks?)?.with(saved, traced) })
     }
 
     fn job<'r>(&'r self, samples: &'r dyn Data<S::Item>, stop: &'r AtomicBool) -> Job<'r, S::Item> {

@@ -33,6 +33,7 @@ const EARLIER: &[(&str, &str)] = &[
     ("document-mask", "false"),
     ("layout", "\"balanced\""),
     ("head-dim", "0"),
+    ("recompute-stages", "\"all\""),
 ];
 /// A key whose value held for another before there was that one.
 const EARLIER_KEY: (&str, &str) = ("sequence", "context");

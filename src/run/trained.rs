@@ -28,6 +28,9 @@ pub struct Trained {
     pub timelines: Vec<Timeline>,
     /// When these workers waited, and for what, by timeline.
     pub waits: Vec<Vec<Wait>>,
+    /// Bytes of memory that this process held before the training, and the most that it has held, where workers are its
+    /// threads and the system tells.
+    pub process: Option<[f64; 2]>,
     /// The last checkpoint, if the run saves any.
     pub checkpoint: Option<PathBuf>,
     /// Why that, or the trace, could not be written: the weights are there all the same.
@@ -138,6 +141,7 @@ pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
         has_discarded,
         timelines,
         waits,
+        process: None,
         checkpoint,
         unwritten,
     })

@@ -25,7 +25,7 @@ use super::{N_VALIDATION, Run, compute_threads};
 use crate::data::Corpus;
 use crate::device::{Compute, Devices};
 use crate::formats::checkpoint::Digest;
-use crate::plan::{Chain, Course, Plan, Priced};
+use crate::plan::{Chain, Course, Need, Plan, Priced};
 use crate::settings::{Config, Transport};
 
 /// A model of the [table](chimera_core::model), a text, and devices.
@@ -35,7 +35,8 @@ pub struct Transformer {
     pub(super) priced: Priced,
     pub(super) cuts: Vec<Cut>,
     pub(super) memory: Vec<Memory>,
-    pub(super) expected_bytes: f64,
+    /// The memory that each worker of a group needs.
+    pub(super) needs: Vec<Need>,
     pub(super) corpus: Corpus,
 }
 
@@ -43,8 +44,8 @@ impl Subject for Transformer {
     type Item = u32;
 
     fn plan(&mut self, config: Config, found: Option<Timetable>) -> Result<Course> {
-        let Plan { course, priced, cuts, memory, .. } = Plan::with(config, found)?;
-        (self.priced, self.cuts, self.memory) = (priced, cuts, memory);
+        let Plan { course, priced, cuts, memory, needs, .. } = Plan::with(config, found)?;
+        (self.priced, self.cuts, self.memory, self.needs) = (priced, cuts, memory, needs);
         Ok(course)
     }
 

@@ -12,7 +12,7 @@ use toml::Value;
 
 use super::schedules::{self, Named};
 use super::value::Kind;
-use super::{DataWeights, Layout, OPTIONS, Opt, StepRange, peers};
+use super::{DataWeights, Layout, OPTIONS, Opt, RecomputedStages, StepRange, peers};
 
 /// Characters of a refused text that are shown.
 const SHOWN: usize = 200;
@@ -84,6 +84,7 @@ impl Kind {
             (Kind::Schedule, Value::String(name)) => name.parse::<Named>().is_ok(),
             (Kind::Hoist, Value::String(text)) => text.parse::<Hoist>().is_ok(),
             (Kind::Layout, Value::String(text)) => text.parse::<Layout>().is_ok(),
+            (Kind::Stages, Value::String(text)) => text.parse::<RecomputedStages>().is_ok(),
             (Kind::Weights, Value::String(text)) => text.parse::<DataWeights>().is_ok(),
             (Kind::RopeScaling, Value::String(text)) => text.parse::<RopeScaling>().is_ok(),
             (Kind::ParamRules, Value::String(text)) => text.parse::<ParamRules>().is_ok(),
@@ -122,6 +123,7 @@ impl fmt::Display for Kind {
             Kind::Layout => {
                 write!(f, "balanced, auto, or the layers of each stage such as E3T|4T|4T|3TH")
             }
+            Kind::Stages => write!(f, "all, auto, or numbers of stages such as 0,2-3"),
             Kind::Weights => write!(f, "weights whose sum is 1, such as 0.7,0.3"),
             Kind::Steps => write!(f, "a range of steps such as 1..11"),
             Kind::Loopback => {

@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use chimera_core::engine::Patience;
-use chimera_core::lower::{Border, Passes};
+use chimera_core::ids::StageId;
+use chimera_core::lower::{Border, Hoist, Passes, Recompute};
 use chimera_core::model::{Cut, ModelConfig, ModelError, cut};
 use chimera_core::search::Search;
 
-use super::{Config, Layout, SettingsError};
+use super::{Config, Layout, RecomputedStages, SettingsError};
 
 /// Folder of the trained weights within that of their run.
 pub const MODEL: &str = "model";
@@ -37,9 +38,19 @@ impl Config {
 
     /// The passes over the schedule.
     pub fn passes(&self) -> Passes {
-        let Config { recompute, hoist, split_backward, .. } = *self;
+        let Config { mut recompute, mut hoist, split_backward, .. } = *self;
+        if let RecomputedStages::These(_) = self.recompute_stages {
+            // Some stages recompute before the passes, which move them no more.
+            recompute = Recompute::None;
+            hoist = if hoist == Hoist::OnDemand { hoist } else { Hoist::By(0) };
+        }
         let free_border = (self.border == Border::Free).then_some(self.window);
         Passes { recompute, hoist, split_backward, free_border }
+    }
+
+    /// What the forwards of a stage keep.
+    pub fn recompute_of(&self, stage: StageId) -> Recompute {
+        if self.recompute_stages.has(stage) { self.recompute } else { Recompute::None }
     }
 
     /// How `auto` searches.

@@ -16,7 +16,10 @@ use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
 use super::origin::Entries;
 use super::schedules::Named;
 use super::value::Setting;
-use super::{DataWeights, Layout, MlpGate, Opt, Origin, Scaling, StepRange, Survive, Transport};
+use super::{
+    DataWeights, Layout, MlpGate, Opt, Origin, RecomputedStages, Scaling, StepRange, Survive,
+    Transport,
+};
 use crate::device::{Device, Precision};
 
 /// Makes [`OPTIONS`] and [`Config`] of rows.
@@ -157,6 +160,12 @@ options! {
         "recompute" recompute: Recompute =
             [value("MODE").also("activation checkpointing").is("none").free().searched().drawn(Passes)
                 .see("#recomputation")];
+        /// Stages that `recompute` is about, from 0: all, auto for as few as `rank-memory` or `memory-cap` asks for, or
+        /// numbers such as 0,2-3; the others keep all activations
+        "recompute-stages" recompute_stages: RecomputedStages =
+            [value("STAGES").is("all").free().searched().drawn(Passes).see("#recomputation")];
+        /// Memory of a rank in GiB, within which `recompute-stages` auto keeps
+        "rank-memory" rank_memory: Option<f64> = [value("GIB").real(0.0, 1e6).follows("no limit").own()];
         /// How many cells before its backward a recomputation runs, auto for the shortest step within `memory-cap`, or
         /// on-demand to wait for the gradient first
         "hoist" hoist: Hoist =

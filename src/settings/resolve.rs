@@ -283,6 +283,7 @@ mod tests {
                 "data-weights",
                 "in-flight",
                 "search-seed",
+                "rank-memory",
                 "memory-cap",
                 "profile",
                 "predict",

@@ -13,7 +13,7 @@ use chimera_core::search::Where;
 use toml::Value;
 
 use super::schedules::{Named, names};
-use super::{DataWeights, Layout, MlpGate, Scaling, Survive, Transport};
+use super::{DataWeights, Layout, MlpGate, RecomputedStages, Scaling, Survive, Transport};
 use crate::device::Precision;
 
 /// Which values an option may have.
@@ -41,6 +41,8 @@ pub enum Kind {
     Hoist,
     /// A word, or the layers of each stage.
     Layout,
+    /// A word, or numbers of stages.
+    Stages,
     /// A scaling of rotary frequencies.
     RopeScaling,
     /// Hyperparameters by names of parameters.
@@ -74,7 +76,7 @@ impl Kind {
                 Value::String(word) => Ok(Value::String(word)),
                 other => return Err(format!("{} is no word and no number", other.type_str())),
             },
-            Kind::Layout | Kind::Weights => match value {
+            Kind::Layout | Kind::Weights | Kind::Stages => match value {
                 Value::Array(numbers) => {
                     let numbers: Vec<String> = numbers.iter().map(Value::to_string).collect();
                     Ok(Value::String(numbers.join(",")))
@@ -96,6 +98,7 @@ impl Kind {
             Kind::RopeScaling => vec!["none", "linear:factor=", "dynamic:", "yarn:", "llama3:"],
             Kind::Hoist => vec!["on-demand", "auto", "0"],
             Kind::Layout => Layout::WORDS.iter().map(|(word, _)| *word).collect(),
+            Kind::Stages => RecomputedStages::WORDS.iter().map(|(word, _)| *word).collect(),
             _ => Vec::new(),
         }
     }
@@ -191,6 +194,7 @@ texts! {
     Named = Kind::Schedule;
     Hoist = Kind::Hoist;
     Layout = Kind::Layout;
+    RecomputedStages = Kind::Stages;
     DataWeights = Kind::Weights;
     RopeScaling = Kind::RopeScaling;
     ParamRules = Kind::ParamRules;

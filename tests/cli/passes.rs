@@ -27,12 +27,47 @@ fn makespans_are_those_of_the_rules() {
         ("chimera --depth 8 --recompute full --hoist auto", 41.0),
         ("chimera --depth 8 --recompute full --hoist auto --memory-cap 1", 44.0),
         ("chimera --depth 8 --recompute full --hoist on-demand --recompute-time 0", 36.0),
+        ("1f1b --depth 4 --micro-batches 8", 33.0),
+        ("1f1b --depth 4 --micro-batches 8 --recompute full", 41.0),
+        ("1f1b --depth 4 --micro-batches 8 --recompute full --recompute-stages 0-3", 41.0),
+        ("1f1b --depth 4 --micro-batches 8 --recompute full --recompute-stages 0", 37.0),
         ("1f1b --depth 4 --micro-batches 8 --split-backward", 27.0),
         ("1f1b --depth 4 --micro-batches 8 --split-backward --memory-cap 4", 27.0),
         ("chimera --depth 4 --micro-batches 8 --split-backward", 25.0),
     ] {
         assert_eq!(makespan(line), expected, "{line}");
     }
+}
+
+/// The first stage of 1F1B holds four micro-batches, and the last one.
+#[test]
+fn as_few_stages_recompute_as_memory_asks_for() {
+    let model = "--layers 8 --hidden 32 --heads 4 --context 32 --threads 1 --schedule 1f1b --depth 4 --micro-batches 8 \
+                 --steps 1 --recompute full --no-save true";
+    let folder = folder();
+    let run = |name: &str, options: &str| {
+        let out = folder.path().join(name);
+        let ran = chimera(&format!("train {model} {options} --out {}", out.display()));
+        let settings = std::fs::read_to_string(out.join("config.toml")).unwrap_or_default();
+        (ran, settings)
+    };
+    let (ran, settings) = run("two", "--recompute-stages auto --memory-cap 2");
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(settings.contains("recompute-stages = \"0-1\""), "{settings}");
+    let (ran, settings) = run("all", "--recompute-stages auto --memory-cap 4");
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(settings.contains("recompute = \"none\""), "{settings}");
+    for (options, named) in [
+        ("--recompute-stages auto", "--rank-memory"),
+        ("--recompute-stages auto --rank-memory 0.000001", "though all stages recompute"),
+        ("--recompute-stages 4", "there are 4, from 0"),
+        ("--recompute-stages 1..2", "numbers of stages such as"),
+    ] {
+        let (ran, _) = run("refused", options);
+        assert!(ran.code != Some(0) && ran.stderr.contains(named), "{options}: {}", ran.stderr);
+    }
+    let ran = chimera("simulate 1f1b --depth 4 --recompute full --recompute-stages auto");
+    assert!(ran.stderr.contains("is for train and plan"), "{}", ran.stderr);
 }
 
 /// The cap is of saved activations; what forwards keep is counted beside them.

@@ -10,6 +10,54 @@ use crate::command::{chimera, folder};
 const MODEL: &str = "--layers 2 --hidden 48 --heads 4 --context 24 --micro-batch-size 2 --micro-batches 2 --threads 1";
 
 #[test]
+fn two_workers_are_predicted_with_what_they_take_to_reach_each_other() {
+    let folder = folder();
+    let (profile, out) = (folder.path().join("profile.json"), folder.path().join("run"));
+    let (profile, out) = (profile.display(), out.display());
+    let measure = format!(
+        "profile --preset tiny --micro-batch-size 1,2 --threads 1 --time 0 --out {profile}"
+    );
+    assert_eq!(chimera(&measure).code, Some(0));
+    let text = read_to_string(profile.to_string()).expect("a profile");
+    let measured: Value = serde_json::from_str(&text).expect("JSON");
+    let workers = measured["measured"].as_array().expect("measurements");
+    let Some(several) = workers.iter().find(|measured| measured["workers"].as_u64() > Some(1))
+    else {
+        println!("skipped: this machine has one core");
+        return;
+    };
+    for list in ["messages", "reductions"] {
+        let all = several[list].as_array().expect("a list");
+        assert!(
+            all.len() > 2 && all.iter().all(|one| one["seconds"].as_f64() > Some(0.0)),
+            "{all:?}"
+        );
+    }
+    // Every worker of Chimera sums the gradients of both stages.
+    let ran = chimera(&format!(
+        "train {MODEL} --depth 2 --schedule chimera --recompute full --steps 3 --out {out} --predict {profile} --json"
+    ));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let summary: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    let figures = summary["prediction"].as_array().expect("figures");
+    let predicted = |what: &str| {
+        let figure = figures.iter().find(|figure| figure["what"] == what).expect(what);
+        figure["predicted"].as_f64().expect("a number")
+    };
+    for what in ["reduction", "update", "recompute", "idle, reduction", "worker 1 memory, bytes"] {
+        assert!(predicted(what) > 0.0, "{what}");
+    }
+    // Memory does not ask for recomputation, and what it takes is said.
+    let suggestion = &summary["suggestion"];
+    assert!(suggestion["less"].as_f64() >= Some(0.05), "{suggestion}");
+    assert!(
+        ran.stderr.contains(suggestion["options"].as_str().expect("options")),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[test]
 fn a_profile_predicts_a_model_that_was_not_measured() {
     let folder = folder();
     let profile = folder.path().join("profile.json");
@@ -40,7 +88,13 @@ fn a_profile_predicts_a_model_that_was_not_measured() {
         let error = predicted / measured - 1.0;
         assert!((figure["error"].as_f64().expect("a number") - error).abs() < 1e-9, "{figure}");
     }
-    assert!(of("peak memory, bytes")["error"].as_f64().expect("a number").abs() < 0.01);
+    for memory in ["worker 0 memory, bytes", "peak memory, bytes"] {
+        assert!(of(memory)["error"].as_f64().expect("a number").abs() < 0.01);
+    }
+    if cfg!(target_os = "linux") {
+        let process = of("process memory, bytes");
+        assert!(process["measured"].as_f64() > of("peak memory, bytes")["measured"].as_f64());
+    }
 
     let plan = format!(
         "plan --ranks 2 --batch 8 --memory 1GiB --inside 0,0 --profile {profile} {MODEL} --json"
@@ -61,11 +115,11 @@ fn a_profile_predicts_a_model_that_was_not_measured() {
     };
     let alone = simulated(&format!("1f1b --depth 1 --profile {profile} {MODEL}"));
     assert_eq!(alone["unit"], "second");
-    // The same forwards and backwards as the prediction's, which also has updates.
-    let passes = of("forward")["predicted"].as_f64().zip(of("backward")["predicted"].as_f64());
-    let passes = passes.map(|(forward, backward)| forward + backward).expect("times");
+    // The step that is predicted of a run, updates included.
+    let step = of("step")["predicted"].as_f64().expect("a time");
     let makespan = alone["makespan"].as_f64().expect("a time");
-    assert!((makespan / passes - 1.0).abs() < 1e-9, "{makespan} {passes}");
+    assert!((makespan / step - 1.0).abs() < 1e-9, "{makespan} {step}");
+    assert_eq!(alone["step"], alone["makespan"]);
     let both = simulated(&format!("1f1b --depth 2 --profile {profile} {MODEL}"));
     let busy = |of: &Value, w: usize| of["workers"][w]["busy"].as_f64().expect("a time");
     assert!(

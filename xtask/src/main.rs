@@ -12,6 +12,7 @@ mod burn;
 mod ci;
 mod command;
 mod cuda;
+mod execute;
 mod features;
 mod fuzz;
 mod gallery;
@@ -23,6 +24,7 @@ mod nccl;
 mod oracle;
 mod outside;
 mod paper;
+mod predict;
 mod publish;
 mod python;
 mod pytorch;
@@ -89,6 +91,10 @@ enum Chore {
     Oracle,
     /// Simulates the evaluation of Chimera's paper at constants fitted to some of its bars, and writes docs/paper.md
     Paper(paper::Args),
+    /// Trainings of drawn models beside what a profile of this machine predicts of them
+    Predict(predict::Args),
+    /// Drawn schedules run with stages that sleep, beside their simulation
+    Execute(execute::Args),
     /// Fuzzes the readers of files
     Fuzz(fuzz::Args),
     /// Random commands on bad, odd and hostile input, which must end soon, within bounds and in words; needs bash
@@ -149,6 +155,8 @@ fn main() -> anyhow::Result<()> {
         Chore::Sweep(args) => sweep::run(&args),
         Chore::Oracle => oracle::test(),
         Chore::Paper(args) => paper::run(&args),
+        Chore::Predict(args) => predict::run(&args),
+        Chore::Execute(args) => execute::run(&args),
         Chore::Fuzz(args) => fuzz::run(&args),
         Chore::Torture(args) => torture::run(&args),
         Chore::Targets => targets::run(),

@@ -68,6 +68,18 @@ pub enum ReductionAlgorithm {
 }
 
 impl Network {
+    /// One node of `n_ranks`, between which messages take no time.
+    pub fn free(n_ranks: usize) -> Network {
+        Network {
+            width: 1,
+            ranks_per_node: n_ranks,
+            inside: Link::default(),
+            between: Link::default(),
+            blocking: false,
+            reductions: ReductionAlgorithm::default(),
+        }
+    }
+
     /// Whether all groups of `depth` workers lie alike.
     pub fn fits(&self, depth: usize) -> bool {
         let on_one = self.ranks_per_node >= self.width * depth;
@@ -229,6 +241,10 @@ impl<C: Costs> Costs for NetworkCosts<C> {
     fn occupies(&self, token: &Token) -> f64 {
         let travels = if self.network.blocking { self.travels(token) } else { 0.0 };
         self.compute.occupies(token) + travels
+    }
+
+    fn reduce_occupies(&self, bucket: BucketId) -> f64 {
+        self.compute.reduce_occupies(bucket)
     }
 
     fn reduce(&self, bucket: BucketId) -> f64 {

@@ -213,8 +213,10 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
 
     fn reduce(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {
         let sum = &mut self.sums[bucket.index()];
+        let free = &mut self.free[worker.index()];
+        free.at += self.costs.reduce_occupies(bucket);
         sum.n_started += 1;
-        sum.ready = sum.ready.later(self.free[worker.index()]);
+        sum.ready = sum.ready.later(*free);
         if sum.n_started == self.program.buckets[bucket.index()].members.len() {
             match self.costs.reduce(bucket) {
                 0.0 => self.sum(bucket),
@@ -250,5 +252,43 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
         let end = self.work(worker, Work::Step(bucket), self.free[worker.index()], takes);
         self.free[worker.index()] = end;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lower::{Lowering, Sync, lower};
+    use crate::op::Op;
+    use crate::schedule::{Shape, find};
+
+    /// Forwards take 1, backwards 2, and reductions 3 on top of what their starts take of a worker.
+    struct Reduced(f64);
+
+    impl Costs for Reduced {
+        fn op(&self, worker: WorkerId, op: &Op) -> f64 {
+            crate::costs::UniformCosts::new(1.0, 2.0, 0.0).op(worker, op)
+        }
+
+        fn reduce_occupies(&self, _: BucketId) -> f64 {
+            self.0
+        }
+
+        fn reduce(&self, _: BucketId) -> f64 {
+            3.0
+        }
+    }
+
+    #[test]
+    fn the_start_of_a_reduction_takes_time_of_its_worker() {
+        let timetable = find("chimera").unwrap().timetable(&Shape::new(2, 2)).unwrap();
+        let how = Lowering { sync: Sync::AtEnd, ..Lowering::default() };
+        let program = lower(&timetable, &how).unwrap();
+        let ends = |occupies: f64| simulate(&program, &Reduced(occupies)).makespan();
+        // Both stages are on both workers, whose reductions go one after the other; each starts both at once.
+        assert_eq!(ends(0.0), 6.0 + 2.0 * 3.0);
+        assert_eq!(ends(0.5), 6.0 + 0.5 + 2.0 * 3.0);
+        // Once that takes as long as a reduction, it is what they wait for.
+        assert_eq!(ends(4.0), 6.0 + 2.0 * 4.0 + 3.0);
     }
 }

@@ -28,6 +28,7 @@ use crate::cli::parts::progress::spin;
 use crate::cli::parts::proof::summary;
 use crate::cli::parts::scheduled::Scheduled;
 use crate::cli::parts::shape::{ProfiledArgs, ShapeArgs, schedule_name};
+use crate::plan::StepCosts;
 
 /// Simulates one step of a schedule, or a window of an asynchronous one, without the optimizer
 #[derive(Args)]
@@ -77,6 +78,10 @@ impl Simulate {
         let unit = if profiled.is_some() { "second" } else { self.costs.unit() };
         let program = plan.prove()?;
         let costs = self.network.with_sums(plan.costs().clone(), &program)?;
+        let costs = match &profiled {
+            Some(profiled) => profiled.with_step(costs, &program)?,
+            None => StepCosts::free(costs),
+        };
         let measured = self.execute.measure(&program, plan.costs())?;
         let timeline = spin("simulating the schedule", || simulate(&program, &costs));
         let sync = Synchronised::of(&timeline, &costs);
@@ -197,21 +202,26 @@ struct Synchronised {
     sums: f64,
     /// How long after all compute the last sum of any worker ends.
     exposed: f64,
+    /// The agreement, unless updates stand behind it, so that it lies within the makespan.
     agreement: f64,
 }
 
 impl Synchronised {
     fn of(timeline: &Timeline, costs: &impl Costs) -> Synchronised {
         let mut sums = vec![0.0; timeline.n_workers];
-        let (mut last_op, mut last) = (0.0f64, 0.0f64);
+        let (mut last_op, mut last, mut has_updates) = (0.0f64, 0.0f64, false);
         for event in &timeline.events {
-            last = last.max(event.end);
             match event.work {
-                Work::Reduce(_) => sums[event.worker.index()] += event.end - event.start,
-                Work::Cell(_) | Work::Step(_) => last_op = last_op.max(event.end),
+                Work::Reduce(_) => {
+                    sums[event.worker.index()] += event.end - event.start;
+                    last = last.max(event.end);
+                }
+                Work::Cell(_) => last_op = last_op.max(event.end),
+                Work::Step(_) => has_updates = true,
             }
         }
         let sums = sums.into_iter().fold(0.0, f64::max);
-        Synchronised { sums, exposed: last - last_op, agreement: costs.agree() }
+        let agreement = if has_updates { 0.0 } else { costs.agree() };
+        Synchronised { sums, exposed: (last - last_op).max(0.0), agreement }
     }
 }

@@ -15,7 +15,8 @@ use crate::cli::parts::predicted;
 use crate::cli::parts::progress::Say;
 use crate::cli::parts::report::{MEASURED, PLANNED, SUMMARY};
 use crate::data::tokenizer::Tokenizer;
-use crate::plan::{Figure, Prediction};
+use crate::device::OpenDevice;
+use crate::plan::{Figure, Need, Prediction};
 use crate::run::evaluate::{Bert, CausalLm, Sampling};
 use crate::run::{Folder, Run, Trained};
 use crate::settings::Config;
@@ -85,6 +86,11 @@ impl Outcome<'_> {
         if let Some(figures) = &figures {
             predicted::table(figures).lines().for_each(|line| say.line(line));
         }
+        let suggestion = if self.on_host() { run.advice()? } else { None };
+        if let Some(suggestion) = &suggestion {
+            say.line(&suggestion.sentence());
+            advice.push(suggestion.sentence());
+        }
         let mut summary = json!({
             "run": folder.path(), "steps": trained.n_steps,
             "loss": trained.last.as_ref().map(|last| last.loss),
@@ -93,6 +99,7 @@ impl Outcome<'_> {
             "bubble_by_cause": bubble.as_ref().map(causes),
             "measured_over_simulated": overhead,
             "prediction": figures,
+            "suggestion": suggestion,
         });
         if self.json {
             crate::cli::parts::console::print(format!("{summary:#}"))?;
@@ -133,12 +140,29 @@ impl Outcome<'_> {
     fn predicted(&self, prediction: &Prediction, trained: &Trained) -> Vec<Figure> {
         // The first step warms up.
         let steps_s = trained.steps_s.get(1..).unwrap_or_default();
-        let mut figures = prediction.against(steps_s, &trained.timelines);
+        let (program, needs) = (self.run.program(), self.run.needs());
+        let mut figures = prediction.against(program, steps_s, &trained.timelines, &trained.waits);
+        let width = self.run.config().width as f64;
+        let all = |of: &dyn Fn(&Need) -> f64| needs.iter().map(of).sum::<f64>() * width;
+        let kept = |need: &Need| need.state + need.activations;
         if let Some(last) = &trained.last {
-            let bytes = last.bytes() as f64;
-            figures.push(Figure::of("peak memory, bytes", self.run.expected_bytes(), bytes));
+            // Groups are alike, and a worker is the one of the first.
+            for (worker, (need, rank)) in needs.iter().zip(&last.ranks).enumerate() {
+                let what = format!("worker {worker} memory, bytes");
+                figures.push(Figure::of(what, kept(need), rank.bytes as f64));
+            }
+            figures.push(Figure::of("peak memory, bytes", all(&kept), last.bytes() as f64));
+        }
+        if let Some([before, most]) = trained.process.filter(|_| self.on_host()) {
+            let expected = before + all(&Need::total);
+            figures.push(Figure::of("process memory, bytes", expected, most));
         }
         figures
+    }
+
+    /// Whether all workers compute in the memory of this process.
+    fn on_host(&self) -> bool {
+        self.run.devices().one().is_some_and(OpenDevice::is_host)
     }
 
     /// A text that begins after a line break.

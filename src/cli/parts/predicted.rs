@@ -18,7 +18,7 @@ pub(crate) fn before(prediction: &Prediction) -> String {
 
 /// A line for each figure.
 pub(crate) fn table(figures: &[Figure]) -> String {
-    signed::table("predicted", &rows(figures), 20)
+    signed::table("predicted", &rows(figures), 24)
 }
 
 /// A row for each figure, whose error says how much more was predicted than measured.

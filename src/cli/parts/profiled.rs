@@ -2,8 +2,9 @@
 
 use anyhow::{Result, bail, ensure};
 use chimera_core::analyze::{NetworkCosts, simulate};
-use chimera_core::costs::StageCosts;
+use chimera_core::costs::{Costs, StageCosts};
 use chimera_core::model::Partition;
+use chimera_core::program::Program;
 use chimera_core::timetable::Timetable;
 
 use crate::cli::parts::console::warn;
@@ -11,7 +12,7 @@ use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::network::NetworkArgs;
 use crate::cli::parts::scheduled::Scheduled;
 use crate::cli::parts::shape::{ProfiledArgs, ShapeArgs};
-use crate::plan::{Chain, Priced, can_be_cut, times_of, with_layout};
+use crate::plan::{Chain, Priced, StepCosts, can_be_cut, times_of, with_layout};
 use crate::profile::ProfiledTimes;
 use crate::run::outside::OnDisk;
 use crate::settings::{Config, Layers, Settings};
@@ -88,6 +89,15 @@ impl Profiled {
         Priced::new(&self.config.model(), Some(times)).costs(&self.config, timetable)
     }
 
+    /// Costs of compute and of a network, and what reductions, updates and the step sync take between threads.
+    ///
+    /// # Errors
+    /// If the profile has no times of them, or the model cannot be cut so.
+    pub(crate) fn with_step<C: Costs>(&self, costs: C, program: &Program) -> Result<StepCosts<C>> {
+        let priced = Priced::new(&self.config.model(), Some(self.times.clone()));
+        priced.with_step(&self.config, costs, program)
+    }
+
     /// The plan at the times that ops take where others compute beside them for as long as the plan says that they do.
     pub(crate) fn beside_others(
         &self,
@@ -98,7 +108,7 @@ impl Profiled {
             return Ok(plan);
         }
         let program = plan.prove()?;
-        let costs = network.with_sums(plan.costs().clone(), &program)?;
+        let costs = self.with_step(network.with_sums(plan.costs().clone(), &program)?, &program)?;
         let busy = 1.0 - simulate(&program, &costs).bubble_ratio();
         let stages = self.costs_at(&plan.timetable, self.times.with_others_busy(busy))?;
         plan.at(network, stages)

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use chimera_core::analyze::{NetworkCosts, Refusal, Timeline, simulate};
 use chimera_core::costs::{Costs, StageCosts};
 use chimera_core::lower::{Lowering, lower_at};
@@ -16,9 +16,9 @@ use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::network::NetworkArgs;
 use crate::cli::parts::progress::{TICK, spin};
 use crate::cli::parts::shape::{PassArgs, ShapeArgs};
-use crate::plan::request;
+use crate::plan::{recomputed_at, request};
 use crate::settings::schedules::Named;
-use crate::settings::{Config, Scaling};
+use crate::settings::{Config, RecomputedStages, Scaling};
 
 /// A timetable after its passes, ready to be proven and simulated.
 pub(crate) struct Scheduled<C = StageCosts> {
@@ -130,7 +130,12 @@ impl<C: Costs> Scheduled<C> {
         });
         bar.finish_and_clear();
         let ordered = ordered?;
+        ensure!(
+            config.recompute_stages != RecomputedStages::Auto,
+            "recompute-stages auto is for train and plan, which know a memory: name stages here, such as 0,2-3"
+        );
         let (costs, search) = (costs(&ordered.timetable)?, ordered.search.clone());
+        let ordered = recomputed_at(config, ordered, &costs)?;
         Ok(Scheduled { timetable: ordered.passed(&how, &costs)?, search, how, costs })
     }
 

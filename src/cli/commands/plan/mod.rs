@@ -21,8 +21,8 @@ use crate::cli::parts::offered::offered;
 use crate::cli::parts::progress::bar;
 use crate::device::n_cores;
 use crate::plan::{
-    Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, LayerCosts, Need, Speed, choose,
-    times_of,
+    Advice, Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, LayerCosts, Need, Speed,
+    choose, times_of,
 };
 use crate::run::outside::OnDisk;
 use crate::settings::{Config, Layers, Origin};
@@ -125,13 +125,14 @@ impl Plan {
         let ways =
             ways.map(|way| Ok((way, self.range(way, cluster)?))).collect::<Result<Vec<_>>>()?;
         let is_measured = matches!(cluster.speed, Speed::Measured(_));
+        let advice = Advice::on(&best.config, cluster)?;
         if self.json {
             let shown = ways.iter().map(|(way, range)| self.way(way, *range)).collect::<Vec<_>>();
             let figures = json!({
                 "ways": shown, "n_fit": choice.candidates.len(), "n_too_large": choice.n_too_large,
                 "n_left_out": choice.n_left_out, "measured": is_measured,
                 "network": if self.links.is_free() { "none" } else { "described" },
-                "command": command,
+                "command": command, "advice": advice,
             });
             return print(format!("{figures:#}"));
         }
@@ -169,6 +170,10 @@ impl Plan {
             }
         }
         text.push_str(&untried(choice, seconds));
+        if let Some(advice) = advice {
+            let _ =
+                write!(text, "\nnot among these, one change to the first: {}", advice.sentence());
+        }
         print(format!("{text}\n\n{command}"))
     }
 
@@ -269,7 +274,7 @@ impl Plan {
             "width": config.width, "depth": config.depth, "schedule": config.schedule.to_string(), "scaling": way.scaling(),
             "parameters": parameters(way),
             "micro_batch_size": config.micro_batch_size, "micro_batches": config.micro_batches,
-            "recompute": way.recompute(), "shard_optimizer": config.shard_optimizer, "layout": config.layout.to_string(), "simulated": is_simulated,
+            "recompute": way.recompute(), "recompute_stages": config.recompute_stages.to_string(), "shard_optimizer": config.shard_optimizer, "layout": config.layout.to_string(), "simulated": is_simulated,
             "command": self.command(way),
         })
     }

@@ -48,7 +48,7 @@ pub(super) fn cells(way: &Candidate, range: Option<[f64; 2]>) -> [String; HEADS.
         schedule,
         config.micro_batch_size.to_string(),
         config.micro_batches.to_string(),
-        way.recompute().to_string(),
+        way.recomputed(),
         if config.shard_optimizer { "yes" } else { "no" }.to_string(),
         way.layout().unwrap_or_default(),
     ]

@@ -1,0 +1,178 @@
+//! Which stages recompute so that a step fits into memory and takes least time: the knapsack of AdaPipe (Sun et al.,
+//! ASPLOS 2024), by stages. A stage that keeps its activations gains time and takes memory of the workers that hold it, and what
+//! it gains is not known without the schedule. So stages are let off in groups, large ones first, as long as the step fits.
+
+use anyhow::{Context, Result, bail};
+use chimera_core::ids::StageId;
+use chimera_core::lower::Recompute;
+
+use super::Plan;
+use super::candidate::Fit;
+use super::ways::is_free;
+use crate::settings::{Config, RecomputedStages};
+
+/// Sets of stages that are tried for a run.
+const N_TRIES: usize = 256;
+
+const GIB: f64 = 1_073_741_824.0;
+
+/// The step of a configuration, if it fits into memory.
+pub(super) type StepOf<'s> = &'s mut dyn FnMut(&Config) -> Result<Option<f64>>;
+
+/// The settings with the stages that `auto` stands for, by plans of them.
+pub(super) fn with_recomputed(
+    config: Config,
+    plan: &mut dyn FnMut(Config) -> Result<Plan>,
+) -> Result<Config> {
+    if config.recompute_stages != RecomputedStages::Auto {
+        return Ok(config);
+    }
+    let mut all = config.clone();
+    all.recompute_stages = RecomputedStages::All;
+    if config.recompute == Recompute::None {
+        return Ok(all);
+    }
+    if config.rank_memory.or(config.memory_cap).is_none() {
+        bail!(
+            "recompute-stages auto keeps within a memory: say how much a rank has with --rank-memory, or a --memory-cap"
+        )
+    }
+    let most = config.rank_memory.map_or(f64::INFINITY, |gib| gib * GIB);
+    let mut uncapped = all.clone();
+    uncapped.memory_cap = None;
+    let n_stages = plan(uncapped)?.course.n_stages();
+    let mut step = |config: &Config| -> Result<Option<f64>> {
+        let plan = match plan(config.clone()) {
+            Ok(plan) => plan,
+            // What holds more than the cap is refused.
+            Err(_) if config.memory_cap.is_some() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let fits = plan.needs.iter().all(|need| need.total() <= most);
+        let makespan = || plan.priced.makespan(config, &plan.cuts, &plan.course.program);
+        fits.then(makespan).transpose()
+    };
+    let mut none = all;
+    none.recompute = Recompute::None;
+    if step(&none)?.is_some() {
+        return Ok(none);
+    }
+    let fitting = fewest(&config, n_stages, N_TRIES, &mut step)?;
+    let (config, _) = fitting.context(
+        "a step does not fit into the memory of a rank though all stages recompute: choose a smaller micro-batch-size, or          more of rank-memory or memory-cap",
+    )?;
+    Ok(config)
+}
+
+/// A way that recomputes and fits, with stages let off as far as memory allows; `None` if that is not open, or gains nothing.
+pub(super) fn let_off(
+    whole: &Config,
+    n_stages: usize,
+    n_tries: usize,
+    outcome: &mut dyn FnMut(Config) -> Result<Fit>,
+) -> Result<Option<Fit>> {
+    let is_open =
+        is_free(whole, "recompute-stages") || whole.recompute_stages == RecomputedStages::Auto;
+    if whole.recompute == Recompute::None || !is_open {
+        return Ok(None);
+    }
+    let fewer = fewest(whole, n_stages, n_tries, &mut |config| {
+        Ok(match outcome(config.clone())? {
+            Fit::Fits(candidate) => Some(candidate.step_s),
+            Fit::TooLarge(..) => None,
+        })
+    })?;
+    let stages = || (0..n_stages as u16).map(StageId);
+    let gains = |config: &Config| stages().any(|stage| !config.recompute_stages.has(stage));
+    fewer.filter(|(config, _)| gains(config)).map(|(config, _)| outcome(config)).transpose()
+}
+
+/// The configuration with the stages that are to recompute, of `n_stages`, and its step; `None` if it does not fit though
+/// all do. At most `n_tries` sets are tried beyond the simplest two.
+pub(super) fn fewest(
+    config: &Config,
+    n_stages: usize,
+    n_tries: usize,
+    step: StepOf<'_>,
+) -> Result<Option<(Config, f64)>> {
+    let with = |stages: Vec<u16>| {
+        let mut config = config.clone();
+        config.recompute_stages = RecomputedStages::These(stages);
+        config
+    };
+    let all: Vec<u16> = (0..n_stages as u16).collect();
+    let Some(mut least) = step(&with(all.clone()))? else { return Ok(None) };
+    let (mut kept, mut left) = (all, n_tries);
+    let mut size = n_stages.next_power_of_two();
+    while size > 0 {
+        // The last stages of a pipeline hold fewest activations.
+        for group in (0..n_stages as u16).collect::<Vec<_>>().rchunks(size) {
+            let fewer: Vec<u16> = kept.iter().copied().filter(|s| !group.contains(s)).collect();
+            if left == 0 || fewer.is_empty() || fewer.len() == kept.len() {
+                continue;
+            }
+            left -= 1;
+            if let Some(took) = step(&with(fewer.clone()))?.filter(|took| *took <= least) {
+                (kept, least) = (fewer, took);
+            }
+        }
+        size /= 2;
+    }
+    // One stage for another.
+    for at in 0..kept.len() {
+        for other in (0..n_stages as u16).filter(|other| !kept.contains(other)).collect::<Vec<_>>()
+        {
+            if left == 0 || kept.contains(&other) {
+                continue;
+            }
+            left -= 1;
+            let mut moved = kept.clone();
+            moved[at] = other;
+            moved.sort_unstable();
+            let took = step(&with(moved.clone()))?.filter(|took| *took < least * (1.0 - 1e-9));
+            if let Some(took) = took {
+                (kept, least) = (moved, took);
+            }
+        }
+    }
+    Ok(Some((with(kept), least)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::outside::OnDisk;
+    use crate::settings::Layers;
+
+    /// Stages with a gain and a size each: those that do not recompute must fit into what there is.
+    fn chosen(gains: &[f64], sizes: &[f64], room: f64) -> (Vec<u16>, f64) {
+        let config = Layers::parse("--recompute full").unwrap().resolve(&OnDisk).unwrap();
+        let step = |stages: &[u16]| {
+            let is_free = |s: &usize| !stages.contains(&(*s as u16));
+            let free: Vec<usize> = (0..gains.len()).filter(is_free).collect();
+            let size: f64 = free.iter().map(|s| sizes[*s]).sum();
+            (size <= room).then(|| 100.0 - free.iter().map(|s| gains[*s]).sum::<f64>())
+        };
+        let mut of = |config: &Config| {
+            let RecomputedStages::These(stages) = &config.recompute_stages else { panic!("a set") };
+            Ok(step(stages))
+        };
+        let (config, took) = fewest(&config, gains.len(), 1000, &mut of).unwrap().expect("it fits");
+        let RecomputedStages::These(stages) = config.recompute_stages else { panic!("a set") };
+        let sets = 1u32..1 << gains.len();
+        let sets = sets.map(|set| (0..gains.len() as u16).filter(|s| set >> s & 1 == 1).collect());
+        let best = sets.filter_map(|set: Vec<u16>| step(&set)).fold(f64::INFINITY, f64::min);
+        assert!(took >= best, "{took} is less than can be");
+        (stages, took - best)
+    }
+
+    #[test]
+    fn as_few_stages_recompute_as_memory_asks_for() {
+        // One pipeline: the first stage holds most, and what each gains is alike.
+        assert_eq!(chosen(&[1.0; 4], &[4.0, 3.0, 2.0, 1.0], 6.0), (vec![0], 0.0));
+        assert_eq!(chosen(&[1.0; 4], &[4.0, 3.0, 2.0, 1.0], 2.5), (vec![0, 1, 2], 1.0 - 1.0));
+        // The last stage has gained most, and so keeps its activations.
+        assert_eq!(chosen(&[1.0, 1.0, 1.0, 5.0], &[2.0; 4], 2.0), (vec![0, 1, 2], 0.0));
+        assert_eq!(chosen(&[5.0, 1.0, 1.0, 1.0], &[2.0; 4], 2.0), (vec![1, 2, 3], 0.0));
+    }
+}

@@ -1,0 +1,189 @@
+//! What workers on threads take to reach each other: messages, reductions and the step sync, timed in the engine itself, by
+//! stages that hold weights and only wait for a while.
+
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use chimera_core::analyze::{Awaited, Event, Wait, Work};
+use chimera_core::comm::{Endpoint, Threads};
+use chimera_core::effects::Token;
+use chimera_core::engine::{Job, Optimizer, Patience, Training, Worker, run_threads};
+use chimera_core::ids::BucketId;
+use chimera_core::layers::Layers;
+use chimera_core::lower::{Lowering, lower};
+use chimera_core::op::{Cell, Kind};
+use chimera_core::program::Program;
+use chimera_core::schedule::{Shape, find};
+use chimera_core::stage::Data;
+
+use super::idle_stage::IdleStage;
+use super::law::middle;
+use super::{MessageTime, ReductionTime, Workers};
+
+/// Elements of a message, and of the gradients of a reduction, that are measured.
+const ELEMENTS: [usize; 5] = [1 << 8, 1 << 12, 1 << 16, 1 << 19, 1 << 22];
+/// Steps of each, after one that does not count.
+const N_STEPS: u64 = 12;
+/// How long an op of a stage takes: as long as a short one of a model, so that who waits for its message sleeps.
+const OP: Duration = Duration::from_micros(400);
+/// A rank waits so long for others before it calls them lost.
+const PATIENCE: Duration = Duration::from_secs(100);
+
+/// What was measured between so many workers.
+pub(super) struct Exchange {
+    pub(super) messages: Vec<MessageTime>,
+    pub(super) reductions: Vec<ReductionTime>,
+    pub(super) sync_s: f64,
+}
+
+/// Measures messages and reductions between workers that are threads on a device.
+pub(super) fn measure<K: Layers>(device: &K, by: Workers) -> Result<Exchange> {
+    let workers = by.workers;
+    let (mut messages, mut reductions, mut syncs) = (Vec::new(), Vec::new(), Vec::new());
+    for elements in ELEMENTS {
+        let line = program("gpipe", workers)?;
+        messages.push(message(&line, &ran(device, &line, by, (elements, 1))?, elements));
+        // One worker in each of several groups: all reduce the one bucket.
+        let alone = program("gpipe", 1)?;
+        let ranks = ran(device, &alone, by, (1, elements))?;
+        reductions.push(reduction(&ranks, elements));
+        syncs.extend(ranks[0].iter().enumerate().filter_map(|(step, _)| sync(&ranks, step)));
+    }
+    let (sync_s, _) = middle(&mut syncs);
+    Ok(Exchange { messages, reductions, sync_s })
+}
+
+fn program(schedule: &str, depth: usize) -> Result<Program> {
+    let timetable = find(schedule)?.timetable(&Shape::new(depth, 4))?;
+    Ok(lower(&timetable, &Lowering::default())?)
+}
+
+/// What a rank did and waited for in a step.
+type RankStep = (Vec<Event>, Vec<Wait>);
+
+/// Runs a program with stages of so many elements; returns what each rank did in each step.
+fn ran<K: Layers>(
+    device: &K,
+    program: &Program,
+    Workers { workers, threads }: Workers,
+    elements: (usize, usize),
+) -> Result<Vec<Vec<RankStep>>> {
+    let width = workers / program.placement().n_workers();
+    let pool = || rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    let pools = (0..workers).map(|_| pool()).collect::<Result<Vec<_>, _>>()?;
+    let training = Training { optimizer: Optimizer::sgd(), ..Training::default() };
+    let job = Job {
+        program,
+        width,
+        micro_batch_size: 1,
+        training: &training,
+        data: &NoText,
+        patience: Patience { first_step: PATIENCE, later: PATIENCE },
+        stop: &AtomicBool::new(false),
+        epoch: Instant::now(),
+    };
+    let n_stages = program.placement().n_stages();
+    let ranks = run_threads(workers as u32, |comm: &mut Threads<K::Tensor>| {
+        let (device, rank) = (device.clone(), comm.rank());
+        pools[rank.index()].install(|| {
+            let stage = |id| Ok(IdleStage::new(&device, id, n_stages, elements, OP));
+            let mut worker = Worker::new(job, device.clone(), comm, stage)?;
+            let mut steps = Vec::new();
+            for step in 0..=N_STEPS {
+                worker.all_gather("common start", &[])?;
+                worker.run(step)?;
+                let (events, waits) = worker.timeline()?;
+                if step > 0 {
+                    steps.push((events.to_vec(), waits.to_vec()));
+                }
+            }
+            Ok(steps)
+        })
+    });
+    ranks.context("messages between threads could not be measured")
+}
+
+/// What a message takes from the end of the op that makes it to the receiver's going on, and what it takes of its sender.
+fn message(program: &Program, ranks: &[Vec<RankStep>], elements: usize) -> MessageTime {
+    let (mut took, mut occupied) = (Vec::new(), Vec::new());
+    for step in 0..N_STEPS as usize {
+        let of_step: Vec<&RankStep> = ranks.iter().filter_map(|rank| rank.get(step)).collect();
+        for wait in of_step.iter().flat_map(|(_, waits)| waits) {
+            let Awaited::Message(token) = wait.awaited else { continue };
+            let made = of_step.iter().find_map(|(events, _)| made(program, events, &token));
+            // Of messages that came before the receiver wanted them nothing is known.
+            took.extend(made.filter(|made| *made > wait.start).map(|made| wait.end - made));
+        }
+        // The first worker's forwards come one behind the other, each with a message.
+        let first = of_step.first().map_or(&[][..], |(events, _)| events);
+        let forwards = first.iter().filter(|event| is_forward(event)).collect::<Vec<_>>();
+        occupied.extend(forwards.windows(2).map(|pair| pair[1].start - pair[0].end));
+    }
+    let ((seconds, spread), (occupies, _)) = (middle(&mut took), middle(&mut occupied));
+    MessageTime { bytes: 4 * elements, count: took.len(), seconds, spread, occupies }
+}
+
+fn is_forward(event: &Event) -> bool {
+    matches!(event.work, Work::Cell(Cell::One(op)) if op.kind == Kind::Forward)
+}
+
+/// When the op that makes a token was done.
+fn made(program: &Program, events: &[Event], token: &Token) -> Option<f64> {
+    let makes = |event: &&Event| match &event.work {
+        Work::Cell(cell) => program.rules().cell_effects(cell).makes.contains(token),
+        Work::Reduce(_) | Work::Step(_) => false,
+    };
+    Some(events.iter().find(makes)?.end)
+}
+
+/// What a reduction takes from the start of its last replica to the end of its last, and what it takes of a worker before it
+/// can go on with something else.
+fn reduction(ranks: &[Vec<RankStep>], elements: usize) -> ReductionTime {
+    let (mut took, mut occupied) = (Vec::new(), Vec::new());
+    for step in 0..N_STEPS as usize {
+        let (mut from, mut to) = (0.0f64, 0.0f64);
+        for (events, waits) in ranks.iter().filter_map(|rank| rank.get(step)) {
+            let reduce = events.iter().find(|event| event.work == Work::Reduce(BucketId(0)));
+            let awaits = waits.iter().find(|wait| wait.awaited == Awaited::Sum(BucketId(0)));
+            let Some((reduce, wait)) = reduce.zip(awaits) else { continue };
+            (from, to) = (from.max(reduce.start), to.max(reduce.end));
+            occupied.push(wait.start - reduce.start);
+        }
+        took.push(to - from);
+    }
+    let ((seconds, spread), (occupies, _)) = (middle(&mut took), middle(&mut occupied));
+    let (replicas, count) = (ranks.len(), took.len());
+    ReductionTime { replicas, elements, count, seconds, spread, occupies }
+}
+
+/// What the step sync takes from when the last rank has come to it.
+fn sync(ranks: &[Vec<RankStep>], step: usize) -> Option<f64> {
+    let waits = ranks.iter().filter_map(|rank| {
+        rank.get(step)?.1.iter().find(|wait| wait.awaited == Awaited::Agreement)
+    });
+    let (from, to) =
+        waits.fold((0.0f64, 0.0f64), |(from, to), wait| (from.max(wait.start), to.max(wait.end)));
+    (to > from).then_some(to - from)
+}
+
+/// Samples of one number, which nobody reads.
+struct NoText;
+
+impl Data for NoText {
+    fn sample(
+        &self,
+        _: u64,
+        _: u64,
+        input: &mut Vec<u32>,
+        target: &mut Vec<u32>,
+    ) -> std::io::Result<()> {
+        input.push(0);
+        target.push(0);
+        Ok(())
+    }
+
+    fn n_targets(&self) -> usize {
+        1
+    }
+}

@@ -1,0 +1,83 @@
+//! How well the profile of this machine predicts trainings that it was not measured on: models of drawn shapes are trained
+//! for some steps, and what was predicted stands beside what was measured.
+
+mod advice;
+mod draw;
+mod regret;
+mod run;
+mod unseen;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::command::{chimera, run as run_command, target};
+
+/// What is predicted.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Seed that shapes are drawn with
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Models that are trained [default: 12, or 3 with --regret and 10 with --advice]
+    #[arg(long, value_name = "COUNT")]
+    cases: Option<u64>,
+    /// The first case
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    from: u64,
+    /// Steps of each training; the first is not measured
+    #[arg(long, value_name = "COUNT", default_value_t = 12, value_parser = clap::value_parser!(u32).range(4..))]
+    steps: u32,
+    /// Profile of this machine [default: a fresh one in target/predict, or the one that is there with --keep-profile]
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
+    /// Uses the profile that is in target/predict, if there is one
+    #[arg(long)]
+    keep_profile: bool,
+    /// Seconds to measure the profile for
+    #[arg(long, value_name = "SECONDS", default_value_t = 90)]
+    time: u32,
+    /// The command, in a release build [default: built from here]
+    #[arg(long, value_name = "FILE")]
+    program: Option<PathBuf>,
+    /// Runs every configuration of a model that fits this machine, and compares the order of the plan with theirs
+    #[arg(long)]
+    regret: bool,
+    /// Follows the advice at the end of runs, and compares what it was worth with what it said
+    #[arg(long, conflicts_with = "regret")]
+    advice: bool,
+}
+
+/// Measures a profile, trains, and prints the table.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let chimera = match &args.program {
+        Some(program) => program.canonicalize()?,
+        None => chimera()?,
+    };
+    let profile = profile(args, &chimera)?;
+    let lab = run::Lab { chimera, profile, steps: args.steps, folder: tempfile::tempdir()? };
+    let (seed, cases) =
+        (args.seed, |usual: u64| args.from..args.from + args.cases.unwrap_or(usual));
+    match (args.regret, args.advice) {
+        (true, _) => regret::run(&lab, seed, cases(3)),
+        (_, true) => advice::run(&lab, seed, cases(10)),
+        _ => unseen::run(&lab, seed, cases(12)),
+    }
+}
+
+/// The profile, measured first unless one is named or kept.
+fn profile(args: &Args, chimera: &Path) -> Result<PathBuf> {
+    if let Some(named) = &args.profile {
+        return Ok(named.canonicalize()?);
+    }
+    let folder = target()?.join("predict");
+    let path = folder.join("profile.json");
+    if !(args.keep_profile && path.exists()) {
+        std::fs::create_dir_all(&folder)?;
+        let mut measure = Command::new(chimera);
+        measure.args(["profile", "--threads", "1", "--time", &args.time.to_string(), "--out"]);
+        run_command(measure.arg(&path))?;
+    }
+    Ok(path)
+}

@@ -1,0 +1,67 @@
+//! How true the advice at the end of a run is: what it suggests is run too.
+
+use std::ops::Range;
+
+use anyhow::{Context, Result};
+
+use super::draw::Shape;
+use super::run::Lab;
+use crate::bench::median;
+
+/// Rounds through both, so that a change of the machine's speed meets both.
+const ROUNDS: usize = 2;
+/// What a suggestion may say too much or too little, in parts of what it says.
+const WITHIN: f64 = 1.0 / 3.0;
+/// What is added to drawn settings in turn: some of it leaves room for advice.
+const BESIDE: [&str; 5] =
+    ["--recompute full", "", "--micro-batch-size 1 --micro-batches 8", "--recompute selective", ""];
+
+/// Trains settings until so many of them got advice, follows it, and prints what it was worth.
+pub(super) fn run(lab: &Lab, seed: u64, cases: Range<u64>) -> Result<()> {
+    println!("| model | options | suggested | said | measured | within a third |");
+    println!("|---|---|---|--:|--:|---|");
+    let (mut n_true, mut n_advised, mut n_without) = (0, 0, 0);
+    for case in cases.start.. {
+        if n_advised == cases.end - cases.start {
+            break;
+        }
+        let shape = Shape::of_case(seed, case);
+        let beside = BESIDE[case as usize % BESIDE.len()];
+        let mut options = shape.options();
+        options.extend(beside.split_whitespace().map(String::from));
+        let first = lab.train(&options)?;
+        let Some((suggested, said)) = first.suggestion() else {
+            n_without += 1;
+            continue;
+        };
+        let mut changed = options.clone();
+        changed.extend(suggested.split_whitespace().map(String::from));
+        let step = |options: &[String]| -> Result<f64> {
+            let [_, measured, _] = lab.train(options)?.figure("step").context("no step")?;
+            Ok(measured)
+        };
+        let [mut before, mut after] = [Vec::new(), Vec::new()];
+        for _ in 0..ROUNDS {
+            after.push(step(&changed)?);
+            before.push(step(&options)?);
+        }
+        let measured = 1.0 - median(after) / median(before);
+        let is_true = (measured - said).abs() <= WITHIN * said;
+        n_advised += 1;
+        n_true += u32::from(is_true);
+        println!(
+            "| {shape} | D {}, {}, B {}, N {} {beside} | {suggested} | {:.1} % | {:.1} % | {} |",
+            shape.depth,
+            shape.schedule,
+            shape.micro_batch_size,
+            shape.micro_batches,
+            100.0 * said,
+            100.0 * measured,
+            if is_true { "yes" } else { "no" }
+        );
+    }
+    println!(
+        "\nseed {seed}: {n_true} of {n_advised} suggestions are true within a third; {n_without} more settings got none"
+    );
+    Ok(())
+}

@@ -1,0 +1,65 @@
+//! Trainings and plans of the command.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::command::read;
+
+/// What trainings are run with.
+pub(super) struct Lab {
+    pub(super) chimera: PathBuf,
+    pub(super) profile: PathBuf,
+    pub(super) steps: u32,
+    /// For the folders of the runs.
+    pub(super) folder: tempfile::TempDir,
+}
+
+/// The summary of a training.
+pub(super) struct Trained(Value);
+
+impl Lab {
+    /// Trains for some steps by the options.
+    pub(super) fn train(&self, options: &[String]) -> Result<Trained> {
+        let out = tempfile::tempdir_in(self.folder.path())?;
+        let mut train = Command::new(&self.chimera);
+        train.arg("train").args(options).args(["--threads", "1", "--steps"]);
+        train.arg(self.steps.to_string()).arg("--predict").arg(&self.profile);
+        train.args(["--no-save", "true", "--json", "--out"]).arg(out.path().join("run"));
+        let summary = read(&mut train)?;
+        serde_json::from_str(&summary).map(Trained).context("the summary of a run")
+    }
+
+    /// The plan of a number of ranks for steps of `batch` samples.
+    pub(super) fn plan(&self, ranks: usize, batch: usize, options: &[String]) -> Result<Value> {
+        let mut plan = Command::new(&self.chimera);
+        plan.args(["plan", "--ranks", &ranks.to_string(), "--batch", &batch.to_string()]);
+        plan.args(["--memory", "4GiB", "--top", "100000", "--json", "--threads", "1"]);
+        plan.arg("--profile").arg(&self.profile).args(options);
+        serde_json::from_str(&read(&mut plan)?).context("the plan")
+    }
+}
+
+impl Trained {
+    /// What was predicted of a figure, what was measured, and by how much more was predicted.
+    pub(super) fn figure(&self, what: &str) -> Option<[f64; 3]> {
+        let figures = self.0["prediction"].as_array()?;
+        let figure = figures.iter().find(|figure| figure["what"] == what)?;
+        let number = |key: &str| figure[key].as_f64();
+        Some([number("predicted")?, number("measured")?, number("error")?])
+    }
+
+    /// The options that its end suggests, and the part of a step that they are said to take away.
+    pub(super) fn suggestion(&self) -> Option<(String, f64)> {
+        let suggestion = &self.0["suggestion"];
+        Some((suggestion["options"].as_str()?.into(), suggestion["less"].as_f64()?))
+    }
+
+    /// Names of all figures.
+    pub(super) fn figures(&self) -> Vec<&str> {
+        let figures = self.0["prediction"].as_array();
+        figures.into_iter().flatten().filter_map(|figure| figure["what"].as_str()).collect()
+    }
+}
