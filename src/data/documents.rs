@@ -67,7 +67,7 @@ fn matching(paths: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
         let unreadable = |reason| DataError::Unreadable { path: path.clone(), reason };
         let options = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::new() };
         let found = glob_with(pattern, options).map_err(|e| unreadable(io::Error::other(e)))?;
-        let found = found.collect::<Result<Vec<_>, _>>().map_err(|e| unreadable(e.into_error()))?;
+        let found = found.collect::<Result<Vec<_>, _>>().map_err(|e| unreadable(e.into()))?;
         if found.is_empty() {
             return Err(DataError::NoMatch { path: path.clone() });
         }

@@ -31,13 +31,13 @@ pub(super) unsafe fn multiply(
     b: Matrix,
 ) {
     assert!(a.columns == b.rows && b.column_step == 1, "the right operand has consecutive rows");
-    let product = Product { into, row_step, add, scale, a, b };
+    let product = UnpackedProduct { into, row_step, add, scale, a, b };
     pulp::Arch::new().dispatch(product);
 }
 
 /// The arguments of [`multiply`], whose promise they carry.
 #[derive(Clone, Copy)]
-struct Product<'p> {
+struct UnpackedProduct<'p> {
     into: *mut f32,
     row_step: usize,
     add: bool,
@@ -46,7 +46,7 @@ struct Product<'p> {
     b: Matrix<'p>,
 }
 
-impl pulp::WithSimd for Product<'_> {
+impl pulp::WithSimd for UnpackedProduct<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -67,7 +67,7 @@ impl pulp::WithSimd for Product<'_> {
     }
 }
 
-impl Product<'_> {
+impl UnpackedProduct<'_> {
     /// All rows of the columns from `left` on, `VECTORS` vectors across, the last of which is not whole if `PARTIAL`.
     #[inline(always)]
     fn down<S: Simd, const VECTORS: usize, const PARTIAL: bool>(self, simd: S, left: usize) {
@@ -95,7 +95,7 @@ impl Product<'_> {
         top: usize,
         left: usize,
     ) {
-        let Product { a, b, .. } = self;
+        let UnpackedProduct { a, b, .. } = self;
         let last = b.columns - left - (VECTORS - 1) * S::F32_LANES;
         let mut sums = [[simd.splat_f32s(0.0); VECTORS]; DOWN];
         let mut from = a.data.as_ptr().wrapping_add(top * a.row_step);

@@ -149,7 +149,7 @@ impl Compute for Continue<'_> {
     }
 }
 
-/// What becomes of the tokens of a text.
+/// Turns the tokens of a text into words, and writes them up to a stop string.
 struct Writer<'w> {
     stops: StopStrings,
     /// `None` where ids are written as numbers.

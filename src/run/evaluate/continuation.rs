@@ -10,7 +10,7 @@ use super::CausalLm;
 use super::sampling::{Sampling, draw};
 
 /// A text that goes on.
-struct Text<T> {
+struct GrowingText<T> {
     ids: Vec<u32>,
     rng: ChaCha8Rng,
     goes_on: bool,
@@ -18,7 +18,7 @@ struct Text<T> {
     caches: Vec<KvCache<T>>,
 }
 
-impl<T> Text<T> {
+impl<T> GrowingText<T> {
     /// The tokens that no stage has seen.
     fn new_ids(&self) -> &[u32] {
         &self.ids[self.caches.first().map_or(0, KvCache::len)..]
@@ -71,7 +71,7 @@ impl<K: Layers> CausalLm<K> {
             let mut rng = ChaCha8Rng::seed_from_u64(how.seed);
             rng.set_stream(place as u64);
             let caches = self.body.iter().map(|_| KvCache::new()).collect();
-            texts.push(Text { ids: prompt.to_vec(), rng, goes_on: true, caches });
+            texts.push(GrowingText { ids: prompt.to_vec(), rng, goes_on: true, caches });
         }
         for _ in 0..count {
             for (place, logits) in self.next(stages.as_deref(), window, &mut texts)? {
@@ -93,7 +93,7 @@ impl<K: Layers> CausalLm<K> {
         &self,
         stages: Option<&[DecoderStage<K>]>,
         window: usize,
-        texts: &mut [Text<K::Tensor>],
+        texts: &mut [GrowingText<K::Tensor>],
     ) -> Result<Vec<(usize, Vec<f32>)>> {
         let going = texts.iter_mut().enumerate().filter(|(_, text)| text.goes_on);
         let (mut kept, beyond): (Vec<_>, Vec<_>) =
@@ -115,7 +115,7 @@ impl<K: Layers> CausalLm<K> {
     fn follow(
         &self,
         stages: &[DecoderStage<K>],
-        texts: &mut [(usize, &mut Text<K::Tensor>)],
+        texts: &mut [(usize, &mut GrowingText<K::Tensor>)],
     ) -> Result<Vec<f32>> {
         let new: Vec<Vec<u32>> = texts.iter().map(|(_, text)| text.new_ids().to_vec()).collect();
         let ids: Vec<&[u32]> = new.iter().map(Vec::as_slice).collect();

@@ -1,4 +1,4 @@
-//! The same training by others: how each is built and called.
+//! The peers that train our models too: how each is built and called.
 
 use std::path::PathBuf;
 use std::process::Command;

@@ -16,7 +16,7 @@ use super::{BLOCK, SCRATCH, scratch};
 /// With `p` the softmax, `f` the factors of the dropout, `dp = f dy vᵀ` and `ds = p (dp - Σ dy out)`:
 /// `dv = (f p)ᵀ dy`, `dq = ds k` and `dk = dsᵀ q`, the last two times the scale; `dv` and `dk` summed over the heads of
 /// queries that share them.
-pub(super) struct Backward<'a> {
+pub(super) struct HeadBackward<'a> {
     /// The first head of the group.
     pub(super) first: Head<'a>,
     pub(super) group: usize,
@@ -27,7 +27,7 @@ pub(super) struct Backward<'a> {
     pub(super) d_qkv: Place,
 }
 
-impl Piece for Backward<'_> {
+impl Piece for HeadBackward<'_> {
     #[inline(always)]
     fn run(self) {
         let head = self.first;
@@ -61,7 +61,7 @@ impl Piece for Backward<'_> {
     }
 }
 
-impl Backward<'_> {
+impl HeadBackward<'_> {
     /// The gradients through one head of queries. Those of keys and values are added to what is there if `adds` is set,
     /// or else written by the block that reaches all keys, and added to by the others.
     #[inline(always)]

@@ -12,14 +12,14 @@ use super::softmax::{drop_weights, softmax};
 use super::{BLOCK, SCRATCH, scratch};
 
 /// Weights of a block of queries at a time, and the values that they mix.
-pub(super) struct Forward<'a> {
+pub(super) struct HeadForward<'a> {
     pub(super) head: Head<'a>,
     pub(super) qkv: &'a [f32],
     pub(super) out: Place,
     pub(super) log_sum: Place,
 }
 
-impl Piece for Forward<'_> {
+impl Piece for HeadForward<'_> {
     #[inline(always)]
     fn run(self) {
         let head = self.head;

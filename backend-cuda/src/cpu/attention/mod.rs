@@ -17,8 +17,8 @@ use candle_core::{Result, Tensor};
 use chimera_core::layers::Attention;
 
 use self::after::After;
-use self::backward::Backward;
-use self::forward::Forward;
+use self::backward::HeadBackward;
+use self::forward::HeadForward;
 use self::head::Head;
 use super::memory::{Output, update, values};
 use super::run_all;
@@ -39,7 +39,7 @@ pub(crate) fn forward(qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tenso
     let mut out = Output::new(rows * hidden);
     let mut log_sum = Output::new(rows * by.heads);
     let places = (out.place(), log_sum.place());
-    run_all((0..rows / by.context * by.heads).map(|part| Forward {
+    run_all((0..rows / by.context * by.heads).map(|part| HeadForward {
         head: Head::new(part, width, by),
         qkv: &qkv,
         out: places.0,
@@ -61,7 +61,7 @@ pub(crate) fn backward(
     let mut d_qkv = Output::new(rows * width);
     let place = d_qkv.place();
     let group = by.heads / by.kv_heads;
-    run_all((0..rows / by.context * by.kv_heads).map(|part| Backward {
+    run_all((0..rows / by.context * by.kv_heads).map(|part| HeadBackward {
         first: Head::new(part * group, width, by),
         group,
         dy: &dy,
