@@ -33,9 +33,9 @@ impl Candle {
         Self { device: candle_core::Device::Cpu, operands: Operands::F32 }
     }
 
-    /// The processor and its memory, with layers whose matrix products round their operands to bf16 and add in f32,
-    /// if the processor has the instructions for it: those of AVX-512 BF16. All that is in memory, and all that is
-    /// no product of a layer, is f32 as on [`cpu`](Candle::cpu).
+    /// The processor and its memory, with linear layers whose matrix products round their operands to bf16 and add in
+    /// f32, if the processor has the instructions for it: those of AVX-512 BF16. All that is in memory, and all that is
+    /// no product of such a layer, attention included, is f32 as on [`cpu`](Candle::cpu).
     ///
     /// Denormal operands count as zero in such products, and so do sums that are denormal; infinities and what is not
     /// a number stay what they are.
@@ -279,7 +279,7 @@ impl Layers for Candle {
     }
 
     fn attention(&self, qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
-        self.named("attention", cpu::attention::forward(self.operands, qkv, by))
+        self.named("attention", cpu::attention::forward(qkv, by))
     }
 
     fn attention_dx(
@@ -290,7 +290,7 @@ impl Layers for Candle {
         log_sum: &Tensor,
         by: &Attention<'_>,
     ) -> Result<Tensor> {
-        let dx = cpu::attention::backward(self.operands, dy, qkv, out, log_sum, by);
+        let dx = cpu::attention::backward(dy, qkv, out, log_sum, by);
         self.named("attention_dx", dx)
     }
 
@@ -301,7 +301,7 @@ impl Layers for Candle {
         past: usize,
         by: &Attention<'_>,
     ) -> Result<(Tensor, Tensor)> {
-        self.named("attention_after", cpu::attention::after(self.operands, qkv, cache, past, by))
+        self.named("attention_after", cpu::attention::after(qkv, cache, past, by))
     }
 
     fn attention_slice(
@@ -310,7 +310,7 @@ impl Layers for Candle {
         first: usize,
         by: &Attention<'_>,
     ) -> Result<(Tensor, Tensor)> {
-        let mixed = cpu::attention::forward_from(self.operands, qkv, first, by);
+        let mixed = cpu::attention::forward_from(qkv, first, by);
         self.named("attention_slice", mixed)
     }
 
@@ -322,7 +322,7 @@ impl Layers for Candle {
         first: usize,
         by: &Attention<'_>,
     ) -> Result<Tensor> {
-        let dx = cpu::attention::backward_from(self.operands, dy, qkv, mixed, first, by);
+        let dx = cpu::attention::backward_from(dy, qkv, mixed, first, by);
         self.named("attention_slice_dx", dx)
     }
 

@@ -32,7 +32,7 @@ use crate::formats::checkpoint::Digest;
 pub use batch::Batch;
 pub use error::DataError;
 pub use masked::Pairs;
-pub use prepare::{Preparation, STANDARD_INPUT, discard, prepare};
+pub use prepare::{Preparation, STANDARD_INPUT, discard, n_bytes, prepare};
 pub use prepared::{
     Ends, Prepared, Source, TokenizerKind, end_of_text, missing_ids, tokenizer_file_of,
     tokenizer_of,

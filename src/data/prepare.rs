@@ -107,6 +107,12 @@ pub fn prepare(
     written
 }
 
+/// Bytes of all that `texts` name, if that is known before they are read.
+pub fn n_bytes(texts: &[PathBuf]) -> Option<u64> {
+    let size = |text: &Text| text.path.metadata().ok().filter(|it| it.is_file()).map(|it| it.len());
+    documents::texts(texts).ok()?.iter().map(size).sum()
+}
+
 /// Removes what a [`prepare`] of `out` has written, if it is not done: another thread may call this before it ends
 /// the process.
 pub fn discard(out: &Path) {

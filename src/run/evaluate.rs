@@ -1,27 +1,40 @@
 //! What a trained model makes of text it has not seen, and of text it is to continue.
 
 mod bert;
+mod continuation;
 mod sampling;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use chimera_core::layers::Layers;
-use chimera_core::model::{Cut, DropoutRate, KvCache, ModelConfig, Objective, decoder, stage};
+use chimera_core::model::{Cut, DropoutRate, ModelConfig, Objective, cut, stage};
 use chimera_core::stage::{AnyStage, Micro, Output, Param};
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::data::{Batch, Tokens};
 
 pub use bert::{Bert, PairScore};
 pub use sampling::Sampling;
-use sampling::draw;
 
-/// A whole model that predicts the next token, on one device, in two parts: of a long text the head is asked for some rows alone.
+/// A whole model that predicts the next token, cut into stages on one device or several. The head is a stage of its own: of
+/// a long text it is asked for some rows alone.
 pub struct CausalLm<K: Layers> {
-    kernels: K,
     config: ModelConfig,
-    body: Vec<K::Tensor>,
-    head: Vec<K::Tensor>,
+    body: Vec<Piece<K>>,
+    head: Piece<K>,
+}
+
+/// A stage with its weights, on its device.
+struct Piece<K: Layers> {
+    kernels: K,
+    cut: Cut,
+    weights: Vec<K::Tensor>,
+}
+
+impl<K: Layers> Piece<K> {
+    /// The stage for samples of so many tokens.
+    fn stage(&self, config: &ModelConfig, n_rows: usize) -> Result<AnyStage<K::Tensor>> {
+        let (k, cut) = (self.kernels.clone(), self.cut.clone());
+        Ok(stage(k, config, n_rows, DropoutRate::default(), cut)?)
+    }
 }
 
 /// How well a text was foreseen.
@@ -60,17 +73,36 @@ impl<K: Layers> CausalLm<K> {
         config: &ModelConfig,
         tensors: &[(Param, Vec<f32>)],
     ) -> Result<CausalLm<K>> {
+        Self::over(&[kernels], config, tensors)
+    }
+
+    /// Puts a stage of the model onto each of some devices: activations go from one to the next through the host.
+    ///
+    /// # Errors
+    /// As for [`CausalLm::new`], or if there are more devices than layers.
+    pub fn over(
+        devices: &[K],
+        config: &ModelConfig,
+        tensors: &[(Param, Vec<f32>)],
+    ) -> Result<CausalLm<K>> {
         must_foresee(config)?;
-        // Whether the device has the layers.
-        stage(kernels.clone(), config, 1, DropoutRate::default(), Cut::body(config))?;
-        let part = |cut: &Cut, shared: &[(Param, K::Tensor)]| {
-            upload(&kernels, config.params(cut), tensors, shared)
-        };
-        let body = part(&Cut::body(config), &[])?;
-        let head = part(&head(config), &body)?;
-        let tensors = |part: Vec<(Param, K::Tensor)>| part.into_iter().map(|(_, t)| t).collect();
-        let (body, head) = (tensors(body), tensors(head));
-        Ok(CausalLm { kernels, config: config.clone(), body, head })
+        let mut body: Vec<Piece<K>> = Vec::new();
+        for (kernels, cut) in devices.iter().zip(cut(config, config.context, devices.len())?) {
+            let cut = Cut { last: false, ..cut };
+            // Whether the device has the layers.
+            stage(kernels.clone(), config, 1, DropoutRate::default(), cut.clone())?;
+            let weights = upload(kernels, config.params(&cut), tensors, &[])?;
+            body.push(Piece { kernels: kernels.clone(), cut, weights });
+        }
+        let (first, last) = (body.first(), body.last());
+        let (first, last) = first.zip(last).context("a model is on at least one device")?;
+        let cut = Cut { blocks: config.layers..config.layers, first: false, last: true };
+        let (params, kernels) = (config.params(&cut), last.kernels.clone());
+        let shared = config.params(&first.cut).into_iter().zip(&first.weights);
+        let shared: Vec<_> = if body.len() == 1 { shared.collect() } else { Vec::new() };
+        let weights = upload(&kernels, params, tensors, &shared)?;
+        let head = Piece { kernels, cut, weights };
+        Ok(CausalLm { config: config.clone(), body, head })
     }
 
     /// The sizes of the model.
@@ -131,9 +163,9 @@ impl<K: Layers> CausalLm<K> {
     fn window_loss(&self, input: &[u32], target: &[u32], loss_scale: f64) -> Result<f64> {
         let (head, x) = self.last_rows(input, target.len())?;
         let micro = Micro { step: 0, sample: 0, input: &[], target, loss_scale, training: false };
-        match head.forward(&self.head, &micro, Some(x))?.0 {
+        match head.forward(&self.head.weights, &micro, Some(x))?.0 {
             Output::Loss { loss, .. } => {
-                Ok(self.kernels.download(&loss)?.iter().map(|l| f64::from(*l)).sum())
+                Ok(self.head.kernels.download(&loss)?.iter().map(|l| f64::from(*l)).sum())
             }
             Output::Activation(_) => Ok(0.0), // there are targets
         }
@@ -153,8 +185,8 @@ impl<K: Layers> CausalLm<K> {
     fn logits_of(&self, head: &AnyStage<K::Tensor>, x: K::Tensor) -> Result<Vec<f32>> {
         let micro =
             Micro { step: 0, sample: 0, input: &[], target: &[], loss_scale: 1.0, training: false };
-        match head.forward(&self.head, &micro, Some(x))?.0 {
-            Output::Activation(logits) => Ok(self.kernels.download(&logits)?),
+        match head.forward(&self.head.weights, &micro, Some(x))?.0 {
+            Output::Activation(logits) => Ok(self.head.kernels.download(&logits)?),
             Output::Loss { .. } => Ok(Vec::new()), // there are no targets
         }
     }
@@ -167,65 +199,36 @@ impl<K: Layers> CausalLm<K> {
         }
     }
 
-    /// Continues `prompt` by at most `count` tokens, the same for the same seed. `drawn` hears of each at once, and says whether
-    /// the text goes on.
-    ///
-    /// Each token follows from those before it, at most a window of them. As long as all are within the window, queries,
-    /// keys and values are kept from one token to the next; beyond it places change with every token, and each takes a
-    /// forward pass over the window.
-    pub fn sample(
-        &self,
-        prompt: &[u32],
-        count: usize,
-        how: &Sampling,
-        mut drawn: impl FnMut(u32) -> Result<bool>,
-    ) -> Result<Vec<u32>> {
-        ensure!(!prompt.is_empty(), "the prompt is empty: give at least one token");
-        let mut ids = prompt.to_vec();
-        let mut rng = ChaCha8Rng::seed_from_u64(how.seed);
-        let context = self.config.context;
-        let window = how.window.unwrap_or(context).clamp(1, context);
-        self.must_know(prompt)?;
-        let (decoder, mut cache) =
-            (decoder(self.kernels.clone(), &self.config, window)?, KvCache::new());
-        for _ in 0..count {
-            let logits = match &decoder {
-                Some(decoder) if ids.len() <= window => {
-                    let x = decoder.follow(&self.body, &ids[cache.len()..], &mut cache)?;
-                    let last = self.kernels.shape(&x)[0] - 1;
-                    self.logits_of(&self.head(1)?, self.kernels.rows(&x, last, 1)?)?
-                }
-                _ => self.logits(&ids[ids.len().saturating_sub(window)..], 1)?,
-            };
-            let uniform = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-            let id = draw(&logits, how, uniform);
-            ids.push(id);
-            if !drawn(id)? {
-                break;
-            }
-        }
-        Ok(ids)
-    }
-
-    /// The head for so many rows.
-    fn head(&self, n_rows: usize) -> Result<AnyStage<K::Tensor>> {
-        let (k, config) = (self.kernels.clone(), &self.config);
-        Ok(stage(k, config, n_rows, DropoutRate::default(), head(config))?)
-    }
-
     /// The last rows of what the body makes of one sample, and the head for so many.
     fn last_rows(&self, input: &[u32], n_rows: usize) -> Result<(AnyStage<K::Tensor>, K::Tensor)> {
-        let (k, config) = (&self.kernels, &self.config);
         let micro =
             Micro { step: 0, sample: 0, input, target: &[], loss_scale: 1.0, training: false };
-        let body =
-            stage(k.clone(), config, input.len(), DropoutRate::default(), Cut::body(config))?;
-        let head = self.head(n_rows)?;
-        match body.forward(&self.body, &micro, None)?.0 {
-            Output::Activation(x) if n_rows == input.len() => Ok((head, x)),
-            Output::Activation(x) => Ok((head, k.rows(&x, input.len() - n_rows, n_rows)?)),
-            Output::Loss { .. } => Err(anyhow!("the body has no loss")),
+        let x = self.through(|_, piece, x| {
+            let stage = piece.stage(&self.config, input.len())?;
+            match stage.forward(&piece.weights, &micro, x)?.0 {
+                Output::Activation(x) => Ok(x),
+                Output::Loss { .. } => Err(anyhow!("the body has no loss")),
+            }
+        })?;
+        let head = self.head.stage(&self.config, n_rows)?;
+        if n_rows == input.len() {
+            return Ok((head, x));
         }
+        Ok((head, self.head.kernels.rows(&x, input.len() - n_rows, n_rows)?))
+    }
+
+    /// What comes out of the last stage, where `forward` goes through the one that is given, of that number.
+    fn through(
+        &self,
+        mut forward: impl FnMut(usize, &Piece<K>, Option<K::Tensor>) -> Result<K::Tensor>,
+    ) -> Result<K::Tensor> {
+        let (first, rest) = self.body.split_first().context("a model has a stage")?;
+        let (mut x, mut from) = (forward(0, first, None)?, &first.kernels);
+        for (nth, piece) in (1..).zip(rest) {
+            let here = piece.kernels.upload(&from.shape(&x), &from.download(&x)?)?;
+            (x, from) = (forward(nth, piece, Some(here))?, &piece.kernels);
+        }
+        Ok(x)
     }
 }
 
@@ -234,21 +237,16 @@ fn upload<K: Layers>(
     kernels: &K,
     params: Vec<Param>,
     tensors: &[(Param, Vec<f32>)],
-    there: &[(Param, K::Tensor)],
-) -> Result<Vec<(Param, K::Tensor)>> {
+    there: &[(Param, &K::Tensor)],
+) -> Result<Vec<K::Tensor>> {
     let each = params.into_iter().map(|param| {
         if let Some((_, table)) = there.iter().find(|(p, _)| p.name == param.name) {
-            return Ok((param, table.clone()));
+            return Ok((*table).clone());
         }
         let found = tensors.iter().find(|(p, _)| p.name == param.name && p.shape == param.shape);
         let (_, values) = found
             .ok_or_else(|| anyhow!("the weights lack {} of shape {:?}", param.name, param.shape))?;
-        let tensor = kernels.upload(&param.shape, values)?;
-        Ok((param, tensor))
+        Ok(kernels.upload(&param.shape, values)?)
     });
     each.collect()
-}
-
-fn head(config: &ModelConfig) -> Cut {
-    Cut { blocks: config.layers..config.layers, first: false, last: true }
 }

@@ -122,6 +122,13 @@ fn documents_are_kept_apart() {
     let described = read_to_string(folder.path().join("a.bin.json")).expect("a description");
     assert!(described.contains("\"documents\": 3"), "{described}");
 
+    // What fits a pattern is named one by one: no file but that of lines ends a document.
+    succeed(&format!("prepare {place}/te*/[12].* --field body --out {place}/c.bin"));
+    let text = text.trim_end_matches('\0');
+    assert!(ids("c.bin").into_iter().eq(text.bytes().map(u32::from)));
+    let nothing = format!("prepare {place}/*.none --out {place}/d.bin");
+    refuse(&nothing, "no file fits this pattern", folder.path());
+
     let end = "--tokenizer gpt2 --end-of-text <|endoftext|>";
     succeed(&format!("prepare {place}/texts/2.md {place}/texts/2.md {end} --out {place}/b.bin"));
     assert_eq!(ids("b.bin"), [6894, 198, 50_256, 6894, 198, 50_256]);

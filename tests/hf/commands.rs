@@ -78,6 +78,22 @@ fn draws_follow_the_seed() {
 }
 
 #[test]
+fn prompts_are_continued_side_by_side_and_by_stages() {
+    let generate =
+        format!("generate --model {} --tokens 12 --temperature 0", fixture("tied").display());
+    let alone =
+        ["3 1 4", "7"].map(|prompt| json(&format!("{generate} --prompt \"{prompt}\" --json")));
+    let both = format!("{generate} --prompt \"3 1 4\" --prompt 7");
+    assert_eq!(json(&format!("{both} --json")), serde_json::json!(alone));
+    assert_eq!(json(&format!("{both} --depth 2 --json")), serde_json::json!(alone));
+    let text = |ran: &serde_json::Value| ran["text"].as_str().expect("a text").to_owned();
+    let lines = format!("{}\n{}\n", text(&alone[0]), text(&alone[1]));
+    assert_eq!(chimera(&both).stdout, lines);
+    let refused = refusal(&format!("{generate} --prompt 7 --depth 99"));
+    assert!(refused.contains("99 stages"), "{refused}");
+}
+
+#[test]
 fn what_cannot_be_continued_is_refused() {
     let model = format!("--model {}", fixture("tied").display());
     for (options, wanted) in [

@@ -124,6 +124,41 @@ fn tokens_are_those_of_a_pass_over_all_before() {
     }
 }
 
+/// Texts that are continued side by side, by a model that is cut into stages, are those that each is alone by the whole model:
+/// of unequal length, within the window and beyond, and where one ends before the others.
+#[test]
+fn texts_side_by_side_and_stages_change_no_token() {
+    let gpt2 = super::fixture("tied");
+    for folder in KINDS.map(fixture).into_iter().chain([gpt2]) {
+        let read = read(&folder).expect("a fixture");
+        let on = |n_stages| {
+            let devices = vec![Candle::cpu(); n_stages];
+            CausalLm::over(&devices, &read.config, &read.weights).expect("a model")
+        };
+        let (whole, how) = (on(1), Sampling { temperature: 0.0, ..Sampling::default() });
+        let prompts: [&[u32]; 3] = [&[3, 1, 4], &[1, 5, 9, 2, 6, 5], &[7]];
+        // The second text ends after five tokens.
+        let count = |place| if place == 1 { 5 } else { 20 };
+        let alone = prompts.iter().enumerate().map(|(place, prompt)| {
+            whole.sample(prompt, count(place), &how, |_| Ok(true)).expect("a text")
+        });
+        let alone: Vec<_> = alone.collect();
+        for n_stages in 1..=read.config.layers {
+            let mut n_drawn = [0; 3];
+            let texts = on(n_stages).sample_all(&prompts, 20, &how, |place, _| {
+                n_drawn[place] += 1;
+                Ok(n_drawn[place] < count(place))
+            });
+            assert_eq!(texts.expect("texts"), alone, "{} in {n_stages}", folder.display());
+        }
+        let drawn = Sampling { seed: 5, ..Sampling::default() };
+        let twice = whole.sample_all(&[&[3, 1], &[3, 1]], 12, &drawn, |_, _| Ok(true));
+        let twice = twice.expect("texts");
+        assert_ne!(twice[0], twice[1], "each text has draws of its own");
+        assert_eq!(twice[0], whole.sample(&[3, 1], 12, &drawn, |_| Ok(true)).expect("a text"));
+    }
+}
+
 /// Training begins with a model of Hugging Face, and what it saves goes on and continues a text.
 #[test]
 fn a_model_is_trained_on_and_continued() {

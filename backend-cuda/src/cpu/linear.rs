@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use candle_core::{Result, Tensor};
 use chimera_core::layers::Layout;
 
-use super::matmul::{Operands, all_threads, matmul};
+use super::matmul::{Operands, matmul};
 use super::matrix::Matrix;
 use super::memory::{Output, update, values};
 use super::{Piece, rows_per_piece, run_all, sums};
@@ -28,7 +28,7 @@ pub(crate) fn forward(
     let x = Matrix::new(&x, rows, inputs, inputs);
     let w = in_out(&w, layout, inputs, outputs);
     // SAFETY: `y` is fresh and as large as the product, and begun if the product is added to it.
-    unsafe { matmul(operands, y.place().at(0), outputs, add, 1.0, x, w, all_threads()) };
+    unsafe { matmul(operands, y.place().at(0), outputs, add, 1.0, x, w) };
     // SAFETY: the product wrote every element.
     unsafe { y.written((rows, outputs)) }
 }
@@ -46,7 +46,7 @@ pub(crate) fn backward_input(
     let mut dx = Output::new(rows * inputs);
     let w = in_out(&w, layout, inputs, outputs);
     // SAFETY: `dx` is fresh and as large as the product.
-    unsafe { matmul(operands, dx.place().at(0), inputs, false, 1.0, dy, w.t(), all_threads()) };
+    unsafe { matmul(operands, dx.place().at(0), inputs, false, 1.0, dy, w.t()) };
     // SAFETY: the product wrote every element.
     unsafe { dx.written((rows, inputs)) }
 }
@@ -71,9 +71,7 @@ pub(crate) fn backward_weight(
     update(dw, |dw| {
         assert_eq!(dw.len(), inputs * outputs);
         // SAFETY: `dw` is as large as the product, initialised and borrowed mutably.
-        unsafe {
-            matmul(operands, dw.as_mut_ptr(), width, true, 1.0, down.t(), across, all_threads())
-        };
+        unsafe { matmul(operands, dw.as_mut_ptr(), width, true, 1.0, down.t(), across) };
         Ok(())
     })?;
     match d_bias {

@@ -27,6 +27,32 @@ pub(super) fn exp(x: f32) -> f32 {
     if underflows { 0.0 } else { power * scale }
 }
 
+/// The natural logarithm of a positive number that is not denormal, to 1e-7 relative or absolute (Cephes' `logf`: of
+/// `x = 2ⁿ m` with `m` about 1, a polynomial in `m - 1`). It keeps infinity and NaN.
+#[inline(always)]
+pub(super) fn ln(x: f32) -> f32 {
+    const LN_2_HIGH: f32 = 0.693_359_4;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    const ROOT_HALF: u32 = 0x3f35_04f3;
+    // The mantissa lies between the roots of 1/2 and of 2.
+    let above = x.to_bits().wrapping_sub(ROOT_HALF);
+    let n = (above.cast_signed() >> 23) as f32;
+    let r = f32::from_bits((above & 0x007f_ffff) + ROOT_HALF) - 1.0;
+    let p = 7.037_683_6e-2f32
+        .mul_add(r, -1.151_461e-1)
+        .mul_add(r, 1.167_699_9e-1)
+        .mul_add(r, -1.242_014_1e-1)
+        .mul_add(r, 1.424_932_3e-1)
+        .mul_add(r, -1.666_805_7e-1)
+        .mul_add(r, 2.000_071_5e-1)
+        .mul_add(r, -2.499_999_4e-1)
+        .mul_add(r, 3.333_333e-1);
+    let square = r * r;
+    let small = n.mul_add(LN_2_LOW, (p * r).mul_add(square, -0.5 * square));
+    let log = n.mul_add(LN_2_HIGH, r + small);
+    if x < f32::INFINITY { log } else { x }
+}
+
 /// The sum of `f` over slices of equal length, element by element.
 #[inline(always)]
 pub(super) fn sum<const N: usize>(xs: [&[f32]; N], f: impl Fn([f32; N]) -> f32) -> f32 {
@@ -111,6 +137,22 @@ mod tests {
         assert!(exp(f32::NAN).is_nan());
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert!(exp(f32::INFINITY) > 1e38);
+    }
+
+    #[test]
+    fn logarithms_are_accurate_and_keep_what_is_no_number() {
+        let from = [1e-30f32, 0.3, 0.7, 0.9, 1.0, 1.4, 7.0, 3e7];
+        for from in from {
+            for i in 0..1000 {
+                let x = from * (i as f32).mul_add(1e-3, 1.0);
+                let exact = f64::from(x).ln();
+                let error = (f64::from(ln(x)) - exact).abs() / exact.abs().max(1.0);
+                assert!(error < 1e-7, "ln {x}: {error}");
+            }
+        }
+        assert_eq!(ln(1.0), 0.0);
+        assert!(ln(f32::NAN).is_nan());
+        assert_eq!(ln(f32::INFINITY), f32::INFINITY);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::matrix::Matrix;
 #[cfg(target_arch = "x86_64")]
 use super::memory::Place;
 
-pub(super) use gemm::Parallelism;
+use gemm::Parallelism;
 
 /// What the operands of products are rounded to before they are multiplied; sums are f32.
 #[derive(Clone, Copy, Debug)]
@@ -17,22 +17,13 @@ pub(crate) enum Operands {
     Bf16(Supported),
 }
 
-/// All threads of the current pool.
-pub(super) fn all_threads() -> Parallelism {
-    match rayon::current_num_threads() {
-        1 => Parallelism::None,
-        n => Parallelism::Rayon(n),
-    }
-}
-
-/// Writes `scale a b` to `into`, a row-major matrix whose rows lie `row_step` apart, or adds it to
-/// what `into` holds.
+/// Writes `scale a b` to `into`, a row-major matrix whose rows lie `row_step` apart, or adds it to what `into` holds, by
+/// all threads of the current pool.
 ///
 /// # Safety
 ///
 /// `into` is valid for writing `a.rows x b.columns` elements, which nobody else touches meanwhile;
 /// they are initialised if `add` is set.
-#[expect(clippy::too_many_arguments)]
 pub(super) unsafe fn matmul(
     operands: Operands,
     into: *mut f32,
@@ -41,12 +32,11 @@ pub(super) unsafe fn matmul(
     scale: f32,
     a: Matrix,
     b: Matrix,
-    parallelism: Parallelism,
 ) {
     assert_eq!(a.columns, b.rows);
+    let threads = rayon::current_num_threads();
     #[cfg(target_arch = "x86_64")]
     if let Operands::Bf16(supported) = operands {
-        let threads = if let Parallelism::Rayon(n) = parallelism { n } else { 1 };
         let product = RoundedProduct { into: Place::new(into), row_step, add, scale, a, b };
         // SAFETY: the caller's promise.
         return unsafe { product.run(supported, threads) };
@@ -73,7 +63,7 @@ pub(super) unsafe fn matmul(
             false,
             false,
             false,
-            parallelism,
+            if threads == 1 { Parallelism::None } else { Parallelism::Rayon(threads) },
         );
     }
 }

@@ -22,6 +22,7 @@ mod peak;
 pub(crate) mod rotary;
 pub(crate) mod sgd;
 pub(crate) mod sums;
+mod unpacked;
 
 use candle_core::{Device, Result, Tensor};
 use rayon::prelude::*;

@@ -1,8 +1,9 @@
 //! What a block needs beside its weights and its input.
 
 use std::cell::RefCell;
+use std::collections::btree_map::Entry;
 
-use super::cache::KvCache;
+use super::cache::{KvCache, Texts};
 use super::config::DropoutRate;
 use super::slices::PassSlice;
 use crate::device::Result;
@@ -30,8 +31,8 @@ pub(super) struct Pass<'p, D: Layers> {
     /// The dropout of layer 0 from the micro-batch's first row on, per feature of a row; `None` if nothing
     /// is dropped.
     dropout: Option<(DropoutRate, u64, u64)>,
-    /// What came before the rows, if they are not the first of their sample.
-    cache: Option<RefCell<&'p mut KvCache<D::Tensor>>>,
+    /// The texts that the rows belong to, if they are not the first of their sample.
+    texts: Option<RefCell<Texts<D::Tensor>>>,
     /// Which slice of their samples the rows are, if they are not whole samples.
     slice: Option<PassSlice<'p, D::Tensor>>,
 }
@@ -46,16 +47,21 @@ impl<'p, D: Layers> Pass<'p, D> {
         let first_row = micro.sample * attention.context as u64;
         let drops = micro.training && rate.rate > 0.0;
         let dropout = drops.then_some((rate, micro.step, first_row));
-        Pass { device, attention, dropout, cache: None, slice: None }
+        Pass { device, attention, dropout, texts: None, slice: None }
     }
 
-    /// Of rows that follow those that `cache` has seen, of one sample; only forward.
+    /// Rows that follow those that the caches of `texts` have seen; only forward.
     pub(super) fn following(
         device: &'p D,
         attention: Attention<'p>,
-        cache: &'p mut KvCache<D::Tensor>,
+        texts: Texts<D::Tensor>,
     ) -> Self {
-        Pass { device, attention, dropout: None, cache: Some(RefCell::new(cache)), slice: None }
+        Pass { device, attention, dropout: None, texts: Some(RefCell::new(texts)), slice: None }
+    }
+
+    /// The caches of the texts, which have seen the rows; none without texts.
+    pub(super) fn into_caches(self) -> Vec<KvCache<D::Tensor>> {
+        self.texts.map_or_else(Vec::new, |texts| texts.into_inner().seen())
     }
 
     /// Of a slice of samples, in which nothing is dropped; `attention` has the rows of a sample up to its end.
@@ -64,7 +70,7 @@ impl<'p, D: Layers> Pass<'p, D> {
         attention: Attention<'p>,
         slice: PassSlice<'p, D::Tensor>,
     ) -> Self {
-        Pass { device, attention, dropout: None, cache: None, slice: Some(slice) }
+        Pass { device, attention, dropout: None, texts: None, slice: Some(slice) }
     }
 
     /// What a slice [left](PassSlice::end) on its way; nothing of whole samples.
@@ -109,16 +115,36 @@ impl<'p, D: Layers> Pass<'p, D> {
         if let Some(slice) = &self.slice {
             return slice.attention(self.device, block, qkv, &self.attention);
         }
-        let Some(cache) = &self.cache else {
-            return self.device.attention(qkv, &self.attention_of(block));
-        };
-        let mut cache = cache.borrow_mut();
-        let past = cache.len();
-        if cache.blocks.len() == block {
-            let width = self.device.shape(qkv)[1];
-            cache.blocks.push(self.device.zeros(&[self.attention.context, width])?);
+        match &self.texts {
+            None => self.device.attention(qkv, &self.attention_of(block)),
+            Some(texts) => self.attention_after(block, qkv, &mut texts.borrow_mut()),
         }
-        self.device.attention_after(qkv, &mut cache.blocks[block], past, &self.attention)
+    }
+
+    /// Mixed values and log-sum-exp of rows of texts, each of which sees what came before it in its own.
+    fn attention_after(
+        &self,
+        block: usize,
+        qkv: &D::Tensor,
+        texts: &mut Texts<D::Tensor>,
+    ) -> Result<(D::Tensor, D::Tensor)> {
+        let (device, width) = (self.device, self.device.shape(qkv)[1]);
+        let (mut start, mut of_texts) = (0, Vec::with_capacity(texts.rows.len()));
+        for (&rows, cache) in texts.rows.iter().zip(texts.caches.iter_mut()) {
+            let past = cache.len();
+            let cache = match cache.blocks.entry(block) {
+                Entry::Occupied(there) => there.into_mut(),
+                Entry::Vacant(room) => room.insert(device.zeros(&[self.attention.context, width])?),
+            };
+            let own = device.rows(qkv, start, rows)?;
+            of_texts.push(device.attention_after(&own, cache, past, &self.attention)?);
+            start += rows;
+        }
+        if of_texts.len() == 1 {
+            return Ok(of_texts.remove(0));
+        }
+        let (mixed, log_sums): (Vec<_>, Vec<_>) = of_texts.iter().map(|(x, log)| (x, log)).unzip();
+        Ok((device.join(&mixed)?, device.join(&log_sums)?))
     }
 
     /// The gradient of its `qkv`.

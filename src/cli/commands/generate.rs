@@ -1,4 +1,4 @@
-//! `chimera generate`: text from a trained model.
+//! `chimera generate`: texts from a trained model.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,20 +14,21 @@ use crate::cli::parts::model;
 use crate::cli::parts::offered::{device_name, offered};
 use crate::cli::parts::stop_strings::StopStrings;
 use crate::data::tokenizer::{Stream, Tokenizer};
-use crate::device::{Compute, Device, OpenDevice, Precision};
+use crate::device::{Compute, Device, Devices, Precision};
 use crate::formats::hf::Pretrained;
 use crate::run::evaluate::{CausalLm, Sampling, must_foresee};
 
-/// Continues a text with a trained model
+/// Continues a text with a trained model, or several
 #[derive(Args)]
 pub(crate) struct Generate {
     /// Folder of the model: a run, a checkpoint, or a folder of `train --save` or of Hugging Face (config.json,
     /// model.safetensors) [default: the newest run in `runs` with a model]
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// What is continued: text, or token ids where there is no tokenizer
-    #[arg(long, value_name = "TEXT")]
-    prompt: String,
+    /// What is continued: text, or token ids where there is no tokenizer; may be repeated, for texts that are continued side
+    /// by side
+    #[arg(long = "prompt", value_name = "TEXT", required = true)]
+    prompts: Vec<String>,
     /// `bytes`, `gpt2`, a tokenizer.json file, or `ids` for numbers [default: the tokenizer.json beside the
     /// model, or that of the data which a checkpoint was trained on; else by the vocabulary: 256 is bytes, 50257
     /// gpt2, any other ids]
@@ -54,6 +55,10 @@ pub(crate) struct Generate {
     /// Key of the draws
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     seed: u64,
+    /// Stages that the model is cut into, each with its own weights, keys and values; on GPUs each has one of its own.
+    /// Also called pipeline-parallel size
+    #[arg(long, value_name = "STAGES", default_value_t = 1, value_parser = count)]
+    depth: usize,
     /// Where to compute: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     #[arg(value_parser = device_name(), hide_possible_values = true)]
@@ -69,7 +74,9 @@ impl Generate {
         must_foresee(&loaded.model.config)?;
         let tokenizer = loaded.tokenizer(self.tokenizer.as_deref())?;
         let vocab = loaded.model.config.vocab;
-        let prompt = encode(&self.prompt, tokenizer.as_ref(), vocab).context("--prompt")?;
+        let encode = |prompt| encode(prompt, tokenizer.as_ref(), vocab).context("--prompt");
+        let prompts = self.prompts.iter().map(|prompt| encode(prompt));
+        let prompts = prompts.collect::<Result<Vec<_>>>()?;
         let how = Sampling {
             temperature: self.temperature,
             top_k: self.top_k,
@@ -77,63 +84,104 @@ impl Generate {
             seed: self.seed,
             window: Some(loaded.sequence),
         };
-        let device = OpenDevice::open(self.device, 0, Precision::F32)?;
-        let (ids, text) = device.run(Continue {
+        // Texts that grow side by side are written one after the other.
+        let is_kept = self.json || prompts.len() > 1;
+        let writer = || Writer {
+            stops: StopStrings::new(self.stop.clone()),
+            stream: tokenizer.as_ref().map(Stream::new),
+            text: Text { all: is_kept.then(String::new), ..Text::default() },
+            is_over: false,
+        };
+        let devices = vec![self.device; self.depth];
+        let devices = Devices::open(&devices, 1, Precision::F32)?;
+        let continued = devices.run(Continue {
             read: loaded.model,
-            prompt: &prompt,
+            prompts: &prompts,
             count: self.tokens,
             how: &how,
-            stops: StopStrings::new(self.stop),
-            stream: tokenizer.as_ref().map(Stream::new),
-            text: Text { all: self.json.then(String::new), ..Text::default() },
-        })?;
-        if let Some(text) = text {
-            let (prompt, added) = ids.split_at(prompt.len());
-            let text = if tokenizer.is_none() { text.trim_end() } else { &text };
-            print(format!("{:#}", json!({ "prompt": prompt, "ids": added, "text": text })))?;
+            writers: prompts.iter().map(|_| writer()).collect(),
+        })??;
+        let mut found = Vec::new();
+        for (prompt, (ids, text)) in prompts.iter().zip(continued) {
+            let text = text.unwrap_or_default();
+            if self.json {
+                let text = if tokenizer.is_none() { text.trim_end() } else { &text };
+                let added = &ids[prompt.len()..];
+                found.push(json!({ "prompt": prompt, "ids": added, "text": text }));
+            } else if is_kept {
+                print(shown(text.trim_end()))?;
+            }
         }
-        Ok(())
+        match &found[..] {
+            [] => Ok(()),
+            [one] => print(format!("{one:#}")),
+            several => print(format!("{:#}", json!(several))),
+        }
     }
 }
 
-/// A prompt continued by so many tokens.
+/// Prompts continued by so many tokens.
 struct Continue<'g> {
     read: Pretrained,
-    prompt: &'g [u32],
+    prompts: &'g [Vec<u32>],
     count: usize,
     how: &'g Sampling,
-    stops: StopStrings,
-    /// `None` where ids are written as numbers.
-    stream: Option<Stream<'g>>,
-    text: Text,
+    writers: Vec<Writer<'g>>,
 }
 
 impl Compute for Continue<'_> {
-    /// All ids, and the text if it was not written under way.
-    type Output = Result<(Vec<u32>, Option<String>)>;
+    /// All ids of each text, and the text if it was not written under way.
+    type Output = Result<Vec<(Vec<u32>, Option<String>)>>;
 
     fn on<K: Layers>(mut self, devices: &[K]) -> Self::Output {
         let Pretrained { config, weights, .. } = self.read;
-        let model = CausalLm::new(devices[0].clone(), &config, &weights)?;
+        let model = CausalLm::over(devices, &config, &weights)?;
         drop(weights);
-        let mut decode = |ids: &[u32]| match &mut self.stream {
+        let prompts: Vec<&[u32]> = self.prompts.iter().map(Vec::as_slice).collect();
+        for (writer, prompt) in self.writers.iter_mut().zip(&prompts) {
+            let text = writer.decode(prompt);
+            writer.text.write(&text)?;
+        }
+        let texts = model
+            .sample_all(&prompts, self.count, self.how, |place, id| self.writers[place].push(id))?;
+        let ends = self.writers.into_iter().map(Writer::end);
+        texts.into_iter().zip(ends).map(|(ids, text)| Ok((ids, text?))).collect()
+    }
+}
+
+/// Turns the tokens of a text into words, and writes them up to a stop string.
+struct Writer<'w> {
+    stops: StopStrings,
+    /// `None` where ids are written as numbers.
+    stream: Option<Stream<'w>>,
+    text: Text,
+    is_over: bool,
+}
+
+impl Writer<'_> {
+    fn decode(&mut self, ids: &[u32]) -> String {
+        match &mut self.stream {
             Some(stream) => stream.push(ids),
             None => ids.iter().map(|id| format!("{id} ")).collect(),
-        };
-        self.text.write(&decode(self.prompt))?;
-        let mut is_over = false;
-        let ids = model.sample(self.prompt, self.count, self.how, |id| {
-            let (text, ends) = self.stops.push(&decode(&[id]));
-            self.text.write(&text)?;
-            is_over = ends;
-            Ok(!is_over)
-        })?;
-        if !is_over {
+        }
+    }
+
+    /// Writes a token, and says whether the text goes on.
+    fn push(&mut self, id: u32) -> Result<bool> {
+        let text = self.decode(&[id]);
+        let (text, ends) = self.stops.push(&text);
+        self.text.write(&text)?;
+        self.is_over = ends;
+        Ok(!ends)
+    }
+
+    fn end(mut self) -> Result<Option<String>> {
+        if !self.is_over {
             let rest = self.stream.map(Stream::rest).unwrap_or_default();
             self.text.write(&self.stops.push(&rest).0)?;
             self.text.write(&self.stops.rest())?;
         }
-        Ok((ids, self.text.end()?))
+        self.text.end()
     }
 }
 
@@ -152,9 +200,7 @@ impl Text {
             all.push_str(text);
             return Ok(());
         }
-        // A terminal obeys control characters.
-        let shown = text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}");
-        self.blanks += &shown;
+        self.blanks += &shown(text);
         let end = self.blanks.trim_end().len();
         let mut out = std::io::stdout().lock();
         out.write_all(&self.blanks.as_bytes()[..end])?;
@@ -169,6 +215,11 @@ impl Text {
         }
         Ok(self.all)
     }
+}
+
+/// The text without control characters, which a terminal obeys.
+fn shown(text: &str) -> String {
+    text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}")
 }
 
 /// The token ids of a text.

@@ -10,13 +10,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::parts::console::{print, tell};
 use crate::cli::parts::offered::offered;
-use crate::data::{Preparation, discard, prepare};
+use crate::data::{Preparation, discard, n_bytes, prepare};
 
 /// Cuts text into tokens to train on, and describes them in a file beside
 #[derive(Args)]
 pub(crate) struct Prepare {
-    /// Text files, in order; folders, of which each file is a document; `.jsonl` files, of which each line is one; `-`
-    /// is standard input
+    /// Text files, in order; folders, of which each file is a document; `.jsonl` files, of which each line is one; quoted
+    /// patterns of names, such as "part-*.txt"; `-` is standard input
     #[arg(value_name = "TEXT", required = true)]
     texts: Vec<PathBuf>,
     /// bytes, gpt2 (whose vocabulary is built in) or a `tokenizer.json` file
@@ -41,10 +41,8 @@ pub(crate) struct Prepare {
 
 impl Prepare {
     pub(crate) fn run(self) -> Result<()> {
-        let size =
-            |path: &PathBuf| path.metadata().ok().filter(|it| it.is_file()).map(|it| it.len());
-        let bar = match self.texts.iter().map(size).sum::<Option<u64>>() {
-            None => ProgressBar::no_length(), // standard input, a folder
+        let bar = match n_bytes(&self.texts) {
+            None => ProgressBar::no_length(), // standard input
             Some(bytes) => ProgressBar::new(bytes),
         }; // hidden where there is no terminal
         if let Ok(style) =

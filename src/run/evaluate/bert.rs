@@ -41,7 +41,6 @@ impl<K: Layers> Bert<K> {
     pub fn new(kernels: K, config: &ModelConfig, tensors: &[(Param, Vec<f32>)]) -> Result<Bert<K>> {
         ensure!(config.objective() == Objective::MaskedTokens, "the model is no BERT");
         let weights = upload(&kernels, config.params(&Cut::whole(config)), tensors, &[])?;
-        let weights = weights.into_iter().map(|(_, tensor)| tensor).collect();
         Ok(Bert { kernels, config: config.clone(), weights })
     }
 

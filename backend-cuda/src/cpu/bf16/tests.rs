@@ -4,7 +4,7 @@ use half::bf16;
 use rayon::ThreadPoolBuilder;
 
 use super::Supported;
-use crate::cpu::matmul::{Operands, all_threads, matmul};
+use crate::cpu::matmul::{Operands, matmul};
 use crate::cpu::matrix::Matrix;
 
 /// Whether the processor has the instructions; a test that needs them ends here if not.
@@ -80,7 +80,7 @@ fn product(
     unsafe {
         let (a, b) = (a.matrix(), b.matrix());
         let at = into.as_mut_ptr();
-        matmul(operands, at, row_step, begin.is_some(), scale, a, b, all_threads());
+        matmul(operands, at, row_step, begin.is_some(), scale, a, b);
     }
     into
 }

@@ -1,0 +1,136 @@
+//! Self-attention by blocks of queries: the scores of one block and head are all that ever
+//! exists at once, and the backward pass makes them again from the log-sum-exp (Dao et al., 2022,
+//! FlashAttention; blocks of keys are not needed, since a row of scores fits the cache).
+//!
+//! Its products stay f32 where those of linear layers are rounded to bf16: a head is so short, and a block so low, that
+//! rounding and packing operands would take longer than it saves.
+
+mod after;
+mod backward;
+mod forward;
+mod head;
+mod softmax;
+
+use std::cell::Cell;
+
+use candle_core::{Result, Tensor};
+use chimera_core::layers::Attention;
+
+use self::after::After;
+use self::backward::HeadBackward;
+use self::forward::HeadForward;
+use self::head::Head;
+use super::memory::{Output, update, values};
+use super::run_all;
+
+/// Queries of one block. Fewer skip more of the scores that a causal mask hides, more make better
+/// matrix products.
+const BLOCK: usize = 32;
+
+thread_local! {
+    /// Memory for one head, kept from call to call.
+    static SCRATCH: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
+
+pub(crate) fn forward(qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
+    forward_from(qkv, 0, by)
+}
+
+/// Of the rows of each sample from `first` on.
+pub(crate) fn forward_from(
+    qkv: &Tensor,
+    first: usize,
+    by: &Attention<'_>,
+) -> Result<(Tensor, Tensor)> {
+    let (all_rows, width) = qkv.dims2()?;
+    let rows = all_rows / by.context * (by.context - first);
+    let hidden = by.hidden(width);
+    let qkv = values(qkv)?;
+    let mut out = Output::new(rows * hidden);
+    let mut log_sum = Output::new(rows * by.heads);
+    let places = (out.place(), log_sum.place());
+    run_all((0..all_rows / by.context * by.heads).map(|part| HeadForward {
+        head: Head::new(part, width, first, by),
+        qkv: &qkv,
+        out: places.0,
+        log_sum: places.1,
+    }));
+    // SAFETY: the heads of all samples wrote all elements of both.
+    unsafe { Ok((out.written((rows, hidden))?, log_sum.written((rows, by.heads))?)) }
+}
+
+pub(crate) fn backward(
+    dy: &Tensor,
+    qkv: &Tensor,
+    out: &Tensor,
+    log_sum: &Tensor,
+    by: &Attention<'_>,
+) -> Result<Tensor> {
+    backward_from(dy, qkv, (out, log_sum), 0, by)
+}
+
+/// Through the rows of each sample from `first` on.
+pub(crate) fn backward_from(
+    dy: &Tensor,
+    qkv: &Tensor,
+    (out, log_sum): (&Tensor, &Tensor),
+    first: usize,
+    by: &Attention<'_>,
+) -> Result<Tensor> {
+    let (rows, width) = qkv.dims2()?;
+    let (dy, qkv, out, log_sum) = (values(dy)?, values(qkv)?, values(out)?, values(log_sum)?);
+    let mut d_qkv = Output::new(rows * width);
+    let place = d_qkv.place();
+    let group = by.heads / by.kv_heads;
+    run_all((0..rows / by.context * by.kv_heads).map(|part| HeadBackward {
+        first: Head::new(part * group, width, first, by),
+        group,
+        dy: &dy,
+        qkv: &qkv,
+        out: &out,
+        log_sum: &log_sum,
+        d_qkv: place,
+    }));
+    // SAFETY: the groups of heads of all samples wrote all elements.
+    unsafe { d_qkv.written((rows, width)) }
+}
+
+/// Rows that follow the first `past` of `cache`, which gets them too.
+pub(crate) fn after(
+    qkv: &Tensor,
+    cache: &Tensor,
+    past: usize,
+    by: &Attention<'_>,
+) -> Result<(Tensor, Tensor)> {
+    let (rows, width) = qkv.dims2()?;
+    let new = values(qkv)?;
+    update(cache, |cache| {
+        cache[past * width..][..rows * width].copy_from_slice(&new);
+        Ok(())
+    })?;
+    if past == 0 {
+        return forward(qkv, &Attention { context: rows, ..*by });
+    }
+    let hidden = by.hidden(width);
+    let all = values(cache)?;
+    let mut out = Output::new(rows * hidden);
+    let mut log_sum = Output::new(rows * by.heads);
+    let places = (out.place(), log_sum.place());
+    run_all((0..rows * by.heads).map(|part| After {
+        head: Head::new(part % by.heads, width, 0, by),
+        row: part / by.heads,
+        past,
+        all: &all,
+        out: places.0,
+        log_sum: places.1,
+    }));
+    // SAFETY: the heads of all rows wrote all elements of both.
+    unsafe { Ok((out.written((rows, hidden))?, log_sum.written((rows, by.heads))?)) }
+}
+
+/// The scratch memory of this thread, at least `len` long.
+fn scratch(len: usize) -> Vec<f32> {
+    let mut scratch = SCRATCH.take();
+    scratch.resize(len.max(scratch.len()), 0.0);
+    scratch
+}

@@ -1,0 +1,140 @@
+//! Continuing texts, token by token.
+
+use anyhow::{Result, ensure};
+use chimera_core::layers::Layers;
+use chimera_core::model::{DecoderStage, KvCache, decoder};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+use super::CausalLm;
+use super::sampling::{Sampling, draw};
+
+/// A text that goes on.
+struct GrowingText<T> {
+    ids: Vec<u32>,
+    rng: ChaCha8Rng,
+    goes_on: bool,
+    /// What each stage has seen of it.
+    caches: Vec<KvCache<T>>,
+}
+
+impl<T> GrowingText<T> {
+    /// The tokens that no stage has seen.
+    fn new_ids(&self) -> &[u32] {
+        &self.ids[self.caches.first().map_or(0, KvCache::len)..]
+    }
+}
+
+impl<K: Layers> CausalLm<K> {
+    /// Continues `prompt` by at most `count` tokens, the same for the same seed. `drawn` hears of each at once, and says
+    /// whether the text goes on.
+    ///
+    /// Each token follows from those before it, at most a window of them. As long as all are within the window, queries,
+    /// keys and values are kept from one token to the next; beyond it places change with every token, and each takes a
+    /// forward pass over the window.
+    ///
+    /// # Errors
+    /// If the prompt is empty, or has an id that the model does not know.
+    pub fn sample(
+        &self,
+        prompt: &[u32],
+        count: usize,
+        how: &Sampling,
+        mut drawn: impl FnMut(u32) -> Result<bool>,
+    ) -> Result<Vec<u32>> {
+        Ok(self.sample_all(&[prompt], count, how, |_, id| drawn(id))?.concat())
+    }
+
+    /// [Continues](CausalLm::sample) several prompts side by side: the weights are read once for the next token of all. The
+    /// draws of a text follow from the seed and from its place among the prompts. `drawn` hears the place too.
+    ///
+    /// # Errors
+    /// If a prompt is empty, or has an id that the model does not know.
+    pub fn sample_all(
+        &self,
+        prompts: &[&[u32]],
+        count: usize,
+        how: &Sampling,
+        mut drawn: impl FnMut(usize, u32) -> Result<bool>,
+    ) -> Result<Vec<Vec<u32>>> {
+        let context = self.config.context;
+        let window = how.window.unwrap_or(context).clamp(1, context);
+        let stages = self
+            .body
+            .iter()
+            .map(|piece| decoder(piece.kernels.clone(), &self.config, window, piece.cut.clone()));
+        let stages: Option<Vec<DecoderStage<K>>> = stages.collect::<Result<_, _>>()?;
+        let mut texts = Vec::new();
+        for (place, prompt) in prompts.iter().enumerate() {
+            ensure!(!prompt.is_empty(), "the prompt is empty: give at least one token");
+            self.must_know(prompt)?;
+            let mut rng = ChaCha8Rng::seed_from_u64(how.seed);
+            rng.set_stream(place as u64);
+            let caches = self.body.iter().map(|_| KvCache::new()).collect();
+            texts.push(GrowingText { ids: prompt.to_vec(), rng, goes_on: true, caches });
+        }
+        for _ in 0..count {
+            for (place, logits) in self.next(stages.as_deref(), window, &mut texts)? {
+                let text = &mut texts[place];
+                let uniform = (text.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+                let id = draw(&logits, how, uniform);
+                text.ids.push(id);
+                text.goes_on = drawn(place, id)?;
+            }
+            if texts.iter().all(|text| !text.goes_on) {
+                break;
+            }
+        }
+        Ok(texts.into_iter().map(|text| text.ids).collect())
+    }
+
+    /// The logits of the next token of each text that goes on, with its place.
+    fn next(
+        &self,
+        stages: Option<&[DecoderStage<K>]>,
+        window: usize,
+        texts: &mut [GrowingText<K::Tensor>],
+    ) -> Result<Vec<(usize, Vec<f32>)>> {
+        let going = texts.iter_mut().enumerate().filter(|(_, text)| text.goes_on);
+        let (mut kept, beyond): (Vec<_>, Vec<_>) =
+            going.partition(|(_, text)| stages.is_some() && text.ids.len() <= window);
+        let mut all = Vec::new();
+        for (place, text) in beyond {
+            let from = text.ids.len().saturating_sub(window);
+            all.push((place, self.logits(&text.ids[from..], 1)?));
+        }
+        if let Some(stages) = stages.filter(|_| !kept.is_empty()) {
+            let logits = self.follow(stages, &mut kept)?;
+            let places = kept.iter().map(|(place, _)| *place);
+            all.extend(places.zip(logits.chunks_exact(self.config.vocab).map(<[f32]>::to_vec)));
+        }
+        Ok(all)
+    }
+
+    /// The logits behind the last token of each text, of which the stages see the new ones.
+    fn follow(
+        &self,
+        stages: &[DecoderStage<K>],
+        texts: &mut [(usize, &mut GrowingText<K::Tensor>)],
+    ) -> Result<Vec<f32>> {
+        let new: Vec<Vec<u32>> = texts.iter().map(|(_, text)| text.new_ids().to_vec()).collect();
+        let ids: Vec<&[u32]> = new.iter().map(Vec::as_slice).collect();
+        let x = self.through(|nth, piece, x| {
+            let caches = texts.iter_mut().map(|(_, text)| std::mem::take(&mut text.caches[nth]));
+            let (y, caches) = stages[nth].follow(&piece.weights, &ids, x, caches.collect())?;
+            for ((_, text), cache) in texts.iter_mut().zip(caches) {
+                text.caches[nth] = cache;
+            }
+            Ok(y)
+        })?;
+        let kernels = &self.head.kernels;
+        let mut end = 0;
+        let last = ids.iter().map(|ids| {
+            end += ids.len();
+            kernels.rows(&x, end - 1, 1)
+        });
+        let last = last.collect::<Result<Vec<_>, _>>()?;
+        let last = kernels.join(&last.iter().collect::<Vec<_>>())?;
+        self.logits_of(&self.head.stage(&self.config, texts.len())?, last)
+    }
+}

@@ -1,0 +1,102 @@
+//! The peers that train our models too: how each is built and called.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::ValueEnum;
+use serde_json::Value;
+
+use crate::command::{cargo, program, read, root, run as run_command, target};
+
+/// Who trains the same model.
+#[derive(Clone, Copy, PartialEq, Debug, ValueEnum)]
+pub(super) enum Peer {
+    /// PyTorch as it is, and its pipeline runtime over gloo
+    Torch,
+    /// PyTorch, compiled by torch.compile
+    TorchCompile,
+    /// Modules of candle-nn, differentiated by candle
+    Candle,
+    /// Modules of burn, on its CPU backend flex
+    Burn,
+}
+
+/// The crate of those in Rust: outside of the workspace, since burn takes minutes to build.
+const CRATE: &str = "xtask/peers/train/Cargo.toml";
+const TORCH: &str = "xtask/peers/torch_train.py";
+
+/// Peers that are there and built.
+pub(super) struct Peers {
+    python: String,
+    data: PathBuf,
+    /// Where those in Rust are.
+    programs: PathBuf,
+    versions: Vec<String>,
+}
+
+impl Peers {
+    /// Builds what has to be built, and asks for what has to be there.
+    pub(super) fn ready(peers: &[Peer], python: &str, data: PathBuf) -> Result<Peers> {
+        let is_asked = |all: &[Peer]| all.iter().any(|peer| peers.contains(peer));
+        let mut versions = Vec::new();
+        if is_asked(&[Peer::Torch, Peer::TorchCompile]) {
+            versions.push(format!("torch {}", torch_version(python)?.trim()));
+        }
+        let builds = target()?.join("peers");
+        if is_asked(&[Peer::Candle, Peer::Burn]) {
+            let mut build = cargo(["build", "--release", "--locked", "--manifest-path", CRATE]);
+            build.env("CARGO_TARGET_DIR", &builds);
+            // They choose no vectors at run time but in products.
+            run_command(build.env("RUSTFLAGS", "-C target-cpu=native"))?;
+            versions.push("candle 0.11.1, burn 0.22.1".into());
+        }
+        Ok(Peers { python: python.into(), data, programs: builds.join("release"), versions })
+    }
+
+    /// Who they are, to be printed behind something else.
+    pub(super) fn versions(&self) -> String {
+        self.versions.iter().map(|version| format!(", {version}")).collect()
+    }
+
+    /// Tokens per second of one run, of a model that must have `n_params` parameters.
+    pub(super) fn tokens_per_s(
+        &self,
+        peer: Peer,
+        words: &[String],
+        threads: u16,
+        n_params: u64,
+    ) -> Result<f64> {
+        let threads = threads.to_string();
+        let mut command = match peer {
+            Peer::Torch | Peer::TorchCompile => {
+                let mut command = Command::new(&self.python);
+                command.arg(TORCH).args(["--threads", &threads, "--schedule", "1F1B"]);
+                if peer == Peer::TorchCompile {
+                    command.arg("--compile");
+                }
+                command
+            }
+            Peer::Candle => Command::new(self.programs.join(program("candle"))),
+            Peer::Burn => Command::new(self.programs.join(program("burn"))),
+        };
+        command.args(words).arg("--data").arg(&self.data).current_dir(root());
+        let output = read(command.env("RAYON_NUM_THREADS", threads))?;
+        let last = output.trim().lines().next_back().unwrap_or_default();
+        let result: Value = serde_json::from_str(last).context("the peer's output")?;
+        ensure!(
+            result["parameters"].as_u64() == Some(n_params),
+            "{peer:?} trains another model: it has {} parameters, not {n_params}",
+            result["parameters"]
+        );
+        result["tokens_per_s"].as_f64().context("the peer's output without tokens_per_s")
+    }
+}
+
+fn torch_version(python: &str) -> Result<String> {
+    let mut command = Command::new(python);
+    match read(command.args(["-c", "import torch; print(torch.__version__)"])) {
+        Ok(version) => Ok(version),
+        Err(e) => bail!("these peers need torch: {python} -m pip install torch numpy\n{e:#}"),
+    }
+}
