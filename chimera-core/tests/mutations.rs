@@ -335,6 +335,19 @@ proptest! {
     }
 }
 
+/// Every tensor has the same gradient after every program, up to rounding.
+fn have_same_gradients(edited: &Outcome, plain: &Outcome) -> Result<(), TestCaseError> {
+    prop_assert!(edited.gradients.keys().eq(plain.gradients.keys()));
+    for (name, values) in &edited.gradients {
+        let expected = &plain.gradients[name];
+        let size = expected.iter().fold(1e-9, |most: f64, x| most.max(x.abs()));
+        for (a, b) in values.iter().zip(expected) {
+            prop_assert!((a - b).abs() <= 1e-12 * size, "{:?}: {} for {}", name, a, b);
+        }
+    }
+    Ok(())
+}
+
 /// Schedules of four or eight stages on four workers.
 const GRAPHED: [&str; 8] =
     ["gpipe", "dapple", "chimera", "gems", "zb-h1", "zb-h2", "hanayo", "zb-v"];
@@ -365,14 +378,7 @@ proptest! {
             train_stages(&run, t, &Pairs, |id| Ok(Node::of(&t.graph, id))).expect("trains")
         };
         let (edited, plain) = (train(&edited), train(&plain));
-        prop_assert!(edited.gradients.keys().eq(plain.gradients.keys()));
-        for (name, values) in &edited.gradients {
-            let expected = &plain.gradients[name];
-            let size = expected.iter().fold(1e-9, |most: f64, x| most.max(x.abs()));
-            for (a, b) in values.iter().zip(expected) {
-                prop_assert!((a - b).abs() <= 1e-12 * size, "{:?}: {} for {}", name, a, b);
-            }
-        }
+        have_same_gradients(&edited, &plain)?;
     }
 }
 
@@ -398,13 +404,6 @@ proptest! {
         }
         let run = Run { clip: None, ..Run::new("seq1f1b", shape) };
         let [edited, plain] = [edited, plain].map(|t| train_timetable(&run, &t).expect("trains"));
-        prop_assert!(edited.gradients.keys().eq(plain.gradients.keys()));
-        for (name, values) in &edited.gradients {
-            let expected = &plain.gradients[name];
-            let size = expected.iter().fold(1e-9, |most: f64, x| most.max(x.abs()));
-            for (a, b) in values.iter().zip(expected) {
-                prop_assert!((a - b).abs() <= 1e-12 * size, "{:?}: {} for {}", name, a, b);
-            }
-        }
+        have_same_gradients(&edited, &plain)?;
     }
 }
