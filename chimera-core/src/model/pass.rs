@@ -64,7 +64,7 @@ impl<'p, D: Layers> Pass<'p, D> {
         self.texts.map_or_else(Vec::new, |texts| texts.into_inner().seen())
     }
 
-    /// Of a slice of samples, in which nothing is dropped; `attention` has the rows of a sample up to its end.
+    /// A slice of samples, in which nothing is dropped; `attention` has the rows of a sample up to its end.
     pub(super) fn of_slice(
         device: &'p D,
         attention: Attention<'p>,

@@ -36,7 +36,7 @@ pub(crate) fn forward(qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tenso
     forward_from(qkv, 0, by)
 }
 
-/// Of the rows of each sample from `first` on.
+/// Attention of the rows of each sample from `first` on, which see all rows before them.
 pub(crate) fn forward_from(
     qkv: &Tensor,
     first: usize,
@@ -69,7 +69,7 @@ pub(crate) fn backward(
     backward_from(dy, qkv, (out, log_sum), 0, by)
 }
 
-/// Through the rows of each sample from `first` on.
+/// The gradient of [`forward_from`], of all rows.
 pub(crate) fn backward_from(
     dy: &Tensor,
     qkv: &Tensor,
