@@ -294,11 +294,10 @@ fn recomputed(config: &Config, ordered: Ordered, chain: &dyn Chain) -> Result<Or
 }
 
 /// The timetable where only some stages recompute, which the passes do not know of.
-pub(crate) fn recomputed_at(
-    config: &Config,
-    ordered: Ordered,
-    costs: &impl Costs,
-) -> Result<Ordered> {
+///
+/// # Errors
+/// If a stage that is named does not exist, or the timetable is not sound.
+pub fn recomputed_at(config: &Config, ordered: Ordered, costs: &impl Costs) -> Result<Ordered> {
     let stages = match &config.recompute_stages {
         RecomputedStages::These(stages) => stages,
         RecomputedStages::All | RecomputedStages::Auto => return Ok(ordered),

@@ -21,7 +21,7 @@ use crate::settings::Config;
 
 /// A model whose stages cost what was measured, or their share of its work where nothing was.
 #[derive(Clone, Debug)]
-pub(crate) struct Priced {
+pub struct Priced {
     model: ModelConfig,
     times: Option<ProfiledTimes>,
 }
@@ -61,7 +61,10 @@ impl Priced {
     }
 
     /// Costs of a program's compute, and what a step by these settings takes beside it where that was measured.
-    pub(crate) fn with_step<C: Costs>(
+    ///
+    /// # Errors
+    /// If the profile lacks a layer of the model, or the layers cannot be cut so.
+    pub fn with_step<C: Costs>(
         &self,
         config: &Config,
         compute: C,
@@ -222,7 +225,7 @@ impl Stages<'_> {
 
 /// Costs of compute and of messages between threads, and beside them reductions, updates and the step sync.
 #[derive(Clone, Debug)]
-pub(crate) struct StepCosts<C = StageCosts> {
+pub struct StepCosts<C = StageCosts> {
     compute: C,
     /// What a message takes of its sender.
     message: f64,
@@ -235,7 +238,7 @@ pub(crate) struct StepCosts<C = StageCosts> {
 
 impl<C> StepCosts<C> {
     /// Nothing beside the costs of compute.
-    pub(crate) fn free(compute: C) -> StepCosts<C> {
+    pub fn free(compute: C) -> StepCosts<C> {
         StepCosts { compute, message: 0.0, updates: Vec::new(), reductions: Vec::new(), agree: 0.0 }
     }
 
