@@ -99,9 +99,10 @@ fn foreseeing_changes_no_choice() {
     };
     let (config, mut n_foreseen) = (small("").resolve(&OnDisk).unwrap(), 0);
     let simulated = |batch: usize, cluster: &Cluster| {
-        let watched = Watched::begin(&PATIENT);
-        first_choice(&config, batch, cluster, &watched, || ConfigGroup::simulated(cluster, true))
-            .unwrap()
+        let (watched, group) = (Watched::begin(&PATIENT), || ConfigGroup::simulated(cluster, true));
+        let mut all = first_choice(&config, batch, cluster, &watched, group).unwrap();
+        all.let_off(10, &watched, || group().letting_off());
+        all
     };
     // With plenty, and with hardly more than the smallest needs.
     for (batch, is_scarce) in [(256, false), (256, true), (360, false), (512, true)] {
