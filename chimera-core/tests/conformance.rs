@@ -45,7 +45,7 @@ fn faults_are_caught() {
         (SamplesMixed, &["attention", "grouped_attention", "attention_slice"]),
         (PaddingSeen, &["attention", "attention_dx"]),
         (WindowIgnored, &["grouped_attention", "grouped_attention_dx", "attention_after"]),
-        (DocumentsJoined, ATTENTIONS),
+        (DocumentsJoined, &[ATTENTIONS, &["attention_slice", "attention_slice_dx"]].concat()),
         (WeightsStay, ATTENTIONS),
         (WeightsWrap, ATTENTIONS),
         (ExponentialOverflows, &["cross_entropy"]),
