@@ -1,10 +1,9 @@
-//! Texts that are many: the lines of a JSONL file, the files of a folder or of a pattern.
+//! Texts that are many: the lines of a JSONL file, the files of a folder.
 
 use std::fs::read_dir;
 use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
 
-use glob::{MatchOptions, glob_with};
 use serde_json::{Map, Value};
 
 use super::DataError;
@@ -32,48 +31,22 @@ pub(super) enum Content {
     Lines,
 }
 
-/// The files that `paths` name: of a folder all below it in the order of their names, but hidden ones; of a pattern what fits
-/// it, in the order of the names.
+/// The files that `paths` name: of a folder all below it in the order of their names, but hidden ones.
 pub(super) fn texts(paths: &[PathBuf]) -> Result<Vec<Text>, DataError> {
     let mut texts = Vec::new();
-    for path in matching(paths)? {
+    for path in paths {
         match path.is_dir() {
             true => {
                 let before = texts.len();
-                below(&path, 0, &mut texts)?;
+                below(path, 0, &mut texts)?;
                 if texts.len() == before {
-                    return Err(DataError::EmptyFolder { path });
+                    return Err(DataError::EmptyFolder { path: path.clone() });
                 }
             }
-            false => {
-                let content = content(&path, Content::Text);
-                texts.push(Text { path, content });
-            }
+            false => texts.push(Text { path: path.clone(), content: content(path, Content::Text) }),
         }
     }
     Ok(texts)
-}
-
-/// The paths themselves, and in the place of each that is not there but is a pattern (`*`, `**`, `?`, `[a-z]`) those that
-/// fit it, but hidden ones.
-fn matching(paths: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
-    let mut all = Vec::new();
-    for path in paths {
-        let pattern = path.to_str().filter(|text| text.contains(['*', '?', '[']));
-        let Some(pattern) = pattern.filter(|_| !path.exists()) else {
-            all.push(path.clone());
-            continue;
-        };
-        let unreadable = |reason| DataError::Unreadable { path: path.clone(), reason };
-        let options = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::new() };
-        let found = glob_with(pattern, options).map_err(|e| unreadable(io::Error::other(e)))?;
-        let found = found.collect::<Result<Vec<_>, _>>().map_err(|e| unreadable(e.into()))?;
-        if found.is_empty() {
-            return Err(DataError::NoMatch { path: path.clone() });
-        }
-        all.extend(found);
-    }
-    Ok(all)
 }
 
 fn below(folder: &Path, depth: usize, texts: &mut Vec<Text>) -> Result<(), DataError> {
@@ -251,29 +224,5 @@ mod tests {
         fs::create_dir(at("empty")).unwrap();
         let refusal = texts(&[at("empty")]).unwrap_err().to_string();
         assert!(refusal.ends_with("empty has no file: name one with text"), "{refusal}");
-    }
-
-    #[test]
-    fn a_pattern_is_what_fits_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let at = |name: &str| folder.path().join(name);
-        fs::create_dir(at("deep")).unwrap();
-        for name in ["b.txt", "a.txt", ".hidden.txt", "c.md", "deep/d.txt", "[x].txt"] {
-            fs::write(at(name), "x").unwrap();
-        }
-        let found = |pattern: &str| {
-            let found = texts(&[at(pattern)]).map_err(|refusal| refusal.to_string())?;
-            let name =
-                |text: &Text| text.path.strip_prefix(folder.path()).unwrap().display().to_string();
-            Ok::<_, String>(found.iter().map(name).collect::<Vec<_>>())
-        };
-        assert_eq!(found("*.txt").unwrap(), ["[x].txt", "a.txt", "b.txt"]);
-        assert_eq!(found("[ab].txt").unwrap(), ["a.txt", "b.txt"]);
-        assert_eq!(found("**/d.txt").unwrap(), ["deep/d.txt"]);
-        assert_eq!(found("de?p").unwrap(), ["deep/d.txt"], "a folder fits too");
-        assert_eq!(found("[x].txt").unwrap(), ["[x].txt"], "a file of that name goes before");
-        let refusal = found("*.bin").unwrap_err();
-        assert!(refusal.ends_with("*.bin: no file fits this pattern"), "{refusal}");
-        assert!(found("***").unwrap_err().contains("wildcards are either regular"));
     }
 }

@@ -166,12 +166,6 @@ pub enum DataError {
         /// The folder.
         path: PathBuf,
     },
-    /// A pattern fits nothing.
-    #[error("{}: no file fits this pattern", path.display())]
-    NoMatch {
-        /// The pattern.
-        path: PathBuf,
-    },
     /// A line of a JSONL file is no document.
     #[error("line {line} of {}: {reason}", path.display())]
     Line {

@@ -32,12 +32,13 @@ const OUTSIDE_TRANSPORTS: [&str; 5] =
     ["candle-core", "chimera-pipeline", "chimera-backend-candle", "clap", "toml"];
 
 /// What only the command needs, and the library without default features must not contain.
-const COMMAND: [&str; 11] = [
+const COMMAND: [&str; 12] = [
     "anstream",
     "clap",
     "clap_complete",
     "clap_mangen",
     "ctrlc",
+    "glob",
     "indicatif",
     "libmimalloc-sys",
     "mimalloc",

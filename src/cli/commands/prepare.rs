@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::parts::console::{print, tell};
 use crate::cli::parts::offered::offered;
+use crate::cli::parts::patterns::matching;
 use crate::data::{Preparation, discard, n_bytes, prepare};
 
 /// Cuts text into tokens to train on, and describes them in a file beside
@@ -41,7 +42,8 @@ pub(crate) struct Prepare {
 
 impl Prepare {
     pub(crate) fn run(self) -> Result<()> {
-        let bar = match n_bytes(&self.texts) {
+        let texts = matching(&self.texts)?;
+        let bar = match n_bytes(&texts) {
             None => ProgressBar::no_length(), // standard input
             Some(bytes) => ProgressBar::new(bytes),
         }; // hidden where there is no terminal
@@ -62,7 +64,7 @@ impl Prepare {
             end_of_text: self.end_of_text,
         };
         let start = Instant::now();
-        let prepared = prepare(&self.texts, &how, &self.out, |bytes| bar.inc(bytes));
+        let prepared = prepare(&texts, &how, &self.out, |bytes| bar.inc(bytes));
         bar.finish_and_clear();
         let prepared = prepared?;
         let bytes: u64 = prepared.sources.iter().map(|source| source.bytes).sum();

@@ -15,6 +15,7 @@ pub(crate) mod network;
 pub(crate) mod offered;
 pub(crate) mod outcome;
 pub(crate) mod own_work;
+pub(crate) mod patterns;
 pub(crate) mod predicted;
 pub(crate) mod profiled;
 pub(crate) mod progress;
