@@ -159,6 +159,11 @@ impl Program {
         self.units_per_micro
     }
 
+    /// Into how many equal shares the samples of a micro-batch are cut: its units, unless these are slices of sequences.
+    pub fn sample_shares(&self) -> u32 {
+        self.units_per_micro / self.rules.n_slices()
+    }
+
     /// How micro-batches fall into steps and updates.
     pub fn window(&self) -> &Window {
         &self.window

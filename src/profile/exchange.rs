@@ -15,7 +15,7 @@ use chimera_core::lower::{Lowering, lower};
 use chimera_core::op::{Cell, Kind};
 use chimera_core::program::Program;
 use chimera_core::schedule::{Shape, find};
-use chimera_core::stage::Data;
+use chimera_core::stage::samples;
 
 use super::idle_stage::IdleStage;
 use super::law::middle;
@@ -78,7 +78,11 @@ fn ran<K: Layers>(
         width,
         micro_batch_size: 1,
         training: &training,
-        data: &NoText,
+        // One number, which nobody reads.
+        data: &samples(1, |_, _, input: &mut Vec<u32>, target| {
+            input.push(0);
+            target.push(0);
+        }),
         patience: Patience { first_step: PATIENCE, later: PATIENCE },
         stop: &AtomicBool::new(false),
         epoch: Instant::now(),
@@ -165,25 +169,4 @@ fn sync(ranks: &[Vec<RankStep>], step: usize) -> Option<f64> {
     let (from, to) =
         waits.fold((0.0f64, 0.0f64), |(from, to), wait| (from.max(wait.start), to.max(wait.end)));
     (to > from).then_some(to - from)
-}
-
-/// Samples of one number, which nobody reads.
-struct NoText;
-
-impl Data for NoText {
-    fn sample(
-        &self,
-        _: u64,
-        _: u64,
-        input: &mut Vec<u32>,
-        target: &mut Vec<u32>,
-    ) -> std::io::Result<()> {
-        input.push(0);
-        target.push(0);
-        Ok(())
-    }
-
-    fn n_targets(&self) -> usize {
-        1
-    }
 }

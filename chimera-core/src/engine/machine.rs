@@ -85,8 +85,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         let Poll::Ready(received) = received else { return Ok(Poll::Pending) };
         let received = self.on_wait(token, Need::Token(token), received)?;
         let n_slices = self.job.program.rules().n_slices();
-        let parts = self.job.program.units_per_micro() / n_slices;
-        let samples = usize::from(token.span.len) * (self.job.micro_batch_size / parts as usize);
+        let shares = self.job.program.sample_shares() as usize;
+        let samples = usize::from(token.span.len) * (self.job.micro_batch_size / shares);
         let (stage, edges) = (&self.stages.held(token.to).stage, self.edges(token.to));
         let expected = match token.kind {
             TokenKind::Activation if edges.n_inputs() == 1 => stage.input_shape(samples),

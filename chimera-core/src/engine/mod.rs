@@ -105,7 +105,7 @@ impl<I> Job<'_, I> {
     /// What cannot be trained: `None` if all parts of the job agree.
     fn conflict(&self, n_ranks: u32) -> Option<String> {
         let (program, depth) = (self.program, self.program.placement().n_workers());
-        let units = (program.units_per_micro() / program.rules().n_slices()) as usize;
+        let units = program.sample_shares() as usize;
         if self.width == 0 || n_ranks as usize != self.width * depth {
             return Some(format!(
                 "{n_ranks} ranks are not width {} times depth {depth}",

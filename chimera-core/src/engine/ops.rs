@@ -301,8 +301,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     pub(super) fn batch(&self, op: &Op) -> Result<Batch<S::Item>, Fault> {
         let program = self.job.program;
         let n_slices = program.rules().n_slices();
-        let unit_samples =
-            self.job.micro_batch_size as u64 / u64::from(program.units_per_micro() / n_slices);
+        let unit_samples = self.job.micro_batch_size as u64 / u64::from(program.sample_shares());
         let n_units = program.window().units_per_step() / n_slices;
         let unit = u64::from(op.span.start / n_slices % n_units);
         let first = (self.group as u64 * u64::from(n_units) + unit) * unit_samples;

@@ -121,7 +121,7 @@ impl<D: Device> Recorded<D> {
         let [parts, context, visible, dim] = self.attention_extents(qkv, by);
         let n = context - first;
         // A causal sample of n rows has n (n + 1) / 2 scores, these have n more for each row before.
-        let longer = (1 + 2 * first / (n + 1)).max(1);
+        let longer = 1 + 2 * first / (n + 1);
         [parts * longer, n, visible.min(n), dim]
     }
 }
