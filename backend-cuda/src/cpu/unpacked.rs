@@ -11,7 +11,7 @@ use pulp::Simd;
 
 use super::matrix::Matrix;
 
-/// Rows of a tile. With two vectors across, its sums hide how long an addition takes.
+/// Rows of a tile. With two vectors across, its sums hide how long an addition takes; a tile of one row has four across.
 const ROWS: usize = 8;
 /// Rows of a tile on processors with 16 registers.
 const FEW_ROWS: usize = 4;
@@ -52,8 +52,15 @@ impl pulp::WithSimd for UnpackedProduct<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let (lanes, columns) = (S::F32_LANES, self.b.columns);
+        let mut done = 0;
+        if self.a.rows < FEW_ROWS {
+            done = columns / (4 * lanes) * (4 * lanes);
+            for left in (0..done).step_by(4 * lanes) {
+                (0..self.a.rows).for_each(|top| self.tile::<S, 1, 4, false>(simd, top, left));
+            }
+        }
         let wide = columns / (2 * lanes) * (2 * lanes);
-        for left in (0..wide).step_by(2 * lanes) {
+        for left in (done..wide).step_by(2 * lanes) {
             self.down::<S, 2, false>(simd, left);
         }
         let left = columns - wide;

@@ -243,9 +243,9 @@ pub trait Layers: Device {
     ) -> Result<Self::Tensor>;
 
     /// [`attention`](Layers::attention) of rows that follow the first `past` rows of their sample, the only one:
-    /// `cache: [by.context, …]` holds queries, keys and values of these, and then those of `qkv` too. Nothing is dropped,
-    /// and nothing hidden but what comes later or lies before the window. This default keeps all rows in the place of
-    /// `cache`, and computes what earlier rows see too.
+    /// `cache`, at first zeros of `[by.context, (heads + 2 kv_heads) d]`, holds their keys and values in an order of the
+    /// device's own, and then those of `qkv` too. Nothing is dropped, and nothing hidden but what comes later or lies
+    /// before the window. This default keeps all rows in the place of `cache`, and computes what earlier rows see too.
     fn attention_after(
         &self,
         qkv: &Self::Tensor,

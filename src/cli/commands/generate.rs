@@ -133,18 +133,21 @@ impl Compute for Continue<'_> {
     /// All ids of each text, and the text if it was not written under way.
     type Output = Result<Vec<(Vec<u32>, Option<String>)>>;
 
-    fn on<K: Layers>(mut self, devices: &[K]) -> Self::Output {
-        let Pretrained { config, weights, .. } = self.read;
+    fn on<K: Layers>(self, devices: &[K]) -> Self::Output {
+        let Self { read: Pretrained { config, weights, .. }, prompts, count, how, mut writers } =
+            self;
         let model = CausalLm::over(devices, &config, &weights)?;
         drop(weights);
-        let prompts: Vec<&[u32]> = self.prompts.iter().map(Vec::as_slice).collect();
-        for (writer, prompt) in self.writers.iter_mut().zip(&prompts) {
+        let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+        for (writer, prompt) in writers.iter_mut().zip(&prompts) {
             let text = writer.decode(prompt);
             writer.text.write(&text)?;
         }
-        let texts = model
-            .sample_all(&prompts, self.count, self.how, |place, id| self.writers[place].push(id))?;
-        let ends = self.writers.into_iter().map(Writer::end);
+        // Within the pool of threads, so that no layer has to wake it from outside.
+        let texts = rayon::scope(|_| {
+            model.sample_all(&prompts, count, how, |place, id| writers[place].push(id))
+        })?;
+        let ends = writers.into_iter().map(Writer::end);
         texts.into_iter().zip(ends).map(|(ids, text)| Ok((ids, text?))).collect()
     }
 }

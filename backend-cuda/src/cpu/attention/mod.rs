@@ -16,11 +16,11 @@ use std::cell::Cell;
 use candle_core::{Result, Tensor};
 use chimera_core::layers::Attention;
 
-use self::after::After;
+pub(crate) use self::after::after;
 use self::backward::HeadBackward;
 use self::forward::HeadForward;
 use self::head::Head;
-use super::memory::{Output, update, values};
+use super::memory::{Output, values};
 use super::run_all;
 
 /// Queries of one block. Fewer skip more of the scores that a causal mask hides, more make better
@@ -93,39 +93,6 @@ pub(crate) fn backward_from(
     }));
     // SAFETY: the groups of heads of all samples wrote all elements.
     unsafe { d_qkv.written((rows, width)) }
-}
-
-/// Rows that follow the first `past` of `cache`, which gets them too.
-pub(crate) fn after(
-    qkv: &Tensor,
-    cache: &Tensor,
-    past: usize,
-    by: &Attention<'_>,
-) -> Result<(Tensor, Tensor)> {
-    let (rows, width) = qkv.dims2()?;
-    let new = values(qkv)?;
-    update(cache, |cache| {
-        cache[past * width..][..rows * width].copy_from_slice(&new);
-        Ok(())
-    })?;
-    if past == 0 {
-        return forward(qkv, &Attention { context: rows, ..*by });
-    }
-    let hidden = by.hidden(width);
-    let all = values(cache)?;
-    let mut out = Output::new(rows * hidden);
-    let mut log_sum = Output::new(rows * by.heads);
-    let places = (out.place(), log_sum.place());
-    run_all((0..rows * by.heads).map(|part| After {
-        head: Head::new(part % by.heads, width, 0, by),
-        row: part / by.heads,
-        past,
-        all: &all,
-        out: places.0,
-        log_sum: places.1,
-    }));
-    // SAFETY: the heads of all rows wrote all elements of both.
-    unsafe { Ok((out.written((rows, hidden))?, log_sum.written((rows, by.heads))?)) }
 }
 
 /// The scratch memory of this thread, at least `len` long.
