@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::mem::replace;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -35,6 +36,8 @@ pub struct Scenario {
     plan: Plan,
     /// What ranks end with whom nothing happens to.
     undisturbed: Vec<Result<Trained<Tensor>, Fault>>,
+    /// Where ranks keep copies for each other, calls of each rank in a training of no steps: until then there may be none.
+    start: Vec<u64>,
 }
 
 /// How a scenario ended, where it ended well.
@@ -60,6 +63,16 @@ const TOLERANCE: f64 = 1e-6;
 impl Scenario {
     /// Draws schedule, shape, passes, deaths and delays: the same for the same seed.
     pub fn draw(seed: u64) -> Scenario {
+        Scenario::draw_with(seed, false)
+    }
+
+    /// As [`draw`](Scenario::draw), but what is held once dies with its rank: stages, or parts of a sharded optimizer. Ranks
+    /// keep copies for each other.
+    pub fn draw_shadowed(seed: u64) -> Scenario {
+        Scenario::draw_with(seed, true)
+    }
+
+    fn draw_with(seed: u64, shadowed: bool) -> Scenario {
         let mut random = ChaCha8Rng::seed_from_u64(seed);
         loop {
             let schedule = SCHEDULES[random.random_range(0..SCHEDULES.len())];
@@ -93,7 +106,12 @@ impl Scenario {
                 end_of_text: None,
             };
             let steps = random.random_range(1..=3);
-            let training = Training { seed: 1, steps, lr: 1e-2, ..Training::default() };
+            let mut training = Training { seed: 1, steps, lr: 1e-2, ..Training::default() };
+            if shadowed {
+                training.steps = random.random_range(1..=6);
+                training.shadow_every = random.random_range(1..=3);
+                training.shard_optimizer = random.random_bool(0.5);
+            }
             let most_delay = [0, 3, 30][random.random_range(0..3)];
             let plan = Plan { seed: random.random(), most_delay, ..Plan::default() };
             let undisturbed = Vec::new();
@@ -107,7 +125,13 @@ impl Scenario {
                 training,
                 plan,
                 undisturbed,
+                start: Vec::new(),
             };
+            if shadowed {
+                let steps = replace(&mut scenario.training.steps, 0);
+                scenario.start = scenario.run(&scenario.plan).calls;
+                scenario.training.steps = steps;
+            }
             let Simulated { outcomes, calls, .. } = scenario.run(&scenario.plan);
             scenario.undisturbed = outcomes;
             let death = |random: &mut ChaCha8Rng| {
@@ -168,8 +192,17 @@ impl Scenario {
         Ok(Ending::Survived { n_recoveries: n_meetings - 1 })
     }
 
-    /// Whether all holders of some stage are among those that die.
+    /// Whether something may die with all ranks that hold it.
     fn may_lose(&self) -> bool {
+        if self.start.is_empty() {
+            return self.holders_die();
+        }
+        let is_early = |death: &Death| death.call <= self.start[death.rank.index()];
+        self.plan.deaths.len() > 1 || self.plan.deaths.iter().any(is_early)
+    }
+
+    /// Whether all holders of some stage are among those that die.
+    fn holders_die(&self) -> bool {
         let dying: BTreeSet<Rank> = self.plan.deaths.iter().map(|death| death.rank).collect();
         let placement = self.program.placement();
         let is_lost = |stage: StageId| {
@@ -207,11 +240,17 @@ impl Scenario {
         let all: BTreeSet<String> =
             expected.iter().flat_map(|trained| trained.weights.keys().cloned()).collect();
         // What is held once goes with its holder, even where that one dies after the last step.
-        if names != all && !self.may_lose() {
+        if names != all && !self.holders_die() {
             let missing: Vec<_> = all.difference(&names).collect();
             return Err(format!("no rank ended with the weights {missing:?}"));
         }
-        match steps.len() as u64 == self.training.steps {
+        // Who takes a dead rank's place knows of the steps since.
+        let dying: BTreeSet<Rank> = self.plan.deaths.iter().map(|death| death.rank).collect();
+        let first = match dying.len() == expected.len() {
+            true => steps.first().copied().unwrap_or(0),
+            false => 0,
+        };
+        match steps.iter().copied().eq(first..self.training.steps) {
             true => Ok(()),
             false => Err(format!("of {} steps {steps:?} were reported", self.training.steps)),
         }
@@ -260,6 +299,10 @@ impl fmt::Display for Scenario {
         )?;
         for Death { rank, call } in &plan.deaths {
             write!(f, "; {rank} dies at call {call}")?;
+        }
+        if training.shadow_every > 0 {
+            let sharded = if training.shard_optimizer { ", sharded" } else { "" };
+            write!(f, "; copies every {} steps{sharded}", training.shadow_every)?;
         }
         if let Some(turns) = plan.away {
             write!(f, ", and is away for {turns} turns")?;

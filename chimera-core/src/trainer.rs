@@ -220,7 +220,8 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
     {
         let Recovered { next, last, .. } = recovered;
         let is_root = rank == Rank(0);
-        let known = course.next;
+        let known = course.next.min(next);
+        course.reports.retain(|report| report.step < next); // those of steps that are computed again
         self.note(course, last.into_iter().filter(|report| report.step >= known), is_root);
         course.next = next;
         self.run(worker, course, is_root)?;

@@ -13,6 +13,12 @@ fn trainings_go_on_with_fewer_ranks() {
     survive(Scenario::draw_narrow);
 }
 
+/// What no replica holds comes back from copies in the memory of the next rank.
+#[test]
+fn trainings_survive_deaths_of_what_is_held_once() {
+    survive(Scenario::draw_shadowed);
+}
+
 fn survive(draw: fn(u64) -> Scenario) {
     let (mut n_recovered, mut n_lost) = (0, 0);
     for seed in 0..300 {

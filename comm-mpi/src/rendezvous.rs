@@ -34,6 +34,8 @@ const ATTEMPTS: usize = 10;
 const GOES_ON: c_int = 1;
 /// In an agreement: no rank has come out of a meeting yet.
 const IS_FIRST: c_int = 2;
+/// In an agreement: those that live are enough.
+const ARE_ENOUGH: c_int = 4;
 
 /// Where the ranks of a job meet, and go on when one of them has died: MPI spawns a process of this program with the same
 /// arguments in its place.
@@ -55,8 +57,10 @@ pub struct MpiRendezvous {
     is_replacement: bool,
     /// Whether this rank has nothing that its stages have been trained to.
     is_first: bool,
-    /// Whether dead ranks are replaced.
+    /// Whether dead ranks are replaced at every meeting.
     replaces: bool,
+    /// Whether they are to be at the next one.
+    asks: bool,
     patience: Duration,
     warn: fn(&str),
 }
@@ -101,6 +105,7 @@ impl MpiRendezvous {
             is_replacement,
             is_first,
             replaces: true,
+            asks: false,
             patience,
             warn,
         }))
@@ -109,6 +114,11 @@ impl MpiRendezvous {
     /// Starts no process in the place of a dead one: those that live meet without it.
     pub fn without_replacements(self) -> MpiRendezvous {
         MpiRendezvous { replaces: false, ..self }
+    }
+
+    /// Asks for processes in the place of all dead ranks at the next meeting, which is without them if that fails.
+    pub fn replace_missing(&mut self) {
+        self.asks = true;
     }
 
     /// This process's rank, which is a dead one's if this process takes its place.
@@ -148,11 +158,13 @@ impl MpiRendezvous {
         let goes_on = if goes_on { GOES_ON } else { 0 };
         for _ in 0..ATTEMPTS {
             self.shrink().map_err(CommError::Failed)?;
-            let (bits, _) = self.comm.agree(goes_on | is_first);
+            let asks = replace(&mut self.asks, false);
+            let are_enough = if asks || self.replaces { 0 } else { ARE_ENOUGH };
+            let (bits, _) = self.comm.agree(goes_on | is_first | are_enough);
             if bits & GOES_ON == 0 {
                 return Ok(false);
             }
-            if !self.replaces || self.members.len() == self.n_ranks {
+            if bits & ARE_ENOUGH != 0 || self.members.len() == self.n_ranks {
                 return Ok(true);
             }
             let complete = self.respawn(bits & IS_FIRST != 0);

@@ -122,12 +122,16 @@ impl Course {
         if config.survive != Survive::Off {
             ensure!(
                 !config.mpi_allreduce && config.transport != Transport::Nccl,
-                "survive respawn is for sums and tensors by messages over MPI: leave mpi-allreduce and transport nccl out"
+                "survive is for sums and tensors by messages over MPI: leave mpi-allreduce and transport nccl out"
             );
             if let Some(why) = unsurvivable(&program, &training) {
-                bail!("survive respawn: {why}");
+                bail!("survive: {why}");
             }
         }
+        ensure!(
+            config.shadow_every == 0 || config.survive == Survive::Respawn,
+            "shadow-every keeps copies for processes that take dead ranks' places: choose survive respawn"
+        );
         let mut course = Course { config, program, last: None, search, found, training };
         if course.config.resume.is_none() {
             course.begin(0, chain)?;
@@ -235,6 +239,7 @@ fn training(config: &Config) -> Training {
         check_finite: config.check_finite,
         non_finite: config.non_finite,
         shard_optimizer: config.shard_optimizer,
+        shadow_every: config.shadow_every,
         bf16_gradients: config.reduce_precision == Precision::Bf16,
     }
 }

@@ -22,7 +22,8 @@ pub struct Need {
     /// Weights in all their versions, gradients and the state of the optimizer; with bf16 also weights as
     /// operands of products, two bytes an element; and what stages have of their own, such as rotary positions.
     pub state: f64,
-    /// Weights and the state of the optimizer, from which a checkpoint is written while training goes on.
+    /// Weights and the state of the optimizer, from which a checkpoint is written while training goes on, and which ranks keep
+    /// for themselves and their neighbours.
     pub copy: f64,
     /// What workers keep for backwards at once: saved activations, inputs to recompute from, deferred weight work.
     pub activations: f64,
@@ -146,6 +147,7 @@ pub(super) fn needs_at(
     let width = config.width as f64;
     let copy = if config.save_every > 0 { saved_bytes(config, weights) } else { 0.0 };
     let share = 1.0 / (n_workers as f64 * width);
+    let shadows = (config.shadow_every > 0).then(|| shadows(config, program, weights, &owned));
     let need = |(w, (activations, used)): (usize, (f64, f64))| {
         let worker = WorkerId(w as u16);
         let versions = f64::from(program.weight_versions()[w]);
@@ -164,10 +166,31 @@ pub(super) fn needs_at(
         };
         let state = stages.iter().map(|s| held(s) * element + beside(s)).sum::<f64>();
         let working = used.max(sums[w]) - activations;
-        Need { state: state + owned[w], copy: copy * share, activations, working }
+        let copy = copy * share + shadows.as_ref().map_or(0.0, |shadows| shadows[w]);
+        Need { state: state + owned[w], copy, activations, working }
     };
     let Peaks { kept, used } = peaks;
     kept.iter().copied().zip(used.iter().copied()).enumerate().map(need).collect()
+}
+
+/// By worker: the bytes of its own weights and optimizer state, and of those of the rank before it, each twice while the next
+/// copy is on its way.
+fn shadows(config: &Config, program: &Program, weights: &Weights, owned: &[f64]) -> Vec<f64> {
+    let Weights { params, element } = weights;
+    let copies = |param: &Param| match config.shard_optimizer {
+        true => 1,
+        false => 1 + config.optimizer.state(param).len(),
+    };
+    let of_stage = |stage: &StageId| {
+        let elements = params[stage.index()].iter().map(|p| p.n_elements() * copies(p));
+        elements.sum::<usize>() as f64 * element
+    };
+    let held = |w: usize| {
+        let stages = program.placement().stages_of(WorkerId(w as u16));
+        stages.iter().map(of_stage).sum::<f64>() + owned[w]
+    };
+    let n = owned.len();
+    (0..n).map(|w| 2.0 * (held(w) + held((w + n - 1) % n))).collect()
 }
 
 /// Bytes of a checkpoint: each tensor once, with the state of the optimizer.

@@ -30,7 +30,7 @@ impl Transport {
         let survives = survive != Survive::Off;
         if survives && (self == Transport::Threads || launch.is_none()) {
             bail!(
-                "survive respawn replaces ranks that are processes, and here they are threads: start them with `mpirun \
+                "survive is for ranks that are processes, and here they are threads: start them with `mpirun \
                  --with-ft ulfm` of Open MPI 5, or leave survive out"
             );
         }

@@ -62,7 +62,7 @@ pub use resume::Beginning;
 use resume::kept;
 pub use runs::{RUNS, newest_first};
 pub use subject::Subject;
-pub use survivor::Survivor;
+pub use survivor::{Fewer, Survivor};
 pub use trained::Trained;
 use trained::merge;
 pub use transformer::Transformer;

@@ -12,9 +12,9 @@ use chimera_core::ids::StageId;
 use chimera_core::stage::Stage;
 
 use super::Run;
-use super::steps::Steps;
+use super::steps::{Recover, Steps};
 use super::subject::Subject;
-use super::survivor::Survivor;
+use super::survivor::{Fewer, Survivor};
 use super::trained::RankTrained;
 use super::watch::Watch;
 use crate::observe::Log;
@@ -29,7 +29,7 @@ impl<S: Subject> Run<S> {
         comm: &mut impl Comm<D::Tensor>,
         watch: &Watch<'r, S::Item, O>,
         survivor: &mut Survivor,
-        stage: impl FnMut(StageId) -> Result<T, Fault>,
+        mut stage: impl FnMut(StageId) -> Result<T, Fault>,
     ) -> Result<RankTrained, Fault>
     where
         T: Stage<Tensor = D::Tensor, Item = S::Item> + 'static,
@@ -40,18 +40,24 @@ impl<S: Subject> Run<S> {
         handshake(comm, &watch.fingerprint, Instant::now() + job.patience.first_step)?;
         let kept = survivor.take(rank)?;
         let is_initial = kept.is_none();
+        let now = survivor.fewer.clone();
+        let (kept, before) =
+            kept.map_or((None, now.clone()), |(kept, before)| (Some(kept), before));
+        let job_now = Fewer::job(now.as_deref(), job);
         let mut worker = match kept {
-            Some(kept) => Worker::rejoin(job, comm, kept),
-            None => Worker::new(job, device, comm, stage)?,
+            Some(kept) => Worker::rejoin(Fewer::job(before.as_deref(), job), comm, kept),
+            None => Worker::new(job_now, device, comm, &mut stage)?,
         };
         if let Some(explain) = &self.explain {
             explain.follow(rank, worker.recent().clone());
         }
         let first = survivor.next().unwrap_or(self.first_step());
-        let mut log = Log::open(self.config().log.as_deref(), self.program(), rank, first)?;
+        let mut log = Log::open(self.config().log.as_deref(), job_now.program, rank, first)?;
+        let recover: &mut Recover<'_, '_, T, D, _> =
+            &mut |worker, start| worker.recover_with(job_now, start, &mut stage);
         let trained = catch_unwind(AssertUnwindSafe(|| {
-            let worker = &mut worker;
-            Steps { run: self, worker, rank, watch, log: &mut log, survivor }.train(is_initial)
+            let (worker, log) = (&mut worker, &mut log);
+            Steps { run: self, worker, recover, rank, watch, log, survivor }.train(is_initial)
         }));
         match &trained {
             Ok(trained) => {
@@ -61,7 +67,9 @@ impl<S: Subject> Run<S> {
             Err(panic) => log.line(panicked(rank, &**panic)),
         }
         if self.config().survive != Survive::Off && trained.is_ok() {
-            survivor.keep(worker.leave());
+            let is_now = std::ptr::eq(worker.program(), job_now.program);
+            let with = if is_now { now.clone() } else { before.clone() };
+            survivor.keep(worker.leave(), with);
         }
         trained.unwrap_or_else(|panic| resume_unwind(panic))
     }

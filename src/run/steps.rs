@@ -25,14 +25,19 @@ use crate::settings::Survive;
 const N_TIMELINES: u64 = 10;
 
 /// One rank at its steps.
-pub(super) struct Steps<'s, 'r, S: Subject, T: Stage, D, C, O> {
+pub(super) struct Steps<'s, 'p, 'r, S: Subject, T: Stage, D, C, O> {
     pub(super) run: &'r Run<S>,
-    pub(super) worker: &'s mut Worker<'r, T, D, C>,
+    pub(super) worker: &'s mut Worker<'p, T, D, C>,
+    pub(super) recover: &'s mut Recover<'s, 'p, T, D, C>,
     pub(super) rank: Rank,
     pub(super) watch: &'s Watch<'r, S::Item, O>,
     pub(super) log: &'s mut Log,
     pub(super) survivor: &'s mut Survivor,
 }
+
+/// Brings all ranks to one step, each with the stages that it is to hold: [`Worker::recover_with`].
+pub(super) type Recover<'s, 'p, T, D, C> =
+    dyn FnMut(&mut Worker<'p, T, D, C>, Option<u64>) -> Result<Recovered, Fault> + 's;
 
 /// Where a rank begins.
 struct NextStep {
@@ -44,7 +49,7 @@ struct NextStep {
     unsettled: Vec<StepReport>,
 }
 
-impl<'r, S, T, D, C, O> Steps<'_, 'r, S, T, D, C, O>
+impl<'p, 'r: 'p, S, T, D, C, O> Steps<'_, 'p, 'r, S, T, D, C, O>
 where
     S: Subject,
     T: Stage<Tensor = D::Tensor, Item = S::Item>,
@@ -67,11 +72,10 @@ where
         while step < n_steps && !stop {
             let began = step;
             let is_whole = n_steps - step >= u64::from(run.program().window().n_steps());
-            let mut program = run.program();
             if let Some(last) = run.course.last.as_ref().filter(|_| !is_whole) {
                 self.worker.set_program(last)?;
-                program = last;
             }
+            let program = self.worker.program();
             let reports = self.run(program, step, &mut shares)?;
             if reports.is_empty() {
                 self.survivor.trained.has_discarded = self.worker.has_discarded();
@@ -86,8 +90,13 @@ where
             if every > 0 && step / every > began / every {
                 self.worker.check_replicas()?;
             }
-            self.trace(program, began..step)?;
-            let is_near_end = n_steps - step < N_TIMELINES * (step - began);
+            // What fewer ranks do is no part of a picture of all.
+            let are_all = self.survivor.fewer.is_none();
+            if are_all {
+                let program = if is_whole { run.program() } else { run.last_program() };
+                self.trace(program, began..step)?;
+            }
+            let is_near_end = n_steps - step < N_TIMELINES * (step - began) && are_all;
             if rank.index() < program.placement().n_workers() && is_whole && is_near_end {
                 let (events, waits) = self.worker.timeline()?;
                 let ran = RankRun { events: events.to_vec(), waits: waits.to_vec() };
@@ -114,7 +123,7 @@ where
             return Ok(NextStep { step: first, stop: false, unsettled: Vec::new() });
         }
         let start = (!self.survivor.joins).then_some(first);
-        let Recovered { next, last, .. } = self.worker.recover(start)?;
+        let Recovered { next, last, .. } = (self.recover)(self.worker, start)?;
         if next == first {
             self.check_initial_weights()?;
         }
@@ -206,8 +215,12 @@ where
         if self.rank == Rank(0)
             && let Ok(mut observe) = self.watch.observe.lock()
         {
-            let told = self.survivor.told;
-            for report in reports.iter().filter(|report| report.step >= told) {
+            for report in reports {
+                if report.step < self.survivor.told {
+                    self.survivor.replaced.append(&mut report.recoveries.replaced);
+                    continue;
+                }
+                report.recoveries.replaced.append(&mut self.survivor.replaced);
                 observe(report).map_err(|e| match e.downcast::<Fault>() {
                     Ok(fault) => Fault { step: Some(report.step), ..fault },
                     Err(e) => Fault::new(Class::Io, self.rank, format!("{e:#}")),

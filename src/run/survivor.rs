@@ -1,18 +1,26 @@
 //! What a rank keeps when another one has died, so that it goes on from there with whoever takes that one's place.
 
 use std::any::Any;
+use std::sync::Arc;
 
 use chimera_core::device::Device;
-use chimera_core::engine::WorkerState;
+use chimera_core::engine::{Job, WorkerState};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
+use chimera_core::lower::Programs;
+use chimera_core::program::Program;
 use chimera_core::stage::Stage;
 
 use super::trained::RankTrained;
+use super::{Run, Subject};
 
 /// What a rank has of a run from one transport to the next.
 #[derive(Default)]
 pub struct Survivor {
+    /// Who trains now, where some ranks are missing.
+    pub(super) fewer: Option<Arc<Fewer>>,
+    /// Those with whom it has trained its stages.
+    before: Option<Arc<Fewer>>,
     /// Its stages, with weights and optimizer state, which only who knows the device can read.
     stages: Option<Box<dyn Any + Send>>,
     /// The step that they are to be trained in next.
@@ -21,36 +29,97 @@ pub struct Survivor {
     pub joins: bool,
     /// Steps that rank 0 has told of.
     pub(super) told: u64,
+    /// Ranks that were replaced in steps that are computed again, and were told before.
+    pub(super) replaced: Vec<Rank>,
     /// Steps after which this rank did all that comes between two steps.
     pub(super) settled: u64,
     /// What it leaves, but for the weights.
     pub(super) trained: RankTrained,
 }
 
+/// The stages that a rank has kept, and the ranks with which it has trained them where some were missing.
+type Kept<S, D> = (WorkerState<S, D>, Option<Arc<Fewer>>);
+
+/// Some of the ranks of a job, and the program by which they train the step of all.
+#[derive(Debug)]
+pub struct Fewer {
+    /// The ranks, ascending: the transport's rank i is the i-th.
+    pub present: Vec<Rank>,
+    /// Their program.
+    pub program: Program,
+}
+
+impl Fewer {
+    /// `job` as it is now: that of all ranks, or of fewer.
+    pub(super) fn job<'j, I>(fewer: Option<&'j Fewer>, job: Job<'j, I>) -> Job<'j, I> {
+        match fewer {
+            Some(fewer) => Job { program: &fewer.program, width: 1, ..job },
+            None => job,
+        }
+    }
+}
+
 impl Survivor {
+    /// Notes which ranks of the run have met, and makes their program if some are missing.
+    ///
+    /// # Errors
+    /// If nobody of them holds a stage.
+    pub fn meet<S: Subject>(
+        &mut self,
+        run: &Run<S>,
+        present: &[Rank],
+        me: Rank,
+    ) -> Result<Option<Arc<Fewer>>, Fault> {
+        let (program, width) = (run.program(), run.config().width);
+        if present.len() == width * program.placement().n_workers() {
+            self.fewer = None;
+        } else if self.fewer.as_ref().is_none_or(|fewer| fewer.present != present) {
+            let mut programs = Programs::new(program, width);
+            programs.make(present).map_err(|why| {
+                let message = format!("{why}. Start again from the last checkpoint");
+                Fault::new(Class::PeerLost, me, message)
+            })?;
+            let (program, present) = (programs.of(present).0.clone(), present.to_vec());
+            self.fewer = Some(Arc::new(Fewer { present, program }));
+        }
+        Ok(self.fewer.clone())
+    }
+
+    /// The ranks that trained last, where some were missing.
+    pub fn present(&self) -> &[Rank] {
+        self.fewer.as_ref().map_or(&[], |fewer| &fewer.present)
+    }
+
+    /// Takes over from a dead rank what rank 0 does beside training, which has told of the steps before `first`: what comes after
+    /// the last step is gone through again.
+    pub fn lead(&mut self, first: u64) {
+        (self.settled, self.told) = (0, first);
+    }
+
     /// The step to be trained next, if this rank has weights for one.
     pub fn next(&self) -> Option<u64> {
         self.next
     }
 
-    /// Keeps the stages of a rank.
-    pub(super) fn keep<S, D>(&mut self, kept: WorkerState<S, D>)
+    /// Keeps the stages of a rank, which has trained them with the ranks that are `now`.
+    pub(super) fn keep<S, D>(&mut self, kept: WorkerState<S, D>, now: Option<Arc<Fewer>>)
     where
         S: Stage<Tensor = D::Tensor> + 'static,
         D: Device,
     {
         self.next = kept.next();
+        self.before = now;
         self.stages = Some(Box::new(kept));
     }
 
-    /// The stages that `rank` has kept, if it has.
-    pub(super) fn take<S, D>(&mut self, rank: Rank) -> Result<Option<WorkerState<S, D>>, Fault>
+    /// The stages that `rank` has kept, if it has, and with whom it has trained them.
+    pub(super) fn take<S, D>(&mut self, rank: Rank) -> Result<Option<Kept<S, D>>, Fault>
     where
         S: Stage<Tensor = D::Tensor> + 'static,
         D: Device,
     {
         let other = |_| Fault::new(Class::Internal, rank, "stages of another device were kept");
         let kept = self.stages.take().map(|kept| kept.downcast().map_err(other)).transpose()?;
-        Ok(kept.map(|kept| *kept))
+        Ok(kept.map(|kept| (*kept, self.before.take())))
     }
 }

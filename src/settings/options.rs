@@ -306,9 +306,14 @@ options! {
         /// How workers communicate: threads of this process, mpi (processes that mpirun or srun started), nccl (such
         /// processes with an NVIDIA GPU each), or auto for mpi where there are such processes
         "transport" transport: Transport = [is("auto").free().see("distributed.md")];
-        /// What to do when a rank that is a process dies: off (all end) or respawn (a process takes its place, and its stages
-        /// come from their replicas; over Open MPI 5)
+        /// What to do when a rank that is a process dies: off (all end), respawn (a process takes its place, and its stages
+        /// come from their replicas) or narrow (the others train on, and those that hold its stages compute what it would);
+        /// over Open MPI 5
         "survive" survive: Survive = [is("off").free().see("distributed.md#when-a-rank-dies-and-the-training-goes-on")];
+        /// Steps after which each rank gives the next one a copy of what it holds, for `survive` respawn: a death that takes what
+        /// no replica has then costs at most so many steps; 0 for never
+        "shadow-every" shadow_every: u64 =
+            [value("STEPS").whole(0, 1 << 40).is("0").free().see("distributed.md#what-is-held-once")];
         /// CPU threads per worker
         "threads" threads: usize =
             [value("COUNT").whole(1, 1 << 10).follows("the cores of the machine / its workers, at least 1").own().drawn(Profiled)];

@@ -11,12 +11,14 @@ pub enum Survive {
     Off,
     /// A process is started in its place, and gets what it held from replicas.
     Respawn,
+    /// The others train on without it, and what it would compute goes to those that hold its stages.
+    Narrow,
 }
 
 impl Survive {
     /// Every one with its name on the command line.
-    pub const ALL: [(&'static str, Survive); 2] =
-        [("off", Survive::Off), ("respawn", Survive::Respawn)];
+    pub const ALL: [(&'static str, Survive); 3] =
+        [("off", Survive::Off), ("respawn", Survive::Respawn), ("narrow", Survive::Narrow)];
 }
 
 impl FromStr for Survive {

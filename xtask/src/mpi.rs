@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use crate::command::{Programs, cargo, install, read, run as run_command};
 use crate::features::{PROGRAM, Tests, lint};
 use crate::ulfm;
+use crate::ulfm_command::Course;
 
 /// The crate that needs an MPI library to be built.
 pub(crate) const TRANSPORT: &str = "chimera-comm-mpi";
@@ -27,6 +28,12 @@ pub(crate) struct Args {
     /// Instead installs Open MPI 5 from PyPI below the target folder, and kills ranks of trainings that survive it
     #[arg(long, conflicts_with = "mpich")]
     ulfm: bool,
+    /// Instead has one run of the command train for about so long, with a rank killed every 20 s
+    #[arg(long, requires = "ulfm", value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    minutes: Option<u16>,
+    /// Seed by which it is drawn which rank that is
+    #[arg(long, requires = "minutes", default_value_t = 0)]
+    seed: u64,
 }
 
 /// An MPI library with its launcher.
@@ -54,7 +61,7 @@ const MPICH: Library = Library {
 /// Lints the transport, runs the conformance suite as ranks of a job, and trains under the launcher.
 pub(crate) fn run(args: &Args) -> Result<()> {
     if args.ulfm {
-        return ulfm::run();
+        return ulfm::run(args.minutes.map(|minutes| Course { minutes, seed: args.seed }));
     }
     let library = if args.mpich { MPICH } else { OPEN_MPI };
     let (compiler, launcher) = library.find()?;

@@ -17,6 +17,9 @@ pub(crate) struct Args {
     /// Ranks that die are away for a while, in which the others train without them
     #[arg(long)]
     narrow: bool,
+    /// What ranks hold has no replicas, but copies with other ranks
+    #[arg(long, conflicts_with = "narrow")]
+    shadows: bool,
 }
 
 /// Cases between two lines of progress.
@@ -26,17 +29,17 @@ const LINE: u64 = 1_000;
 pub(crate) fn run(args: &Args) -> Result<()> {
     let (began, mut undisturbed, mut recovered, mut lost) = (Instant::now(), 0, 0, 0);
     for seed in args.from..args.from.saturating_add(args.cases) {
-        let scenario = match args.narrow {
-            true => Scenario::draw_narrow(seed),
-            false => Scenario::draw(seed),
+        let (scenario, how) = match (args.narrow, args.shadows) {
+            (true, _) => (Scenario::draw_narrow(seed), " --narrow"),
+            (_, true) => (Scenario::draw_shadowed(seed), " --shadows"),
+            _ => (Scenario::draw(seed), ""),
         };
         match scenario.check() {
             Ok(Ending::Survived { n_recoveries: 0 }) => undisturbed += 1,
             Ok(Ending::Survived { .. }) => recovered += 1,
             Ok(Ending::Lost) => lost += 1,
             Err(why) => bail!(
-                "seed {seed}, {scenario}: {why}\nagain: cargo xtask survive --from {seed} --cases 1{}",
-                if args.narrow { " --narrow" } else { "" }
+                "seed {seed}, {scenario}: {why}\nagain: cargo xtask survive --from {seed} --cases 1{how}"
             ),
         }
         let n = seed - args.from + 1;

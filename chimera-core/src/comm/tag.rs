@@ -63,6 +63,15 @@ pub enum Payload {
         /// 0 for its weights; what the optimizer keeps of it comes behind.
         slot: u32,
     },
+    /// A copy of a tensor that the sender holds, in case it dies.
+    Shadow {
+        /// The stage.
+        stage: StageId,
+        /// Index of the parameter.
+        tensor: u32,
+        /// 0 for its weights; what the optimizer keeps of it comes behind.
+        slot: u32,
+    },
     /// Control data of a transport that stands on another transport.
     Private {
         /// What the transport uses it for.
@@ -123,6 +132,7 @@ const EVALUATED: u32 = 19;
 const WEIGHT: u32 = 20;
 const PRIVATE: u32 = 21;
 const REPLICA: u32 = 22;
+const SHADOW: u32 = 23;
 
 /// Kinds of tokens by their codes.
 const TOKENS: [TokenKind; 8] = [
@@ -150,6 +160,7 @@ fn encode(payload: Payload) -> (u32, [u32; 3]) {
         }
         Payload::Weight { stage, tensor } => (WEIGHT, [stage.0.into(), tensor, 0]),
         Payload::Replica { stage, tensor, slot } => (REPLICA, [stage.0.into(), tensor, slot]),
+        Payload::Shadow { stage, tensor, slot } => (SHADOW, [stage.0.into(), tensor, slot]),
         Payload::Private { channel } => (PRIVATE, [channel.into(), 0, 0]),
     }
 }
@@ -172,6 +183,7 @@ fn decode(code: u32, [x, y, z]: [u32; 3]) -> Option<Payload> {
         }
         WEIGHT => Payload::Weight { stage: stage()?, tensor: y },
         REPLICA => Payload::Replica { stage: stage()?, tensor: y, slot: z },
+        SHADOW => Payload::Shadow { stage: stage()?, tensor: y, slot: z },
         PRIVATE => Payload::Private { channel: u8::try_from(x).ok()? },
         _ => {
             let kind = *TOKENS.get(code as usize)?;
@@ -204,6 +216,9 @@ impl fmt::Display for Payload {
             }
             Payload::Replica { stage, tensor, slot } => {
                 write!(f, "optimizer state {slot} of tensor {tensor} of {stage} from a replica")
+            }
+            Payload::Shadow { stage, tensor, slot } => {
+                write!(f, "a copy of slot {slot} of tensor {tensor} of {stage}")
             }
             Payload::Private { channel } => write!(f, "control data of channel {channel}"),
         }
@@ -251,6 +266,7 @@ mod tests {
             Payload::Evaluated { sample: u64::MAX - 1, stage, to: StageId(0xfffe) },
             Payload::Weight { stage, tensor: 5 },
             Payload::Replica { stage, tensor: 5, slot: 2 },
+            Payload::Shadow { stage, tensor: 5, slot: 2 },
             Payload::Private { channel: 3 },
         ];
         let payloads = TOKENS.map(token).into_iter().chain(others);

@@ -132,6 +132,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
     }
 
     fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Fault> {
+        self.take_shadow()?;
         let record = self.own_record()?;
         let (agreed, records) = self.gather_records(worker, &record)?;
         if agreed.is_discarded {

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::shadows::Slot;
 use crate::ids::{Rank, StageId};
 
 /// Recoveries from deaths of ranks, as all ranks know them.
@@ -27,6 +28,10 @@ pub(super) struct Standing {
     /// Recoveries that it knows of, and their seconds.
     pub(super) n: u64,
     pub(super) lost_s: f64,
+    /// All tensors of its stages.
+    pub(super) slots: Vec<Slot>,
+    /// The steps of which it has a copy, and whether of the rank before it too.
+    pub(super) shadows: Vec<(u64, bool)>,
 }
 
 impl Recoveries {

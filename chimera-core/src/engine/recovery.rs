@@ -6,14 +6,13 @@
 //! their updates from its records; if none has, nobody has changed a weight, and the step is computed again, to the same
 //! bits.
 
-use std::sync::Arc;
-
 use serde::{Deserialize, Serialize};
 
 use super::agreement::Agreed;
 use super::held::{Held, copy};
 use super::moved::Moved;
 use super::recoveries::{Recoveries, Standing};
+use super::shadows::{Slot, put};
 use super::state::StageOn;
 use super::timing::Since;
 use super::{Job, StepReport, Training, Worker};
@@ -47,9 +46,9 @@ struct Settled {
 }
 
 /// What a rank that has the sync of the last committed step tells the others.
-#[derive(Serialize, Deserialize)]
-struct Committed {
-    n_updates: u64,
+#[derive(Serialize, Deserialize, Clone)]
+pub(super) struct Committed {
+    pub(super) n_updates: u64,
     n_skipped: u64,
     n_skipped_in_a_row: u64,
     skipped: Option<String>,
@@ -63,8 +62,8 @@ pub fn unsurvivable(program: &Program, training: &Training) -> Option<String> {
         "its stages are updated on their own: choose a synchronous schedule, and border step"
     } else if !program.has_barrier() {
         "weights change before all ranks have their sums: leave check-finite true, or clip"
-    } else if training.shard_optimizer {
-        "each part of a sharded optimizer is held once: leave shard-optimizer out"
+    } else if training.shard_optimizer && training.shadow_every == 0 {
+        "each part of a sharded optimizer is held once: leave shard-optimizer out, or choose shadow-every"
     } else {
         return None;
     };
@@ -114,9 +113,17 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         }
         let away_s = self.next.map(|_| self.state.timing.since.start.elapsed().as_secs_f64());
         self.next = self.next.or(start);
-        let all = self.standings(away_s)?;
-        let standings: Vec<_> = all.iter().map(|standing| standing.next).collect();
-        let replaced = ranks_where(&standings, |next| next.is_none());
+        let mut all = self.standings(away_s)?;
+        let nexts = |all: &[Standing]| all.iter().map(|standing| standing.next).collect::<Vec<_>>();
+        let replaced = ranks_where(&nexts(&all), |next| next.is_none());
+        match self.step_to_go_back_to(&all) {
+            Some(step) => all = self.go_back(step, all)?,
+            None if training.shard_optimizer && !replaced.is_empty() => {
+                return Err(self.nothing_left(&replaced, &[]));
+            }
+            None => {}
+        }
+        let standings = nexts(&all);
         let target = standings.iter().flatten().max().copied();
         let target = target.ok_or_else(|| self.nothing_left(&replaced, &[]))?;
         self.commit(&standings, target)?;
@@ -137,6 +144,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             false => self.reports(target.saturating_sub(1))?.pop(),
         };
         self.state.recoveries.count(&all, &replaced);
+        self.begin_shadows(&all, target)?;
         self.state.timing.since = Since::now();
         Ok(Recovered { next: target, replaced, last })
     }
@@ -147,7 +155,9 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let (stages, moved) = (&self.state.stages, &self.state.moved);
         let mut has: Vec<StageId> = stages.ids().chain(moved.gone.keys().copied()).collect();
         has.retain(|stage| self.next.is_some() && !moved.lacking.contains(stage));
-        let own = Standing { next: self.next, has, away_s, n, lost_s };
+        let shadows = self.state.shadows.steps(self.state.comm.n_ranks() as usize);
+        let (next, slots) = (self.next, self.slots());
+        let own = Standing { next, has, away_s, n, lost_s, slots, shadows };
         let own = self.written(&own)?;
         let all = self.all_gather("recovery", &own)?;
         let read = |(from, bytes): (u32, &Vec<u8>)| {
@@ -186,15 +196,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let committed: Committed =
             serde_json::from_slice(&bytes).map_err(|_| self.unreadable_peer(witness))?;
         let n_updates = committed.n_updates;
-        let agreed = match committed.records.is_empty() {
-            true => None,
-            false => {
-                let agreed = Agreed::of(&committed.records, 1);
-                Some(agreed.map_err(|_| self.unreadable_peer(witness))?)
-            }
-        };
-        let Committed { n_skipped, n_skipped_in_a_row, skipped, records, .. } = committed;
-        self.state.sync.take(agreed, records, skipped, (n_skipped, n_skipped_in_a_row));
+        self.resume_from(committed, witness)?;
         match standings[me.index()] {
             Some(next) if next + 1 == target => {
                 self.update()?;
@@ -210,7 +212,21 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(())
     }
 
-    fn committed(&self) -> Committed {
+    /// Takes what ranks had agreed on, as `from` says.
+    pub(super) fn resume_from(&mut self, committed: Committed, from: Rank) -> Result<(), Fault> {
+        let agreed = match committed.records.is_empty() {
+            true => None,
+            false => {
+                let agreed = Agreed::of(&committed.records, 1);
+                Some(agreed.map_err(|_| self.unreadable_peer(from))?)
+            }
+        };
+        let Committed { n_skipped, n_skipped_in_a_row, skipped, records, .. } = committed;
+        self.state.sync.take(agreed, records, skipped, (n_skipped, n_skipped_in_a_row));
+        Ok(())
+    }
+
+    pub(super) fn committed(&self) -> Committed {
         let sync = &self.state.sync;
         Committed {
             n_updates: self.state.steps.n_updates,
@@ -269,12 +285,11 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let held = gone.unwrap_or_else(|| state.stages.held(stage));
         for (tensor, slot) in slots(held) {
             let tag = replica(step, stage, tensor, slot);
-            let value = match slot.checked_sub(1) {
-                None => Some(&held.weights[tensor]),
-                Some(kept) => held.state[tensor].as_ref().map(|all| &all[kept]),
-            };
             // The receiver updates what it gets in place.
-            let Some(value) = value.map(|value| copy(&state.device, value)) else { continue };
+            let Some(value) = value_of(held, tensor, slot).map(|value| copy(&state.device, value))
+            else {
+                continue;
+            };
             let value = state.on_device(tag, value)?;
             let sent = state.comm.send(to, tag, value);
             state.on_wire(tag, sent)?;
@@ -291,11 +306,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             let value = state.on_wait(tag, Need::Other, value)?;
             let shape = state.stages.held(stage).stage.params()[tensor].shape.clone();
             state.check_shape(from, Some(shape), tag, &value)?;
-            let held = state.stages.held_mut(stage);
-            match (slot.checked_sub(1), &mut held.state[tensor]) {
-                (Some(kept), Some(all)) => all[kept] = value,
-                _ => Arc::make_mut(&mut held.weights)[tensor] = value,
-            }
+            put(state.stages.held_mut(stage), tensor, slot, value);
         }
         Ok(())
     }
@@ -322,10 +333,23 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
 }
 
 /// All that a rank holds of a stage: of each tensor its weights (0), and what the optimizer keeps of it.
-fn slots<S: Stage>(held: &Held<S>) -> Vec<(usize, usize)> {
+pub(super) fn slots<S: Stage>(held: &Held<S>) -> Vec<(usize, usize)> {
     let n_kept = held.state.iter().map(|kept| kept.as_ref().map_or(0, Vec::len));
     let of = |(tensor, n_kept)| (0..=n_kept).map(move |slot| (tensor, slot));
     n_kept.enumerate().flat_map(of).collect()
+}
+
+/// One of them, if this rank holds it.
+pub(super) fn value_of<S: Stage>(held: &Held<S>, tensor: usize, slot: usize) -> Option<&S::Tensor> {
+    match slot.checked_sub(1) {
+        None => Some(&held.weights[tensor]),
+        Some(kept) => held.state[tensor].as_ref().map(|all| &all[kept]),
+    }
+}
+
+/// A tensor that goes back to the rank whose copy it is.
+pub(super) fn give_back(step: u64, (stage, tensor, slot): Slot) -> Tag {
+    replica(step, stage, tensor, slot)
 }
 
 fn replica(step: u64, stage: StageId, tensor: usize, slot: usize) -> Tag {

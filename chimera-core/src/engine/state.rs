@@ -7,6 +7,7 @@ use super::held::Weights;
 use super::moved::Moved;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
+use super::shadows::Shadows;
 use super::stages::Stages;
 use super::sync::StepSync;
 use super::timing::{Moment, Timing};
@@ -36,6 +37,7 @@ pub(super) struct State<'j, S: Stage, D, C> {
     pub(super) steps: Steps<S::Tensor>,
     pub(super) sync: StepSync,
     pub(super) recoveries: Recoveries,
+    pub(super) shadows: Shadows<S::Tensor>,
     pub(super) timing: Timing,
     /// Whether the transport lets ranks leave a step.
     pub(super) is_interruptible: bool,

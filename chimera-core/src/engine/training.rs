@@ -106,6 +106,9 @@ pub struct Training {
     /// Whether each tensor is updated by one of its replicas alone, which gives its weights to the others
     /// and alone keeps moments.
     pub shard_optimizer: bool,
+    /// After how many steps each rank gives the next one a copy of what it holds, where deaths of ranks are survived; 0 for
+    /// never. A death that takes what no replica has then costs at most so many steps, which are computed again.
+    pub shadow_every: u64,
     /// Whether gradients and their sums go between replicas in bf16, rounded; else whole.
     pub bf16_gradients: bool,
 }
@@ -132,6 +135,7 @@ impl Default for Training {
             check_finite: true,
             non_finite: NonFinite::Stop,
             shard_optimizer: false,
+            shadow_every: 0,
             bf16_gradients: false,
         }
     }

@@ -9,6 +9,7 @@ use super::flight_recorder::FlightRecorder;
 use super::moved::Moved;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
+use super::shadows::Shadows;
 use super::shards::buffers;
 use super::stages::Stages;
 use super::state::{StageOn, State, Steps};
@@ -119,6 +120,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             steps: Steps::new(),
             sync: StepSync::default(),
             recoveries: Recoveries::default(),
+            shadows: Shadows::default(),
             timing: Timing::new(job.epoch, clock),
             next: None,
         };
@@ -138,9 +140,11 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         if self.state.sync.skipped().is_none() {
             self.state.steps.n_updates += u64::from(program.window().n_updates());
         }
-        self.next = Some(first + u64::from(program.window().n_steps()));
+        let next = first + u64::from(program.window().n_steps());
+        self.next = Some(next);
         let reports = self.reports(first);
         self.state.recoveries.replaced.clear();
+        self.shadow(next)?;
         reports
     }
 

@@ -6,6 +6,7 @@ use super::device_comm::DeviceComm;
 use super::moved::Moved;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
+use super::shadows::Shadows;
 use super::shards::buffers;
 use super::stages::Stages;
 use super::state::{StageOn, State, Steps};
@@ -29,6 +30,7 @@ pub struct WorkerState<S: Stage, D> {
     pub(super) steps: Steps<S::Tensor>,
     pub(super) sync: StepSync,
     pub(super) recoveries: Recoveries,
+    pub(super) shadows: Shadows<S::Tensor>,
     pub(super) timing: Timing,
     pub(super) next: Option<u64>,
 }
@@ -59,9 +61,11 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             mut steps,
             sync,
             recoveries,
+            mut shadows,
             timing,
             ..
         } = state;
+        shadows.leave();
         reductions.clear();
         steps.losses.clear();
         steps.activations.held = 0;
@@ -75,6 +79,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             steps,
             sync,
             recoveries,
+            shadows,
             timing,
             next,
         }
@@ -92,6 +97,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             steps,
             sync,
             recoveries,
+            shadows,
             mut timing,
             next,
         } = kept;
@@ -108,6 +114,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             steps,
             sync,
             recoveries,
+            shadows,
             timing,
             is_interruptible: false,
             has_requested_stop: false,

@@ -127,6 +127,13 @@ fn protection(run: &Run) -> String {
     let mut alone: Vec<Rank> = holders.filter(|ranks| ranks.len() == 1).flatten().collect();
     alone.sort_unstable();
     alone.dedup();
+    let every = run.config().shadow_every;
+    if every > 0 {
+        return format!(
+            "survives the death of any rank: what no replica holds comes back from the next rank, which is given a copy every \
+             {every} steps; at most so many are then computed again"
+        );
+    }
     if alone.is_empty() {
         return "survives the death of any rank: replicas hold every stage".into();
     }
@@ -140,9 +147,9 @@ fn protection(run: &Run) -> String {
 /// What a recovery before a step was.
 fn recovered(report: &StepReport) -> String {
     let Recoveries { n, lost_s, replaced } = &report.recoveries;
-    let (died, step, lost) = (listed(replaced), report.step, duration(*lost_s));
+    let (places, step, lost) = (listed(replaced), report.step, duration(*lost_s));
     format!(
-        "{died} died in step {step}, and the run has gone on; {n} recoveries so far took {lost}"
+        "processes took the place of {places} in step {step}; {n} recoveries so far took {lost}"
     )
 }
 

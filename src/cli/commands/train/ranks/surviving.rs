@@ -1,22 +1,21 @@
-//! Ranks whose run survives deaths: after each they meet again, with a process in the place of the dead one, and go on.
+//! Ranks whose run survives deaths: after each they meet again, with a process in the place of the dead one or without it,
+//! and go on. The first that is there does what rank 0 does beside training.
 //!
 //! A meeting begins with where every rank stands. If none has begun, all start up together; who finds that others have
 //! begun joins them, asking them nothing but that. The steps, and what comes after the last one, are gone through again by
 //! all, each from where it stands.
 
+mod met;
+
 use std::cell::Cell;
+use std::fs::remove_file;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
-use chimera_comm_mpi::{Mpi, MpiRendezvous};
-use chimera_core::comm::{Endpoint, Meeting, Rendezvous};
-use chimera_core::fault::{Class, Fault, panicked};
-use chimera_core::ids::Rank;
-use serde::{Deserialize, Serialize};
-
+use self::met::{Met, goes_on};
 #[cfg(all(unix, debug_assertions))]
 use super::fault_injection;
 use super::shutdown::{Known, ROOT, announce, fault_of, is_failed, start};
@@ -26,12 +25,19 @@ use crate::cli::commands::train::telling::Telling;
 use crate::cli::commands::train::{Stop, Train, listen};
 use crate::cli::parts::console::{tell, warn};
 use crate::cli::parts::progress::Say;
+use crate::observe::Prometheus;
 use crate::run::launch::Launch;
-use crate::run::{Beginning, Place, Run, Seat, Survivor, Trained, host_name, share};
-use crate::settings::Config;
+use crate::run::{Beginning, Folder, Place, Run, Survivor, Trained};
+use crate::settings::{Config, Survive};
+use anyhow::{Context, Result};
+use chimera_comm_mpi::{Mpi, MpiRendezvous};
+use chimera_core::comm::Endpoint;
+use chimera_core::engine::StepReport;
+use chimera_core::fault::{Class, Fault, panicked};
+use chimera_core::ids::Rank;
 
-/// Meetings in a row after deaths with no finished step between them, after which more would be in vain.
-const MOST_IN_VAIN: u32 = 10;
+/// The file in the folder of a run that lets processes take the place of ranks that are missing.
+const REJOIN: &str = "rejoin";
 /// For all to write down why a run fails.
 const TO_FAIL: Duration = Duration::from_secs(2);
 
@@ -42,6 +48,8 @@ struct Surviving<'s> {
     why: &'s str,
     stop: &'s Stop,
     known: &'s Arc<Known>,
+    /// Whether this rank was the first at the last meeting.
+    leads: &'s AtomicBool,
     /// How the run has begun, once this rank has.
     beginning: Option<Beginning>,
     survivor: Survivor,
@@ -49,24 +57,9 @@ struct Surviving<'s> {
     concluded: Option<Result<()>>,
     /// The furthest step of any rank at the last meeting, and meetings since it was another one.
     furthest: Option<u64>,
+    /// Whether processes are to take the place of the ranks that are missing.
+    rejoins: bool,
     n_in_vain: u32,
-}
-
-/// Where a rank stands at a meeting.
-#[derive(Serialize, Deserialize, Clone)]
-struct Standing {
-    host: String,
-    beginning: Option<Beginning>,
-    folder: Option<PathBuf>,
-    /// The step that it is to train next, if it has weights for it.
-    next: Option<u64>,
-    n_in_vain: u32,
-}
-
-/// One meeting: this rank's end of the transport, and where all ranks stand.
-struct Met {
-    comm: Mpi,
-    all: Vec<Standing>,
 }
 
 /// Trains as the rank that this process is, or takes the place of, and ends it. Where it panics, it ends as by a signal, so
@@ -96,23 +89,30 @@ fn die_with_other_threads() {
 fn as_rank(train: &Train, config: &Config, why: &str, known_as: &Cell<Rank>) -> Result<()> {
     let patience = config.patience().first_step;
     let Some(mut meetings) = start(patience, MpiRendezvous::start)? else { return Ok(()) };
+    if config.survive == Survive::Narrow {
+        meetings = meetings.without_replacements();
+    }
     let me = meetings.rank();
     known_as.set(me);
     #[cfg(all(unix, debug_assertions))]
     fault_injection::this_is(me, meetings.is_replacement());
     pass("met");
     let known = Arc::default();
-    let stop = Stop::on_signal(move || me == ROOT)?;
+    let leads = Arc::new(AtomicBool::new(me == ROOT));
+    let tells = Arc::clone(&leads);
+    let stop = Stop::on_signal(move || tells.load(Ordering::Relaxed))?;
     let mut rank = Surviving {
         train,
         config,
         why,
         stop: &stop,
         known: &known,
+        leads: &leads,
         beginning: None,
         survivor: Survivor::default(),
         concluded: None,
         furthest: None,
+        rejoins: false,
         n_in_vain: 0,
     };
     let outcome = rank.train(&mut meetings);
@@ -127,7 +127,7 @@ fn as_rank(train: &Train, config: &Config, why: &str, known_as: &Cell<Rank>) -> 
             meetings.leave().map_err(|e| e.into_fault(me))?;
             pass("left");
             match outcome {
-                Err(error) if me != ROOT => {
+                Err(error) if !leads.load(Ordering::Relaxed) => {
                     std::process::exit(fault_of(&error, me).class.code().into())
                 }
                 outcome => outcome,
@@ -140,13 +140,21 @@ impl Surviving<'_> {
     /// From the first meeting to the end of the run.
     fn train(&mut self, meetings: &mut MpiRendezvous) -> Result<()> {
         let begun = self.until(meetings, None, Self::begin)?;
-        let Some((Some(begun), met)) = begun else { return Ok(()) };
+        let Some((Some(begun), mut met)) = begun else { return Ok(()) };
         self.beginning = Some(begun.run.beginning());
-        let ReadyRun { run, root } = begun;
-        let Some((mut folder, prometheus)) = root else {
-            let went_on = |rank: &mut Self, met: &mut Met| rank.go_on(&run, None, met);
-            return self.until(meetings, Some(met), went_on).map(drop);
-        };
+        let ReadyRun { run, mut root } = begun;
+        if root.is_none() {
+            // Until the run is over, or it is this rank that leads.
+            let follow = |rank: &mut Self, met: &mut Met| match met.comm.rank() {
+                ROOT => rank.take_over(&run).map(Some),
+                _ => rank.go_on(&run, None, met).map(|()| None),
+            };
+            let Some((Some(taken), last)) = self.until(meetings, Some(met), follow)? else {
+                return Ok(());
+            };
+            (root, met) = (Some(taken), last);
+        }
+        let Some((mut folder, prometheus)) = root else { return Ok(()) };
         let (path, say) = (folder.path().to_path_buf(), Say { to_stderr: self.train.json });
         let telling = Telling::begin(&run, &mut folder, prometheus.as_ref(), &say);
         let ended = match telling {
@@ -183,60 +191,16 @@ impl Surviving<'_> {
         }
     }
 
-    /// Meets all ranks, and hears where they stand.
-    fn meet(&mut self, meetings: &mut MpiRendezvous) -> Result<Option<Met>> {
-        let me = meetings.rank();
-        loop {
-            let met = meetings.meet().map_err(|e| anyhow::Error::from(e.into_fault(me)));
-            let met = met.inspect_err(|error| self.told(me, error))?;
-            let Some(Meeting { mut comm, .. }) = met else { return Ok(None) };
-            let own = Standing {
-                host: host_name(),
-                beginning: self.beginning.clone(),
-                folder: self.known.folder.get().cloned(),
-                next: self.survivor.next(),
-                n_in_vain: self.n_in_vain,
-            };
-            match share(&mut comm, &own, self.config.patience().first_step) {
-                Ok(all) => match self.take_stock(me, &all) {
-                    Ok(()) => return Ok(Some(Met { comm, all })),
-                    Err(error) => return Err(self.failed(comm, error)),
-                },
-                Err(fault) if fault.is_death() => comm.abort(&fault),
-                Err(fault) => return Err(self.failed(comm, fault.into())),
-            }
-        }
-    }
-
-    /// Notes where the others stand.
-    ///
-    /// # Errors
-    /// If ranks die again and again, and no step is finished between.
-    fn take_stock(&mut self, me: Rank, all: &[Standing]) -> Result<()> {
-        let first = all.iter().find_map(|standing| Some(standing.beginning.as_ref()?.first_step));
-        let furthest = all.iter().filter_map(|standing| standing.next).max();
-        self.survivor.joins = furthest > first;
-        self.n_in_vain = match furthest > self.furthest {
-            true => 0,
-            false => 1 + all.iter().map(|standing| standing.n_in_vain).max().unwrap_or(0),
-        };
-        self.furthest = furthest;
-        if self.n_in_vain <= MOST_IN_VAIN {
-            return Ok(());
-        }
-        let message = format!(
-            "ranks have died {MOST_IN_VAIN} times without a finished step between: see what they said before that"
-        );
-        Err(Fault::new(Class::PeerLost, me, message).into())
-    }
-
     /// Comes to a run that is ready to be trained: with all others, or alone where they have one.
     fn begin(&mut self, met: &mut Met) -> Result<Option<ReadyRun>> {
-        let Met { comm, all } = met;
-        let seat = seat(comm, all);
+        let seat = met.seat();
+        let Met { comm, all, present } = met;
         let job = self.job(comm);
         let folder = all.iter().find_map(|standing| standing.folder.clone());
         let Some(beginning) = all.iter().find_map(|standing| standing.beginning.clone()) else {
+            if let Some(why) = self.too_few(present) {
+                return Err(Fault::new(Class::PeerLost, comm.rank(), why).into());
+            }
             #[cfg(all(unix, debug_assertions))]
             let comm = &mut fault_injection::Struck::new(comm);
             return start_up(self.train, Ok(self.config.clone()), comm, &job, seat, folder);
@@ -248,15 +212,43 @@ impl Surviving<'_> {
         saving(&mut run, &job, &folder);
         let mut root = None;
         if seat.rank == ROOT {
-            // What comes after the last finished step is gone through again.
-            let ahead = self.furthest.filter(|_| self.survivor.joins).map(|next| next - 1);
-            let place = Place::take_over(folder.clone())?;
-            let prometheus = listen(run.config())?;
-            let first = ahead.unwrap_or(beginning.first_step);
-            root = Some((place.begin(run.config(), first, &warn)?, prometheus));
-            self.stop.concerns(&run, &folder);
+            root = Some(self.files(&run, &folder, beginning.first_step)?);
         }
         Ok(Some(ReadyRun { run, root }))
+    }
+
+    /// Why a run cannot begin with these ranks, if it cannot.
+    fn too_few(&self, present: &[Rank]) -> Option<String> {
+        let n_ranks = self.config.width.saturating_mul(self.config.depth);
+        let missing = (0..n_ranks as u32).map(Rank).find(|rank| !present.contains(rank));
+        let missing = missing.filter(|_| self.config.survive == Survive::Narrow)?;
+        Some(format!(
+            "{missing} died before the run began, which takes all {n_ranks} ranks: start again"
+        ))
+    }
+
+    /// Takes over what a dead rank 0 did beside training.
+    fn take_over(&mut self, run: &Run) -> Result<(Folder, Option<Prometheus>)> {
+        let folder = self.known.folder.get().cloned().context("the run has no folder")?;
+        self.files(run, &folder, run.first_step())
+    }
+
+    /// Opens the files of a run under way, whose first step was `first`: what comes after the last finished step is gone
+    /// through again.
+    fn files(
+        &mut self,
+        run: &Run,
+        folder: &Path,
+        first: u64,
+    ) -> Result<(Folder, Option<Prometheus>)> {
+        let ahead = self.furthest.filter(|_| self.survivor.joins).map(|next| next - 1);
+        let place = Place::take_over(folder.to_path_buf())?;
+        let prometheus = listen(run.config())?;
+        let first = ahead.unwrap_or(first);
+        let folder = place.begin(run.config(), first, &warn)?;
+        self.survivor.lead(first);
+        self.stop.concerns(run, folder.path());
+        Ok((folder, prometheus))
     }
 
     /// Trains and concludes, from where this rank stands.
@@ -266,16 +258,30 @@ impl Surviving<'_> {
         mut root: Option<&mut Root<'_, '_>>,
         met: &mut Met,
     ) -> Result<()> {
-        let comm = &mut met.comm;
+        let Met { comm, present, .. } = met;
+        let before = self.survivor.present().to_vec();
+        let fewer = self.survivor.meet(run, present, comm.rank())?;
+        if let Some(fewer) = &fewer
+            && root.is_some()
+            && before != fewer.present
+        {
+            warn(&goes_on(run, fewer));
+        }
         comm.limit().expect_tensors(run.longest_tensor());
         let me = comm.rank();
         #[cfg(all(unix, debug_assertions))]
         let comm = &mut fault_injection::Struck::new(comm);
         let (stop, survivor, why_over) = (self.stop.flag(), &mut self.survivor, || None);
+        let asked = self.known.folder.get().filter(|_| fewer.is_some()).map(|it| it.join(REJOIN));
+        let rejoins = &mut self.rejoins;
         let trained = match &mut root {
-            Some(root) => root
-                .telling
-                .train(|observe| run.train_on(comm, survivor, stop, why_over, observe))?,
+            Some(root) => root.telling.train(|observe| {
+                let observe = |report: &StepReport| {
+                    *rejoins = asked.as_ref().is_some_and(|asked| remove_file(asked).is_ok());
+                    if *rejoins { Err(meet_again(me).into()) } else { observe(report) }
+                };
+                run.train_on(comm, survivor, stop, why_over, observe)
+            })?,
             None => run.train_on(comm, survivor, stop, why_over, |_| Ok(()))?,
         };
         let train = self.train;
@@ -308,7 +314,9 @@ impl Surviving<'_> {
 
     /// Tells whoever started the job why the run ends, where the ranks do not meet again.
     fn told(&self, me: Rank, error: &anyhow::Error) {
-        if me == ROOT || matches!(fault_of(error, me).class, Class::PeerLost) {
+        if self.leads.load(Ordering::Relaxed)
+            || matches!(fault_of(error, me).class, Class::PeerLost)
+        {
             tell(format_args!("error: {error:#}"));
         }
     }
@@ -332,20 +340,14 @@ impl Root<'_, '_> {
     }
 }
 
+/// What makes all ranks meet again as a death does.
+fn meet_again(me: Rank) -> Fault {
+    let fault =
+        Fault::new(Class::PeerLost, me, "processes take the place of the ranks that are missing");
+    Fault { peer: Some(me), ..fault }
+}
+
 /// Whether a rank has died, and the others may go on.
 fn is_death(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Fault>().is_some_and(Fault::is_death)
-}
-
-/// Where this rank is among those of its host.
-fn seat(comm: &Mpi, all: &[Standing]) -> Seat {
-    let rank = comm.rank();
-    let host = &all[rank.index()].host;
-    let n_local = |all: &[Standing]| all.iter().filter(|standing| standing.host == *host).count();
-    Seat {
-        rank,
-        n_ranks: comm.n_ranks(),
-        local: n_local(&all[..rank.index()]),
-        n_local: n_local(all) as u32,
-    }
 }

@@ -1,0 +1,129 @@
+//! A meeting of ranks whose run survives deaths: where each stands, and who is missing.
+
+use std::mem::take;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use anyhow::Result;
+use chimera_comm_mpi::{Mpi, MpiRendezvous};
+use chimera_core::analyze::simulate;
+use chimera_core::comm::{Endpoint, Meeting, Rendezvous};
+use chimera_core::costs::UniformCosts;
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::{Rank, listed};
+use chimera_core::program::Program;
+use serde::{Deserialize, Serialize};
+
+use super::super::shutdown::ROOT;
+use super::Surviving;
+use crate::cli::parts::proof::named;
+use crate::run::{Beginning, Fewer, Run, Seat, host_name, share};
+
+/// Meetings in a row after deaths with no finished step between them, after which more would be in vain.
+const MOST_IN_VAIN: u32 = 10;
+
+/// Where a rank stands at a meeting.
+#[derive(Serialize, Deserialize, Clone)]
+pub(super) struct Standing {
+    pub(super) host: String,
+    pub(super) beginning: Option<Beginning>,
+    pub(super) folder: Option<PathBuf>,
+    /// The step that it is to train next, if it has weights for it.
+    pub(super) next: Option<u64>,
+    pub(super) n_in_vain: u32,
+}
+
+/// One meeting: this rank's end of the transport, and where all ranks stand that have come.
+pub(super) struct Met {
+    pub(super) comm: Mpi,
+    pub(super) all: Vec<Standing>,
+    /// The ranks of the run that have come, ascending.
+    pub(super) present: Vec<Rank>,
+}
+
+impl Met {
+    /// Where this rank is among those of its host.
+    pub(super) fn seat(&self) -> Seat {
+        let rank = self.comm.rank();
+        let host = &self.all[rank.index()].host;
+        let n_local =
+            |all: &[Standing]| all.iter().filter(|standing| standing.host == *host).count();
+        Seat {
+            rank,
+            n_ranks: self.comm.n_ranks(),
+            local: n_local(&self.all[..rank.index()]),
+            n_local: n_local(&self.all) as u32,
+        }
+    }
+}
+
+impl Surviving<'_> {
+    /// Meets all ranks, and hears where they stand.
+    pub(super) fn meet(&mut self, meetings: &mut MpiRendezvous) -> Result<Option<Met>> {
+        let me = meetings.rank();
+        if take(&mut self.rejoins) {
+            meetings.replace_missing();
+        }
+        loop {
+            let met = meetings.meet().map_err(|e| anyhow::Error::from(e.into_fault(me)));
+            let met = met.inspect_err(|error| self.told(me, error))?;
+            let Some(Meeting { mut comm, present, .. }) = met else { return Ok(None) };
+            self.leads.store(comm.rank() == ROOT, Ordering::Relaxed);
+            let own = Standing {
+                host: host_name(),
+                beginning: self.beginning.clone(),
+                folder: self.known.folder.get().cloned(),
+                next: self.survivor.next(),
+                n_in_vain: self.n_in_vain,
+            };
+            match share(&mut comm, &own, self.config.patience().first_step) {
+                Ok(all) => match self.take_stock(me, &all) {
+                    Ok(()) => return Ok(Some(Met { comm, all, present })),
+                    Err(error) => return Err(self.failed(comm, error)),
+                },
+                Err(fault) if fault.is_death() => comm.abort(&fault),
+                Err(fault) => return Err(self.failed(comm, fault.into())),
+            }
+        }
+    }
+
+    /// Notes where the others stand.
+    ///
+    /// # Errors
+    /// If ranks die again and again, and no step is finished between.
+    fn take_stock(&mut self, me: Rank, all: &[Standing]) -> Result<()> {
+        let first = all.iter().find_map(|standing| Some(standing.beginning.as_ref()?.first_step));
+        let furthest = all.iter().filter_map(|standing| standing.next).max();
+        self.survivor.joins = furthest > first;
+        self.n_in_vain = match furthest > self.furthest {
+            true => 0,
+            false => 1 + all.iter().map(|standing| standing.n_in_vain).max().unwrap_or(0),
+        };
+        self.furthest = furthest;
+        if self.n_in_vain <= MOST_IN_VAIN {
+            return Ok(());
+        }
+        let message = format!(
+            "ranks have died {MOST_IN_VAIN} times without a finished step between: see what they said before that"
+        );
+        Err(Fault::new(Class::PeerLost, me, message).into())
+    }
+}
+
+/// Who trains on without whom, by which program.
+pub(super) fn goes_on(run: &Run, fewer: &Fewer) -> String {
+    let n_ranks = (run.config().width * run.config().depth) as u32;
+    let missing: Vec<Rank> =
+        (0..n_ranks).map(Rank).filter(|rank| !fewer.present.contains(rank)).collect();
+    let step = |program: &Program| {
+        let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(program.units_per_micro());
+        simulate(program, &costs).makespan()
+    };
+    format!(
+        "{} died: {} of {n_ranks} ranks train on, by {} (proven; by simulation a step takes {:.2} times as long)",
+        listed(&missing),
+        fewer.present.len(),
+        named(&fewer.program),
+        step(&fewer.program) / step(run.program()),
+    )
+}
