@@ -11,6 +11,7 @@ use chimera_core::timetable::Timetable;
 
 use super::Priced;
 use super::course::{order, proven, timetable, with_scaling};
+use super::priced::Units;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, Layout};
 
@@ -103,7 +104,7 @@ fn layers(config: &Config, priced: &Priced) -> Result<Vec<f64>> {
     let part = |n_blocks, first, last| Cut { blocks: 0..n_blocks, first, last };
     let parts = [part(0, true, false), part(1, false, false), part(0, false, true)];
     let is_selective = |_: StageId| config.recompute == Recompute::Selective;
-    let costs = priced.stages(config, &parts, 1, is_selective)?;
+    let costs = priced.stages(config, &parts, Units::WHOLE, is_selective)?;
     let cost = |part: usize| {
         let again = if config.recompute == Recompute::None { 0.0 } else { costs[part].recompute };
         costs[part].forward + costs[part].input + costs[part].weight + again

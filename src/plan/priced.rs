@@ -41,13 +41,13 @@ impl Priced {
         &self.model
     }
 
-    /// What stages cost where a micro-batch is cut into so many units: seconds, or the floating-point operations of a
+    /// What stages cost where a micro-batch is cut into such units: seconds, or the floating-point operations of a
     /// sample where nothing was measured.
     pub(super) fn stages(
         &self,
         config: &Config,
         cuts: &[Cut],
-        units: u32,
+        units: Units,
         is_selective: impl Fn(StageId) -> bool,
     ) -> Result<Vec<UniformCosts>> {
         let model = &self.model;
@@ -55,7 +55,7 @@ impl Priced {
             Some(times) => Stages { config, model, cuts }.costs(times, units, is_selective),
             None => {
                 let costs = costs_by_flops(model, config.sequence, cuts, 1.0, is_selective);
-                Ok(costs.into_iter().map(|stage| stage.per_units(units)).collect())
+                Ok(costs.into_iter().map(|stage| stage.per_units(units.n)).collect())
             }
         }
     }
@@ -84,7 +84,7 @@ impl Priced {
             }
             None => {
                 let is_selective = |stage| program.rules().is_selective_somewhere(stage);
-                let units = program.units_per_micro();
+                let units = Units::of(program);
                 simulate(program, &StageCosts::new(self.stages(config, cuts, units, is_selective)?))
             }
         };
@@ -121,12 +121,39 @@ impl Chain for Priced {
             config.recompute_of(stage) == Recompute::Selective
                 || stages.any(|selective| selective == stage)
         };
-        let costs = self.stages(config, &cuts, timetable.units_per_micro, is_selective)?;
+        let units = Units { n: timetable.units_per_micro, are_slices: timetable.is_sliced };
+        let costs = self.stages(config, &cuts, units, is_selective)?;
         Ok(StageCosts::new(costs))
     }
 
     fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>> {
         self.model.tied(n_stages)
+    }
+}
+
+/// What micro-batches are cut into.
+#[derive(Clone, Copy)]
+pub(super) struct Units {
+    n: u32,
+    /// Slices of sequences, or else samples.
+    are_slices: bool,
+}
+
+impl Units {
+    /// They are not cut.
+    pub(super) const WHOLE: Units = Units { n: 1, are_slices: false };
+
+    pub(super) fn of(program: &Program) -> Units {
+        Units { n: program.units_per_micro(), are_slices: program.rules().n_slices() > 1 }
+    }
+
+    /// Samples of which times are taken, and how many times so many a micro-batch of `size` is: slices have their share of the
+    /// time of whole samples.
+    fn timed(self, size: usize) -> (usize, f64) {
+        match self.are_slices {
+            true => (size, 1.0),
+            false => ((size / self.n as usize).max(1), f64::from(self.n)),
+        }
     }
 }
 
@@ -139,41 +166,43 @@ pub(super) struct Stages<'s> {
 }
 
 impl Stages<'_> {
-    /// What they cost, in seconds, where a micro-batch is cut into so many units.
+    /// What they cost, in seconds, where a micro-batch is cut into such units.
     fn costs(
         &self,
         times: &ProfiledTimes,
-        units: u32,
+        units: Units,
         is_selective: impl Fn(StageId) -> bool,
     ) -> Result<Vec<UniformCosts>> {
         let Config { sequence, micro_batch_size, dropout, .. } = *self.config;
-        let samples = (micro_batch_size / units as usize).max(1);
-        let message = times.message(self.message_bytes(samples)).takes;
+        let (samples, n_timed) = units.timed(micro_batch_size);
+        let message = times.message(self.message_bytes(units)).takes;
         let stage = |(stage, cut): (u16, &Cut)| -> Result<UniformCosts> {
             let StageTimes { forward, input, weight, recompute, restore } =
                 times.stage(self.model, cut, (sequence, samples), dropout)?;
             let recompute = if is_selective(StageId(stage)) { restore } else { recompute };
-            let micro = |seconds: f64| seconds * f64::from(units);
+            let micro = |seconds: f64| seconds * n_timed;
             let costs = UniformCosts {
                 input: micro(input),
                 weight: micro(weight),
                 recompute: micro(recompute),
                 ..UniformCosts::new(micro(forward), 0.0, message)
             };
-            Ok(costs.per_units(units))
+            Ok(costs.per_units(units.n))
         };
         (0..).zip(self.cuts).map(stage).collect()
     }
 
-    /// Bytes that a stage on the host gives the next for so many samples.
-    fn message_bytes(&self, samples: usize) -> usize {
-        samples * self.config.sequence * self.model.hidden * size_of::<f32>()
+    /// Bytes that a stage on the host gives the next for a unit.
+    fn message_bytes(&self, units: Units) -> usize {
+        let (samples, n_timed) = units.timed(self.config.micro_batch_size);
+        let of_samples = samples * self.config.sequence * self.model.hidden * size_of::<f32>();
+        (of_samples as f64 * n_timed) as usize / units.n as usize
     }
 
     /// What a whole step of a program costs.
     pub(super) fn step_costs(&self, times: &ProfiledTimes, program: &Program) -> Result<StepCosts> {
         let is_selective = |stage| program.rules().is_selective_somewhere(stage);
-        let stages = self.costs(times, program.units_per_micro(), is_selective)?;
+        let stages = self.costs(times, Units::of(program), is_selective)?;
         self.with_step(StageCosts::new(stages), times, program)
     }
 
@@ -216,8 +245,7 @@ impl Stages<'_> {
             Ok(times.layer("squared_norms", *normed)? + times.layer("zeros", *cleared)?)
         });
         let agree = ends.collect::<Result<Vec<f64>>>()?.into_iter().fold(0.0, f64::max);
-        let samples = self.config.micro_batch_size / program.units_per_micro() as usize;
-        let message = times.message(self.message_bytes(samples.max(1))).occupies;
+        let message = times.message(self.message_bytes(Units::of(program))).occupies;
         let agree = agree + times.sync();
         Ok(StepCosts { compute, message, updates, reductions, agree })
     }
@@ -290,5 +318,18 @@ impl<C: Costs> Costs for StepCosts<C> {
             n => self.updates[bucket.index() % n],
         };
         self.compute.step(bucket) + own
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_have_their_share_of_whole_samples() {
+        let units = |n, are_slices| Units { n, are_slices };
+        assert_eq!(units(4, true).timed(1), (1, 1.0));
+        assert_eq!(units(2, false).timed(6), (3, 2.0));
+        assert_eq!(Units::WHOLE.timed(5), (5, 1.0));
     }
 }

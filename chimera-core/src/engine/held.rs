@@ -91,6 +91,31 @@ impl<S: Stage> Held<S> {
     }
 }
 
+impl<S: Stage> Held<S> {
+    /// All that a rank holds of a stage: of each tensor its weights (0), and what the optimizer keeps of it.
+    pub(super) fn slots(&self) -> Vec<(usize, usize)> {
+        let n_kept = self.state.iter().map(|kept| kept.as_ref().map_or(0, Vec::len));
+        let of = |(tensor, n_kept)| (0..=n_kept).map(move |slot| (tensor, slot));
+        n_kept.enumerate().flat_map(of).collect()
+    }
+
+    /// One of them, if this rank holds it.
+    pub(super) fn value(&self, tensor: usize, slot: usize) -> Option<&S::Tensor> {
+        match slot.checked_sub(1) {
+            None => Some(&self.weights[tensor]),
+            Some(kept) => self.state[tensor].as_ref().map(|all| &all[kept]),
+        }
+    }
+
+    /// Puts another one in its place.
+    pub(super) fn put(&mut self, tensor: usize, slot: usize, value: S::Tensor) {
+        match (slot.checked_sub(1), &mut self.state[tensor]) {
+            (Some(kept), Some(all)) => all[kept] = value,
+            _ => Arc::make_mut(&mut self.weights)[tensor] = value,
+        }
+    }
+}
+
 /// Clones of a device's tensors share memory, which updates write to.
 pub(super) fn copy<D: Device>(device: &D, tensor: &D::Tensor) -> Result<D::Tensor> {
     let mut copy = device.zeros(&device.shape(tensor))?;

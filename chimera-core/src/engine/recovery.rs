@@ -9,10 +9,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::agreement::Agreed;
-use super::held::{Held, copy};
+use super::held::copy;
 use super::moved::Moved;
 use super::recoveries::{Recoveries, Standing};
-use super::shadows::{Slot, put};
+use super::shadows::Slot;
 use super::state::StageOn;
 use super::timing::Since;
 use super::{Job, StepReport, Training, Worker};
@@ -23,7 +23,6 @@ use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
 use crate::interp::Machine;
 use crate::program::{Instr, Program};
-use crate::stage::Stage;
 use crate::update::Update;
 
 /// Where all ranks stand after a recovery.
@@ -283,10 +282,10 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let state = &mut self.state;
         let gone = state.moved.gone.get(&stage);
         let held = gone.unwrap_or_else(|| state.stages.held(stage));
-        for (tensor, slot) in slots(held) {
+        for (tensor, slot) in held.slots() {
             let tag = replica(step, stage, tensor, slot);
             // The receiver updates what it gets in place.
-            let Some(value) = value_of(held, tensor, slot).map(|value| copy(&state.device, value))
+            let Some(value) = held.value(tensor, slot).map(|value| copy(&state.device, value))
             else {
                 continue;
             };
@@ -299,14 +298,14 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
 
     fn take(&mut self, stage: StageId, from: Rank, step: u64) -> Result<(), Fault> {
         let state = &mut self.state;
-        for (tensor, slot) in slots(state.stages.held(stage)) {
+        for (tensor, slot) in state.stages.held(stage).slots() {
             let tag = replica(step, stage, tensor, slot);
             let deadline = state.deadline();
             let value = state.comm.recv(from, tag, deadline);
             let value = state.on_wait(tag, Need::Other, value)?;
             let shape = state.stages.held(stage).stage.params()[tensor].shape.clone();
             state.check_shape(from, Some(shape), tag, &value)?;
-            put(state.stages.held_mut(stage), tensor, slot, value);
+            state.stages.held_mut(stage).put(tensor, slot, value);
         }
         Ok(())
     }
@@ -329,21 +328,6 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let message = format!("{from} said in the recovery what cannot be read");
         let fault = Fault::new(Class::Mismatch, self.state.comm.rank(), message);
         Fault { peer: Some(from), ..fault }
-    }
-}
-
-/// All that a rank holds of a stage: of each tensor its weights (0), and what the optimizer keeps of it.
-pub(super) fn slots<S: Stage>(held: &Held<S>) -> Vec<(usize, usize)> {
-    let n_kept = held.state.iter().map(|kept| kept.as_ref().map_or(0, Vec::len));
-    let of = |(tensor, n_kept)| (0..=n_kept).map(move |slot| (tensor, slot));
-    n_kept.enumerate().flat_map(of).collect()
-}
-
-/// One of them, if this rank holds it.
-pub(super) fn value_of<S: Stage>(held: &Held<S>, tensor: usize, slot: usize) -> Option<&S::Tensor> {
-    match slot.checked_sub(1) {
-        None => Some(&held.weights[tensor]),
-        Some(kept) => held.state[tensor].as_ref().map(|all| &all[kept]),
     }
 }
 

@@ -9,9 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Worker;
-use super::held::{Held, copy};
+use super::held::copy;
 use super::recoveries::Standing;
-use super::recovery::{Committed, give_back, slots, value_of};
+use super::recovery::{Committed, give_back};
 use super::state::{StageOn, State};
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
@@ -71,7 +71,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     pub(super) fn slots(&self) -> Vec<Slot> {
         let stages = &self.state.stages;
         let of =
-            |id| slots(stages.held(id)).into_iter().map(move |(tensor, slot)| (id, tensor, slot));
+            |id| stages.held(id).slots().into_iter().map(move |(tensor, slot)| (id, tensor, slot));
         stages.ids().flat_map(of).collect()
     }
 
@@ -112,7 +112,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let (me, n_ranks) = (state.comm.rank(), state.shadows.n_ranks);
         let mut own = BTreeMap::new();
         for slot @ (stage, tensor, kept) in slots {
-            let Some(value) = value_of(state.stages.held(stage), tensor, kept) else { continue };
+            let Some(value) = state.stages.held(stage).value(tensor, kept) else { continue };
             let value = copy(&state.device, value);
             own.insert(slot, state.on_device(shadow(step, slot), value)?);
         }
@@ -190,7 +190,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         for (slot @ (stage, tensor, kept), value) in &own {
             let value = copy(&state.device, value);
             let value = state.on_device(shadow(step, *slot), value)?;
-            put(state.stages.held_mut(*stage), *tensor, *kept, value);
+            state.stages.held_mut(*stage).put(*tensor, *kept, value);
         }
         let Shadow { own: place, committed, .. } = &mut state.shadows.kept[at];
         *place = own;
@@ -225,7 +225,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             state.check_shape(from, Some(shape), tag, &value)?;
             let value = copy(&state.device, &value);
             let value = state.on_device(tag, value)?;
-            put(state.stages.held_mut(stage), tensor, kept, value);
+            state.stages.held_mut(stage).put(tensor, kept, value);
         }
         Ok(())
     }
@@ -245,19 +245,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let kept = self.shadows.kept.iter_mut().find(|shadow| shadow.step == step);
         kept.into_iter().for_each(|shadow| shadow.other = std::mem::take(&mut other));
         Ok(())
-    }
-}
-
-/// Puts a tensor in its place.
-pub(super) fn put<S: crate::stage::Stage>(
-    held: &mut Held<S>,
-    tensor: usize,
-    slot: usize,
-    value: S::Tensor,
-) {
-    match (slot.checked_sub(1), &mut held.state[tensor]) {
-        (Some(kept), Some(all)) => all[kept] = value,
-        _ => std::sync::Arc::make_mut(&mut held.weights)[tensor] = value,
     }
 }
 
