@@ -24,7 +24,7 @@ const SHORT: &str = "--steps 6 --save-every 2 --resume auto";
 const HELD_ONCE: [&str; 2] =
     ["--schedule 1f1b --shadow-every 2", "--shard-optimizer true --shadow-every 1"];
 /// Steps of a run whose ranks are replaced after a while.
-const REJOINED: &str = "--steps 800 --save-every 0 --lr 1e-3";
+const REJOINED: &str = "--steps 800 --save-every 0 --lr 1e-4";
 /// Steps by which it is seen how many a minute has.
 const TRIED: u64 = 2000;
 /// Every so manyth point of the kill sweep is struck.
