@@ -19,7 +19,7 @@ use super::{Run, Subject};
 pub struct Survivor {
     /// Who trains now, where some ranks are missing.
     pub(super) fewer: Option<Arc<Fewer>>,
-    /// Those with whom it has trained its stages.
+    /// Who trained its stages with it, where some were missing.
     before: Option<Arc<Fewer>>,
     /// Its stages, with weights and optimizer state, which only who knows the device can read.
     stages: Option<Box<dyn Any + Send>>,
@@ -38,7 +38,7 @@ pub struct Survivor {
 }
 
 /// The stages that a rank has kept, and the ranks with which it has trained them where some were missing.
-type Kept<S, D> = (WorkerState<S, D>, Option<Arc<Fewer>>);
+type KeptStages<S, D> = (WorkerState<S, D>, Option<Arc<Fewer>>);
 
 /// Some of the ranks of a job, and the program by which they train the step of all.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl Survivor {
     /// Notes which ranks of the run have met, and makes their program if some are missing.
     ///
     /// # Errors
-    /// If nobody of them holds a stage.
+    /// If no program can be made for them.
     pub fn meet<S: Subject>(
         &mut self,
         run: &Run<S>,
@@ -113,7 +113,7 @@ impl Survivor {
     }
 
     /// The stages that `rank` has kept, if it has, and with whom it has trained them.
-    pub(super) fn take<S, D>(&mut self, rank: Rank) -> Result<Option<Kept<S, D>>, Fault>
+    pub(super) fn take<S, D>(&mut self, rank: Rank) -> Result<Option<KeptStages<S, D>>, Fault>
     where
         S: Stage<Tensor = D::Tensor> + 'static,
         D: Device,

@@ -33,6 +33,7 @@ mod recovery;
 mod reduction;
 mod reductions;
 mod replicas;
+mod shadowing;
 mod shadows;
 mod shards;
 mod slices;

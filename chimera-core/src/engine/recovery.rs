@@ -6,13 +6,13 @@
 //! their updates from its records; if none has, nobody has changed a weight, and the step is computed again, to the same
 //! bits.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::agreement::Agreed;
 use super::held::copy;
 use super::moved::Moved;
 use super::recoveries::{Recoveries, Standing};
-use super::shadows::Slot;
+use super::shadows::{Committed, Slot};
 use super::state::StageOn;
 use super::timing::Since;
 use super::{Job, StepReport, Training, Worker};
@@ -42,17 +42,6 @@ struct Settled {
     /// Ranks that had no state.
     replaced: Vec<Rank>,
     target: u64,
-}
-
-/// What a rank that has the sync of the last committed step tells the others.
-#[derive(Serialize, Deserialize, Clone)]
-pub(super) struct Committed {
-    pub(super) n_updates: u64,
-    n_skipped: u64,
-    n_skipped_in_a_row: u64,
-    skipped: Option<String>,
-    /// What every rank said in the sync, by rank; none before the first.
-    records: Vec<Vec<u8>>,
 }
 
 /// Why a dead rank of a training cannot be replaced from replicas, if it cannot.

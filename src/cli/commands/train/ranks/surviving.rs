@@ -5,30 +5,16 @@
 //! begun joins them, asking them nothing but that. The steps, and what comes after the last one, are gone through again by
 //! all, each from where it stands.
 
+mod lead;
 mod met;
 
 use std::cell::Cell;
 use std::fs::remove_file;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use self::met::{Met, goes_on};
-#[cfg(all(unix, debug_assertions))]
-use super::fault_injection;
-use super::shutdown::{Known, ROOT, announce, fault_of, is_failed, start};
-use super::start_up::{ReadyRun, saving, start_up};
-use super::{Job, conclude, pass, together};
-use crate::cli::commands::train::telling::Telling;
-use crate::cli::commands::train::{Stop, Train, listen};
-use crate::cli::parts::console::{tell, warn};
-use crate::cli::parts::progress::Say;
-use crate::observe::Prometheus;
-use crate::run::launch::Launch;
-use crate::run::{Beginning, Folder, Place, Run, Survivor, Trained};
-use crate::settings::{Config, Survive};
 use anyhow::{Context, Result};
 use chimera_comm_mpi::{Mpi, MpiRendezvous};
 use chimera_core::comm::Endpoint;
@@ -36,8 +22,21 @@ use chimera_core::engine::StepReport;
 use chimera_core::fault::{Class, Fault, panicked};
 use chimera_core::ids::Rank;
 
-/// The file in the folder of a run that lets processes take the place of ranks that are missing.
-const REJOIN: &str = "rejoin";
+use self::lead::{REJOIN, Root, meet_again};
+use self::met::{Met, goes_on};
+#[cfg(all(unix, debug_assertions))]
+use super::fault_injection;
+use super::shutdown::{Known, ROOT, announce, fault_of, is_failed, start};
+use super::start_up::{ReadyRun, saving, start_up};
+use super::{Job, conclude, pass, together};
+use crate::cli::commands::train::telling::Telling;
+use crate::cli::commands::train::{Stop, Train};
+use crate::cli::parts::console::{tell, warn};
+use crate::cli::parts::progress::Say;
+use crate::run::launch::Launch;
+use crate::run::{Beginning, Run, Survivor};
+use crate::settings::{Config, Survive};
+
 /// For all to write down why a run fails.
 const TO_FAIL: Duration = Duration::from_secs(2);
 
@@ -221,34 +220,13 @@ impl Surviving<'_> {
     fn too_few(&self, present: &[Rank]) -> Option<String> {
         let n_ranks = self.config.width.saturating_mul(self.config.depth);
         let missing = (0..n_ranks as u32).map(Rank).find(|rank| !present.contains(rank));
-        let missing = missing.filter(|_| self.config.survive == Survive::Narrow)?;
+        // Where too few were started, the start-up says so.
+        let n_started = Launch::found().map_or(n_ranks, |launch| launch.n_ranks as usize);
+        let has_died = self.config.survive == Survive::Narrow && present.len() < n_started;
+        let missing = missing.filter(|_| has_died)?;
         Some(format!(
             "{missing} died before the run began, which takes all {n_ranks} ranks: start again"
         ))
-    }
-
-    /// Takes over what a dead rank 0 did beside training.
-    fn take_over(&mut self, run: &Run) -> Result<(Folder, Option<Prometheus>)> {
-        let folder = self.known.folder.get().cloned().context("the run has no folder")?;
-        self.files(run, &folder, run.first_step())
-    }
-
-    /// Opens the files of a run under way, whose first step was `first`: what comes after the last finished step is gone
-    /// through again.
-    fn files(
-        &mut self,
-        run: &Run,
-        folder: &Path,
-        first: u64,
-    ) -> Result<(Folder, Option<Prometheus>)> {
-        let ahead = self.furthest.filter(|_| self.survivor.joins).map(|next| next - 1);
-        let place = Place::take_over(folder.to_path_buf())?;
-        let prometheus = listen(run.config())?;
-        let first = ahead.unwrap_or(first);
-        let folder = place.begin(run.config(), first, &warn)?;
-        self.survivor.lead(first);
-        self.stop.concerns(run, folder.path());
-        Ok((folder, prometheus))
     }
 
     /// Trains and concludes, from where this rank stands.
@@ -325,26 +303,6 @@ impl Surviving<'_> {
         let (liveness, sums, limit) = (comm.liveness(), comm.sums(), comm.limit());
         Job { why: self.why, liveness, sums, limit, stop: self.stop, known: self.known }
     }
-}
-
-/// What rank 0 has beside the others.
-struct Root<'r, 't> {
-    telling: &'r mut Telling<'t>,
-    say: &'r Say,
-}
-
-impl Root<'_, '_> {
-    fn conclude(&mut self, train: &Train, run: &Run, trained: Trained) -> Result<()> {
-        let (folder, seconds) = self.telling.end();
-        train.conclude(run, folder, (trained, seconds), self.say)
-    }
-}
-
-/// What makes all ranks meet again as a death does.
-fn meet_again(me: Rank) -> Fault {
-    let fault =
-        Fault::new(Class::PeerLost, me, "processes take the place of the ranks that are missing");
-    Fault { peer: Some(me), ..fault }
 }
 
 /// Whether a rank has died, and the others may go on.
