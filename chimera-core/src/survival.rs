@@ -201,9 +201,13 @@ impl Scenario {
         self.plan.deaths.len() > 1 || self.plan.deaths.iter().any(is_early)
     }
 
+    fn dying(&self) -> BTreeSet<Rank> {
+        self.plan.deaths.iter().map(|death| death.rank).collect()
+    }
+
     /// Whether all holders of some stage are among those that die.
     fn holders_die(&self) -> bool {
-        let dying: BTreeSet<Rank> = self.plan.deaths.iter().map(|death| death.rank).collect();
+        let dying = self.dying();
         let placement = self.program.placement();
         let is_lost = |stage: StageId| {
             placement.holders(self.width, stage).iter().all(|rank| dying.contains(rank))
@@ -244,9 +248,9 @@ impl Scenario {
             let missing: Vec<_> = all.difference(&names).collect();
             return Err(format!("no rank ended with the weights {missing:?}"));
         }
-        // Who takes a dead rank's place knows of the steps since.
-        let dying: BTreeSet<Rank> = self.plan.deaths.iter().map(|death| death.rank).collect();
-        let first = match dying.len() == expected.len() {
+        // Who takes a dead rank's place knows of the steps since, and with copies all may have been replaced.
+        let are_all_replaced = !self.start.is_empty() && self.dying().len() == expected.len();
+        let first = match are_all_replaced {
             true => steps.first().copied().unwrap_or(0),
             false => 0,
         };

@@ -151,13 +151,9 @@ pub(super) fn needs_at(
     let need = |(w, (activations, used)): (usize, (f64, f64))| {
         let worker = WorkerId(w as u16);
         let versions = f64::from(program.weight_versions()[w]);
-        let kept = |param: &Param| match config.shard_optimizer {
-            true => 0,
-            false => optimizer.state(param).len(),
-        };
         let stages = program.placement().stages_of(worker);
         let held = |s: &StageId| {
-            let copies = |param: &Param| versions + 1.0 + kept(param) as f64;
+            let copies = |param: &Param| versions + 1.0 + n_kept(config, param) as f64;
             params[s.index()].iter().map(|p| p.n_elements() as f64 * copies(p)).sum::<f64>()
         };
         let beside = |s: &StageId| {
@@ -173,16 +169,21 @@ pub(super) fn needs_at(
     kept.iter().copied().zip(used.iter().copied()).enumerate().map(need).collect()
 }
 
+/// How many tensors of a parameter's size every replica keeps for the optimizer: none where that is shared out.
+fn n_kept(config: &Config, param: &Param) -> usize {
+    match config.shard_optimizer {
+        true => 0,
+        false => config.optimizer.state(param).len(),
+    }
+}
+
 /// By worker: the bytes of its own weights and optimizer state, and of those of the rank before it, each twice while the next
 /// copy is on its way.
 fn shadows(config: &Config, program: &Program, weights: &Weights, owned: &[f64]) -> Vec<f64> {
     let Weights { params, element } = weights;
-    let copies = |param: &Param| match config.shard_optimizer {
-        true => 1,
-        false => 1 + config.optimizer.state(param).len(),
-    };
     let of_stage = |stage: &StageId| {
-        let elements = params[stage.index()].iter().map(|p| p.n_elements() * copies(p));
+        let held = |param: &Param| param.n_elements() * (1 + n_kept(config, param));
+        let elements = params[stage.index()].iter().map(held);
         elements.sum::<usize>() as f64 * element
     };
     let held = |w: usize| {

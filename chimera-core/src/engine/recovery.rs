@@ -64,24 +64,15 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         self.state.comm.abort(cause);
     }
 
-    /// Brings all ranks to one step, on a transport on which nothing is under way; all ranks call it. `start` is the step that
-    /// the training begins with, for a rank that has the weights for it; `None` for one that takes a dead rank's place.
+    /// Brings all ranks to one step, on a transport on which nothing is under way, and goes on with the program of `job`: the
+    /// one that this rank had, [that of fewer ranks](crate::lower::narrow()), or that of all again. All ranks call it. `start`
+    /// is the step that the training begins with, for a rank that has the weights for it; `None` for one that takes a dead
+    /// rank's place. `stage` makes the stages that this rank has not held before.
     ///
     /// # Errors
     /// The [death](Fault::is_death) of a rank meanwhile, after which all may try again. [`Class::PeerLost`] names the stages of
-    /// which no holder lives, which is final. [`Class::Mismatch`] if replicas differ.
-    pub fn recover(&mut self, start: Option<u64>) -> Result<Recovered, Fault> {
-        let settled = self.settle(start)?;
-        self.complete(settled)
-    }
-
-    /// Brings all ranks to one step as [`recover`](Worker::recover) does, and goes on with the program of another job, as the
-    /// rank of it that this one is on the transport: [that of fewer ranks](crate::lower::narrow()), or of all again. `stage`
-    /// makes the stages that this rank has not held before.
-    ///
-    /// # Errors
-    /// The errors of [`recover`](Worker::recover); if parts of the job do not agree, if `stage` fails, or if a stage cannot do
-    /// what the program asks of it.
+    /// which no holder lives, which is final. [`Class::Mismatch`] if replicas differ. Besides, if parts of the job do not agree,
+    /// if `stage` fails, or if a stage cannot do what the program asks of it.
     pub fn recover_with(
         &mut self,
         job: Job<'j, S::Item>,

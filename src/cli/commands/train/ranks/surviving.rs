@@ -209,10 +209,7 @@ impl Surviving<'_> {
         let mut run = Run::prepare_again(self.config.clone(), &beginning, seat)?;
         run.join(&beginning, self.survivor.joins)?;
         saving(&mut run, &job, &folder);
-        let mut root = None;
-        if seat.rank == ROOT {
-            root = Some(self.files(&run, &folder, beginning.first_step)?);
-        }
+        let root = (seat.rank == ROOT).then(|| self.take_over(&run)).transpose()?;
         Ok(Some(ReadyRun { run, root }))
     }
 

@@ -1,7 +1,5 @@
 //! What the first of the ranks does beside training, whichever rank that is now.
 
-use std::path::Path;
-
 use anyhow::{Context, Result};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
@@ -31,24 +29,13 @@ impl Root<'_, '_> {
 }
 
 impl Surviving<'_> {
-    /// Takes over what a dead rank 0 did beside training.
+    /// Takes over what a dead rank 0 did beside training: what comes after the last finished step is gone through again.
     pub(super) fn take_over(&mut self, run: &Run) -> Result<(Folder, Option<Prometheus>)> {
         let folder = self.known.folder.get().cloned().context("the run has no folder")?;
-        self.files(run, &folder, run.first_step())
-    }
-
-    /// Opens the files of a run under way, whose first step was `first`: what comes after the last finished step is gone
-    /// through again.
-    pub(super) fn files(
-        &mut self,
-        run: &Run,
-        folder: &Path,
-        first: u64,
-    ) -> Result<(Folder, Option<Prometheus>)> {
         let ahead = self.furthest.filter(|_| self.survivor.joins).map(|next| next - 1);
-        let place = Place::take_over(folder.to_path_buf())?;
+        let place = Place::take_over(folder)?;
         let prometheus = listen(run.config())?;
-        let first = ahead.unwrap_or(first);
+        let first = ahead.unwrap_or(run.first_step());
         let folder = place.begin(run.config(), first, &warn)?;
         self.survivor.lead(first);
         self.stop.concerns(run, folder.path());
