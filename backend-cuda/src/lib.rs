@@ -64,6 +64,10 @@ impl Device for Candle {
         self.named("upload", Tensor::from_slice(data, shape, &self.device))
     }
 
+    fn is_on_host(&self) -> bool {
+        true
+    }
+
     fn download(&self, tensor: &Tensor) -> Result<Vec<f32>> {
         let flat = tensor.flatten_all().and_then(|flat| flat.to_vec1());
         self.named("download", flat)

@@ -4,11 +4,12 @@ use rustc_hash::FxHashMap;
 
 use crate::effects::{Effects, Rules, Token, TokenKind};
 use crate::ids::{PipeId, WorkerId};
-use crate::op::Cell;
+use crate::op::{Cell, Op};
 use crate::placement::Placement;
 
 /// Kinds of tokens that hold saved activations.
-const SAVED: [TokenKind; 2] = [TokenKind::Saved, TokenKind::Deferred];
+const SAVED: [TokenKind; 4] =
+    [TokenKind::Saved, TokenKind::Deferred, TokenKind::Reloaded, TokenKind::Guest];
 
 /// Counts saved activations, worker by worker, as cells run.
 ///
@@ -19,6 +20,7 @@ const SAVED: [TokenKind; 2] = [TokenKind::Saved, TokenKind::Deferred];
 pub(crate) struct ActivationMemory {
     /// By worker: each pipe of its own, in order, with what one unit of one stage counts.
     weights: Vec<Vec<(PipeId, f64)>>,
+    placement: Placement,
     held: HeldMemory,
 }
 
@@ -38,7 +40,7 @@ impl ActivationMemory {
             weights
         };
         let weights = weights.into_iter().map(sorted).collect();
-        ActivationMemory { weights, held: HeldMemory::new(n_workers) }
+        ActivationMemory { weights, placement: placement.clone(), held: HeldMemory::new(n_workers) }
     }
 
     /// What a cell adds while it runs, and what it frees at its end.
@@ -49,6 +51,13 @@ impl ActivationMemory {
     /// How a cell changes what forwards keep for recomputations, in units of what they keep of one micro-batch.
     pub(crate) fn kept_change(&self, worker: WorkerId, cell: &Cell, rules: &Rules) -> (f64, f64) {
         self.count(worker, cell, rules, &[TokenKind::Kept])
+    }
+
+    /// What the saved activations count that a move moves.
+    pub(crate) fn moved(&self, op: &Op) -> f64 {
+        let Op { pipe, stage, span, .. } = *op;
+        let token = Token { kind: TokenKind::Guest, pipe, stage, to: stage, span };
+        self.size(self.placement.worker(pipe, stage), &token, &SAVED) * f64::from(span.len)
     }
 
     fn count(
@@ -66,6 +75,11 @@ impl ActivationMemory {
         if !kinds.contains(&token.kind) {
             return 0.0;
         }
+        // What a worker keeps for another one counts as it does there.
+        let worker = match token.kind {
+            TokenKind::Guest => self.placement.worker(token.pipe, token.stage),
+            _ => worker,
+        };
         let weights = &self.weights[worker.index()];
         let at = weights.binary_search_by_key(&token.pipe, |(pipe, _)| *pipe);
         at.map_or(0.0, |at| weights[at].1)

@@ -84,6 +84,8 @@ pub struct UniformCosts {
     pub recompute: f64,
     /// A message.
     pub message: f64,
+    /// A move of saved activations, from one memory to another.
+    pub transfer: f64,
     /// The number of units a micro-batch is cut into.
     pub units_per_micro: u32,
 }
@@ -103,6 +105,7 @@ impl UniformCosts {
             pair: None,
             recompute: forward,
             message,
+            transfer: 0.0,
             units_per_micro: 1,
         }
     }
@@ -120,6 +123,7 @@ impl UniformCosts {
             weight: self.weight * share,
             pair: self.pair.map(|pair| pair * share),
             recompute: self.recompute * share,
+            transfer: self.transfer * share,
             ..self
         }
     }
@@ -132,6 +136,7 @@ impl UniformCosts {
             weight: self.weight + next.weight,
             pair: self.pair.zip(next.pair).map(|(a, b)| a + b),
             recompute: self.recompute + next.recompute,
+            transfer: self.transfer + next.transfer,
             ..next
         }
     }
@@ -143,6 +148,8 @@ impl UniformCosts {
             Kind::BackwardInput => self.input,
             Kind::BackwardWeight => self.weight,
             Kind::Recompute => self.recompute,
+            Kind::Offload | Kind::Reload | Kind::Return => self.transfer,
+            Kind::Keep => 0.0,
         };
         micro * self.micro_batches(op)
     }
@@ -266,6 +273,7 @@ impl StageBytes {
             Kind::Backward => (self.backward, 0.0),
             Kind::BackwardInput => (self.backward_input, self.deferred - self.saved),
             Kind::BackwardWeight => (self.backward_weight, 0.0),
+            Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => return 0.0,
         };
         // One unit after another, on top of what those before left.
         (unit + left.max(0.0) * f64::from(op.span.len.saturating_sub(1))) * samples

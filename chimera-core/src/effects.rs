@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::few::Few;
 use crate::graph::StageGraph;
-use crate::ids::{PipeId, StageId};
+use crate::ids::{PipeId, StageId, WorkerId};
 use crate::op::{Cell, Kind, Op, Span};
 use crate::timetable::Timetable;
 
@@ -41,6 +41,22 @@ pub enum TokenKind {
     /// The gradient of a [`TokenKind::Past`], summed over the slices that read it: made by the backward of one slice, eaten
     /// by the backward of the one before it.
     PastGradient,
+    /// Saved activations that have left the memory of their worker, eaten by the [`Kind::Reload`], or by the
+    /// [`Kind::Keep`] of another worker.
+    Away,
+    /// Saved activations that another worker keeps.
+    Guest,
+    /// Saved activations on their way back from another worker.
+    Back,
+    /// Saved activations that are back, eaten by the backward in the place of [`TokenKind::Saved`].
+    Reloaded,
+    /// Memory that compute has freed for saved activations that are moved in. As the two kinds below, it is named by the op
+    /// that fills it, and made by an instruction of its own.
+    Freed,
+    /// Memory that a move has freed for compute.
+    Vacated,
+    /// Memory that a move has freed for saved activations from another worker.
+    Released,
 }
 
 impl TokenKind {
@@ -55,7 +71,24 @@ impl TokenKind {
             TokenKind::Version => "version",
             TokenKind::Past => "past",
             TokenKind::PastGradient => "past-gradient",
+            TokenKind::Away => "away",
+            TokenKind::Guest => "guest",
+            TokenKind::Back => "back",
+            TokenKind::Reloaded => "reloaded",
+            TokenKind::Freed => "freed",
+            TokenKind::Vacated => "vacated",
+            TokenKind::Released => "released",
         }
+    }
+
+    /// Whether it may come from the other lane of its worker, so that who eats it waits for it.
+    pub fn crosses_lanes(self) -> bool {
+        self == TokenKind::Reloaded || self.is_memory()
+    }
+
+    /// Whether it stands for memory, and not for a value.
+    pub fn is_memory(self) -> bool {
+        matches!(self, TokenKind::Freed | TokenKind::Vacated | TokenKind::Released)
     }
 }
 
@@ -89,7 +122,14 @@ impl Token {
             | TokenKind::Deferred
             | TokenKind::Version
             | TokenKind::Past
-            | TokenKind::PastGradient => None,
+            | TokenKind::PastGradient
+            | TokenKind::Away
+            | TokenKind::Guest
+            | TokenKind::Back
+            | TokenKind::Reloaded
+            | TokenKind::Freed
+            | TokenKind::Vacated
+            | TokenKind::Released => None,
         }
     }
 
@@ -121,6 +161,13 @@ impl fmt::Display for Token {
             TokenKind::Version => "weight version",
             TokenKind::Past => "past of the slice",
             TokenKind::PastGradient => "gradient from later slices",
+            TokenKind::Away => "offloaded activations",
+            TokenKind::Guest => "kept activations",
+            TokenKind::Back => "returned activations",
+            TokenKind::Reloaded => "reloaded activations",
+            TokenKind::Freed => "memory that compute frees for activations",
+            TokenKind::Vacated => "memory that a move frees for activations",
+            TokenKind::Released => "memory that a move frees for another worker's activations",
         };
         write!(f, "{name}({}, {}", self.pipe, self.stage)?;
         if self.skips() {
@@ -157,6 +204,37 @@ pub struct Rules {
     keeps_versions: bool,
     /// Slices of the sequence of a micro-batch; 1 where its units are no slices.
     n_slices: u32,
+    moves: Moves,
+}
+
+/// One unit at a stage of a pipe.
+pub(crate) type UnitAt = (PipeId, StageId, u32);
+
+/// Units whose saved activations are moved, sorted.
+#[derive(Clone, PartialEq, Eq, Default)]
+struct Moves {
+    offloaded: Vec<UnitAt>,
+    /// Those that another worker keeps, and which.
+    kept: Vec<(UnitAt, WorkerId)>,
+}
+
+impl Moves {
+    fn of(timetable: &Timetable) -> Moves {
+        let mut moves = Moves::default();
+        for (worker, row) in (0..).map(WorkerId).zip(&timetable.rows) {
+            for op in row.iter().flat_map(Cell::ops) {
+                let units = op.span.units().map(|unit| (op.pipe, op.stage, unit));
+                match op.kind {
+                    Kind::Offload => moves.offloaded.extend(units),
+                    Kind::Keep => moves.kept.extend(units.map(|unit| (unit, worker))),
+                    _ => {}
+                }
+            }
+        }
+        moves.offloaded.sort_unstable();
+        moves.kept.sort_unstable();
+        moves
+    }
 }
 
 impl Rules {
@@ -173,7 +251,8 @@ impl Rules {
         selective.sort_unstable();
         let keeps_versions = timetable.update.is_asynchronous();
         let n_slices = timetable.n_slices();
-        Rules { graph: timetable.graph.clone(), recomputed, selective, keeps_versions, n_slices }
+        let (graph, moves) = (timetable.graph.clone(), Moves::of(timetable));
+        Rules { graph, recomputed, selective, keeps_versions, n_slices, moves }
     }
 
     /// Which stages feed which.
@@ -209,6 +288,33 @@ impl Rules {
     /// Slices of the sequence of a micro-batch, each a unit; 1 where units are no slices.
     pub fn n_slices(&self) -> u32 {
         self.n_slices
+    }
+
+    /// Whether some saved activations are moved.
+    pub fn has_moves(&self) -> bool {
+        !self.moves.offloaded.is_empty()
+    }
+
+    /// Whether the saved activations of a unit leave the memory of their worker between forward and backward.
+    pub fn is_offloaded(&self, pipe: PipeId, stage: StageId, unit: u32) -> bool {
+        self.has_moves() && self.moves.offloaded.binary_search(&(pipe, stage, unit)).is_ok()
+    }
+
+    /// The worker that keeps the saved activations of a unit for another one, if one does.
+    pub fn keeper(&self, pipe: PipeId, stage: StageId, unit: u32) -> Option<WorkerId> {
+        let kept = &self.moves.kept;
+        let at = kept.binary_search_by_key(&(pipe, stage, unit), |(unit, _)| *unit).ok()?;
+        Some(kept[at].1)
+    }
+
+    /// Whether an op is a move that takes the time of a transfer. Of the two ends of a move between workers, the one that
+    /// sends does.
+    pub fn is_transfer(&self, op: &Op) -> bool {
+        match op.kind {
+            Kind::Offload | Kind::Return => true,
+            Kind::Reload => self.keeper(op.pipe, op.stage, op.span.start).is_none(),
+            _ => false,
+        }
     }
 
     /// What `op` eats and makes.
@@ -264,7 +370,10 @@ impl Rules {
                 push_units(&mut e.makes, whole(TokenKind::Saved));
             }
             Kind::Backward | Kind::BackwardInput => {
-                push_units(&mut e.eats, whole(TokenKind::Saved));
+                match self.has_moves() {
+                    false => push_units(&mut e.eats, whole(TokenKind::Saved)),
+                    true => self.push_saved(&mut e.eats, whole(TokenKind::Saved)),
+                }
                 for &to in outputs {
                     push_units(&mut e.eats, along(TokenKind::Gradient, to, stage));
                 }
@@ -276,6 +385,24 @@ impl Rules {
                 }
             }
             Kind::BackwardWeight => push_units(&mut e.eats, whole(TokenKind::Deferred)),
+            Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => {
+                for unit in span.units() {
+                    let one = |kind| Token { span: Span::one(unit), ..whole(kind) };
+                    let left = match self.keeper(pipe, stage, unit) {
+                        Some(_) => TokenKind::Back,
+                        None => TokenKind::Away,
+                    };
+                    let (eaten, made) = match kind {
+                        Kind::Offload => (TokenKind::Saved, TokenKind::Away),
+                        Kind::Keep => (TokenKind::Away, TokenKind::Guest),
+                        Kind::Return => (TokenKind::Guest, TokenKind::Back),
+                        _ => (left, TokenKind::Reloaded),
+                    };
+                    e.eats.push(one(eaten));
+                    e.makes.push(one(made));
+                }
+                return;
+            }
         }
         if self.n_slices > 1 {
             self.add_past(op, e);
@@ -293,6 +420,17 @@ impl Rules {
 }
 
 impl Rules {
+    /// The saved activations of each unit, from where a backward finds them.
+    fn push_saved(&self, eats: &mut Few<Token>, saved: Token) {
+        for unit in saved.span.units() {
+            let kind = match self.is_offloaded(saved.pipe, saved.stage, unit) {
+                true => TokenKind::Reloaded,
+                false => TokenKind::Saved,
+            };
+            eats.push(Token { kind, span: Span::one(unit), ..saved });
+        }
+    }
+
     /// A slice reads what those before it left, and its backward comes before theirs. Recomputation reads what its forward
     /// kept.
     fn add_past(&self, op: &Op, e: &mut Effects) {
@@ -319,6 +457,7 @@ impl Rules {
                     }
                 }
                 Kind::BackwardWeight | Kind::Recompute => {}
+                Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => {}
             }
         }
     }
@@ -328,7 +467,7 @@ impl Rules {
 /// fingerprints go by it.
 impl fmt::Debug for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Rules { graph, recomputed, selective, keeps_versions, n_slices } = self;
+        let Rules { graph, recomputed, selective, keeps_versions, n_slices, moves } = self;
         let mut rules = f.debug_struct("Rules");
         rules.field("n_stages", &graph.n_stages());
         if !graph.is_chain() {
@@ -338,6 +477,9 @@ impl fmt::Debug for Rules {
         rules.field("keeps_versions", keeps_versions);
         if *n_slices > 1 {
             rules.field("n_slices", n_slices);
+        }
+        if self.has_moves() {
+            rules.field("offloaded", &moves.offloaded).field("kept", &moves.kept);
         }
         rules.finish()
     }
@@ -358,7 +500,8 @@ mod tests {
     fn rules(n_stages: usize) -> Rules {
         let recomputed = vec![(PipeId(0), StageId(1))];
         let graph = StageGraph::chain(n_stages);
-        Rules { graph, recomputed, selective: vec![], keeps_versions: false, n_slices: 1 }
+        let moves = Moves::default();
+        Rules { graph, recomputed, selective: vec![], keeps_versions: false, n_slices: 1, moves }
     }
 
     fn show(rules: &Rules, kind: Kind, stage: u16, span: Span) -> String {

@@ -2,7 +2,7 @@
 //!
 //! A [`Row`] knows when an instruction may run, and that is written here alone. What it means to run
 //! one is the machine's: the checker follows versions of the weights, the simulator adds up times, the
-//! engine computes tensors. [`Group`] interleaves all rows of a pipeline group, for machines that see them
+//! engine computes tensors. A row has two [`Lane`]s, which keep their order each and wait for each other's tokens alone. [`Group`] interleaves all rows of a pipeline group, for machines that see them
 //! all at once; the engine drives the one row of its worker.
 
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use crate::effects::{Effects, Rules, Token};
 use crate::few::Few;
 use crate::ids::{BucketId, ChannelId, WorkerId};
 use crate::ledger::Ledger;
-use crate::op::Cell;
+use crate::op::{Cell, Lane};
 use crate::program::{Instr, Program};
 
 /// A world in which a program runs.
@@ -64,13 +64,19 @@ pub trait Machine {
 
     /// Updates the weights of a bucket.
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Self::Error>;
+
+    /// Memory that a lane has freed by now; returns what its token carries.
+    fn give(&mut self, worker: WorkerId, lane: Lane) -> Self::Value;
+
+    /// Begins what follows on a lane no earlier than memory is there.
+    fn take(&mut self, worker: WorkerId, lane: Lane, room: Self::Value);
 }
 
 /// How far one instruction got.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Advance {
-    /// It ran.
-    Ran,
+    /// The instruction at this position of the row ran.
+    Ran(usize),
     /// It has to wait for another worker.
     Blocked,
     /// There was none left.
@@ -98,7 +104,12 @@ impl<E> From<E> for Stop<E> {
 #[derive(Clone, Debug)]
 pub struct Row<V> {
     worker: WorkerId,
+    /// Of compute.
     next: usize,
+    /// Of moves.
+    next_move: usize,
+    /// Of the last instruction that was tried.
+    tried: usize,
     ledger: Ledger<V>,
     /// Of the cell that is run, kept for its room.
     effects: Effects,
@@ -107,12 +118,32 @@ pub struct Row<V> {
 impl<V> Row<V> {
     /// The start of `worker`'s row.
     pub fn new(worker: WorkerId) -> Row<V> {
-        Row { worker, next: 0, ledger: Ledger::default(), effects: Effects::default() }
+        Row {
+            worker,
+            next: 0,
+            next_move: 0,
+            tried: 0,
+            ledger: Ledger::default(),
+            effects: Effects::default(),
+        }
     }
 
-    /// Index of the next instruction.
+    /// Index of the next instruction of compute.
     pub fn position(&self) -> usize {
         self.next
+    }
+
+    /// Index of the last instruction that ran, or could not.
+    pub(crate) fn tried(&self) -> usize {
+        self.tried
+    }
+
+    /// Index of the next instruction of a lane.
+    pub fn position_on(&self, lane: Lane) -> usize {
+        match lane {
+            Lane::Compute => self.next,
+            Lane::Moves => self.next_move,
+        }
     }
 
     /// The tokens this worker holds.
@@ -120,21 +151,64 @@ impl<V> Row<V> {
         &self.ledger
     }
 
-    /// Runs the next instruction, if it may run.
+    /// Runs the next instruction, if it may run: of moves, or else of compute.
     pub fn advance<M: Machine<Value = V>>(
         &mut self,
         instrs: &[Instr],
         rules: &Rules,
         machine: &mut M,
     ) -> Result<Advance, Stop<M::Error>> {
-        let Some(instr) = instrs.get(self.next) else {
+        if !rules.has_moves() {
+            return self.advance_at(Lane::Compute, self.next, instrs, rules, machine);
+        }
+        let mut moves = Advance::Ended;
+        for lane in [Lane::Moves, Lane::Compute] {
+            let at = self.seek(lane, instrs);
+            match self.advance_at(lane, at, instrs, rules, machine)? {
+                Advance::Ended if moves == Advance::Blocked => return Ok(Advance::Blocked),
+                other if lane == Lane::Compute => return Ok(other),
+                Advance::Ran(at) => return Ok(Advance::Ran(at)),
+                other => moves = other,
+            }
+        }
+        Ok(moves)
+    }
+
+    /// Goes to the next instruction of a lane.
+    fn seek(&mut self, lane: Lane, instrs: &[Instr]) -> usize {
+        let next = match lane {
+            Lane::Compute => &mut self.next,
+            Lane::Moves => &mut self.next_move,
+        };
+        while instrs.get(*next).is_some_and(|instr| instr.lane() != lane) {
+            *next += 1;
+        }
+        *next
+    }
+
+    fn advance_at<M: Machine<Value = V>>(
+        &mut self,
+        lane: Lane,
+        at: usize,
+        instrs: &[Instr],
+        rules: &Rules,
+        machine: &mut M,
+    ) -> Result<Advance, Stop<M::Error>> {
+        let Some(instr) = instrs.get(at) else {
             return Ok(Advance::Ended);
         };
         let worker = self.worker;
+        self.tried = at;
+        if matches!(instr, Instr::Await(_) | Instr::Agree) && !self.moves_are_done(instrs, rules) {
+            return Ok(Advance::Blocked);
+        }
         let ran = match *instr {
             Instr::Run(ref cell) => {
                 let Row { effects, ledger, .. } = self;
                 rules.set_cell_effects(cell, effects);
+                if rules.has_moves() && !is_there(cell, effects, ledger) {
+                    return Ok(Advance::Blocked);
+                }
                 let mut eaten = Few::new();
                 for token in &effects.eats {
                     eaten.push(ledger.eat(token).ok_or(Stop::Missing(*token))?);
@@ -172,10 +246,45 @@ impl<V> Row<V> {
                 machine.step(worker, bucket)?;
                 true
             }
+            Instr::Give(token) => {
+                let room = machine.give(worker, lane);
+                self.ledger.make(token, room).map_err(|_| Stop::Twice(token))?;
+                true
+            }
+            Instr::Take(token) => match self.ledger.eat(&token) {
+                Some(room) => {
+                    machine.take(worker, lane, room);
+                    true
+                }
+                None => false,
+            },
         };
-        self.next += usize::from(ran);
-        Ok(if ran { Advance::Ran } else { Advance::Blocked })
+        match lane {
+            Lane::Compute => self.next += usize::from(ran),
+            Lane::Moves => self.next_move += usize::from(ran),
+        }
+        Ok(if ran { Advance::Ran(at) } else { Advance::Blocked })
     }
+
+    /// Whether nothing is left to be moved. What waits for all ranks comes after that, since they may wait for the moves.
+    fn moves_are_done(&self, instrs: &[Instr], rules: &Rules) -> bool {
+        !rules.has_moves()
+            || instrs[self.next_move..].iter().all(|instr| instr.lane() != Lane::Moves)
+    }
+
+    /// Whether both lanes are at the end of their row.
+    pub(crate) fn has_ended(&self, instrs: &[Instr], rules: &Rules) -> bool {
+        let compute = &instrs[self.next..];
+        compute.iter().all(|instr| instr.lane() != Lane::Compute)
+            && self.moves_are_done(instrs, rules)
+    }
+}
+
+/// Whether the tokens are live that the other lane makes for a cell.
+fn is_there<V>(cell: &Cell, effects: &Effects, ledger: &Ledger<V>) -> bool {
+    let is_move = cell.lane() == Lane::Moves;
+    let mut awaited = effects.eats.iter().filter(|token| is_move || token.kind.crosses_lanes());
+    awaited.all(|token| ledger.is_live(token))
 }
 
 /// All rows of a pipeline group, interleaved: each runs until it blocks and is woken by the
@@ -216,10 +325,9 @@ impl<'p, V> Group<'p, V> {
                 }
             };
             loop {
-                let at = row.next;
                 match row.advance(instrs, rules, machine).map_err(|s| (worker, s))? {
                     Advance::Ended | Advance::Blocked => break,
-                    Advance::Ran => match instrs[at] {
+                    Advance::Ran(at) => match instrs[at] {
                         Instr::Send(_, c) => wake(channels[c.index()].to),
                         Instr::Recv(_, c) => wake(channels[c.index()].from),
                         Instr::Reduce(b) => {
@@ -230,12 +338,16 @@ impl<'p, V> Group<'p, V> {
                             }
                         }
                         Instr::Agree => everyone().for_each(&mut wake),
-                        Instr::Run(_) | Instr::Await(_) | Instr::Step(_) => {}
+                        Instr::Run(_)
+                        | Instr::Await(_)
+                        | Instr::Step(_)
+                        | Instr::Give(_)
+                        | Instr::Take(_) => {}
                     },
                 }
             }
         }
-        Ok(self.rows.iter().zip(instrs).all(|(row, instrs)| row.next == instrs.len()))
+        Ok(self.rows.iter().zip(instrs).all(|(row, instrs)| row.has_ended(instrs, rules)))
     }
 
     /// Every row, by worker.

@@ -41,7 +41,7 @@ impl Labels {
     }
 
     /// `op` with the mark of its kind: `3` forward, `3'` backward, `3i` and `3w` its halves, `3r`
-    /// recompute.
+    /// recompute, `3o` offload, `3l` reload, `3k` keep, `3t` return.
     pub(crate) fn op(&self, op: Op) -> String {
         let mark = match op.kind {
             Kind::Forward => "",
@@ -49,6 +49,10 @@ impl Labels {
             Kind::BackwardInput => "i",
             Kind::BackwardWeight => "w",
             Kind::Recompute => "r",
+            Kind::Offload => "o",
+            Kind::Reload => "l",
+            Kind::Keep => "k",
+            Kind::Return => "t",
         };
         self.micro_batches(op) + mark
     }

@@ -1,4 +1,4 @@
-//! What a worker does: an [`Op`] on a [`Span`] of micro-batches, one or two of them in a [`Cell`].
+//! What a worker does: an [`Op`] on a [`Span`] of micro-batches, one or two of them in a [`Cell`], on a [`Lane`].
 
 use std::fmt;
 
@@ -20,14 +20,58 @@ pub enum Kind {
     BackwardWeight,
     /// The forward pass again, from the input that was kept, to make the saved activations.
     Recompute,
+    /// Moves saved activations out of their worker's memory: to its host, or to the worker that has the [`Kind::Keep`].
+    Offload,
+    /// Moves saved activations back into their worker's memory.
+    Reload,
+    /// Takes in the saved activations of another worker, which offloads them.
+    Keep,
+    /// Gives them back to the worker that reloads them.
+    Return,
+}
+
+/// What a worker does its ops on: those of one lane run one after the other, and lanes run beside each other.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Lane {
+    /// Compute.
+    Compute,
+    /// Moves of saved activations.
+    Moves,
+}
+
+impl Lane {
+    /// Its name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Lane::Compute => "compute",
+            Lane::Moves => "moves",
+        }
+    }
+
+    /// The lane beside it.
+    pub fn other(self) -> Lane {
+        match self {
+            Lane::Compute => Lane::Moves,
+            Lane::Moves => Lane::Compute,
+        }
+    }
 }
 
 impl Kind {
     /// Every kind, in the order of their definition.
-    pub const ALL: [Kind; 5] =
-        [Kind::Forward, Kind::Backward, Kind::BackwardInput, Kind::BackwardWeight, Kind::Recompute];
+    pub const ALL: [Kind; 9] = [
+        Kind::Forward,
+        Kind::Backward,
+        Kind::BackwardInput,
+        Kind::BackwardWeight,
+        Kind::Recompute,
+        Kind::Offload,
+        Kind::Reload,
+        Kind::Keep,
+        Kind::Return,
+    ];
 
-    /// The letter that stands for the kind in drawings and files: `F B I W R`.
+    /// The letter that stands for the kind in drawings and files: `F B I W R O L K T`.
     pub fn letter(self) -> char {
         match self {
             Kind::Forward => 'F',
@@ -35,6 +79,10 @@ impl Kind {
             Kind::BackwardInput => 'I',
             Kind::BackwardWeight => 'W',
             Kind::Recompute => 'R',
+            Kind::Offload => 'O',
+            Kind::Reload => 'L',
+            Kind::Keep => 'K',
+            Kind::Return => 'T',
         }
     }
 
@@ -46,6 +94,22 @@ impl Kind {
             Kind::BackwardInput => "input half",
             Kind::BackwardWeight => "weight half",
             Kind::Recompute => "recompute",
+            Kind::Offload => "offload",
+            Kind::Reload => "reload",
+            Kind::Keep => "keep",
+            Kind::Return => "return",
+        }
+    }
+
+    /// Where it runs.
+    pub fn lane(self) -> Lane {
+        match self {
+            Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => Lane::Moves,
+            Kind::Forward
+            | Kind::Backward
+            | Kind::BackwardInput
+            | Kind::BackwardWeight
+            | Kind::Recompute => Lane::Compute,
         }
     }
 
@@ -191,6 +255,14 @@ impl Cell {
             Cell::Pair(a, b) => (a, Some(b)),
         };
         std::iter::once(first).chain(second)
+    }
+
+    /// Where it runs. A pair is compute.
+    pub fn lane(&self) -> Lane {
+        match self {
+            Cell::One(op) => op.kind.lane(),
+            Cell::Pair(..) => Lane::Compute,
+        }
     }
 
     /// Replaces the ops of a cell.

@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 
 use crate::effects::{Effects, Rules, Token, TokenKind};
 use crate::ids::{BucketId, ChannelId, PipeId, Rank, StageId, WorkerId};
-use crate::op::{Cell, Op};
+use crate::op::{Cell, Kind, Lane, Op};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 use crate::update::Window;
@@ -29,6 +29,28 @@ pub enum Instr {
     Agree,
     /// Update the weights of a bucket.
     Step(BucketId),
+    /// Say that there is memory for the saved activations of an op of another lane: makes this token.
+    Give(Token),
+    /// Wait for that memory: eats this token.
+    Take(Token),
+}
+
+impl Instr {
+    /// Where it runs. Instructions of one lane keep their order; those of another one run beside them.
+    pub fn lane(&self) -> Lane {
+        match self {
+            Instr::Run(cell) => cell.lane(),
+            Instr::Send(token, _) | Instr::Give(token) => match token.kind {
+                TokenKind::Activation | TokenKind::Gradient | TokenKind::Freed => Lane::Compute,
+                _ => Lane::Moves,
+            },
+            Instr::Recv(token, _) | Instr::Take(token) => match token.kind {
+                TokenKind::Activation | TokenKind::Gradient | TokenKind::Vacated => Lane::Compute,
+                _ => Lane::Moves,
+            },
+            Instr::Reduce(_) | Instr::Await(_) | Instr::Agree | Instr::Step(_) => Lane::Compute,
+        }
+    }
 }
 
 /// An [`Instr`] with all that an executor must know of it: what ops eat and make, and who the peer of a message is.
@@ -59,6 +81,10 @@ pub enum Instruction {
     Agree,
     /// Update the weights of a bucket.
     Step(BucketId),
+    /// Say that there is memory for the saved activations of an op of another lane: makes this token.
+    Give(Token),
+    /// Wait for that memory: eats this token.
+    Take(Token),
 }
 
 /// A stream of messages that keep their order; nothing is said across channels.
@@ -72,7 +98,8 @@ pub struct Channel {
     pub pipe: PipeId,
     /// Between which stages, the earlier one first: activations go along the edge, gradients against it.
     pub edge: (StageId, StageId),
-    /// [`TokenKind::Activation`] or [`TokenKind::Gradient`].
+    /// [`TokenKind::Activation`] or [`TokenKind::Gradient`]; of moves [`TokenKind::Away`], [`TokenKind::Back`] and the memory
+    /// for them, whose edge leads from the stage to itself.
     pub kind: TokenKind,
 }
 
@@ -224,6 +251,8 @@ impl Program {
             Instr::Await(bucket) => Instruction::Await(bucket),
             Instr::Agree => Instruction::Agree,
             Instr::Step(bucket) => Instruction::Step(bucket),
+            Instr::Give(token) => Instruction::Give(token),
+            Instr::Take(token) => Instruction::Take(token),
         }
     }
 
@@ -287,6 +316,18 @@ impl Program {
         // Its parts are lists in a fixed order, so equal programs read the same.
         let _ = fmt::Write::write_fmt(&mut hashed, format_args!("{self:?}"));
         hashed.0.finalize().to_string()
+    }
+
+    /// The workers whose memory the saved activations of a transfer leave, and fill: none where that is a host's.
+    pub fn move_of(&self, op: &Op) -> (Option<WorkerId>, Option<WorkerId>) {
+        let Op { kind, pipe, stage, span } = *op;
+        let owner = Some(self.placement.worker(pipe, stage));
+        let keeper = self.rules.keeper(pipe, stage, span.start);
+        match kind {
+            Kind::Offload => (owner, keeper),
+            Kind::Return | Kind::Reload => (keeper, owner),
+            _ => (None, None),
+        }
     }
 
     /// Number of messages.

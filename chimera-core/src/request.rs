@@ -2,7 +2,7 @@
 
 use crate::analyze::{Refusal, simulate};
 use crate::costs::Costs;
-use crate::lower::{Hoist, Lowering, Passes, lower_at};
+use crate::lower::{Hoist, Lowering, Moves, Passes, lower_at};
 use crate::program::Program;
 use crate::schedule::{Parameter, Scaling, Schedule, Shape, Unfit};
 use crate::search::{AutoError, Progress, Report, Search, Where, auto};
@@ -104,8 +104,10 @@ impl Request<'_> {
             Source::Schedule(schedule) => schedule.timetable(&shape)?,
             Source::Timetable(timetable) => timetable,
             Source::Search(place, how) => {
-                let (timetable, report) = auto(place, &shape, passes, &how, costs, observe)?;
-                let passes = Passes { free_border: passes.free_border, ..Passes::default() };
+                let (free_border, moves) = (passes.free_border, passes.moves);
+                let searched = Passes { moves: Moves::None, ..passes };
+                let (timetable, report) = auto(place, &shape, searched, &how, costs, observe)?;
+                let passes = Passes { free_border, moves, ..Passes::default() };
                 return Ok(Ordered { timetable, passes, search: Some(report) });
             }
         };

@@ -1,14 +1,14 @@
-//! What a schedule's author writes: one row of cells per worker, compute only.
+//! What a schedule's author writes: one row of cells per worker, of compute and of moves of saved activations.
 
 use crate::graph::StageGraph;
 use crate::ids::{PipeId, StageId, WorkerId};
-use crate::op::{Cell, Kind, Op};
+use crate::op::{Cell, Kind, Lane, Op};
 use crate::placement::Placement;
 use crate::update::Update;
 
 /// A schedule for one shape: who holds what, and what each worker does in which order.
 ///
-/// It holds no times, messages, reductions or optimizer steps. Those follow from it
+/// It holds no times, messages, reductions or optimizer steps: they follow from it
 /// (see [`simulate`](crate::analyze::simulate()) and [`lower`](mod@crate::lower)).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Timetable {
@@ -26,7 +26,8 @@ pub struct Timetable {
     pub is_sliced: bool,
     /// When weights are updated, and which version of them an op reads.
     pub update: Update,
-    /// What each worker does, in order.
+    /// What each worker does, in order. Moves stand among compute: they run beside it, in their order, and the order of
+    /// both is that in which memory for saved activations is given out.
     pub rows: Vec<Vec<Cell>>,
     /// Stages of pipes whose forwards keep those saved activations that are dear to make again, where others
     /// that are recomputed keep their input alone.
@@ -86,6 +87,13 @@ impl Timetable {
     /// Whether some op is of this kind.
     pub fn has(&self, kind: Kind) -> bool {
         self.ops().any(|op| op.kind == kind)
+    }
+
+    /// The timetable without moves of saved activations: each worker holds its own.
+    pub fn without_moves(&self) -> Timetable {
+        let compute = |cell: &&Cell| cell.lane() == Lane::Compute;
+        let rows = self.rows.iter().map(|row| row.iter().filter(compute).copied().collect());
+        Timetable { rows: rows.collect(), ..self.clone() }
     }
 
     /// Number of ops in all rows.

@@ -6,7 +6,7 @@ mod training;
 use std::collections::{HashMap, HashSet};
 
 use chimera_core::costs::UniformCosts;
-use chimera_core::lower::{Hoist, Lowering, Passes, Recompute, lower};
+use chimera_core::lower::{Hoist, Lowering, Moves, Passes, Recompute, lower};
 use chimera_core::op::{Cell, Kind, Op};
 use chimera_core::schedule::{Scaling, Shape, find};
 use chimera_core::timetable::Timetable;
@@ -123,6 +123,7 @@ fn any_passes() -> impl Strategy<Value = Passes> {
         hoist: Hoist::By(cells),
         split_backward,
         free_border,
+        moves: Moves::None,
     })
 }
 

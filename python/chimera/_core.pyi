@@ -16,6 +16,7 @@ class Times(TypedDict, total=False):
     pair: Optional[Numbers]
     recompute_time: Optional[Numbers]
     message: Optional[Numbers]
+    transfer: Optional[Numbers]
     of_model: bool
 
 class Error(ValueError):
@@ -62,6 +63,8 @@ class Timetable:
         recompute: str = "none",
         hoist: Union[int, str, None] = None,
         split_backward: bool = False,
+        bpipe: bool = False,
+        offload: str = "none",
         memory_cap: Optional[float] = None,
         **times: Unpack[Times],
     ) -> Timetable: ...

@@ -57,8 +57,17 @@ impl Times {
 }
 
 /// Keyword arguments that say times.
-const TIMES: [&str; 8] =
-    ["forward", "backward", "input", "weight", "pair", "recompute_time", "message", "of_model"];
+const TIMES: [&str; 9] = [
+    "forward",
+    "backward",
+    "input",
+    "weight",
+    "pair",
+    "recompute_time",
+    "message",
+    "transfer",
+    "of_model",
+];
 
 /// Reads the times among keyword arguments; there may be no others but `others`, which Python has read.
 pub(crate) fn times(given: Option<&Bound<'_, PyDict>>, others: &[&str]) -> PyResult<Times> {
@@ -77,8 +86,10 @@ pub(crate) fn times(given: Option<&Bound<'_, PyDict>>, others: &[&str]) -> PyRes
             "pair" => &mut times.pair,
             "recompute_time" => &mut times.recompute,
             "message" => &mut times.message,
+            "transfer" => &mut times.transfer,
             _ => {
-                let known = "forward, backward, input, weight, pair, recompute_time and message";
+                let known =
+                    "forward, backward, input, weight, pair, recompute_time, message and transfer";
                 let all = others.iter().chain(&TIMES).map(|name| name.replace('_', "-"));
                 let all: Vec<String> = all.collect();
                 let text = match near(&name, all.iter().map(String::as_str)) {

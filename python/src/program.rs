@@ -9,6 +9,7 @@ use chimera_core::analyze::{
 use chimera_core::costs::{GivenTimes, StageCosts};
 use chimera_core::ids::{StageId, WorkerId};
 use chimera_core::interchange::{program_to_json, rows_in_one_order_to_json, to_comms_csv};
+use chimera_core::op::{Cell, Lane};
 use chimera_core::program as core;
 use chimera_core::program::Instr;
 use chimera_core::timetable::Timetable;
@@ -222,6 +223,7 @@ impl Program {
                     return Err(Failure::Invalid(text));
                 }
                 let work = match *instr {
+                    Instr::Run(Cell::One(op)) if op.kind.lane() == Lane::Moves => Work::Move(op),
                     Instr::Run(cell) => Work::Cell(cell),
                     Instr::Reduce(bucket) => Work::Reduce(bucket),
                     Instr::Step(bucket) => Work::Step(bucket),

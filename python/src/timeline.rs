@@ -54,7 +54,7 @@ impl Timeline {
         self.unit
     }
 
-    /// All events, as dictionaries: `worker`, `start`, `end`, and `ops`, `reduce` or `step`.
+    /// All events, as dictionaries: `worker`, `start`, `end`, and `ops`, `reduce`, `step` or `move`.
     #[getter]
     fn events<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let event = |event: &Event| {
@@ -68,6 +68,7 @@ impl Timeline {
                 }
                 Work::Reduce(bucket) => entry.set_item("reduce", bucket.0)?,
                 Work::Step(bucket) => entry.set_item("step", bucket.0)?,
+                Work::Move(op) => entry.set_item("move", written(op))?,
             }
             Ok(entry)
         };

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use chimera_core::graph::StageGraph;
 use chimera_core::ids::{PipeId, StageId, WorkerId};
 use chimera_core::interchange::{to_csv, to_json};
-use chimera_core::lower::{Hoist, Lowering, Passes, Recompute, lower_at};
+use chimera_core::lower::{Hoist, Lowering, Moves, Passes, Recompute, lower_at};
 use chimera_core::op::{Cell, Op};
 use chimera_core::request::{Request, Source};
 use chimera_core::schedule::Shape;
@@ -128,24 +128,30 @@ impl Timetable {
         Ok(Some(report))
     }
 
-    /// What passes make of it: recomputation, and backwards that are split.
-    #[pyo3(signature = (*, recompute="none", hoist=None, split_backward=false, memory_cap=None, **times))]
+    /// What passes make of it: recomputation, backwards that are split, and activations that are moved.
+    #[pyo3(signature = (*, recompute="none", hoist=None, split_backward=false, bpipe=false, offload="none",
+                        memory_cap=None, **times))]
+    #[allow(clippy::too_many_arguments)] // Python's keywords
     fn passes(
         &self,
         py: Python<'_>,
         recompute: &str,
         hoist: Option<&Bound<'_, PyAny>>,
         split_backward: bool,
+        bpipe: bool,
+        offload: &str,
         memory_cap: Option<f64>,
         times: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Timetable> {
-        let times = self::times(times, &["recompute", "hoist", "split_backward", "memory_cap"])?;
+        let others = ["recompute", "hoist", "split_backward", "bpipe", "offload", "memory_cap"];
+        let times = self::times(times, &others)?;
         let hoist = hoist.map(|hoist| hoist.str()?.extract::<String>()).transpose()?;
         run(py, || {
             let passes = Passes {
                 recompute: recompute.parse::<Recompute>()?,
                 hoist: hoist.as_deref().unwrap_or("0").parse::<Hoist>()?,
                 split_backward,
+                moves: Moves::of(bpipe, offload.parse()?),
                 ..Passes::default()
             };
             let source = Source::Timetable(self.timetable.clone());

@@ -66,6 +66,7 @@ fn line(Did { step, what, start, end }: &Did) -> serde_json::Value {
         Doing::Work(Work::Cell(cell)) => ("op", cell.to_string()),
         Doing::Work(Work::Reduce(bucket)) => ("reduction", bucket.to_string()),
         Doing::Work(Work::Step(bucket)) => ("update", bucket.to_string()),
+        Doing::Work(Work::Move(op)) => ("move", op.to_string()),
         Doing::Wait(awaited) => ("wait", awaited.to_string()),
     };
     json!({"step": step, kind: what, "start": start, "end": end})

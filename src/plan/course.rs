@@ -116,6 +116,11 @@ impl Course {
             "shard-optimizer gives each sum to one replica, and mpi-allreduce to all: choose one of them"
         );
         ensure!(
+            !program.rules().has_moves() || is_synchronous && config.transport != Transport::Nccl,
+            "moves of activations run beside messages, between two syncs of all workers: leave transport nccl out, and \
+             choose a synchronous schedule and border step"
+        );
+        ensure!(
             config.reduce_precision == Precision::F32 || !config.mpi_allreduce,
             "MPI has no sums of bf16: choose reduce-precision f32, or leave mpi-allreduce out"
         );

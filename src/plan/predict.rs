@@ -145,7 +145,7 @@ impl Summary {
                 Work::Reduce(bucket) => {
                     begun.get(&bucket).map_or(event.start, |at| at.max(event.start))
                 }
-                Work::Cell(_) | Work::Step(_) => event.start,
+                Work::Cell(_) | Work::Step(_) | Work::Move(_) => event.start,
             };
             let took = (event.end - start).max(0.0) / timeline.n_workers.max(1) as f64;
             *kinds.entry(kind(event.work)).or_default() += took;
@@ -172,6 +172,7 @@ fn kind(work: Work) -> &'static str {
         Work::Cell(Cell::One(op)) => op.kind.name(),
         Work::Reduce(_) => "reduction",
         Work::Step(_) => "update",
+        Work::Move(op) => op.kind.name(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use chimera_core::interchange::ReadError;
-use chimera_core::lower::Passes;
+use chimera_core::lower::{Offloading, Passes};
 use chimera_core::request::{Request, Source};
 use chimera_core::schedule::find;
 
@@ -31,6 +31,10 @@ pub(super) fn passes_of_window(config: &Config, window: u32) -> Passes {
 
 /// What the settings ask for, of a window of so many steps if there is no flush after each.
 pub(super) fn request_of_window(config: &Config, window: u32) -> Result<Request<'static>> {
+    ensure!(
+        config.offload == Offloading::None || config.memory_cap.is_some(),
+        "offload auto moves what is over a memory-cap: say how many micro-batches a worker may hold with --memory-cap"
+    );
     let mut request = request(config)?;
     request.shape.window = window;
     request.passes = passes_of_window(config, window);

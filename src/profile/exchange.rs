@@ -136,7 +136,7 @@ fn is_forward(event: &Event) -> bool {
 fn made(program: &Program, events: &[Event], token: &Token) -> Option<f64> {
     let makes = |event: &&Event| match &event.work {
         Work::Cell(cell) => program.rules().cell_effects(cell).makes.contains(token),
-        Work::Reduce(_) | Work::Step(_) => false,
+        Work::Reduce(_) | Work::Step(_) | Work::Move(_) => false,
     };
     Some(events.iter().find(makes)?.end)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use chimera_core::engine::Patience;
 use chimera_core::ids::StageId;
-use chimera_core::lower::{Border, Hoist, Passes, Recompute};
+use chimera_core::lower::{Border, Hoist, Moves, Passes, Recompute};
 use chimera_core::model::{Cut, ModelConfig, ModelError, cut};
 use chimera_core::search::Search;
 
@@ -45,7 +45,8 @@ impl Config {
             hoist = if hoist == Hoist::OnDemand { hoist } else { Hoist::By(0) };
         }
         let free_border = (self.border == Border::Free).then_some(self.window);
-        Passes { recompute, hoist, split_backward, free_border }
+        let moves = Moves::of(self.bpipe, self.offload);
+        Passes { recompute, hoist, split_backward, free_border, moves }
     }
 
     /// What the forwards of a stage keep.

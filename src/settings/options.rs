@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, ParamRules};
-use chimera_core::lower::{Border, Hoist, Recompute, Sync};
+use chimera_core::lower::{Border, Hoist, Offloading, Recompute, Sync};
 use chimera_core::model::{Architecture, PRESETS, RopeScaling};
 use chimera_core::schedule;
 use chimera_core::search::Where;
@@ -176,6 +176,13 @@ options! {
         /// the weights it reads are updated; for `window` steps)
         "border" border: Border =
             [value("MODE").is("step").free().drawn(Passes).see("schedules.md#a-free-border-between-steps")];
+        /// Workers at both ends of the pipeline share their memory for activations: what one has too many of, the other keeps
+        /// until the backward
+        "bpipe" bpipe: bool = [value("BOOL").is("false").free().drawn(Passes).see("schedules.md#moving-activations")];
+        /// Activations that go to the memory of the host until the backward: none, or auto for those that `memory-cap` leaves
+        /// no room for (in `simulate` without one, as many as cost no time)
+        "offload" offload: Offloading =
+            [value("MODE").is("none").free().drawn(Passes).see("schedules.md#moving-activations")];
         /// Most micro-batches whose activations a worker may hold; schedules that hold more are refused
         "memory-cap" memory_cap: Option<f64> =
             [value("M").real(0.0, 1e6).follows("no limit").free().searched().drawn(Memory)];

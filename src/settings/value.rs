@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, ParamRules};
-use chimera_core::lower::{Border, Hoist, Recompute, Sync};
+use chimera_core::lower::{Border, Hoist, Offloading, Recompute, Sync};
 use chimera_core::model::{Architecture, RopeScaling};
 use chimera_core::search::Where;
 use toml::Value;
@@ -244,8 +244,8 @@ macro_rules! words {
     )+};
 }
 
-words!(Border, MlpGate, LrSchedule, NonFinite, Precision, Recompute, Scaling, Sync);
-words!(Survive, Transport, Where);
+words!(Border, MlpGate, LrSchedule, NonFinite, Offloading, Precision, Recompute, Scaling);
+words!(Survive, Sync, Transport, Where);
 
 /// Some steps, at least one, written `A..B`.
 #[derive(Clone, PartialEq, Eq, Debug)]

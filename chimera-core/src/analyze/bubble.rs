@@ -38,7 +38,7 @@ pub struct IdleTime {
     pub reduction: f64,
     /// The worker had done its part of the step.
     pub sync: f64,
-    /// Cores were shared, or the engine was at work.
+    /// Cores were shared, the engine was at work, or a move of activations was not done.
     pub other: f64,
 }
 
@@ -145,6 +145,7 @@ fn rows(timeline: &Timeline) -> Vec<BusyRow<'_>> {
         match event.work {
             Work::Reduce(_) => row.reductions.push(event),
             Work::Cell(_) | Work::Step(_) => row.busy.push(event),
+            Work::Move(_) => {}
         }
     }
     rows

@@ -22,8 +22,8 @@ use crate::activation_memory::{ActivationMemory, is_within};
 use crate::effects::{Effects, Token};
 use crate::few::Few;
 use crate::ids::{BucketId, ChannelId, StageId, WorkerId};
-use crate::interp::{Group, Machine, Row, Stop};
-use crate::op::{Cell, Op};
+use crate::interp::{Group, Machine, Stop};
+use crate::op::{Cell, Lane, Op};
 use crate::program::{Bucket, Instr, Program};
 use crate::update::Update;
 
@@ -39,7 +39,10 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
     let is_asynchronous = program.window.update() != Update::Flush;
     let versions = is_asynchronous.then(|| Versions::new(program.window, program.rows.len()));
     let machine = Checker::new(program, max_peak, versions);
-    let machine = interpret(program, machine, |machine| machine.bound += 1)?;
+    let mut machine = interpret(program, machine, |machine| machine.bound += 1)?;
+    if program.rules.has_moves() {
+        machine.hold_in_order()?;
+    }
     for (bucket, members) in (0..).map(BucketId).zip(program.buckets.iter().map(|b| &b.members)) {
         for &worker in members {
             let progress = &machine.workers[worker.index()];
@@ -72,7 +75,7 @@ where
     let mut group = Group::new(program);
     loop {
         let done = group.run(&mut machine).map_err(|(worker, stop)| {
-            let position = group.rows()[worker.index()].position();
+            let position = group.rows()[worker.index()].tried();
             refusal(program, Some((worker, position)), reason(stop))
         })?;
         if done {
@@ -80,10 +83,16 @@ where
         }
         // A worker that waits for room in a channel may go on with more of it. What has run so far
         // would have run with more room too, so there is no need to begin again.
-        let mut next =
-            group.rows().iter().zip(&program.rows).map(|(row, instrs)| instrs.get(row.position()));
-        if !next.any(|instr| matches!(instr, Some(Instr::Send(..)))) {
-            let positions: Vec<usize> = group.rows().iter().map(Row::position).collect();
+        let lanes = [Lane::Compute, Lane::Moves];
+        let positions: Vec<[usize; 2]> =
+            group.rows().iter().map(|row| lanes.map(|lane| row.position_on(lane))).collect();
+        let mut next = positions.iter().zip(&program.rows).flat_map(|(positions, instrs)| {
+            lanes
+                .into_iter()
+                .zip(positions)
+                .filter_map(|(lane, at)| instrs.get(*at).filter(|instr| instr.lane() == lane))
+        });
+        if !next.any(|instr| matches!(instr, Instr::Send(..))) {
             return Err(deadlock(program, &positions));
         }
         widen(&mut machine);
@@ -101,7 +110,7 @@ where
 fn maker(program: &Program, w: usize, token: &Token) -> usize {
     let makes = |instr: &Instr| match instr {
         Instr::Run(cell) => program.rules.cell_effects(cell).makes.contains(token),
-        Instr::Recv(received, _) => received == token,
+        Instr::Recv(made, _) | Instr::Give(made) => made == token,
         _ => false,
     };
     program.rows[w].iter().position(makes).unwrap_or(0)
@@ -185,6 +194,24 @@ impl<'p> Checker<'p> {
         }
     }
 
+    /// Counts what is held in the written order of each row, where ops of both lanes stand: memory is given out in this
+    /// order, so that no other holds more.
+    fn hold_in_order(&mut self) -> Result<(), Refusal> {
+        let Checker { program, max_peak, activations, .. } = self;
+        let rules = &program.rules;
+        for (worker, row) in (0..).map(WorkerId).zip(&program.rows) {
+            for (at, instr) in row.iter().enumerate() {
+                let Instr::Run(cell) = instr else { continue };
+                let peak = activations.run(worker, cell, &rules.cell_effects(cell), rules);
+                if let Some(limit) = max_peak.filter(|limit| !is_within(peak, Some(*limit))) {
+                    let reason = Reason::Memory { peak, limit };
+                    return Err(refusal(program, Some((worker, at)), reason));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Moves a bucket of a worker from one phase to the next.
     fn enter(&mut self, worker: WorkerId, bucket: BucketId, phase: Phase) -> Result<(), Reason> {
         let (before, what) = match phase {
@@ -222,6 +249,9 @@ impl Machine for Checker<'_> {
             if has_reduced || self.versions.is_some() {
                 self.add_gradient(worker, &op)?;
             }
+        }
+        if self.program.rules.has_moves() {
+            return Ok(made);
         }
         let peak = self.activations.run(worker, cell, effects, &self.program.rules);
         match self.max_peak {
@@ -304,6 +334,12 @@ impl Machine for Checker<'_> {
         }
         self.enter(worker, bucket, Phase::Stepped)
     }
+
+    fn give(&mut self, _: WorkerId, _: Lane) -> u32 {
+        0
+    }
+
+    fn take(&mut self, _: WorkerId, _: Lane, _: u32) {}
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ pub fn link(program: &Program, timeline: &mut Timeline, costs: &impl Costs) {
 pub fn path_length(program: &Program, path: &[&Event], costs: &impl Costs) -> f64 {
     let cells = path.iter().filter_map(|event| match event.work {
         Work::Cell(cell) => Some((event.worker, cell)),
-        Work::Reduce(_) | Work::Step(_) => None,
+        Work::Reduce(_) | Work::Step(_) | Work::Move(_) => None,
     });
     let cells: Vec<(WorkerId, Cell)> = cells.collect();
     let compute: f64 = cells.iter().map(|(worker, cell)| costs.cell(*worker, cell)).sum();

@@ -2,63 +2,108 @@
 
 use super::refusal::{Reason, Refusal, cell_index, refusal};
 use crate::ids::WorkerId;
+use crate::op::Lane;
 use crate::program::{Instr, Program};
 
-/// The refusal of a program whose workers are stuck at `positions` of their rows, with all the room in
-/// channels that they want: it names those of one cycle and marks the first. All others wait for these.
-pub(super) fn deadlock(program: &Program, positions: &[usize]) -> Refusal {
-    let cycle = cycle(program, positions);
-    let at = cycle.first().map(|(worker, _)| (*worker, positions[worker.index()]));
-    let waits = cycle.into_iter().map(|(worker, what)| {
-        let cell = cell_index(&program.rows[worker.index()], positions[worker.index()]);
+/// A lane of a worker.
+type LaneOf = (WorkerId, Lane);
+
+/// The refusal of a program whose workers are stuck at `positions` of their rows, of compute and of moves, with all the
+/// room in channels that they want: it names those of one cycle and marks the first. All others wait for these.
+pub(super) fn deadlock(program: &Program, positions: &[[usize; 2]]) -> Refusal {
+    let stuck = Stuck { program, positions };
+    let cycle = stuck.cycle();
+    let at = cycle.first().map(|(lane, _)| (lane.0, stuck.at(*lane)));
+    let waits = cycle.into_iter().map(|(lane, what)| {
+        let worker = lane.0;
+        let cell = cell_index(&program.rows[worker.index()], stuck.at(lane));
         format!("{worker} waits at cell {cell} for {what}")
     });
     refusal(program, at, Reason::Deadlock(waits.collect()))
 }
 
-/// The workers that wait for each other, and each for what. If the waits of the first stuck worker end
-/// with one that waits in vain, that one alone.
-fn cycle(program: &Program, positions: &[usize]) -> Vec<(WorkerId, String)> {
-    let mut waits: Vec<(WorkerId, String)> = Vec::new();
-    let mut worker = workers(program).find(|w| wait(program, positions, *w).is_some());
-    while let Some((waiting, (what, by))) =
-        worker.and_then(|w| Some((w, wait(program, positions, w)?)))
-    {
-        if let Some(first) = waits.iter().position(|(seen, _)| *seen == waiting) {
-            return waits.split_off(first);
-        }
-        waits.push((waiting, what));
-        worker = Some(by);
-    }
-    waits.split_off(waits.len().saturating_sub(1))
+struct Stuck<'p> {
+    program: &'p Program,
+    positions: &'p [[usize; 2]],
 }
 
-/// What a worker waits for, and who would have to go on first. Only receives, sums and the agreement wait.
-fn wait(program: &Program, positions: &[usize], worker: WorkerId) -> Option<(String, WorkerId)> {
-    let is_behind = |other: &WorkerId, what: Instr| {
-        let row = &program.rows[other.index()];
-        row.iter().position(|i| *i == what).is_none_or(|at| positions[other.index()] < at)
-    };
-    match *program.rows[worker.index()].get(positions[worker.index()])? {
-        Instr::Recv(token, channel) => {
-            let from = program.channels[channel.index()].from;
-            Some((format!("{token} from {from}"), from))
-        }
-        Instr::Await(bucket) => {
-            let mut members = program.buckets[bucket.index()].members.iter().copied();
-            let behind = members.find(|member| is_behind(member, Instr::Reduce(bucket)))?;
-            Some((format!("the gradient reduction of {bucket} with {behind}"), behind))
-        }
-        instr @ Instr::Agree => {
-            let behind = workers(program).find(|other| is_behind(other, instr))?;
-            Some((format!("the agreement with {behind}"), behind))
-        }
-        _ => None,
+impl Stuck<'_> {
+    fn at(&self, (worker, lane): LaneOf) -> usize {
+        self.positions[worker.index()][usize::from(lane == Lane::Moves)]
     }
-}
 
-fn workers(program: &Program) -> impl Iterator<Item = WorkerId> {
-    (0..program.rows.len() as u16).map(WorkerId)
+    /// The lanes that wait for each other, and each for what. If the waits of the first stuck lane end with one that waits
+    /// in vain, that one alone.
+    fn cycle(&self) -> Vec<(LaneOf, String)> {
+        let mut waits: Vec<(LaneOf, String)> = Vec::new();
+        let lanes = [Lane::Compute, Lane::Moves];
+        let mut all = self.workers().flat_map(|worker| lanes.map(|lane| (worker, lane)));
+        let mut next = all.find(|lane| self.wait(*lane).is_some());
+        while let Some((waiting, (what, by))) = next.and_then(|lane| Some((lane, self.wait(lane)?)))
+        {
+            if let Some(first) = waits.iter().position(|(seen, _)| *seen == waiting) {
+                return waits.split_off(first);
+            }
+            waits.push((waiting, what));
+            next = Some(by);
+        }
+        waits.split_off(waits.len().saturating_sub(1))
+    }
+
+    /// What a lane waits for, and which would have to go on first. Only receives, sums, the agreement, and what the other
+    /// lane makes are waited for.
+    fn wait(&self, (worker, lane): LaneOf) -> Option<(String, LaneOf)> {
+        let program = self.program;
+        let compute = |worker| (worker, Lane::Compute);
+        let is_behind = |other: &WorkerId, what: Instr| {
+            let row = &program.rows[other.index()];
+            row.iter().position(|i| *i == what).is_none_or(|at| self.at(compute(*other)) < at)
+        };
+        let instr = program.rows[worker.index()].get(self.at((worker, lane)))?;
+        if instr.lane() != lane {
+            return None; // its own have ended
+        }
+        match *instr {
+            Instr::Recv(token, channel) => {
+                let from = program.channels[channel.index()].from;
+                let sender = match Instr::Send(token, channel).lane() {
+                    Lane::Moves => (from, Lane::Moves),
+                    Lane::Compute => compute(from),
+                };
+                Some((format!("{token} from {from}"), sender))
+            }
+            Instr::Await(_) | Instr::Agree if self.has_moves_left(worker) => {
+                Some(("its moves of activations".to_string(), (worker, Lane::Moves)))
+            }
+            Instr::Await(bucket) => {
+                let mut members = program.buckets[bucket.index()].members.iter().copied();
+                let behind = members.find(|member| is_behind(member, Instr::Reduce(bucket)))?;
+                let what = format!("the gradient reduction of {bucket} with {behind}");
+                Some((what, compute(behind)))
+            }
+            instr @ Instr::Agree => {
+                let behind = self.workers().find(|other| is_behind(other, instr))?;
+                Some((format!("the agreement with {behind}"), compute(behind)))
+            }
+            Instr::Take(token) => Some((token.to_string(), (worker, lane.other()))),
+            Instr::Run(ref cell) if program.rules.has_moves() => {
+                let eats = program.rules.cell_effects(cell).eats;
+                let awaited =
+                    eats.iter().find(|t| lane == Lane::Moves || t.kind.crosses_lanes())?;
+                Some((awaited.to_string(), (worker, lane.other())))
+            }
+            _ => None,
+        }
+    }
+
+    fn has_moves_left(&self, worker: WorkerId) -> bool {
+        let row = &self.program.rows[worker.index()];
+        row[self.at((worker, Lane::Moves))..].iter().any(|instr| instr.lane() == Lane::Moves)
+    }
+
+    fn workers(&self) -> impl Iterator<Item = WorkerId> + use<> {
+        (0..self.program.rows.len() as u16).map(WorkerId)
+    }
 }
 
 #[cfg(test)]

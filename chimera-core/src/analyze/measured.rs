@@ -21,7 +21,7 @@ impl MeasuredCosts {
         for event in &timeline.events {
             let took = event.end - event.start;
             match event.work {
-                Work::Cell(Cell::One(op) | Cell::Pair(op, _)) => {
+                Work::Cell(Cell::One(op) | Cell::Pair(op, _)) | Work::Move(op) => {
                     costs.cells.insert((event.worker, op), took);
                 }
                 Work::Step(bucket) => {

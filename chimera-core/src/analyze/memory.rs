@@ -4,7 +4,7 @@ use crate::activation_memory::{ActivationMemory, HeldMemory, change, rounded};
 use crate::costs::StageBytes;
 use crate::effects::{Rules, Token, TokenKind};
 use crate::ids::WorkerId;
-use crate::op::Cell;
+use crate::op::{Cell, Op};
 use crate::program::{Instr, Program};
 
 /// The most bytes that each worker of `program` holds at once of kept values (saved activations, checkpointed inputs, deferred
@@ -25,12 +25,25 @@ pub(crate) fn kept_bytes_change(
         | TokenKind::Gradient
         | TokenKind::Version
         | TokenKind::Past
-        | TokenKind::PastGradient => 0.0,
-        TokenKind::Saved | TokenKind::Kept | TokenKind::Deferred => {
-            token_bytes(program.rules(), stages, samples, token)
-        }
+        | TokenKind::PastGradient
+        | TokenKind::Away
+        | TokenKind::Back
+        | TokenKind::Freed
+        | TokenKind::Vacated
+        | TokenKind::Released => 0.0,
+        TokenKind::Saved
+        | TokenKind::Kept
+        | TokenKind::Deferred
+        | TokenKind::Guest
+        | TokenKind::Reloaded => token_bytes(program.rules(), stages, samples, token),
     };
     change(cell, program.rules(), size)
+}
+
+/// The bytes of the saved activations that a move moves.
+pub(crate) fn saved_bytes(program: &Program, stages: &[StageBytes], samples: f64, op: &Op) -> f64 {
+    let saved = stages.get(op.stage.index()).map_or(0.0, |stage| stage.saved);
+    saved * samples * f64::from(op.span.len) * f64::from(u8::from(program.rules().is_transfer(op)))
 }
 
 /// The most bytes that each worker of `program` uses at once: kept values, activations and gradients until the next
@@ -77,11 +90,17 @@ pub(crate) fn token_bytes(
             stages.get(token.to.index()).map_or(0.0, |made| made.output)
         }
         TokenKind::Gradient => stage.gradient,
-        TokenKind::Saved => stage.saved,
+        TokenKind::Saved | TokenKind::Guest | TokenKind::Reloaded => stage.saved,
         TokenKind::Kept => stage.kept(rules, token),
         TokenKind::Deferred => stage.deferred,
         // What earlier slices left is part of what they saved or keep.
         TokenKind::Version | TokenKind::Past => 0.0,
+        // What is under way is counted where it comes from until it has left, and where it goes to from then on.
+        TokenKind::Away
+        | TokenKind::Back
+        | TokenKind::Freed
+        | TokenKind::Vacated
+        | TokenKind::Released => 0.0,
         // Of its own slice and all before it.
         TokenKind::PastGradient => stage.past * f64::from(token.span.start % rules.n_slices() + 1),
     };

@@ -85,7 +85,7 @@ fn shared(instr: &Instr) -> Option<Together> {
         Instr::Send(token, _) | Instr::Recv(token, _) => Some(Together::Message(token)),
         Instr::Reduce(bucket) => Some(Together::Reduction(bucket)),
         Instr::Agree => Some(Together::Agreement),
-        Instr::Run(_) | Instr::Await(_) | Instr::Step(_) => None,
+        Instr::Run(_) | Instr::Await(_) | Instr::Step(_) | Instr::Give(_) | Instr::Take(_) => None,
     }
 }
 
@@ -105,7 +105,11 @@ fn by_time(program: &Program) -> Vec<Together> {
                     *latest = latest.max(clock);
                 }
                 Instr::Agree => _ = times.insert(Together::Agreement, f64::INFINITY),
-                Instr::Recv(..) | Instr::Await(_) | Instr::Step(_) => {}
+                Instr::Recv(..)
+                | Instr::Await(_)
+                | Instr::Step(_)
+                | Instr::Give(_)
+                | Instr::Take(_) => {}
             }
         }
     }
@@ -161,7 +165,11 @@ impl<'p> Queue<'p> {
                 Instr::Send(token, _) => _ = open.insert(Together::Message(token), false),
                 Instr::Reduce(bucket) => _ = open.insert(Together::Reduction(bucket), false),
                 Instr::Agree => _ = open.insert(Together::Agreement, false),
-                Instr::Run(_) | Instr::Await(_) | Instr::Step(_) => {}
+                Instr::Run(_)
+                | Instr::Await(_)
+                | Instr::Step(_)
+                | Instr::Give(_)
+                | Instr::Take(_) => {}
             }
         }
         Queue { row, at: 0, open }
@@ -175,7 +183,12 @@ impl<'p> Queue<'p> {
                 Instr::Recv(token, _) => Some(Together::Message(token)),
                 Instr::Await(bucket) => Some(Together::Reduction(bucket)),
                 Instr::Agree => Some(Together::Agreement),
-                Instr::Send(..) | Instr::Reduce(_) | Instr::Run(_) | Instr::Step(_) => None,
+                Instr::Send(..)
+                | Instr::Reduce(_)
+                | Instr::Run(_)
+                | Instr::Step(_)
+                | Instr::Give(_)
+                | Instr::Take(_) => None,
             };
             let comes_to = match *instr {
                 Instr::Send(token, _) => Some(Together::Message(token)),

@@ -6,7 +6,7 @@ use std::fmt;
 use crate::effects::Token;
 use crate::ids::{StageId, WorkerId};
 use crate::notation::marked_row;
-use crate::op::Op;
+use crate::op::{Kind, Op};
 use crate::program::{Instr, Program};
 
 /// Why a timetable cannot become a program.
@@ -63,14 +63,17 @@ pub enum Reason {
     /// An op names a pipe, stage or micro-batch that does not exist.
     #[error("{0} names a pipe, stage or micro-batch that does not exist")]
     Unknown(Op),
-    /// An op stands on another worker than the placement says.
-    #[error("{op} belongs to {owner}")]
+    /// An op stands on another worker than the placement says, or keeps what its own worker has.
+    #[error("{op} {} {owner}", if matches!(op.kind, Kind::Keep | Kind::Return) { "is for another worker than" } else { "belongs to" })]
     Misplaced {
         /// The op.
         op: Op,
         /// Who holds its stage.
         owner: WorkerId,
     },
+    /// A move is part of a pair.
+    #[error("{0} runs beside compute: it is no part of a pair")]
+    PairedMove(Op),
     /// A micro-batch travels through two pipes.
     #[error("{op} takes micro-batch {unit} through a second pipe")]
     TwoPipes {
@@ -193,7 +196,7 @@ pub(super) fn refusal(program: &Program, at: Option<(WorkerId, usize)>, reason: 
 pub(super) fn cell_index(row: &[Instr], position: usize) -> usize {
     let n_before = row[..position].iter().filter(|i| matches!(i, Instr::Run(_))).count();
     match row.get(position) {
-        Some(Instr::Run(_) | Instr::Recv(..)) => n_before,
+        Some(Instr::Run(_) | Instr::Recv(..) | Instr::Take(_)) => n_before,
         _ => n_before.saturating_sub(1),
     }
 }

@@ -13,7 +13,7 @@ use crate::effects::{Effects, Token};
 use crate::few::Few;
 use crate::ids::{BucketId, ChannelId, WorkerId};
 use crate::interp::{Group, Machine};
-use crate::op::Cell;
+use crate::op::{Cell, Lane};
 use crate::program::Program;
 
 /// When everything happens if each worker does its row as early as it can.
@@ -67,6 +67,8 @@ struct Simulation<'p, C, F> {
     n_events: u32,
     /// When each worker is free.
     free: Vec<Ready>,
+    /// When each worker's lane of moves is free.
+    moves: Vec<Ready>,
     /// When each worker's lane of reductions is free.
     lane: Vec<Ready>,
     queues: Vec<std::collections::VecDeque<Ready>>,
@@ -99,6 +101,7 @@ impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
             record,
             n_events: 0,
             free: vec![Ready::START; n_workers],
+            moves: vec![Ready::START; n_workers],
             lane: vec![Ready::START; n_workers],
             queues: vec![Default::default(); program.channels.len()],
             links: FxHashMap::default(),
@@ -108,6 +111,13 @@ impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
             ],
             started: Vec::new(),
             agreement: Agreement { arrived: vec![false; n_workers], ready: Ready::START },
+        }
+    }
+
+    fn free_on(&mut self, worker: WorkerId, lane: Lane) -> &mut Ready {
+        match lane {
+            Lane::Compute => &mut self.free[worker.index()],
+            Lane::Moves => &mut self.moves[worker.index()],
         }
     }
 
@@ -169,10 +179,17 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
         effects: &Effects,
         eaten: Few<Ready>,
     ) -> Result<Few<Ready>, Infallible> {
-        let start = eaten.iter().copied().fold(self.free[worker.index()], Ready::later);
-        let takes = self.costs.cell(worker, cell);
-        let end = self.work(worker, Work::Cell(*cell), start, takes);
-        self.free[worker.index()] = end;
+        let free = self.free_on(worker, cell.lane());
+        let start = eaten.iter().copied().fold(*free, Ready::later);
+        let end = match cell {
+            Cell::One(op) if cell.lane() == Lane::Moves => match self.program.rules.is_transfer(op)
+            {
+                true => self.work(worker, Work::Move(*op), start, self.costs.op(worker, op)),
+                false => start,
+            },
+            _ => self.work(worker, Work::Cell(*cell), start, self.costs.cell(worker, cell)),
+        };
+        *self.free_on(worker, cell.lane()) = end;
         Ok(Few::repeat(end, effects.makes.len()))
     }
 
@@ -187,6 +204,11 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
         channel: ChannelId,
         value: Ready,
     ) -> Result<(), Infallible> {
+        if token.edge().is_none() {
+            // The move itself takes the time.
+            self.queues[channel.index()].push_back(value);
+            return Ok(());
+        }
         let (takes, occupies) = (self.costs.message(&token), self.costs.occupies(&token));
         let free = &mut self.free[worker.index()];
         // A message that occupies the worker begins when those before it let it.
@@ -200,14 +222,16 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
     fn recv(
         &mut self,
         worker: WorkerId,
-        _: Token,
+        token: Token,
         channel: ChannelId,
     ) -> Result<Poll<Ready>, Infallible> {
         let Some(arrives) = self.queues[channel.index()].pop_front() else {
             return Ok(Poll::Pending);
         };
-        let free = &mut self.free[worker.index()];
-        *free = free.later(arrives);
+        if token.edge().is_some() {
+            let free = &mut self.free[worker.index()];
+            *free = free.later(arrives);
+        }
         Ok(Poll::Ready(arrives))
     }
 
@@ -252,6 +276,15 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
         let end = self.work(worker, Work::Step(bucket), self.free[worker.index()], takes);
         self.free[worker.index()] = end;
         Ok(())
+    }
+
+    fn give(&mut self, worker: WorkerId, lane: Lane) -> Ready {
+        *self.free_on(worker, lane)
+    }
+
+    fn take(&mut self, worker: WorkerId, lane: Lane, room: Ready) {
+        let free = self.free_on(worker, lane);
+        *free = free.later(room);
     }
 }
 

@@ -14,7 +14,7 @@ use crate::effects::{Effects, Token};
 use crate::few::Few;
 use crate::ids::{BucketId, ChannelId, WorkerId};
 use crate::interp::{Group, Machine};
-use crate::op::Cell;
+use crate::op::{Cell, Lane};
 use crate::program::Program;
 
 /// A time in which a worker neither computes nor updates weights.
@@ -37,7 +37,7 @@ pub fn windows(program: &Program, timeline: &Timeline) -> Vec<Vec<FreeWindow>> {
         let free = (program.peaks()[w] - held).max(0.0);
         is_shorter(from, to).then_some(FreeWindow { from, to, free })
     };
-    for event in timeline.events.iter().filter(|event| !matches!(event.work, Work::Reduce(_))) {
+    for event in timeline.events.iter().filter(|event| event.work.occupies()) {
         let w = event.worker.index();
         let (from, held, windows) = &mut workers[w];
         windows.extend(window(w, (*from, *held), event.start));
@@ -95,8 +95,8 @@ struct Dependences<'p, C> {
     next: Vec<Vec<After>>,
     /// The nodes of each worker's cells.
     cells: Vec<Vec<usize>>,
-    /// What the next node of each worker waits for.
-    before: Vec<Vec<After>>,
+    /// What the next node of each worker waits for, of compute and then of moves.
+    before: [Vec<Vec<After>>; 2],
     queues: Vec<VecDeque<After>>,
     n_started: Vec<usize>,
     has_agreed: Vec<bool>,
@@ -112,7 +112,7 @@ impl<'p, C: Costs> Dependences<'p, C> {
             takes: sums.chain([costs.agree()]).collect(),
             next: vec![Vec::new(); n_buckets + 1],
             cells: vec![Vec::new(); n_workers],
-            before: vec![Vec::new(); n_workers],
+            before: [vec![Vec::new(); n_workers], vec![Vec::new(); n_workers]],
             queues: vec![VecDeque::new(); program.channels.len()],
             n_started: vec![0; n_buckets],
             has_agreed: vec![false; n_workers],
@@ -123,21 +123,25 @@ impl<'p, C: Costs> Dependences<'p, C> {
         self.program.buckets.len()
     }
 
-    /// Adds a node that comes next on a worker.
-    fn add(&mut self, worker: WorkerId, takes: f64) -> usize {
+    /// Adds a node that comes next on a lane of a worker.
+    fn add(&mut self, worker: WorkerId, lane: Lane, takes: f64) -> usize {
         let node = self.takes.len();
         self.takes.push(takes);
         self.next.push(Vec::new());
-        self.wait(worker, node);
-        self.before[worker.index()] = vec![(node, 0.0)];
+        self.wait(worker, lane, node);
+        *self.before(worker, lane) = vec![(node, 0.0)];
         node
     }
 
-    /// Lets a node wait for all that the next one of a worker waits for.
-    fn wait(&mut self, worker: WorkerId, node: usize) {
-        for &(before, delay) in &self.before[worker.index()] {
+    /// Lets a node wait for all that the next one of a lane waits for.
+    fn wait(&mut self, worker: WorkerId, lane: Lane, node: usize) {
+        for (before, delay) in self.before(worker, lane).clone() {
             self.next[before].push((node, delay));
         }
+    }
+
+    fn before(&mut self, worker: WorkerId, lane: Lane) -> &mut Vec<After> {
+        &mut self.before[usize::from(lane == Lane::Moves)][worker.index()]
     }
 
     /// Lets sums that share a worker or a link come one after the other, as they did.
@@ -199,9 +203,16 @@ impl<C: Costs> Machine for Dependences<'_, C> {
         effects: &Effects,
         eaten: Few<After>,
     ) -> Result<Few<After>, Infallible> {
-        self.before[worker.index()].extend(eaten);
-        let node = self.add(worker, self.costs.cell(worker, cell));
-        self.cells[worker.index()].push(node);
+        let lane = cell.lane();
+        self.before(worker, lane).extend(eaten);
+        let takes = match cell {
+            Cell::One(op) if lane == Lane::Moves && !self.program.rules.is_transfer(op) => 0.0,
+            _ => self.costs.cell(worker, cell),
+        };
+        let node = self.add(worker, lane, takes);
+        if lane == Lane::Compute {
+            self.cells[worker.index()].push(node);
+        }
         Ok(Few::repeat((node, 0.0), effects.makes.len()))
     }
 
@@ -216,11 +227,15 @@ impl<C: Costs> Machine for Dependences<'_, C> {
         channel: ChannelId,
         value: After,
     ) -> Result<(), Infallible> {
+        if token.edge().is_none() {
+            self.queues[channel.index()].push_back(value);
+            return Ok(());
+        }
         let (takes, occupies) = (self.costs.message(&token), self.costs.occupies(&token));
         let mut starts = value;
         // A message that occupies the worker begins when those before it let it, and holds up what comes next.
         if occupies > 0.0
-            && let Some(before) = self.before[worker.index()].first_mut()
+            && let Some(before) = self.before(worker, Lane::Compute).first_mut()
         {
             starts = *before;
             before.1 += occupies;
@@ -232,18 +247,20 @@ impl<C: Costs> Machine for Dependences<'_, C> {
     fn recv(
         &mut self,
         worker: WorkerId,
-        _: Token,
+        token: Token,
         channel: ChannelId,
     ) -> Result<Poll<After>, Infallible> {
         let Some(arrives) = self.queues[channel.index()].pop_front() else {
             return Ok(Poll::Pending);
         };
-        self.before[worker.index()].push(arrives);
+        if token.edge().is_some() {
+            self.before(worker, Lane::Compute).push(arrives);
+        }
         Ok(Poll::Ready(arrives))
     }
 
     fn reduce(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {
-        self.wait(worker, bucket.index());
+        self.wait(worker, Lane::Compute, bucket.index());
         self.n_started[bucket.index()] += 1;
         Ok(())
     }
@@ -253,25 +270,34 @@ impl<C: Costs> Machine for Dependences<'_, C> {
         if self.n_started[bucket] < self.program.buckets[bucket].members.len() {
             return Ok(Poll::Pending);
         }
-        self.before[worker.index()].push((bucket, 0.0));
+        self.before(worker, Lane::Compute).push((bucket, 0.0));
         Ok(Poll::Ready(()))
     }
 
     fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Infallible> {
         let agreement = self.agreement();
         if !std::mem::replace(&mut self.has_agreed[worker.index()], true) {
-            self.wait(worker, agreement);
+            self.wait(worker, Lane::Compute, agreement);
         }
         if self.has_agreed.contains(&false) {
             return Ok(Poll::Pending);
         }
-        self.before[worker.index()] = vec![(agreement, 0.0)];
+        *self.before(worker, Lane::Compute) = vec![(agreement, 0.0)];
         Ok(Poll::Ready(()))
     }
 
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {
-        self.add(worker, self.costs.step(bucket));
+        self.add(worker, Lane::Compute, self.costs.step(bucket));
         Ok(())
+    }
+
+    fn give(&mut self, worker: WorkerId, lane: Lane) -> After {
+        // A lane that has freed memory has run a cell: that is what its next one waits for.
+        self.before(worker, lane).first().copied().unwrap_or((self.agreement(), 0.0))
+    }
+
+    fn take(&mut self, worker: WorkerId, lane: Lane, room: After) {
+        self.before(worker, lane).push(room);
     }
 }
 

@@ -4,7 +4,7 @@
 use super::refusal::{Reason, Refusal};
 use crate::ids::{PipeId, StageId, WorkerId};
 use crate::notation::marked_row;
-use crate::op::{Kind, Op};
+use crate::op::{Cell, Kind, Lane, Op};
 use crate::timetable::Timetable;
 use crate::update::{Update, Window};
 
@@ -65,6 +65,9 @@ fn each_op(
     for (worker, row) in (0..).map(WorkerId).zip(&timetable.rows) {
         for (at, cell) in row.iter().enumerate() {
             for op in cell.ops() {
+                if matches!(cell, Cell::Pair(..)) && op.kind.lane() == Lane::Moves {
+                    return Err(refusal(timetable, Some((worker, at)), Reason::PairedMove(op)));
+                }
                 check(worker, op)
                     .map_err(|reason| refusal(timetable, Some((worker, at)), reason))?;
             }
@@ -89,7 +92,8 @@ fn well_formed(
         return Err(Reason::Unknown(*op));
     }
     let owner = placement.worker(op.pipe, op.stage);
-    if owner != worker {
+    let is_of_another = matches!(op.kind, Kind::Keep | Kind::Return);
+    if is_of_another == (owner == worker) {
         return Err(Reason::Misplaced { op: *op, owner });
     }
     if !window.is_of_one_update(op.span) {
@@ -115,6 +119,10 @@ struct PassesDone {
 }
 
 impl PassesDone {
+    const OFFLOAD: u8 = 16;
+    const RELOAD: u8 = 32;
+    const KEEP: u8 = 64;
+    const RETURN: u8 = 128;
     const FORWARD: u8 = 1;
     const INPUT: u8 = 2;
     const WEIGHT: u8 = 4;
@@ -132,6 +140,10 @@ impl PassesDone {
             Kind::BackwardInput => Self::INPUT,
             Kind::BackwardWeight => Self::WEIGHT,
             Kind::Recompute => Self::RECOMPUTE,
+            Kind::Offload => Self::OFFLOAD,
+            Kind::Reload => Self::RELOAD,
+            Kind::Keep => Self::KEEP,
+            Kind::Return => Self::RETURN,
         };
         for unit in op.span.units() {
             if *self.pipe_of[unit as usize].get_or_insert(op.pipe) != op.pipe {

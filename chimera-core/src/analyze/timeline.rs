@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::effects::Token;
 use crate::ids::{BucketId, WorkerId};
-use crate::op::Cell;
+use crate::op::{Cell, Op};
 
 /// What an event is the doing of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -18,6 +18,15 @@ pub enum Work {
     Reduce(BucketId),
     /// The optimizer's update of a bucket.
     Step(BucketId),
+    /// A move of saved activations, which runs beside compute.
+    Move(Op),
+}
+
+impl Work {
+    /// Whether the worker does nothing else meanwhile.
+    pub fn occupies(&self) -> bool {
+        matches!(self, Work::Cell(_) | Work::Step(_))
+    }
 }
 
 /// One piece of work in time.
@@ -96,7 +105,7 @@ impl Timeline {
     /// Time each worker spends in compute and optimizer updates.
     pub fn busy(&self) -> Vec<f64> {
         let mut busy = vec![0.0; self.n_workers];
-        for e in self.events.iter().filter(|e| !matches!(e.work, Work::Reduce(_))) {
+        for e in self.events.iter().filter(|e| e.work.occupies()) {
             busy[e.worker.index()] += e.end - e.start;
         }
         busy

@@ -72,6 +72,19 @@ pub enum Payload {
         /// 0 for its weights; what the optimizer keeps of it comes behind.
         slot: u32,
     },
+    /// A tensor of saved activations that are kept by another worker; the first says how many there are.
+    Moved {
+        /// Whether they come back.
+        returns: bool,
+        /// The pipe.
+        pipe: PipeId,
+        /// The stage whose they are.
+        stage: StageId,
+        /// The micro-batch unit.
+        unit: u32,
+        /// Place among the tensors; 0 for their number.
+        tensor: u32,
+    },
     /// Control data of a transport that stands on another transport.
     Private {
         /// What the transport uses it for.
@@ -133,9 +146,11 @@ const WEIGHT: u32 = 20;
 const PRIVATE: u32 = 21;
 const REPLICA: u32 = 22;
 const SHADOW: u32 = 23;
+const AWAY: u32 = 24;
+const BACK: u32 = 25;
 
 /// Kinds of tokens by their codes.
-const TOKENS: [TokenKind; 8] = [
+const TOKENS: [TokenKind; 15] = [
     TokenKind::Activation,
     TokenKind::Gradient,
     TokenKind::Saved,
@@ -144,6 +159,13 @@ const TOKENS: [TokenKind; 8] = [
     TokenKind::Version,
     TokenKind::Past,
     TokenKind::PastGradient,
+    TokenKind::Away,
+    TokenKind::Guest,
+    TokenKind::Back,
+    TokenKind::Reloaded,
+    TokenKind::Freed,
+    TokenKind::Vacated,
+    TokenKind::Released,
 ];
 
 fn encode(payload: Payload) -> (u32, [u32; 3]) {
@@ -161,6 +183,9 @@ fn encode(payload: Payload) -> (u32, [u32; 3]) {
         Payload::Weight { stage, tensor } => (WEIGHT, [stage.0.into(), tensor, 0]),
         Payload::Replica { stage, tensor, slot } => (REPLICA, [stage.0.into(), tensor, slot]),
         Payload::Shadow { stage, tensor, slot } => (SHADOW, [stage.0.into(), tensor, slot]),
+        Payload::Moved { returns, pipe, stage, unit, tensor } => {
+            (if returns { BACK } else { AWAY }, [halves(pipe.0, stage.0), unit, tensor])
+        }
         Payload::Private { channel } => (PRIVATE, [channel.into(), 0, 0]),
     }
 }
@@ -184,6 +209,13 @@ fn decode(code: u32, [x, y, z]: [u32; 3]) -> Option<Payload> {
         WEIGHT => Payload::Weight { stage: stage()?, tensor: y },
         REPLICA => Payload::Replica { stage: stage()?, tensor: y, slot: z },
         SHADOW => Payload::Shadow { stage: stage()?, tensor: y, slot: z },
+        AWAY | BACK => Payload::Moved {
+            returns: code == BACK,
+            pipe: PipeId((x >> 16) as u16),
+            stage: StageId(x as u16), // a half each
+            unit: y,
+            tensor: z,
+        },
         PRIVATE => Payload::Private { channel: u8::try_from(x).ok()? },
         _ => {
             let kind = *TOKENS.get(code as usize)?;
@@ -219,6 +251,10 @@ impl fmt::Display for Payload {
             }
             Payload::Shadow { stage, tensor, slot } => {
                 write!(f, "a copy of slot {slot} of tensor {tensor} of {stage}")
+            }
+            Payload::Moved { returns, pipe, stage, unit, .. } => {
+                let what = if *returns { "returned" } else { "offloaded" };
+                write!(f, "{what} activations({pipe}, {stage}, micro-batch {unit})")
             }
             Payload::Private { channel } => write!(f, "control data of channel {channel}"),
         }
@@ -267,6 +303,7 @@ mod tests {
             Payload::Weight { stage, tensor: 5 },
             Payload::Replica { stage, tensor: 5, slot: 2 },
             Payload::Shadow { stage, tensor: 5, slot: 2 },
+            Payload::Moved { returns: true, pipe: PipeId(3), stage, unit: 5, tensor: 70_000 },
             Payload::Private { channel: 3 },
         ];
         let payloads = TOKENS.map(token).into_iter().chain(others);

@@ -22,6 +22,8 @@ pub struct GivenTimes {
     pub recompute: Option<PerStage>,
     /// A message between workers; 0 unless given.
     pub message: Option<PerStage>,
+    /// A move of saved activations; 0 unless given.
+    pub transfer: Option<PerStage>,
 }
 
 /// One number for all stages, or one for each.
@@ -126,7 +128,7 @@ impl GivenTimes {
     }
 
     /// Each with its option on the command line.
-    fn all(&self) -> [(&'static str, &Option<PerStage>); 7] {
+    fn all(&self) -> [(&'static str, &Option<PerStage>); 8] {
         [
             ("--forward", &self.forward),
             ("--backward", &self.backward),
@@ -135,6 +137,7 @@ impl GivenTimes {
             ("--pair", &self.pair),
             ("--recompute-time", &self.recompute),
             ("--message", &self.message),
+            ("--transfer", &self.transfer),
         ]
     }
 
@@ -149,6 +152,7 @@ impl GivenTimes {
             weight: at(&self.weight).unwrap_or(costs.weight),
             pair: at(&self.pair),
             recompute: at(&self.recompute).unwrap_or(costs.recompute),
+            transfer: at(&self.transfer).unwrap_or(0.0),
             ..costs
         }
     }

@@ -157,6 +157,11 @@ pub trait Device: Clone + Send + Sync + 'static {
         tensors.iter().map(elements).collect()
     }
 
+    /// Whether tensors lie in the memory of the host, so that it would be no other one for what is offloaded there.
+    fn is_on_host(&self) -> bool {
+        false
+    }
+
     /// Begins a [`download_words`](Device::download_words) of a tensor as it is now, on devices on which this gains
     /// time.
     fn fetch(&self, _tensor: &Self::Tensor) -> Result<Option<Box<dyn Fetch>>> {

@@ -19,7 +19,7 @@ use crate::fault::{Class, Fault};
 use crate::few::Few;
 use crate::ids::{BucketId, ChannelId, Rank, WorkerId};
 use crate::interp::Machine;
-use crate::op::Cell;
+use crate::op::{Cell, Lane};
 use crate::program::Bucket;
 use crate::stage::slice_range;
 use crate::update::Update;
@@ -47,7 +47,12 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
             self.steps.activations.change(added, freed);
             made.extend(makes);
         }
-        self.record(worker, Work::Cell(*cell), start);
+        match cell {
+            Cell::One(op) if cell.lane() == Lane::Moves => {
+                self.record(worker, Work::Move(*op), start);
+            }
+            _ => self.record(worker, Work::Cell(*cell), start),
+        }
         self.poll_sums()?;
         Ok(made)
     }
@@ -65,8 +70,16 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         value: Value<S>,
     ) -> Result<(), Fault> {
         let to = self.rank_of(self.job.program.channels()[channel.index()].to, self.group);
+        let tensor = match value {
+            Value::Tensors(tensors) => return self.send_moved(to, token, tensors),
+            Value::Memory => {
+                let nothing = self.device.zeros(&[1]);
+                self.on_device(token.to_string(), nothing)?
+            }
+            value => value.tensor(),
+        };
         let tag = Tag::new(self.steps.first, Payload::Token(token));
-        let sent = self.comm.send(to, tag, value.tensor());
+        let sent = self.comm.send(to, tag, tensor);
         self.on_wire(token, sent)
     }
 
@@ -77,10 +90,19 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         channel: ChannelId,
     ) -> Result<Poll<Value<S>>, Fault> {
         let from = self.rank_of(self.job.program.channels()[channel.index()].from, self.group);
-        let start = self.now();
         let tag = Tag::new(self.steps.first, Payload::Token(token));
-        let received = self
-            .wait(CommError::waited_mut, |state, deadline| state.comm.recv(from, tag, deadline))?;
+        if token.kind.is_memory() {
+            let received = self.comm.try_recv(from, tag);
+            let received = self.on_wire(token, received)?;
+            return Ok(received.map_or(Poll::Pending, |_| Poll::Ready(Value::Memory)));
+        }
+        if token.edge().is_none() {
+            return Ok(self.recv_moved(from, token)?.map(Value::Tensors));
+        }
+        let (start, beside_moves) = (self.now(), self.job.program.rules().has_moves());
+        let received = self.wait(beside_moves, CommError::waited_mut, |state, deadline| {
+            state.comm.recv(from, tag, deadline)
+        })?;
         self.waited(worker, Awaited::Message(token), start);
         let Poll::Ready(received) = received else { return Ok(Poll::Pending) };
         let received = self.on_wait(token, Need::Token(token), received)?;
@@ -119,7 +141,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
     fn await_sum(&mut self, worker: WorkerId, bucket: BucketId) -> Result<Poll<()>, Fault> {
         let (mut sum, start) = self.reductions.take(bucket);
         let waits_from = self.now();
-        let waited = self.wait(ReduceError::waited_mut, |state, deadline| {
+        let waited = self.wait(false, ReduceError::waited_mut, |state, deadline| {
             sum.wait(&state.device, &mut state.comm, deadline)
         })?;
         self.waited(worker, Awaited::Sum(bucket), waits_from);
@@ -188,6 +210,12 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         self.record(worker, Work::Step(bucket), start);
         Ok(())
     }
+
+    fn give(&mut self, _: WorkerId, _: Lane) -> Value<S> {
+        Value::Memory
+    }
+
+    fn take(&mut self, _: WorkerId, _: Lane, _: Value<S>) {}
 }
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {

@@ -22,6 +22,7 @@ mod layout;
 mod machine;
 mod moved;
 mod muon;
+mod offloading;
 mod ops;
 mod optimizer;
 mod param_group;

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use super::Job;
 use super::held::{Held, Weights};
+use super::offloading::Parked;
 use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
-use crate::effects::Token;
+use crate::effects::{Token, TokenKind};
 use crate::fault::{Class, Fault};
 use crate::ids::StageId;
 use crate::op::{Kind, Op};
@@ -25,6 +26,12 @@ pub(super) enum Value<S: Stage> {
     Saved(S::Saved, Vec<Left<S::Tensor>>),
     /// Deferred weight work.
     Deferred(S::Deferred),
+    /// The tensors of saved activations on their way, or at another worker.
+    Tensors(Vec<S::Tensor>),
+    /// The tensors of saved activations in the memory of the host.
+    Parked(Vec<Parked<S::Tensor>>),
+    /// Memory for saved activations.
+    Memory,
     /// A version of the stage's weights.
     Version(Weights<S>),
     /// What the slices of a sequence left so far.
@@ -42,6 +49,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     ) -> Result<Vec<Value<S>>, Fault> {
         let is_sliced = self.job.program.rules().n_slices() > 1;
         match op.kind {
+            Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => self.run_move(op, eaten),
             Kind::Forward if is_sliced => self.forward_slice(op, eaten),
             Kind::Backward | Kind::BackwardInput if is_sliced => self.backward_slice(op, eaten),
             Kind::Forward => self.run_forward(op, eaten.into_iter().map(Value::tensor).collect()),
@@ -290,7 +298,16 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
                     let own = lefts.iter().skip(n_before as usize).flatten();
                     inputs.iter().chain(own).map(|input| self.device.bytes(input)).sum()
                 }
-                Value::Tensor(_) | Value::Version(_) | Value::Past(_) | Value::PastGradient(_) => 0,
+                Value::Tensors(kept) if token.kind == TokenKind::Guest => {
+                    kept.iter().map(|tensor| self.device.bytes(tensor)).sum()
+                }
+                Value::Tensor(_)
+                | Value::Version(_)
+                | Value::Past(_)
+                | Value::PastGradient(_)
+                | Value::Tensors(_)
+                | Value::Parked(_)
+                | Value::Memory => 0,
             }
         };
         tokens.iter().zip(values).map(bytes).sum()
@@ -402,7 +419,7 @@ impl<S: Stage> Value<S> {
         }
     }
 
-    fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> &'static str {
         match self {
             Value::Tensor(_) => "a tensor",
             Value::Inputs(..) => "checkpointed inputs",
@@ -411,6 +428,9 @@ impl<S: Stage> Value<S> {
             Value::Version(_) => "a version of the weights",
             Value::Past(_) => "what slices left",
             Value::PastGradient(_) => "gradients of what slices left",
+            Value::Tensors(_) => "moved activations",
+            Value::Parked(_) => "offloaded activations",
+            Value::Memory => "memory for activations",
         }
     }
 }

@@ -237,6 +237,11 @@ fn unable<S: Stage>(stage: &S, id: StageId, program: &Program) -> Option<String>
              `Stage::backward_input_slice`, and stages that form a chain"
         ));
     }
+    if rules.has_moves() && !stage.can_take_apart() {
+        return Some(format!(
+            "{id} cannot move saved activations, as the program does: it needs `Stage::take_apart`"
+        ));
+    }
     let pipes = (0..program.placement().n_pipes() as u16).map(PipeId);
     let mut is_selective =
         pipes.map(|pipe| rules.is_recomputed(pipe, id) && rules.is_selective(pipe, id));

@@ -1,10 +1,13 @@
 //! What one rank has: its stages, its device and wires, and where it stands in a step.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
 
 use super::device_comm::DeviceComm;
 use super::held::Weights;
 use super::moved::Moved;
+use super::offloading::Rest;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
 use super::shadows::Shadows;
@@ -15,6 +18,7 @@ use super::{Job, Patience};
 use crate::analyze::{Awaited, Work};
 use crate::comm::{Comm, Liveness, Position};
 use crate::device::Device;
+use crate::effects::UnitAt;
 use crate::ids::{BucketId, Rank, WorkerId};
 use crate::op::Op;
 use crate::stage::Stage;
@@ -34,7 +38,7 @@ pub(super) struct State<'j, S: Stage, D, C> {
     pub(super) stages: Stages<S>,
     pub(super) moved: Moved<S>,
     pub(super) reductions: Reductions<S::Tensor>,
-    pub(super) steps: Steps<S::Tensor>,
+    pub(super) steps: Steps<S>,
     pub(super) sync: StepSync,
     pub(super) recoveries: Recoveries,
     pub(super) shadows: Shadows<S::Tensor>,
@@ -45,18 +49,22 @@ pub(super) struct State<'j, S: Stage, D, C> {
 }
 
 /// The steps of the program under way.
-pub(super) struct Steps<T> {
+pub(super) struct Steps<S: Stage> {
     /// The first one.
     pub(super) first: u64,
     /// Updates of every weight before the program.
     pub(super) n_updates: u64,
-    pub(super) losses: Vec<(Op, T)>,
+    pub(super) losses: Vec<(Op, S::Tensor)>,
     /// By step: squared norms of the gradients of updates that wait for no agreement.
     pub(super) squared_norms: Vec<f64>,
     pub(super) activations: ActivationBytes,
+    /// What stays of saved activations that are away.
+    pub(super) rests: FxHashMap<UnitAt, Rest<S>>,
+    /// How long this rank has waited, if another wait has to be tried again.
+    pub(super) waited: Duration,
 }
 
-impl<T> Steps<T> {
+impl<S: Stage> Steps<S> {
     /// None yet.
     pub(super) fn new() -> Self {
         Steps {
@@ -65,6 +73,8 @@ impl<T> Steps<T> {
             losses: Vec::new(),
             squared_norms: Vec::new(),
             activations: ActivationBytes::default(),
+            rests: FxHashMap::default(),
+            waited: Duration::ZERO,
         }
     }
 
@@ -72,6 +82,7 @@ impl<T> Steps<T> {
     pub(super) fn begin(&mut self, first: u64, n_steps: usize) {
         self.first = first;
         self.losses.clear();
+        self.rests.clear();
         self.squared_norms = vec![0.0; n_steps];
     }
 }

@@ -4,28 +4,33 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::state::{StageOn, State};
-use crate::comm::Comm;
+use crate::comm::{Comm, Endpoint, Wrap};
 use crate::device::Device;
-use crate::fault::Fault;
+use crate::fault::{Class, Fault};
+use crate::program::Instr;
 use crate::update::Update;
 
 /// Between two looks at the sums under way.
 const TURN: Duration = Duration::from_millis(5);
+/// Between two looks at moves of activations.
+const MOVES: Duration = Duration::from_micros(100);
 /// Between two looks at whether to stop.
 const LOOK: Duration = Duration::from_millis(50);
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Tries until a deadline that `attempt` is given, again and again, for as long as this rank waits for another one.
-    /// `waited` finds the time in an error that says it was too long. Pending if the step is to be discarded.
+    /// `waited` finds the time in an error that says it was too long. Pending if the step is to be discarded, and after a
+    /// while too if `beside_moves`, so that the other lane is looked after.
     pub(super) fn wait<T, E>(
         &mut self,
+        beside_moves: bool,
         waited: fn(&mut E) -> Option<&mut Duration>,
         mut attempt: impl FnMut(&mut Self, Instant) -> Result<T, E>,
     ) -> Result<Poll<Result<T, E>>, Fault> {
         let (began, deadline) = (Instant::now(), self.deadline());
-        let mut left = deadline.saturating_duration_since(began);
+        let mut left = deadline.saturating_duration_since(began).saturating_sub(self.steps.waited);
         loop {
-            let turn = self.turn().min(left);
+            let turn = if beside_moves { MOVES } else { self.turn() }.min(left);
             let mut tried = attempt(self, Instant::now() + turn);
             match tried.as_mut().err().and_then(waited) {
                 Some(_) if turn < left => {}
@@ -37,10 +42,36 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             }
             left -= turn; // not by the clock: a rank that was stopped has not waited
             self.poll_sums()?;
-            if self.is_to_discard() {
+            if self.is_to_discard() || beside_moves {
+                self.steps.waited += turn;
                 return Ok(Poll::Pending);
             }
         }
+    }
+
+    /// Lets some time pass before lanes are tried again, of which compute is blocked at `instr`.
+    ///
+    /// # Errors
+    /// If it is blocked for too long.
+    pub(super) fn look_again(&mut self, instr: Instr) -> Result<(), Fault> {
+        let has_waited = matches!(instr, Instr::Recv(token, _) if token.edge().is_some());
+        if has_waited || !self.job.program.rules().has_moves() {
+            return Ok(());
+        }
+        self.comm.flush().or_else(|error| self.on_wire("moves", Err(error)))?;
+        std::thread::sleep(MOVES);
+        self.steps.waited += MOVES;
+        self.poll_sums()?;
+        if self.deadline() > Instant::now() + self.steps.waited {
+            return Ok(());
+        }
+        let what = match instr {
+            Instr::Recv(token, _) | Instr::Take(token) => token.to_string(),
+            _ => "a move of activations".to_string(),
+        };
+        let waited = self.steps.waited.as_secs_f64();
+        let message = format!("waited {waited:.1} s for {what}");
+        Err(Fault::new(Class::Timeout, self.comm.rank(), message))
     }
 
     /// How long to wait before this rank looks at something else.

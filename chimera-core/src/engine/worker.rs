@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::agreement::{Load, Totals};
 use super::flight_recorder::FlightRecorder;
@@ -174,8 +174,9 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             state.report(Position::At { step: first, instr: at as u32 });
             match row.advance(instrs, program.rules(), state) {
                 Ok(Advance::Ended) => return Ok(true),
-                // A wait ends before its time only if the step is discarded.
-                Ok(Advance::Ran | Advance::Blocked) => {}
+                Ok(Advance::Ran(_)) => state.steps.waited = Duration::ZERO,
+                // A wait ends before its time only if the step is discarded, or if there are moves to look after.
+                Ok(Advance::Blocked) => state.look_again(instrs[row.tried()])?,
                 Err(Stop::Machine(fault)) => return Err(fault),
                 Err(Stop::Missing(token) | Stop::Twice(token)) => {
                     panic!("a proven program went wrong at {token} on {me}")

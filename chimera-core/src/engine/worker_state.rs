@@ -27,7 +27,7 @@ pub struct WorkerState<S: Stage, D> {
     pub(super) stages: Stages<S>,
     pub(super) moved: Moved<S>,
     pub(super) reductions: Reductions<S::Tensor>,
-    pub(super) steps: Steps<S::Tensor>,
+    pub(super) steps: Steps<S>,
     pub(super) sync: StepSync,
     pub(super) recoveries: Recoveries,
     pub(super) shadows: Shadows<S::Tensor>,
@@ -68,6 +68,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         shadows.leave();
         reductions.clear();
         steps.losses.clear();
+        steps.rests.clear();
         steps.activations.held = 0;
         WorkerState {
             group,

@@ -29,6 +29,10 @@
 //!
 //! Where the units of a micro-batch are slices of its sequence, `"slices"` says how many there are, beside `units_per_micro`.
 //!
+//! Where saved activations are moved, each worker has a row for its lane `"moves"` too. Lanes run beside each other: a lane
+//! waits for what it eats, which the other one may make. `{"do":"give","token":7}` makes a token that stands for memory,
+//! and `{"do":"take","token":7}` waits for one and eats it.
+//!
 //! Stages that are no chain stand as `"graph"` behind the placement, in the form of a timetable's JSON. A token that goes
 //! along an edge between stages that are not numbered one after the other has the stage that eats it beside the one that
 //! makes it: `"stage":0,"to":3`.
@@ -41,7 +45,7 @@ use super::json::{graph, lines, list};
 use crate::analyze::{Refusal, Together, prove_in_one_order, rows_in_one_order};
 use crate::effects::{Effects, Token};
 use crate::ids::{StageId, WorkerId};
-use crate::op::{Op, Span};
+use crate::op::{Lane, Op, Span};
 use crate::program::{Bucket, Instr, Instruction, Program};
 use crate::update::Update;
 
@@ -128,13 +132,21 @@ impl Numbered {
 }
 
 fn rows(program: &Program, rows: &[Vec<Instr>], tokens: &mut Numbered) -> String {
-    lines(rows.iter().enumerate().map(|(worker, row)| {
-        let spelled_out = row.iter().map(|instr| program.spelled_out(instr));
+    let lanes: &[Lane] = match program.rules().has_moves() {
+        true => &[Lane::Compute, Lane::Moves],
+        false => &[Lane::Compute],
+    };
+    let rows = rows.iter().enumerate();
+    let lanes = rows.flat_map(|(worker, row)| lanes.iter().map(move |lane| (worker, row, *lane)));
+    lines(lanes.map(|(worker, row, lane)| {
+        let of_lane = row.iter().filter(|instr| instr.lane() == lane);
+        let spelled_out = of_lane.map(|instr| program.spelled_out(instr));
         let instructions: Vec<String> =
             spelled_out.map(|step| format!("      {}", instruction(&step, tokens))).collect();
         let instructions = instructions.join(",\n");
+        let lane = lane.name();
         format!(
-            "{{\"worker\":{worker},\"lane\":\"compute\",\"instructions\":[\n{instructions}\n    ]}}"
+            "{{\"worker\":{worker},\"lane\":\"{lane}\",\"instructions\":[\n{instructions}\n    ]}}"
         )
     }))
 }
@@ -167,6 +179,8 @@ fn instruction(instruction: &Instruction, tokens: &mut Numbered) -> String {
         Instruction::Await(bucket) => format!(r#"{{"do":"await","bucket":{}}}"#, bucket.0),
         Instruction::Agree => r#"{"do":"agree"}"#.to_string(),
         Instruction::Step(bucket) => format!(r#"{{"do":"step","bucket":{}}}"#, bucket.0),
+        Instruction::Give(token) => format!(r#"{{"do":"give","token":{}}}"#, tokens.number(token)),
+        Instruction::Take(token) => format!(r#"{{"do":"take","token":{}}}"#, tokens.number(token)),
     }
 }
 

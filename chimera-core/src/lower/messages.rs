@@ -1,9 +1,14 @@
 //! The pass that adds messages: a token that is eaten on another worker than it was made on is sent
-//! right after it is made and received right before it is eaten.
+//! right after it is made and received right before it is eaten. So is memory, where an op waits for what another lane
+//! frees.
 
+use rustc_hash::FxHashMap;
+
+use super::memory::{MemoryWaits, waits};
 use crate::effects::{Effects, Rules, Token, TokenKind};
+use crate::few::Few;
 use crate::graph::StageGraph;
-use crate::ids::ChannelId;
+use crate::ids::{ChannelId, WorkerId};
 use crate::op::{Cell, Kind};
 use crate::placement::Placement;
 use crate::program::{Channel, Instr};
@@ -13,15 +18,18 @@ use crate::timetable::Timetable;
 ///
 /// Recomputations on demand run after the receives of the cell that they precede.
 pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, Vec<Channel>) {
-    let mut channels = Channels::new(&timetable.placement, rules.graph());
+    let mut channels = Channels::new(&timetable.placement, rules);
     let mut effects = Effects::default();
-    let mut lower_row = |row: &Vec<Cell>| {
+    let memory = waits(timetable, rules);
+    let mut lower_row = |(worker, row): (WorkerId, &Vec<Cell>)| {
         let mut instrs = Vec::with_capacity(row.len() * 3);
         let mut waiting = Vec::new();
-        for cell in row {
+        for (at, cell) in row.iter().enumerate() {
             let recomputes = matches!(cell, Cell::One(op) if op.kind == Kind::Recompute);
             if timetable.on_demand && recomputes {
+                waiting.extend(memory.before(worker, at, &mut channels));
                 waiting.push(Instr::Run(*cell));
+                waiting.extend(memory.after(worker, at, &mut channels));
                 continue;
             }
             rules.set_cell_effects(cell, &mut effects);
@@ -29,15 +37,45 @@ pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, 
             instrs.extend(
                 effects.eats.iter().filter_map(&mut message).map(|(t, c)| Instr::Recv(t, c)),
             );
+            let sent = effects.makes.iter().filter_map(message).map(|(t, c)| Instr::Send(t, c));
+            let sent: Few<Instr> = sent.collect();
             instrs.append(&mut waiting);
+            instrs.extend(memory.before(worker, at, &mut channels));
             instrs.push(Instr::Run(*cell));
-            instrs.extend(effects.makes.iter().filter_map(message).map(|(t, c)| Instr::Send(t, c)));
+            instrs.extend(sent);
+            instrs.extend(memory.after(worker, at, &mut channels));
         }
         instrs.extend(waiting);
         instrs
     };
-    let rows = timetable.rows.iter().map(&mut lower_row).collect();
+    let rows = (0..).map(WorkerId).zip(&timetable.rows).map(&mut lower_row).collect();
     (rows, channels.all)
+}
+
+impl MemoryWaits {
+    /// What stands before a cell that waits for memory.
+    fn before(&self, worker: WorkerId, at: usize, channels: &mut Channels<'_>) -> Few<Instr> {
+        let mut instrs = Few::new();
+        for (token, from) in self.takes.get(&(worker, at)).into_iter().flatten() {
+            if *from != worker {
+                instrs.push(Instr::Recv(*token, channels.between(*from, worker, token)));
+            }
+            instrs.push(Instr::Take(*token));
+        }
+        instrs
+    }
+
+    /// What stands behind a cell that frees memory.
+    fn after(&self, worker: WorkerId, at: usize, channels: &mut Channels<'_>) -> Few<Instr> {
+        let mut instrs = Few::new();
+        for (token, to) in self.gives.get(&(worker, at)).into_iter().flatten() {
+            instrs.push(Instr::Give(*token));
+            if *to != worker {
+                instrs.push(Instr::Send(*token, channels.between(worker, *to, token)));
+            }
+        }
+        instrs
+    }
 }
 
 /// Channels, numbered as they come.
@@ -50,6 +88,9 @@ struct Channels<'t> {
     first_edge: Vec<usize>,
     n_edges: usize,
     graph: &'t StageGraph,
+    rules: &'t Rules,
+    /// Channels of moves.
+    moves: FxHashMap<Channel, ChannelId>,
 }
 
 #[derive(Clone, Copy)]
@@ -60,18 +101,39 @@ enum Route {
 }
 
 impl<'t> Channels<'t> {
-    fn new(placement: &'t Placement, graph: &'t StageGraph) -> Channels<'t> {
+    fn new(placement: &'t Placement, rules: &'t Rules) -> Channels<'t> {
+        let graph = rules.graph();
         let (mut first_edge, mut n_edges) = (Vec::new(), 0);
         for stage in graph.stages() {
             first_edge.push(n_edges);
             n_edges += graph.outputs(stage).len();
         }
         let routes = vec![Vec::new(); 2 * placement.n_pipes()];
-        Channels { placement, all: Vec::new(), routes, first_edge, n_edges, graph }
+        let (all, moves) = (Vec::new(), FxHashMap::default());
+        Channels { placement, all, routes, first_edge, n_edges, graph, rules, moves }
+    }
+
+    /// The channel of moves on which `token` travels.
+    fn between(&mut self, from: WorkerId, to: WorkerId, token: &Token) -> ChannelId {
+        let Token { kind, pipe, stage, .. } = *token;
+        let channel = Channel { from, to, pipe, edge: (stage, stage), kind };
+        let all = &mut self.all;
+        *self.moves.entry(channel).or_insert_with(|| {
+            all.push(channel);
+            ChannelId(all.len() as u32 - 1)
+        })
     }
 
     /// The channel on which `token` travels, if it travels.
     fn of(&mut self, token: &Token) -> Option<ChannelId> {
+        if matches!(token.kind, TokenKind::Away | TokenKind::Back) {
+            let owner = self.placement.worker(token.pipe, token.stage);
+            let keeper = self.rules.keeper(token.pipe, token.stage, token.span.start)?;
+            return Some(match token.kind {
+                TokenKind::Away => self.between(owner, keeper, token),
+                _ => self.between(keeper, owner, token),
+            });
+        }
         let (from, to) = token.edge()?;
         let edge = self.graph.outputs(from).iter().position(|end| *end == to)?;
         let edge = self.first_edge[from.index()] + edge;

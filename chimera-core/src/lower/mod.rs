@@ -5,7 +5,9 @@
 
 mod border;
 mod hoist;
+mod memory;
 mod messages;
+mod moves;
 mod narrow;
 mod recompute;
 mod split;
@@ -13,6 +15,7 @@ mod sync;
 
 pub use border::{Border, free_border};
 pub use hoist::Hoist;
+pub use moves::{Moves, Offloading, bpipe, offload};
 pub use narrow::{Programs, TooNarrow, narrow};
 pub use recompute::{Recompute, recompute};
 pub use split::split_backward;
@@ -107,6 +110,8 @@ pub struct Passes {
     pub split_backward: bool,
     /// Steps between which there is no border, see [`free_border`]; `None` where all workers end each step together.
     pub free_border: Option<u32>,
+    /// Where saved activations go that a worker has no room for.
+    pub moves: Moves,
 }
 
 impl Default for Passes {
@@ -116,6 +121,7 @@ impl Default for Passes {
             hoist: Hoist::By(0),
             split_backward: false,
             free_border: None,
+            moves: Moves::None,
         }
     }
 }
@@ -153,6 +159,11 @@ impl Passes {
             let limited = Lowering { max_peak: limit, ..how.clone() };
             timetable = split_backward(&timetable, &limited, costs)?;
         }
+        let timetable = match self.moves {
+            Moves::None => timetable,
+            Moves::Offload => offload(timetable, how, costs)?,
+            Moves::Bpipe => bpipe(timetable, costs)?,
+        };
         Ok(match self.free_border {
             Some(n_steps) => free_border(timetable, n_steps),
             None => timetable,

@@ -9,7 +9,7 @@ use crate::analyze::timeline::{Event, Work};
 use crate::costs::is_shorter;
 use crate::ids::{BucketId, StageId};
 use crate::notation::by_name;
-use crate::op::Kind;
+use crate::op::{Kind, Lane};
 use crate::placement::Placement;
 use crate::program::{Bucket, Instr, Program};
 use crate::update::{Update, Window};
@@ -148,7 +148,7 @@ fn add_sync(
     let mut uses = uses.into_iter().peekable();
     for instr in tail {
         // A reduction starts before the receives of the next cell, but after the sends of the last.
-        if !matches!(instr, Instr::Send(..)) {
+        if !matches!(instr, Instr::Send(..) | Instr::Give(_)) && instr.lane() == Lane::Compute {
             while let Some((b, _)) = waiting.next_if(|(_, start)| **start <= n_cells) {
                 out.extend(start(*b));
             }
@@ -156,7 +156,7 @@ fn add_sync(
                 out.extend([Instr::Await(b), Instr::Step(b)]);
             }
         }
-        n_cells += usize::from(matches!(instr, Instr::Run(_)));
+        n_cells += usize::from(is_compute(&instr));
         out.push(instr);
     }
     out.extend(waiting.flat_map(|(b, _)| start(*b)));
@@ -171,9 +171,13 @@ fn add_sync(
     }
 }
 
-/// The place in a row right after its first `n_cells` cells.
+fn is_compute(instr: &Instr) -> bool {
+    matches!(instr, Instr::Run(cell) if cell.lane() == Lane::Compute)
+}
+
+/// The place in a row right after its first `n_cells` cells of compute.
 fn after_cells(row: &[Instr], n_cells: usize) -> usize {
-    let cells = row.iter().enumerate().filter(|(_, instr)| matches!(instr, Instr::Run(_)));
+    let cells = row.iter().enumerate().filter(|(_, instr)| is_compute(instr));
     n_cells.checked_sub(1).and_then(|last| cells.map(|(at, _)| at + 1).nth(last)).unwrap_or(0)
 }
 

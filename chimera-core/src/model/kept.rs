@@ -1,8 +1,9 @@
 //! Saved activations, whole or what selective recomputation keeps of them.
 
 use super::parts::part;
-use crate::device::Result;
+use crate::device::{DeviceError, Result};
 use crate::layers::Layers;
+use crate::stage::TakenApart;
 
 /// Saved activations of a stage, of which [`Stage::select`](crate::stage::Stage::select) makes a selection.
 #[derive(Debug)]
@@ -48,6 +49,26 @@ impl<W, S> Kept<W, S> {
         let saved = self.whole();
         let part = |n| saved.map(|tensor| part(device, tensor, n, parts)).map(Kept::Whole);
         (0..parts).map(part).collect()
+    }
+
+    /// The tensors of whole saved activations, and what puts them together again.
+    pub(super) fn take_apart<T>(self) -> Result<TakenApart<T, Kept<W, S>>>
+    where
+        T: Clone,
+        W: Tensors<Tensor = T, Of<()>: Tensors<Tensor = (), Of<T> = W> + Send + 'static>,
+    {
+        let mut tensors = Vec::new();
+        let empty = self.whole().map(|tensor| {
+            tensors.push(tensor.clone());
+            Ok(())
+        })?;
+        let reassemble = move |tensors: Vec<T>| {
+            let mut tensors = tensors.into_iter();
+            let lacks =
+                || DeviceError::Other("moved activations came back with too few tensors".into());
+            empty.map(|()| tensors.next().ok_or_else(lacks)).map(Kept::Whole)
+        };
+        Ok((tensors, Box::new(reassemble)))
     }
 
     /// Device memory of the tensors.

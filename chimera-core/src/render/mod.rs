@@ -30,6 +30,7 @@ fn work_label(labels: &Labels, work: Work) -> String {
         Work::Cell(cell) => labels.cell(cell),
         Work::Reduce(bucket) => format!("g{}", bucket.0),
         Work::Step(bucket) => format!("u{}", bucket.0),
+        Work::Move(op) => labels.op(op),
     }
 }
 
@@ -37,6 +38,8 @@ fn work_label(labels: &Labels, work: Work) -> String {
 struct WorkerRow<'a> {
     /// In its own time: one after the other.
     compute: Vec<&'a Event>,
+    /// Beside it, one after the other.
+    moves: Vec<&'a Event>,
     /// Beside it: in as few lanes as show no reduction over another.
     reductions: Vec<Vec<&'a Event>>,
 }
@@ -54,12 +57,13 @@ impl<'a> WorkerRow<'a> {
 /// The events of each worker that take time.
 fn rows(timeline: &Timeline) -> Vec<WorkerRow<'_>> {
     let mut rows: Vec<WorkerRow> = (0..timeline.n_workers)
-        .map(|_| WorkerRow { compute: Vec::new(), reductions: Vec::new() })
+        .map(|_| WorkerRow { compute: Vec::new(), moves: Vec::new(), reductions: Vec::new() })
         .collect();
     for event in timeline.events.iter().filter(|e| e.end > e.start) {
         if let Some(row) = rows.get_mut(event.worker.index()) {
             match event.work {
                 Work::Reduce(_) => row.reduce(event),
+                Work::Move(_) => row.moves.push(event),
                 _ => row.compute.push(event),
             }
         }

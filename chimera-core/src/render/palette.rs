@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Write};
 
 use super::goes_up;
-use crate::op::{Kind, Op};
+use crate::op::{Kind, Lane, Op};
 
 /// Pale, medium, strong and dark tones of the pipes that go down.
 const DOWN: [[&str; 4]; 4] = [
@@ -83,6 +83,7 @@ impl Paint {
     pub(super) fn ink(self) -> &'static str {
         match self {
             Paint::Op(_, Kind::Forward | Kind::BackwardWeight | Kind::Recompute) => "dark",
+            Paint::Op(_, kind) if kind.lane() == Lane::Moves => "dark",
             _ => "pale",
         }
     }
@@ -117,6 +118,8 @@ pub(super) fn style(paints: impl Iterator<Item = Paint>) -> String {
                 Kind::BackwardWeight => format!("fill: {medium};"),
                 Kind::BackwardInput => format!("fill: {strong};"),
                 Kind::Backward => format!("fill: {dark};"),
+                Kind::Offload | Kind::Keep => format!("fill: {pale}; stroke: {strong};"),
+                Kind::Reload | Kind::Return => format!("fill: {medium}; stroke: {dark};"),
             };
             let _ = writeln!(style, ".chimera .{paint} {{ {colours} }}");
         }

@@ -59,10 +59,10 @@ impl<'s> Picture<'s> {
         self.line(&format!("{:<margin$}", format!("P{worker}"), margin = self.margin), line);
     }
 
-    /// A line of reductions, unless there is none.
-    pub(super) fn reductions(&mut self, line: &[(char, Option<PipeId>)]) {
+    /// A line below a worker's, which begins with a mark, unless there is nothing in it.
+    pub(super) fn lane(&mut self, mark: char, line: &[(char, Option<PipeId>)]) {
         if line.iter().any(|(letter, _)| *letter != ' ') {
-            self.line(&format!("{:>margin$} ", '+', margin = self.margin - 1), line);
+            self.line(&format!("{mark:>margin$} ", margin = self.margin - 1), line);
         }
     }
 

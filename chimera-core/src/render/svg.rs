@@ -1,8 +1,8 @@
 //! Drawings as self-contained SVG, readable on light and on dark pages.
 //!
 //! One row per worker and one block per op, as wide as it lasts, with its micro-batch. The hue says
-//! which pipe, the tone which kind: pale is forward, dark is backward. Sums of gradients run on a thin
-//! lane below the row.
+//! which pipe, the tone which kind: pale is forward, dark is backward. Moves of saved activations and sums of gradients run on thin
+//! lanes below the row.
 
 mod compare;
 
@@ -120,7 +120,8 @@ impl Sheet {
     /// All workers, from here down; `named` if their names stand beside them.
     fn rows(&mut self, timeline: &Timeline, height: f64, gap: f64, named: bool) {
         let (rows, n_pipes) = (rows(timeline), n_pipes(timeline));
-        let n_lanes = rows.iter().map(|row| row.reductions.len()).max();
+        let n_lanes =
+            rows.iter().map(|row| row.reductions.len() + usize::from(!row.moves.is_empty())).max();
         let n_lanes = n_lanes.unwrap_or(0) as f64;
         let lane = (height / n_lanes.max(4.0)).max(2.0);
 
@@ -154,6 +155,14 @@ impl Sheet {
             }
         }
         let mut y = self.y + height + 1.0;
+        if !row.moves.is_empty() {
+            for run in self.runs(&row.moves) {
+                if let Work::Move(op) = run.first.work {
+                    self.block(run.area(y, lane - 1.0), Paint::of(op, n_pipes), run.first, "");
+                }
+            }
+            y += lane;
+        }
         for reductions in &row.reductions {
             for run in self.runs(reductions) {
                 self.block(run.area(y, lane - 1.0), Paint::Sum, run.first, "");
@@ -279,6 +288,7 @@ fn tip(event: &Event) -> String {
         Work::Cell(cell) => format!("{cell}: {start} to {end}"),
         Work::Reduce(bucket) => format!("gradient reduction of {bucket}: {start} to {end}"),
         Work::Step(bucket) => format!("update of {bucket}: {start} to {end}"),
+        Work::Move(op) => format!("{op}: {start} to {end}"),
     }
 }
 

@@ -4,7 +4,8 @@
 //! input and weight halves of that, `3r` a recompute, `0-1` a span, `3+1'` a pair and `.` idle time. A
 //! worker with several stages of one pipe tells them apart by a letter: `a3`, `b3`. `u2` is the
 //! optimizer's update of bucket 2. Gradient reductions, `g2`, run beside a worker's row: they share a line below it,
-//! which begins with `+` and is filled up with `+` while any of them runs.
+//! which begins with `+` and is filled up with `+` while any of them runs. Moves of saved activations share a line that
+//! begins with `>`: `3o` offloads those of micro-batch 3, `3l` reloads them, `3t` returns them to the worker that does.
 
 use std::fmt::Write;
 
@@ -67,7 +68,8 @@ pub fn scaled_on(timeline: &Timeline, width: usize, screen: Screen<'_>) -> Strin
         }
         line.fill(width, '.');
         picture.worker(worker, &line.0);
-        picture.reductions(&scale.reductions(row, &labels).0);
+        picture.lane('>', &scale.moves(row, &labels).0);
+        picture.lane('+', &scale.reductions(row, &labels).0);
     }
     let legend = match n_pipes {
         0 | 1 => "- forward, = backward",
@@ -90,15 +92,18 @@ fn columns(timeline: &Timeline, unit: f64, screen: Screen<'_>) -> String {
         .iter()
         .zip(&labels)
         .flat_map(|(row, labels)| {
-            let events = row.compute.iter().chain(row.reductions.iter().flatten());
+            let beside = row.moves.iter().chain(row.reductions.iter().flatten());
+            let events = row.compute.iter().chain(beside);
             events.map(move |e| (work_label(labels, e.work).len(), (e.end - e.start) / unit))
         })
         .map(|(len, lasts)| (len + 1).div_ceil(lasts.round().max(1.0) as usize) - 1)
         .fold(1, usize::max);
     let scale = Scale { unit, n_columns, column: width + 1 };
     let lines = rows.iter().zip(&labels);
-    let lines: Vec<[Line; 2]> = lines
-        .map(|(row, labels)| [scale.compute(row, labels), scale.reductions(row, labels)])
+    let lines: Vec<[Line; 3]> = lines
+        .map(|(row, labels)| {
+            [scale.compute(row, labels), scale.moves(row, labels), scale.reductions(row, labels)]
+        })
         .collect();
 
     let mut picture = Picture::new(timeline.n_workers, screen);
@@ -113,10 +118,11 @@ fn columns(timeline: &Timeline, unit: f64, screen: Screen<'_>) -> String {
         if is_narrow {
             let _ = writeln!(picture.text, "cells {} to {to} of {n_columns}:", from + 1);
         }
-        for (worker, [compute, reductions]) in lines.iter().enumerate() {
+        for (worker, [compute, moves, reductions]) in lines.iter().enumerate() {
             let band = from * scale.column..to * scale.column;
             picture.worker(worker, &compute.0[band.clone()]);
-            picture.reductions(&reductions.0[band]);
+            picture.lane('>', &moves.0[band.clone()]);
+            picture.lane('+', &reductions.0[band]);
         }
     }
     picture.text
@@ -168,16 +174,25 @@ impl Scale {
         line
     }
 
+    /// The moves of a worker.
+    fn moves(&self, row: &WorkerRow<'_>, labels: &Labels) -> Line {
+        self.beside(row.moves.clone(), labels, '-')
+    }
+
     /// The reductions of a worker, which may overlap.
     fn reductions(&self, row: &WorkerRow<'_>, labels: &Labels) -> Line {
+        self.beside(row.reductions.iter().flatten().copied().collect(), labels, '+')
+    }
+
+    /// A line of what runs beside a row.
+    fn beside(&self, mut events: Vec<&Event>, labels: &Labels, with: char) -> Line {
         let mut line = vec![' '; self.n_columns * self.column];
-        let mut events: Vec<&Event> = row.reductions.iter().flatten().copied().collect();
         events.sort_by(|a, b| a.start.total_cmp(&b.start));
         let gap = usize::from(self.column > 1);
         let span = |b: &Block<'_>| b.from * self.column..b.to * self.column - gap;
         let blocks: Vec<_> = events.iter().flat_map(|event| self.blocks(&[*event])).collect();
         for block in &blocks {
-            line[span(block)].fill('+');
+            line[span(block)].fill(with);
         }
         let mut free = 0;
         for block in &blocks {
@@ -234,6 +249,7 @@ fn unit(timeline: &Timeline) -> Option<f64> {
 fn last_op(work: Work) -> Option<Op> {
     match work {
         Work::Cell(Cell::One(op) | Cell::Pair(_, op)) => Some(op),
+        Work::Move(op) => Some(op),
         Work::Reduce(_) | Work::Step(_) => None,
     }
 }

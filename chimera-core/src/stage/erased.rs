@@ -2,7 +2,7 @@
 
 use std::any::Any;
 
-use super::{Left, Micro, Output, Param, Slice, SliceGradients, Stage};
+use super::{Left, Micro, Output, Param, Slice, SliceGradients, Stage, TakenApart};
 use crate::device::Result;
 
 /// A stage of any type, whose tensors are `T` and whose samples are of `I`.
@@ -15,7 +15,7 @@ pub type AnyValue = Box<dyn Any + Send>;
 /// Forgets the type of a stage, so that the stages of a model may differ in it.
 pub fn erase<S>(stage: S) -> AnyStage<S::Tensor, S::Item>
 where
-    S: Stage<Saved: 'static, Deferred: 'static> + Sync + 'static,
+    S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static> + Sync + 'static,
 {
     Box::new(Erased(stage))
 }
@@ -34,7 +34,7 @@ fn own_ref<T: 'static>(value: &AnyValue) -> &T {
     value.downcast_ref().unwrap_or_else(|| panic!("a stage was given what another stage made"))
 }
 
-impl<S: Stage<Saved: 'static, Deferred: 'static>> Stage for Erased<S> {
+impl<S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static>> Stage for Erased<S> {
     type Tensor = S::Tensor;
     type Item = S::Item;
     type Saved = AnyValue;
@@ -182,6 +182,16 @@ impl<S: Stage<Saved: 'static, Deferred: 'static>> Stage for Erased<S> {
         let (dx, deferred, d_past) =
             self.0.backward_input_slice(w, micro, slice, own(saved), gradients)?;
         Ok((dx, Box::new(deferred), d_past))
+    }
+
+    fn can_take_apart(&self) -> bool {
+        self.0.can_take_apart()
+    }
+
+    fn take_apart(&self, saved: AnyValue) -> Result<TakenApart<S::Tensor, AnyValue>> {
+        let (tensors, reassemble) = self.0.take_apart(own(saved))?;
+        let erased = |tensors| Ok(Box::new(reassemble(tensors)?) as AnyValue);
+        Ok((tensors, Box::new(erased)))
     }
 
     fn can_split_saved(&self) -> bool {

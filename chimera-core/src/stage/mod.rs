@@ -68,6 +68,12 @@ pub enum Output<T> {
     },
 }
 
+/// Puts saved activations together of their tensors.
+pub type Reassemble<T, S> = Box<dyn FnOnce(Vec<T>) -> Result<S> + Send>;
+
+/// The tensors of saved activations, and what puts them together again.
+pub type TakenApart<T, S> = (Vec<T>, Reassemble<T, S>);
+
 /// Source of samples. A (step, sample) always gives the same sample, on every rank.
 ///
 /// `I` is the type of a sample's numbers: `u32` for the ids of tokens, `f32` or `f64` for measured values.
@@ -316,6 +322,21 @@ pub trait Stage: Send {
         }
     }
 
+    /// Whether [`take_apart`](Stage::take_apart) is there, which programs need that move saved activations.
+    fn can_take_apart(&self) -> bool {
+        false
+    }
+
+    /// The tensors of saved activations, and what puts saved activations together of such tensors again, to the bit.
+    /// Between the two the tensors may have been in another memory.
+    fn take_apart(&self, _saved: Self::Saved) -> Result<TakenApart<Self::Tensor, Self::Saved>> {
+        Err(DeviceError::Failed {
+            device: "the stage".into(),
+            op: "take_apart",
+            reason: "it has no such function".into(),
+        })
+    }
+
     /// Device memory that `saved` holds, in bytes, whole or [selected](Stage::select). Reports of activation memory
     /// leave out a stage that does not say it.
     fn saved_bytes(&self, _saved: &Self::Saved) -> u64 {
@@ -470,6 +491,14 @@ impl<S: Stage + ?Sized> Stage for Box<S> {
         gradients: SliceGradients<S::Tensor>,
     ) -> Result<(Option<S::Tensor>, S::Deferred, Vec<Left<S::Tensor>>)> {
         (**self).backward_input_slice(w, micro, slice, saved, gradients)
+    }
+
+    fn can_take_apart(&self) -> bool {
+        (**self).can_take_apart()
+    }
+
+    fn take_apart(&self, saved: S::Saved) -> Result<TakenApart<S::Tensor, S::Saved>> {
+        (**self).take_apart(saved)
     }
 
     fn can_split_saved(&self) -> bool {

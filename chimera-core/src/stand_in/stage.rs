@@ -70,6 +70,7 @@ pub(super) fn n_calls(op: &Op) -> usize {
         Kind::Forward => 1,
         Kind::Backward => 2 * units,
         Kind::BackwardInput | Kind::BackwardWeight | Kind::Recompute => units,
+        Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => units,
     }
 }
 

@@ -205,6 +205,8 @@ def _rows(program: Program, file: dict[str, Any]) -> list[str]:
             f"{has} one version of the weights, which this program updates while micro-batches are on their way; choose a "
             f"synchronous schedule, {_INSTEAD}"
         )
+    if any(row["lane"] == "moves" for row in file["rows"]):
+        raise Error(f"{has} no moves of activations; leave the pass out")
     if "slices" in file:
         raise Error(f"{has} whole sequences only, and here they are cut into {file['slices']} slices; choose another schedule")
     if file["units_per_micro"] > 1:

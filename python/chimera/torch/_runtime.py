@@ -113,6 +113,8 @@ class Runtime:
             raise Error(f"{n_ranks} ranks do not make groups of {depth} workers: start a multiple of {depth}")
         if "graph" in self._file:
             raise Error("modules here are a chain, from one tensor to one tensor, and the program's stages are a graph")
+        if any(row["lane"] == "moves" for row in self._file["rows"]):
+            raise Error("modules here keep their activations where they are, and the program moves some: leave bpipe and offload out")
         if "slices" in self._file:
             raise Error(
                 f"modules here run whole sequences, and {self.program.schedule} cuts them into {self._file['slices']} slices: choose "

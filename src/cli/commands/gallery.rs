@@ -24,8 +24,12 @@ const ELSEWHERE: [&str; 5] = [
     "--depth 8 --micro-batches 16",
     "--depth 2 --micro-batches 4",
 ];
-/// What is drawn beside what `compare` shows.
-const MORE: [&str; 1] = ["chimera --micro-batches 4"];
+/// What is drawn beside what `compare` shows, at these costs.
+const MORE: [(&str, &str); 3] = [
+    ("chimera --micro-batches 4", ""),
+    ("1f1b --bpipe", "--transfer 1"),
+    ("1f1b --offload auto", "--transfer 1"),
+];
 
 /// Draws every schedule into a folder, with a page that compares them
 #[derive(Args)]
@@ -70,8 +74,10 @@ impl Setting {
             let mut entries = ELSEWHERE.iter().map(|shape| self.run(&format!("{label} {shape}")));
             runs.extend(entries.find_map(Result::ok));
         }
-        for label in MORE {
-            runs.push(self.run(label)?);
+        for (label, costs) in MORE {
+            let setting =
+                Setting::try_parse_from(SHAPE.split(' ').chain(costs.split_whitespace()))?;
+            runs.push(setting.run(label)?);
         }
         Ok(runs)
     }

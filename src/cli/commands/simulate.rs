@@ -165,6 +165,7 @@ impl Simulate {
         let path = timeline.critical_path();
         let n_ops = |event: &&Event| match event.work {
             Work::Cell(cell) => cell.ops().count(),
+            Work::Move(_) => 1,
             Work::Reduce(_) | Work::Step(_) => 0,
         };
         let on_path: usize = path.iter().map(n_ops).sum();
@@ -218,6 +219,7 @@ impl Synchronised {
                 }
                 Work::Cell(_) => last_op = last_op.max(event.end),
                 Work::Step(_) => has_updates = true,
+                Work::Move(_) => {}
             }
         }
         let sums = sums.into_iter().fold(0.0, f64::max);

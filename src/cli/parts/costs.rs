@@ -10,8 +10,8 @@ use clap::{ArgGroup, Args};
 use crate::cli::parts::shape::MemoryArgs;
 
 /// The options that are times. (A group with others in it has no members of its own.)
-const TIMES: [&str; 7] =
-    ["forward", "backward", "input", "weight", "pair", "recompute_time", "message"];
+const TIMES: [&str; 8] =
+    ["forward", "backward", "input", "weight", "pair", "recompute_time", "message", "transfer"];
 
 /// The costs of stages, in any unit of time, and the memory there is. Where no time is given, a forward of a D-th of the
 /// model takes 1, so that schedules with more stages than workers compare with others.
@@ -41,6 +41,9 @@ pub(crate) struct CostArgs {
     /// Time of a message between workers [default: 0]
     #[arg(long, value_name = "C")]
     message: Option<Times>,
+    /// Time of a move of a stage's activations for one micro-batch to another memory, or back [default: 0]
+    #[arg(long, value_name = "T")]
+    transfer: Option<Times>,
     #[command(flatten)]
     pub(crate) memory: MemoryArgs,
 }
@@ -81,6 +84,7 @@ impl CostArgs {
             pair: given(&self.pair),
             recompute: given(&self.recompute_time),
             message: given(&self.message),
+            transfer: given(&self.transfer),
         }
     }
 }

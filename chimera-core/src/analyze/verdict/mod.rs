@@ -222,7 +222,12 @@ impl HangReport<'_> {
                     _ => Wait::Nobody, // to make a record takes time too
                 }
             }
-            Instr::Run(_) | Instr::Send(..) | Instr::Reduce(_) | Instr::Step(_) => Wait::Nobody,
+            Instr::Run(_)
+            | Instr::Send(..)
+            | Instr::Reduce(_)
+            | Instr::Step(_)
+            | Instr::Give(_)
+            | Instr::Take(_) => Wait::Nobody,
         }
     }
 
@@ -291,6 +296,8 @@ impl HangReport<'_> {
             Some(Instr::Await(bucket)) => format!("waits for the gradient reduction of {bucket}"),
             Some(Instr::Agree) => "is in the agreement of all ranks".into(),
             Some(Instr::Step(bucket)) => format!("is updating {bucket}"),
+            Some(Instr::Give(token)) => format!("tells of {token}"),
+            Some(Instr::Take(token)) => format!("waits for {token}"),
             None => "is done with its row".into(),
         };
         format!("last finished {last} and {now}")
@@ -304,6 +311,7 @@ impl HangReport<'_> {
             Some(Instr::Send(..) | Instr::Recv(..)) => "in the transport",
             Some(Instr::Reduce(_) | Instr::Await(_)) => "in a gradient reduction",
             Some(Instr::Agree) => "in the agreement",
+            Some(Instr::Give(_) | Instr::Take(_)) => "in a move of activations",
             None => "between steps",
         }
     }

@@ -27,6 +27,10 @@ impl Device for Reference {
         Ok(Tensor::new(shape, data.iter().map(|&x| x.into()).collect()))
     }
 
+    fn is_on_host(&self) -> bool {
+        true
+    }
+
     fn download(&self, tensor: &Tensor) -> Result<Vec<f32>> {
         Ok(tensor.data.iter().map(|&x| x as f32).collect())
     }

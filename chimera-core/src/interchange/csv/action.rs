@@ -1,7 +1,7 @@
 //! One cell of the CSV: an action or a pair of them.
 
 use crate::ids::{PipeId, StageId};
-use crate::op::{Cell, Kind, Op, Span};
+use crate::op::{Cell, Kind, Lane, Op, Span};
 
 const PAIR: &str = "OVERLAP_F_B";
 /// What PyTorch writes into files of the format `compute_comms` alone.
@@ -40,9 +40,13 @@ pub(super) fn write(cell: &Cell, action_of: impl Fn(Op) -> Action) -> Result<Str
     }
 }
 
+fn has_word(kind: Kind) -> bool {
+    kind != Kind::Recompute && kind.lane() == Lane::Compute
+}
+
 fn write_one(Action { op, stage, micro_batch }: &Action) -> Result<String, String> {
     match (op.kind, op.span.len) {
-        (Kind::Recompute, _) => Err(format!("it has no word for {op}")),
+        (kind, _) if !has_word(kind) => Err(format!("it has no word for {op}")),
         (kind, 1) => Ok(format!("{stage}{}{micro_batch}", kind.letter())),
         _ => Err(format!("{op} is on several micro-batches at once")),
     }
@@ -77,7 +81,7 @@ fn action(text: &str) -> Result<Op, String> {
     let (stage, rest) = number(text, "stage")?;
     let end = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
     let (name, rest) = rest.split_at(end);
-    let kind = Kind::from_letter(name).filter(|kind| *kind != Kind::Recompute);
+    let kind = Kind::from_letter(name).filter(|kind| has_word(*kind));
     let kind = kind.ok_or_else(|| match COMMUNICATION.contains(&name) {
         true => format!("{name} is communication, which follows by itself: use `compute_only`"),
         false => "unknown type: choose F, B, I or W".to_string(),

@@ -101,6 +101,8 @@ fn actions(program: &Program, worker: WorkerId, row: &[Instr]) -> Result<Vec<Str
                     }
                 }
             }
+            // Moves have been refused.
+            Instr::Give(_) | Instr::Take(_) => {}
             Instr::Await(_) | Instr::Agree | Instr::Step(_) => {
                 actions.extend(reduced.take().map(wait));
             }

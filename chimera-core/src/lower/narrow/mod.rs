@@ -96,6 +96,8 @@ fn narrow_to(
     if living.is_empty() {
         return Err(TooNarrow::NothingLeft(Vec::new()));
     }
+    // Who keeps what for whom is of the whole job.
+    let timetable = &timetable.without_moves();
     let job = JobOps::new(timetable, width, costs)?;
     let homes = Homes::of(timetable, width, living, &job.takes);
     let worker = |rank: &Rank| WorkerId(living.partition_point(|living| living < rank) as u16);

@@ -17,7 +17,7 @@ use super::pass::Pass;
 
 use crate::device::Result;
 use crate::layers::{Attention, Layers, Layout, Mask};
-use crate::stage::{Micro, Output, Param, Stage};
+use crate::stage::{Micro, Output, Param, Stage, TakenApart};
 
 use sample::SampleShape;
 
@@ -334,6 +334,14 @@ impl<D: Layers> Stage for BertStage<D> {
             embedding::backward_weight(device, self.form, micro, deferred, tensors)?;
         }
         Ok(())
+    }
+
+    fn can_take_apart(&self) -> bool {
+        true
+    }
+
+    fn take_apart(&self, saved: Self::Saved) -> Result<TakenApart<D::Tensor, Self::Saved>> {
+        saved.take_apart()
     }
 
     fn can_split_saved(&self) -> bool {

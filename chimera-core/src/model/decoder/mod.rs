@@ -23,7 +23,7 @@ use super::rope::frequencies;
 
 use crate::device::Result;
 use crate::layers::{Attention, Layers, Layout, Mask};
-use crate::stage::{Left, Micro, Output, Param, Slice, SliceGradients, Stage};
+use crate::stage::{Left, Micro, Output, Param, Slice, SliceGradients, Stage, TakenApart};
 
 use block::Blocks;
 use documents::{Documents, rows_of};
@@ -439,6 +439,14 @@ impl<D: Layers> Stage for DecoderStage<D> {
                 self.back_through(w, blocks, rows.clone(), saved.whole(), output)
             })?;
         Ok((dx, deferred, d_past))
+    }
+
+    fn can_take_apart(&self) -> bool {
+        true
+    }
+
+    fn take_apart(&self, saved: Self::Saved) -> Result<TakenApart<D::Tensor, Self::Saved>> {
+        saved.take_apart()
     }
 
     fn can_split_saved(&self) -> bool {

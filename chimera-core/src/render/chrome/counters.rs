@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{MICROSECONDS, Told, Travel};
 use crate::activation_memory::{ActivationMemory, rounded};
-use crate::analyze::memory::kept_bytes_change;
+use crate::analyze::memory::{kept_bytes_change, saved_bytes};
 use crate::analyze::{Timeline, Work};
 use crate::ids::WorkerId;
 
@@ -74,6 +74,15 @@ pub(super) fn counters(
     let mut spans: FxHashMap<(WorkerId, u32), (f64, f64)> = FxHashMap::default();
     let is_known = |worker: WorkerId| worker.index() < program.placement().n_workers();
     for event in timeline.events.iter().filter(|event| is_known(event.worker)) {
+        if let Work::Move(op) = event.work {
+            let amount = match told.sizes {
+                Some(sizes) => saved_bytes(program, &sizes.bytes, sizes.samples, &op),
+                None => activations.moved(&op),
+            };
+            let (from, to) = program.move_of(&op);
+            from.into_iter().for_each(|worker| memory.change(worker, event.end, -amount));
+            to.into_iter().for_each(|worker| memory.change(worker, event.start, amount));
+        }
         let Work::Cell(cell) = event.work else { continue };
         let (held, kept) = match told.sizes {
             Some(sizes) => {

@@ -56,6 +56,7 @@ impl Sizes {
             Kind::Recompute if rules.is_selective(op.pipe, op.stage) => return None,
             Kind::Forward | Kind::BackwardInput | Kind::BackwardWeight | Kind::Recompute => 1.0,
             Kind::Backward => 2.0,
+            Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => return None,
         };
         let sample = self.forward_flops.get(op.stage.index())?;
         Some(forwards * sample * self.samples * f64::from(op.span.len))
@@ -124,9 +125,11 @@ fn slices(told: &Told<'_>, timeline: &Timeline, first: usize) -> Vec<Value> {
     let mut slices = Vec::new();
     for (pid, row) in (first..).zip(rows(timeline)) {
         slices.extend(row.compute.iter().map(|event| slice(told, event, pid, 0)));
-        for (lane, sums) in (1..).zip(&row.reductions) {
-            slices.push(named("thread_name", pid, lane, "gradient reductions"));
-            slices.extend(sums.iter().map(|event| slice(told, event, pid, lane)));
+        let moves = (!row.moves.is_empty()).then_some(("moves", &row.moves));
+        let reductions = row.reductions.iter().map(|sums| ("gradient reductions", sums));
+        for (lane, (name, events)) in (1..).zip(moves.into_iter().chain(reductions)) {
+            slices.push(named("thread_name", pid, lane, name));
+            slices.extend(events.iter().map(|event| slice(told, event, pid, lane)));
         }
     }
     slices
@@ -184,6 +187,7 @@ fn slice(told: &Told<'_>, event: &Event, pid: usize, lane: usize) -> Value {
             let category = cell.ops().next().map_or("", |op| category(op.kind));
             (names.join("+"), category, json!({"ops": args}))
         }
+        Work::Move(moved) => (name(moved), category(moved.kind), json!({"ops": [op(told, moved)]})),
         Work::Reduce(bucket) => {
             (format!("reduce {}", bucket.0), "reduction", json!({"bucket": bucket.0}))
         }
@@ -214,6 +218,7 @@ fn category(kind: Kind) -> &'static str {
         Kind::Forward => "forward",
         Kind::Backward | Kind::BackwardInput | Kind::BackwardWeight => "backward",
         Kind::Recompute => "recompute",
+        Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => "move",
     }
 }
 

@@ -1,0 +1,161 @@
+//! Moves of saved activations: to the host and back, or to another rank that keeps them.
+
+use std::collections::VecDeque;
+use std::task::Poll;
+
+use super::ops::Value;
+use super::state::{StageOn, State};
+use crate::analyze::Need;
+use crate::comm::{Comm, Endpoint, Payload, Tag};
+use crate::device::{Device, DeviceError, Elements, Result as DeviceResult};
+use crate::effects::{Token, UnitAt};
+use crate::fault::{Class, Fault};
+use crate::ids::Rank;
+use crate::op::{Kind, Op};
+use crate::stage::{Left, Reassemble, Stage};
+
+/// A tensor in the memory of the host.
+pub(super) enum Parked<T> {
+    /// Of a device whose memory that is.
+    Here(T),
+    Copied {
+        shape: Vec<usize>,
+        elements: Elements,
+    },
+}
+
+/// What stays of saved activations whose tensors are away: how to put them together again, and what slices left, which
+/// stays here.
+pub(super) type Rest<S> =
+    (Reassemble<<S as Stage>::Tensor, <S as Stage>::Saved>, Vec<Left<<S as Stage>::Tensor>>);
+
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
+    /// Runs a move on the values it eats. What goes to another rank is sent, and comes from it, by the messages around it.
+    pub(super) fn run_move(
+        &mut self,
+        op: &Op,
+        eaten: VecDeque<Value<S>>,
+    ) -> Result<Vec<Value<S>>, Fault> {
+        let units = op.span.units().zip(eaten);
+        let moved = units.map(|(unit, value)| {
+            let at = (op.pipe, op.stage, unit);
+            match (op.kind, value) {
+                (Kind::Offload, Value::Saved(saved, lefts)) => {
+                    self.take_apart(op, at, saved, lefts)
+                }
+                (Kind::Reload, value) => self.put_together(op, at, value),
+                (_, kept) => Ok(kept),
+            }
+        });
+        moved.collect()
+    }
+
+    fn take_apart(
+        &mut self,
+        op: &Op,
+        at: UnitAt,
+        saved: S::Saved,
+        lefts: Vec<Left<S::Tensor>>,
+    ) -> Result<Value<S>, Fault> {
+        let taken = self.stages.held(op.stage).stage.take_apart(saved);
+        let (tensors, reassemble) = self.on_device(op, taken)?;
+        self.steps.rests.insert(at, (reassemble, lefts));
+        let (pipe, stage, unit) = at;
+        if self.job.program.rules().keeper(pipe, stage, unit).is_some() {
+            return Ok(Value::Tensors(tensors));
+        }
+        let parked = park(&self.device, tensors);
+        self.on_device(op, parked).map(Value::Parked)
+    }
+
+    fn put_together(&mut self, op: &Op, at: UnitAt, value: Value<S>) -> Result<Value<S>, Fault> {
+        let tensors = match value {
+            Value::Tensors(tensors) => Ok(tensors),
+            Value::Parked(parked) => unpark(&self.device, parked),
+            other => panic!("moved activations were expected, not {}", other.name()),
+        };
+        let tensors = self.on_device(op, tensors)?;
+        let Some((reassemble, lefts)) = self.steps.rests.remove(&at) else {
+            panic!("{op} reloads what was not offloaded");
+        };
+        let saved = self.on_device(op, reassemble(tensors))?;
+        Ok(Value::Saved(saved, lefts))
+    }
+
+    /// Sends moved activations: how many tensors they are, and these.
+    pub(super) fn send_moved(
+        &mut self,
+        to: Rank,
+        token: Token,
+        tensors: Vec<S::Tensor>,
+    ) -> Result<(), Fault> {
+        let count = self.device.upload(&[1], &[tensors.len() as f32]);
+        let count = self.on_device(token.to_string(), count)?;
+        for (index, tensor) in (0..).zip([count].into_iter().chain(tensors)) {
+            let sent = self.comm.send(to, self.tag_of_moved(token, index), tensor);
+            self.on_wire(token, sent)?;
+        }
+        Ok(())
+    }
+
+    /// Receives moved activations, if they are on their way.
+    pub(super) fn recv_moved(
+        &mut self,
+        from: Rank,
+        token: Token,
+    ) -> Result<Poll<Vec<S::Tensor>>, Fault> {
+        let count = self.comm.try_recv(from, self.tag_of_moved(token, 0));
+        let Some(count) = self.on_wire(token, count)? else { return Ok(Poll::Pending) };
+        let ready = self.device.wait_ready(&count);
+        let count = ready.and_then(|()| self.device.download(&count));
+        let count = self.on_device(token.to_string(), count)?;
+        let Some(n) = count.first().copied().filter(|n| *n >= 0.0 && *n < 1e6) else {
+            let what = format!("{from} sent {token} as no number of tensors");
+            let fault = Fault::new(Class::Mismatch, self.comm.rank(), what);
+            return Err(Fault { peer: Some(from), ..fault });
+        };
+        let mut tensors = Vec::new();
+        for index in 1..=n as u32 {
+            let (tag, deadline) = (self.tag_of_moved(token, index), self.deadline());
+            let received = self.comm.recv(from, tag, deadline);
+            tensors.push(self.on_wait(token, Need::Token(token), received)?);
+        }
+        Ok(Poll::Ready(tensors))
+    }
+
+    fn tag_of_moved(&self, token: Token, tensor: u32) -> Tag {
+        let Token { kind, pipe, stage, span, .. } = token;
+        let returns = kind == crate::effects::TokenKind::Back;
+        let payload = Payload::Moved { returns, pipe, stage, unit: span.start, tensor };
+        Tag::new(self.steps.first, payload)
+    }
+}
+
+fn park<D: Device>(device: &D, tensors: Vec<D::Tensor>) -> DeviceResult<Vec<Parked<D::Tensor>>> {
+    if device.is_on_host() {
+        return Ok(tensors.into_iter().map(Parked::Here).collect());
+    }
+    let elements = device.download_all(&tensors.iter().collect::<Vec<_>>())?;
+    let shapes = tensors.iter().map(|tensor| device.shape(tensor));
+    Ok(shapes.zip(elements).map(|(shape, elements)| Parked::Copied { shape, elements }).collect())
+}
+
+fn unpark<D: Device>(device: &D, parked: Vec<Parked<D::Tensor>>) -> DeviceResult<Vec<D::Tensor>> {
+    let tensors = parked.into_iter().map(|parked| {
+        let (shape, elements) = match parked {
+            Parked::Here(tensor) => return Ok(tensor),
+            Parked::Copied { shape, elements } => (shape, elements),
+        };
+        let Elements { dtype, words } = elements;
+        let tensor = device.upload_words(&shape, dtype, words)?;
+        match device.dtype(&tensor) == dtype {
+            true => Ok(tensor),
+            false => Err(DeviceError::Failed {
+                device: device.name(),
+                op: "reload",
+                reason: format!("it cannot take back elements of {dtype:?}"),
+            }),
+        }
+    });
+    tensors.collect()
+}

@@ -1,0 +1,123 @@
+//! Which ops wait for memory that another lane frees, so that no worker ever holds more saved activations than the
+//! written order of its row does.
+//!
+//! In that order ops fill memory and free it one after the other. The n-th that fills some may begin once as much has been
+//! freed as it has at its place in the row: by which op, the order tells, and if that op is on another lane, a token
+//! says that it is done. So the peak of a worker does not depend on how long anything takes.
+
+use rustc_hash::FxHashMap;
+
+use crate::activation_memory::{ActivationMemory, ROUNDING};
+use crate::effects::{Rules, Token, TokenKind};
+use crate::few::Few;
+use crate::ids::WorkerId;
+use crate::op::{Cell, Kind, Lane, Op};
+use crate::timetable::Timetable;
+
+/// What waits for memory, and what frees it: by worker and index of the cell, each token with the worker at its other end.
+#[derive(Default)]
+pub(super) struct MemoryWaits {
+    pub(super) takes: FxHashMap<(WorkerId, usize), Few<(Token, WorkerId)>>,
+    pub(super) gives: FxHashMap<(WorkerId, usize), Few<(Token, WorkerId)>>,
+}
+
+/// The waits of a timetable with moves; none of another one.
+pub(super) fn waits(timetable: &Timetable, rules: &Rules) -> MemoryWaits {
+    let mut waits = MemoryWaits::default();
+    if !rules.has_moves() {
+        return waits;
+    }
+    let memory = ActivationMemory::new(&timetable.placement, timetable.units_per_micro);
+    let senders = Senders::of(timetable);
+    for (worker, row) in (0..).map(WorkerId).zip(&timetable.rows) {
+        let changes: Vec<_> = row.iter().map(|cell| memory.change(worker, cell, rules)).collect();
+        let (mut held, mut peak) = (0.0, 0.0f64);
+        for (more, less) in &changes {
+            peak = peak.max(held + more);
+            held += more - less;
+        }
+        let (mut filled, mut freed, mut n_freed) = (0.0, 0.0, 0);
+        let mut last: [Option<usize>; 2] = [None; 2];
+        // The last that each lane has waited for, by its worker and the lane that frees.
+        let mut known: FxHashMap<(WorkerId, Lane, Lane), usize> = FxHashMap::default();
+        for (at, cell) in row.iter().enumerate().filter(|(at, _)| changes[*at].0 > 0.0) {
+            filled += changes[at].0;
+            while freed + ROUNDING < filled - peak && n_freed < row.len() {
+                if changes[n_freed].1 > 0.0 {
+                    freed += changes[n_freed].1;
+                    last[lane_index(row[n_freed].lane())] = Some(n_freed);
+                }
+                n_freed += 1;
+            }
+            let Some((filler, begins)) = senders.begins(worker, at, cell, rules) else { continue };
+            for lane in [Lane::Compute, Lane::Moves] {
+                let Some(frees) = last[lane_index(lane)] else { continue };
+                let waiting = (begins.0, cell_lane(timetable, begins));
+                if waiting == (worker, lane)
+                    || known.get(&(waiting.0, waiting.1, lane)) >= Some(&frees)
+                {
+                    continue;
+                }
+                known.insert((waiting.0, waiting.1, lane), frees);
+                let kind = match lane {
+                    Lane::Compute => TokenKind::Freed,
+                    Lane::Moves if waiting.1 == Lane::Compute => TokenKind::Vacated,
+                    Lane::Moves => TokenKind::Released,
+                };
+                let Op { pipe, stage, span, .. } = filler;
+                let token = Token { kind, pipe, stage, to: stage, span };
+                waits.gives.entry((worker, frees)).or_default().push((token, waiting.0));
+                waits.takes.entry(begins).or_default().push((token, worker));
+            }
+        }
+    }
+    waits
+}
+
+fn lane_index(lane: Lane) -> usize {
+    match lane {
+        Lane::Compute => 0,
+        Lane::Moves => 1,
+    }
+}
+
+fn cell_lane(timetable: &Timetable, (worker, at): (WorkerId, usize)) -> Lane {
+    timetable.rows[worker.index()][at].lane()
+}
+
+/// Where the ops stand that send saved activations from worker to worker.
+struct Senders(FxHashMap<Op, (WorkerId, usize)>);
+
+impl Senders {
+    fn of(timetable: &Timetable) -> Senders {
+        let mut all = FxHashMap::default();
+        for (worker, row) in (0..).map(WorkerId).zip(&timetable.rows) {
+            for (at, cell) in row.iter().enumerate() {
+                let sends = |op: &Op| matches!(op.kind, Kind::Offload | Kind::Return);
+                all.extend(cell.ops().filter(sends).map(|op| (op, (worker, at))));
+            }
+        }
+        Senders(all)
+    }
+
+    /// The op that fills the memory of a worker at a cell, and the cell with which that begins: where activations come
+    /// from another worker, it is the one that sends them. None if there is no such cell, as in a timetable that will be
+    /// refused.
+    fn begins(
+        &self,
+        worker: WorkerId,
+        at: usize,
+        cell: &Cell,
+        rules: &Rules,
+    ) -> Option<(Op, (WorkerId, usize))> {
+        let op = cell.ops().next()?;
+        let sender = match op.kind {
+            Kind::Keep => Kind::Offload,
+            Kind::Reload if rules.keeper(op.pipe, op.stage, op.span.start).is_some() => {
+                Kind::Return
+            }
+            _ => return Some((op, (worker, at))),
+        };
+        Some((op, *self.0.get(&Op { kind: sender, ..op })?))
+    }
+}

@@ -1,0 +1,158 @@
+//! Passes that move saved activations out of the memory of workers that hold too many: to their hosts (PipeOffload, Wan et
+//! al., 2025), or to workers that hold few (BPipe, Kim et al., 2023).
+
+mod partners;
+mod row;
+
+use std::str::FromStr;
+
+use self::partners::Partners;
+use self::row::{Row, written};
+use super::{Lowering, rehearse};
+use crate::activation_memory::{ActivationMemory, rounded};
+use crate::analyze::{Refusal, simulate};
+use crate::costs::{Costs, is_shorter};
+use crate::effects::Rules;
+use crate::ids::WorkerId;
+use crate::notation::by_name;
+use crate::timetable::Timetable;
+
+/// Where saved activations go that a worker has no room for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Moves {
+    /// Nowhere: each worker holds its own.
+    #[default]
+    None,
+    /// To the memory of its host: [`offload`].
+    Offload,
+    /// To the worker at the other end of the pipeline: [`bpipe`].
+    Bpipe,
+}
+
+impl Moves {
+    /// What is asked for on its own: to share memory comes before the host's.
+    pub fn of(bpipe: bool, offload: Offloading) -> Moves {
+        match (bpipe, offload) {
+            (true, _) => Moves::Bpipe,
+            (false, Offloading::Auto) => Moves::Offload,
+            (false, Offloading::None) => Moves::None,
+        }
+    }
+}
+
+/// Whether saved activations are offloaded to the host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Offloading {
+    /// They are not.
+    None,
+    /// Those that a limit on memory asks for, or without one as many as cost no time.
+    Auto,
+}
+
+impl Offloading {
+    /// Both with their names on the command line.
+    pub const ALL: [(&'static str, Offloading); 2] =
+        [("none", Offloading::None), ("auto", Offloading::Auto)];
+}
+
+impl FromStr for Offloading {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Offloading, String> {
+        by_name("offload", name, &Offloading::ALL)
+    }
+}
+
+/// A timetable whose workers hold no more saved activations than [`Lowering::max_peak`], or, where that says nothing, as few
+/// as take no more time at `costs`: what is over goes to the memory of the host after its forward, and comes back before its
+/// backward. Of those that could go, those go whose backward is the last.
+///
+/// A worker that cannot keep to a limit stays above it, as few as it can hold.
+///
+/// # Errors
+/// If the timetable is not sound.
+pub fn offload(
+    timetable: Timetable,
+    how: &Lowering,
+    costs: &impl Costs,
+) -> Result<Timetable, Refusal> {
+    let before = rehearse(&timetable, costs)?;
+    let offloaded = |most: f64| {
+        let rows: Vec<Row> = rows(&timetable, |_, _| most);
+        Timetable { rows: rows.iter().map(written).collect(), ..timetable.clone() }
+    };
+    if let Some(most) = how.max_peak {
+        return Ok(offloaded(most));
+    }
+    // With more memory a step takes no longer, so the least that costs no time is found by halving.
+    let makespan = before.timeline.makespan();
+    let steps = (before.merit.peak * f64::from(timetable.units_per_micro)).ceil() as u32;
+    let most = |step: u32| f64::from(step) / f64::from(timetable.units_per_micro);
+    let (mut too_few, mut enough) = (0, steps);
+    while enough - too_few > 1 {
+        let middle = too_few.midpoint(enough);
+        let moved = offloaded(most(middle));
+        let how = Lowering { sync: super::Sync::AtEnd, ..Lowering::default() };
+        let fits = match super::lower(&moved, &how) {
+            Ok(program) => !is_shorter(makespan, simulate(&program, costs).makespan()),
+            Err(_) => false,
+        };
+        if fits { enough = middle } else { too_few = middle }
+    }
+    Ok(offloaded(most(enough)))
+}
+
+/// A timetable in which workers at both ends of the pipeline share their memory: w and D-1-w hold as many saved activations
+/// each, up to one. What the one that would hold more is over goes to the other one, and comes back before its backward.
+/// 1F1B holds `ceil((D + 2) / 2)` micro-batches at most then. Where each of two hold, `costs` say when a worker could take
+/// them in.
+///
+/// # Errors
+/// If the timetable is not sound.
+pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refusal> {
+    let timeline = &rehearse(&timetable, costs)?.timeline;
+    let peaks = peaks(&timetable);
+    let last = peaks.len() - 1;
+    let unit = 1.0 / f64::from(timetable.units_per_micro);
+    // What is on its way counts at both ends.
+    let share = |w: usize| ((peaks[w] + peaks[last - w] + unit) / 2.0 / unit - 1e-6).ceil() * unit;
+    let rows = rows(&timetable, |worker, peak| {
+        let (share, partner) = (share(worker.index()), peaks[last - worker.index()]);
+        // Who holds less has nothing to give, and a pair that holds as much gains nothing.
+        if peak > partner && peak > share { share } else { peak }
+    });
+    let (rules, memory) = (&Rules::of(&timetable), &memory(&timetable));
+    let partners = Partners { rules, memory, timeline, costs };
+    let rows = partners.keep(&rows);
+    Ok(Timetable { rows, ..timetable })
+}
+
+/// The rows of a timetable, of which a worker holds no more than `most` says, given what it holds without moves.
+fn rows(timetable: &Timetable, most: impl Fn(WorkerId, f64) -> f64) -> Vec<Row> {
+    let rules = Rules::of(timetable);
+    let memory = memory(timetable);
+    let peaks = peaks(timetable);
+    let workers = (0..).map(WorkerId).zip(&timetable.rows).zip(peaks);
+    workers
+        .map(|((worker, row), peak)| {
+            let most = most(worker, peak);
+            Row::new(worker, row, most, (&rules, &memory))
+        })
+        .collect()
+}
+
+/// The most that each worker holds.
+fn peaks(timetable: &Timetable) -> Vec<f64> {
+    let rules = Rules::of(timetable);
+    let mut memory = memory(timetable);
+    for (worker, row) in (0..).map(WorkerId).zip(&timetable.rows) {
+        for cell in row {
+            memory.run(worker, cell, &rules.cell_effects(cell), &rules);
+        }
+    }
+    memory.peaks().into_iter().map(rounded).collect()
+}
+
+fn memory(timetable: &Timetable) -> ActivationMemory {
+    ActivationMemory::new(&timetable.placement, timetable.units_per_micro)
+}

@@ -1,0 +1,266 @@
+//! Moves of saved activations: what workers hold, how long they take, and that they change no bit.
+
+mod training;
+
+use chimera_core::analyze::{Timeline, simulate};
+use chimera_core::costs::UniformCosts;
+use chimera_core::interchange::{from_json, to_json};
+use chimera_core::lower::{Lowering, Moves, Passes, bpipe, lower, offload};
+use chimera_core::model::Architecture;
+use chimera_core::op::{Cell, Kind};
+use chimera_core::program::Program;
+use chimera_core::render::text;
+use chimera_core::schedule::{SCHEDULES, Shape, find};
+use chimera_core::timetable::Timetable;
+use proptest::prelude::*;
+use training::{Run, train, train_timetable};
+
+fn timetable(schedule: &str, shape: &Shape) -> Timetable {
+    find(schedule).expect("known").timetable(shape).unwrap_or_else(|unfit| panic!("{unfit}"))
+}
+
+fn costs(timetable: &Timetable, transfer: f64) -> UniformCosts {
+    UniformCosts { transfer, ..UniformCosts::new(1.0, 2.0, 0.0) }
+        .per_units(timetable.units_per_micro)
+}
+
+fn proven(timetable: &Timetable) -> Program {
+    lower(timetable, &Lowering::default()).unwrap_or_else(|refusal| panic!("{refusal}"))
+}
+
+fn limited(most: f64) -> Lowering {
+    Lowering { max_peak: Some(most), ..Lowering::default() }
+}
+
+fn peak(program: &Program) -> f64 {
+    program.peaks().iter().copied().fold(0.0, f64::max)
+}
+
+/// Transfers up to (F + B) / 2 take no time, and no worker holds more than `ceil((D + 2) / 2)` micro-batches.
+#[test]
+fn pairs_of_workers_hold_as_much_as_bpipe_says_in_the_time_of_1f1b() {
+    for depth in 2..=16u32 {
+        for n in [1, depth - 1, depth, depth + 1, 2 * depth, 3 * depth] {
+            for transfer in [0.0, 0.5, 1.0, 1.5] {
+                let plain = timetable("1f1b", &Shape::new(depth as usize, n));
+                let costs = costs(&plain, transfer);
+                let program = proven(&bpipe(plain, &costs).expect("sound"));
+                let most = f64::from((depth + 2).div_ceil(2));
+                let case = format!("D {depth}, N {n}, {transfer}");
+                assert!(peak(&program) <= most, "{case}: {:?}", program.peaks());
+                let makespan = simulate(&program, &costs).makespan();
+                assert_eq!(makespan, f64::from(3 * (n + depth - 1)), "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_longer_transfer_costs_time() {
+    let plain = timetable("1f1b", &Shape::new(8, 16));
+    let costs = costs(&plain, 2.0);
+    let program = proven(&bpipe(plain, &costs).expect("sound"));
+    assert_eq!(simulate(&program, &costs).makespan(), 69.0 + 4.0);
+}
+
+#[test]
+fn moves_are_drawn_below_their_workers() {
+    let plain = timetable("1f1b", &Shape::new(4, 5));
+    let costs = costs(&plain, 1.0);
+    let program = proven(&bpipe(plain, &costs).expect("sound"));
+    insta::assert_snapshot!(text::timeline(&simulate(&program, &costs)));
+}
+
+/// What a limit asks for is moved, unless it is weight work that is put off.
+#[test]
+fn a_host_takes_what_a_limit_leaves_no_room_for() {
+    for schedule in SCHEDULES {
+        let plain = timetable(schedule.name(), &Shape::new(4, 8));
+        if plain.has(Kind::BackwardWeight) || plain.update.is_asynchronous() {
+            continue;
+        }
+        let (costs, before) = (costs(&plain, 0.25), proven(&plain));
+        let most = (peak(&before) / 2.0).ceil().max(2.0);
+        let moved = offload(plain, &limited(most), &costs).expect("sound");
+        let program = lower(&moved, &limited(most));
+        let program = program.unwrap_or_else(|refusal| panic!("{}: {refusal}", schedule.name()));
+        assert!(peak(&program) <= most, "{}: {:?}", schedule.name(), program.peaks());
+    }
+}
+
+/// Without a limit as many go as cost no time.
+#[test]
+fn a_host_takes_what_costs_no_time() {
+    for (transfer, most) in [(0.5, 2.0), (1.5, 3.0), (100.0, 8.0)] {
+        let plain = timetable("1f1b", &Shape::new(8, 16));
+        let costs = costs(&plain, transfer);
+        let program = proven(&offload(plain, &Lowering::default(), &costs).expect("sound"));
+        assert_eq!(simulate(&program, &costs).makespan(), 69.0, "{transfer}");
+        assert!(peak(&program) <= most, "{transfer}: {:?}", program.peaks());
+    }
+}
+
+/// Whatever moves take: the most that a worker holds at any time is no more than what is proven.
+#[test]
+fn no_worker_ever_holds_more_than_is_proven() {
+    for transfer in [0.1, 0.7, 3.0, 20.0] {
+        for (schedule, n) in [("1f1b", 20), ("gpipe", 9), ("zb-h2", 12), ("interleaved", 12)] {
+            let plain = timetable(schedule, &Shape::new(6, n));
+            let costs = costs(&plain, transfer);
+            let most = (peak(&proven(&plain)) / 2.0).ceil();
+            let paired = bpipe(plain.clone(), &UniformCosts::EQUAL).expect("sound");
+            let hosted = offload(plain, &limited(most), &UniformCosts::EQUAL).expect("sound");
+            for program in [paired, hosted].map(|moved| proven(&moved)) {
+                let held = held(&program, &simulate(&program, &costs));
+                let within =
+                    held.iter().zip(program.peaks()).all(|(held, peak)| held <= &(peak + 1e-6));
+                assert!(within, "{schedule}, {transfer}: {held:?}, {:?}", program.peaks());
+            }
+        }
+    }
+}
+
+/// The most that each worker of schedules with one unit per stage held at once, by the times of a simulation.
+fn held(program: &Program, timeline: &Timeline) -> Vec<f64> {
+    use chimera_core::analyze::Work;
+    let n_workers = timeline.n_workers;
+    let share = n_workers as f64 / program.placement().n_stages() as f64;
+    let mut changes: Vec<Vec<(f64, f64)>> = vec![Vec::new(); n_workers];
+    for event in &timeline.events {
+        let mut change = |worker: usize, at: f64, by: f64| changes[worker].push((at, by * share));
+        let worker = event.worker.index();
+        match event.work {
+            Work::Cell(cell) => cell.ops().for_each(|op| match op.kind {
+                Kind::Forward => change(worker, event.start, 1.0),
+                Kind::Backward | Kind::BackwardWeight => change(worker, event.end, -1.0),
+                _ => {}
+            }),
+            Work::Move(op) => {
+                let (from, to) = program.move_of(&op);
+                from.into_iter().for_each(|from| change(from.index(), event.end, -1.0));
+                to.into_iter().for_each(|to| change(to.index(), event.start, 1.0));
+            }
+            _ => {}
+        }
+    }
+    let most = |mut changes: Vec<(f64, f64)>| {
+        changes.sort_by(|a, b| a.partial_cmp(b).expect("numbers"));
+        let mut now = 0.0;
+        changes.iter().fold(0.0f64, |most, (_, by)| {
+            now += by;
+            most.max(now)
+        })
+    };
+    changes.into_iter().map(most).collect()
+}
+
+#[test]
+fn moves_survive_as_json() {
+    let plain = timetable("1f1b", &Shape::new(4, 6));
+    let costs = costs(&plain, 1.0);
+    for moved in [bpipe(plain.clone(), &costs), offload(plain, &limited(2.0), &costs)] {
+        let moved = moved.expect("sound");
+        assert!(moved.has(Kind::Offload));
+        assert_eq!(from_json(to_json(&moved).as_bytes()).expect("reads"), moved);
+    }
+}
+
+#[test]
+fn an_unsafe_move_is_refused_with_its_row() {
+    let plain = timetable("1f1b", &Shape::new(4, 6));
+    let mut moved = bpipe(plain.clone(), &costs(&plain, 1.0)).expect("sound");
+    let reload = |cell: &Cell| cell.ops().any(|op| op.kind == Kind::Reload);
+    moved.rows[0].retain(|cell| !reload(cell));
+    let refusal = lower(&moved, &Lowering::default()).expect_err("nothing comes back").to_string();
+    assert!(refusal.contains("deadlock") && refusal.contains("reloaded activations"), "{refusal}");
+    assert!(refusal.contains('^'), "{refusal}");
+    let mut away = plain;
+    let op = away.rows[2][0].ops().next().expect("an op");
+    away.rows[2].insert(1, chimera_core::op::Op { kind: Kind::Keep, ..op }.into());
+    let refusal = lower(&away, &Lowering::default()).expect_err("its own").to_string();
+    assert!(refusal.contains("is for another worker than worker 2"), "{refusal}");
+}
+
+fn passes(moves: Moves) -> Passes {
+    Passes { moves, ..Passes::default() }
+}
+
+#[test]
+fn moving_activations_changes_no_bit() {
+    for (schedule, shape) in [
+        ("1f1b", Shape::new(4, 6)),
+        ("gpipe", Shape::new(2, 5)),
+        ("zb-h2", Shape::new(4, 8)),
+        ("interleaved", Shape::new(2, 4)),
+        ("chimera", Shape::new(4, 8)),
+        ("seq1f1b", Shape { n_slices: 2, ..Shape::new(2, 3) }),
+    ] {
+        for architecture in [Architecture::GPT2, Architecture::LLAMA, Architecture::BERT] {
+            if schedule == "seq1f1b" && architecture == Architecture::BERT {
+                continue; // it has no slices
+            }
+            let run = Run { architecture, ..Run::new(schedule, shape.clone()) };
+            let plain = train(&run).expect("trains");
+            for moves in [Moves::Bpipe, Moves::Offload] {
+                let moved = train(&Run { passes: passes(moves), ..run.clone() }).expect("trains");
+                let is_equal = (&moved.losses, &moved.norms) == (&plain.losses, &plain.norms)
+                    && moved.gradients == plain.gradients
+                    && moved.weights == plain.weights;
+                assert!(is_equal, "{moves:?} {run:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bytes_fall_as_micro_batches_do() {
+    let run = Run { tied: false, ..Run::new("gpipe", Shape::new(1, 8)) };
+    let plain = timetable("gpipe", &run.shape);
+    let all = train_timetable(&run, &plain).expect("trains").bytes;
+    let hosted = offload(plain, &limited(4.0), &UniformCosts::EQUAL).expect("sound");
+    let half = train_timetable(&run, &hosted).expect("trains").bytes;
+    let run = Run { shape: Shape::new(1, 4), ..run };
+    let expected = train(&run).expect("trains").bytes;
+    assert!(half < all && half == expected, "{all}, {half}, {expected}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// Timetables with moves that are edited once are refused or train to the same losses, to the bit.
+    #[test]
+    fn edited_moves_are_refused_or_train_the_same(
+        (schedule, depth, n) in (prop::sample::select(vec!["1f1b", "gpipe"]), 2usize..=4, 3u32..=6),
+        is_paired in any::<bool>(),
+        edit in 0usize..4,
+        (w, i, j) in (0usize..8, 0usize..64, 0usize..64),
+    ) {
+        let run = Run { clip: None, ..Run::new(schedule, Shape::new(depth, n)) };
+        let plain = timetable(schedule, &run.shape);
+        let costs = costs(&plain, 1.0);
+        let moved = match is_paired {
+            true => bpipe(plain.clone(), &costs),
+            false => offload(plain.clone(), &limited(2.0), &costs),
+        };
+        let mut edited = moved.expect("sound");
+        let row = &mut edited.rows[w % depth];
+        let n_cells = row.len();
+        match edit {
+            0 => row.swap(i % n_cells, (i + 1) % n_cells),
+            1 => row.swap(i % n_cells, j % n_cells),
+            2 => _ = row.remove(i % n_cells),
+            _ => {
+                let cell = row.remove(i % n_cells);
+                row.insert(j % n_cells, cell);
+            }
+        }
+        if lower(&edited, &Lowering::default()).is_err() {
+            return Ok(());
+        }
+        let (edited, plain) = (train_timetable(&run, &edited), train_timetable(&run, &plain));
+        let (edited, plain) = (edited.expect("trains"), plain.expect("trains"));
+        for (a, b) in edited.losses.iter().zip(&plain.losses) {
+            prop_assert!((a - b).abs() <= 1e-9 * b.abs(), "{:?} {:?}", edited.losses, plain.losses);
+        }
+    }
+}
