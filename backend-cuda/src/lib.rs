@@ -13,11 +13,12 @@ pub mod gpu;
 pub use cpu::{measured_bf16_peak, measured_peak};
 
 use candle_core::Tensor;
-use chimera_core::device::{AdamW, Device, DeviceError, Result, Sgd, Updated};
+use chimera_core::device::{AdamW, Device, DeviceError, Reload, Result, Sgd, Updated};
 use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Rotary};
 
 use crate::cpu::bf16::Supported;
 use crate::cpu::matmul::Operands;
+use crate::cpu::pool::{Pool, Stored};
 
 /// A device of candle.
 #[derive(Clone, Debug)]
@@ -25,12 +26,14 @@ pub struct Candle {
     device: candle_core::Device,
     /// Of the products of layers. Those of optimizers are in f32.
     operands: Operands,
+    /// Where tensors are that are out of memory.
+    pool: Pool,
 }
 
 impl Candle {
     /// The processor and its memory.
     pub fn cpu() -> Self {
-        Self { device: candle_core::Device::Cpu, operands: Operands::F32 }
+        Self { device: candle_core::Device::Cpu, operands: Operands::F32, pool: Pool::default() }
     }
 
     /// The processor and its memory, with linear layers whose matrix products round their operands to bf16 and add in
@@ -64,10 +67,6 @@ impl Device for Candle {
         self.named("upload", Tensor::from_slice(data, shape, &self.device))
     }
 
-    fn is_on_host(&self) -> bool {
-        true
-    }
-
     fn download(&self, tensor: &Tensor) -> Result<Vec<f32>> {
         let flat = tensor.flatten_all().and_then(|flat| flat.to_vec1());
         self.named("download", flat)
@@ -80,6 +79,28 @@ impl Device for Candle {
     fn download_into(&self, tensor: &Tensor, into: &mut Vec<f32>) -> Result<()> {
         let copied = cpu::copy_into(tensor, into);
         self.named("download", copied)
+    }
+
+    /// To a file: the memory of the host is the device's own.
+    fn offload(&self, tensors: Vec<Tensor>) -> Result<Reload<Self>> {
+        let failed = |device: &Self, op, error: std::io::Error| DeviceError::Failed {
+            device: device.name(),
+            op,
+            reason: format!("the file for what is out of memory: {error}; TMPDIR says where it is"),
+        };
+        let store = |tensor: Tensor| {
+            let stored = self.pool.store(&self.download(&tensor)?);
+            Ok((tensor.dims().to_vec(), stored.map_err(|error| failed(self, "offload", error))?))
+        };
+        let stored = tensors.into_iter().map(store).collect::<Result<Vec<_>>>()?;
+        let reload = move |device: &Self| {
+            let load = |(shape, stored): (Vec<usize>, Stored)| {
+                let elements = stored.load().map_err(|error| failed(device, "reload", error))?;
+                device.upload_vec(&shape, elements)
+            };
+            stored.into_iter().map(load).collect()
+        };
+        Ok(Box::new(reload))
     }
 
     fn zeros(&self, shape: &[usize]) -> Result<Tensor> {

@@ -199,7 +199,7 @@ fn moving_activations_changes_no_bit() {
             if schedule == "seq1f1b" && architecture == Architecture::BERT {
                 continue; // it has no slices
             }
-            let run = Run { architecture, ..Run::new(schedule, shape.clone()) };
+            let run = Run { architecture, ..Run::new(schedule, shape) };
             let plain = train(&run).expect("trains");
             for moves in [Moves::Bpipe, Moves::Offload] {
                 let moved = train(&Run { passes: passes(moves), ..run.clone() }).expect("trains");

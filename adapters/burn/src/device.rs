@@ -94,10 +94,6 @@ impl Device for Burn {
         Ok(self.array(shape, data.to_vec()))
     }
 
-    fn is_on_host(&self) -> bool {
-        true
-    }
-
     fn download(&self, x: &Array) -> Result<Vec<f32>> {
         self.values("download", x)
     }

@@ -49,10 +49,6 @@ impl Device for Candle {
         self.ran("upload", tensor.and_then(|tensor| tensor.to_dtype(self.dtype)))
     }
 
-    fn is_on_host(&self) -> bool {
-        self.device.is_cpu()
-    }
-
     fn download(&self, tensor: &Tensor) -> Result<Vec<f32>> {
         let all = || tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1();
         self.ran("download", all())

@@ -19,6 +19,7 @@ mod matrix;
 mod memory;
 pub(crate) mod norm;
 mod peak;
+pub(crate) mod pool;
 pub(crate) mod rotary;
 pub(crate) mod sgd;
 pub(crate) mod sums;

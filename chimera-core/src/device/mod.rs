@@ -37,6 +37,9 @@ pub trait Fetch: Send {
     fn finish(self: Box<Self>, into: &mut Vec<f32>) -> Result<()>;
 }
 
+/// Brings tensors back to the memory of the device that moved them out.
+pub type Reload<D> = Box<dyn FnOnce(&D) -> Result<Vec<<D as Device>::Tensor>> + Send>;
+
 /// The clock of a device that works on its own.
 pub trait Clock: Send {
     /// Marks this point of the work that was asked for so far. A device that fails to says so in
@@ -157,9 +160,24 @@ pub trait Device: Clone + Send + Sync + 'static {
         tensors.iter().map(elements).collect()
     }
 
-    /// Whether tensors lie in the memory of the host, so that it would be no other one for what is offloaded there.
-    fn is_on_host(&self) -> bool {
-        false
+    /// Moves tensors out of the device's memory, until what is returned brings them back, to the bit: to the memory of the
+    /// host, in the types of their elements. A device whose memory that is has another place for them.
+    fn offload(&self, tensors: Vec<Self::Tensor>) -> Result<Reload<Self>> {
+        let shapes: Vec<Vec<usize>> = tensors.iter().map(|tensor| self.shape(tensor)).collect();
+        let elements = self.download_all(&tensors.iter().collect::<Vec<_>>())?;
+        let upload = |device: &Self, shape: &[usize], Elements { dtype, words }: Elements| {
+            let tensor = device.upload_words(shape, dtype, words)?;
+            if device.dtype(&tensor) != dtype {
+                let reason = format!("it does not take back elements of {dtype:?}");
+                return Err(DeviceError::Failed { device: device.name(), op: "reload", reason });
+            }
+            Ok(tensor)
+        };
+        let reload = move |device: &Self| {
+            let parts = shapes.into_iter().zip(elements);
+            parts.map(|(shape, elements)| upload(device, &shape, elements)).collect()
+        };
+        Ok(Box::new(reload))
     }
 
     /// Begins a [`download_words`](Device::download_words) of a tensor as it is now, on devices on which this gains

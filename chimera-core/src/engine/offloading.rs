@@ -7,22 +7,12 @@ use super::ops::Value;
 use super::state::{StageOn, State};
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
-use crate::device::{Device, DeviceError, Elements, Result as DeviceResult};
-use crate::effects::{Token, UnitAt};
+use crate::device::Device;
+use crate::effects::{Token, TokenKind, UnitAt};
 use crate::fault::{Class, Fault};
 use crate::ids::Rank;
 use crate::op::{Kind, Op};
 use crate::stage::{Left, Reassemble, Stage};
-
-/// A tensor in the memory of the host.
-pub(super) enum Parked<T> {
-    /// Of a device whose memory that is.
-    Here(T),
-    Copied {
-        shape: Vec<usize>,
-        elements: Elements,
-    },
-}
 
 /// What stays of saved activations whose tensors are away: how to put them together again, and what slices left, which
 /// stays here.
@@ -64,14 +54,16 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         if self.job.program.rules().keeper(pipe, stage, unit).is_some() {
             return Ok(Value::Tensors(tensors));
         }
-        let parked = park(&self.device, tensors);
-        self.on_device(op, parked).map(Value::Parked)
+        let reload = self.device.offload(tensors);
+        let device = self.device.clone();
+        let reload = self.on_device(op, reload)?;
+        Ok(Value::Offloaded(Box::new(move || reload(&device))))
     }
 
     fn put_together(&mut self, op: &Op, at: UnitAt, value: Value<S>) -> Result<Value<S>, Fault> {
         let tensors = match value {
             Value::Tensors(tensors) => Ok(tensors),
-            Value::Parked(parked) => unpark(&self.device, parked),
+            Value::Offloaded(reload) => reload(),
             other => panic!("moved activations were expected, not {}", other.name()),
         };
         let tensors = self.on_device(op, tensors)?;
@@ -125,37 +117,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
 
     fn tag_of_moved(&self, token: Token, tensor: u32) -> Tag {
         let Token { kind, pipe, stage, span, .. } = token;
-        let returns = kind == crate::effects::TokenKind::Back;
+        let returns = kind == TokenKind::Back;
         let payload = Payload::Moved { returns, pipe, stage, unit: span.start, tensor };
         Tag::new(self.steps.first, payload)
     }
-}
-
-fn park<D: Device>(device: &D, tensors: Vec<D::Tensor>) -> DeviceResult<Vec<Parked<D::Tensor>>> {
-    if device.is_on_host() {
-        return Ok(tensors.into_iter().map(Parked::Here).collect());
-    }
-    let elements = device.download_all(&tensors.iter().collect::<Vec<_>>())?;
-    let shapes = tensors.iter().map(|tensor| device.shape(tensor));
-    Ok(shapes.zip(elements).map(|(shape, elements)| Parked::Copied { shape, elements }).collect())
-}
-
-fn unpark<D: Device>(device: &D, parked: Vec<Parked<D::Tensor>>) -> DeviceResult<Vec<D::Tensor>> {
-    let tensors = parked.into_iter().map(|parked| {
-        let (shape, elements) = match parked {
-            Parked::Here(tensor) => return Ok(tensor),
-            Parked::Copied { shape, elements } => (shape, elements),
-        };
-        let Elements { dtype, words } = elements;
-        let tensor = device.upload_words(&shape, dtype, words)?;
-        match device.dtype(&tensor) == dtype {
-            true => Ok(tensor),
-            false => Err(DeviceError::Failed {
-                device: device.name(),
-                op: "reload",
-                reason: format!("it cannot take back elements of {dtype:?}"),
-            }),
-        }
-    });
-    tensors.collect()
 }

@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use super::Job;
 use super::held::{Held, Weights};
-use super::offloading::Parked;
 use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint};
-use crate::device::Device;
+use crate::device::{self, Device};
 use crate::effects::{Token, TokenKind};
 use crate::fault::{Class, Fault};
 use crate::ids::StageId;
@@ -28,8 +27,8 @@ pub(super) enum Value<S: Stage> {
     Deferred(S::Deferred),
     /// The tensors of saved activations on their way, or at another worker.
     Tensors(Vec<S::Tensor>),
-    /// The tensors of saved activations in the memory of the host.
-    Parked(Vec<Parked<S::Tensor>>),
+    /// Saved activations out of the device's memory: what brings their tensors back.
+    Offloaded(Box<dyn FnOnce() -> device::Result<Vec<S::Tensor>> + Send>),
     /// Memory for saved activations.
     Memory,
     /// A version of the stage's weights.
@@ -306,7 +305,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
                 | Value::Past(_)
                 | Value::PastGradient(_)
                 | Value::Tensors(_)
-                | Value::Parked(_)
+                | Value::Offloaded(_)
                 | Value::Memory => 0,
             }
         };
@@ -429,7 +428,7 @@ impl<S: Stage> Value<S> {
             Value::Past(_) => "what slices left",
             Value::PastGradient(_) => "gradients of what slices left",
             Value::Tensors(_) => "moved activations",
-            Value::Parked(_) => "offloaded activations",
+            Value::Offloaded(_) => "offloaded activations",
             Value::Memory => "memory for activations",
         }
     }

@@ -3,8 +3,8 @@
 //! A test of a model calls [`all`] with a device, a function that makes the stages of one cut, and samples, or [`graph`] where
 //! the stages are no chain. It checks
 //! gradients against differences of the loss, that gradients are added, that halves of the backward pass may wait and
-//! go in any order, that recomputed and split activations give the gradients that whole ones give, that slices of
-//! sequences add up to whole ones where a stage has them, and that a stage keeps nothing between two calls.
+//! go in any order, that recomputed and split activations, and those that were moved, give the gradients that whole ones
+//! give, that slices of sequences add up to whole ones where a stage has them, and that a stage keeps nothing between two calls.
 
 mod gradients;
 mod slices;
@@ -54,6 +54,7 @@ pub fn graph<D, S>(
     subject().micro_batches_go_in_any_order();
     subject().recomputes();
     subject().splits();
+    subject().comes_back();
     subject().slices_add_up();
     subject().evaluates();
     keeps_nothing(subject);
@@ -142,6 +143,24 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
             self.with_micro(n, all, |micro| stage.restore(w, micro, selected)).expect("restores")
         });
         assert!(bits(&selected.1) == expected, "restored activations give other gradients");
+    }
+
+    /// Saved activations that are taken apart go to another memory and back.
+    fn comes_back(&self) {
+        let expected = bits(&self.plain().1);
+        let moved = self.train(|n, _, saved| {
+            let stage = &self.stages[n];
+            if !stage.can_take_apart() {
+                return saved;
+            }
+            let bytes = stage.saved_bytes(&saved);
+            let (tensors, reassemble) = stage.take_apart(saved).expect("can be taken apart");
+            let reload = self.device.offload(tensors).expect("goes");
+            let saved = reassemble(reload(self.device).expect("comes back")).expect("is whole");
+            assert_eq!(stage.saved_bytes(&saved), bytes, "moved activations have other bytes");
+            saved
+        });
+        assert!(bits(&moved.1) == expected, "moved activations give other gradients");
     }
 
     fn splits(&self) {

@@ -36,12 +36,13 @@ pub fn run<D: Device>(device: &D, tolerance: f64) {
 
 /// One case per function that the engine uses.
 pub fn cases<D: Device>() -> Vec<Case<D>> {
-    let table: [(&'static str, fn(&mut Trials<'_, D>) -> Outcome); 17] = [
+    let table: [(&'static str, fn(&mut Trials<'_, D>) -> Outcome); 18] = [
         ("upload", transfers::upload),
         ("download_into", transfers::download_into),
         ("download_all", transfers::download_all),
         ("upload_words", transfers::words),
         ("fetch", transfers::fetch),
+        ("offload", transfers::offload),
         ("import", transfers::import),
         ("clock", transfers::clock),
         ("zeros", memory::zeros),

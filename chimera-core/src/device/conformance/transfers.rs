@@ -79,6 +79,28 @@ pub(super) fn words<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     Ok(())
 }
 
+/// Tensors that are moved out of the device's memory come back, whichever goes first.
+pub(super) fn offload<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
+    let device = trials.device;
+    let shapes = [&COPIED[..], &EMPTY].concat();
+    let mut data: Vec<Vec<f32>> = shapes.iter().map(|shape| f32s(&trials.normal(shape))).collect();
+    data[1][..3].copy_from_slice(&[-0.0, f32::NEG_INFINITY, f32::NAN]);
+    let tensors = || -> Result<Vec<D::Tensor>> {
+        shapes.iter().zip(&data).map(|(shape, data)| device.upload(shape, data)).collect()
+    };
+    let [first, second] = [device.offload(tensors()?)?, device.offload(tensors()?)?];
+    for reload in [second, first, device.offload(tensors()?)?] {
+        let came = reload(device)?;
+        trials.require(came.len() == data.len(), "several tensors", "some are missing")?;
+        for (tensor, (shape, data)) in came.iter().zip(shapes.iter().zip(&data)) {
+            let is_right =
+                device.shape(tensor) == *shape && is_same(&device.download(tensor)?, data);
+            trials.require(is_right, &format!("{shape:?}"), "other bits than went")?;
+        }
+    }
+    Ok(())
+}
+
 /// A copy under way is of the tensor as it was when the copy began.
 pub(super) fn fetch<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     let device = trials.device;
