@@ -18,7 +18,7 @@ use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Rotar
 
 use crate::cpu::bf16::Supported;
 use crate::cpu::matmul::Operands;
-use crate::cpu::pool::{Pool, Stored};
+use crate::cpu::pool::{FilePool, Stored};
 
 /// A device of candle.
 #[derive(Clone, Debug)]
@@ -27,13 +27,17 @@ pub struct Candle {
     /// Of the products of layers. Those of optimizers are in f32.
     operands: Operands,
     /// Where tensors are that are out of memory.
-    pool: Pool,
+    pool: FilePool,
 }
 
 impl Candle {
     /// The processor and its memory.
     pub fn cpu() -> Self {
-        Self { device: candle_core::Device::Cpu, operands: Operands::F32, pool: Pool::default() }
+        Self {
+            device: candle_core::Device::Cpu,
+            operands: Operands::F32,
+            pool: FilePool::default(),
+        }
     }
 
     /// The processor and its memory, with linear layers whose matrix products round their operands to bf16 and add in

@@ -204,7 +204,7 @@ pub struct Rules {
     keeps_versions: bool,
     /// Slices of the sequence of a micro-batch; 1 where its units are no slices.
     n_slices: u32,
-    moves: Moves,
+    moves: MovedUnits,
 }
 
 /// One unit at a stage of a pipe.
@@ -212,15 +212,15 @@ pub(crate) type UnitAt = (PipeId, StageId, u32);
 
 /// Units whose saved activations are moved, sorted.
 #[derive(Clone, PartialEq, Eq, Default)]
-struct Moves {
+struct MovedUnits {
     offloaded: Vec<UnitAt>,
-    /// Those that another worker keeps, and which.
+    /// Units that another worker keeps, with the worker.
     kept: Vec<(UnitAt, WorkerId)>,
 }
 
-impl Moves {
-    fn of(timetable: &Timetable) -> Moves {
-        let mut moves = Moves::default();
+impl MovedUnits {
+    fn of(timetable: &Timetable) -> MovedUnits {
+        let mut moves = MovedUnits::default();
         for (worker, row) in (0..).map(WorkerId).zip(&timetable.rows) {
             for op in row.iter().flat_map(Cell::ops) {
                 let units = op.span.units().map(|unit| (op.pipe, op.stage, unit));
@@ -251,7 +251,7 @@ impl Rules {
         selective.sort_unstable();
         let keeps_versions = timetable.update.is_asynchronous();
         let n_slices = timetable.n_slices();
-        let (graph, moves) = (timetable.graph.clone(), Moves::of(timetable));
+        let (graph, moves) = (timetable.graph.clone(), MovedUnits::of(timetable));
         Rules { graph, recomputed, selective, keeps_versions, n_slices, moves }
     }
 
@@ -500,7 +500,7 @@ mod tests {
     fn rules(n_stages: usize) -> Rules {
         let recomputed = vec![(PipeId(0), StageId(1))];
         let graph = StageGraph::chain(n_stages);
-        let moves = Moves::default();
+        let moves = MovedUnits::default();
         Rules { graph, recomputed, selective: vec![], keeps_versions: false, n_slices: 1, moves }
     }
 

@@ -10,7 +10,7 @@ use pulp::bytemuck::{cast_slice, cast_slice_mut};
 /// A file without a name, in the system's folder for temporary files, from the first tensor that is stored. Its blocks are
 /// used again, so it grows to the most that is away at once.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pool(Arc<Mutex<Option<Blocks>>>);
+pub(crate) struct FilePool(Arc<Mutex<Option<Blocks>>>);
 
 #[derive(Debug)]
 struct Blocks {
@@ -22,12 +22,12 @@ struct Blocks {
 
 /// Elements in a block of a pool, which is free again once this is gone.
 pub(crate) struct Stored {
-    pool: Pool,
+    pool: FilePool,
     at: u64,
     n_elements: usize,
 }
 
-impl Pool {
+impl FilePool {
     pub(crate) fn store(&self, elements: &[f32]) -> io::Result<Stored> {
         let bytes: &[u8] = cast_slice(elements);
         let at = self.with(|blocks| {
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn blocks_are_used_again() {
-        let pool = Pool::default();
+        let pool = FilePool::default();
         let first = pool.store(&[1.0, f32::NAN, -0.0]).expect("stored");
         let second = pool.store(&[2.0; 3]).expect("stored");
         assert_eq!((first.at, second.at), (0, 12));

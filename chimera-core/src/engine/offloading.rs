@@ -12,12 +12,7 @@ use crate::effects::{Token, TokenKind, UnitAt};
 use crate::fault::{Class, Fault};
 use crate::ids::Rank;
 use crate::op::{Kind, Op};
-use crate::stage::{Left, Reassemble, Stage};
-
-/// What stays of saved activations whose tensors are away: how to put them together again, and what slices left, which
-/// stays here.
-pub(super) type Rest<S> =
-    (Reassemble<<S as Stage>::Tensor, <S as Stage>::Saved>, Vec<Left<<S as Stage>::Tensor>>);
+use crate::stage::Left;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Runs a move on the values it eats. What goes to another rank is sent, and comes from it, by the messages around it.

@@ -7,7 +7,6 @@ use rustc_hash::FxHashMap;
 use super::device_comm::DeviceComm;
 use super::held::Weights;
 use super::moved::Moved;
-use super::offloading::Rest;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
 use super::shadows::Shadows;
@@ -21,7 +20,7 @@ use crate::device::Device;
 use crate::effects::UnitAt;
 use crate::ids::{BucketId, Rank, WorkerId};
 use crate::op::Op;
-use crate::stage::Stage;
+use crate::stage::{Left, Reassemble, Stage};
 use crate::update::Update;
 
 /// A stage whose tensors are those of the device `D`.
@@ -47,6 +46,11 @@ pub(super) struct State<'j, S: Stage, D, C> {
     pub(super) is_interruptible: bool,
     pub(super) has_requested_stop: bool,
 }
+
+/// What stays of saved activations whose tensors are away: how to put them together again, and what slices left, which
+/// stays here.
+pub(super) type Rest<S> =
+    (Reassemble<<S as Stage>::Tensor, <S as Stage>::Saved>, Vec<Left<<S as Stage>::Tensor>>);
 
 /// The steps of the program under way.
 pub(super) struct Steps<S: Stage> {

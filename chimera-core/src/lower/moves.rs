@@ -7,7 +7,7 @@ mod row;
 use std::str::FromStr;
 
 use self::partners::Partners;
-use self::row::{Row, written};
+use self::row::{MovingRow, written};
 use super::{Lowering, rehearse};
 use crate::activation_memory::{ActivationMemory, rounded};
 use crate::analyze::{Refusal, simulate};
@@ -45,7 +45,7 @@ impl Moves {
 pub enum Offloading {
     /// They are not.
     None,
-    /// Those that a limit on memory asks for, or without one as many as cost no time.
+    /// As many are as a limit on memory asks for, or without one as cost no time.
     Auto,
 }
 
@@ -78,7 +78,7 @@ pub fn offload(
 ) -> Result<Timetable, Refusal> {
     let before = rehearse(&timetable, costs)?;
     let offloaded = |most: f64| {
-        let rows: Vec<Row> = rows(&timetable, |_, _| most);
+        let rows: Vec<MovingRow> = rows(&timetable, |_, _| most);
         Timetable { rows: rows.iter().map(written).collect(), ..timetable.clone() }
     };
     if let Some(most) = how.max_peak {
@@ -128,7 +128,7 @@ pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refu
 }
 
 /// The rows of a timetable, of which a worker holds no more than `most` says, given what it holds without moves.
-fn rows(timetable: &Timetable, most: impl Fn(WorkerId, f64) -> f64) -> Vec<Row> {
+fn rows(timetable: &Timetable, most: impl Fn(WorkerId, f64) -> f64) -> Vec<MovingRow> {
     let rules = Rules::of(timetable);
     let memory = memory(timetable);
     let peaks = peaks(timetable);
@@ -136,7 +136,7 @@ fn rows(timetable: &Timetable, most: impl Fn(WorkerId, f64) -> f64) -> Vec<Row> 
     workers
         .map(|((worker, row), peak)| {
             let most = most(worker, peak);
-            Row::new(worker, row, most, (&rules, &memory))
+            MovingRow::new(worker, row, most, (&rules, &memory))
         })
         .collect()
 }

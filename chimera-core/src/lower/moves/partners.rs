@@ -1,6 +1,6 @@
 //! The rows of workers that keep saved activations for others.
 
-use super::row::{Row, written};
+use super::row::{MovingRow, written};
 use crate::activation_memory::ActivationMemory;
 use crate::analyze::Timeline;
 use crate::analyze::timeline::Work;
@@ -20,7 +20,7 @@ pub(super) struct Partners<'t, C> {
 
 impl<C: Costs> Partners<'_, C> {
     /// The cells of `rows` with those of their partners.
-    pub(super) fn keep(&self, rows: &[Row]) -> Vec<Vec<Cell>> {
+    pub(super) fn keep(&self, rows: &[MovingRow]) -> Vec<Vec<Cell>> {
         let mut times: Vec<Vec<(f64, f64)>> = vec![Vec::new(); rows.len()];
         for event in &self.timeline.events {
             if let Work::Cell(_) = event.work {
@@ -40,7 +40,7 @@ impl<C: Costs> Partners<'_, C> {
 
     /// What the partner does for a row of `worker`, each with the time at which it fills the partner's memory, or has freed
     /// it.
-    fn kept(&self, worker: WorkerId, row: &Row, times: &[(f64, f64)]) -> Vec<(f64, Op)> {
+    fn kept(&self, worker: WorkerId, row: &MovingRow, times: &[(f64, f64)]) -> Vec<(f64, Op)> {
         let mut clock = 0.0f64;
         let mut kept = Vec::new();
         for placed in &row.cells {

@@ -8,7 +8,7 @@ use crate::ids::WorkerId;
 use crate::op::{Cell, Kind, Lane, Op};
 
 /// A row with moves among its cells.
-pub(super) struct Row {
+pub(super) struct MovingRow {
     pub(super) cells: Vec<Placed>,
 }
 
@@ -20,11 +20,11 @@ pub(super) struct Placed {
 }
 
 /// The cells of a row, in order.
-pub(super) fn written(row: &Row) -> Vec<Cell> {
+pub(super) fn written(row: &MovingRow) -> Vec<Cell> {
     row.cells.iter().map(|placed| placed.cell).collect()
 }
 
-impl Row {
+impl MovingRow {
     /// The row of a worker that holds no more than `most`, if it can: before a forward that would exceed it the saved
     /// activations go that are needed last, but not those made last, which could only go behind the forward that makes them.
     /// They come back as soon as there is room until they are needed, and at the latest during the backward before, in the
@@ -34,7 +34,7 @@ impl Row {
         row: &[Cell],
         most: f64,
         (rules, memory): (&Rules, &ActivationMemory),
-    ) -> Row {
+    ) -> MovingRow {
         let changes: Vec<_> = row.iter().map(|cell| memory.change(worker, cell, rules)).collect();
         let mut uses: FxHashMap<Token, usize> = FxHashMap::default();
         let mut eaten: Vec<Vec<Token>> = Vec::with_capacity(row.len());
@@ -77,7 +77,7 @@ impl Row {
             let makes = rules.cell_effects(cell).makes;
             moving.here.extend(makes.into_iter().filter(|token| moving.uses.contains_key(token)));
         }
-        Row { cells: moving.cells }
+        MovingRow { cells: moving.cells }
     }
 
     /// Whether something is moved.
@@ -99,7 +99,7 @@ struct Moving<'m> {
     /// In memory, in the order in which they came.
     here: Vec<Token>,
     away: Vec<Token>,
-    /// Those that went, which do not go again.
+    /// What has gone once, which does not go again.
     has_moved: FxHashSet<Token>,
     /// By which cell each is eaten.
     uses: FxHashMap<Token, usize>,
