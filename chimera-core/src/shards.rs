@@ -1,5 +1,7 @@
 //! Who of some replicas owns what of their gradients: whole tensors, or even shares.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::ops::Range;
 
 /// Shares are cut at multiples of so many elements: 4 KiB of f32, below which a message costs more for itself than for
@@ -10,13 +12,16 @@ pub(crate) const UNIT: usize = 1024;
 /// loaded.
 pub(crate) fn assign_whole(sizes: &[usize], n_members: usize) -> Vec<usize> {
     let mut by_size: Vec<usize> = (0..sizes.len()).collect();
-    by_size.sort_by_key(|&i| std::cmp::Reverse(sizes[i]));
-    let mut loads = vec![0; n_members];
+    by_size.sort_by_key(|&i| Reverse(sizes[i]));
+    // The first of several that are least loaded.
+    let mut loads: BinaryHeap<_> = (0..n_members).map(|member| Reverse((0, member))).collect();
     let mut owners = vec![0; sizes.len()];
     for i in by_size {
-        let least = (0..n_members).min_by_key(|&m| loads[m]).unwrap_or(0);
-        loads[least] += sizes[i];
-        owners[i] = least;
+        if let Some(mut least) = loads.peek_mut() {
+            let Reverse((load, member)) = &mut *least;
+            *load += sizes[i];
+            owners[i] = *member;
+        }
     }
     owners
 }
@@ -54,6 +59,21 @@ mod tests {
     }
 
     proptest! {
+        /// Every tensor goes to the first of those that own least so far, as a search of all members finds it.
+        #[test]
+        fn each_tensor_goes_to_the_least_loaded(
+            mut sizes in prop::collection::vec(0usize..20, 0..60),
+            n_members in 1usize..40,
+        ) {
+            sizes.sort_unstable_by_key(|size| Reverse(*size));
+            let mut loads = vec![0; n_members];
+            for (size, owner) in sizes.iter().zip(assign_whole(&sizes, n_members)) {
+                let least = (0..n_members).min_by_key(|&member| loads[member]);
+                prop_assert_eq!(Some(owner), least);
+                loads[owner] += size;
+            }
+        }
+
         #[test]
         fn shares_cover_all_elements_once_and_are_even(
             n in 0usize..5_000_000,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Optimizer;
 use super::layout::BucketLayout;
-use crate::ids::{BucketId, Rank, StageId};
+use crate::ids::{BucketId, Rank, StageId, WorkerId};
 use crate::program::Program;
 use crate::shards::assign_whole;
 use crate::stage::Param;
@@ -109,17 +109,18 @@ pub fn owned_elements(
     optimizer: &Optimizer,
 ) -> Vec<u64> {
     let placement = program.placement();
-    let of = |rank: Rank| {
-        let (_, worker) = placement.group_and_worker(rank);
-        let stages = placement.stages_of(worker);
-        let held =
-            |stage: StageId| stages.contains(&stage).then(|| params[stage.index()].as_slice());
-        let layout = layout(program, held);
-        let owners = owners(program, width, &layout, held);
-        let tensors = layout.iter().flatten().zip(owners.iter().flatten());
-        let places = tensors.filter(|(_, owner)| **owner == rank).flat_map(|(places, _)| places);
-        let kept = |param: &Param| (optimizer.state(param).len() * param.n_elements()) as u64;
-        places.map(|(stage, index)| kept(&params[stage.index()][*index])).sum()
-    };
-    (0..(width * placement.n_workers()) as u32).map(Rank).map(of).collect()
+    let workers = (0..placement.n_workers()).map(|w| placement.stages_of(WorkerId(w as u16)));
+    let held: Vec<Vec<StageId>> = workers.collect();
+    let all = |stage: StageId| Some(params[stage.index()].as_slice());
+    let layout = layout(program, all);
+    let owners = owners(program, width, &layout, all);
+    let mut owned = vec![0; width * placement.n_workers()];
+    for (places, owner) in layout.iter().flatten().zip(owners.iter().flatten()) {
+        let (_, worker) = placement.group_and_worker(*owner);
+        let its = places.iter().filter(|(stage, _)| held[worker.index()].contains(stage));
+        let params = its.map(|(stage, index)| &params[stage.index()][*index]);
+        let kept = params.map(|param| (optimizer.state(param).len() * param.n_elements()) as u64);
+        owned[owner.index()] += kept.sum::<u64>();
+    }
+    owned
 }
