@@ -7,6 +7,8 @@ mod command;
 mod ends;
 #[path = "mpi/equal.rs"]
 mod equal;
+#[path = "mpi/execute.rs"]
+mod execute;
 #[path = "command/launcher.rs"]
 mod launcher;
 #[path = "mpi/resumed.rs"]

@@ -1,10 +1,15 @@
 //! Programs run with stages that sleep, held against their simulation.
 
-use chimera_core::analyze::{link, path_length, simulate};
-use chimera_core::costs::{GivenTimes, PerStage};
+use chimera_core::analyze::{
+    Link, Network, NetworkCosts, ReductionAlgorithm, Traffic, Work, link, path_length, simulate,
+};
+use chimera_core::comm::{Host, Threads};
+use chimera_core::costs::{Costs, GivenTimes, PerStage, UniformCosts};
+use chimera_core::engine::run_threads;
 use chimera_core::lower::{Lowering, lower};
-use chimera_core::schedule::{SCHEDULES, Shape};
-use chimera_core::stand_in::{Execution, execute};
+use chimera_core::program::Program;
+use chimera_core::schedule::{SCHEDULES, Shape, find};
+use chimera_core::stand_in::{Executed, Execution, execute, execute_rank};
 
 /// No run can be faster than its simulation; how much slower depends on what else the machine does.
 #[test]
@@ -36,6 +41,88 @@ fn every_schedule_takes_at_least_what_its_simulation_says() {
         let path = path_length(&program, &run.timeline.critical_path(), &costs);
         assert!(path > 0.0 && path <= simulated.makespan() + 1e-9, "{name}: {path}");
     }
+}
+
+/// Four groups of four workers, two to a node, whose reductions take lanes and links.
+fn reduced(schedule: &str, blocking: bool) -> (Program, impl Costs + Sync + use<>) {
+    let timetable = find(schedule).expect("known").timetable(&Shape::new(4, 8)).expect("fits");
+    let program = lower(&timetable, &Lowering::default()).expect("proven");
+    let n_stages = program.placement().n_stages();
+    let network = Network {
+        width: 4,
+        ranks_per_node: 2,
+        inside: Link { alpha: 0.1, beta: 1e-3 },
+        between: Link { alpha: 0.25, beta: 2e-3 },
+        blocking,
+        reductions: ReductionAlgorithm::Halving,
+    };
+    let traffic = Traffic {
+        activations: vec![200.0; n_stages],
+        gradients: vec![vec![2000.0]; n_stages],
+        tied: Vec::new(),
+    };
+    let compute = UniformCosts::new(1.0, 2.0, 0.0).per_units(program.units_per_micro());
+    let costs = NetworkCosts::new(compute, network, &program, &traffic);
+    (program, costs)
+}
+
+/// The reductions of a run, by bucket and worker: how long each took.
+fn reductions(run: &Executed) -> Vec<(u32, u16, f64)> {
+    let events = run.timeline.events.iter().filter_map(|event| match event.work {
+        Work::Reduce(bucket) => Some((bucket.0, event.worker.0, event.end - event.start)),
+        _ => None,
+    });
+    let mut all: Vec<_> = events.collect();
+    all.sort_by_key(|(bucket, worker, _)| (*bucket, *worker));
+    all
+}
+
+fn takes_what_is_simulated(run: &Executed, program: &Program, costs: &impl Costs, unit: f64) {
+    let (simulated, name) = (simulate(program, costs), program.schedule());
+    let (least, step) =
+        (simulated.makespan() * unit, (simulated.makespan() + costs.agree()) * unit);
+    assert_eq!(run.timeline.events.len(), simulated.events.len(), "{name}");
+    for (measured, least) in
+        [(run.timeline.makespan(), least), (run.wall_s, least), (run.step_s, step)]
+    {
+        assert!(measured >= 0.9 * least, "{name}: {measured} s of {least}");
+    }
+    let all = reductions(run);
+    assert!(!all.is_empty(), "{name} reduces");
+    for (bucket, worker, took) in all {
+        let asked = costs.reduce(chimera_core::ids::BucketId(bucket)) * unit;
+        assert!((took - asked).abs() < 1e-6, "{name}: worker {worker} {took} s of {asked}");
+    }
+}
+
+/// Where costs say that reductions and the step sync take time, they do.
+#[test]
+fn reductions_and_the_step_sync_take_their_time() {
+    let how = Execution { seconds_per_unit: 1e-3, n_runs: 1, on_thread: &|| () };
+    for (schedule, blocking) in [("1f1b", false), ("chimera", false), ("zb-v", true)] {
+        let (program, costs) = reduced(schedule, blocking);
+        assert!(costs.agree() > 0.0, "{schedule}");
+        let runs = execute(&program, &costs, how).expect("the program runs");
+        takes_what_is_simulated(&runs[0], &program, &costs, 1e-3);
+    }
+}
+
+/// Ranks that share no memory find one start, and each is told what all did.
+#[test]
+fn ranks_of_several_processes_run_the_same_program() {
+    let how = Execution { seconds_per_unit: 1e-3, n_runs: 2, on_thread: &|| () };
+    let (program, costs) = reduced("chimera", false);
+    let ranks =
+        run_threads(4, |comm: &mut Threads<Host>| execute_rank(&program, &costs, how, comm));
+    let ranks = ranks.expect("the program runs");
+    for runs in &ranks {
+        assert_eq!(runs.len(), 2);
+        takes_what_is_simulated(&runs[1], &program, &costs, 1e-3);
+        assert_eq!(runs[1].wall_s, ranks[0][1].wall_s);
+    }
+    let few = run_threads(2, |comm: &mut Threads<Host>| execute_rank(&program, &costs, how, comm));
+    let fault = few.expect_err("two ranks for four workers");
+    assert!(fault.message.contains("has 4 worker(s), and 2 ranks were started"), "{fault}");
 }
 
 #[test]

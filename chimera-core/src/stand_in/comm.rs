@@ -1,31 +1,95 @@
-//! A transport whose activations and gradients arrive when their costs say.
+//! A transport on which messages and gradient reductions take what their costs say.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
+use super::dated::Dated;
 use super::pace::Pace;
-use crate::comm::{Comm, CommError, Endpoint, Payload, Tag, Wrap};
+use super::reductions::ReductionOrder;
+use crate::analyze::timeline::{Event, Work};
+use crate::comm::{Comm, CommError, Payload, Tag, Wrap};
+use crate::device::reference::Tensor;
 use crate::effects::Token;
-use crate::ids::Rank;
+use crate::ids::{BucketId, Rank, WorkerId};
+use crate::program::Program;
 
-/// A tensor with the time at which it arrives.
-pub(super) struct Dated<T> {
-    tensor: T,
-    due: Instant,
+/// What a rank spends on reaching others.
+pub(super) trait Delays: Send {
+    /// From the end of the op that makes a token to its being there.
+    fn message(&self, token: &Token) -> Duration;
+
+    /// The part of a message's time in which its sender does nothing else.
+    fn occupies(&self, token: &Token) -> Duration;
+
+    /// What the start of a reduction takes of each of its members.
+    fn reduce_occupies(&self, bucket: BucketId) -> Duration;
 }
 
-/// Delays the values of tokens by `delay`, counted from the end of the op that made them.
-pub(super) struct Paced<T, C, F> {
-    pub(super) inner: C,
-    pub(super) pace: Arc<Pace>,
-    pub(super) delay: F,
+/// Delays the values of tokens, counted from the ends of the ops that made them, and reduces over ranks by itself, in
+/// the time that it takes and no arithmetic.
+pub(super) struct Paced<'p, C, D> {
+    inner: C,
+    pace: Arc<Pace>,
+    delays: D,
+    program: &'p Program,
+    reductions: ReductionOrder,
     /// Messages that are here but not due.
-    pub(super) early: FxHashMap<(Rank, Tag), Dated<T>>,
+    early: FxHashMap<(Rank, Tag), Dated<Tensor>>,
+    /// What is known of when reductions were started, by their number, bucket and member.
+    started: FxHashMap<(u64, BucketId, Rank), Instant>,
+    /// Gradients of reductions under way.
+    gradients: FxHashMap<Tag, Tensor>,
 }
 
-impl<T: Send, C: Endpoint, F: Send> Wrap for Paced<T, C, F> {
+impl<'p, C: Comm<Dated<Tensor>>, D: Delays> Paced<'p, C, D> {
+    pub(super) fn new(
+        inner: C,
+        pace: Arc<Pace>,
+        delays: D,
+        program: &'p Program,
+        reductions: ReductionOrder,
+    ) -> Paced<'p, C, D> {
+        let (early, started, gradients) = Default::default();
+        Paced { inner, pace, delays, program, reductions, early, started, gradients }
+    }
+
+    /// Begin and end of a reduction, once all starts are known that it depends on; with a deadline they are waited for.
+    fn times(
+        &mut self,
+        (number, bucket): (u64, BucketId),
+        deadline: Option<Instant>,
+    ) -> Result<Option<(Instant, Instant)>, CommError> {
+        let Paced { inner, started, reductions, program, .. } = self;
+        let update = |bucket: BucketId| u64::from(program.buckets()[bucket.index()].update);
+        let of_window = number - update(bucket);
+        reductions.times(bucket, &mut |bucket, member| {
+            let number = of_window + update(bucket);
+            if let Some(start) = started.get(&(number, bucket, member)) {
+                return Ok(Some(*start));
+            }
+            let tag = Tag::new(number, Payload::Gradients { bucket });
+            let told = match deadline {
+                Some(deadline) => Some(inner.recv(member, tag, deadline)?),
+                None => inner.try_recv(member, tag)?,
+            };
+            let Some(Dated { due, .. }) = told else { return Ok(None) };
+            started.insert((number, bucket, member), due);
+            Ok(Some(due))
+        })
+    }
+
+    /// The end of a reduction that is done, with its gradients.
+    fn reduced(&mut self, tag: Tag, bucket: BucketId, (begin, end): (Instant, Instant)) -> Tensor {
+        if self.reductions.takes_time(bucket) {
+            self.pace.note_reduction(bucket, begin, end);
+        }
+        self.gradients.remove(&tag).unwrap_or_else(|| Tensor::zeros(&[0]))
+    }
+}
+
+impl<C: Comm<Dated<Tensor>>, D: Delays> Wrap for Paced<'_, C, D> {
     type Inner = C;
 
     fn inner(&self) -> &C {
@@ -37,46 +101,92 @@ impl<T: Send, C: Endpoint, F: Send> Wrap for Paced<T, C, F> {
     }
 }
 
-impl<T, C, F> Comm<T> for Paced<T, C, F>
-where
-    T: Send,
-    C: Comm<Dated<T>>,
-    F: Fn(&Token) -> Duration + Send,
-{
-    fn send(&mut self, to: Rank, tag: Tag, tensor: T) -> Result<(), CommError> {
-        let due = match tag.payload() {
-            Payload::Token(token) => self.pace.now() + (self.delay)(&token),
-            _ => Instant::now(),
+impl<C: Comm<Dated<Tensor>>, D: Delays> Comm<Tensor> for Paced<'_, C, D> {
+    fn send(&mut self, to: Rank, tag: Tag, tensor: Tensor) -> Result<(), CommError> {
+        let Payload::Token(token) = tag.payload() else {
+            return self.inner.send(to, tag, Dated { tensor, due: Instant::now() });
         };
-        self.inner.send(to, tag, Dated { tensor, due })
+        let due = self.pace.now() + self.delays.message(&token);
+        self.inner.send(to, tag, Dated { tensor, due })?;
+        self.pace.occupy(self.delays.occupies(&token));
+        Ok(())
     }
 
-    /// Only what belongs to reductions is asked for so, and is not delayed.
-    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, CommError> {
-        Ok(self.inner.try_recv(from, tag)?.map(|dated| dated.tensor))
+    /// Only what belongs to reductions is asked for so.
+    fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Tensor>, CommError> {
+        let Payload::Sums { bucket } = tag.payload() else {
+            return Ok(self.inner.try_recv(from, tag)?.map(|dated| dated.tensor));
+        };
+        let times = self.times((tag.step(), bucket), None)?;
+        let done = times.filter(|(_, end)| *end <= Instant::now());
+        Ok(done.map(|times| self.reduced(tag, bucket, times)))
     }
 
-    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError> {
-        let Payload::Token(_) = tag.payload() else {
-            return Ok(self.inner.recv(from, tag, deadline)?.tensor);
-        };
+    fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<Tensor, CommError> {
         let began = Instant::now();
-        self.pace.wait_for(tag);
-        let message = match self.early.remove(&(from, tag)) {
-            None => self.inner.recv(from, tag, deadline)?,
-            Some(early) => early,
-        };
-        if message.due > deadline {
-            self.early.insert((from, tag), message);
+        let timeout = || {
             std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
-            let waited = began.elapsed();
-            return Err(CommError::Timeout { from, what: tag.to_string(), waited });
+            Err(CommError::Timeout { from, what: tag.to_string(), waited: began.elapsed() })
+        };
+        match tag.payload() {
+            Payload::Token(_) => {
+                self.pace.wait_for(tag);
+                let message = match self.early.remove(&(from, tag)) {
+                    None => self.inner.recv(from, tag, deadline)?,
+                    Some(early) => early,
+                };
+                if message.due > deadline {
+                    self.early.insert((from, tag), message);
+                    return timeout();
+                }
+                self.pace.receive(message.due);
+                Ok(message.tensor)
+            }
+            Payload::Sums { bucket } => {
+                self.pace.wait_for(tag);
+                match self.times((tag.step(), bucket), Some(deadline))? {
+                    Some(times) if times.1 <= deadline => {
+                        self.pace.receive(times.1);
+                        Ok(self.reduced(tag, bucket, times))
+                    }
+                    _ => timeout(),
+                }
+            }
+            _ => Ok(self.inner.recv(from, tag, deadline)?.tensor),
         }
-        self.pace.receive(message.due);
-        Ok(message.tensor)
     }
 
     fn has_all_reduce(&self, _: &[Rank]) -> bool {
-        false
+        true
     }
+
+    /// Says when this rank has started, to all whose reductions may wait for that.
+    fn all_reduce(&mut self, _: &[Rank], tag: Tag, tensor: Tensor) -> Result<(), CommError> {
+        let Payload::Sums { bucket } = tag.payload() else { return Ok(()) };
+        self.pace.occupy(self.delays.reduce_occupies(bucket));
+        let (me, start) = (self.inner.rank(), self.pace.now());
+        let told = Tag::new(tag.step(), Payload::Gradients { bucket });
+        for listener in self.reductions.listeners(bucket) {
+            if listener != me {
+                let dated = Dated { tensor: Tensor::zeros(&[0]), due: start };
+                self.inner.send(listener, told, dated)?;
+            }
+        }
+        self.started.insert((tag.step(), bucket, me), start);
+        self.gradients.insert(tag, tensor);
+        Ok(())
+    }
+}
+
+/// The reductions of a rank as events, in seconds since `start`.
+pub(super) fn events(
+    reductions: &[(BucketId, Instant, Instant)],
+    worker: WorkerId,
+    start: Instant,
+) -> impl Iterator<Item = Event> + '_ {
+    let since = move |at: Instant| at.saturating_duration_since(start).as_secs_f64();
+    reductions.iter().map(move |(bucket, begin, end)| {
+        let (start, end) = (since(*begin), since(*end));
+        Event { worker, work: Work::Reduce(*bucket), start, end, after: None }
+    })
 }

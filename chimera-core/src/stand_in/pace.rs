@@ -4,6 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::comm::Tag;
+use crate::ids::BucketId;
 
 /// The clock of one rank, shared by its stages and its end of the transport.
 ///
@@ -22,6 +23,8 @@ struct PaceState {
     awaited: Option<(Tag, Instant)>,
     /// Start and end of the calls of stages, by this clock.
     calls: Vec<(Instant, Instant)>,
+    /// Begin and end of the gradient reductions that take time.
+    reductions: Vec<(BucketId, Instant, Instant)>,
 }
 
 impl Pace {
@@ -43,6 +46,23 @@ impl Pace {
     /// Start and end of the calls of stages since this was last asked, by this clock.
     pub(super) fn take_calls(&self) -> Vec<(Instant, Instant)> {
         std::mem::take(&mut self.state().calls)
+    }
+
+    /// Sleeps while a message or the start of a reduction leaves the rank nothing else to do.
+    pub(super) fn occupy(&self, takes: Duration) {
+        if !takes.is_zero() {
+            self.sleep_until(self.now() + takes);
+        }
+    }
+
+    /// Notes when a reduction was under way.
+    pub(super) fn note_reduction(&self, bucket: BucketId, begin: Instant, end: Instant) {
+        self.state().reductions.push((bucket, begin, end));
+    }
+
+    /// Begin and end of the reductions since this was last asked, in the order of their ends being known.
+    pub(super) fn take_reductions(&self) -> Vec<(BucketId, Instant, Instant)> {
+        std::mem::take(&mut self.state().reductions)
     }
 
     /// Sleeps until `due`, which may be past.

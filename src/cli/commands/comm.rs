@@ -85,7 +85,10 @@ impl Bench {
         );
         let (is_mpi, _) = self.transport.choose(Survive::Off)?;
         let report = if is_mpi {
-            ranks::with(&measure)?
+            ranks::with(&|comm, transport| {
+                let me = comm.rank();
+                measure(comm, transport).map_err(|e| e.into_fault(me))
+            })?
         } else {
             let ranks = run_threads(self.ranks, |comm: &mut Threads<Host>| {
                 let rank = comm.rank();

@@ -7,7 +7,6 @@ pub(crate) mod console;
 pub(crate) mod costs;
 pub(crate) mod drawing;
 pub(crate) mod entry;
-pub(crate) mod execute;
 pub(crate) mod exit;
 pub(crate) mod followed;
 pub(crate) mod model;

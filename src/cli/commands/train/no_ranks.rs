@@ -1,16 +1,17 @@
 //! In place of `ranks`, in a build without MPI.
 
 use anyhow::{Result, bail};
-use chimera_core::comm::{Comm, CommError, Host};
+use chimera_core::comm::{Comm, Host};
+use chimera_core::fault::Fault;
 
 use super::Train;
 use crate::settings::Config;
 
 /// What ranks do with a transport of this name; rank 0 has a result.
-pub(crate) type Work<T> = dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, CommError>;
+pub(crate) type Work<'w, T> = dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, Fault> + 'w;
 
 /// Never called: a build without MPI refuses that transport.
-pub(crate) fn with<T>(_: &Work<T>) -> Result<Option<T>> {
+pub(crate) fn with<T>(_: &Work<'_, T>) -> Result<Option<T>> {
     bail!("this build has no MPI")
 }
 

@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use chimera_comm_mpi::{Limit, LivenessMonitor, Mpi, Sums};
-use chimera_core::comm::{Comm, CommError, Endpoint, Host};
+use chimera_core::comm::{Comm, Endpoint, Host};
 use chimera_core::engine::Patience;
-use chimera_core::fault::panicked;
+use chimera_core::fault::{Fault, panicked};
 
 use self::shutdown::{
     Known, ROOT, close, end_if_over, end_now, fail, fault_of, is_failed, note_if_over, start,
@@ -36,7 +36,7 @@ const TO_LEAVE: Duration = Duration::from_secs(60);
 const TELL: Duration = Duration::from_secs(1);
 
 /// What ranks do with a transport of this name; rank 0 has a result.
-pub(crate) type Work<T> = dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, CommError>;
+pub(crate) type Work<'w, T> = dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, Fault> + 'w;
 
 /// What a rank has beside the transport.
 struct Job<'j> {
@@ -98,11 +98,10 @@ fn pass(point: &str) {
 }
 
 /// Lets `work` use MPI, which it is told the name of, and leaves together with the other ranks.
-pub(crate) fn with<T>(work: &Work<T>) -> Result<Option<T>> {
+pub(crate) fn with<T>(work: &Work<'_, T>) -> Result<Option<T>> {
     let mut mpi = start(Patience::default().first_step, Mpi::start)?;
-    let me = mpi.rank();
     ensure!(mpi.n_ranks() > 1, "one rank has nobody to reach: start several with mpirun or srun");
-    let worked = work(&mut mpi, &Mpi::library()).map_err(|e| e.into_fault(me))?;
+    let worked = work(&mut mpi, &Mpi::library())?;
     close(&mut mpi, TO_LEAVE, &Arc::default())?;
     Ok(worked)
 }

@@ -3,17 +3,24 @@
 use std::fmt::Write;
 
 use anyhow::{Context, Result, ensure};
-use chimera_core::analyze::{IdleTime, link, path_length, simulate, simulated_idle};
+use chimera_core::analyze::{
+    IdleTime, Timeline, Work, link, path_length, simulate, simulated_idle,
+};
+use chimera_core::comm::{Comm, Host};
 use chimera_core::costs::Costs;
+use chimera_core::fault::Fault;
+use chimera_core::ids::{BucketId, Rank};
 use chimera_core::program::Program;
-use chimera_core::stand_in::{Execution, execute};
+use chimera_core::stand_in::{Executed, Execution, execute, execute_rank};
 use clap::Args;
 use serde_json::{Value, json};
 
+use crate::cli::commands::train::ranks;
 use crate::cli::parts::bubble::{by_cause, causes};
 use crate::cli::parts::console::{duration, figure, tell};
 use crate::cli::parts::costs::number;
 use crate::cli::parts::progress::spin;
+use crate::settings::{Survive, Transport};
 
 /// Runs that are measured, after one that is not.
 const N_RUNS: usize = 5;
@@ -25,8 +32,8 @@ const SAID_S: f64 = 5.0;
 /// Whether the schedule is run, too.
 #[derive(Args)]
 pub(crate) struct ExecuteArgs {
-    /// Also runs the schedule, on threads with stages that sleep for as long as their costs say, and prints
-    /// what was measured beside what was simulated
+    /// Also runs the schedule, on threads or as the ranks that a launcher started, with stages that sleep for as long as
+    /// their costs say, and prints what was measured beside what was simulated
     #[arg(long, value_name = "SECONDS_PER_UNIT", value_parser = seconds)]
     execute: Option<f64>,
 }
@@ -36,6 +43,16 @@ fn seconds(text: &str) -> Result<f64, String> {
         0.0 => Err("ops that take no time cannot be measured".into()),
         seconds => Ok(seconds),
     }
+}
+
+/// Whether the schedule was run, and what came of it.
+pub(crate) enum Ran {
+    /// Nobody asked for it.
+    Not,
+    /// Here, or as ranks of which this is the first.
+    Here(Measured),
+    /// As ranks of which another one tells.
+    Elsewhere,
 }
 
 /// The run of median length, in units of the costs.
@@ -51,34 +68,87 @@ pub(crate) struct Measured {
 
 struct Figures {
     makespan: f64,
+    /// With the step sync.
+    step: f64,
     bubble_ratio: f64,
-    /// Simulated length of the critical path.
+    /// Simulated length of the critical path of ops and messages.
     critical_path: f64,
 }
 
 impl ExecuteArgs {
-    /// Runs `program`, if that is asked for. Reductions are free: those of stages that sleep have nothing to do.
-    pub(crate) fn measure(
-        &self,
-        program: &Program,
-        costs: &(impl Costs + Sync),
-    ) -> Result<Option<Measured>> {
-        let Some(seconds_per_unit) = self.execute else { return Ok(None) };
+    /// Runs `program`, if that is asked for.
+    pub(crate) fn measure(&self, program: &Program, costs: &(impl Costs + Sync)) -> Result<Ran> {
+        let Some(seconds_per_unit) = self.execute else { return Ok(Ran::Not) };
         let simulated = simulate(program, costs);
-        let makespan = simulated.makespan();
-        let whole = makespan * seconds_per_unit * (N_RUNS + 1) as f64;
-        ensure!(makespan > 0.0, "--execute: the schedule takes no time: give its stages costs");
+        let step = step(program, &simulated, costs);
+        let whole = step * seconds_per_unit * (N_RUNS + 1) as f64;
+        ensure!(step > 0.0, "--execute: the schedule takes no time: give its stages costs");
         ensure!(
             whole <= MAX_S,
             "--execute {seconds_per_unit}: {} runs would take {}, more than an hour: give a unit fewer seconds",
             N_RUNS + 1,
             duration(whole)
         );
-        if whole > SAID_S {
-            tell(format!("running the schedule {} times takes {}", N_RUNS + 1, duration(whole)));
-        }
+        let has_updates =
+            (0..program.buckets().len() as u32).any(|b| costs.step(BucketId(b)) > 0.0);
+        ensure!(
+            program.has_barrier() || !has_updates,
+            "--execute: updates take time only behind the step sync, and this schedule has them before it: choose a \
+             synchronous schedule, or leave --profile out"
+        );
+        let say_how_long = || {
+            if whole > SAID_S {
+                tell(format!(
+                    "running the schedule {} times takes {}",
+                    N_RUNS + 1,
+                    duration(whole)
+                ));
+            }
+        };
         let how = Execution { seconds_per_unit, n_runs: N_RUNS, on_thread: &exact_timers };
-        let mut runs = spin("running the schedule", || execute(program, costs, how))?;
+        let (is_mpi, _) = Transport::Auto.choose(Survive::Off)?;
+        let runs = if is_mpi {
+            let as_rank = |comm: &mut dyn Comm<Host>, _: &str| -> Result<_, Fault> {
+                let is_first = comm.rank() == Rank(0);
+                if is_first {
+                    say_how_long();
+                }
+                let runs = execute_rank(program, costs, how, comm)?;
+                Ok(is_first.then_some(runs))
+            };
+            ranks::with(&as_rank)?
+        } else {
+            say_how_long();
+            Some(spin("running the schedule", || execute(program, costs, how))?)
+        };
+        let Some(runs) = runs else { return Ok(Ran::Elsewhere) };
+        let compute = simulated.events.iter().filter(|e| matches!(e.work, Work::Cell(_)));
+        let simulated = Figures {
+            makespan: simulated.makespan(),
+            step,
+            bubble_ratio: simulated.bubble_ratio(),
+            critical_path: compute.map(|event| event.end).fold(0.0, f64::max),
+        };
+        Ok(Ran::Here(Measured::of(runs, simulated, program, costs, seconds_per_unit)))
+    }
+}
+
+/// How long a simulated step is with its step sync, which lies within the makespan where updates stand behind it.
+fn step(program: &Program, simulated: &Timeline, costs: &impl Costs) -> f64 {
+    let has_updates = simulated.events.iter().any(|e| matches!(e.work, Work::Step(_)));
+    let is_within = has_updates && program.has_barrier();
+    simulated.makespan() + if is_within { 0.0 } else { costs.agree() }
+}
+
+impl Measured {
+    /// The run of median length beside its simulation.
+    fn of(
+        mut runs: Vec<Executed>,
+        simulated: Figures,
+        program: &Program,
+        costs: &impl Costs,
+        seconds_per_unit: f64,
+    ) -> Measured {
         runs.sort_by(|a, b| a.wall_s.total_cmp(&b.wall_s));
         let makespans: Vec<f64> = runs.iter().map(|run| run.wall_s / seconds_per_unit).collect();
         let run = runs.swap_remove(N_RUNS / 2);
@@ -87,27 +157,26 @@ impl ExecuteArgs {
             event.start /= seconds_per_unit;
             event.end /= seconds_per_unit;
         }
-        link(program, &mut timeline, costs);
         let idle = simulated_idle(program, &timeline, costs);
         let mut bubble = IdleTime::shares(&idle, makespans[N_RUNS / 2]);
         bubble.other += bubble_ratio - bubble.total(); // by how much the last op ended late
+        timeline.events.retain(|event| matches!(event.work, Work::Cell(_)));
+        link(program, &mut timeline, costs);
         let measured = Figures {
             makespan: makespans[N_RUNS / 2],
+            step: run.step_s / seconds_per_unit,
             bubble_ratio,
             critical_path: path_length(program, &timeline.critical_path(), costs),
         };
-        let bubble_ratio = simulated.bubble_ratio();
-        let simulated = Figures { makespan, bubble_ratio, critical_path: makespan };
-        Ok(Some(Measured { seconds_per_unit, simulated, measured, bubble, makespans }))
+        Measured { seconds_per_unit, simulated, measured, bubble, makespans }
     }
-}
 
-impl Measured {
     /// Adds what was measured to a report in JSON.
     pub(crate) fn add_to(&self, report: &mut Value) {
-        let Figures { makespan, bubble_ratio, critical_path } = self.measured;
+        let Figures { makespan, step, bubble_ratio, critical_path } = self.measured;
         report["seconds_per_unit"] = json!(self.seconds_per_unit);
         report["measured_makespan"] = json!(makespan);
+        report["measured_step"] = json!(step);
         report["measured_bubble"] = json!(bubble_ratio);
         report["measured_bubble_by_cause"] = causes(&self.bubble);
         report["measured_critical_path"] = json!(critical_path);
@@ -131,8 +200,12 @@ impl Measured {
             format!("{:+.2} pts", (measured.bubble_ratio - simulated.bubble_ratio) * 100.0);
         let makespan = relative(simulated.makespan, measured.makespan);
         let path = relative(simulated.critical_path, measured.critical_path);
-        for (what, was, is, error) in [
-            ("makespan", figure(simulated.makespan), figure(measured.makespan), makespan),
+        let step = relative(simulated.step, measured.step);
+        let step = ("with step sync", figure(simulated.step), figure(measured.step), step);
+        let step = Some(step).filter(|_| simulated.step > simulated.makespan);
+        let makespan =
+            ("makespan", figure(simulated.makespan), figure(measured.makespan), makespan);
+        for (what, was, is, error) in [makespan].into_iter().chain(step).chain([
             (
                 "bubble ratio",
                 format!("{:.4}", simulated.bubble_ratio),
@@ -145,7 +218,7 @@ impl Measured {
                 figure(measured.critical_path),
                 path,
             ),
-        ] {
+        ]) {
             write!(text, "\n{what:14} {was:>10} {is:>10} {error:>9}")?;
         }
         text.push_str("\n(critical path: the simulated length of the ops and messages that determined the run)");

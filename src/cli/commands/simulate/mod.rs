@@ -1,5 +1,7 @@
 //! `chimera simulate`: how long a step takes, before anything runs.
 
+mod execute;
+
 use std::fmt::Write;
 use std::path::PathBuf;
 
@@ -16,11 +18,11 @@ use chimera_core::update::Update;
 use clap::{Args, ValueHint};
 use serde_json::json;
 
+use self::execute::{ExecuteArgs, Ran};
 use crate::cli::parts::bubble::{by_cause, causes};
 use crate::cli::parts::closed_form;
 use crate::cli::parts::console::{figure, print, write_whole};
 use crate::cli::parts::costs::CostArgs;
-use crate::cli::parts::execute::ExecuteArgs;
 use crate::cli::parts::network::NetworkArgs;
 use crate::cli::parts::own_work::{FilledStep, WorkArg};
 use crate::cli::parts::profiled::Profiled;
@@ -82,7 +84,11 @@ impl Simulate {
             Some(profiled) => profiled.with_step(costs, &program)?,
             None => StepCosts::free(costs),
         };
-        let measured = self.execute.measure(&program, plan.costs())?;
+        let measured = match self.execute.measure(&program, &costs)? {
+            Ran::Not => None,
+            Ran::Here(measured) => Some(measured),
+            Ran::Elsewhere => return Ok(()),
+        };
         let timeline = spin("simulating the schedule", || simulate(&program, &costs));
         let sync = Synchronised::of(&timeline, &costs);
         let (makespan, busy) = (timeline.makespan(), timeline.busy());

@@ -1,0 +1,188 @@
+//! The runs of one rank.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::Execution;
+use super::comm::{Delays, Paced, events};
+use super::dated::Dated;
+use super::pace::Pace;
+use super::reductions::ReductionOrder;
+use super::stage::{Blank, StandIn, Times, n_calls};
+use crate::analyze::timeline::{Event, Timeline, Work};
+use crate::comm::Comm;
+use crate::costs::Costs;
+use crate::device::reference::{Reference, Tensor};
+use crate::effects::Token;
+use crate::engine::{Job, Optimizer, Patience, Training, Worker};
+use crate::fault::{Class, Fault};
+use crate::ids::{BucketId, Rank, WorkerId};
+use crate::program::{Instr, Program};
+
+/// From the moment at which all ranks are ready to the common start.
+const NOTICE_S: f64 = 2e-3;
+
+/// What a rank did in one run, in seconds since the common start.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct RankRun {
+    pub(super) events: Vec<Event>,
+    /// When the last of them ended, by the wall clock.
+    pub(super) wall_s: f64,
+    /// When the step was over, by the wall clock.
+    pub(super) step_s: f64,
+}
+
+/// Costs in the time of a run.
+struct InSeconds<'c, C> {
+    costs: &'c C,
+    seconds_per_unit: f64,
+}
+
+impl<C> InSeconds<'_, C> {
+    /// Sums of times that can be told are such times, too.
+    fn seconds(&self, units: f64) -> Duration {
+        Duration::try_from_secs_f64(units * self.seconds_per_unit).unwrap_or_default()
+    }
+}
+
+impl<C: Costs + Sync> Delays for InSeconds<'_, C> {
+    fn message(&self, token: &Token) -> Duration {
+        self.seconds(self.costs.message(token))
+    }
+
+    fn occupies(&self, token: &Token) -> Duration {
+        self.seconds(self.costs.occupies(token))
+    }
+
+    fn reduce_occupies(&self, bucket: BucketId) -> Duration {
+        self.seconds(self.costs.reduce_occupies(bucket))
+    }
+}
+
+/// What one worker does in each run that is measured. All ranks count from `epoch`, each by its own clock.
+pub(super) fn run_rank(
+    program: &Program,
+    costs: &(impl Costs + Sync),
+    simulated: &Timeline,
+    how: Execution<'_>,
+    (epoch, patience): (Instant, Duration),
+    comm: impl Comm<Dated<Tensor>>,
+) -> Result<Vec<RankRun>, Fault> {
+    (how.on_thread)();
+    let (data, stop) = (Blank, AtomicBool::new(false));
+    let training = Training {
+        optimizer: Optimizer::sgd(),
+        lr: 0.0,
+        min_lr: 0.0,
+        check_finite: false,
+        ..Training::default()
+    };
+    let job = Job {
+        program,
+        width: 1,
+        micro_batch_size: program.units_per_micro() as usize,
+        training: &training,
+        data: &data,
+        patience: Patience { first_step: patience, later: patience },
+        stop: &stop,
+        epoch,
+    };
+    let (rank, pace) = (comm.rank(), Arc::new(Pace::default()));
+    let me = WorkerId(rank.0 as u16);
+    let timed = InSeconds { costs, seconds_per_unit: how.seconds_per_unit };
+    let seconds = |units: f64| timed.seconds(units);
+    let times = Arc::new(Times::of(program, me, costs, seconds));
+    let reductions = ReductionOrder::of(program, simulated, costs, seconds);
+    let agree = seconds(costs.agree());
+    let updates = updates(program, me, costs, seconds);
+    let comm = Paced::new(comm, Arc::clone(&pace), timed, program, reductions);
+    let graph = program.rules().graph();
+    let mut worker =
+        Worker::new(job, Reference, comm, |id| Ok(StandIn::new(id, graph, &times, &pace)))?;
+    let mut runs = Vec::new();
+    for run in 0..=how.n_runs as u64 {
+        let ready = epoch.elapsed().as_secs_f64();
+        let all = worker.all_gather("common start", &ready.to_le_bytes())?;
+        let start = epoch + Duration::from_secs_f64(common_start(&all, rank)?);
+        pace.sleep_until(start);
+        pace.take_calls();
+        pace.take_reductions();
+        worker.run(run * u64::from(program.window().n_steps()))?;
+        pace.occupy(agree);
+        let since = |at: Instant| at.saturating_duration_since(start).as_secs_f64();
+        let mut events: Vec<Event> = Vec::new();
+        for (bucket, takes) in &updates {
+            let from = pace.now();
+            pace.occupy(*takes);
+            let work = Work::Step(*bucket);
+            let (start, end) = (since(from), since(from + *takes));
+            events.push(Event { worker: me, work, start, end, after: None });
+        }
+        let over = Instant::now();
+        let (ran, _) = worker.timeline()?;
+        if run > 0 {
+            let reduced = pace.take_reductions();
+            let began = start.duration_since(epoch).as_secs_f64();
+            let ends = ran.iter().filter(|e| counts(&e.work, &reduced)).map(|e| e.end - began);
+            let wall_s = ends.fold(0.0, f64::max);
+            let wall_s = if events.is_empty() { wall_s } else { since(over) };
+            let ops = clocked(ran, &pace.take_calls(), start).into_iter();
+            let events = ops.chain(self::events(&reduced, me, start)).chain(events).collect();
+            runs.push(RankRun { events, wall_s, step_s: since(over) });
+        }
+    }
+    Ok(runs)
+}
+
+/// The updates of a worker that take time, where they stand behind the step sync.
+fn updates(
+    program: &Program,
+    worker: WorkerId,
+    costs: &impl Costs,
+    seconds: impl Fn(f64) -> Duration,
+) -> Vec<(BucketId, Duration)> {
+    let row = program.rows()[worker.index()].iter().filter(|_| program.has_barrier());
+    let updates = row.filter_map(|instr| match instr {
+        Instr::Step(bucket) => Some((*bucket, seconds(costs.step(*bucket)))),
+        _ => None,
+    });
+    updates.filter(|(_, takes)| !takes.is_zero()).collect()
+}
+
+/// Whether the end of some work, which the engine knows, is one of those that make the step long.
+fn counts(work: &Work, reduced: &[(BucketId, Instant, Instant)]) -> bool {
+    match work {
+        Work::Cell(_) => true,
+        Work::Reduce(bucket) => reduced.iter().any(|(known, ..)| known == bucket),
+        Work::Step(_) | Work::Move(_) => false,
+    }
+}
+
+/// The ops among events, at the times of the calls that they made of their stages.
+fn clocked(events: &[Event], calls: &[(Instant, Instant)], start: Instant) -> Vec<Event> {
+    let since = |at: Instant| at.saturating_duration_since(start).as_secs_f64();
+    let mut calls = calls.iter();
+    let mut clocked = Vec::new();
+    for event in events {
+        let Work::Cell(cell) = event.work else { continue };
+        let n_calls: usize = cell.ops().map(|op| n_calls(&op)).sum();
+        let mine = calls.by_ref().take(n_calls);
+        let times = mine.map(|(from, to)| (since(*from), since(*to)));
+        if let Some((start, end)) = times.reduce(|(start, _), (_, end)| (start, end)) {
+            clocked.push(Event { start, end, ..*event });
+        }
+    }
+    clocked
+}
+
+/// When all ranks start, in seconds, given when each was ready.
+fn common_start(ready: &[Vec<u8>], rank: Rank) -> Result<f64, Fault> {
+    let seconds = |bytes: &Vec<u8>| Some(f64::from_le_bytes(bytes.as_slice().try_into().ok()?));
+    let latest = ready.iter().map(seconds).try_fold(0.0, |latest: f64, s| Some(latest.max(s?)));
+    let latest = latest.filter(|latest| latest.is_finite());
+    let what = "another rank says when it is ready in words that cannot be read";
+    Ok(latest.ok_or_else(|| Fault::new(Class::Internal, rank, what.to_string()))? + NOTICE_S)
+}

@@ -1,0 +1,136 @@
+//! When the gradient reductions of a run are done, as their costs say.
+//!
+//! A reduction takes the lanes of its members and links between nodes, which serve one at a time, so when it can begin may
+//! depend on reductions that its members have no part in. So each rank says when it has started a reduction to all whose
+//! own may have to wait for that, and each of them finds the same times. Which of two goes first is as simulated.
+
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+
+use crate::analyze::timeline::{Timeline, Work};
+use crate::costs::Costs;
+use crate::ids::{BucketId, Rank, WorkerId};
+use crate::program::{Bucket, Program};
+
+/// The reductions of a program, in the order in which they are served.
+pub(super) struct ReductionOrder {
+    served: Vec<Served>,
+    /// By bucket: the places of those that its own may wait for, in order, itself the last.
+    chains: FxHashMap<BucketId, Vec<usize>>,
+}
+
+/// One reduction.
+struct Served {
+    bucket: BucketId,
+    members: Vec<Rank>,
+    takes: Duration,
+    links: Vec<(usize, Duration)>,
+}
+
+/// What is known of the start of a reduction: by bucket and member.
+pub(super) type Started<'s, E> = &'s mut dyn FnMut(BucketId, Rank) -> Result<Option<Instant>, E>;
+
+impl ReductionOrder {
+    /// The order of the reductions of a program whose simulation is known.
+    pub(super) fn of(
+        program: &Program,
+        simulated: &Timeline,
+        costs: &impl Costs,
+        seconds: impl Fn(f64) -> Duration,
+    ) -> ReductionOrder {
+        let mut begins = FxHashMap::default();
+        for event in &simulated.events {
+            if let Work::Reduce(bucket) = event.work {
+                begins.entry(bucket).or_insert(event.start);
+            }
+        }
+        let rank = |worker: &WorkerId| program.placement().rank(0, *worker);
+        let served = |(at, bucket): (usize, &Bucket)| {
+            let id = BucketId(at as u32);
+            Served {
+                bucket: id,
+                members: bucket.members.iter().map(rank).collect(),
+                takes: seconds(costs.reduce(id)),
+                links: costs.links(id).iter().map(|(link, s)| (*link, seconds(*s))).collect(),
+            }
+        };
+        let mut served: Vec<Served> = program.buckets().iter().enumerate().map(served).collect();
+        // A reduction that takes no time has no place among the others.
+        let begin = |one: &Served| begins.get(&one.bucket).copied().unwrap_or(0.0);
+        served.sort_by(|a, b| begin(a).total_cmp(&begin(b)));
+        let chains = (0..served.len()).map(|at| (served[at].bucket, chain(&served, at))).collect();
+        ReductionOrder { served, chains }
+    }
+
+    /// Ranks whose reductions may wait for that of `bucket`.
+    pub(super) fn listeners(&self, bucket: BucketId) -> Vec<Rank> {
+        let waits = |other: &&Served| {
+            let chain = self.chain(other.bucket);
+            chain.iter().any(|at| self.served[*at].bucket == bucket)
+        };
+        let waiting = self.served.iter().filter(waits);
+        let mut ranks: Vec<Rank> =
+            waiting.flat_map(|other| other.members.iter().copied()).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+
+    /// Whether the reduction of `bucket` takes time.
+    pub(super) fn takes_time(&self, bucket: BucketId) -> bool {
+        self.served.iter().any(|one| one.bucket == bucket && !one.takes.is_zero())
+    }
+
+    /// Begin and end of the reduction of `bucket`, unless that is not known yet.
+    ///
+    /// # Errors
+    /// If `started` fails, with its error.
+    pub(super) fn times<E>(
+        &self,
+        bucket: BucketId,
+        started: Started<'_, E>,
+    ) -> Result<Option<(Instant, Instant)>, E> {
+        let (mut lanes, mut links) = (FxHashMap::default(), FxHashMap::default());
+        let mut last = None;
+        for at in self.chain(bucket) {
+            let one = &self.served[*at];
+            let mut begins = None;
+            for member in &one.members {
+                let Some(start) = started(one.bucket, *member)? else { return Ok(None) };
+                begins = begins.max(Some(start)).max(lanes.get(member).copied());
+            }
+            let before = one.links.iter().filter_map(|(link, _)| links.get(link).copied());
+            let Some(begin) = before.map(Some).fold(begins, Option::max) else { continue };
+            let end = begin + one.takes;
+            lanes.extend(one.members.iter().map(|member| (*member, end)));
+            links.extend(one.links.iter().map(|(link, takes)| (*link, begin + *takes)));
+            last = Some((begin, end));
+        }
+        Ok(last)
+    }
+
+    fn chain(&self, bucket: BucketId) -> &[usize] {
+        self.chains.get(&bucket).map_or(&[], |chain| chain)
+    }
+}
+
+/// The places of the reductions that the one at a place may wait for, in order, itself the last.
+fn chain(served: &[Served], at: usize) -> Vec<usize> {
+    let mut chain = vec![at];
+    if served[at].takes.is_zero() {
+        return chain;
+    }
+    for before in (0..at).rev().filter(|before| !served[*before].takes.is_zero()) {
+        let shares = |later: &usize| {
+            let (one, other) = (&served[before], &served[*later]);
+            one.members.iter().any(|member| other.members.contains(member))
+                || one.links.iter().any(|(link, _)| other.links.iter().any(|(l, _)| l == link))
+        };
+        if chain.iter().any(shares) {
+            chain.push(before);
+        }
+    }
+    chain.reverse();
+    chain
+}
