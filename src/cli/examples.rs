@@ -178,8 +178,8 @@ const EXAMPLES: &[(&str, Examples)] = &[
         &[
             ("chimera comm bench", "between threads"),
             (
-                "chimera comm bench --transport mpi --json",
-                "between processes, for `simulate --inside`",
+                "chimera comm bench --transport mpi --out network.json",
+                "between processes, for `plan` and `simulate --network`",
             ),
         ],
     ),

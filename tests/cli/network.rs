@@ -84,9 +84,41 @@ fn a_link_may_be_a_report_of_comm_bench() {
     assert!(refused.stderr.contains("longer than the 1048576 bytes"), "{}", refused.stderr);
 }
 
+/// Nodes and both links in one file, of which what is said goes before it.
+#[test]
+fn a_network_may_be_a_report_of_comm_bench() {
+    let folder = folder();
+    let file = folder.path().join("network.json");
+    let link = |alpha: f64| json!({"alpha_s": alpha, "beta_s_per_byte": 1e-6});
+    let report = |between: Value| {
+        let report = json!({"ranks_per_node": 2, "inside": link(1e-3), "between": between});
+        write(&file, report.to_string()).expect("a report");
+    };
+    let job = "dapple --depth 2 --micro-batches 1 --width 2 --activation-bytes 2000 --gradient-bytes 1000";
+    let network = format!("--network {}", file.display());
+    report(link(2e-3));
+    let said = "--ranks-per-node 2 --inside 1e-3,1e-6 --between 2e-3,1e-6";
+    assert_eq!(simulate(&format!("{job} {network}")), simulate(&format!("{job} {said}")));
+    let other = "--between 1,0";
+    assert_eq!(
+        simulate(&format!("{job} {network} {other}")),
+        simulate(&format!("{job} --ranks-per-node 2 --inside 1e-3,1e-6 {other}"))
+    );
+    report(Value::Null);
+    let refused = chimera(&format!("simulate {job} {network}"));
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.stderr.contains("was measured on one node"), "{}", refused.stderr);
+    // Two ranks need but one.
+    simulate(&format!("dapple --depth 2 --micro-batches 1 {network}"));
+    let refused = chimera(&format!("simulate {job} --network {}", folder.path().display()));
+    assert!(refused.stderr.contains("cannot be read"), "{}", refused.stderr);
+}
+
 #[test]
 fn what_comm_bench_measures_between_threads_is_a_link() {
-    let ran = chimera("comm bench --transport threads --json");
+    let folder = folder();
+    let file = folder.path().join("threads.json");
+    let ran = chimera(&format!("comm bench --transport threads --json --out {}", file.display()));
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
     let report: Value = serde_json::from_str(&ran.stdout).expect("JSON");
     assert_eq!((&report["transport"], &report["ranks"]), (&json!("threads"), &json!(2)));
@@ -97,17 +129,17 @@ fn what_comm_bench_measures_between_threads_is_a_link() {
     }
     assert_eq!(report["alpha_s"], report["messages"][0]["seconds"]);
     assert_eq!((&report["beta_s_per_byte"], &report["handed_over"]), (&json!(0.0), &json!(true)));
-    let folder = folder();
-    let file = folder.path().join("threads.json");
-    write(&file, &ran.stdout).expect("a report");
+    assert_eq!((&report["ranks_per_node"], &report["between"]), (&json!(2), &Value::Null));
     let line = |link: &str| {
         let job = "dapple --depth 2 --micro-batches 1 --forward 1e-6 --backward 2e-6";
-        format!("{job} --activation-bytes 1e6 --inside {link}")
+        format!("{job} --activation-bytes 1e6 {link}")
     };
-    let measured = line(&file.display().to_string());
+    let measured = line(&format!("--inside {}", file.display()));
+    let network = line(&format!("--network {}", file.display()));
+    assert_eq!(simulate(&network), simulate(&measured));
     let [alpha, beta] =
         ["alpha_s", "beta_s_per_byte"].map(|key| report[key].as_f64().expect("a number"));
-    let [measured, said] = [measured, line(&format!("{alpha},{beta}"))]
+    let [measured, said] = [measured, line(&format!("--inside {alpha},{beta}"))]
         .map(|line| simulate(&line)["makespan"].as_f64().expect("seconds"));
     assert!((measured - said).abs() < 1e-9 * said, "{measured} and {said}");
     assert!(said > 2.0 * (alpha + 1e6 * beta), "{said}: a message there and one back");

@@ -1,5 +1,6 @@
 //! `chimera comm bench`: what messages and sums cost on a transport.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -7,11 +8,14 @@ use anyhow::{Result, ensure};
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, Tag, Threads, all_gather};
 use chimera_core::engine::run_threads;
 use chimera_core::ids::Rank;
-use clap::Subcommand;
+use clap::{Subcommand, ValueHint};
 use serde::Serialize;
 
 use crate::cli::commands::train::ranks;
+use crate::cli::parts::console::{print, write_whole};
+use crate::cli::parts::measured_network::MeasuredLink;
 use crate::cli::parts::offered::offered;
+use crate::run::host_name;
 use crate::settings::{Survive, Transport};
 
 /// Bytes that are measured.
@@ -49,6 +53,9 @@ pub(crate) struct Bench {
     /// Ranks that are threads
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=256))]
     ranks: u32,
+    /// Also writes what `--json` prints into a file, which `plan` and `simulate` read with --network
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    out: Option<PathBuf>,
     /// Prints JSON: `alpha_s` and `beta_s_per_byte` of messages, and all times in seconds
     #[arg(long)]
     json: bool,
@@ -61,10 +68,15 @@ pub(crate) struct Report {
     ranks: u32,
     /// Whether messages are handed over and not copied, so that this measures no network.
     handed_over: bool,
-    /// Latency: a message of 4 bytes takes as long.
-    alpha_s: f64,
-    /// What every byte of a large message adds; 0 where size costs nothing.
-    beta_s_per_byte: f64,
+    /// Of messages between ranks 0 and 1.
+    #[serde(flatten)]
+    link: MeasuredLink,
+    /// Ranks on the node of rank 0.
+    ranks_per_node: u32,
+    /// Between two ranks of that node, if it has two.
+    inside: Option<MeasuredLink>,
+    /// From that node to another one, if there is one.
+    between: Option<MeasuredLink>,
     /// One way, between ranks 0 and 1.
     messages: Vec<Timed>,
     /// Times of an all-reduce: each rank owns a share, adds it up in order of rank, and sends it to all.
@@ -97,17 +109,20 @@ impl Bench {
             ranks?.into_iter().next().flatten().map(Report::between_threads)
         };
         let Some(report) = report else { return Ok(()) };
-        if self.json {
-            return crate::cli::parts::console::print(serde_json::to_string_pretty(&report)?);
+        let json = serde_json::to_string_pretty(&report)?;
+        if let Some(path) = &self.out {
+            write_whole(path, &json)?;
         }
-        crate::cli::parts::console::print(report.table())
+        print(if self.json { json } else { report.table() })
     }
 }
 
 impl Report {
     /// Between threads size costs nothing: what differs is noise.
     fn between_threads(self) -> Report {
-        Report { handed_over: true, beta_s_per_byte: 0.0, ..self }
+        let free = |link: MeasuredLink| MeasuredLink { beta_s_per_byte: 0.0, ..link };
+        let inside = self.inside.map(free);
+        Report { handed_over: true, link: free(self.link), inside, ..self }
     }
 
     fn table(&self) -> String {
@@ -117,14 +132,17 @@ impl Report {
         };
         let mut lines = vec![
             format!("{}, {} ranks{how}", self.transport, self.ranks),
-            match self.beta_s_per_byte {
-                0.0 => format!("alpha {:.2} us, whatever the size", self.alpha_s * 1e6),
-                beta => {
-                    format!("alpha {:.2} us, 1/beta {:.1} GB/s", self.alpha_s * 1e6, 1e-9 / beta)
-                }
-            },
+            words(self.link),
             format!("{:>9} {:>12} {:>8} {:>13}", "bytes", "message us", "GB/s", "all-reduce us"),
         ];
+        if let (Some(inside), Some(between)) = (self.inside, self.between) {
+            lines[1] = format!(
+                "{} ranks a node; inside: {}; between nodes: {}",
+                self.ranks_per_node,
+                words(inside),
+                words(between)
+            );
+        }
         let rows = self.messages.iter().zip(&self.sums);
         lines.extend(rows.map(|(message, sum)| {
             let Timed { bytes, seconds } = message;
@@ -144,23 +162,42 @@ pub(crate) fn measure(
     comm: &mut dyn Comm<Host>,
     transport: &str,
 ) -> Result<Option<Report>, CommError> {
+    let hosts = all_gather(comm, host_name().as_bytes(), deadline())?;
     let mut bench = Measured { number: 0, comm };
     let (mut messages, mut sums) = (Vec::new(), Vec::new());
+    let next = Rank(1);
     for bytes in SIZES {
-        messages.push(Timed { bytes, seconds: bench.message(bytes)? });
+        messages.push(Timed { bytes, seconds: bench.message(bytes, next)? });
         sums.push(Timed { bytes, seconds: bench.sum(bytes)? });
     }
     let [first, .., last] = messages[..] else { return Ok(None) };
+    let link = MeasuredLink { alpha_s: first.seconds, beta_s_per_byte: slope(first, last) };
+    let is_near = |rank: &Rank| hosts.first() == hosts.get(rank.index());
+    let others = || (1..bench.comm.n_ranks()).map(Rank);
+    let peers = [others().find(is_near), others().find(|rank| !is_near(rank))];
+    let ranks_per_node = 1 + others().filter(is_near).count() as u32;
+    let [inside, between] = peers.map(|peer| peer.map(|peer| bench.link(peer, link)));
     let report = Report {
         transport: transport.to_string(),
         ranks: bench.comm.n_ranks(),
         handed_over: false,
-        alpha_s: first.seconds,
-        beta_s_per_byte: slope(first, last),
+        link,
+        ranks_per_node,
+        inside: inside.transpose()?,
+        between: between.transpose()?,
         messages,
         sums,
     };
     Ok((bench.comm.rank() == Rank(0)).then_some(report))
+}
+
+/// A link in words.
+fn words(link: MeasuredLink) -> String {
+    let MeasuredLink { alpha_s, beta_s_per_byte } = link;
+    match beta_s_per_byte {
+        0.0 => format!("alpha {:.2} us, whatever the size", alpha_s * 1e6),
+        beta => format!("alpha {:.2} us, 1/beta {:.1} GB/s", alpha_s * 1e6, 1e-9 / beta),
+    }
 }
 
 /// Seconds that every byte adds.
@@ -179,22 +216,29 @@ struct Measured<'c> {
 }
 
 impl Measured<'_> {
-    /// Seconds of one message, half of there and back.
-    fn message(&mut self, bytes: usize) -> Result<f64, CommError> {
+    /// The link from rank 0 to another one, where that to rank 1 is known.
+    fn link(&mut self, peer: Rank, to_next: MeasuredLink) -> Result<MeasuredLink, CommError> {
+        if peer == Rank(1) {
+            return Ok(to_next);
+        }
+        let [first, last] = [SIZES[0], SIZES[SIZES.len() - 1]];
+        let first = Timed { bytes: first, seconds: self.message(first, peer)? };
+        let last = Timed { bytes: last, seconds: self.message(last, peer)? };
+        Ok(MeasuredLink { alpha_s: first.seconds, beta_s_per_byte: slope(first, last) })
+    }
+
+    /// Seconds of one message from rank 0 to `peer`, half of there and back.
+    fn message(&mut self, bytes: usize, peer: Rank) -> Result<f64, CommError> {
         let me = self.comm.rank();
         let mut host = zeros(bytes / 4);
         self.median(bytes, |bench| {
             let there = bench.tag(0);
-            match me.0 {
-                0 => {
-                    bench.comm.send(Rank(1), there, std::mem::take(&mut host))?;
-                    host = bench.comm.recv(Rank(1), there, deadline())?;
-                }
-                1 => {
-                    let host = bench.comm.recv(Rank(0), there, deadline())?;
-                    bench.comm.send(Rank(0), there, host)?;
-                }
-                _ => {}
+            if me == Rank(0) {
+                bench.comm.send(peer, there, std::mem::take(&mut host))?;
+                host = bench.comm.recv(peer, there, deadline())?;
+            } else if me == peer {
+                let host = bench.comm.recv(Rank(0), there, deadline())?;
+                bench.comm.send(Rank(0), there, host)?;
             }
             Ok(())
         })
@@ -281,8 +325,10 @@ mod tests {
             transport: "one".into(),
             ranks: 2,
             handed_over: false,
-            alpha_s: 3e-6,
-            beta_s_per_byte: 1e-9,
+            link: MeasuredLink { alpha_s: 3e-6, beta_s_per_byte: 1e-9 },
+            ranks_per_node: 2,
+            inside: Some(MeasuredLink { alpha_s: 3e-6, beta_s_per_byte: 1e-9 }),
+            between: None,
             messages: vec![FIRST],
             sums: vec![FIRST],
         };

@@ -9,24 +9,23 @@ use chimera_core::costs::{Costs, StageCosts};
 use chimera_core::program::Program;
 use chimera_core::timetable::Timetable;
 use clap::Args;
-use serde::Deserialize;
 
 use crate::cli::parts::costs::{Times, number};
+use crate::cli::parts::measured_network::{MeasuredLink, MeasuredNetwork, read};
 use crate::cli::parts::shape::JobArgs;
-use crate::formats::files::text_at_most;
 use crate::plan::Hardware;
 use crate::settings::{Config, SettingsError};
 
 /// The most pipelines side by side.
 const MAX_WIDTH: usize = 65_535;
 
-/// Longer reports are refused before they are read.
-const MAX_BYTES: u64 = 1 << 20;
-
 /// Nodes and links. Without links, messages and sums take no time.
 #[derive(Args, Clone)]
 #[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 pub(crate) struct LinkArgs {
+    /// Nodes and links as a `chimera comm bench --out FILE` measured them, in seconds; the three options below go before it
+    #[arg(long, value_name = "FILE")]
+    network: Option<MeasuredNetwork>,
     /// Ranks of a node, R, which must divide D or be a multiple of it [default: all]
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..))]
     ranks_per_node: Option<u32>,
@@ -47,12 +46,14 @@ pub(crate) struct LinkArgs {
 impl LinkArgs {
     /// These, and what data sheets say of that which is not given.
     pub(crate) fn or_hardware(&self, hardware: &Hardware, n_ranks: u32) -> LinkArgs {
-        let ranks_per_node = self.ranks_per_node.unwrap_or(hardware.ranks_per_node).min(n_ranks);
+        let of_node = self.ranks_per_node().unwrap_or(hardware.ranks_per_node);
+        let ranks_per_node = of_node.min(n_ranks);
         let [inside, between] = hardware.links(ranks_per_node).map(Wire);
         LinkArgs {
+            network: None,
             ranks_per_node: Some(ranks_per_node),
-            inside: self.inside.or(Some(inside)),
-            between: self.between.or(self.inside).or(Some(between)),
+            inside: self.inside().or(Some(inside)),
+            between: self.between().or(self.inside).or(Some(between)),
             blocking: hardware.blocking,
             reductions: hardware.reductions,
         }
@@ -60,25 +61,47 @@ impl LinkArgs {
 
     /// Whether no link is described, so that messages and sums take no time.
     pub(crate) fn is_free(&self) -> bool {
-        self.inside.is_none() && self.between.is_none()
+        self.inside().is_none() && self.between().is_none()
     }
 
-    /// Ranks of a node, if that was said.
+    /// Ranks of a node, if that was said or measured.
     pub(crate) fn ranks_per_node(&self) -> Option<u32> {
-        self.ranks_per_node
+        self.ranks_per_node.or(self.network.map(|network| network.ranks_per_node))
+    }
+
+    fn inside(&self) -> Option<Wire> {
+        self.inside.or(self.network.and_then(|network| network.inside).map(Wire))
+    }
+
+    fn between(&self) -> Option<Wire> {
+        self.between.or(self.network.and_then(|network| network.between).map(Wire))
     }
 
     /// What they say of a job of so many ranks in `width` groups.
-    pub(crate) fn network(&self, width: usize, n_ranks: usize) -> Network {
-        let inside = self.inside.unwrap_or_default().0;
-        Network {
+    ///
+    /// # Errors
+    /// If the job needs a link that was not measured.
+    pub(crate) fn network(&self, width: usize, n_ranks: usize) -> Result<Network> {
+        let ranks_per_node = self.ranks_per_node().map_or(n_ranks, |n| n as usize);
+        let is_said = self.network.is_none() || self.inside.is_some();
+        ensure!(
+            ranks_per_node >= n_ranks || is_said || self.between().is_some(),
+            "--network was measured on one node, and {n_ranks} ranks need several of {ranks_per_node}: measure by ranks on \
+             two nodes, or say --between"
+        );
+        ensure!(
+            ranks_per_node == 1 || self.network.is_none() || self.inside().is_some(),
+            "--network was measured with one rank on each node: measure with two, or say --inside"
+        );
+        let inside = self.inside().unwrap_or_default().0;
+        Ok(Network {
             width,
-            ranks_per_node: self.ranks_per_node.map_or(n_ranks, |n| n as usize),
+            ranks_per_node,
             inside,
-            between: self.between.map_or(inside, |wire| wire.0),
+            between: self.between().map_or(inside, |wire| wire.0),
             blocking: self.blocking,
             reductions: self.reductions,
-        }
+        })
     }
 }
 
@@ -109,7 +132,7 @@ impl NetworkArgs {
         let (depth, n_stages) = (placement.n_workers(), placement.n_stages());
         let width = self.job()?.width;
         ensure!((1..=MAX_WIDTH).contains(&width), "--width {width} is not in 1..={MAX_WIDTH}");
-        let network = self.links.network(width, width * depth);
+        let network = self.links.network(width, width * depth)?;
         ensure!(
             network.fits(depth),
             "--ranks-per-node {}: groups of {depth} workers would lie on the nodes in different ways; choose a \
@@ -140,7 +163,7 @@ impl NetworkArgs {
     pub(crate) fn closed_form(&self, program: &Program, costs: &impl Costs) -> Result<ClosedForm> {
         let placement = program.placement();
         let (width, depth) = (self.job()?.width, placement.n_workers());
-        let link = self.links.network(width, width * depth).slowest(depth);
+        let link = self.links.network(width, width * depth)?.slowest(depth);
         let bytes: Vec<f64> =
             (0..placement.n_stages()).map(|s| self.gradient_bytes.0.at(s)).collect();
         Ok(ClosedForm::of(program, costs, Reduced { bytes: &bytes, width, link }))
@@ -156,13 +179,6 @@ impl NetworkArgs {
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 struct Wire(Link);
 
-/// What is read of a report of `chimera comm bench`.
-#[derive(Deserialize)]
-struct BenchReport {
-    alpha_s: f64,
-    beta_s_per_byte: f64,
-}
-
 impl FromStr for Wire {
     type Err = String;
 
@@ -170,19 +186,12 @@ impl FromStr for Wire {
         if let Some((alpha, beta)) = text.split_once(',').filter(|_| !Path::new(text).exists()) {
             return Ok(Wire(Link { alpha: number(alpha)?, beta: number(beta)? }));
         }
-        let file = text_at_most(Path::new(text), MAX_BYTES).map_err(|e| {
-            format!("neither two numbers such as 1e-6,1e-10 nor a file that can be read: {e}")
-        })?;
-        let file = file
-            .ok_or_else(|| format!("longer than the {MAX_BYTES} bytes that a report can have"))?;
-        let BenchReport { alpha_s: alpha, beta_s_per_byte: beta } = serde_json::from_str(&file)
-            .map_err(|e| format!("not what `chimera comm bench --json` prints: {e}"))?;
-        let is_sound = [alpha, beta].iter().all(|x| (0.0..=1e12).contains(x));
-        is_sound.then_some(Wire(Link { alpha, beta })).ok_or_else(|| {
-            format!(
-                "`alpha_s` is {alpha} and `beta_s_per_byte` {beta}: measure again, with less noise"
-            )
-        })
+        let link: MeasuredLink =
+            read(Path::new(text)).map_err(|why| match why.starts_with("a file") {
+                true => format!("neither two numbers such as 1e-6,1e-10 nor {why}"),
+                false => why,
+            })?;
+        link.sound().map(Wire)
     }
 }
 

@@ -22,7 +22,7 @@ impl Plan {
     ) -> Result<Choice> {
         let n_ranks = self.ranks as usize;
         let memory = self.memory.context("--memory is missing")?.0;
-        let ranks = Ranks { n_ranks, memory, network: self.links.network(1, n_ranks) };
+        let ranks = Ranks { n_ranks, memory, network: self.links.network(1, n_ranks)? };
         let choice = choose_for(model, said, self.batch as usize, &ranks, effort)?;
         if choice.candidates.is_empty() {
             bail!("{}", too_large(&choice, memory))

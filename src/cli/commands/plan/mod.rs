@@ -228,7 +228,7 @@ impl Plan {
             n_ranks,
             memory: self.memory.context("--memory is missing")?.0,
             speed: self.speed(said)?,
-            network: self.links.network(1, n_ranks),
+            network: self.links.network(1, n_ranks)?,
         })
     }
 

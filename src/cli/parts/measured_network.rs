@@ -1,0 +1,86 @@
+//! Links and nodes as `chimera comm bench` measures them, for whatever plans or simulates a job on them.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use chimera_core::analyze::Link;
+use serde::{Deserialize, Serialize};
+
+use crate::formats::files::text_at_most;
+
+/// Longer reports are refused before they are read.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// A link, as it was measured.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct MeasuredLink {
+    /// Latency: a message of 4 bytes takes as long.
+    pub(crate) alpha_s: f64,
+    /// What every byte of a large message adds; 0 where size costs nothing.
+    pub(crate) beta_s_per_byte: f64,
+}
+
+impl MeasuredLink {
+    /// The link, unless noise was larger than what was measured.
+    ///
+    /// # Errors
+    /// If a number makes no sense, in words.
+    pub(crate) fn sound(self) -> Result<Link, String> {
+        let MeasuredLink { alpha_s: alpha, beta_s_per_byte: beta } = self;
+        let is_sound = [alpha, beta].iter().all(|x| (0.0..=1e12).contains(x));
+        is_sound.then_some(Link { alpha, beta }).ok_or_else(|| {
+            format!(
+                "`alpha_s` is {alpha} and `beta_s_per_byte` {beta}: measure again, with less noise"
+            )
+        })
+    }
+}
+
+/// What is read of a report about a whole network.
+#[derive(Deserialize)]
+struct NetworkReport {
+    ranks_per_node: u32,
+    inside: Option<MeasuredLink>,
+    between: Option<MeasuredLink>,
+}
+
+/// Nodes and links, as they were measured.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(crate) struct MeasuredNetwork {
+    pub(crate) ranks_per_node: u32,
+    /// Between two ranks of a node, if a node had two.
+    pub(crate) inside: Option<Link>,
+    /// Between two nodes, if there were two.
+    pub(crate) between: Option<Link>,
+}
+
+impl FromStr for MeasuredNetwork {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<MeasuredNetwork, String> {
+        let report: NetworkReport = read(Path::new(text))?;
+        let link = |link: Option<MeasuredLink>| link.map(MeasuredLink::sound).transpose();
+        let NetworkReport { ranks_per_node, inside, between } = report;
+        match ranks_per_node {
+            0 => Err("`ranks_per_node` is 0: measure again".into()),
+            _ => Ok(MeasuredNetwork {
+                ranks_per_node,
+                inside: link(inside)?,
+                between: link(between)?,
+            }),
+        }
+    }
+}
+
+/// What is asked of a report of `chimera comm bench`.
+///
+/// # Errors
+/// If the file cannot be read or is no report, in words.
+pub(crate) fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, String> {
+    let file =
+        text_at_most(path, MAX_BYTES).map_err(|e| format!("a file that cannot be read: {e}"))?;
+    let file =
+        file.ok_or_else(|| format!("longer than the {MAX_BYTES} bytes that a report can have"))?;
+    serde_json::from_str(&file)
+        .map_err(|e| format!("not what `chimera comm bench --json` prints: {e}"))
+}
