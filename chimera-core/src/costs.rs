@@ -1,8 +1,10 @@
 //! How long everything takes and how many bytes it takes, before anything has run.
 
 mod given;
+mod uneven;
 
 pub use given::{GivenTimes, Miscounted, PerStage};
+pub use uneven::UnevenCosts;
 
 use crate::effects::{Rules, Token};
 use crate::ids::{BucketId, StageId, WorkerId};

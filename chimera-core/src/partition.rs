@@ -3,12 +3,13 @@
 //! Stages are contiguous, and each has at least one layer. What a step takes is bounded by its busiest worker, so workers
 //! are balanced, not stages: on a mirrored placement (Chimera, GEMS, DualPipe) and on a V stages `s` and `S-1-s` are on one
 //! worker, and only what both cost together counts. [`balanced`] is exact there and where each worker holds one stage;
-//! where workers hold more stages, or others, it balances the stages. It knows nothing of the order of ops: [`improved`]
-//! goes on from there by what a simulation says.
+//! where workers hold more stages, or others, it balances the stages. A worker that is slower than others has more to do with
+//! the same layers, and so gets fewer. It knows nothing of the order of ops: [`improved`] goes on from there by what a
+//! simulation says.
 
 use std::collections::BTreeMap;
 
-use crate::ids::WorkerId;
+use crate::ids::{StageId, WorkerId};
 use crate::placement::Placement;
 
 /// Ways to take layers that are looked at before a partition is given up for a simpler one.
@@ -18,11 +19,12 @@ const MOST_WAYS: usize = 1 << 21;
 const ROUNDING: f64 = 1e-9;
 
 /// The number of layers of each stage such that the busiest worker has least to do; among such partitions, one whose
-/// longest stage is as short as can be. `None` if there are more stages than layers.
+/// longest stage is as short as can be. `None` if there are more stages than layers. `speeds` are those of the workers, of
+/// which any that are missing are 1: a stage is as fast as the slowest of its replicas.
 ///
 /// Where that takes too long, for hundreds of layers of which one costs as much as many, stages are balanced instead.
-pub fn balanced(layers: &[f64], placement: &Placement) -> Option<Vec<usize>> {
-    let workers = LayerChain::of(layers, placement)?;
+pub fn balanced(layers: &[f64], placement: &Placement, speeds: &[f64]) -> Option<Vec<usize>> {
+    let workers = LayerChain::of(layers, placement, speeds)?;
     let stages = LayerChain { is_folded: false, ..workers.clone() };
     Some(workers.solved().or_else(|| stages.solved()).unwrap_or_else(|| stages.even()))
 }
@@ -73,13 +75,15 @@ struct LayerChain {
     is_folded: bool,
     /// How often the middle stage of a folded placement is on its worker.
     n_middle: f64,
+    /// By stage: how fast the slowest of its replicas is.
+    speeds: Vec<f64>,
 }
 
 /// Layers that are taken from the left, and from the right.
 type Taken = (usize, usize);
 
 impl LayerChain {
-    fn of(layers: &[f64], placement: &Placement) -> Option<LayerChain> {
+    fn of(layers: &[f64], placement: &Placement, speeds: &[f64]) -> Option<LayerChain> {
         let n_stages = placement.n_stages();
         if layers.len() < n_stages {
             return None;
@@ -91,7 +95,13 @@ impl LayerChain {
         }));
         let is_folded = is_folded(placement);
         let n_middle = if placement.n_pipes() > 1 { 2.0 } else { 1.0 };
-        Some(LayerChain { sums, n_stages, is_folded, n_middle })
+        let speed = |worker: WorkerId| speeds.get(worker.index()).copied().unwrap_or(1.0);
+        let of_stage = |stage: usize| {
+            let replicas = placement.replicas(StageId(stage as u16)).into_iter();
+            replicas.map(speed).fold(f64::INFINITY, f64::min)
+        };
+        let speeds = (0..n_stages).map(of_stage).collect();
+        Some(LayerChain { sums, n_stages, is_folded, n_middle, speeds })
     }
 
     fn n_layers(&self) -> usize {
@@ -108,10 +118,20 @@ impl LayerChain {
         self.is_folded && 2 * step + 1 != self.n_stages
     }
 
+    /// The most that stages of a step can do in one unit of time.
+    fn capacity(&self, step: usize) -> f64 {
+        match self.has_right(step) {
+            true => self.speeds[step].max(self.speeds[self.n_stages - 1 - step]),
+            false => self.speeds[step],
+        }
+    }
+
     /// The partition that is asked for, unless that takes too long.
     fn solved(&self) -> Option<Vec<usize>> {
         let longest = self.sums.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max);
-        let least = longest.max(self.sums[self.n_layers()] / self.n_steps() as f64);
+        let fastest = self.speeds.iter().copied().fold(0.0, f64::max);
+        let capacity: f64 = (0..self.n_steps()).map(|step| self.capacity(step)).sum();
+        let least = (longest / fastest).max(self.sums[self.n_layers()] / capacity);
         let most = self.busiest(&self.even());
         let together = |own: f64, mirrored: f64| own + mirrored;
         // The closer the bound, the fewer are the ways within it.
@@ -150,9 +170,12 @@ impl LayerChain {
     /// What the worker of a step has to do on the left and on the right, where it takes so many layers behind `taken`.
     fn costs(&self, step: usize, taken: Taken, (left, right): Taken) -> (f64, f64) {
         let end = self.n_layers() - taken.1;
-        let own = self.sums[taken.0 + left] - self.sums[taken.0];
+        let own = (self.sums[taken.0 + left] - self.sums[taken.0]) / self.speeds[step];
         match self.has_right(step) {
-            true => (own, self.sums[end] - self.sums[end - right]),
+            true => {
+                let mirrored = self.sums[end] - self.sums[end - right];
+                (own, mirrored / self.speeds[self.n_stages - 1 - step])
+            }
             false if self.is_folded => (own, own * (self.n_middle - 1.0)),
             false => (own, 0.0),
         }
@@ -209,6 +232,7 @@ impl LayerChain {
         mut tell: impl FnMut(Taken, (f64, f64)),
     ) {
         let (n_steps_behind, has_right) = (self.n_steps() - step - 1, self.has_right(step));
+        let capacity_behind: f64 = (step + 1..self.n_steps()).map(|step| self.capacity(step)).sum();
         let n_behind = match self.is_folded {
             true => self.n_stages.saturating_sub(2 * (step + 1)),
             false => n_steps_behind,
@@ -229,7 +253,7 @@ impl LayerChain {
                 }
                 let after = (before.0 + left, before.1 + right);
                 let rest = self.sums[self.n_layers() - after.1] - self.sums[after.0];
-                if rest <= bound * n_steps_behind as f64 * (1.0 + ROUNDING) {
+                if rest <= bound * capacity_behind * (1.0 + ROUNDING) {
                     tell(after, (own, mirrored));
                 }
             }
@@ -264,16 +288,26 @@ mod tests {
     }
 
     /// By worker: what it has to do if pipes carry as many micro-batches each. The busiest worker, and the longest stage.
-    fn figures(layers: &[f64], lens: &[usize], placement: &Placement) -> (f64, f64) {
+    fn figures(
+        layers: &[f64],
+        lens: &[usize],
+        placement: &Placement,
+        speeds: &[f64],
+    ) -> (f64, f64) {
+        let speed = |worker: &WorkerId| speeds.get(worker.index()).copied().unwrap_or(1.0);
         let mut rest = layers;
         let stages: Vec<f64> =
             lens.iter().map(|len| rest.split_off(..*len).unwrap().iter().sum()).collect();
         let mut busy = vec![0.0; placement.n_workers()];
+        let mut longest = 0.0f64;
         for pipe in placement.pipes() {
-            pipe.iter().zip(&stages).for_each(|(worker, stage)| busy[worker.index()] += stage);
+            for (worker, stage) in pipe.iter().zip(&stages) {
+                let takes = stage / speed(worker);
+                busy[worker.index()] += takes;
+                longest = longest.max(takes);
+            }
         }
-        let most = |of: &[f64]| of.iter().copied().fold(0.0, f64::max);
-        (most(&busy), most(&stages))
+        (busy.iter().copied().fold(0.0, f64::max), longest)
     }
 
     /// Every way to write `n` as a sum of so many numbers above 0.
@@ -294,16 +328,17 @@ mod tests {
         fn no_partition_is_better(
             placement in placements(),
             layers in prop::collection::vec(0u8..20, 1..=9),
+            speeds in prop::collection::vec(prop_oneof![Just(1.0), Just(0.5), 0.2f64..2.0], 0..=5),
         ) {
             let layers: Vec<f64> = layers.into_iter().map(f64::from).collect();
             let n_stages = placement.n_stages();
             prop_assume!(layers.len() >= n_stages);
-            let lens = balanced(&layers, &placement).expect("enough layers");
+            let lens = balanced(&layers, &placement, &speeds).expect("enough layers");
             prop_assert_eq!(lens.iter().sum::<usize>(), layers.len());
             prop_assert!(lens.len() == n_stages && lens.iter().all(|len| *len > 0));
             let is_folded = is_folded(&placement);
             let of = |lens: &[usize]| {
-                let (busiest, longest) = figures(&layers, lens, &placement);
+                let (busiest, longest) = figures(&layers, lens, &placement, &speeds);
                 if is_folded || n_stages == placement.n_workers() { (busiest, longest) } else { (longest, longest) }
             };
             let (busiest, longest) = of(&lens);
@@ -323,13 +358,23 @@ mod tests {
         let mut layers = vec![1.0; 12];
         layers[11] += 3.0;
         let of = |placement| {
-            let lens = balanced(&layers, &placement).unwrap();
-            figures(&layers, &lens, &placement)
+            let lens = balanced(&layers, &placement, &[]).unwrap();
+            figures(&layers, &lens, &placement, &[])
         };
         assert_eq!(of(Placement::line(4)), (4.0, 4.0));
         assert_eq!(of(Placement::mirrored(4, 1)), (8.0, 4.0));
-        assert_eq!(balanced(&layers, &Placement::line(13)), None);
-        assert_eq!(balanced(&[0.0; 3], &Placement::line(3)), Some(vec![1, 1, 1]));
+        assert_eq!(balanced(&layers, &Placement::line(13), &[]), None);
+        assert_eq!(balanced(&[0.0; 3], &Placement::line(3), &[]), Some(vec![1, 1, 1]));
+    }
+
+    #[test]
+    fn slow_workers_get_fewer_layers() {
+        let of = |placement: Placement, speeds: &[f64]| balanced(&[1.0; 14], &placement, speeds);
+        assert_eq!(of(Placement::line(4), &[1.0, 1.0, 0.5, 1.0]), Some(vec![4, 4, 2, 4]));
+        // Each pair of workers is as fast as the slower one of them.
+        assert_eq!(of(Placement::mirrored(2, 1), &[1.0, 0.5]), Some(vec![7, 7]));
+        let lens = of(Placement::wave(2, 2), &[1.0, 0.4]).unwrap();
+        assert_eq!((lens[0] + lens[3], lens[1] + lens[2]), (10, 4));
     }
 
     #[test]
@@ -339,7 +384,7 @@ mod tests {
         for placement in
             [Placement::mirrored(64, 1), Placement::mirrored(4, 1), Placement::line(64)]
         {
-            let lens = balanced(&layers, &placement).unwrap();
+            let lens = balanced(&layers, &placement, &[]).unwrap();
             assert_eq!(lens.iter().sum::<usize>(), 510);
         }
     }

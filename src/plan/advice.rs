@@ -145,7 +145,12 @@ mod tests {
     }
 
     fn cluster(n_ranks: usize, memory: f64) -> Cluster {
-        Cluster { n_ranks, memory, speed: Speed::Flops(1e9), network: Network::free(n_ranks) }
+        Cluster {
+            n_ranks,
+            memory: memory.into(),
+            speed: Speed::Flops(1e9),
+            network: Network::free(n_ranks),
+        }
     }
 
     #[test]

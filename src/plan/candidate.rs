@@ -7,17 +7,18 @@ use chimera_core::schedule::Parameter;
 use toml::Value;
 
 use super::need::Need;
+use super::rank_memory::RankMemory;
 use crate::profile::ProfiledTimes;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, Layout, OPTIONS, RecomputedStages, Scaling, Settings};
 
-/// The ranks there are, all alike.
+/// The ranks there are. What they are like beside each other in speed, a way to train says.
 #[derive(Clone, Debug)]
 pub struct Cluster {
     /// Ranks, W x D.
     pub n_ranks: usize,
-    /// Bytes of the memory of each.
-    pub memory: f64,
+    /// Memory of each.
+    pub memory: RankMemory,
     /// How fast each of them computes.
     pub speed: Speed,
     /// Nodes and links. Its width is not read: every candidate has its own.
@@ -48,7 +49,7 @@ impl Speed {
 pub struct Candidate {
     /// All settings.
     pub config: Config,
-    /// Of the rank that needs most.
+    /// Of the rank that needs most of what it has.
     pub need: Need,
     /// What a step takes, without the optimizer's update.
     pub step_s: f64,

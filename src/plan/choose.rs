@@ -286,7 +286,7 @@ fn tried(
         let outcome = group.outcome(way);
         match &outcome {
             Ok(Fit::Fits(_)) => fits = Some(n),
-            Ok(Fit::TooLarge(_, need)) => is_hopeless |= need.state > cluster.memory,
+            Ok(Fit::TooLarge(_, need)) => is_hopeless |= need.state > cluster.memory.most(),
             Err(_) => {}
         }
         outcomes.push(outcome);

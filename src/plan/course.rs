@@ -1,7 +1,7 @@
 //! What a run does by its settings, whatever is trained: a proven program of steps, and how weights are updated.
 
 use anyhow::{Result, bail, ensure};
-use chimera_core::costs::{Costs, StageCosts, UniformCosts};
+use chimera_core::costs::{Costs, StageCosts, UnevenCosts, UniformCosts};
 use chimera_core::engine::{NonFinite, Training, unsurvivable};
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Lowering, Passes, Recompute, recompute};
@@ -15,7 +15,7 @@ use chimera_core::update::Update;
 use super::request::{passes_of_window, request_of_window};
 use crate::device::Precision;
 use crate::settings::schedules::Named;
-use crate::settings::{Config, RecomputedStages, Scaling, Survive, Transport};
+use crate::settings::{Config, RecomputedStages, Scaling, Speeds, Survive, Transport};
 
 /// Settings with the proven program that they lead to.
 pub struct Course {
@@ -86,6 +86,12 @@ impl Course {
             traced.start,
             traced.end,
             steps - 1
+        );
+        let (n_speeds, n_ranks) =
+            (config.speeds.as_ref().map_or(0, Speeds::n_said), config.width * config.depth);
+        ensure!(
+            n_speeds <= n_ranks,
+            "speeds tells of {n_speeds} ranks, but there are {n_ranks}: leave out those beyond, or choose another width or depth"
         );
         let training = training(&config);
         let window = config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX));
@@ -349,6 +355,7 @@ fn prove(
         max_peak: config.memory_cap,
     };
     let costs = chain.costs(config, &ordered.timetable)?;
+    let costs = UnevenCosts::new(costs, config.worker_speeds());
     Ok(ordered.program(&how, &costs)?)
 }
 

@@ -14,7 +14,7 @@ use std::slice;
 
 use anyhow::{Result, ensure};
 use chimera_core::analyze::{Network, NetworkCosts, simulate};
-use chimera_core::costs::{Costs, StageCosts, UniformCosts};
+use chimera_core::costs::{Costs, StageCosts, UnevenCosts, UniformCosts};
 use chimera_core::model::{Cut, Memory};
 use chimera_core::program::Program;
 use chimera_core::request::Ordered;
@@ -144,8 +144,8 @@ impl<'c> ConfigGroup<'c> {
         );
         let plan = self.plan(&way, n)?;
         let peaks = Peaks::of(&way, &plan.memory, &plan.course.program);
-        let (way, need) = self.need(way, &plan, &peaks);
-        if need.total() > self.cluster.memory {
+        let (way, need, beyond) = self.need(way, &plan, &peaks);
+        if beyond > 0.0 {
             return Ok(Fit::TooLarge(way, need));
         }
         let taken = taken(&plan, &way, self.cluster)?;
@@ -175,8 +175,8 @@ impl<'c> ConfigGroup<'c> {
                 continue;
             }
             let more = (n - third.course.config.micro_batches) as f64 / round as f64;
-            let (way, need) = self.need(way.clone(), third, &further(b, c, more));
-            if need.total() > self.cluster.memory {
+            let (way, need, beyond) = self.need(way.clone(), third, &further(b, c, more));
+            if beyond > 0.0 {
                 return Ok(Some(Fit::TooLarge(way, need)));
             }
             let taken = |plan| taken(plan, &way, self.cluster);
@@ -224,13 +224,17 @@ impl<'c> ConfigGroup<'c> {
         let excess = |cuts: &[Cut], program: &Program| -> Result<f64> {
             let weights = Weights::of(priced.model(), cuts);
             let memory: Vec<Memory> = cuts.iter().map(memory).collect();
-            let mut need = peak_rank(&devices, &needs(&config, &weights, &memory, program));
-            if need.total() > self.cluster.memory && self.is_sharing_free {
+            let beyond = |config: &Config| {
+                let needs = needs(config, &weights, &memory, program);
+                self.cluster.memory.tightest(config, on_devices(&devices, &needs)).1
+            };
+            let mut least = beyond(&config);
+            if least > 0.0 && self.is_sharing_free {
                 let mut shared = config.clone();
                 shared.shard_optimizer = true;
-                need = peak_rank(&devices, &needs(&shared, &weights, &memory, program));
+                least = beyond(&shared);
             }
-            Ok((need.total() - self.cluster.memory).max(0.0))
+            Ok(least.max(0.0))
         };
         way.layout = Layout::Is(shortest(&config, &priced, ordered, MOST_OPS_OF_LAYOUT, &excess)?);
         Ok(way)
@@ -286,19 +290,21 @@ impl<'c> ConfigGroup<'c> {
         Ok(timetable)
     }
 
-    /// What the peak_rank rank needs where workers come to these peaks, with a shared-out optimizer if it has to be.
-    fn need(&self, mut way: Config, plan: &Plan, peaks: &Peaks) -> (Config, Need) {
+    /// What the rank needs that needs most of what it has, where workers come to these peaks, and how far beyond that it is;
+    /// with a shared-out optimizer if it has to be.
+    fn need(&self, mut way: Config, plan: &Plan, peaks: &Peaks) -> (Config, Need, f64) {
         let Plan { course: Course { program, .. }, model, cuts, memory, .. } = plan;
         let weights = Weights::of(model, cuts);
-        let needs = |way: &Config| {
-            peak_rank(&plan.devices, &needs_at(way, &weights, memory, program, peaks))
+        let tightest = |way: &Config| {
+            let needs = needs_at(way, &weights, memory, program, peaks);
+            self.cluster.memory.tightest(way, on_devices(&plan.devices, &needs))
         };
-        let mut need = needs(&way);
-        if need.total() > self.cluster.memory && self.is_sharing_free && !way.shard_optimizer {
+        let (mut need, mut beyond) = tightest(&way);
+        if beyond > 0.0 && self.is_sharing_free && !way.shard_optimizer {
             way.shard_optimizer = true;
-            need = needs(&way);
+            (need, beyond) = tightest(&way);
         }
-        (way, need)
+        (way, need, beyond)
     }
 }
 
@@ -339,14 +345,12 @@ fn candidate(config: Config, need: Need, taken: &StepTime, is_simulated: bool) -
     Candidate { config, need, step_s: makespan + agree, bubble_ratio, is_simulated }
 }
 
-/// Memory of the rank that needs most. Checkpoints are written from the host's memory, not a GPU's.
-fn peak_rank(devices: &[Device], needs: &[Need]) -> Need {
-    let on_device = |(need, device): (&Need, &Device)| match device.is_host() {
+/// What workers need on their devices. Checkpoints are written from the host's memory, not a GPU's.
+fn on_devices(devices: &[Device], needs: &[Need]) -> impl Iterator<Item = Need> {
+    needs.iter().zip(devices).map(|(need, device)| match device.is_host() {
         true => *need,
         false => Need { copy: 0.0, ..*need },
-    };
-    let needs = needs.iter().zip(devices).map(on_device);
-    needs.max_by(|a, b| a.total().total_cmp(&b.total())).unwrap_or_default()
+    })
 }
 
 /// By simulation of a plan, with the micro-batches of a way.
@@ -387,6 +391,7 @@ fn simulated<C: Costs>(plan: &Plan, way: &Config, cluster: &Cluster, compute: C)
     let tied = params.first().map_or(Vec::new(), |first| gradients(first, true));
     let placement = program.placement();
     let network = Network { width: way.width, ..cluster.network };
+    let compute = UnevenCosts::new(compute, way.worker_speeds());
     let costs = NetworkCosts::of_messages(compute, network, placement, units, &activations)
         .with_sums(program, &own, &tied);
     let timeline = simulate(program, &costs);

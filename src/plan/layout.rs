@@ -74,7 +74,7 @@ pub(super) fn shortest(
     let placement = ordered.timetable.placement.clone();
     let (n_stages, model) = (placement.n_stages(), priced.model());
     let by_stages = Partition::of(&config.cuts(model, n_stages)?).blocks().to_vec();
-    let by_workers = balanced(&layers(config, priced)?, &placement);
+    let by_workers = balanced(&layers(config, priced)?, &placement, &config.worker_speeds());
     let n_tries = most_ops / ordered.timetable.n_ops().max(1);
     let program = proven(config, priced, ordered)?;
     let mut least = f64::INFINITY;

@@ -12,6 +12,7 @@ mod layout;
 mod need;
 mod predict;
 mod priced;
+mod rank_memory;
 mod recomputed;
 mod request;
 mod ways;
@@ -35,6 +36,7 @@ use need::memory_of;
 pub(crate) use need::{Weights, needs};
 pub use predict::{Figure, Prediction};
 pub use priced::{Priced, StepCosts, times_of};
+pub use rank_memory::RankMemory;
 use recomputed::with_recomputed;
 pub use request::request;
 

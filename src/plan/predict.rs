@@ -6,6 +6,7 @@ use anyhow::Result;
 use chimera_core::analyze::{
     IdleTime, Timeline, Wait, Work, measured_idle, simulate, simulated_idle,
 };
+use chimera_core::costs::UnevenCosts;
 use chimera_core::ids::BucketId;
 use chimera_core::model::{Cut, ModelConfig};
 use chimera_core::op::Cell;
@@ -70,6 +71,7 @@ impl Prediction {
         let stages = Stages { config, model, cuts };
         let at = |times: &ProfiledTimes| -> Result<(Timeline, IdleTime)> {
             let costs = stages.step_costs(times, program)?;
+            let costs = UnevenCosts::new(costs, config.worker_speeds());
             let timeline = simulate(program, &costs);
             let idle = IdleTime::shares(&simulated_idle(program, &timeline, &costs), 1.0);
             Ok((timeline, idle))

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use chimera_core::analyze::simulate;
-use chimera_core::costs::{Costs, StageCosts, UniformCosts};
+use chimera_core::costs::{Costs, StageCosts, UnevenCosts, UniformCosts};
 use chimera_core::effects::Token;
 use chimera_core::ids::{BucketId, StageId, WorkerId};
 use chimera_core::lower::Recompute;
@@ -80,12 +80,14 @@ impl Priced {
         let timeline = match &self.times {
             Some(times) => {
                 let stages = Stages { config, model: &self.model, cuts };
-                simulate(program, &stages.step_costs(times, program)?)
+                let costs = stages.step_costs(times, program)?;
+                simulate(program, &UnevenCosts::new(costs, config.worker_speeds()))
             }
             None => {
                 let is_selective = |stage| program.rules().is_selective_somewhere(stage);
                 let units = Units::of(program);
-                simulate(program, &StageCosts::new(self.stages(config, cuts, units, is_selective)?))
+                let costs = StageCosts::new(self.stages(config, cuts, units, is_selective)?);
+                simulate(program, &UnevenCosts::new(costs, config.worker_speeds()))
             }
         };
         Ok(timeline.makespan())

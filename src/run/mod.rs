@@ -174,7 +174,7 @@ impl Run {
         let speed = Speed::Measured(times_of(config, path, n_ranks)?);
         let network = Network::free(n_ranks);
         let memory = free.bytes / n_ranks as f64;
-        Advice::on(config, &Cluster { n_ranks, memory, speed, network })
+        Advice::on(config, &Cluster { n_ranks, memory: memory.into(), speed, network })
     }
 
     /// The memory that each worker of a group is expected to need.

@@ -12,7 +12,7 @@ use toml::Value;
 
 use super::schedules::{self, Named};
 use super::value::Kind;
-use super::{DataWeights, Layout, OPTIONS, Opt, RecomputedStages, StepRange, peers};
+use super::{DataWeights, Layout, OPTIONS, Opt, RecomputedStages, Speeds, StepRange, peers};
 
 /// Characters of a refused text that are shown.
 const SHOWN: usize = 200;
@@ -85,6 +85,7 @@ impl Kind {
             (Kind::Hoist, Value::String(text)) => text.parse::<Hoist>().is_ok(),
             (Kind::Layout, Value::String(text)) => text.parse::<Layout>().is_ok(),
             (Kind::Stages, Value::String(text)) => text.parse::<RecomputedStages>().is_ok(),
+            (Kind::Speeds, Value::String(text)) => text.parse::<Speeds>().is_ok(),
             (Kind::Weights, Value::String(text)) => text.parse::<DataWeights>().is_ok(),
             (Kind::RopeScaling, Value::String(text)) => text.parse::<RopeScaling>().is_ok(),
             (Kind::ParamRules, Value::String(text)) => text.parse::<ParamRules>().is_ok(),
@@ -124,6 +125,7 @@ impl fmt::Display for Kind {
                 write!(f, "balanced, auto, or the layers of each stage such as E3T|4T|4T|3TH")
             }
             Kind::Stages => write!(f, "all, auto, or numbers of stages such as 0,2-3"),
+            Kind::Speeds => write!(f, "speeds from 0.001 to 1000, such as 1,1,0.5,1"),
             Kind::Weights => write!(f, "weights whose sum is 1, such as 0.7,0.3"),
             Kind::Steps => write!(f, "a range of steps such as 1..11"),
             Kind::Loopback => {

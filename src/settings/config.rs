@@ -49,6 +49,14 @@ impl Config {
         Passes { recompute, hoist, split_backward, free_border, moves }
     }
 
+    /// How fast the workers of a pipeline are.
+    pub fn worker_speeds(&self) -> Vec<f64> {
+        match &self.speeds {
+            Some(speeds) => speeds.of_workers(self.depth, self.width),
+            None => vec![1.0; self.depth],
+        }
+    }
+
     /// What the forwards of a stage keep.
     pub fn recompute_of(&self, stage: StageId) -> Recompute {
         if self.recompute_stages.has(stage) { self.recompute } else { Recompute::None }

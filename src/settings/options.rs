@@ -17,8 +17,8 @@ use super::origin::Entries;
 use super::schedules::Named;
 use super::value::Setting;
 use super::{
-    DataWeights, Layout, MlpGate, Opt, Origin, RecomputedStages, Scaling, StepRange, Survive,
-    Transport,
+    DataWeights, Layout, MlpGate, Opt, Origin, RecomputedStages, Scaling, Speeds, StepRange,
+    Survive, Transport,
 };
 use crate::device::{Device, Precision};
 
@@ -122,6 +122,10 @@ options! {
             [value("N").also("gradient accumulation steps").whole(1, 1 << 20).is("8").free().searched().drawn(Shape)
                 .drawn_follows("D")];
         /// Samples per micro-batch, B; `scaling` halving needs an even number
+        /// How fast each rank computes beside the others, such as 1,1,0.5,1; further ranks repeat them. `layout` auto gives
+        /// slow ones fewer layers
+        "speeds" speeds: Option<Speeds> =
+            [value("SPEEDS").follows("all alike").free().searched().drawn(Job).see("#ranks-that-are-not-alike")];
         "micro-batch-size" micro_batch_size: usize = [value("B").whole(1, 1 << 20).is("4").free().drawn(Profiled)];
         /// Pipes of `chimera`, or of `auto` on mirrored pipes, 2f
         "pipes" pipes: usize = [value("2f").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];

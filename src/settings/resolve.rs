@@ -281,6 +281,7 @@ mod tests {
             unset,
             [
                 "data-weights",
+                "speeds",
                 "in-flight",
                 "search-seed",
                 "rank-memory",

@@ -13,7 +13,7 @@ use chimera_core::search::Where;
 use toml::Value;
 
 use super::schedules::{Named, names};
-use super::{DataWeights, Layout, MlpGate, RecomputedStages, Scaling, Survive, Transport};
+use super::{DataWeights, Layout, MlpGate, RecomputedStages, Scaling, Speeds, Survive, Transport};
 use crate::device::Precision;
 
 /// Which values an option may have.
@@ -43,6 +43,8 @@ pub enum Kind {
     Layout,
     /// A word, or numbers of stages.
     Stages,
+    /// How fast ranks are.
+    Speeds,
     /// A scaling of rotary frequencies.
     RopeScaling,
     /// Hyperparameters by names of parameters.
@@ -76,7 +78,7 @@ impl Kind {
                 Value::String(word) => Ok(Value::String(word)),
                 other => return Err(format!("{} is no word and no number", other.type_str())),
             },
-            Kind::Layout | Kind::Weights | Kind::Stages => match value {
+            Kind::Layout | Kind::Weights | Kind::Stages | Kind::Speeds => match value {
                 Value::Array(numbers) => {
                     let numbers: Vec<String> = numbers.iter().map(Value::to_string).collect();
                     Ok(Value::String(numbers.join(",")))
@@ -196,6 +198,7 @@ texts! {
     Layout = Kind::Layout;
     RecomputedStages = Kind::Stages;
     DataWeights = Kind::Weights;
+    Speeds = Kind::Speeds;
     RopeScaling = Kind::RopeScaling;
     ParamRules = Kind::ParamRules;
     StepRange = Kind::Steps;

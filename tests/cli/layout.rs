@@ -48,6 +48,35 @@ fn config_show_prints_the_layout_taken() {
     assert_eq!(json["layout"]["origin"], "default; E3T|4T|4T|1TH");
 }
 
+/// A rank of half the speed gets about half the layers of the others, and the step is shorter for it.
+#[test]
+fn slow_ranks_get_fewer_layers() {
+    let pipeline = "--schedule 1f1b --micro-batches 16 --layers 14 --vocab 64";
+    let layout = |options: &str| shown(&format!("{pipeline} {options}"));
+    let slow = "--speeds 1,1,0.5,1";
+    assert_eq!(layout(slow), "layout = \"balanced\" # default; E3T|4T|4T|3TH");
+    let auto = "layout = \"auto\" # command line; E4T|4T|2T|4TH";
+    assert_eq!(layout(&format!("{slow} --layout auto")), auto);
+    let step = |options: &str| {
+        let model = "--layers 14 --hidden 16 --heads 2 --context 16 --vocab 64";
+        let job = "plan --ranks 4 --batch 64 --memory 1GiB --flops 1e9 --inside 0,0 --top 1 --json";
+        let shape = "--schedule 1f1b --depth 4 --micro-batch-size 4";
+        let ran = chimera(&format!("{job} {model} {shape} {options}"));
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{options}");
+        let plan: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+        plan["ways"][0]["step_s"].as_f64().expect("a time")
+    };
+    let [alike, uneven, placed] =
+        ["", slow, "--speeds 1,1,0.5,1 --layout auto"].map(|options| step(options));
+    assert!(alike < placed && placed < 0.8 * uneven, "{alike} {placed} {uneven}");
+    let ran = chimera("simulate 1f1b --depth 2 --speeds 1,1,0.5,1");
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("tells of 4 ranks, but there are 2"), "{}", ran.stderr);
+    let ran = chimera("simulate 1f1b --depth 2 --micro-batches 4 --speeds 1,0.5 --json");
+    let simulated: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    assert_eq!(simulated["workers"][1]["busy"], 24.0);
+}
+
 #[test]
 fn refusals_say_where_and_what_to_write() {
     for (layout, refusal) in [

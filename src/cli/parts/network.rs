@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{Result, ensure};
 use chimera_core::analyze::{ClosedForm, Link, Network, NetworkCosts, Reduced, ReductionAlgorithm};
-use chimera_core::costs::{Costs, StageCosts};
+use chimera_core::costs::{Costs, StageCosts, UnevenCosts};
 use chimera_core::program::Program;
 use chimera_core::timetable::Timetable;
 use clap::Args;
@@ -14,7 +14,7 @@ use crate::cli::parts::costs::{Times, number};
 use crate::cli::parts::measured_network::{MeasuredLink, MeasuredNetwork, read};
 use crate::cli::parts::shape::JobArgs;
 use crate::plan::Hardware;
-use crate::settings::{Config, SettingsError};
+use crate::settings::{Config, SettingsError, Speeds};
 
 /// The most pipelines side by side.
 const MAX_WIDTH: usize = 65_535;
@@ -121,16 +121,20 @@ pub(crate) struct NetworkArgs {
     gradient_bytes: Times,
 }
 
+/// What stages take on workers that need not be alike.
+pub(crate) type WorkerCosts = UnevenCosts<StageCosts>;
+
 impl NetworkArgs {
     /// What compute and messages of a timetable cost on it.
     pub(crate) fn of_messages(
         &self,
         timetable: &Timetable,
         compute: StageCosts,
-    ) -> Result<NetworkCosts<StageCosts>> {
+    ) -> Result<NetworkCosts<WorkerCosts>> {
         let placement = &timetable.placement;
         let (depth, n_stages) = (placement.n_workers(), placement.n_stages());
-        let width = self.job()?.width;
+        let job = self.job()?;
+        let width = job.width;
         ensure!((1..=MAX_WIDTH).contains(&width), "--width {width} is not in 1..={MAX_WIDTH}");
         let network = self.links.network(width, width * depth)?;
         ensure!(
@@ -143,15 +147,23 @@ impl NetworkArgs {
         self.activation_bytes.0.check("--activation-bytes", n_stages, &why)?;
         let activations: Vec<f64> = (0..n_stages).map(|s| self.activation_bytes.0.at(s)).collect();
         let units = timetable.units_per_micro;
+        let n_speeds = job.speeds.as_ref().map_or(0, Speeds::n_said);
+        ensure!(
+            n_speeds <= width * depth,
+            "--speeds tells of {n_speeds} ranks, but there are {}: leave out those beyond",
+            width * depth
+        );
+        let speeds = job.speeds.map_or(Vec::new(), |speeds| speeds.of_workers(depth, width));
+        let compute = UnevenCosts::new(compute, speeds);
         Ok(NetworkCosts::of_messages(compute, network, placement, units, &activations))
     }
 
     /// These, and what the sums of `program` cost.
     pub(crate) fn with_sums(
         &self,
-        messages: NetworkCosts<StageCosts>,
+        messages: NetworkCosts<WorkerCosts>,
         program: &Program,
-    ) -> Result<NetworkCosts<StageCosts>> {
+    ) -> Result<NetworkCosts<WorkerCosts>> {
         let n_stages = program.placement().n_stages();
         let why = format!("{} has {n_stages} stages", program.schedule());
         self.gradient_bytes.0.check("--gradient-bytes", n_stages, &why)?;

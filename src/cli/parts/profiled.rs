@@ -9,7 +9,7 @@ use chimera_core::timetable::Timetable;
 
 use crate::cli::parts::console::warn;
 use crate::cli::parts::costs::CostArgs;
-use crate::cli::parts::network::NetworkArgs;
+use crate::cli::parts::network::{NetworkArgs, WorkerCosts};
 use crate::cli::parts::scheduled::Scheduled;
 use crate::cli::parts::shape::{ProfiledArgs, ShapeArgs};
 use crate::plan::{Chain, Priced, StepCosts, can_be_cut, times_of, with_layout};
@@ -101,9 +101,9 @@ impl Profiled {
     /// The plan at the times that ops take where others compute beside them for as long as the plan says that they do.
     pub(crate) fn beside_others(
         &self,
-        plan: Scheduled<NetworkCosts<StageCosts>>,
+        plan: Scheduled<NetworkCosts<WorkerCosts>>,
         network: &NetworkArgs,
-    ) -> Result<Scheduled<NetworkCosts<StageCosts>>> {
+    ) -> Result<Scheduled<NetworkCosts<WorkerCosts>>> {
         if self.config.width * self.config.depth <= 1 {
             return Ok(plan);
         }

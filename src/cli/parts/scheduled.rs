@@ -13,7 +13,7 @@ use chimera_core::timetable::Timetable;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::parts::costs::CostArgs;
-use crate::cli::parts::network::NetworkArgs;
+use crate::cli::parts::network::{NetworkArgs, WorkerCosts};
 use crate::cli::parts::progress::{TICK, spin};
 use crate::cli::parts::shape::{PassArgs, ShapeArgs};
 use crate::plan::{recomputed_at, request};
@@ -72,7 +72,7 @@ impl Scheduled {
     }
 }
 
-impl Scheduled<NetworkCosts<StageCosts>> {
+impl Scheduled<NetworkCosts<WorkerCosts>> {
     /// What `name` stands for, where stages cost what `of_stages` says, messages what they take on a network, and sums start
     /// when it says.
     pub(crate) fn on(

@@ -2,7 +2,7 @@ use super::super::candidate::Speed;
 use chimera_core::analyze::{Link, Network, ReductionAlgorithm};
 
 use super::*;
-use crate::plan::Plan;
+use crate::plan::{Plan, RankMemory};
 use crate::run::outside::OnDisk;
 use crate::settings::Layers;
 
@@ -23,7 +23,7 @@ fn cluster(n_ranks: usize, memory: f64) -> Cluster {
         blocking: false,
         reductions: ReductionAlgorithm::Halving,
     };
-    Cluster { n_ranks, memory, speed: Speed::Flops(1e9), network }
+    Cluster { n_ranks, memory: memory.into(), speed: Speed::Flops(1e9), network }
 }
 
 fn chosen(layers: &Layers, batch: usize, cluster: &Cluster) -> Choice {
@@ -76,6 +76,27 @@ fn nothing_needs_more_than_there_is() {
     assert!(need.total() <= totals().fold(f64::INFINITY, f64::min));
 }
 
+/// The first worker of 1F1B holds most, and the last least: of two ranks the first has to have more.
+#[test]
+fn each_rank_has_its_own_memory() {
+    let layers = small(
+        "--depth 2 --schedule 1f1b --layers 4 --vocab 16 --micro-batch-size 1 --recompute none --shard-optimizer false",
+    );
+    let alike = chosen(&layers, 16, &cluster(2, PLENTY)).candidates[0].need.total();
+    let fits = |bytes: [f64; 2]| {
+        let memory = RankMemory::new(bytes.to_vec()).unwrap();
+        let cluster = Cluster { memory, ..cluster(2, PLENTY) };
+        !chosen(&layers, 16, &cluster).candidates.is_empty()
+    };
+    assert!(fits([alike, alike]) && fits([alike, alike * 0.95]));
+    assert!(!fits([alike * 0.95, alike]));
+    // Further ranks are as these: whichever does the work of the first worker may be small.
+    let cluster = Cluster { n_ranks: 6, ..cluster(6, PLENTY) };
+    let memory = RankMemory::new(vec![alike, alike, alike * 0.95]).unwrap();
+    let wide = chosen(&layers, 48, &Cluster { memory, ..cluster });
+    assert!(wide.candidates.is_empty());
+}
+
 /// What is shared out is what fits in no other way.
 #[test]
 fn the_optimizer_is_shared_out_where_it_has_to_be() {
@@ -109,7 +130,7 @@ fn foreseeing_changes_no_choice() {
         let totals = simulated(batch, &slow).candidates.into_iter().map(|c| c.need.total());
         let least = totals.fold(f64::INFINITY, f64::min);
         let memory = if is_scarce { least * 1.3 } else { PLENTY };
-        let cluster = Cluster { memory, ..slow.clone() };
+        let cluster = Cluster { memory: memory.into(), ..slow.clone() };
         let (all, choice) =
             (simulated(batch, &cluster), choose(&config, batch, &cluster, 10, &PATIENT).unwrap());
         assert!(choice.candidates.len() >= 10, "{batch} {memory}");

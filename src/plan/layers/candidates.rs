@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Error, Result, ensure};
 use chimera_core::analyze::{Network, NetworkCosts, peak_bytes, peak_working_bytes, simulate};
-use chimera_core::costs::Costs;
+use chimera_core::costs::{Costs, UnevenCosts};
 use chimera_core::ids::{BucketId, WorkerId};
 use chimera_core::lower::Recompute;
 use chimera_core::program::Program;
@@ -161,7 +161,7 @@ fn outcome(model: &LayerCosts, way: Config, ranks: &Ranks) -> Result<Fit> {
     let units = program.units_per_micro();
     let messages: Vec<f64> = stages.iter().map(|stage| stage.message_bytes).collect();
     let gradients: Vec<Vec<f64>> = stages.iter().map(|stage| vec![stage.weight_bytes]).collect();
-    let compute = costs_of(&stages, units);
+    let compute = UnevenCosts::new(costs_of(&stages, units), course.config.worker_speeds());
     let costs = NetworkCosts::of_messages(compute, network, program.placement(), units, &messages)
         .with_sums(program, &gradients, &[]);
     let timeline = simulate(program, &costs);

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use chimera_core::notation::size;
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ impl Plan {
         effort: &Effort<'_>,
     ) -> Result<Choice> {
         let n_ranks = self.ranks as usize;
-        let memory = self.memory.context("--memory is missing")?.0;
+        let memory = self.memory()?.least();
         let ranks = Ranks { n_ranks, memory, network: self.links.network(1, n_ranks)? };
         let choice = choose_for(model, said, self.batch as usize, &ranks, effort)?;
         if choice.candidates.is_empty() {

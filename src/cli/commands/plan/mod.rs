@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use chimera_core::notation::size;
 use clap::builder::StringValueParser;
 use clap::{Args, ValueHint};
@@ -21,8 +21,8 @@ use crate::cli::parts::offered::offered;
 use crate::cli::parts::progress::bar;
 use crate::device::n_cores;
 use crate::plan::{
-    Advice, Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, LayerCosts, Need, Speed,
-    choose, times_of,
+    Advice, Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, LayerCosts, Need,
+    RankMemory, Speed, choose, times_of,
 };
 use crate::run::outside::OnDisk;
 use crate::settings::{Config, Layers, Origin};
@@ -52,9 +52,10 @@ pub(crate) struct Plan {
     /// --precision, unless they are given. Training is taken to reach 45 % of the peak
     #[arg(long, value_name = "NAME|FILE", value_parser = offered(StringValueParser::new(), Hardware::names), hide_possible_values = true)]
     hardware: Option<String>,
-    /// Memory of a rank, such as 24GiB or 80GB; without a unit, bytes
-    #[arg(long, value_name = "SIZE", required_unless_present = "hardware")]
-    memory: Option<Size>,
+    /// Memory of a rank, such as 24GiB or 80GB; without a unit, bytes. Of ranks that have not all as much, a list such as
+    /// 80GB,80GB,40GB from rank 0 on, which further ranks repeat
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', required_unless_present = "hardware")]
+    memory: Vec<Size>,
     /// Achievable FLOP/s of a rank, not the data sheet's peak
     #[arg(long, value_name = "FLOPS", value_parser = positive, required_unless_present_any = ["hardware", "profile", "costs"])]
     flops: Option<f64>,
@@ -100,7 +101,8 @@ impl Plan {
         bar.finish_and_clear();
         let choice = choice?;
         if choice.candidates.is_empty() {
-            bail!("{}{}", asked.too_large(&choice, cluster.memory), untried(&choice, seconds))
+            let memory = cluster.memory.least();
+            bail!("{}{}", asked.too_large(&choice, memory), untried(&choice, seconds))
         }
         asked.warn_of_free_links();
         asked.show(&choice, &cluster, seconds)
@@ -146,7 +148,7 @@ impl Plan {
             text,
             "\n{} configurations fit into {} a rank, {} do not; times are {} the optimizer's update{}",
             choice.candidates.len(),
-            size(cluster.memory),
+            asked_memory(&cluster.memory),
             choice.n_too_large,
             if is_measured { "with" } else { "without" },
             if is_foreseen { "; with ~ they are estimated from shorter steps" } else { "" },
@@ -195,7 +197,10 @@ impl Plan {
             None => Some(hardware.peak_flops(precision)? * EFFICIENCIES[1]),
         };
         Ok(Plan {
-            memory: Some(self.memory.unwrap_or(Size(hardware.memory()))),
+            memory: match &self.memory[..] {
+                [] => vec![Size(hardware.memory())],
+                said => said.to_vec(),
+            },
             flops,
             hardware: self.hardware.clone().filter(|_| self.flops.is_none()),
             links: self.links.or_hardware(&hardware, self.ranks),
@@ -222,11 +227,22 @@ impl Plan {
         Ok(Speed::Measured(times))
     }
 
+    /// The memory of the ranks.
+    fn memory(&self) -> Result<RankMemory> {
+        let (n_said, n_ranks) = (self.memory.len(), self.ranks as usize);
+        ensure!(
+            n_said <= n_ranks,
+            "--memory tells of {n_said} ranks, but there are {n_ranks}: leave out those beyond"
+        );
+        let bytes = self.memory.iter().map(|size| size.0).collect();
+        RankMemory::new(bytes).context("--memory is missing")
+    }
+
     fn cluster(&self, said: &Config) -> Result<Cluster> {
         let n_ranks = self.ranks as usize;
         Ok(Cluster {
             n_ranks,
-            memory: self.memory.context("--memory is missing")?.0,
+            memory: self.memory()?,
             speed: self.speed(said)?,
             network: self.links.network(1, n_ranks)?,
         })
@@ -293,6 +309,15 @@ impl Plan {
             choice.n_too_large,
             size(need.total()),
         )
+    }
+}
+
+/// The memory of ranks in words.
+fn asked_memory(memory: &RankMemory) -> String {
+    let (least, most) = (memory.least(), memory.most());
+    match least == most {
+        true => size(least),
+        false => format!("{} to {}", size(least), size(most)),
     }
 }
 

@@ -1,0 +1,68 @@
+//! Workers that are not all as fast.
+
+use super::Costs;
+use crate::effects::Token;
+use crate::ids::{BucketId, WorkerId};
+use crate::op::{Lane, Op};
+
+/// Costs of compute that some workers are slower at than others. Messages, moves, reductions and updates take what they
+/// take on workers that are alike.
+#[derive(Clone, Debug)]
+pub struct UnevenCosts<C> {
+    compute: C,
+    /// By worker: how fast it is, where 1 is as fast as the costs say.
+    speeds: Vec<f64>,
+}
+
+impl<C> UnevenCosts<C> {
+    /// Costs on workers of these speeds, where 1 is as fast as `compute` says; workers beyond them have 1.
+    pub fn new(compute: C, speeds: Vec<f64>) -> UnevenCosts<C> {
+        UnevenCosts { compute, speeds }
+    }
+
+    fn speed(&self, worker: WorkerId) -> f64 {
+        self.speeds.get(worker.index()).copied().unwrap_or(1.0)
+    }
+}
+
+impl<C: Costs> Costs for UnevenCosts<C> {
+    fn op(&self, worker: WorkerId, op: &Op) -> f64 {
+        let takes = self.compute.op(worker, op);
+        match op.kind.lane() {
+            Lane::Moves => takes,
+            _ => takes / self.speed(worker),
+        }
+    }
+
+    fn pair(&self, worker: WorkerId, a: &Op, b: &Op) -> f64 {
+        self.compute.pair(worker, a, b) / self.speed(worker)
+    }
+
+    fn message(&self, token: &Token) -> f64 {
+        self.compute.message(token)
+    }
+
+    fn occupies(&self, token: &Token) -> f64 {
+        self.compute.occupies(token)
+    }
+
+    fn reduce_occupies(&self, bucket: BucketId) -> f64 {
+        self.compute.reduce_occupies(bucket)
+    }
+
+    fn reduce(&self, bucket: BucketId) -> f64 {
+        self.compute.reduce(bucket)
+    }
+
+    fn links(&self, bucket: BucketId) -> &[(usize, f64)] {
+        self.compute.links(bucket)
+    }
+
+    fn agree(&self) -> f64 {
+        self.compute.agree()
+    }
+
+    fn step(&self, bucket: BucketId) -> f64 {
+        self.compute.step(bucket)
+    }
+}

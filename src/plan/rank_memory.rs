@@ -1,0 +1,43 @@
+//! The memory of ranks, of which not all need have as much.
+
+use super::need::Need;
+use crate::settings::{Config, least_of_workers};
+
+/// Bytes of the memory of each rank, from rank 0 on; further ranks repeat them.
+#[derive(Clone, PartialEq, Debug)]
+pub struct RankMemory(Vec<f64>);
+
+impl RankMemory {
+    /// Ranks with so many bytes each; `None` for none.
+    pub fn new(bytes: Vec<f64>) -> Option<RankMemory> {
+        (!bytes.is_empty()).then_some(RankMemory(bytes))
+    }
+
+    /// Bytes of the rank that has least.
+    pub fn least(&self) -> f64 {
+        self.0.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    /// Bytes of the rank that has most.
+    pub fn most(&self) -> f64 {
+        self.0.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// What the worker needs that is nearest to its memory, or furthest beyond, and by how many bytes it is beyond: below 0
+    /// where all have enough.
+    pub(super) fn tightest(
+        &self,
+        config: &Config,
+        needs: impl Iterator<Item = Need>,
+    ) -> (Need, f64) {
+        let memory = least_of_workers(&self.0, config.depth, config.width);
+        let beyond = needs.zip(memory).map(|(need, memory)| (need, need.total() - memory));
+        beyond.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_default()
+    }
+}
+
+impl From<f64> for RankMemory {
+    fn from(bytes: f64) -> RankMemory {
+        RankMemory(vec![bytes])
+    }
+}

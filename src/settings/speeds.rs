@@ -1,0 +1,87 @@
+//! How fast ranks are that are not all alike.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The slowest and the fastest that a rank may be.
+const RANGE: std::ops::RangeInclusive<f64> = 1e-3..=1e3;
+
+/// How fast each rank computes beside one of speed 1, from rank 0 on; further ranks repeat them.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Speeds(Vec<f64>);
+
+impl Speeds {
+    /// How many are said.
+    pub fn n_said(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The speed of each worker of a pipeline where `width` of them stand side by side: the slowest of those that do the
+    /// same, since all wait for it.
+    pub fn of_workers(&self, depth: usize, width: usize) -> Vec<f64> {
+        least_of_workers(&self.0, depth, width)
+    }
+}
+
+/// The least that any rank has which is a certain worker, by worker of a pipeline of which `width` stand side by side.
+/// `of_ranks` is from rank 0 on, and further ranks repeat it.
+pub(crate) fn least_of_workers(of_ranks: &[f64], depth: usize, width: usize) -> Vec<f64> {
+    let of_worker = |worker: usize| {
+        // Groups beyond as many as there are values repeat what others have.
+        let ranks = (0..width.min(of_ranks.len())).map(|group| group * depth + worker);
+        ranks.map(|rank| of_ranks[rank % of_ranks.len()]).fold(f64::INFINITY, f64::min)
+    };
+    (0..depth).map(of_worker).collect()
+}
+
+impl FromStr for Speeds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Speeds, String> {
+        let speed = |word: &str| match word.trim().parse::<f64>() {
+            Ok(speed) if RANGE.contains(&speed) => Ok(speed),
+            Ok(_) => {
+                let (least, most) = (RANGE.start(), RANGE.end());
+                Err(format!("{} is not from {least} to {most}", word.trim()))
+            }
+            Err(_) => Err(format!("`{}` is no number", word.trim())),
+        };
+        text.split(',').map(speed).collect::<Result<_, _>>().map(Speeds)
+    }
+}
+
+impl fmt::Display for Speeds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let speeds: Vec<String> = self.0.iter().map(f64::to_string).collect();
+        write!(f, "{}", speeds.join(","))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_is_as_fast_as_the_slowest_of_its_ranks() {
+        let speeds: Speeds = "1, 1,0.5,2".parse().unwrap();
+        assert_eq!((speeds.to_string().as_str(), speeds.n_said()), ("1,1,0.5,2", 4));
+        assert_eq!(speeds.of_workers(4, 1), [1.0, 1.0, 0.5, 2.0]);
+        assert_eq!(speeds.of_workers(2, 2), [0.5, 1.0]);
+        assert_eq!(speeds.of_workers(1, 4), [0.5]);
+        // Further ranks are as the first ones.
+        assert_eq!(speeds.of_workers(4, 64), [1.0, 1.0, 0.5, 2.0]);
+        assert_eq!(speeds.of_workers(6, 1), [1.0, 1.0, 0.5, 2.0, 1.0, 1.0]);
+        assert_eq!(speeds.of_workers(3, 4), [0.5; 3]);
+    }
+
+    #[test]
+    fn a_refusal_says_what_is_wrong() {
+        for (text, why) in [
+            ("1,0", "0 is not from 0.001 to 1000"),
+            ("1,fast", "`fast` is no number"),
+            ("", "`` is no number"),
+        ] {
+            assert_eq!(text.parse::<Speeds>().unwrap_err(), why);
+        }
+    }
+}
