@@ -70,6 +70,7 @@ impl Candidate {
     /// What is to be said for it on top of what was `said`.
     pub fn settings(&self, said: &Settings) -> Settings {
         let config = &self.config;
+        let says_recompute = said.iter().any(|(key, _)| key == "recompute");
         let chosen = [
             ("width", true),
             ("depth", true),
@@ -80,7 +81,7 @@ impl Candidate {
                 "scaling",
                 config.micro_batches > config.depth && self.reads().contains(&Parameter::Scaling),
             ),
-            ("recompute", config.recompute != Recompute::None),
+            ("recompute", says_recompute || config.recompute != Recompute::None),
             ("recompute-stages", matches!(config.recompute_stages, RecomputedStages::These(_))),
             ("shard-optimizer", config.shard_optimizer),
             ("layout", matches!(config.layout, Layout::Is(_))),

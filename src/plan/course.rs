@@ -319,7 +319,7 @@ pub fn recomputed_at(config: &Config, ordered: Ordered, costs: &impl Costs) -> R
         RecomputedStages::All | RecomputedStages::Auto => return Ok(ordered),
     };
     let n_stages = ordered.timetable.placement.n_stages();
-    if let Some(stage) = stages.iter().find(|stage| usize::from(**stage) >= n_stages) {
+    if let Some(stage) = stages.keys().find(|stage| usize::from(**stage) >= n_stages) {
         bail!("recompute-stages names stage {stage}, but there are {n_stages}, from 0")
     }
     if config.recompute == Recompute::None {

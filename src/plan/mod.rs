@@ -37,6 +37,7 @@ pub(crate) use need::{Weights, needs};
 pub use predict::{Figure, Prediction};
 pub use priced::{Priced, StepCosts, times_of};
 pub use rank_memory::RankMemory;
+pub use recomputed::recomputed_within_cap;
 use recomputed::with_recomputed;
 pub use request::request;
 

@@ -1,13 +1,19 @@
-//! Which stages recompute so that a step fits into memory and takes least time: the knapsack of AdaPipe (Sun et al.,
-//! ASPLOS 2024), by stages. A stage that keeps its activations gains time and takes memory of the workers that hold it, and what
-//! it gains is not known without the schedule. So stages are let off in groups, large ones first, as long as the step fits.
+//! Which stages recompute, and how much, so that a step fits into memory and takes least time: the knapsack of AdaPipe (Sun
+//! et al., ASPLOS 2024), by stages. A stage that keeps its activations gains time and takes memory of the workers that hold
+//! it, and what it gains is not known without the schedule. So stages are let off in groups, large ones first, as long as the
+//! step fits; then those that are left recompute in part alone, where that fits.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use chimera_core::analyze::simulate;
+use chimera_core::costs::Costs;
 use chimera_core::ids::StageId;
-use chimera_core::lower::Recompute;
+use chimera_core::lower::{Lowering, Recompute};
+use chimera_core::request::Ordered;
+use chimera_core::timetable::Timetable;
 
 use super::Plan;
 use super::candidate::Fit;
+use super::course::recomputed_at;
 use super::ways::is_free;
 use crate::settings::{Config, RecomputedStages};
 
@@ -32,6 +38,7 @@ pub(super) fn with_recomputed(
     if config.recompute == Recompute::None {
         return Ok(all);
     }
+    let has_bytes = config.rank_memory.is_some();
     if config.rank_memory.or(config.memory_cap).is_none() {
         bail!(
             "recompute-stages auto keeps within a memory: say how much a rank has with --rank-memory, or a --memory-cap"
@@ -52,14 +59,53 @@ pub(super) fn with_recomputed(
         let makespan = || plan.priced.makespan(config, &plan.cuts, &plan.course.program);
         fits.then(makespan).transpose()
     };
-    let mut none = all;
-    none.recompute = Recompute::None;
+    least_within(&config, n_stages, has_bytes, &mut step)
+}
+
+/// The settings with the stages that `auto` stands for, where workers hold as many micro-batches as `how` allows, by simulation
+/// of a timetable that does not recompute yet.
+///
+/// # Errors
+/// If nothing says how many, or a step does not fit though all stages recompute.
+pub fn recomputed_within_cap(
+    config: &Config,
+    timetable: &Timetable,
+    how: &Lowering,
+    costs: &impl Costs,
+) -> Result<Config> {
+    ensure!(
+        how.max_peak.is_some(),
+        "recompute-stages auto keeps within a memory: say how many micro-batches a worker may hold with --memory-cap, or \
+         name stages, such as 0,2-3"
+    );
+    let mut step = |config: &Config| -> Result<Option<f64>> {
+        let timetable = timetable.clone();
+        let ordered = Ordered { timetable, passes: config.passes(), search: None };
+        // What holds more than the cap is refused.
+        let program =
+            recomputed_at(config, ordered, costs).and_then(|o| Ok(o.program(how, costs)?));
+        Ok(program.ok().map(|program| simulate(&program, costs).makespan()))
+    };
+    least_within(config, timetable.placement.n_stages(), false, &mut step)
+}
+
+/// The settings with as little recomputation as fits; selective is tried where memory is counted in bytes, of which it
+/// takes some.
+fn least_within(
+    config: &Config,
+    n_stages: usize,
+    has_bytes: bool,
+    step: StepOf<'_>,
+) -> Result<Config> {
+    let mut none = config.clone();
+    (none.recompute_stages, none.recompute) = (RecomputedStages::All, Recompute::None);
     if step(&none)?.is_some() {
         return Ok(none);
     }
-    let fitting = fewest(&config, n_stages, N_TRIES, &mut step)?;
+    let fitting = fewest(config, n_stages, (N_TRIES, has_bytes), step)?;
     let (config, _) = fitting.context(
-        "a step does not fit into the memory of a rank though all stages recompute: choose a smaller micro-batch-size, or          more of rank-memory or memory-cap",
+        "a step does not fit into the memory of a rank though all stages recompute: choose a smaller micro-batch-size, or \
+         more of rank-memory or memory-cap",
     )?;
     Ok(config)
 }
@@ -76,30 +122,32 @@ pub(super) fn let_off(
     if whole.recompute == Recompute::None || !is_open {
         return Ok(None);
     }
-    let fewer = fewest(whole, n_stages, n_tries, &mut |config| {
+    let fewer = fewest(whole, n_stages, (n_tries, true), &mut |config| {
         Ok(match outcome(config.clone())? {
             Fit::Fits(candidate) => Some(candidate.step_s),
             Fit::TooLarge(..) => None,
         })
     })?;
     let stages = || (0..n_stages as u16).map(StageId);
-    let gains = |config: &Config| stages().any(|stage| !config.recompute_stages.has(stage));
+    let gains = |config: &Config| stages().any(|s| config.recompute_of(s) != whole.recompute);
     fewer.filter(|(config, _)| gains(config)).map(|(config, _)| outcome(config)).transpose()
 }
 
 /// The configuration with the stages that are to recompute, of `n_stages`, and its step; `None` if it does not fit though
-/// all do. At most `n_tries` sets are tried beyond the simplest two.
+/// all do. At most `n_tries` sets are tried beyond the simplest two. Stages that would recompute in full do so in part if
+/// that `may_be`, and fits.
 pub(super) fn fewest(
     config: &Config,
     n_stages: usize,
-    n_tries: usize,
+    (n_tries, may_be): (usize, bool),
     step: StepOf<'_>,
 ) -> Result<Option<(Config, f64)>> {
-    let with = |stages: Vec<u16>| {
+    let partly = |stages: &[u16], selective: &[u16]| {
         let mut config = config.clone();
-        config.recompute_stages = RecomputedStages::These(stages);
+        config.recompute_stages = RecomputedStages::with_selective(stages, selective);
         config
     };
+    let with = |stages: Vec<u16>| partly(&stages, &[]);
     let all: Vec<u16> = (0..n_stages as u16).collect();
     let Some(mut least) = step(&with(all.clone()))? else { return Ok(None) };
     let (mut kept, mut left) = (all, n_tries);
@@ -135,7 +183,30 @@ pub(super) fn fewest(
             }
         }
     }
-    Ok(Some((with(kept), least)))
+    let mut selective: Vec<u16> = Vec::new();
+    let mut size = match may_be && config.recompute == Recompute::Full {
+        true => kept.len().next_power_of_two(),
+        false => 0,
+    };
+    while size > 0 {
+        for group in kept.rchunks(size) {
+            let more: Vec<u16> = kept
+                .iter()
+                .copied()
+                .filter(|s| selective.contains(s) || group.contains(s))
+                .collect();
+            if left == 0 || more.len() == selective.len() {
+                continue;
+            }
+            left -= 1;
+            let took = step(&partly(&kept, &more))?.filter(|took| *took < least * (1.0 - 1e-9));
+            if let Some(took) = took {
+                (selective, least) = (more, took);
+            }
+        }
+        size /= 2;
+    }
+    Ok(Some((partly(&kept, &selective), least)))
 }
 
 #[cfg(test)]
@@ -155,10 +226,13 @@ mod tests {
         };
         let mut of = |config: &Config| {
             let RecomputedStages::These(stages) = &config.recompute_stages else { panic!("a set") };
-            Ok(step(stages))
+            Ok(step(&stages.keys().copied().collect::<Vec<u16>>()))
         };
-        let (config, took) = fewest(&config, gains.len(), 1000, &mut of).unwrap().expect("it fits");
+        let tries = (1000, false);
+        let (config, took) =
+            fewest(&config, gains.len(), tries, &mut of).unwrap().expect("it fits");
         let RecomputedStages::These(stages) = config.recompute_stages else { panic!("a set") };
+        let stages: Vec<u16> = stages.into_keys().collect();
         let sets = 1u32..1 << gains.len();
         let sets = sets.map(|set| (0..gains.len() as u16).filter(|s| set >> s & 1 == 1).collect());
         let best = sets.filter_map(|set: Vec<u16>| step(&set)).fold(f64::INFINITY, f64::min);
@@ -174,5 +248,26 @@ mod tests {
         // The last stage has gained most, and so keeps its activations.
         assert_eq!(chosen(&[1.0, 1.0, 1.0, 5.0], &[2.0; 4], 2.0), (vec![0, 1, 2], 0.0));
         assert_eq!(chosen(&[5.0, 1.0, 1.0, 1.0], &[2.0; 4], 2.0), (vec![1, 2, 3], 0.0));
+    }
+
+    /// Room for one stage and a half: one keeps all, and another what is dear to compute.
+    #[test]
+    fn what_is_left_of_the_memory_goes_to_a_part_of_a_stage() {
+        let config = Layers::parse("--recompute full").unwrap().resolve(&OnDisk).unwrap();
+        let mut step = |config: &Config| {
+            let held = |stage| match config.recompute_of(StageId(stage)) {
+                Recompute::None => (2.0, 0.0),
+                Recompute::Selective => (1.0, 0.3),
+                Recompute::Full => (0.0, 1.0),
+            };
+            let all = (0..3).map(held).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
+            Ok((all.0 <= 3.0).then_some(10.0 + all.1))
+        };
+        let mut of = |may_be| {
+            let (config, took) = fewest(&config, 3, (100, may_be), &mut step).unwrap().unwrap();
+            (config.recompute_stages.to_string(), took)
+        };
+        assert_eq!(of(false), ("1-2".into(), 12.0));
+        assert_eq!(of(true), ("1,2:selective".into(), 11.3));
     }
 }

@@ -6,7 +6,7 @@ use chimera_core::schedule::{self, Parameter, SCHEDULES, Schedule, Shape, find};
 use chimera_core::update::Update;
 
 use crate::settings::schedules::{ALONE, Named};
-use crate::settings::{Config, Scaling};
+use crate::settings::{Config, RecomputedStages, Scaling};
 
 /// The most cells of a timetable of forwards that are tried: longer ones take training itself too long to prove.
 pub(super) const MOST_CELLS: usize = 1 << 18;
@@ -27,6 +27,8 @@ const MOST_IN_TURN: usize = 4;
 /// largest micro-batches first, and of these what recomputes least. Schedules are not asked whether they have the shape.
 pub(super) fn ways(said: &Config, batch: usize, n_ranks: usize) -> Vec<Vec<Config>> {
     let keeps = |key: &str, is_said: bool| is_said || is_free(said, key);
+    // What forwards keep is for memory to say.
+    let is_chosen = said.recompute_stages == RecomputedStages::Auto;
     let mut ways = Vec::new();
     for width in divisors(n_ranks).filter(|width| batch.is_multiple_of(*width)) {
         let (depth, samples) = (n_ranks / width, batch / width);
@@ -48,7 +50,7 @@ pub(super) fn ways(said: &Config, batch: usize, n_ranks: usize) -> Vec<Vec<Confi
                 way.micro_batches * depth <= MOST_CELLS
                     && keeps("micro-batch-size", way.micro_batch_size == said.micro_batch_size)
                     && keeps("micro-batches", way.micro_batches == said.micro_batches)
-                    && keeps("recompute", way.recompute == said.recompute)
+                    && (is_chosen || keeps("recompute", way.recompute == said.recompute))
                     && (is_direct || way.scaling == said.scaling || way.micro_batches > depth)
             };
             let sizes = divisors(samples).collect::<Vec<_>>().into_iter().rev();

@@ -124,7 +124,9 @@ impl fmt::Display for Kind {
             Kind::Layout => {
                 write!(f, "balanced, auto, or the layers of each stage such as E3T|4T|4T|3TH")
             }
-            Kind::Stages => write!(f, "all, auto, or numbers of stages such as 0,2-3"),
+            Kind::Stages => {
+                write!(f, "all, auto, or numbers of stages such as 0,2-3 or 0-1,2:selective")
+            }
             Kind::Speeds => write!(f, "speeds from 0.001 to 1000, such as 1,1,0.5,1"),
             Kind::Weights => write!(f, "weights whose sum is 1, such as 0.7,0.3"),
             Kind::Steps => write!(f, "a range of steps such as 1..11"),

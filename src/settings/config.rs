@@ -59,7 +59,7 @@ impl Config {
 
     /// What the forwards of a stage keep.
     pub fn recompute_of(&self, stage: StageId) -> Recompute {
-        if self.recompute_stages.has(stage) { self.recompute } else { Recompute::None }
+        self.recompute_stages.of(stage, self.recompute)
     }
 
     /// How `auto` searches.

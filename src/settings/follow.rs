@@ -9,6 +9,7 @@ use toml::Value;
 use super::check::{check, option};
 use super::llama::choices;
 use super::origin::{Entries, text};
+use super::recomputed::AUTO;
 use super::schedules::Named;
 use super::{Origin, Outside, SettingsError, Start};
 
@@ -46,6 +47,20 @@ pub(super) fn model(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
         merged.insert("dropout", (rate.map_err(refusal)?, origin));
     }
     Ok(())
+}
+
+/// Says `auto` for the stages where it was said for what they keep: each keeps as much as memory allows, and at least its
+/// input.
+pub(super) fn recomputation(merged: &mut Entries) {
+    if text(merged, "recompute") != Some(AUTO) {
+        return;
+    }
+    let Some((_, origin)) = merged.get("recompute").cloned() else { return };
+    let is_open = merged.get("recompute-stages").is_none_or(|(_, origin)| origin.is_default());
+    if is_open {
+        merged.insert("recompute-stages", (AUTO.into(), origin.clone()));
+    }
+    merged.insert("recompute", ("full".into(), origin));
 }
 
 /// Takes the vocabulary from prepared data; refuses a smaller one that was said. (A larger one wastes rows,

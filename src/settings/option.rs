@@ -212,7 +212,11 @@ impl Opt {
 
     /// Refuses a value that the type of the option cannot hold.
     pub fn read(&self, value: &Value) -> Result<(), String> {
-        (self.read)(value)
+        match self.kind {
+            // A word may stand for several options.
+            Kind::Words(_) if self.kind.holds(value) => Ok(()),
+            _ => (self.read)(value),
+        }
     }
 }
 

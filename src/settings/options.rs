@@ -14,6 +14,7 @@ use toml::Value;
 
 use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
 use super::origin::Entries;
+use super::recomputed::AUTO;
 use super::schedules::Named;
 use super::value::Setting;
 use super::{
@@ -89,6 +90,10 @@ fn presets() -> Vec<&'static str> {
     PRESETS.iter().map(|preset| preset.name).collect()
 }
 
+fn recomputations() -> Vec<&'static str> {
+    Recompute::ALL.map(|(name, _)| name).into_iter().chain([AUTO]).collect()
+}
+
 options! {
     "Data" {
         /// Text files, whose bytes are tokens, or files of token ids as `chimera prepare` makes them (`.bin` of u16,
@@ -117,15 +122,15 @@ options! {
         /// Pipelines side by side, W
         "width" width: usize =
             [value("W").also("data-parallel size").whole(1, 1 << 13).is("1").free().drawn(Job)];
+        /// How fast each rank computes beside the others, such as 1,1,0.5,1; further ranks repeat them. `layout` auto gives
+        /// slow ones fewer layers
+        "speeds" speeds: Option<Speeds> =
+            [value("SPEEDS").follows("all alike").free().searched().drawn(Job).see("#ranks-that-are-not-alike")];
         /// Micro-batches per pipeline and step, N
         "micro-batches" micro_batches: usize =
             [value("N").also("gradient accumulation steps").whole(1, 1 << 20).is("8").free().searched().drawn(Shape)
                 .drawn_follows("D")];
         /// Samples per micro-batch, B; `scaling` halving needs an even number
-        /// How fast each rank computes beside the others, such as 1,1,0.5,1; further ranks repeat them. `layout` auto gives
-        /// slow ones fewer layers
-        "speeds" speeds: Option<Speeds> =
-            [value("SPEEDS").follows("all alike").free().searched().drawn(Job).see("#ranks-that-are-not-alike")];
         "micro-batch-size" micro_batch_size: usize = [value("B").whole(1, 1 << 20).is("4").free().drawn(Profiled)];
         /// Pipes of `chimera`, or of `auto` on mirrored pipes, 2f
         "pipes" pipes: usize = [value("2f").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];
@@ -160,12 +165,13 @@ options! {
     }
     "Passes and memory" {
         /// What forwards keep for backwards: none (all activations, nothing is recomputed), full (only the input of a
-        /// stage) or selective (recompute what is cheap)
+        /// stage), selective (recompute what is cheap), or auto for the least that `rank-memory` or `memory-cap` asks
+        /// for, stage by stage
         "recompute" recompute: Recompute =
-            [value("MODE").also("activation checkpointing").is("none").free().searched().drawn(Passes)
+            [value("MODE").words(recomputations).also("activation checkpointing").is("none").free().searched().drawn(Passes)
                 .see("#recomputation")];
         /// Stages that `recompute` is about, from 0: all, auto for as few as `rank-memory` or `memory-cap` asks for, or
-        /// numbers such as 0,2-3; the others keep all activations
+        /// numbers such as 0,2-3 or 0-1,2:selective; the others keep all activations
         "recompute-stages" recompute_stages: RecomputedStages =
             [value("STAGES").is("all").free().searched().drawn(Passes).see("#recomputation")];
         /// Memory of a rank in GiB, within which `recompute-stages` auto keeps

@@ -90,7 +90,8 @@ impl Settings {
     }
 }
 
-fn config(entries: Entries) -> Result<Config, SettingsError> {
+fn config(mut entries: Entries) -> Result<Config, SettingsError> {
+    follow::recomputation(&mut entries);
     let origins = entries.clone();
     Config::of(entries).map_err(|(key, message)| {
         let origin = origins.get(key).map_or(Origin::Default, |(_, origin)| origin.clone());

@@ -57,6 +57,15 @@ fn as_few_stages_recompute_as_memory_asks_for() {
     let (ran, settings) = run("all", "--recompute-stages auto --memory-cap 4");
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert!(settings.contains("recompute = \"none\""), "{settings}");
+    // The first stage is the longest: what memory is left goes to what is dear to compute.
+    let uneven = |name: &str, gib: &str| {
+        let options = format!("--layout 3,2,2,1 --recompute auto --rank-memory {gib}");
+        let (ran, settings) = run(name, &options);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        settings
+    };
+    assert!(uneven("full", "0.0023").contains("recompute-stages = \"0\""));
+    assert!(uneven("part", "0.0028").contains("recompute-stages = \"0:selective\""));
     for (options, named) in [
         ("--recompute-stages auto", "--rank-memory"),
         ("--recompute-stages auto --rank-memory 0.000001", "though all stages recompute"),
@@ -67,7 +76,11 @@ fn as_few_stages_recompute_as_memory_asks_for() {
         assert!(ran.code != Some(0) && ran.stderr.contains(named), "{options}: {}", ran.stderr);
     }
     let ran = chimera("simulate 1f1b --depth 4 --recompute full --recompute-stages auto");
-    assert!(ran.stderr.contains("is for train and plan"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("--memory-cap"), "{}", ran.stderr);
+    let drawn = ok("simulate 1f1b --depth 4 --micro-batches 8 --recompute auto --memory-cap 2");
+    assert!(drawn.contains("\nstages that recompute: 0-1\n"), "{drawn}");
+    let drawn = ok("simulate 1f1b --depth 4 --micro-batches 8 --recompute auto --memory-cap 4");
+    assert!(drawn.contains("\nstages that recompute: none\n"), "{drawn}");
 }
 
 /// The cap is of saved activations; what forwards keep is counted beside them.

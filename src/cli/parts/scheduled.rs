@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use chimera_core::analyze::{NetworkCosts, Refusal, Timeline, simulate};
 use chimera_core::costs::{Costs, StageCosts};
-use chimera_core::lower::{Lowering, lower_at};
+use chimera_core::lower::{Lowering, Recompute, lower_at};
 use chimera_core::program::Program;
 use chimera_core::request::{Request, Source};
 use chimera_core::search::{Progress, Report};
@@ -16,7 +16,7 @@ use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::network::{NetworkArgs, WorkerCosts};
 use crate::cli::parts::progress::{TICK, spin};
 use crate::cli::parts::shape::{PassArgs, ShapeArgs};
-use crate::plan::{recomputed_at, request};
+use crate::plan::{recomputed_at, recomputed_within_cap, request};
 use crate::settings::schedules::Named;
 use crate::settings::{Config, RecomputedStages, Scaling};
 
@@ -25,6 +25,8 @@ pub(crate) struct Scheduled<C = StageCosts> {
     pub(crate) timetable: Timetable,
     /// What the search came to, if it is one's.
     pub(crate) search: Option<Report>,
+    /// The stages that recompute, if they were chosen.
+    pub(crate) recomputed: Option<String>,
     how: Lowering,
     costs: C,
 }
@@ -129,14 +131,25 @@ impl<C: Costs> Scheduled<C> {
             bar.set_message(Report { progress: *progress, like: None }.to_string());
         });
         bar.finish_and_clear();
-        let ordered = ordered?;
-        ensure!(
-            config.recompute_stages != RecomputedStages::Auto,
-            "recompute-stages auto is for train and plan, which know a memory: name stages here, such as 0,2-3"
-        );
+        let mut ordered = ordered?;
         let (costs, search) = (costs(&ordered.timetable)?, ordered.search.clone());
-        let ordered = recomputed_at(config, ordered, &costs)?;
-        Ok(Scheduled { timetable: ordered.passed(&how, &costs)?, search, how, costs })
+        let mut config = config.clone();
+        let is_open = config.recompute_stages == RecomputedStages::Auto;
+        if is_open {
+            ensure!(
+                search.is_none(),
+                "recompute-stages auto is for the schedules of the table, and auto searches for one: name stages, such as 0,2-3"
+            );
+            config = recomputed_within_cap(&config, &ordered.timetable, &how, &costs)?;
+            ordered.passes = config.passes();
+        }
+        let ordered = recomputed_at(&config, ordered, &costs)?;
+        let timetable = ordered.passed(&how, &costs)?;
+        let recomputed = is_open.then(|| match config.recompute {
+            Recompute::None => "none".to_string(),
+            _ => config.recompute_stages.to_string(),
+        });
+        Ok(Scheduled { timetable, search, recomputed, how, costs })
     }
 
     /// Proves it.

@@ -138,6 +138,9 @@ impl Simulate {
             if let Some(layout) = &layout {
                 figures["layout"] = json!(layout.to_string());
             }
+            if let Some(recomputed) = &plan.recomputed {
+                figures["recompute_stages"] = json!(recomputed);
+            }
             if let Some(Report { progress, like }) = &plan.search {
                 figures["search"] = json!({"lower_bound": progress.lower_bound,
                                            "orders": progress.n_orders, "schedule": like});
@@ -167,6 +170,9 @@ impl Simulate {
         }
         if let Some(layout) = &layout {
             writeln!(text, "layout: {layout}")?;
+        }
+        if let Some(recomputed) = &plan.recomputed {
+            writeln!(text, "stages that recompute: {recomputed}")?;
         }
         let path = timeline.critical_path();
         let n_ops = |event: &&Event| match event.work {
