@@ -199,7 +199,7 @@ impl<V> Row<V> {
         };
         let worker = self.worker;
         self.tried = at;
-        if matches!(instr, Instr::Await(_) | Instr::Agree) && !self.moves_are_done(instrs, rules) {
+        if *instr == Instr::Agree && !self.moves_are_done(instrs, rules) {
             return Ok(Advance::Blocked);
         }
         let ran = match *instr {
@@ -266,7 +266,8 @@ impl<V> Row<V> {
         Ok(if ran { Advance::Ran(at) } else { Advance::Blocked })
     }
 
-    /// Whether nothing is left to be moved. What waits for all ranks comes after that, since they may wait for the moves.
+    /// Whether nothing is left to be moved. The agreement comes after that, since all ranks are waited for, and may wait for
+    /// the moves.
     fn moves_are_done(&self, instrs: &[Instr], rules: &Rules) -> bool {
         !rules.has_moves()
             || instrs[self.next_move..].iter().all(|instr| instr.lane() != Lane::Moves)

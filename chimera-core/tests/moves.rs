@@ -181,10 +181,6 @@ fn an_unsafe_move_is_refused_with_its_row() {
     assert!(refusal.contains("is for another worker than worker 2"), "{refusal}");
 }
 
-fn passes(moves: Moves) -> Passes {
-    Passes { moves, ..Passes::default() }
-}
-
 #[test]
 fn moving_activations_changes_no_bit() {
     for (schedule, shape) in [
@@ -194,6 +190,7 @@ fn moving_activations_changes_no_bit() {
         ("interleaved", Shape::new(2, 4)),
         ("chimera", Shape::new(4, 8)),
         ("seq1f1b", Shape { n_slices: 2, ..Shape::new(2, 3) }),
+        ("pipedream-2bw", Shape::new(4, 6)),
     ] {
         for architecture in [Architecture::GPT2, Architecture::LLAMA, Architecture::BERT] {
             if schedule == "seq1f1b" && architecture == Architecture::BERT {
@@ -202,12 +199,27 @@ fn moving_activations_changes_no_bit() {
             let run = Run { architecture, ..Run::new(schedule, shape) };
             let plain = train(&run).expect("trains");
             for moves in [Moves::Bpipe, Moves::Offload] {
-                let moved = train(&Run { passes: passes(moves), ..run.clone() }).expect("trains");
+                let passes = Passes { moves, ..run.passes };
+                let moved = train(&Run { passes, ..run.clone() }).expect("trains");
                 let is_equal = (&moved.losses, &moved.norms) == (&plain.losses, &plain.norms)
                     && moved.gradients == plain.gradients
                     && moved.weights == plain.weights;
                 assert!(is_equal, "{moves:?} {run:?}");
             }
+        }
+    }
+}
+
+#[test]
+fn steps_without_a_border_move_the_same() {
+    let passes = Passes { free_border: Some(3), ..Passes::default() };
+    for width in [1, 2] {
+        let run = Run { clip: None, passes, width, ..Run::new("1f1b", Shape::new(4, 6)) };
+        let plain = train(&run).expect("trains");
+        for moves in [Moves::Bpipe, Moves::Offload] {
+            let passes = Passes { moves, ..passes };
+            let moved = train(&Run { passes, ..run.clone() }).expect("trains");
+            assert!(moved.weights == plain.weights, "{moves:?} {width}");
         }
     }
 }

@@ -72,7 +72,7 @@ impl Stuck<'_> {
                 };
                 Some((format!("{token} from {from}"), sender))
             }
-            Instr::Await(_) | Instr::Agree if self.has_moves_left(worker) => {
+            Instr::Agree if self.has_moves_left(worker) => {
                 Some(("its moves of activations".to_string(), (worker, Lane::Moves)))
             }
             Instr::Await(bucket) => {

@@ -140,12 +140,15 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
 
     fn await_sum(&mut self, worker: WorkerId, bucket: BucketId) -> Result<Poll<()>, Fault> {
         let (mut sum, start) = self.reductions.take(bucket);
-        let waits_from = self.now();
-        let waited = self.wait(false, ReduceError::waited_mut, |state, deadline| {
+        let (waits_from, beside_moves) = (self.now(), self.job.program.rules().has_moves());
+        let waited = self.wait(beside_moves, ReduceError::waited_mut, |state, deadline| {
             sum.wait(&state.device, &mut state.comm, deadline)
         })?;
         self.waited(worker, Awaited::Sum(bucket), waits_from);
-        let Poll::Ready(waited) = waited else { return Ok(Poll::Pending) };
+        let Poll::Ready(waited) = waited else {
+            self.reductions.push(bucket, sum, start);
+            return Ok(Poll::Pending);
+        };
         let sums = waited.and_then(|()| sum.finish(&self.device));
         let sums = self.on_sum(bucket, sums)?;
         self.stages.put_sums(bucket, sums);

@@ -54,7 +54,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// # Errors
     /// If it is blocked for too long.
     pub(super) fn look_again(&mut self, instr: Instr) -> Result<(), Fault> {
-        let has_waited = matches!(instr, Instr::Recv(token, _) if token.edge().is_some());
+        let has_waited = match instr {
+            Instr::Recv(token, _) => token.edge().is_some(),
+            _ => matches!(instr, Instr::Await(_)),
+        };
         if has_waited || !self.job.program.rules().has_moves() {
             return Ok(());
         }
