@@ -15,7 +15,7 @@ use std::process::exit;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chimera_core::comm::{CommError, Meeting, Rendezvous};
 use chimera_core::fault::Class;
@@ -25,9 +25,12 @@ use crate::Mpi;
 use crate::communicator::{Communicator, Port};
 use crate::endpoint::{self, MpiEndpoint};
 use crate::error::Failure;
+use crate::peers::Watched;
 use crate::shared::Shared;
 use crate::ulfm::{Ulfm, leave_without_barrier};
 
+/// Between two looks at processes that may be stopped.
+const LOOK: Duration = Duration::from_millis(200);
 /// Attempts to replace dead ranks, each after others have died on the way.
 const ATTEMPTS: usize = 10;
 /// In an agreement: there is something left to train.
@@ -61,6 +64,10 @@ pub struct MpiRendezvous {
     replaces: bool,
     /// Whether they are to be at the next one.
     asks: bool,
+    /// Whether ranks that are stalled are ended.
+    evicts_stalled: bool,
+    /// The processes of the last meeting on this host.
+    watched: Arc<Watched>,
     patience: Duration,
     warn: fn(&str),
 }
@@ -106,6 +113,8 @@ impl MpiRendezvous {
             is_first,
             replaces: true,
             asks: false,
+            evicts_stalled: false,
+            watched: Arc::default(),
             patience,
             warn,
         }))
@@ -114,6 +123,14 @@ impl MpiRendezvous {
     /// Starts no process in the place of a dead one: those that live meet without it.
     pub fn without_replacements(self) -> MpiRendezvous {
         MpiRendezvous { replaces: false, ..self }
+    }
+
+    /// Ends ranks that are stalled, so that the others go on as after a death: those that a [hang
+    /// report](chimera_core::analyze::HangReport) names and that make no progress for as long again as was waited for them, and
+    /// in a meeting those of each host that a signal has stopped for as long as ranks wait for each other. A rank that is
+    /// [alone](Mpi::alone) on its host cannot be ended.
+    pub fn evicting_stalled(self) -> MpiRendezvous {
+        MpiRendezvous { evicts_stalled: true, ..self }
     }
 
     /// Asks for processes in the place of all dead ranks at the next meeting, which is without them if that fails.
@@ -154,6 +171,8 @@ impl MpiRendezvous {
         if let Some(shared) = self.shared.take() {
             shared.retire();
         }
+        let _watchman = self.evicts_stalled.then(|| self.end_stopped()).transpose();
+        let _watchman = _watchman.map_err(CommError::Failed)?;
         let is_first = if self.is_first { IS_FIRST } else { 0 };
         let goes_on = if goes_on { GOES_ON } else { 0 };
         for _ in 0..ATTEMPTS {
@@ -243,9 +262,39 @@ impl MpiRendezvous {
 
     fn open(&mut self) -> Result<Mpi, CommError> {
         let mut mpi = Mpi::over(MpiEndpoint::survivable(self.comm));
+        mpi.evicts_stalled = self.evicts_stalled;
         self.shared = Some(Arc::clone(&mpi.shared));
         mpi.begin(self.patience, self.warn)?;
+        self.watched = Arc::clone(&mpi.watched);
         Ok(mpi)
+    }
+
+    /// Until what it returns is dropped, ends processes of this host that are stopped for longer than ranks wait for each other:
+    /// all ranks must come to a meeting, and one that is stopped does not.
+    fn end_stopped(&self) -> Result<Sender<()>, Failure> {
+        let (done, is_done) = channel();
+        let (me, patience, warn) = (self.me, self.patience, self.warn);
+        let (watched, members) = (Arc::clone(&self.watched), self.members.clone());
+        let watch = move || {
+            let mut since: Vec<(Rank, Instant)> = Vec::new();
+            while is_done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+                let stopped = watched.stopped();
+                since.retain(|(rank, _)| stopped.contains(rank));
+                for rank in stopped {
+                    match since.iter().find(|(of, _)| *of == rank) {
+                        Some((_, since)) if since.elapsed() >= patience => {
+                            let who = members.get(rank.index()).copied().unwrap_or(rank);
+                            warn(&format!("{who} is stopped, while all wait for it: {me} ends it"));
+                            watched.kill(rank);
+                        }
+                        Some(_) => {}
+                        None => since.push((rank, Instant::now())),
+                    }
+                }
+            }
+        };
+        let started = Builder::new().name("meeting".into()).spawn(watch);
+        started.map(|_| done).map_err(|e| format!("cannot start a thread: {e}"))
     }
 }
 

@@ -15,7 +15,7 @@ use chimera_core::update::Update;
 use super::request::{passes_of_window, request_of_window};
 use crate::device::Precision;
 use crate::settings::schedules::Named;
-use crate::settings::{Config, RecomputedStages, Scaling, Survive, Transport};
+use crate::settings::{Config, Evict, RecomputedStages, Scaling, Survive, Transport};
 
 /// Settings with the proven program that they lead to.
 pub struct Course {
@@ -133,6 +133,10 @@ impl Course {
                 bail!("survive: {why}");
             }
         }
+        ensure!(
+            config.evict == Evict::Off || config.survive != Survive::Off,
+            "evict ends ranks so that the others go on without them: choose survive respawn or narrow"
+        );
         ensure!(
             config.shadow_every == 0 || config.survive == Survive::Respawn,
             "shadow-every keeps copies for processes that take dead ranks' places: choose survive respawn"

@@ -45,7 +45,7 @@ pub use outside::{Nothing, Outside, Start};
 pub use recomputed::RecomputedStages;
 pub use scaling::Scaling;
 pub use show::markdown;
-pub use survive::Survive;
+pub use survive::{Evict, Survive};
 pub use transport::Transport;
 pub use value::{Kind, StepRange};
 pub use weights::DataWeights;
