@@ -138,8 +138,13 @@ impl Course {
             "evict ends ranks so that the others go on without them: choose survive respawn or narrow"
         );
         ensure!(
-            config.shadow_every == 0 || config.survive == Survive::Respawn,
-            "shadow-every keeps copies for processes that take dead ranks' places: choose survive respawn"
+            config.shadow_every == 0 || config.survive != Survive::Off,
+            "shadow-every keeps copies for when a rank dies: choose survive respawn or narrow"
+        );
+        ensure!(
+            config.survive != Survive::Narrow || !config.shard_optimizer,
+            "fewer ranks would share a sharded optimizer out in other parts, and a dead rank's part is with one of them \
+             alone: choose survive respawn, or leave shard-optimizer out"
         );
         let mut course = Course { config, program, last: None, search, found, training };
         if course.config.resume.is_none() {

@@ -17,8 +17,11 @@ pub(crate) struct Args {
     /// Ranks that die are away for a while, in which the others train without them
     #[arg(long)]
     narrow: bool,
+    /// Ranks stall, and die when the others evict them
+    #[arg(long, conflicts_with_all = ["narrow", "shadows"])]
+    stalls: bool,
     /// What ranks hold has no replicas, but copies with other ranks
-    #[arg(long, conflicts_with = "narrow")]
+    #[arg(long)]
     shadows: bool,
 }
 
@@ -29,9 +32,13 @@ const LINE: u64 = 1_000;
 pub(crate) fn run(args: &Args) -> Result<()> {
     let (began, mut undisturbed, mut recovered, mut lost) = (Instant::now(), 0, 0, 0);
     for seed in args.from..args.from.saturating_add(args.cases) {
-        let (scenario, how) = match (args.narrow, args.shadows) {
-            (true, _) => (Scenario::draw_narrow(seed), " --narrow"),
-            (_, true) => (Scenario::draw_shadowed(seed), " --shadows"),
+        let (scenario, how) = match args {
+            Args { narrow: true, shadows: true, .. } => {
+                (Scenario::draw_narrow_shadowed(seed), " --narrow --shadows")
+            }
+            Args { narrow: true, .. } => (Scenario::draw_narrow(seed), " --narrow"),
+            Args { shadows: true, .. } => (Scenario::draw_shadowed(seed), " --shadows"),
+            Args { stalls: true, .. } => (Scenario::draw_stalled(seed), " --stalls"),
             _ => (Scenario::draw(seed), ""),
         };
         match scenario.check() {
