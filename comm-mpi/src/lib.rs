@@ -40,6 +40,7 @@ mod rendezvous;
 mod shared;
 mod sums;
 mod ulfm;
+mod watchdog;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -11,14 +11,10 @@
 
 use std::ffi::c_int;
 use std::mem::replace;
-use std::process::exit;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::Builder;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chimera_core::comm::{CommError, Meeting, Rendezvous};
-use chimera_core::fault::Class;
 use chimera_core::ids::Rank;
 
 use crate::Mpi;
@@ -28,9 +24,8 @@ use crate::error::Failure;
 use crate::peers::Watched;
 use crate::shared::Shared;
 use crate::ulfm::{Ulfm, leave_without_barrier};
+use crate::watchdog::Watchdog;
 
-/// Between two looks at processes that may be stopped.
-const LOOK: Duration = Duration::from_millis(200);
 /// Attempts to replace dead ranks, each after others have died on the way.
 const ATTEMPTS: usize = 10;
 /// In an agreement: there is something left to train.
@@ -171,8 +166,10 @@ impl MpiRendezvous {
         if let Some(shared) = self.shared.take() {
             shared.retire();
         }
-        let _watchman = self.evicts_stalled.then(|| self.end_stopped()).transpose();
-        let _watchman = _watchman.map_err(CommError::Failed)?;
+        let end_stopped =
+            || self.watchdog().end_stopped(Arc::clone(&self.watched), self.members.clone());
+        let ends = self.evicts_stalled.then(end_stopped).transpose();
+        let _until_dropped = ends.map_err(CommError::Failed)?;
         let is_first = if self.is_first { IS_FIRST } else { 0 };
         let goes_on = if goes_on { GOES_ON } else { 0 };
         for _ in 0..ATTEMPTS {
@@ -220,7 +217,7 @@ impl MpiRendezvous {
         let dead = (0..self.n_ranks as u32).map(Rank).filter(|rank| !self.members.contains(rank));
         let mut numbers = vec![i32::from(is_first)];
         numbers.extend(dead.map(|rank| rank.0 as i32));
-        let _watchdog = watchdog(self.me, self.patience, self.warn)?;
+        let _until_dropped = self.watchdog().end_if_late()?;
         let is_root = self.comm.rank()? == 0;
         let spawned = is_root.then(|| self.spawn(numbers.len() - 1));
         let is_spawned = spawned.as_ref().is_none_or(Result::is_ok);
@@ -269,32 +266,8 @@ impl MpiRendezvous {
         Ok(mpi)
     }
 
-    /// Until what it returns is dropped, ends processes of this host that are stopped for longer than ranks wait for each other:
-    /// all ranks must come to a meeting, and one that is stopped does not.
-    fn end_stopped(&self) -> Result<Sender<()>, Failure> {
-        let (done, is_done) = channel();
-        let (me, patience, warn) = (self.me, self.patience, self.warn);
-        let (watched, members) = (Arc::clone(&self.watched), self.members.clone());
-        let watch = move || {
-            let mut since: Vec<(Rank, Instant)> = Vec::new();
-            while is_done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-                let stopped = watched.stopped();
-                since.retain(|(rank, _)| stopped.contains(rank));
-                for rank in stopped {
-                    match since.iter().find(|(of, _)| *of == rank) {
-                        Some((_, since)) if since.elapsed() >= patience => {
-                            let who = members.get(rank.index()).copied().unwrap_or(rank);
-                            warn(&format!("{who} is stopped, while all wait for it: {me} ends it"));
-                            watched.kill(rank);
-                        }
-                        Some(_) => {}
-                        None => since.push((rank, Instant::now())),
-                    }
-                }
-            }
-        };
-        let started = Builder::new().name("meeting".into()).spawn(watch);
-        started.map(|_| done).map_err(|e| format!("cannot start a thread: {e}"))
+    fn watchdog(&self) -> Watchdog {
+        Watchdog { me: self.me, patience: self.patience, warn: self.warn }
     }
 }
 
@@ -315,24 +288,6 @@ impl Rendezvous<Mpi> for MpiRendezvous {
             }
         }
     }
-}
-
-/// Ends this process if what it returns is not dropped in time: nothing else ends a wait for a rank that dies while
-/// processes connect.
-fn watchdog(me: Rank, patience: Duration, warn: fn(&str)) -> Result<Sender<()>, Failure> {
-    let (done, is_done) = channel();
-    let watch = move || {
-        if is_done.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
-            let waited = patience.as_secs_f64();
-            warn(&format!(
-                "{me} has waited {waited:.0} s for dead ranks to be replaced, perhaps since another has died meanwhile: start \
-                 again from the last checkpoint"
-            ));
-            exit(Class::PeerLost.code().into());
-        }
-    };
-    let started = Builder::new().name("replacing".into()).spawn(watch);
-    started.map(|_| done).map_err(|e| format!("cannot start a thread: {e}"))
 }
 
 fn is_death(error: &CommError) -> bool {

@@ -72,6 +72,11 @@ pub(crate) fn run(launch: impl Fn() -> Command) -> Result<()> {
         // Of neighbours that die at once, what is held once is lost.
         let again = lab.strike(&strikes(&points, &[]), &options, "respawn", &undisturbed, 0.0)?;
         println!("{again} with {way} ended with the undisturbed losses and weights");
+        if way.contains("shard-optimizer") {
+            continue; // its parts are for who takes a dead rank's place
+        }
+        let fewer = lab.strike(&strikes(&points, &[]), &options, "narrow", &undisturbed, APART)?;
+        println!("{fewer} with fewer ranks and {way} ended within {APART:e} of them");
     }
     lab.evict(&points, &undisturbed)?;
     lab.rejoin()

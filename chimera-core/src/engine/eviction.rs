@@ -44,3 +44,65 @@ pub(super) fn evict_stalled(
     silent.push(stalled);
     Ok(silent.iter().all(|rank| comm.can_evict(*rank) && comm.evict(*rank)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ranks that are where they are at each look, the last look for good.
+    struct Looks {
+        all: Vec<Vec<Option<Position>>>,
+        evicted: Vec<Rank>,
+    }
+
+    impl Liveness for Looks {
+        fn query_progress(&mut self, _: Instant) -> Result<Vec<Option<Position>>, CommError> {
+            let is_last = self.all.len() == 1;
+            Ok(if is_last { self.all[0].clone() } else { self.all.remove(0) })
+        }
+
+        fn can_evict(&self, _: Rank) -> bool {
+            true
+        }
+
+        fn evict(&mut self, rank: Rank) -> bool {
+            self.evicted.push(rank);
+            true
+        }
+
+        fn pause(&mut self, _: Duration) {}
+    }
+
+    /// Who is evicted of ranks that were where the first look says, where rank 1 is waited for.
+    fn evicted(all: Vec<Vec<Option<Position>>>) -> Vec<Rank> {
+        let (known, mut looks) = (all[0].clone(), Looks { all, evicted: Vec::new() });
+        let waited = Duration::from_secs(10);
+        let is_done = evict_stalled(&mut looks, Rank(1), &known, waited).expect("nobody died");
+        assert_eq!(is_done, !looks.evicted.is_empty());
+        looks.evicted
+    }
+
+    fn at(instr: u32) -> Option<Position> {
+        Some(Position::At { step: 3, instr })
+    }
+
+    #[test]
+    fn who_stands_still_or_is_silent_is_evicted() {
+        assert_eq!(evicted(vec![vec![at(4), at(2)]]), [Rank(1)]);
+        assert_eq!(evicted(vec![vec![at(4), None]]), [Rank(1)]);
+        // The others could not meet while another one is silent.
+        assert_eq!(evicted(vec![vec![None, at(2), None]]), [Rank(0), Rank(2), Rank(1)]);
+    }
+
+    #[test]
+    fn who_is_slow_stays() {
+        let stood = || vec![at(4), at(2)];
+        assert_eq!(evicted(vec![stood(), stood(), stood(), vec![at(4), at(3)]]), []);
+        // It may have answered late.
+        let silent = || vec![at(4), None];
+        assert_eq!(evicted(vec![silent(), silent(), stood()]), []);
+        // Of two that were silent one goes on.
+        let both = vec![None, None];
+        assert_eq!(evicted(vec![both.clone(), both, silent()]), [Rank(1)]);
+    }
+}
