@@ -28,6 +28,8 @@ pub enum Class {
     Io,
     /// Ranks disagree on version or configuration.
     Mismatch,
+    /// A rank made no progress, and the others went on without it.
+    Evicted,
     /// The run was asked to stop, and saved what it had.
     Requeue,
     /// A device failed, or the program itself is wrong.
@@ -36,7 +38,7 @@ pub enum Class {
 
 impl Class {
     /// Every class, with its exit code and what that tells a script.
-    pub const ALL: [(Class, u8, &'static str); 11] = [
+    pub const ALL: [(Class, u8, &'static str); 12] = [
         (Class::Usage, 2, "usage, settings, or data that cannot be trained on"),
         (Class::Schedule, 3, "a schedule file that cannot be parsed or is not safe"),
         (Class::Checkpoint, 4, "checkpoint unusable"),
@@ -46,6 +48,7 @@ impl Class {
         (Class::OutOfMemory, 8, "out of memory"),
         (Class::Io, 9, "files or disk failed while running"),
         (Class::Mismatch, 10, "ranks disagree"),
+        (Class::Evicted, 11, "this rank made no progress, and the others go on without it"),
         (Class::Requeue, 75, "stopped on request, the last whole step is saved"),
         (Class::Internal, 101, "a bug, or a device that failed"),
     ];
@@ -79,9 +82,9 @@ impl Fault {
         Fault { class, rank, step: None, op: None, peer: None, message: message.into() }
     }
 
-    /// Whether it is that another rank has died, which others may survive where what it held is held elsewhere.
+    /// Whether it is that another rank has died or was evicted, which others may survive where what it held is held elsewhere.
     pub fn is_death(&self) -> bool {
-        self.class == Class::PeerLost && self.peer.is_some()
+        matches!(self.class, Class::PeerLost | Class::Evicted) && self.peer.is_some()
     }
 }
 

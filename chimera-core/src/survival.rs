@@ -5,7 +5,8 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::mem::replace;
+use std::mem::{replace, take};
+use std::time::Duration;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -13,7 +14,7 @@ use rand_chacha::ChaCha8Rng;
 use crate::comm::simulated::{Death, Plan, Simulated, run};
 use crate::costs::UniformCosts;
 use crate::device::reference::{Reference, Tensor};
-use crate::engine::Training;
+use crate::engine::{Patience, Training};
 use crate::equivalence::TokensByPlace;
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
@@ -57,6 +58,8 @@ const BEYOND: f64 = 1.3;
 
 /// More than the longest training here takes.
 const MOST_TURNS_AWAY: u64 = 1 << 12;
+/// Where ranks stall: it is counted in the turns of waits that look at other things between.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Norms and losses cross the device's border in f32.
 const TOLERANCE: f64 = 1e-6;
 
@@ -127,13 +130,7 @@ impl Scenario {
                 undisturbed,
                 start: Vec::new(),
             };
-            if shadowed {
-                let steps = replace(&mut scenario.training.steps, 0);
-                scenario.start = scenario.run(&scenario.plan).calls;
-                scenario.training.steps = steps;
-            }
-            let Simulated { outcomes, calls, .. } = scenario.run(&scenario.plan);
-            scenario.undisturbed = outcomes;
+            let calls = scenario.trained_undisturbed();
             let death = |random: &mut ChaCha8Rng| {
                 let rank = random.random_range(0..calls.len());
                 let most = (calls[rank] as f64 * BEYOND) as u64;
@@ -145,9 +142,36 @@ impl Scenario {
         }
     }
 
+    /// Trains while nothing happens; the calls of each rank.
+    fn trained_undisturbed(&mut self) -> Vec<u64> {
+        let plan = Plan { deaths: Vec::new(), ..self.plan.clone() };
+        if self.training.shadow_every > 0 {
+            let steps = replace(&mut self.training.steps, 0);
+            self.start = self.run(&plan).calls;
+            self.training.steps = steps;
+        }
+        let Simulated { outcomes, calls, .. } = self.run(&plan);
+        self.undisturbed = outcomes;
+        calls
+    }
+
     /// As [`draw`](Scenario::draw), but ranks that die are away for a while, in which the others train without them.
     pub fn draw_narrow(seed: u64) -> Scenario {
-        let mut scenario = Scenario::draw(seed);
+        Scenario::draw(seed).narrowed(seed)
+    }
+
+    /// As [`draw_narrow`](Scenario::draw_narrow), with copies of what is held once.
+    pub fn draw_narrow_shadowed(seed: u64) -> Scenario {
+        let mut scenario = Scenario::draw_shadowed(seed);
+        if replace(&mut scenario.training.shard_optimizer, false) {
+            // The calls of what is sharded are others.
+            scenario.trained_undisturbed();
+        }
+        scenario.narrowed(seed)
+    }
+
+    fn narrowed(mut self, seed: u64) -> Scenario {
+        let scenario = &mut self;
         let mut random = ChaCha8Rng::seed_from_u64(!seed);
         let n_turns = 1 << random.random_range(0..MOST_TURNS_AWAY.ilog2());
         scenario.plan.away = Some(random.random_range(0..=n_turns));
@@ -160,6 +184,17 @@ impl Scenario {
             call: random.random_range(1..=most),
         };
         deaths.extend((0..random.random_range(0..=4)).map(|_| death(&mut random)));
+        self
+    }
+
+    /// As [`draw`](Scenario::draw), but ranks stall, and die when the others evict them; some die by themselves too.
+    pub fn draw_stalled(seed: u64) -> Scenario {
+        let mut scenario = Scenario::draw(seed);
+        let mut random = ChaCha8Rng::seed_from_u64(!seed);
+        let Plan { deaths, stalls, .. } = &mut scenario.plan;
+        *stalls = take(deaths);
+        *deaths = stalls.iter().skip(1).copied().filter(|_| random.random()).collect();
+        stalls.retain(|stall| !deaths.contains(stall));
         scenario
     }
 
@@ -192,17 +227,32 @@ impl Scenario {
         Ok(Ending::Survived { n_recoveries: n_meetings - 1 })
     }
 
-    /// Whether something may die with all ranks that hold it.
+    /// Whether something may die with all ranks that hold it, and those that have their copies.
     fn may_lose(&self) -> bool {
-        if self.start.is_empty() {
-            return self.holders_die();
-        }
+        let dying = self.dying();
         let is_early = |death: &Death| death.call <= self.start[death.rank.index()];
-        self.plan.deaths.len() > 1 || self.plan.deaths.iter().any(is_early)
+        let are_made = !self.start.is_empty() && !self.deaths().any(is_early);
+        if self.plan.away.is_some() && are_made {
+            return dying.len() > 1; // which rank has whose copies depends on who was there
+        }
+        let n_ranks = (self.width * self.program.placement().n_workers()) as u32;
+        let has_copy = |rank: Rank| are_made && !dying.contains(&Rank((rank.0 + 1) % n_ranks));
+        let is_lost = |rank: &Rank| dying.contains(rank) && !has_copy(*rank);
+        if self.training.shard_optimizer {
+            return (0..n_ranks).map(Rank).any(|rank| is_lost(&rank));
+        }
+        let placement = self.program.placement();
+        let stages = (0..placement.n_stages() as u16).map(StageId);
+        stages.map(|stage| placement.holders(self.width, stage)).any(|of| of.iter().all(is_lost))
     }
 
     fn dying(&self) -> BTreeSet<Rank> {
-        self.plan.deaths.iter().map(|death| death.rank).collect()
+        self.deaths().map(|death| death.rank).collect()
+    }
+
+    /// All deaths, also of ranks that are evicted.
+    fn deaths(&self) -> impl Iterator<Item = &Death> {
+        self.plan.deaths.iter().chain(&self.plan.stalls)
     }
 
     /// Whether all holders of some stage are among those that die.
@@ -276,7 +326,10 @@ impl Scenario {
         let cuts = cut(model, model.context, self.program.placement().n_stages());
         let trainer = Trainer::new(&self.program, &data).training(self.training.clone());
         let units = self.program.units_per_micro() as usize;
-        let trainer = trainer.width(self.width).micro_batch_size(units);
+        let mut trainer = trainer.width(self.width).micro_batch_size(units);
+        if !plan.stalls.is_empty() {
+            trainer = trainer.patience(Patience { first_step: PATIENCE, later: PATIENCE });
+        }
         run(n_ranks, plan, |berth| {
             let unfit = |e: &dyn fmt::Display| Fault::new(Class::Usage, Rank(0), e.to_string());
             let cuts = cuts.as_ref().map_err(|e| unfit(e))?;
@@ -303,6 +356,9 @@ impl fmt::Display for Scenario {
         )?;
         for Death { rank, call } in &plan.deaths {
             write!(f, "; {rank} dies at call {call}")?;
+        }
+        for Death { rank, call } in &plan.stalls {
+            write!(f, "; {rank} stalls at call {call}")?;
         }
         if training.shadow_every > 0 {
             let sharded = if training.shard_optimizer { ", sharded" } else { "" };

@@ -13,10 +13,22 @@ fn trainings_go_on_with_fewer_ranks() {
     survive(Scenario::draw_narrow);
 }
 
+/// What no replica holds goes from copies to whoever is to hold it among fewer ranks.
+#[test]
+fn trainings_go_on_with_fewer_ranks_without_replicas() {
+    survive(Scenario::draw_narrow_shadowed);
+}
+
 /// What no replica holds comes back from copies in the memory of the next rank.
 #[test]
 fn trainings_survive_deaths_of_what_is_held_once() {
     survive(Scenario::draw_shadowed);
+}
+
+/// Who makes no progress is evicted, and nobody else.
+#[test]
+fn trainings_evict_ranks_that_are_stalled() {
+    survive(Scenario::draw_stalled);
 }
 
 fn survive(draw: fn(u64) -> Scenario) {

@@ -19,6 +19,9 @@ use crate::{LAST_WORDS, Mpi};
 /// A rank that did not look for so long was itself stopped, perhaps with its machine: the time is not its peers'.
 const SUSPENDED: Duration = Duration::from_secs(1);
 
+/// For a rank that is evicted to be ended, and for that to be known on all hosts.
+const TO_END: Duration = Duration::from_secs(10);
+
 impl Liveness for Mpi {
     fn report_progress(&mut self, position: Position) {
         self.shared.publish(position);
@@ -37,12 +40,14 @@ impl Liveness for Mpi {
             let progress = self.shared.progress();
             let mut mailbox = self.shared.mailbox();
             mailbox.check()?;
+            if let Some(from) = mailbox.dead.first().copied() {
+                return Err(CommError::Lost { from, what: "where it is".into() });
+            }
             for from in self.others() {
                 let answer = mailbox.answers.remove(&(from, number));
                 known[from.index()] = known[from.index()].or(answer);
             }
-            let is_silent =
-                |rank: &Rank| mailbox.gone.contains(rank) || mailbox.dead.contains(rank);
+            let is_silent = |rank: &Rank| mailbox.gone.contains(rank);
             let mut waited_for =
                 self.others().filter(|rank| known[rank.index()].is_none() && !is_silent(rank));
             if waited_for.next().is_none() || Instant::now() >= deadline {
@@ -51,6 +56,30 @@ impl Liveness for Mpi {
             drop(mailbox);
             rest.after(progress);
         }
+    }
+
+    fn can_evict(&self, rank: Rank) -> bool {
+        self.evicts_stalled && rank != self.me && !self.watched.neighbours(rank).is_empty()
+    }
+
+    /// Those that share a host with the rank end it. Until that is seen nobody leaves this transport, by which they are told.
+    fn evict(&mut self, rank: Rank) -> bool {
+        let told = self.watched.neighbours(rank);
+        for to in told.into_iter().chain([rank]) {
+            match to == self.me {
+                true => self.shared.mailbox().evicted.push(rank),
+                false => drop(self.post_message(to, Message::Evict(rank))), // who can be told, is
+            }
+        }
+        let deadline = Instant::now() + TO_END;
+        let mut rest = Backoff::before(0, 64, Duration::from_millis(1));
+        while !self.shared.mailbox().dead.contains(&rank) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            rest.after(self.shared.progress());
+        }
+        true
     }
 
     /// Rank 0 passes it on, so that no two others need a connection for it.

@@ -5,16 +5,28 @@ mod linux {
     use std::os::fd::OwnedFd;
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
     /// A handle for a process.
     pub(crate) struct Handle(OwnedFd);
+
+    /// Ends the process of this number at once.
+    pub(crate) fn kill(pid: u32) {
+        if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::KILL); // it may have ended by itself
+        }
+    }
 
     impl Handle {
         /// Opens a handle for the process `pid`, if there is one, and the system has handles (Linux 5.3).
         pub(crate) fn open(pid: u32) -> Option<Handle> {
             let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
             pidfd_open(pid, PidfdFlags::empty()).ok().map(Handle)
+        }
+
+        /// Ends the process at once.
+        pub(crate) fn kill(&self) {
+            let _ = pidfd_send_signal(&self.0, Signal::KILL); // it may have ended by itself
         }
 
         /// Whether the process of each handle has ended, for which the system is asked once.
@@ -33,9 +45,16 @@ mod elsewhere {
     /// Other systems have no handles.
     pub(crate) enum Handle {}
 
+    /// No process is known by its number there.
+    pub(crate) fn kill(_pid: u32) {}
+
     impl Handle {
         pub(crate) fn open(_pid: u32) -> Option<Handle> {
             None
+        }
+
+        pub(crate) fn kill(&self) {
+            match *self {}
         }
 
         pub(crate) fn have_ended<'h>(handles: impl Iterator<Item = &'h Handle>) -> Vec<bool> {
@@ -45,6 +64,6 @@ mod elsewhere {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) use elsewhere::Handle;
+pub(crate) use elsewhere::{Handle, kill};
 #[cfg(target_os = "linux")]
-pub(crate) use linux::Handle;
+pub(crate) use linux::{Handle, kill};

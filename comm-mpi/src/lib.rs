@@ -40,6 +40,7 @@ mod rendezvous;
 mod shared;
 mod sums;
 mod ulfm;
+mod watchdog;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -74,6 +75,8 @@ pub struct Mpi {
     shared: Arc<Shared>,
     watched: Arc<Watched>,
     tending: Option<Thread>,
+    /// Whether ranks that are stalled are to be ended.
+    evicts_stalled: bool,
     /// Control data so far, by receiver and by sender.
     n_bytes_sent: FxHashMap<Rank, u64>,
     n_bytes_received: FxHashMap<Rank, u64>,
@@ -99,6 +102,7 @@ impl Mpi {
             shared,
             watched: Arc::default(),
             tending: None,
+            evicts_stalled: false,
             n_bytes_sent: FxHashMap::default(),
             n_bytes_received: FxHashMap::default(),
             n_questions: 0,
@@ -160,6 +164,11 @@ impl Mpi {
     /// Lets MPI sum by itself.
     pub fn sums(&self) -> Sums {
         Sums(Arc::clone(&self.shared))
+    }
+
+    /// Ranks that are alone on their hosts, where no other rank could end them.
+    pub fn alone(&self) -> Vec<Rank> {
+        self.watched.alone()
     }
 
     /// Sees from other threads whether the job goes on.

@@ -22,6 +22,8 @@ pub(crate) struct Mailbox {
     pub(crate) asked: Vec<(Rank, u64)>,
     /// Answers of others, by the number of the question.
     pub(crate) answers: FxHashMap<(Rank, u64), Position>,
+    /// Ranks that are stalled, and are to be ended.
+    pub(crate) evicted: Vec<Rank>,
     /// Whether the run is to stop.
     pub(crate) is_stopping: bool,
     /// Whether rank 0 has told the others so.
@@ -63,6 +65,10 @@ impl Mailbox {
             }
             Message::Abort(cause) => {
                 self.ended.get_or_insert(CommError::Aborted(cause));
+                None
+            }
+            Message::Evict(rank) => {
+                self.evicted.push(rank);
                 None
             }
             Message::Stop => {

@@ -7,6 +7,7 @@
 use chimera_core::comm::{Host, Tag};
 use chimera_core::device::Dtype;
 use chimera_core::fault::Fault;
+use chimera_core::ids::Rank;
 
 /// A message between two ranks.
 #[derive(Clone, PartialEq, Debug)]
@@ -21,6 +22,8 @@ pub(crate) enum Message {
     Where(u64, u64),
     /// The sender gives up.
     Abort(Fault),
+    /// This rank is stalled, and is to be ended by those that share a host with it: to itself, why it ends.
+    Evict(Rank),
     /// The run is to stop: to rank 0 a wish, from rank 0 its word.
     Stop,
     /// The sender sends nothing more.
@@ -28,7 +31,7 @@ pub(crate) enum Message {
 }
 
 /// Begins a footer, and changes with its form.
-const MARK: u32 = 0x4348_4d06;
+const MARK: u32 = 0x4348_4d07;
 /// Words of a tag.
 const TAG: usize = Tag::N_BYTES / WORD;
 /// Words of a footer before the extents: mark, code, and a tag or two numbers.
@@ -50,6 +53,7 @@ const BYE: u32 = 34;
 const ASK: u32 = 35;
 const WHERE: u32 = 36;
 const STOP: u32 = 37;
+const EVICT: u32 = 38;
 
 impl Message {
     /// As words; an error says why it cannot be sent.
@@ -66,6 +70,7 @@ impl Message {
                 let text = serde_json::to_vec(&fault).map_err(|e| e.to_string())?;
                 of_bytes(ABORT, 0, &text)
             }
+            Message::Evict(rank) => of_bytes(EVICT, rank.0.into(), &[]),
             Message::Stop => of_bytes(STOP, 0, &[]),
             Message::Bye => of_bytes(BYE, 0, &[]),
             Message::Ask(number) => of_bytes(ASK, number, &[]),
@@ -94,6 +99,7 @@ impl Message {
                 let fault = serde_json::from_slice(&bytes(data)?);
                 fault.map(Message::Abort).map_err(|e| format!("its cause cannot be read: {e}"))
             }
+            EVICT => Ok(Message::Evict(Rank(number as u32))),
             STOP => Ok(Message::Stop),
             BYE => Ok(Message::Bye),
             ASK => Ok(Message::Ask(number)),
@@ -161,7 +167,6 @@ fn bytes(data: Vec<f32>) -> Result<Vec<u8>, String> {
 #[cfg(test)]
 mod tests {
     use chimera_core::fault::Class;
-    use chimera_core::ids::Rank;
 
     use super::*;
 
@@ -173,6 +178,7 @@ mod tests {
     fn letters_survive_the_wire() {
         let data = [1.5, -0.0, f32::INFINITY, f32::MIN_POSITIVE, 0.0, 7.0];
         let mut messages = vec![Message::Stop, Message::Bye, Message::Ask(3)];
+        messages.push(Message::Evict(Rank(5)));
         messages.push(Message::Where(4, u64::MAX - 1));
         messages.extend([tensor(&[3, 2, 1], &data), tensor(&[], &[4.0]), tensor(&[0, 5], &[])]);
         let tag = Tag::private(3, 7);

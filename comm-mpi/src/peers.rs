@@ -9,7 +9,7 @@ use std::fs::{read_link, read_to_string};
 use chimera_core::ids::Rank;
 use serde::{Deserialize, Serialize};
 
-use crate::handles::Handle;
+use crate::handles::{Handle, kill};
 use crate::links::Links;
 
 /// A process, so that its peers can look after it.
@@ -36,20 +36,32 @@ impl Process {
     }
 
     fn is_alive(&self) -> bool {
-        start(self.pid).is_some_and(|start| start == self.start)
+        self.state().is_some()
+    }
+
+    /// Whether a signal has stopped it.
+    fn is_stopped(&self) -> bool {
+        self.state().as_deref() == Some("T")
+    }
+
+    /// The letter of its state, if it lives.
+    fn state(&self) -> Option<String> {
+        stat(self.pid).filter(|(_, start)| *start == self.start).map(|(state, _)| state)
     }
 }
 
 /// When the living process `pid` began.
 fn start(pid: u32) -> Option<String> {
+    stat(pid).map(|(_, start)| start)
+}
+
+/// In which state the living process `pid` is, and when it began: fields 3 and 22 of proc(5).
+fn stat(pid: u32) -> Option<(String, String)> {
     let text = read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name, in parentheses, may hold anything.
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X") {
-        return None;
-    }
-    fields.nth(18).map(str::to_owned) // field 22 of proc(5)
+    let state = fields.next().filter(|state| !matches!(*state, "Z" | "X"))?;
+    Some((state.to_owned(), fields.nth(18)?.to_owned()))
 }
 
 /// The first rank of each rank's host. A process whose host is unknown is alone on it.
@@ -62,13 +74,17 @@ pub(crate) fn firsts(all: &[Process]) -> Vec<Rank> {
     (0..).map(Rank).zip(all).map(first).collect()
 }
 
-/// Sees which ranks' processes have ended.
+/// Sees which ranks' processes have ended, and ends those of this host that are evicted.
 #[derive(Default)]
 pub(crate) struct Watched {
+    /// The first rank of each rank's host.
+    firsts: Vec<Rank>,
     /// Processes of this host.
     handles: Vec<(Rank, Handle)>,
-    /// Processes of this host for which the system has no handle: they are looked up by their numbers.
+    /// Those of them for which the system has no handle: they are looked up by their numbers.
     listed: Vec<(Rank, Process)>,
+    /// All of them.
+    local: Vec<(Rank, Process)>,
     /// To other hosts, if there are any.
     links: Option<Links>,
 }
@@ -81,9 +97,42 @@ impl Watched {
         for ((rank, process), first) in (0..).map(Rank).zip(all).zip(&firsts) {
             if rank != me && firsts.get(me.index()) == Some(first) {
                 watched.watch(rank, process);
+                watched.local.push((rank, process.clone()));
             }
         }
+        watched.firsts = firsts;
         watched
+    }
+
+    /// The other ranks on the host of `rank`.
+    pub(crate) fn neighbours(&self, rank: Rank) -> Vec<Rank> {
+        let first = self.firsts.get(rank.index());
+        let ranks = (0..).map(Rank).zip(&self.firsts);
+        let beside = ranks.filter(|(other, of)| Some(*of) == first && *other != rank);
+        beside.map(|(other, _)| other).collect()
+    }
+
+    /// Ranks that are alone on their hosts.
+    pub(crate) fn alone(&self) -> Vec<Rank> {
+        let ranks = (0..self.firsts.len() as u32).map(Rank);
+        ranks.filter(|rank| self.neighbours(*rank).is_empty()).collect()
+    }
+
+    /// Ends the process of a rank of this host.
+    pub(crate) fn kill(&self, rank: Rank) {
+        if let Some((_, handle)) = self.handles.iter().find(|(of, _)| *of == rank) {
+            handle.kill();
+        } else if let Some((_, process)) = self.listed.iter().find(|(of, _)| *of == rank)
+            && process.is_alive()
+        {
+            kill(process.pid);
+        }
+    }
+
+    /// The ranks of this host that a signal has stopped.
+    pub(crate) fn stopped(&self) -> Vec<Rank> {
+        let stopped = self.local.iter().filter(|(_, process)| process.is_stopped());
+        stopped.map(|(rank, _)| *rank).collect()
     }
 
     fn watch(&mut self, rank: Rank, process: &Process) {
@@ -143,7 +192,15 @@ mod tests {
         let by_number = Watched { listed: vec![(Rank(0), other.clone())], ..Watched::default() };
         assert_eq!((watched.ended(), by_number.ended()), (vec![], vec![]));
         assert_eq!(watched.handles.len() + watched.listed.len(), 1);
-        child.kill().expect("killed");
+        assert_eq!(watched.neighbours(Rank(0)), [Rank(1)]);
+        assert_eq!(watched.alone(), [Rank(2)]);
+        assert_eq!(watched.stopped(), []);
+        let stop = Command::new("kill").args(["-STOP", &pid.to_string()]).status();
+        assert!(stop.is_ok_and(|status| status.success()));
+        while watched.stopped().is_empty() {
+            std::thread::yield_now();
+        }
+        watched.kill(Rank(0));
         wait_for_end(&watched);
         wait_for_end(&by_number);
         child.wait().expect("buried");
@@ -151,6 +208,21 @@ mod tests {
         // It is too late for a handle.
         assert_eq!(Watched::of(Rank(1), &[other, me.clone()], None).ended(), [Rank(0)]);
         assert!(me.is_alive() && !Process { start: "1".into(), ..me }.is_alive());
+    }
+
+    #[test]
+    fn a_process_without_a_handle_is_ended_by_its_number() {
+        let me = Process::me();
+        if me.host.is_empty() {
+            return; // not Linux
+        }
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("a process");
+        let pid = child.id();
+        let other = Process { pid, start: start(pid).expect("alive"), ..me };
+        let watched = Watched { listed: vec![(Rank(0), other)], ..Watched::default() };
+        watched.kill(Rank(0));
+        wait_for_end(&watched);
+        child.wait().expect("buried");
     }
 
     /// Another process may have the number of one that has ended.

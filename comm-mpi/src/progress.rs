@@ -1,5 +1,6 @@
 //! The thread that lets MPI proceed while the engine computes.
 
+use std::mem::take;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ const STAND_BY: Duration = Duration::from_micros(300);
 pub(crate) fn run(shared: &Shared, watched: &Watched) {
     let mut rest = Backoff::before(0, 32, Duration::from_micros(320));
     let (mut watch_next, mut missing) = (Instant::now() + WATCH, Vec::new());
+    let mut evicted = Vec::new();
     while !shared.is_over.load(Ordering::Acquire) {
         if shared.is_waiting.load(Ordering::Relaxed) {
             thread::park_timeout(STAND_BY);
@@ -30,6 +32,9 @@ pub(crate) fn run(shared: &Shared, watched: &Watched) {
             while !found.is_empty() && shared.progress() == Progress::Moved {}
             watched.tell(&note_dead(shared, &found, &missing));
             missing = found;
+            // One that has woken has had time to say why it ends.
+            evicted.iter().for_each(|rank| watched.kill(*rank));
+            evicted = take(&mut shared.mailbox().evicted);
             watch_next = Instant::now() + WATCH;
         }
     }

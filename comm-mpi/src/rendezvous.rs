@@ -11,22 +11,20 @@
 
 use std::ffi::c_int;
 use std::mem::replace;
-use std::process::exit;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::Builder;
 use std::time::Duration;
 
 use chimera_core::comm::{CommError, Meeting, Rendezvous};
-use chimera_core::fault::Class;
 use chimera_core::ids::Rank;
 
 use crate::Mpi;
 use crate::communicator::{Communicator, Port};
 use crate::endpoint::{self, MpiEndpoint};
 use crate::error::Failure;
+use crate::peers::Watched;
 use crate::shared::Shared;
 use crate::ulfm::{Ulfm, leave_without_barrier};
+use crate::watchdog::Watchdog;
 
 /// Attempts to replace dead ranks, each after others have died on the way.
 const ATTEMPTS: usize = 10;
@@ -61,6 +59,10 @@ pub struct MpiRendezvous {
     replaces: bool,
     /// Whether they are to be at the next one.
     asks: bool,
+    /// Whether ranks that are stalled are ended.
+    evicts_stalled: bool,
+    /// The processes of the last meeting on this host.
+    watched: Arc<Watched>,
     patience: Duration,
     warn: fn(&str),
 }
@@ -106,6 +108,8 @@ impl MpiRendezvous {
             is_first,
             replaces: true,
             asks: false,
+            evicts_stalled: false,
+            watched: Arc::default(),
             patience,
             warn,
         }))
@@ -114,6 +118,14 @@ impl MpiRendezvous {
     /// Starts no process in the place of a dead one: those that live meet without it.
     pub fn without_replacements(self) -> MpiRendezvous {
         MpiRendezvous { replaces: false, ..self }
+    }
+
+    /// Ends ranks that are stalled, so that the others go on as after a death: those that a [hang
+    /// report](chimera_core::analyze::HangReport) names and that make no progress for as long again as was waited for them, and
+    /// in a meeting those of each host that a signal has stopped for as long as ranks wait for each other. A rank that is
+    /// [alone](Mpi::alone) on its host cannot be ended.
+    pub fn evicting_stalled(self) -> MpiRendezvous {
+        MpiRendezvous { evicts_stalled: true, ..self }
     }
 
     /// Asks for processes in the place of all dead ranks at the next meeting, which is without them if that fails.
@@ -154,6 +166,10 @@ impl MpiRendezvous {
         if let Some(shared) = self.shared.take() {
             shared.retire();
         }
+        let end_stopped =
+            || self.watchdog().end_stopped(Arc::clone(&self.watched), self.members.clone());
+        let ends = self.evicts_stalled.then(end_stopped).transpose();
+        let _until_dropped = ends.map_err(CommError::Failed)?;
         let is_first = if self.is_first { IS_FIRST } else { 0 };
         let goes_on = if goes_on { GOES_ON } else { 0 };
         for _ in 0..ATTEMPTS {
@@ -201,7 +217,7 @@ impl MpiRendezvous {
         let dead = (0..self.n_ranks as u32).map(Rank).filter(|rank| !self.members.contains(rank));
         let mut numbers = vec![i32::from(is_first)];
         numbers.extend(dead.map(|rank| rank.0 as i32));
-        let _watchdog = watchdog(self.me, self.patience, self.warn)?;
+        let _until_dropped = self.watchdog().end_if_late()?;
         let is_root = self.comm.rank()? == 0;
         let spawned = is_root.then(|| self.spawn(numbers.len() - 1));
         let is_spawned = spawned.as_ref().is_none_or(Result::is_ok);
@@ -243,9 +259,15 @@ impl MpiRendezvous {
 
     fn open(&mut self) -> Result<Mpi, CommError> {
         let mut mpi = Mpi::over(MpiEndpoint::survivable(self.comm));
+        mpi.evicts_stalled = self.evicts_stalled;
         self.shared = Some(Arc::clone(&mpi.shared));
         mpi.begin(self.patience, self.warn)?;
+        self.watched = Arc::clone(&mpi.watched);
         Ok(mpi)
+    }
+
+    fn watchdog(&self) -> Watchdog {
+        Watchdog { me: self.me, patience: self.patience, warn: self.warn }
     }
 }
 
@@ -266,24 +288,6 @@ impl Rendezvous<Mpi> for MpiRendezvous {
             }
         }
     }
-}
-
-/// Ends this process if what it returns is not dropped in time: nothing else ends a wait for a rank that dies while
-/// processes connect.
-fn watchdog(me: Rank, patience: Duration, warn: fn(&str)) -> Result<Sender<()>, Failure> {
-    let (done, is_done) = channel();
-    let watch = move || {
-        if is_done.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
-            let waited = patience.as_secs_f64();
-            warn(&format!(
-                "{me} has waited {waited:.0} s for dead ranks to be replaced, perhaps since another has died meanwhile: start \
-                 again from the last checkpoint"
-            ));
-            exit(Class::PeerLost.code().into());
-        }
-    };
-    let started = Builder::new().name("replacing".into()).spawn(watch);
-    started.map(|_| done).map_err(|e| format!("cannot start a thread: {e}"))
 }
 
 fn is_death(error: &CommError) -> bool {

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use chimera_core::comm::{CommError, Position};
+use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
 use crate::endpoint::MpiEndpoint;
@@ -141,6 +142,9 @@ impl Shared {
                 let position = self.position.load(Ordering::Relaxed);
                 wire.send(to, Message::Where(number, position).into_words()?)?;
             }
+            if mailbox.evicted.contains(&wire.me) {
+                mailbox.ended.get_or_insert_with(|| CommError::Aborted(evicted(wire.me)));
+            }
             if mailbox.is_stopping
                 && wire.me == Rank(0)
                 && !replace(&mut mailbox.has_passed_on, true)
@@ -271,6 +275,12 @@ impl Shared {
     pub(crate) fn set_waiting(&self, waits: bool) {
         self.is_waiting.store(waits, Ordering::Relaxed);
     }
+}
+
+/// What a rank learns that wakes when the others have given it up.
+fn evicted(me: Rank) -> Fault {
+    let why = "it made no progress while others waited for it, and they go on without it";
+    Fault::new(Class::Evicted, me, why)
 }
 
 /// A thread that panicked leaves nothing half-written behind a lock of this crate.

@@ -156,7 +156,8 @@ fn runs(text: &str) -> Result<Vec<TracedRun>> {
         mine.find(|(from, to, _)| (*from..=*to).contains(&at)).map(|(.., name)| *name)
     };
     let mut runs: BTreeMap<Option<&str>, TracedRun> = BTreeMap::new();
-    for r in trace_events.iter().filter(|r| r.ph == "X" && r.cat != "step") {
+    let is_of_a_run = |r: &&Record| r.ph == "X" && !matches!(&*r.cat, "step" | "recovery");
+    for r in trace_events.iter().filter(is_of_a_run) {
         let run = runs.entry(name_at(r.pid, time(r.ts + r.dur / 2.0))).or_default();
         let is_wait = r.cat == "wait";
         let slices = if is_wait { &mut run.waits } else { &mut run.slices };

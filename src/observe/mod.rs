@@ -16,4 +16,4 @@ pub use metrics::{Metrics, RankMetrics};
 pub use prometheus::Prometheus;
 pub use stragglers::Stragglers;
 pub(crate) use tensorboard::EventFile;
-pub(crate) use trace::{Did, Recorder};
+pub(crate) use trace::{Did, Recorded, Recorder};

@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use chimera_core::analyze::{Event, Timeline, Wait};
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 use chimera_core::program::Program;
-use chimera_core::render::chrome::{self, Ran, Sizes};
+use chimera_core::render::chrome::{self, Gap, Ran, Sizes};
 
 use crate::formats::files::io_fault;
 
@@ -18,14 +19,31 @@ pub(crate) struct Recorder<'p> {
     steps: Range<u64>,
     width: usize,
     sizes: Sizes,
-    state: Mutex<Buffered<'p>>,
+    program: &'p Program,
+    /// The program of the last steps, which may be a shorter one.
+    last_program: &'p Program,
+    /// Seconds from when the trace begins to when the clock of the ranks does.
+    offset: f64,
+    state: Mutex<Recorded>,
 }
 
+/// What has been recorded, which outlives a transport that a dead rank has ended.
 #[derive(Default)]
-struct Buffered<'p> {
-    runs: Vec<Ran<'p>>,
+pub(crate) struct Recorded {
+    began: Option<Instant>,
+    runs: Vec<Recording>,
+    gaps: Vec<Gap>,
     n_past: usize,
-    is_written: bool,
+    is_complete: bool,
+}
+
+/// What one pipeline group did in one run of a program.
+struct Recording {
+    is_last_program: bool,
+    group: usize,
+    step: u64,
+    timeline: Timeline,
+    waits: Vec<Wait>,
 }
 
 /// What a rank did in one run of a program.
@@ -44,30 +62,78 @@ impl<'p> Recorder<'p> {
         steps: Range<u64>,
         width: usize,
         sizes: Sizes,
+        [program, last_program]: [&'p Program; 2],
     ) -> Recorder<'p> {
-        Recorder { path, steps, width, sizes, state: Mutex::default() }
+        let (offset, state) = (0.0, Mutex::default());
+        Recorder { path, steps, width, sizes, program, last_program, offset, state }
+    }
+
+    /// Goes on with what was recorded before, in times of ranks whose clock begins at `epoch`.
+    pub(crate) fn with(self, mut recorded: Recorded, epoch: Instant) -> Recorder<'p> {
+        let began = *recorded.began.get_or_insert(epoch);
+        let offset = epoch.saturating_duration_since(began).as_secs_f64();
+        Recorder { offset, state: Mutex::new(recorded), ..self }
+    }
+
+    /// What has been recorded so far.
+    pub(crate) fn into_recorded(self) -> Recorded {
+        self.state.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The training goes on with `step`; why there is a gap before it.
+    pub(crate) fn resume(&self, step: u64, reason: String) {
+        let mut state = self.lock();
+        if state.is_complete {
+            return;
+        }
+        state.runs.retain(|run| run.step < step); // the others are computed again
+        state.n_past = 0;
+        let ends = state.runs.iter().flat_map(|run| &run.timeline.events).map(|event| event.end);
+        let start = ends.fold(f64::NEG_INFINITY, f64::max);
+        // Of two without a step between, the later one goes on.
+        let earlier = state.gaps.iter().filter(|gap| gap.end > start).map(|gap| gap.reason.clone());
+        let mut reasons: Vec<String> = earlier.collect();
+        reasons.push(reason);
+        reasons.dedup();
+        state.gaps.retain(|gap| gap.end <= start);
+        if start.is_finite() {
+            let reason = reasons.join("; ");
+            state.gaps.push(Gap { start, end: f64::INFINITY, reason });
+        }
     }
 
     /// Whether what was done in these steps is shown.
     pub(crate) fn wants(&self, steps: &Range<u64>) -> bool {
-        steps.start < self.steps.end && steps.end > self.steps.start
+        let is_shown = steps.start < self.steps.end && steps.end > self.steps.start;
+        is_shown && !self.lock().is_complete
     }
 
     /// Takes what one rank did in steps that are shown; every rank tells of all those.
     pub(crate) fn add(&self, did: &Did<'p, '_>) -> Result<(), Fault> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         let n_workers = did.program.placement().n_workers();
         let (group, _) = did.program.placement().group_and_worker(did.rank);
         let step = did.steps.start;
-        let is_same = |run: &&mut Ran| (run.group, run.step) == (group, step);
-        let known = state.runs.iter_mut().rev().find(is_same);
-        if let Some(run) = known {
-            run.timeline.events.extend(did.events);
-            run.waits.extend(did.waits);
-        } else {
-            let timeline = Timeline { n_workers, events: did.events.to_vec() };
-            let waits = did.waits.to_vec();
-            state.runs.push(Ran { program: did.program, group, step, timeline, waits });
+        let is_same = |run: &Recording| (run.group, run.step) == (group, step);
+        let nth = state.runs.iter().rposition(is_same).unwrap_or_else(|| {
+            let timeline = Timeline { n_workers, events: Vec::new() };
+            let is_last_program = std::ptr::eq(did.program, self.last_program);
+            let waits = Vec::new();
+            state.runs.push(Recording { is_last_program, group, step, timeline, waits });
+            state.runs.len() - 1
+        });
+        let offset = self.offset;
+        let later = |time: f64| time + offset;
+        let events = did.events.iter();
+        let events = events.map(|e| Event { start: later(e.start), end: later(e.end), ..*e });
+        state.runs[nth].timeline.events.extend(events);
+        let waits = did.waits.iter();
+        let waits = waits.map(|w| Wait { start: later(w.start), end: later(w.end), ..*w });
+        state.runs[nth].waits.extend(waits);
+        let starts = did.events.iter().map(|e| e.start).chain(did.waits.iter().map(|w| w.start));
+        let start = later(starts.fold(f64::INFINITY, f64::min));
+        if let Some(gap) = state.gaps.last_mut() {
+            gap.end = gap.end.min(start);
         }
         state.n_past += usize::from(did.steps.end >= self.steps.end);
         if state.n_past == n_workers * self.width { self.write(&mut state) } else { Ok(()) }
@@ -75,13 +141,34 @@ impl<'p> Recorder<'p> {
 
     /// Writes what there is, if that has not been done.
     pub(crate) fn finish(&self) -> Result<(), Fault> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.is_written { Ok(()) } else { self.write(&mut state) }
+        let mut state = self.lock();
+        if state.is_complete {
+            return Ok(());
+        }
+        let written = self.write(&mut state);
+        state.is_complete = false;
+        written
     }
 
-    fn write(&self, state: &mut Buffered<'_>) -> Result<(), Fault> {
-        state.is_written = true;
-        let text = chrome::training(&std::mem::take(&mut state.runs), Some(&self.sizes));
+    fn write(&self, state: &mut Recorded) -> Result<(), Fault> {
+        state.is_complete = true;
+        let ran = |run: &Recording| Ran {
+            program: if run.is_last_program { self.last_program } else { self.program },
+            group: run.group,
+            step: run.step,
+            timeline: run.timeline.clone(),
+            waits: run.waits.clone(),
+        };
+        let runs: Vec<_> = state.runs.iter().map(ran).collect();
+        // Of one behind which not all ranks have trained again, the end is not known yet.
+        let now = state.began.map_or(0.0, |began| began.elapsed().as_secs_f64());
+        let ended = |gap: &Gap| Gap { end: gap.end.min(now.max(gap.start)), ..gap.clone() };
+        let gaps: Vec<_> = state.gaps.iter().map(ended).collect();
+        let text = chrome::training(&runs, &gaps, Some(&self.sizes));
         std::fs::write(self.path, text).map_err(|e| io_fault("trace", self.path, &e))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Recorded> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

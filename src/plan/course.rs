@@ -15,7 +15,7 @@ use chimera_core::update::Update;
 use super::request::{passes_of_window, request_of_window};
 use crate::device::Precision;
 use crate::settings::schedules::Named;
-use crate::settings::{Config, RecomputedStages, Scaling, Speeds, Survive, Transport};
+use crate::settings::{Config, Evict, RecomputedStages, Scaling, Speeds, Survive, Transport};
 
 /// Settings with the proven program that they lead to.
 pub struct Course {
@@ -139,8 +139,17 @@ impl Course {
             }
         }
         ensure!(
-            config.shadow_every == 0 || config.survive == Survive::Respawn,
-            "shadow-every keeps copies for processes that take dead ranks' places: choose survive respawn"
+            config.evict == Evict::Off || config.survive != Survive::Off,
+            "evict ends ranks so that the others go on without them: choose survive respawn or narrow"
+        );
+        ensure!(
+            config.shadow_every == 0 || config.survive != Survive::Off,
+            "shadow-every keeps copies for when a rank dies: choose survive respawn or narrow"
+        );
+        ensure!(
+            config.survive != Survive::Narrow || !config.shard_optimizer,
+            "fewer ranks would share a sharded optimizer out in other parts, and a dead rank's part is with one of them \
+             alone: choose survive respawn, or leave shard-optimizer out"
         );
         let mut course = Course { config, program, last: None, search, found, training };
         if course.config.resume.is_none() {

@@ -285,7 +285,9 @@ impl<S: Subject> Run<S> {
         let steps = config.trace_steps.0.clone();
         // A run that is resumed behind them leaves the trace as it is.
         let trace = config.trace.as_deref().filter(|_| self.first_step() < steps.end);
-        let recorder = trace.map(|path| Recorder::new(path, steps, config.width, self.sizes()));
+        let programs = [self.program(), self.last_program()];
+        let recorder =
+            trace.map(|path| Recorder::new(path, steps, config.width, self.sizes(), programs));
         let fingerprint = self.fingerprint();
         let observe = Mutex::new(observe);
         Ok(Watch { fingerprint, observe, held_out, recorder, by_processes: false })

@@ -1,5 +1,6 @@
 //! A run whose ranks are processes: what they have to tell each other beside the training itself.
 
+use std::mem::take;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use super::launch::Launch;
 use super::trained::{RankTrained, merge};
 use super::watch::Watch;
 use super::{Beginning, Here, Run, Subject, Survivor, Trained, fingerprint, replica_devices};
+use crate::observe::Recorder;
 use crate::settings::Config;
 use crate::settings::schedules::Named;
 
@@ -115,12 +117,16 @@ impl<S: Subject> Run<S> {
     ) -> Result<Option<Trained>> {
         let rank = comm.rank();
         let samples = self.subject.samples(&self.course);
-        let watch = Watch { by_processes: true, ..self.watch(observe)? };
+        let mut watch = Watch { by_processes: true, ..self.watch(observe)? };
         let Patience { first_step, later } = self.config().patience();
         share(comm, &(), first_step)?; // clocks begin when all are here
         let job = self.job(&*samples, stop);
+        let traced = take(&mut survivor.traced);
+        watch.recorder = watch.recorder.map(|recorder| recorder.with(traced, job.epoch));
         let ran = S::train_process(self, job, comm, why_over, &watch, survivor);
-        let traced = watch.recorder.filter(|_| rank == Rank(0)).map_or(Ok(()), |r| r.finish());
+        let recorder = watch.recorder.filter(|_| rank == Rank(0));
+        let traced = recorder.as_ref().map_or(Ok(()), Recorder::finish);
+        survivor.traced = recorder.map(Recorder::into_recorded).unwrap_or_default();
         let mut trained = ran?;
         let saved = trained.saved.take();
         let runs = share(comm, &trained.runs, later)?;

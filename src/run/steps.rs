@@ -123,7 +123,10 @@ where
             return Ok(NextStep { step: first, stop: false, unsettled: Vec::new() });
         }
         let start = (!self.survivor.joins).then_some(first);
-        let Recovered { next, last, .. } = (self.recover)(self.worker, start)?;
+        let Recovered { next, last, replaced } = (self.recover)(self.worker, start)?;
+        if let Some(recorder) = &self.watch.recorder {
+            recorder.resume(next, self.survivor.why_a_gap(&replaced));
+        }
         if next == first {
             self.check_initial_weights()?;
         }

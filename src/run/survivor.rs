@@ -6,13 +6,14 @@ use std::sync::Arc;
 use chimera_core::device::Device;
 use chimera_core::engine::{Job, WorkerState};
 use chimera_core::fault::{Class, Fault};
-use chimera_core::ids::Rank;
+use chimera_core::ids::{Rank, listed};
 use chimera_core::lower::Programs;
 use chimera_core::program::Program;
 use chimera_core::stage::Stage;
 
 use super::trained::RankTrained;
 use super::{Run, Subject};
+use crate::observe::Recorded;
 
 /// What a rank has of a run from one transport to the next.
 #[derive(Default)]
@@ -33,6 +34,8 @@ pub struct Survivor {
     pub(super) replaced: Vec<Rank>,
     /// Steps after which this rank did all that comes between two steps.
     pub(super) settled: u64,
+    /// What the trace has so far, on rank 0.
+    pub(super) traced: Recorded,
     /// What it leaves, but for the weights.
     pub(super) trained: RankTrained,
 }
@@ -88,6 +91,15 @@ impl Survivor {
     /// The ranks that trained last, where some were missing.
     pub fn present(&self) -> &[Rank] {
         self.fewer.as_ref().map_or(&[], |fewer| &fewer.present)
+    }
+
+    /// Why training has paused, in words, where these ranks were `replaced` before it went on.
+    pub(super) fn why_a_gap(&self, replaced: &[Rank]) -> String {
+        match (&self.fewer, replaced) {
+            (Some(fewer), _) => format!("{} train without the others", listed(&fewer.present)),
+            (None, []) => "a rank died before it had trained".into(),
+            (None, replaced) => format!("processes took the place of {}", listed(replaced)),
+        }
     }
 
     /// Takes over from a dead rank what rank 0 does beside training, which has told of the steps before `first`: what comes after

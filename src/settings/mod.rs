@@ -48,7 +48,7 @@ pub use scaling::Scaling;
 pub use show::markdown;
 pub use speeds::Speeds;
 pub(crate) use speeds::least_of_workers;
-pub use survive::Survive;
+pub use survive::{Evict, Survive};
 pub use transport::Transport;
 pub use value::{Kind, StepRange};
 pub use weights::DataWeights;

@@ -18,7 +18,7 @@ use super::recomputed::AUTO;
 use super::schedules::Named;
 use super::value::Setting;
 use super::{
-    DataWeights, Layout, MlpGate, Opt, Origin, RecomputedStages, Scaling, Speeds, StepRange,
+    DataWeights, Evict, Layout, MlpGate, Opt, Origin, RecomputedStages, Scaling, Speeds, StepRange,
     Survive, Transport,
 };
 use crate::device::{Device, Precision};
@@ -327,7 +327,10 @@ options! {
         /// come from their replicas) or narrow (the others train on, and those that hold its stages compute what it would);
         /// over Open MPI 5
         "survive" survive: Survive = [is("off").free().see("distributed.md#when-a-rank-dies-and-the-training-goes-on")];
-        /// Steps after which each rank gives the next one a copy of what it holds, for `survive` respawn: a death that takes what
+        /// Which ranks that live to end, so that the run goes on as `survive` says: off (none), or stalled (those that the hang
+        /// report names, and that make no progress for as long again as `timeout`)
+        "evict" evict: Evict = [is("off").free().see("distributed.md#ranks-that-are-stalled")];
+        /// Steps after which each rank gives the next one a copy of what it holds, for `survive`: a death that takes what
         /// no replica has then costs at most so many steps; 0 for never
         "shadow-every" shadow_every: u64 =
             [value("STEPS").whole(0, 1 << 40).is("0").free().see("distributed.md#what-is-held-once")];

@@ -1,4 +1,4 @@
-//! What to do when a rank that is a process has died, by name.
+//! What to do when a rank that is a process has died, or is stalled, by name.
 
 use std::str::FromStr;
 
@@ -26,5 +26,27 @@ impl FromStr for Survive {
 
     fn from_str(name: &str) -> Result<Survive, String> {
         by_name("survive", name, &Survive::ALL)
+    }
+}
+
+/// Which ranks that live the others go on without.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Evict {
+    /// None: a wait for one that is stalled ends the run.
+    Off,
+    /// Those that make no progress: they are ended, and then dead.
+    Stalled,
+}
+
+impl Evict {
+    /// Every one with its name on the command line.
+    pub const ALL: [(&'static str, Evict); 2] = [("off", Evict::Off), ("stalled", Evict::Stalled)];
+}
+
+impl FromStr for Evict {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Evict, String> {
+        by_name("evict", name, &Evict::ALL)
     }
 }

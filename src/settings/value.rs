@@ -13,7 +13,9 @@ use chimera_core::search::Where;
 use toml::Value;
 
 use super::schedules::{Named, names};
-use super::{DataWeights, Layout, MlpGate, RecomputedStages, Scaling, Speeds, Survive, Transport};
+use super::{
+    DataWeights, Evict, Layout, MlpGate, RecomputedStages, Scaling, Speeds, Survive, Transport,
+};
 use crate::device::Precision;
 
 /// Which values an option may have.
@@ -248,7 +250,7 @@ macro_rules! words {
 }
 
 words!(Border, MlpGate, LrSchedule, NonFinite, Offloading, Precision, Recompute, Scaling);
-words!(Survive, Sync, Transport, Where);
+words!(Evict, Survive, Sync, Transport, Where);
 
 /// Some steps, at least one, written `A..B`.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -3,6 +3,8 @@
 use std::fs::write;
 use std::process::Command;
 
+use tempfile::TempDir;
+
 use crate::command::{chimera, folder};
 
 #[test]
@@ -18,10 +20,37 @@ fn a_script_starts_stops_and_goes_on() {
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
     let place = format!("{}/", folder.path().display());
     insta::assert_snapshot!(ran.stdout.replace(&place, ""));
+    check(&folder, &ran.stdout);
+}
+
+/// Ranks that survive deaths are started by Open MPI, beside tasks that are spare.
+#[test]
+fn a_script_leaves_room_for_dead_ranks() {
+    let folder = folder();
+    let config = folder.path().join("run.toml");
+    let settings =
+        "depth = 4\nthreads = 2\nout = \"run\"\nsave-every = 100\nsurvive = \"respawn\"\n";
+    write(&config, settings).expect("settings");
+    let ran = chimera(&format!("slurm \"{}\" --spare 2", config.display()));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    let place = format!("{}/", folder.path().display());
+    insta::assert_snapshot!(ran.stdout.replace(&place, ""));
+    check(&folder, &ran.stdout);
+    let ran = chimera(&format!("slurm \"{}\"", config.display()));
+    assert!(ran.stdout.contains("--ntasks=5\n"), "{}", ran.stdout);
+    write(&config, settings.replace("respawn", "narrow")).expect("settings");
+    let ran = chimera(&format!("slurm \"{}\"", config.display()));
+    assert!(ran.stdout.contains("--ntasks=4\n"), "{}", ran.stdout);
+}
+
+/// Lets a shell parse a script.
+fn check(folder: &TempDir, text: &str) {
     let script = folder.path().join("job.sh");
-    write(&script, &ran.stdout).expect("a script");
-    let checked = Command::new("sh").arg("-n").arg(&script).status().expect("sh");
-    assert!(checked.success());
+    write(&script, text).expect("a script");
+    for shell in ["sh", "bash"] {
+        let checked = Command::new(shell).arg("-n").arg(&script).status().expect("a shell");
+        assert!(checked.success(), "{shell}");
+    }
 }
 
 #[test]
@@ -33,6 +62,7 @@ fn what_cannot_be_queued_again_is_refused() {
         ("out = \"run\"\n", "", "`save-every`"),
         ("out = \"run\"\nsave-every = 5\n", "--partition \"a b\"", "--partition: letters"),
         ("out = \"run\"\nsave-every = 5\ndeep = 4\n", "", "unknown key `deep`"),
+        ("out = \"run\"\nsave-every = 5\n", "--spare 1", "say `survive`"),
     ] {
         write(&config, settings).expect("settings");
         let ran = chimera(&format!("slurm {} {options}", config.display()));

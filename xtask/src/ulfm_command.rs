@@ -29,6 +29,12 @@ const REJOINED: &str = "--steps 800 --save-every 0 --lr 1e-4";
 const TRIED: u64 = 2000;
 /// Every so manyth point of the kill sweep is struck.
 const EVERY: usize = 12;
+/// Every so manyth point at which a rank is stopped, for which the others wait twice.
+const EVERY_STOP: usize = 30;
+/// How ranks that are stopped are evicted.
+const EVICTING: &str = "--evict stalled --timeout 2 --start-timeout 20";
+/// For how long a slow rank is stopped, less than others wait for it.
+const SLOW: Duration = Duration::from_millis(1200);
 /// Two ranks that hold different stages, struck at once.
 const PAIRS: [(usize, usize); 4] = [(0, 1), (1, 3), (2, 0), (3, 2)];
 /// By how much sums in another order may change weights and losses.
@@ -66,7 +72,13 @@ pub(crate) fn run(launch: impl Fn() -> Command) -> Result<()> {
         // Of neighbours that die at once, what is held once is lost.
         let again = lab.strike(&strikes(&points, &[]), &options, "respawn", &undisturbed, 0.0)?;
         println!("{again} with {way} ended with the undisturbed losses and weights");
+        if way.contains("shard-optimizer") {
+            continue; // its parts are for who takes a dead rank's place
+        }
+        let fewer = lab.strike(&strikes(&points, &[]), &options, "narrow", &undisturbed, APART)?;
+        println!("{fewer} with fewer ranks and {way} ended within {APART:e} of them");
     }
+    lab.evict(&points, &undisturbed)?;
     lab.rejoin()
 }
 
@@ -197,6 +209,42 @@ impl<L: Fn() -> Command> Lab<L> {
             ensure!(apart <= most, "{}: losses or weights are {apart:e} apart", place());
         }
         Ok(format!("{n_struck} runs of the command ({n_missed} more ended before the point)"))
+    }
+
+    /// Stops ranks: one that stays so is evicted, and one that goes on within the timeout is not.
+    fn evict(&self, points: &[(usize, String)], undisturbed: &TempDir) -> Result<()> {
+        let options = format!("{SHORT} {EVICTING}");
+        let stop = |(rank, point): &(usize, String)| format!("{rank} STOP {point} FILE");
+        let mut strikes: Vec<String> = points.iter().step_by(EVERY_STOP).map(stop).collect();
+        let (a, b) = PAIRS[0];
+        strikes.push(format!("{a} STOP at 3.5 FILE;{b} STOP at 3.5 FILE"));
+        let again = self.strike(&strikes, &options, "respawn", undisturbed, 0.0)?;
+        println!(
+            "{again} with stopped ranks evicted ended with the undisturbed losses and weights"
+        );
+        for strike in ["1 STOP at 2.5 FILE", "0 STOP at 3.0 FILE"] {
+            let folder = TempDir::new()?;
+            let command = &mut self.command(strike, &options, "respawn", folder.path());
+            let mut running = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+            while running.try_wait()?.is_none() && !folder.path().join("struck").exists() {
+                sleep(Duration::from_millis(20));
+            }
+            sleep(SLOW);
+            for process in processes_in(folder.path(), running.id())? {
+                ensure!(
+                    Command::new("kill").args(["-CONT", &process.to_string()]).status()?.success()
+                );
+            }
+            ensure!(running.wait()?.success(), "a run with a slow rank failed: {strike}");
+            let last = metrics(folder.path())?.pop().context("no steps")?;
+            ensure!(
+                last["recoveries"].as_u64().unwrap_or(0) == 0,
+                "a slow rank was evicted: {strike}"
+            );
+            ensure!(apart(folder.path(), undisturbed.path())? == 0.0, "a slow rank: other weights");
+        }
+        println!("ranks that were stopped for {SLOW:?} were not evicted");
+        Ok(())
     }
 
     /// Kills a rank, lets the others train on for a while, and has a process take its place.

@@ -118,9 +118,26 @@ pub trait Liveness: Send {
     /// because they are stopped, or gone. Empty if the transport cannot tell.
     ///
     /// # Errors
-    /// As soon as another rank has said why the run is over: then that is why, and nobody need be asked.
+    /// As soon as another rank has said why the run is over, or is known to have died: then that is why, and nobody need be
+    /// asked.
     fn query_progress(&mut self, _deadline: Instant) -> Result<Vec<Option<Position>>, CommError> {
         Ok(Vec::new())
+    }
+
+    /// Whether this rank can be [evicted](Liveness::evict), should it be stalled.
+    fn can_evict(&self, _rank: Rank) -> bool {
+        false
+    }
+
+    /// Makes a stalled rank a dead one: ends its process, and waits until that is seen. A rank that wakes before learns why it
+    /// ends. Returns whether it is dead; if not, it cannot be reached, and the run cannot go on without it.
+    fn evict(&mut self, _rank: Rank) -> bool {
+        false
+    }
+
+    /// Lets time pass between two looks at where ranks are.
+    fn pause(&mut self, time: Duration) {
+        std::thread::sleep(time);
     }
 
     /// Asks all ranks to stop, and returns at once. Messages go on as before.

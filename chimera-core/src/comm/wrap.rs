@@ -1,6 +1,6 @@
 //! What a transport around another one need not write again.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{CommError, Endpoint, Liveness, Position};
 use crate::fault::Fault;
@@ -34,6 +34,18 @@ impl<W: Wrap + ?Sized> Liveness for W {
 
     fn query_progress(&mut self, deadline: Instant) -> Result<Vec<Option<Position>>, CommError> {
         self.inner_mut().query_progress(deadline)
+    }
+
+    fn can_evict(&self, rank: Rank) -> bool {
+        self.inner().can_evict(rank)
+    }
+
+    fn evict(&mut self, rank: Rank) -> bool {
+        self.inner_mut().evict(rank)
+    }
+
+    fn pause(&mut self, time: Duration) {
+        self.inner_mut().pause(time);
     }
 
     fn request_stop(&mut self) {

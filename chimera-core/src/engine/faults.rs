@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
 
+use super::eviction::evict_stalled;
 use super::reduction::ReduceError;
 use super::state::{StageOn, State};
 use crate::analyze::{HangReport, Need};
@@ -76,22 +77,33 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         need: Need,
         result: Result<T, CommError>,
     ) -> Result<T, Fault> {
-        let Err(CommError::Timeout { from, .. }) = result else { return self.on_wire(op, result) };
+        let Err(CommError::Timeout { from, waited, .. }) = result else {
+            return self.on_wire(op, result);
+        };
         let (program, step, by) = (self.job.program, self.steps.first, self.comm.rank());
         let asked = self.positions().and_then(|earlier| {
-            std::thread::sleep(MOMENT);
+            self.comm.pause(MOMENT);
             Ok((earlier, self.positions()?))
         });
         let (earlier, positions) = match asked {
             Ok(asked) => asked,
             Err(cause) => return self.on_wire(op, Err(cause)),
         };
-        let verdict = HangReport { program, step, positions, earlier }.verdict(by, from, need);
-        self.on_wire(op, result).map_err(|fault| Fault {
+        let report = HangReport { program, step, positions, earlier };
+        let verdict = report.verdict(by, from, need);
+        let mut is_evicted = false;
+        if report.stands_still(&verdict) && self.comm.can_evict(verdict.rank) {
+            match evict_stalled(&mut self.comm, verdict.rank, &report.positions, waited) {
+                Ok(is_done) => is_evicted = is_done,
+                Err(cause) => return self.on_wire(op, Err(cause)),
+            }
+        }
+        let explained = |fault: Fault| Fault {
             peer: Some(verdict.rank),
             message: format!("{}{verdict}", fault.message),
             ..fault
-        })
+        };
+        self.on_wire(op, result).map_err(|fault| evicted(explained(fault), is_evicted, waited))
     }
 
     /// Where all ranks are.
@@ -134,6 +146,17 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             }
         }
     }
+}
+
+/// `fault`, which names a rank that is stalled; if that one was evicted, after as long again as it was `waited` for, the others
+/// go on without it.
+pub(super) fn evicted(fault: Fault, is_evicted: bool, waited: Duration) -> Fault {
+    if !is_evicted {
+        return fault;
+    }
+    let still = waited.as_secs_f64();
+    let message = format!("{}; evicted after {still:.1} s more without progress", fault.message);
+    Fault { class: Class::Evicted, message, ..fault }
 }
 
 pub(super) fn shape_fault(

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use super::faults::ANSWER;
+use super::eviction::evict_stalled;
+use super::faults::{ANSWER, evicted};
 use crate::comm::{CommError, Endpoint, all_gather};
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, listed};
@@ -39,25 +40,30 @@ pub fn handshake(
 }
 
 /// The fault of an all-gather that failed outside of the training, where all wait for all: a rank that does not answer
-/// keeps everyone waiting.
+/// keeps everyone waiting, and is evicted where the transport can.
 pub fn ungathered(comm: &mut impl Endpoint, error: CommError) -> Fault {
-    let is_late = matches!(error, CommError::Timeout { .. });
+    let waited = match &error {
+        CommError::Timeout { waited, .. } => Some(*waited),
+        _ => None,
+    };
     let fault = error.into_fault(comm.rank());
-    if !is_late {
-        return fault;
-    }
+    let Some(waited) = waited else { return fault };
     let positions = match comm.query_progress(Instant::now() + ANSWER) {
         Ok(positions) => positions,
         Err(cause) => return cause.into_fault(comm.rank()),
     };
-    let silent = (0..).map(Rank).zip(positions).find(|(_, position)| position.is_none());
-    match silent {
-        Some((silent, _)) => {
-            let why = format!("{silent} does not answer: stopped, or out of reach");
-            Fault { peer: Some(silent), message: format!("{}; {why}", fault.message), ..fault }
+    let silent = positions.iter().position(Option::is_none).map(|rank| Rank(rank as u32));
+    let Some(silent) = silent else { return fault };
+    let mut is_evicted = false;
+    if comm.can_evict(silent) {
+        match evict_stalled(comm, silent, &positions, waited) {
+            Ok(is_done) => is_evicted = is_done,
+            Err(cause) => return cause.into_fault(comm.rank()),
         }
-        None => fault,
     }
+    let why = format!("{silent} does not answer: stopped, or out of reach");
+    let message = format!("{}; {why}", fault.message);
+    evicted(Fault { peer: Some(silent), message, ..fault }, is_evicted, waited)
 }
 
 /// `name: rank 0 = 8, ranks 1-3 = 16` for each field that is not the same on all ranks.

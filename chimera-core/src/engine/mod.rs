@@ -14,6 +14,7 @@ mod bf16;
 mod device_comm;
 mod discard;
 mod evaluate;
+mod eviction;
 mod faults;
 mod flight_recorder;
 mod handshake;

@@ -32,6 +32,20 @@ pub(super) struct Standing {
     pub(super) slots: Vec<Slot>,
     /// The steps of which it has a copy, and whether of the rank before it too.
     pub(super) shadows: Vec<(u64, bool)>,
+    /// Among whom they are, if it has any.
+    pub(super) ring: Option<Ring>,
+}
+
+/// A rank's place among the ranks that have copies of each other.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+pub(super) struct Ring {
+    pub(super) n_ranks: usize,
+    /// Its number among them.
+    pub(super) me: usize,
+    /// The stages that it has copied.
+    pub(super) own: Vec<StageId>,
+    /// The stages of which it has the copies of the rank before it.
+    pub(super) other: Vec<StageId>,
 }
 
 impl Recoveries {

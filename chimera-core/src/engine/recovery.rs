@@ -6,6 +6,8 @@
 //! their updates from its records; if none has, nobody has changed a weight, and the step is computed again, to the same
 //! bits.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use super::agreement::Agreed;
@@ -42,6 +44,8 @@ struct Settled {
     /// Ranks that had no state.
     replaced: Vec<Rank>,
     target: u64,
+    /// Ranks that have copies of stages which nobody who lives holds.
+    keepers: BTreeMap<StageId, Rank>,
 }
 
 /// Why a dead rank of a training cannot be replaced from replicas, if it cannot.
@@ -95,8 +99,9 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let mut all = self.standings(away_s)?;
         let nexts = |all: &[Standing]| all.iter().map(|standing| standing.next).collect::<Vec<_>>();
         let replaced = ranks_where(&nexts(&all), |next| next.is_none());
-        match self.step_to_go_back_to(&all) {
-            Some(step) => all = self.go_back(step, all)?,
+        let mut keepers = BTreeMap::new();
+        match self.copies_to_go_back_to(&all) {
+            Some(copies) => (all, keepers) = self.go_back(copies, all)?,
             None if training.shard_optimizer && !replaced.is_empty() => {
                 return Err(self.nothing_left(&replaced, &[]));
             }
@@ -106,7 +111,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let target = standings.iter().flatten().max().copied();
         let target = target.ok_or_else(|| self.nothing_left(&replaced, &[]))?;
         self.commit(&standings, target)?;
-        Ok(Settled { all, replaced, target })
+        Ok(Settled { all, replaced, target, keepers })
     }
 
     /// Gives every rank what it lacks.
@@ -115,8 +120,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             self.all_gather("recovery", &[])?;
             self.check_replicas()?;
         }
-        self.state.moved = Moved::default();
-        let Settled { all, replaced, target } = settled;
+        self.state.moved.lacking.clear();
+        let Settled { all, replaced, target, .. } = settled;
         self.next = Some(target);
         let last = match self.state.sync.is_first() {
             true => None,
@@ -124,6 +129,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         };
         self.state.recoveries.count(&all, &replaced);
         self.begin_shadows(&all, target)?;
+        self.state.moved = Moved::default(); // until there are copies, who held a stage before may have to give it again
         self.state.timing.since = Since::now();
         Ok(Recovered { next: target, replaced, last })
     }
@@ -134,9 +140,9 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let (stages, moved) = (&self.state.stages, &self.state.moved);
         let mut has: Vec<StageId> = stages.ids().chain(moved.gone.keys().copied()).collect();
         has.retain(|stage| self.next.is_some() && !moved.lacking.contains(stage));
-        let shadows = self.state.shadows.steps(self.state.comm.n_ranks() as usize);
+        let (shadows, ring) = (self.state.shadows.steps(), self.state.shadows.ring());
         let (next, slots) = (self.next, self.slots());
-        let own = Standing { next, has, away_s, n, lost_s, slots, shadows };
+        let own = Standing { next, has, away_s, n, lost_s, slots, shadows, ring };
         let own = self.written(&own)?;
         let all = self.all_gather("recovery", &own)?;
         let read = |(from, bytes): (u32, &Vec<u8>)| {
@@ -145,7 +151,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         (0..).zip(&all).map(read).collect()
     }
 
-    fn written(&self, what: &impl Serialize) -> Result<Vec<u8>, Fault> {
+    pub(super) fn written(&self, what: &impl Serialize) -> Result<Vec<u8>, Fault> {
         let me = self.state.comm.rank();
         serde_json::to_vec(what).map_err(|e| Fault::new(Class::Internal, me, e.to_string()))
     }
@@ -229,9 +235,9 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     }
 
     /// Gives each rank the weights and the optimizer's state of the stages that it lacks, each from the first of its
-    /// replicas that has it, else from whoever has it still; whether there was anything to give.
+    /// replicas that has it, else from whoever has it still, or has a copy; whether there was anything to give.
     fn give_stages(&mut self, settled: &Settled) -> Result<bool, Fault> {
-        let Settled { all, replaced, target } = settled;
+        let Settled { all, replaced, target, keepers } = settled;
         let Job { program, width, .. } = self.state.job;
         let me = self.state.comm.rank();
         let has = |rank: &Rank, stage: &StageId| all[rank.index()].has.contains(stage);
@@ -241,6 +247,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             let (having, lacking): (Vec<_>, Vec<_>) = holders.partition(|rank| has(rank, &stage));
             let mut others = (0..all.len() as u32).map(Rank);
             let giver = having.first().copied().or_else(|| others.find(|rank| has(rank, &stage)));
+            let giver = giver.or_else(|| keepers.get(&stage).copied());
             match giver {
                 Some(giver) => given.extend(lacking.into_iter().map(|to| (stage, giver, to))),
                 None => lost.push(stage),
@@ -250,7 +257,10 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             return Err(self.nothing_left(replaced, &lost));
         }
         for (stage, _, to) in given.iter().filter(|(_, giver, _)| *giver == me) {
-            self.give(*stage, *to, *target)?;
+            match has(&me, stage) {
+                true => self.give(*stage, *to, *target)?,
+                false => self.give_copy(*stage, *to, *target)?,
+            }
         }
         for (stage, giver, _) in given.iter().filter(|(.., to)| *to == me) {
             self.take(*stage, *giver, *target)?;
@@ -263,7 +273,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let gone = state.moved.gone.get(&stage);
         let held = gone.unwrap_or_else(|| state.stages.held(stage));
         for (tensor, slot) in held.slots() {
-            let tag = replica(step, stage, tensor, slot);
+            let tag = replica(step, (stage, tensor, slot));
             // The receiver updates what it gets in place.
             let Some(value) = held.value(tensor, slot).map(|value| copy(&state.device, value))
             else {
@@ -279,7 +289,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     fn take(&mut self, stage: StageId, from: Rank, step: u64) -> Result<(), Fault> {
         let state = &mut self.state;
         for (tensor, slot) in state.stages.held(stage).slots() {
-            let tag = replica(step, stage, tensor, slot);
+            let tag = replica(step, (stage, tensor, slot));
             let deadline = state.deadline();
             let value = state.comm.recv(from, tag, deadline);
             let value = state.on_wait(tag, Need::Other, value)?;
@@ -304,19 +314,15 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Fault::new(Class::PeerLost, self.state.comm.rank(), message)
     }
 
-    fn unreadable_peer(&self, from: Rank) -> Fault {
+    pub(super) fn unreadable_peer(&self, from: Rank) -> Fault {
         let message = format!("{from} said in the recovery what cannot be read");
         let fault = Fault::new(Class::Mismatch, self.state.comm.rank(), message);
         Fault { peer: Some(from), ..fault }
     }
 }
 
-/// A tensor that goes back to the rank whose copy it is.
-pub(super) fn give_back(step: u64, (stage, tensor, slot): Slot) -> Tag {
-    replica(step, stage, tensor, slot)
-}
-
-fn replica(step: u64, stage: StageId, tensor: usize, slot: usize) -> Tag {
+/// A tensor of which there are replicas, or copies.
+pub(super) fn replica(step: u64, (stage, tensor, slot): Slot) -> Tag {
     Tag::new(step, Payload::Replica { stage, tensor: tensor as u32, slot: slot as u32 })
 }
 

@@ -4,15 +4,16 @@
 //! Every so many steps each rank keeps a copy of its weights and optimizer state, and sends one to the next rank. The
 //! messages travel beside the step that follows, and are taken before its sync: so once any rank has the sync of a step, all
 //! have the copies that were made before it. After a death that took something, all go back to the last step of which every
-//! rank's copy is with itself or with the next one, and compute what came after it again, to the same bits.
+//! state there is a copy with its holder or with the rank after that, and compute what came after it again, to the same bits. Where
+//! nobody takes a dead rank's place, those who live have another program, and its stages go to the ranks that hold them there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
 
 use super::Worker;
 use super::held::copy;
-use super::recoveries::Standing;
-use super::recovery::give_back;
+use super::recoveries::{Ring, Standing};
+use super::recovery::replica;
 use super::shadows::{Shadow, Shadows, Slot};
 use super::state::{StageOn, State};
 use crate::analyze::Need;
@@ -32,15 +33,28 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
 
     /// Begins to keep copies among these ranks, with those of where all stand now.
     pub(super) fn begin_shadows(&mut self, all: &[Standing], step: u64) -> Result<(), Fault> {
-        if self.state.job.training.shadow_every == 0 || all.len() < 2 {
+        if self.state.job.training.shadow_every == 0 {
             return Ok(());
         }
-        let before = neighbour(self.state.comm.rank(), all.len() - 1, all.len());
-        let shadows = &mut self.state.shadows;
-        if shadows.n_ranks != all.len() {
-            *shadows = Shadows { n_ranks: all.len(), ..Shadows::default() };
+        if all.len() < 2 {
+            self.state.shadows = Shadows::default();
+            return Ok(());
         }
-        shadows.other = all[before.index()].slots.clone();
+        let me = self.state.comm.rank();
+        let before = neighbour(me, all.len() - 1, all.len());
+        // Where the program has changed, ranks hold other stages than when they met.
+        let own = self.written(&self.slots())?;
+        let slots = self.all_gather("recovery", &own)?;
+        let slots = serde_json::from_slice(&slots[before.index()]);
+        let slots: Vec<Slot> = slots.map_err(|_| self.unreadable_peer(before))?;
+        let shadows = &mut self.state.shadows;
+        let is_other = |standing: &Standing| {
+            standing.ring.as_ref().is_some_and(|ring| ring.n_ranks != all.len())
+        };
+        if (shadows.n_ranks, shadows.me) != (all.len(), me) || all.iter().any(is_other) {
+            *shadows = Shadows { n_ranks: all.len(), me, ..Shadows::default() };
+        }
+        shadows.other = slots;
         self.cast_shadow(step)?;
         self.state.take_shadow()?;
         // Nobody trains, and dies, before all have them.
@@ -85,54 +99,64 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         Ok(())
     }
 
-    /// The step to go back to, if a death took something that no rank that lives has, and copies have it.
-    pub(super) fn step_to_go_back_to(&self, all: &[Standing]) -> Option<u64> {
-        let is_here = |rank: usize| all[rank].next.is_some();
-        if (0..all.len()).all(is_here) || !(0..all.len()).any(is_here) {
-            return None;
-        }
-        let held: BTreeSet<StageId> = all.iter().flat_map(|of| of.has.iter().copied()).collect();
+    /// The copies to go back to, if a death took something that no rank that lives has, and copies have it.
+    pub(super) fn copies_to_go_back_to(&self, all: &[Standing]) -> Option<Copies> {
         let job = &self.state.job;
-        let is_whole = job.program.rules().graph().stages().all(|stage| held.contains(&stage));
-        if is_whole && !job.training.shard_optimizer {
+        let is_sharded = job.training.shard_optimizer;
+        let stages: Vec<StageId> = job.program.rules().graph().stages().collect();
+        let held: BTreeSet<StageId> = all.iter().flat_map(|of| of.has.iter().copied()).collect();
+        let has_all = match is_sharded {
+            true => all.iter().all(|of| of.next.is_some()),
+            false => stages.iter().all(|stage| held.contains(stage)),
+        };
+        if has_all || all.iter().all(|of| of.next.is_none()) {
             return None;
         }
-        let has = |rank: usize, step: u64, with_other: bool| {
-            let kept = &all[rank].shadows;
-            kept.iter().any(|(of, other)| *of == step && (*other || !with_other))
-        };
-        let is_kept = |step: &u64| {
-            let next = |rank| (rank + 1) % all.len();
-            (0..all.len()).all(|rank| has(rank, *step, false) || has(next(rank), *step, true))
-        };
+        let rings: BTreeSet<usize> =
+            all.iter().flat_map(|of| &of.ring).map(|ring| ring.n_ranks).collect();
         let steps = all.iter().flat_map(|of| &of.shadows).map(|(step, _)| *step);
-        steps.filter(is_kept).max()
+        let copies = steps.flat_map(|step| rings.iter().map(move |n| Copies { step, n_ranks: *n }));
+        let are_whole = |copies: &Copies| match is_sharded {
+            true => copies.have_all_ranks(all),
+            false => copies.have_all_stages(&stages, all),
+        };
+        copies.filter(are_whole).max()
     }
 
-    /// Goes back to a step, and gives the copies of it to ranks that have none; where all stand then.
+    /// Goes back to a step. Returns where all stand then, and who has copies of stages that nobody else may have.
+    ///
+    /// The part of a sharded optimizer that a dead rank had goes back to who takes its place. Stages go to whoever is to hold
+    /// them once all have the program of those who live.
     pub(super) fn go_back(
         &mut self,
-        step: u64,
+        copies: Copies,
         mut all: Vec<Standing>,
-    ) -> Result<Vec<Standing>, Fault> {
-        let (me, n_ranks) = (self.state.comm.rank(), all.len());
-        for standing in &mut all {
-            let has_own = standing.shadows.iter().any(|(of, _)| *of == step);
-            standing.next = has_own.then_some(step);
-            standing.has = standing.slots.iter().map(|(stage, ..)| *stage).collect();
-        }
-        let before = neighbour(me, n_ranks - 1, n_ranks);
-        if all[before.index()].next.is_none() {
-            self.give_shadow(step, before)?;
+    ) -> Result<(Vec<Standing>, BTreeMap<StageId, Rank>), Fault> {
+        let (step, me, n_ranks) = (copies.step, self.state.comm.rank(), all.len());
+        let mut keepers = BTreeMap::new();
+        for (rank, standing) in (0..).map(Rank).zip(&mut all) {
+            let ring = |with_other: bool| copies.of(standing, with_other);
+            let own = ring(false).map(|ring| ring.own.clone());
+            keepers.extend(ring(true).iter().flat_map(|ring| &ring.other).map(|s| (*s, rank)));
+            standing.next = own.is_some().then_some(step);
+            standing.has = own.unwrap_or_default();
         }
         self.next = all[me.index()].next;
-        if self.next.is_none() {
-            self.take_shadow_back(step, neighbour(me, 1, n_ranks))?;
-        } else {
+        let (before, after) = (neighbour(me, n_ranks - 1, n_ranks), neighbour(me, 1, n_ranks));
+        let is_sharded = self.state.job.training.shard_optimizer;
+        if is_sharded && all[before.index()].next.is_none() {
+            self.give_shadow(step, before)?;
+        }
+        if self.next.is_some() {
             self.restore_shadow(step)?;
+        } else if is_sharded {
+            self.take_shadow_back(step, after)?;
+        }
+        for standing in all.iter_mut().filter(|of| is_sharded && of.next.is_none()) {
+            standing.has = standing.slots.iter().map(|(stage, ..)| *stage).collect();
         }
         self.state.shadows.kept.retain(|shadow| shadow.step <= step);
-        Ok(all)
+        Ok((all, keepers))
     }
 
     /// Takes what this rank kept at a step.
@@ -145,8 +169,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         for (slot @ (stage, tensor, kept), value) in &own {
             let value = copy(&state.device, value);
             let value = state.on_device(shadow(step, *slot), value)?;
-            state.stages.held_mut(*stage).put(*tensor, *kept, value);
+            let gone = state.moved.gone.get_mut(stage);
+            let held = gone.unwrap_or_else(|| state.stages.held_mut(*stage));
+            held.put(*tensor, *kept, value);
         }
+        // What this rank has been given since is of a later step.
+        let is_own = |stage: &StageId| own.keys().any(|(of, ..)| of == stage);
+        state.moved.gone.retain(|stage, _| is_own(stage));
+        state.moved.lacking = state.stages.ids().filter(|stage| !is_own(stage)).collect();
         let Shadow { own: place, committed, .. } = &mut state.shadows.kept[at];
         *place = own;
         let committed = committed.clone();
@@ -162,7 +192,23 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let values: Vec<_> =
             shadow.other.iter().map(|(slot, value)| (*slot, value.clone())).collect();
         for (slot, value) in values {
-            let tag = give_back(step, slot);
+            let tag = replica(step, slot);
+            let sent = state.comm.send(to, tag, value);
+            state.on_wire(tag, sent)?;
+        }
+        Ok(())
+    }
+
+    /// Gives a rank the copies of a stage that nobody has.
+    pub(super) fn give_copy(&mut self, stage: StageId, to: Rank, step: u64) -> Result<(), Fault> {
+        let state = &mut self.state;
+        let Some(shadow) = state.shadows.of(step) else { return Ok(()) };
+        let of_stage = shadow.other.iter().filter(|((of, ..), _)| *of == stage);
+        let values: Vec<_> =
+            of_stage.map(|(slot, value)| (*slot, copy(&state.device, value))).collect();
+        for (slot, value) in values {
+            let tag = replica(step, slot);
+            let value = state.on_device(tag, value)?;
             let sent = state.comm.send(to, tag, value);
             state.on_wire(tag, sent)?;
         }
@@ -173,7 +219,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     fn take_shadow_back(&mut self, step: u64, from: Rank) -> Result<(), Fault> {
         for slot @ (stage, tensor, kept) in self.slots() {
             let state = &mut self.state;
-            let tag = give_back(step, slot);
+            let tag = replica(step, slot);
             let value = state.comm.recv(from, tag, state.deadline());
             let value = state.on_wait(tag, Need::Other, value)?;
             let shape = state.stages.held(stage).stage.params()[tensor].shape.clone();
@@ -183,6 +229,40 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             state.stages.held_mut(stage).put(tensor, kept, value);
         }
         Ok(())
+    }
+}
+
+/// Copies of a step, among so many ranks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Copies {
+    step: u64,
+    n_ranks: usize,
+}
+
+impl Copies {
+    /// The place among them of a rank that has its own, and if asked that of the rank before it.
+    fn of(self, standing: &Standing, with_other: bool) -> Option<&Ring> {
+        let has = |(step, other): &(u64, bool)| *step == self.step && (*other || !with_other);
+        let ring = standing.ring.as_ref().filter(|ring| ring.n_ranks == self.n_ranks);
+        ring.filter(|_| standing.shadows.iter().any(has))
+    }
+
+    /// Whether those of every rank are with itself or with the next one.
+    fn have_all_ranks(self, all: &[Standing]) -> bool {
+        let has = |number: usize, with_other: bool| {
+            let rings = all.iter().filter_map(|of| self.of(of, with_other));
+            rings.into_iter().any(|ring| ring.me == number)
+        };
+        let n_ranks = self.n_ranks;
+        (0..n_ranks).all(|number| has(number, false) || has((number + 1) % n_ranks, true))
+    }
+
+    /// Whether some rank has each of these stages.
+    fn have_all_stages(self, stages: &[StageId], all: &[Standing]) -> bool {
+        let own = all.iter().filter_map(|of| self.of(of, false)).flat_map(|ring| &ring.own);
+        let other = all.iter().filter_map(|of| self.of(of, true)).flat_map(|ring| &ring.other);
+        let kept: BTreeSet<&StageId> = own.chain(other).collect();
+        stages.iter().all(|stage| kept.contains(stage))
     }
 }
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::StageId;
+use super::recoveries::Ring;
+use crate::ids::{Rank, StageId};
 
 /// A tensor of a stage: its weights (0), or what the optimizer keeps of it.
 pub(super) type Slot = (StageId, usize, usize);
@@ -17,8 +18,16 @@ pub(super) struct Shadows<T> {
     pub(super) other: Vec<Slot>,
     /// The step of the copy that is on its way from there.
     pub(super) awaited: Option<u64>,
-    /// Ranks of the job whose copies these are.
+    /// Ranks whose copies these are.
     pub(super) n_ranks: usize,
+    /// The number of this one among them.
+    pub(super) me: Rank,
+}
+
+fn stages_of<'s>(slots: impl IntoIterator<Item = &'s Slot>) -> Vec<StageId> {
+    let mut stages: Vec<StageId> = slots.into_iter().map(|(stage, ..)| *stage).collect();
+    stages.dedup();
+    stages
 }
 
 /// What was held when a step was to be trained next.
@@ -32,15 +41,21 @@ pub(super) struct Shadow<T> {
 
 impl<T> Default for Shadows<T> {
     fn default() -> Self {
-        Shadows { kept: Vec::new(), other: Vec::new(), awaited: None, n_ranks: 0 }
+        Shadows { kept: Vec::new(), other: Vec::new(), awaited: None, n_ranks: 0, me: Rank(0) }
     }
 }
 
 impl<T> Shadows<T> {
-    /// The steps of which this rank has its own copy, and whether that of the rank before it, among so many ranks.
-    pub(super) fn steps(&self, n_ranks: usize) -> Vec<(u64, bool)> {
-        let kept = self.kept.iter().filter(|_| self.n_ranks == n_ranks);
-        kept.map(|shadow| (shadow.step, !shadow.other.is_empty())).collect()
+    /// The steps of which this rank has its own copy, and whether that of the rank before it.
+    pub(super) fn steps(&self) -> Vec<(u64, bool)> {
+        self.kept.iter().map(|shadow| (shadow.step, !shadow.other.is_empty())).collect()
+    }
+
+    /// Among whom they are, if there are any.
+    pub(super) fn ring(&self) -> Option<Ring> {
+        let own = stages_of(self.kept.last()?.own.keys());
+        let (n_ranks, me, other) = (self.n_ranks, self.me.index(), stages_of(&self.other));
+        Some(Ring { n_ranks, me, own, other })
     }
 
     /// Forgets what is on its way, since the transport has ended.

@@ -7,7 +7,7 @@ use clap::Args;
 
 use crate::cli::parts::console::{print, quoted};
 use crate::run::outside::OnDisk;
-use crate::settings::{Layers, Settings};
+use crate::settings::{Layers, Settings, Survive};
 
 /// Prints a batch script for SLURM, whose job saves a checkpoint before its time is over and queues itself again
 #[derive(Args)]
@@ -33,6 +33,9 @@ pub(crate) struct Slurm {
     /// How srun starts MPI: `srun --mpi=list` tells what the cluster has
     #[arg(long, value_name = "KIND", default_value = "pmix")]
     mpi: String,
+    /// Tasks beside those of the ranks, for processes that take dead ranks' places [default: 1 with `survive` respawn, or else 0]
+    #[arg(long, value_name = "COUNT")]
+    spare: Option<u32>,
 }
 
 impl Slurm {
@@ -60,35 +63,82 @@ impl Slurm {
             "{file} must name `out`, the folder of the run on a file system that all nodes share, and \
              `save-every`: a job that is queued again goes on from there"
         );
+        let survives = config.survive != Survive::Off;
+        ensure!(
+            survives || self.spare.is_none(),
+            "--spare is for processes that take dead ranks' places: let {file} say `survive`, or leave --spare out"
+        );
+        let spare = self.spare.unwrap_or((config.survive == Survive::Respawn).into());
+        let n_ranks = config.width * config.depth;
+        // The launcher of ranks that survive deaths runs in the script, and SLURM's signal goes to steps but to that.
+        let signalled = if survives { "B:" } else { "" };
         let mut head = vec![
             "--job-name=chimera".to_string(),
-            format!("--ntasks={}", config.width * config.depth),
+            format!("--ntasks={}", n_ranks + spare as usize),
             format!("--cpus-per-task={threads}"),
             format!("--time={}", self.time),
-            format!("--signal=TERM@{}", self.notice),
+            format!("--signal={signalled}TERM@{}", self.notice),
             "--requeue".to_string(),
             "--open-mode=append".to_string(),
         ];
+        head.extend(survives.then(|| "--no-kill".to_string())); // where a node fails
         head.extend(self.nodes.map(|n| format!("--nodes={n}")));
         head.extend(self.partition.map(|name| format!("--partition={name}")));
         head.extend(self.gpus_per_rank.map(|n| format!("--gpus-per-task={n}")));
-        // After the first rank has ended, the others have half a minute: enough to name one that died, and to end with
-        // 75. (`--kill-on-bad-exit` would kill ranks that are about to, and srun would say 137.)
+        let train = format!(
+            "chimera train --config {} --transport mpi --threads {threads} --resume auto",
+            quoted(file)
+        );
+        let launch = match survives {
+            true => surviving(n_ranks, &train),
+            false => launched(&self.mpi, threads, &train),
+        };
         let head: String = head.iter().map(|option| format!("#SBATCH {option}\n")).collect();
         print(format!(
             "#!/bin/sh\n\
              # {} x {} worker(s); submit it where the files that {file} names are.\n\
              {head}\n\
-             srun --mpi={} --wait=30 --cpus-per-task={threads} --cpu-bind=cores \\\n  \
-             chimera train --config {} --transport mpi --threads {threads} --resume auto\n\
-             code=$?\n\
-             # 75: saved before the time was over.\n\
-             [ $code -eq 75 ] && exec scontrol requeue \"$SLURM_JOB_ID\"\n\
+             {launch}\n\
              exit $code",
-            config.width,
-            config.depth,
-            self.mpi,
-            quoted(file),
+            config.width, config.depth,
         ))
     }
+}
+
+/// Ranks that all end when one does, started by srun.
+fn launched(mpi: &str, threads: usize, train: &str) -> String {
+    // After the first rank has ended, the others have half a minute: enough to name one that died, and to end with
+    // 75. (`--kill-on-bad-exit` would kill ranks that are about to, and srun would say 137.)
+    format!(
+        "srun --mpi={mpi} --wait=30 --cpus-per-task={threads} --cpu-bind=cores \\\n  \
+         {train}\n\
+         code=$?\n\
+         # 75: saved before the time was over.\n\
+         [ $code -eq 75 ] && exec scontrol requeue \"$SLURM_JOB_ID\""
+    )
+}
+
+/// Ranks that survive deaths, started by Open MPI's launcher on the job's nodes: srun with PMIx would end all of them. Processes
+/// for dead ranks start on the tasks that are spare, and when these are used up, beside others: Open MPI 5.0 does not give back the
+/// slot of a process that has died. None is bound, since one that is spawned would be bound to the cores of others.
+fn surviving(n_ranks: usize, train: &str) -> String {
+    // A rank that is asked to stop tells all others, while the launcher, asked to, would kill them soon. Its code may be that
+    // of a rank that was killed, and replaced.
+    format!(
+        "# Open MPI starts its daemons by srun, which is to leave them alone when a node fails.\n\
+         export SLURM_NO_KILL=yes\n\
+         mpirun --with-ft ulfm -n {n_ranks} --map-by slot:OVERSUBSCRIBE --bind-to none \\\n  \
+         {train} &\n\
+         launcher=$!\n\
+         asked=\n\
+         trap 'asked=yes; pkill -TERM -P \"$launcher\" chimera' TERM\n\
+         wait \"$launcher\"\n\
+         code=$?\n\
+         while kill -0 \"$launcher\" 2>/dev/null; do\n  \
+         wait \"$launcher\"\n  \
+         code=$?\n\
+         done\n\
+         # 75: saved before the time was over.\n\
+         [ $code -eq 75 ] || {{ [ -n \"$asked\" ] && [ $code -ne 0 ]; }} && exec scontrol requeue \"$SLURM_JOB_ID\""
+    )
 }

@@ -131,7 +131,7 @@ impl Outcome<'_> {
         let traces =
             [(PLANNED, ran(planned, Vec::new())), (MEASURED, ran(timeline.clone(), waits.clone()))];
         for (name, ran) in traces {
-            folder.write(name, &chrome::training(&[ran], Some(&sizes)))?;
+            folder.write(name, &chrome::training(&[ran], &[], Some(&sizes)))?;
         }
         Ok(Some(by))
     }

@@ -164,6 +164,16 @@ impl HangReport<'_> {
         }
     }
 
+    /// Whether the rank that a verdict names has made no progress between the two looks, and is where it should: it does not
+    /// answer, or stands at an instruction. Between steps it may write files, which takes the time that it takes.
+    pub fn stands_still(&self, verdict: &Diagnosis) -> bool {
+        match verdict.kind {
+            Kind::Silent => true,
+            Kind::Stalled => self.instr(verdict.rank).is_some(),
+            Kind::Slow | Kind::Lost | Kind::Cycle => false,
+        }
+    }
+
     /// The first rank that does not answer.
     fn silent(&self) -> Option<Rank> {
         let is_silent = self.positions.iter().position(Option::is_none)?;

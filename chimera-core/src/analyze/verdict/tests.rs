@@ -39,6 +39,26 @@ fn who_computes_is_stalled() {
     );
 }
 
+/// Between steps a rank may write files, so that it stands still is no reason to go on without it.
+#[test]
+fn who_stands_at_an_instruction_makes_no_progress() {
+    let program = program("dapple", Shape::new(2, 2));
+    let at = |instr| Some(Position::At { step: 4, instr });
+    let stands_still = |row_1: Option<Position>| {
+        let positions = vec![at(0), row_1];
+        let report =
+            HangReport { program: &program, step: 4, earlier: positions.clone(), positions };
+        let verdict = report.verdict(Rank(0), Rank(1), Need::Other);
+        assert_eq!(verdict.rank, Rank(1));
+        report.stands_still(&verdict)
+    };
+    let end = program.rows()[1].len() as u32;
+    let is_run = |instr: &Instr| matches!(instr, Instr::Run(_));
+    let op = program.rows()[1].iter().position(is_run).expect("an op") as u32;
+    assert!(stands_still(None) && stands_still(at(op)));
+    assert!(!stands_still(at(end)) && !stands_still(Some(Position::Start)));
+}
+
 #[test]
 fn a_chain_of_waits_ends_at_the_first_that_does_not_advance() {
     let waits = Some("Recv(gradient(pipe 0, stage 2, micro-batch 1)");

@@ -2,7 +2,7 @@
 //!
 //! Each call of the transport is a place where another rank may go on, a message takes its time, and a rank may die: its
 //! thread unwinds, others learn of it later, and it comes back without any state, as a process does that takes a dead
-//! one's place. So a run of the whole engine with deaths at any instruction takes milliseconds, and one that goes wrong
+//! one's place. A rank may also stall: it makes no call more until the others evict it, and then dies. So a run of the whole engine with deaths at any instruction takes milliseconds, and one that goes wrong
 //! is had again from its seed. Time is counted in turns; how long waits last by the clock has no effect.
 
 mod scheduler;
@@ -27,15 +27,17 @@ pub struct Plan {
     pub most_delay: u64,
     /// Ranks that die.
     pub deaths: Vec<Death>,
+    /// Ranks that stall, at a call as others die; they die when they are evicted.
+    pub stalls: Vec<Death>,
     /// For how many turns a rank that has died is away. The others meet without it; when it comes back, all meet with it.
     /// `None` if all wait for it.
     pub away: Option<u64>,
 }
 
-/// A rank's death, at its `call`th call of the transport over all its lives.
+/// A rank's death or stall, at its `call`th call of the transport over all its lives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Death {
-    /// Who dies.
+    /// Whose.
     pub rank: Rank,
     /// When, from 1.
     pub call: u64,
@@ -166,7 +168,7 @@ impl<T: Send + 'static> End<T> {
                 return found;
             }
             turn = turn.pass(!is_short);
-            is_over = is_short;
+            is_over = is_short || turn.is_too_late();
         }
     }
 
@@ -184,8 +186,30 @@ fn stuck() -> CommError {
 }
 
 impl<T: Send + 'static> Liveness for End<T> {
-    fn report_progress(&mut self, _: Position) {
-        self.turn();
+    fn report_progress(&mut self, position: Position) {
+        self.turn().report(position);
+    }
+
+    fn query_progress(&mut self, _: Instant) -> Result<Vec<Option<Position>>, CommError> {
+        let turn = self.turn();
+        self.met.mailboxes[self.rank.index()].check()?;
+        Ok(self.met.present.iter().map(|rank| turn.position(*rank)).collect())
+    }
+
+    fn can_evict(&self, rank: Rank) -> bool {
+        rank != self.rank
+    }
+
+    fn evict(&mut self, rank: Rank) -> bool {
+        let rank = self.met.present[rank.index()];
+        let mut turn = self.turn();
+        assert!(turn.position(rank).is_none(), "{rank} goes on, and {} evicts it", self.of_all);
+        turn.evict(rank);
+        true
+    }
+
+    fn pause(&mut self, _: Duration) {
+        self.turn().pass(false);
     }
 
     fn request_stop(&mut self) {

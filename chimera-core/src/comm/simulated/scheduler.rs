@@ -1,15 +1,16 @@
 //! Who goes on, what is under way, and who has come to the next meeting.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::replace;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
 
-use super::{Met, Plan, die, stuck};
-use crate::comm::CommError;
+use super::{Death, Met, Plan, die, stuck};
 use crate::comm::mailbox::Mailbox;
+use crate::comm::{CommError, Position};
 use crate::fault::{Class, Fault};
 use crate::ids::Rank;
 
@@ -40,6 +41,10 @@ struct Simulator<T> {
     is_there: Vec<bool>,
     /// By rank: whether it lives.
     is_alive: Vec<bool>,
+    /// By rank: where it is; none once it has died or stalled, until the next meeting.
+    positions: Vec<Option<Position>>,
+    /// By rank: whether what it waits for is too late, since nothing more happens.
+    is_too_late: Vec<bool>,
     /// Ranks that come back, and when.
     away: BTreeSet<(u64, Rank)>,
     /// The last meeting.
@@ -58,6 +63,8 @@ enum Life {
     Ready,
     /// Until something comes for it.
     Waits,
+    /// Until it is evicted.
+    Stalled,
     Ended,
 }
 
@@ -94,6 +101,8 @@ impl<T> Scheduler<T> {
             meetings: 0,
             is_there: vec![false; n],
             is_alive: vec![true; n],
+            positions: vec![Some(Position::Start); n],
+            is_too_late: vec![false; n],
             away: BTreeSet::new(),
             met: Arc::new(Met { present: Vec::new(), mailboxes: Vec::new() }),
             is_stopping: false,
@@ -114,13 +123,19 @@ impl<T> Scheduler<T> {
         drop(self.await_turn(rank, state));
     }
 
-    /// A call of a rank: it may die, and others may go on before it.
+    /// A call of a rank: it may stall and die, and others may go on before it.
     pub(super) fn enter(&self, rank: Rank) -> Turn<'_, T> {
         let mut turn = self.keep(rank);
         let calls = &mut turn.state.calls[rank.index()];
         *calls += 1;
-        let call = *calls;
-        if turn.state.plan.deaths.iter().any(|d| d.rank == rank && d.call == call) {
+        let now = Death { rank, call: *calls };
+        if turn.state.plan.stalls.contains(&now) {
+            turn = turn.stall();
+            drop(turn);
+            die();
+        }
+        if turn.state.plan.deaths.contains(&now) {
+            turn.state.positions[rank.index()] = None;
             drop(turn);
             die();
         }
@@ -162,6 +177,7 @@ impl<T> Scheduler<T> {
                 None if turn.state.is_stuck => return Err(stuck()),
                 None => turn = turn.pass(true),
             }
+            turn.is_too_late(); // a meeting has the patience that it takes
         }
         Ok(Some((turn.state.meetings, Arc::clone(&turn.state.met))))
     }
@@ -172,6 +188,7 @@ impl<T> Scheduler<T> {
         state.ranks[rank.index()] = Life::Ended;
         state.over.get_or_insert(how);
         state.wake_all();
+        state.wake(Life::Stalled);
         state.choose();
         self.tell(&state);
     }
@@ -212,6 +229,38 @@ impl<'s, T> Turn<'s, T> {
         self.state.is_stuck
     }
 
+    /// Whether this rank has waited for too long, which it is told once.
+    pub(super) fn is_too_late(&mut self) -> bool {
+        replace(&mut self.state.is_too_late[self.rank.index()], false)
+    }
+
+    /// Notes where this rank is.
+    pub(super) fn report(&mut self, position: Position) {
+        self.state.positions[self.rank.index()] = Some(position);
+    }
+
+    /// Where a rank is, if it answers.
+    pub(super) fn position(&self, rank: Rank) -> Option<Position> {
+        self.state.positions[rank.index()]
+    }
+
+    /// Lets a stalled rank die; one that has died already stays as it is.
+    pub(super) fn evict(&mut self, rank: Rank) {
+        let life = &mut self.state.ranks[rank.index()];
+        if *life == Life::Stalled {
+            *life = Life::Ready;
+        }
+    }
+
+    /// Makes no call more, until it is this rank's time to die.
+    fn stall(mut self) -> Turn<'s, T> {
+        self.state.positions[self.rank.index()] = None;
+        match self.state.is_over() {
+            true => self,
+            false => self.pass_as(Life::Stalled),
+        }
+    }
+
     /// Tells all ranks of this meeting that one wants them to stop.
     pub(super) fn request_stop(&mut self) {
         self.state.is_stopping = true;
@@ -224,10 +273,12 @@ impl<'s, T> Turn<'s, T> {
 
     /// Lets others go on, until something comes for this rank if it `waits`; returns its next turn.
     pub(super) fn pass(self, waits: bool) -> Turn<'s, T> {
+        self.pass_as(if waits { Life::Waits } else { Life::Ready })
+    }
+
+    fn pass_as(self, life: Life) -> Turn<'s, T> {
         let Turn { scheduler, rank, mut state } = self;
-        if waits {
-            state.ranks[rank.index()] = Life::Waits;
-        }
+        state.ranks[rank.index()] = life;
         state.choose();
         if state.running != Some(rank.index()) {
             scheduler.tell(&state);
@@ -299,6 +350,7 @@ impl<T> Simulator<T> {
             let back = self.away.first().map(|(back, _)| *back);
             match due.into_iter().chain(back).min() {
                 Some(due) => self.now = due,
+                None if self.ranks.contains(&Life::Stalled) => self.lose_patience(),
                 None if self.ranks.contains(&Life::Waits) => {
                     self.is_stuck = true;
                     self.wake_all();
@@ -311,8 +363,25 @@ impl<T> Simulator<T> {
         }
     }
 
+    /// All that happens waits for ranks that are stalled. A wait for a message ends; where all others have come to a meeting,
+    /// that ends the stalled ones.
+    fn lose_patience(&mut self) {
+        let waits = |rank: usize| self.ranks[rank] == Life::Waits;
+        let is_meeting = (0..self.ranks.len()).all(|rank| !waits(rank) || self.is_there[rank]);
+        if is_meeting {
+            self.wake(Life::Stalled);
+        } else {
+            self.is_too_late = (0..self.ranks.len()).map(waits).collect();
+            self.wake(Life::Waits);
+        }
+    }
+
     fn wake_all(&mut self) {
-        for rank in self.ranks.iter_mut().filter(|rank| **rank == Life::Waits) {
+        self.wake(Life::Waits);
+    }
+
+    fn wake(&mut self, life: Life) {
+        for rank in self.ranks.iter_mut().filter(|rank| **rank == life) {
             *rank = Life::Ready;
         }
     }
@@ -340,6 +409,7 @@ impl<T> Simulator<T> {
             self.met = Arc::new(Met { present, mailboxes });
             self.is_there.fill(false);
             self.is_stopping = false;
+            self.positions.fill(Some(Position::Start));
             self.wake_all();
         }
     }

@@ -78,14 +78,25 @@ pub struct Ran<'p> {
     pub waits: Vec<Wait>,
 }
 
+/// A time in which nothing that counts was computed.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Gap {
+    /// When it began, in seconds.
+    pub start: f64,
+    /// When it ended.
+    pub end: f64,
+    /// Why, in words.
+    pub reason: String,
+}
+
 /// What ran, and what is known of its sizes.
 struct Told<'t> {
     program: &'t Program,
     sizes: Option<&'t Sizes>,
 }
 
-/// The trace of a training: each rank is a process, and times are on one clock.
-pub fn training(runs: &[Ran<'_>], sizes: Option<&Sizes>) -> String {
+/// The trace of a training: each rank is a process, and times are on one clock. Gaps are those of all ranks.
+pub fn training(runs: &[Ran<'_>], gaps: &[Gap], sizes: Option<&Sizes>) -> String {
     let mut ranks: Vec<(usize, usize, usize)> = Vec::new();
     let (mut events, mut n_arrows) = (Vec::new(), 0);
     for Ran { program, group, step, timeline, waits } in runs {
@@ -102,6 +113,13 @@ pub fn training(runs: &[Ran<'_>], sizes: Option<&Sizes>) -> String {
     }
     ranks.sort();
     ranks.dedup();
+    for Gap { start, end, reason } in gaps {
+        let name = format!("recovery: {reason}");
+        let of = |(rank, ..): &(usize, usize, usize)| {
+            complete(&name, "recovery", *rank, 0, (*start, *end), json!({}))
+        };
+        events.extend(ranks.iter().map(of));
+    }
     let processes = ranks.into_iter().flat_map(|(rank, group, worker)| {
         process(rank, &format!("rank {rank} (group {group}, worker {worker})"))
     });
@@ -337,13 +355,30 @@ mod tests {
     }
 
     #[test]
+    fn a_recovery_is_a_gap_of_all_ranks() {
+        let program = program("dapple", Shape::new(2, 1));
+        let timeline = simulate(&program, &WithSums);
+        let end = timeline.makespan();
+        let ran = Ran { program: &program, group: 0, step: 0, timeline, waits: Vec::new() };
+        let gap = Gap { start: end, end: end + 2.0, reason: "rank 1 was replaced".into() };
+        let trace: Value = serde_json::from_str(&training(&[ran], &[gap], None)).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap().iter();
+        let gaps: Vec<_> = events.filter(|e| e["cat"] == "recovery").collect();
+        assert_eq!(gaps.iter().map(|e| number(e, "pid")).collect::<Vec<_>>(), [0.0, 1.0]);
+        for gap in gaps {
+            assert_eq!(gap["name"], "recovery: rank 1 was replaced");
+            assert_eq!((number(gap, "ts"), number(gap, "dur")), (end * MICROSECONDS, 2e6));
+        }
+    }
+
+    #[test]
     fn ops_have_flops_and_messages_bytes_where_sizes_are_known() {
         let program = program("dapple", Shape::new(2, 1));
         let timeline = simulate(&program, &WithSums);
         let ran = Ran { program: &program, group: 0, step: 0, timeline, waits: Vec::new() };
         let stage = StageBytes { saved: 3.0, output: 5.0, gradient: 7.0, ..StageBytes::default() };
         let sizes = Sizes { bytes: vec![stage; 2], forward_flops: vec![10.0, 20.0], samples: 4.0 };
-        let trace: Value = serde_json::from_str(&training(&[ran], Some(&sizes))).unwrap();
+        let trace: Value = serde_json::from_str(&training(&[ran], &[], Some(&sizes))).unwrap();
         let events = trace["traceEvents"].as_array().unwrap();
         let flops = |category: &str| {
             let slices = events.iter().filter(|e| e["ph"] == "X" && e["cat"] == category);

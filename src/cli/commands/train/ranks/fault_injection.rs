@@ -10,7 +10,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, Liveness, Position, Tag};
 use chimera_core::fault::Fault;
@@ -117,6 +117,18 @@ impl Liveness for Struck<'_> {
 
     fn query_progress(&mut self, deadline: Instant) -> Result<Vec<Option<Position>>, CommError> {
         self.inner.query_progress(deadline)
+    }
+
+    fn can_evict(&self, rank: Rank) -> bool {
+        self.inner.can_evict(rank)
+    }
+
+    fn evict(&mut self, rank: Rank) -> bool {
+        self.inner.evict(rank)
+    }
+
+    fn pause(&mut self, time: Duration) {
+        self.inner.pause(time);
     }
 
     fn request_stop(&mut self) {

@@ -20,7 +20,7 @@ use chimera_comm_mpi::{Mpi, MpiRendezvous};
 use chimera_core::comm::Endpoint;
 use chimera_core::engine::StepReport;
 use chimera_core::fault::{Class, Fault, panicked};
-use chimera_core::ids::Rank;
+use chimera_core::ids::{Rank, listed};
 
 use self::lead::{REJOIN, Root, meet_again};
 use self::met::{Met, goes_on};
@@ -35,7 +35,7 @@ use crate::cli::parts::console::{tell, warn};
 use crate::cli::parts::progress::Say;
 use crate::run::launch::Launch;
 use crate::run::{Beginning, Run, Survivor};
-use crate::settings::{Config, Survive};
+use crate::settings::{Config, Evict, Survive};
 
 /// For all to write down why a run fails.
 const TO_FAIL: Duration = Duration::from_secs(2);
@@ -90,6 +90,9 @@ fn as_rank(train: &Train, config: &Config, why: &str, known_as: &Cell<Rank>) -> 
     let Some(mut meetings) = start(patience, MpiRendezvous::start)? else { return Ok(()) };
     if config.survive == Survive::Narrow {
         meetings = meetings.without_replacements();
+    }
+    if config.evict == Evict::Stalled {
+        meetings = meetings.evicting_stalled();
     }
     let me = meetings.rank();
     known_as.set(me);
@@ -184,7 +187,13 @@ impl Surviving<'_> {
             let Some(mut met) = next else { return Ok(None) };
             match attempt(self, &mut met) {
                 Ok(done) => return Ok(Some((done, met))),
-                Err(error) if is_death(&error) => met.comm.abort(&fault_of(&error, ROOT)),
+                Err(error) if is_death(&error) => {
+                    let fault = fault_of(&error, ROOT);
+                    if fault.class == Class::Evicted {
+                        warn(&fault.to_string());
+                    }
+                    met.comm.abort(&fault);
+                }
                 Err(error) => return Err(self.failed(met.comm, error)),
             }
         }
@@ -199,6 +208,9 @@ impl Surviving<'_> {
         let Some(beginning) = all.iter().find_map(|standing| standing.beginning.clone()) else {
             if let Some(why) = self.too_few(present) {
                 return Err(Fault::new(Class::PeerLost, comm.rank(), why).into());
+            }
+            if let Some(why) = self.cannot_evict(&comm.alone()) {
+                return Err(Fault::new(Class::Usage, comm.rank(), why).into());
             }
             #[cfg(all(unix, debug_assertions))]
             let comm = &mut fault_injection::Struck::new(comm);
@@ -224,6 +236,18 @@ impl Surviving<'_> {
         Some(format!(
             "{missing} died before the run began, which takes all {n_ranks} ranks: start again"
         ))
+    }
+
+    /// Why ranks that are stalled cannot be ended, if they cannot.
+    fn cannot_evict(&self, alone: &[Rank]) -> Option<String> {
+        let is_evicting = self.config.evict == Evict::Stalled && !alone.is_empty();
+        is_evicting.then(|| {
+            format!(
+                "evict: no other rank runs on the host of {}, and only one that does could end it: start at least two ranks on \
+                 each host, or leave evict out",
+                listed(alone)
+            )
+        })
     }
 
     /// Trains and concludes, from where this rank stands.
@@ -278,9 +302,13 @@ impl Surviving<'_> {
         }
     }
 
-    /// Tells all others why the run ends.
+    /// Tells all others why the run ends; one that was evicted ends alone.
     fn failed(&self, mut comm: Mpi, error: anyhow::Error) -> anyhow::Error {
         let me = comm.rank();
+        if fault_of(&error, me).class == Class::Evicted {
+            tell(format_args!("error: {error:#}"));
+            std::process::exit(Class::Evicted.code().into());
+        }
         if is_failed(&error, me) {
             announce(&mut comm, &fault_of(&error, me), format_args!("{error:#}"), self.known);
         }

@@ -1,0 +1,79 @@
+//! What ends waits of a meeting that nothing else ends.
+
+use std::process::exit;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::Builder;
+use std::time::{Duration, Instant};
+
+use chimera_core::fault::Class;
+use chimera_core::ids::Rank;
+
+use crate::error::Failure;
+use crate::peers::Watched;
+
+/// Between two looks at processes that may be stopped.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Who watches, for how long others may be waited for, and how the user is told.
+#[derive(Clone, Copy)]
+pub(crate) struct Watchdog {
+    pub(crate) me: Rank,
+    pub(crate) patience: Duration,
+    pub(crate) warn: fn(&str),
+}
+
+impl Watchdog {
+    /// Ends this process if what it returns is not dropped in time: nothing else ends a wait for a rank that dies while
+    /// processes connect.
+    pub(crate) fn end_if_late(self) -> Result<Sender<()>, Failure> {
+        let Watchdog { me, patience, warn } = self;
+        let (done, is_done) = channel();
+        let watch = move || {
+            if is_done.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+                let waited = patience.as_secs_f64();
+                warn(&format!(
+                    "{me} has waited {waited:.0} s for dead ranks to be replaced, perhaps since another has died meanwhile: start \
+                     again from the last checkpoint"
+                ));
+                exit(Class::PeerLost.code().into());
+            }
+        };
+        started("replacing", watch).map(|()| done)
+    }
+
+    /// Until what it returns is dropped, ends processes of this host that are stopped for longer than ranks wait for each other:
+    /// all ranks must come to a meeting, and one that is stopped does not. The transport's ranks are these `members` of the job.
+    pub(crate) fn end_stopped(
+        self,
+        watched: Arc<Watched>,
+        members: Vec<Rank>,
+    ) -> Result<Sender<()>, Failure> {
+        let Watchdog { me, patience, warn } = self;
+        let (done, is_done) = channel();
+        let watch = move || {
+            let mut since: Vec<(Rank, Instant)> = Vec::new();
+            while is_done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+                let stopped = watched.stopped();
+                since.retain(|(rank, _)| stopped.contains(rank));
+                for rank in stopped {
+                    match since.iter().find(|(of, _)| *of == rank) {
+                        Some((_, since)) if since.elapsed() >= patience => {
+                            let who = members.get(rank.index()).copied().unwrap_or(rank);
+                            warn(&format!("{who} is stopped, while all wait for it: {me} ends it"));
+                            watched.kill(rank);
+                        }
+                        Some(_) => {}
+                        None => since.push((rank, Instant::now())),
+                    }
+                }
+            }
+        };
+        started("meeting", watch).map(|()| done)
+    }
+}
+
+fn started(name: &str, watch: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+    let started = Builder::new().name(name.into()).spawn(watch);
+    started.map(drop).map_err(|e| format!("cannot start a thread: {e}"))
+}
