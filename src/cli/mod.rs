@@ -43,7 +43,7 @@ enum Command {
     Export(export_model::Export),
     Prepare(prepare::Prepare),
     Schedule(schedule::Schedule),
-    Simulate(simulate::Simulate),
+    Simulate(Box<simulate::Simulate>),
     Plan(plan::Plan),
     Profile(profile::Profile),
     #[command(subcommand)]

@@ -161,8 +161,8 @@ mod tests {
     #[test]
     fn refusals_name_the_line() {
         for (text, line) in [
-            ("a.b = 1", "1: unknown key `b`: did you mean `vocab`?"),
-            ("[a]\nb.c = 1", "2: unknown key `b`: did you mean `vocab`?"),
+            ("a.b = 1", "1: unknown key `b`: did you mean `bpipe`?"),
+            ("[a]\nb.c = 1", "2: unknown key `b`: did you mean `bpipe`?"),
             ("[a]\nsteps = 5\n[b]\nsteps = 6", "4: `steps` is said twice"),
             ("seq_len = 8\nsequence = 8", "2: `sequence` is said twice"),
             (

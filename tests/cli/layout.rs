@@ -66,8 +66,7 @@ fn slow_ranks_get_fewer_layers() {
         let plan: Value = serde_json::from_str(&ran.stdout).expect("JSON");
         plan["ways"][0]["step_s"].as_f64().expect("a time")
     };
-    let [alike, uneven, placed] =
-        ["", slow, "--speeds 1,1,0.5,1 --layout auto"].map(|options| step(options));
+    let [alike, uneven, placed] = ["", slow, "--speeds 1,1,0.5,1 --layout auto"].map(step);
     assert!(alike < placed && placed < 0.8 * uneven, "{alike} {placed} {uneven}");
     let ran = chimera("simulate 1f1b --depth 2 --speeds 1,1,0.5,1");
     assert_eq!(ran.code, Some(2));
