@@ -21,9 +21,9 @@ fn faults_are_caught() {
     use Fault::*;
     for (fault, cases) in [
         (Nothing, &[][..]),
-        (VecReversed, &["upload", "upload_words"]),
+        (VecReversed, &["upload", "upload_words", "offload"]),
         (CopyOverwrites, &["download_into", "upload_words"]),
-        (CopiesSwapped, &["download_all"]),
+        (CopiesSwapped, &["download_all", "offload"]),
         (FetchedLate, &["fetch"]),
         (ImportEmpty, &["import"]),
         (MarkLost, &["clock"]),

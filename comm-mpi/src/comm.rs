@@ -62,7 +62,7 @@ impl Liveness for Mpi {
         self.evicts_stalled && rank != self.me && !self.watched.neighbours(rank).is_empty()
     }
 
-    /// Those that share a host with the rank end it. Until that is seen nobody leaves this transport, by which they are told.
+    /// Ranks that share a host with the rank end it. Until that is seen nobody leaves this transport, by which they are told.
     fn evict(&mut self, rank: Rank) -> bool {
         let told = self.watched.neighbours(rank);
         for to in told.into_iter().chain([rank]) {

@@ -81,7 +81,7 @@ pub(crate) struct Watched {
     firsts: Vec<Rank>,
     /// Processes of this host.
     handles: Vec<(Rank, Handle)>,
-    /// Those of them for which the system has no handle: they are looked up by their numbers.
+    /// Processes of this host for which the system has no handle: they are looked up by their numbers.
     listed: Vec<(Rank, Process)>,
     /// All of them.
     local: Vec<(Rank, Process)>,

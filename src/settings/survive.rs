@@ -34,7 +34,7 @@ impl FromStr for Survive {
 pub enum Evict {
     /// None: a wait for one that is stalled ends the run.
     Off,
-    /// Those that make no progress: they are ended, and then dead.
+    /// Ranks that make no progress: they are ended, and then dead.
     Stalled,
 }
 

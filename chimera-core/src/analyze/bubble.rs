@@ -110,7 +110,7 @@ fn idle(
         let later = Later::of(program, worker, &row.busy, &memory, &inputs);
         let (mut idle, mut free, mut held) = (IdleTime::default(), 0.0, 0.0);
         for (at, event) in row.busy.iter().enumerate() {
-            let gap = Gap { from: free, to: event.start };
+            let gap = IdleGap { from: free, to: event.start };
             free = free.max(event.end);
             let Work::Cell(cell) = event.work else {
                 idle.add_rest(gap, &row.reductions, |idle| &mut idle.sync);
@@ -124,7 +124,7 @@ fn idle(
             let (more, less) = memory.change(worker, &cell, program.rules());
             held += more - less;
         }
-        idle.add_rest(Gap { from: free, to: makespan }, &row.reductions, |idle| &mut idle.sync);
+        idle.add_rest(IdleGap { from: free, to: makespan }, &row.reductions, |idle| &mut idle.sync);
         idle
     };
     workers.zip(rows(timeline)).map(of_worker).collect()
@@ -153,20 +153,20 @@ fn rows(timeline: &Timeline) -> Vec<BusyRow<'_>> {
 
 /// A time in which a worker is idle.
 #[derive(Clone, Copy)]
-struct Gap {
+struct IdleGap {
     from: f64,
     to: f64,
 }
 
-impl Gap {
+impl IdleGap {
     fn len(self) -> f64 {
         (self.to - self.from).max(0.0)
     }
 
     /// Its parts before and after a time.
-    fn split(self, at: f64) -> (Gap, Gap) {
+    fn split(self, at: f64) -> (IdleGap, IdleGap) {
         let at = at.clamp(self.from, self.to.max(self.from));
-        (Gap { to: at, ..self }, Gap { from: at, ..self })
+        (IdleGap { to: at, ..self }, IdleGap { from: at, ..self })
     }
 }
 
@@ -256,7 +256,7 @@ impl Later {
 impl IdleTime {
     /// Adds the part of a gap before a cell in which its inputs were not there, and returns the rest; `could` is when
     /// another cell could have begun.
-    fn add_wait(&mut self, gap: Gap, inputs: &Inputs, could: f64) -> Gap {
+    fn add_wait(&mut self, gap: IdleGap, inputs: &Inputs, could: f64) -> IdleGap {
         let (wait, rest) = gap.split(inputs.arrived);
         let (wait, order) = wait.split(could);
         self.order += order.len();
@@ -272,13 +272,13 @@ impl IdleTime {
     /// Adds a gap of which the part within reductions is theirs.
     fn add_rest(
         &mut self,
-        gap: Gap,
+        gap: IdleGap,
         reductions: &[&Event],
         rest: impl Fn(&mut IdleTime) -> &mut f64,
     ) {
         let (mut reducing, mut from) = (0.0, gap.from);
         for reduction in reductions {
-            let part = Gap { from: reduction.start.max(from), to: reduction.end.min(gap.to) };
+            let part = IdleGap { from: reduction.start.max(from), to: reduction.end.min(gap.to) };
             reducing += part.len();
             from = from.max(part.to);
         }

@@ -5,9 +5,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::faults::ANSWER;
 use crate::comm::{CommError, Liveness, Position};
 use crate::ids::Rank;
+
+/// How long other ranks may take to say where they are.
+pub(super) const ANSWER: Duration = Duration::from_secs(1);
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);

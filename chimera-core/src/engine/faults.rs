@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::eviction::evict_stalled;
+use super::eviction::{ANSWER, evict_stalled};
 use super::reduction::ReduceError;
 use super::state::{StageOn, State};
 use crate::analyze::{HangReport, Need};
@@ -12,9 +12,6 @@ use crate::comm::{Comm, CommError, Endpoint, Liveness, Position};
 use crate::device::{Device, DeviceError};
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, Rank};
-
-/// How long other ranks may take to say where they are.
-pub(super) const ANSWER: Duration = Duration::from_secs(1);
 
 /// After it a rank that goes on is elsewhere.
 const MOMENT: Duration = Duration::from_millis(100);

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use super::eviction::evict_stalled;
-use super::faults::{ANSWER, evicted};
+use super::eviction::{ANSWER, evict_stalled};
+use super::faults::evicted;
 use crate::comm::{CommError, Endpoint, all_gather};
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, listed};

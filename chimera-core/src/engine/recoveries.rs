@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::shadows::Slot;
+use super::shadows::{Ring, Slot};
 use crate::ids::{Rank, StageId};
 
 /// Recoveries from deaths of ranks, as all ranks know them.
@@ -34,18 +34,6 @@ pub(super) struct Standing {
     pub(super) shadows: Vec<(u64, bool)>,
     /// Among whom they are, if it has any.
     pub(super) ring: Option<Ring>,
-}
-
-/// A rank's place among the ranks that have copies of each other.
-#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
-pub(super) struct Ring {
-    pub(super) n_ranks: usize,
-    /// Its number among them.
-    pub(super) me: usize,
-    /// The stages that it has copied.
-    pub(super) own: Vec<StageId>,
-    /// The stages of which it has the copies of the rank before it.
-    pub(super) other: Vec<StageId>,
 }
 
 impl Recoveries {

@@ -12,9 +12,9 @@ use std::mem::take;
 
 use super::Worker;
 use super::held::copy;
-use super::recoveries::{Ring, Standing};
+use super::recoveries::Standing;
 use super::recovery::replica;
-use super::shadows::{Shadow, Shadows, Slot};
+use super::shadows::{Ring, Shadow, Shadows, Slot};
 use super::state::{StageOn, State};
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};

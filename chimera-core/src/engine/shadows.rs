@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::recoveries::Ring;
 use crate::ids::{Rank, StageId};
 
 /// A tensor of a stage: its weights (0), or what the optimizer keeps of it.
@@ -22,6 +21,18 @@ pub(super) struct Shadows<T> {
     pub(super) n_ranks: usize,
     /// The number of this one among them.
     pub(super) me: Rank,
+}
+
+/// A rank's place among the ranks that have copies of each other.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+pub(super) struct Ring {
+    pub(super) n_ranks: usize,
+    /// Its number among them.
+    pub(super) me: usize,
+    /// The stages that it has copied.
+    pub(super) own: Vec<StageId>,
+    /// The stages of which it has the copies of the rank before it.
+    pub(super) other: Vec<StageId>,
 }
 
 fn stages_of<'s>(slots: impl IntoIterator<Item = &'s Slot>) -> Vec<StageId> {

@@ -2,7 +2,7 @@
 
 use super::trials::{Trials, f32s, is_same};
 use super::{EMPTY, LARGE, Outcome};
-use crate::device::{Device, Result};
+use crate::device::{Device, Reload, Result};
 
 /// Extents of tensors that are copied.
 const COPIED: [&[usize]; 4] = [&[1], &[33], &[5, 3], LARGE];
@@ -79,23 +79,45 @@ pub(super) fn words<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     Ok(())
 }
 
-/// Tensors that are moved out of the device's memory come back, whichever goes first.
+/// Tensors that are moved out of the device's memory come back, whichever go first.
 pub(super) fn offload<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     let device = trials.device;
-    let shapes = [&COPIED[..], &EMPTY].concat();
-    let mut data: Vec<Vec<f32>> = shapes.iter().map(|shape| f32s(&trials.normal(shape))).collect();
-    data[1][..3].copy_from_slice(&[-0.0, f32::NEG_INFINITY, f32::NAN]);
-    let tensors = || -> Result<Vec<D::Tensor>> {
-        shapes.iter().zip(&data).map(|(shape, data)| device.upload(shape, data)).collect()
+    for shape in [&COPIED[..], &EMPTY].concat() {
+        let mut data = [(); 2].map(|()| f32s(&trials.normal(shape)));
+        let odd = [-0.0, f32::NEG_INFINITY, f32::NAN];
+        data[0].iter_mut().zip(odd).for_each(|(element, odd)| *element = odd);
+        comes_back(trials, &format!("{shape:?}"), shape, &data, |device, data| {
+            device.upload(shape, data)
+        })?;
+    }
+    let whole = f32s(&trials.normal(&[11, 7]));
+    let whole_tensor = device.upload(&[11, 7], &whole)?;
+    let parts = [3, 6].map(|start| whole[7 * start..7 * (start + 4)].to_vec());
+    comes_back(trials, "rows", &[4, 7], &parts, |device, part| {
+        device.rows(&whole_tensor, if part == &parts[0][..] { 3 } else { 6 }, 4)
+    })
+}
+
+/// Moves two tensors out and back, and again while others are out.
+fn comes_back<D: Device>(
+    trials: &mut Trials<'_, D>,
+    at: &str,
+    shape: &[usize],
+    data: &[Vec<f32>; 2],
+    make: impl Fn(&D, &[f32]) -> Result<D::Tensor>,
+) -> Outcome {
+    let device = trials.device;
+    let offload = || -> Result<Reload<D>> {
+        device.offload(data.iter().map(|data| make(device, data)).collect::<Result<_>>()?)
     };
-    let [first, second] = [device.offload(tensors()?)?, device.offload(tensors()?)?];
-    for reload in [second, first, device.offload(tensors()?)?] {
+    let [first, second] = [offload()?, offload()?];
+    for reload in [second, first, offload()?] {
         let came = reload(device)?;
-        trials.require(came.len() == data.len(), "several tensors", "some are missing")?;
-        for (tensor, (shape, data)) in came.iter().zip(shapes.iter().zip(&data)) {
+        trials.require(came.len() == data.len(), at, "some are missing")?;
+        for (tensor, data) in came.iter().zip(data) {
             let is_right =
-                device.shape(tensor) == *shape && is_same(&device.download(tensor)?, data);
-            trials.require(is_right, &format!("{shape:?}"), "other bits than went")?;
+                device.shape(tensor) == shape && is_same(&device.download(tensor)?, data);
+            trials.require(is_right, at, "other bits than went")?;
         }
     }
     Ok(())
