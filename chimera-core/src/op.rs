@@ -40,6 +40,14 @@ pub enum Lane {
 }
 
 impl Lane {
+    /// Both, by their [index](Lane::index).
+    pub const ALL: [Lane; 2] = [Lane::Compute, Lane::Moves];
+
+    /// Its place in [`ALL`](Lane::ALL).
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
     /// Its name in files.
     pub fn name(self) -> &'static str {
         match self {

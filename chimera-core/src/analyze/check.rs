@@ -83,11 +83,10 @@ where
         }
         // A worker that waits for room in a channel may go on with more of it. What has run so far
         // would have run with more room too, so there is no need to begin again.
-        let lanes = [Lane::Compute, Lane::Moves];
         let positions: Vec<[usize; 2]> =
-            group.rows().iter().map(|row| lanes.map(|lane| row.position_on(lane))).collect();
+            group.rows().iter().map(|row| Lane::ALL.map(|lane| row.position_on(lane))).collect();
         let mut next = positions.iter().zip(&program.rows).flat_map(|(positions, instrs)| {
-            lanes
+            Lane::ALL
                 .into_iter()
                 .zip(positions)
                 .filter_map(|(lane, at)| instrs.get(*at).filter(|instr| instr.lane() == lane))
@@ -197,19 +196,24 @@ impl<'p> Checker<'p> {
     /// Counts what is held in the written order of each row, where ops of both lanes stand: memory is given out in this
     /// order, so that no other holds more.
     fn hold_in_order(&mut self) -> Result<(), Refusal> {
-        let Checker { program, max_peak, activations, .. } = self;
-        let rules = &program.rules;
+        let program = self.program;
         for (worker, row) in (0..).map(WorkerId).zip(&program.rows) {
             for (at, instr) in row.iter().enumerate() {
                 let Instr::Run(cell) = instr else { continue };
-                let peak = activations.run(worker, cell, &rules.cell_effects(cell), rules);
-                if let Some(limit) = max_peak.filter(|limit| !is_within(peak, Some(*limit))) {
-                    let reason = Reason::Memory { peak, limit };
-                    return Err(refusal(program, Some((worker, at)), reason));
-                }
+                self.hold(worker, cell, &program.rules.cell_effects(cell))
+                    .map_err(|reason| refusal(program, Some((worker, at)), reason))?;
             }
         }
         Ok(())
+    }
+
+    /// Counts what a worker holds while it runs a cell, up to the limit.
+    fn hold(&mut self, worker: WorkerId, cell: &Cell, effects: &Effects) -> Result<(), Reason> {
+        let peak = self.activations.run(worker, cell, effects, &self.program.rules);
+        match self.max_peak {
+            Some(limit) if !is_within(peak, self.max_peak) => Err(Reason::Memory { peak, limit }),
+            _ => Ok(()),
+        }
     }
 
     /// Moves a bucket of a worker from one phase to the next.
@@ -250,14 +254,10 @@ impl Machine for Checker<'_> {
                 self.add_gradient(worker, &op)?;
             }
         }
-        if self.program.rules.has_moves() {
-            return Ok(made);
+        if !self.program.rules.has_moves() {
+            self.hold(worker, cell, effects)?;
         }
-        let peak = self.activations.run(worker, cell, effects, &self.program.rules);
-        match self.max_peak {
-            Some(limit) if !is_within(peak, self.max_peak) => Err(Reason::Memory { peak, limit }),
-            _ => Ok(made),
-        }
+        Ok(made)
     }
 
     fn has_room(&mut self, channel: ChannelId) -> bool {

@@ -29,15 +29,14 @@ struct Stuck<'p> {
 
 impl Stuck<'_> {
     fn at(&self, (worker, lane): LaneOf) -> usize {
-        self.positions[worker.index()][usize::from(lane == Lane::Moves)]
+        self.positions[worker.index()][lane.index()]
     }
 
     /// The lanes that wait for each other, and each for what. If the waits of the first stuck lane end with one that waits
     /// in vain, that one alone.
     fn cycle(&self) -> Vec<(LaneOf, String)> {
         let mut waits: Vec<(LaneOf, String)> = Vec::new();
-        let lanes = [Lane::Compute, Lane::Moves];
-        let mut all = self.workers().flat_map(|worker| lanes.map(|lane| (worker, lane)));
+        let mut all = self.workers().flat_map(|worker| Lane::ALL.map(|lane| (worker, lane)));
         let mut next = all.find(|lane| self.wait(*lane).is_some());
         while let Some((waiting, (what, by))) = next.and_then(|lane| Some((lane, self.wait(lane)?)))
         {

@@ -141,7 +141,7 @@ impl<'p, C: Costs> Dependences<'p, C> {
     }
 
     fn before(&mut self, worker: WorkerId, lane: Lane) -> &mut Vec<After> {
-        &mut self.before[usize::from(lane == Lane::Moves)][worker.index()]
+        &mut self.before[lane.index()][worker.index()]
     }
 
     /// Lets sums that share a worker or a link come one after the other, as they did.

@@ -99,10 +99,9 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         if token.edge().is_none() {
             return Ok(self.recv_moved(from, token)?.map(Value::Tensors));
         }
-        let (start, beside_moves) = (self.now(), self.job.program.rules().has_moves());
-        let received = self.wait(beside_moves, CommError::waited_mut, |state, deadline| {
-            state.comm.recv(from, tag, deadline)
-        })?;
+        let start = self.now();
+        let received = self
+            .wait(CommError::waited_mut, |state, deadline| state.comm.recv(from, tag, deadline))?;
         self.waited(worker, Awaited::Message(token), start);
         let Poll::Ready(received) = received else { return Ok(Poll::Pending) };
         let received = self.on_wait(token, Need::Token(token), received)?;
@@ -140,8 +139,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
 
     fn await_sum(&mut self, worker: WorkerId, bucket: BucketId) -> Result<Poll<()>, Fault> {
         let (mut sum, start) = self.reductions.take(bucket);
-        let (waits_from, beside_moves) = (self.now(), self.job.program.rules().has_moves());
-        let waited = self.wait(beside_moves, ReduceError::waited_mut, |state, deadline| {
+        let waits_from = self.now();
+        let waited = self.wait(ReduceError::waited_mut, |state, deadline| {
             sum.wait(&state.device, &mut state.comm, deadline)
         })?;
         self.waited(worker, Awaited::Sum(bucket), waits_from);

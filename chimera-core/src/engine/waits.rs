@@ -20,13 +20,13 @@ const LOOK: Duration = Duration::from_millis(50);
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Tries until a deadline that `attempt` is given, again and again, for as long as this rank waits for another one.
     /// `waited` finds the time in an error that says it was too long. Pending if the step is to be discarded, and after a
-    /// while too if `beside_moves`, so that the other lane is looked after.
+    /// while too where there are moves, so that the other lane is looked after.
     pub(super) fn wait<T, E>(
         &mut self,
-        beside_moves: bool,
         waited: fn(&mut E) -> Option<&mut Duration>,
         mut attempt: impl FnMut(&mut Self, Instant) -> Result<T, E>,
     ) -> Result<Poll<Result<T, E>>, Fault> {
+        let beside_moves = self.job.program.rules().has_moves();
         let (began, deadline) = (Instant::now(), self.deadline());
         let mut left = deadline.saturating_duration_since(began).saturating_sub(self.steps.waited);
         loop {

@@ -133,7 +133,7 @@ impl Numbered {
 
 fn rows(program: &Program, rows: &[Vec<Instr>], tokens: &mut Numbered) -> String {
     let lanes: &[Lane] = match program.rules().has_moves() {
-        true => &[Lane::Compute, Lane::Moves],
+        true => &Lane::ALL,
         false => &[Lane::Compute],
     };
     let rows = rows.iter().enumerate();

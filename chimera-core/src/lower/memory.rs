@@ -45,13 +45,13 @@ pub(super) fn waits(timetable: &Timetable, rules: &Rules) -> MemoryWaits {
             while freed + ROUNDING < filled - peak && n_freed < row.len() {
                 if changes[n_freed].1 > 0.0 {
                     freed += changes[n_freed].1;
-                    last[lane_index(row[n_freed].lane())] = Some(n_freed);
+                    last[row[n_freed].lane().index()] = Some(n_freed);
                 }
                 n_freed += 1;
             }
             let Some((filler, begins)) = senders.begins(worker, at, cell, rules) else { continue };
-            for lane in [Lane::Compute, Lane::Moves] {
-                let Some(frees) = last[lane_index(lane)] else { continue };
+            for lane in Lane::ALL {
+                let Some(frees) = last[lane.index()] else { continue };
                 let waiting = (begins.0, cell_lane(timetable, begins));
                 if waiting == (worker, lane)
                     || known.get(&(waiting.0, waiting.1, lane)) >= Some(&frees)
@@ -72,13 +72,6 @@ pub(super) fn waits(timetable: &Timetable, rules: &Rules) -> MemoryWaits {
         }
     }
     waits
-}
-
-fn lane_index(lane: Lane) -> usize {
-    match lane {
-        Lane::Compute => 0,
-        Lane::Moves => 1,
-    }
 }
 
 fn cell_lane(timetable: &Timetable, (worker, at): (WorkerId, usize)) -> Lane {

@@ -9,12 +9,13 @@ use std::str::FromStr;
 use self::partners::Partners;
 use self::row::{MovingRow, written};
 use super::{Lowering, rehearse};
-use crate::activation_memory::{ActivationMemory, rounded};
-use crate::analyze::{Refusal, simulate};
+use crate::activation_memory::ActivationMemory;
+use crate::analyze::Refusal;
 use crate::costs::{Costs, is_shorter};
 use crate::effects::Rules;
 use crate::ids::WorkerId;
 use crate::notation::by_name;
+use crate::op::Cell;
 use crate::timetable::Timetable;
 
 /// Where saved activations go that a worker has no room for.
@@ -78,7 +79,7 @@ pub fn offload(
 ) -> Result<Timetable, Refusal> {
     let before = rehearse(&timetable, costs)?;
     let offloaded = |most: f64| {
-        let rows: Vec<MovingRow> = rows(&timetable, |_, _| most);
+        let rows = rows(&timetable, |_| most);
         Timetable { rows: rows.iter().map(written).collect(), ..timetable.clone() }
     };
     if let Some(most) = how.max_peak {
@@ -91,12 +92,8 @@ pub fn offload(
     let (mut too_few, mut enough) = (0, steps);
     while enough - too_few > 1 {
         let middle = too_few.midpoint(enough);
-        let moved = offloaded(most(middle));
-        let how = Lowering { sync: super::Sync::AtEnd, ..Lowering::default() };
-        let fits = match super::lower(&moved, &how) {
-            Ok(program) => !is_shorter(makespan, simulate(&program, costs).makespan()),
-            Err(_) => false,
-        };
+        let moved = rehearse(&offloaded(most(middle)), costs);
+        let fits = moved.is_ok_and(|moved| !is_shorter(makespan, moved.timeline.makespan()));
         if fits { enough = middle } else { too_few = middle }
     }
     Ok(offloaded(most(enough)))
@@ -116,8 +113,9 @@ pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refu
     let unit = 1.0 / f64::from(timetable.units_per_micro);
     // What is on its way counts at both ends.
     let share = |w: usize| ((peaks[w] + peaks[last - w] + unit) / 2.0 / unit - 1e-6).ceil() * unit;
-    let rows = rows(&timetable, |worker, peak| {
-        let (share, partner) = (share(worker.index()), peaks[last - worker.index()]);
+    let rows = rows(&timetable, |worker| {
+        let (peak, partner) = (peaks[worker.index()], peaks[last - worker.index()]);
+        let share = share(worker.index());
         // Who holds less has nothing to give, and a pair that holds as much gains nothing.
         if peak > partner && peak > share { share } else { peak }
     });
@@ -127,18 +125,13 @@ pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refu
     Ok(Timetable { rows, ..timetable })
 }
 
-/// The rows of a timetable, of which a worker holds no more than `most` says, given what it holds without moves.
-fn rows(timetable: &Timetable, most: impl Fn(WorkerId, f64) -> f64) -> Vec<MovingRow> {
-    let rules = Rules::of(timetable);
-    let memory = memory(timetable);
-    let peaks = peaks(timetable);
-    let workers = (0..).map(WorkerId).zip(&timetable.rows).zip(peaks);
-    workers
-        .map(|((worker, row), peak)| {
-            let most = most(worker, peak);
-            MovingRow::new(worker, row, most, (&rules, &memory))
-        })
-        .collect()
+/// The rows of a timetable, of which a worker holds no more than `most` says.
+fn rows(timetable: &Timetable, most: impl Fn(WorkerId) -> f64) -> Vec<MovingRow> {
+    let (rules, memory) = (Rules::of(timetable), memory(timetable));
+    let moving = |(worker, row): (WorkerId, &Vec<Cell>)| {
+        MovingRow::new(worker, row, most(worker), (&rules, &memory))
+    };
+    (0..).map(WorkerId).zip(&timetable.rows).map(moving).collect()
 }
 
 /// The most that each worker holds.
@@ -150,7 +143,7 @@ fn peaks(timetable: &Timetable) -> Vec<f64> {
             memory.run(worker, cell, &rules.cell_effects(cell), &rules);
         }
     }
-    memory.peaks().into_iter().map(rounded).collect()
+    memory.peaks()
 }
 
 fn memory(timetable: &Timetable) -> ActivationMemory {
