@@ -139,6 +139,26 @@ impl Communicator {
         (bits, check("MPIX_Comm_agree", code).is_ok())
     }
 
+    /// Whether all ranks have what this one `has` or has not, and none has died.
+    pub(crate) fn all_have(&self, has: bool) -> bool {
+        let (all_have, no_death) = self.agree(has.into());
+        all_have != 0 && no_death
+    }
+
+    /// What was made with all ranks of this one, if all have made it.
+    pub(crate) fn on_all(
+        &self,
+        made: Result<Communicator, Failure>,
+    ) -> Result<Communicator, Failure> {
+        match (self.all_have(made.is_ok()), made) {
+            (false, Ok(made)) => {
+                made.revoke();
+                Err("another rank has died, or failed".into())
+            }
+            (_, made) => made,
+        }
+    }
+
     /// By rank, whether it is one of `other`'s too.
     pub(crate) fn are_in(&self, other: &Communicator) -> Result<Vec<bool>, Failure> {
         let ranks = self.group()?.ranks_in(&other.group()?, self.size()?)?;

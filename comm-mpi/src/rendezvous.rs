@@ -2,9 +2,13 @@
 //!
 //! After a death all that live revoke the communicator of the last meeting, and shrink it to themselves. The first of them
 //! spawns as many processes as are missing, all connect to these, and everyone takes the order of ranks, a new process in
-//! the place of a dead one. What is lost on the way is found when they agree on whether all of it has succeeded: then
+//! the place of a dead one. What is lost on the way is found when they agree on whether each call has succeeded: then
 //! they shrink again. Agreements and shrinking are the only calls that deaths do not disturb, so who has nothing left to
 //! train takes part in them too, and says so. Where dead ranks are not to be replaced, that is all.
+//!
+//! A communicator is revoked by nobody before all that live have agreed that they have it: Open MPI 5.0 crashes where it
+//! hears of the revocation of one that it is still making, since it calls collectives that it has not chosen yet. A new
+//! process cannot agree with them, and revokes what they have used.
 //!
 //! One process spawns by itself, and not all together, since a spawn takes a second: a death in a spawn of all leaves the
 //! others waiting in Open MPI 5.0 for ever, and so does one while they connect, which takes milliseconds.
@@ -23,7 +27,7 @@ use crate::endpoint::{self, MpiEndpoint};
 use crate::error::Failure;
 use crate::peers::Watched;
 use crate::shared::Shared;
-use crate::ulfm::{Ulfm, leave_without_barrier};
+use crate::ulfm::{Ulfm, leave_without_barrier, limit_connecting};
 use crate::watchdog::Watchdog;
 
 /// Attempts to replace dead ranks, each after others have died on the way.
@@ -76,6 +80,7 @@ impl MpiRendezvous {
     /// # Errors
     /// If MPI has no ULFM, with what to install.
     pub fn start(patience: Duration, warn: fn(&str)) -> Result<Option<MpiRendezvous>, CommError> {
+        limit_connecting();
         let _universe = endpoint::start().map_err(CommError::Failed)?;
         let ulfm = Ulfm::find()?;
         let world = Communicator::world(ulfm).map_err(CommError::Failed)?;
@@ -84,13 +89,13 @@ impl MpiRendezvous {
         let joined = match parent {
             Some(parent) => match join(&world, &parent) {
                 Ok((comm, is_first)) => Ok((comm, is_first, true)),
-                Err(_) => {
-                    leave_without_barrier();
-                    return endpoint::finalize().map_err(CommError::Failed).map(|()| None);
-                }
+                Err(_) => return Ok(None), // dead to the others, who would wait for one that leaves
             },
             // A communicator of its own, so that nobody else's messages are taken for ours; none after a death.
-            None => Ok(world.duplicate().map_or((world, true, false), |comm| (comm, true, true))),
+            None => {
+                let own = world.on_all(world.duplicate());
+                Ok(own.map_or((world, true, false), |comm| (comm, true, true)))
+            }
         };
         let placed = joined.and_then(|(comm, is_first, is_complete)| {
             Ok((comm, is_first, is_complete, comm.rank()?, comm.size()?))
@@ -183,15 +188,12 @@ impl MpiRendezvous {
             if bits & ARE_ENOUGH != 0 || self.members.len() == self.n_ranks {
                 return Ok(true);
             }
-            let complete = self.respawn(bits & IS_FIRST != 0);
-            let (all_have, _) = self.comm.agree(complete.is_ok().into());
-            match complete {
-                Ok(comm) if all_have != 0 => {
-                    replace(&mut self.comm, comm).free();
+            match self.respawn(bits & IS_FIRST != 0) {
+                Ok(complete) => {
+                    replace(&mut self.comm, complete).free();
                     self.members = (0..self.n_ranks as u32).map(Rank).collect();
                     return Ok(true);
                 }
-                Ok(comm) => comm.revoke(),
                 Err(reason) => {
                     (self.warn)(&format!("{}: dead ranks are not replaced: {reason}", self.me))
                 }
@@ -212,44 +214,57 @@ impl MpiRendezvous {
         Ok(())
     }
 
-    /// Spawns processes in place of the dead, and joins them.
+    /// Spawns processes in place of the dead, and joins them: all ranks that live succeed, or none.
     fn respawn(&self, is_first: bool) -> Result<Communicator, Failure> {
         let dead = (0..self.n_ranks as u32).map(Rank).filter(|rank| !self.members.contains(rank));
         let mut numbers = vec![i32::from(is_first)];
         numbers.extend(dead.map(|rank| rank.0 as i32));
         let _until_dropped = self.watchdog().end_if_late()?;
         let is_root = self.comm.rank()? == 0;
-        let spawned = is_root.then(|| self.spawn(numbers.len() - 1));
-        let is_spawned = spawned.as_ref().is_none_or(Result::is_ok);
-        let (all_live, no_death) = self.comm.agree(is_spawned.into());
-        let is_spawned = all_live != 0 && no_death;
-        let mut port = Port::unknown();
-        if let Some(spawned) = spawned {
-            let (pair, opened) = spawned?;
-            port = opened;
-            if is_spawned {
-                pair.broadcast_port(&mut port)?;
+        let spawned = is_root.then(|| self.spawn(numbers.len() - 1)).transpose();
+        let are_spawned = self.comm.all_have(spawned.is_ok());
+        let mut told = Ok(Port::unknown());
+        if let Some((pair, mut port)) = spawned? {
+            if are_spawned {
+                told = pair.broadcast_port(&mut port).map(|()| port);
             } else {
                 pair.revoke(); // those that were spawned end
             }
             pair.free();
         }
-        if !is_spawned {
+        if !are_spawned {
             return Err("a rank has died meanwhile, or nothing can be spawned".into());
         }
-        let between = self.comm.accept(&port);
-        if is_root {
-            port.close();
-        }
-        let between = between?;
-        joined(&between, false, |merged| {
+        let between = self.made_of(&self.comm, |comm| {
+            let port = told?;
+            let between = comm.accept(&port);
+            if is_root {
+                port.close();
+            }
+            between
+        })?;
+        let merged = self.made_of(&between, |between| between.merge(false))?;
+        let complete = self.made_of(&merged, |merged| {
             merged.broadcast(&mut numbers)?;
             merged.reorder(self.me.index())
-        })
+        });
+        merged.free();
+        between.free();
+        complete
+    }
+
+    /// What all ranks that live make of `comm`. It is revoked on a failure, so that nobody waits in it.
+    fn made_of(
+        &self,
+        comm: &Communicator,
+        make: impl FnOnce(&Communicator) -> Result<Communicator, Failure>,
+    ) -> Result<Communicator, Failure> {
+        self.comm.on_all(make(comm).inspect_err(|_| comm.revoke()))
     }
 
     /// Spawns `n` processes, which wait for the name of the port.
     fn spawn(&self, n: usize) -> Result<(Communicator, Port), Failure> {
+        let _until_dropped = self.watchdog().die_if_late()?;
         let port = Port::open()?;
         let between = self.comm.alone()?.spawn(n)?;
         let pair = between.merge(false)?;
@@ -305,24 +320,13 @@ fn join(world: &Communicator, parent: &Communicator) -> Result<(Communicator, bo
     pair.broadcast_port(&mut port)?;
     pair.free();
     let between = world.connect(&port)?;
+    let merged = between.merge(true)?;
     let mut numbers = vec![0; 1 + world.size()?];
     let nth = world.rank()?;
-    let comm = joined(&between, true, |merged| {
-        merged.broadcast(&mut numbers)?;
-        merged.reorder(numbers[1 + nth] as usize)
-    });
-    Ok((comm?, numbers[0] != 0))
-}
-
-/// What `make` makes of both sides of a spawn; a failure on this side is one on all.
-fn joined(
-    between: &Communicator,
-    is_spawned: bool,
-    make: impl FnOnce(&Communicator) -> Result<Communicator, Failure>,
-) -> Result<Communicator, Failure> {
-    let merged = between.merge(is_spawned).inspect_err(|_| between.revoke())?;
-    let made = make(&merged).inspect_err(|_| merged.revoke());
+    merged.broadcast(&mut numbers)?;
+    // Who hears the numbers knows that all others have `merged`.
+    let complete = merged.reorder(numbers[1 + nth] as usize).inspect_err(|_| merged.revoke())?;
     merged.free();
     between.free();
-    made
+    Ok((complete, numbers[0] != 0))
 }

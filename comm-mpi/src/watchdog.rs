@@ -1,6 +1,6 @@
 //! What ends waits of a meeting that nothing else ends.
 
-use std::process::exit;
+use std::process::{abort, exit};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::Builder;
@@ -15,6 +15,9 @@ use crate::peers::Watched;
 /// Between two looks at processes that may be stopped.
 const LOOK: Duration = Duration::from_millis(200);
 
+/// The longest that a spawn takes.
+const SPAWN: Duration = Duration::from_secs(60);
+
 /// Who watches, for how long others may be waited for, and how the user is told.
 #[derive(Clone, Copy)]
 pub(crate) struct Watchdog {
@@ -28,18 +31,28 @@ impl Watchdog {
     /// processes connect.
     pub(crate) fn end_if_late(self) -> Result<Sender<()>, Failure> {
         let Watchdog { me, patience, warn } = self;
-        let (done, is_done) = channel();
-        let watch = move || {
-            if is_done.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
-                let waited = patience.as_secs_f64();
-                warn(&format!(
-                    "{me} has waited {waited:.0} s for dead ranks to be replaced, perhaps since another has died meanwhile: start \
-                     again from the last checkpoint"
-                ));
-                exit(Class::PeerLost.code().into());
-            }
-        };
-        started("replacing", watch).map(|()| done)
+        unless_dropped("replacing", patience, move || {
+            let waited = patience.as_secs_f64();
+            warn(&format!(
+                "{me} has waited {waited:.0} s for dead ranks to be replaced, perhaps since another has died meanwhile: start \
+                 again from the last checkpoint"
+            ));
+            exit(Class::PeerLost.code().into());
+        })
+    }
+
+    /// Ends this process, which spawns others, if what it returns is not dropped in time: nothing else ends a spawn of which a
+    /// process dies before it has started MPI. To the other ranks this one is dead, too, and they go on.
+    pub(crate) fn die_if_late(self) -> Result<Sender<()>, Failure> {
+        let Watchdog { me, patience, warn } = self;
+        let limit = SPAWN.min(patience / 2);
+        unless_dropped("spawning", limit, move || {
+            let waited = limit.as_secs_f64();
+            warn(&format!(
+                "{me} has waited {waited:.0} s for the processes that it has spawned, and ends, so that it is replaced as well"
+            ));
+            abort();
+        })
     }
 
     /// Until what it returns is dropped, ends processes of this host that are stopped for longer than ranks wait for each other:
@@ -71,6 +84,21 @@ impl Watchdog {
         };
         started("meeting", watch).map(|()| done)
     }
+}
+
+/// Does `then` after a while, if what it returns is not dropped before.
+fn unless_dropped(
+    name: &str,
+    limit: Duration,
+    then: impl FnOnce() + Send + 'static,
+) -> Result<Sender<()>, Failure> {
+    let (done, is_done) = channel();
+    let watch = move || {
+        if is_done.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+            then();
+        }
+    };
+    started(name, watch).map(|()| done)
 }
 
 fn started(name: &str, watch: impl FnOnce() + Send + 'static) -> Result<(), Failure> {

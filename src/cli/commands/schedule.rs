@@ -16,7 +16,7 @@ use crate::cli::parts::console::print;
 use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::drawing::{Format, screen, title};
 use crate::cli::parts::proof::{proof, proven, summary};
-use crate::cli::parts::scheduled::Scheduled;
+use crate::cli::parts::scheduled::{LostArgs, Scheduled};
 use crate::cli::parts::shape::{PassArgs, ShapeArgs, schedule_name};
 
 /// Lists, draws and checks schedules
@@ -55,6 +55,8 @@ struct Show {
     shape: ShapeArgs,
     #[command(flatten)]
     costs: CostArgs,
+    #[command(flatten)]
+    lost: LostArgs,
     /// What to print; json is the timetable that `check` reads
     #[arg(long, default_value = "text")]
     format: Format,
@@ -120,6 +122,7 @@ impl List {
 impl Show {
     fn run(self) -> Result<()> {
         let plan = Scheduled::of(&self.name, &self.shape, &self.costs)?;
+        let plan = plan.without(&self.lost, &|timetable| self.costs.of_stages(timetable))?;
         if self.json || self.format == Format::Json {
             return print(interchange::to_json(&plan.timetable));
         }

@@ -2,14 +2,16 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use chimera_core::analyze::{NetworkCosts, Refusal, Timeline, simulate};
 use chimera_core::costs::{Costs, StageCosts};
-use chimera_core::lower::{Lowering, Recompute, lower_at};
+use chimera_core::ids::Rank;
+use chimera_core::lower::{Lowering, Recompute, lower_at, narrow};
 use chimera_core::program::Program;
 use chimera_core::request::{Request, Source};
 use chimera_core::search::{Progress, Report};
 use chimera_core::timetable::Timetable;
+use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::parts::costs::CostArgs;
@@ -19,6 +21,25 @@ use crate::cli::parts::shape::{PassArgs, ShapeArgs};
 use crate::plan::{recomputed_at, recomputed_within_cap, request};
 use crate::settings::schedules::Named;
 use crate::settings::{Config, RecomputedStages, Scaling};
+
+/// Ranks that have died.
+#[derive(Args)]
+pub(crate) struct LostArgs {
+    /// Ranks that have died: shows the step of those that live, as `train --survive narrow` goes on with it
+    #[arg(long, value_name = "RANKS", value_delimiter = ',')]
+    lost: Vec<u32>,
+}
+
+impl LostArgs {
+    /// Whether any rank has died.
+    pub(crate) fn is_some(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
+    fn list(&self) -> String {
+        self.lost.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+    }
+}
 
 /// A timetable after its passes, ready to be proven and simulated.
 pub(crate) struct Scheduled<C = StageCosts> {
@@ -150,6 +171,21 @@ impl<C: Costs> Scheduled<C> {
             _ => config.recompute_stages.to_string(),
         });
         Ok(Scheduled { timetable, search, recomputed, how, costs })
+    }
+
+    /// The same step by the ranks that live, whose stages cost what `costs` says.
+    pub(crate) fn without(
+        self,
+        dead: &LostArgs,
+        costs: &impl Fn(&Timetable) -> Result<C>,
+    ) -> Result<Scheduled<C>> {
+        let ranks: Vec<Rank> = dead.lost.iter().copied().map(Rank).collect();
+        if ranks.is_empty() {
+            return Ok(self);
+        }
+        let timetable = narrow(&self.timetable, 1, &ranks, &self.costs)
+            .with_context(|| format!("--lost {}", dead.list()))?;
+        Ok(Scheduled { costs: costs(&timetable)?, timetable, ..self })
     }
 
     /// Proves it.

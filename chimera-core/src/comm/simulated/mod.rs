@@ -5,6 +5,7 @@
 //! one's place. A rank may also stall: it makes no call more until the others evict it, and then dies. So a run of the whole engine with deaths at any instruction takes milliseconds, and one that goes wrong
 //! is had again from its seed. Time is counted in turns; how long waits last by the clock has no effect.
 
+mod core;
 mod scheduler;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -61,7 +62,9 @@ pub fn run<T: Send + 'static, R: Send>(
     body: impl Fn(&mut Berth<T>) -> Result<R, Fault> + Sync,
 ) -> Simulated<R> {
     let scheduler = Arc::new(Scheduler::new(n_ranks, plan.clone()));
+    let here = core::current();
     let live = |rank: Rank| {
+        core::stay_on(here);
         let mut berth = Berth { rank, scheduler: Arc::clone(&scheduler) };
         berth.scheduler.begin(rank);
         let outcome = loop {

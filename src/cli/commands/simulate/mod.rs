@@ -5,7 +5,7 @@ mod execute;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use chimera_core::analyze::{
     Event, FreeWindow, IdleTime, Timeline, Work, peak_kept, simulate, simulated_idle, slack,
     windows,
@@ -28,7 +28,7 @@ use crate::cli::parts::own_work::{FilledStep, WorkArg};
 use crate::cli::parts::profiled::Profiled;
 use crate::cli::parts::progress::spin;
 use crate::cli::parts::proof::summary;
-use crate::cli::parts::scheduled::Scheduled;
+use crate::cli::parts::scheduled::{LostArgs, Scheduled};
 use crate::cli::parts::shape::{ProfiledArgs, ShapeArgs, schedule_name};
 use crate::plan::StepCosts;
 
@@ -46,6 +46,8 @@ pub(crate) struct Simulate {
     profiled: ProfiledArgs,
     #[command(flatten)]
     network: NetworkArgs,
+    #[command(flatten)]
+    lost: LostArgs,
     #[command(flatten)]
     execute: ExecuteArgs,
     /// Also prints the closed form of the Chimera paper (equation 1), and how far it is from the simulation
@@ -76,6 +78,13 @@ impl Simulate {
             Some(profiled) => profiled.beside_others(plan, &self.network)?,
             None => plan,
         };
+        ensure!(
+            !self.lost.is_some() || self.network.job()?.width == 1,
+            "--lost is about the ranks of one group: leave --width out"
+        );
+        let plan = plan.without(&self.lost, &|timetable| {
+            self.network.of_messages(timetable, of_stages(timetable)?)
+        })?;
         let layout = profiled.as_ref().map(|p| p.layout(&plan.timetable)).transpose()?;
         let unit = if profiled.is_some() { "second" } else { self.costs.unit() };
         let program = plan.prove()?;
