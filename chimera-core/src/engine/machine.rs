@@ -207,6 +207,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         });
         self.on_device(format!("update of {bucket}"), updated)?;
         if job.training.shard_optimizer {
+            self.follow_updates()?;
             self.give_weights(bucket)?;
         }
         self.record(worker, Work::Step(bucket), start);
