@@ -27,12 +27,15 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
 
     /// Whether this rank has all that it needs for the next group: what it sends, and the size of what it receives.
     fn is_ready(&mut self) -> Result<bool, CommError> {
-        let Some(group) = self.groups.front() else { return Ok(false) };
-        let mut group = group.clone().into_iter();
-        Ok(!self.lacks_own()
-            && group.try_fold(true, |all, Turn { peer, sends, tag }| {
-                Ok::<_, CommError>(all && (sends || self.knows(peer, tag)?))
-            })?)
+        let Some(group) = self.groups.front().filter(|_| !self.lacks_own()) else {
+            return Ok(false);
+        };
+        for Turn { peer, sends, tag } in group.clone() {
+            if !sends && !self.knows(peer, tag)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Whether the next group waits for a tensor of this rank.

@@ -6,7 +6,7 @@
 use rustc_hash::FxHashMap;
 
 use super::state::{StageOn, State};
-use crate::analyze::{Together, prove_in_groups};
+use crate::analyze::{Need, Together, prove_in_groups};
 use crate::collective::{Transfer, waves};
 use crate::comm::{Comm, Endpoint, Payload, Tag, Turn};
 use crate::device::Device;
@@ -30,7 +30,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let followed = of_step.collect();
         self.turns = Some(turns);
         let followed = self.comm.follow(followed);
-        self.on_wire("the order of messages", followed)
+        self.on_wait("the order of messages", Need::Other, followed)
     }
 
     /// Says to a transport that needs an order which weights are sent, once it is certain that they are updated.
@@ -54,7 +54,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let groups = self.stages.buckets().map(of).filter(|group| !group.is_empty());
         let groups = groups.map(|group| group.into_iter().map(of_step).collect()).collect();
         let followed = self.comm.follow(groups);
-        self.on_wire("the order of messages", followed)
+        self.on_wait("the order of messages", Need::Other, followed)
     }
 
     /// The name in this step of what a message carries.
