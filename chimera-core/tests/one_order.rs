@@ -6,7 +6,7 @@ mod training;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::{Comm, CommError, Endpoint, Liveness, Tag, Threads, Turn};
+use chimera_core::comm::{Comm, CommError, Endpoint, Liveness, OrderedMessage, Tag, Threads};
 use chimera_core::device::reference::Tensor;
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(20);
 /// A transport as NCCL would be if no group could begin on one rank alone.
 struct InOrder<'c> {
     inner: &'c mut Threads<Tensor>,
-    groups: VecDeque<Vec<Turn>>,
+    groups: VecDeque<Vec<OrderedMessage>>,
     outbox: HashMap<(Rank, Tag), Tensor>,
     /// `None` where it is to come.
     inbox: HashMap<(Rank, Tag), Option<Tensor>>,
@@ -55,7 +55,7 @@ impl<'c> InOrder<'c> {
                 self.inner.send(turn.peer, here, given.unwrap_or_else(begun))?;
                 awaited.push((turn, there));
             }
-            for (Turn { peer, sends, tag }, there) in awaited {
+            for (OrderedMessage { peer, sends, tag }, there) in awaited {
                 let come = self.inner.recv(peer, there, Instant::now() + LONG)?;
                 if !sends {
                     self.inbox.insert((peer, tag), Some(come));
@@ -102,7 +102,7 @@ impl Endpoint for InOrder<'_> {
         true
     }
 
-    fn follow(&mut self, groups: Vec<Vec<Turn>>) -> Result<(), CommError> {
+    fn follow(&mut self, groups: Vec<Vec<OrderedMessage>>) -> Result<(), CommError> {
         assert!(self.groups.is_empty(), "messages of the step before are left");
         let recvs = groups.iter().flatten().filter(|turn| !turn.sends);
         self.inbox.extend(recvs.map(|turn| ((turn.peer, turn.tag), None)));
@@ -113,7 +113,7 @@ impl Endpoint for InOrder<'_> {
 
 impl Comm<Tensor> for InOrder<'_> {
     fn send(&mut self, to: Rank, tag: Tag, tensor: Tensor) -> Result<(), CommError> {
-        let turn = Turn { peer: to, sends: true, tag };
+        let turn = OrderedMessage { peer: to, sends: true, tag };
         assert!(self.groups.iter().flatten().any(|other| *other == turn), "{tag} is in no order");
         self.outbox.insert((to, tag), tensor);
         self.progress()

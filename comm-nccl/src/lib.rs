@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 
 use chimera_backend_candle::gpu::{Driver, Gpu, Lane, Tensor};
 use chimera_core::comm::{
-    Comm, CommError, Endpoint, Host, HostStaged, Liveness, Payload, Position, Tag, Turn, Wrap,
-    all_gather,
+    Comm, CommError, Endpoint, Host, HostStaged, Liveness, OrderedMessage, Payload, Position, Tag,
+    Wrap, all_gather,
 };
 use chimera_core::engine::Patience;
 use chimera_core::fault::Fault;
@@ -55,7 +55,7 @@ pub struct Nccl<D: Driver, C: Comm<Host>> {
     /// Whether a first step has begun.
     has_begun: bool,
     /// What is to be issued, in order.
-    groups: VecDeque<Vec<Turn>>,
+    groups: VecDeque<Vec<OrderedMessage>>,
     /// What is to be sent, once it is there.
     outbox: Slots<Tensor<D::Memory>>,
     /// What is to be received, once it is on its way.
@@ -220,14 +220,14 @@ impl<D: Driver, C: Comm<Host>> Endpoint for Nccl<D, C> {
         true
     }
 
-    fn follow(&mut self, groups: Vec<Vec<Turn>>) -> Result<(), CommError> {
+    fn follow(&mut self, groups: Vec<Vec<OrderedMessage>>) -> Result<(), CommError> {
         self.host.flush()?; // a peer may wait for it before it comes to the first group
         self.progress()?;
         self.is_finished()?;
         let patience = if self.has_begun { self.patience.later } else { self.patience.first_step };
         self.has_begun = true;
         self.watched.allow(patience);
-        for Turn { peer, sends, tag } in groups.iter().flatten() {
+        for OrderedMessage { peer, sends, tag } in groups.iter().flatten() {
             let slots = if *sends { &mut self.outbox } else { &mut self.inbox };
             slots.insert((*peer, *tag), None);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chimera_backend_candle::gpu::{At, Driver, Lane, Tensor};
-use chimera_core::comm::{Comm, CommError, Endpoint, Host, Tag, Turn};
+use chimera_core::comm::{Comm, CommError, Endpoint, Host, OrderedMessage, Tag};
 use chimera_core::ids::Rank;
 
 use crate::Nccl;
@@ -30,7 +30,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         let Some(group) = self.groups.front().filter(|_| !self.lacks_own()) else {
             return Ok(false);
         };
-        for Turn { peer, sends, tag } in group.clone() {
+        for OrderedMessage { peer, sends, tag } in group.clone() {
             if !sends && !self.knows(peer, tag)? {
                 return Ok(false);
             }
@@ -79,14 +79,14 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         }
     }
 
-    fn issue(&mut self, group: &[Turn]) -> Result<(), CommError> {
+    fn issue(&mut self, group: &[OrderedMessage]) -> Result<(), CommError> {
         let watched = Arc::clone(&self.watched);
         let (lane, deadline) = (&watched.lane, Instant::now() + watched.patience());
         let is_over = || watched.check().is_err();
         let began = Instant::now();
         let mut parts = Vec::with_capacity(group.len());
         for turn in group {
-            let Turn { peer, sends, tag } = *turn;
+            let OrderedMessage { peer, sends, tag } = *turn;
             let tensor = match sends {
                 true => self.outbox.remove(&(peer, tag)).flatten(),
                 false => self.room(peer, tag)?,
@@ -194,12 +194,12 @@ fn header_tag(tag: Tag) -> Tag {
 /// Lets `act` add messages of these parts to the lane, at once.
 fn on_lane<L: Lane, R>(
     lane: &L,
-    parts: &[(&Turn, Tensor<L::Memory>)],
+    parts: &[(&OrderedMessage, Tensor<L::Memory>)],
     messages: &mut Vec<Message>,
     act: &dyn Fn(&[Message]) -> R,
 ) -> Result<R, CommError> {
     let Some(((turn, tensor), rest)) = parts.split_first() else { return Ok(act(messages)) };
-    let (Turn { peer, sends, .. }, bytes) = (turn, tensor.bytes());
+    let (OrderedMessage { peer, sends, .. }, bytes) = (turn, tensor.bytes());
     let next = |at: At| {
         let at = At { address: at.address.wrapping_byte_add(bytes.start), ..at };
         messages.push(Message { peer: peer.0, sends: *sends, at, bytes: bytes.len() });

@@ -13,7 +13,7 @@ use chimera_backend_candle::gpu::cuda::Cuda;
 use chimera_backend_candle::gpu::{Element, Gpu};
 use chimera_comm_nccl::{Counts, Library, Nccl};
 use chimera_core::comm::{
-    Comm, CommError, Endpoint, Host, Tag, Threads, Turn, conformance, threads,
+    Comm, CommError, Endpoint, Host, OrderedMessage, Tag, Threads, conformance, threads,
 };
 use chimera_core::device::Device;
 use chimera_core::device::reference::Reference;
@@ -105,8 +105,9 @@ fn a_rank_that_stands_still_is_named() {
     let patience = Patience { later: Duration::from_millis(200), ..PATIENCE };
     let outcomes = on_ranks_with(patience, 2, Element::F32, |kernels, mut end| {
         let (sends, peer) = (end.rank() == Rank(1), Rank(1 - end.rank().0));
-        let follow =
-            |end: &mut End, step| end.follow(vec![vec![Turn { peer, sends, tag: tag(step) }]]);
+        let follow = |end: &mut End, step| {
+            end.follow(vec![vec![OrderedMessage { peer, sends, tag: tag(step) }]])
+        };
         follow(&mut end, 0).expect("nothing is before");
         if sends {
             let tensor = kernels.upload(&[3], &[1.0, 2.0, 3.0]).expect("uploaded");
@@ -137,7 +138,7 @@ fn messages_go_in_their_order() {
             let group = |wave: u64| {
                 let turns = others().flat_map(|peer| {
                     let tag = tag(2 * step + wave);
-                    [true, false].map(|sends| Turn { peer, sends, tag })
+                    [true, false].map(|sends| OrderedMessage { peer, sends, tag })
                 });
                 turns.collect::<Vec<_>>()
             };
@@ -167,7 +168,7 @@ fn messages_go_in_their_order() {
 fn another_shape_than_before_is_refused() {
     on_ranks(2, Element::F32, |kernels, mut end| {
         let (me, peer) = (end.rank(), Rank(1 - end.rank().0));
-        let turn = |step| Turn { peer, sends: me == Rank(0), tag: tag(step) };
+        let turn = |step| OrderedMessage { peer, sends: me == Rank(0), tag: tag(step) };
         end.follow(vec![vec![turn(0)]]).expect("nothing is before");
         if me == Rank(1) {
             end.recv(peer, tag(0), soon()).expect("taken");

@@ -32,7 +32,7 @@ pub use position::Position;
 pub use rendezvous::{Meeting, Rendezvous, StagedRendezvous};
 pub use tag::{Payload, Tag};
 pub use threads::{Threads, threads};
-pub use turn::Turn;
+pub use turn::OrderedMessage;
 pub use wire::{Framed, Wire};
 pub use wrap::Wrap;
 
@@ -182,7 +182,7 @@ pub trait Endpoint: Liveness {
     ///
     /// # Errors
     /// If what was said before is not done.
-    fn follow(&mut self, _groups: Vec<Vec<Turn>>) -> Result<(), CommError> {
+    fn follow(&mut self, _groups: Vec<Vec<OrderedMessage>>) -> Result<(), CommError> {
         Ok(())
     }
 }

@@ -5,7 +5,7 @@ use crate::ids::Rank;
 
 /// A message as one of its two ranks sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Turn {
+pub struct OrderedMessage {
     /// The other rank.
     pub peer: Rank,
     /// Whether this rank sends it.

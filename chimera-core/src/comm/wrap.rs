@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{CommError, Endpoint, Liveness, Position, Turn};
+use super::{CommError, Endpoint, Liveness, OrderedMessage, Position};
 use crate::fault::Fault;
 use crate::ids::Rank;
 
@@ -88,7 +88,7 @@ impl<W: Wrap + ?Sized> Endpoint for W {
         self.inner().needs_order()
     }
 
-    fn follow(&mut self, groups: Vec<Vec<Turn>>) -> Result<(), CommError> {
+    fn follow(&mut self, groups: Vec<Vec<OrderedMessage>>) -> Result<(), CommError> {
         self.inner_mut().follow(groups)
     }
 }

@@ -15,7 +15,7 @@ use super::sync::StepSync;
 use super::timing::{Moment, Timing};
 use super::{Job, Patience};
 use crate::analyze::{Awaited, Work};
-use crate::comm::{Comm, Liveness, Position, Turn};
+use crate::comm::{Comm, Liveness, OrderedMessage, Position};
 use crate::device::Device;
 use crate::effects::UnitAt;
 use crate::ids::{BucketId, Rank, WorkerId};
@@ -46,7 +46,7 @@ pub(super) struct State<'j, S: Stage, D, C> {
     pub(super) is_interruptible: bool,
     pub(super) has_requested_stop: bool,
     /// In groups: the messages of the program in the order that the transport needs, if it has been asked for.
-    pub(super) turns: Option<Vec<Vec<Turn>>>,
+    pub(super) turns: Option<Vec<Vec<OrderedMessage>>>,
 }
 
 /// What stays of saved activations whose tensors are away: how to put them together again, and what slices left, which

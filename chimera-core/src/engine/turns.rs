@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use super::state::{StageOn, State};
 use crate::analyze::{Need, Together, prove_in_groups};
 use crate::collective::{Transfer, waves};
-use crate::comm::{Comm, Endpoint, Payload, Tag, Turn};
+use crate::comm::{Comm, Endpoint, OrderedMessage, Payload, Tag};
 use crate::device::Device;
 use crate::effects::Token;
 use crate::fault::{Class, Fault};
@@ -25,7 +25,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             Some(turns) => turns,
             None => self.program_turns()?,
         };
-        let of_step = |turn: &Turn| Turn { tag: self.tag_of(turn.tag.payload()), ..*turn };
+        let of_step = |turn: &OrderedMessage| OrderedMessage {
+            tag: self.tag_of(turn.tag.payload()),
+            ..*turn
+        };
         let of_step = turns.iter().map(|group| group.iter().map(of_step).collect());
         let followed = of_step.collect();
         self.turns = Some(turns);
@@ -50,7 +53,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             }
             group
         };
-        let of_step = |turn: Turn| Turn { tag: self.tag_of(turn.tag.payload()), ..turn };
+        let of_step =
+            |turn: OrderedMessage| OrderedMessage { tag: self.tag_of(turn.tag.payload()), ..turn };
         let groups = self.stages.buckets().map(of).filter(|group| !group.is_empty());
         let groups = groups.map(|group| group.into_iter().map(of_step).collect()).collect();
         let followed = self.comm.follow(groups);
@@ -68,7 +72,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// The turns of this rank in the program, whose tags are of no step yet.
-    fn program_turns(&self) -> Result<Vec<Vec<Turn>>, Fault> {
+    fn program_turns(&self) -> Result<Vec<Vec<OrderedMessage>>, Fault> {
         let (program, me) = (self.job.program, self.comm.rank());
         let refused = |why: String| Fault::new(Class::Usage, me, why);
         if program.rules().has_moves() {
@@ -103,7 +107,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// By wave: the turns of this rank in a reduction.
-    fn reduction_turns(&self, bucket: BucketId) -> Vec<Vec<Turn>> {
+    fn reduction_turns(&self, bucket: BucketId) -> Vec<Vec<OrderedMessage>> {
         let me = self.comm.rank();
         let members = self.job.program.replicas(self.job.width, bucket);
         if !members.contains(&me) {
@@ -137,8 +141,8 @@ fn channels(program: &Program) -> FxHashMap<Token, ChannelId> {
 }
 
 /// A message as `me` sees it, if it is one of its ends.
-fn turn(me: Rank, (from, to): (Rank, Rank), payload: Payload) -> Option<Turn> {
+fn turn(me: Rank, (from, to): (Rank, Rank), payload: Payload) -> Option<OrderedMessage> {
     let peer = if from == me { to } else { from };
     let tag = Tag::new(0, payload);
-    (from == me || to == me).then_some(Turn { peer, sends: from == me, tag })
+    (from == me || to == me).then_some(OrderedMessage { peer, sends: from == me, tag })
 }
