@@ -10,6 +10,8 @@
 
 use std::ops::Range;
 
+use rustc_hash::FxHashSet;
+
 /// The most members that reduce directly, in their own order.
 pub(crate) const MOST_DIRECT: usize = 8;
 
@@ -51,6 +53,52 @@ pub(crate) fn rounds(n_members: usize, me: usize, keeps_sums: bool) -> Vec<Round
         0 | 1 => Vec::new(),
         2..=MOST_DIRECT => direct(n_members, me, keeps_sums),
         _ => recursive(n_members, me, keeps_sums),
+    }
+}
+
+/// A message of a reduction, between two members.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Transfer {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    /// Positions in the [order](segments) of segments.
+    pub(crate) segments: Range<usize>,
+    /// Whether the receiver adds them up.
+    pub(crate) adds: bool,
+}
+
+/// All messages of a reduction, in waves: what is sent in one hangs on those before it alone.
+pub(crate) fn waves(n_members: usize, keeps_sums: bool) -> Vec<Vec<Transfer>> {
+    let mut plans: Vec<_> =
+        (0..n_members).map(|me| rounds(n_members, me, keeps_sums).into_iter().peekable()).collect();
+    let mut sent = vec![false; n_members];
+    let mut come = FxHashSet::default();
+    let mut waves = Vec::new();
+    loop {
+        let mut wave = Vec::new();
+        for (from, plan) in plans.iter_mut().enumerate().filter(|(me, _)| !sent[*me]) {
+            let Some(Round { adds_up, sends, .. }) = plan.peek() else { continue };
+            let adds = adds_up.is_some();
+            for Part { peer: to, segments } in sends.clone() {
+                come.insert((from, to, adds));
+                wave.push(Transfer { from, to, segments, adds });
+            }
+        }
+        let mut has_moved = false;
+        for (me, plan) in plans.iter_mut().enumerate() {
+            let has_all = |round: &Round| {
+                let mut peers = round.recvs.iter().map(|part| part.peer).filter(|peer| *peer != me);
+                peers.all(|peer| come.contains(&(peer, me, round.adds_up.is_some())))
+            };
+            let is_over = plan.next_if(has_all).is_some();
+            (sent[me], has_moved) = (!is_over, has_moved | is_over);
+        }
+        if !wave.is_empty() {
+            waves.push(wave);
+        }
+        if !has_moved {
+            return waves;
+        }
     }
 }
 
@@ -213,6 +261,29 @@ mod tests {
                 assert_eq!(kept[owner][position], all[owner][position], "{owner} of {n}");
             }
         }
+    }
+
+    /// Each member's rounds are in the waves, in their order.
+    #[test]
+    fn waves_are_the_rounds_of_all() {
+        for n in [1, 2, 5, 8, 9, 13, 16, 33] {
+            for keeps_sums in [false, true] {
+                let all = waves(n, keeps_sums);
+                assert!(all.len() <= 2 * n, "{n} members");
+                for me in 0..n {
+                    let plan = rounds(n, me, keeps_sums);
+                    let mine = all.iter().flatten().filter(|t| t.from == me);
+                    let mine: Vec<_> = mine.map(|t| (t.to, t.segments.clone(), t.adds)).collect();
+                    let of = |round: &Round| {
+                        let (sends, adds) = (round.sends.clone(), round.adds_up.is_some());
+                        sends.into_iter().map(move |part| (part.peer, part.segments, adds))
+                    };
+                    assert_eq!(mine, plan.iter().flat_map(of).collect::<Vec<_>>(), "{me} of {n}");
+                }
+            }
+        }
+        assert_eq!(waves(8, false).len(), 2);
+        assert_eq!(waves(16, false).len(), 8);
     }
 
     #[test]

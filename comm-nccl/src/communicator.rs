@@ -24,13 +24,14 @@ struct Open(Handle);
 // SAFETY: NCCL's communicators may be used by any thread, one at a time.
 unsafe impl Send for Open {}
 
-/// What to do with a message.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Way {
-    /// Send it to the peer.
-    To,
-    /// Receive it from the peer.
-    From,
+/// A message at its place in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Message {
+    pub(crate) peer: u32,
+    /// Whether it goes to the peer, and does not come from it.
+    pub(crate) sends: bool,
+    pub(crate) at: At,
+    pub(crate) bytes: usize,
 }
 
 impl Communicator {
@@ -57,10 +58,8 @@ impl Communicator {
         let outcome = unsafe {
             (library.call.init)(&raw mut handle, n_ranks as i32, id, rank as i32, &raw mut config)
         };
-        if outcome != Outcome::IN_PROGRESS {
-            library.check(outcome, handle).map_err(CommError::Failed)?;
-        }
         let communicator = Communicator { library, handle: Mutex::new(Some(Open(handle))) };
+        communicator.in_progress(outcome, handle).map_err(CommError::Failed)?;
         let met = communicator.settle(deadline, &|| false);
         met.and_then(|is_done| {
             let late = || CommError::Failed("not all ranks met in NCCL in time".into());
@@ -68,36 +67,49 @@ impl Communicator {
         })
     }
 
-    /// Adds a message to the queue at `at` and waits until NCCL has taken it, which a peer may hold up by not
-    /// having come to the same message; `false` if it was not taken until `deadline`, or `is_over`.
-    pub(crate) fn message(
+    /// Adds messages to their queue, of which none waits for another, and waits until NCCL has taken them, which a peer
+    /// may hold up by not having come to the same ones; `false` if they were not taken until `deadline`, or `is_over`.
+    pub(crate) fn messages(
         &self,
-        way: Way,
-        peer: u32,
-        at: At,
-        bytes: usize,
+        messages: &[Message],
         deadline: Instant,
         is_over: &dyn Fn() -> bool,
     ) -> Result<bool, CommError> {
         {
             let handle = self.handle();
             let Some(Open(handle)) = *handle else { return Ok(false) };
-            let call = &self.library.call;
-            // SAFETY: the handle is alive while the lock is held; the memory has these bytes, and its owner
-            // orders the queue's work.
-            let outcome = unsafe {
-                match way {
-                    Way::To => (call.send)(at.address, bytes, BYTE, peer as i32, handle, at.queue),
-                    Way::From => {
-                        (call.recv)(at.address, bytes, BYTE, peer as i32, handle, at.queue)
-                    }
-                }
-            };
-            if outcome != Outcome::IN_PROGRESS {
-                self.library.check(outcome, handle).map_err(CommError::Failed)?;
-            }
+            // SAFETY: a group begins, which this thread ends below.
+            let outcome = unsafe { (self.library.call.group_start)() };
+            self.library.check(outcome, handle).map_err(CommError::Failed)?;
+            let added = messages.iter().map(|message| self.add(message, handle));
+            let added = added.collect::<Vec<_>>().into_iter().collect::<Result<(), _>>();
+            // SAFETY: the group has begun above, on this thread.
+            let outcome = unsafe { (self.library.call.group_end)() };
+            added.and(self.in_progress(outcome, handle)).map_err(CommError::Failed)?;
         }
         self.settle(deadline, is_over)
+    }
+
+    fn add(&self, message: &Message, handle: Handle) -> Result<(), String> {
+        let (call, Message { peer, sends, at, bytes }) = (&self.library.call, *message);
+        let peer = peer as i32;
+        // SAFETY: the caller holds the lock under which the handle is alive; the memory has these bytes, and its
+        // owner orders the queue's work.
+        let outcome = unsafe {
+            match sends {
+                true => (call.send)(at.address, bytes, BYTE, peer, handle, at.queue),
+                false => (call.recv)(at.address, bytes, BYTE, peer, handle, at.queue),
+            }
+        };
+        self.in_progress(outcome, handle)
+    }
+
+    /// Calls may return before they are done.
+    fn in_progress(&self, outcome: Outcome, handle: Handle) -> Result<(), String> {
+        if outcome == Outcome::IN_PROGRESS {
+            return Ok(());
+        }
+        self.library.check(outcome, handle)
     }
 
     /// What went wrong by itself, such as a network that failed.
@@ -121,9 +133,7 @@ impl Communicator {
             let Some(Open(handle)) = *handle else { return Ok(()) };
             // SAFETY: the handle is alive while the lock is held.
             let outcome = unsafe { (self.library.call.finalize)(handle) };
-            if outcome != Outcome::IN_PROGRESS {
-                self.library.check(outcome, handle).map_err(CommError::Failed)?;
-            }
+            self.in_progress(outcome, handle).map_err(CommError::Failed)?;
         }
         if !self.settle(deadline, &|| false)? {
             self.abort();

@@ -1,9 +1,13 @@
 //! Chimera's messages between GPUs over NCCL.
 //!
 //! [`Nccl`] is a [`Comm`] of a GPU's tensors. It stands on another transport of [`Host`] tensors, threads or
-//! MPI, which carries all that is the host's: what is sent and of what shape, in which order NCCL issues it
-//! (see the module `order`), handshakes and agreements. The tensors themselves go from device to device, and
-//! no host waits for them: what is taken is ready on the device when NCCL's kernel is done.
+//! MPI, which carries all that is the host's: handshakes, agreements, and of what shape messages are.
+//!
+//! NCCL wants the operations of a device issued in an order that all devices agree on: each runs to its end before
+//! the next begins, and a send ends only when its receive has begun. So the transport [needs the
+//! order](Endpoint::needs_order) of a step's messages, and issues them in it, group by group: a send waits for its
+//! tensor, a receive for nothing. They go from device to device, and no host waits for them: what is taken is ready
+//! on the device when NCCL's kernel is done. Messages that are in no order, between steps, go through the hosts.
 //!
 //! Messages are issued by the engine's thread, when it calls its transport. A thread of its own watches over
 //! those under way.
@@ -13,16 +17,19 @@
 mod communicator;
 mod control;
 mod library;
-mod order;
 mod progress;
 mod watch;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use chimera_backend_candle::gpu::{Driver, Gpu, Lane, Tensor};
-use chimera_core::comm::{Comm, CommError, Endpoint, Host, Liveness, Position, Tag, all_gather};
+use chimera_core::comm::{
+    Comm, CommError, Endpoint, Host, HostStaged, Liveness, OrderedMessage, Payload, Position, Tag,
+    Wrap, all_gather,
+};
 use chimera_core::engine::Patience;
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
@@ -33,26 +40,47 @@ pub use library::Library;
 use communicator::Communicator;
 use control::{Header, Line};
 use library::UniqueId;
-use order::{Message, Order, ROOT};
 use watch::Watchdog;
+
+/// The rank that makes the communicator's name.
+const ROOT: Rank = Rank(0);
 
 /// One rank's end. It is left by [`close`](Nccl::close), together with the other ranks.
 pub struct Nccl<D: Driver, C: Comm<Host>> {
-    control: C,
+    /// Carries all that NCCL does not.
+    host: HostStaged<Gpu<D>, C>,
     watched: Arc<Watchdog<D::Lane>>,
     watching: Option<JoinHandle<()>>,
     patience: Patience,
-    order: Order,
-    /// By receiver: how many messages were announced.
-    n_sent: Vec<u64>,
-    /// What waits for its turn, by receiver and number.
-    outbox: FxHashMap<(Rank, u64), (Tag, Tensor<D::Memory>)>,
-    /// What has come and was not taken, by sender and number, with its bytes.
-    inbox: FxHashMap<(Rank, u64), (D::Memory, usize)>,
-    /// Headers of messages that have not come.
-    headers: FxHashMap<(Rank, Tag), Header>,
+    /// Whether a first step has begun.
+    has_begun: bool,
+    /// What is to be issued, in order.
+    groups: VecDeque<Vec<OrderedMessage>>,
+    /// What is to be sent, once it is there.
+    outbox: Slots<Tensor<D::Memory>>,
+    /// What is to be received, once it is on its way.
+    inbox: Slots<Tensor<D::Memory>>,
+    /// What is known of messages, by whether this rank sends them, peer and what they carry.
+    headers: FxHashMap<(bool, Rank, Payload), Header>,
     /// What this rank sent to itself.
     own: FxHashMap<Tag, Tensor<D::Memory>>,
+    counts: Counts,
+}
+
+/// Messages in the order, by peer.
+type Slots<T> = FxHashMap<(Rank, Tag), Option<T>>;
+
+/// What a rank has issued so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Messages over NCCL that it sent.
+    pub sent: u64,
+    /// Messages over NCCL that it received.
+    pub received: u64,
+    /// Groups of such messages: calls that NCCL runs one after another.
+    pub groups: u64,
+    /// Messages of the host that said what those are.
+    pub headers: u64,
 }
 
 impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
@@ -85,16 +113,17 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         let watching =
             watching.map_err(|e| CommError::Failed(format!("cannot start a thread: {e}")))?;
         Ok(Self {
-            control,
+            host: HostStaged::new(gpu.clone(), control),
             watched,
             watching: Some(watching),
             patience,
-            order: Order::new(me, n_ranks),
-            n_sent: vec![0; n_ranks as usize],
-            outbox: FxHashMap::default(),
-            inbox: FxHashMap::default(),
+            has_begun: false,
+            groups: VecDeque::new(),
+            outbox: Slots::default(),
+            inbox: Slots::default(),
             headers: FxHashMap::default(),
             own: FxHashMap::default(),
+            counts: Counts::default(),
         })
     }
 
@@ -103,88 +132,121 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
     /// # Errors
     /// If a rank does not leave, or NCCL has failed.
     pub fn close(mut self, deadline: Instant) -> Result<(), CommError> {
-        let sent =
-            self.until(deadline, ROOT, "its turn", |nccl| Ok(nccl.outbox.is_empty().then_some(())));
-        sent?;
+        self.is_finished()?;
+        self.host.flush()?;
         for to in self.others() {
-            self.control.send(to, Line::Bye.tag(0), Host::of_bytes(&[]))?;
+            self.control().send(to, Line::Bye.tag(0), Host::of_bytes(&[]))?;
         }
         for from in self.others() {
             self.until(deadline, from, "its good-bye", |nccl| {
-                nccl.control.try_recv(from, Line::Bye.tag(0))
+                nccl.control().try_recv(from, Line::Bye.tag(0))
             })?;
         }
         self.until(deadline, ROOT, "the device", |nccl| Ok(nccl.watched.is_idle().then_some(())))?;
         self.watched.communicator.close(deadline)
     }
 
+    /// What this rank has issued so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// The transport of the host's tensors.
+    fn control(&mut self) -> &mut C {
+        self.host.inner_mut()
+    }
+
+    /// Drops what is left of the order, unless some of it was sent.
+    fn is_finished(&mut self) -> Result<(), CommError> {
+        if let Some(((to, tag), _)) = self.outbox.iter().find(|(_, tensor)| tensor.is_some()) {
+            return Err(CommError::Failed(format!("{tag} to {to} is before its turn")));
+        }
+        self.groups.clear();
+        self.outbox.clear();
+        self.inbox.retain(|_, tensor| tensor.is_some());
+        Ok(())
+    }
+
     fn ranks(&self) -> impl Iterator<Item = Rank> + use<D, C> {
-        (0..self.control.n_ranks()).map(Rank)
+        (0..self.n_ranks()).map(Rank)
     }
 
     fn others(&self) -> impl Iterator<Item = Rank> + use<D, C> {
-        let me = self.control.rank();
+        let me = self.rank();
         self.ranks().filter(move |rank| *rank != me)
     }
 }
 
 impl<D: Driver, C: Comm<Host>> Liveness for Nccl<D, C> {
     fn report_progress(&mut self, position: Position) {
-        self.control.report_progress(position);
+        self.host.report_progress(position);
     }
 
     fn query_progress(&mut self, deadline: Instant) -> Result<Vec<Option<Position>>, CommError> {
-        self.control.query_progress(deadline)
+        self.host.query_progress(deadline)
     }
 }
 
 impl<D: Driver, C: Comm<Host>> Endpoint for Nccl<D, C> {
     fn rank(&self) -> Rank {
-        self.control.rank()
+        self.host.rank()
     }
 
     fn n_ranks(&self) -> u32 {
-        self.control.n_ranks()
+        self.host.n_ranks()
     }
 
     fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError> {
-        self.control.send_bytes(to, bytes)
+        self.host.send_bytes(to, bytes)
     }
 
     fn try_recv_bytes(&mut self, from: Rank) -> Result<Option<Vec<u8>>, CommError> {
         self.progress()?;
-        self.control.try_recv_bytes(from)
+        self.host.try_recv_bytes(from)
     }
 
-    /// Messages go on while this rank waits: rank 0 decides on all of them.
+    /// Messages go on while this rank waits.
     fn recv_bytes(&mut self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError> {
-        self.allow(deadline);
-        self.until(deadline, from, "control data", |nccl| nccl.control.try_recv_bytes(from))
+        self.host.flush()?;
+        self.until(deadline, from, "control data", |nccl| nccl.host.try_recv_bytes(from))
     }
 
     fn abort(&mut self, cause: &Fault) {
-        self.control.abort(cause);
+        self.host.abort(cause);
         self.watched.communicator.abort();
+    }
+
+    fn needs_order(&self) -> bool {
+        true
+    }
+
+    fn follow(&mut self, groups: Vec<Vec<OrderedMessage>>) -> Result<(), CommError> {
+        self.host.flush()?; // a peer may wait for it before it comes to the first group
+        self.progress()?;
+        self.is_finished()?;
+        let patience = if self.has_begun { self.patience.later } else { self.patience.first_step };
+        self.has_begun = true;
+        self.watched.allow(patience);
+        for OrderedMessage { peer, sends, tag } in groups.iter().flatten() {
+            let slots = if *sends { &mut self.outbox } else { &mut self.inbox };
+            slots.insert((*peer, *tag), None);
+        }
+        self.groups = groups.into();
+        self.progress().map(drop)
     }
 }
 
 impl<D: Driver, C: Comm<Host>> Comm<Tensor<D::Memory>> for Nccl<D, C> {
     fn send(&mut self, to: Rank, tag: Tag, tensor: Tensor<D::Memory>) -> Result<(), CommError> {
-        let from = self.rank();
-        if to == from {
+        if to == self.rank() {
             self.own.insert(tag, tensor);
             return Ok(());
         }
-        let n_ranks = self.n_ranks();
-        let outside = || CommError::Failed(format!("{to} is not one of the {n_ranks} ranks"));
-        let n_sent = self.n_sent.get_mut(to.index()).ok_or_else(outside)?;
-        let number = *n_sent;
-        *n_sent += 1;
-        let (element, shape) = (tensor.element(), tensor.shape().to_vec());
-        self.control.send(to, tag, Header { number, element, shape }.write())?;
-        let message = Message { from, to, number, bytes: tensor.bytes().len() as u64 };
-        self.outbox.insert((to, number), (tag, tensor));
-        self.order.announce(&mut self.control, message)?;
+        if !self.outbox.contains_key(&(to, tag)) {
+            return self.host.send(to, tag, tensor);
+        }
+        self.describe(to, tag, &tensor)?;
+        self.outbox.insert((to, tag), Some(tensor));
         match self.progress() {
             Err(CommError::Aborted(_)) => Ok(()), // whoever waits hears of it
             other => other.map(drop),
@@ -202,8 +264,15 @@ impl<D: Driver, C: Comm<Host>> Comm<Tensor<D::Memory>> for Nccl<D, C> {
         tag: Tag,
         deadline: Instant,
     ) -> Result<Tensor<D::Memory>, CommError> {
-        self.allow(deadline);
-        self.until(deadline, from, tag, |nccl| nccl.look(from, tag))
+        self.host.flush()?;
+        self.until(deadline, from, tag, |nccl| match nccl.look(from, tag)? {
+            // Only the engine can give it, when it has looked after its sums.
+            None if nccl.lacks_own() => {
+                let (what, waited) = (tag.to_string(), Duration::ZERO);
+                Err(CommError::Timeout { from, what, waited })
+            }
+            found => Ok(found),
+        })
     }
 
     fn has_all_reduce(&self, _: &[Rank]) -> bool {

@@ -98,6 +98,8 @@ functions! {
     abort: b"ncclCommAbort\0", fn(Handle) -> Outcome;
     error_string: b"ncclGetErrorString\0", fn(Outcome) -> *const c_char;
     last_error: b"ncclGetLastError\0", fn(Handle) -> *const c_char;
+    group_start: b"ncclGroupStart\0", fn() -> Outcome;
+    group_end: b"ncclGroupEnd\0", fn() -> Outcome;
     send: b"ncclSend\0", fn(*const c_void, usize, c_int, c_int, Handle, *mut c_void) -> Outcome;
     recv: b"ncclRecv\0", fn(*mut c_void, usize, c_int, c_int, Handle, *mut c_void) -> Outcome;
 }

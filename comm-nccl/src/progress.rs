@@ -4,54 +4,103 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chimera_backend_candle::gpu::{Driver, Element, Lane, Tensor};
-use chimera_core::comm::{Comm, CommError, Endpoint, Host, Tag};
-use chimera_core::engine::Patience;
+use chimera_backend_candle::gpu::{At, Driver, Lane, Tensor};
+use chimera_core::comm::{Comm, CommError, Endpoint, Host, OrderedMessage, Tag};
 use chimera_core::ids::Rank;
 
 use crate::Nccl;
-use crate::communicator::Way;
-use crate::control::{Header, Line, unreadable};
-use crate::order::{Message, ROOT};
+use crate::communicator::Message;
+use crate::control::{Header, Line};
 
 impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
-    /// Issues all messages whose turn it is; returns whether there were any.
+    /// Issues all groups whose turn it is; returns whether there were any.
     pub(crate) fn progress(&mut self) -> Result<bool, CommError> {
         self.watched.check()?;
         let mut moved = false;
-        while let Some(message) = self.order.next(&mut self.control)? {
-            self.issue(message)?;
+        while self.is_ready()? {
+            let Some(group) = self.groups.pop_front() else { break };
+            self.issue(&group)?;
             moved = true;
         }
         Ok(moved)
     }
 
-    fn issue(&mut self, message: Message) -> Result<(), CommError> {
-        let Message { from, to, number, bytes } = message;
+    /// Whether this rank has all that it needs for the next group: what it sends, and the size of what it receives.
+    fn is_ready(&mut self) -> Result<bool, CommError> {
+        let Some(group) = self.groups.front().filter(|_| !self.lacks_own()) else {
+            return Ok(false);
+        };
+        for OrderedMessage { peer, sends, tag } in group.clone() {
+            if !sends && !self.knows(peer, tag)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether the next group waits for a tensor of this rank.
+    pub(crate) fn lacks_own(&self) -> bool {
+        let mut sends = self.groups.front().into_iter().flatten().filter(|turn| turn.sends);
+        sends.any(|turn| matches!(self.outbox.get(&(turn.peer, turn.tag)), Some(None)))
+    }
+
+    /// Whether it is known what `from` sends under `tag`.
+    fn knows(&mut self, from: Rank, tag: Tag) -> Result<bool, CommError> {
+        let key = (false, from, tag.payload());
+        if !self.headers.contains_key(&key) {
+            let Some(header) = self.control().try_recv(from, header_tag(tag))? else {
+                return Ok(false);
+            };
+            self.headers.insert(key, Header::read(from, header)?);
+        }
+        Ok(true)
+    }
+
+    /// Tells `to` what it is sent under `tag`, the first time.
+    pub(crate) fn describe(
+        &mut self,
+        to: Rank,
+        tag: Tag,
+        tensor: &Tensor<D::Memory>,
+    ) -> Result<(), CommError> {
+        let header = Header { element: tensor.element(), shape: tensor.shape().to_vec() };
+        match self.headers.get(&(true, to, tag.payload())) {
+            Some(known) if *known == header => Ok(()),
+            Some(known) => Err(CommError::Failed(format!(
+                "{tag} is of shape {:?}, and was of shape {:?} in a step before",
+                header.shape, known.shape
+            ))),
+            None => {
+                self.control().send(to, header_tag(tag), header.write())?;
+                self.counts.headers += 1;
+                self.headers.insert((true, to, tag.payload()), header);
+                Ok(())
+            }
+        }
+    }
+
+    fn issue(&mut self, group: &[OrderedMessage]) -> Result<(), CommError> {
         let watched = Arc::clone(&self.watched);
         let (lane, deadline) = (&watched.lane, Instant::now() + watched.patience());
         let is_over = || watched.check().is_err();
         let began = Instant::now();
-        let (peer, what, taken) = if from == self.rank() {
-            let unknown =
-                || unreadable(ROOT, format!("message {number} to {to}, which is not there"));
-            let (tag, tensor) = self.outbox.remove(&(to, number)).ok_or_else(unknown)?;
-            let (own, memory) = (tensor.bytes(), tensor.memory());
-            let taken = lane.reading(memory, |mut at| {
-                at.address = at.address.wrapping_byte_add(own.start);
-                watched.communicator.message(Way::To, to.0, at, own.len(), deadline, &is_over)
-            })?;
-            (to, tag.to_string(), taken?)
-        } else {
-            let large = |_| unreadable(from, format!("a message of {bytes} bytes"));
-            let bytes = usize::try_from(bytes).map_err(large)?;
-            let memory = lane.allocate(bytes)?;
-            let taken = lane.writing(&memory, |at| {
-                watched.communicator.message(Way::From, from.0, at, bytes, deadline, &is_over)
-            })?;
-            self.inbox.insert((from, number), (memory, bytes));
-            (from, format!("message {number}"), taken?)
-        };
+        let mut parts = Vec::with_capacity(group.len());
+        for turn in group {
+            let OrderedMessage { peer, sends, tag } = *turn;
+            let tensor = match sends {
+                true => self.outbox.remove(&(peer, tag)).flatten(),
+                false => self.room(peer, tag)?,
+            };
+            let lacking = || CommError::Failed(format!("{tag} is issued before it is there"));
+            parts.push((turn, tensor.ok_or_else(lacking)?));
+        }
+        let taken = on_lane(lane, &parts, &mut Vec::new(), &|messages: &[Message]| {
+            watched.communicator.messages(messages, deadline, &is_over)
+        })??;
+        // Who waits for a receive is held up; a send is nobody's wait here.
+        let first = group.iter().find(|turn| !turn.sends).or(group.first());
+        let peer = first.map_or(self.rank(), |turn| turn.peer);
+        let what = group.iter().map(|turn| turn.tag.to_string()).collect::<Vec<_>>().join(" and ");
         if !taken {
             // What ended it elsewhere is the cause.
             self.watched.check()?;
@@ -61,7 +110,23 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
             return Err(error);
         }
         self.watched.add(peer, what, lane.mark()?);
+        self.counts.groups += 1;
+        for (turn, tensor) in parts {
+            if turn.sends {
+                self.counts.sent += 1;
+            } else {
+                self.counts.received += 1;
+                self.inbox.insert((turn.peer, turn.tag), Some(tensor));
+            }
+        }
         Ok(())
+    }
+
+    /// Memory for what `from` sends under `tag`.
+    fn room(&self, from: Rank, tag: Tag) -> Result<Option<Tensor<D::Memory>>, CommError> {
+        let Some(header) = self.headers.get(&(false, from, tag.payload())) else { return Ok(None) };
+        let memory = self.watched.lane.allocate(header.bytes().unwrap_or_default())?;
+        Ok(Some(Tensor::of(memory, header.element, header.shape.clone())))
     }
 
     /// What `from` sent under `tag`, if it is on its way into this device's memory.
@@ -73,19 +138,11 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         if from == self.rank() {
             return Ok(self.own.remove(&tag));
         }
-        if !self.headers.contains_key(&(from, tag)) {
-            let Some(message) = self.control.try_recv(from, tag)? else { return Ok(None) };
-            self.headers.insert((from, tag), Header::read(from, message)?);
+        match self.inbox.get(&(from, tag)) {
+            Some(None) => Ok(None),
+            Some(Some(_)) => Ok(self.inbox.remove(&(from, tag)).flatten()),
+            None => self.host.try_recv(from, tag),
         }
-        let Header { number, element, ref shape } = self.headers[&(from, tag)];
-        let Some(memory) = self.inbox.remove(&(from, number)) else { return Ok(None) };
-        let is_whole = bytes_of(element, shape) == Some(memory.1);
-        let shape = shape.clone();
-        self.headers.remove(&(from, tag));
-        if !is_whole {
-            return Err(unreadable(from, format!("{} bytes of shape {shape:?}", memory.1)));
-        }
-        Ok(Some(Tensor::of(memory.0, element, shape)))
     }
 
     /// Waits until `look` finds something that `from` has to do.
@@ -120,23 +177,36 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         Err(CommError::Timeout { from, what: what.to_string(), waited: began.elapsed() })
     }
 
-    /// Lets messages be under way for as long as the engine waits now. What is left until its deadline tells
-    /// which patience that is, but is none itself: of a deadline that many share, the last have nothing left.
-    pub(crate) fn allow(&self, deadline: Instant) {
-        let Patience { first_step, later } = self.patience;
-        let left = deadline.saturating_duration_since(Instant::now());
-        self.watched.allow(if left > later { first_step } else { later });
-    }
-
     /// Whether the other transport still has a rank, and nobody has given up.
     fn living(&mut self, rank: Rank) -> Result<(), CommError> {
-        match self.control.recv(rank, Line::Silence.tag(0), Instant::now()) {
+        match self.control().recv(rank, Line::Silence.tag(0), Instant::now()) {
             Err(CommError::Timeout { .. }) | Ok(_) => Ok(()),
             Err(error) => Err(error),
         }
     }
 }
 
-fn bytes_of(element: Element, shape: &[usize]) -> Option<usize> {
-    shape.iter().try_fold(element.bytes(), |bytes, extent| bytes.checked_mul(*extent))
+/// The name of what says what a message is, in all steps.
+fn header_tag(tag: Tag) -> Tag {
+    Tag::new(0, tag.payload())
+}
+
+/// Lets `act` add messages of these parts to the lane, at once.
+fn on_lane<L: Lane, R>(
+    lane: &L,
+    parts: &[(&OrderedMessage, Tensor<L::Memory>)],
+    messages: &mut Vec<Message>,
+    act: &dyn Fn(&[Message]) -> R,
+) -> Result<R, CommError> {
+    let Some(((turn, tensor), rest)) = parts.split_first() else { return Ok(act(messages)) };
+    let (OrderedMessage { peer, sends, .. }, bytes) = (turn, tensor.bytes());
+    let next = |at: At| {
+        let at = At { address: at.address.wrapping_byte_add(bytes.start), ..at };
+        messages.push(Message { peer: peer.0, sends: *sends, at, bytes: bytes.len() });
+        on_lane(lane, rest, messages, act)
+    };
+    match sends {
+        true => lane.reading(tensor.memory(), next)?,
+        false => lane.writing(tensor.memory(), next)?,
+    }
 }

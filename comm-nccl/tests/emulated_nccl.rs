@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 
 use chimera_backend_candle::gpu::cuda::Cuda;
 use chimera_backend_candle::gpu::{Element, Gpu};
-use chimera_comm_nccl::{Library, Nccl};
-use chimera_core::comm::{Comm, CommError, Endpoint, Host, Tag, Threads, conformance, threads};
+use chimera_comm_nccl::{Counts, Library, Nccl};
+use chimera_core::comm::{
+    Comm, CommError, Endpoint, Host, OrderedMessage, Tag, Threads, conformance, threads,
+};
 use chimera_core::device::Device;
 use chimera_core::device::reference::Reference;
 use chimera_core::engine::Patience;
@@ -96,50 +98,116 @@ fn bf16_travels() -> Result<(), RunError> {
     Ok(())
 }
 
-/// The sender has announced its message, and then calls nothing of its transport.
+/// The sender was there in the step before, and then calls nothing of its transport.
 #[test]
 fn a_rank_that_stands_still_is_named() {
-    let (announced, given_up) = (Barrier::new(3), Barrier::new(3));
+    let given_up = Barrier::new(2);
     let patience = Patience { later: Duration::from_millis(200), ..PATIENCE };
-    let outcomes = on_ranks_with(patience, 3, Element::F32, |kernels, mut end| {
-        let within = |millis| Instant::now() + Duration::from_millis(millis);
-        if end.rank() == Rank(1) {
-            let tensor = kernels.upload(&[3], &[1.0, 2.0, 3.0]).expect("uploaded");
-            end.send(Rank(2), tag(0), tensor).expect("sent");
-        }
-        announced.wait();
-        let outcome = match end.rank() {
-            Rank(1) => Ok(None),
-            // It decides what is next.
-            Rank(0) => end.recv(Rank(1), tag(1), within(500)).map(Some),
-            _ => end.recv(Rank(1), tag(0), within(200)).map(Some),
+    let outcomes = on_ranks_with(patience, 2, Element::F32, |kernels, mut end| {
+        let (sends, peer) = (end.rank() == Rank(1), Rank(1 - end.rank().0));
+        let follow = |end: &mut End, step| {
+            end.follow(vec![vec![OrderedMessage { peer, sends, tag: tag(step) }]])
         };
+        follow(&mut end, 0).expect("nothing is before");
+        if sends {
+            let tensor = kernels.upload(&[3], &[1.0, 2.0, 3.0]).expect("uploaded");
+            end.send(peer, tag(0), tensor).expect("sent");
+            given_up.wait();
+            return None;
+        }
+        let taken = end.recv(peer, tag(0), soon()).expect("taken");
+        assert_eq!(kernels.download(&taken).expect("downloaded"), [1.0, 2.0, 3.0]);
+        // Its size is known, so the receive begins at once.
+        let outcome = follow(&mut end, 1).and_then(|()| end.recv(peer, tag(1), soon()));
+        let outcome = outcome.and_then(|_| end.recv_bytes(peer, soon()));
         given_up.wait();
         outcome.err()
     });
-    for error in outcomes.iter().flatten() {
-        assert!(matches!(error, CommError::Timeout { from: Rank(1), .. }), "{error:?}");
-        assert_eq!(error.clone().into_fault(Rank(2)).class, Class::Timeout);
-    }
-    assert_eq!(outcomes.iter().flatten().count(), 2, "{outcomes:?}");
+    let error = outcomes[0].clone().expect("nothing came");
+    assert!(matches!(error, CommError::Timeout { from: Rank(1), .. }), "{error:?}");
+    assert_eq!(error.into_fault(Rank(0)).class, Class::Timeout);
 }
 
-/// A sum's parts share one deadline, and its last one may find it over.
+/// What is to be sent later may be given first; a group goes at once, and both ways.
 #[test]
-fn what_is_sent_is_taken_after_a_deadline() {
-    let announced = Barrier::new(2);
-    on_ranks(2, Element::F32, |kernels, mut end| {
-        if end.rank() == Rank(1) {
-            let tensor = kernels.upload(&[2], &[1.0, 2.0]).expect("uploaded");
-            end.send(Rank(0), tag(0), tensor).expect("sent");
-            announced.wait();
-        } else {
-            announced.wait();
-            let taken = end.recv(Rank(1), tag(0), Instant::now()).expect("taken");
-            assert_eq!(kernels.download(&taken).expect("downloaded"), [1.0, 2.0]);
+fn messages_go_in_their_order() {
+    let counts = on_ranks(3, Element::F32, |kernels, mut end| {
+        let me = end.rank();
+        let others = || (0..3).map(Rank).filter(move |rank| *rank != me);
+        for step in 0..3 {
+            let group = |wave: u64| {
+                let turns = others().flat_map(|peer| {
+                    let tag = tag(2 * step + wave);
+                    [true, false].map(|sends| OrderedMessage { peer, sends, tag })
+                });
+                turns.collect::<Vec<_>>()
+            };
+            end.follow(vec![group(0), group(1)]).expect("the step before is done");
+            for wave in [1, 0] {
+                for to in others() {
+                    let values = [me.0 as f32, to.0 as f32, wave as f32, step as f32];
+                    let tensor = kernels.upload(&[4], &values).expect("uploaded");
+                    end.send(to, tag(2 * step + wave), tensor).expect("sent");
+                }
+            }
+            for (wave, from) in [0, 1].into_iter().flat_map(|w| others().map(move |r| (w, r))) {
+                let got = end.recv(from, tag(2 * step + wave), soon()).expect("taken");
+                let wanted = [from.0 as f32, me.0 as f32, wave as f32, step as f32];
+                assert_eq!(kernels.download(&got).expect("downloaded"), wanted);
+            }
         }
+        let counts = end.counts();
+        end.close(soon()).expect("all leave");
+        counts
+    });
+    // The payload of a private tag is its channel: only the first is told what it is.
+    assert_eq!(counts, [Counts { sent: 12, received: 12, groups: 6, headers: 2 }; 3]);
+}
+
+#[test]
+fn another_shape_than_before_is_refused() {
+    on_ranks(2, Element::F32, |kernels, mut end| {
+        let (me, peer) = (end.rank(), Rank(1 - end.rank().0));
+        let turn = |step| OrderedMessage { peer, sends: me == Rank(0), tag: tag(step) };
+        end.follow(vec![vec![turn(0)]]).expect("nothing is before");
+        if me == Rank(1) {
+            end.recv(peer, tag(0), soon()).expect("taken");
+            return end.close(soon()).expect("all leave");
+        }
+        let tensor = kernels.upload(&[2], &[1.0, 2.0]).expect("uploaded");
+        end.send(peer, tag(0), tensor).expect("sent");
+        end.follow(vec![vec![turn(1)]]).expect("the step before is done");
+        let other = kernels.upload(&[3], &[1.0, 2.0, 3.0]).expect("uploaded");
+        let refused = end.send(peer, tag(1), other).expect_err("it is longer");
+        assert!(refused.to_string().contains("is of shape [3], and was of shape [2]"), "{refused}");
         end.close(soon()).expect("all leave");
     });
+}
+
+/// Chimera's messages in a step: activations, gradients, and two of each bucket to each replica.
+#[test]
+fn messages_of_a_step_are_few() {
+    let run = TrialRun {
+        schedule: "chimera",
+        shape: Shape::new(4, 4),
+        model: model(),
+        recompute: Recompute::None,
+        split_backward: false,
+        micro_batch_size: 1,
+        steps: 3,
+    };
+    let counts = on_ranks(4, Element::F32, |kernels, mut end| {
+        run.train_as(kernels, &mut end).expect("it trains over NCCL");
+        let counts = end.counts();
+        end.close(soon()).expect("all leave");
+        counts
+    });
+    let counts = counts.into_iter().map(|Counts { sent, received, groups, headers }| {
+        assert_eq!(headers, sent / 3, "said in the first step alone");
+        [sent, received, groups].map(|n| n / 3)
+    });
+    // Four of its two buckets, and of each micro-batch one activation or gradient, or two.
+    assert_eq!(counts.collect::<Vec<_>>(), [[8, 8, 10], [12, 12, 13], [12, 12, 13], [8, 8, 10]]);
 }
 
 /// A rank that never comes is waited for no longer than allowed.

@@ -1,6 +1,7 @@
 //! What a run does by its settings, whatever is trained: a proven program of steps, and how weights are updated.
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use chimera_core::analyze::prove_in_one_order;
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts, UniformCosts};
 use chimera_core::engine::{NonFinite, Training, unsurvivable};
 use chimera_core::ids::StageId;
@@ -364,7 +365,14 @@ fn prove(
     };
     let costs = chain.costs(config, &ordered.timetable)?;
     let costs = UnevenCosts::new(costs, config.worker_speeds());
-    Ok(ordered.program(&how, &costs)?)
+    let program = ordered.program(&how, &costs)?;
+    if config.transport == Transport::Nccl {
+        prove_in_one_order(&program).context(
+            "transport nccl issues all messages in one order, which this program has not: choose another schedule, or \
+             transport mpi",
+        )?;
+    }
+    Ok(program)
 }
 
 #[cfg(test)]

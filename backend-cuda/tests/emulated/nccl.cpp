@@ -1,7 +1,7 @@
 // NCCL, as far as the transport uses it, on the emulated driver: ranks are threads or processes of this machine. As
-// in NCCL, calls return before they are done, messages of a communicator run one after another in the order of
-// their calls, whatever their streams, and one runs when both parties have come to it: a rank that waits for its
-// first holds up those behind it.
+// in NCCL, calls return before they are done, groups of a communicator run one after another in the order of
+// their calls, whatever their streams, and a message runs when both parties have come to it: a rank that waits for its
+// first holds up those behind it. Messages of one group run side by side.
 
 #include "queue.h"
 #include <atomic>
@@ -12,8 +12,10 @@
 #include <fcntl.h>
 #include <mutex>
 #include <random>
+#include <set>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <vector>
 
 namespace {
 
@@ -46,9 +48,8 @@ struct Communicator {
     bool has_left;
     std::atomic<bool> is_over;
     std::atomic<int> fault;
-    // The last message that was called, and which of its way's it is.
-    std::atomic<uint64_t>* of_peer;
-    uint64_t number;
+    // The messages of the last group: how many of such the peer has called, and which it must come to.
+    std::vector<std::pair<std::atomic<uint64_t>*, uint64_t>> called;
 };
 
 // What of a message has been sent or taken so far.
@@ -79,27 +80,62 @@ bool take(Way& way, char* to, size_t bytes, Progress& so_far, bool& is_right) {
     return true;
 }
 
-int add(Communicator* c, const void* from, void* to, size_t bytes, int type, int peer, void* stream) {
-    if (type != BYTE || peer < 0 || peer >= c->n_ranks || peer == c->rank || !stream) return INVALID_ARGUMENT;
-    Way& way = from ? c->job->ways[c->rank][peer] : c->job->ways[peer][c->rank];
+// A message of a group.
+struct Part {
+    Way* way;
+    const char* from;
+    char* to;
+    size_t bytes;
+    Progress so_far;
+    bool is_done;
+};
+
+struct Call { Communicator* communicator; void* stream; Part part; };
+
+// The group that a thread has begun.
+thread_local int depth;
+thread_local std::vector<Call> begun;
+
+int launch(Communicator* c, void* stream, std::vector<Part> parts) {
     uint64_t call;
     {
         std::lock_guard<std::mutex> held(c->lock);
         c->order.push_back(call = c->n_calls++);
-        c->number = from ? ++way.n_sends : ++way.n_receives;
-        c->of_peer = from ? &way.n_receives : &way.n_sends;
+        c->called.clear();
+        for (Part& part : parts) {
+            Way& way = *part.way;
+            uint64_t number = part.from ? ++way.n_sends : ++way.n_receives;
+            c->called.push_back({part.from ? &way.n_receives : &way.n_sends, number});
+        }
     }
-    std::function<bool()> work = [=, &way, so_far = Progress{0, false}]() mutable {
+    std::function<bool()> work = [=]() mutable {
         std::lock_guard<std::mutex> held(c->lock);
         if (c->is_over) return true;
         if (c->order.front() != call) return false;
-        bool is_right = true;
-        bool is_done = from ? send(way, (const char*)from, bytes, so_far) : take(way, (char*)to, bytes, so_far, is_right);
-        if (!is_right) c->fault = INVALID_ARGUMENT;
-        if (is_done) c->order.pop_front();
-        return is_done;
+        std::set<std::pair<Way*, bool>> held_up; // by an earlier message on the same way
+        for (Part& part : parts) {
+            std::pair<Way*, bool> way(part.way, part.from);
+            if (part.is_done || held_up.count(way)) continue;
+            bool is_right = true;
+            part.is_done = part.from ? send(*part.way, part.from, part.bytes, part.so_far)
+                                     : take(*part.way, part.to, part.bytes, part.so_far, is_right);
+            if (!is_right) c->fault = INVALID_ARGUMENT;
+            if (!part.is_done) held_up.insert(way);
+        }
+        if (!held_up.empty()) return false;
+        c->order.pop_front();
+        return true;
     };
-    return emulated_enqueue(stream, "a message", &work) ? UNHANDLED : IN_PROGRESS;
+    return emulated_enqueue(stream, "messages", &work) ? UNHANDLED : IN_PROGRESS;
+}
+
+int add(Communicator* c, const void* from, void* to, size_t bytes, int type, int peer, void* stream) {
+    if (type != BYTE || peer < 0 || peer >= c->n_ranks || peer == c->rank || !stream) return INVALID_ARGUMENT;
+    Way* way = from ? &c->job->ways[c->rank][peer] : &c->job->ways[peer][c->rank];
+    Part part{way, (const char*)from, (char*)to, bytes, {}, false};
+    if (!depth) return launch(c, stream, {part});
+    begun.push_back({c, stream, part});
+    return SUCCESS;
 }
 
 }  // namespace
@@ -141,10 +177,31 @@ int ncclCommGetAsyncError(Communicator* c, int* result) {
     std::lock_guard<std::mutex> held(c->lock);
     bool all_are_here = c->job->n_here == c->n_ranks;
     if (all_are_here) shm_unlink(c->id.name); // others have done so, or it is still there
-    bool is_met = !c->of_peer || *c->of_peer >= c->number;
+    bool is_met = true;
+    for (auto& [of_peer, number] : c->called) is_met &= *of_peer >= number;
     bool is_left = !c->has_left || (c->order.empty() && c->job->n_left == c->n_ranks);
     *result = c->fault ? int(c->fault) : all_are_here && is_met && is_left ? SUCCESS : IN_PROGRESS;
     return SUCCESS;
+}
+
+int ncclGroupStart() {
+    depth++;
+    return SUCCESS;
+}
+
+// One of one communicator and stream, as the transport makes them.
+int ncclGroupEnd() {
+    if (!depth) return INVALID_ARGUMENT;
+    if (--depth) return SUCCESS;
+    std::vector<Call> calls = std::move(begun);
+    begun.clear();
+    if (calls.empty()) return SUCCESS;
+    std::vector<Part> parts;
+    for (Call& call : calls) {
+        if (call.communicator != calls[0].communicator || call.stream != calls[0].stream) return INVALID_ARGUMENT;
+        parts.push_back(call.part);
+    }
+    return launch(calls[0].communicator, calls[0].stream, parts);
 }
 
 int ncclSend(const void* from, size_t bytes, int type, int peer, Communicator* c, void* stream) {

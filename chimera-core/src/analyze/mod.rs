@@ -25,7 +25,7 @@ pub use fill::{OwnWork, WorkPiece, fill};
 pub use measured::MeasuredCosts;
 pub use memory::{peak_bytes, peak_kept, peak_working_bytes};
 pub use network::{Link, Network, NetworkCosts, ReductionAlgorithm, Traffic};
-pub use one_order::{Together, prove_in_one_order, rows_in_one_order};
+pub use one_order::{Together, prove_in_groups, prove_in_one_order, rows_in_one_order};
 pub use refusal::{Reason, Refusal};
 pub use simulate::simulate;
 pub(crate) use simulate::simulate_compute;

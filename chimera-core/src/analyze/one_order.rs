@@ -30,8 +30,27 @@ pub enum Together {
 /// An order of all messages and reductions that every worker can keep, one after another, if it posts receives
 /// when their turn comes. It is proven: a transport that issues them so does not stand still.
 pub fn prove_in_one_order(program: &Program) -> Result<Vec<Together>, Refusal> {
+    Ok(prove_in_groups(program)?.concat())
+}
+
+/// The order of [`prove_in_one_order`] in groups that every worker can issue at once, when it has come to all of its parts:
+/// messages that can be sent at one time, or a reduction, or the agreement.
+///
+/// # Errors
+/// If there is no such order.
+pub fn prove_in_groups(program: &Program) -> Result<Vec<Vec<Together>>, Refusal> {
     let order = by_time(program);
-    keep(program, &order).map(|()| order)
+    let is_message = |event: &Together| matches!(event, Together::Message(_));
+    let is_one = |a: &(Together, f64), b: &(Together, f64)| {
+        a.1.total_cmp(&b.1).is_eq() && is_message(&a.0) && is_message(&b.0)
+    };
+    let events = |group: &[(Together, f64)]| group.iter().map(|(event, _)| *event).collect();
+    let groups: Vec<Vec<Together>> = order.chunk_by(is_one).map(events).collect();
+    if keep(program, &groups).is_ok() {
+        return Ok(groups);
+    }
+    let alone: Vec<_> = groups.into_iter().flatten().map(|event| vec![event]).collect();
+    keep(program, &alone).map(|()| alone)
 }
 
 /// The rows of `program` for transports that tell messages apart by their order alone, such as NCCL: messages and
@@ -90,7 +109,7 @@ fn shared(instr: &Instr) -> Option<Together> {
 }
 
 /// Messages by when they can be sent, reductions by when the last member comes to them.
-fn by_time(program: &Program) -> Vec<Together> {
+fn by_time(program: &Program) -> Vec<(Together, f64)> {
     let timeline = simulate(program, &UniformCosts::new(1.0, 1.0, 0.0));
     let mut times: FxHashMap<Together, f64> = FxHashMap::default();
     for (w, row) in (0..).map(WorkerId).zip(program.rows()) {
@@ -121,18 +140,22 @@ fn by_time(program: &Program) -> Vec<Together> {
     };
     let mut order: Vec<(Together, f64)> = times.into_iter().collect();
     order.sort_by(|a, b| a.1.total_cmp(&b.1).then_with(|| place(&a.0).cmp(&place(&b.0))));
-    order.into_iter().map(|(event, _)| event).collect()
+    order
 }
 
-/// Proves that all workers come to the end if each does its part of `order` in that order.
-fn keep(program: &Program, order: &[Together]) -> Result<(), Refusal> {
+/// Proves that all workers come to the end if each does its part of `groups` in that order, each group when it has come
+/// to all of its parts.
+fn keep(program: &Program, groups: &[Vec<Together>]) -> Result<(), Refusal> {
     let mut workers: Vec<Queue> = program.rows().iter().map(|row| Queue::new(row)).collect();
     let mut n_done = 0;
     loop {
         let moved = workers.iter_mut().map(Queue::compute).fold(false, |any, moved| any | moved);
-        let next = order.get(n_done).filter(|event| workers.iter().all(|w| w.can(event)));
-        if let Some(event) = next {
-            workers.iter_mut().for_each(|w| w.finish(event));
+        let can = |event: &Together| workers.iter().all(|w| w.can(event));
+        let next = groups.get(n_done).filter(|group| group.iter().all(can));
+        if let Some(group) = next {
+            for event in group {
+                workers.iter_mut().for_each(|w| w.finish(event));
+            }
             n_done += 1;
         } else if !moved {
             break;
@@ -141,7 +164,9 @@ fn keep(program: &Program, order: &[Together]) -> Result<(), Refusal> {
     let Some(stuck) = workers.iter().position(|w| w.at < w.row.len()) else {
         return Ok(());
     };
-    let waits = order.get(n_done).map(|event| format!("all wait with {}", words(event)));
+    let mut group = groups.get(n_done).into_iter().flatten();
+    let next = group.find(|event| !workers.iter().all(|w| w.can(event)));
+    let waits = next.map(|event| format!("all wait with {}", words(event)));
     let reason = Reason::Order(waits.into_iter().collect());
     Err(refusal(program, Some((WorkerId(stuck as u16), workers[stuck].at)), reason))
 }
@@ -260,6 +285,7 @@ mod tests {
         let n_messages = order.iter().filter(|e| matches!(e, Together::Message(_))).count();
         assert_eq!(n_messages, 4);
         order[..n_messages].reverse();
+        let order: Vec<_> = order.into_iter().map(|event| vec![event]).collect();
         let refusal = keep(&program, &order).expect_err("gradients before their activations");
         assert!(refusal.to_string().contains("all wait with the message of"), "{refusal}");
     }

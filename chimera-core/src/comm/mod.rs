@@ -19,6 +19,7 @@ mod rendezvous;
 pub mod simulated;
 mod tag;
 mod threads;
+mod turn;
 mod wire;
 mod wrap;
 
@@ -31,6 +32,7 @@ pub use position::Position;
 pub use rendezvous::{Meeting, Rendezvous, StagedRendezvous};
 pub use tag::{Payload, Tag};
 pub use threads::{Threads, threads};
+pub use turn::OrderedMessage;
 pub use wire::{Framed, Wire};
 pub use wrap::Wrap;
 
@@ -169,6 +171,20 @@ pub trait Endpoint: Liveness {
 
     /// Makes every wait of every rank end with [`CommError::Aborted`]. The first cause stands.
     fn abort(&mut self, cause: &Fault);
+
+    /// Whether the messages of a step must be issued in one order of all ranks, which [`follow`](Endpoint::follow) says.
+    fn needs_order(&self) -> bool {
+        false
+    }
+
+    /// Says which messages of this rank come next, behind those said before, in the one order of all ranks. Those of
+    /// a group can be issued at once, when this rank has come to all that it sends of them.
+    ///
+    /// # Errors
+    /// If what was said before is not done.
+    fn follow(&mut self, _groups: Vec<Vec<OrderedMessage>>) -> Result<(), CommError> {
+        Ok(())
+    }
 }
 
 /// One rank's end of a transport of tensors.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{CommError, Endpoint, Liveness, Position};
+use super::{CommError, Endpoint, Liveness, OrderedMessage, Position};
 use crate::fault::Fault;
 use crate::ids::Rank;
 
@@ -82,6 +82,14 @@ impl<W: Wrap + ?Sized> Endpoint for W {
     fn abort(&mut self, cause: &Fault) {
         self.discard();
         self.inner_mut().abort(cause);
+    }
+
+    fn needs_order(&self) -> bool {
+        self.inner().needs_order()
+    }
+
+    fn follow(&mut self, groups: Vec<Vec<OrderedMessage>>) -> Result<(), CommError> {
+        self.inner_mut().follow(groups)
     }
 }
 

@@ -80,7 +80,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         };
         let tag = Tag::new(self.steps.first, Payload::Token(token));
         let sent = self.comm.send(to, tag, tensor);
-        self.on_wire(token, sent)
+        self.on_wait(token, Need::Other, sent) // of a transport that comes to earlier messages first
     }
 
     fn recv(
@@ -132,7 +132,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         let buffer = self.reductions.buffer(bucket);
         let State { device, comm, .. } = &mut *self;
         let sum = Reduction::start(device, comm, number, bucket, members, buffer, parts);
-        let sum = self.on_wire(op(), sum)?;
+        let sum = self.on_wait(op(), Need::Other, sum)?;
         self.reductions.push(bucket, sum, start);
         Ok(())
     }
@@ -207,6 +207,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         });
         self.on_device(format!("update of {bucket}"), updated)?;
         if job.training.shard_optimizer {
+            self.follow_updates()?;
             self.give_weights(bucket)?;
         }
         self.record(worker, Work::Step(bucket), start);

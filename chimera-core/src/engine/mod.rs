@@ -45,6 +45,7 @@ mod state;
 mod sync;
 mod timing;
 mod training;
+mod turns;
 mod update_rule;
 mod updated;
 mod updating;

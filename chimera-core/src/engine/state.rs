@@ -15,7 +15,7 @@ use super::sync::StepSync;
 use super::timing::{Moment, Timing};
 use super::{Job, Patience};
 use crate::analyze::{Awaited, Work};
-use crate::comm::{Comm, Liveness, Position};
+use crate::comm::{Comm, Liveness, OrderedMessage, Position};
 use crate::device::Device;
 use crate::effects::UnitAt;
 use crate::ids::{BucketId, Rank, WorkerId};
@@ -45,6 +45,8 @@ pub(super) struct State<'j, S: Stage, D, C> {
     /// Whether the transport lets ranks leave a step.
     pub(super) is_interruptible: bool,
     pub(super) has_requested_stop: bool,
+    /// In groups: the messages of the program in the order that the transport needs, if it has been asked for.
+    pub(super) turns: Option<Vec<Vec<OrderedMessage>>>,
 }
 
 /// What stays of saved activations whose tensors are away: how to put them together again, and what slices left, which
@@ -66,6 +68,8 @@ pub(super) struct Steps<S: Stage> {
     pub(super) rests: FxHashMap<UnitAt, Rest<S>>,
     /// How long this rank has waited, if another wait has to be tried again.
     pub(super) waited: Duration,
+    /// Whether the transport knows which updated weights are sent.
+    pub(super) has_updates: bool,
 }
 
 impl<S: Stage> Steps<S> {
@@ -79,12 +83,13 @@ impl<S: Stage> Steps<S> {
             activations: ActivationBytes::default(),
             rests: FxHashMap::default(),
             waited: Duration::ZERO,
+            has_updates: false,
         }
     }
 
     /// Forgets the last program for one that begins with the step `first` and has `n_steps`.
     pub(super) fn begin(&mut self, first: u64, n_steps: usize) {
-        self.first = first;
+        (self.first, self.has_updates) = (first, false);
         self.losses.clear();
         self.rests.clear();
         self.squared_norms = vec![0.0; n_steps];

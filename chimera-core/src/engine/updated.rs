@@ -22,7 +22,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
                 let weight = copy(&self.device, &self.stages.held(stage).weights[index]);
                 let weight = self.on_device(tag, weight)?;
                 let sent = self.comm.send(to, tag, weight);
-                self.on_wire(tag, sent)?;
+                self.on_wait(tag, Need::Other, sent)?;
             }
         }
         Ok(())

@@ -133,7 +133,11 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     pub fn run(&mut self, first: u64) -> Result<Vec<StepReport>, Fault> {
         let program = self.state.job.program;
         self.begin(first).map_err(|f| Fault { step: Some(first), ..f })?;
-        if self.state.ends_here()? || !self.run_row(first)? {
+        if self.state.ends_here()? {
+            return Ok(Vec::new());
+        }
+        self.state.follow_program()?;
+        if !self.run_row(first)? {
             return Ok(Vec::new());
         }
         self.state.take_weights(self.me)?;
@@ -188,7 +192,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
 
     /// Goes on with another program of the same placement.
     pub fn set_program(&mut self, program: &'j Program) -> Result<(), Fault> {
-        let State { job, comm, .. } = &mut self.state;
+        let State { job, comm, turns, .. } = &mut self.state;
         let next = Job { program, ..*job };
         let members = |program: &Program| -> Vec<_> {
             let buckets = program.buckets_of_update().iter();
@@ -201,7 +205,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             false => Some("the next program places stages elsewhere".to_string()),
         };
         match conflict {
-            None => *job = next,
+            None => (*job, *turns) = (next, None),
             Some(conflict) => return Err(Fault::new(Class::Usage, comm.rank(), conflict)),
         }
         Ok(())

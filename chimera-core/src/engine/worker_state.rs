@@ -119,6 +119,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             timing,
             is_interruptible: false,
             has_requested_stop: false,
+            turns: None,
         };
         state.is_interruptible = state.is_interruptible();
         Worker { state, me, next }
@@ -154,7 +155,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let layout = state.stages.layout();
         let buffers = buffers(job.program, job.width, layout, params, shard_optimizer);
         state.reductions = Reductions::new(buffers, bf16_gradients);
-        (state.job, state.group, *me) = (job, group, worker);
+        (state.job, state.group, state.turns, *me) = (job, group, None, worker);
         Ok(())
     }
 }

@@ -1,0 +1,148 @@
+//! The messages of a step in the one order in which all ranks issue them, for transports that need it.
+//!
+//! Messages between cells and reductions stand as [`prove_in_groups`] proves it, and the messages of a reduction in waves, each of
+//! which needs what came before it alone. Updated weights follow when all that is done.
+
+use rustc_hash::FxHashMap;
+
+use super::state::{StageOn, State};
+use crate::analyze::{Need, Together, prove_in_groups};
+use crate::collective::{Transfer, waves};
+use crate::comm::{Comm, Endpoint, OrderedMessage, Payload, Tag};
+use crate::device::Device;
+use crate::effects::Token;
+use crate::fault::{Class, Fault};
+use crate::ids::{BucketId, ChannelId, Rank};
+use crate::program::{Instr, Program};
+
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
+    /// Says to a transport that needs an order which messages the program that begins has.
+    pub(super) fn follow_program(&mut self) -> Result<(), Fault> {
+        if !self.comm.needs_order() {
+            return Ok(());
+        }
+        let turns = match self.turns.take() {
+            Some(turns) => turns,
+            None => self.program_turns()?,
+        };
+        let of_step = |turn: &OrderedMessage| OrderedMessage {
+            tag: self.tag_of(turn.tag.payload()),
+            ..*turn
+        };
+        let of_step = turns.iter().map(|group| group.iter().map(of_step).collect());
+        let followed = of_step.collect();
+        self.turns = Some(turns);
+        let followed = self.comm.follow(followed);
+        self.on_wait("the order of messages", Need::Other, followed)
+    }
+
+    /// Says to a transport that needs an order which weights are sent, once it is certain that they are updated.
+    pub(super) fn follow_updates(&mut self) -> Result<(), Fault> {
+        if !self.comm.needs_order() || std::mem::replace(&mut self.steps.has_updates, true) {
+            return Ok(());
+        }
+        let me = self.comm.rank();
+        let of = |bucket| {
+            let members = self.job.program.replicas(self.job.width, bucket);
+            let owners = if members.contains(&me) { self.stages.owners(bucket) } else { &[] };
+            let mut group = Vec::new();
+            for (tensor, owner) in (0..).zip(owners) {
+                let payload = Payload::Updated { bucket, tensor };
+                let others = members.iter().filter(|member| *member != owner);
+                group.extend(others.filter_map(|to| turn(me, (*owner, *to), payload)));
+            }
+            group
+        };
+        let of_step =
+            |turn: OrderedMessage| OrderedMessage { tag: self.tag_of(turn.tag.payload()), ..turn };
+        let groups = self.stages.buckets().map(of).filter(|group| !group.is_empty());
+        let groups = groups.map(|group| group.into_iter().map(of_step).collect()).collect();
+        let followed = self.comm.follow(groups);
+        self.on_wait("the order of messages", Need::Other, followed)
+    }
+
+    /// The name in this step of what a message carries.
+    fn tag_of(&self, payload: Payload) -> Tag {
+        match payload {
+            Payload::Gradients { bucket }
+            | Payload::Sums { bucket }
+            | Payload::Updated { bucket, .. } => Tag::new(self.sum_number(bucket), payload),
+            payload => Tag::new(self.steps.first, payload),
+        }
+    }
+
+    /// The turns of this rank in the program, whose tags are of no step yet.
+    fn program_turns(&self) -> Result<Vec<Vec<OrderedMessage>>, Fault> {
+        let (program, me) = (self.job.program, self.comm.rank());
+        let refused = |why: String| Fault::new(Class::Usage, me, why);
+        if program.rules().has_moves() {
+            return Err(refused(
+                "moves of activations run beside messages, in no common order".into(),
+            ));
+        }
+        let order = prove_in_groups(program);
+        let order = order
+            .map_err(|refusal| refused(format!("messages have no common order: {refusal}")))?;
+        let channels = channels(program);
+        let mut groups = Vec::new();
+        for events in order {
+            let mut together = Vec::new();
+            for event in events {
+                match event {
+                    Together::Message(token) => {
+                        let Some(channel) = channels.get(&token) else { continue };
+                        let channel = program.channels()[channel.index()];
+                        let ends = [channel.from, channel.to];
+                        let [from, to] = ends.map(|worker| self.rank_of(worker, self.group));
+                        together.extend(turn(me, (from, to), Payload::Token(token)));
+                    }
+                    Together::Reduction(bucket) => groups.extend(self.reduction_turns(bucket)),
+                    Together::Agreement => {}
+                }
+            }
+            groups.push(together);
+        }
+        groups.retain(|group| !group.is_empty());
+        Ok(groups)
+    }
+
+    /// By wave: the turns of this rank in a reduction.
+    fn reduction_turns(&self, bucket: BucketId) -> Vec<Vec<OrderedMessage>> {
+        let me = self.comm.rank();
+        let members = self.job.program.replicas(self.job.width, bucket);
+        if !members.contains(&me) {
+            return Vec::new();
+        }
+        let (layout, _) = self.reductions.buffer(bucket);
+        let waves = waves(members.len(), layout.keeps_sums()).into_iter();
+        let of = |wave: Vec<_>| {
+            let full =
+                wave.into_iter().filter(|t: &Transfer| !layout.elements(&t.segments).is_empty());
+            let turns = full.filter_map(|transfer| {
+                let payload = match transfer.adds {
+                    true => Payload::Gradients { bucket },
+                    false => Payload::Sums { bucket },
+                };
+                turn(me, (members[transfer.from], members[transfer.to]), payload)
+            });
+            turns.collect()
+        };
+        waves.map(of).collect()
+    }
+}
+
+/// The channel of each token that is sent.
+fn channels(program: &Program) -> FxHashMap<Token, ChannelId> {
+    let sent = program.rows().iter().flatten().filter_map(|instr| match *instr {
+        Instr::Send(token, channel) => Some((token, channel)),
+        _ => None,
+    });
+    sent.collect()
+}
+
+/// A message as `me` sees it, if it is one of its ends.
+fn turn(me: Rank, (from, to): (Rank, Rank), payload: Payload) -> Option<OrderedMessage> {
+    let peer = if from == me { to } else { from };
+    let tag = Tag::new(0, payload);
+    (from == me || to == me).then_some(OrderedMessage { peer, sends: from == me, tag })
+}
