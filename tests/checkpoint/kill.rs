@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
-use chimera::core::engine::{Optimizer, Snapshot};
+use chimera::core::engine::{Optimizer, Snapshot, StateTensor};
 use chimera::core::fault::Class;
 use chimera::core::stage::{Init, Param};
 use chimera::formats::checkpoint::{Checkpoint, Disk, FORMAT, Manifest, Store, moments};
@@ -36,7 +36,8 @@ fn tensor(name: &str, n: usize, value: f32) -> Snapshot {
     let (name, shape) = (name.to_string(), vec![n]);
     let param = Param::new(name, shape, Init::Zeros);
     let elements = |value| vec![value; n].into();
-    let state = vec![("m", elements(value + 1.0)), ("v", elements(value + 2.0))];
+    let kept = |name, value| StateTensor { name, shape: vec![n], elements: elements(value) };
+    let state = vec![kept("m", value + 1.0), kept("v", value + 2.0)];
     Snapshot { param, weights: elements(value), state }
 }
 

@@ -19,6 +19,7 @@ mod faults;
 mod flight_recorder;
 mod handshake;
 mod held;
+mod kfac;
 mod layout;
 mod machine;
 mod moved;
@@ -26,6 +27,7 @@ mod muon;
 mod offloading;
 mod ops;
 mod optimizer;
+mod own_work;
 mod param_group;
 mod param_rules;
 mod ranks;
@@ -65,7 +67,7 @@ pub use ranks::run_threads;
 pub use recoveries::Recoveries;
 pub use recovery::{Recovered, unsurvivable};
 pub use shards::owned_elements;
-pub use snapshot::{Counts, Snapshot};
+pub use snapshot::{Counts, Snapshot, StateTensor};
 pub use state::StageOn;
 pub use training::{LrSchedule, NonFinite, Training};
 pub use update_rule::UpdateRule;
@@ -139,6 +141,19 @@ impl<I> Job<'_, I> {
         }
         if self.training.non_finite == NonFinite::Skip && !self.training.check_finite {
             return Some("a step can be skipped only if the finite check finds it".into());
+        }
+        if self.training.optimizer.preconditions() {
+            let training = self.training;
+            let why = if !is_synchronous {
+                "a synchronous schedule with a border between steps: factors are those of one step"
+            } else if training.shard_optimizer {
+                "all of the optimizer on every replica: leave shard-optimizer out"
+            } else if training.bf16_gradients {
+                "gradients in f32: factors go between replicas with them"
+            } else {
+                return None;
+            };
+            return Some(format!("optimizer {} needs {why}", training.optimizer.name()));
         }
         if !is_synchronous && self.training.shard_optimizer {
             let why = "its stages update while weights are read";

@@ -93,6 +93,7 @@ impl Run {
             check_finite: self.check_finite,
             non_finite: self.non_finite,
             shard_optimizer: self.shard_optimizer,
+            kfac_every: 2,
             ..Training::default()
         }
     }
