@@ -113,7 +113,8 @@ impl<S: Stage> Held<S> {
         let Held { stage, grads, state, layers, .. } = self;
         for layer in layers.iter_mut().filter(|layer| is_mine[layer.matrix()]) {
             let by = (step.training, step.update);
-            let done = layer.precondition(device, stage.params(), (&mut *grads, &mut *state), by)?;
+            let done =
+                layer.precondition(device, stage.params(), (&mut *grads, &mut *state), by)?;
             done.into_iter().for_each(|index| preconditioned[index] = true);
         }
         Ok(preconditioned)

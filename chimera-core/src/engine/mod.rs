@@ -60,6 +60,7 @@ use std::time::{Duration, Instant};
 pub use agreement::Load;
 pub use flight_recorder::{Did, Doing, FlightRecorder};
 pub use handshake::{Fields, handshake, ungathered};
+pub use kfac::unpreconditioned;
 pub use optimizer::Optimizer;
 pub use param_group::{HostTensor, ParamGroup};
 pub use param_rules::{ParamRule, ParamRules};
@@ -142,18 +143,8 @@ impl<I> Job<'_, I> {
         if self.training.non_finite == NonFinite::Skip && !self.training.check_finite {
             return Some("a step can be skipped only if the finite check finds it".into());
         }
-        if self.training.optimizer.preconditions() {
-            let training = self.training;
-            let why = if !is_synchronous {
-                "a synchronous schedule with a border between steps: factors are those of one step"
-            } else if training.shard_optimizer {
-                "all of the optimizer on every replica: leave shard-optimizer out"
-            } else if training.bf16_gradients {
-                "gradients in f32: factors go between replicas with them"
-            } else {
-                return None;
-            };
-            return Some(format!("optimizer {} needs {why}", training.optimizer.name()));
+        if let Some(why) = unpreconditioned(program, self.training) {
+            return Some(why);
         }
         if !is_synchronous && self.training.shard_optimizer {
             let why = "its stages update while weights are read";

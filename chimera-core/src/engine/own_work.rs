@@ -134,9 +134,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    /// Asks for the inverses of factors that a stage has averaged.
+    /// Asks for the inverses of factors that a stage has averaged, if it is here.
     pub(super) fn ask_for_inverses(&mut self, stage: StageId) {
-        let n_layers = self.stages.held(stage).layers.len();
+        let n_layers = self.stages.find(stage).map_or(0, |held| held.layers.len());
+        self.own_work.inverses.retain(|piece| piece.stage != stage);
         for layer in 0..n_layers {
             let piece = |side| InversePiece { stage, layer, side };
             self.own_work.inverses.extend(Side::BOTH.map(piece));

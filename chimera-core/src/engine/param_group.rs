@@ -49,8 +49,15 @@ impl HostTensor<'_> {
 impl<'g> ParamGroup<'g> {
     /// The parameters for which `is_first` holds, and the others.
     pub fn split(self, is_first: impl Fn(&Param) -> bool) -> (ParamGroup<'g>, ParamGroup<'g>) {
-        let ParamGroup { training, lr, weight_decay, update, grad_scale, is_preconditioned, tensors } =
-            self;
+        let ParamGroup {
+            training,
+            lr,
+            weight_decay,
+            update,
+            grad_scale,
+            is_preconditioned,
+            tensors,
+        } = self;
         let of = |tensors| ParamGroup {
             training,
             lr,

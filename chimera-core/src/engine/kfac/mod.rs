@@ -18,7 +18,9 @@ use super::param_group::ParamGroup;
 use super::training::Training;
 use super::update_rule::UpdateRule;
 use crate::device::Result;
+use crate::program::Program;
 use crate::stage::Param;
+use crate::update::Update;
 
 /// Which of a layer's operands a factor is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,6 +103,23 @@ fn blocks(param: &Param) -> Vec<usize> {
 pub(super) fn factor_shapes(params: &[Param]) -> Vec<Vec<usize>> {
     let shown = params.iter().filter(|param| param.features().is_some());
     shown.flat_map(|param| [FACTORS, FACTORS + 1].map(|i| Kfac.state_shape(param, i))).collect()
+}
+
+/// Why gradients of such a training cannot be preconditioned, if its optimizer does that.
+pub fn unpreconditioned(program: &Program, training: &Training) -> Option<String> {
+    let Training { optimizer, shard_optimizer, bf16_gradients, .. } = training;
+    let needs = if !optimizer.preconditions() {
+        return None;
+    } else if program.window().update() != Update::Flush {
+        "factors of whole steps: choose a synchronous schedule, and border step"
+    } else if *shard_optimizer {
+        "all gradients of a layer on each of its replicas: leave shard-optimizer out"
+    } else if *bf16_gradients {
+        "sums in f32, since factors go between replicas with gradients: leave reduce-precision out"
+    } else {
+        return None;
+    };
+    Some(format!("optimizer {} needs {needs}", optimizer.name()))
 }
 
 impl Training {
