@@ -10,7 +10,7 @@ use chimera_core::comm::Threads;
 use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::device::{Device, Elements};
 use chimera_core::engine::{
-    Counts, Job, Optimizer, Patience, Snapshot, Training, Worker, run_threads,
+    Counts, Job, Optimizer, Patience, Snapshot, Training, Worker, run_threads, unsurvivable,
 };
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::StageId;
@@ -77,6 +77,10 @@ fn what_is_not_supported_is_refused() {
     assert!(sharded.contains("leave shard-optimizer out"), "{sharded}");
     let window = refused(Run { clip: None, ..run("pipedream") });
     assert!(window.contains("choose a synchronous schedule"), "{window}");
+    let timetable = find("chimera").expect("known").timetable(&Shape::new(2, 4)).expect("fits");
+    let program = lower(&timetable, &Lowering::default()).expect("sound");
+    let death = unsurvivable(&program, &training()).expect("is refused");
+    assert!(death.contains("choose another optimizer"), "{death}");
 }
 
 type Worked<'w> = Worker<'w, DecoderStage<Reference>, Exact, &'w mut Threads<Tensor>>;

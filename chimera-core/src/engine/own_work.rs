@@ -4,9 +4,8 @@
 //! reduction of their stage, inverses before the next factors. So no result depends on when a piece is done, nor on the time
 //! that anything takes. What is left when a step ends is left for the next one.
 
-use std::collections::VecDeque;
-
 use super::kfac::Side;
+use super::pieces::{FactorPiece, InversePiece};
 use super::state::{StageOn, State};
 use crate::comm::Comm;
 use crate::device::{Device, DeviceError};
@@ -16,44 +15,6 @@ use crate::op::Op;
 
 /// The most micro-batches whose operands wait for their turn.
 const MOST_SHOWN: usize = 2;
-
-/// What is to be done, in order.
-pub(super) struct OwnWork<T> {
-    factors: VecDeque<FactorPiece<T>>,
-    inverses: VecDeque<InversePiece>,
-}
-
-/// An operand of a micro-batch, whose products are to be added to a factor.
-struct FactorPiece<T> {
-    stage: StageId,
-    layer: usize,
-    side: Side,
-    operand: T,
-}
-
-/// An inverse that comes into use with the next factors.
-struct InversePiece {
-    stage: StageId,
-    layer: usize,
-    side: Side,
-}
-
-impl<T> OwnWork<T> {
-    /// Nothing to do.
-    pub(super) fn none() -> Self {
-        OwnWork { factors: VecDeque::new(), inverses: VecDeque::new() }
-    }
-
-    /// Whether there is a piece to do.
-    pub(super) fn has_pieces(&self) -> bool {
-        !self.factors.is_empty() || !self.inverses.is_empty()
-    }
-
-    /// Forgets operands of a step that is begun anew.
-    pub(super) fn begin(&mut self) {
-        self.factors.clear();
-    }
-}
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Whether the step under way takes factors.
@@ -74,13 +35,13 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             let failed = DeviceError::Failed { device: "the stage".into(), op: "operands", reason };
             return self.on_device(op, Err(failed));
         }
-        while self.own_work.factors.len() >= MOST_SHOWN * 2 * n_layers.max(1) {
+        while self.pieces.factors.len() >= MOST_SHOWN * 2 * n_layers.max(1) {
             self.do_factor()?;
         }
         for (layer, operands) in operands.into_iter().enumerate() {
             for (side, operand) in Side::BOTH.into_iter().zip(operands) {
                 let piece = FactorPiece { stage: op.stage, layer, side, operand };
-                self.own_work.factors.push_back(piece);
+                self.pieces.factors.push_back(piece);
             }
         }
         Ok(())
@@ -88,14 +49,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
 
     /// Does one piece.
     pub(super) fn do_piece(&mut self) -> Result<(), Fault> {
-        match self.own_work.factors.is_empty() {
+        match self.pieces.factors.is_empty() {
             true => self.do_inverse(),
             false => self.do_factor(),
         }
     }
 
     fn do_factor(&mut self) -> Result<(), Fault> {
-        let Some(piece) = self.own_work.factors.pop_front() else { return Ok(()) };
+        let Some(piece) = self.pieces.factors.pop_front() else { return Ok(()) };
         let FactorPiece { stage, layer, side, operand } = piece;
         let State { stages, device, .. } = &mut *self;
         let added = stages.held_mut(stage).layers[layer].add(device, side, &operand);
@@ -103,7 +64,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     fn do_inverse(&mut self) -> Result<(), Fault> {
-        let Some(piece) = self.own_work.inverses.pop_front() else { return Ok(()) };
+        let Some(piece) = self.pieces.inverses.pop_front() else { return Ok(()) };
         let InversePiece { stage, layer, side } = piece;
         let State { stages, device, job, .. } = &mut *self;
         let inverted = stages.held_mut(stage).invert(device, (layer, side), job.training);
@@ -114,7 +75,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     pub(super) fn take_factors(&mut self, bucket: BucketId) -> Result<Vec<S::Tensor>, Fault> {
         let mut sums = Vec::new();
         let Some(stage) = self.shown_stage(bucket) else { return Ok(sums) };
-        while self.own_work.factors.iter().any(|piece| piece.stage == stage) {
+        while self.pieces.factors.iter().any(|piece| piece.stage == stage) {
             self.do_factor()?;
         }
         let State { stages, device, .. } = &mut *self;
@@ -137,10 +98,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Asks for the inverses of factors that a stage has averaged, if it is here.
     pub(super) fn ask_for_inverses(&mut self, stage: StageId) {
         let n_layers = self.stages.find(stage).map_or(0, |held| held.layers.len());
-        self.own_work.inverses.retain(|piece| piece.stage != stage);
+        self.pieces.inverses.retain(|piece| piece.stage != stage);
         for layer in 0..n_layers {
             let piece = |side| InversePiece { stage, layer, side };
-            self.own_work.inverses.extend(Side::BOTH.map(piece));
+            self.pieces.inverses.extend(Side::BOTH.map(piece));
         }
     }
 

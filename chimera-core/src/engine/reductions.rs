@@ -14,7 +14,7 @@ use crate::ids::BucketId;
 pub(super) struct Reductions<T> {
     /// By bucket of an update: how its gradients lie in the buffer that is reduced.
     buffers: Vec<Arc<BucketLayout>>,
-    /// The same with factors of linear layers behind them; none where the optimizer takes none.
+    /// By bucket of an update: how gradients lie with factors of linear layers behind them; none where the optimizer takes none.
     with_factors: Vec<Arc<BucketLayout>>,
     /// Whether gradients go between replicas in bf16.
     is_bf16: bool,

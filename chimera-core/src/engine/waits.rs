@@ -30,7 +30,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let (began, deadline) = (Instant::now(), self.deadline());
         let mut left = deadline.saturating_duration_since(began).saturating_sub(self.steps.waited);
         // In the first step deadlines say how patient a rank is.
-        while self.own_work.has_pieces() && !self.sync.is_first() {
+        while self.pieces.has_pieces() && !self.sync.is_first() {
             let mut tried = attempt(self, Instant::now());
             if tried.as_mut().err().and_then(waited).is_none() {
                 return Ok(Poll::Ready(tried));

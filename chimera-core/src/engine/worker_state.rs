@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::device_comm::DeviceComm;
 use super::kfac::Layer;
 use super::moved::Moved;
-use super::own_work::OwnWork;
+use super::pieces::PieceQueue;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
 use super::shadows::Shadows;
@@ -118,7 +118,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             sync,
             recoveries,
             shadows,
-            own_work: OwnWork::none(),
+            pieces: PieceQueue::none(),
             timing,
             is_interruptible: false,
             has_requested_stop: false,

@@ -2,7 +2,7 @@
 
 use super::{FACTORS, INVERSES, Kfac, Side, blocks, cholesky};
 use crate::device::{Device, DeviceError, Elements, Result};
-use crate::engine::training::Training;
+use crate::engine::Training;
 use crate::engine::update_rule::UpdateRule;
 use crate::stage::Param;
 

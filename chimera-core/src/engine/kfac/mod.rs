@@ -14,8 +14,8 @@ mod precondition;
 
 pub(super) use layer::Layer;
 
+use super::Training;
 use super::param_group::ParamGroup;
-use super::training::Training;
 use super::update_rule::UpdateRule;
 use crate::device::Result;
 use crate::program::Program;

@@ -3,7 +3,7 @@
 use super::layer::{Layer, like, values};
 use super::{INVERSES, Side, blocks};
 use crate::device::{Device, Result};
-use crate::engine::training::Training;
+use crate::engine::Training;
 use crate::stage::Param;
 
 /// The root mean square of AdamW's steps: with it one learning rate serves both (Liu et al., 2025).
