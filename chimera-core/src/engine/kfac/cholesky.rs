@@ -36,7 +36,7 @@ fn decompose(a: &mut [f64], n: usize) -> Option<()> {
 /// The transpose of the inverse of `L`, an upper triangle.
 fn inverted_factor(l: &[f64], n: usize) -> Vec<f64> {
     let mut upper = vec![0.0; n * n];
-    for (j, row) in upper.chunks_exact_mut(n).enumerate() {
+    for (j, row) in upper.chunks_exact_mut(n.max(1)).enumerate() {
         row[j] = 1.0 / l[j * n + j];
         for i in j + 1..n {
             row[i] = -dot(&l[i * n..][j..i], &row[j..i]) / l[i * n + i];

@@ -195,7 +195,7 @@ fn inverse<D: Device>(
         let row = |i: usize| &factor_values[(start + i) * width + start..][..n];
         let mut block: Vec<f64> = (0..n).flat_map(row).copied().collect();
         let trace: f64 = (0..n).map(|i| block[i * n + i]).sum();
-        // A factor of zeros precondition nothing.
+        // A factor of zeros preconditions nothing.
         let mean = if trace > 0.0 { trace / n as f64 } else { 1.0 };
         (0..n).for_each(|i| block[i * n + i] += training.kfac_damping * mean);
         all.extend(cholesky::inverse(block, n).ok_or_else(|| {
