@@ -227,8 +227,8 @@ fn values_that_are_not_finite_are_not_saved() {
     save(&store, 1).expect("a checkpoint");
     for at in 0..3 {
         let mut unsound = tensor("wte", 4, 1.0);
-        let [(_, m), (_, v)] = &mut unsound.state[..] else { panic!("two moments") };
-        [&mut unsound.weights, m, v][at].words[2] = f32::NAN;
+        let [m, v] = &mut unsound.state[..] else { panic!("two moments") };
+        [&mut unsound.weights, &mut m.elements, &mut v.elements][at].words[2] = f32::NAN;
         let fault = store.save(manifest(2), &[vec![unsound]]).expect_err("refused");
         let message =
             ["wte", "wte.m", "wte.v"][at].to_owned() + " is not finite: no checkpoint is saved";
