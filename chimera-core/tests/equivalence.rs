@@ -212,9 +212,9 @@ fn every_optimizer_trains_as_on_one_worker() {
         let run = Run { optimizer, ..Run::new("dapple", Shape::new(2, 2)) };
         train(&run).expect("trains").losses
     };
-    let [adamw, lamb, sgd, muon] = Optimizer::all().map(losses);
-    let others = [(&adamw, &lamb), (&lamb, &sgd), (&sgd, &adamw), (&muon, &adamw), (&muon, &sgd)];
-    assert!(others.iter().all(|(one, other)| one != other), "each is one of its own");
+    let all = Optimizer::all().map(losses);
+    let others = |one: usize| all[one + 1..].iter().all(|other| *other != all[one]);
+    assert!((0..all.len()).all(others), "each is one of its own");
 }
 
 #[test]

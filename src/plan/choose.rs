@@ -92,7 +92,8 @@ pub fn choose(
     effort: &Effort<'_>,
 ) -> Result<Choice> {
     let watched = Watched::begin(effort);
-    let is_sharing_free = is_free(said, "shard-optimizer") && !said.mpi_allreduce;
+    let is_sharing_free =
+        is_free(said, "shard-optimizer") && !said.mpi_allreduce && !said.optimizer.preconditions();
     let group = || ConfigGroup::new(cluster, is_sharing_free);
     let mut choice = first_choice(said, batch, cluster, &watched, group)?;
     let simulated = || ConfigGroup::simulated(cluster, is_sharing_free);

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::analyze::prove_in_one_order;
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts, UniformCosts};
-use chimera_core::engine::{NonFinite, Training, unsurvivable};
+use chimera_core::engine::{NonFinite, Training, unpreconditioned, unsurvivable};
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Lowering, Passes, Recompute, recompute};
 use chimera_core::model::{Cut, ModelConfig};
@@ -130,6 +130,9 @@ impl Course {
             config.reduce_precision == Precision::F32 || !config.mpi_allreduce,
             "MPI has no sums of bf16: choose reduce-precision f32, or leave mpi-allreduce out"
         );
+        if let Some(why) = unpreconditioned(&program, &training) {
+            bail!(why);
+        }
         if config.survive != Survive::Off {
             ensure!(
                 !config.mpi_allreduce && config.transport != Transport::Nccl,
@@ -253,6 +256,9 @@ fn training(config: &Config) -> Training {
         beta2: config.beta2,
         eps: config.eps,
         momentum: config.momentum,
+        kfac_every: config.kfac_every,
+        kfac_damping: config.kfac_damping,
+        kfac_decay: config.kfac_decay,
         weight_decay: config.weight_decay,
         param_groups: config.param_groups.clone().unwrap_or_default(),
         clip: (config.clip > 0.0).then_some(config.clip),

@@ -153,8 +153,10 @@ pub(super) fn needs_at(
         let versions = f64::from(program.weight_versions()[w]);
         let stages = program.placement().stages_of(worker);
         let held = |s: &StageId| {
-            let copies = |param: &Param| versions + 1.0 + n_kept(config, param) as f64;
-            params[s.index()].iter().map(|p| p.n_elements() as f64 * copies(p)).sum::<f64>()
+            let held = |param: &Param| {
+                (versions + 1.0) * param.n_elements() as f64 + n_kept(config, param) as f64
+            };
+            params[s.index()].iter().map(held).sum::<f64>()
         };
         let beside = |s: &StageId| {
             let Memory { operands, own, .. } = memory[s.index()];
@@ -169,11 +171,11 @@ pub(super) fn needs_at(
     kept.iter().copied().zip(used.iter().copied()).enumerate().map(need).collect()
 }
 
-/// How many tensors of a parameter's size every replica keeps for the optimizer: none where that is shared out.
+/// How many elements every replica keeps of a parameter for the optimizer: none where that is shared out.
 fn n_kept(config: &Config, param: &Param) -> usize {
     match config.shard_optimizer {
         true => 0,
-        false => config.optimizer.state(param).len(),
+        false => config.optimizer.n_state_elements(param),
     }
 }
 
@@ -182,7 +184,7 @@ fn n_kept(config: &Config, param: &Param) -> usize {
 fn shadows(config: &Config, program: &Program, weights: &Weights, owned: &[f64]) -> Vec<f64> {
     let Weights { params, element } = weights;
     let of_stage = |stage: &StageId| {
-        let held = |param: &Param| param.n_elements() * (1 + n_kept(config, param));
+        let held = |param: &Param| param.n_elements() + n_kept(config, param);
         let elements = params[stage.index()].iter().map(held);
         elements.sum::<usize>() as f64 * element
     };
@@ -198,8 +200,8 @@ fn shadows(config: &Config, program: &Program, weights: &Weights, owned: &[f64])
 fn saved_bytes(config: &Config, Weights { params, element }: &Weights) -> f64 {
     let by_name: BTreeMap<_, _> =
         params.iter().flatten().map(|param| (&param.name, param)).collect();
-    let copies = |param: &Param| (1 + config.optimizer.state(param).len()) as f64;
-    by_name.values().map(|param| element * param.n_elements() as f64 * copies(param)).sum()
+    let saved = |param: &Param| param.n_elements() + config.optimizer.n_state_elements(param);
+    by_name.values().map(|param| element * saved(param) as f64).sum()
 }
 
 /// By worker: the bytes that sums of gradients take beside the gradients, when saved activations are gone.

@@ -264,7 +264,7 @@ options! {
     "Optimizer" {
         /// Optimizer steps
         "steps" steps: u64 = [value("COUNT").whole(1, 1 << 40).is("300")];
-        /// Optimizer: adamw, lamb, sgd or muon
+        /// Optimizer: adamw, lamb, sgd, muon or kfac
         "optimizer" optimizer: Optimizer = [is("adamw").fixed().see("#optimizers")];
         /// Peak learning rate
         "lr" lr: f64 = [value("RATE").real(0.0, 1e30).follows("0.4 / hidden, or with `init` a tenth of that").see("#models-in-and-out")];
@@ -282,8 +282,14 @@ options! {
         "beta2" beta2: f64 = [value("RATE").real(0.0, 0.999_999).is("0.95")];
         /// Term that adamw and lamb add to the root of the second moment
         "eps" eps: f64 = [value("EPS").real(1e-30, 1.0).is("1e-8")];
-        /// Momentum of sgd
+        /// Momentum of sgd, and of the preconditioned gradients of kfac
         "momentum" momentum: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9")];
+        /// Updates from one taking of the factors of kfac to the next, after which their inverses come into use
+        "kfac-every" kfac_every: u64 = [value("UPDATES").whole(1, 1 << 40).is("10").fixed().see("#k-fac")];
+        /// Damping of kfac: what is added to the diagonal of a factor, as a part of the diagonal's mean
+        "kfac-damping" kfac_damping: f64 = [value("PART").real(1e-9, 1e9).is("0.03").see("#k-fac")];
+        /// Decay rate of the running average of the factors of kfac
+        "kfac-decay" kfac_decay: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9").see("#k-fac")];
         /// Decoupled weight decay, of matrices and embeddings
         "weight-decay" weight_decay: f64 = [value("RATE").real(0.0, 1.0).is("0.1")];
         /// Multiples of the learning rate, and weight decay, of parameters by name, such as `wte.*: lr=0.1, weight-decay=0`

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
-use chimera::core::engine::{Optimizer, Snapshot};
+use chimera::core::engine::{Optimizer, Snapshot, StateTensor};
 use chimera::core::fault::Class;
 use chimera::core::stage::{Init, Param};
 use chimera::formats::checkpoint::{Checkpoint, Disk, FORMAT, Manifest, Store, moments};
@@ -36,7 +36,8 @@ fn tensor(name: &str, n: usize, value: f32) -> Snapshot {
     let (name, shape) = (name.to_string(), vec![n]);
     let param = Param::new(name, shape, Init::Zeros);
     let elements = |value| vec![value; n].into();
-    let state = vec![("m", elements(value + 1.0)), ("v", elements(value + 2.0))];
+    let kept = |name, value| StateTensor { name, shape: vec![n], elements: elements(value) };
+    let state = vec![kept("m", value + 1.0), kept("v", value + 2.0)];
     Snapshot { param, weights: elements(value), state }
 }
 
@@ -226,8 +227,8 @@ fn values_that_are_not_finite_are_not_saved() {
     save(&store, 1).expect("a checkpoint");
     for at in 0..3 {
         let mut unsound = tensor("wte", 4, 1.0);
-        let [(_, m), (_, v)] = &mut unsound.state[..] else { panic!("two moments") };
-        [&mut unsound.weights, m, v][at].words[2] = f32::NAN;
+        let [m, v] = &mut unsound.state[..] else { panic!("two moments") };
+        [&mut unsound.weights, &mut m.elements, &mut v.elements][at].words[2] = f32::NAN;
         let fault = store.save(manifest(2), &[vec![unsound]]).expect_err("refused");
         let message =
             ["wte", "wte.m", "wte.v"][at].to_owned() + " is not finite: no checkpoint is saved";

@@ -45,7 +45,7 @@ fn offered_by_bash(line: &str) -> Vec<String> {
 #[test]
 fn bash_offers_values() {
     for (line, values) in [
-        ("chimera train --optimizer ", "adamw lamb sgd muon"),
+        ("chimera train --optimizer ", "adamw lamb sgd muon kfac"),
         ("chimera train --layout ", "balanced auto"),
         ("chimera train --schedule zb-", "zb-h1 zb-h2 zb-v"),
         ("chimera train --preset gpt2-3", "gpt2-355m"),

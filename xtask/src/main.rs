@@ -17,6 +17,7 @@ mod features;
 mod fuzz;
 mod gallery;
 mod hosts;
+mod kfac;
 mod kill_sweep;
 mod layers;
 mod mpi;
@@ -111,6 +112,8 @@ enum Chore {
     Mpi(mpi::Args),
     /// Ranks over MPI on two hosts, which are namespaces made here as root: one is killed or stopped; many train
     Hosts(hosts::Args),
+    /// Trains a small BERT on the King James Bible by AdamW and by K-FAC, at five learning rates each, and writes docs/kfac.md
+    Kfac(kfac::Args),
     /// Kills and stops each rank of a run over MPI everywhere, lets it panic, and writes docs/reliability.md
     KillSweep(kill_sweep::Args),
     /// Training under a SLURM of one node, started here as root: by srun, and by a job that is queued again
@@ -165,6 +168,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Transformers(args) => transformers::run(&args),
         Chore::Mpi(args) => mpi::run(&args),
         Chore::Hosts(args) => hosts::run(&args),
+        Chore::Kfac(args) => kfac::run(&args),
         Chore::KillSweep(args) => kill_sweep::run(&args),
         Chore::Slurm => slurm::run(),
         Chore::Wgpu => wgpu::run(),

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use super::kfac::{Layer, Side};
+use super::training::Training;
 use super::update_rule::UpdateRule;
 use super::updating::{OnDevice, Step};
 use crate::device::{Device, Result};
@@ -18,6 +20,8 @@ pub(super) struct Held<S: Stage> {
     pub(super) grads: Vec<S::Tensor>,
     /// What the update rule keeps of each; `None` where another rank updates the tensor.
     pub(super) state: Vec<Option<Vec<S::Tensor>>>,
+    /// The linear layers whose operands the stage shows.
+    pub(super) layers: Vec<Layer<S::Tensor>>,
 }
 
 /// One version of a stage's weights, which lives as long as somebody has to read it.
@@ -37,7 +41,8 @@ impl<S: Stage> Held<S> {
         let weights = each(&|p| device.upload(&p.shape, &initial(p, seed)))?;
         let grads = each(&|p| device.zeros(&p.shape))?;
         let state = params.iter().map(|_| None).collect();
-        Ok(Held { weights: Arc::new(weights), previous: None, n_updates: 0, grads, state, stage })
+        let (weights, layers) = (Arc::new(weights), Layer::all(params));
+        Ok(Held { weights, previous: None, n_updates: 0, grads, state, layers, stage })
     }
 
     /// State of zeros for a tensor that this rank updates.
@@ -48,7 +53,8 @@ impl<S: Stage> Held<S> {
         rule: &dyn UpdateRule,
     ) -> Result<()> {
         let param = &self.stage.params()[index];
-        let zeros = rule.state(param).iter().map(|_| device.zeros(&param.shape));
+        let n_kept = rule.state(param).len();
+        let zeros = (0..n_kept).map(|kept| device.zeros(&rule.state_shape(param, kept)));
         self.state[index] = Some(zeros.collect::<Result<_>>()?);
         Ok(())
     }
@@ -81,13 +87,66 @@ impl<S: Stage> Held<S> {
         }
         let mut is_mine = vec![false; self.grads.len()];
         indices.for_each(|index| is_mine[index] = true);
+        let preconditioned = self.precondition(device, &is_mine, step)?;
         let weights = Arc::make_mut(&mut self.weights).iter_mut();
         let all = weights.zip(&mut self.state).zip(self.grads.iter().zip(self.stage.params()));
-        let tensors = all.zip(is_mine).filter(|(_, is_mine)| *is_mine);
-        let tensors = tensors.filter_map(|(((weights, state), (gradient, param)), _)| {
-            Some(OnDevice { param, weights, gradient, state: state.as_mut()? })
+        let tensors = all.zip(is_mine.into_iter().zip(preconditioned));
+        let tensors = tensors.filter(|(_, (is_mine, _))| *is_mine);
+        let tensors = tensors.filter_map(|(((weights, state), (gradient, param)), (_, is))| {
+            let state = state.as_mut()?;
+            Some(OnDevice { param, weights, gradient, state, is_preconditioned: is })
         });
         step.update(device, tensors.collect())
+    }
+
+    /// Preconditions the gradients of linear layers, if the optimizer is one that does; by tensor, whether it did.
+    fn precondition<D: Device<Tensor = S::Tensor>>(
+        &mut self,
+        device: &D,
+        is_mine: &[bool],
+        step: &Step<'_>,
+    ) -> Result<Vec<bool>> {
+        let mut preconditioned = vec![false; is_mine.len()];
+        if !step.training.optimizer.preconditions() {
+            return Ok(preconditioned);
+        }
+        let Held { stage, grads, state, layers, .. } = self;
+        for layer in layers.iter_mut().filter(|layer| is_mine[layer.matrix()]) {
+            let by = (step.training, step.update);
+            let done =
+                layer.precondition(device, stage.params(), (&mut *grads, &mut *state), by)?;
+            done.into_iter().for_each(|index| preconditioned[index] = true);
+        }
+        Ok(preconditioned)
+    }
+
+    /// Computes an inverse that comes into use with the next factors.
+    pub(super) fn invert<D: Device<Tensor = S::Tensor>>(
+        &mut self,
+        device: &D,
+        (layer, side): (usize, Side),
+        training: &Training,
+    ) -> Result<()> {
+        let layer = &mut self.layers[layer];
+        let (matrix, is_inverted) = (layer.matrix(), layer.is_inverted(side));
+        match &self.state[matrix] {
+            Some(state) if !is_inverted => {
+                layer.invert(device, (side, &self.stage.params()[matrix]), state, training)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Puts this replica's sums of factors behind `sums`.
+    pub(super) fn take_factors<D: Device<Tensor = S::Tensor>>(
+        &mut self,
+        device: &D,
+        sums: &mut Vec<S::Tensor>,
+    ) -> Result<()> {
+        for layer in &mut self.layers {
+            sums.extend(layer.take_sums(device, self.stage.params())?);
+        }
+        Ok(())
     }
 }
 

@@ -126,10 +126,11 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
     fn reduce(&mut self, _: WorkerId, bucket: BucketId) -> Result<(), Fault> {
         let op = || format!("reduction of {bucket}");
         let parts = self.stages.take_gradients(&self.device, bucket);
-        let parts = self.on_device(op(), parts)?;
+        let mut parts = self.on_device(op(), parts)?;
+        parts.extend(self.take_factors(bucket)?);
         let members = self.job.program.replicas(self.job.width, bucket);
         let (start, number) = (self.now(), self.sum_number(bucket));
-        let buffer = self.reductions.buffer(bucket);
+        let buffer = self.reductions.buffer(bucket, self.takes_factors());
         let State { device, comm, .. } = &mut *self;
         let sum = Reduction::start(device, comm, number, bucket, members, buffer, parts);
         let sum = self.on_wait(op(), Need::Other, sum)?;
@@ -149,8 +150,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
             return Ok(Poll::Pending);
         };
         let sums = waited.and_then(|()| sum.finish(&self.device));
-        let sums = self.on_sum(bucket, sums)?;
+        let mut sums = self.on_sum(bucket, sums)?;
+        let factors = sums.split_off(self.stages.places(bucket).len());
         self.stages.put_sums(bucket, sums);
+        self.put_factors(bucket, factors);
         self.record(worker, Work::Reduce(bucket), start);
         Ok(Poll::Ready(()))
     }
@@ -206,6 +209,9 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
             if is_last { Ok(()) } else { held.clear_gradients(device) }
         });
         self.on_device(format!("update of {bucket}"), updated)?;
+        if let ([stage], true) = (&stages[..], training.takes_factors(number) && number > 0) {
+            self.ask_for_inverses(*stage);
+        }
         if job.training.shard_optimizer {
             self.follow_updates()?;
             self.give_weights(bucket)?;

@@ -19,6 +19,7 @@ mod faults;
 mod flight_recorder;
 mod handshake;
 mod held;
+mod kfac;
 mod layout;
 mod machine;
 mod moved;
@@ -26,8 +27,10 @@ mod muon;
 mod offloading;
 mod ops;
 mod optimizer;
+mod own_work;
 mod param_group;
 mod param_rules;
+mod pieces;
 mod ranks;
 mod record;
 mod recoveries;
@@ -59,6 +62,7 @@ use std::time::{Duration, Instant};
 pub use agreement::Load;
 pub use flight_recorder::{Did, Doing, FlightRecorder};
 pub use handshake::{Fields, handshake, ungathered};
+pub use kfac::unpreconditioned;
 pub use optimizer::Optimizer;
 pub use param_group::{HostTensor, ParamGroup};
 pub use param_rules::{ParamRule, ParamRules};
@@ -66,7 +70,7 @@ pub use ranks::run_threads;
 pub use recoveries::Recoveries;
 pub use recovery::{Recovered, unsurvivable};
 pub use shards::owned_elements;
-pub use snapshot::{Counts, Snapshot};
+pub use snapshot::{Counts, Snapshot, StateTensor};
 pub use state::StageOn;
 pub use training::{LrSchedule, NonFinite, Training};
 pub use update_rule::UpdateRule;
@@ -140,6 +144,9 @@ impl<I> Job<'_, I> {
         }
         if self.training.non_finite == NonFinite::Skip && !self.training.check_finite {
             return Some("a step can be skipped only if the finite check finds it".into());
+        }
+        if let Some(why) = unpreconditioned(program, self.training) {
+            return Some(why);
         }
         if !is_synchronous && self.training.shard_optimizer {
             let why = "its stages update while weights are read";

@@ -118,8 +118,13 @@ mod tests {
         let gradient = Reference.upload(&param.shape, &drawn).unwrap();
         let mut weights = Tensor::zeros(&param.shape);
         let mut state: Vec<_> = Muon.state(param).iter().map(|_| weights.clone()).collect();
-        let tensor =
-            OnDevice { param, weights: &mut weights, gradient: &gradient, state: &mut state };
+        let tensor = OnDevice {
+            param,
+            weights: &mut weights,
+            gradient: &gradient,
+            state: &mut state,
+            is_preconditioned: false,
+        };
         let step = Step { training: &training, step: 0, update: 0, grad_scale: 1.0 };
         step.update(&Reference, vec![tensor]).unwrap();
         weights

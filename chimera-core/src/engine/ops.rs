@@ -207,6 +207,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     pub(super) fn backward_weight(&mut self, op: &Op, deferred: S::Deferred) -> Result<(), Fault> {
         let batch = self.batch(op)?;
         let micro = batch.micro();
+        self.show(op, &deferred)?;
         let Held { stage, grads, .. } = self.stages.held_mut(op.stage);
         let result = stage.backward_weight(&micro, deferred, grads);
         self.on_device(op, result)

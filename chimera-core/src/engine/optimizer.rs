@@ -5,6 +5,7 @@ use std::ops::Deref;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use super::kfac::Kfac;
 use super::muon::Muon;
 use super::param_group::ParamGroup;
 use super::update_rule::UpdateRule;
@@ -18,7 +19,7 @@ pub struct Optimizer(Arc<dyn UpdateRule>);
 
 impl Optimizer {
     /// Names on the command line, in the order of [`all`](Optimizer::all).
-    pub const NAMES: [&'static str; 4] = ["adamw", "lamb", "sgd", "muon"];
+    pub const NAMES: [&'static str; 5] = ["adamw", "lamb", "sgd", "muon", "kfac"];
 
     /// An optimizer by a rule of one's own.
     pub fn new(rule: impl UpdateRule + 'static) -> Optimizer {
@@ -26,8 +27,14 @@ impl Optimizer {
     }
 
     /// Every optimizer of the table.
-    pub fn all() -> [Optimizer; 4] {
-        [Optimizer::adamw(), Optimizer::lamb(), Optimizer::sgd(), Optimizer::muon()]
+    pub fn all() -> [Optimizer; 5] {
+        [
+            Optimizer::adamw(),
+            Optimizer::lamb(),
+            Optimizer::sgd(),
+            Optimizer::muon(),
+            Optimizer::kfac(),
+        ]
     }
 
     /// Adam with decoupled weight decay (Loshchilov & Hutter, 2019).
@@ -48,6 +55,11 @@ impl Optimizer {
     /// Orthogonalized momentum for matrices (Jordan et al., 2024), AdamW for the rest.
     pub fn muon() -> Optimizer {
         Optimizer::new(Muon)
+    }
+
+    /// K-FAC (Martens & Grosse, 2015) for the linear layers that a stage [shows](Param::shown), AdamW for the rest.
+    pub fn kfac() -> Optimizer {
+        Optimizer::new(Kfac)
     }
 
     /// Refuses a device that cannot do what the rule needs of it.
@@ -92,7 +104,7 @@ impl FromStr for Optimizer {
     type Err = String;
 
     fn from_str(name: &str) -> std::result::Result<Optimizer, String> {
-        let places: [_; 4] = std::array::from_fn(|place| (Optimizer::NAMES[place], place));
+        let places: [_; 5] = std::array::from_fn(|place| (Optimizer::NAMES[place], place));
         let place = by_name("optimizer", name, &places)?;
         Ok(Optimizer::all()[place].clone())
     }
@@ -130,6 +142,6 @@ mod tests {
             assert_eq!(name.parse::<Optimizer>().unwrap().name(), name);
         }
         let refusal = "adam".parse::<Optimizer>().unwrap_err();
-        assert_eq!(refusal, "unknown optimizer `adam`: choose one of adamw, lamb, sgd, muon");
+        assert_eq!(refusal, "unknown optimizer `adam`: choose one of adamw, lamb, sgd, muon, kfac");
     }
 }

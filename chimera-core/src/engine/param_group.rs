@@ -20,6 +20,8 @@ pub struct ParamGroup<'g> {
     pub update: u64,
     /// What gradients are to be multiplied by first (clipping).
     pub grad_scale: f64,
+    /// Whether their gradients are preconditioned.
+    pub is_preconditioned: bool,
     pub(super) tensors: Box<dyn GroupTensors<'g> + 'g>,
 }
 
@@ -47,8 +49,24 @@ impl HostTensor<'_> {
 impl<'g> ParamGroup<'g> {
     /// The parameters for which `is_first` holds, and the others.
     pub fn split(self, is_first: impl Fn(&Param) -> bool) -> (ParamGroup<'g>, ParamGroup<'g>) {
-        let ParamGroup { training, lr, weight_decay, update, grad_scale, tensors } = self;
-        let of = |tensors| ParamGroup { training, lr, weight_decay, update, grad_scale, tensors };
+        let ParamGroup {
+            training,
+            lr,
+            weight_decay,
+            update,
+            grad_scale,
+            is_preconditioned,
+            tensors,
+        } = self;
+        let of = |tensors| ParamGroup {
+            training,
+            lr,
+            weight_decay,
+            update,
+            grad_scale,
+            is_preconditioned,
+            tensors,
+        };
         let (first, others) = tensors.split(&is_first);
         (of(first), of(others))
     }

@@ -201,6 +201,7 @@ mod tests {
             let mut states = params.each_ref().map(|_| [(); 2].map(|()| Tensor::zeros(&[3, 2])));
             let tensors = params.iter().zip(&mut weights).zip(gradients.iter().zip(&mut states));
             let tensors = tensors.map(|((param, weights), (gradient, state))| OnDevice {
+                is_preconditioned: false,
                 param,
                 weights,
                 gradient,

@@ -56,6 +56,8 @@ pub fn unsurvivable(program: &Program, training: &Training) -> Option<String> {
         "weights change before all ranks have their sums: leave check-finite true, or clip"
     } else if training.shard_optimizer && training.shadow_every == 0 {
         "each part of a sharded optimizer is held once: leave shard-optimizer out, or choose shadow-every"
+    } else if training.optimizer.preconditions() {
+        "what kfac sums up beside the gradients is not given on: choose another optimizer"
     } else {
         return None;
     };
@@ -293,7 +295,11 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             let deadline = state.deadline();
             let value = state.comm.recv(from, tag, deadline);
             let value = state.on_wait(tag, Need::Other, value)?;
-            let shape = state.stages.held(stage).stage.params()[tensor].shape.clone();
+            let param = &state.stages.held(stage).stage.params()[tensor];
+            let shape = match slot.checked_sub(1) {
+                Some(kept) => state.job.training.optimizer.state_shape(param, kept),
+                None => param.shape.clone(),
+            };
             state.check_shape(from, Some(shape), tag, &value)?;
             state.stages.held_mut(stage).put(tensor, slot, value);
         }

@@ -14,6 +14,8 @@ use crate::ids::BucketId;
 pub(super) struct Reductions<T> {
     /// By bucket of an update: how its gradients lie in the buffer that is reduced.
     buffers: Vec<Arc<BucketLayout>>,
+    /// By bucket of an update: how gradients lie with factors of linear layers behind them; none where the optimizer takes none.
+    with_factors: Vec<Arc<BucketLayout>>,
     /// Whether gradients go between replicas in bf16.
     is_bf16: bool,
     /// With the time of each start.
@@ -21,13 +23,23 @@ pub(super) struct Reductions<T> {
 }
 
 impl<T: Clone + Send> Reductions<T> {
-    pub(super) fn new(buffers: Vec<Arc<BucketLayout>>, is_bf16: bool) -> Self {
-        Reductions { buffers, is_bf16, under_way: Vec::new() }
+    pub(super) fn new(
+        buffers: Vec<Arc<BucketLayout>>,
+        with_factors: Vec<Arc<BucketLayout>>,
+        is_bf16: bool,
+    ) -> Self {
+        Reductions { buffers, with_factors, is_bf16, under_way: Vec::new() }
     }
 
-    /// How a bucket's gradients lie in the buffer that is reduced, and whether they are sent in bf16.
-    pub(super) fn buffer(&self, bucket: BucketId) -> (Arc<BucketLayout>, bool) {
-        (Arc::clone(of_bucket(&self.buffers, bucket)), self.is_bf16)
+    /// How a bucket's gradients lie in the buffer that is reduced, with factors or without, and whether they are sent in
+    /// bf16.
+    pub(super) fn buffer(
+        &self,
+        bucket: BucketId,
+        takes_factors: bool,
+    ) -> (Arc<BucketLayout>, bool) {
+        let buffers = if takes_factors { &self.with_factors } else { &self.buffers };
+        (Arc::clone(of_bucket(buffers, bucket)), self.is_bf16)
     }
 
     /// Takes on a reduction that was started.

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::Optimizer;
+use super::kfac::factor_shapes;
 use super::layout::BucketLayout;
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
 use crate::program::Program;
@@ -56,17 +57,20 @@ pub(super) fn owners<'p>(
 }
 
 /// By bucket of an update: how its gradients lie in the buffer that is reduced. With `keeps_sums` each replica has the
-/// tensors that it owns, else an even share.
+/// tensors that it owns, else an even share. With factors, those of a bucket's stage lie behind its gradients.
 pub(super) fn buffers<'p>(
     program: &Program,
     width: usize,
     layout: &[Vec<Places>],
     params: impl Fn(StageId) -> Option<&'p [Param]>,
-    keeps_sums: bool,
+    (keeps_sums, with_factors): (bool, bool),
 ) -> Vec<Arc<BucketLayout>> {
     let of = |(bucket, tensors): (u32, &Vec<Places>)| {
         let n_members = program.replicas(width, BucketId(bucket)).len();
-        let shapes = shapes(tensors, &params);
+        let mut shapes = shapes(tensors, &params);
+        if let ([stage], true) = (&program.buckets()[bucket as usize].stages[..], with_factors) {
+            shapes.extend(factor_shapes(params(*stage).unwrap_or_default()));
+        }
         Arc::new(match keeps_sums {
             true => BucketLayout::owned(
                 shapes.clone(),
@@ -119,7 +123,7 @@ pub fn owned_elements(
         let (_, worker) = placement.group_and_worker(*owner);
         let its = places.iter().filter(|(stage, _)| held[worker.index()].contains(stage));
         let params = its.map(|(stage, index)| &params[stage.index()][*index]);
-        let kept = params.map(|param| (optimizer.state(param).len() * param.n_elements()) as u64);
+        let kept = params.map(|param| optimizer.n_state_elements(param) as u64);
         owned[owner.index()] += kept.sum::<u64>();
     }
     owned

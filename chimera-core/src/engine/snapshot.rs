@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Worker;
+use super::kfac::Layer;
 use super::state::StageOn;
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
@@ -22,8 +23,19 @@ pub struct Snapshot {
     pub param: Param,
     /// Its weights.
     pub weights: Elements,
-    /// What the optimizer keeps of it, by name.
-    pub state: Vec<(&'static str, Elements)>,
+    /// What the optimizer keeps of it.
+    pub state: Vec<StateTensor>,
+}
+
+/// What an optimizer keeps of a tensor under one name.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StateTensor {
+    /// Its name.
+    pub name: &'static str,
+    /// Extents, row-major.
+    pub shape: Vec<usize>,
+    /// Its elements.
+    pub elements: Elements,
 }
 
 /// What a training has counted since its start.
@@ -50,13 +62,17 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let take = |(stage, index): (StageId, usize)| {
             let held = self.state.stages.held(stage);
             let (param, kept) = (&held.stage.params()[index], held.state[index].as_ref()?);
-            let names = self.state.job.training.optimizer.state(param).iter();
+            let optimizer = &self.state.job.training.optimizer;
+            let names = optimizer.state(param).iter().enumerate();
             let spent = spent.next().map(|Snapshot { weights, state, .. }| (weights, state));
             let (weights, state) = spent.unwrap_or_default();
             let take = || {
-                let mut spent = state.into_iter().map(|(_, elements)| elements);
+                let mut spent = state.into_iter().map(|spent: StateTensor| spent.elements);
                 let mut copy = |tensor| self.copy(tensor, spent.next().unwrap_or_default());
-                let kept = names.zip(kept).map(|(name, tensor)| Ok((*name, copy(tensor)?)));
+                let kept = names.zip(kept).map(|((index, name), tensor)| {
+                    let shape = optimizer.state_shape(param, index);
+                    Ok(StateTensor { name, shape, elements: copy(tensor)? })
+                });
                 Ok(Snapshot {
                     param: param.clone(),
                     state: kept.collect::<Result<_, Fault>>()?,
@@ -115,30 +131,34 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         self.state.sync.restore(counts.skipped);
         let rank = self.state.comm.rank();
         let device = self.state.device.clone();
+        let optimizer = &self.state.job.training.optimizer;
         for held in self.state.stages.iter_mut() {
             let (mut weights, mut kept) = (Vec::new(), Vec::new());
+            held.layers.iter_mut().for_each(Layer::forget);
             for (param, held) in held.stage.params().iter().zip(&held.state) {
-                let upload = |Elements { dtype, words }| {
-                    if dtype.n_words(param.n_elements()) != Some(words.len()) {
+                let upload = |Elements { dtype, words }, shape: &[usize]| {
+                    let n_elements = shape.iter().product();
+                    if dtype.n_words(n_elements) != Some(words.len()) {
                         let (name, n) = (&param.name, words.len());
-                        let message = format!(
-                            "{name} has {n} words of {dtype:?}, not {} elements",
-                            param.n_elements()
-                        );
+                        let message =
+                            format!("{name} has {n} words of {dtype:?}, not {n_elements} elements");
                         return Err(Fault::new(Class::Checkpoint, rank, message));
                     }
-                    let tensor = device.upload_words(&param.shape, dtype, words);
+                    let tensor = device.upload_words(shape, dtype, words);
                     tensor.map_err(|e| e.into_fault(rank))
                 };
                 let Snapshot { weights: given, state, .. } = tensor(param)?;
-                weights.push(upload(given)?);
+                weights.push(upload(given, &param.shape)?);
                 if held.as_ref().is_some_and(|held| held.len() != state.len()) {
                     let message =
                         format!("the state of {} is not what the optimizer keeps", param.name);
                     return Err(Fault::new(Class::Checkpoint, rank, message));
                 }
                 let state = state.into_iter().filter(|_| held.is_some());
-                let state = state.map(|(_, given)| upload(given)).collect::<Result<_, _>>()?;
+                let state = state.enumerate().map(|(kept, given)| {
+                    upload(given.elements, &optimizer.state_shape(param, kept))
+                });
+                let state = state.collect::<Result<_, _>>()?;
                 kept.push(held.as_ref().map(|_| state));
             }
             (held.weights, held.state) = (Arc::new(weights), kept);

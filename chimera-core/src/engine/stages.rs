@@ -215,7 +215,7 @@ impl<S: Stage> Stages<S> {
             for (weight, state) in held.weights.iter().zip(&held.state) {
                 let bytes = device.bytes(weight);
                 weights += bytes;
-                kept += state.as_ref().map_or(0, Vec::len) as u64 * bytes;
+                kept += state.iter().flatten().map(|tensor| device.bytes(tensor)).sum::<u64>();
             }
         }
         [("weights", weights * n_versions), ("gradients", weights), ("moments", kept)]

@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 use super::device_comm::DeviceComm;
 use super::held::Weights;
 use super::moved::Moved;
+use super::pieces::PieceQueue;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
 use super::shadows::Shadows;
@@ -41,6 +42,7 @@ pub(super) struct State<'j, S: Stage, D, C> {
     pub(super) sync: StepSync,
     pub(super) recoveries: Recoveries,
     pub(super) shadows: Shadows<S::Tensor>,
+    pub(super) pieces: PieceQueue<S::Tensor>,
     pub(super) timing: Timing,
     /// Whether the transport lets ranks leave a step.
     pub(super) is_interruptible: bool,

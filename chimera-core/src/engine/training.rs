@@ -90,8 +90,14 @@ pub struct Training {
     pub beta2: f64,
     /// What they add to the root of the second moment.
     pub eps: f64,
-    /// Decay of the sum of gradients of SGD.
+    /// Decay of the sum of gradients of SGD, and of K-FAC's preconditioned ones.
     pub momentum: f64,
+    /// Updates from one taking of K-FAC's factors to the next, which is when their inverses come into use.
+    pub kfac_every: u64,
+    /// What is added to the diagonal of a factor before it is inverted, as a part of the diagonal's mean.
+    pub kfac_damping: f64,
+    /// Decay of the running average of factors.
+    pub kfac_decay: f64,
     /// Decoupled weight decay of matrices.
     pub weight_decay: f64,
     /// Which parameters have another learning rate or weight decay.
@@ -129,6 +135,9 @@ impl Default for Training {
             beta2: 0.95,
             eps: 1e-8,
             momentum: 0.9,
+            kfac_every: 10,
+            kfac_damping: 0.03,
+            kfac_decay: 0.9,
             weight_decay: 0.0,
             param_groups: ParamRules::default(),
             clip: None,

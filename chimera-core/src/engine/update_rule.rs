@@ -6,8 +6,8 @@ use crate::stage::Param;
 
 /// How weights follow their gradients.
 ///
-/// A rule keeps nothing itself. What it has to remember of a parameter are tensors of the parameter's shape, its
-/// state, which the engine keeps beside the weights: zeros at first, in every checkpoint, and with the owner of
+/// A rule keeps nothing itself. What it has to remember of a parameter are tensors, of the parameter's shape unless it says
+/// otherwise: its state, which the engine keeps beside the weights: zeros at first, in every checkpoint, and with the owner of
 /// the tensor alone where the optimizer is sharded. A rule is always given whole tensors, and must do the same with the
 /// same bits, since replicas update on their own.
 pub trait UpdateRule: Send + Sync {
@@ -16,6 +16,23 @@ pub trait UpdateRule: Send + Sync {
 
     /// Names of the state tensors of a parameter, under which checkpoints keep them.
     fn state(&self, param: &Param) -> &[&'static str];
+
+    /// Extents of the state tensor at `index`. A rule that updates on the host needs those of the parameter.
+    fn state_shape(&self, param: &Param, _index: usize) -> Vec<usize> {
+        param.shape.clone()
+    }
+
+    /// Elements of all state tensors of a parameter.
+    fn n_state_elements(&self, param: &Param) -> usize {
+        let n_elements = |index| self.state_shape(param, index).iter().product::<usize>();
+        (0..self.state(param).len()).map(n_elements).sum()
+    }
+
+    /// Whether the gradients of linear layers [shown](Param::shown) are to be preconditioned by K-FAC before the update. The
+    /// state of their matrices is that of the rule `kfac`.
+    fn preconditions(&self) -> bool {
+        false
+    }
 
     /// Whether the rule multiplies matrices, by [`HostTensor::product`](super::HostTensor::product). A training on a
     /// device without products is refused before its first step.

@@ -25,17 +25,28 @@ impl Step<'_> {
     ) -> Result<()> {
         let &Step { training, step, update, grad_scale } = self;
         let (lr, update) = (training.lr_at(step), update + 1);
-        let mut groups: Vec<((f64, f64), Vec<_>)> = Vec::new();
+        let mut groups: Vec<((f64, f64, bool), Vec<_>)> = Vec::new();
         for tensor in tensors {
-            let of = training.param_groups.of(tensor.param, training.weight_decay);
+            let (multiple, decay) = training.param_groups.of(tensor.param, training.weight_decay);
+            let of = (multiple, decay, tensor.is_preconditioned);
             match groups.iter_mut().find(|(known, _)| *known == of) {
                 Some((_, group)) => group.push(tensor),
                 None => groups.push((of, vec![tensor])),
             }
         }
-        for ((multiple, weight_decay), tensors) in groups {
+        for ((multiple, weight_decay, is_preconditioned), tensors) in groups {
             let (lr, tensors) = (lr * multiple, Box::new(DeviceGroup { device, tensors }));
-            let group = ParamGroup { training, lr, weight_decay, update, grad_scale, tensors };
+            // A preconditioned gradient has a length of its own.
+            let grad_scale = if is_preconditioned { 1.0 } else { grad_scale };
+            let group = ParamGroup {
+                training,
+                lr,
+                weight_decay,
+                update,
+                grad_scale,
+                is_preconditioned,
+                tensors,
+            };
             training.optimizer.update(group)?;
         }
         Ok(())
@@ -48,6 +59,7 @@ pub(super) struct OnDevice<'t, T> {
     pub(super) weights: &'t mut T,
     pub(super) gradient: &'t T,
     pub(super) state: &'t mut [T],
+    pub(super) is_preconditioned: bool,
 }
 
 struct DeviceGroup<'g, D: Device> {
@@ -59,7 +71,7 @@ impl<D: Device> DeviceGroup<'_, D> {
     /// The parameters with the two moments that the device's own optimizers move.
     fn updated(&mut self) -> Result<Vec<Updated<'_, D::Tensor>>> {
         let mut all = Vec::with_capacity(self.tensors.len());
-        for OnDevice { param, weights: w, gradient: g, state } in &mut self.tensors {
+        for OnDevice { param, weights: w, gradient: g, state, .. } in &mut self.tensors {
             let n_kept = state.len();
             let [m, v, ..] = &mut **state else {
                 return Err(DeviceError::Failed {
@@ -111,7 +123,7 @@ impl<'g, D: Device> GroupTensors<'g> for DeviceGroup<'g, D> {
         update: &mut dyn FnMut(HostTensor<'_>) -> Result<()>,
     ) -> Result<()> {
         let device = self.device;
-        for OnDevice { param, weights, gradient, state } in &mut self.tensors {
+        for OnDevice { param, weights, gradient, state, .. } in &mut self.tensors {
             let dtype = device.dtype(weights);
             let product = |a: &Tensor, b: &Tensor| {
                 let upload = |x: &Tensor| {

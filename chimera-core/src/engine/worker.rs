@@ -6,17 +6,16 @@ use std::time::{Duration, Instant};
 
 use super::agreement::{Load, Totals};
 use super::flight_recorder::FlightRecorder;
+use super::kfac::Layer;
 use super::moved::Moved;
 use super::recoveries::Recoveries;
-use super::reductions::Reductions;
 use super::shadows::Shadows;
-use super::shards::buffers;
 use super::stages::Stages;
 use super::state::{StageOn, State, Steps};
 use super::sync::StepSync;
 use super::timing::Timing;
-use super::worker_state::WorkerState;
-use super::{Job, Training, bf16};
+use super::worker_state::{WorkerState, reductions};
+use super::{Job, bf16};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};
 use crate::comm::{Comm, Endpoint, Position, all_gather};
@@ -99,8 +98,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let rank = comm.rank();
         let (group, me) = placement.group_and_worker(rank);
         let stages = Stages::new(&job, &device, (rank, me), stage, &mut BTreeMap::new())?;
-        let params = |stage| stages.find(stage).map(|held| held.stage.params());
-        let Training { shard_optimizer, bf16_gradients, .. } = *job.training;
+        let bf16_gradients = job.training.bf16_gradients;
         if bf16_gradients && !bf16::keeps_words(&device).map_err(|e| e.into_fault(rank))? {
             let name = device.name();
             let why = format!("gradients go in bf16 from devices of f32 alone, and {name} is none");
@@ -108,7 +106,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         }
         let unfit = |why| Fault::new(Class::Usage, rank, why);
         job.training.optimizer.check(&device).map_err(unfit)?;
-        let buffers = buffers(job.program, job.width, stages.layout(), params, shard_optimizer);
+        let reductions = reductions(&job, &stages);
         let clock = device.clock().map_err(|e| e.into_fault(rank))?;
         let kept = WorkerState {
             group,
@@ -116,7 +114,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             device,
             stages,
             moved: Moved::default(),
-            reductions: Reductions::new(buffers, bf16_gradients),
+            reductions,
             steps: Steps::new(),
             sync: StepSync::default(),
             recoveries: Recoveries::default(),
@@ -264,8 +262,10 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         state.timing.clear();
         let rank = state.comm.rank();
         state.steps.begin(first, state.job.program.window().n_steps() as usize);
+        state.pieces.begin();
         for held in state.stages.iter_mut() {
             (held.n_updates, held.previous) = (0, None);
+            held.layers.iter_mut().for_each(Layer::begin);
             held.clear_gradients(&state.device).map_err(|e| e.into_fault(rank))?;
         }
         Ok(())

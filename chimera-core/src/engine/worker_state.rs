@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::device_comm::DeviceComm;
+use super::kfac::Layer;
 use super::moved::Moved;
+use super::pieces::PieceQueue;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
 use super::shadows::Shadows;
@@ -116,12 +118,14 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             sync,
             recoveries,
             shadows,
+            pieces: PieceQueue::none(),
             timing,
             is_interruptible: false,
             has_requested_stop: false,
             turns: None,
         };
         state.is_interruptible = state.is_interruptible();
+        state.stages.iter_mut().flat_map(|held| &mut held.layers).for_each(Layer::forget);
         Worker { state, me, next }
     }
 
@@ -150,12 +154,23 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let holds = job.program.placement().stages_of(worker).into_iter();
         let lacking = holds.filter(|stage| !had.contains(stage)).collect();
         state.moved = Moved { gone: known, lacking };
-        let params = |stage| state.stages.find(stage).map(|held| held.stage.params());
-        let Training { shard_optimizer, bf16_gradients, .. } = *job.training;
-        let layout = state.stages.layout();
-        let buffers = buffers(job.program, job.width, layout, params, shard_optimizer);
-        state.reductions = Reductions::new(buffers, bf16_gradients);
+        state.reductions = reductions(&job, &state.stages);
         (state.job, state.group, state.turns, *me) = (job, group, None, worker);
         Ok(())
     }
+}
+
+/// No reductions yet, of the buckets that a rank with these stages has.
+pub(super) fn reductions<S: Stage>(
+    job: &Job<'_, S::Item>,
+    stages: &Stages<S>,
+) -> Reductions<S::Tensor> {
+    let params = |stage| stages.find(stage).map(|held| held.stage.params());
+    let Training { shard_optimizer, bf16_gradients, ref optimizer, .. } = *job.training;
+    let of = |with_factors| {
+        let how = (shard_optimizer, with_factors);
+        buffers(job.program, job.width, stages.layout(), params, how)
+    };
+    let with_factors = if optimizer.preconditions() { of(true) } else { Vec::new() };
+    Reductions::new(of(false), with_factors, bf16_gradients)
 }

@@ -46,6 +46,14 @@ impl<T> Linear<T> {
         [&self.x, &self.dy]
     }
 
+    /// Copies, which share the memory of the operands.
+    pub(super) fn shown(&self) -> [T; 2]
+    where
+        T: Clone,
+    {
+        [self.x.clone(), self.dy.clone()]
+    }
+
     /// Adds the gradients of the matrix, and of the bias if there is one; the operands are given back at once.
     pub(super) fn add<D: Layers<Tensor = T>>(
         self,

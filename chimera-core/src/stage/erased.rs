@@ -74,6 +74,10 @@ impl<S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static>> Stage for Era
         self.0.backward_weight(micro, own(deferred), into)
     }
 
+    fn operands(&self, deferred: &AnyValue) -> Vec<[S::Tensor; 2]> {
+        self.0.operands(own_ref(deferred))
+    }
+
     fn forward_edges(
         &self,
         w: &[S::Tensor],

@@ -23,7 +23,7 @@ pub(crate) use edges::{ForwardResult, StageEdges};
 pub use erased::{AnyStage, AnyValue, erase};
 pub use init::initial;
 pub use measure::measure;
-pub use param::{Init, Param};
+pub use param::{Init, LinearLayer, Param};
 pub use samples::samples;
 pub(crate) use slice::slice_range;
 pub use slice::{Left, Slice, SliceGradients};
@@ -168,6 +168,13 @@ pub trait Stage: Send {
         deferred: Self::Deferred,
         into: &mut [Self::Tensor],
     ) -> Result<()>;
+
+    /// Input `[rows, inputs]` and output gradient `[rows, outputs]` of each linear layer that [`Param::shown`] names, in the
+    /// order of the parameters, for work beside the training such as the factors of K-FAC. The gradient of a layer's matrix
+    /// is the sum over rows of the products of both.
+    fn operands(&self, _deferred: &Self::Deferred) -> Vec<[Self::Tensor; 2]> {
+        Vec::new()
+    }
 
     /// Runs a stage of a graph that does not take one activation at most and give one activation or one loss: `inputs` has
     /// the activation of each input edge, in their order.
@@ -386,6 +393,10 @@ impl<S: Stage + ?Sized> Stage for Box<S> {
         into: &mut [S::Tensor],
     ) -> Result<()> {
         (**self).backward_weight(micro, deferred, into)
+    }
+
+    fn operands(&self, deferred: &S::Deferred) -> Vec<[S::Tensor; 2]> {
+        (**self).operands(deferred)
     }
 
     fn forward_edges(

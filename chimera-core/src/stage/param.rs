@@ -18,6 +18,15 @@ pub enum Init {
     Values(Arc<[f32]>),
 }
 
+/// A linear layer `y = x W + bias` whose [operands](super::Stage::operands) a stage shows.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LinearLayer {
+    /// Name of the bias, if there is one.
+    pub bias: Option<String>,
+    /// Whether the matrix is `[inputs, outputs]`, and not `[outputs, inputs]`.
+    pub inputs_first: bool,
+}
+
 /// One weight tensor of a stage.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Param {
@@ -36,6 +45,8 @@ pub struct Param {
     /// matrix, three of fused queries, keys and values. None of tables, norms and biases. Optimizers that take a matrix as
     /// a whole, such as Muon, read it.
     pub linear_maps: Vec<usize>,
+    /// The linear layer whose matrix this is, if the stage shows its operands.
+    pub shown: Option<LinearLayer>,
 }
 
 impl Param {
@@ -44,12 +55,26 @@ impl Param {
         let shape = shape.into();
         let linear_maps = if shape.len() == 2 { vec![shape[0]] } else { Vec::new() };
         let decay = shape.len() > 1;
-        Param { name: name.into(), decay, shape, init, tied: false, linear_maps }
+        Param { name: name.into(), decay, shape, init, tied: false, linear_maps, shown: None }
     }
 
     /// This tensor as a matrix in which linear maps of these extents lie beside each other.
     pub fn fused(self, linear_maps: impl Into<Vec<usize>>) -> Param {
         Param { linear_maps: linear_maps.into(), ..self }
+    }
+
+    /// This tensor as the matrix of a linear layer whose operands the stage shows.
+    pub fn shown(self, layer: LinearLayer) -> Param {
+        Param { shown: Some(layer), ..self }
+    }
+
+    /// Inputs and outputs of the linear layer whose operands the stage shows.
+    pub fn features(&self) -> Option<(usize, usize)> {
+        match (&self.shown, &self.shape[..]) {
+            (Some(layer), &[rows, columns]) if layer.inputs_first => Some((rows, columns)),
+            (Some(_), &[rows, columns]) => Some((columns, rows)),
+            _ => None,
+        }
     }
 
     /// Whether its linear maps fill one side of a matrix.

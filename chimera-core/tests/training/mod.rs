@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // each test file uses a part
 
+pub(crate) mod exact;
 pub(crate) mod faulty;
 pub(crate) mod withheld;
 
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use chimera_core::comm::{Comm, Delayed, Tag, Threads};
 use chimera_core::costs::UniformCosts;
+use chimera_core::device::Device;
 use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::engine::{Job, NonFinite, Optimizer, Patience, Training, Worker, run_threads};
 use chimera_core::fault::Fault;
@@ -20,6 +22,8 @@ use chimera_core::model::{Architecture, BertStage, DecoderStage, Llama, ModelCon
 use chimera_core::schedule::{Shape, find};
 use chimera_core::stage::{Data, Stage};
 use chimera_core::timetable::Timetable;
+
+use self::exact::Exact;
 
 pub(crate) const N_STEPS: u64 = 5;
 
@@ -93,6 +97,7 @@ impl Run {
             check_finite: self.check_finite,
             non_finite: self.non_finite,
             shard_optimizer: self.shard_optimizer,
+            kfac_every: 2,
             ..Training::default()
         }
     }
@@ -315,7 +320,20 @@ pub(crate) fn body<S: Stage<Tensor = Tensor, Item = u32>, C: Comm<Tensor>>(
     comm: C,
     stage: &(impl Fn(StageId) -> Result<S, Fault> + ?Sized),
 ) -> Result<Outcome, Fault> {
-    let mut worker = Worker::new(job, Reference, comm, stage)?;
+    // What is computed on the host would be rounded.
+    match job.training.optimizer.preconditions() {
+        true => body_on(job, Exact, comm, stage),
+        false => body_on(job, Reference, comm, stage),
+    }
+}
+
+fn body_on<S: Stage<Tensor = Tensor, Item = u32>, D: Device<Tensor = Tensor>, C: Comm<Tensor>>(
+    job: Job<'_>,
+    device: D,
+    comm: C,
+    stage: &(impl Fn(StageId) -> Result<S, Fault> + ?Sized),
+) -> Result<Outcome, Fault> {
+    let mut worker = Worker::new(job, device, comm, stage)?;
     let mut outcome = Outcome::default();
     let stages = || (0..job.program.placement().n_stages()).map(|s| StageId(s as u16));
     let mut next = 0;

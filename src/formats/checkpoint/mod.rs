@@ -15,7 +15,7 @@ use std::fs::{File, symlink_metadata};
 use std::path::{Path, PathBuf};
 
 use chimera_core::device::Elements;
-use chimera_core::engine::{Optimizer, Snapshot};
+use chimera_core::engine::{Optimizer, Snapshot, StateTensor};
 use chimera_core::stage::Param;
 use serde::{Deserialize, Serialize};
 
@@ -135,8 +135,11 @@ impl Checkpoint {
     /// A tensor with what `optimizer` keeps of it.
     pub fn tensor(&self, param: &Param, optimizer: &Optimizer) -> Result<Snapshot, Unusable> {
         let Param { name, shape, .. } = param;
-        let kept = optimizer.state(param).iter();
-        let kept = kept.map(|kept| Ok((*kept, self.elements(&state_of(name, kept), shape)?)));
+        let kept = optimizer.state(param).iter().enumerate().map(|(index, kept)| {
+            let shape = optimizer.state_shape(param, index);
+            let elements = self.elements(&state_of(name, kept), &shape)?;
+            Ok(StateTensor { name: kept, shape, elements })
+        });
         Ok(Snapshot {
             param: param.clone(),
             weights: self.elements(name, shape)?,

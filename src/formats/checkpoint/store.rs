@@ -8,7 +8,7 @@ use std::thread;
 
 use anyhow::Result;
 use chimera_core::device::Elements;
-use chimera_core::engine::Snapshot;
+use chimera_core::engine::{Snapshot, StateTensor};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
@@ -279,11 +279,13 @@ impl Store {
 fn write_shard(disk: &Disk, folder: &Path, nth: usize, part: &[Snapshot]) -> io::Result<Shard> {
     let file = format!("shard-{nth:04}.safetensors");
     let named = part.iter().flat_map(|Snapshot { param, weights, state }| {
-        let kept = state.iter().map(|(kept, elements)| (state_of(&param.name, kept), elements));
-        let each = once((param.name.clone(), weights)).chain(kept);
-        each.map(|(name, Elements { dtype, words })| NamedTensor {
+        let kept = state.iter().map(|StateTensor { name, shape, elements }| {
+            (state_of(&param.name, name), shape, elements)
+        });
+        let each = once((param.name.clone(), &param.shape, weights)).chain(kept);
+        each.map(|(name, shape, Elements { dtype, words })| NamedTensor {
             name,
-            shape: param.shape.clone(),
+            shape: shape.clone(),
             dtype: *dtype,
             words,
         })

@@ -152,8 +152,8 @@ fn read_the_checkpoint(path: &std::path::Path) -> Result<()> {
         let param = Param::new(name, shape, Init::Zeros);
         let tensor = checkpoint.tensor(&param, &Optimizer::adamw())?;
         println!("{}: {:?}", param.name, tensor.weights.to_f64(param.n_elements()));
-        for (name, values) in tensor.state {
-            println!("its {name}: {:?}", values.to_f64(param.n_elements()));
+        for kept in tensor.state {
+            println!("its {}: {:?}", kept.name, kept.elements.to_f64(param.n_elements()));
         }
     }
     Ok(())

@@ -131,7 +131,7 @@ fn train(folder: &Path, how: &How, stop_after: usize) -> Kept {
         let param = Param::new(name, shape, chimera_core::stage::Init::Zeros);
         let snapshot = checkpoint.tensor(&param, optimizer).expect("a tensor");
         assert_eq!(snapshot.weights.dtype, Dtype::F64);
-        let kept = snapshot.state.into_iter().map(|(_, elements)| elements);
+        let kept = snapshot.state.into_iter().map(|kept| kept.elements);
         (param, std::iter::once(snapshot.weights).chain(kept).collect())
     });
     kept.collect()

@@ -82,6 +82,14 @@ impl<T> Deferred<T> {
         let linears = [&self.qkv, &self.out, &self.fc, &self.proj];
         norms.chain(linears.into_iter().flat_map(Linear::tensors))
     }
+
+    /// The operands of the linear layers, in the order of their tensors.
+    pub(super) fn operands(&self) -> [[T; 2]; 4]
+    where
+        T: Clone,
+    {
+        [&self.qkv, &self.out, &self.fc, &self.proj].map(Linear::shown)
+    }
 }
 
 /// From `x: [rows, hidden]` to the output of block `block`, of the same shape.

@@ -336,6 +336,10 @@ impl<D: Layers> Stage for BertStage<D> {
         Ok(())
     }
 
+    fn operands(&self, deferred: &BertDeferred<D::Tensor>) -> Vec<[D::Tensor; 2]> {
+        deferred.blocks.iter().rev().flat_map(block::Deferred::operands).collect()
+    }
+
     fn can_take_apart(&self) -> bool {
         true
     }

@@ -3,7 +3,7 @@
 use super::super::config::{Cut, DEVIATION, ModelConfig, param};
 use super::block;
 use super::head;
-use crate::stage::{Init, Param};
+use crate::stage::{Init, LinearLayer, Param};
 
 /// Number of parameters; a tied table counts once.
 pub(super) fn n_params(config: &ModelConfig) -> u64 {
@@ -60,12 +60,12 @@ pub(super) fn head_flops(config: &ModelConfig, sequence: usize) -> f64 {
 fn block_params(config: &ModelConfig, block: usize) -> [Param; block::TENSORS] {
     let h = config.hidden;
     let at = |name: &str| format!("encoder.layer.{block}.{name}");
-    let [qkv, qkv_bias] = dense(&at("attention.self.qkv"), 3 * h, h);
+    let [qkv, qkv_bias] = shown(dense(&at("attention.self.qkv"), 3 * h, h));
     let qkv = qkv.fused([h; 3]);
-    let [out, out_bias] = dense(&at("attention.output.dense"), h, h);
+    let [out, out_bias] = shown(dense(&at("attention.output.dense"), h, h));
     let [norm_1, norm_1_bias] = norm(&at("attention.output"), h);
-    let [fc, fc_bias] = dense(&at("intermediate.dense"), 4 * h, h);
-    let [proj, proj_bias] = dense(&at("output.dense"), h, 4 * h);
+    let [fc, fc_bias] = shown(dense(&at("intermediate.dense"), 4 * h, h));
+    let [proj, proj_bias] = shown(dense(&at("output.dense"), h, 4 * h));
     let [norm_2, norm_2_bias] = norm(&at("output"), h);
     [
         qkv,
@@ -100,6 +100,12 @@ fn dense(name: &str, outputs: usize, inputs: usize) -> [Param; 2] {
         param(format!("{name}.weight"), &[outputs, inputs], Init::Normal(DEVIATION)),
         param(format!("{name}.bias"), &[outputs], Init::Zeros),
     ]
+}
+
+/// A layer whose operands the stage shows.
+fn shown([matrix, bias]: [Param; 2]) -> [Param; 2] {
+    let layer = LinearLayer { bias: Some(bias.name.clone()), inputs_first: false };
+    [matrix.shown(layer), bias]
 }
 
 fn norm(name: &str, features: usize) -> [Param; 2] {

@@ -87,6 +87,14 @@ impl<T> Deferred<T> {
         let linears = [&self.qkv, &self.out, &self.up, &self.down];
         norms.chain(linears.into_iter().flat_map(Linear::tensors))
     }
+
+    /// The operands of the linear layers, in the order of their tensors.
+    pub(super) fn operands(&self) -> [[T; 2]; 4]
+    where
+        T: Clone,
+    {
+        [&self.qkv, &self.out, &self.up, &self.down].map(Linear::shown)
+    }
 }
 
 impl<D: Layers> Blocks<'_, D> {

@@ -441,6 +441,10 @@ impl<D: Layers> Stage for DecoderStage<D> {
         Ok((dx, deferred, d_past))
     }
 
+    fn operands(&self, deferred: &DecoderDeferred<D::Tensor>) -> Vec<[D::Tensor; 2]> {
+        deferred.blocks.iter().rev().flat_map(block::Deferred::operands).collect()
+    }
+
     fn can_take_apart(&self) -> bool {
         true
     }

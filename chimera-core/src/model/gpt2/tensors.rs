@@ -2,7 +2,7 @@
 
 use crate::model::config::{Cut, DEVIATION, ModelConfig, param};
 use crate::model::decoder;
-use crate::stage::{Init, Param};
+use crate::stage::{Init, LinearLayer, Param};
 
 /// Number of parameters; a tied table counts once.
 pub(super) fn n_params(config: &ModelConfig) -> u64 {
@@ -29,19 +29,24 @@ fn block_params(config: &ModelConfig, block: usize) -> Vec<Param> {
     let h = config.hidden;
     let normal = || Init::Normal(DEVIATION);
     let residual = || Init::Normal(DEVIATION / (2.0 * config.layers as f64).sqrt());
-    let tensor = |name, shape: &[usize], init| param(format!("h.{block}.{name}"), shape, init);
-    vec![
-        tensor("ln_1.weight", &[h], Init::Ones),
-        tensor("ln_1.bias", &[h], Init::Zeros),
-        tensor("attn.c_attn.weight", &[h, 3 * h], normal()).fused([h; 3]),
-        tensor("attn.c_attn.bias", &[3 * h], Init::Zeros),
-        tensor("attn.c_proj.weight", &[h, h], residual()),
-        tensor("attn.c_proj.bias", &[h], Init::Zeros),
-        tensor("ln_2.weight", &[h], Init::Ones),
-        tensor("ln_2.bias", &[h], Init::Zeros),
-        tensor("mlp.c_fc.weight", &[h, 4 * h], normal()),
-        tensor("mlp.c_fc.bias", &[4 * h], Init::Zeros),
-        tensor("mlp.c_proj.weight", &[4 * h, h], residual()),
-        tensor("mlp.c_proj.bias", &[h], Init::Zeros),
-    ]
+    let linear = |name: &str, shape: &[usize], init| {
+        let at = |what: &str| format!("h.{block}.{name}.{what}");
+        let layer = LinearLayer { bias: Some(at("bias")), inputs_first: true };
+        let bias = param(at("bias"), &shape[1..], Init::Zeros);
+        [param(at("weight"), shape, init).shown(layer), bias]
+    };
+    let norm = |name: &str| {
+        [("weight", Init::Ones), ("bias", Init::Zeros)]
+            .map(|(what, init)| param(format!("h.{block}.{name}.{what}"), &[h], init))
+    };
+    let [qkv, qkv_bias] = linear("attn.c_attn", &[h, 3 * h], normal());
+    let layers = [
+        norm("ln_1"),
+        [qkv.fused([h; 3]), qkv_bias],
+        linear("attn.c_proj", &[h, h], residual()),
+        norm("ln_2"),
+        linear("mlp.c_fc", &[h, 4 * h], normal()),
+        linear("mlp.c_proj", &[4 * h, h], residual()),
+    ];
+    layers.into_iter().flatten().collect()
 }

@@ -3,7 +3,7 @@
 use crate::model::choices::Llama;
 use crate::model::config::{Cut, DEVIATION, ModelConfig, param};
 use crate::model::decoder;
-use crate::stage::{Init, Param};
+use crate::stage::{Init, LinearLayer, Param};
 
 /// Features of the keys of one token, and of its values.
 fn keys(config: &ModelConfig) -> usize {
@@ -50,14 +50,19 @@ fn block_params(config: &ModelConfig, block: usize) -> Vec<Param> {
     let normal = || Init::Normal(DEVIATION);
     let residual = || Init::Normal(DEVIATION / (2.0 * config.layers as f64).sqrt());
     let tensor = |name, shape: &[usize], init| param(format!("layers.{block}.{name}"), shape, init);
+    let matrix = |name, shape: &[usize], init, bias: Option<&Param>| {
+        let bias = bias.map(|bias| bias.name.clone());
+        tensor(name, shape, init).shown(LinearLayer { bias, inputs_first: false })
+    };
     let bias = qkv_bias.then(|| tensor("self_attn.qkv_proj.bias", &[qkv], Init::Zeros));
     let mut params = vec![
         tensor("input_layernorm.weight", &[h], Init::Ones),
-        tensor("self_attn.qkv_proj.weight", &[qkv, h], normal()).fused([mixed, kv, kv]),
-        tensor("self_attn.o_proj.weight", &[h, mixed], residual()),
+        matrix("self_attn.qkv_proj.weight", &[qkv, h], normal(), bias.as_ref())
+            .fused([mixed, kv, kv]),
+        matrix("self_attn.o_proj.weight", &[h, mixed], residual(), None),
         tensor("post_attention_layernorm.weight", &[h], Init::Ones),
-        tensor("mlp.gate_up_proj.weight", &[2 * mlp, h], normal()).fused([mlp; 2]),
-        tensor("mlp.down_proj.weight", &[h, mlp], residual()),
+        matrix("mlp.gate_up_proj.weight", &[2 * mlp, h], normal(), None).fused([mlp; 2]),
+        matrix("mlp.down_proj.weight", &[h, mlp], residual(), None),
     ];
     let behind_matrix = 2;
     params.splice(behind_matrix..behind_matrix, bias);

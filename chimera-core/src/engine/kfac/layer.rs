@@ -1,0 +1,228 @@
+//! The factors of one linear layer, from its operands to their inverses.
+
+use super::{FACTORS, INVERSES, Kfac, Side, blocks, cholesky};
+use crate::device::{Device, DeviceError, Elements, Result};
+use crate::engine::Training;
+use crate::engine::update_rule::UpdateRule;
+use crate::stage::Param;
+
+/// A linear layer of a stage, and what is under way of its factors.
+pub(in crate::engine) struct Layer<T> {
+    /// Indices of its matrix and of its bias among the stage's parameters.
+    pub(super) matrix: usize,
+    pub(super) bias: Option<usize>,
+    /// By side: the sum of products of this update, of this replica or of all.
+    sums: [Option<T>; 2],
+    /// By side: the inverse that comes into use with the next factors, if it is computed.
+    next: [Option<T>; 2],
+}
+
+impl<T: Clone> Layer<T> {
+    /// The layers of a stage with these parameters.
+    pub(in crate::engine) fn all(params: &[Param]) -> Vec<Layer<T>> {
+        let place = |name: &String| params.iter().position(|param| param.name == *name);
+        let of = |(matrix, param): (usize, &Param)| {
+            let layer = param.shown.as_ref()?;
+            let bias = layer.bias.as_ref().and_then(place);
+            Some(Layer { matrix, bias, sums: [None, None], next: [None, None] })
+        };
+        params.iter().enumerate().filter_map(of).collect()
+    }
+
+    /// Index of its matrix.
+    pub(in crate::engine) fn matrix(&self) -> usize {
+        self.matrix
+    }
+
+    /// Forgets the sums of an update.
+    pub(in crate::engine) fn begin(&mut self) {
+        self.sums = [None, None];
+    }
+
+    /// Forgets inverses that are not in use, which can be computed again.
+    pub(in crate::engine) fn forget(&mut self) {
+        self.next = [None, None];
+    }
+
+    /// Adds the products of a micro-batch's operand.
+    pub(in crate::engine) fn add<D: Device<Tensor = T>>(
+        &mut self,
+        device: &D,
+        side: Side,
+        operand: &T,
+    ) -> Result<()> {
+        let products = products(device, operand, side == Side::Input)?;
+        match &mut self.sums[side.index()] {
+            Some(sum) => device.accumulate(sum, &products),
+            none => {
+                *none = Some(products);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes this replica's sums, zeros if it had no micro-batch.
+    pub(in crate::engine) fn take_sums<D: Device<Tensor = T>>(
+        &mut self,
+        device: &D,
+        params: &[Param],
+    ) -> Result<[T; 2]> {
+        let param = &params[self.matrix];
+        let mut take = |side: Side| match self.sums[side.index()].take() {
+            Some(sum) => Ok(sum),
+            None => device.zeros(&Kfac.state_shape(param, FACTORS + side.index())),
+        };
+        Ok([take(Side::Input)?, take(Side::Output)?])
+    }
+
+    /// Puts the sums over all replicas in their place.
+    pub(in crate::engine) fn put_sums(&mut self, sums: [T; 2]) {
+        self.sums = sums.map(Some);
+    }
+
+    /// Computes the inverse of a factor that comes into use with the next factors.
+    pub(in crate::engine) fn invert<D: Device<Tensor = T>>(
+        &mut self,
+        device: &D,
+        (side, param): (Side, &Param),
+        state: &[T],
+        training: &Training,
+    ) -> Result<()> {
+        let factor = &state[FACTORS + side.index()];
+        self.next[side.index()] = Some(inverse(device, (side, param), factor, training)?);
+        Ok(())
+    }
+
+    /// Whether an inverse that comes into use is computed.
+    pub(in crate::engine) fn is_inverted(&self, side: Side) -> bool {
+        self.next[side.index()].is_some()
+    }
+
+    /// In an update that takes factors: puts the last inverses into use, and averages the factors with the sums of all
+    /// replicas. In the first update the inverses are those of its own factors.
+    pub(super) fn refresh<D: Device<Tensor = T>>(
+        &mut self,
+        device: &D,
+        param: &Param,
+        state: &mut [T],
+        (training, update): (&Training, u64),
+    ) -> Result<()> {
+        let is_first = update == 0;
+        if !is_first {
+            self.put_inverses(device, param, state, training)?;
+        }
+        let [Some(inputs), Some(outputs)] = std::mem::take(&mut self.sums) else {
+            return Err(DeviceError::Other(format!("{} has no sums of factors", param.name)));
+        };
+        let [inputs, outputs] = [values(device, &inputs)?, values(device, &outputs)?];
+        // The ones behind the inputs count rows. Gradients are of a mean over these.
+        let n_rows = inputs.last().copied().unwrap_or(1.0).max(1.0);
+        let means = [(inputs, 1.0 / n_rows), (outputs, n_rows)];
+        let decay = if is_first { 0.0 } else { training.kfac_decay };
+        for (side, (sums, scale)) in Side::BOTH.into_iter().zip(means) {
+            let factor = &mut state[FACTORS + side.index()];
+            let mut mean = values(device, factor)?;
+            for (mean, sum) in mean.iter_mut().zip(sums) {
+                *mean = decay * *mean + (1.0 - decay) * scale * sum;
+            }
+            *factor = like(device, factor, &device.shape(factor), &mean)?;
+        }
+        if is_first {
+            self.put_inverses(device, param, state, training)?;
+            self.forget();
+        }
+        Ok(())
+    }
+
+    /// Puts the inverses of the factors into use.
+    fn put_inverses<D: Device<Tensor = T>>(
+        &mut self,
+        device: &D,
+        param: &Param,
+        state: &mut [T],
+        training: &Training,
+    ) -> Result<()> {
+        for side in Side::BOTH {
+            if !self.is_inverted(side) {
+                self.invert(device, (side, param), state, training)?;
+            }
+            if let Some(inverse) = self.next[side.index()].take() {
+                state[INVERSES + side.index()] = inverse;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `xᵀ x` of the rows of an operand, each with a one behind if asked for.
+fn products<D: Device>(device: &D, x: &D::Tensor, with_ones: bool) -> Result<D::Tensor> {
+    let (n_rows, width) = match device.shape(x)[..] {
+        [n_rows, width] => (n_rows, width),
+        ref other => {
+            let reason = format!("an operand of a linear layer has extents {other:?}");
+            return Err(DeviceError::Other(reason));
+        }
+    };
+    let rows = values(device, x)?;
+    let height = width + usize::from(with_ones);
+    let mut columns = vec![1.0; height * n_rows];
+    for (row, values) in rows.chunks_exact(width.max(1)).enumerate() {
+        for (column, value) in values.iter().enumerate() {
+            columns[column * n_rows + row] = *value;
+        }
+    }
+    let columns = like(device, x, &[height, n_rows], &columns)?;
+    device.product(&columns, &columns)
+}
+
+/// The inverse of a factor, damped by a part of its mean diagonal: of an input's without the ones where there is no bias, of
+/// an output's the inverse of each block.
+fn inverse<D: Device>(
+    device: &D,
+    (side, param): (Side, &Param),
+    factor: &D::Tensor,
+    training: &Training,
+) -> Result<D::Tensor> {
+    let shape = Kfac.state_shape(param, INVERSES + side.index());
+    let width = device.shape(factor).first().copied().unwrap_or(0);
+    let extents = match side {
+        Side::Input => vec![shape[0]],
+        Side::Output => blocks(param),
+    };
+    let (factor_values, mut start) = (values(device, factor)?, 0);
+    let mut all = Vec::with_capacity(shape.iter().product());
+    for n in extents {
+        let row = |i: usize| &factor_values[(start + i) * width + start..][..n];
+        let mut block: Vec<f64> = (0..n).flat_map(row).copied().collect();
+        let trace: f64 = (0..n).map(|i| block[i * n + i]).sum();
+        // A factor of zeros preconditions nothing.
+        let mean = if trace > 0.0 { trace / n as f64 } else { 1.0 };
+        (0..n).for_each(|i| block[i * n + i] += training.kfac_damping * mean);
+        all.extend(cholesky::inverse(block, n).ok_or_else(|| {
+            let name = &param.name;
+            let reason = format!("a factor of {name} cannot be inverted: raise kfac-damping");
+            DeviceError::Other(reason)
+        })?);
+        start += n;
+    }
+    like(device, factor, &shape, &all)
+}
+
+/// The elements of a tensor on the host.
+pub(super) fn values<D: Device>(device: &D, tensor: &D::Tensor) -> Result<Vec<f64>> {
+    let mut words = Vec::new();
+    device.download_words(tensor, &mut words)?;
+    let n = device.shape(tensor).iter().product();
+    Ok(Elements { dtype: device.dtype(tensor), words }.to_f64(n))
+}
+
+/// A tensor of the type of another.
+pub(super) fn like<D: Device>(
+    device: &D,
+    other: &D::Tensor,
+    shape: &[usize],
+    values: &[f64],
+) -> Result<D::Tensor> {
+    let Elements { dtype, words } = Elements::of_f64(device.dtype(other), values);
+    device.upload_words(shape, dtype, words)
+}
