@@ -54,9 +54,25 @@ impl CostArgs {
         CostArgs { memory: MemoryArgs::default(), ..self.clone() }
     }
 
-    /// Whether any time is given.
+    /// Whether any time is given but that of a move.
     pub(crate) fn are_given(&self) -> bool {
-        self.given() != GivenTimes::default()
+        GivenTimes { transfer: None, ..self.given() } != GivenTimes::default()
+    }
+
+    /// The costs of a timetable's stages, whose moves take what is given, if it is.
+    pub(crate) fn with_transfers(
+        &self,
+        costs: StageCosts,
+        timetable: &Timetable,
+    ) -> Result<StageCosts> {
+        let Some(Times(each)) = &self.transfer else { return Ok(costs) };
+        let n_stages = timetable.placement.n_stages();
+        each.check(
+            "--transfer",
+            n_stages,
+            &format!("{} has {n_stages} stages", timetable.schedule),
+        )?;
+        Ok(costs.with_transfers(|stage| each.at(stage)))
     }
 
     /// What takes 1 in the times of a report.

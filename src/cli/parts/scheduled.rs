@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use chimera_core::analyze::{NetworkCosts, Refusal, Timeline, simulate};
 use chimera_core::costs::{Costs, StageCosts};
 use chimera_core::lower::{Lowering, Recompute, lower_at};
+use chimera_core::op::Kind;
 use chimera_core::program::Program;
 use chimera_core::request::{Request, Source};
 use chimera_core::search::{Progress, Report};
@@ -86,8 +87,10 @@ impl Scheduled<NetworkCosts<WorkerCosts>> {
     ) -> Result<Self> {
         let mut config = drawn(name, shape, costs)?;
         config.sync = network.job()?.sync;
+        let bpipe = config.bpipe;
         let plan = Scheduled::with(&config, shape, &|timetable| {
-            network.of_messages(timetable, of_stages(timetable)?)
+            let goes_to_partners = bpipe || timetable.has(Kind::Keep);
+            network.of_messages(timetable, goes_to_partners, of_stages(timetable)?)
         })?;
         shape.warn_of_unread(&config);
         Ok(plan)
@@ -95,7 +98,8 @@ impl Scheduled<NetworkCosts<WorkerCosts>> {
 
     /// Prices the stages of the timetable anew.
     pub(crate) fn at(mut self, network: &NetworkArgs, stages: StageCosts) -> Result<Self> {
-        self.costs = network.of_messages(&self.timetable, stages)?;
+        let goes_to_partners = self.timetable.has(Kind::Keep);
+        self.costs = network.of_messages(&self.timetable, goes_to_partners, stages)?;
         Ok(self)
     }
 }

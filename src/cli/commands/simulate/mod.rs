@@ -68,12 +68,12 @@ impl Simulate {
         let profiled =
             Profiled::open(&self.profiled, &self.name, &self.shape, &self.costs, &self.network)?;
         let of_stages = |timetable: &Timetable| match &profiled {
-            Some(profiled) => profiled.costs(timetable),
+            Some(profiled) => self.costs.with_transfers(profiled.costs(timetable)?, timetable),
             None => self.costs.of_stages(timetable),
         };
         let plan = Scheduled::on(&self.network, &self.name, &self.shape, &self.costs, &of_stages)?;
         let plan = match &profiled {
-            Some(profiled) => profiled.beside_others(plan, &self.network)?,
+            Some(profiled) => profiled.beside_others(plan, &self.network, &self.costs)?,
             None => plan,
         };
         let layout = profiled.as_ref().map(|p| p.layout(&plan.timetable)).transpose()?;
