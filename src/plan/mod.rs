@@ -10,6 +10,7 @@ mod hardware;
 mod layers;
 mod layout;
 mod need;
+mod offloaded;
 mod predict;
 mod priced;
 mod rank_memory;

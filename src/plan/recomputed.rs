@@ -7,13 +7,14 @@ use anyhow::{Context, Result, bail, ensure};
 use chimera_core::analyze::simulate;
 use chimera_core::costs::Costs;
 use chimera_core::ids::StageId;
-use chimera_core::lower::{Lowering, Recompute};
+use chimera_core::lower::{Lowering, Offloading, Recompute};
 use chimera_core::request::Ordered;
 use chimera_core::timetable::Timetable;
 
 use super::Plan;
 use super::candidate::Fit;
 use super::course::recomputed_at;
+use super::offloaded::offloaded_or_recomputed;
 use super::ways::is_free;
 use crate::settings::{Config, RecomputedStages};
 
@@ -46,7 +47,7 @@ pub(super) fn with_recomputed(
     }
     let most = config.rank_memory.map_or(f64::INFINITY, |gib| gib * GIB);
     let mut uncapped = all.clone();
-    uncapped.memory_cap = None;
+    (uncapped.memory_cap, uncapped.offload) = (None, Offloading::None);
     let n_stages = plan(uncapped)?.course.n_stages();
     let mut step = |config: &Config| -> Result<Option<f64>> {
         let plan = match plan(config.clone()) {
@@ -89,8 +90,8 @@ pub fn recomputed_within_cap(
     least_within(config, timetable.placement.n_stages(), false, &mut step)
 }
 
-/// The settings with as little recomputation as fits; selective is tried where memory is counted in bytes, of which it
-/// takes some.
+/// The settings with as little recomputation as fits, beside offloading if that is asked for; selective is tried where memory
+/// is counted in bytes, of which it takes some.
 fn least_within(
     config: &Config,
     n_stages: usize,
@@ -99,15 +100,19 @@ fn least_within(
 ) -> Result<Config> {
     let mut none = config.clone();
     (none.recompute_stages, none.recompute) = (RecomputedStages::All, Recompute::None);
+    none.offload = Offloading::None;
     if step(&none)?.is_some() {
         return Ok(none);
     }
-    let fitting = fewest(config, n_stages, (N_TRIES, has_bytes), step)?;
-    let (config, _) = fitting.context(
+    let tries = (N_TRIES, has_bytes);
+    let fitting = match config.offload {
+        Offloading::Auto => offloaded_or_recomputed(config, n_stages, tries, step)?,
+        Offloading::None => fewest(config, n_stages, tries, step)?.map(|(config, _)| config),
+    };
+    fitting.context(
         "a step does not fit into the memory of a rank though all stages recompute: choose a smaller micro-batch-size, or \
          more of rank-memory or memory-cap",
-    )?;
-    Ok(config)
+    )
 }
 
 /// A way that recomputes and fits, with stages let off as far as memory allows; `None` if that is not open, or gains nothing.

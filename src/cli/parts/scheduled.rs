@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use chimera_core::analyze::{NetworkCosts, Refusal, Timeline, simulate};
 use chimera_core::costs::{Costs, StageCosts};
-use chimera_core::lower::{Lowering, Recompute, lower_at};
+use chimera_core::lower::{Lowering, Offloading, Recompute, lower_at};
 use chimera_core::op::Kind;
 use chimera_core::program::Program;
 use chimera_core::request::{Request, Source};
@@ -28,6 +28,8 @@ pub(crate) struct Scheduled<C = StageCosts> {
     pub(crate) search: Option<Report>,
     /// The stages that recompute, if they were chosen.
     pub(crate) recomputed: Option<String>,
+    /// Whether some activations are offloaded, if that was chosen together with them.
+    pub(crate) offloads: Option<bool>,
     how: Lowering,
     costs: C,
 }
@@ -139,6 +141,7 @@ impl<C: Costs> Scheduled<C> {
         let (costs, search) = (costs(&ordered.timetable)?, ordered.search.clone());
         let mut config = config.clone();
         let is_open = config.recompute_stages == RecomputedStages::Auto;
+        let may_offload = config.offload == Offloading::Auto;
         if is_open {
             ensure!(
                 search.is_none(),
@@ -153,7 +156,8 @@ impl<C: Costs> Scheduled<C> {
             Recompute::None => "none".to_string(),
             _ => config.recompute_stages.to_string(),
         });
-        Ok(Scheduled { timetable, search, recomputed, how, costs })
+        let offloads = (is_open && may_offload).then(|| timetable.has(Kind::Offload));
+        Ok(Scheduled { timetable, search, recomputed, offloads, how, costs })
     }
 
     /// Proves it.

@@ -141,6 +141,9 @@ impl Simulate {
             if let Some(recomputed) = &plan.recomputed {
                 figures["recompute_stages"] = json!(recomputed);
             }
+            if let Some(offloads) = plan.offloads {
+                figures["offload"] = json!(if offloads { "auto" } else { "none" });
+            }
             if let Some(Report { progress, like }) = &plan.search {
                 figures["search"] = json!({"lower_bound": progress.lower_bound,
                                            "orders": progress.n_orders, "schedule": like});
@@ -172,7 +175,12 @@ impl Simulate {
             writeln!(text, "layout: {layout}")?;
         }
         if let Some(recomputed) = &plan.recomputed {
-            writeln!(text, "stages that recompute: {recomputed}")?;
+            let beside = match plan.offloads {
+                Some(true) => "; the others offload what is over",
+                Some(false) => "; nothing is offloaded",
+                None => "",
+            };
+            writeln!(text, "stages that recompute: {recomputed}{beside}")?;
         }
         let path = timeline.critical_path();
         let n_ops = |event: &&Event| match event.work {
