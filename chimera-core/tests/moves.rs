@@ -73,8 +73,8 @@ fn moves_that_a_worker_does_itself_are_not_hidden() {
     let timeline = simulate(&program, &own);
     let moves = timeline.events.iter().filter(|event| matches!(event.work, Work::Move(_)));
     let n_moves = moves.count();
-    assert_eq!((n_moves, timeline.makespan()), (6, 18.0 + 0.5 * 6.0));
-    assert!(simulate(&program, &hidden).makespan() < 21.0);
+    assert_eq!((n_moves, timeline.makespan()), (8, 18.0 + 0.5 * 8.0));
+    assert!(simulate(&program, &hidden).makespan() < 22.0);
     assert!(slack(&program, &timeline, &own).concat().iter().all(|slack| *slack == 0.0));
 }
 

@@ -35,11 +35,11 @@ pub(crate) use layout::with_layout;
 pub use need::Need;
 use need::memory_of;
 pub(crate) use need::{Weights, needs};
+pub use offloaded::recomputed_within_cap;
+use offloaded::with_recomputed;
 pub use predict::{Figure, Prediction};
 pub use priced::{Priced, StepCosts, times_of};
 pub use rank_memory::RankMemory;
-pub use recomputed::recomputed_within_cap;
-use recomputed::with_recomputed;
 pub use request::request;
 
 use crate::device::Device;

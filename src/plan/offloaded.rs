@@ -4,18 +4,117 @@
 //! Where stages recompute, those that do not move what is over the limit. So sets of stages are tried as where nothing is
 //! moved, and the best of them stands beside offloading alone and recomputing alone: it is never longer than these.
 
-use anyhow::Result;
-use chimera_core::lower::{Offloading, Recompute};
+use anyhow::{Context, Result, bail, ensure};
+use chimera_core::analyze::simulate;
+use chimera_core::costs::Costs;
+use chimera_core::lower::{Lowering, Offloading, Recompute};
+use chimera_core::request::Ordered;
+use chimera_core::timetable::Timetable;
 
+use super::Plan;
+use super::course::recomputed_at;
 use super::recomputed::{StepOf, fewest};
 use crate::settings::{Config, RecomputedStages};
 
-/// Sets of stages that are tried, where a limit in micro-batches has to be found for each.
-const N_TRIES: usize = 32;
+/// Sets of stages that are tried for a run.
+const N_TRIES: usize = 256;
+/// Sets that are tried where a limit in micro-batches has to be found for each.
+const N_TRIES_OF_LIMITS: usize = 32;
+
+const GIB: f64 = 1_073_741_824.0;
+
+/// The settings with the stages that `auto` stands for, by plans of them.
+pub(super) fn with_recomputed(
+    config: Config,
+    plan: &mut dyn FnMut(Config) -> Result<Plan>,
+) -> Result<Config> {
+    if config.recompute_stages != RecomputedStages::Auto {
+        return Ok(config);
+    }
+    let mut all = config.clone();
+    all.recompute_stages = RecomputedStages::All;
+    if config.recompute == Recompute::None {
+        return Ok(all);
+    }
+    let has_bytes = config.rank_memory.is_some();
+    if config.rank_memory.or(config.memory_cap).is_none() {
+        bail!(
+            "recompute-stages auto keeps within a memory: say how much a rank has with --rank-memory, or a --memory-cap"
+        )
+    }
+    let most = config.rank_memory.map_or(f64::INFINITY, |gib| gib * GIB);
+    let mut uncapped = all.clone();
+    (uncapped.memory_cap, uncapped.offload) = (None, Offloading::None);
+    let n_stages = plan(uncapped)?.course.n_stages();
+    let mut step = |config: &Config| -> Result<Option<f64>> {
+        let plan = match plan(config.clone()) {
+            Ok(plan) => plan,
+            // What holds more than the cap is refused.
+            Err(_) if config.memory_cap.is_some() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let fits = plan.needs.iter().all(|need| need.total() <= most);
+        let makespan = || plan.priced.makespan(config, &plan.cuts, &plan.course.program);
+        fits.then(makespan).transpose()
+    };
+    least_within(&config, n_stages, has_bytes, &mut step)
+}
+
+/// The settings with the stages that `auto` stands for, where workers hold as many micro-batches as `how` allows, by simulation
+/// of a timetable that does not recompute yet.
+///
+/// # Errors
+/// If nothing says how many, or a step does not fit though all stages recompute.
+pub fn recomputed_within_cap(
+    config: &Config,
+    timetable: &Timetable,
+    how: &Lowering,
+    costs: &impl Costs,
+) -> Result<Config> {
+    ensure!(
+        how.max_peak.is_some(),
+        "recompute-stages auto keeps within a memory: say how many micro-batches a worker may hold with --memory-cap, or \
+         name stages, such as 0,2-3"
+    );
+    let mut step = |config: &Config| -> Result<Option<f64>> {
+        let timetable = timetable.clone();
+        let ordered = Ordered { timetable, passes: config.passes(), search: None };
+        // What holds more than the cap is refused.
+        let program =
+            recomputed_at(config, ordered, costs).and_then(|o| Ok(o.program(how, costs)?));
+        Ok(program.ok().map(|program| simulate(&program, costs).makespan()))
+    };
+    least_within(config, timetable.placement.n_stages(), false, &mut step)
+}
+
+/// The settings with as little recomputation as fits, beside offloading if that is asked for; selective is tried where memory
+/// is counted in bytes, of which it takes some.
+fn least_within(
+    config: &Config,
+    n_stages: usize,
+    has_bytes: bool,
+    step: StepOf<'_>,
+) -> Result<Config> {
+    let mut none = config.clone();
+    (none.recompute_stages, none.recompute) = (RecomputedStages::All, Recompute::None);
+    none.offload = Offloading::None;
+    if step(&none)?.is_some() {
+        return Ok(none);
+    }
+    let tries = (N_TRIES, has_bytes);
+    let fitting = match config.offload {
+        Offloading::Auto => offloaded_or_recomputed(config, n_stages, tries, step)?,
+        Offloading::None => fewest(config, n_stages, tries, step)?.map(|(config, _)| config),
+    };
+    fitting.context(
+        "a step does not fit into the memory of a rank though all stages recompute: choose a smaller micro-batch-size, or \
+         more of rank-memory or memory-cap",
+    )
+}
 
 /// The settings of the shortest step that fits, of those that offload, recompute, or do both; `None` if none fits. At most
 /// `n_tries` sets of stages are tried for each.
-pub(super) fn offloaded_or_recomputed(
+fn offloaded_or_recomputed(
     config: &Config,
     n_stages: usize,
     (n_tries, has_bytes): (usize, bool),
@@ -26,7 +125,7 @@ pub(super) fn offloaded_or_recomputed(
     let mut here = config.clone();
     here.offload = Offloading::None;
     let needs_limit = has_bytes && config.memory_cap.is_none();
-    let n_of_both = if needs_limit { n_tries.min(N_TRIES) } else { n_tries };
+    let n_of_both = if needs_limit { n_tries.min(N_TRIES_OF_LIMITS) } else { n_tries };
     let mut takes = |config: &Config| match needs_limit {
         true => Ok(limited(config, step)?.map(|(_, takes)| takes)),
         false => step(config),
@@ -64,16 +163,12 @@ fn limited(config: &Config, step: StepOf<'_>) -> Result<Option<(Config, f64)>> {
 
 #[cfg(test)]
 mod tests {
-    use chimera_core::analyze::simulate;
     use chimera_core::costs::{StageCosts, UniformCosts};
-    use chimera_core::lower::{Lowering, lower_at};
-    use chimera_core::request::Ordered;
+    use chimera_core::lower::lower_at;
     use chimera_core::schedule::{Shape, find};
-    use chimera_core::timetable::Timetable;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::plan::{recomputed_at, recomputed_within_cap};
     use crate::run::outside::OnDisk;
     use crate::settings::Layers;
 

@@ -55,11 +55,11 @@ pub(super) struct Causes {
     /// The event and the worker that made each token.
     pub(super) makers: FxHashMap<Token, (u32, WorkerId)>,
     received: Received,
-    room: Room,
+    freeing: FreeingMoves,
 }
 
 /// What frees the memory that a worker waits for right before a cell: moves of its own, by the cell's first op.
-type Room = FxHashMap<(WorkerId, Op), Few<Op>>;
+type FreeingMoves = FxHashMap<(WorkerId, Op), Few<Op>>;
 
 /// The messages that a worker receives right before a cell, by the cell's first op.
 type Received = FxHashMap<(WorkerId, Op), Few<Token>>;
@@ -83,7 +83,7 @@ impl Causes {
                 }
             }
         }
-        Causes { makers, received: received(program), room: room(program) }
+        Causes { makers, received: received(program), freeing: freeing(program) }
     }
 
     /// When the moves were done that a cell waits for, 0 if it waits for none; `None` if no event tells, since they take
@@ -102,7 +102,7 @@ impl Causes {
         let made = |token: &Token| Some(timeline.events[self.makers.get(token)?.0 as usize].end);
         let eaten = rules.cell_effects(cell).eats.into_iter();
         let reloaded = eaten.filter(|token| token.kind == TokenKind::Reloaded);
-        let freed = self.room.get(&(worker, first(cell))).into_iter().flatten();
+        let freed = self.freeing.get(&(worker, first(cell))).into_iter().flatten();
         let freed = freed.flat_map(|op| rules.effects(op).makes);
         reloaded
             .chain(freed)
@@ -133,10 +133,10 @@ fn received(program: &Program) -> Received {
     received
 }
 
-fn room(program: &Program) -> Room {
-    let mut room = Room::default();
+fn freeing(program: &Program) -> FreeingMoves {
+    let mut freeing = FreeingMoves::default();
     if !program.rules().has_moves() {
-        return room;
+        return freeing;
     }
     for (worker, row) in (0..).map(WorkerId).zip(program.rows()) {
         let (mut gives, mut last) = (FxHashMap::<Token, Op>::default(), None);
@@ -154,13 +154,13 @@ fn room(program: &Program) -> Room {
             match instr {
                 Instr::Take(token) => taken.extend(gives.get(token).copied()),
                 Instr::Run(cell) if !taken.is_empty() => {
-                    room.insert((worker, first(cell)), std::mem::take(&mut taken));
+                    freeing.insert((worker, first(cell)), std::mem::take(&mut taken));
                 }
                 _ => {}
             }
         }
     }
-    room
+    freeing
 }
 
 fn first(cell: &Cell) -> Op {

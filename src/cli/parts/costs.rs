@@ -41,7 +41,8 @@ pub(crate) struct CostArgs {
     /// Time of a message between workers [default: 0]
     #[arg(long, value_name = "C")]
     message: Option<Times>,
-    /// Time of a move of a stage's activations for one micro-batch to another memory, or back [default: 0]
+    /// Time of a move of a stage's activations for one micro-batch to another memory, or back [default: as the profile and
+    /// links say, or 0]
     #[arg(long, value_name = "T")]
     transfer: Option<Times>,
     #[command(flatten)]
