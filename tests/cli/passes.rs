@@ -104,7 +104,7 @@ fn stages_offload_or_recompute_whatever_is_shorter() {
         "{drawn}"
     );
     let drawn = ok(&format!("simulate {line} 50 --offload auto"));
-    assert!(drawn.contains("= move "), "{drawn}");
+    assert!(drawn.contains("move "), "{drawn}");
     let model = "--layers 8 --hidden 32 --heads 4 --context 32 --threads 1 --schedule 1f1b --depth 4 --micro-batches 8 --steps 1 \
                  --no-save true";
     let folder = folder();
