@@ -28,6 +28,12 @@ pub trait Costs {
         }
     }
 
+    /// The part of a move's time in which the worker computes nothing. Of moves between workers none is asked for: they go
+    /// as messages.
+    fn move_occupies(&self, _worker: WorkerId, _op: &Op) -> f64 {
+        0.0
+    }
+
     /// From the end of the op that makes a token to its being there on another worker.
     fn message(&self, _token: &Token) -> f64 {
         0.0
@@ -88,6 +94,8 @@ pub struct UniformCosts {
     pub message: f64,
     /// A move of saved activations, from one memory to another.
     pub transfer: f64,
+    /// The part of it in which the worker computes nothing.
+    pub transfer_occupies: f64,
     /// The number of units a micro-batch is cut into.
     pub units_per_micro: u32,
 }
@@ -108,6 +116,7 @@ impl UniformCosts {
             recompute: forward,
             message,
             transfer: 0.0,
+            transfer_occupies: 0.0,
             units_per_micro: 1,
         }
     }
@@ -126,6 +135,7 @@ impl UniformCosts {
             pair: self.pair.map(|pair| pair * share),
             recompute: self.recompute * share,
             transfer: self.transfer * share,
+            transfer_occupies: self.transfer_occupies * share,
             ..self
         }
     }
@@ -139,6 +149,7 @@ impl UniformCosts {
             pair: self.pair.zip(next.pair).map(|(a, b)| a + b),
             recompute: self.recompute + next.recompute,
             transfer: self.transfer + next.transfer,
+            transfer_occupies: self.transfer_occupies + next.transfer_occupies,
             ..next
         }
     }
@@ -180,6 +191,10 @@ impl Costs for UniformCosts {
         self.of_pair(a, b).unwrap_or_else(|| self.of_op(a) + self.of_op(b))
     }
 
+    fn move_occupies(&self, _: WorkerId, op: &Op) -> f64 {
+        self.transfer_occupies * self.micro_batches(op)
+    }
+
     fn message(&self, _: &Token) -> f64 {
         self.message
     }
@@ -199,6 +214,14 @@ impl StageCosts {
         StageCosts { stages }
     }
 
+    /// Moves that take what `transfers` says, stage by stage, beside compute.
+    pub fn with_transfers(mut self, transfers: impl Fn(usize) -> f64) -> StageCosts {
+        for (stage, costs) in self.stages.iter_mut().enumerate() {
+            (costs.transfer, costs.transfer_occupies) = (transfers(stage), 0.0);
+        }
+        self
+    }
+
     fn of(&self, stage: StageId) -> &UniformCosts {
         &self.stages[stage.index()]
     }
@@ -213,6 +236,10 @@ impl Costs for StageCosts {
         let forward = if b.kind == Kind::Forward { b } else { a };
         let pair = self.of(forward.stage).of_pair(a, b);
         pair.unwrap_or_else(|| self.op(worker, a) + self.op(worker, b))
+    }
+
+    fn move_occupies(&self, worker: WorkerId, op: &Op) -> f64 {
+        self.of(op.stage).move_occupies(worker, op)
     }
 
     fn message(&self, token: &Token) -> f64 {

@@ -158,20 +158,19 @@ impl<V> Row<V> {
         rules: &Rules,
         machine: &mut M,
     ) -> Result<Advance, Stop<M::Error>> {
-        if !rules.has_moves() {
-            return self.advance_at(Lane::Compute, self.next, instrs, rules, machine);
-        }
         let mut moves = Advance::Ended;
-        for lane in [Lane::Moves, Lane::Compute] {
-            let at = self.seek(lane, instrs);
-            match self.advance_at(lane, at, instrs, rules, machine)? {
-                Advance::Ended if moves == Advance::Blocked => return Ok(Advance::Blocked),
-                other if lane == Lane::Compute => return Ok(other),
-                Advance::Ran(at) => return Ok(Advance::Ran(at)),
-                other => moves = other,
+        if rules.has_moves() {
+            let at = self.seek(Lane::Moves, instrs);
+            moves = self.advance_at(Lane::Moves, at, instrs, rules, machine)?;
+            if let Advance::Ran(_) = moves {
+                return Ok(moves);
             }
+            self.seek(Lane::Compute, instrs);
         }
-        Ok(moves)
+        match self.advance_at(Lane::Compute, self.next, instrs, rules, machine)? {
+            Advance::Ended => Ok(moves),
+            other => Ok(other),
+        }
     }
 
     /// Goes to the next instruction of a lane.
@@ -186,6 +185,8 @@ impl<V> Row<V> {
         *next
     }
 
+    // Most of the time of a proof goes by here.
+    #[inline(always)]
     fn advance_at<M: Machine<Value = V>>(
         &mut self,
         lane: Lane,
@@ -199,7 +200,7 @@ impl<V> Row<V> {
         };
         let worker = self.worker;
         self.tried = at;
-        if *instr == Instr::Agree && !self.moves_are_done(instrs, rules) {
+        if matches!(instr, Instr::Agree) && !self.moves_are_done(instrs, rules) {
             return Ok(Advance::Blocked);
         }
         let ran = match *instr {

@@ -2,7 +2,7 @@
 
 mod training;
 
-use chimera_core::analyze::{Timeline, simulate};
+use chimera_core::analyze::{Link, Network, NetworkCosts, Timeline, Work, simulate, slack};
 use chimera_core::costs::UniformCosts;
 use chimera_core::interchange::{from_json, to_json};
 use chimera_core::lower::{Lowering, Moves, Passes, bpipe, lower, offload};
@@ -61,6 +61,43 @@ fn a_longer_transfer_costs_time() {
     let costs = costs(&plain, 2.0);
     let program = proven(&bpipe(plain, &costs).expect("sound"));
     assert_eq!(simulate(&program, &costs).makespan(), 69.0 + 4.0);
+}
+
+/// One worker, so that there is nothing to wait for but its own moves.
+#[test]
+fn moves_that_a_worker_does_itself_are_not_hidden() {
+    let plain = timetable("gpipe", &Shape::new(1, 6));
+    let hidden = costs(&plain, 0.5);
+    let own = UniformCosts { transfer_occupies: 0.5, ..hidden };
+    let program = proven(&offload(plain, &limited(3.0), &hidden).expect("sound"));
+    let timeline = simulate(&program, &own);
+    let moves = timeline.events.iter().filter(|event| matches!(event.work, Work::Move(_)));
+    let n_moves = moves.count();
+    assert_eq!((n_moves, timeline.makespan()), (8, 18.0 + 0.5 * 8.0));
+    assert!(simulate(&program, &hidden).makespan() < 22.0);
+    assert!(slack(&program, &timeline, &own).concat().iter().all(|slack| *slack == 0.0));
+}
+
+/// Workers 0 and 3, and 1 and 2, keep each other's activations.
+#[test]
+fn a_move_to_another_worker_takes_its_bytes_over_their_link() {
+    let plain = timetable("1f1b", &Shape::new(4, 6));
+    let free = costs(&plain, 0.0);
+    let program = proven(&bpipe(plain, &free).expect("sound"));
+    for (ranks_per_node, takes) in [(4, 0.25 + 0.5), (2, 1.0 + 8.0 * 0.125)] {
+        let network = Network {
+            ranks_per_node,
+            inside: Link { alpha: 0.25, beta: 0.0625 },
+            between: Link { alpha: 1.0, beta: 0.125 },
+            ..Network::free(4)
+        };
+        let costs = NetworkCosts::of_messages(free, network, program.placement(), 1, &[0.0; 4])
+            .with_saved(&[8.0; 4]);
+        let timeline = simulate(&program, &costs);
+        let moves = timeline.events.iter().filter(|event| matches!(event.work, Work::Move(_)));
+        let took: Vec<f64> = moves.map(|event| event.end - event.start).collect();
+        assert!(!took.is_empty() && took.iter().all(|took| *took == takes), "{took:?}");
+    }
 }
 
 #[test]
@@ -122,7 +159,6 @@ fn no_worker_ever_holds_more_than_is_proven() {
 
 /// The most that each worker of schedules with one unit per stage held at once, by the times of a simulation.
 fn held(program: &Program, timeline: &Timeline) -> Vec<f64> {
-    use chimera_core::analyze::Work;
     let n_workers = timeline.n_workers;
     let share = n_workers as f64 / program.placement().n_stages() as f64;
     let mut changes: Vec<Vec<(f64, f64)>> = vec![Vec::new(); n_workers];

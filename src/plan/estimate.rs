@@ -15,6 +15,7 @@ use std::slice;
 use anyhow::{Result, ensure};
 use chimera_core::analyze::{Network, NetworkCosts, simulate};
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts, UniformCosts};
+use chimera_core::lower::Moves;
 use chimera_core::model::{Cut, Memory};
 use chimera_core::program::Program;
 use chimera_core::request::Ordered;
@@ -392,7 +393,12 @@ fn simulated<C: Costs>(plan: &Plan, way: &Config, cluster: &Cluster, compute: C)
     let placement = program.placement();
     let network = Network { width: way.width, ..cluster.network };
     let compute = UnevenCosts::new(compute, way.worker_speeds());
+    let saved: Vec<f64> = match way.passes().moves {
+        Moves::Bpipe => memory.iter().map(|stage| stage.sample.saved * size).collect(),
+        Moves::None | Moves::Offload => Vec::new(),
+    };
     let costs = NetworkCosts::of_messages(compute, network, placement, units, &activations)
+        .with_saved(&saved)
         .with_sums(program, &own, &tied);
     let timeline = simulate(program, &costs);
     StepTime { makespan: timeline.makespan(), agree: costs.agree(), busy: timeline.busy() }

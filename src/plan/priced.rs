@@ -7,7 +7,7 @@ use chimera_core::analyze::simulate;
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts, UniformCosts};
 use chimera_core::effects::Token;
 use chimera_core::ids::{BucketId, StageId, WorkerId};
-use chimera_core::lower::Recompute;
+use chimera_core::lower::{Moves, Recompute};
 use chimera_core::model::{Cut, ModelConfig};
 use chimera_core::op::Op;
 use chimera_core::program::Program;
@@ -15,6 +15,7 @@ use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 
 use super::course::{Chain, costs_by_flops};
+use super::need::memory_of;
 use crate::device::Device;
 use crate::profile::{ExchangeTime, Profile, ProfiledTimes, StageTimes};
 use crate::settings::Config;
@@ -159,6 +160,12 @@ impl Units {
     }
 }
 
+/// By stage: bytes of what it saves of a micro-batch for its backward.
+pub(super) fn saved_bytes(config: &Config, model: &ModelConfig, cuts: &[Cut]) -> Vec<f64> {
+    let samples = config.micro_batch_size as f64;
+    memory_of(config, model, cuts).iter().map(|stage| stage.sample.saved * samples).collect()
+}
+
 /// A model that is cut into stages.
 #[derive(Clone, Copy)]
 pub(super) struct Stages<'s> {
@@ -178,20 +185,42 @@ impl Stages<'_> {
         let Config { sequence, micro_batch_size, dropout, .. } = *self.config;
         let (samples, n_timed) = units.timed(micro_batch_size);
         let message = times.message(self.message_bytes(units)).takes;
+        let transfers = self.transfers(times);
         let stage = |(stage, cut): (u16, &Cut)| -> Result<UniformCosts> {
             let StageTimes { forward, input, weight, recompute, restore } =
                 times.stage(self.model, cut, (sequence, samples), dropout)?;
             let recompute = if is_selective(StageId(stage)) { restore } else { recompute };
             let micro = |seconds: f64| seconds * n_timed;
+            let (transfer, transfer_occupies) =
+                transfers.get(usize::from(stage)).copied().unwrap_or_default();
             let costs = UniformCosts {
                 input: micro(input),
                 weight: micro(weight),
                 recompute: micro(recompute),
+                transfer,
+                transfer_occupies,
                 ..UniformCosts::new(micro(forward), 0.0, message)
             };
             Ok(costs.per_units(units.n))
         };
         (0..).zip(self.cuts).map(stage).collect()
+    }
+
+    /// By stage: what a move of what it saves for a micro-batch takes, and what of that no compute runs beside. Activations
+    /// go between threads as messages, and to the host by the worker itself.
+    fn transfers(&self, times: &ProfiledTimes) -> Vec<(f64, f64)> {
+        let moves = self.config.passes().moves;
+        if moves == Moves::None {
+            return Vec::new();
+        }
+        let takes = |bytes: f64| match moves {
+            Moves::Bpipe => (times.message(bytes as usize).takes, 0.0),
+            _ => {
+                let takes = times.transfer(bytes as usize).unwrap_or(0.0);
+                (takes, takes)
+            }
+        };
+        saved_bytes(self.config, self.model, self.cuts).into_iter().map(takes).collect()
     }
 
     /// Bytes that a stage on the host gives the next for a unit.
@@ -287,6 +316,10 @@ impl<C: Costs> Costs for StepCosts<C> {
 
     fn pair(&self, worker: WorkerId, a: &Op, b: &Op) -> f64 {
         self.compute.pair(worker, a, b)
+    }
+
+    fn move_occupies(&self, worker: WorkerId, op: &Op) -> f64 {
+        self.compute.move_occupies(worker, op)
     }
 
     fn message(&self, token: &Token) -> f64 {

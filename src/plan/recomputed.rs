@@ -3,112 +3,16 @@
 //! it, and what it gains is not known without the schedule. So stages are let off in groups, large ones first, as long as the
 //! step fits; then those that are left recompute in part alone, where that fits.
 
-use anyhow::{Context, Result, bail, ensure};
-use chimera_core::analyze::simulate;
-use chimera_core::costs::Costs;
+use anyhow::Result;
 use chimera_core::ids::StageId;
-use chimera_core::lower::{Lowering, Recompute};
-use chimera_core::request::Ordered;
-use chimera_core::timetable::Timetable;
+use chimera_core::lower::Recompute;
 
-use super::Plan;
 use super::candidate::Fit;
-use super::course::recomputed_at;
 use super::ways::is_free;
 use crate::settings::{Config, RecomputedStages};
 
-/// Sets of stages that are tried for a run.
-const N_TRIES: usize = 256;
-
-const GIB: f64 = 1_073_741_824.0;
-
 /// The step of a configuration, if it fits into memory.
 pub(super) type StepOf<'s> = &'s mut dyn FnMut(&Config) -> Result<Option<f64>>;
-
-/// The settings with the stages that `auto` stands for, by plans of them.
-pub(super) fn with_recomputed(
-    config: Config,
-    plan: &mut dyn FnMut(Config) -> Result<Plan>,
-) -> Result<Config> {
-    if config.recompute_stages != RecomputedStages::Auto {
-        return Ok(config);
-    }
-    let mut all = config.clone();
-    all.recompute_stages = RecomputedStages::All;
-    if config.recompute == Recompute::None {
-        return Ok(all);
-    }
-    let has_bytes = config.rank_memory.is_some();
-    if config.rank_memory.or(config.memory_cap).is_none() {
-        bail!(
-            "recompute-stages auto keeps within a memory: say how much a rank has with --rank-memory, or a --memory-cap"
-        )
-    }
-    let most = config.rank_memory.map_or(f64::INFINITY, |gib| gib * GIB);
-    let mut uncapped = all.clone();
-    uncapped.memory_cap = None;
-    let n_stages = plan(uncapped)?.course.n_stages();
-    let mut step = |config: &Config| -> Result<Option<f64>> {
-        let plan = match plan(config.clone()) {
-            Ok(plan) => plan,
-            // What holds more than the cap is refused.
-            Err(_) if config.memory_cap.is_some() => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let fits = plan.needs.iter().all(|need| need.total() <= most);
-        let makespan = || plan.priced.makespan(config, &plan.cuts, &plan.course.program);
-        fits.then(makespan).transpose()
-    };
-    least_within(&config, n_stages, has_bytes, &mut step)
-}
-
-/// The settings with the stages that `auto` stands for, where workers hold as many micro-batches as `how` allows, by simulation
-/// of a timetable that does not recompute yet.
-///
-/// # Errors
-/// If nothing says how many, or a step does not fit though all stages recompute.
-pub fn recomputed_within_cap(
-    config: &Config,
-    timetable: &Timetable,
-    how: &Lowering,
-    costs: &impl Costs,
-) -> Result<Config> {
-    ensure!(
-        how.max_peak.is_some(),
-        "recompute-stages auto keeps within a memory: say how many micro-batches a worker may hold with --memory-cap, or \
-         name stages, such as 0,2-3"
-    );
-    let mut step = |config: &Config| -> Result<Option<f64>> {
-        let timetable = timetable.clone();
-        let ordered = Ordered { timetable, passes: config.passes(), search: None };
-        // What holds more than the cap is refused.
-        let program =
-            recomputed_at(config, ordered, costs).and_then(|o| Ok(o.program(how, costs)?));
-        Ok(program.ok().map(|program| simulate(&program, costs).makespan()))
-    };
-    least_within(config, timetable.placement.n_stages(), false, &mut step)
-}
-
-/// The settings with as little recomputation as fits; selective is tried where memory is counted in bytes, of which it
-/// takes some.
-fn least_within(
-    config: &Config,
-    n_stages: usize,
-    has_bytes: bool,
-    step: StepOf<'_>,
-) -> Result<Config> {
-    let mut none = config.clone();
-    (none.recompute_stages, none.recompute) = (RecomputedStages::All, Recompute::None);
-    if step(&none)?.is_some() {
-        return Ok(none);
-    }
-    let fitting = fewest(config, n_stages, (N_TRIES, has_bytes), step)?;
-    let (config, _) = fitting.context(
-        "a step does not fit into the memory of a rank though all stages recompute: choose a smaller micro-batch-size, or \
-         more of rank-memory or memory-cap",
-    )?;
-    Ok(config)
-}
 
 /// A way that recomputes and fits, with stages let off as far as memory allows; `None` if that is not open, or gains nothing.
 pub(super) fn let_off(

@@ -32,8 +32,11 @@ pub(super) fn passes_of_window(config: &Config, window: u32) -> Passes {
 /// What the settings ask for, of a window of so many steps if there is no flush after each.
 pub(super) fn request_of_window(config: &Config, window: u32) -> Result<Request<'static>> {
     ensure!(
-        config.offload == Offloading::None || config.memory_cap.is_some(),
-        "offload auto moves what is over a memory-cap: say how many micro-batches a worker may hold with --memory-cap"
+        config.offload == Offloading::None
+            || config.memory_cap.is_some()
+            || config.profile.is_some(),
+        "offload auto moves what is over a memory-cap, or as much as costs no time: say how many micro-batches a worker may \
+         hold with --memory-cap, or what a move takes with --profile"
     );
     let mut request = request(config)?;
     request.shape.window = window;

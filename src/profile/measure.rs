@@ -14,8 +14,9 @@ use chimera_core::model::{Architecture, Llama, ModelConfig};
 
 use super::exchange::{self, Exchange};
 use super::law::{median, middle};
+use super::moves;
 use super::stage_pass::{Half, HalfCalls, ModelPart, PassError, ReadyStage, Work};
-use super::{FORMAT, LayerTime, Measurements, PartTime, Profile, Workers, build};
+use super::{FORMAT, LayerTime, Measurements, MoveTime, PartTime, Profile, Workers, build};
 use crate::device::{Compute, Device, OpenDevice, Precision, machine};
 
 /// Times each size is measured at least, and at most.
@@ -107,7 +108,8 @@ pub fn measure(
             let Exchange { messages, reductions, sync_s } = opened.run(Exchanging(*workers))?;
             timed = Measurements { messages, reductions, sync_s, ..timed };
         }
-        measured.push(timed);
+        let moves = opened.run(Moving(*workers))?;
+        measured.push(Measurements { moves, ..timed });
     }
     Ok(Profile {
         format: FORMAT,
@@ -193,6 +195,7 @@ impl Timings {
             messages: Vec::new(),
             reductions: Vec::new(),
             sync_s: 0.0,
+            moves: Vec::new(),
         }
     }
 }
@@ -243,6 +246,17 @@ impl Compute for Exchanging {
 
     fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output {
         exchange::measure(by_rank.first().context("there is no device")?, self.0)
+    }
+}
+
+/// Workers that move activations out of memory and back.
+struct Moving(Workers);
+
+impl Compute for Moving {
+    type Output = Result<Vec<MoveTime>>;
+
+    fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output {
+        moves::measure(by_rank.first().context("there is no device")?, self.0)
     }
 }
 

@@ -9,6 +9,7 @@ mod exchange;
 mod idle_stage;
 mod law;
 mod measure;
+mod moves;
 mod stage_pass;
 mod times;
 
@@ -26,10 +27,16 @@ use crate::device::{Precision, machine};
 use crate::formats::files::text_at_most;
 
 /// The form of the file.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 1 << 26;
+
+/// What says of a file which form it has.
+#[derive(Deserialize)]
+struct Form {
+    format: u32,
+}
 
 /// Workers at once, and threads of each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,6 +85,22 @@ pub struct Measurements {
     pub reductions: Vec<ReductionTime>,
     /// The step sync, from when the last worker has come to it.
     pub sync_s: f64,
+    /// Moves of activations out of the memory of the device, or back.
+    pub moves: Vec<MoveTime>,
+}
+
+/// What a move of activations out of the memory of a device takes, or back: half of both.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveTime {
+    /// Their size.
+    pub bytes: usize,
+    /// Moves that were timed.
+    pub count: usize,
+    /// The median, while the worker does nothing else.
+    pub seconds: f64,
+    /// Half of the distance between the quartiles, in parts of the median.
+    pub spread: f64,
 }
 
 /// What a message between two workers takes.
@@ -167,6 +190,13 @@ impl Profile {
         let name = path.display();
         let text = text_at_most(path, MAX_BYTES).with_context(|| format!("cannot read {name}"))?;
         let text = text.with_context(|| format!("{name} is longer than {MAX_BYTES} bytes"))?;
+        if let Ok(Form { format }) = serde_json::from_str(&text) {
+            ensure!(
+                format == FORMAT,
+                "{name} is a profile of format {format}, and this program reads format {FORMAT}: measure again with \
+                 `chimera profile --out {name}`"
+            );
+        }
         Profile::of(&text).with_context(|| {
             format!("{name} is no profile: make one with `chimera profile --out {name}`")
         })
@@ -175,7 +205,7 @@ impl Profile {
     fn of(text: &str) -> Result<Profile> {
         let profile: Profile = serde_json::from_str(text)?;
         ensure!(profile.format == FORMAT, "its format is {}, not {FORMAT}", profile.format);
-        for Measurements { layers, parts, workers, threads, messages, reductions, sync_s } in
+        for Measurements { layers, parts, workers, threads, messages, reductions, sync_s, moves } in
             &profile.measured
         {
             let is_time = |x: &f64| (1e-12..=1e9).contains(x);
@@ -185,6 +215,7 @@ impl Profile {
                 && messages.iter().all(|m| is_time(&m.seconds) && is_time(&m.occupies))
                 && reductions.iter().all(|r| is_time(&r.seconds) && is_time(&r.occupies))
                 && reductions.iter().all(|r| r.replicas > 1 && r.elements > 0)
+                && moves.iter().all(|m| is_time(&m.seconds) && is_share(&m.spread) && m.bytes > 0)
                 && is_share(sync_s)
                 && *workers > 0
                 && *threads > 0;
@@ -256,10 +287,12 @@ impl Measurements {
                 all.iter().map(|one| Ok(format!("\n        {}", serde_json::to_string(one)?)));
             Ok(lines.collect::<Result<Vec<_>>>()?.join(","))
         }
-        let Measurements { workers, threads, layers, parts, messages, reductions, sync_s } = self;
+        let Measurements { workers, threads, layers, parts, messages, reductions, sync_s, moves } =
+            self;
         let lists = [
             ("messages", lines(messages)?),
             ("reductions", lines(reductions)?),
+            ("moves", lines(moves)?),
             ("parts", lines(parts)?),
             ("layers", lines(layers)?),
         ];
@@ -324,6 +357,7 @@ mod tests {
                 occupies: 7e-6,
             }],
             sync_s: 8e-6,
+            moves: vec![MoveTime { bytes: 1 << 16, count: 7, seconds: 3e-4, spread: 0.25 }],
         };
         Profile {
             format: FORMAT,
@@ -342,7 +376,8 @@ mod tests {
         assert_eq!(Profile::of(&text).expect("a profile"), profile());
         assert!(text.contains("\n        {\"layer\":\"adamw\",\"extents\":[9],"), "{text}");
         for (from, to) in [
-            ("\"format\": 2", "\"format\": 1"),
+            ("\"format\": 3", "\"format\": 2"),
+            ("\"bytes\":65536", "\"bytes\":0"),
             ("4e-9", "-1"),
             ("[9]", "[9,1]"),
             ("0.00002", "0.0"),
@@ -351,6 +386,21 @@ mod tests {
             assert!(text.contains(from), "{from}: {text}");
             assert!(Profile::of(&text.replace(from, to)).is_err(), "{to}");
         }
+    }
+
+    #[test]
+    fn a_profile_of_an_older_format_is_refused_with_what_to_do() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let text = profile().to_json().expect("JSON");
+        let older =
+            text.replace("\"format\": 3", "\"format\": 2").replace("\"moves\"", "\"other\"");
+        std::fs::write(file.path(), older).expect("written");
+        let refusal = Profile::read(file.path()).expect_err("another format").to_string();
+        assert!(
+            refusal.contains("is a profile of format 2, and this program reads format 3"),
+            "{refusal}"
+        );
+        assert!(refusal.contains("measure again with `chimera profile --out "), "{refusal}");
     }
 
     #[test]

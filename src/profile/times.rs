@@ -73,6 +73,8 @@ struct Laws {
     /// The usual spread of messages and of reductions.
     exchange_spreads: [f64; 2],
     sync_s: f64,
+    /// Seconds of a byte that is moved out of memory or back, and the usual spread.
+    moves: Option<(Law, f64)>,
 }
 
 /// What a message or a reduction between workers takes, in seconds.
@@ -103,7 +105,7 @@ impl Laws {
         }
         let overheads =
             by_part.into_iter().filter_map(|(key, points)| Some((key, Law::through(points)?)));
-        let Measurements { messages, reductions, sync_s, .. } = measured;
+        let Measurements { messages, reductions, sync_s, moves, .. } = measured;
         let of_messages = |seconds: fn(&MessageTime) -> f64| {
             Law::through(messages.iter().map(|m| (vec![m.bytes], seconds(m))))
         };
@@ -113,6 +115,8 @@ impl Laws {
             };
             Law::through(reductions.iter().map(each))
         };
+        let of_moves =
+            Law::through(moves.iter().map(|m| (vec![m.bytes], m.seconds / work(&[m.bytes]))));
         let both = |[takes, occupies]: [Option<Law>; 2]| Some([takes?, occupies?]);
         Laws {
             layers: by_layer.into_iter().filter_map(law).collect(),
@@ -124,6 +128,8 @@ impl Laws {
                 median(&mut reductions.iter().map(|r| r.spread).collect::<Vec<_>>()),
             ],
             sync_s: *sync_s,
+            moves: of_moves
+                .map(|law| (law, median(&mut moves.iter().map(|m| m.spread).collect::<Vec<_>>()))),
         }
     }
 
@@ -259,6 +265,18 @@ impl ProfiledTimes {
         let each = |law: &Law| law.at(&[replicas, elements]) * elements as f64;
         let [takes, occupies] = beside.reductions.as_ref()?.each_ref().map(each);
         Some(self.exchange(takes, occupies, beside.exchange_spreads[1]))
+    }
+
+    /// What a move of so many bytes of activations takes out of the memory of the device, or back; `None` if that was not
+    /// measured.
+    pub fn transfer(&self, bytes: usize) -> Option<f64> {
+        let Both { alone, beside, .. } = &*self.measured;
+        let time = |laws: &Laws| {
+            let (law, spread) = laws.moves.as_ref()?;
+            let seconds = law.at(&[bytes]) * bytes as f64;
+            Some(Time { seconds, spread: seconds * spread })
+        };
+        Some(self.blend(&[time(alone)?, time(beside)?]))
     }
 
     /// What the step sync takes of several workers.

@@ -190,7 +190,7 @@ options! {
         /// until the backward
         "bpipe" bpipe: bool = [value("BOOL").is("false").free().drawn(Passes).see("schedules.md#moving-activations")];
         /// Activations that go to the memory of the host until the backward: none, or auto for those that `memory-cap` leaves
-        /// no room for (in `simulate` without one, as many as cost no time)
+        /// no room for (without one, as many as cost no time, which a `profile` tells)
         "offload" offload: Offloading =
             [value("MODE").is("none").free().drawn(Passes).see("schedules.md#moving-activations")];
         /// Most micro-batches whose activations a worker may hold; schedules that hold more are refused

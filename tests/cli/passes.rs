@@ -83,6 +83,42 @@ fn as_few_stages_recompute_as_memory_asks_for() {
     assert!(drawn.contains("\nstages that recompute: none\n"), "{drawn}");
 }
 
+/// A transfer of 1 is hidden, one of 50 is not, and stages that recompute say so.
+#[test]
+fn stages_offload_or_recompute_whatever_is_shorter() {
+    let line = "1f1b --depth 4 --micro-batches 12 --memory-cap 2 --transfer";
+    let both = "--offload auto --recompute auto";
+    assert_eq!(
+        makespan(&format!("{line} 0.5 {both}")),
+        makespan(&format!("{line} 0.5 --offload auto"))
+    );
+    assert_eq!(
+        makespan(&format!("{line} 50 {both}")),
+        makespan(&format!("{line} 50 --recompute auto"))
+    );
+    let drawn = ok(&format!("simulate {line} 50 {both}"));
+    assert!(drawn.contains("; nothing is offloaded\n"), "{drawn}");
+    let drawn = ok(&format!("simulate {line} 0.5 {both}"));
+    assert!(
+        drawn.contains("\nstages that recompute: none; the others offload what is over\n"),
+        "{drawn}"
+    );
+    let drawn = ok(&format!("simulate {line} 50 --offload auto"));
+    assert!(drawn.contains("move "), "{drawn}");
+    let model = "--layers 8 --hidden 32 --heads 4 --context 32 --threads 1 --schedule 1f1b --depth 4 --micro-batches 8 --steps 1 \
+                 --no-save true";
+    let folder = folder();
+    let out = folder.path().join("run");
+    // All stages in full do not fit, and what is moved costs nothing that is known.
+    let ran =
+        chimera(&format!("train {model} {both} --rank-memory 0.0023 --out {}", out.display()));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let settings = std::fs::read_to_string(out.join("config.toml")).unwrap_or_default();
+    for line in ["recompute = \"none\"", "offload = \"auto\"", "memory-cap = "] {
+        assert!(settings.contains(line), "{line}: {settings}");
+    }
+}
+
 /// The cap is of saved activations; what forwards keep is counted beside them.
 #[test]
 fn kept_inputs_are_told() {

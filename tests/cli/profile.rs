@@ -26,7 +26,7 @@ fn two_workers_are_predicted_with_what_they_take_to_reach_each_other() {
         println!("skipped: this machine has one core");
         return;
     };
-    for list in ["messages", "reductions"] {
+    for list in ["messages", "reductions", "moves"] {
         let all = several[list].as_array().expect("a list");
         assert!(
             all.len() > 2 && all.iter().all(|one| one["seconds"].as_f64() > Some(0.0)),
@@ -47,6 +47,29 @@ fn two_workers_are_predicted_with_what_they_take_to_reach_each_other() {
     for what in ["reduction", "update", "recompute", "idle, reduction", "worker 1 memory, bytes"] {
         assert!(predicted(what) > 0.0, "{what}");
     }
+    // Moves to the host take what was measured, and go without a cap where that is known.
+    let moved = chimera(&format!(
+        "train {MODEL} --depth 2 --schedule gpipe --offload auto --memory-cap 1 --steps 3 --out {out}-moved --predict {profile} --json"
+    ));
+    assert_eq!(moved.code, Some(0), "{}", moved.stderr);
+    let moved: Value = serde_json::from_str(&moved.stdout).expect("JSON");
+    let moved = moved["prediction"].as_array().expect("figures");
+    for what in ["offload", "reload", "idle, move"] {
+        let figure = moved.iter().find(|figure| figure["what"] == what).expect(what);
+        for side in ["predicted", "measured"] {
+            assert!(figure[side].as_f64() > Some(0.0), "{what}, {side}: {figure}");
+        }
+    }
+    let free = format!(
+        "train {MODEL} --depth 2 --schedule gpipe --offload auto --steps 1 --out {out}-free"
+    );
+    assert_eq!(chimera(&format!("{free} --profile {profile}")).code, Some(0));
+    let refused = chimera(&free);
+    assert!(
+        refused.stderr.contains("--memory-cap, or what a move takes with --profile"),
+        "{}",
+        refused.stderr
+    );
     // Memory does not ask for recomputation, and what it takes is said.
     let suggestion = &summary["suggestion"];
     assert!(suggestion["less"].as_f64() >= Some(0.05), "{suggestion}");

@@ -8,9 +8,10 @@
 //! - But for as long as a later op of its row could begin, in no more activation memory than the row needs anyway, it is the
 //!   **order** that lets it wait.
 //!
-//! All other idle time is a **reduction**, if one of the worker's own is under way; after the worker's last op the **step
-//! sync**, where it waits for the others to end; and else **other**: cores that are shared, and what the engine takes. A
-//! simulation has nothing of that.
+//! All other idle time is a **move** of activations, if the op waits for one (what it needs is not back yet, or room not
+//! made yet) or one of the worker's own is under way; a **reduction**, if one of the worker's own is under way; after the
+//! worker's last op the **step sync**, where it waits for the others to end; and else **other**: cores that are shared, and
+//! what the engine takes. A simulation has nothing of that.
 
 use rustc_hash::FxHashMap;
 
@@ -20,8 +21,8 @@ use crate::activation_memory::{ActivationMemory, is_within};
 use crate::costs::Costs;
 use crate::effects::{Token, TokenKind};
 use crate::ids::WorkerId;
-use crate::op::Cell;
-use crate::program::Program;
+use crate::op::{Cell, Lane};
+use crate::program::{Instr, Program};
 
 /// Idle time of a worker, by cause.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -36,21 +37,24 @@ pub struct IdleTime {
     pub order: f64,
     /// Gradients were reduced.
     pub reduction: f64,
+    /// Activations were moved.
+    pub moves: f64,
     /// The worker had done its part of the step.
     pub sync: f64,
-    /// Cores were shared, the engine was at work, or a move of activations was not done.
+    /// Cores were shared, or the engine was at work.
     pub other: f64,
 }
 
 impl IdleTime {
     /// Each cause with its name in reports.
-    pub fn named(&self) -> [(&'static str, f64); 7] {
+    pub fn named(&self) -> [(&'static str, f64); 8] {
         [
             ("activation", self.activation),
             ("gradient", self.gradient),
             ("message", self.message),
             ("order", self.order),
             ("reduction", self.reduction),
+            ("move", self.moves),
             ("step sync", self.sync),
             ("other", self.other),
         ]
@@ -74,6 +78,7 @@ impl IdleTime {
             message: share(|idle| idle.message),
             order: share(|idle| idle.order),
             reduction: share(|idle| idle.reduction),
+            moves: share(|idle| idle.moves),
             sync: share(|idle| idle.sync),
             other: share(|idle| idle.other),
         }
@@ -108,7 +113,8 @@ fn idle(
     let of_worker = |(worker, row): (WorkerId, BusyRow<'_>)| {
         let inputs = |cell: &Cell| Inputs::of(program, (worker, cell), timeline, &causes, &arrives);
         let later = Later::of(program, worker, &row.busy, &memory, &inputs);
-        let (mut idle, mut free, mut held) = (IdleTime::default(), 0.0, 0.0);
+        let mut held = held_before(program, worker, &memory).into_iter();
+        let (mut idle, mut free) = (IdleTime::default(), 0.0);
         for (at, event) in row.busy.iter().enumerate() {
             let gap = IdleGap { from: free, to: event.start };
             free = free.max(event.end);
@@ -116,18 +122,34 @@ fn idle(
                 idle.add_rest(gap, &row.reductions, |idle| &mut idle.sync);
                 continue;
             };
+            let held = held.next().unwrap_or(f64::INFINITY);
             if gap.len() > 0.0 {
                 let could = later.ready(at + 1, held, program.peaks()[worker.index()]);
                 let rest = idle.add_wait(gap, &inputs(&cell), could);
-                idle.add_rest(rest, &row.reductions, |idle| &mut idle.other);
+                let moved = causes.moved(worker, &cell, program, timeline).unwrap_or(gap.to);
+                for rest in idle.add_moves(rest, moved, &row.moves) {
+                    idle.add_rest(rest, &row.reductions, |idle| &mut idle.other);
+                }
             }
-            let (more, less) = memory.change(worker, &cell, program.rules());
-            held += more - less;
         }
         idle.add_rest(IdleGap { from: free, to: makespan }, &row.reductions, |idle| &mut idle.sync);
         idle
     };
     workers.zip(rows(timeline)).map(of_worker).collect()
+}
+
+/// What a worker holds before each of its compute cells, in the order of its row.
+fn held_before(program: &Program, worker: WorkerId, memory: &ActivationMemory) -> Vec<f64> {
+    let (mut held, mut before) = (0.0, Vec::new());
+    for instr in &program.rows()[worker.index()] {
+        let Instr::Run(cell) = instr else { continue };
+        if cell.lane() == Lane::Compute {
+            before.push(held);
+        }
+        let (more, less) = memory.change(worker, cell, program.rules());
+        held += more - less;
+    }
+    before
 }
 
 /// What a worker does, in order.
@@ -136,6 +158,7 @@ struct BusyRow<'t> {
     /// Compute and updates.
     busy: Vec<&'t Event>,
     reductions: Vec<&'t Event>,
+    moves: Vec<&'t Event>,
 }
 
 fn rows(timeline: &Timeline) -> Vec<BusyRow<'_>> {
@@ -145,7 +168,7 @@ fn rows(timeline: &Timeline) -> Vec<BusyRow<'_>> {
         match event.work {
             Work::Reduce(_) => row.reductions.push(event),
             Work::Cell(_) | Work::Step(_) => row.busy.push(event),
-            Work::Move(_) => {}
+            Work::Move(_) => row.moves.push(event),
         }
     }
     rows
@@ -269,6 +292,24 @@ impl IdleTime {
         rest
     }
 
+    /// Adds the part of a gap until what the next op waits for was `moved`, and that within moves of the worker's own;
+    /// returns the rest.
+    fn add_moves(&mut self, gap: IdleGap, moved: f64, moves: &[&Event]) -> Vec<IdleGap> {
+        let (awaited, mut rest) = gap.split(moved);
+        self.moves += awaited.len();
+        let mut left = Vec::new();
+        let first = moves.partition_point(|event| event.end <= rest.from);
+        for event in moves[first..].iter().take_while(|event| event.start < gap.to) {
+            let (before, from) = rest.split(event.start);
+            let (under_way, after) = from.split(event.end);
+            self.moves += under_way.len();
+            left.push(before);
+            rest = after;
+        }
+        left.push(rest);
+        left
+    }
+
     /// Adds a gap of which the part within reductions is theirs.
     fn add_rest(
         &mut self,
@@ -293,7 +334,7 @@ mod tests {
     use crate::analyze::simulate;
     use crate::costs::UniformCosts;
     use crate::ids::BucketId;
-    use crate::lower::{Hoist, Lowering, Recompute, lower, recompute};
+    use crate::lower::{Hoist, Lowering, Recompute, bpipe, lower, offload, recompute};
     use crate::op::Op;
     use crate::placement::Placement;
     use crate::schedule::{SCHEDULES, Schedule, Shape, find};
@@ -376,6 +417,41 @@ mod tests {
             assert!((shares.total() - bubble).abs() < 1e-9, "{name}: {shares:?} of {bubble}");
             assert!(shares.reduction > 0.0, "{name}: {shares:?}");
             assert!(shares.other.abs() < 1e-9, "{name}: {shares:?}");
+        }
+    }
+
+    /// Worker 0: F0 0-1, O0 1-3, F1 3-4, L0 4-6, B0 6-8, B1 after the gradient: it holds one micro-batch at most.
+    #[test]
+    fn a_worker_waits_for_moves_of_what_it_needs_and_of_what_is_in_the_way() {
+        let timetable = find("gpipe").expect("known").timetable(&Shape::new(1, 2)).expect("fits");
+        let costs = UniformCosts { transfer: 2.0, ..UniformCosts::new(1.0, 2.0, 0.0) };
+        let how = Lowering { max_peak: Some(1.0), ..Lowering::default() };
+        let moved = offload(timetable, &how, &costs).expect("sound");
+        let program = lower(&moved, &how).expect("proven");
+        let (timeline, idle) = of(&program, &costs);
+        let moves = timeline.makespan() - 6.0;
+        assert_eq!(idle, [IdleTime { moves, ..IdleTime::default() }]);
+        assert!(moves >= 4.0, "{timeline:?}");
+    }
+
+    #[test]
+    fn a_simulation_with_moves_knows_all_causes() {
+        for (schedule, transfer) in [("1f1b", 0.0), ("1f1b", 2.0), ("gpipe", 3.0), ("zb-h2", 1.5)] {
+            let plain = find(schedule).expect("known").timetable(&Shape::new(6, 12)).expect("fits");
+            let costs = UniformCosts { transfer, ..UniformCosts::new(1.0, 2.0, 0.25) };
+            let how = Lowering::default();
+            let half = lower(&plain, &how).expect("proven").peak() / 2.0;
+            let limited = Lowering { max_peak: Some(half.ceil()), ..how.clone() };
+            for moved in [bpipe(plain.clone(), &costs), offload(plain, &limited, &costs)] {
+                let program = lower(&moved.expect("sound"), &how).expect("proven");
+                let (timeline, idle) = of(&program, &costs);
+                let shares = IdleTime::shares(&idle, timeline.makespan());
+                let bubble = timeline.bubble_ratio();
+                assert!((shares.total() - bubble).abs() < 1e-9, "{schedule} {transfer}");
+                assert!(shares.other.abs() < 1e-9, "{schedule} {transfer}: {shares:?}");
+                let may_wait = transfer >= 1.5 && program.rules().has_moves();
+                assert_eq!(shares.moves > 0.0, may_wait, "{schedule} {transfer}: {shares:?}");
+            }
         }
     }
 

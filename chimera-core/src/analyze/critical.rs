@@ -4,7 +4,7 @@ use rustc_hash::FxHashMap;
 
 use super::timeline::{Event, Timeline, Work};
 use crate::costs::Costs;
-use crate::effects::Token;
+use crate::effects::{Token, TokenKind};
 use crate::few::Few;
 use crate::ids::WorkerId;
 use crate::op::{Cell, Op};
@@ -55,7 +55,11 @@ pub(super) struct Causes {
     /// The event and the worker that made each token.
     pub(super) makers: FxHashMap<Token, (u32, WorkerId)>,
     received: Received,
+    freeing: FreeingMoves,
 }
+
+/// What frees the memory that a worker waits for right before a cell: moves of its own, by the cell's first op.
+type FreeingMoves = FxHashMap<(WorkerId, Op), Few<Op>>;
 
 /// The messages that a worker receives right before a cell, by the cell's first op.
 type Received = FxHashMap<(WorkerId, Op), Few<Token>>;
@@ -64,12 +68,46 @@ impl Causes {
     pub(super) fn of(program: &Program, timeline: &Timeline) -> Causes {
         let mut makers = FxHashMap::default();
         for (index, event) in (0..).zip(&timeline.events) {
-            if let Work::Cell(cell) = event.work {
-                let made = program.rules().cell_effects(&cell).makes;
-                makers.extend(made.into_iter().map(|token| (token, (index, event.worker))));
+            let cell = match event.work {
+                Work::Cell(cell) => cell,
+                Work::Move(op) => op.into(),
+                Work::Reduce(_) | Work::Step(_) => continue,
+            };
+            for token in program.rules().cell_effects(&cell).makes {
+                makers.insert(token, (index, event.worker));
+                if token.kind == TokenKind::Back {
+                    // Where no event tells when it was put together, it is once it is back.
+                    let back = Token { kind: TokenKind::Reloaded, ..token };
+                    let owner = program.placement().worker(token.pipe, token.stage);
+                    makers.entry(back).or_insert((index, owner));
+                }
             }
         }
-        Causes { makers, received: received(program) }
+        Causes { makers, received: received(program), freeing: freeing(program) }
+    }
+
+    /// When the moves were done that a cell waits for, 0 if it waits for none; `None` if no event tells, since they take
+    /// no time.
+    pub(super) fn moved(
+        &self,
+        worker: WorkerId,
+        cell: &Cell,
+        program: &Program,
+        timeline: &Timeline,
+    ) -> Option<f64> {
+        let rules = program.rules();
+        if !rules.has_moves() {
+            return Some(0.0);
+        }
+        let made = |token: &Token| Some(timeline.events[self.makers.get(token)?.0 as usize].end);
+        let eaten = rules.cell_effects(cell).eats.into_iter();
+        let reloaded = eaten.filter(|token| token.kind == TokenKind::Reloaded);
+        let freed = self.freeing.get(&(worker, first(cell))).into_iter().flatten();
+        let freed = freed.flat_map(|op| rules.effects(op).makes);
+        reloaded
+            .chain(freed)
+            .map(|token| made(&token))
+            .try_fold(0.0, |last, made| Some(made?.max(last)))
     }
 
     /// The messages that a worker receives right before a cell.
@@ -93,6 +131,36 @@ fn received(program: &Program) -> Received {
         }
     }
     received
+}
+
+fn freeing(program: &Program) -> FreeingMoves {
+    let mut freeing = FreeingMoves::default();
+    if !program.rules().has_moves() {
+        return freeing;
+    }
+    for (worker, row) in (0..).map(WorkerId).zip(program.rows()) {
+        let (mut gives, mut last) = (FxHashMap::<Token, Op>::default(), None);
+        for instr in row {
+            match instr {
+                Instr::Run(cell) => last = Some(first(cell)),
+                Instr::Give(token) if token.kind == TokenKind::Vacated => {
+                    gives.extend(last.map(|op| (*token, op)));
+                }
+                _ => {}
+            }
+        }
+        let mut taken = Few::new();
+        for instr in row {
+            match instr {
+                Instr::Take(token) => taken.extend(gives.get(token).copied()),
+                Instr::Run(cell) if !taken.is_empty() => {
+                    freeing.insert((worker, first(cell)), std::mem::take(&mut taken));
+                }
+                _ => {}
+            }
+        }
+    }
+    freeing
 }
 
 fn first(cell: &Cell) -> Op {

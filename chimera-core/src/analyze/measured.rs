@@ -40,6 +40,11 @@ impl Costs for MeasuredCosts {
         self.cells.get(&(worker, *op)).copied().unwrap_or(0.0)
     }
 
+    /// As the engine moves today: the thread of a worker does it.
+    fn move_occupies(&self, worker: WorkerId, op: &Op) -> f64 {
+        self.op(worker, op)
+    }
+
     fn step(&self, bucket: BucketId) -> f64 {
         self.steps.get(&bucket).copied().unwrap_or(0.0)
     }

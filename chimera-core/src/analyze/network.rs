@@ -19,7 +19,7 @@ use crate::collective::{self, Part, n_core, rounds};
 use crate::costs::Costs;
 use crate::effects::Token;
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
-use crate::op::Op;
+use crate::op::{Kind, Op};
 use crate::placement::Placement;
 use crate::program::Program;
 use crate::shards::{UNIT, even_shares};
@@ -133,6 +133,8 @@ pub struct NetworkCosts<C> {
     activations: Vec<f64>,
     /// Bytes of edges that carry something else than the activation behind their stage.
     edges: FxHashMap<(StageId, StageId), f64>,
+    /// By stage: bytes of the saved activations of a micro-batch, where moves between workers take time.
+    saved: Vec<f64>,
     /// By bucket; of none, all are free.
     sums: Vec<ReductionTime>,
 }
@@ -177,6 +179,7 @@ impl<C: Costs> NetworkCosts<C> {
             units_per_micro: f64::from(units_per_micro),
             activations: activations.to_vec(),
             edges: FxHashMap::default(),
+            saved: Vec::new(),
             sums: Vec::new(),
         }
     }
@@ -186,6 +189,12 @@ impl<C: Costs> NetworkCosts<C> {
     pub fn with_edge(mut self, from: StageId, to: StageId, bytes: f64) -> Self {
         self.edges.insert((from, to), bytes);
         self
+    }
+
+    /// Sets the bytes of the saved activations of a whole micro-batch, by stage, which go to the worker at the other end of the
+    /// pipeline and back over the link between the two.
+    pub fn with_saved(self, saved: &[f64]) -> Self {
+        NetworkCosts { saved: saved.to_vec(), ..self }
     }
 
     /// Costs of messages, and of the reductions of `program`, of gradients as in [`Traffic`].
@@ -216,6 +225,18 @@ impl<C: Costs> NetworkCosts<C> {
         self.network.link(node(token.stage), node(token.to)).takes(1.0, bytes)
     }
 
+    /// Time of a move on the link between two workers.
+    fn moves(&self, worker: WorkerId, op: &Op) -> f64 {
+        let Some(bytes) = self.saved.get(op.stage.index()) else { return 0.0 };
+        if !matches!(op.kind, Kind::Offload | Kind::Return) {
+            return 0.0;
+        }
+        let node = |worker: usize| self.network.node(Rank(worker as u32));
+        let other = self.placement.n_workers() - 1 - worker.index();
+        let share = f64::from(op.span.len) / self.units_per_micro;
+        self.network.link(node(worker.index()), node(other)).takes(1.0, bytes * share)
+    }
+
     fn sum_of(&self, bucket: BucketId) -> &ReductionTime {
         static FREE: ReductionTime = ReductionTime { takes: 0.0, links: Vec::new() };
         match self.sums.len() {
@@ -227,11 +248,15 @@ impl<C: Costs> NetworkCosts<C> {
 
 impl<C: Costs> Costs for NetworkCosts<C> {
     fn op(&self, worker: WorkerId, op: &Op) -> f64 {
-        self.compute.op(worker, op)
+        self.compute.op(worker, op) + self.moves(worker, op)
     }
 
     fn pair(&self, worker: WorkerId, a: &Op, b: &Op) -> f64 {
         self.compute.pair(worker, a, b)
+    }
+
+    fn move_occupies(&self, worker: WorkerId, op: &Op) -> f64 {
+        self.compute.move_occupies(worker, op)
     }
 
     fn message(&self, token: &Token) -> f64 {

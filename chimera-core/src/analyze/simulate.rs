@@ -44,6 +44,25 @@ pub(crate) fn simulate_compute(
     interpret(program, Simulation::new(program, costs, record), |_| ()).map(drop)
 }
 
+/// How long compute stands still for a move to the host or back.
+pub(super) fn occupies(
+    program: &Program,
+    costs: &impl Costs,
+    (worker, cell): (WorkerId, &Cell),
+) -> f64 {
+    let rules = &program.rules;
+    match cell {
+        Cell::One(op)
+            if cell.lane() == Lane::Moves
+                && rules.is_transfer(op)
+                && rules.keeper(op.pipe, op.stage, op.span.start).is_none() =>
+        {
+            costs.move_occupies(worker, op)
+        }
+        _ => 0.0,
+    }
+}
+
 /// When a value is there, and the event that made it.
 #[derive(Clone, Copy)]
 struct Ready {
@@ -179,6 +198,12 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
         effects: &Effects,
         eaten: Few<Ready>,
     ) -> Result<Few<Ready>, Infallible> {
+        let occupies = occupies(self.program, self.costs, (worker, cell));
+        if occupies > 0.0 {
+            let computes = self.free[worker.index()];
+            let free = self.free_on(worker, cell.lane());
+            *free = free.later(computes);
+        }
         let free = self.free_on(worker, cell.lane());
         let start = eaten.iter().copied().fold(*free, Ready::later);
         let end = match cell {
@@ -189,6 +214,11 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
             },
             _ => self.work(worker, Work::Cell(*cell), start, self.costs.cell(worker, cell)),
         };
+        if occupies > 0.0 {
+            let goes_on = Ready { at: start.at + occupies, by: end.by };
+            let free = &mut self.free[worker.index()];
+            *free = free.later(goes_on);
+        }
         *self.free_on(worker, cell.lane()) = end;
         Ok(Few::repeat(end, effects.makes.len()))
     }

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::task::Poll;
 
+use super::simulate::occupies;
 use super::timeline::{Timeline, Work};
 use crate::activation_memory::ActivationMemory;
 use crate::costs::{Costs, is_shorter};
@@ -205,11 +206,19 @@ impl<C: Costs> Machine for Dependences<'_, C> {
     ) -> Result<Few<After>, Infallible> {
         let lane = cell.lane();
         self.before(worker, lane).extend(eaten);
+        let occupies = occupies(self.program, self.costs, (worker, cell));
+        if occupies > 0.0 {
+            let computes = self.before(worker, Lane::Compute).clone();
+            self.before(worker, lane).extend(computes);
+        }
         let takes = match cell {
             Cell::One(op) if lane == Lane::Moves && !self.program.rules.is_transfer(op) => 0.0,
             _ => self.costs.cell(worker, cell),
         };
         let node = self.add(worker, lane, takes);
+        if occupies > 0.0 {
+            self.before(worker, Lane::Compute).push((node, occupies - takes));
+        }
         if lane == Lane::Compute {
             self.cells[worker.index()].push(node);
         }

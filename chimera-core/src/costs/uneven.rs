@@ -38,6 +38,10 @@ impl<C: Costs> Costs for UnevenCosts<C> {
         self.compute.pair(worker, a, b) / self.speed(worker)
     }
 
+    fn move_occupies(&self, worker: WorkerId, op: &Op) -> f64 {
+        self.compute.move_occupies(worker, op)
+    }
+
     fn message(&self, token: &Token) -> f64 {
         self.compute.message(token)
     }

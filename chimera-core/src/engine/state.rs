@@ -47,8 +47,9 @@ pub(super) struct State<'j, S: Stage, D, C> {
     /// Whether the transport lets ranks leave a step.
     pub(super) is_interruptible: bool,
     pub(super) has_requested_stop: bool,
-    /// In groups: the messages of the program in the order that the transport needs, if it has been asked for.
-    pub(super) turns: Option<Vec<Vec<OrderedMessage>>>,
+    /// In groups: the messages of a step in the order that the transport needs, if it has been asked for; and whether the step
+    /// takes factors.
+    pub(super) turns: Option<(bool, Vec<Vec<OrderedMessage>>)>,
 }
 
 /// What stays of saved activations whose tensors are away: how to put them together again, and what slices left, which

@@ -21,9 +21,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         if !self.comm.needs_order() {
             return Ok(());
         }
+        let takes_factors = self.takes_factors();
         let turns = match self.turns.take() {
-            Some(turns) => turns,
-            None => self.program_turns()?,
+            Some((of, turns)) if of == takes_factors => turns,
+            _ => self.program_turns()?,
         };
         let of_step = |turn: &OrderedMessage| OrderedMessage {
             tag: self.tag_of(turn.tag.payload()),
@@ -31,7 +32,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         };
         let of_step = turns.iter().map(|group| group.iter().map(of_step).collect());
         let followed = of_step.collect();
-        self.turns = Some(turns);
+        self.turns = Some((takes_factors, turns));
         let followed = self.comm.follow(followed);
         self.on_wait("the order of messages", Need::Other, followed)
     }
@@ -113,7 +114,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         if !members.contains(&me) {
             return Vec::new();
         }
-        let (layout, _) = self.reductions.buffer(bucket);
+        let (layout, _) = self.reductions.buffer(bucket, self.takes_factors());
         let waves = waves(members.len(), layout.keeps_sums()).into_iter();
         let of = |wave: Vec<_>| {
             let full =

@@ -6,7 +6,6 @@ use rustc_hash::FxHashMap;
 
 use super::memory::{MemoryWaits, waits};
 use crate::effects::{Effects, Rules, Token, TokenKind};
-use crate::few::Few;
 use crate::graph::StageGraph;
 use crate::ids::{ChannelId, WorkerId};
 use crate::op::{Cell, Kind};
@@ -27,23 +26,21 @@ pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, 
         for (at, cell) in row.iter().enumerate() {
             let recomputes = matches!(cell, Cell::One(op) if op.kind == Kind::Recompute);
             if timetable.on_demand && recomputes {
-                waiting.extend(memory.before(worker, at, &mut channels));
+                memory.before(worker, at, &mut channels, &mut waiting);
                 waiting.push(Instr::Run(*cell));
-                waiting.extend(memory.after(worker, at, &mut channels));
+                memory.after(worker, at, &mut channels, &mut waiting);
                 continue;
             }
             rules.set_cell_effects(cell, &mut effects);
-            let mut message = |token: &Token| Some((*token, channels.of(token)?));
-            instrs.extend(
-                effects.eats.iter().filter_map(&mut message).map(|(t, c)| Instr::Recv(t, c)),
-            );
-            let sent = effects.makes.iter().filter_map(message).map(|(t, c)| Instr::Send(t, c));
-            let sent: Few<Instr> = sent.collect();
+            let received =
+                effects.eats.iter().filter_map(|t| Some(Instr::Recv(*t, channels.of(t)?)));
+            instrs.extend(received);
             instrs.append(&mut waiting);
-            instrs.extend(memory.before(worker, at, &mut channels));
+            memory.before(worker, at, &mut channels, &mut instrs);
             instrs.push(Instr::Run(*cell));
+            let sent = effects.makes.iter().filter_map(|t| Some(Instr::Send(*t, channels.of(t)?)));
             instrs.extend(sent);
-            instrs.extend(memory.after(worker, at, &mut channels));
+            memory.after(worker, at, &mut channels, &mut instrs);
         }
         instrs.extend(waiting);
         instrs
@@ -53,28 +50,36 @@ pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, 
 }
 
 impl MemoryWaits {
-    /// What stands before a cell that waits for memory.
-    fn before(&self, worker: WorkerId, at: usize, channels: &mut Channels<'_>) -> Few<Instr> {
-        let mut instrs = Few::new();
+    /// Adds what stands before a cell that waits for memory.
+    fn before(
+        &self,
+        worker: WorkerId,
+        at: usize,
+        channels: &mut Channels<'_>,
+        instrs: &mut Vec<Instr>,
+    ) {
         for (token, from) in self.takes.get(&(worker, at)).into_iter().flatten() {
             if *from != worker {
                 instrs.push(Instr::Recv(*token, channels.between(*from, worker, token)));
             }
             instrs.push(Instr::Take(*token));
         }
-        instrs
     }
 
-    /// What stands behind a cell that frees memory.
-    fn after(&self, worker: WorkerId, at: usize, channels: &mut Channels<'_>) -> Few<Instr> {
-        let mut instrs = Few::new();
+    /// Adds what stands behind a cell that frees memory.
+    fn after(
+        &self,
+        worker: WorkerId,
+        at: usize,
+        channels: &mut Channels<'_>,
+        instrs: &mut Vec<Instr>,
+    ) {
         for (token, to) in self.gives.get(&(worker, at)).into_iter().flatten() {
             instrs.push(Instr::Give(*token));
             if *to != worker {
                 instrs.push(Instr::Send(*token, channels.between(worker, *to, token)));
             }
         }
-        instrs
     }
 }
 
@@ -124,17 +129,22 @@ impl<'t> Channels<'t> {
         })
     }
 
+    /// The channel of saved activations that go to another worker or come from it.
+    fn of_move(&mut self, token: &Token) -> Option<ChannelId> {
+        if !matches!(token.kind, TokenKind::Away | TokenKind::Back) {
+            return None;
+        }
+        let owner = self.placement.worker(token.pipe, token.stage);
+        let keeper = self.rules.keeper(token.pipe, token.stage, token.span.start)?;
+        Some(match token.kind {
+            TokenKind::Away => self.between(owner, keeper, token),
+            _ => self.between(keeper, owner, token),
+        })
+    }
+
     /// The channel on which `token` travels, if it travels.
     fn of(&mut self, token: &Token) -> Option<ChannelId> {
-        if matches!(token.kind, TokenKind::Away | TokenKind::Back) {
-            let owner = self.placement.worker(token.pipe, token.stage);
-            let keeper = self.rules.keeper(token.pipe, token.stage, token.span.start)?;
-            return Some(match token.kind {
-                TokenKind::Away => self.between(owner, keeper, token),
-                _ => self.between(keeper, owner, token),
-            });
-        }
-        let (from, to) = token.edge()?;
+        let Some((from, to)) = token.edge() else { return self.of_move(token) };
         let edge = self.graph.outputs(from).iter().position(|end| *end == to)?;
         let edge = self.first_edge[from.index()] + edge;
         let is_gradient = usize::from(token.kind == TokenKind::Gradient);

@@ -41,7 +41,8 @@ pub(crate) struct CostArgs {
     /// Time of a message between workers [default: 0]
     #[arg(long, value_name = "C")]
     message: Option<Times>,
-    /// Time of a move of a stage's activations for one micro-batch to another memory, or back [default: 0]
+    /// Time of a move of a stage's activations for one micro-batch to another memory, or back [default: as the profile and
+    /// links say, or 0]
     #[arg(long, value_name = "T")]
     transfer: Option<Times>,
     #[command(flatten)]
@@ -54,9 +55,25 @@ impl CostArgs {
         CostArgs { memory: MemoryArgs::default(), ..self.clone() }
     }
 
-    /// Whether any time is given.
+    /// Whether any time is given but that of a move.
     pub(crate) fn are_given(&self) -> bool {
-        self.given() != GivenTimes::default()
+        GivenTimes { transfer: None, ..self.given() } != GivenTimes::default()
+    }
+
+    /// The costs of a timetable's stages, whose moves take what is given, if it is.
+    pub(crate) fn with_transfers(
+        &self,
+        costs: StageCosts,
+        timetable: &Timetable,
+    ) -> Result<StageCosts> {
+        let Some(Times(each)) = &self.transfer else { return Ok(costs) };
+        let n_stages = timetable.placement.n_stages();
+        each.check(
+            "--transfer",
+            n_stages,
+            &format!("{} has {n_stages} stages", timetable.schedule),
+        )?;
+        Ok(costs.with_transfers(|stage| each.at(stage)))
     }
 
     /// What takes 1 in the times of a report.

@@ -116,6 +116,9 @@ pub(crate) struct NetworkArgs {
     /// Bytes that a stage gives the next for a micro-batch, as a number or a list
     #[arg(long, value_name = "BYTES", default_value = "0")]
     activation_bytes: Times,
+    /// Bytes that a stage saves of a micro-batch for its backward, which `--bpipe` moves over the links, as a number or a list
+    #[arg(long, value_name = "BYTES", default_value = "0")]
+    saved_bytes: Times,
     /// Bytes of the gradients of a stage, as a number or a list
     #[arg(long, value_name = "BYTES", default_value = "0")]
     gradient_bytes: Times,
@@ -125,10 +128,11 @@ pub(crate) struct NetworkArgs {
 pub(crate) type WorkerCosts = UnevenCosts<StageCosts>;
 
 impl NetworkArgs {
-    /// What compute and messages of a timetable cost on it.
+    /// What compute and messages of a timetable cost on it, and moves where they go to other workers.
     pub(crate) fn of_messages(
         &self,
         timetable: &Timetable,
+        goes_to_partners: bool,
         compute: StageCosts,
     ) -> Result<NetworkCosts<WorkerCosts>> {
         let placement = &timetable.placement;
@@ -145,7 +149,9 @@ impl NetworkArgs {
         );
         let why = format!("{} has {n_stages} stages", timetable.schedule);
         self.activation_bytes.0.check("--activation-bytes", n_stages, &why)?;
-        let activations: Vec<f64> = (0..n_stages).map(|s| self.activation_bytes.0.at(s)).collect();
+        self.saved_bytes.0.check("--saved-bytes", n_stages, &why)?;
+        let each = |bytes: &Times| (0..n_stages).map(|s| bytes.0.at(s)).collect::<Vec<f64>>();
+        let activations = each(&self.activation_bytes);
         let units = timetable.units_per_micro;
         let n_speeds = job.speeds.as_ref().map_or(0, Speeds::n_said);
         ensure!(
@@ -155,7 +161,8 @@ impl NetworkArgs {
         );
         let speeds = job.speeds.map_or(Vec::new(), |speeds| speeds.of_workers(depth, width));
         let compute = UnevenCosts::new(compute, speeds);
-        Ok(NetworkCosts::of_messages(compute, network, placement, units, &activations))
+        let costs = NetworkCosts::of_messages(compute, network, placement, units, &activations);
+        Ok(if goes_to_partners { costs.with_saved(&each(&self.saved_bytes)) } else { costs })
     }
 
     /// These, and what the sums of `program` cost.

@@ -46,7 +46,7 @@ impl Profiled {
         }
         ensure!(
             !costs.are_given(),
-            "--profile says what stages take: leave --forward, --backward and the other times out"
+            "--profile says what stages take: leave --forward, --backward and the other times but --transfer out"
         );
         ensure!(
             schedule != "-",
@@ -103,6 +103,7 @@ impl Profiled {
         &self,
         plan: Scheduled<NetworkCosts<WorkerCosts>>,
         network: &NetworkArgs,
+        given: &CostArgs,
     ) -> Result<Scheduled<NetworkCosts<WorkerCosts>>> {
         if self.config.width * self.config.depth <= 1 {
             return Ok(plan);
@@ -111,6 +112,7 @@ impl Profiled {
         let costs = self.with_step(network.with_sums(plan.costs().clone(), &program)?, &program)?;
         let busy = 1.0 - simulate(&program, &costs).bubble_ratio();
         let stages = self.costs_at(&plan.timetable, self.times.with_others_busy(busy))?;
+        let stages = given.with_transfers(stages, &plan.timetable)?;
         plan.at(network, stages)
     }
 }

@@ -6,7 +6,8 @@ use anyhow::{Context, Result, ensure};
 use chimera_core::analyze::{NetworkCosts, Refusal, Timeline, simulate};
 use chimera_core::costs::{Costs, StageCosts};
 use chimera_core::ids::Rank;
-use chimera_core::lower::{Lowering, Recompute, lower_at, narrow};
+use chimera_core::lower::{Lowering, Offloading, Recompute, lower_at, narrow};
+use chimera_core::op::Kind;
 use chimera_core::program::Program;
 use chimera_core::request::{Request, Source};
 use chimera_core::search::{Progress, Report};
@@ -48,6 +49,8 @@ pub(crate) struct Scheduled<C = StageCosts> {
     pub(crate) search: Option<Report>,
     /// The stages that recompute, if they were chosen.
     pub(crate) recomputed: Option<String>,
+    /// Whether some activations are offloaded, if that was chosen together with them.
+    pub(crate) offloads: Option<bool>,
     how: Lowering,
     costs: C,
 }
@@ -107,8 +110,10 @@ impl Scheduled<NetworkCosts<WorkerCosts>> {
     ) -> Result<Self> {
         let mut config = drawn(name, shape, costs)?;
         config.sync = network.job()?.sync;
+        let bpipe = config.bpipe;
         let plan = Scheduled::with(&config, shape, &|timetable| {
-            network.of_messages(timetable, of_stages(timetable)?)
+            let goes_to_partners = bpipe || timetable.has(Kind::Keep);
+            network.of_messages(timetable, goes_to_partners, of_stages(timetable)?)
         })?;
         shape.warn_of_unread(&config);
         Ok(plan)
@@ -116,7 +121,8 @@ impl Scheduled<NetworkCosts<WorkerCosts>> {
 
     /// Prices the stages of the timetable anew.
     pub(crate) fn at(mut self, network: &NetworkArgs, stages: StageCosts) -> Result<Self> {
-        self.costs = network.of_messages(&self.timetable, stages)?;
+        let goes_to_partners = self.timetable.has(Kind::Keep);
+        self.costs = network.of_messages(&self.timetable, goes_to_partners, stages)?;
         Ok(self)
     }
 }
@@ -156,6 +162,7 @@ impl<C: Costs> Scheduled<C> {
         let (costs, search) = (costs(&ordered.timetable)?, ordered.search.clone());
         let mut config = config.clone();
         let is_open = config.recompute_stages == RecomputedStages::Auto;
+        let may_offload = config.offload == Offloading::Auto;
         if is_open {
             ensure!(
                 search.is_none(),
@@ -170,7 +177,8 @@ impl<C: Costs> Scheduled<C> {
             Recompute::None => "none".to_string(),
             _ => config.recompute_stages.to_string(),
         });
-        Ok(Scheduled { timetable, search, recomputed, how, costs })
+        let offloads = (is_open && may_offload).then(|| timetable.has(Kind::Offload));
+        Ok(Scheduled { timetable, search, recomputed, offloads, how, costs })
     }
 
     /// The same step by the ranks that live, whose stages cost what `costs` says.

@@ -70,12 +70,12 @@ impl Simulate {
         let profiled =
             Profiled::open(&self.profiled, &self.name, &self.shape, &self.costs, &self.network)?;
         let of_stages = |timetable: &Timetable| match &profiled {
-            Some(profiled) => profiled.costs(timetable),
+            Some(profiled) => self.costs.with_transfers(profiled.costs(timetable)?, timetable),
             None => self.costs.of_stages(timetable),
         };
         let plan = Scheduled::on(&self.network, &self.name, &self.shape, &self.costs, &of_stages)?;
         let plan = match &profiled {
-            Some(profiled) => profiled.beside_others(plan, &self.network)?,
+            Some(profiled) => profiled.beside_others(plan, &self.network, &self.costs)?,
             None => plan,
         };
         ensure!(
@@ -83,7 +83,7 @@ impl Simulate {
             "--lost is about the ranks of one group: leave --width out"
         );
         let plan = plan.without(&self.lost, &|timetable| {
-            self.network.of_messages(timetable, of_stages(timetable)?)
+            self.network.of_messages(timetable, false, of_stages(timetable)?)
         })?;
         let layout = profiled.as_ref().map(|p| p.layout(&plan.timetable)).transpose()?;
         let unit = if profiled.is_some() { "second" } else { self.costs.unit() };
@@ -150,6 +150,9 @@ impl Simulate {
             if let Some(recomputed) = &plan.recomputed {
                 figures["recompute_stages"] = json!(recomputed);
             }
+            if let Some(offloads) = plan.offloads {
+                figures["offload"] = json!(if offloads { "auto" } else { "none" });
+            }
             if let Some(Report { progress, like }) = &plan.search {
                 figures["search"] = json!({"lower_bound": progress.lower_bound,
                                            "orders": progress.n_orders, "schedule": like});
@@ -181,7 +184,12 @@ impl Simulate {
             writeln!(text, "layout: {layout}")?;
         }
         if let Some(recomputed) = &plan.recomputed {
-            writeln!(text, "stages that recompute: {recomputed}")?;
+            let beside = match plan.offloads {
+                Some(true) => "; the others offload what is over",
+                Some(false) => "; nothing is offloaded",
+                None => "",
+            };
+            writeln!(text, "stages that recompute: {recomputed}{beside}")?;
         }
         let path = timeline.critical_path();
         let n_ops = |event: &&Event| match event.work {
