@@ -34,6 +34,9 @@ const EARLIER: &[(&str, &str)] = &[
     ("layout", "\"balanced\""),
     ("head-dim", "0"),
     ("recompute-stages", "\"all\""),
+    ("kfac-every", "10"),
+    ("kfac-damping", "0.03"),
+    ("kfac-decay", "0.9"),
 ];
 /// A key whose value held for another before there was that one.
 const EARLIER_KEY: (&str, &str) = ("sequence", "context");

@@ -181,7 +181,7 @@ impl<C: Costs> Scheduled<C> {
         Ok(Scheduled { timetable, search, recomputed, offloads, how, costs })
     }
 
-    /// The same step by the ranks that live, whose stages cost what `costs` says.
+    /// The step as the ranks that live take it, whose stages cost what `costs` says.
     pub(crate) fn without(
         self,
         dead: &LostArgs,
