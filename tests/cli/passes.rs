@@ -128,7 +128,7 @@ fn kept_inputs_are_told() {
     assert_eq!(ran.stdout.lines().next(), Some(first));
     assert!(ran.stdout.lines().nth(2).is_some_and(|line| line.ends_with("  checkpointed inputs")));
     let ran = chimera("simulate 1f1b --depth 2 --micro-batches 4 --recompute selective --json");
-    let simulated: serde_json::Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    let simulated: Value = serde_json::from_str(&ran.stdout).expect("JSON");
     let kept = [0, 1].map(|w| &simulated["workers"][w]["peak_kept_inputs"]);
     assert_eq!(kept, [2.0, 1.0]);
 }
@@ -201,4 +201,28 @@ fn there_is_nothing_to_hoist_without_recomputation() {
         "{}",
         unknown.stderr
     );
+}
+
+/// Messages, whose costs are of workers, too.
+#[test]
+fn a_step_without_dead_ranks_is_that_of_those_that_live() {
+    let figures = |options: &str| -> Value {
+        serde_json::from_str(&ok(&format!("simulate {options} --json"))).expect("JSON")
+    };
+    let lost = figures("chimera --depth 4 --micro-batches 8 --lost 2");
+    let whole = figures("chimera --depth 4 --micro-batches 8");
+    assert_eq!(lost["workers"].as_array().map(Vec::len), Some(3));
+    assert!(lost["makespan"].as_f64() > whole["makespan"].as_f64(), "{lost}");
+    let busy = |figures: &Value| -> Option<f64> {
+        figures["workers"].as_array()?.iter().map(|worker| worker["busy"].as_f64()).sum()
+    };
+    assert_eq!(busy(&lost), busy(&whole), "the same work on fewer ranks");
+    for (options, reason) in [
+        ("1f1b --depth 4 --lost 2", "no rank that lives holds stage 2"),
+        ("chimera --depth 4 --lost 9", "rank 9 does not exist"),
+        ("chimera --depth 4 --width 2 --lost 2", "leave --width out"),
+    ] {
+        let ran = chimera(&format!("simulate {options}"));
+        assert!(ran.code == Some(2) && ran.stderr.contains(reason), "{options}: {}", ran.stderr);
+    }
 }

@@ -122,7 +122,8 @@ impl List {
 impl Show {
     fn run(self) -> Result<()> {
         let plan = Scheduled::of(&self.name, &self.shape, &self.costs)?;
-        let plan = plan.without(&self.lost, &|timetable| self.costs.of_stages(timetable))?;
+        let stages = self.costs.of_stages(&plan.timetable)?;
+        let plan = plan.without(&self.lost, &|_| Ok(stages.clone()))?;
         if self.json || self.format == Format::Json {
             return print(interchange::to_json(&plan.timetable));
         }

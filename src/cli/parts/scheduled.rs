@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use chimera_core::analyze::{NetworkCosts, Refusal, Timeline, simulate};
-use chimera_core::costs::{Costs, StageCosts};
+use chimera_core::costs::{Costs, StageCosts, UniformCosts};
 use chimera_core::ids::Rank;
 use chimera_core::lower::{Lowering, Offloading, Recompute, lower_at, narrow};
 use chimera_core::op::Kind;
@@ -181,7 +181,7 @@ impl<C: Costs> Scheduled<C> {
         Ok(Scheduled { timetable, search, recomputed, offloads, how, costs })
     }
 
-    /// The step as the ranks that live take it, whose stages cost what `costs` says.
+    /// The step as the ranks that live take it, at these `costs`. Stages are as large as before.
     pub(crate) fn without(
         self,
         dead: &LostArgs,
@@ -191,7 +191,9 @@ impl<C: Costs> Scheduled<C> {
         if ranks.is_empty() {
             return Ok(self);
         }
-        let timetable = narrow(&self.timetable, 1, &ranks, &self.costs)
+        // The order that a training takes, whatever its ops cost; and costs of workers are of all of them.
+        let order = UniformCosts::new(1.0, 2.0, 0.0).per_units(self.timetable.units_per_micro);
+        let timetable = narrow(&self.timetable, 1, &ranks, &order)
             .with_context(|| format!("--lost {}", dead.list()))?;
         Ok(Scheduled { costs: costs(&timetable)?, timetable, ..self })
     }
