@@ -49,26 +49,8 @@ impl HostTensor<'_> {
 impl<'g> ParamGroup<'g> {
     /// The parameters for which `is_first` holds, and the others.
     pub fn split(self, is_first: impl Fn(&Param) -> bool) -> (ParamGroup<'g>, ParamGroup<'g>) {
-        let ParamGroup {
-            training,
-            lr,
-            weight_decay,
-            update,
-            grad_scale,
-            is_preconditioned,
-            tensors,
-        } = self;
-        let of = |tensors| ParamGroup {
-            training,
-            lr,
-            weight_decay,
-            update,
-            grad_scale,
-            is_preconditioned,
-            tensors,
-        };
-        let (first, others) = tensors.split(&is_first);
-        (of(first), of(others))
+        let (first, others) = self.tensors.split(&is_first);
+        (ParamGroup { tensors: first, ..self }, ParamGroup { tensors: others, ..self })
     }
 
     /// Updates them by the device's AdamW; their first two state tensors are its moments.

@@ -26,12 +26,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             Some((of, turns)) if of == takes_factors => turns,
             _ => self.program_turns()?,
         };
-        let of_step = |turn: &OrderedMessage| OrderedMessage {
-            tag: self.tag_of(turn.tag.payload()),
-            ..*turn
-        };
-        let of_step = turns.iter().map(|group| group.iter().map(of_step).collect());
-        let followed = of_step.collect();
+        let followed = self.of_step(&turns);
         self.turns = Some((takes_factors, turns));
         let followed = self.comm.follow(followed);
         self.on_wait("the order of messages", Need::Other, followed)
@@ -54,12 +49,19 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             }
             group
         };
-        let of_step =
-            |turn: OrderedMessage| OrderedMessage { tag: self.tag_of(turn.tag.payload()), ..turn };
         let groups = self.stages.buckets().map(of).filter(|group| !group.is_empty());
-        let groups = groups.map(|group| group.into_iter().map(of_step).collect()).collect();
-        let followed = self.comm.follow(groups);
+        let followed = self.of_step(&groups.collect::<Vec<_>>());
+        let followed = self.comm.follow(followed);
         self.on_wait("the order of messages", Need::Other, followed)
+    }
+
+    /// Messages whose tags are of no step yet, as those of this step.
+    fn of_step(&self, groups: &[Vec<OrderedMessage>]) -> Vec<Vec<OrderedMessage>> {
+        let of_step = |turn: &OrderedMessage| OrderedMessage {
+            tag: self.tag_of(turn.tag.payload()),
+            ..*turn
+        };
+        groups.iter().map(|group| group.iter().map(of_step).collect()).collect()
     }
 
     /// The name in this step of what a message carries.

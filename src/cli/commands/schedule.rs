@@ -122,8 +122,7 @@ impl List {
 impl Show {
     fn run(self) -> Result<()> {
         let plan = Scheduled::of(&self.name, &self.shape, &self.costs)?;
-        let stages = self.costs.of_stages(&plan.timetable)?;
-        let plan = plan.without(&self.lost, &|_| Ok(stages.clone()))?;
+        let plan = plan.without(&self.lost, &|whole, _| self.costs.of_stages(whole))?;
         if self.json || self.format == Format::Json {
             return print(interchange::to_json(&plan.timetable));
         }

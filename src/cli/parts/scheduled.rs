@@ -181,11 +181,11 @@ impl<C: Costs> Scheduled<C> {
         Ok(Scheduled { timetable, search, recomputed, offloads, how, costs })
     }
 
-    /// The step as the ranks that live take it, at these `costs`. Stages are as large as before.
+    /// The step as the ranks that live take it, at the `costs` of the whole timetable's stages in theirs.
     pub(crate) fn without(
         self,
         dead: &LostArgs,
-        costs: &impl Fn(&Timetable) -> Result<C>,
+        costs: &impl Fn(&Timetable, &Timetable) -> Result<C>,
     ) -> Result<Scheduled<C>> {
         let ranks: Vec<Rank> = dead.lost.iter().copied().map(Rank).collect();
         if ranks.is_empty() {
@@ -195,7 +195,7 @@ impl<C: Costs> Scheduled<C> {
         let order = UniformCosts::new(1.0, 2.0, 0.0).per_units(self.timetable.units_per_micro);
         let timetable = narrow(&self.timetable, 1, &ranks, &order)
             .with_context(|| format!("--lost {}", dead.list()))?;
-        Ok(Scheduled { costs: costs(&timetable)?, timetable, ..self })
+        Ok(Scheduled { costs: costs(&self.timetable, &timetable)?, timetable, ..self })
     }
 
     /// Proves it.

@@ -82,9 +82,8 @@ impl Simulate {
             !self.lost.is_some() || self.network.job()?.width == 1,
             "--lost is about the ranks of one group: leave --width out"
         );
-        let stages = of_stages(&plan.timetable)?;
-        let plan = plan.without(&self.lost, &|timetable| {
-            self.network.of_messages(timetable, false, stages.clone())
+        let plan = plan.without(&self.lost, &|whole, narrowed| {
+            self.network.of_messages(narrowed, false, of_stages(whole)?)
         })?;
         let layout = profiled.as_ref().map(|p| p.layout(&plan.timetable)).transpose()?;
         let unit = if profiled.is_some() { "second" } else { self.costs.unit() };
