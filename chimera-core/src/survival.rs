@@ -298,9 +298,8 @@ impl Scenario {
             let missing: Vec<_> = all.difference(&names).collect();
             return Err(format!("no rank ended with the weights {missing:?}"));
         }
-        // Who takes a dead rank's place knows of the steps since, and with copies all may have been replaced.
-        let are_all_replaced = !self.start.is_empty() && self.dying().len() == expected.len();
-        let first = match are_all_replaced {
+        // Who takes a dead rank's place knows of the steps since, and all ranks may have been replaced, one after the other.
+        let first = match self.dying().len() == expected.len() {
             true => steps.first().copied().unwrap_or(0),
             false => 0,
         };
