@@ -27,7 +27,7 @@ use crate::endpoint::{self, MpiEndpoint};
 use crate::error::Failure;
 use crate::peers::Watched;
 use crate::shared::Shared;
-use crate::ulfm::{Ulfm, leave_without_barrier, limit_connecting};
+use crate::ulfm::{Ulfm, leave_without_barrier};
 use crate::watchdog::Watchdog;
 
 /// Attempts to replace dead ranks, each after others have died on the way.
@@ -80,7 +80,6 @@ impl MpiRendezvous {
     /// # Errors
     /// If MPI has no ULFM, with what to install.
     pub fn start(patience: Duration, warn: fn(&str)) -> Result<Option<MpiRendezvous>, CommError> {
-        limit_connecting();
         let _universe = endpoint::start().map_err(CommError::Failed)?;
         let ulfm = Ulfm::find()?;
         let world = Communicator::world(ulfm).map_err(CommError::Failed)?;

@@ -54,17 +54,6 @@ impl Ulfm {
     }
 }
 
-/// Lets Open MPI give up, where a process dies while others connect to it; they would wait for it without an end. To be called
-/// before MPI is started. `OMPI_MCA_mpi_pmix_connect_timeout` says otherwise.
-pub(crate) fn limit_connecting() {
-    const LIMIT: (&str, &str) = ("OMPI_MCA_mpi_pmix_connect_timeout", "20");
-    let (name, seconds) = LIMIT;
-    if std::env::var_os(name).is_none() {
-        // SAFETY: `MPI_Init`, which this thread calls next, sets variables too, so no other thread may read any.
-        unsafe { std::env::set_var(name, seconds) };
-    }
-}
-
 /// Lets `MPI_Finalize` of Open MPI end without a barrier of all processes that were started with this one, some of which
 /// may be dead.
 pub(crate) fn leave_without_barrier() {
