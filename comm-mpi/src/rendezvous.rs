@@ -75,7 +75,8 @@ impl MpiRendezvous {
     /// Starts MPI, once in a process, which a launcher has started or the ranks of a job in place of a dead one. In a
     /// meeting, ranks wait for each other for `patience`. Whoever calls is warned of deaths that would not be noticed.
     ///
-    /// Returns `None` in a process that was spawned to no purpose, since another death came between: it should end, well.
+    /// Returns `None` in a process that was spawned to no purpose, since another death came between, and has left MPI: it should
+    /// end, well.
     ///
     /// # Errors
     /// If MPI has no ULFM, with what to install.
@@ -87,7 +88,11 @@ impl MpiRendezvous {
         let is_replacement = parent.is_some();
         let joined = match parent {
             Some(parent) => match join(&world, &parent) {
-                Ok((comm, is_first)) => Ok((comm, is_first, true)),
+                Ok(Some((comm, is_first))) => Ok((comm, is_first, true)),
+                Ok(None) => {
+                    leave_without_barrier();
+                    return endpoint::finalize().map(|()| None).map_err(CommError::Failed);
+                }
                 Err(_) => return Ok(None), // dead to the others, who would wait for one that leaves
             },
             // A communicator of its own, so that nobody else's messages are taken for ours; none after a death.
@@ -222,13 +227,13 @@ impl MpiRendezvous {
         let is_root = self.comm.rank()? == 0;
         let spawned = is_root.then(|| self.spawn(numbers.len() - 1)).transpose();
         let are_spawned = self.comm.all_have(spawned.is_ok());
-        let mut told = Ok(Port::unknown());
+        let mut told = Ok(Port::none());
         if let Some((pair, mut port)) = spawned? {
-            if are_spawned {
-                told = pair.broadcast_port(&mut port).map(|()| port);
-            } else {
-                pair.revoke(); // those that were spawned end
+            if !are_spawned {
+                // Those that were spawned end by themselves. They may still be making `pair`, which nobody may revoke then.
+                replace(&mut port, Port::none()).close();
             }
+            told = pair.broadcast_port(&mut port).map(|()| port);
             pair.free();
         }
         if !are_spawned {
@@ -312,12 +317,19 @@ fn is_death(error: &CommError) -> bool {
     }
 }
 
-/// Joins the job of the process that has spawned this one: all ranks in order, and whether they have not met before.
-fn join(world: &Communicator, parent: &Communicator) -> Result<(Communicator, bool), Failure> {
+/// Joins the job of the process that has spawned this one: all ranks in order, and whether they have not met before. `None`
+/// if this one is not needed.
+fn join(
+    world: &Communicator,
+    parent: &Communicator,
+) -> Result<Option<(Communicator, bool)>, Failure> {
     let pair = parent.merge(true)?;
-    let mut port = Port::unknown();
+    let mut port = Port::none();
     pair.broadcast_port(&mut port)?;
     pair.free();
+    if port.is_none() {
+        return Ok(None);
+    }
     let between = world.connect(&port)?;
     let merged = between.merge(true)?;
     let mut numbers = vec![0; 1 + world.size()?];
@@ -327,5 +339,5 @@ fn join(world: &Communicator, parent: &Communicator) -> Result<(Communicator, bo
     let complete = merged.reorder(numbers[1 + nth] as usize).inspect_err(|_| merged.revoke())?;
     merged.free();
     between.free();
-    Ok((complete, numbers[0] != 0))
+    Ok(Some((complete, numbers[0] != 0)))
 }

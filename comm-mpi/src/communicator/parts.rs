@@ -33,14 +33,19 @@ impl Drop for Info {
 pub(crate) struct Port(pub(super) Vec<u8>);
 
 impl Port {
-    /// None yet.
-    pub(crate) fn unknown() -> Port {
+    /// None, as long as the name of one.
+    pub(crate) fn none() -> Port {
         Port(vec![0; ffi::MPI_MAX_PORT_NAME as usize + 1])
+    }
+
+    /// Whether there is none.
+    pub(crate) fn is_none(&self) -> bool {
+        self.0.first() == Some(&0)
     }
 
     /// One that this process opens.
     pub(crate) fn open() -> Result<Port, Failure> {
-        let (mut port, info) = (Port::unknown(), Info::new()?);
+        let (mut port, info) = (Port::none(), Info::new()?);
         // SAFETY: there is room for the longest name.
         check("MPI_Open_port", unsafe { ffi::MPI_Open_port(info.0, port.0.as_mut_ptr().cast()) })?;
         Ok(port)
