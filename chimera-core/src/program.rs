@@ -163,6 +163,7 @@ pub struct Program {
     pub(crate) peaks: Vec<f64>,
     pub(crate) weight_versions: Vec<u32>,
     pub(crate) has_barrier: bool,
+    pub(crate) bordered: Option<Box<Program>>,
 }
 
 impl Program {
@@ -301,6 +302,12 @@ impl Program {
     /// Whether optimizer steps wait for the agreement of all ranks.
     pub fn has_barrier(&self) -> bool {
         self.has_barrier
+    }
+
+    /// Of a window whose steps have no border between them: one of its steps, with the barrier. By it steps are trained
+    /// again whose updates should have waited for the agreement, since the gradient was to be clipped or was not finite.
+    pub fn bordered(&self) -> Option<&Program> {
+        self.bordered.as_deref()
     }
 
     /// BLAKE3 of all that it says, so that ranks can compare theirs.

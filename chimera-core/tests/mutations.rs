@@ -326,8 +326,7 @@ proptest! {
         let mut t = timetable(schedule, &shape, by, None);
         Mutation::Swap(w, i, i + 1).apply(&mut t);
         prop_assume!(lower(&t, &Lowering::default()).is_ok());
-        let clip = Some(0.5).filter(|_| by.free_border.is_none());
-        let run = Run { clip, ..Run::new(schedule, shape) };
+        let run = Run::new(schedule, shape);
         let (moved, plain) = (train_timetable(&run, &t), train(&run));
         let (moved, plain) = (moved.expect("trains").losses, plain.expect("trains").losses);
         for (a, b) in moved.iter().zip(&plain) {

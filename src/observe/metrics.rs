@@ -47,6 +47,9 @@ pub struct Metrics {
     /// Steps so far whose gradient was not finite and was thrown away.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped: u64,
+    /// Windows without a border so far whose steps were trained again with one.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub repeated: u64,
     /// Deaths of ranks that the run has survived so far.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub recoveries: u64,
@@ -107,6 +110,7 @@ impl Metrics {
             max_rank_bytes: report.ranks.iter().map(|rank| rank.bytes).max().unwrap_or(0),
             mfu: full_tokens_per_s.map(|full| tokens_per_s / full),
             skipped: report.n_skipped,
+            repeated: report.n_repeated,
             recoveries: report.recoveries.n,
             recovery_s: (report.recoveries.n > 0).then_some(report.recoveries.lost_s),
             replaced: report.recoveries.replaced.clone(),

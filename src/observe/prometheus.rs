@@ -126,6 +126,11 @@ fn page(metrics: &Metrics) -> String {
             (metrics.skipped > 0).then_some(metrics.skipped as f64),
         ),
         (
+            "repeated_windows",
+            "Windows without a border that were trained again with one",
+            (metrics.repeated > 0).then_some(metrics.repeated as f64),
+        ),
+        (
             "recoveries",
             "Deaths of ranks that the run has survived",
             (metrics.recoveries > 0).then_some(metrics.recoveries as f64),

@@ -90,6 +90,8 @@ mod tests {
             validation_loss: None,
             skipped: None,
             n_skipped: 0,
+            is_bordered: false,
+            n_repeated: 0,
             recoveries: Recoveries::default(),
             stop: false,
         }

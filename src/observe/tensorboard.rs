@@ -60,6 +60,7 @@ impl EventFile {
             ("train/lr", Some(metrics.lr)),
             ("train/tokens", Some(metrics.tokens_seen as f64)),
             ("train/skipped", (metrics.skipped > 0).then_some(metrics.skipped as f64)),
+            ("train/repeated", (metrics.repeated > 0).then_some(metrics.repeated as f64)),
             ("train/recovery_s", metrics.recovery_s),
             ("val/loss", metrics.validation_loss),
             ("val/perplexity", metrics.perplexity),

@@ -103,15 +103,10 @@ impl Course {
         let program = prove(&config, chain, &training, ordered)?;
         let is_synchronous = program.window().update() == Update::Flush;
         ensure!(
-            training.clip.is_none()
-                || !matches!(program.window().update(), Update::EachStep { .. }),
-            "without a border between steps a stage is updated before the norm of all gradients is known: choose \
-             --clip 0, or --border step"
-        );
-        ensure!(
-            config.non_finite == NonFinite::Stop || is_synchronous && config.check_finite,
-            "non-finite skip needs updates that wait for all workers, and a check: choose a synchronous \
-             schedule and border step, and leave check-finite true"
+            config.non_finite == NonFinite::Stop
+                || !program.window().update().is_asynchronous() && config.check_finite,
+            "non-finite skip needs steps that wait for all workers, and a check: choose a synchronous schedule, and leave \
+             check-finite true"
         );
         ensure!(
             !config.shard_optimizer || is_synchronous,
@@ -373,10 +368,12 @@ fn prove(
     let costs = UnevenCosts::new(costs, config.worker_speeds());
     let program = ordered.program(&how, &costs)?;
     if config.transport == Transport::Nccl {
-        prove_in_one_order(&program).context(
-            "transport nccl issues all messages in one order, which this program has not: choose another schedule, or \
-             transport mpi",
-        )?;
+        for program in [Some(&program), program.bordered()].into_iter().flatten() {
+            prove_in_one_order(program).context(
+                "transport nccl issues all messages in one order, which this program has not: choose another schedule, or \
+                 transport mpi",
+            )?;
+        }
     }
     Ok(program)
 }

@@ -6,7 +6,7 @@ use std::ops::Add;
 
 use chimera_core::analyze::{peak_bytes, peak_working_bytes};
 use chimera_core::costs::StageBytes;
-use chimera_core::engine::owned_elements;
+use chimera_core::engine::{NonFinite, owned_elements};
 use chimera_core::ids::{BucketId, StageId, WorkerId};
 use chimera_core::model::{Cut, Memory, ModelConfig, memory};
 use chimera_core::notation::size;
@@ -148,13 +148,17 @@ pub(super) fn needs_at(
     let copy = if config.save_every > 0 { saved_bytes(config, weights) } else { 0.0 };
     let share = 1.0 / (n_workers as f64 * width);
     let shadows = (config.shadow_every > 0).then(|| shadows(config, program, weights, &owned));
+    // A window that may be trained again keeps what its updates overwrite.
+    let is_validated = config.clip > 0.0 || config.non_finite == NonFinite::Skip;
+    let overwritten = if is_validated && program.bordered().is_some() { 2.0 } else { 1.0 };
     let need = |(w, (activations, used)): (usize, (f64, f64))| {
         let worker = WorkerId(w as u16);
         let versions = f64::from(program.weight_versions()[w]);
         let stages = program.placement().stages_of(worker);
         let held = |s: &StageId| {
             let held = |param: &Param| {
-                (versions + 1.0) * param.n_elements() as f64 + n_kept(config, param) as f64
+                let (n, kept) = (param.n_elements() as f64, n_kept(config, param) as f64);
+                n + overwritten * (versions * n + kept)
             };
             params[s.index()].iter().map(held).sum::<f64>()
         };
@@ -249,6 +253,7 @@ mod tests {
             ("gpt2", "dapple"),
             ("gpt2", "interleaved"),
             ("gpt2", "zb-h1"),
+            ("gpt2", "zb-h1 --border free --window 2"),
             ("gpt2", "dualpipe"),
             ("gpt2", "chimera"),
             ("bert", "dapple"),
@@ -262,9 +267,9 @@ mod tests {
                     let layers = Layers::parse(&format!(
                         "--model {model} --schedule {schedule} --scaling {scaling} --recompute {recompute} \
                          --split-backward {split_backward} --shard-optimizer {is_sharded} --width {width} \
-                         --tied {} --depth 2 --layers 5 --hidden 8 --heads 2 --context 12 --sequence {} --steps 1 \
+                         --tied {} --depth 2 --layers 5 --hidden 8 --heads 2 --context 12 --sequence {} --steps 2 \
                          --threads 1",
-                        recompute == "full",
+                        recompute == "full" && !schedule.contains("free"),
                         if split_backward { 12 } else { 9 },
                     ));
                     let config = layers.unwrap().resolve(&OnDisk).unwrap();

@@ -90,13 +90,14 @@ where
             if every > 0 && step / every > began / every {
                 self.worker.check_replicas()?;
             }
-            // What fewer ranks do is no part of a picture of all.
-            let are_all = self.survivor.fewer.is_none();
-            if are_all {
+            // What fewer ranks do is no part of a picture of all, nor are steps by another program.
+            let is_bordered = reports.iter().any(|report| report.is_bordered);
+            let is_whole_run = self.survivor.fewer.is_none() && !is_bordered;
+            if is_whole_run {
                 let program = if is_whole { run.program() } else { run.last_program() };
                 self.trace(program, began..step)?;
             }
-            let is_near_end = n_steps - step < N_TIMELINES * (step - began) && are_all;
+            let is_near_end = n_steps - step < N_TIMELINES * (step - began) && is_whole_run;
             if rank.index() < program.placement().n_workers() && is_whole && is_near_end {
                 let (events, waits) = self.worker.timeline()?;
                 let ran = RankRun { events: events.to_vec(), waits: waits.to_vec() };

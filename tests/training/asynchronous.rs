@@ -15,6 +15,8 @@ use chimera::core::model::{Architecture, DecoderStage, ModelConfig, cut};
 use chimera::core::schedule::{Shape, find};
 use chimera::core::stage::Data;
 
+use serde_json::Value;
+
 use super::equivalence::{Oracle, are_close};
 use super::{MODEL, prepare, train};
 use crate::command::{chimera, folder, text};
@@ -210,8 +212,8 @@ fn what_cannot_be_trained_says_what_can() {
             "choose an untied head (--tied false), or a synchronous",
         ),
         ("--schedule pipedream-2bw --micro-batches 3", 2, "nearest: 4 micro-batches"),
-        ("--border free", 2, "choose --clip 0, or --border step"),
-        ("--border free --clip 0 --tied true", 3, "choose an untied head (--tied false)"),
+        ("--schedule pipedream --tied false --non-finite skip", 2, "choose a synchronous schedule"),
+        ("--border free --tied true", 3, "choose an untied head (--tied false)"),
         ("--schedule pipedream --window 0", 2, "`window` is 0; it must be a whole number from 1"),
     ] {
         let ran = chimera(&format!("train {options}"));
@@ -237,15 +239,20 @@ fn a_free_border_leaves_the_weights_as_they_are() {
     let weights = |name: &str, options: &str| {
         let out = folder.path().join(name);
         let ran = chimera(&format!(
-            "train {MODEL} --data {} --depth 2 --clip 0 --tied false --lr-schedule constant --out {} {options}",
+            "train {MODEL} --data {} --depth 2 --tied false --lr-schedule constant --out {} {options}",
             data.display(),
             out.display()
         ));
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
         std::fs::read(out.join("model/model.safetensors")).expect("weights")
     };
-    for schedule in ["zb-h2", "chimera --width 2", "1f1b --recompute full --split-backward true"] {
-        let name = schedule.split(' ').next().expect("a name");
+    // Gradients are clipped in no step, in the most, in all.
+    for (schedule, name) in [
+        ("zb-h2", "zb-h2"),
+        ("zb-h2 --clip 1", "clipped"),
+        ("chimera --width 2 --clip 0.01", "chimera"),
+        ("1f1b --recompute full --split-backward true", "1f1b"),
+    ] {
         let bound = weights(&format!("bound-{name}"), &format!("--schedule {schedule}"));
         let free = format!("--schedule {schedule} --border free --window 2");
         assert!(weights(&format!("free-{name}"), &free) == bound, "{schedule}");
@@ -254,4 +261,29 @@ fn a_free_border_leaves_the_weights_as_they_are() {
         weights(&format!("halves-{name}"), &first);
         assert!(weights(&format!("halves-{name}"), &rest) == bound, "{schedule}, resumed");
     }
+}
+
+/// What `--non-finite skip` does with a border, it does without.
+#[test]
+fn steps_are_skipped_without_a_border() {
+    let folder = folder();
+    let data = text(&folder);
+    let steps = |options: &str| {
+        let out = folder.path().join(options.replace(' ', "-"));
+        let ran = chimera(&format!(
+            "train {MODEL} --data {} --schedule zb-h2 --depth 2 --tied false --lr 1e30 --clip 0 --steps 7 --non-finite skip \
+             --out {} {options}",
+            data.display(),
+            out.display()
+        ));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let text = std::fs::read_to_string(out.join("metrics.jsonl")).expect("metrics");
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        let of = |line: &Value| (line["loss"].clone(), line["skipped"].clone());
+        (lines.map(|line| of(&line)).collect::<Vec<_>>(), ran.stderr)
+    };
+    let ((bound, _), (free, told)) = (steps("--border step"), steps("--border free --window 3"));
+    assert_eq!(free, bound);
+    assert!(bound.iter().any(|(_, skipped)| skipped.as_u64() > Some(1)), "{bound:?}");
+    assert!(told.contains("were trained again, one by one"), "{told}");
 }

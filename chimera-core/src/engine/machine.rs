@@ -171,6 +171,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
             self.sync.update(agreed, records);
             return Ok(Poll::Ready(()));
         };
+        if self.validates_window() {
+            self.sync.repeat(agreed, records);
+            return Ok(Poll::Ready(()));
+        }
         self.sync.count_skipped();
         let goes_on = self.job.training.non_finite == NonFinite::Skip;
         if !goes_on || self.sync.n_skipped_in_a_row() == MOST_SKIPPED {
@@ -238,7 +242,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             self.add_norms(bucket, &mut squared, &mut culprit)?;
         }
         if training.check_finite && !culprit.is_empty() {
-            return Err(self.not_finite(self.comm.rank(), &culprit, step));
+            if !self.validates_window() {
+                return Err(self.not_finite(self.comm.rank(), &culprit, step));
+            }
+            self.steps.culprit = culprit;
         }
         if counts {
             self.steps.squared_norms[step] += squared / f64::from(window.updates_per_step());

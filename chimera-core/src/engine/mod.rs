@@ -52,6 +52,7 @@ mod turns;
 mod update_rule;
 mod updated;
 mod updating;
+mod validation;
 mod waits;
 mod worker;
 mod worker_state;
@@ -127,16 +128,18 @@ impl<I> Job<'_, I> {
         }
         let update = program.window().update();
         let is_synchronous = update == Update::Flush;
-        if matches!(update, Update::EachStep { .. }) && self.training.clip.is_some() {
-            let why = "stages are updated before the norm of all gradients is known";
-            return Some(format!(
-                "without a border between steps gradients cannot be clipped: {why}"
-            ));
+        let is_borderless = matches!(update, Update::EachStep { .. });
+        if is_borderless && self.training.validates_windows() && program.bordered().is_none() {
+            return Some(
+                "without a border between steps, clipping and skipping need a program lowered with the barrier, by which \
+                 steps are trained again"
+                    .into(),
+            );
         }
         if is_synchronous && self.training.needs_barrier() && !program.has_barrier() {
             return Some("clipping and the finite check need a program with a barrier".into());
         }
-        if !is_synchronous && self.training.non_finite == NonFinite::Skip {
+        if update.is_asynchronous() && self.training.non_finite == NonFinite::Skip {
             let why = "its stages update on their own";
             return Some(format!(
                 "a schedule without a flush after each step can skip no step, since {why}"

@@ -18,6 +18,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             copy_s: self.timing.since.copy_s,
             bytes: self.bytes() as f64,
             stop: self.is_stopping(),
+            culprit: self.steps.culprit.clone(),
             ..Record::default()
         };
         // The owner has the sum, whether it shares it or not.
@@ -131,6 +132,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     pub(super) fn state_bytes(&self) -> [(&'static str, u64); 3] {
         let (_, me) = self.job.program.placement().group_and_worker(self.comm.rank());
         let n_versions = u64::from(self.job.program.weight_versions()[me.index()]);
-        self.stages.bytes(&self.device, n_versions)
+        let [weights, gradients, moments] = self.stages.bytes(&self.device, n_versions);
+        // Of a window that may be trained again, what updates overwrite is there too.
+        let times = if self.validates_window() { 2 } else { 1 };
+        let of = |(what, bytes): (&'static str, u64)| (what, times * bytes);
+        [of(weights), gradients, of(moments)]
     }
 }

@@ -258,7 +258,8 @@ fn held_mut<S: Stage>(held: &mut [Option<Held<S>>], stage: StageId) -> &mut Held
     held[stage.index()].as_mut().unwrap_or_else(|| panic!("{stage} is not on this worker"))
 }
 
-/// This rank's part of a sum: the gradients of all its places, of which it lets go.
+/// This rank's part of a sum: the gradients of all its places, of which it lets go. They are zeros where it has let go of those of
+/// the update before, and has not computed any since: a window may give a worker no micro-batch of a step.
 fn own_part<S: Stage<Tensor = D::Tensor>, D: Device>(
     device: &D,
     held: &mut [Option<Held<S>>],
@@ -266,8 +267,12 @@ fn own_part<S: Stage<Tensor = D::Tensor>, D: Device>(
 ) -> Result<D::Tensor> {
     let mut sum = device.zeros(&[0])?;
     for (n, &(stage, index)) in places.iter().enumerate() {
-        let none = device.zeros(&[0])?;
-        let part = std::mem::replace(&mut held_mut(held, stage).grads[index], none);
+        let (none, held) = (device.zeros(&[0])?, held_mut(held, stage));
+        let mut part = std::mem::replace(&mut held.grads[index], none);
+        let shape = &held.stage.params()[index].shape;
+        if device.shape(&part) != *shape {
+            part = device.zeros(shape)?;
+        }
         if n == 0 {
             sum = part;
         } else {

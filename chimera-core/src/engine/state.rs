@@ -66,6 +66,8 @@ pub(super) struct Steps<S: Stage> {
     pub(super) losses: Vec<(Op, S::Tensor)>,
     /// By step: squared norms of the gradients of updates that wait for no agreement.
     pub(super) squared_norms: Vec<f64>,
+    /// Which of these gradients is not finite, if that is said at the end of the program.
+    pub(super) culprit: String,
     pub(super) activations: ActivationBytes,
     /// What stays of saved activations that are away.
     pub(super) rests: FxHashMap<UnitAt, Rest<S>>,
@@ -83,6 +85,7 @@ impl<S: Stage> Steps<S> {
             n_updates: 0,
             losses: Vec::new(),
             squared_norms: Vec::new(),
+            culprit: String::new(),
             activations: ActivationBytes::default(),
             rests: FxHashMap::default(),
             waited: Duration::ZERO,
@@ -95,6 +98,7 @@ impl<S: Stage> Steps<S> {
         (self.first, self.has_updates) = (first, false);
         self.losses.clear();
         self.rests.clear();
+        self.culprit.clear();
         self.squared_norms = vec![0.0; n_steps];
     }
 }
@@ -123,6 +127,11 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Whether stages are updated on their own, while other micro-batches are on their way.
     pub(super) fn updates_alone(&self) -> bool {
         self.job.program.window().update() != Update::Flush
+    }
+
+    /// Whether it is found out at the end of the program if updates in it were wrong.
+    pub(super) fn validates_window(&self) -> bool {
+        self.job.program.bordered().is_some() && self.job.training.validates_windows()
     }
 
     /// Number of a bucket's update since the start of the training.

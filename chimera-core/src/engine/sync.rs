@@ -69,6 +69,16 @@ impl StepSync {
         (self.skipped, self.n_skipped_in_a_row) = (None, 0);
     }
 
+    /// Takes a program in which something was not finite, and whose steps are trained again.
+    pub(super) fn repeat(&mut self, agreed: Agreed, records: Vec<Vec<u8>>) {
+        (self.agreed, self.records) = (Some(agreed), records);
+    }
+
+    /// Whether everything was finite in the last program.
+    pub(super) fn is_sound(&self) -> bool {
+        self.agreed.as_ref().is_none_or(|agreed| agreed.culprit.is_none())
+    }
+
     /// Counts a step that makes none.
     pub(super) fn count_skipped(&mut self) {
         self.skipped = None;

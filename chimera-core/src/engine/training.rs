@@ -103,7 +103,8 @@ pub struct Training {
     /// Which parameters have another learning rate or weight decay.
     pub param_groups: ParamRules,
     /// Largest global norm of the gradient; larger ones are scaled down to it. Of each stage's own where
-    /// stages update on their own (asynchronous schedules).
+    /// stages update on their own (asynchronous schedules). A window of steps without a border in which one is larger is
+    /// trained again step by step.
     pub clip: Option<f64>,
     /// Whether a loss or gradient that is not finite is kept from the weights.
     pub check_finite: bool,
@@ -154,6 +155,12 @@ impl Training {
     /// Whether the updates of a synchronous step must wait for all ranks.
     pub fn needs_barrier(&self) -> bool {
         self.clip.is_some() || self.check_finite
+    }
+
+    /// Whether updates of a window without a border are validated at its end: they go before the norm of all gradients is
+    /// known.
+    pub(super) fn validates_windows(&self) -> bool {
+        self.clip.is_some() || self.non_finite == NonFinite::Skip
     }
 
     /// The learning rate of a step: it rises in a line, stays, and falls as the schedule says.

@@ -14,6 +14,7 @@ use super::stages::Stages;
 use super::state::{StageOn, State, Steps};
 use super::sync::StepSync;
 use super::timing::Timing;
+use super::validation::Validation;
 use super::worker_state::{WorkerState, reductions};
 use super::{Job, bf16};
 use crate::analyze::Need;
@@ -53,6 +54,10 @@ pub struct StepReport {
     pub skipped: Option<String>,
     /// Steps whose gradient was, so far.
     pub n_skipped: u64,
+    /// Whether it was trained with a border, though the program is a window without.
+    pub is_bordered: bool,
+    /// Windows without a border that were trained again with one, so far.
+    pub n_repeated: u64,
     /// Deaths of ranks that the training has survived.
     pub recoveries: Recoveries,
     /// Whether some rank was asked to stop: this is the last step of all.
@@ -77,6 +82,7 @@ pub struct Worker<'j, S: Stage, D, C> {
     pub(super) me: WorkerId,
     /// The step to be trained next, if this rank has the weights for it.
     pub(super) next: Option<u64>,
+    pub(super) validation: Validation,
 }
 
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
@@ -128,7 +134,18 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     /// Trains the steps of the program, `first` and those that follow it: one, or those of a window. Returns no report
     /// where a rank was asked to stop before or, where the step can be discarded, in it: then the weights are
     /// those of the step before on every rank, and this worker trains no more.
+    ///
+    /// Where updates of a window without a border should have waited, it trains the window's steps again, one by one.
     pub fn run(&mut self, first: u64) -> Result<Vec<StepReport>, Fault> {
+        let Job { program, training, .. } = self.state.job;
+        match program.bordered().filter(|_| training.validates_windows()) {
+            Some(bordered) => self.run_validated(first, bordered),
+            None => self.run_program(first),
+        }
+    }
+
+    /// Runs the program once.
+    pub(super) fn run_program(&mut self, first: u64) -> Result<Vec<StepReport>, Fault> {
         let program = self.state.job.program;
         self.begin(first).map_err(|f| Fault { step: Some(first), ..f })?;
         if self.state.ends_here()? {
@@ -290,6 +307,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
                 validation_loss: None,
                 skipped: sync.skipped().map(str::to_owned),
                 n_skipped: sync.n_skipped(),
+                is_bordered: false,
+                n_repeated: 0,
                 recoveries: recoveries.clone(),
                 stop: agreed.stop && index + 1 == n_steps,
             }

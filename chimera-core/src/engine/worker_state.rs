@@ -14,6 +14,7 @@ use super::stages::Stages;
 use super::state::{StageOn, State, Steps};
 use super::sync::StepSync;
 use super::timing::Timing;
+use super::validation::Validation;
 use super::{Job, Training, Worker};
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
@@ -53,7 +54,7 @@ impl<S: Stage, D> WorkerState<S, D> {
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     /// Lets go of the transport, and of the step under way.
     pub fn leave(self) -> WorkerState<S, D> {
-        let Worker { state, me, next } = self;
+        let Worker { state, me, next, .. } = self;
         let State {
             group,
             device,
@@ -126,7 +127,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         };
         state.is_interruptible = state.is_interruptible();
         state.stages.iter_mut().flat_map(|held| &mut held.layers).for_each(Layer::forget);
-        Worker { state, me, next }
+        Worker { state, me, next, validation: Validation::default() }
     }
 
     /// Goes on as the rank of another job's program that it is on this transport. Stages that it holds in both keep what

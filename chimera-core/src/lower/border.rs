@@ -59,6 +59,23 @@ pub fn free_border(timetable: Timetable, n_steps: u32) -> Timetable {
     }
 }
 
+/// The first step of a window, to be trained alone.
+pub(super) fn first_step(window: &Timetable) -> Timetable {
+    let n_steps = window.update.n_steps();
+    let n_units = window.n_units() / n_steps;
+    let is_of_it = |op: &Op| op.span.start < n_units;
+    let of_cell = |cell: &Cell| match *cell {
+        Cell::Pair(a, b) if is_of_it(&a) && is_of_it(&b) => Some(Cell::Pair(a, b)),
+        cell => cell.ops().find(is_of_it).map(Cell::One),
+    };
+    Timetable {
+        n_micro_batches: window.n_micro_batches / n_steps,
+        update: Update::Flush,
+        rows: window.rows.iter().map(|row| row.iter().filter_map(of_cell).collect()).collect(),
+        ..window.clone()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use crate::analyze::simulate;

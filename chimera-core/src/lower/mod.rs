@@ -38,7 +38,8 @@ pub struct Lowering {
     pub sync: Sync,
     /// Whether optimizer steps wait until all workers agreed on the gradient norm and on its being
     /// finite. Without, and in asynchronous schedules, each bucket is updated as soon as its gradients
-    /// are in.
+    /// are in. In a window of steps without a border all workers agree at its end, and
+    /// [have a program](Program::bordered) for steps of which no update must go before.
     pub barrier: bool,
     /// Sets of stages that share tensors; each is a bucket over the workers of all of them.
     pub tied: Vec<Vec<StageId>>,
@@ -88,7 +89,12 @@ pub fn lower_at(
         peaks: Vec::new(),
         weight_versions: Vec::new(),
         has_barrier: how.barrier && window.update() == Update::Flush,
+        bordered: None,
     };
+    if how.barrier && matches!(window.update(), Update::EachStep { .. }) {
+        let step = lower_at(&border::first_step(timetable), how, costs)?;
+        program.bordered = Some(Box::new(step));
+    }
     let mut ends = sync::Ends::new(&program);
     simulate_compute(&program, costs, |event| ends.add(&event))?;
     sync::insert(&mut program, &ends, how);

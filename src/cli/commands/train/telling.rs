@@ -26,6 +26,8 @@ pub(crate) struct Telling<'t> {
     prometheus: Option<&'t Prometheus>,
     progress: Progress<'t>,
     stragglers: Stragglers,
+    /// Windows that were trained again so far.
+    n_repeated: u64,
     /// Tokens per second that the devices could train at their peak.
     full: Option<f64>,
     began: Instant,
@@ -83,12 +85,12 @@ impl<'t> Telling<'t> {
         }
         let (full, progress) = (full_tokens_per_s(run)?, Progress::new(run, say));
         let (stragglers, began) = (Stragglers::default(), Instant::now());
-        Ok(Telling { run, folder, prometheus, progress, stragglers, full, began })
+        Ok(Telling { run, folder, prometheus, progress, stragglers, n_repeated: 0, full, began })
     }
 
     /// Trains by `go`, which tells of every step.
     pub(crate) fn train<T>(&mut self, go: impl FnOnce(&mut Observe<'_>) -> Result<T>) -> Result<T> {
-        let Telling { run, folder, prometheus, progress, stragglers, full, .. } = self;
+        let Telling { run, folder, prometheus, progress, stragglers, n_repeated, full, .. } = self;
         let mut observe = |report: &StepReport| {
             let mut metrics = Metrics::of(report, run.tokens_per_step(), *full);
             if run.model().objective() == Objective::MaskedTokens {
@@ -100,6 +102,14 @@ impl<'t> Telling<'t> {
             }
             if let Some(why) = &report.skipped {
                 progress.warn(&format!("step {} made no update: {why}", report.step));
+            }
+            if report.n_repeated > *n_repeated {
+                *n_repeated = report.n_repeated;
+                progress.warn(&format!(
+                    "steps from {} on were trained again, one by one: without a border between them an update had not waited \
+                     for a gradient that is clipped or not finite",
+                    report.step
+                ));
             }
             if let Some(told) = stragglers.notice(report) {
                 progress.warn(&told);
