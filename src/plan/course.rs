@@ -5,10 +5,11 @@ use chimera_core::analyze::prove_in_one_order;
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts, UniformCosts};
 use chimera_core::engine::{NonFinite, Training, unpreconditioned, unsurvivable};
 use chimera_core::ids::StageId;
-use chimera_core::lower::{Lowering, Passes, Recompute, recompute};
+use chimera_core::lower::{Border, Lowering, Passes, Recompute, recompute};
 use chimera_core::model::{Cut, ModelConfig};
 use chimera_core::program::Program;
 use chimera_core::request::{Ordered, Request, Source};
+use chimera_core::schedule::Parameter;
 use chimera_core::search::Report;
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
@@ -24,6 +25,8 @@ pub struct Course {
     pub(crate) program: Program,
     /// The program of the steps at the end that do not make a whole window.
     pub(crate) last: Option<Program>,
+    /// By ascending k, the programs that steps are trained by where k is chosen again: `program` is one of them.
+    pub(crate) in_turn: Vec<(u32, Program)>,
     pub(crate) search: Option<Report>,
     /// The timetable that a search found, here or elsewhere.
     pub(crate) found: Option<Timetable>,
@@ -150,7 +153,8 @@ impl Course {
             "fewer ranks would share a sharded optimizer out in other parts, and a dead rank's part is with one of them \
              alone: choose survive respawn, or leave shard-optimizer out"
         );
-        let mut course = Course { config, program, last: None, search, found, training };
+        let in_turn = in_turn(&config, chain, &training)?;
+        let mut course = Course { config, program, last: None, in_turn, search, found, training };
         if course.config.resume.is_none() {
             course.begin(0, chain)?;
         }
@@ -192,6 +196,41 @@ impl Course {
         }
         Ok(())
     }
+}
+
+/// Numbers of forwards in turn that are tried beside the given one.
+const IN_TURN: [u32; 6] = [1, 2, 3, 4, 6, 8];
+
+/// The programs of `1f1b` by k, if it is to be chosen again: as many as `memory_cap` has room for.
+fn in_turn(config: &Config, chain: &dyn Chain, training: &Training) -> Result<Vec<(u32, Program)>> {
+    if config.adapt_every == 0 {
+        return Ok(Vec::new());
+    }
+    let reads = match &config.schedule {
+        Named::Schedule(schedule) => schedule.reads().contains(&Parameter::InTurn),
+        _ => false,
+    };
+    ensure!(
+        reads && config.border == Border::Step && config.survive == Survive::Off,
+        "adapt-every chooses the k of 1f1b between steps: choose schedule 1f1b, border step and survive off, or leave \
+         adapt-every out"
+    );
+    let of = |k: u32| -> Result<Option<(u32, Program)>> {
+        let mut config = config.clone();
+        config.in_turn = k;
+        let ordered = order(&config, config.window, chain)?;
+        let proven = prove(&config, chain, training, ordered);
+        match proven {
+            Err(_) if config.memory_cap.is_some() => Ok(None),
+            proven => Ok(Some((k, proven?))),
+        }
+    };
+    let most = config.micro_batches as u32;
+    let mut all: Vec<u32> = IN_TURN.into_iter().filter(|k| *k <= most).collect();
+    all.push(config.in_turn);
+    all.sort_unstable();
+    all.dedup();
+    all.into_iter().filter_map(|k| of(k).transpose()).collect()
 }
 
 impl Chain for ModelConfig {

@@ -111,7 +111,13 @@ impl Plan {
         );
         let cuts = config.cuts(&model, course.n_stages())?;
         let memory = memory_of(config, &model, &cuts);
-        let needs = needs(config, &Weights::of(&model, &cuts), &memory, program);
+        let weights = Weights::of(&model, &cuts);
+        let others = course.in_turn.iter().map(|(_, program)| program);
+        let needs = others
+            .map(|program| needs(config, &weights, &memory, program))
+            .fold(needs(config, &weights, &memory, program), |all, other| {
+                all.iter().zip(other).map(|(need, other)| need.larger(other)).collect()
+            });
         Ok(Plan { course, devices, model, priced, cuts, memory, needs })
     }
 

@@ -44,6 +44,11 @@ impl Need {
         }
     }
 
+    /// The larger of both.
+    pub(super) fn larger(self, other: Need) -> Need {
+        if other.total() > self.total() { other } else { self }
+    }
+
     /// All of it.
     pub fn total(&self) -> f64 {
         self.state + self.copy + self.activations + self.working

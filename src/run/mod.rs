@@ -7,6 +7,7 @@ mod fingerprint;
 mod folder;
 mod gather;
 mod in_folder;
+mod in_turn;
 mod initial;
 pub mod launch;
 mod lock;

@@ -12,6 +12,7 @@ use chimera_core::program::Program;
 use chimera_core::stage::{Param, Stage};
 use chimera_core::update::Update;
 
+use super::in_turn::InTurn;
 use super::subject::Subject;
 use super::survivor::Survivor;
 use super::trained::{RankRun, RankTrained};
@@ -64,6 +65,7 @@ where
         let saver = run.saver.as_ref().filter(|_| self.watch.by_processes);
         let mut shares = saver.map(|saver| Shares::of(saver, rank));
         let NextStep { mut step, mut stop, mut unsettled } = self.begin(initial)?;
+        let mut in_turn = InTurn::of(&run.course);
         let mut saved = None;
         if !unsettled.is_empty() {
             self.tell(&mut unsettled)?;
@@ -74,6 +76,11 @@ where
             let is_whole = n_steps - step >= u64::from(run.program().window().n_steps());
             if let Some(last) = run.course.last.as_ref().filter(|_| !is_whole) {
                 self.worker.set_program(last)?;
+            }
+            let mut is_given = true;
+            if let Some(in_turn) = &in_turn {
+                is_given = in_turn.is_given();
+                self.worker.set_program(in_turn.program())?;
             }
             let program = self.worker.program();
             let reports = self.run(program, step, &mut shares)?;
@@ -86,13 +93,17 @@ where
                 (step, stop) = (report.step + 1, report.stop);
                 self.survivor.trained.steps_s.push(report.step_s);
             }
+            if let Some(in_turn) = &mut in_turn {
+                reports.iter().for_each(|report| in_turn.took(report.step_s - report.copy_s));
+                self.survivor.trained.in_turn = Some(in_turn.k());
+            }
             let every = run.config().check_replicas;
             if every > 0 && step / every > began / every {
                 self.worker.check_replicas()?;
             }
             // What fewer ranks do is no part of a picture of all, nor are steps by another program.
             let is_bordered = reports.iter().any(|report| report.is_bordered);
-            let is_whole_run = self.survivor.fewer.is_none() && !is_bordered;
+            let is_whole_run = self.survivor.fewer.is_none() && is_given && !is_bordered;
             if is_whole_run {
                 let program = if is_whole { run.program() } else { run.last_program() };
                 self.trace(program, began..step)?;

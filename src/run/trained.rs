@@ -24,6 +24,8 @@ pub struct Trained {
     pub steps_s: Vec<f64>,
     /// Whether a step was begun after them, and discarded when the run was stopped.
     pub has_discarded: bool,
+    /// Forwards in turn of the last program, where that was chosen while training.
+    pub in_turn: Option<u32>,
     /// What the workers of the first group did in the last runs of the program, each from its own start.
     pub timelines: Vec<Timeline>,
     /// When these workers waited, and for what, by timeline.
@@ -81,6 +83,7 @@ pub struct RankTrained {
     pub(super) steps_s: Vec<f64>,
     /// Whether a step was begun after them, and discarded.
     pub(super) has_discarded: bool,
+    pub(super) in_turn: Option<u32>,
     pub(super) weights: Vec<(Param, Vec<f32>)>,
     /// What a rank of the first group did, by run of the program.
     pub(super) runs: Vec<RankRun>,
@@ -105,7 +108,7 @@ impl RankTrained {
 pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
     let Some(first) = ranks.first() else { bail!("no rank was trained") };
     let (n_steps, last, has_discarded) = (first.n_steps, first.last.clone(), first.has_discarded);
-    let steps_s = first.steps_s.clone();
+    let (steps_s, in_turn) = (first.steps_s.clone(), first.in_turn);
     let n_timelines = ranks.first().map_or(0, |r| r.runs.len());
     let mut timelines = vec![Timeline::default(); n_timelines];
     let mut waits = vec![Vec::new(); n_timelines];
@@ -139,6 +142,7 @@ pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
         last,
         steps_s,
         has_discarded,
+        in_turn,
         timelines,
         waits,
         process: None,

@@ -144,6 +144,9 @@ options! {
         /// Forwards in turn, and then backwards, of `1f1b`, k
         "in-turn" in_turn: u32 =
             [value("k").also("kFkB").whole(1, 1 << 20).is("1").free().searched().drawn(Shape)];
+        /// Steps after which `1f1b` tries a smaller and a larger k, and goes on with the one whose steps are shortest; 0 for never
+        "adapt-every" adapt_every: u64 =
+            [value("STEPS").whole(0, i64::MAX).is("0").free().see("schedules.md#forwards-in-turn")];
         /// Waves of `hanayo`, or of `auto` on waves
         "waves" waves: usize = [value("WAVES").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];
         /// Most micro-batches in flight in each direction of `mixpipe`, K

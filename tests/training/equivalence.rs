@@ -340,3 +340,14 @@ fn gradients_in_bf16_differ_by_their_rounding() {
     // Owners round their sums as well, so sharing the optimizer out changes no bit.
     assert_eq!(losses("--reduce-precision bf16 --shard-optimizer"), rounded);
 }
+
+/// Whatever k steps are tried with, gradients are added in the same order.
+#[test]
+fn choosing_forwards_in_turn_again_changes_no_bit() {
+    let oracle = Oracle::new();
+    let shape = format!("{MODEL} --schedule 1f1b --depth 2 --micro-batches 6 --steps 40");
+    let losses = |more: &str| oracle.losses(&format!("{shape} {more}"));
+    let plain = losses("");
+    assert_eq!(losses("--adapt-every 2"), plain);
+    assert_eq!(losses("--adapt-every 1 --in-turn 3 --memory-cap 6"), plain);
+}

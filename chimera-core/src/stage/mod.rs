@@ -9,7 +9,9 @@
 //! vector-Jacobian product, and [`Autograd`] makes a stage of it. [`conformance`] is the suite that every stage calls.
 
 mod autograd;
+mod boxed;
 pub mod conformance;
+mod data;
 mod edges;
 mod erased;
 mod init;
@@ -19,6 +21,7 @@ mod samples;
 mod slice;
 
 pub use autograd::{Autograd, Differentiable};
+pub use data::{Data, Micro};
 pub(crate) use edges::{ForwardResult, StageEdges};
 pub use erased::{AnyStage, AnyValue, erase};
 pub use init::initial;
@@ -31,26 +34,6 @@ pub use slice::{Left, Slice, SliceGradients};
 use self::edges::no_edges;
 use self::slice::no_slices;
 use crate::device::{DeviceError, Result};
-
-/// One micro-batch, or a part of one, as a stage sees it.
-#[derive(Clone, Copy, Debug)]
-pub struct Micro<'a, I = u32> {
-    /// Number of the step, from 0. With `sample` it keys whatever a stage draws at random.
-    pub step: u64,
-    /// Number of the first sample within the global batch of the step.
-    pub sample: u64,
-    /// The inputs of all samples, one sample after another. Empty for a stage that does not
-    /// [need inputs](Stage::needs_inputs).
-    pub input: &'a [I],
-    /// The targets of all samples, one sample after another, for a stage that has a loss. Empty for all others, and when
-    /// only outputs are wanted.
-    pub target: &'a [I],
-    /// Factor of the summed loss: one over the number of targets of the global batch that count. For a stage that has a
-    /// loss.
-    pub loss_scale: f64,
-    /// Whether the micro-batch is trained on; dropout and the like are off in an evaluation.
-    pub training: bool,
-}
 
 /// Result of a forward pass.
 #[derive(Clone, Debug)]
@@ -73,55 +56,6 @@ pub type Reassemble<T, S> = Box<dyn FnOnce(Vec<T>) -> Result<S> + Send>;
 
 /// The tensors of saved activations, and what puts them together again.
 pub type TakenApart<T, S> = (Vec<T>, Reassemble<T, S>);
-
-/// Source of samples. A (step, sample) always gives the same sample, on every rank.
-///
-/// `I` is the type of a sample's numbers: `u32` for the ids of tokens, `f32` or `f64` for measured values.
-pub trait Data<I = u32>: Sync {
-    /// Appends the inputs and targets of sample number `sample` of `step`'s global batch.
-    ///
-    /// # Errors
-    /// If the sample cannot be read: the run ends.
-    fn sample(
-        &self,
-        step: u64,
-        sample: u64,
-        input: &mut Vec<I>,
-        target: &mut Vec<I>,
-    ) -> std::io::Result<()>;
-
-    /// Number of targets of each sample: the loss of a step is the mean over the targets of its samples.
-    fn n_targets(&self) -> usize;
-
-    /// How many targets the first `n_samples` samples of a step have that count: all, unless the data knows some that a
-    /// stage ignores. The loss is the mean over these.
-    ///
-    /// # Errors
-    /// If the samples cannot be read: the run ends.
-    fn n_counted(&self, _step: u64, n_samples: u64) -> std::io::Result<u64> {
-        Ok(n_samples * self.n_targets() as u64)
-    }
-}
-
-impl<I, D: Data<I> + ?Sized> Data<I> for &D {
-    fn sample(
-        &self,
-        step: u64,
-        sample: u64,
-        input: &mut Vec<I>,
-        target: &mut Vec<I>,
-    ) -> std::io::Result<()> {
-        (**self).sample(step, sample, input, target)
-    }
-
-    fn n_targets(&self) -> usize {
-        (**self).n_targets()
-    }
-
-    fn n_counted(&self, step: u64, n_samples: u64) -> std::io::Result<u64> {
-        (**self).n_counted(step, n_samples)
-    }
-}
 
 /// One piece of a model.
 ///
@@ -354,177 +288,5 @@ pub trait Stage: Send {
     /// say it.
     fn deferred_bytes(&self, _deferred: &Self::Deferred) -> u64 {
         0
-    }
-}
-
-impl<S: Stage + ?Sized> Stage for Box<S> {
-    type Tensor = S::Tensor;
-    type Item = S::Item;
-    type Saved = S::Saved;
-    type Deferred = S::Deferred;
-
-    fn params(&self) -> &[Param] {
-        (**self).params()
-    }
-
-    fn forward(
-        &self,
-        w: &[S::Tensor],
-        micro: &Micro<'_, S::Item>,
-        x: Option<S::Tensor>,
-    ) -> Result<(Output<S::Tensor>, S::Saved)> {
-        (**self).forward(w, micro, x)
-    }
-
-    fn backward_input(
-        &self,
-        w: &[S::Tensor],
-        micro: &Micro<'_, S::Item>,
-        saved: S::Saved,
-        dy: S::Tensor,
-    ) -> Result<(Option<S::Tensor>, S::Deferred)> {
-        (**self).backward_input(w, micro, saved, dy)
-    }
-
-    fn backward_weight(
-        &self,
-        micro: &Micro<'_, S::Item>,
-        deferred: S::Deferred,
-        into: &mut [S::Tensor],
-    ) -> Result<()> {
-        (**self).backward_weight(micro, deferred, into)
-    }
-
-    fn operands(&self, deferred: &S::Deferred) -> Vec<[S::Tensor; 2]> {
-        (**self).operands(deferred)
-    }
-
-    fn forward_edges(
-        &self,
-        w: &[S::Tensor],
-        micro: &Micro<'_, S::Item>,
-        inputs: Vec<S::Tensor>,
-    ) -> Result<(Vec<Output<S::Tensor>>, S::Saved)> {
-        (**self).forward_edges(w, micro, inputs)
-    }
-
-    fn backward_input_edges(
-        &self,
-        w: &[S::Tensor],
-        micro: &Micro<'_, S::Item>,
-        saved: S::Saved,
-        gradients: Vec<S::Tensor>,
-    ) -> Result<(Vec<S::Tensor>, S::Deferred)> {
-        (**self).backward_input_edges(w, micro, saved, gradients)
-    }
-
-    fn has_output_per_edge(&self) -> bool {
-        (**self).has_output_per_edge()
-    }
-
-    fn needs_inputs(&self) -> bool {
-        (**self).needs_inputs()
-    }
-
-    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
-        (**self).input_shape(samples)
-    }
-
-    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
-        (**self).output_shape(samples)
-    }
-
-    fn recompute(
-        &self,
-        w: &[S::Tensor],
-        micro: &Micro<'_, S::Item>,
-        x: Option<S::Tensor>,
-    ) -> Result<S::Saved> {
-        (**self).recompute(w, micro, x)
-    }
-
-    fn recompute_edges(
-        &self,
-        w: &[S::Tensor],
-        micro: &Micro<'_, S::Item>,
-        inputs: Vec<S::Tensor>,
-    ) -> Result<S::Saved> {
-        (**self).recompute_edges(w, micro, inputs)
-    }
-
-    fn has_selective_recompute(&self) -> bool {
-        (**self).has_selective_recompute()
-    }
-
-    fn select(&self, saved: S::Saved) -> S::Saved {
-        (**self).select(saved)
-    }
-
-    fn restore(
-        &self,
-        w: &[S::Tensor],
-        micro: &Micro<'_, S::Item>,
-        selected: S::Saved,
-    ) -> Result<S::Saved> {
-        (**self).restore(w, micro, selected)
-    }
-
-    fn has_slices(&self) -> bool {
-        (**self).has_slices()
-    }
-
-    fn forward_slice(
-        &self,
-        w: &[S::Tensor],
-        micro: &Micro<'_, S::Item>,
-        slice: Slice<'_, S::Tensor>,
-        x: Option<S::Tensor>,
-    ) -> Result<(Output<S::Tensor>, S::Saved, Left<S::Tensor>)> {
-        (**self).forward_slice(w, micro, slice, x)
-    }
-
-    fn recompute_slice(
-        &self,
-        w: &[S::Tensor],
-        micro: &Micro<'_, S::Item>,
-        slice: Slice<'_, S::Tensor>,
-        x: Option<S::Tensor>,
-    ) -> Result<S::Saved> {
-        (**self).recompute_slice(w, micro, slice, x)
-    }
-
-    fn backward_input_slice(
-        &self,
-        w: &[S::Tensor],
-        micro: &Micro<'_, S::Item>,
-        slice: Slice<'_, S::Tensor>,
-        saved: S::Saved,
-        gradients: SliceGradients<S::Tensor>,
-    ) -> Result<(Option<S::Tensor>, S::Deferred, Vec<Left<S::Tensor>>)> {
-        (**self).backward_input_slice(w, micro, slice, saved, gradients)
-    }
-
-    fn can_take_apart(&self) -> bool {
-        (**self).can_take_apart()
-    }
-
-    fn take_apart(&self, saved: S::Saved) -> Result<TakenApart<S::Tensor, S::Saved>> {
-        (**self).take_apart(saved)
-    }
-
-    fn can_split_saved(&self) -> bool {
-        (**self).can_split_saved()
-    }
-
-    fn split_saved(&self, saved: S::Saved, parts: usize) -> Result<Vec<S::Saved>> {
-        (**self).split_saved(saved, parts)
-    }
-
-    fn saved_bytes(&self, saved: &S::Saved) -> u64 {
-        (**self).saved_bytes(saved)
-    }
-
-    fn deferred_bytes(&self, deferred: &S::Deferred) -> u64 {
-        (**self).deferred_bytes(deferred)
     }
 }

@@ -127,6 +127,9 @@ impl Train {
         if let Some(checkpoint) = &trained.checkpoint {
             say.line(&format!("checkpoint: {}", checkpoint.display()));
         }
+        if let Some(k) = trained.in_turn {
+            say.line(&format!("steps were shortest with {k} forwards in turn (in-turn {k})"));
+        }
         // What failed first counts.
         if let Some(fault) = trained.unwritten {
             return Err(fault.into());

@@ -1,0 +1,304 @@
+//! Which values an op eats and makes: the one rule that everything else follows from.
+//!
+//! The checker, the memory model, the simulator and the engine are machines over this rule; none of
+//! them says again when an op may run. Inputs and targets of a step are there from the start and
+//! losses are only collected, so they need no tokens.
+
+mod moved;
+mod token;
+
+use std::fmt;
+
+use self::moved::MovedUnits;
+pub use self::token::{Token, TokenKind};
+use crate::few::Few;
+use crate::graph::StageGraph;
+use crate::ids::{PipeId, StageId, WorkerId};
+use crate::op::{Cell, Kind, Op, Span};
+use crate::timetable::Timetable;
+
+/// The tokens of an op or a cell, in a fixed order.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Effects {
+    /// Must be live before it runs, and are gone after.
+    pub eats: Few<Token>,
+    /// Are live after it ran.
+    pub makes: Few<Token>,
+}
+
+/// What the effects of an op depend on beside the op itself.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Rules {
+    graph: StageGraph,
+    /// `(pipe, stage)` whose forwards keep their input instead of their saved activations, sorted.
+    recomputed: Vec<(PipeId, StageId)>,
+    /// `(pipe, stage)` whose forwards keep a part of their saved activations, sorted.
+    selective: Vec<(PipeId, StageId)>,
+    /// Whether weights may change between a forward and its backward.
+    keeps_versions: bool,
+    /// Slices of the sequence of a micro-batch; 1 where its units are no slices.
+    n_slices: u32,
+    moves: MovedUnits,
+}
+
+/// One unit at a stage of a pipe.
+pub(crate) type UnitAt = (PipeId, StageId, u32);
+
+impl Rules {
+    /// The rules of a timetable: a stage of a pipe is recomputed if it has a [`Kind::Recompute`].
+    pub fn of(timetable: &Timetable) -> Rules {
+        let mut recomputed: Vec<_> = timetable
+            .ops()
+            .filter(|op| op.kind == Kind::Recompute)
+            .map(|op| (op.pipe, op.stage))
+            .collect();
+        recomputed.sort_unstable();
+        recomputed.dedup();
+        let mut selective = timetable.selective.clone();
+        selective.sort_unstable();
+        let keeps_versions = timetable.update.is_asynchronous();
+        let n_slices = timetable.n_slices();
+        let (graph, moves) = (timetable.graph.clone(), MovedUnits::of(timetable));
+        Rules { graph, recomputed, selective, keeps_versions, n_slices, moves }
+    }
+
+    /// Which stages feed which.
+    pub fn graph(&self) -> &StageGraph {
+        &self.graph
+    }
+
+    /// Stages of pipes whose forwards keep a part of their saved activations, ascending.
+    pub(crate) fn selective(&self) -> &[(PipeId, StageId)] {
+        &self.selective
+    }
+
+    /// Whether a stage of a pipe is recomputed.
+    pub fn is_recomputed(&self, pipe: PipeId, stage: StageId) -> bool {
+        self.recomputed.binary_search(&(pipe, stage)).is_ok()
+    }
+
+    /// Whether a forward of `stage` keeps a part of its saved activations, if it is recomputed at all.
+    pub fn is_selective(&self, pipe: PipeId, stage: StageId) -> bool {
+        self.selective.binary_search(&(pipe, stage)).is_ok()
+    }
+
+    /// Whether some pipe's forwards of `stage` are [selective](Rules::is_selective).
+    pub fn is_selective_somewhere(&self, stage: StageId) -> bool {
+        self.selective.iter().any(|(_, selective)| *selective == stage)
+    }
+
+    /// Whether weights may change between a forward and its backward.
+    pub fn keeps_versions(&self) -> bool {
+        self.keeps_versions
+    }
+
+    /// Slices of the sequence of a micro-batch, each a unit; 1 where units are no slices.
+    pub fn n_slices(&self) -> u32 {
+        self.n_slices
+    }
+
+    /// Whether some saved activations are moved.
+    pub fn has_moves(&self) -> bool {
+        !self.moves.offloaded.is_empty()
+    }
+
+    /// Whether the saved activations of a unit leave the memory of their worker between forward and backward.
+    pub fn is_offloaded(&self, pipe: PipeId, stage: StageId, unit: u32) -> bool {
+        self.has_moves() && self.moves.offloaded.binary_search(&(pipe, stage, unit)).is_ok()
+    }
+
+    /// The worker that keeps the saved activations of a unit for another one, if one does.
+    pub fn keeper(&self, pipe: PipeId, stage: StageId, unit: u32) -> Option<WorkerId> {
+        let kept = &self.moves.kept;
+        let at = kept.binary_search_by_key(&(pipe, stage, unit), |(unit, _)| *unit).ok()?;
+        Some(kept[at].1)
+    }
+
+    /// Whether an op is a move that takes the time of a transfer. Of the two ends of a move between workers, the one that
+    /// sends does.
+    pub fn is_transfer(&self, op: &Op) -> bool {
+        match op.kind {
+            Kind::Offload | Kind::Return => true,
+            Kind::Reload => self.keeper(op.pipe, op.stage, op.span.start).is_none(),
+            _ => false,
+        }
+    }
+
+    /// What `op` eats and makes.
+    pub fn effects(&self, op: &Op) -> Effects {
+        let mut effects = Effects::default();
+        self.add(op, &mut effects);
+        effects
+    }
+
+    /// What the ops of `cell` eat and make together. The ops of a pair do not feed each other.
+    pub fn cell_effects(&self, cell: &Cell) -> Effects {
+        let mut effects = Effects::default();
+        self.set_cell_effects(cell, &mut effects);
+        effects
+    }
+
+    /// [`cell_effects`](Rules::cell_effects), in the place of what `effects` was: for loops over many cells.
+    pub(crate) fn set_cell_effects(&self, cell: &Cell, effects: &mut Effects) {
+        effects.eats.clear();
+        effects.makes.clear();
+        match cell {
+            Cell::One(op) => self.add(op, effects),
+            Cell::Pair(a, b) => [a, b].into_iter().for_each(|op| self.add(op, effects)),
+        }
+    }
+
+    fn add(&self, op: &Op, e: &mut Effects) {
+        let Op { kind, pipe, stage, span } = *op;
+        let along = |kind, stage, to| Token { kind, pipe, stage, to, span };
+        let whole = |kind| along(kind, stage, stage);
+        // Of what another rank says it did, the stage may be any; one that does not exist has no edges.
+        let (inputs, outputs) = (self.graph.inputs(stage), self.graph.outputs(stage));
+        match kind {
+            Kind::Forward => {
+                for &from in inputs {
+                    e.eats.push(along(TokenKind::Activation, from, stage));
+                }
+                for &to in outputs {
+                    if to == self.graph.loss() {
+                        push_units(&mut e.makes, along(TokenKind::Gradient, to, stage));
+                    } else {
+                        e.makes.push(along(TokenKind::Activation, stage, to));
+                    }
+                }
+                let kept = match self.is_recomputed(pipe, stage) {
+                    true => TokenKind::Kept,
+                    false => TokenKind::Saved,
+                };
+                push_units(&mut e.makes, whole(kept));
+            }
+            Kind::Recompute => {
+                push_units(&mut e.eats, whole(TokenKind::Kept));
+                push_units(&mut e.makes, whole(TokenKind::Saved));
+            }
+            Kind::Backward | Kind::BackwardInput => {
+                match self.has_moves() {
+                    false => push_units(&mut e.eats, whole(TokenKind::Saved)),
+                    true => self.push_saved(&mut e.eats, whole(TokenKind::Saved)),
+                }
+                for &to in outputs {
+                    push_units(&mut e.eats, along(TokenKind::Gradient, to, stage));
+                }
+                for &from in inputs {
+                    push_units(&mut e.makes, along(TokenKind::Gradient, stage, from));
+                }
+                if kind == Kind::BackwardInput {
+                    push_units(&mut e.makes, whole(TokenKind::Deferred));
+                }
+            }
+            Kind::BackwardWeight => push_units(&mut e.eats, whole(TokenKind::Deferred)),
+            Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => {
+                for unit in span.units() {
+                    let one = |kind| Token { span: Span::one(unit), ..whole(kind) };
+                    let left = match self.keeper(pipe, stage, unit) {
+                        Some(_) => TokenKind::Back,
+                        None => TokenKind::Away,
+                    };
+                    let (eaten, made) = match kind {
+                        Kind::Offload => (TokenKind::Saved, TokenKind::Away),
+                        Kind::Keep => (TokenKind::Away, TokenKind::Guest),
+                        Kind::Return => (TokenKind::Guest, TokenKind::Back),
+                        _ => (left, TokenKind::Reloaded),
+                    };
+                    e.eats.push(one(eaten));
+                    e.makes.push(one(made));
+                }
+                return;
+            }
+        }
+        if self.n_slices > 1 {
+            self.add_past(op, e);
+        }
+        if self.keeps_versions {
+            let version = whole(TokenKind::Version);
+            if matches!(kind, Kind::Forward | Kind::Recompute) {
+                push_units(&mut e.makes, version);
+            }
+            if matches!(kind, Kind::Recompute | Kind::Backward | Kind::BackwardInput) {
+                push_units(&mut e.eats, version);
+            }
+        }
+    }
+}
+
+impl Rules {
+    /// The saved activations of each unit, from where a backward finds them.
+    fn push_saved(&self, eats: &mut Few<Token>, saved: Token) {
+        for unit in saved.span.units() {
+            let kind = match self.is_offloaded(saved.pipe, saved.stage, unit) {
+                true => TokenKind::Reloaded,
+                false => TokenKind::Saved,
+            };
+            eats.push(Token { kind, span: Span::one(unit), ..saved });
+        }
+    }
+
+    /// A slice reads what those before it left, and its backward comes before theirs. Recomputation reads what its forward
+    /// kept.
+    fn add_past(&self, op: &Op, e: &mut Effects) {
+        let Op { kind, pipe, stage, span } = *op;
+        let token = |kind, unit| Token { kind, pipe, stage, to: stage, span: Span::one(unit) };
+        for unit in span.units() {
+            let slice = unit % self.n_slices;
+            let (is_first, is_last) = (slice == 0, slice + 1 == self.n_slices);
+            match kind {
+                Kind::Forward => {
+                    if !is_first {
+                        e.eats.push(token(TokenKind::Past, unit));
+                    }
+                    if !is_last {
+                        e.makes.push(token(TokenKind::Past, unit.saturating_add(1)));
+                    }
+                }
+                Kind::Backward | Kind::BackwardInput => {
+                    if !is_last {
+                        e.eats.push(token(TokenKind::PastGradient, unit));
+                    }
+                    if !is_first {
+                        e.makes.push(token(TokenKind::PastGradient, unit - 1));
+                    }
+                }
+                Kind::BackwardWeight | Kind::Recompute => {}
+                Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => {}
+            }
+        }
+    }
+}
+
+/// Of a chain the number of its stages stands for the graph: programs of chains have always read so, and their
+/// fingerprints go by it.
+impl fmt::Debug for Rules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Rules { graph, recomputed, selective, keeps_versions, n_slices, moves } = self;
+        let mut rules = f.debug_struct("Rules");
+        rules.field("n_stages", &graph.n_stages());
+        if !graph.is_chain() {
+            rules.field("graph", &format_args!("{graph}"));
+        }
+        rules.field("recomputed", recomputed).field("selective", selective);
+        rules.field("keeps_versions", keeps_versions);
+        if *n_slices > 1 {
+            rules.field("n_slices", n_slices);
+        }
+        if self.has_moves() {
+            rules.field("offloaded", &moves.offloaded).field("kept", &moves.kept);
+        }
+        rules.finish()
+    }
+}
+
+/// Adds a token for each unit of the span of `whole`.
+#[inline]
+fn push_units(tokens: &mut Few<Token>, whole: Token) {
+    for unit in whole.span.units() {
+        tokens.push(Token { span: Span::one(unit), ..whole });
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+//! The values that ops make and eat.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{PipeId, StageId};
+use crate::op::Span;
+
+/// What kind of value a token stands for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum TokenKind {
+    /// The output of a stage on one of its output edges, eaten by the forward of the stage that the edge leads to.
+    Activation,
+    /// The gradient of that output, made by the backward of the stage that the edge leads to, and eaten by the backward
+    /// of the stage where it begins. That of [`StageGraph::loss`] is the loss's own, made by the forward of the stage that
+    /// has the loss.
+    Gradient,
+    /// The saved activations of a forward, eaten by its backward.
+    Saved,
+    /// What a forward keeps so that a [`Kind::Recompute`] can make the saved activations: its input, or a part of
+    /// the saved activations (see [`Rules::is_selective`]).
+    Kept,
+    /// What the weight half of a backward needs of its input half.
+    Deferred,
+    /// The version of the weights that a forward read, until its backward has read it too. There is one
+    /// where weights may change in between (see [`Update`](crate::update::Update)).
+    Version,
+    /// What the slices of a sequence up to one leave for the next of them, such as keys and values: made by the forward of
+    /// one slice, eaten by the forward of the next (see [`Timetable::is_sliced`]).
+    Past,
+    /// The gradient of a [`TokenKind::Past`], summed over the slices that read it: made by the backward of one slice, eaten
+    /// by the backward of the one before it.
+    PastGradient,
+    /// Saved activations that have left the memory of their worker, eaten by the [`Kind::Reload`], or by the
+    /// [`Kind::Keep`] of another worker.
+    Away,
+    /// Saved activations that another worker keeps.
+    Guest,
+    /// Saved activations on their way back from another worker.
+    Back,
+    /// Saved activations that are back, eaten by the backward in the place of [`TokenKind::Saved`].
+    Reloaded,
+    /// Memory that compute has freed for saved activations that are moved in. As the two kinds below, it is named by the op
+    /// that fills it, and made by an instruction of its own.
+    Freed,
+    /// Memory that a move has freed for compute.
+    Vacated,
+    /// Memory that a move has freed for saved activations from another worker.
+    Released,
+}
+
+impl TokenKind {
+    /// Its name in files: one word.
+    pub fn name(self) -> &'static str {
+        match self {
+            TokenKind::Activation => "activation",
+            TokenKind::Gradient => "gradient",
+            TokenKind::Saved => "saved",
+            TokenKind::Kept => "kept",
+            TokenKind::Deferred => "deferred",
+            TokenKind::Version => "version",
+            TokenKind::Past => "past",
+            TokenKind::PastGradient => "past-gradient",
+            TokenKind::Away => "away",
+            TokenKind::Guest => "guest",
+            TokenKind::Back => "back",
+            TokenKind::Reloaded => "reloaded",
+            TokenKind::Freed => "freed",
+            TokenKind::Vacated => "vacated",
+            TokenKind::Released => "released",
+        }
+    }
+
+    /// Whether it may come from the other lane of its worker, so that who eats it waits for it.
+    pub fn crosses_lanes(self) -> bool {
+        self == TokenKind::Reloaded || self.is_memory()
+    }
+
+    /// Whether it stands for memory, and not for a value.
+    pub fn is_memory(self) -> bool {
+        matches!(self, TokenKind::Freed | TokenKind::Vacated | TokenKind::Released)
+    }
+}
+
+/// A value that one op makes and one op eats.
+///
+/// Activations travel in the span of their forward; everything else is cut into single units, so
+/// that the halves of a micro-batch can go backward one by one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Token {
+    /// What it stands for.
+    pub kind: TokenKind,
+    /// The pipe it belongs to.
+    pub pipe: PipeId,
+    /// The stage that makes it; for a gradient, the stage whose input it is the gradient of.
+    pub stage: StageId,
+    /// The stage that eats it.
+    pub to: StageId,
+    /// The micro-batch units it covers.
+    pub span: Span,
+}
+
+impl Token {
+    /// Its edge, from the earlier stage to the later one, if it goes along one: an activation of it forward, a gradient
+    /// back. A loss begins on an edge too, to [`StageGraph::loss`].
+    pub fn edge(&self) -> Option<(StageId, StageId)> {
+        match self.kind {
+            TokenKind::Activation => Some((self.stage, self.to)),
+            TokenKind::Gradient => Some((self.to, self.stage)),
+            TokenKind::Saved
+            | TokenKind::Kept
+            | TokenKind::Deferred
+            | TokenKind::Version
+            | TokenKind::Past
+            | TokenKind::PastGradient
+            | TokenKind::Away
+            | TokenKind::Guest
+            | TokenKind::Back
+            | TokenKind::Reloaded
+            | TokenKind::Freed
+            | TokenKind::Vacated
+            | TokenKind::Released => None,
+        }
+    }
+
+    /// Whether it goes along an edge between stages that are not numbered one after the other.
+    pub fn skips(&self) -> bool {
+        self.edge().is_some_and(|(from, to)| u32::from(from.0) + 1 != u32::from(to.0))
+    }
+}
+
+/// In two words, since tokens are looked up all the time.
+impl Hash for Token {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Token { kind, pipe, stage, to, span } = *self;
+        let (kind, pipe) = (kind as u64, u64::from(pipe.0));
+        let (stage, len) = (u64::from(stage.0), u64::from(span.len));
+        state.write_u64(kind | pipe << 8 | stage << 24 | len << 40);
+        state.write_u32(span.start ^ u32::from(to.0) << 16);
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.kind {
+            TokenKind::Activation => "activation",
+            TokenKind::Gradient => "gradient",
+            TokenKind::Saved => "saved activations",
+            TokenKind::Kept => "checkpointed input",
+            TokenKind::Deferred => "deferred weight work",
+            TokenKind::Version => "weight version",
+            TokenKind::Past => "past of the slice",
+            TokenKind::PastGradient => "gradient from later slices",
+            TokenKind::Away => "offloaded activations",
+            TokenKind::Guest => "kept activations",
+            TokenKind::Back => "returned activations",
+            TokenKind::Reloaded => "reloaded activations",
+            TokenKind::Freed => "memory that compute frees for activations",
+            TokenKind::Vacated => "memory that a move frees for activations",
+            TokenKind::Released => "memory that a move frees for another worker's activations",
+        };
+        write!(f, "{name}({}, {}", self.pipe, self.stage)?;
+        if self.skips() {
+            write!(f, " to {}", self.to)?;
+        }
+        write!(f, ", micro-batch {})", self.span)
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
