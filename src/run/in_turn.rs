@@ -20,7 +20,7 @@ pub(super) struct InTurn<'r> {
     programs: &'r [(u32, Program)],
     /// The one that the settings name.
     given: usize,
-    choice: Choice,
+    trials: Trials,
 }
 
 impl<'r> InTurn<'r> {
@@ -28,33 +28,33 @@ impl<'r> InTurn<'r> {
     pub(super) fn of(course: &'r Course) -> Option<InTurn<'r>> {
         let programs = &course.in_turn;
         let given = programs.iter().position(|(k, _)| *k == course.config.in_turn)?;
-        let choice = Choice::new(course.config.adapt_every, programs.len(), given);
-        Some(InTurn { programs, given, choice })
+        let trials = Trials::new(course.config.adapt_every, programs.len(), given);
+        Some(InTurn { programs, given, trials })
     }
 
-    /// That of the next step.
+    /// The program of the next step.
     pub(super) fn program(&self) -> &'r Program {
-        &self.programs[self.choice.next()].1
+        &self.programs[self.trials.next()].1
     }
 
-    /// Whether that is the one that the settings name.
+    /// Whether the next step is trained by the program that the settings name.
     pub(super) fn is_given(&self) -> bool {
-        self.choice.next() == self.given
+        self.trials.next() == self.given
     }
 
     /// The k that goes on.
     pub(super) fn k(&self) -> u32 {
-        self.programs[self.choice.at].0
+        self.programs[self.trials.at].0
     }
 
     /// Takes the seconds of a step, which are the same on all ranks.
     pub(super) fn took(&mut self, step_s: f64) {
-        self.choice.took(step_s);
+        self.trials.took(step_s);
     }
 }
 
 /// One of several, of which neighbours are tried now and then.
-struct Choice {
+struct Trials {
     every: u64,
     n: usize,
     at: usize,
@@ -64,9 +64,9 @@ struct Choice {
     tries: Vec<(usize, Vec<f64>)>,
 }
 
-impl Choice {
-    fn new(every: u64, n: usize, at: usize) -> Choice {
-        Choice { every, n, at, left: every, tries: Vec::new() }
+impl Trials {
+    fn new(every: u64, n: usize, at: usize) -> Trials {
+        Trials { every, n, at, left: every, tries: Vec::new() }
     }
 
     /// The one of the next step.
@@ -113,27 +113,27 @@ mod tests {
     use super::*;
 
     /// Which goes on after so many steps, where a step by each takes so long.
-    fn chosen(choice: &mut Choice, n_steps: usize, takes: impl Fn(usize) -> f64) -> usize {
+    fn chosen(trials: &mut Trials, n_steps: usize, takes: impl Fn(usize) -> f64) -> usize {
         for _ in 0..n_steps {
-            choice.took(takes(choice.next()));
+            trials.took(takes(trials.next()));
         }
-        choice.at
+        trials.at
     }
 
     #[test]
     fn the_shortest_is_found_and_kept() {
-        let mut choice = Choice::new(5, 6, 0);
+        let mut trials = Trials::new(5, 6, 0);
         let takes = |best: usize| move |of: usize| 1.0 + 0.1 * (of as f64 - best as f64).abs();
-        assert_eq!(chosen(&mut choice, 5, takes(3)), 0);
-        assert_eq!(chosen(&mut choice, 100, takes(3)), 3);
+        assert_eq!(chosen(&mut trials, 5, takes(3)), 0);
+        assert_eq!(chosen(&mut trials, 100, takes(3)), 3);
         // Links have become faster.
-        assert_eq!(chosen(&mut choice, 100, takes(1)), 1);
+        assert_eq!(chosen(&mut trials, 100, takes(1)), 1);
         // A step that happens to be longer does not count.
-        assert_eq!(chosen(&mut choice, 100, |of| if of == 1 { 1.0 } else { 0.99 }), 1);
+        assert_eq!(chosen(&mut trials, 100, |of| if of == 1 { 1.0 } else { 0.99 }), 1);
     }
 
     #[test]
     fn one_alone_goes_on() {
-        assert_eq!(chosen(&mut Choice::new(1, 1, 0), 20, |_| 1.0), 0);
+        assert_eq!(chosen(&mut Trials::new(1, 1, 0), 20, |_| 1.0), 0);
     }
 }

@@ -54,6 +54,7 @@ mod updated;
 mod updating;
 mod validation;
 mod waits;
+mod windows;
 mod worker;
 mod worker_state;
 

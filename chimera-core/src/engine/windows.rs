@@ -1,0 +1,114 @@
+//! Validation of windows without a border between steps.
+//!
+//! A stage is updated there before the norm of all gradients is known, as if nothing had to be clipped and all were finite.
+//! At the end of the window all ranks know whether that was so. If not, each goes back to the weights and the optimizer's
+//! state from before the window, and trains its steps again, one by one, with a border. So weights, losses and norms are
+//! always those of steps with a border. (After the post-validation of Zero Bubble Pipeline Parallelism, ICLR 2024,
+//! section 4, which validates each step and rolls one update back.)
+
+use std::sync::Arc;
+
+use super::held::{Held, copy};
+use super::state::StageOn;
+use super::worker::{StepReport, Worker};
+use crate::comm::{Comm, Endpoint};
+use crate::device::{Device, Result};
+use crate::fault::Fault;
+use crate::program::Program;
+
+/// How far below the limit a norm is that is surely not clipped: sums in another order round otherwise.
+const SURELY: f64 = 1.0 - 1e-9;
+
+/// What updates of a stage overwrite.
+struct Overwritten<T> {
+    weights: Vec<T>,
+    state: Vec<Option<Vec<T>>>,
+}
+
+impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
+    /// Trains a window from the step `first`, and again by the program of its steps with a border if an update was wrong.
+    pub(super) fn run_validated(
+        &mut self,
+        first: u64,
+        bordered: &'j Program,
+    ) -> std::result::Result<Vec<StepReport>, Fault> {
+        if self.validation.begin() {
+            return self.run_bordered(first, bordered);
+        }
+        let rank = self.state.comm.rank();
+        let kept = self.overwritten().map_err(|e| e.into_fault(rank))?;
+        let (next, n_updates) = (self.next, self.state.steps.n_updates);
+        let mut window = self.run_program(first)?;
+        if window.is_empty() {
+            return Ok(window);
+        }
+        let is_sound = self.state.sync.is_sound() && window.iter().all(|r| self.is_unclipped(r));
+        if is_sound {
+            self.validation.right();
+            window.iter_mut().for_each(|report| report.n_repeated = self.validation.n_repeated());
+            return Ok(window);
+        }
+        self.put_back(kept);
+        (self.next, self.state.steps.n_updates) = (next, n_updates);
+        self.validation.wrong();
+        let mut reports = self.run_bordered(first, bordered)?;
+        // What the window took is theirs.
+        for (report, lost) in reports.iter_mut().zip(&window) {
+            report.step_s += lost.step_s;
+            for (load, lost) in report.ranks.iter_mut().zip(&lost.ranks) {
+                load.bytes = load.bytes.max(lost.bytes);
+            }
+        }
+        Ok(reports)
+    }
+
+    /// Trains the steps of a window one by one.
+    fn run_bordered(
+        &mut self,
+        first: u64,
+        bordered: &'j Program,
+    ) -> std::result::Result<Vec<StepReport>, Fault> {
+        let window = self.program();
+        self.set_program(bordered)?;
+        let mut reports = Vec::new();
+        for step in first..first + u64::from(window.window().n_steps()) {
+            let trained = self.run_program(step)?;
+            let is_over = trained.last().is_none_or(|report| report.stop);
+            reports.extend(trained);
+            if is_over {
+                break;
+            }
+        }
+        self.set_program(window)?;
+        for report in &mut reports {
+            (report.is_bordered, report.n_repeated) = (true, self.validation.n_repeated());
+        }
+        Ok(reports)
+    }
+
+    /// Whether a step's gradient was not to be clipped.
+    fn is_unclipped(&self, report: &StepReport) -> bool {
+        let clip = self.state.job.training.clip;
+        clip.is_none_or(|clip| report.grad_norm <= SURELY * clip)
+    }
+
+    /// Copies of all that the updates of a window overwrite.
+    fn overwritten(&self) -> Result<Vec<Overwritten<D::Tensor>>> {
+        let device = &self.state.device;
+        let copies = |all: &[S::Tensor]| all.iter().map(|t| copy(device, t)).collect::<Result<_>>();
+        let of_stage = |held: &Held<S>| {
+            let state = held.state.iter().map(|kept| kept.as_deref().map(copies).transpose());
+            Ok(Overwritten {
+                weights: copies(&held.weights)?,
+                state: state.collect::<Result<_>>()?,
+            })
+        };
+        self.state.stages.iter().map(of_stage).collect()
+    }
+
+    fn put_back(&mut self, kept: Vec<Overwritten<D::Tensor>>) {
+        for (held, Overwritten { weights, state }) in self.state.stages.iter_mut().zip(kept) {
+            (held.weights, held.state) = (Arc::new(weights), state);
+        }
+    }
+}
