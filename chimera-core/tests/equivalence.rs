@@ -220,6 +220,28 @@ fn width_and_sync_policies_do_not_change_the_training() {
     }
 }
 
+/// Gradients of a stage that are summed in parts give the same bits: even shares and whole tensors, with factors and without.
+#[test]
+fn parts_of_buckets_change_no_bit() {
+    let four = Shape { n_pipes: 4, ..Shape::new(4, 6) };
+    for (schedule, shape, width) in
+        [("dapple", Shape::new(3, 4), 3), ("zb-h1", Shape::new(2, 5), 2), ("chimera", four, 3)]
+    {
+        for (optimizer, shard_optimizer, tied) in [
+            (Optimizer::adamw(), false, true),
+            (Optimizer::adamw(), true, false),
+            (Optimizer::kfac(), false, false),
+        ] {
+            let run = Run { optimizer, shard_optimizer, tied, width, ..Run::new(schedule, shape) };
+            let whole = train(&run).expect("trains");
+            for bucket_elements in [1, 20, 200] {
+                let parts = train(&Run { bucket_elements, ..run.clone() }).expect("trains");
+                assert_eq!(parts, whole, "{bucket_elements} of {run:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn every_optimizer_trains_as_on_one_worker() {
     let four = Shape { n_pipes: 4, ..Shape::new(4, 6) };

@@ -301,6 +301,7 @@ fn training(config: &Config) -> Training {
         shard_optimizer: config.shard_optimizer,
         shadow_every: config.shadow_every,
         bf16_gradients: config.reduce_precision == Precision::Bf16,
+        bucket_elements: (config.bucket_size.bytes() / 4).max(1) as usize,
     }
 }
 

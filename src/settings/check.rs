@@ -12,7 +12,9 @@ use toml::Value;
 
 use super::schedules::{self, Named};
 use super::value::Kind;
-use super::{DataWeights, Layout, OPTIONS, Opt, RecomputedStages, Speeds, StepRange, peers};
+use super::{
+    ByteSize, DataWeights, Layout, OPTIONS, Opt, RecomputedStages, Speeds, StepRange, peers,
+};
 
 /// Characters of a refused text that are shown.
 const SHOWN: usize = 200;
@@ -86,6 +88,7 @@ impl Kind {
             (Kind::Layout, Value::String(text)) => text.parse::<Layout>().is_ok(),
             (Kind::Stages, Value::String(text)) => text.parse::<RecomputedStages>().is_ok(),
             (Kind::Speeds, Value::String(text)) => text.parse::<Speeds>().is_ok(),
+            (Kind::Bytes, Value::String(text)) => text.parse::<ByteSize>().is_ok(),
             (Kind::Weights, Value::String(text)) => text.parse::<DataWeights>().is_ok(),
             (Kind::RopeScaling, Value::String(text)) => text.parse::<RopeScaling>().is_ok(),
             (Kind::ParamRules, Value::String(text)) => text.parse::<ParamRules>().is_ok(),
@@ -128,6 +131,7 @@ impl fmt::Display for Kind {
                 write!(f, "all, auto, or numbers of stages such as 0,2-3 or 0-1,2:selective")
             }
             Kind::Speeds => write!(f, "speeds from 0.001 to 1000, such as 1,1,0.5,1"),
+            Kind::Bytes => write!(f, "a number of bytes such as 25MiB, 1GB or 4096"),
             Kind::Weights => write!(f, "weights whose sum is 1, such as 0.7,0.3"),
             Kind::Steps => write!(f, "a range of steps such as 1..11"),
             Kind::Loopback => {

@@ -7,6 +7,7 @@
 
 #[cfg(feature = "cli")]
 pub mod args;
+mod byte_size;
 mod check;
 mod config;
 mod file;
@@ -35,6 +36,7 @@ use std::path::PathBuf;
 
 use toml::Value;
 
+pub use byte_size::ByteSize;
 pub use config::MODEL;
 pub use gate::MlpGate;
 pub use layout::Layout;

@@ -18,8 +18,8 @@ use super::recomputed::AUTO;
 use super::schedules::Named;
 use super::value::Setting;
 use super::{
-    DataWeights, Evict, Layout, MlpGate, Opt, Origin, RecomputedStages, Scaling, Speeds, StepRange,
-    Survive, Transport,
+    ByteSize, DataWeights, Evict, Layout, MlpGate, Opt, Origin, RecomputedStages, Scaling, Speeds,
+    StepRange, Survive, Transport,
 };
 use crate::device::{Device, Precision};
 
@@ -314,6 +314,9 @@ options! {
         /// weights to the others
         "shard-optimizer" shard_optimizer: bool =
             [value("BOOL").also("ZeRO stage 1").is("false").free().see("#sharing-the-optimizer-out")];
+        /// Bytes of gradients from which on those of earlier tensors are summed apart; whole tensors stay together
+        "bucket-size" bucket_size: ByteSize =
+            [value("BYTES").also("bucket_cap_mb").is("25MiB").free().see("#buckets-of-gradients")];
         /// Number format in which gradients go between replicas: f32, or bf16 for half the traffic; they are added in f32
         "reduce-precision" reduce_precision: Precision =
             [value("FORMAT").is("f32").free().see("#gradients-in-bf16")];

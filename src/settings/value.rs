@@ -14,7 +14,8 @@ use toml::Value;
 
 use super::schedules::{Named, names};
 use super::{
-    DataWeights, Evict, Layout, MlpGate, RecomputedStages, Scaling, Speeds, Survive, Transport,
+    ByteSize, DataWeights, Evict, Layout, MlpGate, RecomputedStages, Scaling, Speeds, Survive,
+    Transport,
 };
 use crate::device::Precision;
 
@@ -47,6 +48,8 @@ pub enum Kind {
     Stages,
     /// How fast ranks are.
     Speeds,
+    /// A number of bytes, with a unit or without.
+    Bytes,
     /// A scaling of rotary frequencies.
     RopeScaling,
     /// Hyperparameters by names of parameters.
@@ -75,7 +78,7 @@ impl Kind {
             Kind::Real(..) => value.try_into::<f64>().map(Value::from),
             Kind::Flag => value.try_into::<bool>().map(Value::from),
             Kind::Paths => value.try_into::<Vec<String>>().map(Value::from),
-            Kind::Hoist => match value {
+            Kind::Hoist | Kind::Bytes => match value {
                 Value::Integer(cells) => Ok(Value::String(cells.to_string())),
                 Value::String(word) => Ok(Value::String(word)),
                 other => return Err(format!("{} is no word and no number", other.type_str())),
@@ -201,6 +204,7 @@ texts! {
     RecomputedStages = Kind::Stages;
     DataWeights = Kind::Weights;
     Speeds = Kind::Speeds;
+    ByteSize = Kind::Bytes;
     RopeScaling = Kind::RopeScaling;
     ParamRules = Kind::ParamRules;
     StepRange = Kind::Steps;

@@ -136,9 +136,10 @@ where
         let tags = [
             tag(1, 0),
             tag(2, 0),
-            Tag::new(1, Payload::Gradients { bucket }),
-            Tag::new(1, Payload::Sums { bucket }),
-            Tag::new(1, Payload::Sums { bucket: BucketId(4) }),
+            Tag::new(1, Payload::Gradients { bucket, part: 0 }),
+            Tag::new(1, Payload::Sums { bucket, part: 0 }),
+            Tag::new(1, Payload::Sums { bucket, part: 1 }),
+            Tag::new(1, Payload::Sums { bucket: BucketId(4), part: 0 }),
             Tag::private(1, 1),
         ];
         for (i, tag) in (0..).zip(tags) {

@@ -25,11 +25,15 @@ pub enum Payload {
     Gradients {
         /// The bucket that is reduced.
         bucket: BucketId,
+        /// Which part of it.
+        part: u32,
     },
     /// Sums of gradients over all replicas. In one reduction a rank sends them to another one once at most.
     Sums {
         /// The bucket that is reduced.
         bucket: BucketId,
+        /// Which part of it.
+        part: u32,
     },
     /// Weights of a bucket's tensor after its update, from the replica that updates it to the others.
     Updated {
@@ -174,8 +178,8 @@ fn encode(payload: Payload) -> (u32, [u32; 3]) {
             let code = TOKENS.iter().position(|known| *known == kind).unwrap_or(TOKENS.len());
             (code as u32, [halves(pipe.0, stage.0), span.start, halves(to.0, span.len)])
         }
-        Payload::Gradients { bucket } => (GRADIENTS, [bucket.0, 0, 0]),
-        Payload::Sums { bucket } => (SUMS, [bucket.0, 0, 0]),
+        Payload::Gradients { bucket, part } => (GRADIENTS, [bucket.0, part, 0]),
+        Payload::Sums { bucket, part } => (SUMS, [bucket.0, part, 0]),
         Payload::Updated { bucket, tensor } => (UPDATED, [bucket.0, tensor, 0]),
         Payload::Evaluated { sample, stage, to } => {
             (EVALUATED, [halves(to.0, stage.0), sample as u32, (sample >> 32) as u32])
@@ -198,8 +202,8 @@ fn halves(high: u16, low: u16) -> u32 {
 fn decode(code: u32, [x, y, z]: [u32; 3]) -> Option<Payload> {
     let stage = || u16::try_from(x).ok().map(StageId);
     let payload = match code {
-        GRADIENTS => Payload::Gradients { bucket: BucketId(x) },
-        SUMS => Payload::Sums { bucket: BucketId(x) },
+        GRADIENTS => Payload::Gradients { bucket: BucketId(x), part: y },
+        SUMS => Payload::Sums { bucket: BucketId(x), part: y },
         UPDATED => Payload::Updated { bucket: BucketId(x), tensor: y },
         EVALUATED => {
             let sample = u64::from(y) | u64::from(z) << 32;
@@ -234,8 +238,12 @@ impl fmt::Display for Payload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Payload::Token(token) => write!(f, "{token}"),
-            Payload::Gradients { bucket } => write!(f, "gradients of {bucket}"),
-            Payload::Sums { bucket } => write!(f, "summed gradients of {bucket}"),
+            Payload::Gradients { bucket, part: 0 } => write!(f, "gradients of {bucket}"),
+            Payload::Gradients { bucket, part } => write!(f, "gradients of {bucket}, part {part}"),
+            Payload::Sums { bucket, part: 0 } => write!(f, "summed gradients of {bucket}"),
+            Payload::Sums { bucket, part } => {
+                write!(f, "summed gradients of {bucket}, part {part}")
+            }
             Payload::Updated { bucket, tensor } => {
                 write!(f, "the updated tensor {tensor} of {bucket}")
             }
@@ -296,8 +304,9 @@ mod tests {
             Payload::Token(Token { kind, pipe: PipeId(3), stage, to, span })
         };
         let others = [
-            Payload::Gradients { bucket },
-            Payload::Sums { bucket },
+            Payload::Gradients { bucket, part: 0 },
+            Payload::Gradients { bucket, part: 7 },
+            Payload::Sums { bucket, part: u32::MAX },
             Payload::Updated { bucket, tensor: 3 },
             Payload::Evaluated { sample: u64::MAX - 1, stage, to: StageId(0xfffe) },
             Payload::Weight { stage, tensor: 5 },

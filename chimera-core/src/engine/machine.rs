@@ -1,11 +1,13 @@
 //! The machine whose tokens carry tensors.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::task::Poll;
 
 use super::agreement::{Agreed, Culprit, Record};
 use super::ops::Value;
 use super::reduction::{ReduceError, Reduction};
+use super::reductions::UnderWay;
 use super::state::{StageOn, State};
 use super::timing::Since;
 use super::training::{MOST_SKIPPED, NonFinite};
@@ -125,35 +127,47 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
 
     fn reduce(&mut self, _: WorkerId, bucket: BucketId) -> Result<(), Fault> {
         let op = || format!("reduction of {bucket}");
-        let parts = self.stages.take_gradients(&self.device, bucket);
-        let mut parts = self.on_device(op(), parts)?;
-        parts.extend(self.take_factors(bucket)?);
-        let members = self.job.program.replicas(self.job.width, bucket);
-        let (start, number) = (self.now(), self.sum_number(bucket));
-        let buffer = self.reductions.buffer(bucket, self.takes_factors());
-        let State { device, comm, .. } = &mut *self;
-        let sum = Reduction::start(device, comm, number, bucket, members, buffer, parts);
-        let sum = self.on_wait(op(), Need::Other, sum)?;
-        self.reductions.push(bucket, sum, start);
+        let gradients = self.stages.take_gradients(&self.device, bucket);
+        let mut own = self.on_device(op(), gradients)?;
+        own.extend(self.take_factors(bucket)?);
+        let mut own: Vec<_> = own.into_iter().map(Some).collect();
+        let number = self.sum_number(bucket);
+        let is_bf16 = self.reductions.is_bf16();
+        let parts = self.reductions.parts(bucket, self.takes_factors()).iter();
+        let parts = parts.map(|part| (part.tensors.clone(), Arc::clone(&part.layout)));
+        for (part, (tensors, layout)) in (0..).zip(parts.collect::<Vec<_>>()) {
+            let of_part = tensors.iter().filter_map(|tensor| own[*tensor].take()).collect();
+            let members = self.job.program.replicas(self.job.width, bucket);
+            let start = self.now();
+            let State { device, comm, .. } = &mut *self;
+            let (which, how) = ((bucket, part), (layout, is_bf16));
+            let sum = Reduction::start(device, comm, number, which, members, how, of_part);
+            let sum = self.on_wait(op(), Need::Other, sum)?;
+            self.reductions.push(UnderWay { bucket, tensors, sum, start });
+        }
         Ok(())
     }
 
     fn await_sum(&mut self, worker: WorkerId, bucket: BucketId) -> Result<Poll<()>, Fault> {
-        let (mut sum, start) = self.reductions.take(bucket);
-        let waits_from = self.now();
-        let waited = self.wait(ReduceError::waited_mut, |state, deadline| {
-            sum.wait(&state.device, &mut state.comm, deadline)
-        })?;
-        self.waited(worker, Awaited::Sum(bucket), waits_from);
-        let Poll::Ready(waited) = waited else {
-            self.reductions.push(bucket, sum, start);
-            return Ok(Poll::Pending);
-        };
-        let sums = waited.and_then(|()| sum.finish(&self.device));
-        let mut sums = self.on_sum(bucket, sums)?;
-        let factors = sums.split_off(self.stages.places(bucket).len());
-        self.stages.put_sums(bucket, sums);
-        self.put_factors(bucket, factors);
+        let mut begun = None;
+        while let Some(mut under_way) = self.reductions.take(bucket) {
+            let waits_from = self.now();
+            let waited = self.wait(ReduceError::waited_mut, |state, deadline| {
+                under_way.sum.wait(&state.device, &mut state.comm, deadline)
+            })?;
+            self.waited(worker, Awaited::Sum(bucket), waits_from);
+            let Poll::Ready(waited) = waited else {
+                self.reductions.push(under_way);
+                return Ok(Poll::Pending);
+            };
+            let UnderWay { tensors, sum, start, .. } = under_way;
+            let sums = waited.and_then(|()| sum.finish(&self.device));
+            let sums = self.on_sum(bucket, sums)?;
+            self.put_sums(bucket, tensors.into_iter().zip(sums));
+            begun.get_or_insert(start);
+        }
+        // A program that awaits what it has not started is a bug.
+        let start = begun.unwrap_or_else(|| panic!("{bucket} is awaited before its reduction"));
         self.record(worker, Work::Reduce(bucket), start);
         Ok(Poll::Ready(()))
     }
@@ -232,6 +246,26 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
 }
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
+    /// Puts sums of a bucket's tensors where they belong; `None` where another rank has it.
+    fn put_sums(
+        &mut self,
+        bucket: BucketId,
+        sums: impl Iterator<Item = (usize, Option<S::Tensor>)>,
+    ) {
+        let n_gradients = self.stages.places(bucket).len();
+        let mut factors = Vec::new();
+        for (tensor, sum) in sums {
+            match sum {
+                sum if tensor >= n_gradients => factors.push(sum),
+                Some(sum) => self.stages.put_sum(bucket, tensor, &sum),
+                None => {}
+            }
+        }
+        if !factors.is_empty() {
+            self.put_factors(bucket, factors);
+        }
+    }
+
     /// The norm of a stage's gradients, for an update that waits for nobody.
     fn norm_alone(&mut self, bucket: BucketId, step: usize) -> Result<f64, Fault> {
         let (training, window) = (self.job.training, self.job.program.window());

@@ -1,6 +1,6 @@
 //! Gradient reduction: sums over replicas, in a fixed order over any transport.
 //!
-//! The gradients of a bucket lie in one buffer, of which parts go from replica to replica as [`collective`] says.
+//! The gradients of a bucket, or of a part of it, lie in one buffer, of which segments go from replica to replica as [`collective`] says.
 //! Every member gets the same bits, and the same bits come out whatever the transport. Where the transport is to
 //! reduce by itself ([`Comm::has_all_reduce`]), it does, and only the first holds. Nothing here waits before
 //! [`wait`](Reduction::wait), so that a reduction proceeds while its members compute.
@@ -52,6 +52,8 @@ impl From<DeviceError> for ReduceError {
 /// A reduction under way, as one member sees it.
 pub(super) struct Reduction<T> {
     bucket: BucketId,
+    /// Which part of it.
+    part: u32,
     step: u64,
     members: Vec<Rank>,
     /// This rank among the members.
@@ -76,7 +78,7 @@ impl<T: Clone + Send> Reduction<T> {
         device: &D,
         comm: &mut C,
         step: u64,
-        bucket: BucketId,
+        (bucket, part): (BucketId, u32),
         members: Vec<Rank>,
         (layout, is_bf16): (Arc<BucketLayout>, bool),
         parts: Vec<T>,
@@ -92,13 +94,14 @@ impl<T: Clone + Send> Reduction<T> {
         let mut rounds = rounds(n, me, layout.keeps_sums());
         if !layout.keeps_sums() && !is_bf16 && comm.has_all_reduce(&members) {
             let buffer = cut(device, &held, &(0..layout.n_elements()))?;
-            comm.all_reduce(&members, Tag::new(step, Payload::Sums { bucket }), buffer)?;
+            comm.all_reduce(&members, Tag::new(step, Payload::Sums { bucket, part }), buffer)?;
             let from_itself = Part { peer: me, segments: 0..n };
             rounds = vec![Round { recvs: vec![from_itself], ..Round::default() }];
             held.clear();
         }
         let mut reduction = Reduction {
             bucket,
+            part,
             step,
             members,
             me,
@@ -288,10 +291,10 @@ impl<T: Clone + Send> Reduction<T> {
     }
 
     fn tag(&self, round: &Round) -> Tag {
-        let bucket = self.bucket;
+        let Reduction { bucket, part, .. } = *self;
         let payload = match round.adds_up {
-            Some(_) => Payload::Gradients { bucket },
-            None => Payload::Sums { bucket },
+            Some(_) => Payload::Gradients { bucket, part },
+            None => Payload::Sums { bucket, part },
         };
         Tag::new(self.step, payload)
     }

@@ -1,10 +1,7 @@
 //! The reductions that a rank has under way.
 
-use std::sync::Arc;
-
-use super::layout::BucketLayout;
 use super::reduction::{ReduceError, Reduction};
-use super::shards::of_bucket;
+use super::shards::{BucketPart, of_bucket};
 use super::timing::Moment;
 use crate::comm::Comm;
 use crate::device::Device;
@@ -12,49 +9,54 @@ use crate::ids::BucketId;
 
 /// Reductions in the order in which they were started.
 pub(super) struct Reductions<T> {
-    /// By bucket of an update: how its gradients lie in the buffer that is reduced.
-    buffers: Vec<Arc<BucketLayout>>,
-    /// By bucket of an update: how gradients lie with factors of linear layers behind them; none where the optimizer takes none.
-    with_factors: Vec<Arc<BucketLayout>>,
+    /// By bucket of an update: its parts.
+    parts: Vec<Vec<BucketPart>>,
+    /// By bucket of an update: its parts where factors of linear layers are summed too; none where the optimizer takes none.
+    with_factors: Vec<Vec<BucketPart>>,
     /// Whether gradients go between replicas in bf16.
     is_bf16: bool,
-    /// With the time of each start.
-    under_way: Vec<(BucketId, Reduction<T>, Moment)>,
+    under_way: Vec<UnderWay<T>>,
+}
+
+/// The reduction of a part of a bucket.
+pub(super) struct UnderWay<T> {
+    pub(super) bucket: BucketId,
+    /// Which of the bucket's tensors it sums.
+    pub(super) tensors: Vec<usize>,
+    pub(super) sum: Reduction<T>,
+    /// When it was started.
+    pub(super) start: Moment,
 }
 
 impl<T: Clone + Send> Reductions<T> {
     pub(super) fn new(
-        buffers: Vec<Arc<BucketLayout>>,
-        with_factors: Vec<Arc<BucketLayout>>,
+        parts: Vec<Vec<BucketPart>>,
+        with_factors: Vec<Vec<BucketPart>>,
         is_bf16: bool,
     ) -> Self {
-        Reductions { buffers, with_factors, is_bf16, under_way: Vec::new() }
+        Reductions { parts, with_factors, is_bf16, under_way: Vec::new() }
     }
 
-    /// How a bucket's gradients lie in the buffer that is reduced, with factors or without, and whether they are sent in
-    /// bf16.
-    pub(super) fn buffer(
-        &self,
-        bucket: BucketId,
-        takes_factors: bool,
-    ) -> (Arc<BucketLayout>, bool) {
-        let buffers = if takes_factors { &self.with_factors } else { &self.buffers };
-        (Arc::clone(of_bucket(buffers, bucket)), self.is_bf16)
+    /// The parts of a bucket, with factors or without.
+    pub(super) fn parts(&self, bucket: BucketId, takes_factors: bool) -> &[BucketPart] {
+        let parts = if takes_factors { &self.with_factors } else { &self.parts };
+        of_bucket::<Vec<_>>(parts, bucket)
+    }
+
+    /// Whether gradients go between replicas in bf16.
+    pub(super) fn is_bf16(&self) -> bool {
+        self.is_bf16
     }
 
     /// Takes on a reduction that was started.
-    pub(super) fn push(&mut self, bucket: BucketId, sum: Reduction<T>, start: Moment) {
-        self.under_way.push((bucket, sum, start));
+    pub(super) fn push(&mut self, reduction: UnderWay<T>) {
+        self.under_way.push(reduction);
     }
 
-    /// The reduction of a bucket, to be waited for, and when it started. A program that awaits what it has not
-    /// started is a bug.
-    pub(super) fn take(&mut self, bucket: BucketId) -> (Reduction<T>, Moment) {
-        let Some(at) = self.under_way.iter().position(|(b, ..)| *b == bucket) else {
-            panic!("{bucket} is awaited before its reduction");
-        };
-        let (_, sum, start) = self.under_way.remove(at);
-        (sum, start)
+    /// The first part of a bucket that is still to be waited for, if one is.
+    pub(super) fn take(&mut self, bucket: BucketId) -> Option<UnderWay<T>> {
+        let at = self.under_way.iter().position(|under_way| under_way.bucket == bucket)?;
+        Some(self.under_way.remove(at))
     }
 
     /// Forgets those of a program that is not finished.
@@ -64,7 +66,7 @@ impl<T: Clone + Send> Reductions<T> {
 
     /// Whether one of them still needs messages.
     pub(super) fn is_summing(&self) -> bool {
-        self.under_way.iter().any(|(_, sum, _)| !sum.is_done())
+        self.under_way.iter().any(|under_way| !under_way.sum.is_done())
     }
 
     /// Gets each as far as it can without waiting; fails with the bucket of the first that cannot go on.
@@ -78,6 +80,8 @@ impl<T: Clone + Send> Reductions<T> {
         C: Comm<T>,
     {
         let mut all = self.under_way.iter_mut();
-        all.try_for_each(|(bucket, sum, _)| sum.poll(device, comm).map_err(|e| (*bucket, e)))
+        all.try_for_each(|UnderWay { bucket, sum, .. }| {
+            sum.poll(device, comm).map_err(|e| (*bucket, e))
+        })
     }
 }

@@ -1,6 +1,7 @@
 //! Which rank owns which tensor: it counts the norm of its gradient, and where the optimizer is shared out it alone
 //! has the sum of all replicas' gradients and updates the tensor. Elsewhere replicas have even shares of all gradients.
 
+use std::mem::take;
 use std::sync::Arc;
 
 use super::Optimizer;
@@ -56,31 +57,74 @@ pub(super) fn owners<'p>(
     (0..).zip(layout).map(of).collect()
 }
 
-/// By bucket of an update: how its gradients lie in the buffer that is reduced. With `keeps_sums` each replica has the
-/// tensors that it owns, else an even share. With factors, those of a bucket's stage lie behind its gradients.
-pub(super) fn buffers<'p>(
+/// Tensors of a bucket that are summed together.
+pub(super) struct BucketPart {
+    /// Which of the bucket's, ascending. Factors of linear layers come after its gradients.
+    pub(super) tensors: Vec<usize>,
+    /// How they lie in the buffer that is reduced.
+    pub(super) layout: Arc<BucketLayout>,
+}
+
+/// How the tensors of a bucket are summed.
+#[derive(Clone, Copy)]
+pub(super) struct HowSummed {
+    /// Whether each replica has the tensors that it owns, else an even share.
+    pub(super) keeps_sums: bool,
+    /// Whether the factors of a bucket's stage are summed with its gradients.
+    pub(super) with_factors: bool,
+    /// A part has at least so many elements, if tensors before its own are left.
+    pub(super) part_elements: usize,
+}
+
+/// By bucket of an update: its parts, the one with the last tensors first, whose gradients a backward makes first.
+pub(super) fn parts<'p>(
     program: &Program,
     width: usize,
     layout: &[Vec<Places>],
     params: impl Fn(StageId) -> Option<&'p [Param]>,
-    (keeps_sums, with_factors): (bool, bool),
-) -> Vec<Arc<BucketLayout>> {
+    how: HowSummed,
+) -> Vec<Vec<BucketPart>> {
     let of = |(bucket, tensors): (u32, &Vec<Places>)| {
         let n_members = program.replicas(width, BucketId(bucket)).len();
         let mut shapes = shapes(tensors, &params);
-        if let ([stage], true) = (&program.buckets()[bucket as usize].stages[..], with_factors) {
+        let n_gradients = shapes.len();
+        if let ([stage], true) = (&program.buckets()[bucket as usize].stages[..], how.with_factors)
+        {
             shapes.extend(factor_shapes(params(*stage).unwrap_or_default()));
         }
-        Arc::new(match keeps_sums {
-            true => BucketLayout::owned(
-                shapes.clone(),
-                &assign_whole(&sizes(&shapes), n_members),
-                n_members,
-            ),
-            false => BucketLayout::shared(shapes, n_members),
-        })
+        let sizes = sizes(&shapes);
+        let owners = assign_whole(&sizes, n_members);
+        let most = if n_members > 1 { how.part_elements } else { usize::MAX };
+        let part = |tensors: Vec<usize>| {
+            let shapes = tensors.iter().map(|tensor| shapes[*tensor].clone()).collect();
+            let owners: Vec<_> = tensors.iter().map(|tensor| owners[*tensor]).collect();
+            let layout = match how.keeps_sums {
+                true => BucketLayout::owned(shapes, &owners, n_members),
+                false => BucketLayout::shared(shapes, n_members),
+            };
+            BucketPart { tensors, layout: Arc::new(layout) }
+        };
+        cut_in_parts(&sizes, n_gradients, most).into_iter().map(part).collect()
     };
     (0..).zip(layout).map(of).collect()
+}
+
+/// Gradients from the last to the first in parts of at least so many elements; what is no gradient goes with the last part.
+fn cut_in_parts(sizes: &[usize], n_gradients: usize, part_elements: usize) -> Vec<Vec<usize>> {
+    let mut parts = Vec::new();
+    let (mut part, mut n_elements) = (Vec::new(), 0);
+    for tensor in (0..n_gradients).rev() {
+        if n_elements >= part_elements {
+            parts.push(take(&mut part));
+            n_elements = 0;
+        }
+        part.push(tensor);
+        n_elements += sizes[tensor];
+    }
+    part.extend(n_gradients..sizes.len());
+    parts.push(part);
+    parts.iter_mut().for_each(|part| part.sort_unstable());
+    parts
 }
 
 /// The extents of each tensor.

@@ -186,13 +186,10 @@ impl<S: Stage> Stages<S> {
         Ok(Some(held))
     }
 
-    /// Puts the sums of a bucket's tensors in the place of their gradients; `None` where another rank has it.
-    pub(super) fn put_sums(&mut self, bucket: BucketId, sums: Vec<Option<S::Tensor>>) {
-        let places = of_bucket(&self.layout, bucket).iter().zip(sums);
-        for (places, sum) in places.filter_map(|(places, sum)| Some((places, sum?))) {
-            for &(stage, index) in places {
-                held_mut(&mut self.held, stage).grads[index] = sum.clone();
-            }
+    /// Puts the sum of a bucket's tensor in the place of its gradients.
+    pub(super) fn put_sum(&mut self, bucket: BucketId, tensor: usize, sum: &S::Tensor) {
+        for &(stage, index) in &of_bucket::<Vec<_>>(&self.layout, bucket)[tensor] {
+            held_mut(&mut self.held, stage).grads[index] = sum.clone();
         }
     }
 

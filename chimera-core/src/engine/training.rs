@@ -118,6 +118,9 @@ pub struct Training {
     pub shadow_every: u64,
     /// Whether gradients and their sums go between replicas in bf16, rounded; else whole.
     pub bf16_gradients: bool,
+    /// Elements from which on gradients of a stage are summed apart from those of tensors before them; whole tensors stay
+    /// together. Sums are the same to the bit.
+    pub bucket_elements: usize,
 }
 
 impl Default for Training {
@@ -147,6 +150,7 @@ impl Default for Training {
             shard_optimizer: false,
             shadow_every: 0,
             bf16_gradients: false,
+            bucket_elements: 25 << 18,
         }
     }
 }

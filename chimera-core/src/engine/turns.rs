@@ -5,6 +5,7 @@
 
 use rustc_hash::FxHashMap;
 
+use super::shards::BucketPart;
 use super::state::{StageOn, State};
 use crate::analyze::{Need, Together, prove_in_groups};
 use crate::collective::{Transfer, waves};
@@ -67,8 +68,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// The name in this step of what a message carries.
     fn tag_of(&self, payload: Payload) -> Tag {
         match payload {
-            Payload::Gradients { bucket }
-            | Payload::Sums { bucket }
+            Payload::Gradients { bucket, .. }
+            | Payload::Sums { bucket, .. }
             | Payload::Updated { bucket, .. } => Tag::new(self.sum_number(bucket), payload),
             payload => Tag::new(self.steps.first, payload),
         }
@@ -109,28 +110,30 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(groups)
     }
 
-    /// By wave: the turns of this rank in a reduction.
+    /// By part and wave: the turns of this rank in a reduction.
     fn reduction_turns(&self, bucket: BucketId) -> Vec<Vec<OrderedMessage>> {
         let me = self.comm.rank();
         let members = self.job.program.replicas(self.job.width, bucket);
         if !members.contains(&me) {
             return Vec::new();
         }
-        let (layout, _) = self.reductions.buffer(bucket, self.takes_factors());
-        let waves = waves(members.len(), layout.keeps_sums()).into_iter();
-        let of = |wave: Vec<_>| {
-            let full =
-                wave.into_iter().filter(|t: &Transfer| !layout.elements(&t.segments).is_empty());
-            let turns = full.filter_map(|transfer| {
-                let payload = match transfer.adds {
-                    true => Payload::Gradients { bucket },
-                    false => Payload::Sums { bucket },
-                };
-                turn(me, (members[transfer.from], members[transfer.to]), payload)
-            });
-            turns.collect()
+        let of_part = |(part, BucketPart { layout, .. }): (u32, &BucketPart)| {
+            let of = |wave: Vec<_>| {
+                let full = wave
+                    .into_iter()
+                    .filter(|t: &Transfer| !layout.elements(&t.segments).is_empty());
+                let turns = full.filter_map(|transfer| {
+                    let payload = match transfer.adds {
+                        true => Payload::Gradients { bucket, part },
+                        false => Payload::Sums { bucket, part },
+                    };
+                    turn(me, (members[transfer.from], members[transfer.to]), payload)
+                });
+                turns.collect()
+            };
+            waves(members.len(), layout.keeps_sums()).into_iter().map(of).collect::<Vec<_>>()
         };
-        waves.map(of).collect()
+        (0..).zip(self.reductions.parts(bucket, self.takes_factors())).flat_map(of_part).collect()
     }
 }
 

@@ -9,7 +9,7 @@ use super::pieces::PieceQueue;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
 use super::shadows::Shadows;
-use super::shards::buffers;
+use super::shards::{HowSummed, parts};
 use super::stages::Stages;
 use super::state::{StageOn, State, Steps};
 use super::sync::StepSync;
@@ -168,9 +168,10 @@ pub(super) fn reductions<S: Stage>(
 ) -> Reductions<S::Tensor> {
     let params = |stage| stages.find(stage).map(|held| held.stage.params());
     let Training { shard_optimizer, bf16_gradients, ref optimizer, .. } = *job.training;
+    let part_elements = job.training.bucket_elements;
     let of = |with_factors| {
-        let how = (shard_optimizer, with_factors);
-        buffers(job.program, job.width, stages.layout(), params, how)
+        let how = HowSummed { keeps_sums: shard_optimizer, with_factors, part_elements };
+        parts(job.program, job.width, stages.layout(), params, how)
     };
     let with_factors = if optimizer.preconditions() { of(true) } else { Vec::new() };
     Reductions::new(of(false), with_factors, bf16_gradients)

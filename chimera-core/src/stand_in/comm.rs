@@ -69,7 +69,7 @@ impl<'p, C: Comm<Dated<Tensor>>, D: Delays> Paced<'p, C, D> {
             if let Some(start) = started.get(&(number, bucket, member)) {
                 return Ok(Some(*start));
             }
-            let tag = Tag::new(number, Payload::Gradients { bucket });
+            let tag = Tag::new(number, Payload::Gradients { bucket, part: 0 });
             let told = match deadline {
                 Some(deadline) => Some(inner.recv(member, tag, deadline)?),
                 None => inner.try_recv(member, tag)?,
@@ -114,7 +114,7 @@ impl<C: Comm<Dated<Tensor>>, D: Delays> Comm<Tensor> for Paced<'_, C, D> {
 
     /// Only what belongs to reductions is asked for so.
     fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Tensor>, CommError> {
-        let Payload::Sums { bucket } = tag.payload() else {
+        let Payload::Sums { bucket, .. } = tag.payload() else {
             return Ok(self.inner.try_recv(from, tag)?.map(|dated| dated.tensor));
         };
         let times = self.times((tag.step(), bucket), None)?;
@@ -142,7 +142,7 @@ impl<C: Comm<Dated<Tensor>>, D: Delays> Comm<Tensor> for Paced<'_, C, D> {
                 self.pace.receive(message.due);
                 Ok(message.tensor)
             }
-            Payload::Sums { bucket } => {
+            Payload::Sums { bucket, .. } => {
                 self.pace.wait_for(tag);
                 match self.times((tag.step(), bucket), Some(deadline))? {
                     Some(times) if times.1 <= deadline => {
@@ -162,10 +162,10 @@ impl<C: Comm<Dated<Tensor>>, D: Delays> Comm<Tensor> for Paced<'_, C, D> {
 
     /// Says when this rank has started, to all whose reductions may wait for that.
     fn all_reduce(&mut self, _: &[Rank], tag: Tag, tensor: Tensor) -> Result<(), CommError> {
-        let Payload::Sums { bucket } = tag.payload() else { return Ok(()) };
+        let Payload::Sums { bucket, .. } = tag.payload() else { return Ok(()) };
         self.pace.occupy(self.delays.reduce_occupies(bucket));
         let (me, start) = (self.inner.rank(), self.pace.now());
-        let told = Tag::new(tag.step(), Payload::Gradients { bucket });
+        let told = Tag::new(tag.step(), Payload::Gradients { bucket, part: 0 });
         for listener in self.reductions.listeners(bucket) {
             if listener != me {
                 let dated = Dated { tensor: Tensor::zeros(&[0]), due: start };

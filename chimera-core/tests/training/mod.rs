@@ -40,6 +40,8 @@ pub(crate) struct Run {
     pub(crate) check_finite: bool,
     pub(crate) non_finite: NonFinite,
     pub(crate) shard_optimizer: bool,
+    /// Elements from which on gradients are summed apart from those before them.
+    pub(crate) bucket_elements: usize,
     pub(crate) architecture: Architecture,
     pub(crate) tied: bool,
     pub(crate) dropout: f64,
@@ -63,6 +65,7 @@ impl Run {
             check_finite: true,
             non_finite: NonFinite::Stop,
             shard_optimizer: false,
+            bucket_elements: usize::MAX,
             architecture: Architecture::GPT2,
             tied: false,
             dropout: 0.0,
@@ -97,6 +100,7 @@ impl Run {
             check_finite: self.check_finite,
             non_finite: self.non_finite,
             shard_optimizer: self.shard_optimizer,
+            bucket_elements: self.bucket_elements,
             kfac_every: 2,
             ..Training::default()
         }

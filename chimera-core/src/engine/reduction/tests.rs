@@ -24,7 +24,7 @@ fn reduced(n: u32, layout: BucketLayout, is_bf16: bool) -> Vec<Vec<Option<Tensor
         let rank: Rank = comm.rank();
         // Not in the order of ranks.
         let members = (1..n).chain([0]).map(Rank).collect();
-        let (device, bucket, layout) = (&Reference, BucketId(3), layout.clone());
+        let (device, bucket, layout) = (&Reference, (BucketId(3), 0), layout.clone());
         let parts = parts(rank.0);
         let sum = Reduction::start(device, &mut comm, 7, bucket, members, layout, parts);
         let mut sum = sum.expect("started");
