@@ -14,7 +14,7 @@ const SAVED: [TokenKind; 4] =
 /// Counts saved activations, worker by worker, as cells run.
 ///
 /// The unit is one micro-batch through all stages that a worker holds of one pipe: with `v` stages of a
-/// pipe on a worker each counts `1/v`. Deferred weight work counts like the saved activations it came from;
+/// pipe on a worker each counts `1/v`, also where fewer workers hold more stages since others are dead. Deferred weight work counts like the saved activations it came from;
 /// what a forward keeps for a recomputation is counted apart.
 #[derive(Clone, Debug)]
 pub(crate) struct ActivationMemory {
@@ -27,19 +27,20 @@ pub(crate) struct ActivationMemory {
 impl ActivationMemory {
     pub(crate) fn new(placement: &Placement, units_per_micro: u32) -> ActivationMemory {
         let n_workers = placement.n_workers();
-        let mut weights: Vec<FxHashMap<PipeId, f64>> = vec![FxHashMap::default(); n_workers];
+        let mut held: Vec<FxHashMap<PipeId, usize>> = vec![FxHashMap::default(); n_workers];
         for (p, pipe) in (0..).map(PipeId).zip(placement.pipes()) {
             for worker in pipe {
-                *weights[worker.index()].entry(p).or_default() += f64::from(units_per_micro);
+                *held[worker.index()].entry(p).or_default() += 1;
             }
         }
-        let sorted = |weights: FxHashMap<PipeId, f64>| {
+        let weight = |n_held| 1.0 / (placement.counted(n_held) as f64 * f64::from(units_per_micro));
+        let sorted = |held: FxHashMap<PipeId, usize>| {
             let mut weights: Vec<_> =
-                weights.into_iter().map(|(pipe, n)| (pipe, 1.0 / n)).collect();
+                held.into_iter().map(|(pipe, n_held)| (pipe, weight(n_held))).collect();
             weights.sort_unstable_by_key(|(pipe, _)| *pipe);
             weights
         };
-        let weights = weights.into_iter().map(sorted).collect();
+        let weights = held.into_iter().map(sorted).collect();
         ActivationMemory { weights, placement: placement.clone(), held: HeldMemory::new(n_workers) }
     }
 

@@ -7,6 +7,8 @@ use crate::ids::{PipeId, Rank, StageId, WorkerId};
 pub struct Placement {
     n_workers: usize,
     pipes: Vec<Vec<WorkerId>>,
+    /// Stages of a pipe whose saved activations count as one micro-batch; `None` for as many as a worker holds.
+    counted: Option<usize>,
 }
 
 impl Placement {
@@ -20,7 +22,22 @@ impl Placement {
             && pipes.iter().all(|p| p.len() == n_stages)
             && pipes.iter().flatten().all(|w| w.index() < n_workers)
             && n_workers.max(n_stages).max(pipes.len()) <= usize::from(u16::MAX);
-        sound.then_some(Placement { n_workers, pipes })
+        sound.then_some(Placement { n_workers, pipes, counted: None })
+    }
+
+    /// Where as many stages of a pipe count as one micro-batch as a worker of `whole` holds, of which this is what is left.
+    pub(crate) fn counted_as(self, whole: &Placement) -> Placement {
+        let of_pipe = |pipe: &Vec<WorkerId>| {
+            let held = |worker: &WorkerId| pipe.iter().filter(|other| *other == worker).count();
+            pipe.iter().map(held).max()
+        };
+        let counted = whole.counted.or_else(|| whole.pipes.iter().filter_map(of_pipe).max());
+        Placement { counted, ..self }
+    }
+
+    /// Stages of a pipe whose saved activations count as one micro-batch, where a worker holds so many of them.
+    pub(crate) fn counted(&self, n_held: usize) -> usize {
+        self.counted.unwrap_or(n_held)
     }
 
     /// One pipe, stage `s` on worker `s`.

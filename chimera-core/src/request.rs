@@ -3,6 +3,7 @@
 use crate::analyze::{Refusal, simulate};
 use crate::costs::Costs;
 use crate::lower::{Hoist, Lowering, Moves, Passes, lower_at};
+use crate::op::Kind;
 use crate::program::Program;
 use crate::schedule::{Parameter, Scaling, Schedule, Shape, Unfit};
 use crate::search::{AutoError, Progress, Report, Search, Where, auto};
@@ -39,10 +40,22 @@ pub struct Ordered {
     pub search: Option<Report>,
 }
 
-/// Recomputations are to be moved where there are none.
+/// Passes that cannot be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("hoist {0} moves recomputations: choose recompute full or selective too")]
-pub struct MovesNothing(pub Hoist);
+pub enum UnfitPasses {
+    /// Recomputations are to be moved where there are none.
+    #[error("hoist {0} moves recomputations: choose recompute full or selective too")]
+    NothingToHoist(Hoist),
+    /// Other passes come before moves of activations.
+    #[error(
+        "the timetable has moves of activations already, and recompute, split-backward, bpipe and offload come before or in the \
+         place of these: leave them out, or make the timetable anew with all of them"
+    )]
+    HasMoves,
+    /// A window is no step.
+    #[error("the timetable is a window of {0} steps already: leave border free out")]
+    IsWindow(u32),
+}
 
 /// Ops of a step above which scalings are compared by a shorter one.
 const MAX_COMPARED: usize = 1 << 16;
@@ -87,22 +100,31 @@ impl Request<'_> {
     /// The timetable that is asked for. A search goes by `costs`, and `observe` is told of it.
     ///
     /// # Errors
-    /// [`MovesNothing`], [`Unfit`] or [`AutoError`], and those of `costs`.
+    /// [`UnfitPasses`], [`Unfit`] or [`AutoError`], and those of `costs`.
     pub fn timetable<C: Costs, E>(
         self,
         costs: &impl Fn(&Timetable) -> Result<C, E>,
         observe: &mut dyn FnMut(&Progress),
     ) -> Result<Ordered, E>
     where
-        E: From<MovesNothing> + From<Unfit> + From<AutoError>,
+        E: From<UnfitPasses> + From<Unfit> + From<AutoError>,
     {
         let Request { source, shape, passes } = self;
         if passes.move_nothing() {
-            return Err(MovesNothing(passes.hoist).into());
+            return Err(UnfitPasses::NothingToHoist(passes.hoist).into());
         }
         let timetable = match source {
             Source::Schedule(schedule) => schedule.timetable(&shape)?,
-            Source::Timetable(timetable) => timetable,
+            Source::Timetable(timetable) => {
+                let before_moves = Passes { free_border: None, ..passes } != Passes::default();
+                if before_moves && timetable.has(Kind::Offload) {
+                    return Err(UnfitPasses::HasMoves.into());
+                }
+                if passes.free_border.is_some() && timetable.update != Update::Flush {
+                    return Err(UnfitPasses::IsWindow(timetable.update.n_steps()).into());
+                }
+                timetable
+            }
             Source::Search(place, how) => {
                 let (free_border, moves) = (passes.free_border, passes.moves);
                 let searched = Passes { moves: Moves::None, ..passes };

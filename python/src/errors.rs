@@ -6,7 +6,7 @@ use chimera_core::analyze::Refusal as Refused;
 use chimera_core::costs::Miscounted;
 use chimera_core::interchange::ReadError;
 use chimera_core::interchange::csv::Inexpressible;
-use chimera_core::request::MovesNothing;
+use chimera_core::request::UnfitPasses;
 use chimera_core::schedule::{Unfit as DoesNotFit, UnknownSchedule};
 use chimera_core::search::AutoError;
 use pyo3::create_exception;
@@ -111,7 +111,7 @@ macro_rules! failures {
     )+};
 }
 
-failures!(Miscounted, ReadError, Inexpressible, MovesNothing, UnknownSchedule, String);
+failures!(Miscounted, ReadError, Inexpressible, UnfitPasses, UnknownSchedule, String);
 
 impl From<DoesNotFit> for Failure {
     fn from(unfit: DoesNotFit) -> Failure {

@@ -50,6 +50,11 @@ pub fn prepare(
     out: &Path,
     mut progress: impl FnMut(u64),
 ) -> Result<Prepared> {
+    ensure!(
+        how.prompt_field.as_ref() != Some(&how.field),
+        "the text and the prompt before it cannot both be in field `{}`: choose another --field or --prompt-field",
+        how.field
+    );
     let tokenizer = Tokenizer::named(&how.tokenizer)?;
     let mut texts = documents::texts(texts)?;
     if how.end_of_text.is_some() {
@@ -73,8 +78,8 @@ pub fn prepare(
     for path in [out, &described, &copied, &targets] {
         ensure!(!path.exists(), "{} is there already: choose another --out", path.display());
     }
-    for text in &texts {
-        check(&text.path)?;
+    for Text { path, content } in &texts {
+        check(path, *content)?;
     }
     let part = part_of(out);
     let marks = how.prompt_field.as_ref().map(|_| targets.as_path());
@@ -85,6 +90,9 @@ pub fn prepare(
                 Content::Lines => writer.encode_lines(path, how, &tokenizer, &mut progress)?,
                 _ => writer.encode(path, &tokenizer, &mut progress)?,
             };
+            if bytes == 0 && *content == Content::Text {
+                return Err(DataError::Empty { path: path.clone() }.into());
+            }
             if *content == Content::Document {
                 writer.end_document()?;
             }
@@ -125,7 +133,8 @@ pub fn discard(out: &Path) {
     }
 }
 
-fn check(path: &Path) -> Result<(), DataError> {
+/// Refuses what is no text, and an empty text that is no document: a document may be empty.
+fn check(path: &Path, content: Content) -> Result<(), DataError> {
     if path == Path::new(STANDARD_INPUT) {
         return Ok(());
     }
@@ -137,7 +146,9 @@ fn check(path: &Path) -> Result<(), DataError> {
     match path.metadata() {
         Err(reason) => Err(DataError::Unreadable { path, reason }),
         Ok(metadata) if !metadata.is_file() => Err(DataError::NotAFile { path }),
-        Ok(metadata) if metadata.len() == 0 => Err(DataError::Empty { path }),
+        Ok(metadata) if metadata.len() == 0 && content == Content::Text => {
+            Err(DataError::Empty { path })
+        }
         Ok(_) => Ok(()),
     }
 }
@@ -154,6 +165,9 @@ fn on_disk(path: &Path, file: BufWriter<File>) -> Result<()> {
     let file = file.into_inner().map_err(|e| fault(&e.into_error()))?;
     Ok(file.sync_all().map_err(|e| fault(&e))?)
 }
+
+/// What is wrong with a byte of a text that stands behind documents.
+const ENDS_ONE: &str = "is the byte that stands behind each document: take it out, or name another one with --end-of-text";
 
 /// The file of ids under way.
 struct Writer<'p> {
@@ -207,6 +221,10 @@ impl<'p> Writer<'p> {
             is_last = n < BLOCK;
             let n_encoded = match tokenizer {
                 Tokenizer::Bytes => {
+                    if let Some(at) = left.iter().position(|byte| self.ends(*byte)) {
+                        let at = done + at as u64;
+                        bail!("byte {at} of {} {}", path.display(), ENDS_ONE);
+                    }
                     self.push(left.iter().map(|byte| u32::from(*byte)), true)?;
                     left.len()
                 }
@@ -216,10 +234,7 @@ impl<'p> Writer<'p> {
             done += n_encoded as u64;
             progress(n);
         }
-        match done {
-            0 => Err(DataError::Empty { path: path.to_path_buf() }.into()),
-            _ => Ok(done),
-        }
+        Ok(done)
     }
 
     /// Appends the ids of the bytes from `start` of a text on; returns of how many of them. The rest ends
@@ -279,12 +294,26 @@ impl<'p> Writer<'p> {
                 Ok((prompt?, tokenizer.encode(&document.text)?))
             });
             for (prompt, text) in encoded.collect::<Result<Vec<_>, TokenizerError>>()? {
+                let mut bytes = prompt.iter().chain(&text).filter_map(|id| u8::try_from(*id).ok());
+                if matches!(tokenizer, Tokenizer::Bytes) && bytes.any(|byte| self.ends(byte)) {
+                    bail!(
+                        "a text of document {} of {} {}",
+                        self.n_documents,
+                        path.display(),
+                        ENDS_ONE
+                    );
+                }
                 self.push(prompt.into_iter(), false)?;
                 self.push(text.into_iter(), true)?;
                 self.end_document()?;
             }
             progress(documents.bytes - before);
         }
+    }
+
+    /// Whether a byte of a text is the one that stands behind documents.
+    fn ends(&self, byte: u8) -> bool {
+        self.end_of_text == Some(byte.into())
     }
 
     fn end_document(&mut self) -> Result<()> {

@@ -372,9 +372,6 @@ pub fn recomputed_at(config: &Config, ordered: Ordered, costs: &impl Costs) -> R
     if let Some(stage) = stages.keys().find(|stage| usize::from(**stage) >= n_stages) {
         bail!("recompute-stages names stage {stage}, but there are {n_stages}, from 0")
     }
-    if config.recompute == Recompute::None {
-        return Ok(ordered);
-    }
     let how = Lowering { max_peak: config.memory_cap, ..Lowering::default() };
     let what = |_, stage| config.recompute_of(stage);
     let timetable = recompute(&ordered.timetable, what, config.hoist, &how, costs)?;

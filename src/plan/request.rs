@@ -1,20 +1,30 @@
 //! From settings to what is asked for: a schedule, the timetable in a file, or a search.
 
 use anyhow::{Result, ensure};
-use chimera_core::interchange::ReadError;
-use chimera_core::lower::{Offloading, Passes};
+use chimera_core::lower::{Offloading, Passes, Recompute};
 use chimera_core::request::{Request, Source};
 use chimera_core::schedule::find;
 
 use crate::formats::timetable::read;
-use crate::settings::Config;
 use crate::settings::schedules::{ALONE, Named};
+use crate::settings::{Config, RecomputedStages};
 
 /// What settings ask for. A timetable in a file is read.
 ///
 /// # Errors
-/// If it cannot be read.
-pub fn request(config: &Config) -> Result<Request<'static>, ReadError> {
+/// If it cannot be read, or if settings contradict each other.
+pub fn request(config: &Config) -> Result<Request<'static>> {
+    ensure!(
+        !config.bpipe || config.offload == Offloading::None,
+        "bpipe and offload both say where activations go that a worker has no room for: choose one of them"
+    );
+    ensure!(
+        config.recompute != Recompute::None
+            || !matches!(config.recompute_stages, RecomputedStages::These(_)),
+        "recompute-stages {} says which stages recompute, and recompute none that none do: choose recompute full or \
+         selective too",
+        config.recompute_stages
+    );
     let source = match &config.schedule {
         Named::Schedule(schedule) => Source::Schedule(*schedule),
         Named::File(path) => Source::Timetable(read(path)?),

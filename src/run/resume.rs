@@ -59,7 +59,11 @@ impl<S: Subject> Run<S> {
         let place = checkpoint.path().display();
         let now = settings(self.config());
         let changed = |resume: Resume| {
-            let options = OPTIONS.iter().filter(move |option| option.resume == resume);
+            // What belongs to one optimizer is nothing to another.
+            let is_read =
+                |o: &Opt| self.config().optimizer.preconditions() || !o.name.starts_with("kfac-");
+            let options =
+                OPTIONS.iter().filter(move |option| option.resume == resume && is_read(option));
             let change = |o: &Opt| change(o.name, &manifest.settings, &now, "in the checkpoint");
             options.filter_map(change).collect::<Vec<String>>()
         };

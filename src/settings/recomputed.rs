@@ -70,7 +70,15 @@ impl FromStr for RecomputedStages {
                 None => (part, None),
             };
             let (from, to) = part.split_once('-').unwrap_or((part, part));
-            stages.extend((number(from)?..=number(to)?).map(|stage| (stage, own)));
+            let (from, to) = (number(from)?, number(to)?);
+            if from > to {
+                return Err(format!("`{from}-{to}` ends before it begins: say {to}-{from}"));
+            }
+            for stage in from..=to {
+                if stages.insert(stage, own).is_some_and(|before| before != own) {
+                    return Err(format!("stage {stage} is named twice, each time otherwise"));
+                }
+            }
         }
         Ok(RecomputedStages::These(stages))
     }

@@ -148,7 +148,7 @@ pub enum Reason {
     /// Stages share tensors, which would be updated at different times.
     #[error(
         "without a flush the ends of the pipe update at different times, so that they cannot share a \
-         tensor: choose an untied head (--tied false), or a synchronous schedule"
+         tensor: choose an untied head (--tied false), or a synchronous schedule with a border between steps (--border step)"
     )]
     TiedVersions,
     /// A forward reads a version of the weights that is not there.

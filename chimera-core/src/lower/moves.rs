@@ -99,13 +99,16 @@ pub fn offload(
     Ok(offloaded(most(enough)))
 }
 
+/// Parts of their time that moves are taken to last when it is ordered what a worker does for its partner.
+const PACES: [f64; 4] = [1.0, 0.5, 0.25, 0.0];
+
 /// A timetable in which workers at both ends of the pipeline share their memory: w and D-1-w hold as many saved activations
 /// each, up to one. What the one that would hold more is over goes to the other one, and comes back before its backward.
-/// 1F1B holds `ceil((D + 2) / 2)` micro-batches at most then. Where each of two hold, `costs` say when a worker could take
-/// them in.
+/// 1F1B holds `ceil((D + 2) / 2)` micro-batches at most then. When a worker could take them in, `costs` say. The order that
+/// follows from them may be unsafe where moves are slow; so those for faster moves are tried too, and the shortest is taken.
 ///
 /// # Errors
-/// If the timetable is not sound.
+/// If the timetable is not sound, or none of the orders is.
 pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refusal> {
     let timeline = &rehearse(&timetable, costs)?.timeline;
     let peaks = peaks(&timetable);
@@ -120,9 +123,17 @@ pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refu
         if peak > partner && peak > share { share } else { peak }
     });
     let (rules, memory) = (&Rules::of(&timetable), &memory(&timetable));
-    let partners = Partners { rules, memory, timeline, costs };
-    let rows = partners.keep(&rows);
-    Ok(Timetable { rows, ..timetable })
+    let moved = |pace: f64| {
+        let partners = Partners { rules, memory, timeline, costs, pace };
+        let moved = Timetable { rows: partners.keep(&rows), ..timetable.clone() };
+        rehearse(&moved, costs).map(|moving| (moving.timeline.makespan(), moved))
+    };
+    let (sound, unsound): (Vec<_>, Vec<_>) = PACES.map(moved).into_iter().partition(Result::is_ok);
+    let shortest = sound.into_iter().flatten().min_by(|(a, _), (b, _)| a.total_cmp(b));
+    match (shortest, unsound.into_iter().find_map(Result::err)) {
+        (None, Some(refusal)) => Err(refusal),
+        (shortest, _) => Ok(shortest.map_or(timetable, |(_, moved)| moved)),
+    }
 }
 
 /// The rows of a timetable, of which a worker holds no more than `most` says.

@@ -12,6 +12,7 @@ use crate::notation::by_name;
 use crate::op::{Kind, Op};
 use crate::order::makespan;
 use crate::timetable::Timetable;
+use crate::update::Update;
 
 /// What a forward keeps for its backward.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -59,7 +60,13 @@ pub fn recompute(
         Hoist::By(cells) => Ok(hoisted(cells)),
         Hoist::Auto => {
             rehearse(&next_to_backwards, costs)?;
-            let takes = |cells| makespan(&hoisted(cells), costs);
+            // An order alone does not know of the updates within a window.
+            let takes = |cells| match hoisted(cells) {
+                hoisted if hoisted.update == Update::Flush => makespan(&hoisted, costs),
+                hoisted => {
+                    rehearse(&hoisted, costs).map_or(f64::INFINITY, |made| made.merit.makespan)
+                }
+            };
             Ok(hoisted(shortest(timetable.placement.n_workers(), takes)))
         }
     }

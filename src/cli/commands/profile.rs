@@ -1,13 +1,13 @@
 //! `chimera profile`: what a machine's devices take for the layers of the models here.
 
-use std::path::PathBuf;
+use std::fs::{OpenOptions, remove_file};
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use chimera_core::model::{Architecture, PRESETS, Preset};
 use chimera_core::notation::significant;
-use clap::builder::StringValueParser;
 use clap::{Args, ValueHint};
 
 use crate::cli::parts::console::{print, write_whole};
@@ -27,8 +27,8 @@ pub(crate) struct Profile {
     /// preset is given]
     #[arg(long = "model", value_name = "NAME", value_parser = offered(Architecture::from_str, || Architecture::ALL.map(Architecture::name).to_vec()), hide_possible_values = true)]
     models: Vec<Architecture>,
-    /// Model of this name to measure at its own sizes; may be repeated
-    #[arg(long = "preset", value_name = "NAME", value_parser = offered(StringValueParser::new(), presets), hide_possible_values = true)]
+    /// Models of these names to measure at their own sizes
+    #[arg(long = "preset", value_name = "NAME,…", value_delimiter = ',', value_parser = offered(preset, presets), hide_possible_values = true)]
     presets: Vec<String>,
     /// Samples of a micro-batch of these presets, such as 1,2,4
     #[arg(long, value_name = "B,…", value_delimiter = ',', default_values_t = [1, 4], value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
@@ -51,13 +51,33 @@ pub(crate) struct Profile {
     out: PathBuf,
 }
 
+/// A name that a preset has.
+fn preset(name: &str) -> Result<String, String> {
+    match Preset::named(name) {
+        Some(preset) => Ok(preset.name.into()),
+        None => Err(format!("unknown preset `{name}`: choose one of {}", presets().join(", "))),
+    }
+}
+
 fn presets() -> Vec<&'static str> {
     PRESETS.iter().map(|preset| preset.name).collect()
+}
+
+/// Refuses a file that cannot be written.
+fn can_be_written(path: &Path) -> Result<()> {
+    let is_there = path.exists();
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    opened.with_context(|| format!("cannot write {}", path.display()))?;
+    if !is_there {
+        remove_file(path)?;
+    }
+    Ok(())
 }
 
 impl Profile {
     pub(crate) fn run(self) -> Result<()> {
         ensure!((0.0..=1e6).contains(&self.time), "--time {} is not in 0..=1e6", self.time);
+        can_be_written(&self.out)?; // measuring takes minutes
         let (samples, settings) = (self.samples(), self.settings());
         let bar = bar("sizes measured");
         let progress = |workers: Workers, n_done: usize, n: usize| {

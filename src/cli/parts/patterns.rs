@@ -1,12 +1,14 @@
 //! Names of files with wildcards, where no shell has resolved them.
 
-use std::path::PathBuf;
+use std::fs::read_dir;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use glob::{MatchOptions, glob_with};
+use glob::{MatchOptions, Pattern, glob_with};
 
 /// The paths themselves, and in the place of each that is not there but is a pattern (`*`, `**`, `?`, `[a-z]`) those that
-/// fit it in the order of their names, but hidden ones.
+/// fit it in the order of their names, but hidden ones and empty files. `**` follows no links to folders, which may lead back.
 ///
 /// # Errors
 /// If a pattern is malformed, or fits nothing.
@@ -20,12 +22,51 @@ pub(crate) fn matching(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
         };
         let options = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::new() };
         let named = || format!("cannot read {pattern}");
-        let found = glob_with(pattern, options).with_context(named)?;
-        let found = found.collect::<Result<Vec<_>, _>>().with_context(named)?;
+        let mut found = match pattern.contains("**") {
+            true => fitting_below(pattern, options).with_context(named)?,
+            false => {
+                let found = glob_with(pattern, options).with_context(named)?;
+                found.collect::<Result<Vec<_>, _>>().with_context(named)?
+            }
+        };
         ensure!(!found.is_empty(), "{pattern}: no file fits this pattern");
+        found.retain(|path| path.metadata().map_or(true, |it| !it.is_file() || it.len() > 0));
+        ensure!(!found.is_empty(), "{pattern}: all files that fit this pattern are empty");
         all.extend(found);
     }
     Ok(all)
+}
+
+/// All below the folder where the wildcards begin that fits a pattern, in the order of names.
+fn fitting_below(pattern: &str, options: MatchOptions) -> Result<Vec<PathBuf>> {
+    let fits = Pattern::new(pattern)?;
+    let options = MatchOptions { require_literal_separator: true, ..options };
+    let is_plain = |part: &&std::ffi::OsStr| !part.to_string_lossy().contains(['*', '?', '[']);
+    let folder: PathBuf = Path::new(pattern).iter().take_while(is_plain).collect();
+    let mut all = Vec::new();
+    walk(&folder, &mut |path| {
+        if fits.matches_path_with(path, options) {
+            all.push(path.to_path_buf());
+        }
+    })?;
+    Ok(all)
+}
+
+/// Visits all below a folder in the order of names, but through links to folders.
+fn walk(folder: &Path, visit: &mut impl FnMut(&Path)) -> io::Result<()> {
+    let read = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let mut names = read_dir(read)?
+        .map(|entry| entry.and_then(|entry| Ok((entry.file_name(), entry.file_type()?))))
+        .collect::<io::Result<Vec<_>>>()?;
+    names.sort_by(|(a, _), (b, _)| a.cmp(b));
+    for (name, kind) in names {
+        let path = folder.join(name);
+        visit(&path);
+        if kind.is_dir() {
+            walk(&path, visit)?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -51,6 +92,13 @@ mod tests {
         assert_eq!(found("*.txt").unwrap(), ["[x].txt", "a.txt", "b.txt"]);
         assert_eq!(found("[ab].txt").unwrap(), ["a.txt", "b.txt"]);
         assert_eq!(found("**/d.txt").unwrap(), ["deep/d.txt"]);
+        assert_eq!(found("**/*.txt").unwrap(), ["[x].txt", "a.txt", "b.txt", "deep/d.txt"]);
+        std::os::unix::fs::symlink("..", at("deep/back")).unwrap();
+        std::os::unix::fs::symlink("../a.txt", at("deep/link.txt")).unwrap();
+        fs::write(at("deep/empty.txt"), "").unwrap();
+        assert_eq!(found("**/deep/*.txt").unwrap(), ["deep/d.txt", "deep/link.txt"]);
+        assert_eq!(found("deep/*.txt").unwrap(), ["deep/d.txt", "deep/link.txt"]);
+        assert!(found("**/e*y.txt").unwrap_err().contains("are empty"));
         assert_eq!(found("de?p").unwrap(), ["deep"], "a folder fits too");
         assert_eq!(found("[x].txt").unwrap(), ["[x].txt"], "a file of that name goes before");
         assert_eq!(found("none.txt").unwrap(), ["none.txt"], "who reads it refuses it");

@@ -191,6 +191,11 @@ impl<C: Costs> Scheduled<C> {
         if ranks.is_empty() {
             return Ok(self);
         }
+        ensure!(
+            !self.timetable.has(Kind::Offload),
+            "--lost shows the step that a training goes on with, which moves no activations, since who keeps them may be dead: \
+             leave --bpipe and --offload out"
+        );
         // The order that a training takes, whatever its ops cost; and costs of workers are of all of them.
         let order = UniformCosts::new(1.0, 2.0, 0.0).per_units(self.timetable.units_per_micro);
         let timetable = narrow(&self.timetable, 1, &ranks, &order)

@@ -16,6 +16,8 @@ pub(super) struct Partners<'t, C> {
     /// The rows without moves, in time.
     pub(super) timeline: &'t Timeline,
     pub(super) costs: &'t C,
+    /// The part of its time that a move is taken to last.
+    pub(super) pace: f64,
 }
 
 impl<C: Costs> Partners<'_, C> {
@@ -52,7 +54,7 @@ impl<C: Costs> Partners<'_, C> {
             };
             let start =
                 clock.max(times.get(placed.with).map_or(f64::INFINITY, |(start, _)| *start));
-            clock = start + self.costs.op(worker, &op);
+            clock = start + self.pace * self.costs.op(worker, &op);
             kept.push((if kind == Kind::Keep { start } else { clock }, Op { kind, ..op }));
         }
         kept

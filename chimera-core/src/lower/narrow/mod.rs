@@ -105,6 +105,7 @@ fn narrow_to(
         homes.pipes.iter().map(|pipe| pipe.ranks.iter().map(worker).collect()).collect();
     let n_pipes = pipes.len();
     let placement = Placement::new(living.len(), pipes).ok_or(TooNarrow::TooMany(n_pipes))?;
+    let placement = placement.counted_as(&timetable.placement);
     let rows = job.rows(living, &homes);
     let selective = (0..).map(PipeId).zip(&homes.pipes).flat_map(|(id, pipe)| {
         let of_pipe = timetable.selective.iter().filter(|(of, _)| *of == pipe.of);

@@ -79,6 +79,10 @@ impl ExecuteArgs {
     /// Runs `program`, if that is asked for.
     pub(crate) fn measure(&self, program: &Program, costs: &(impl Costs + Sync)) -> Result<Ran> {
         let Some(seconds_per_unit) = self.execute else { return Ok(Ran::Not) };
+        ensure!(
+            !program.rules().has_moves(),
+            "--execute: stand-in stages save nothing that could be moved: leave --bpipe and --offload out"
+        );
         let simulated = simulate(program, costs);
         let step = step(program, &simulated, costs);
         let whole = step * seconds_per_unit * (N_RUNS + 1) as f64;
