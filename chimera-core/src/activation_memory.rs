@@ -14,8 +14,8 @@ const SAVED: [TokenKind; 4] =
 /// Counts saved activations, worker by worker, as cells run.
 ///
 /// The unit is one micro-batch through all stages that a worker holds of one pipe: with `v` stages of a
-/// pipe on a worker each counts `1/v`, also where fewer workers hold more stages since others are dead. Deferred weight work counts like the saved activations it came from;
-/// what a forward keeps for a recomputation is counted apart.
+/// pipe on a worker each counts `1/v`, also where fewer workers hold more stages since others are dead. Deferred weight
+/// work counts like the saved activations it came from; what a forward keeps for a recomputation is counted apart.
 #[derive(Clone, Debug)]
 pub(crate) struct ActivationMemory {
     /// By worker: each pipe of its own, in order, with what one unit of one stage counts.

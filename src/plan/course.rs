@@ -153,7 +153,7 @@ impl Course {
             "fewer ranks would share a sharded optimizer out in other parts, and a dead rank's part is with one of them \
              alone: choose survive respawn, or leave shard-optimizer out"
         );
-        let in_turn = in_turn(&config, chain, &training)?;
+        let in_turn = in_turn(&config, chain, &training, &program)?;
         let mut course = Course { config, program, last: None, in_turn, search, found, training };
         if course.config.resume.is_none() {
             course.begin(0, chain)?;
@@ -202,7 +202,12 @@ impl Course {
 const IN_TURN: [u32; 6] = [1, 2, 3, 4, 6, 8];
 
 /// The programs of `1f1b` by k, if it is to be chosen again: as many as `memory_cap` has room for.
-fn in_turn(config: &Config, chain: &dyn Chain, training: &Training) -> Result<Vec<(u32, Program)>> {
+fn in_turn(
+    config: &Config,
+    chain: &dyn Chain,
+    training: &Training,
+    given: &Program,
+) -> Result<Vec<(u32, Program)>> {
     if config.adapt_every == 0 {
         return Ok(Vec::new());
     }
@@ -216,6 +221,9 @@ fn in_turn(config: &Config, chain: &dyn Chain, training: &Training) -> Result<Ve
          adapt-every out"
     );
     let of = |k: u32| -> Result<Option<(u32, Program)>> {
+        if k == config.in_turn {
+            return Ok(Some((k, given.clone())));
+        }
         let mut config = config.clone();
         config.in_turn = k;
         let ordered = order(&config, config.window, chain)?;
@@ -276,7 +284,8 @@ pub(crate) fn costs_by_flops(
     (0..).zip(cuts).map(stage).collect()
 }
 
-fn training(config: &Config) -> Training {
+/// How the settings update weights.
+pub(super) fn training(config: &Config) -> Training {
     Training {
         seed: config.seed,
         steps: config.steps,

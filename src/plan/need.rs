@@ -6,13 +6,14 @@ use std::ops::Add;
 
 use chimera_core::analyze::{peak_bytes, peak_working_bytes};
 use chimera_core::costs::StageBytes;
-use chimera_core::engine::{NonFinite, owned_elements};
+use chimera_core::engine::owned_elements;
 use chimera_core::ids::{BucketId, StageId, WorkerId};
 use chimera_core::model::{Cut, Memory, ModelConfig, memory};
 use chimera_core::notation::size;
 use chimera_core::program::Program;
 use chimera_core::stage::Param;
 
+use super::course::training;
 use crate::device::Device;
 use crate::settings::Config;
 
@@ -154,7 +155,7 @@ pub(super) fn needs_at(
     let share = 1.0 / (n_workers as f64 * width);
     let shadows = (config.shadow_every > 0).then(|| shadows(config, program, weights, &owned));
     // A window that may be trained again keeps what its updates overwrite.
-    let is_validated = config.clip > 0.0 || config.non_finite == NonFinite::Skip;
+    let is_validated = training(config).validates_windows();
     let overwritten = if is_validated && program.bordered().is_some() { 2.0 } else { 1.0 };
     let need = |(w, (activations, used)): (usize, (f64, f64))| {
         let worker = WorkerId(w as u16);

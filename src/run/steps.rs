@@ -77,9 +77,8 @@ where
             if let Some(last) = run.course.last.as_ref().filter(|_| !is_whole) {
                 self.worker.set_program(last)?;
             }
-            let mut is_given = true;
+            let is_given = in_turn.as_ref().is_none_or(InTurn::is_given);
             if let Some(in_turn) = &in_turn {
-                is_given = in_turn.is_given();
                 self.worker.set_program(in_turn.program())?;
             }
             let program = self.worker.program();

@@ -133,17 +133,16 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         let mut own: Vec<_> = own.into_iter().map(Some).collect();
         let number = self.sum_number(bucket);
         let is_bf16 = self.reductions.is_bf16();
-        let parts = self.reductions.parts(bucket, self.takes_factors()).iter();
-        let parts = parts.map(|part| (part.tensors.clone(), Arc::clone(&part.layout)));
-        for (part, (tensors, layout)) in (0..).zip(parts.collect::<Vec<_>>()) {
-            let of_part = tensors.iter().filter_map(|tensor| own[*tensor].take()).collect();
-            let members = self.job.program.replicas(self.job.width, bucket);
+        let members = self.job.program.replicas(self.job.width, bucket);
+        let parts = self.reductions.parts(bucket, self.takes_factors()).to_vec();
+        for (nth, part) in (0..).zip(parts) {
+            let of_part = part.tensors.iter().filter_map(|tensor| own[*tensor].take()).collect();
             let start = self.now();
             let State { device, comm, .. } = &mut *self;
-            let (which, how) = ((bucket, part), (layout, is_bf16));
-            let sum = Reduction::start(device, comm, number, which, members, how, of_part);
+            let (which, how) = ((bucket, nth), (Arc::clone(&part.layout), is_bf16));
+            let sum = Reduction::start(device, comm, number, which, members.clone(), how, of_part);
             let sum = self.on_wait(op(), Need::Other, sum)?;
-            self.reductions.push(UnderWay { bucket, tensors, sum, start });
+            self.reductions.push(UnderWay { bucket, part, sum, start });
         }
         Ok(())
     }
@@ -160,10 +159,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
                 self.reductions.push(under_way);
                 return Ok(Poll::Pending);
             };
-            let UnderWay { tensors, sum, start, .. } = under_way;
+            let UnderWay { part, sum, start, .. } = under_way;
             let sums = waited.and_then(|()| sum.finish(&self.device));
             let sums = self.on_sum(bucket, sums)?;
-            self.put_sums(bucket, tensors.into_iter().zip(sums));
+            self.put_sums(bucket, part.tensors.iter().copied().zip(sums));
             begun.get_or_insert(start);
         }
         // A program that awaits what it has not started is a bug.

@@ -1,7 +1,7 @@
 //! Gradient reduction: sums over replicas, in a fixed order over any transport.
 //!
-//! The gradients of a bucket, or of a part of it, lie in one buffer, of which segments go from replica to replica as [`collective`] says.
-//! Every member gets the same bits, and the same bits come out whatever the transport. Where the transport is to
+//! The gradients of a bucket, or of a part of it, lie in one buffer, of which segments go from replica to replica as
+//! [`collective`] says. Every member gets the same bits, and the same bits come out whatever the transport. Where the transport is to
 //! reduce by itself ([`Comm::has_all_reduce`]), it does, and only the first holds. Nothing here waits before
 //! [`wait`](Reduction::wait), so that a reduction proceeds while its members compute.
 //!

@@ -1,5 +1,7 @@
 //! The reductions that a rank has under way.
 
+use std::sync::Arc;
+
 use super::reduction::{ReduceError, Reduction};
 use super::shards::{BucketPart, of_bucket};
 use super::timing::Moment;
@@ -10,9 +12,9 @@ use crate::ids::BucketId;
 /// Reductions in the order in which they were started.
 pub(super) struct Reductions<T> {
     /// By bucket of an update: its parts.
-    parts: Vec<Vec<BucketPart>>,
+    parts: Vec<Vec<Arc<BucketPart>>>,
     /// By bucket of an update: its parts where factors of linear layers are summed too; none where the optimizer takes none.
-    with_factors: Vec<Vec<BucketPart>>,
+    with_factors: Vec<Vec<Arc<BucketPart>>>,
     /// Whether gradients go between replicas in bf16.
     is_bf16: bool,
     under_way: Vec<UnderWay<T>>,
@@ -21,8 +23,8 @@ pub(super) struct Reductions<T> {
 /// The reduction of a part of a bucket.
 pub(super) struct UnderWay<T> {
     pub(super) bucket: BucketId,
-    /// Which of the bucket's tensors it sums.
-    pub(super) tensors: Vec<usize>,
+    /// Which tensors it sums.
+    pub(super) part: Arc<BucketPart>,
     pub(super) sum: Reduction<T>,
     /// When it was started.
     pub(super) start: Moment,
@@ -30,15 +32,15 @@ pub(super) struct UnderWay<T> {
 
 impl<T: Clone + Send> Reductions<T> {
     pub(super) fn new(
-        parts: Vec<Vec<BucketPart>>,
-        with_factors: Vec<Vec<BucketPart>>,
+        parts: Vec<Vec<Arc<BucketPart>>>,
+        with_factors: Vec<Vec<Arc<BucketPart>>>,
         is_bf16: bool,
     ) -> Self {
         Reductions { parts, with_factors, is_bf16, under_way: Vec::new() }
     }
 
     /// The parts of a bucket, with factors or without.
-    pub(super) fn parts(&self, bucket: BucketId, takes_factors: bool) -> &[BucketPart] {
+    pub(super) fn parts(&self, bucket: BucketId, takes_factors: bool) -> &[Arc<BucketPart>] {
         let parts = if takes_factors { &self.with_factors } else { &self.parts };
         of_bucket::<Vec<_>>(parts, bucket)
     }

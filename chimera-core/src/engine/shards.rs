@@ -83,7 +83,7 @@ pub(super) fn parts<'p>(
     layout: &[Vec<Places>],
     params: impl Fn(StageId) -> Option<&'p [Param]>,
     how: HowSummed,
-) -> Vec<Vec<BucketPart>> {
+) -> Vec<Vec<Arc<BucketPart>>> {
     let of = |(bucket, tensors): (u32, &Vec<Places>)| {
         let n_members = program.replicas(width, BucketId(bucket)).len();
         let mut shapes = shapes(tensors, &params);
@@ -102,7 +102,7 @@ pub(super) fn parts<'p>(
                 true => BucketLayout::owned(shapes, &owners, n_members),
                 false => BucketLayout::shared(shapes, n_members),
             };
-            BucketPart { tensors, layout: Arc::new(layout) }
+            Arc::new(BucketPart { tensors, layout: Arc::new(layout) })
         };
         cut_in_parts(&sizes, n_gradients, most).into_iter().map(part).collect()
     };

@@ -163,7 +163,7 @@ impl Training {
 
     /// Whether updates of a window without a border are validated at its end: they go before the norm of all gradients is
     /// known.
-    pub(super) fn validates_windows(&self) -> bool {
+    pub fn validates_windows(&self) -> bool {
         self.clip.is_some() || self.non_finite == NonFinite::Skip
     }
 

@@ -3,6 +3,8 @@
 //! Messages between cells and reductions stand as [`prove_in_groups`] proves it, and the messages of a reduction in waves, each of
 //! which needs what came before it alone. Updated weights follow when all that is done.
 
+use std::sync::Arc;
+
 use rustc_hash::FxHashMap;
 
 use super::shards::BucketPart;
@@ -117,7 +119,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         if !members.contains(&me) {
             return Vec::new();
         }
-        let of_part = |(part, BucketPart { layout, .. }): (u32, &BucketPart)| {
+        let of_part = |(part, of): (u32, &Arc<BucketPart>)| {
+            let layout = &of.layout;
             let of = |wave: Vec<_>| {
                 let full = wave
                     .into_iter()

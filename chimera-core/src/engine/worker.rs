@@ -137,8 +137,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     ///
     /// Where updates of a window without a border should have waited, it trains the window's steps again, one by one.
     pub fn run(&mut self, first: u64) -> Result<Vec<StepReport>, Fault> {
-        let Job { program, training, .. } = self.state.job;
-        match program.bordered().filter(|_| training.validates_windows()) {
+        match self.program().bordered().filter(|_| self.state.validates_window()) {
             Some(bordered) => self.run_validated(first, bordered),
             None => self.run_program(first),
         }

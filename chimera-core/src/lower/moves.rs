@@ -128,12 +128,11 @@ pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refu
         let moved = Timetable { rows: partners.keep(&rows), ..timetable.clone() };
         rehearse(&moved, costs).map(|moving| (moving.timeline.makespan(), moved))
     };
-    let (sound, unsound): (Vec<_>, Vec<_>) = PACES.map(moved).into_iter().partition(Result::is_ok);
-    let shortest = sound.into_iter().flatten().min_by(|(a, _), (b, _)| a.total_cmp(b));
-    match (shortest, unsound.into_iter().find_map(Result::err)) {
-        (None, Some(refusal)) => Err(refusal),
-        (shortest, _) => Ok(shortest.map_or(timetable, |(_, moved)| moved)),
-    }
+    let takes = |moved: &Result<(f64, Timetable), Refusal>| {
+        moved.as_ref().map_or(f64::INFINITY, |(makespan, _)| *makespan)
+    };
+    let shortest = PACES.map(moved).into_iter().min_by(|a, b| takes(a).total_cmp(&takes(b)));
+    shortest.map_or(Ok(timetable.clone()), |shortest| shortest.map(|(_, moved)| moved))
 }
 
 /// The rows of a timetable, of which a worker holds no more than `most` says.
