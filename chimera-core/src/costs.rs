@@ -1,9 +1,11 @@
 //! How long everything takes and how many bytes it takes, before anything has run.
 
 mod given;
+mod own_work;
 mod uneven;
 
 pub use given::{GivenTimes, Miscounted, PerStage};
+pub use own_work::WithOwnWork;
 pub use uneven::UnevenCosts;
 
 use crate::effects::{Rules, Token};
@@ -162,7 +164,7 @@ impl UniformCosts {
             Kind::BackwardWeight => self.weight,
             Kind::Recompute => self.recompute,
             Kind::Offload | Kind::Reload | Kind::Return => self.transfer,
-            Kind::Keep => 0.0,
+            Kind::Keep | Kind::Work(_) => 0.0,
         };
         micro * self.micro_batches(op)
     }
@@ -302,7 +304,7 @@ impl StageBytes {
             Kind::Backward => (self.backward, 0.0),
             Kind::BackwardInput => (self.backward_input, self.deferred - self.saved),
             Kind::BackwardWeight => (self.backward_weight, 0.0),
-            Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => return 0.0,
+            Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return | Kind::Work(_) => return 0.0,
         };
         // One unit after another, on top of what those before left.
         (unit + left.max(0.0) * f64::from(op.span.len.saturating_sub(1))) * samples

@@ -49,6 +49,10 @@ id!(
     Rank, u32, "rank"
 );
 id!(
+    /// Index into [`Rules::works`](crate::effects::Rules::works).
+    WorkId, u8, "work"
+);
+id!(
     /// A set of gradients that are summed over the same replicas together.
     BucketId, u32, "bucket"
 );

@@ -41,7 +41,7 @@ impl Labels {
     }
 
     /// `op` with the mark of its kind: `3` forward, `3'` backward, `3i` and `3w` its halves, `3r`
-    /// recompute, `3o` offload, `3l` reload, `3k` keep, `3t` return.
+    /// recompute, `3o` offload, `3l` reload, `3k` keep, `3t` return, `3x` work beside the training.
     pub(crate) fn op(&self, op: Op) -> String {
         let mark = match op.kind {
             Kind::Forward => "",
@@ -53,6 +53,7 @@ impl Labels {
             Kind::Reload => "l",
             Kind::Keep => "k",
             Kind::Return => "t",
+            Kind::Work(_) => "x",
         };
         self.micro_batches(op) + mark
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{PipeId, StageId};
+use crate::ids::{PipeId, StageId, WorkId};
 
 /// What an op does with its stage.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -28,6 +28,8 @@ pub enum Kind {
     Keep,
     /// Gives them back to the worker that reloads them.
     Return,
+    /// A piece of work beside the training, see [`OwnWork`](crate::effects::OwnWork).
+    Work(WorkId),
 }
 
 /// What a worker does its ops on: those of one lane run one after the other, and lanes run beside each other.
@@ -66,7 +68,8 @@ impl Lane {
 }
 
 impl Kind {
-    /// Every kind, in the order of their definition.
+    /// Every kind that a timetable may have, in the order of their definition: all but [`Kind::Work`], which is added to
+    /// programs.
     pub const ALL: [Kind; 9] = [
         Kind::Forward,
         Kind::Backward,
@@ -79,7 +82,7 @@ impl Kind {
         Kind::Return,
     ];
 
-    /// The letter that stands for the kind in drawings and files: `F B I W R O L K T`.
+    /// The letter that stands for the kind in drawings and files: `F B I W R O L K T`, and `X` for work beside the training.
     pub fn letter(self) -> char {
         match self {
             Kind::Forward => 'F',
@@ -91,6 +94,7 @@ impl Kind {
             Kind::Reload => 'L',
             Kind::Keep => 'K',
             Kind::Return => 'T',
+            Kind::Work(_) => 'X',
         }
     }
 
@@ -106,6 +110,7 @@ impl Kind {
             Kind::Reload => "reload",
             Kind::Keep => "keep",
             Kind::Return => "return",
+            Kind::Work(_) => "work beside the training",
         }
     }
 
@@ -117,7 +122,8 @@ impl Kind {
             | Kind::Backward
             | Kind::BackwardInput
             | Kind::BackwardWeight
-            | Kind::Recompute => Lane::Compute,
+            | Kind::Recompute
+            | Kind::Work(_) => Lane::Compute,
         }
     }
 

@@ -257,9 +257,10 @@ impl Program {
         }
     }
 
-    /// The compute of it, from which it could be lowered again. Recomputations wait for nothing but their turn.
+    /// The compute of it but for work beside the training, from which it could be lowered again. Recomputations wait for nothing but their turn.
     pub(crate) fn timetable(&self) -> Timetable {
         let compute = |instr: &Instr| match instr {
+            Instr::Run(Cell::One(Op { kind: Kind::Work(_), .. })) => None,
             Instr::Run(cell) => Some(*cell),
             _ => None,
         };

@@ -7,7 +7,7 @@ use std::time::Instant;
 use crate::comm::{Comm, Endpoint, Meeting, Rendezvous, Threads};
 use crate::device::{Device, DeviceError};
 use crate::engine::{
-    Job, Patience, Recovered, StepReport, Training, Worker, WorkerState, run_threads,
+    DoPiece, Job, Patience, Recovered, StepReport, Training, Worker, WorkerState, run_threads,
 };
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
@@ -27,6 +27,7 @@ pub struct Trainer<'t, I = u32> {
     patience: Patience,
     stop: Option<&'t AtomicBool>,
     observe: Option<Observer<'t>>,
+    own_work: Option<&'t DoPiece<'t>>,
 }
 
 type Observer<'t> = &'t (dyn Fn(&StepReport) + Sync);
@@ -53,6 +54,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
             patience: Patience::default(),
             stop: None,
             observe: None,
+            own_work: None,
         }
     }
 
@@ -85,6 +87,11 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
     /// Calls `observe` on rank 0 after every step.
     pub fn on_step(self, observe: Observer<'t>) -> Self {
         Trainer { observe: Some(observe), ..self }
+    }
+
+    /// Calls `own_work` for each piece of [work beside the training](crate::lower::fill) that the program has.
+    pub fn own_work(self, own_work: &'t DoPiece<'t>) -> Self {
+        Trainer { own_work: Some(own_work), ..self }
     }
 
     /// Trains with a thread to each rank; `device` opens the device of a rank, and `stage` makes a stage on it.
@@ -273,6 +280,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
             data: self.data,
             patience: self.patience,
             stop: self.stop.unwrap_or(goes_on),
+            own_work: self.own_work,
             epoch: Instant::now(),
         }
     }

@@ -1,8 +1,9 @@
 //! Input → drawing: every schedule as the papers draw it.
 
 use chimera_core::analyze::simulate;
-use chimera_core::costs::UniformCosts;
-use chimera_core::lower::{Lowering, Sync, lower};
+use chimera_core::costs::{PerStage, UniformCosts, WithOwnWork};
+use chimera_core::effects::{OwnWork, Pieces};
+use chimera_core::lower::{Lowering, Sync, fill, lower};
 use chimera_core::render::text;
 use chimera_core::schedule::{Scaling, Shape, find};
 
@@ -89,4 +90,26 @@ drawings! {
     chimera_doubling_odd: "chimera", Shape { scaling: Scaling::Doubling, ..Shape::new(4, 12) }, 2.0;
     chimera_halving: "chimera", Shape { scaling: Scaling::Halving, ..Shape::new(4, 4) }, 2.0;
     chimera_halving_long: "chimera", Shape { scaling: Scaling::Halving, ..Shape::new(4, 8) }, 2.0;
+}
+
+/// Work beside the training in the idle time of Chimera: two works that take turns, of which the first has a piece for each
+/// backward.
+#[test]
+fn chimera_with_work() {
+    let timetable = find("chimera").expect("known").timetable(&Shape::new(4, 4)).expect("fits");
+    let how = Lowering { sync: Sync::AtEnd, ..Lowering::default() };
+    let program = lower(&timetable, &how).expect("proven");
+    let works = [("factors", Pieces::OnBackward), ("inverses", Pieces::Anytime(u32::MAX))]
+        .map(|(name, pieces)| OwnWork { name: name.into(), pieces });
+    let costs = UniformCosts::new(1.0, 2.0, 0.0);
+    let takes = vec![PerStage(vec![0.5]), PerStage(vec![1.0])];
+    let costs = WithOwnWork::new(&costs, takes);
+    let filled = fill(&program, &works, &how, &costs).expect("proven");
+    let (before, after) = (simulate(&program, &costs), simulate(&filled, &costs));
+    insta::assert_snapshot!(format!(
+        "makespan {}, before {}\n{}",
+        after.makespan(),
+        before.makespan(),
+        text::timeline(&after).trim_end()
+    ));
 }

@@ -1,6 +1,6 @@
 //! The examples run, and stay small enough to be read at once.
 
-#![allow(clippy::duplicate_mod, reason = "two examples train the stages of a third")]
+#![allow(clippy::duplicate_mod, reason = "three examples train the stages of a fourth")]
 
 use std::error::Error;
 use std::path::Path;
@@ -13,6 +13,8 @@ mod own_optimizer;
 mod own_schedule;
 #[path = "../examples/own_transport.rs"]
 mod own_transport;
+#[path = "../examples/own_work.rs"]
+mod own_work;
 
 #[test]
 fn examples_run() -> Result<(), Box<dyn Error>> {
@@ -20,6 +22,7 @@ fn examples_run() -> Result<(), Box<dyn Error>> {
     own_schedule::main()?;
     own_executor::main()?;
     own_optimizer::main()?;
+    own_work::main()?;
     own_transport::main()
 }
 

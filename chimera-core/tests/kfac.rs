@@ -40,7 +40,7 @@ fn a_pipeline_preconditions_as_one_worker() {
             ("zb-v", Shape::new(2, 4), 1, Passes::default(), true),
         ] {
             let run = kfac(Run { width, passes, is_delayed, ..Run::new(schedule, shape) });
-            let run = Run { architecture, ..run };
+            let run = Run { architecture, is_filled: width == 1, ..run };
             let (many, one) = (train(&run).expect("trains"), train(&run.alone()).expect("trains"));
             for (all, of_one) in [(&many.gradients, &one.gradients), (&many.weights, &one.weights)]
             {
@@ -55,13 +55,18 @@ fn a_pipeline_preconditions_as_one_worker() {
     }
 }
 
-/// When pieces are done changes nothing: not in turn with messages that come late, nor with those that do not.
+/// When pieces are done changes nothing, nor whether the program has them.
 #[test]
-fn no_bit_depends_on_time() {
-    for shape in [Shape::new(2, 4), Shape::new(4, 8)] {
-        let run = kfac(Run::new("chimera", shape));
-        let delayed = train(&Run { is_delayed: true, ..run.clone() }).expect("trains");
-        assert_eq!(delayed, train(&run).expect("trains"));
+fn no_bit_depends_on_when_pieces_are_done() {
+    for (schedule, shape) in
+        [("chimera", Shape::new(2, 4)), ("chimera", Shape::new(4, 8)), ("zb-h1", Shape::new(4, 4))]
+    {
+        let run = kfac(Run::new(schedule, shape));
+        let plain = train(&run).expect("trains");
+        for is_delayed in [false, true] {
+            let filled = Run { is_delayed, is_filled: true, ..run.clone() };
+            assert_eq!(train(&filled).expect("trains"), plain, "{schedule}");
+        }
     }
 }
 
@@ -105,6 +110,7 @@ fn work<R: Send>(
         data: &Digits,
         patience: Patience::default(),
         stop: &stop,
+        own_work: None,
         epoch: Instant::now(),
     };
     let stage = |id: StageId| {

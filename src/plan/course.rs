@@ -2,15 +2,17 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::analyze::prove_in_one_order;
-use chimera_core::costs::{Costs, StageCosts, UnevenCosts, UniformCosts};
-use chimera_core::engine::{NonFinite, Training, unpreconditioned, unsurvivable};
-use chimera_core::ids::StageId;
-use chimera_core::lower::{Border, Lowering, Passes, Recompute, recompute};
+use chimera_core::costs::{Costs, PerStage, StageCosts, UnevenCosts, UniformCosts, WithOwnWork};
+use chimera_core::engine::{NonFinite, Training, kfac_work, unpreconditioned, unsurvivable};
+use chimera_core::ids::{StageId, WorkerId};
+use chimera_core::lower::{Border, Lowering, Passes, Recompute, fill, recompute};
 use chimera_core::model::{Cut, ModelConfig};
+use chimera_core::op::Op;
 use chimera_core::program::Program;
 use chimera_core::request::{Ordered, Request, Source};
 use chimera_core::schedule::Parameter;
 use chimera_core::search::Report;
+use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 
@@ -40,6 +42,11 @@ pub trait Chain {
 
     /// Groups of stages that share a tensor.
     fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>>;
+
+    /// The parameters of each stage; none where only costs are known.
+    fn params(&self, _config: &Config, _n_stages: usize) -> Result<Vec<Vec<Param>>> {
+        Ok(Vec::new())
+    }
 }
 
 impl Course {
@@ -262,6 +269,10 @@ impl Chain for ModelConfig {
         let ends = vec![StageId(0), StageId(n_stages as u16 - 1)];
         if self.tied && n_stages > 1 { vec![ends] } else { Vec::new() }
     }
+
+    fn params(&self, config: &Config, n_stages: usize) -> Result<Vec<Vec<Param>>> {
+        Ok(config.cuts(self, n_stages)?.iter().map(|cut| self.params(cut)).collect())
+    }
 }
 
 /// What stages cost where one unit of time is enough for so many floating-point operations of a sample.
@@ -410,9 +421,15 @@ fn prove(
         tied: chain.tied(n_stages),
         max_peak: config.memory_cap,
     };
-    let costs = chain.costs(config, &ordered.timetable)?;
-    let costs = UnevenCosts::new(costs, config.worker_speeds());
-    let program = ordered.program(&how, &costs)?;
+    let of_stages = chain.costs(config, &ordered.timetable)?;
+    let costs = UnevenCosts::new(of_stages.clone(), config.worker_speeds());
+    let mut program = ordered.program(&how, &costs)?;
+    if training.optimizer.preconditions() && program.window().update() == Update::Flush {
+        let params = chain.params(config, n_stages)?;
+        if !params.is_empty() {
+            program = with_kfac(config, &params, &program, &how, &of_stages)?;
+        }
+    }
     if config.transport == Transport::Nccl {
         for program in [Some(&program), program.bordered()].into_iter().flatten() {
             prove_in_one_order(program).context(
@@ -424,10 +441,30 @@ fn prove(
     Ok(program)
 }
 
+/// The program with K-FAC's factors and inverses in its idle time.
+fn with_kfac(
+    config: &Config,
+    params: &[Vec<Param>],
+    program: &Program,
+    how: &Lowering,
+    costs: &StageCosts,
+) -> Result<Program> {
+    let units = program.units_per_micro() as usize;
+    let rows = config.micro_batch_size * config.sequence / units;
+    let (works, forwards) = kfac_work(params, rows as f64);
+    let forward = |stage| costs.op(WorkerId(0), &Op::forward(0, stage, 0));
+    let takes = |of: Vec<f64>| {
+        PerStage((0..).zip(of).map(|(stage, forwards)| forwards * forward(stage)).collect())
+    };
+    let costs = WithOwnWork::new(costs, forwards.into_iter().map(takes).collect());
+    let costs = UnevenCosts::new(costs, config.worker_speeds());
+    Ok(fill(program, &works, how, &costs)?)
+}
+
 #[cfg(test)]
 mod tests {
-    use chimera_core::ids::{PipeId, WorkerId};
-    use chimera_core::op::{Kind, Op};
+    use chimera_core::ids::PipeId;
+    use chimera_core::op::Kind;
     use chimera_core::schedule::{Shape, find};
 
     use super::*;

@@ -132,6 +132,10 @@ impl Chain for Priced {
     fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>> {
         self.model.tied(n_stages)
     }
+
+    fn params(&self, config: &Config, n_stages: usize) -> Result<Vec<Vec<Param>>> {
+        Chain::params(&self.model, config, n_stages)
+    }
 }
 
 /// What micro-batches are cut into.

@@ -85,6 +85,7 @@ fn ran<K: Layers>(
         }),
         patience: Patience { first_step: PATIENCE, later: PATIENCE },
         stop: &AtomicBool::new(false),
+        own_work: None,
         epoch: Instant::now(),
     };
     let n_stages = program.placement().n_stages();

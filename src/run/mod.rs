@@ -276,6 +276,7 @@ impl<S: Subject> Run<S> {
             data: samples,
             patience: config.patience(),
             stop,
+            own_work: None,
             epoch: Instant::now(),
         }
     }

@@ -212,6 +212,10 @@ impl<M: Model> Chain for Own<M> {
         let are_tied = n_stages > 1 && first.iter().any(|param| param.tied);
         if are_tied { vec![ends] } else { Vec::new() }
     }
+
+    fn params(&self, _: &Config, n_stages: usize) -> Result<Vec<Vec<Param>>> {
+        (0..n_stages as u16).map(|id| self.params_of(StageId(id), n_stages)).collect()
+    }
 }
 
 impl<M: Model> Subject for Own<M> {
@@ -220,8 +224,7 @@ impl<M: Model> Subject for Own<M> {
     fn plan(&mut self, config: Config, found: Option<Timetable>) -> Result<Course> {
         let course = Course::plan(config, found, self)?;
         let n_stages = course.n_stages();
-        let params = (0..n_stages as u16).map(|id| self.params_of(StageId(id), n_stages));
-        self.params = params.collect::<Result<_>>()?;
+        self.params = Chain::params(self, &course.config, n_stages)?;
         if let Some(name) = self.ambiguous(&course.config.optimizer) {
             bail!(
                 "{name} names a parameter, and in checkpoints a tensor of the optimizer: choose another name"

@@ -77,6 +77,7 @@ fn losses<K: Layers>(kernels: &K, schedule: &str, shape: Shape, width: usize) ->
         data: &Counting,
         patience: Patience::default(),
         stop: &stop,
+        own_work: None,
         epoch: Instant::now(),
     };
     let cuts = cut(&config, config.context, shape.depth).expect("cut");

@@ -23,7 +23,7 @@ use crate::effects::{Effects, Token};
 use crate::few::Few;
 use crate::ids::{BucketId, ChannelId, StageId, WorkerId};
 use crate::interp::{Group, Machine, Stop};
-use crate::op::{Cell, Lane, Op};
+use crate::op::{Cell, Kind, Lane, Op};
 use crate::program::{Bucket, Instr, Program};
 use crate::update::Update;
 
@@ -173,6 +173,20 @@ impl<'p> Checker<'p> {
         }
     }
 
+    /// Refuses a piece of work that there is not, or of a stage that the worker has not.
+    fn check_piece(&self, worker: WorkerId, op: Op) -> Result<(), Reason> {
+        let Kind::Work(work) = op.kind else { return Ok(()) };
+        let Program { placement, rules, .. } = self.program;
+        let workers = placement.pipes().get(op.pipe.index());
+        let Some(owner) = workers.and_then(|workers| workers.get(op.stage.index())).copied() else {
+            return Err(Reason::UnknownPiece(op));
+        };
+        if work.index() >= rules.works().len() {
+            return Err(Reason::UnknownPiece(op));
+        }
+        if owner == worker { Ok(()) } else { Err(Reason::Misplaced { op, owner }) }
+    }
+
     /// Refuses a gradient that would miss its own update, or get into the one before.
     fn add_gradient(&self, worker: WorkerId, op: &Op) -> Result<(), Reason> {
         let phases = &self.workers[worker.index()].phases;
@@ -248,8 +262,11 @@ impl Machine for Checker<'_> {
             Some(versions) => versions.run(worker, cell, eaten, &self.program.rules)?,
             None => Few::repeat(0, effects.makes.len()),
         };
+        if !self.program.rules.works().is_empty() {
+            cell.ops().try_for_each(|op| self.check_piece(worker, op))?;
+        }
         let has_reduced = !self.workers[worker.index()].phases.is_empty();
-        for op in cell.ops().filter(|op| op.kind.adds_gradient()) {
+        for op in cell.ops().filter(|op| self.program.rules.adds_to_sum(op)) {
             if has_reduced || self.versions.is_some() {
                 self.add_gradient(worker, &op)?;
             }

@@ -84,7 +84,7 @@ impl ClosedForm {
                         form.backwards += micro_batches(&op) / 2.0;
                     }
                     Kind::Recompute => {} // part of the backward
-                    Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => {}
+                    Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return | Kind::Work(_) => {}
                 }
             }
         }

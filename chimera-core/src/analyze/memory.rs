@@ -30,7 +30,8 @@ pub(crate) fn kept_bytes_change(
         | TokenKind::Back
         | TokenKind::Freed
         | TokenKind::Vacated
-        | TokenKind::Released => 0.0,
+        | TokenKind::Released
+        | TokenKind::Shown(_) => 0.0,
         TokenKind::Saved
         | TokenKind::Kept
         | TokenKind::Deferred
@@ -100,7 +101,8 @@ pub(crate) fn token_bytes(
         | TokenKind::Back
         | TokenKind::Freed
         | TokenKind::Vacated
-        | TokenKind::Released => 0.0,
+        | TokenKind::Released
+        | TokenKind::Shown(_) => 0.0,
         // Of its own slice and all before it.
         TokenKind::PastGradient => stage.past * f64::from(token.span.start % rules.n_slices() + 1),
     };

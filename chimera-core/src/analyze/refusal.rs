@@ -74,6 +74,14 @@ pub enum Reason {
     /// A move is part of a pair.
     #[error("{0} runs beside compute: it is no part of a pair")]
     PairedMove(Op),
+    /// A piece of work beside the training is of none that the program has.
+    #[error("{0} is of work that the program does not have, or of a stage that does not exist")]
+    UnknownPiece(Op),
+    /// A timetable has work that is not the training's own.
+    #[error(
+        "{0} is work beside the training, which a program gets when it is lowered (chimera_core::lower::fill)"
+    )]
+    OwnWork(Op),
     /// A micro-batch travels through two pipes.
     #[error("{op} takes micro-batch {unit} through a second pipe")]
     TwoPipes {

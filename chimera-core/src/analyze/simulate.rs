@@ -45,7 +45,7 @@ pub(crate) fn simulate_compute(
 }
 
 /// How long compute stands still for a move to the host or back.
-pub(super) fn occupies(
+pub(crate) fn occupies(
     program: &Program,
     costs: &impl Costs,
     (worker, cell): (WorkerId, &Cell),

@@ -68,6 +68,9 @@ fn each_op(
                 if matches!(cell, Cell::Pair(..)) && op.kind.lane() == Lane::Moves {
                     return Err(refusal(timetable, Some((worker, at)), Reason::PairedMove(op)));
                 }
+                if matches!(op.kind, Kind::Work(_)) {
+                    return Err(refusal(timetable, Some((worker, at)), Reason::OwnWork(op)));
+                }
                 check(worker, op)
                     .map_err(|reason| refusal(timetable, Some((worker, at)), reason))?;
             }
@@ -144,6 +147,7 @@ impl PassesDone {
             Kind::Reload => Self::RELOAD,
             Kind::Keep => Self::KEEP,
             Kind::Return => Self::RETURN,
+            Kind::Work(_) => 0,
         };
         for unit in op.span.units() {
             if *self.pipe_of[unit as usize].get_or_insert(op.pipe) != op.pipe {

@@ -49,7 +49,9 @@ impl Versions {
             let versions: Few<u32> = match op.kind {
                 Kind::Forward => Few::repeat(self.read(worker, &op)?, usize::from(op.span.len)),
                 Kind::Recompute => versions.collect(),
-                Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => Few::new(),
+                Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return | Kind::Work(_) => {
+                    Few::new()
+                }
                 Kind::Backward | Kind::BackwardInput | Kind::BackwardWeight => {
                     versions.for_each(|v| self.free(worker, op.stage, v));
                     Few::new()

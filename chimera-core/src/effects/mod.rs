@@ -6,14 +6,16 @@
 
 mod moved;
 mod token;
+mod work;
 
 use std::fmt;
 
 use self::moved::MovedUnits;
 pub use self::token::{Token, TokenKind};
+pub use self::work::{OwnWork, Pieces};
 use crate::few::Few;
 use crate::graph::StageGraph;
-use crate::ids::{PipeId, StageId, WorkerId};
+use crate::ids::{PipeId, StageId, WorkId, WorkerId};
 use crate::op::{Cell, Kind, Op, Span};
 use crate::timetable::Timetable;
 
@@ -39,6 +41,7 @@ pub struct Rules {
     /// Slices of the sequence of a micro-batch; 1 where its units are no slices.
     n_slices: u32,
     moves: MovedUnits,
+    works: Vec<OwnWork>,
 }
 
 /// One unit at a stage of a pipe.
@@ -59,7 +62,7 @@ impl Rules {
         let keeps_versions = timetable.update.is_asynchronous();
         let n_slices = timetable.n_slices();
         let (graph, moves) = (timetable.graph.clone(), MovedUnits::of(timetable));
-        Rules { graph, recomputed, selective, keeps_versions, n_slices, moves }
+        Rules { graph, recomputed, selective, keeps_versions, n_slices, moves, works: Vec::new() }
     }
 
     /// Which stages feed which.
@@ -95,6 +98,30 @@ impl Rules {
     /// Slices of the sequence of a micro-batch, each a unit; 1 where units are no slices.
     pub fn n_slices(&self) -> u32 {
         self.n_slices
+    }
+
+    /// Work beside the training, by the ids in its ops.
+    pub fn works(&self) -> &[OwnWork] {
+        &self.works
+    }
+
+    /// Adds work beside the training.
+    pub(crate) fn add_works(&mut self, works: &[OwnWork]) {
+        self.works.extend_from_slice(works);
+    }
+
+    /// Works that read what backwards show.
+    pub(crate) fn works_on_backward(&self) -> impl Iterator<Item = WorkId> {
+        let works = (0..).map(WorkId).zip(&self.works);
+        works.filter(|(_, work)| work.pieces == Pieces::OnBackward).map(|(id, _)| id)
+    }
+
+    /// Whether an op adds to what is summed over the replicas of its stage.
+    pub(crate) fn adds_to_sum(&self, op: &Op) -> bool {
+        match op.kind {
+            Kind::Work(id) => self.works_on_backward().any(|work| work == id),
+            kind => kind.adds_gradient(),
+        }
     }
 
     /// Whether some saved activations are moved.
@@ -192,6 +219,12 @@ impl Rules {
                 }
             }
             Kind::BackwardWeight => push_units(&mut e.eats, whole(TokenKind::Deferred)),
+            Kind::Work(id) => {
+                if self.adds_to_sum(op) {
+                    push_units(&mut e.eats, whole(TokenKind::Shown(id)));
+                }
+                return;
+            }
             Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => {
                 for unit in span.units() {
                     let one = |kind| Token { span: Span::one(unit), ..whole(kind) };
@@ -221,6 +254,11 @@ impl Rules {
             }
             if matches!(kind, Kind::Recompute | Kind::Backward | Kind::BackwardInput) {
                 push_units(&mut e.eats, version);
+            }
+        }
+        if !self.works.is_empty() && kind.adds_gradient() {
+            for work in self.works_on_backward() {
+                push_units(&mut e.makes, whole(TokenKind::Shown(work)));
             }
         }
     }
@@ -264,7 +302,7 @@ impl Rules {
                     }
                 }
                 Kind::BackwardWeight | Kind::Recompute => {}
-                Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => {}
+                Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return | Kind::Work(_) => {}
             }
         }
     }
@@ -274,7 +312,7 @@ impl Rules {
 /// fingerprints go by it.
 impl fmt::Debug for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Rules { graph, recomputed, selective, keeps_versions, n_slices, moves } = self;
+        let Rules { graph, recomputed, selective, keeps_versions, n_slices, moves, works } = self;
         let mut rules = f.debug_struct("Rules");
         rules.field("n_stages", &graph.n_stages());
         if !graph.is_chain() {
@@ -287,6 +325,9 @@ impl fmt::Debug for Rules {
         }
         if self.has_moves() {
             rules.field("offloaded", &moves.offloaded).field("kept", &moves.kept);
+        }
+        if !works.is_empty() {
+            rules.field("works", works);
         }
         rules.finish()
     }

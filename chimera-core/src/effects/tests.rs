@@ -4,7 +4,15 @@ fn rules(n_stages: usize) -> Rules {
     let recomputed = vec![(PipeId(0), StageId(1))];
     let graph = StageGraph::chain(n_stages);
     let moves = MovedUnits::default();
-    Rules { graph, recomputed, selective: vec![], keeps_versions: false, n_slices: 1, moves }
+    Rules {
+        graph,
+        recomputed,
+        selective: vec![],
+        keeps_versions: false,
+        n_slices: 1,
+        moves,
+        works: vec![],
+    }
 }
 
 fn show(rules: &Rules, kind: Kind, stage: u16, span: Span) -> String {

@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{PipeId, StageId};
+use crate::ids::{PipeId, StageId, WorkId};
 use crate::op::Span;
 
 /// What kind of value a token stands for.
@@ -50,6 +50,9 @@ pub enum TokenKind {
     Vacated,
     /// Memory that a move has freed for saved activations from another worker.
     Released,
+    /// What the end of a backward shows to work [`OnBackward`](super::Pieces::OnBackward): the inputs of linear layers and the
+    /// gradients of their outputs.
+    Shown(WorkId),
 }
 
 impl TokenKind {
@@ -71,6 +74,29 @@ impl TokenKind {
             TokenKind::Freed => "freed",
             TokenKind::Vacated => "vacated",
             TokenKind::Released => "released",
+            TokenKind::Shown(_) => "shown",
+        }
+    }
+
+    /// A number of its own.
+    fn number(self) -> u64 {
+        match self {
+            TokenKind::Activation => 0,
+            TokenKind::Gradient => 1,
+            TokenKind::Saved => 2,
+            TokenKind::Kept => 3,
+            TokenKind::Deferred => 4,
+            TokenKind::Version => 5,
+            TokenKind::Past => 6,
+            TokenKind::PastGradient => 7,
+            TokenKind::Away => 8,
+            TokenKind::Guest => 9,
+            TokenKind::Back => 10,
+            TokenKind::Reloaded => 11,
+            TokenKind::Freed => 12,
+            TokenKind::Vacated => 13,
+            TokenKind::Released => 14,
+            TokenKind::Shown(work) => 15 + u64::from(work.0),
         }
     }
 
@@ -122,7 +148,8 @@ impl Token {
             | TokenKind::Reloaded
             | TokenKind::Freed
             | TokenKind::Vacated
-            | TokenKind::Released => None,
+            | TokenKind::Released
+            | TokenKind::Shown(_) => None,
         }
     }
 
@@ -136,7 +163,7 @@ impl Token {
 impl Hash for Token {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Token { kind, pipe, stage, to, span } = *self;
-        let (kind, pipe) = (kind as u64, u64::from(pipe.0));
+        let (kind, pipe) = (kind.number(), u64::from(pipe.0));
         let (stage, len) = (u64::from(stage.0), u64::from(span.len));
         state.write_u64(kind | pipe << 8 | stage << 24 | len << 40);
         state.write_u32(span.start ^ u32::from(to.0) << 16);
@@ -161,6 +188,7 @@ impl fmt::Display for Token {
             TokenKind::Freed => "memory that compute frees for activations",
             TokenKind::Vacated => "memory that a move frees for activations",
             TokenKind::Released => "memory that a move frees for another worker's activations",
+            TokenKind::Shown(_) => "operands that other work reads",
         };
         write!(f, "{name}({}, {}", self.pipe, self.stage)?;
         if self.skips() {

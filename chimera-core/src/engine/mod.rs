@@ -30,7 +30,6 @@ mod optimizer;
 mod own_work;
 mod param_group;
 mod param_rules;
-mod pieces;
 mod ranks;
 mod record;
 mod recoveries;
@@ -64,8 +63,9 @@ use std::time::{Duration, Instant};
 pub use agreement::Load;
 pub use flight_recorder::{Did, Doing, FlightRecorder};
 pub use handshake::{Fields, handshake, ungathered};
-pub use kfac::unpreconditioned;
+pub use kfac::{kfac_work, unpreconditioned};
 pub use optimizer::Optimizer;
+pub use own_work::{DoPiece, Piece};
 pub use param_group::{HostTensor, ParamGroup};
 pub use param_rules::{ParamRule, ParamRules};
 pub use ranks::run_threads;
@@ -100,6 +100,8 @@ pub struct Job<'j, I = u32> {
     /// Set from outside to end the run: a step with the barrier is discarded if some rank has not come to its step sync,
     /// any other one is finished.
     pub stop: &'j AtomicBool,
+    /// Does the pieces of work beside the training that the program has; those of K-FAC are done without.
+    pub own_work: Option<&'j DoPiece<'j>>,
     /// The time that measured timelines count from.
     pub epoch: Instant,
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::Job;
 use super::held::{Held, Weights};
+use super::own_work::Shown;
 use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint};
 use crate::device::{self, Device};
@@ -37,6 +38,8 @@ pub(super) enum Value<S: Stage> {
     Past(Vec<Left<S::Tensor>>),
     /// Gradients of what slices left.
     PastGradient(Vec<Left<S::Tensor>>),
+    /// Operands of linear layers for work beside the training.
+    Shown(Shown<S::Tensor>),
 }
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
@@ -62,11 +65,13 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             }
             Kind::Backward | Kind::BackwardInput => self.run_backward(op, eaten),
             Kind::BackwardWeight => {
+                let mut shown = Vec::new();
                 for (unit, deferred) in units(op).zip(eaten) {
-                    self.backward_weight(&unit, deferred.deferred())?;
+                    shown.push(self.backward_weight(&unit, deferred.deferred())?);
                 }
-                Ok(Vec::new())
+                Ok(self.made_shown(&shown).collect())
             }
+            Kind::Work(work) => self.run_piece(op, work, eaten).map(|()| Vec::new()),
         }
     }
 
@@ -124,13 +129,13 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let weights = self.versions(op, &mut eaten);
         let n_units = usize::from(op.span.len);
         let grads = eaten.split_off(n_units).into_iter().map(Value::tensor).collect();
-        let (mut given, mut deferred) = (Vec::new(), Vec::new());
+        let (mut given, mut deferred, mut shown) = (Vec::new(), Vec::new(), Vec::new());
         let values = eaten.into_iter().zip(by_turns(grads, n_units)).zip(weights);
         for (unit, ((saved, dy), w)) in units(op).zip(values) {
             let (dx, rest) = self.backward_input(&unit, &w, saved.saved(), dy)?;
             given.push(dx);
             match op.kind {
-                Kind::Backward => self.backward_weight(&unit, rest)?,
+                Kind::Backward => shown.push(self.backward_weight(&unit, rest)?),
                 _ => deferred.push(Value::Deferred(rest)),
             }
         }
@@ -139,6 +144,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let given = by_turns(taken, n_inputs);
         let mut made: Vec<_> = given.into_iter().flatten().map(Value::Tensor).collect();
         made.extend(deferred);
+        made.extend(self.made_shown(&shown));
         Ok(made)
     }
 
@@ -204,13 +210,18 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.on_device(op, result)
     }
 
-    pub(super) fn backward_weight(&mut self, op: &Op, deferred: S::Deferred) -> Result<(), Fault> {
+    /// Adds the gradients of one unit; returns what it shows.
+    pub(super) fn backward_weight(
+        &mut self,
+        op: &Op,
+        deferred: S::Deferred,
+    ) -> Result<Shown<S::Tensor>, Fault> {
         let batch = self.batch(op)?;
         let micro = batch.micro();
-        self.show(op, &deferred)?;
+        let shown = self.show(op, &deferred)?;
         let Held { stage, grads, .. } = self.stages.held_mut(op.stage);
         let result = stage.backward_weight(&micro, deferred, grads);
-        self.on_device(op, result)
+        self.on_device(op, result).map(|()| shown)
     }
 
     fn split_saved(&self, op: &Op, saved: S::Saved) -> Result<Vec<S::Saved>, Fault> {
@@ -307,7 +318,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
                 | Value::PastGradient(_)
                 | Value::Tensors(_)
                 | Value::Offloaded(_)
-                | Value::Memory => 0,
+                | Value::Memory
+                | Value::Shown(_) => 0,
             }
         };
         tokens.iter().zip(values).map(bytes).sum()
@@ -419,6 +431,13 @@ impl<S: Stage> Value<S> {
         }
     }
 
+    pub(super) fn shown(self) -> Shown<S::Tensor> {
+        match self {
+            Value::Shown(shown) => shown,
+            other => panic!("shown operands were expected, not {}", other.name()),
+        }
+    }
+
     pub(super) fn name(&self) -> &'static str {
         match self {
             Value::Tensor(_) => "a tensor",
@@ -427,6 +446,7 @@ impl<S: Stage> Value<S> {
             Value::Deferred(_) => "deferred weight work",
             Value::Version(_) => "a version of the weights",
             Value::Past(_) => "what slices left",
+            Value::Shown(_) => "operands that are shown",
             Value::PastGradient(_) => "gradients of what slices left",
             Value::Tensors(_) => "moved activations",
             Value::Offloaded(_) => "offloaded activations",

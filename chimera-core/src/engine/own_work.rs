@@ -1,20 +1,56 @@
-//! Work beside the training, in pieces: factors of linear layers and their inverses.
+//! Work beside the training: what a program's pieces of it do.
 //!
-//! A piece is done when this rank would wait for another one, or when what it makes is needed: factors before the
-//! reduction of their stage, inverses before the next factors. So no result depends on when a piece is done, nor on the time
-//! that anything takes. What is left when a step ends is left for the next one.
+//! Pieces of K-FAC take factors of linear layers and invert them. Where a program has none of them, factors are taken in
+//! the backward, and inverses are computed when they come into use; so no result depends on the pieces. Those of other
+//! work do what the caller says.
 
-use super::kfac::Side;
-use super::pieces::{FactorPiece, InversePiece};
+use std::any::Any;
+use std::sync::Arc;
+
+use super::kfac::{KfacPiece, Side};
+use super::ops::Value;
 use super::state::{StageOn, State};
-use crate::comm::Comm;
+use crate::comm::{Comm, Endpoint};
 use crate::device::{Device, DeviceError};
-use crate::fault::Fault;
-use crate::ids::{BucketId, StageId};
+use crate::fault::{Class, Fault};
+use crate::ids::{BucketId, Rank, StageId, WorkId};
 use crate::op::Op;
 
-/// The most micro-batches whose operands wait for their turn.
-const MOST_SHOWN: usize = 2;
+/// Does a piece of [`OwnWork`](crate::effects::OwnWork) on the rank that comes to it; the error says in words why it
+/// cannot, and ends the training.
+pub type DoPiece<'j> = dyn Fn(&Piece<'_>) -> Result<(), String> + Sync + 'j;
+
+/// A piece of work beside the training.
+pub struct Piece<'p> {
+    /// Name of the work.
+    pub work: &'p str,
+    /// Which of its pieces: of a stage of a pipe, and of a unit of the step or the n-th of any time.
+    pub op: Op,
+    /// The rank that does it.
+    pub rank: Rank,
+    /// The step under way.
+    pub step: u64,
+    shown: Option<&'p dyn Any>,
+}
+
+impl Piece<'_> {
+    /// Of work [on backwards](crate::effects::Pieces::OnBackward): input and output gradient of each linear layer that the
+    /// stage [shows](crate::stage::Stage::operands). None if there are none, or they are no tensors of type `T`.
+    pub fn operands<T: 'static>(&self) -> Option<&[[T; 2]]> {
+        self.shown?.downcast_ref::<Vec<[T; 2]>>().map(Vec::as_slice)
+    }
+}
+
+/// The operands of one unit's linear layers.
+pub(super) type Shown<T> = Arc<Vec<[T; 2]>>;
+
+/// An inverse that comes into use with the next factors.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Inverse {
+    stage: StageId,
+    layer: usize,
+    side: Side,
+}
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Whether the step under way takes factors.
@@ -22,50 +58,106 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.job.training.takes_factors(self.steps.n_updates)
     }
 
-    /// Takes the operands of a backward, if the step takes factors.
-    pub(super) fn show(&mut self, op: &Op, deferred: &S::Deferred) -> Result<(), Fault> {
-        if !self.takes_factors() {
-            return Ok(());
+    /// What a backward shows of one unit: nothing where nobody reads it. If the step takes factors and the program has no
+    /// pieces for them, they are taken here.
+    pub(super) fn show(
+        &mut self,
+        op: &Op,
+        deferred: &S::Deferred,
+    ) -> Result<Shown<S::Tensor>, Fault> {
+        let rules = self.job.program.rules();
+        let is_factors = |work: WorkId| self.kfac_of(work) == Some(KfacPiece::Factors);
+        let has_pieces = rules.works_on_backward().any(is_factors);
+        let is_read = rules.works_on_backward().any(|work| !is_factors(work));
+        if !is_read && !self.takes_factors() {
+            return Ok(Shown::default());
         }
         let held = self.stages.held(op.stage);
         let (n_layers, operands) = (held.layers.len(), held.stage.operands(deferred));
-        if operands.len() != n_layers {
+        if self.takes_factors() && operands.len() != n_layers {
             let n = operands.len();
             let reason = format!("it shows the operands of {n} linear layers, and has {n_layers}");
             let failed = DeviceError::Failed { device: "the stage".into(), op: "operands", reason };
             return self.on_device(op, Err(failed));
         }
-        while self.pieces.factors.len() >= MOST_SHOWN * 2 * n_layers.max(1) {
-            self.do_factor()?;
+        let shown = Arc::new(operands);
+        if self.takes_factors() && !has_pieces {
+            self.add_factors(op.stage, &shown)?;
         }
-        for (layer, operands) in operands.into_iter().enumerate() {
-            for (side, operand) in Side::BOTH.into_iter().zip(operands) {
-                let piece = FactorPiece { stage: op.stage, layer, side, operand };
-                self.pieces.factors.push_back(piece);
+        Ok(shown)
+    }
+
+    /// The values of an op that shows this of its units: for each work on backwards those of all units.
+    pub(super) fn made_shown<'s>(
+        &self,
+        units: &'s [Shown<S::Tensor>],
+    ) -> impl Iterator<Item = Value<S>> + use<'s, '_, S, D, C> {
+        let works = self.job.program.rules().works_on_backward();
+        works.flat_map(|_| units.iter().map(|shown| Value::Shown(Arc::clone(shown))))
+    }
+
+    /// Does a piece.
+    pub(super) fn run_piece(
+        &mut self,
+        op: &Op,
+        work: WorkId,
+        eaten: impl IntoIterator<Item = Value<S>>,
+    ) -> Result<(), Fault> {
+        let mut shown = eaten.into_iter().map(Value::shown);
+        match self.kfac_of(work) {
+            Some(KfacPiece::Factors) if self.takes_factors() => {
+                shown.try_for_each(|shown| self.add_factors(op.stage, &shown))
             }
-        }
-        Ok(())
-    }
-
-    /// Does one piece.
-    pub(super) fn do_piece(&mut self) -> Result<(), Fault> {
-        match self.pieces.factors.is_empty() {
-            true => self.do_inverse(),
-            false => self.do_factor(),
+            Some(KfacPiece::Factors) => Ok(()),
+            Some(KfacPiece::Inverse) => self.invert_next(op.stage),
+            None => self.do_other(op, work, shown.next()),
         }
     }
 
-    fn do_factor(&mut self) -> Result<(), Fault> {
-        let Some(piece) = self.pieces.factors.pop_front() else { return Ok(()) };
-        let FactorPiece { stage, layer, side, operand } = piece;
+    /// What pieces of a work do if the training has K-FAC and they are of it.
+    fn kfac_of(&self, work: WorkId) -> Option<KfacPiece> {
+        let piece = KfacPiece::of(&self.job.program.rules().works()[work.index()].name);
+        piece.filter(|_| self.job.training.optimizer.preconditions())
+    }
+
+    fn do_other(
+        &self,
+        op: &Op,
+        work: WorkId,
+        shown: Option<Shown<S::Tensor>>,
+    ) -> Result<(), Fault> {
+        let Some(do_piece) = self.job.own_work else { return Ok(()) };
+        let piece = Piece {
+            work: &self.job.program.rules().works()[work.index()].name,
+            op: *op,
+            rank: self.comm.rank(),
+            step: self.steps.first + u64::from(self.job.program.window().step_of(op.span)),
+            shown: shown.as_ref().map(|shown| &**shown as &dyn Any),
+        };
+        do_piece(&piece).map_err(|why| {
+            let message = format!("a piece of {} cannot be done: {why}", piece.work);
+            self.at(Fault::new(Class::Usage, piece.rank, message), op)
+        })
+    }
+
+    /// Adds the products of one unit's operands.
+    fn add_factors(&mut self, stage: StageId, operands: &[[S::Tensor; 2]]) -> Result<(), Fault> {
         let State { stages, device, .. } = &mut *self;
-        let added = stages.held_mut(stage).layers[layer].add(device, side, &operand);
+        let layers = stages.held_mut(stage).layers.iter_mut().zip(operands);
+        let added = layers.into_iter().try_for_each(|(layer, operands)| {
+            let sides = Side::BOTH.into_iter().zip(operands);
+            sides.into_iter().try_for_each(|(side, operand)| layer.add(device, side, operand))
+        });
         self.on_device(format!("factors of {stage}"), added)
     }
 
-    fn do_inverse(&mut self) -> Result<(), Fault> {
-        let Some(piece) = self.pieces.inverses.pop_front() else { return Ok(()) };
-        let InversePiece { stage, layer, side } = piece;
+    /// Computes an inverse that comes into use, of this stage if one is left, else of another one.
+    fn invert_next(&mut self, stage: StageId) -> Result<(), Fault> {
+        let of_stage = self.inverses.iter().position(|inverse| inverse.stage == stage);
+        let Some(Inverse { stage, layer, side }) = self.inverses.remove(of_stage.unwrap_or(0))
+        else {
+            return Ok(());
+        };
         let State { stages, device, job, .. } = &mut *self;
         let inverted = stages.held_mut(stage).invert(device, (layer, side), job.training);
         self.on_device(format!("inverses of {stage}"), inverted)
@@ -75,9 +167,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     pub(super) fn take_factors(&mut self, bucket: BucketId) -> Result<Vec<S::Tensor>, Fault> {
         let mut sums = Vec::new();
         let Some(stage) = self.shown_stage(bucket) else { return Ok(sums) };
-        while self.pieces.factors.iter().any(|piece| piece.stage == stage) {
-            self.do_factor()?;
-        }
         let State { stages, device, .. } = &mut *self;
         let taken = stages.held_mut(stage).take_factors(device, &mut sums);
         self.on_device(format!("factors of {stage}"), taken)?;
@@ -98,10 +187,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Asks for the inverses of factors that a stage has averaged, if it is here.
     pub(super) fn ask_for_inverses(&mut self, stage: StageId) {
         let n_layers = self.stages.find(stage).map_or(0, |held| held.layers.len());
-        self.pieces.inverses.retain(|piece| piece.stage != stage);
+        self.inverses.retain(|inverse| inverse.stage != stage);
         for layer in 0..n_layers {
-            let piece = |side| InversePiece { stage, layer, side };
-            self.pieces.inverses.extend(Side::BOTH.map(piece));
+            let inverse = |side| Inverse { stage, layer, side };
+            self.inverses.extend(Side::BOTH.map(inverse));
         }
     }
 

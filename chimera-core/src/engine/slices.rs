@@ -103,13 +103,15 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
         let has_input = self.edges(op.stage).n_inputs() > 0;
         let mut made: Vec<_> = dx.filter(|_| has_input).map(Value::Tensor).into_iter().collect();
+        let mut shown = Vec::new();
         match op.kind {
-            Kind::Backward => self.backward_weight(op, deferred)?,
+            Kind::Backward => shown.push(self.backward_weight(op, deferred)?),
             _ => made.push(Value::Deferred(deferred)),
         }
         if index > 0 {
             made.push(Value::PastGradient(sums));
         }
+        made.extend(self.made_shown(&shown));
         Ok(made)
     }
 }

@@ -1,5 +1,6 @@
 //! What one rank has: its stages, its device and wires, and where it stands in a step.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
@@ -7,7 +8,7 @@ use rustc_hash::FxHashMap;
 use super::device_comm::DeviceComm;
 use super::held::Weights;
 use super::moved::Moved;
-use super::pieces::PieceQueue;
+use super::own_work::Inverse;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
 use super::shadows::Shadows;
@@ -42,7 +43,8 @@ pub(super) struct State<'j, S: Stage, D, C> {
     pub(super) sync: StepSync,
     pub(super) recoveries: Recoveries,
     pub(super) shadows: Shadows<S::Tensor>,
-    pub(super) pieces: PieceQueue<S::Tensor>,
+    /// Inverses of K-FAC that are yet to be computed.
+    pub(super) inverses: VecDeque<Inverse>,
     pub(super) timing: Timing,
     /// Whether the transport lets ranks leave a step.
     pub(super) is_interruptible: bool,

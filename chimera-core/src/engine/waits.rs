@@ -1,4 +1,4 @@
-//! Waits for other ranks, in turns: between them sums under way go on, and a wish to stop is noticed. While there is work beside the training, a rank does it instead of waiting.
+//! Waits for other ranks, in turns: between them sums under way go on, and a wish to stop is noticed.
 
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -29,18 +29,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let beside_moves = self.job.program.rules().has_moves();
         let (began, deadline) = (Instant::now(), self.deadline());
         let mut left = deadline.saturating_duration_since(began).saturating_sub(self.steps.waited);
-        // In the first step deadlines say how patient a rank is.
-        while self.pieces.has_pieces() && !self.sync.is_first() {
-            let mut tried = attempt(self, Instant::now());
-            if tried.as_mut().err().and_then(waited).is_none() {
-                return Ok(Poll::Ready(tried));
-            }
-            self.do_piece()?;
-            self.poll_sums()?;
-            if self.is_to_discard() {
-                return Ok(Poll::Pending);
-            }
-        }
         loop {
             let turn = if beside_moves { MOVES } else { self.turn() }.min(left);
             let mut tried = attempt(self, Instant::now() + turn);

@@ -278,7 +278,6 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         state.timing.clear();
         let rank = state.comm.rank();
         state.steps.begin(first, state.job.program.window().n_steps() as usize);
-        state.pieces.begin();
         for held in state.stages.iter_mut() {
             (held.n_updates, held.previous) = (0, None);
             held.layers.iter_mut().for_each(Layer::begin);

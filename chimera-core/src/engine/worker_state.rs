@@ -1,11 +1,10 @@
 //! What a rank keeps when its transport ends, so that it can go on with another one, and with another program.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::device_comm::DeviceComm;
 use super::kfac::Layer;
 use super::moved::Moved;
-use super::pieces::PieceQueue;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
 use super::shadows::Shadows;
@@ -119,7 +118,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             sync,
             recoveries,
             shadows,
-            pieces: PieceQueue::none(),
+            inverses: VecDeque::new(),
             timing,
             is_interruptible: false,
             has_requested_stop: false,

@@ -33,6 +33,9 @@
 //! waits for what it eats, which the other one may make. `{"do":"give","token":7}` makes a token that stands for memory,
 //! and `{"do":"take","token":7}` waits for one and eats it.
 //!
+//! Work beside the training has its names as `"works"`. A piece of it is an op of kind `X`, with the place of its name as
+//! `"work":0`; of one that may be done at any time `units` is a number that counts them.
+//!
 //! Stages that are no chain stand as `"graph"` behind the placement, in the form of a timetable's JSON. A token that goes
 //! along an edge between stages that are not numbered one after the other has the stage that eats it beside the one that
 //! makes it: `"stage":0,"to":3`.
@@ -43,9 +46,9 @@ use rustc_hash::FxHashMap;
 
 use super::json::{graph, lines, list};
 use crate::analyze::{Refusal, Together, prove_in_one_order, rows_in_one_order};
-use crate::effects::{Effects, Token};
+use crate::effects::{Effects, OwnWork, Token};
 use crate::ids::{StageId, WorkerId};
-use crate::op::{Lane, Op, Span};
+use crate::op::{Kind, Lane, Op, Span};
 use crate::program::{Bucket, Instr, Instruction, Program};
 use crate::update::Update;
 
@@ -72,6 +75,11 @@ pub fn program_to_json(program: &Program) -> String {
         n_slices => n_slices.to_string(),
     };
     let workers = |pipe: &Vec<WorkerId>| list(pipe.iter().map(|worker| worker.0.to_string()));
+    let name = |work: &OwnWork| serde_json::Value::from(work.name.as_str()).to_string();
+    let works = match program.rules().works() {
+        [] => String::new(),
+        works => list(works.iter().map(name)),
+    };
     let mut out = String::from("{\n");
     for (key, value) in [
         ("format", FORMAT.to_string()),
@@ -89,6 +97,7 @@ pub fn program_to_json(program: &Program) -> String {
         ("channel_bound", program.channel_bound().to_string()),
         ("fingerprint", format!("\"{}\"", program.fingerprint())),
         ("tokens", lines(tokens.all.iter().map(token))),
+        ("works", works),
         ("buckets", lines(program.buckets().iter().map(bucket))),
         ("one_order", one_order),
     ] {
@@ -156,8 +165,12 @@ fn instruction(instruction: &Instruction, tokens: &mut Numbered) -> String {
         Instruction::Run(ops) => {
             let op = |(op, effects): &(Op, Effects)| {
                 let Effects { eats, makes } = effects;
+                let work = match op.kind {
+                    Kind::Work(work) => format!(r#""work":{},"#, work.0),
+                    _ => String::new(),
+                };
                 format!(
-                    r#"{{"kind":"{}","pipe":{},"stage":{},"units":{},"eats":{},"makes":{}}}"#,
+                    r#"{{"kind":"{}",{work}"pipe":{},"stage":{},"units":{},"eats":{},"makes":{}}}"#,
                     op.kind.letter(),
                     op.pipe.0,
                     op.stage.0,

@@ -4,6 +4,7 @@
 //! so one that is not proven cannot be run.
 
 mod border;
+mod fill;
 mod hoist;
 mod memory;
 mod messages;
@@ -14,6 +15,7 @@ mod split;
 mod sync;
 
 pub use border::{Border, free_border};
+pub use fill::fill;
 pub use hoist::Hoist;
 pub use moves::{Moves, Offloading, bpipe, offload};
 pub use narrow::{Programs, TooNarrow, narrow};

@@ -65,7 +65,7 @@ fn halves(op: Op) -> impl Iterator<Item = Op> {
         Kind::BackwardInput => &[Kind::BackwardInput],
         Kind::BackwardWeight => &[Kind::BackwardWeight],
         Kind::Recompute => &[Kind::Recompute],
-        Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => &[],
+        Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return | Kind::Work(_) => &[],
     };
     kinds.iter().map(move |kind| Op { kind: *kind, ..op })
 }

@@ -32,6 +32,8 @@ impl<'a> Legend<'a> {
             let of_kind = |paint: &&Paint| matches!(paint, Paint::Op(_, k) if *k == kind);
             self.entry(used.iter().filter(of_kind), &kind_name(kind));
         }
+        let beside = used.iter().filter(|paint| matches!(paint, Paint::Beside(_)));
+        self.entry(beside, "work beside the training");
         for (paint, name) in
             [(Paint::Step, "optimizer"), (Paint::Sum, "gradient reduction"), (Paint::Idle, "idle")]
         {

@@ -3,6 +3,7 @@
 use std::fmt::{self, Display, Write};
 
 use super::goes_up;
+use crate::ids::WorkId;
 use crate::op::{Kind, Lane, Op};
 
 /// Pale, medium, strong and dark tones of the pipes that go down.
@@ -19,6 +20,8 @@ const UP: [[&str; 4]; 4] = [
     ["#f5e3a4", "#e0c052", "#b58f1c", "#866608"],
     ["#f5c9e6", "#e190c7", "#bd519b", "#8a2f71"],
 ];
+/// Colours of work beside the training.
+const BESIDE: [&str; 4] = ["#f2e7a1", "#d8cfc0", "#c9d6a3", "#e3c9b8"];
 
 /// Every rule begins with the drawing's own class, so that none reaches the page it stands in.
 const STYLE: &str = "
@@ -63,6 +66,8 @@ pub(super) enum Way {
 pub(super) enum Paint {
     /// A pass of the n-th pipe that goes down, or up.
     Op(Way, Kind),
+    /// Work beside the training.
+    Beside(WorkId),
     Step,
     Sum,
     Idle,
@@ -71,6 +76,9 @@ pub(super) enum Paint {
 impl Paint {
     /// Paint of an op where there are `n_pipes`.
     pub(super) fn of(op: Op, n_pipes: usize) -> Paint {
+        if let Kind::Work(work) = op.kind {
+            return Paint::Beside(work);
+        }
         let nth = op.pipe.0;
         let way = match goes_up(op.pipe, n_pipes) {
             true => Way::Up(nth - (n_pipes / 2) as u16),
@@ -84,6 +92,7 @@ impl Paint {
         match self {
             Paint::Op(_, Kind::Forward | Kind::BackwardWeight | Kind::Recompute) => "dark",
             Paint::Op(_, kind) if kind.lane() == Lane::Moves => "dark",
+            Paint::Beside(_) => "dark",
             _ => "pale",
         }
     }
@@ -95,6 +104,7 @@ impl Display for Paint {
         match self {
             Paint::Op(Way::Down(nth), kind) => write!(f, "d{nth}{}", kind.letter()),
             Paint::Op(Way::Up(nth), kind) => write!(f, "u{nth}{}", kind.letter()),
+            Paint::Beside(work) => write!(f, "x{}", work.0),
             Paint::Step => f.write_str("step"),
             Paint::Sum => f.write_str("sum"),
             Paint::Idle => f.write_str("idle"),
@@ -106,6 +116,10 @@ impl Display for Paint {
 pub(super) fn style(paints: impl Iterator<Item = Paint>) -> String {
     let mut style = STYLE.to_string();
     for paint in paints {
+        if let Paint::Beside(work) = paint {
+            let fill = BESIDE[work.index() % BESIDE.len()];
+            let _ = writeln!(style, ".chimera .{paint} {{ fill: {fill}; }}");
+        }
         if let Paint::Op(way, kind) = paint {
             let (hues, nth) = match way {
                 Way::Down(nth) => (DOWN, nth),
@@ -120,6 +134,7 @@ pub(super) fn style(paints: impl Iterator<Item = Paint>) -> String {
                 Kind::Backward => format!("fill: {dark};"),
                 Kind::Offload | Kind::Keep => format!("fill: {pale}; stroke: {strong};"),
                 Kind::Reload | Kind::Return => format!("fill: {medium}; stroke: {dark};"),
+                Kind::Work(_) => continue, // never of a pipe
             };
             let _ = writeln!(style, ".chimera .{paint} {{ {colours} }}");
         }

@@ -75,9 +75,11 @@ pub fn scaled_on(timeline: &Timeline, width: usize, screen: Screen<'_>) -> Strin
         0 | 1 => "- forward, = backward",
         _ => "- forward, = backward, in the other direction ~ and ≈",
     };
+    let is_beside = |event: &Event| is_beside(event.work);
+    let beside = if timeline.events.iter().any(is_beside) { ", x work beside them" } else { "" };
     let _ = writeln!(
         picture.text,
-        "{legend}; + reduction, * update, . idle; total time {}",
+        "{legend}{beside}; + reduction, * update, . idle; total time {}",
         number(makespan)
     );
     picture.text
@@ -254,8 +256,16 @@ fn last_op(work: Work) -> Option<Op> {
     }
 }
 
+/// Whether it is beside the training.
+fn is_beside(work: Work) -> bool {
+    last_op(work).is_some_and(|op| matches!(op.kind, Kind::Work(_)))
+}
+
 fn fill(work: Work, n_pipes: usize) -> char {
     let Some(last) = last_op(work) else { return '*' };
+    if is_beside(work) {
+        return 'x';
+    }
     let forward = matches!(last.kind, Kind::Forward | Kind::Recompute);
     match (goes_up(last.pipe, n_pipes), forward) {
         (false, true) => '-',

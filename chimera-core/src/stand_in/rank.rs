@@ -17,7 +17,7 @@ use crate::comm::Comm;
 use crate::costs::Costs;
 use crate::device::reference::{Reference, Tensor};
 use crate::effects::Token;
-use crate::engine::{Job, Optimizer, Patience, Training, Worker};
+use crate::engine::{Job, Optimizer, Patience, Piece, Training, Worker};
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, Rank, WorkerId};
 use crate::program::{Instr, Program};
@@ -80,6 +80,15 @@ pub(super) fn run_rank(
         check_finite: false,
         ..Training::default()
     };
+    let (rank, pace) = (comm.rank(), Arc::new(Pace::default()));
+    let me = WorkerId(rank.0 as u16);
+    let timed = InSeconds { costs, seconds_per_unit: how.seconds_per_unit };
+    let seconds = |units: f64| timed.seconds(units);
+    let times = Arc::new(Times::of(program, me, costs, seconds));
+    let own_work = |piece: &Piece<'_>| {
+        pace.work(times.of_piece(&piece.op));
+        Ok(())
+    };
     let job = Job {
         program,
         width: 1,
@@ -88,13 +97,9 @@ pub(super) fn run_rank(
         data: &data,
         patience: Patience { first_step: patience, later: patience },
         stop: &stop,
+        own_work: Some(&own_work),
         epoch,
     };
-    let (rank, pace) = (comm.rank(), Arc::new(Pace::default()));
-    let me = WorkerId(rank.0 as u16);
-    let timed = InSeconds { costs, seconds_per_unit: how.seconds_per_unit };
-    let seconds = |units: f64| timed.seconds(units);
-    let times = Arc::new(Times::of(program, me, costs, seconds));
     let reductions = ReductionOrder::of(program, simulated, costs, seconds);
     let agree = seconds(costs.agree());
     let updates = updates(program, me, costs, seconds);

@@ -56,6 +56,11 @@ impl Times {
         Times { calls, n_steps, units_per_step }
     }
 
+    /// Of a piece of work beside the training.
+    pub(super) fn of_piece(&self, op: &Op) -> Duration {
+        self.calls.get(&(op.kind, op.stage, op.span.start)).copied().unwrap_or_default()
+    }
+
     fn of_call(&self, kind: Kind, stage: StageId, micro: &Micro<'_>, slice: u64) -> Duration {
         let step = micro.step % u64::from(self.n_steps);
         let unit = step * u64::from(self.units_per_step) + micro.sample + slice;
@@ -71,6 +76,7 @@ pub(super) fn n_calls(op: &Op) -> usize {
         Kind::Backward => 2 * units,
         Kind::BackwardInput | Kind::BackwardWeight | Kind::Recompute => units,
         Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => units,
+        Kind::Work(_) => 1,
     }
 }
 

@@ -11,14 +11,18 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use chimera_core::comm::{Comm, Delayed, Tag, Threads};
-use chimera_core::costs::UniformCosts;
+use chimera_core::costs::{PerStage, UniformCosts, WithOwnWork};
 use chimera_core::device::Device;
 use chimera_core::device::reference::{Reference, Tensor};
-use chimera_core::engine::{Job, NonFinite, Optimizer, Patience, Training, Worker, run_threads};
+use chimera_core::effects::{OwnWork, Pieces};
+use chimera_core::engine::{
+    Job, NonFinite, Optimizer, Patience, Training, Worker, kfac_work, run_threads,
+};
 use chimera_core::fault::Fault;
 use chimera_core::ids::StageId;
-use chimera_core::lower::{Lowering, Passes, Sync, lower};
+use chimera_core::lower::{Lowering, Passes, Sync, fill, lower};
 use chimera_core::model::{Architecture, BertStage, DecoderStage, Llama, ModelConfig, cut};
+use chimera_core::program::Program;
 use chimera_core::schedule::{Shape, find};
 use chimera_core::stage::{Data, Stage};
 use chimera_core::timetable::Timetable;
@@ -49,6 +53,8 @@ pub(crate) struct Run {
     pub(crate) has_documents: bool,
     pub(crate) passes: Passes,
     pub(crate) is_delayed: bool,
+    /// Whether idle time is filled with K-FAC's work, and with some that nobody does.
+    pub(crate) is_filled: bool,
     pub(crate) patience: Duration,
 }
 
@@ -72,6 +78,7 @@ impl Run {
             has_documents: false,
             passes: Passes::default(),
             is_delayed: false,
+            is_filled: false,
             patience: Duration::from_secs(60),
         }
     }
@@ -83,6 +90,7 @@ impl Run {
             micro_batch_size: samples,
             width: 1,
             passes: Passes::default(),
+            is_filled: false,
             ..Run { schedule: "dapple", shape: Shape::new(1, 1), ..self.clone() }
         }
     }
@@ -303,6 +311,7 @@ fn ranks<T: Send, R: Send>(
         ..Lowering::default()
     };
     let program = lower(timetable, &how).unwrap_or_else(|refusal| panic!("{run:?}: {refusal}"));
+    let program = if run.is_filled { filled(&program, &how) } else { program };
     let stop = AtomicBool::new(false);
     let job = Job {
         program: &program,
@@ -312,10 +321,23 @@ fn ranks<T: Send, R: Send>(
         data,
         patience: Patience { first_step: Duration::from_secs(60), later: run.patience },
         stop: &stop,
+        own_work: None,
         epoch: Instant::now(),
     };
     let n_ranks = (run.width * timetable.placement.n_workers()) as u32;
     run_threads(n_ranks, |comm: &mut Threads<T>| rank(job, comm))
+}
+
+/// With pieces of all kinds in idle time.
+fn filled(program: &Program, how: &Lowering) -> Program {
+    let (mut works, _) = kfac_work(&[], 1.0);
+    works[1].pieces = Pieces::Anytime(5);
+    for pieces in [Pieces::OnBackward, Pieces::Anytime(2)] {
+        works.push(OwnWork { name: "other".into(), pieces });
+    }
+    let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(program.units_per_micro());
+    let takes = [0.3, 0.2, 0.1, 0.4].map(|takes| PerStage(vec![takes])).to_vec();
+    fill(program, &works, how, &WithOwnWork::new(&costs, takes)).expect("sound")
 }
 
 /// One rank: trains, and keeps gradients and weights of every run.

@@ -12,6 +12,7 @@ use crate::cli::commands::compare::{Comparison, HEADS, figures};
 use crate::cli::parts::console::write_whole;
 use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::entry::{Contender, ContenderRun};
+use crate::cli::parts::own_work::WorkArgs;
 use crate::cli::parts::shape::ShapeArgs;
 
 /// The shape of all drawings but those of schedules that it does not fit.
@@ -25,10 +26,11 @@ const ELSEWHERE: [&str; 5] = [
     "--depth 2 --micro-batches 4",
 ];
 /// What is drawn beside what `compare` shows, at these costs.
-const MORE: [(&str, &str); 3] = [
+const MORE: [(&str, &str); 4] = [
     ("chimera --micro-batches 4", ""),
     ("1f1b --bpipe", "--transfer 1"),
     ("1f1b --offload auto", "--transfer 1"),
+    ("chimera", "--work factors=0.5 --work inverses=1"),
 ];
 
 /// Draws every schedule into a folder, with a page that compares them
@@ -46,6 +48,8 @@ struct Setting {
     shape: ShapeArgs,
     #[command(flatten)]
     costs: CostArgs,
+    #[command(flatten)]
+    work: WorkArgs,
 }
 
 impl Gallery {
@@ -77,13 +81,18 @@ impl Setting {
         for (label, costs) in MORE {
             let setting =
                 Setting::try_parse_from(SHAPE.split(' ').chain(costs.split_whitespace()))?;
-            runs.push(setting.run(label)?);
+            let run = setting.run(label)?;
+            let label = match costs.starts_with("--work") {
+                true => format!("{label} {costs}"),
+                false => run.label,
+            };
+            runs.push(ContenderRun { label, ..run });
         }
         Ok(runs)
     }
 
     fn run(&self, label: &str) -> Result<ContenderRun> {
-        Contender::parse(label, &self.shape)?.run(&self.costs)
+        Contender::parse(label, &self.shape)?.run_with(&self.costs, &self.work)
     }
 
     /// 1F1B above Chimera, on one scale: the picture of the README.
@@ -152,5 +161,5 @@ fn file(run: &ContenderRun) -> String {
 
 /// A label as the name of a file and of a section.
 fn slug(label: &str) -> String {
-    label.replace(" --", "-").replace(' ', "-")
+    label.replace(" --", "-").replace([' ', '='], "-")
 }

@@ -15,6 +15,7 @@ use crate::cli::commands::{compare, export, gallery, import};
 use crate::cli::parts::console::print;
 use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::drawing::{Format, screen, title};
+use crate::cli::parts::own_work::WorkArgs;
 use crate::cli::parts::proof::{proof, proven, summary};
 use crate::cli::parts::scheduled::{LostArgs, Scheduled};
 use crate::cli::parts::shape::{PassArgs, ShapeArgs, schedule_name};
@@ -57,6 +58,8 @@ struct Show {
     costs: CostArgs,
     #[command(flatten)]
     lost: LostArgs,
+    #[command(flatten)]
+    work: WorkArgs,
     /// What to print; json is the timetable that `check` reads
     #[arg(long, default_value = "text")]
     format: Format,
@@ -128,6 +131,8 @@ impl Show {
         }
         let program = plan.prove()?;
         let timeline = plan.simulate(&program);
+        let filled = self.work.fill((&program, &timeline), &plan.how, plan.costs())?;
+        let timeline = filled.map_or(timeline, |filled| filled.timeline);
         if self.format == Format::Svg {
             return print(svg::timeline(&timeline, &title(&plan.timetable, &self.costs)));
         }

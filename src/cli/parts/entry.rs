@@ -9,6 +9,7 @@ use chimera_core::search::AutoError;
 use clap::Parser;
 
 use crate::cli::parts::costs::CostArgs;
+use crate::cli::parts::own_work::{FilledStep, WorkArgs};
 use crate::cli::parts::scheduled::Scheduled;
 use crate::cli::parts::shape::ShapeArgs;
 use crate::settings::schedules::is_file;
@@ -60,10 +61,18 @@ impl Contender {
 
     /// Proves and simulates it, with the costs of a D-th of the model.
     pub(crate) fn run(&self, costs: &CostArgs) -> Result<ContenderRun> {
+        self.run_with(costs, &WorkArgs::default())
+    }
+
+    /// [`run`](Contender::run), and fills its idle time.
+    pub(crate) fn run_with(&self, costs: &CostArgs, work: &WorkArgs) -> Result<ContenderRun> {
         let plan = Scheduled::of_model(&self.words.name, &self.words.shape, costs)?;
-        let program = plan.prove()?;
+        let (label, program) = (self.label.clone(), plan.prove()?);
         let timeline = plan.simulate(&program);
-        Ok(ContenderRun { label: self.label.clone(), program, timeline })
+        Ok(match work.fill((&program, &timeline), &plan.how, plan.costs())? {
+            Some(FilledStep { program, timeline, .. }) => ContenderRun { label, program, timeline },
+            None => ContenderRun { label, program, timeline },
+        })
     }
 }
 

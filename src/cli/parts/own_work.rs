@@ -1,10 +1,17 @@
-//! Work of the user's own that fills the idle time of a simulated step.
+//! Work of the user's own that fills the idle time of a step.
 
 use std::fmt::Write;
 use std::str::FromStr;
 
 use anyhow::{Result, ensure};
-use chimera_core::analyze::{FreeWindow, OwnWork, WorkPiece, fill};
+use chimera_core::analyze::{FreeWindow, Timeline, Work, simulate, windows};
+use chimera_core::costs::{Costs, PerStage, WithOwnWork};
+use chimera_core::effects::{OwnWork, Pieces};
+use chimera_core::ids::WorkId;
+use chimera_core::lower::{Lowering, fill};
+use chimera_core::op::{Cell, Kind, Op};
+use chimera_core::program::Program;
+use clap::Args;
 use serde_json::{Value, json};
 
 use crate::cli::parts::console::figure;
@@ -12,9 +19,21 @@ use crate::cli::parts::console::figure;
 /// More pieces than anybody reads.
 const MOST_PIECES: f64 = 1e6;
 
-/// The value of `--work`.
+/// The option `--work`.
+#[derive(Args, Clone, Default)]
+pub(crate) struct WorkArgs {
+    /// Fills idle time with pieces of other work, none of which is divided; COST in the unit of the step. May be repeated:
+    /// works take turns
+    #[arg(long, value_name = "NAME=COST")]
+    work: Vec<WorkArg>,
+}
+
+/// A value of `--work`: its name, and what a piece takes.
 #[derive(Clone)]
-pub(crate) struct WorkArg(OwnWork);
+struct WorkArg {
+    name: String,
+    takes: f64,
+}
 
 impl FromStr for WorkArg {
     type Err = String;
@@ -29,44 +48,69 @@ impl FromStr for WorkArg {
         if !(takes.is_finite() && takes > 0.0) {
             return Err(format!("a piece of `{name}` has to take some time, not {takes}"));
         }
-        Ok(WorkArg(OwnWork { name: name.into(), takes }))
+        Ok(WorkArg { name: name.into(), takes })
     }
 }
 
-/// Works, and where their pieces fit.
-pub(crate) struct FilledStep {
-    works: Vec<OwnWork>,
-    /// By worker: idle time.
+/// A step whose idle time is filled with work.
+pub(crate) struct FilledStep<'c, C> {
+    works: Vec<WorkArg>,
+    /// By worker: idle time before.
     idle: Vec<f64>,
-    pieces: Vec<WorkPiece>,
+    pub(crate) program: Program,
+    pub(crate) costs: WithOwnWork<'c, C>,
+    pub(crate) timeline: Timeline,
 }
 
-impl FilledStep {
-    /// Fills the windows of each worker; nothing without work.
-    pub(crate) fn of(works: &[WorkArg], windows: &[Vec<FreeWindow>]) -> Result<Option<FilledStep>> {
-        let works: Vec<OwnWork> = works.iter().map(|WorkArg(work)| work.clone()).collect();
+impl WorkArgs {
+    /// Fills the idle time of each worker of a step that is simulated as `timeline`; nothing without work.
+    pub(crate) fn fill<'c, C: Costs>(
+        &self,
+        (program, timeline): (&Program, &Timeline),
+        how: &Lowering,
+        costs: &'c C,
+    ) -> Result<Option<FilledStep<'c, C>>> {
+        let works = &self.work;
+        if works.is_empty() {
+            return Ok(None);
+        }
+        ensure!(works.len() < 256, "{} works are more than the 255 that there can be", works.len());
         let length = |windows: &Vec<FreeWindow>| windows.iter().map(|w| w.to - w.from).sum::<f64>();
-        let idle: Vec<f64> = windows.iter().map(length).collect();
+        let idle: Vec<f64> = windows(program, timeline).iter().map(length).collect();
         let all: f64 = idle.iter().sum();
-        for OwnWork { name, takes } in &works {
+        for WorkArg { name, takes } in works {
             ensure!(
                 all / takes <= MOST_PIECES,
                 "{} pieces of `{name}` would fit, more than {MOST_PIECES}: choose pieces that take longer",
                 (all / takes).floor()
             );
         }
-        let pieces = fill(windows, &works);
-        Ok((!works.is_empty()).then_some(FilledStep { works, idle, pieces }))
+        let own =
+            |work: &WorkArg| OwnWork { name: work.name.clone(), pieces: Pieces::Anytime(u32::MAX) };
+        let takes = works.iter().map(|work| PerStage(vec![work.takes])).collect();
+        let costs = WithOwnWork::new(costs, takes);
+        let program = fill(program, &works.iter().map(own).collect::<Vec<_>>(), how, &costs)?;
+        let timeline = simulate(&program, &costs);
+        Ok(Some(FilledStep { works: works.clone(), idle, program, costs, timeline }))
     }
+}
 
-    fn of_worker(&self, worker: usize) -> impl Iterator<Item = &WorkPiece> {
-        self.pieces.iter().filter(move |piece| piece.worker.index() == worker)
+impl<C> FilledStep<'_, C> {
+    /// The pieces of a worker: work, begin and end of each.
+    fn of_worker(&self, worker: usize) -> impl Iterator<Item = (WorkId, f64, f64)> {
+        let of_worker = self.timeline.events.iter().filter(move |e| e.worker.index() == worker);
+        of_worker.filter_map(|event| match event.work {
+            Work::Cell(Cell::One(Op { kind: Kind::Work(work), .. })) => {
+                Some((work, event.start, event.end))
+            }
+            _ => None,
+        })
     }
 
     /// The pieces of a worker: `[name, from, to]` each.
     pub(crate) fn json(&self, worker: usize) -> Value {
         let pieces = self.of_worker(worker);
-        pieces.map(|p| json!([self.works[p.work].name, p.from, p.to])).collect()
+        pieces.map(|(work, from, to)| json!([self.works[work.index()].name, from, to])).collect()
     }
 
     /// How many pieces of each work fit on each worker, and the idle time that is left.
@@ -80,10 +124,10 @@ impl FilledStep {
         for (worker, idle) in self.idle.iter().enumerate() {
             write!(text, "{worker:>6}")?;
             for (work, head) in heads.iter().enumerate() {
-                let n = self.of_worker(worker).filter(|piece| piece.work == work).count();
+                let n = self.of_worker(worker).filter(|piece| piece.0.index() == work).count();
                 write!(text, "  {n:>width$}", width = head.chars().count())?;
             }
-            let filled: f64 = self.of_worker(worker).map(|piece| piece.to - piece.from).sum();
+            let filled: f64 = self.of_worker(worker).map(|(_, from, to)| to - from).sum();
             writeln!(text, "  {:>13}", figure((idle - filled).max(0.0)))?;
         }
         Ok(text.trim_end().to_string())

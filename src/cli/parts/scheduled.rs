@@ -51,7 +51,7 @@ pub(crate) struct Scheduled<C = StageCosts> {
     pub(crate) recomputed: Option<String>,
     /// Whether some activations are offloaded, if that was chosen together with them.
     pub(crate) offloads: Option<bool>,
-    how: Lowering,
+    pub(crate) how: Lowering,
     costs: C,
 }
 

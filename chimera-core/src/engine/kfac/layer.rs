@@ -108,7 +108,8 @@ impl<T: Clone> Layer<T> {
         (training, update): (&Training, u64),
     ) -> Result<()> {
         let is_first = update == 0;
-        if !is_first {
+        // Those of the first factors have been in use from the first update on.
+        if update > training.kfac_every.max(1) {
             self.put_inverses(device, param, state, training)?;
         }
         let [Some(inputs), Some(outputs)] = std::mem::take(&mut self.sums) else {

@@ -11,8 +11,11 @@
 mod cholesky;
 mod layer;
 mod precondition;
+mod work;
 
 pub(super) use layer::Layer;
+pub(super) use work::KfacPiece;
+pub use work::kfac_work;
 
 use super::Training;
 use super::param_group::ParamGroup;

@@ -56,7 +56,9 @@ impl Sizes {
             Kind::Recompute if rules.is_selective(op.pipe, op.stage) => return None,
             Kind::Forward | Kind::BackwardInput | Kind::BackwardWeight | Kind::Recompute => 1.0,
             Kind::Backward => 2.0,
-            Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => return None,
+            Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return | Kind::Work(_) => {
+                return None;
+            }
         };
         let sample = self.forward_flops.get(op.stage.index())?;
         Some(forwards * sample * self.samples * f64::from(op.span.len))
@@ -200,12 +202,14 @@ fn named(what: &str, worker: usize, lane: usize, name: &str) -> Value {
 fn slice(told: &Told<'_>, event: &Event, pid: usize, lane: usize) -> Value {
     let (name, category, args) = match event.work {
         Work::Cell(cell) => {
-            let names: Vec<String> = cell.ops().map(name).collect();
+            let names: Vec<String> = cell.ops().map(|op| told.name(op)).collect();
             let args: Vec<Value> = cell.ops().map(|one| op(told, one)).collect();
             let category = cell.ops().next().map_or("", |op| category(op.kind));
             (names.join("+"), category, json!({"ops": args}))
         }
-        Work::Move(moved) => (name(moved), category(moved.kind), json!({"ops": [op(told, moved)]})),
+        Work::Move(moved) => {
+            (told.name(moved), category(moved.kind), json!({"ops": [op(told, moved)]}))
+        }
         Work::Reduce(bucket) => {
             (format!("reduce {}", bucket.0), "reduction", json!({"bucket": bucket.0}))
         }
@@ -216,8 +220,13 @@ fn slice(told: &Told<'_>, event: &Event, pid: usize, lane: usize) -> Value {
     complete(&name, category, pid, lane, (event.start, event.end), args)
 }
 
-fn name(op: Op) -> String {
-    format!("{}{}", op.kind.letter(), op.span)
+impl Told<'_> {
+    fn name(&self, op: Op) -> String {
+        match op.kind {
+            Kind::Work(work) => self.program.rules().works()[work.index()].name.clone(),
+            kind => format!("{}{}", kind.letter(), op.span),
+        }
+    }
 }
 
 fn op(told: &Told<'_>, op: Op) -> Value {
@@ -237,6 +246,7 @@ fn category(kind: Kind) -> &'static str {
         Kind::Backward | Kind::BackwardInput | Kind::BackwardWeight => "backward",
         Kind::Recompute => "recompute",
         Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => "move",
+        Kind::Work(_) => "work beside the training",
     }
 }
 

@@ -24,7 +24,7 @@ use crate::cli::parts::closed_form;
 use crate::cli::parts::console::{figure, print, write_whole};
 use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::network::NetworkArgs;
-use crate::cli::parts::own_work::{FilledStep, WorkArg};
+use crate::cli::parts::own_work::WorkArgs;
 use crate::cli::parts::profiled::Profiled;
 use crate::cli::parts::progress::spin;
 use crate::cli::parts::proof::summary;
@@ -56,10 +56,8 @@ pub(crate) struct Simulate {
     /// Writes the simulated step as a trace for ui.perfetto.dev, and for `chimera trace compare`
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     trace: Option<PathBuf>,
-    /// Fills idle time with pieces of other work, none of which is divided; COST in the unit of the step. May be repeated:
-    /// works take turns
-    #[arg(long, value_name = "NAME=COST")]
-    work: Vec<WorkArg>,
+    #[command(flatten)]
+    work: WorkArgs,
     /// Prints JSON
     #[arg(long)]
     json: bool,
@@ -93,12 +91,17 @@ impl Simulate {
             Some(profiled) => profiled.with_step(costs, &program)?,
             None => StepCosts::free(costs),
         };
-        let measured = match self.execute.measure(&program, &costs)? {
+        let timeline = spin("simulating the schedule", || simulate(&program, &costs));
+        let filled = self.work.fill((&program, &timeline), &plan.how, &costs)?;
+        let ran = match &filled {
+            Some(filled) => self.execute.measure(&filled.program, &filled.costs)?,
+            None => self.execute.measure(&program, &costs)?,
+        };
+        let measured = match ran {
             Ran::Not => None,
             Ran::Here(measured) => Some(measured),
             Ran::Elsewhere => return Ok(()),
         };
-        let timeline = spin("simulating the schedule", || simulate(&program, &costs));
         let sync = Synchronised::of(&timeline, &costs);
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
         let bubble = IdleTime::shares(&simulated_idle(&program, &timeline, &costs), makespan);
@@ -107,13 +110,16 @@ impl Simulate {
             false => None,
         };
         if let Some(path) = &self.trace {
-            write_whole(path, &chrome::trace(&program, &timeline))?;
+            let trace = match &filled {
+                Some(filled) => chrome::trace(&filled.program, &filled.timeline),
+                None => chrome::trace(&program, &timeline),
+            };
+            write_whole(path, &trace)?;
         }
         let kept = peak_kept(&program);
         let is_recomputed = kept.iter().any(|kept| *kept > 0.0);
         let workers = busy.iter().zip(program.peaks()).zip(kept);
         let windows = windows(&program, &timeline);
-        let filled = FilledStep::of(&self.work, &windows)?;
         if self.json {
             let free = windows.into_iter().zip(slack(&program, &timeline, &costs)).enumerate();
             let worker =

@@ -1,0 +1,240 @@
+//! The pass that fills the idle time of a program with work beside the training (Osawa et al., PipeFisher, MLSys 2023).
+
+use std::collections::VecDeque;
+
+use super::Lowering;
+use crate::analyze::simulate::occupies;
+use crate::analyze::timeline::{Event, Timeline, Work};
+use crate::analyze::{Refusal, check, simulate};
+use crate::costs::{Costs, is_shorter};
+use crate::effects::{OwnWork, Pieces};
+use crate::ids::{PipeId, StageId, WorkId, WorkerId};
+use crate::op::{Cell, Kind, Lane, Op, Span};
+use crate::program::{Instr, Program};
+
+/// Backwards of a worker whose pieces may wait, before the first is done whether the worker idles or not: what they show
+/// takes memory.
+const MOST_WAITING: usize = 2;
+
+/// Fills the idle time of each worker with pieces of work, first with those [`OnBackward`](Pieces::OnBackward), then with
+/// those of [`Anytime`](Pieces::Anytime), of which the works take turns. `costs` says what a piece takes.
+///
+/// Pieces of any time do not make the step longer. Those of backwards for which there is no room in idle time are done
+/// before the sum of their stage.
+///
+/// # Errors
+/// If a worker holds more than `how` allows.
+pub fn fill(
+    program: &Program,
+    works: &[OwnWork],
+    how: &Lowering,
+    costs: &impl Costs,
+) -> Result<Program, Refusal> {
+    let timeline = simulate(program, costs);
+    let mut program = program.clone();
+    program.rules.add_works(works);
+    add(&mut program, costs, &timeline, on_backward);
+    let timeline = simulate(&program, costs);
+    add(&mut program, costs, &timeline, anytime);
+    check::prove(&program, how.max_peak)?;
+    Ok(program)
+}
+
+/// Where a piece stands: before the instruction of this index.
+type Placed = (usize, Op);
+
+/// Adds to each row the pieces that `pieces` finds for it.
+fn add<C: Costs>(
+    program: &mut Program,
+    costs: &C,
+    timeline: &Timeline,
+    pieces: impl Fn(&Row<'_, C>) -> Vec<Placed>,
+) {
+    for w in 0..program.rows.len() {
+        let row = Row::new(program, costs, timeline, WorkerId(w as u16));
+        let mut pieces = pieces(&row);
+        pieces.sort_by_key(|(at, _)| *at); // those of one place keep their order
+        let mut pieces = pieces.into_iter().peekable();
+        let mut filled = Vec::with_capacity(program.rows[w].len() + pieces.len());
+        for (at, instr) in program.rows[w].iter().enumerate() {
+            while let Some((_, op)) = pieces.next_if(|(before, _)| *before <= at) {
+                filled.push(Instr::Run(op.into()));
+            }
+            filled.push(*instr);
+        }
+        filled.extend(pieces.map(|(_, op)| Instr::Run(op.into())));
+        program.rows[w] = filled;
+    }
+}
+
+/// Idle time of a worker, in which pieces can stand before the instruction `at` of its row.
+#[derive(Clone, Copy)]
+struct Idle {
+    at: usize,
+    from: f64,
+    to: f64,
+}
+
+/// The row of a worker, and when it idles.
+struct Row<'p, C> {
+    program: &'p Program,
+    costs: &'p C,
+    worker: WorkerId,
+    instrs: &'p [Instr],
+    idle: Vec<Idle>,
+}
+
+impl<'p, C: Costs> Row<'p, C> {
+    fn new(
+        program: &'p Program,
+        costs: &'p C,
+        timeline: &Timeline,
+        worker: WorkerId,
+    ) -> Row<'p, C> {
+        let instrs = &program.rows[worker.index()];
+        let mut row = Row { program, costs, worker, instrs, idle: Vec::new() };
+        row.find_idle(timeline);
+        row
+    }
+
+    fn find_idle(&mut self, timeline: &Timeline) {
+        let (worker, costs) = (self.worker, self.costs);
+        let of_worker = || timeline.events.iter().filter(|event| event.worker == worker);
+        let mut busy = of_worker().filter(|event| event.work.occupies());
+        let standstills: Vec<_> = of_worker().filter_map(|event| self.standstill(event)).collect();
+        let (mut at, mut free) = (0, 0.0);
+        let until = |idle: &mut Vec<Idle>, at, free, to| {
+            let is_whole = !standstills.iter().any(|(from, end)| *from < to && *end > free);
+            if is_shorter(free, to) && is_whole {
+                idle.push(Idle { at, from: free, to });
+            }
+        };
+        for (index, instr) in self.instrs.iter().enumerate() {
+            if instr.lane() != Lane::Compute {
+                continue;
+            }
+            let is_busy = match instr {
+                Instr::Run(_) => true,
+                Instr::Step(bucket) => costs.step(*bucket) != 0.0,
+                _ => false,
+            };
+            match instr {
+                _ if is_busy => {
+                    let Some(event) = busy.next() else { break };
+                    until(&mut self.idle, at, free, event.start);
+                    (at, free) = (index + 1, event.end);
+                }
+                Instr::Send(token, _) => (at, free) = (index + 1, free + costs.occupies(token)),
+                Instr::Reduce(b) => (at, free) = (index + 1, free + costs.reduce_occupies(*b)),
+                Instr::Give(_) => at = index + 1,
+                _ => {} // it waits, or takes no time
+            }
+        }
+        until(&mut self.idle, at, free, timeline.makespan());
+    }
+
+    /// From when to when compute stands still for a move.
+    fn standstill(&self, event: &Event) -> Option<(f64, f64)> {
+        let Work::Move(op) = event.work else { return None };
+        let takes = occupies(self.program, self.costs, (self.worker, &Cell::One(op)));
+        (takes > 0.0).then_some((event.start, event.start + takes))
+    }
+
+    fn takes(&self, op: &Op) -> f64 {
+        self.costs.op(self.worker, op)
+    }
+}
+
+/// For each backward its pieces: in idle time after it, or at the latest before the sum of its stage.
+fn on_backward<C: Costs>(row: &Row<'_, C>) -> Vec<Placed> {
+    let rules = &row.program.rules;
+    let works: Vec<WorkId> = rules.works_on_backward().collect();
+    if works.is_empty() {
+        return Vec::new();
+    }
+    let mut placed = Vec::new();
+    let mut waiting: VecDeque<Op> = VecDeque::new();
+    let mut idle = row.idle.iter().peekable();
+    let end = row.instrs.iter().map(Some).chain([None]);
+    for (index, instr) in end.enumerate() {
+        while let Some(Idle { at, mut from, to }) = idle.next_if(|idle| idle.at <= index).copied() {
+            while let Some(op) = waiting.front().copied()
+                && !is_shorter(to - from, row.takes(&op))
+            {
+                from += row.takes(&op);
+                placed.push((at, op));
+                waiting.pop_front();
+            }
+        }
+        match instr {
+            Some(Instr::Run(cell)) => {
+                for op in cell.ops().filter(|op| op.kind.adds_gradient()) {
+                    while waiting.len() >= MOST_WAITING * works.len() {
+                        placed.extend(waiting.pop_front().map(|op| (index, op)));
+                    }
+                    for (unit, work) in
+                        op.span.units().flat_map(|unit| works.iter().map(move |work| (unit, *work)))
+                    {
+                        let (kind, span) = (Kind::Work(work), Span::one(unit));
+                        waiting.push_back(Op { kind, span, ..op });
+                    }
+                }
+            }
+            Some(Instr::Reduce(bucket)) => {
+                let stages = &row.program.buckets[bucket.index()].stages;
+                waiting.retain(|op| {
+                    let goes = stages.contains(&op.stage);
+                    placed.extend(goes.then_some((index, *op)));
+                    !goes
+                });
+            }
+            _ => {}
+        }
+    }
+    placed
+}
+
+/// Pieces that wait for nothing, of each work and stage in turn.
+fn anytime<C: Costs>(row: &Row<'_, C>) -> Vec<Placed> {
+    let (program, worker) = (row.program, row.worker);
+    let mut kinds = Vec::new();
+    for (pipe, stage) in held(program, worker) {
+        for (work, own) in (0..).map(WorkId).zip(program.rules.works()) {
+            let op = Op { kind: Kind::Work(work), pipe, stage, span: Span::one(0) };
+            if let Pieces::Anytime(most) = own.pieces
+                && row.takes(&op) > 0.0
+            {
+                kinds.push((op, most));
+            }
+        }
+    }
+    let mut placed = Vec::new();
+    let mut next = 0; // whose turn it is
+    for Idle { at, mut from, to } in row.idle.iter().copied() {
+        loop {
+            let fits = |kind: &usize| {
+                let (op, most) = &kinds[*kind];
+                op.span.start < *most && !is_shorter(to - from, row.takes(op))
+            };
+            let Some(kind) = (next..kinds.len()).chain(0..next).find(fits) else { break };
+            let (op, _) = &mut kinds[kind];
+            placed.push((at, *op));
+            from += row.takes(op);
+            op.span.start += 1;
+            next = (kind + 1) % kinds.len();
+        }
+    }
+    placed
+}
+
+/// The stages of pipes that a worker holds.
+fn held(program: &Program, worker: WorkerId) -> impl Iterator<Item = (PipeId, StageId)> {
+    let pipes = (0..).map(PipeId).zip(program.placement.pipes());
+    pipes.flat_map(move |(pipe, workers)| {
+        let stages = (0..).map(StageId).zip(workers);
+        stages.filter(move |(_, holder)| **holder == worker).map(move |(stage, _)| (pipe, stage))
+    })
+}
+
+#[cfg(test)]
+mod tests;
