@@ -17,8 +17,30 @@ use crate::ids::Rank;
 /// Lets one rank run at a time.
 pub(super) struct Scheduler<T> {
     state: Mutex<Simulator<T>>,
-    /// By rank: told when its turn comes.
-    turns: Vec<Condvar>,
+    /// By rank: what tells it that its turn has come.
+    batons: Vec<Baton>,
+}
+
+/// Wakes a rank. Who does so holds no lock that the rank is about to want: a thread that wakes to wait for one costs as much
+/// as a whole turn.
+#[derive(Default)]
+struct Baton {
+    is_here: Mutex<bool>,
+    came: Condvar,
+}
+
+impl Baton {
+    fn give(&self) {
+        *self.is_here.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.came.notify_one();
+    }
+
+    /// Waits for it.
+    fn take(&self) {
+        let is_here = self.is_here.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.came.wait_while(is_here, |is_here| !*is_here);
+        *waited.unwrap_or_else(PoisonError::into_inner) = false;
+    }
 }
 
 struct Simulator<T> {
@@ -109,7 +131,7 @@ impl<T> Scheduler<T> {
             over: None,
             is_stuck: false,
         };
-        Scheduler { state: Mutex::new(state), turns: (0..n).map(|_| Condvar::new()).collect() }
+        Scheduler { state: Mutex::new(state), batons: (0..n).map(|_| Baton::default()).collect() }
     }
 
     /// Waits for the first turn of a rank; the last one that comes gives the first turn.
@@ -118,7 +140,6 @@ impl<T> Scheduler<T> {
         state.ranks[rank.index()] = Life::Ready;
         if !state.ranks.contains(&Life::Unborn) {
             state.choose();
-            self.tell(&state);
         }
         drop(self.await_turn(rank, state));
     }
@@ -190,7 +211,9 @@ impl<T> Scheduler<T> {
         state.wake_all();
         state.wake(Life::Stalled);
         state.choose();
-        self.tell(&state);
+        let running = state.running;
+        drop(state);
+        self.tell(running);
     }
 
     /// Calls by rank, and the number of meetings.
@@ -204,22 +227,31 @@ impl<T> Scheduler<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, state: &Simulator<T>) {
-        if let Some(running) = state.running {
-            self.turns[running].notify_one();
+    fn tell(&self, running: Option<usize>) {
+        if let Some(running) = running {
+            self.batons[running].give();
         }
     }
 
+    /// Lets the rank go on whose turn it is, until it is this one's.
     fn await_turn<'s>(
         &'s self,
         rank: Rank,
         mut state: MutexGuard<'s, Simulator<T>>,
     ) -> MutexGuard<'s, Simulator<T>> {
-        while state.running != Some(rank.index()) {
-            let waited = self.turns[rank.index()].wait(state);
-            state = waited.unwrap_or_else(PoisonError::into_inner);
+        if state.running == Some(rank.index()) {
+            return state;
         }
-        state
+        let running = state.running;
+        drop(state);
+        self.tell(running);
+        loop {
+            self.batons[rank.index()].take();
+            state = self.lock();
+            if state.running == Some(rank.index()) {
+                return state;
+            }
+        }
     }
 }
 
@@ -280,10 +312,7 @@ impl<'s, T> Turn<'s, T> {
         let Turn { scheduler, rank, mut state } = self;
         state.ranks[rank.index()] = life;
         state.choose();
-        if state.running != Some(rank.index()) {
-            scheduler.tell(&state);
-            state = scheduler.await_turn(rank, state);
-        }
+        let state = scheduler.await_turn(rank, state);
         Turn { scheduler, rank, state }
     }
 
