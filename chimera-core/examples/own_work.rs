@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use chimera_core::costs::{PerStage, UniformCosts, WithOwnWork};
 use chimera_core::device::reference::Reference;
 use chimera_core::effects::{OwnWork, Pieces};
-use chimera_core::engine::Piece;
+use chimera_core::engine::WorkPiece;
 use chimera_core::lower::fill;
 use chimera_core::prelude::*;
 use own_stage::{Curve, bend};
@@ -47,7 +47,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     assert_eq!(with.makespan(), without.makespan());
 
     let (done, inside) = (AtomicU64::new(0), AtomicU64::new(0));
-    let own_work = |_: &Piece<'_>| {
+    let own_work = |_: &WorkPiece<'_>| {
         let piece = done.fetch_add(1, Ordering::Relaxed);
         inside.fetch_add(within(piece + 1), Ordering::Relaxed);
         Ok(())

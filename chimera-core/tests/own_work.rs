@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use chimera_core::costs::{PerStage, UniformCosts, WithOwnWork};
 use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::effects::{OwnWork, Pieces};
-use chimera_core::engine::{Optimizer, Piece, Training};
+use chimera_core::engine::{Optimizer, Training, WorkPiece};
 use chimera_core::fault::Class;
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Lowering, Passes, fill, lower};
@@ -38,7 +38,7 @@ fn program(schedule: &str, shape: &Shape, split_backward: bool) -> Program {
 fn train(
     program: &Program,
     steps: u64,
-    own_work: &(dyn Fn(&Piece<'_>) -> Result<(), String> + Sync),
+    own_work: &(dyn Fn(&WorkPiece<'_>) -> Result<(), String> + Sync),
 ) -> Result<BTreeMap<String, Tensor>, chimera_core::fault::Fault> {
     let model = config(false);
     let cuts = cut(&model, CONTEXT, program.placement().n_stages()).expect("cut");
@@ -73,7 +73,7 @@ fn pieces_see_the_operands_of_their_backward() {
         let program = program(schedule, &shape, split_backward);
         let sums: Mutex<BTreeMap<(StageId, usize), Vec<f64>>> = Mutex::default();
         let done = Mutex::new([0; 2]);
-        let piece = |piece: &Piece<'_>| {
+        let piece = |piece: &WorkPiece<'_>| {
             let which = usize::from(piece.work == "ticks");
             done.lock().unwrap()[which] += 1;
             let Some(operands) = piece.operands::<Tensor>() else {
@@ -133,7 +133,7 @@ fn pieces_see_the_operands_of_their_backward() {
 #[test]
 fn a_piece_that_fails_ends_the_training_with_its_reason() {
     let program = program("chimera", &Shape::new(4, 4), false);
-    let piece = |piece: &Piece<'_>| match piece.work {
+    let piece = |piece: &WorkPiece<'_>| match piece.work {
         "ticks" => Err("there is no more room".to_string()),
         _ => Ok(()),
     };

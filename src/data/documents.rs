@@ -10,6 +10,8 @@ use super::DataError;
 
 /// Longer lines are refused before they are read.
 const MAX_LINE: u64 = 64 << 20;
+/// What some editors begin a file with.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Folders within folders are followed so deep.
 const MAX_DEPTH: usize = 32;
 
@@ -131,8 +133,12 @@ impl<'d, R: BufRead> Documents<'d, R> {
             if read as u64 > MAX_LINE {
                 return Err(self.refusal(format!("it is longer than {MAX_LINE} bytes")));
             }
-            if !line.trim_ascii().is_empty() {
-                documents.push(self.document(&line)?);
+            let text = match line.strip_prefix(BYTE_ORDER_MARK) {
+                Some(text) if self.line == 1 => text,
+                _ => &line,
+            };
+            if !text.trim_ascii().is_empty() {
+                documents.push(self.document(text)?);
             }
         }
         Ok(documents)
@@ -191,6 +197,7 @@ mod tests {
         let lines = "{\"text\": \"one\\n\", \"n\": 1}\n\n  \r\n{\"text\": \"\"}\n{\"a\": {}, \"text\": \"two\"}";
         assert_eq!(documents(lines).unwrap(), ["one\n", "", "two"]);
         assert!(documents("").unwrap().is_empty());
+        assert_eq!(documents("\u{feff}{\"text\": \"one\"}").unwrap(), ["one"]);
         for (line, refusal) in [
             (
                 "{\"body\": \"x\", \"n\": 1}",

@@ -1,6 +1,6 @@
 //! From settings to what is asked for: a schedule, the timetable in a file, or a search.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use chimera_core::lower::{Offloading, Passes, Recompute};
 use chimera_core::request::{Request, Source};
 use chimera_core::schedule::find;
@@ -27,7 +27,9 @@ pub fn request(config: &Config) -> Result<Request<'static>> {
     );
     let source = match &config.schedule {
         Named::Schedule(schedule) => Source::Schedule(*schedule),
-        Named::File(path) => Source::Timetable(read(path)?),
+        Named::File(path) => {
+            Source::Timetable(read(path).with_context(|| path.display().to_string())?)
+        }
         Named::Auto => Source::Search(config.placement, config.search()),
     };
     Ok(Request { source, shape: config.shape(), passes: config.passes() })

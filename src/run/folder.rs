@@ -132,6 +132,11 @@ impl Place {
         let path = &self.path;
         let shown = path.join(SETTINGS);
         let metrics_path = config.metrics.clone().unwrap_or_else(|| path.join("metrics.jsonl"));
+        ensure!(
+            config.trace.as_deref() != Some(&*metrics_path),
+            "metrics and trace are both {}: name two files",
+            metrics_path.display()
+        );
         let goes_on = shown.exists() && (self.is_again || is_own(config, path));
         let before = if goes_on { settings_in(path).ok() } else { None };
         if let Some(before) = before.as_ref().filter(|_| first == 0) {

@@ -60,8 +60,7 @@ impl<S: Subject> Run<S> {
         let now = settings(self.config());
         let changed = |resume: Resume| {
             // What belongs to one optimizer is nothing to another.
-            let is_read =
-                |o: &Opt| self.config().optimizer.preconditions() || !o.name.starts_with("kfac-");
+            let is_read = |o: &Opt| o.read_in(self.config()).is_ok();
             let options =
                 OPTIONS.iter().filter(move |option| option.resume == resume && is_read(option));
             let change = |o: &Opt| change(o.name, &manifest.settings, &now, "in the checkpoint");

@@ -48,7 +48,13 @@ fn parse(path: &Path, text: &str) -> Result<Layer, SettingsError> {
     let line = |offset: usize| text[..offset].matches('\n').count() + 1;
     let syntax = |e: toml::de::Error| SettingsError {
         place: place(path, e.span().map_or(1, |span| line(span.start))),
-        message: e.message().to_owned(),
+        message: match e.message() {
+            // What the parser says of numbers that its own type has no room for.
+            message if message.starts_with("invalid type: integer") => {
+                "a whole number is at most 2^63 - 1".into()
+            }
+            message => message.to_owned(),
+        },
     };
     let spans = DeTable::parse(text).map_err(syntax)?;
     let values: Table = toml::from_str(text).map_err(syntax)?;

@@ -4,6 +4,8 @@ use std::fmt;
 
 use toml::Value;
 
+use super::Config;
+use super::readers::Reader;
 use super::value::{Kind, Setting};
 
 /// An option of the command line, which is a key of settings too.
@@ -24,6 +26,8 @@ pub struct Opt {
     pub is_searched: bool,
     /// Where commands that draw and simulate schedules have it too.
     pub drawn: Option<Drawn>,
+    /// Who alone reads it, if not every training does.
+    reader: Option<Reader>,
     help: &'static str,
     also: &'static str,
     see: &'static str,
@@ -85,6 +89,7 @@ impl Opt {
             is_own: false,
             is_searched: false,
             drawn: None,
+            reader: None,
             help,
             also: "",
             see: "",
@@ -159,6 +164,11 @@ impl Opt {
         Opt { is_searched: true, ..self }
     }
 
+    /// Read by these alone.
+    pub(super) const fn read_by(self, reader: Reader) -> Opt {
+        Opt { reader: Some(reader), ..self }
+    }
+
     /// Commands about schedules have it too.
     pub(super) const fn drawn(self, drawn: Drawn) -> Opt {
         Opt { drawn: Some(drawn), ..self }
@@ -172,6 +182,17 @@ impl Opt {
     /// There, what holds where nothing is said follows from other options.
     pub(super) const fn drawn_follows(self, words: &'static str) -> Opt {
         Opt { drawn_default: Some(Fallback::Follows(words)), ..self }
+    }
+
+    /// Whether a training reads it; the error says in words who does.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn read_in(&self, config: &Config) -> Result<(), &'static str> {
+        match &self.reader {
+            Some(reader) if !(reader.is_in)(config) => Err(reader.words),
+            _ => Ok(()),
+        }
     }
 
     /// What it does, in a sentence, with its other names.

@@ -14,6 +14,7 @@ use toml::Value;
 
 use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
 use super::origin::Entries;
+use super::readers::{FALL, KFAC, MOMENTS, MOMENTUM, PROFILED, TRACED};
 use super::recomputed::AUTO;
 use super::schedules::Named;
 use super::value::Setting;
@@ -207,7 +208,8 @@ options! {
         /// Profile of this machine, from which the run is predicted; the prediction is held against it at its end
         "predict" predict: Option<PathBuf> = [value("FILE").follows("`profile`").own().see("#profiles")];
         /// Use a profile though it is of another machine, device, precision or build
-        "any-profile" any_profile: bool = [value("BOOL").is("false").own().drawn(Profiled)];
+        "any-profile" any_profile: bool =
+            [value("BOOL").is("false").own().drawn(Profiled).read_by(PROFILED)];
     }
     "Model" {
         /// Architecture: gpt2 and llama (also Qwen2 and Mistral) predict the next token, bert masked ones
@@ -276,23 +278,24 @@ options! {
         /// Decay of the learning rate: cosine, linear, wsd (a line at the end: warm-up, stable, decay) or constant
         "lr-schedule" lr_schedule: LrSchedule = [is("cosine")];
         /// Last steps, over which the learning rate falls
-        "decay-steps" decay_steps: Option<u64> = [value("STEPS").whole(1, 1 << 40).follows("all after `warmup`; under wsd a fifth of `steps`")];
+        "decay-steps" decay_steps: Option<u64> = [value("STEPS").whole(1, 1 << 40)
+            .follows("all after `warmup`; under wsd a fifth of `steps`").read_by(FALL)];
         /// Final learning rate
-        "min-lr" min_lr: f64 = [value("RATE").real(0.0, 1e30).follows("a tenth of `lr`")];
+        "min-lr" min_lr: f64 = [value("RATE").real(0.0, 1e30).follows("a tenth of `lr`").read_by(FALL)];
         /// Decay rate of the first moment of adamw and lamb
-        "beta1" beta1: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9")];
+        "beta1" beta1: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9").read_by(MOMENTS)];
         /// Decay rate of the second moment of adamw and lamb
-        "beta2" beta2: f64 = [value("RATE").real(0.0, 0.999_999).is("0.95")];
+        "beta2" beta2: f64 = [value("RATE").real(0.0, 0.999_999).is("0.95").read_by(MOMENTS)];
         /// Term that adamw and lamb add to the root of the second moment
-        "eps" eps: f64 = [value("EPS").real(1e-30, 1.0).is("1e-8")];
-        /// Momentum of sgd, and of the preconditioned gradients of kfac
-        "momentum" momentum: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9")];
+        "eps" eps: f64 = [value("EPS").real(1e-30, 1.0).is("1e-8").read_by(MOMENTS)];
+        /// Momentum of sgd and muon, and of the preconditioned gradients of kfac
+        "momentum" momentum: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9").read_by(MOMENTUM)];
         /// Updates from one taking of the factors of kfac to the next, after which their inverses come into use
-        "kfac-every" kfac_every: u64 = [value("UPDATES").whole(1, 1 << 40).is("10").fixed().see("#k-fac")];
+        "kfac-every" kfac_every: u64 = [value("UPDATES").whole(1, 1 << 40).is("10").fixed().see("#k-fac").read_by(KFAC)];
         /// Damping of kfac: what is added to the diagonal of a factor, as a part of the diagonal's mean
-        "kfac-damping" kfac_damping: f64 = [value("PART").real(1e-9, 1e9).is("0.03").see("#k-fac")];
+        "kfac-damping" kfac_damping: f64 = [value("PART").real(1e-9, 1e9).is("0.03").see("#k-fac").read_by(KFAC)];
         /// Decay rate of the running average of the factors of kfac
-        "kfac-decay" kfac_decay: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9").see("#k-fac")];
+        "kfac-decay" kfac_decay: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9").see("#k-fac").read_by(KFAC)];
         /// Decoupled weight decay, of matrices and embeddings
         "weight-decay" weight_decay: f64 = [value("RATE").real(0.0, 1.0).is("0.1")];
         /// Multiples of the learning rate, and weight decay, of parameters by name, such as `wte.*: lr=0.1, weight-decay=0`
@@ -368,7 +371,8 @@ options! {
         /// File for a trace of all workers, for ui.perfetto.dev
         "trace" trace: Option<PathBuf> = [value("FILE").own().see("#traces")];
         /// Steps that the trace shows, from A to before B
-        "trace-steps" trace_steps: StepRange = [value("A..B").is("1..11").free()];
+        "trace-steps" trace_steps: StepRange =
+            [value("A..B").is("1..11").free().read_by(TRACED)];
         /// Write the report of the run, report.html, into its directory at the end
         "report" report: bool = [value("BOOL").is("false").own().see("#a-report-of-a-run")];
         /// Directory for a log of each rank, `rank.<rank>.log`

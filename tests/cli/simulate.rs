@@ -238,6 +238,34 @@ fn a_schedule_is_run_beside_its_simulation() {
     }
 }
 
+/// Work fills idle time, of which nothing is left, and what is said of the step is said without it.
+#[test]
+fn work_fills_idle_time() {
+    let simulated = simulate(
+        "chimera --depth 4 --micro-batches 4 --sync at-end --work factors=0.5 --work inverses=1 --execute 1e-3",
+    );
+    assert_eq!([&simulated["makespan"], &simulated["bubble_ratio"]].map(number), [16.0, 0.25]);
+    assert!(number(&simulated["measured_makespan"]) > 0.0);
+    for worker in simulated["workers"].as_array().expect("workers") {
+        let times = |key: &str| -> Vec<(f64, f64)> {
+            let all = worker[key].as_array().expect("times").iter();
+            let ends = |time: &serde_json::Value| {
+                let time = time.as_array().expect("begin and end");
+                (number(&time[time.len() - 2]), number(&time[time.len() - 1]))
+            };
+            all.map(ends).collect()
+        };
+        let (windows, work) = (times("windows"), times("work"));
+        let is_within =
+            |(from, to): &(f64, f64)| windows.iter().any(|(begin, end)| begin <= from && to <= end);
+        assert!(work.iter().all(is_within), "{work:?} in {windows:?}");
+        assert_eq!(work.iter().map(|(from, to)| to - from).sum::<f64>(), 4.0);
+        assert_eq!(worker["idle"], 4.0);
+    }
+    let drawn = chimera("schedule show chimera --depth 4 --micro-batches 4 --work factors=1");
+    assert!(drawn.stdout.contains("P0 0  1  0x 2"), "{}", drawn.stdout);
+}
+
 /// Passes on the critical path are the paper's, and so is their sum where stages are equal and messages free.
 #[test]
 fn the_closed_form_stands_beside_the_simulation() {

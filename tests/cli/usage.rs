@@ -182,6 +182,31 @@ fn options_without_effect_are_warned_of() {
     let wanted =
         "warning: `pipes` has no effect: 1f1b does not read it, chimera and auto on mirrored do";
     assert_eq!(told, [wanted]);
+    let unread = "--optimizer sgd --beta1 0.5 --lr-schedule constant --decay-steps 3 --kfac-every 2 --warmup 1";
+    let ran = train(&folder, &folder.path().join("other"), &format!("{unread} --trace-steps 0..1"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let told: Vec<_> = ran.stderr.lines().filter(|line| line.starts_with("warning: ")).collect();
+    for (told, wanted) in told.iter().zip([
+        "`decay-steps` has no effect: it is for learning rates that fall",
+        "`beta1` has no effect: it is for optimizer adamw",
+        "`kfac-every` has no effect: it is for optimizer kfac",
+        "`trace-steps` has no effect: it is for runs with trace",
+        "`warmup` 1 does not end within the 1 steps of the training",
+    ]) {
+        assert!(told.contains(wanted), "{told}");
+    }
+    assert_eq!(told.len(), 5, "{told:?}");
+}
+
+#[test]
+fn metrics_and_trace_have_files_of_their_own() {
+    let folder = folder();
+    let file = folder.path().join("both");
+    let places = format!("--metrics {0} --trace {0} --trace-steps 0..1", file.display());
+    let refused = train(&folder, &folder.path().join("run"), &places);
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("name two files"), "{}", refused.stderr);
+    assert!(!file.exists());
 }
 
 #[test]

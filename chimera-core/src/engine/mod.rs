@@ -54,6 +54,7 @@ mod updating;
 mod validation;
 mod waits;
 mod windows;
+mod work_piece;
 mod worker;
 mod worker_state;
 
@@ -65,7 +66,6 @@ pub use flight_recorder::{Did, Doing, FlightRecorder};
 pub use handshake::{Fields, handshake, ungathered};
 pub use kfac::{kfac_work, unpreconditioned};
 pub use optimizer::Optimizer;
-pub use own_work::{DoPiece, Piece};
 pub use param_group::{HostTensor, ParamGroup};
 pub use param_rules::{ParamRule, ParamRules};
 pub use ranks::run_threads;
@@ -76,6 +76,7 @@ pub use snapshot::{Counts, Snapshot, StateTensor};
 pub use state::StageOn;
 pub use training::{LrSchedule, NonFinite, Training};
 pub use update_rule::UpdateRule;
+pub use work_piece::{DoPiece, WorkPiece};
 pub use worker::{StepReport, Worker};
 pub use worker_state::WorkerState;
 

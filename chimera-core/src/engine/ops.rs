@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::Job;
 use super::held::{Held, Weights};
-use super::own_work::Shown;
 use super::state::{StageOn, State};
+use super::work_piece::Shown;
 use crate::comm::{Comm, Endpoint};
 use crate::device::{self, Device};
 use crate::effects::{Token, TokenKind};

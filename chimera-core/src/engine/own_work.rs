@@ -4,53 +4,17 @@
 //! the backward, and inverses are computed when they come into use; so no result depends on the pieces. Those of other
 //! work do what the caller says.
 
-use std::any::Any;
 use std::sync::Arc;
 
 use super::kfac::{KfacPiece, Side};
 use super::ops::Value;
 use super::state::{StageOn, State};
+use super::work_piece::{Inverse, Shown, WorkPiece};
 use crate::comm::{Comm, Endpoint};
 use crate::device::{Device, DeviceError};
 use crate::fault::{Class, Fault};
-use crate::ids::{BucketId, Rank, StageId, WorkId};
+use crate::ids::{BucketId, StageId, WorkId};
 use crate::op::Op;
-
-/// Does a piece of [`OwnWork`](crate::effects::OwnWork) on the rank that comes to it; the error says in words why it
-/// cannot, and ends the training.
-pub type DoPiece<'j> = dyn Fn(&Piece<'_>) -> Result<(), String> + Sync + 'j;
-
-/// A piece of work beside the training.
-pub struct Piece<'p> {
-    /// Name of the work.
-    pub work: &'p str,
-    /// Which of its pieces: of a stage of a pipe, and of a unit of the step or the n-th of any time.
-    pub op: Op,
-    /// The rank that does it.
-    pub rank: Rank,
-    /// The step under way.
-    pub step: u64,
-    shown: Option<&'p dyn Any>,
-}
-
-impl Piece<'_> {
-    /// Of work [on backwards](crate::effects::Pieces::OnBackward): input and output gradient of each linear layer that the
-    /// stage [shows](crate::stage::Stage::operands). None if there are none, or they are no tensors of type `T`.
-    pub fn operands<T: 'static>(&self) -> Option<&[[T; 2]]> {
-        self.shown?.downcast_ref::<Vec<[T; 2]>>().map(Vec::as_slice)
-    }
-}
-
-/// The operands of one unit's linear layers.
-pub(super) type Shown<T> = Arc<Vec<[T; 2]>>;
-
-/// An inverse that comes into use with the next factors.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Inverse {
-    stage: StageId,
-    layer: usize,
-    side: Side,
-}
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Whether the step under way takes factors.
@@ -127,12 +91,16 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         shown: Option<Shown<S::Tensor>>,
     ) -> Result<(), Fault> {
         let Some(do_piece) = self.job.own_work else { return Ok(()) };
-        let piece = Piece {
+        let of_window = match shown {
+            Some(_) => self.job.program.window().step_of(op.span),
+            None => 0, // its span counts pieces
+        };
+        let piece = WorkPiece {
             work: &self.job.program.rules().works()[work.index()].name,
             op: *op,
             rank: self.comm.rank(),
-            step: self.steps.first + u64::from(self.job.program.window().step_of(op.span)),
-            shown: shown.as_ref().map(|shown| &**shown as &dyn Any),
+            step: self.steps.first + u64::from(of_window),
+            shown: shown.as_ref().map(|shown| &**shown as _),
         };
         do_piece(&piece).map_err(|why| {
             let message = format!("a piece of {} cannot be done: {why}", piece.work);

@@ -41,17 +41,17 @@ pub fn fill(
 }
 
 /// Where a piece stands: before the instruction of this index.
-type Placed = (usize, Op);
+type PlacedPiece = (usize, Op);
 
 /// Adds to each row the pieces that `pieces` finds for it.
 fn add<C: Costs>(
     program: &mut Program,
     costs: &C,
     timeline: &Timeline,
-    pieces: impl Fn(&Row<'_, C>) -> Vec<Placed>,
+    pieces: impl Fn(&IdleRow<'_, C>) -> Vec<PlacedPiece>,
 ) {
     for w in 0..program.rows.len() {
-        let row = Row::new(program, costs, timeline, WorkerId(w as u16));
+        let row = IdleRow::new(program, costs, timeline, WorkerId(w as u16));
         let mut pieces = pieces(&row);
         pieces.sort_by_key(|(at, _)| *at); // those of one place keep their order
         let mut pieces = pieces.into_iter().peekable();
@@ -76,7 +76,7 @@ struct Idle {
 }
 
 /// The row of a worker, and when it idles.
-struct Row<'p, C> {
+struct IdleRow<'p, C> {
     program: &'p Program,
     costs: &'p C,
     worker: WorkerId,
@@ -84,15 +84,15 @@ struct Row<'p, C> {
     idle: Vec<Idle>,
 }
 
-impl<'p, C: Costs> Row<'p, C> {
+impl<'p, C: Costs> IdleRow<'p, C> {
     fn new(
         program: &'p Program,
         costs: &'p C,
         timeline: &Timeline,
         worker: WorkerId,
-    ) -> Row<'p, C> {
+    ) -> IdleRow<'p, C> {
         let instrs = &program.rows[worker.index()];
-        let mut row = Row { program, costs, worker, instrs, idle: Vec::new() };
+        let mut row = IdleRow { program, costs, worker, instrs, idle: Vec::new() };
         row.find_idle(timeline);
         row
     }
@@ -146,7 +146,7 @@ impl<'p, C: Costs> Row<'p, C> {
 }
 
 /// For each backward its pieces: in idle time after it, or at the latest before the sum of its stage.
-fn on_backward<C: Costs>(row: &Row<'_, C>) -> Vec<Placed> {
+fn on_backward<C: Costs>(row: &IdleRow<'_, C>) -> Vec<PlacedPiece> {
     let rules = &row.program.rules;
     let works: Vec<WorkId> = rules.works_on_backward().collect();
     if works.is_empty() {
@@ -195,7 +195,7 @@ fn on_backward<C: Costs>(row: &Row<'_, C>) -> Vec<Placed> {
 }
 
 /// Pieces that wait for nothing, of each work and stage in turn.
-fn anytime<C: Costs>(row: &Row<'_, C>) -> Vec<Placed> {
+fn anytime<C: Costs>(row: &IdleRow<'_, C>) -> Vec<PlacedPiece> {
     let (program, worker) = (row.program, row.worker);
     let mut kinds = Vec::new();
     for (pipe, stage) in held(program, worker) {

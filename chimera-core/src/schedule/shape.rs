@@ -112,7 +112,10 @@ impl Shape {
                 gib(n_ops),
                 gib(MAX_OPS)
             );
-            let nearest = Shape::micro_batches_within(MAX_OPS / 2, n_stages);
+            let nearest = match MAX_OPS / 2 / n_stages as u64 {
+                0 => format!("at most {} stages or slices of stages", MAX_OPS / 2),
+                _ => Shape::micro_batches_within(MAX_OPS / 2, n_stages),
+            };
             return Err(Unfit::new(schedule, reason, nearest));
         }
         Ok(())

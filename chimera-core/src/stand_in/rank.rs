@@ -17,7 +17,7 @@ use crate::comm::Comm;
 use crate::costs::Costs;
 use crate::device::reference::{Reference, Tensor};
 use crate::effects::Token;
-use crate::engine::{Job, Optimizer, Patience, Piece, Training, Worker};
+use crate::engine::{Job, Optimizer, Patience, Training, WorkPiece, Worker};
 use crate::fault::{Class, Fault};
 use crate::ids::{BucketId, Rank, WorkerId};
 use crate::program::{Instr, Program};
@@ -85,7 +85,7 @@ pub(super) fn run_rank(
     let timed = InSeconds { costs, seconds_per_unit: how.seconds_per_unit };
     let seconds = |units: f64| timed.seconds(units);
     let times = Arc::new(Times::of(program, me, costs, seconds));
-    let own_work = |piece: &Piece<'_>| {
+    let own_work = |piece: &WorkPiece<'_>| {
         pace.work(times.of_piece(&piece.op));
         Ok(())
     };

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use chimera_core::ids::PipeId;
 use chimera_core::interchange::{program_to_json, to_comms_csv, to_csv, to_json};
 use chimera_core::program::Program;
@@ -99,6 +99,10 @@ impl To {
             return deliver(self.out.as_deref(), &program_to_json(program));
         }
         if format == Format::PytorchCommsCsv {
+            ensure!(
+                !program.rules().has_moves(),
+                "PyTorch's runtime has no actions that move saved activations: leave --bpipe and --offload out"
+            );
             return deliver(self.out.as_deref(), &to_comms_csv(program)?);
         }
         let timeline = plan.simulate(program);

@@ -30,7 +30,7 @@ const MORE: [(&str, &str); 4] = [
     ("chimera --micro-batches 4", ""),
     ("1f1b --bpipe", "--transfer 1"),
     ("1f1b --offload auto", "--transfer 1"),
-    ("chimera", "--work factors=0.5 --work inverses=1"),
+    ("chimera --micro-batches 4", "--work factors=0.5 --work inverses=1"),
 ];
 
 /// Draws every schedule into a folder, with a page that compares them

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use chimera_core::analyze::Refusal;
+use chimera_core::analyze::{Reason, Refusal};
 use chimera_core::device::DeviceError;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::interchange::ReadError;
@@ -22,9 +22,18 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     }
     match error.downcast_ref::<Fault>() {
         Some(fault) if fault.class == Class::Requeue => tell(&fault.message),
-        _ => tell(format_args!("error: {error:#}")),
+        _ => tell(format_args!("error: {error:#}{}", remedy(error).unwrap_or_default())),
     }
     ExitCode::from(class(error).code())
+}
+
+/// What to do about an order that holds too much.
+fn remedy(error: &anyhow::Error) -> Option<&'static str> {
+    let is_memory = |reason: &Reason| matches!(reason, Reason::Memory { .. });
+    error.downcast_ref::<Refusal>().filter(|refusal| is_memory(&refusal.reason)).map(|_| {
+        "\nto hold fewer: --recompute full, --offload auto, --bpipe, or a schedule that holds fewer (`chimera schedule compare`); \
+         or raise --memory-cap"
+    })
 }
 
 /// An error that stands for several.

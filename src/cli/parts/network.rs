@@ -10,6 +10,7 @@ use chimera_core::program::Program;
 use chimera_core::timetable::Timetable;
 use clap::Args;
 
+use crate::cli::parts::console::warn;
 use crate::cli::parts::costs::{Times, number};
 use crate::cli::parts::measured_network::{MeasuredLink, MeasuredNetwork, read};
 use crate::cli::parts::shape::JobArgs;
@@ -128,6 +129,23 @@ pub(crate) struct NetworkArgs {
 pub(crate) type WorkerCosts = UnevenCosts<StageCosts>;
 
 impl NetworkArgs {
+    /// Tells of bytes that were given and travel over no link.
+    pub(crate) fn warn_of_unread(&self) {
+        let NetworkArgs { activation_bytes, saved_bytes, gradient_bytes, .. } = self;
+        let given = [
+            ("activation-bytes", activation_bytes),
+            ("saved-bytes", saved_bytes),
+            ("gradient-bytes", gradient_bytes),
+        ];
+        let is_said = |bytes: &Times| bytes.0.0.iter().any(|bytes| *bytes > 0.0);
+        for (option, _) in given.iter().filter(|(_, bytes)| self.links.is_free() && is_said(bytes))
+        {
+            warn(&format!(
+                "`{option}` has no effect without links: say --inside, --between or --network"
+            ));
+        }
+    }
+
     /// What compute and messages of a timetable cost on it, and moves where they go to other workers.
     pub(crate) fn of_messages(
         &self,

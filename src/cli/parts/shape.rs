@@ -11,7 +11,7 @@ use crate::cli::parts::console::warn;
 use crate::cli::parts::offered::{Offered, offered};
 use crate::settings::args::options_of;
 use crate::settings::schedules::{Named, names, unread};
-use crate::settings::{Config, Drawn, OPTIONS, Origin, Settings};
+use crate::settings::{Config, Drawn, OPTIONS, Origin, Settings, unread_options};
 
 /// Reads the name of a schedule or of a file as it is, and offers the names that there are.
 pub(crate) fn schedule_name() -> Offered<StringValueParser> {
@@ -146,4 +146,5 @@ pub(crate) fn warn_of_unread(config: &Config) {
     let given = keys.filter(is_said).filter(|_| config.depth > 1);
     let given = given.filter(|option| says_something(config, option));
     unread(&config.schedule, config.placement, given).iter().for_each(|told| warn(told));
+    unread_options(config).iter().for_each(|told| warn(told));
 }

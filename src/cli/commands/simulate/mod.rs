@@ -65,6 +65,7 @@ pub(crate) struct Simulate {
 
 impl Simulate {
     pub(crate) fn run(self) -> Result<()> {
+        self.network.warn_of_unread();
         let profiled =
             Profiled::open(&self.profiled, &self.name, &self.shape, &self.costs, &self.network)?;
         let of_stages = |timetable: &Timetable| match &profiled {

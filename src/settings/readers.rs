@@ -1,0 +1,60 @@
+//! Who reads options that not every training does.
+
+use chimera_core::engine::LrSchedule;
+
+use super::Config;
+
+/// Who reads an option: in words, and whether a training does.
+#[derive(Clone, Copy)]
+pub(super) struct Reader {
+    pub(super) words: &'static str,
+    pub(super) is_in: fn(&Config) -> bool,
+}
+
+/// Learning rates that fall.
+pub(super) const FALL: Reader = Reader {
+    words: "learning rates that fall: lr-schedule cosine, linear or wsd",
+    is_in: |config| config.lr_schedule != LrSchedule::Constant,
+};
+
+/// Optimizers with moments. A caller's own may read what it likes.
+pub(super) const MOMENTS: Reader = Reader {
+    words: "optimizer adamw, lamb, muon or kfac",
+    is_in: |config| config.optimizer.name() != "sgd",
+};
+
+/// Optimizers with momentum.
+pub(super) const MOMENTUM: Reader = Reader {
+    words: "optimizer sgd, muon or kfac",
+    is_in: |config| !["adamw", "lamb"].contains(&config.optimizer.name()),
+};
+
+/// K-FAC.
+pub(super) const KFAC: Reader =
+    Reader { words: "optimizer kfac", is_in: |config| config.optimizer.preconditions() };
+
+/// Runs that are traced.
+pub(super) const TRACED: Reader =
+    Reader { words: "runs with trace", is_in: |config| config.trace.is_some() };
+
+/// Runs that go by a profile.
+pub(super) const PROFILED: Reader = Reader {
+    words: "runs with profile or predict",
+    is_in: |config| config.profile.is_some() || config.predict.is_some(),
+};
+
+/// What to tell of options that were said on the command line, and that nothing reads.
+pub fn unread_options(config: &Config) -> Vec<String> {
+    let is_said = |key| matches!(config.value(key), Some((_, super::Origin::CommandLine)));
+    let unread = super::OPTIONS.iter().filter(|option| is_said(option.name)).filter_map(|option| {
+        let words = option.read_in(config).err()?;
+        Some(format!("`{}` has no effect: it is for {words}", option.name))
+    });
+    let too_long = (is_said("warmup") && config.warmup >= config.steps).then(|| {
+        format!(
+            "`warmup` {} does not end within the {} steps of the training, which never comes to lr {}",
+            config.warmup, config.steps, config.lr
+        )
+    });
+    unread.chain(too_long).collect()
+}
