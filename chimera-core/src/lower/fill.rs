@@ -24,6 +24,9 @@ const MOST_WAITING: usize = 2;
 ///
 /// # Errors
 /// If a worker holds more than `how` allows.
+///
+/// # Panics
+/// If the program has more than 255 works.
 pub fn fill(
     program: &Program,
     works: &[OwnWork],
@@ -33,6 +36,7 @@ pub fn fill(
     let timeline = simulate(program, costs);
     let mut program = program.clone();
     program.rules.add_works(works);
+    assert!(program.rules.works().len() <= 255, "a piece says in one byte what work it is of");
     add(&mut program, costs, &timeline, on_backward);
     let timeline = simulate(&program, costs);
     add(&mut program, costs, &timeline, anytime);

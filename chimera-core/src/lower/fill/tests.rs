@@ -169,7 +169,7 @@ fn each_backward_has_its_piece_before_the_sum() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 5000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
 
     /// A program whose pieces are edited is refused, or does each of them where it may.
     #[test]
