@@ -279,7 +279,13 @@ impl Scenario {
             for (name, weights) in &survivor.weights {
                 let known = undisturbed_weights(name);
                 if !known.is_some_and(|known| self.is_same(&known.data, &weights.data)) {
-                    return Err(format!("rank {rank} ended with other weights in {name}"));
+                    let off = known.map_or(f64::NAN, |known| {
+                        let pairs = known.data.iter().zip(&weights.data);
+                        pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+                    });
+                    return Err(format!(
+                        "rank {rank} ended with other weights in {name}: {off:e} apart"
+                    ));
                 }
                 names.insert(name.clone());
             }

@@ -31,6 +31,17 @@ fn trainings_evict_ranks_that_are_stalled() {
     survive(Scenario::draw_stalled);
 }
 
+/// A rank that has initial weights, since it takes another's place, gives them to nobody, whatever dies before it has its own.
+#[test]
+fn initial_weights_are_nobodys_state() {
+    for seed in [20_021_597, 20_058_294] {
+        let scenario = Scenario::draw_narrow_shadowed(seed);
+        let ending =
+            scenario.check().unwrap_or_else(|why| panic!("seed {seed}, {scenario}: {why}"));
+        assert!(matches!(ending, Ending::Survived { n_recoveries: 1.. }), "{scenario}");
+    }
+}
+
 fn survive(draw: fn(u64) -> Scenario) {
     let (mut n_recovered, mut n_lost) = (0, 0);
     for seed in 0..300 {

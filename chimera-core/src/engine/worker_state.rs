@@ -139,7 +139,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         if std::ptr::eq(job.program, self.state.job.program) {
             return Ok(());
         }
-        let Worker { state, me, .. } = self;
+        let Worker { state, me, next, .. } = self;
         let rank = state.comm.rank();
         if let Some(conflict) = job.conflict(state.comm.n_ranks()) {
             return Err(Fault::new(Class::Usage, rank, conflict));
@@ -148,7 +148,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let mut known = std::mem::replace(&mut state.stages, Stages::none()).into_held();
         let Moved { mut gone, lacking } = std::mem::take(&mut state.moved);
         known.append(&mut gone);
-        known.retain(|stage, _| !lacking.contains(stage));
+        // A rank that takes another's place has initial weights, until it has been given all that it holds.
+        known.retain(|stage, _| next.is_some() && !lacking.contains(stage));
         let had: BTreeSet<StageId> = known.keys().copied().collect();
         state.stages = Stages::new(&job, &state.device, (rank, worker), stage, &mut known)?;
         let holds = job.program.placement().stages_of(worker).into_iter();
