@@ -42,6 +42,13 @@ fn initial_weights_are_nobodys_state() {
     }
 }
 
+/// A rank says of which stages it has copies of a step by what it has, not by what the rank before it holds since.
+#[test]
+fn copies_are_of_what_was_held_then() {
+    let scenario = Scenario::draw_narrow_shadowed(40_003_675);
+    scenario.check().unwrap_or_else(|why| panic!("{scenario}: {why}"));
+}
+
 fn survive(draw: fn(u64) -> Scenario) {
     let (mut n_recovered, mut n_lost) = (0, 0);
     for seed in 0..300 {

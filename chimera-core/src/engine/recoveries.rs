@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::shadows::{Ring, Slot};
+use super::shadows::{CopiedStages, Ring, Slot};
 use crate::ids::{Rank, StageId};
 
 /// Recoveries from deaths of ranks, as all ranks know them.
@@ -30,8 +30,8 @@ pub(super) struct Standing {
     pub(super) lost_s: f64,
     /// All tensors of its stages.
     pub(super) slots: Vec<Slot>,
-    /// The steps of which it has a copy, and whether of the rank before it too.
-    pub(super) shadows: Vec<(u64, bool)>,
+    /// What it has copies of, by step.
+    pub(super) shadows: Vec<CopiedStages>,
     /// Among whom they are, if it has any.
     pub(super) ring: Option<Ring>,
 }

@@ -142,7 +142,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let (stages, moved) = (&self.state.stages, &self.state.moved);
         let mut has: Vec<StageId> = stages.ids().chain(moved.gone.keys().copied()).collect();
         has.retain(|stage| self.next.is_some() && !moved.lacking.contains(stage));
-        let (shadows, ring) = (self.state.shadows.steps(), self.state.shadows.ring());
+        let (shadows, ring) = (self.state.shadows.stages(), self.state.shadows.ring());
         let (next, slots) = (self.next, self.slots());
         let own = Standing { next, has, away_s, n, lost_s, slots, shadows, ring };
         let own = self.written(&own)?;

@@ -14,7 +14,7 @@ use super::Worker;
 use super::held::copy;
 use super::recoveries::Standing;
 use super::recovery::replica;
-use super::shadows::{Ring, Shadow, Shadows, Slot};
+use super::shadows::{CopiedStages, Ring, Shadow, Shadows, Slot};
 use super::state::{StageOn, State};
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
@@ -114,7 +114,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         }
         let rings: BTreeSet<usize> =
             all.iter().flat_map(|of| &of.ring).map(|ring| ring.n_ranks).collect();
-        let steps = all.iter().flat_map(|of| &of.shadows).map(|(step, _)| *step);
+        let steps = all.iter().flat_map(|of| &of.shadows).map(|of| of.step);
         let copies = steps.flat_map(|step| rings.iter().map(move |n| Copies { step, n_ranks: *n }));
         let are_whole = |copies: &Copies| match is_sharded {
             true => copies.have_all_ranks(all),
@@ -135,9 +135,9 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let (step, me, n_ranks) = (copies.step, self.state.comm.rank(), all.len());
         let mut keepers = BTreeMap::new();
         for (rank, standing) in (0..).map(Rank).zip(&mut all) {
-            let ring = |with_other: bool| copies.of(standing, with_other);
-            let own = ring(false).map(|ring| ring.own.clone());
-            keepers.extend(ring(true).iter().flat_map(|ring| &ring.other).map(|s| (*s, rank)));
+            let kept = copies.of(standing).map(|(_, kept)| kept);
+            let own = kept.map(|kept| kept.own.clone());
+            keepers.extend(kept.iter().flat_map(|kept| &kept.other).map(|s| (*s, rank)));
             standing.next = own.is_some().then_some(step);
             standing.has = own.unwrap_or_default();
         }
@@ -240,18 +240,17 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// The place among them of a rank that has its own, and if asked that of the rank before it.
-    fn of(self, standing: &Standing, with_other: bool) -> Option<&Ring> {
-        let has = |(step, other): &(u64, bool)| *step == self.step && (*other || !with_other);
-        let ring = standing.ring.as_ref().filter(|ring| ring.n_ranks == self.n_ranks);
-        ring.filter(|_| standing.shadows.iter().any(has))
+    /// The place among them of a rank that has its own, and what it has.
+    fn of(self, standing: &Standing) -> Option<(&Ring, &CopiedStages)> {
+        let ring = standing.ring.as_ref().filter(|ring| ring.n_ranks == self.n_ranks)?;
+        Some((ring, standing.shadows.iter().find(|of| of.step == self.step)?))
     }
 
     /// Whether those of every rank are with itself or with the next one.
     fn have_all_ranks(self, all: &[Standing]) -> bool {
         let has = |number: usize, with_other: bool| {
-            let rings = all.iter().filter_map(|of| self.of(of, with_other));
-            rings.into_iter().any(|ring| ring.me == number)
+            let mut rings = all.iter().filter_map(|of| self.of(of));
+            rings.any(|(ring, kept)| ring.me == number && (!with_other || !kept.other.is_empty()))
         };
         let n_ranks = self.n_ranks;
         (0..n_ranks).all(|number| has(number, false) || has((number + 1) % n_ranks, true))
@@ -259,9 +258,9 @@ impl Copies {
 
     /// Whether some rank has each of these stages.
     fn have_all_stages(self, stages: &[StageId], all: &[Standing]) -> bool {
-        let own = all.iter().filter_map(|of| self.of(of, false)).flat_map(|ring| &ring.own);
-        let other = all.iter().filter_map(|of| self.of(of, true)).flat_map(|ring| &ring.other);
-        let kept: BTreeSet<&StageId> = own.chain(other).collect();
+        let copied = all.iter().filter_map(|of| self.of(of)).map(|(_, kept)| kept);
+        let kept: BTreeSet<&StageId> =
+            copied.flat_map(|kept| kept.own.iter().chain(&kept.other)).collect();
         stages.iter().all(|stage| kept.contains(stage))
     }
 }

@@ -29,9 +29,15 @@ pub(super) struct Ring {
     pub(super) n_ranks: usize,
     /// Its number among them.
     pub(super) me: usize,
-    /// The stages that it has copied.
+}
+
+/// The stages of which a rank has copies of a step.
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+pub(super) struct CopiedStages {
+    pub(super) step: u64,
+    /// Of what it held itself.
     pub(super) own: Vec<StageId>,
-    /// The stages of which it has the copies of the rank before it.
+    /// Of what the rank before it held; none until they have come.
     pub(super) other: Vec<StageId>,
 }
 
@@ -57,16 +63,20 @@ impl<T> Default for Shadows<T> {
 }
 
 impl<T> Shadows<T> {
-    /// The steps of which this rank has its own copy, and whether that of the rank before it.
-    pub(super) fn steps(&self) -> Vec<(u64, bool)> {
-        self.kept.iter().map(|shadow| (shadow.step, !shadow.other.is_empty())).collect()
+    /// What this rank has, by step. What the rank before it holds now need not be what it held then.
+    pub(super) fn stages(&self) -> Vec<CopiedStages> {
+        let of = |shadow: &Shadow<T>| CopiedStages {
+            step: shadow.step,
+            own: stages_of(shadow.own.keys()),
+            other: stages_of(shadow.other.keys()),
+        };
+        self.kept.iter().map(of).collect()
     }
 
     /// Among whom they are, if there are any.
     pub(super) fn ring(&self) -> Option<Ring> {
-        let own = stages_of(self.kept.last()?.own.keys());
-        let (n_ranks, me, other) = (self.n_ranks, self.me.index(), stages_of(&self.other));
-        Some(Ring { n_ranks, me, own, other })
+        let is_any = !self.kept.is_empty();
+        is_any.then_some(Ring { n_ranks: self.n_ranks, me: self.me.index() })
     }
 
     /// Forgets what is on its way, since the transport has ended.
