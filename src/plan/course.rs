@@ -2,12 +2,11 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::analyze::prove_in_one_order;
-use chimera_core::costs::{Costs, PerStage, StageCosts, UnevenCosts, UniformCosts, WithOwnWork};
-use chimera_core::engine::{NonFinite, Training, kfac_work, unpreconditioned, unsurvivable};
-use chimera_core::ids::{StageId, WorkerId};
-use chimera_core::lower::{Border, Lowering, Passes, Recompute, fill, recompute};
+use chimera_core::costs::{Costs, StageCosts, UnevenCosts, UniformCosts};
+use chimera_core::engine::{NonFinite, Training, unpreconditioned, unsurvivable};
+use chimera_core::ids::StageId;
+use chimera_core::lower::{Border, Lowering, Passes, Recompute, recompute};
 use chimera_core::model::{Cut, ModelConfig};
-use chimera_core::op::Op;
 use chimera_core::program::Program;
 use chimera_core::request::{Ordered, Request, Source};
 use chimera_core::schedule::Parameter;
@@ -16,6 +15,7 @@ use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 
+use super::preconditioned::with_kfac;
 use super::request::{passes_of_window, request_of_window};
 use crate::device::Precision;
 use crate::settings::schedules::Named;
@@ -441,30 +441,10 @@ fn prove(
     Ok(program)
 }
 
-/// The program with K-FAC's factors and inverses in its idle time.
-fn with_kfac(
-    config: &Config,
-    params: &[Vec<Param>],
-    program: &Program,
-    how: &Lowering,
-    costs: &StageCosts,
-) -> Result<Program> {
-    let units = program.units_per_micro() as usize;
-    let rows = config.micro_batch_size * config.sequence / units;
-    let (works, forwards) = kfac_work(params, rows as f64);
-    let forward = |stage| costs.op(WorkerId(0), &Op::forward(0, stage, 0));
-    let takes = |of: Vec<f64>| {
-        PerStage((0..).zip(of).map(|(stage, forwards)| forwards * forward(stage)).collect())
-    };
-    let costs = WithOwnWork::new(costs, forwards.into_iter().map(takes).collect());
-    let costs = UnevenCosts::new(costs, config.worker_speeds());
-    Ok(fill(program, &works, how, &costs)?)
-}
-
 #[cfg(test)]
 mod tests {
-    use chimera_core::ids::PipeId;
-    use chimera_core::op::Kind;
+    use chimera_core::ids::{PipeId, WorkerId};
+    use chimera_core::op::{Kind, Op};
     use chimera_core::schedule::{Shape, find};
 
     use super::*;

@@ -11,6 +11,7 @@ mod layers;
 mod layout;
 mod need;
 mod offloaded;
+mod preconditioned;
 mod predict;
 mod priced;
 mod rank_memory;

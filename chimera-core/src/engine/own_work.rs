@@ -111,10 +111,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Adds the products of one unit's operands.
     fn add_factors(&mut self, stage: StageId, operands: &[[S::Tensor; 2]]) -> Result<(), Fault> {
         let State { stages, device, .. } = &mut *self;
-        let layers = stages.held_mut(stage).layers.iter_mut().zip(operands);
-        let added = layers.into_iter().try_for_each(|(layer, operands)| {
-            let sides = Side::BOTH.into_iter().zip(operands);
-            sides.into_iter().try_for_each(|(side, operand)| layer.add(device, side, operand))
+        let mut layers = stages.held_mut(stage).layers.iter_mut().zip(operands);
+        let added = layers.try_for_each(|(layer, operands)| {
+            let mut sides = Side::BOTH.into_iter().zip(operands);
+            sides.try_for_each(|(side, operand)| layer.add(device, side, operand))
         });
         self.on_device(format!("factors of {stage}"), added)
     }
