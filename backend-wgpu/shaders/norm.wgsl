@@ -56,6 +56,12 @@ fn forward(
             sum += x[from_x + i];
         }
         mean = row_sum(vec2(sum, 0.0), invocation).x / f32(by.width);
+        // The mean's own rounding, which far from zero is not small.
+        var rest = 0.0;
+        for (var i = lane; i < by.width; i += LANES) {
+            rest += x[from_x + i] - mean;
+        }
+        mean += row_sum(vec2(rest, 0.0), invocation).x / f32(by.width);
     }
     var squares = 0.0;
     for (var i = lane; i < by.width; i += LANES) {
@@ -118,13 +124,21 @@ fn backward_input(
         sums += vec2(select(0.0, d, CENTRED == 1u), d * normed);
     }
     let means = row_sum(sums, invocation) / f32(by.width);
+    // The rounding of the mean beside products that a device does not round: of a row of one they are all there is.
+    var rest = 0.0;
+    if CENTRED == 1u {
+        for (var i = lane; i < by.width; i += LANES) {
+            rest += input_dy[by.dy_at + at + i] * input_gain[by.gain_at + i] - means.x;
+        }
+        rest = row_sum(vec2(rest, 0.0), invocation).x / f32(by.width);
+    }
     if wanted >= by.rows {
         return;
     }
     for (var i = lane; i < by.width; i += LANES) {
-        let d = input_dy[by.dy_at + at + i] * input_gain[by.gain_at + i];
+        let centred = input_dy[by.dy_at + at + i] * input_gain[by.gain_at + i] - means.x;
         let normed = (input_x[by.x_at + at + i] - mean) * scale;
-        var element = scale * (d - means.x - normed * means.y);
+        var element = scale * (centred - rest - normed * means.y);
         if by.has_residual != 0u {
             element += residual[by.residual_at + at + i];
         }
