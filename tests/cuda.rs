@@ -90,7 +90,8 @@ impl Trained {
 
 /// Losses and norms are those of the CPU; work runs as late as it may, then in orders that are drawn.
 fn compare(options: &str, tolerance: f64) {
-    let cpu = train(&options.replace("--precision bf16", ""), chimera);
+    let on_cpu = options.replace("--precision bf16", "").replace("--precision tf32", "");
+    let cpu = train(&on_cpu, chimera);
     let devices = ["cuda:0", "cuda", "cuda:1,cuda:0,cuda:0,cuda:1"];
     for (seed, device) in ["0", "1", "2"].iter().zip(devices) {
         let options = format!("{options} --device {device}");
@@ -121,6 +122,17 @@ fn bf16_trains_beside_the_cpu() {
     compare(&format!("--schedule 1f1b --precision bf16 {LLAMA}"), 2e-2);
 }
 
+#[test]
+fn tf32_trains_beside_the_cpu() {
+    compare("--schedule chimera --precision tf32", 2e-3);
+    let ran = chimera("train --precision tf32");
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("choose f32"), "{}", ran.stderr);
+    let ran = chimera("train --reduce-precision tf32");
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("tf32 is of products alone"), "{}", ran.stderr);
+}
+
 /// A step waits once for each worker, and takes nothing from the driver that it did not have.
 #[test]
 fn a_steady_step_neither_waits_nor_allocates() {
@@ -133,10 +145,17 @@ fn a_steady_step_neither_waits_nor_allocates() {
         assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
         let found = read_to_string(json).expect("a file");
         let found: Value = serde_json::from_str(&found).expect("JSON");
-        let measured = found["measurements"].as_array().expect("measurements").iter();
-        let waits = measured.filter(|m| m["what"].as_str().is_some_and(|w| w.contains("waits")));
-        let waits: Vec<f64> = waits.map(|m| m["value"].as_f64().expect("a number")).collect();
-        assert_eq!(waits, [1.0, 4.0, 4.0, 1.0, 4.0, 4.0]);
+        let measured = found["measurements"].as_array().expect("measurements");
+        let values = |part: &str| -> Vec<f64> {
+            let of =
+                measured.iter().filter(|m| m["what"].as_str().is_some_and(|w| w.contains(part)));
+            of.map(|m| m["value"].as_f64().expect("a number")).collect()
+        };
+        assert_eq!(values("waits"), [1.0, 4.0, 4.0].repeat(3)); // bf16, tf32, f32
+        let growths = values("growth in a second run");
+        assert!(growths.len() == 9 && growths.iter().all(|growth| *growth < 5.0), "{growths:?}");
+        let timed = values("all launches of a micro-batch");
+        assert!(timed.len() == 3 && timed.iter().all(|ms| *ms > 0.0), "{timed:?}");
     }
 }
 
@@ -146,8 +165,10 @@ fn attention_is_compared_on_the_gpu() {
     let ran = on_gpus(&[], "selftest --device cuda --size small --part values");
     assert_eq!(ran.code, Some(0), "{}{}", ran.stdout, ran.stderr);
     for part in ["results", "gradients"] {
-        let line = format!("{part} of attention of 1 x 200 x 2 heads, bf16");
-        assert!(ran.stdout.contains(&line), "{line} is not in\n{}", ran.stdout);
+        for heads in ["2 heads of 64", "1 heads of 128"] {
+            let line = format!("{part} of attention of 1 x 200 x {heads}, bf16");
+            assert!(ran.stdout.contains(&line), "{line} is not in\n{}", ran.stdout);
+        }
     }
 }
 
@@ -215,10 +236,10 @@ fn what_is_missing_is_named() {
         assert_eq!(ran.code, Some(2), "{}", ran.stderr);
         assert!(ran.stderr.contains(told), "{}", ran.stderr);
     };
-    let all = ["libcuda.so", "libnvrtc.so", "libcublas.so"];
+    let all = ["libcuda.so", "libnvrtc.so", "libcublasLt.so"];
     refused(&all, &[("EMULATED_CUDA", "12")], "this program needs NVRTC of CUDA 13");
     refused(&all[..1], &[], "libnvrtc.so.13 is not found");
-    refused(&all[..2], &[], "libcublas.so.13 is not found");
+    refused(&all[..2], &[], "libcublasLt.so.13 is not found");
     refused(&all, &[("EMULATED_GPUS", "0")], "no GPU that CUDA can use");
     let ran = on_gpus(&[], "train --device cuda:7");
     assert_eq!(ran.code, Some(2));
@@ -247,7 +268,7 @@ fn libraries_are_found_where_the_environment_says() {
     place("driver", "libcuda.so", "libcuda.so");
     let packages = "python/lib/python3.11/site-packages/nvidia/cu13/lib";
     place(packages, "libnvrtc.so", "libnvrtc.so.13");
-    place("cuda/lib64", "libcublas.so", "libcublas.so.13");
+    place("cuda/lib64", "libcublasLt.so", "libcublasLt.so.13");
     let [toolkit, python] = ["cuda", "python"].map(|name| folder.path().join(name));
     let settings = [("CUDA_HOME", text_of(&toolkit)), ("VIRTUAL_ENV", text_of(&python))];
     let ran =

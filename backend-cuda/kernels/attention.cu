@@ -146,14 +146,18 @@ GLOBAL attention(const T* qkv, T* out, float* log_sum, int past, HEAD_ARGS, DROP
             log_sum[(head.rows + mine - past + j) * heads + head.head] = top[j] + logf(total[j]);
 }
 
-// delta[row, head] = dy . out, a warp to each.
+// delta[row, head] = dy . out, eight lanes to each.
 GLOBAL attention_delta(const T* dy, const T* out, float* delta, i64 n, int dim) {
-    i64 at = (i64)blockIdx.x * (blockDim.x / WARP) + warp();
-    if (at >= n) return;
+    const int LANES = 8;
+    i64 at = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
     float sum = 0.0f;
-    for (int d = lane(); d < dim; d += WARP) sum += get(dy, at * dim + d) * get(out, at * dim + d);
-    sum = warp_sum(sum);
-    if (lane() == 0) delta[at] = sum;
+    for (int d = threadIdx.x % LANES * CHUNK; at < n && d < dim; d += LANES * CHUNK) {
+        int m = chunk_len(d, dim);
+        Chunk x = load(dy + at * dim + d, m), y = load(out + at * dim + d, m);
+        EACH_OF_CHUNK(j) sum += x.x[j] * y.x[j];
+    }
+    for (int step = LANES / 2; step; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+    if (at < n && threadIdx.x % LANES == 0) delta[at] = sum;
 }
 
 // The gradient of the queries: OWN queries, tiles of keys.

@@ -65,8 +65,9 @@ GLOBAL row_norm_dx(const T* dy, const T* x, const float* stats, const float* gai
     EACH_CHUNK(i, m, width) {
         Chunk d = load(dy + at + i, m), g = load(gain + i, m), c = load(x + at + i, m);
         EACH_OF_CHUNK(j) {
-            sum += d.x[j] * g.x[j];
-            sum_normed += d.x[j] * g.x[j] * (c.x[j] - mean) * scale;
+            float product = __fmul_rn(d.x[j], g.x[j]);
+            sum += product;
+            sum_normed += product * (c.x[j] - mean) * scale;
         }
     }
     sum = is_centred ? warp_sum(sum) / width : 0.0f;
@@ -74,8 +75,9 @@ GLOBAL row_norm_dx(const T* dy, const T* x, const float* stats, const float* gai
     EACH_CHUNK(i, m, width) {
         Chunk d = load(dy + at + i, m), g = load(gain + i, m), c = load(x + at + i, m);
         EACH_OF_CHUNK(j) {
-            float normed = (c.x[j] - mean) * scale;
-            d.x[j] = scale * (d.x[j] * g.x[j] - sum - normed * sum_normed);
+            // Rounded as in the sum, so that it vanishes against that of a row of one.
+            float product = __fmul_rn(d.x[j], g.x[j]), normed = (c.x[j] - mean) * scale;
+            d.x[j] = scale * (product - sum - normed * sum_normed);
         }
         if (residual) {
             Chunk r = load(residual + at + i, m);
@@ -85,13 +87,13 @@ GLOBAL row_norm_dx(const T* dy, const T* x, const float* stats, const float* gai
     }
 }
 
-// d_gain[range, column] and d_bias[range, column]: sums over ranges of rows, see column_sums. Without d_bias it is RMS
-// norm.
-GLOBAL row_norm_dw(const T* dy, const T* x, const float* stats, float* d_gain, float* d_bias, i64 rows, int width,
-               int range) {
-    int column = blockIdx.x * WARP, at = column + threadIdx.x % ROW_THREADS * CHUNK, m = chunk_len(at, width);
+// d_gain[column] and d_bias[column] grow by sums over ranges of rows, see sums.cu. Without d_bias it is RMS norm.
+GLOBAL row_norm_dw(const T* dy, const T* x, const float* stats, float* parts, unsigned* arrived, float* d_gain,
+                   float* d_bias, i64 rows, int width, int range) {
+    int at = blockIdx.x * SUMMED + threadIdx.x % ROW_THREADS * CHUNK, m = chunk_len(at, width);
     i64 first = (i64)blockIdx.y * range;
     Chunk gains = {}, biases = {};
+#pragma unroll 4
     for (i64 r = first + threadIdx.x / ROW_THREADS; r < first + range && r < rows; r += blockDim.x / ROW_THREADS) {
         Chunk d = load(dy + r * width + at, m), c = load(x + r * width + at, m);
         auto [mean, scale] = stats_of(stats, r, d_bias);
@@ -100,9 +102,12 @@ GLOBAL row_norm_dw(const T* dy, const T* x, const float* stats, float* d_gain, f
             biases.x[j] += d.x[j];
         }
     }
-    float gain = across_rows(gains), bias = across_rows(biases);
-    column += lane();
-    if (warp() != 0 || column >= width) return;
-    d_gain[(i64)blockIdx.y * width + column] = gain;
-    if (d_bias) d_bias[(i64)blockIdx.y * width + column] = bias;
+    Ranges of_gain = {parts, arrived, width}, of_bias = {parts + (i64)gridDim.y * width, arrived, width};
+    of_gain.keep(across_rows(gains));
+    if (d_bias) of_bias.keep(across_rows(biases));
+    if (!of_gain.is_last()) return;
+    float gain = of_gain.total(), bias = d_bias ? of_bias.total() : 0.0f;
+    if (!of_gain.is_mine()) return;
+    d_gain[summed_column()] += gain;
+    if (d_bias) d_bias[summed_column()] += bias;
 }

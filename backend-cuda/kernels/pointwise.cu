@@ -1,9 +1,9 @@
 // Elements on their own.
 
-GLOBAL to_activation(const float* x, T* y, i64 n) {
+// n elements of x, and zeros behind them up to n_all.
+GLOBAL to_activation(const float* x, T* y, i64 n, i64 n_all) {
     i64 at = chunk_start();
-    int m = chunk_len(at, n);
-    store(y + at, load(x + at, m), m);
+    store(y + at, load(x + at, chunk_len(at, n)), chunk_len(at, n_all));
 }
 
 GLOBAL from_activation(const T* x, float* y, i64 n) {
@@ -51,22 +51,6 @@ __device__ RowChunk row_chunk(int width) {
     unsigned per_row = (width + CHUNK - 1) / CHUNK, number = blockIdx.x * blockDim.x + threadIdx.x;
     int column = number % per_row * CHUNK;
     return {number / per_row, column, chunk_len(column, width)};
-}
-
-// y += bias[column] + residual, whose rows in y are `pitch` apart; either may be missing.
-GLOBAL add_bias_residual(T* y, const float* bias, const T* residual, int rows, int width, int pitch) {
-    auto [row, column, m] = row_chunk(width);
-    if (row >= rows) return;
-    Chunk sum = load(y + row * pitch + column, m);
-    if (bias) {
-        Chunk c = load(bias + column, m);
-        EACH_OF_CHUNK(j) sum.x[j] += c.x[j];
-    }
-    if (residual) {
-        Chunk c = load(residual + row * width + column, m);
-        EACH_OF_CHUNK(j) sum.x[j] += c.x[j];
-    }
-    store(y + row * pitch + column, sum, m);
 }
 
 // The functions of Activation, in its order.

@@ -32,52 +32,80 @@ GLOBAL total(const double* x, float* sum, int n, double scale) {
     if (threadIdx.x == 0) *sum = (float)(scale * all);
 }
 
-// Sums of 32 columns over a range of rows: the warps of a block take rows in turn, then add up.
-__device__ float across_warps(float sum) {
-    __shared__ float sums[32][WARP];
+// Columns that a block sums up, by a chunk of each row to a thread.
+#define SUMMED 32
+#define ROW_THREADS (SUMMED / CHUNK)
+#define ROWS_AT_ONCE (256 / ROW_THREADS)
+
+__device__ int summed_column() { return blockIdx.x * SUMMED + threadIdx.x % SUMMED; }
+
+// The sum of what the threads of a block have of the same column.
+__device__ float across_threads(float mine) {
+    __shared__ float sums[256 / SUMMED][SUMMED];
     __syncthreads();
-    sums[warp()][lane()] = sum;
+    sums[threadIdx.x / SUMMED][threadIdx.x % SUMMED] = mine;
     __syncthreads();
-    float all = 0.0f;
-    for (int i = 0; i < blockDim.x / WARP; i++) all += sums[i][lane()];
-    return all;
+    float sum = 0.0f;
+    for (int i = 0; i < blockDim.x / SUMMED; i++) sum += sums[i][threadIdx.x % SUMMED];
+    return sum;
 }
 
-// Threads that take 32 columns of a row together, a chunk each, so that they move 16 bytes at a time.
-#define ROW_THREADS (WARP / CHUNK)
-#define MOST_ROWS (256 / ROW_THREADS)
-
-// The sums of 32 columns over the threads of a block: the sum of column `lane()`.
+// The sums of a block's chunks of rows, of which each thread gets that of its column.
 __device__ float across_rows(const Chunk& mine) {
-    __shared__ float sums[MOST_ROWS][WARP + 1]; // a warp's rows lie in banks of their own
+    __shared__ float sums[ROWS_AT_ONCE][SUMMED + 1]; // a warp's rows lie in banks of their own
     __syncthreads();
     EACH_OF_CHUNK(j) sums[threadIdx.x / ROW_THREADS][threadIdx.x % ROW_THREADS * CHUNK + j] = mine.x[j];
     __syncthreads();
     float sum = 0.0f;
-    for (int i = 0; i < CHUNK; i++) sum += sums[warp() * CHUNK + i][lane()];
-    return across_warps(sum);
+    for (int i = threadIdx.x / SUMMED; i < ROWS_AT_ONCE; i += blockDim.x / SUMMED) sum += sums[i][threadIdx.x % SUMMED];
+    return across_threads(sum);
 }
 
-// parts[range, column]: the sums of x, whose rows are `pitch` apart, over ranges of rows.
-GLOBAL column_sums(const T* x, float* parts, i64 rows, int width, int pitch, int range) {
-    int column = blockIdx.x * WARP, at = column + threadIdx.x % ROW_THREADS * CHUNK, m = chunk_len(at, width);
+// What the ranges of rows come to: the sum of a column over this block's range is kept in parts[range, column], and the
+// block that comes last adds up all of them, in their order.
+struct Ranges {
+    float* parts;
+    unsigned* arrived; // a number for the blocks of each column: 0 before and after
+    int width;
+
+    __device__ bool is_mine() const { return threadIdx.x < SUMMED && summed_column() < width; }
+
+    __device__ void keep(float sum) const {
+        if (is_mine()) parts[(i64)blockIdx.y * width + summed_column()] = sum;
+    }
+
+    __device__ float total() const {
+        float sum = 0.0f;
+        for (int i = threadIdx.x / SUMMED; i < gridDim.y; i += blockDim.x / SUMMED)
+            if (summed_column() < width) sum += __ldcg(parts + (i64)i * width + summed_column());
+        return across_threads(sum);
+    }
+
+    // Whether this is the last block; if so, what the others kept can be read.
+    __device__ bool is_last() const {
+        __shared__ bool is_last;
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) is_last = atomicInc(arrived + blockIdx.x, gridDim.y - 1) == gridDim.y - 1;
+        __syncthreads();
+        if (is_last) __threadfence();
+        return is_last;
+    }
+};
+
+// into[column] += the sum of x, whose rows are `pitch` apart, over ranges of rows.
+GLOBAL add_columns(const T* x, float* parts, unsigned* arrived, float* into, i64 rows, int width, int pitch, int range) {
+    int at = blockIdx.x * SUMMED + threadIdx.x % ROW_THREADS * CHUNK, m = chunk_len(at, width);
     i64 first = (i64)blockIdx.y * range;
     Chunk sums = {};
+#pragma unroll 4
     for (i64 r = first + threadIdx.x / ROW_THREADS; r < first + range && r < rows; r += blockDim.x / ROW_THREADS) {
         Chunk c = load(x + r * pitch + at, m);
         EACH_OF_CHUNK(j) sums.x[j] += c.x[j];
     }
-    float sum = across_rows(sums);
-    column += lane();
-    if (warp() == 0 && column < width) parts[(i64)blockIdx.y * width + column] = sum;
-}
-
-// into[column] += the sum of parts over ranges.
-GLOBAL add_parts(const float* parts, float* into, int n_ranges, int width) {
-    int column = blockIdx.x * WARP + lane();
-    float sum = 0.0f;
-    for (int i = warp(); i < n_ranges; i += blockDim.x / WARP)
-        if (column < width) sum += parts[(i64)i * width + column];
-    sum = across_warps(sum);
-    if (warp() == 0 && column < width) into[column] += sum;
+    Ranges ranges = {parts, arrived, width};
+    ranges.keep(across_rows(sums));
+    if (!ranges.is_last()) return;
+    float sum = ranges.total();
+    if (ranges.is_mine()) into[summed_column()] += sum;
 }

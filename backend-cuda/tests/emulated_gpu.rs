@@ -13,12 +13,12 @@ mod mistakes;
 use chimera_backend_candle::gpu::Element;
 use chimera_core::comm::{Endpoint, Host, HostStaged, Threads};
 use chimera_core::device::reference::Reference;
-use chimera_core::device::{Device, Dtype};
+use chimera_core::device::{Device, DeviceError, Dtype};
 use chimera_core::engine::run_threads;
 use chimera_core::equivalence::{RunError, TrialRun};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
-use chimera_core::layers::{Activation, Layers};
+use chimera_core::layers::{Activation, Layers, Layout};
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, Llama, ModelConfig};
 use chimera_core::schedule::Shape;
@@ -47,6 +47,17 @@ fn f32_trains_as_the_reference() -> Result<(), RunError> {
 #[test]
 fn bf16_trains_beside_the_reference() -> Result<(), RunError> {
     trains(Element::Bf16, 1e-2)
+}
+
+#[test]
+fn tf32_rounds_the_operands_of_products() -> Result<(), DeviceError> {
+    let gpu = emulated::gpu(0, Element::F32);
+    let [x, w] = [gpu.upload(&[1, 1], &[1.0 + 1.0 / 4096.0])?, gpu.upload(&[1, 1], &[3.0])?];
+    let product = || gpu.download(&gpu.linear(&x, &w, Layout::InOut, None, None)?);
+    assert_eq!(product()?, [3.0 + 3.0 / 4096.0]);
+    gpu.driver().allow_tf32();
+    assert_eq!(product()?, [3.0]);
+    Ok(())
 }
 
 /// Activations in bf16 keep their bits on the way through the host, as they go over MPI.

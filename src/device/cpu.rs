@@ -33,7 +33,7 @@ impl Backend for Candle {
 /// The processor for products in this precision, which in bf16 not every one has.
 fn of(precision: Precision, bf16: Option<Candle>) -> Result<Candle> {
     match precision {
-        Precision::F32 => Ok(Candle::cpu()),
+        Precision::F32 | Precision::Tf32 => Ok(Candle::cpu()),
         Precision::Bf16 => bf16.with_context(|| {
             format!(
                 "precision bf16 on device `cpu` takes the instructions AVX-512 BF16, which this processor ({}) does not \

@@ -90,7 +90,7 @@ kinds! {
     #[cfg(feature = "candle")]
     Cpu(chimera_backend_candle::Candle), "cpu", [Precision::F32, Precision::Bf16];
     #[cfg(feature = "cuda")]
-    Cuda(super::cuda::CudaStream), "cuda", [Precision::F32, Precision::Bf16];
+    Cuda(super::cuda::CudaStream), "cuda", [Precision::F32, Precision::Tf32, Precision::Bf16];
     #[cfg(feature = "wgpu")]
     Wgpu(super::wgpu::Wgpu), "wgpu", [Precision::F32];
 }

@@ -114,7 +114,8 @@ impl Device {
     pub(crate) fn check(self, precision: Precision) -> Result<()> {
         ensure!(
             self.has(precision),
-            "device `{self}` has no precision {precision}, as CUDA has it and CPUs with AVX-512 BF16: choose f32"
+            "device `{self}` has no precision {precision}: CUDA has tf32 and bf16, CPUs with AVX-512 BF16 have bf16; \
+             choose f32"
         );
         Ok(())
     }

@@ -7,7 +7,7 @@ use chimera_core::layers::Layers;
 use chimera_core::model::{Cut, DropoutRate, ModelConfig, stage};
 
 use super::Device;
-use super::backend::{Compute, Usage};
+use super::backend::{Compute, LaunchTime, Usage};
 use super::kinds::Kernels;
 use super::precision::Precision;
 
@@ -200,6 +200,17 @@ impl Devices {
     /// Lets peaks begin anew.
     pub fn reset_peak(&self) {
         self.by_rank.iter().for_each(|opened| opened.kernels.backend().reset_peak());
+    }
+
+    /// Times every launch of the first rank from here on, if its device can.
+    pub fn time_launches(&self) {
+        self.by_rank.iter().take(1).for_each(|opened| opened.kernels.backend().time_launches());
+    }
+
+    /// What the first rank launched since then, the longest first.
+    pub fn launch_times(&self) -> Vec<LaunchTime> {
+        let first = self.by_rank.first();
+        first.map_or_else(Vec::new, |opened| opened.kernels.backend().launch_times())
     }
 
     /// The most bytes that each rank has held so far, if they are counted.

@@ -132,6 +132,10 @@ impl Course {
             "moves of activations run beside messages, in no common order: leave transport nccl out"
         );
         ensure!(
+            config.reduce_precision != Precision::Tf32,
+            "gradients go between replicas in f32 or in bf16: tf32 is of products alone"
+        );
+        ensure!(
             config.reduce_precision == Precision::F32 || !config.mpi_allreduce,
             "MPI has no sums of bf16: choose reduce-precision f32, or leave mpi-allreduce out"
         );

@@ -113,9 +113,14 @@ impl Hardware {
     pub fn peak_flops(&self, precision: Precision) -> Result<f64> {
         let peak = match precision {
             Precision::F32 => Some(self.peak_flops.f32),
+            Precision::Tf32 => None,
             Precision::Bf16 => self.peak_flops.bf16,
         };
-        peak.context("the hardware has no rate for bf16: choose --precision f32, or say --flops")
+        peak.with_context(|| {
+            format!(
+                "the hardware has no rate for {precision}: choose --precision f32, or say --flops"
+            )
+        })
     }
 
     /// Bytes that a rank can take.

@@ -333,7 +333,7 @@ options! {
         "device" device: String =
             [value("DEVICE").such_as(Device::EXAMPLES).is("cpu").free().see("gpu.md").drawn(Profiled)];
         /// Number format of matrix products: f32, or bf16 on CUDA, where activations are bf16 too, and on CPUs with
-        /// AVX-512 BF16; weights and sums are f32
+        /// AVX-512 BF16, or tf32 on CUDA; weights and sums are f32
         "precision" precision: Precision = [value("FORMAT").is("f32").free().see("#precision").drawn(Profiled)];
         /// How workers communicate: threads of this process, mpi (processes that mpirun or srun started), nccl (such
         /// processes with an NVIDIA GPU each), or auto for mpi where there are such processes

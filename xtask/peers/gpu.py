@@ -1,10 +1,11 @@
 """What the built `chimera` does on an NVIDIA GPU, beside PyTorch doing the same training, as one JSON file.
 
-    python3 gpu.py path/to/chimera gpu.json [--seconds 560]
+    python3 gpu.py path/to/chimera speed.json --half speed
+    python3 gpu.py path/to/chimera checks.json --half checks
 
-It needs the program, the driver, and a Python whose packages have CUDA 13's libraries, as PyTorch's do. Trainings
-alternate, since a GPU's clock drifts; each has a process and a time limit of its own, and what has been found is
-written after each, so that nothing is lost to one that fails.
+It needs the program, the driver, and a Python whose packages have CUDA 13's libraries, as PyTorch's do. Each half is
+done within ten minutes. Trainings alternate, since a GPU's clock drifts; each has a process and a time limit of its own,
+and what has been found is written after each, so that nothing is lost to one that fails.
 """
 
 import argparse
@@ -22,8 +23,16 @@ LAYERS, HIDDEN, HEADS, CONTEXT, VOCAB = 12, 768, 12, 1024, 50304
 SAMPLES, MICRO_BATCHES, STEPS = 8, 8, 12
 
 
-def train(is_compiled):
-    """Tokens per second of PyTorch, in bf16 with weights in f32, flash attention and fused AdamW."""
+# How PyTorch is run: whether it compiles, and whose attention it takes.
+KINDS = {
+    "eager": (False, "FLASH_ATTENTION"),
+    "compile": (True, "FLASH_ATTENTION"),
+    "compile with cuDNN's attention": (True, "CUDNN_ATTENTION"),
+}
+
+
+def train(is_compiled, attention):
+    """Tokens per second of PyTorch, in bf16 with weights in f32 and fused AdamW."""
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -60,8 +69,7 @@ def train(is_compiled):
     forward = torch.compile(model) if is_compiled else model
     ids = torch.randint(VOCAB, (MICRO_BATCHES, SAMPLES, CONTEXT), device="cuda")
     seconds = []
-    flash = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION)
-    with flash:
+    with torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, attention)):
         for _ in range(4 + STEPS):
             torch.cuda.synchronize()
             start = time.perf_counter()
@@ -126,6 +134,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("chimera")
     parser.add_argument("json")
+    parser.add_argument("--half", choices=["speed", "checks"], default="speed")
     parser.add_argument("--seconds", type=float, default=560)
     args = parser.parse_args()
     results = Results(args.json, args.seconds)
@@ -152,17 +161,20 @@ def main():
         command = [sys.executable, __file__, "--torch", kind]
         results.run(f"PyTorch, {kind}", command, 120, lambda out: json.loads(out.splitlines()[-1]))
 
-    selftest("kernels and training", 110, "kernels", "training")
+    if args.half == "checks":
+        selftest("kernels, training and values", 150, "kernels", "training", "values")
+        selftest("memory and NCCL", 150, "memory", "out of memory", "NCCL")
+        selftest("layers", 80, "layers")
+        selftest("steps in f32", 170, "steps f32")
+        return
     for _ in range(2):
         selftest("chimera", 60, "steps bf16")
-        torch("eager")
-        torch("compile")
-    selftest("memory and NCCL", 120, "memory", "out of memory", "NCCL")
-    selftest("layers, and steps in f32", 120, "layers", "steps f32")
+        for kind in KINDS:
+            torch(kind)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--torch"]:
-        print(json.dumps(train(sys.argv[2] == "compile")))
+        print(json.dumps(train(*KINDS[sys.argv[2]])))
     else:
         main()

@@ -90,14 +90,37 @@ fn compile(mut example: Command, chips: &[String]) -> Result<()> {
     missing.map_or(Ok(()), |chip| bail!("nothing was compiled for {chip}"))
 }
 
+/// How the first GPU of this machine is tested.
+#[derive(clap::Args)]
+pub(crate) struct Test {
+    /// Where what was found is written
+    #[arg(long, value_name = "FILE", default_value = "gpu.json")]
+    json: PathBuf,
+    /// Runs every kernel under the tools of compute-sanitizer instead, which comes with CUDA's toolkit
+    #[arg(long)]
+    sanitize: bool,
+}
+
+/// Tools of compute-sanitizer: accesses outside of memory, races, barriers, and reads of what nobody wrote.
+const SANITIZERS: [&str; 4] = ["memcheck", "racecheck", "synccheck", "initcheck"];
+
 /// Tests and measures the first GPU of this machine.
-pub(crate) fn test(json: &Path) -> Result<()> {
+pub(crate) fn test(args: &Test) -> Result<()> {
     let nccl = nccl::library()?;
     let folders = [libraries(&[NVRTC, CUBLAS])?, nccl.parent().unwrap_or(&nccl).to_path_buf()];
-    let mut selftest = Command::new(chimera()?);
-    selftest.args(["selftest", "--device", "cuda", "--json"]).arg(json);
+    let (chimera, path) = (chimera()?, search_path(&folders)?);
+    if args.sanitize {
+        return SANITIZERS.into_iter().try_for_each(|tool| {
+            let mut sanitizer = Command::new("compute-sanitizer");
+            sanitizer.args(["--tool", tool, "--error-exitcode", "9"]).arg(&chimera);
+            sanitizer.args(["selftest", "--device", "cuda", "--part", "kernels"]);
+            run(sanitizer.env("LD_LIBRARY_PATH", &path))
+        });
+    }
+    let mut selftest = Command::new(chimera);
+    selftest.args(["selftest", "--device", "cuda", "--json"]).arg(&args.json);
     selftest.envs([("NCCL_MULTI_RANK_GPU_ENABLE", "1"), ("NCCL_MAX_CTAS", "2")]); // several ranks on the one GPU
-    run(selftest.env("LD_LIBRARY_PATH", search_path(&folders)?))
+    run(selftest.env("LD_LIBRARY_PATH", path))
 }
 
 /// The release command with CUDA and NCCL, without symbols.

@@ -128,11 +128,7 @@ enum Chore {
         path: Option<std::path::PathBuf>,
     },
     /// Tests and measures an NVIDIA GPU of this machine
-    Gpu {
-        /// File for what is found
-        #[arg(long, value_name = "FILE", default_value = "gpu.json")]
-        json: std::path::PathBuf,
-    },
+    Gpu(cuda::Test),
     /// Measurements
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -174,7 +170,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Wgpu => wgpu::run(),
         Chore::Cuda(args) => cuda::build(&args),
         Chore::Nccl { path } => nccl::check(path),
-        Chore::Gpu { json } => cuda::test(&json),
+        Chore::Gpu(args) => cuda::test(&args),
         Chore::Bench(bench) => bench.run(),
     }
 }

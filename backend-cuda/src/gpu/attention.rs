@@ -1,4 +1,4 @@
-//! Attention: grids and shared memory of the kernels in `kernels/attention.cu` and `tensor_cores.cu`.
+//! Attention: grids and shared memory of the kernels in `kernels/attention.cu` and `tiled_attention.cu`.
 
 use chimera_core::device::Result;
 use chimera_core::layers::{Attention, Dropout, Mask};
@@ -8,13 +8,13 @@ use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};
 /// Rows that a block of the generic kernels has of its own, and the threads of any.
 const OWN: usize = 16;
 pub(super) const THREADS: usize = 128;
-/// Rows of a tile for tensor cores, and the most features of a head there.
-const TILE: usize = 64;
-/// Rows that a block has of its own there.
-const QUERIES: usize = 2 * TILE;
-const KEYS: usize = TILE;
-/// Bytes of a tile, whose rows are padded.
-const TILE_BYTES: usize = TILE * 72 * 2;
+/// Elements of a tile for tensor cores, and those by which its rows are longer than a head.
+const TILE: usize = 4096;
+const PADDING: usize = 8;
+/// The most features of a head that they take.
+const MOST_TILED: usize = 128;
+/// Threads that go through a row of a head together, for the sum of its gradient times its result.
+const DELTA_LANES: usize = 8;
 /// Features of a head that the registers of a warp hold.
 const MOST_FEATURES: usize = 256;
 
@@ -37,7 +37,7 @@ impl<D: Driver> Gpu<D> {
     ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
         if cache.element != self.activations {
             let own = self.activation_of(&cache.shape)?;
-            self.convert(cache, &own)?;
+            self.convert(cache, &own, own.len())?;
             *cache = own;
         }
         let (qkv, n) = (self.matrix(qkv)?, qkv.n_rows());
@@ -80,7 +80,7 @@ impl<D: Driver> Gpu<D> {
         let n = qkv.n_rows() * by.heads;
         let delta = self.allocate(n * size_of::<f32>())?;
         let args = [dy.read(), out.read(), Arg::Write(&delta, 0), long(n), int(sizes.dim)];
-        self.run("attention_delta", [n.div_ceil(BLOCK / WARP), 1], BLOCK, &args)?;
+        self.run("attention_delta", [n.div_ceil(BLOCK / DELTA_LANES), 1], BLOCK, &args)?;
         let seen = self.seen(by, qkv.n_rows())?;
         let d_qkv = self.activation_of(&qkv.shape)?;
         let args = [dy.read(), qkv.read(), log_sum.read(), Arg::Read(&delta, 0), d_qkv.write()];
@@ -133,7 +133,7 @@ impl<D: Driver> Gpu<D> {
                 format!("heads of {dim} features, at most {MOST_FEATURES}: choose more heads");
             return Err(self.failed("attention", reason));
         }
-        let is_tiled = self.activations == Element::Bf16 && dim <= TILE;
+        let is_tiled = self.activations == Element::Bf16 && dim <= MOST_TILED;
         Ok(Sizes { dim, samples: qkv.n_rows() / context, heads, kv_heads, is_tiled })
     }
 }
@@ -170,23 +170,33 @@ struct AttentionLaunch {
 
 impl Sizes {
     fn forward(&self) -> AttentionLaunch {
-        match self.is_tiled {
-            true => tiled("tiled_attention", self.heads, QUERIES, 1, 0),
-            false => self.generic("attention", self.heads, 1),
+        match (self.is_tiled, self.width()) {
+            (false, _) => self.generic("attention", self.heads, 1),
+            (_, 64) => self.tiled("tiled_attention", self.heads, 128, 1, 0),
+            _ => self.tiled("tiled_attention_128", self.heads, 128, 1, 0),
         }
     }
 
     fn backward(&self) -> [AttentionLaunch; 2] {
-        match self.is_tiled {
-            true => [
-                tiled("tiled_attention_dq", self.heads, QUERIES, 2, 0),
-                tiled("tiled_attention_dkv", self.kv_heads, KEYS, 2, 2),
+        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        match (self.is_tiled, self.width()) {
+            (false, _) => {
+                [self.generic("attention_dq", heads, 2), self.generic("attention_dkv", kv_heads, 2)]
+            }
+            (_, 64) => [
+                self.tiled("tiled_attention_dq", heads, 128, 2, 0),
+                self.tiled("tiled_attention_dkv", kv_heads, 128, 2, 2),
             ],
-            false => [
-                self.generic("attention_dq", self.heads, 2),
-                self.generic("attention_dkv", self.kv_heads, 2),
+            _ => [
+                self.tiled("tiled_attention_dq_128", heads, 64, 2, 0),
+                self.tiled("tiled_attention_dkv_128", kv_heads, 64, 2, 2),
             ],
         }
+    }
+
+    /// Features of a row of a tile.
+    fn width(&self) -> usize {
+        if self.dim <= 64 { 64 } else { MOST_TILED }
     }
 
     /// Own matrices, and two tiles whose rows are padded by one.
@@ -194,16 +204,18 @@ impl Sizes {
         let floats = n_own * OWN * self.dim + 2 * WARP * (self.dim + 1);
         AttentionLaunch { kernel, heads, own: OWN, shared: floats * size_of::<f32>() }
     }
-}
 
-/// Own matrices, and two tiles and so many numbers for each of their rows: these, and those that come next.
-fn tiled(
-    kernel: &'static str,
-    heads: usize,
-    own: usize,
-    n_own: usize,
-    numbers: usize,
-) -> AttentionLaunch {
-    let next = 2 * (2 * TILE_BYTES + numbers * TILE * size_of::<f32>());
-    AttentionLaunch { kernel, heads, own, shared: n_own * own / TILE * TILE_BYTES + next }
+    /// Own matrices, and two tiles and so many numbers for each of their rows: these, and those that come next.
+    fn tiled(
+        &self,
+        kernel: &'static str,
+        heads: usize,
+        own: usize,
+        n_own: usize,
+        numbers: usize,
+    ) -> AttentionLaunch {
+        let (rows, row) = (TILE / self.width(), (self.width() + PADDING) * Element::Bf16.bytes());
+        let next = 2 * (2 * rows * row + numbers * rows * size_of::<f32>());
+        AttentionLaunch { kernel, heads, own, shared: n_own * own * row + next }
+    }
 }

@@ -35,7 +35,10 @@ const SOURCE: &str = concat!(
 );
 
 /// What takes bf16 alone.
-const TENSOR_CORES: &str = include_str!("../../kernels/tensor_cores.cu");
+const TENSOR_CORES: &str = concat!(
+    include_str!("../../kernels/tensor_cores.cu"),
+    include_str!("../../kernels/tiled_attention.cu"),
+);
 
 /// A place to run kernels in order: on CUDA one stream of one device.
 ///
@@ -173,8 +176,8 @@ pub enum Arg<'a, M> {
     Table(&'a [Arg<'a, M>]),
 }
 
-/// `into = a b`, or `into += a b`, all row-major: `a` is `m` by `k` and `b` is `k` by `n` once transposed as
-/// asked. Sums are f32 at least.
+/// `into = a b + plus + bias`, all row-major: `a` is `m` by `k` and `b` is `k` by `n` once transposed as
+/// asked. Sums are f32 at least, and rounded once.
 #[derive(Debug)]
 pub struct Product<'a, M> {
     /// Rows of the result.
@@ -189,8 +192,21 @@ pub struct Product<'a, M> {
     pub b: Operand<'a, M>,
     /// The result.
     pub into: MatrixRef<'a, M>,
-    /// Whether to add to what `into` holds.
-    pub add: bool,
+    /// What is added to the product.
+    pub plus: Plus<'a, M>,
+    /// A number for each column, of the elements of `into`, that is added to each row.
+    pub bias: Option<MatrixRef<'a, M>>,
+}
+
+/// What is added to a product.
+#[derive(Debug)]
+pub enum Plus<'a, M> {
+    /// Nothing.
+    Nothing,
+    /// What the place of the result holds.
+    Itself,
+    /// A matrix of the extents and the elements of the result.
+    Other(MatrixRef<'a, M>),
 }
 
 /// A matrix to multiply.

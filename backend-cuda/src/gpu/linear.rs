@@ -1,9 +1,12 @@
-//! Linear layers: the library's matrix product, and one pass for bias and residual together.
+//! Linear layers: the library's matrix product, with bias and residual in one.
+//!
+//! bf16 has no fast products of as odd a number of classes as GPT-2's 50,257. Where a weight has a row to each, its copy in
+//! bf16 has rows of zeros behind them up to a multiple of 8, and so has the result columns: zeros, in products to come too.
 
 use chimera_core::device::Result;
 use chimera_core::layers::Layout;
 
-use super::{Arg, Driver, Gpu, Operand, Product, Tensor, int};
+use super::{Driver, Gpu, MatrixRef, Operand, Plus, Product, Tensor};
 
 impl<D: Driver> Gpu<D> {
     pub(super) fn linear_forward(
@@ -14,33 +17,26 @@ impl<D: Driver> Gpu<D> {
         bias: Option<&Tensor<D::Memory>>,
         residual: Option<&Tensor<D::Memory>>,
     ) -> Result<Tensor<D::Memory>> {
-        let (x, w) = (self.matrix(x)?, self.cast(w)?);
-        let residual = residual.map(|residual| self.cast(residual)).transpose()?;
-        let (rows, (inputs, outputs)) = (x.n_rows(), sizes(&w, layout));
+        let (x, w, residual) =
+            (self.matrix(x)?, self.weight(w)?, residual.map(|r| self.cast(r)).transpose()?);
+        let bias = bias.map(|bias| self.weight(bias)).transpose()?;
+        let (rows, (inputs, outputs)) = (x.n_rows(), sizes(&w.cast, layout));
         assert_eq!(x.width(), inputs, "linear");
         // With a residual it is the stream between blocks, which goes to other ranks.
-        let y = match residual {
-            Some(_) => self.activation_of(&[rows, outputs])?,
-            None => self.result_of(rows, outputs)?,
-        };
-        self.product(
-            [rows, outputs, inputs],
-            operand(&x, false),
-            operand(&w, layout == Layout::OutIn),
-            &y,
-            false,
-        )?;
-        if bias.is_some() || residual.is_some() {
-            let args = [
-                y.write(),
-                bias.map_or(Arg::Null, Tensor::read),
-                residual.as_ref().map_or(Arg::Null, Tensor::read),
-                int(rows),
-                int(outputs),
-                int(y.pitch),
-            ];
-            self.run_rows("add_bias_residual", rows, outputs, &args)?;
-        }
+        let is_padded = layout == Layout::OutIn && residual.is_none();
+        let padded = if is_padded { w.n_rows } else { outputs };
+        let n = bias.as_ref().map_or(padded, |bias| padded.min(bias.n_rows));
+        let y = self.result_of(rows, outputs, n)?;
+        self.driver.multiply(&Product {
+            m: rows,
+            n,
+            k: inputs,
+            a: operand(&x, false),
+            b: operand(&w.cast, layout == Layout::OutIn),
+            into: result(&y),
+            plus: residual.as_ref().map_or(Plus::Nothing, |residual| Plus::Other(residual.place())),
+            bias: bias.as_ref().map(|bias| bias.cast.place()),
+        })?;
         Ok(y)
     }
 
@@ -50,17 +46,21 @@ impl<D: Driver> Gpu<D> {
         w: &Tensor<D::Memory>,
         layout: Layout,
     ) -> Result<Tensor<D::Memory>> {
-        let (dy, w) = (self.matrix(dy)?, self.cast(w)?);
-        let (rows, (inputs, outputs)) = (dy.n_rows(), sizes(&w, layout));
+        let (dy, w) = (self.matrix(dy)?, self.weight(w)?);
+        let (rows, (inputs, outputs)) = (dy.n_rows(), sizes(&w.cast, layout));
         assert_eq!(dy.width(), outputs, "linear_dx");
         let dx = self.activation_of(&[rows, inputs])?;
-        self.product(
-            [rows, inputs, outputs],
-            operand(&dy, false),
-            operand(&w, layout == Layout::InOut),
-            &dx,
-            false,
-        )?;
+        let is_padded = layout == Layout::OutIn && dy.pitch >= w.n_rows;
+        self.driver.multiply(&Product {
+            m: rows,
+            n: inputs,
+            k: if is_padded { w.n_rows } else { outputs },
+            a: operand(&dy, false),
+            b: operand(&w.cast, layout == Layout::InOut),
+            into: result(&dx),
+            plus: Plus::Nothing,
+            bias: None,
+        })?;
         Ok(dx)
     }
 
@@ -80,29 +80,20 @@ impl<D: Driver> Gpu<D> {
             Layout::InOut => (&x, &dy),
             Layout::OutIn => (&dy, &x),
         };
-        self.product(
-            [down.width(), across.width(), rows],
-            operand(down, true),
-            operand(across, false),
-            dw,
-            true,
-        )?;
+        self.driver.multiply(&Product {
+            m: down.width(),
+            n: across.width(),
+            k: rows,
+            a: operand(down, true),
+            b: operand(across, false),
+            into: result(dw),
+            plus: Plus::Itself,
+            bias: None,
+        })?;
         match d_bias {
             Some(d_bias) => self.add_columns(&dy, d_bias),
             None => Ok(()),
         }
-    }
-
-    fn product(
-        &self,
-        [m, n, k]: [usize; 3],
-        a: Operand<'_, D::Memory>,
-        b: Operand<'_, D::Memory>,
-        into: &Tensor<D::Memory>,
-        add: bool,
-    ) -> Result<()> {
-        into.write(); // forgets what was cast of it
-        self.driver.multiply(&Product { m, n, k, a, b, into: into.place(), add })
     }
 }
 
@@ -112,6 +103,12 @@ fn sizes<M>(w: &Tensor<M>, layout: Layout) -> (usize, usize) {
         Layout::InOut => (w.n_rows(), w.width()),
         Layout::OutIn => (w.width(), w.n_rows()),
     }
+}
+
+/// The place of a result, which forgets what was cast of it.
+fn result<M>(y: &Tensor<M>) -> MatrixRef<'_, M> {
+    y.write();
+    y.place()
 }
 
 fn operand<M>(x: &Tensor<M>, transposed: bool) -> Operand<'_, M> {

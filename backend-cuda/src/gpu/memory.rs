@@ -7,6 +7,8 @@ use super::{BLOCK, Download, Driver, Element, Gpu, Tensor, int, long};
 
 /// Elements of bf16 in a line of the cache.
 const ROW: usize = 64;
+/// Rows of what is cast come in so many, the last of them zeros: see `linear.rs`.
+const ROWS: usize = 8;
 
 impl<D: Driver> Gpu<D> {
     /// A tensor to be written in full.
@@ -20,13 +22,18 @@ impl<D: Driver> Gpu<D> {
         self.empty(shape, self.activations)
     }
 
-    /// The result of a product, to be written in full. Where rows would begin between boundaries of 16 bytes, without
-    /// which bf16 has no fast products, they lie apart.
-    pub(super) fn result_of(&self, rows: usize, width: usize) -> Result<Tensor<D::Memory>> {
-        if self.activations == Element::F32 || width.is_multiple_of(8) {
+    /// The result of a product with `n` columns, of which `width` are wanted: where there are more, rows lie on
+    /// boundaries of their own.
+    pub(super) fn result_of(
+        &self,
+        rows: usize,
+        width: usize,
+        n: usize,
+    ) -> Result<Tensor<D::Memory>> {
+        if n == width {
             return self.activation_of(&[rows, width]);
         }
-        let pitch = width.next_multiple_of(ROW);
+        let pitch = n.next_multiple_of(ROW);
         let memory = self.allocate(rows * pitch * self.activations.bytes())?;
         Ok(Tensor { pitch, ..Tensor::of(memory, self.activations, vec![rows, width]) })
     }
@@ -166,7 +173,7 @@ impl<D: Driver> Gpu<D> {
         }
         if x.start > 0 {
             let cast = self.activation_of(&x.shape)?;
-            self.convert(x, &cast)?;
+            self.convert(x, &cast, x.len())?;
             return Ok(cast);
         }
         let mut kept = x.buffer.cast();
@@ -174,10 +181,26 @@ impl<D: Driver> Gpu<D> {
             let buffer = cast.buffer.clone();
             return Ok(Tensor { buffer, element: self.activations, ..x.clone() });
         }
-        let cast = self.activation_of(&x.shape)?;
-        self.convert(x, &cast)?;
+        let n = x.n_rows().next_multiple_of(ROWS) * x.width();
+        let memory = self.allocate(n * self.activations.bytes())?;
+        let cast = Tensor::of(memory, self.activations, x.shape.clone());
+        self.convert(x, &cast, n)?;
         *kept = Some(Cast { buffer: cast.buffer.clone(), len: x.len() });
         Ok(cast)
+    }
+
+    /// A weight as an operand of products.
+    pub(super) fn weight(&self, w: &Tensor<D::Memory>) -> Result<Weight<D::Memory>> {
+        let cast = self.cast(w)?;
+        // Of what is a part of something larger, the next part lies behind it.
+        let is_whole = w.buffer.cast().as_ref().is_some_and(|kept| kept.len == w.len());
+        let n = w.n_rows();
+        let n_rows = if w.start == 0 && is_whole && w.element != cast.element {
+            n.next_multiple_of(ROWS)
+        } else {
+            n
+        };
+        Ok(Weight { cast, n_rows })
     }
 
     /// `x` as f32.
@@ -192,10 +215,22 @@ impl<D: Driver> Gpu<D> {
         Ok(wide)
     }
 
-    pub(super) fn convert(&self, x: &Tensor<D::Memory>, into: &Tensor<D::Memory>) -> Result<()> {
-        let n = x.len();
-        self.run_each("to_activation", n, &[x.read(), into.write(), long(n)])
+    /// Writes `x` and then zeros, `n` elements in all.
+    pub(super) fn convert(
+        &self,
+        x: &Tensor<D::Memory>,
+        into: &Tensor<D::Memory>,
+        n: usize,
+    ) -> Result<()> {
+        self.run_each("to_activation", n, &[x.read(), into.write(), long(x.len()), long(n)])
     }
+}
+
+/// A weight as an operand of products.
+pub(super) struct Weight<M> {
+    pub(super) cast: Tensor<M>,
+    /// Its rows, with the rows of zeros that lie behind them.
+    pub(super) n_rows: usize,
 }
 
 fn numbers(element: Element, bytes: &[u8]) -> Vec<f32> {

@@ -22,13 +22,16 @@ mod pointwise;
 mod sums;
 mod tensor;
 
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
 use chimera_core::device::{
     AdamW, Clock, Device, DeviceError, Dtype, Elements, Result, Sgd, Updated,
 };
 use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Rotary};
 
 pub use driver::{
-    Arg, At, Download, Driver, Lane, Launch, MatrixRef, Operand, Product, kernels, source,
+    Arg, At, Download, Driver, Lane, Launch, MatrixRef, Operand, Plus, Product, kernels, source,
 };
 pub use folders::library_folders;
 pub use tensor::{Element, Tensor};
@@ -41,11 +44,12 @@ const CHUNK: usize = 8;
 const WARP: usize = 32;
 
 /// The layers on one [`Driver`].
-#[derive(Clone, Debug)]
-pub struct Gpu<D> {
+pub struct Gpu<D: Driver> {
     driver: D,
     activations: Element,
     poisoned: bool,
+    /// For sums by several blocks: see [`arrived`](Self::arrived).
+    arrived: Arc<Mutex<Option<(Arc<D::Memory>, usize)>>>,
 }
 
 /// The most threads of a block with which a kernel is started: their registers must fit a multiprocessor.
@@ -58,10 +62,22 @@ pub fn most_threads(kernel: &str) -> usize {
     }
 }
 
+impl<D: Driver> Clone for Gpu<D> {
+    fn clone(&self) -> Self {
+        Self { driver: self.driver.clone(), arrived: Arc::clone(&self.arrived), ..*self }
+    }
+}
+
+impl<D: Driver> fmt::Debug for Gpu<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in {:?}", self.driver.name(), self.activations)
+    }
+}
+
 impl<D: Driver> Gpu<D> {
     /// The layers on `driver`, whose kernels are compiled for such activations.
     pub fn new(driver: D, activations: Element) -> Self {
-        Self { driver, activations, poisoned: false }
+        Self { driver, activations, poisoned: false, arrived: Arc::default() }
     }
 
     /// Fills memory with what is no number before it is written, so that a kernel that leaves a part of its

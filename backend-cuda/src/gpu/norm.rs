@@ -71,24 +71,21 @@ impl<D: Driver> Gpu<D> {
         let (rows, width) = (x.n_rows(), x.width());
         let (dy, x) = (self.cast(dy)?, self.cast(x)?);
         let ranges = Ranges::of(rows, width);
-        let gains = self.allocate(ranges.bytes())?;
-        let biases = d_bias.map(|_| self.allocate(ranges.bytes())).transpose()?;
+        let n_sums = if d_bias.is_some() { 2 } else { 1 };
+        let (parts, arrived) = (self.allocate(n_sums * ranges.bytes())?, self.arrived(&ranges)?);
         let args = [
             dy.read(),
             x.read(),
             stats.read(),
-            Arg::Write(&gains, 0),
-            biases.as_ref().map_or(Arg::Null, |biases| Arg::Write(biases, 0)),
+            Arg::Write(&parts, 0),
+            Arg::Write(&*arrived, 0),
+            d_gain.write(),
+            d_bias.map_or(Arg::Null, Tensor::write),
             long(rows),
             int(width),
             int(ranges.range),
         ];
-        self.run("row_norm_dw", ranges.grid(), BLOCK, &args)?;
-        self.add_parts(&gains, &ranges, d_gain)?;
-        match biases.zip(d_bias) {
-            Some((biases, d_bias)) => self.add_parts(&biases, &ranges, d_bias),
-            None => Ok(()),
-        }
+        self.run("row_norm_dw", ranges.grid(), BLOCK, &args)
     }
 }
 

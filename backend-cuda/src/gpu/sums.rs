@@ -1,15 +1,21 @@
 //! Sums of squares and of columns.
 
+use std::sync::{Arc, PoisonError};
+
 use chimera_core::device::Result;
 
-use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, int, long};
+use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, int, long};
 
 /// Blocks of a sum over all elements; each leaves one number.
 const MOST_PARTS: usize = 1024;
-/// Rows that are summed by themselves before they join the total.
-const RANGE: usize = 128;
+/// Ranges of rows that are summed by themselves before they join the total, and the fewest rows of one: many enough to
+/// keep a GPU busy, with rows enough that reading them is most of the work.
+const MOST_RANGES: usize = 16;
+const LEAST_ROWS: usize = 64;
+/// Columns of a block.
+const SUMMED: usize = 32;
 
-/// Sums over ranges of rows, to be added up.
+/// Sums over ranges of rows, which the last block adds up.
 pub(super) struct Ranges {
     pub(super) range: usize,
     pub(super) n: usize,
@@ -18,7 +24,8 @@ pub(super) struct Ranges {
 
 impl Ranges {
     pub(super) fn of(rows: usize, width: usize) -> Self {
-        Self { range: RANGE, n: rows.div_ceil(RANGE), width }
+        let range = rows.div_ceil(MOST_RANGES).next_multiple_of(LEAST_ROWS);
+        Self { range, n: rows.div_ceil(range.max(1)), width }
     }
 
     /// Bytes of one sum for each range and column.
@@ -26,9 +33,9 @@ impl Ranges {
         self.n * self.width * size_of::<f32>()
     }
 
-    /// The grid of a kernel whose blocks take 32 columns of a range.
+    /// The grid of a kernel whose blocks take some columns of a range.
     pub(super) fn grid(&self) -> [usize; 2] {
-        [self.width.div_ceil(WARP), self.n]
+        [self.width.div_ceil(SUMMED), self.n]
     }
 }
 
@@ -75,29 +82,32 @@ impl<D: Driver> Gpu<D> {
     ) -> Result<()> {
         let (rows, width) = (x.n_rows(), x.width());
         let ranges = Ranges::of(rows, width);
-        let parts = self.allocate(ranges.bytes())?;
+        let (parts, arrived) = (self.allocate(ranges.bytes())?, self.arrived(&ranges)?);
         let args = [
             x.read(),
             Arg::Write(&parts, 0),
+            Arg::Write(&*arrived, 0),
+            into.write(),
             long(rows),
             int(width),
             int(x.pitch),
             int(ranges.range),
         ];
-        self.run("column_sums", ranges.grid(), BLOCK, &args)?;
-        self.add_parts(&parts, &ranges, into)
+        self.run("add_columns", ranges.grid(), BLOCK, &args)
     }
 
-    /// Adds up the sums of all ranges.
-    pub(super) fn add_parts(
-        &self,
-        parts: &D::Memory,
-        ranges: &Ranges,
-        into: &Tensor<D::Memory>,
-    ) -> Result<()> {
-        let Ranges { n, width, .. } = *ranges;
-        let args = [Arg::Read(parts, 0), into.write(), int(n), int(width)];
-        self.run("add_parts", [width.div_ceil(WARP), 1], BLOCK, &args)
+    /// A number for each column of blocks, of those that have arrived: 0, as every kernel leaves it.
+    pub(super) fn arrived(&self, ranges: &Ranges) -> Result<Arc<D::Memory>> {
+        let bytes = ranges.grid()[0] * size_of::<u32>();
+        let mut kept = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((memory, _)) = kept.as_ref().filter(|(_, room)| *room >= bytes) {
+            return Ok(Arc::clone(memory));
+        }
+        let room = bytes.next_power_of_two();
+        let memory = Arc::new(self.driver.allocate(room)?);
+        self.driver.fill(&memory, 0)?;
+        *kept = Some((Arc::clone(&memory), room));
+        Ok(memory)
     }
 }
 

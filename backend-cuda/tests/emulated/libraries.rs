@@ -9,7 +9,7 @@ use std::{env, fs};
 const LIBRARIES: [(&str, &str); 4] = [
     ("libcuda.so", include_str!("cuda.cpp")),
     ("libnvrtc.so", include_str!("nvrtc.cpp")),
-    ("libcublas.so", include_str!("cublas.cpp")),
+    ("libcublasLt.so", include_str!("cublas.cpp")),
     ("libnccl.so.2", include_str!("nccl.cpp")),
 ];
 

@@ -172,6 +172,15 @@ template <auto F> static bool add(const char* name) { return kernels().emplace(n
 extern "C" char __start_shared_memory, __stop_shared_memory;
 
 static void __syncthreads() { emulation::wait(emulation::AT_BLOCK); }
+// Blocks run one after another.
+static void __threadfence() {}
+static unsigned atomicInc(unsigned* at, unsigned last) {
+    unsigned before = *at;
+    *at = before >= last ? 0 : before + 1;
+    return before;
+}
+static float __ldcg(const float* x) { return *x; }
+static float __fmul_rn(float a, float b) { return a * b; }
 static void __syncwarp() { emulation::wait(emulation::AT_WARP); }
 template <class V> static V __shfl_xor_sync(unsigned, V value, int mask) {
     return emulation::exchange(value, (threadIdx.x % emulation::WARP_SIZE) ^ mask);

@@ -38,6 +38,8 @@ pub struct Extents {
 #[derive(Debug)]
 struct Allocation {
     bytes: u64,
+    /// Of the activation that may be made of it.
+    bytes_cast: u64,
     /// Whether an activation was made of it, which is kept beside it.
     is_cast: AtomicBool,
     used: Arc<Mutex<Used>>,
@@ -65,7 +67,12 @@ impl Counted {
     pub(crate) fn of(&self, shape: &[usize], element: u64) -> Extents {
         let bytes = elements(shape) * element;
         of(&self.used).add(bytes);
-        let memory = Allocation { bytes, is_cast: false.into(), used: Arc::clone(&self.used) };
+        let memory = Allocation {
+            bytes,
+            bytes_cast: padded(shape) * self.activation,
+            is_cast: false.into(),
+            used: Arc::clone(&self.used),
+        };
         Extents { shape: shape.to_vec(), element, memory: Arc::new(memory) }
     }
 
@@ -81,7 +88,7 @@ impl Counted {
     /// `x` as an activation, which is kept as long as `x` is.
     pub(crate) fn cast(&self, x: &Extents) {
         if x.element != self.activation && !x.memory.is_cast.swap(true, Ordering::Relaxed) {
-            of(&self.used).add(x.memory.cast_bytes());
+            of(&self.used).add(x.memory.bytes_cast);
         }
     }
 }
@@ -94,16 +101,9 @@ impl Extents {
     /// Bytes of the activation that was made of it.
     pub fn cast_bytes(&self) -> u64 {
         match self.memory.is_cast.load(Ordering::Relaxed) {
-            true => self.memory.cast_bytes(),
+            true => self.memory.bytes_cast,
             false => 0,
         }
-    }
-}
-
-impl Allocation {
-    /// bf16 beside f32: an activation of another size there is not.
-    fn cast_bytes(&self) -> u64 {
-        self.bytes / 2
     }
 }
 
@@ -120,9 +120,17 @@ fn of(used: &Mutex<Used>) -> MutexGuard<'_, Used> {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        let cast = if *self.is_cast.get_mut() { self.cast_bytes() } else { 0 };
+        let cast = if *self.is_cast.get_mut() { self.bytes_cast } else { 0 };
         of(&self.used).now -= u128::from(self.bytes + cast);
     }
+}
+
+/// Elements of what is cast, whose rows are filled up with zeros: bf16 has no fast products of an odd number.
+fn padded(shape: &[usize]) -> u64 {
+    /// Rows come in so many.
+    const ROWS: usize = 8;
+    let (rows, row) = shape.split_first().unwrap_or((&1, &[]));
+    rows.next_multiple_of(ROWS) as u64 * elements(row)
 }
 
 pub(crate) fn elements(shape: &[usize]) -> u64 {

@@ -4,9 +4,10 @@ use super::{Activation, Attention, Dropout, Layers, Layout, Rotary};
 use crate::device::counted::{WIDE, elements};
 use crate::device::{Counted, Extents, Result};
 
-/// Rows of which a sum of columns is made at a time, and the columns of a result whose rows lie apart come in
+/// Of how many rows a sum of columns is made at a time, and the columns of a result whose rows lie apart come in
 /// multiples of so many: see the GPU's `sums` and `memory`.
-const RANGE: usize = 128;
+const MOST_RANGES: usize = 16;
+const LEAST_ROWS: usize = 64;
 const PITCH: usize = 64;
 
 impl Layers for Counted {
@@ -35,12 +36,14 @@ impl Layers for Counted {
         x: &Extents,
         w: &Extents,
         layout: Layout,
-        _: Option<&Extents>,
+        bias: Option<&Extents>,
         residual: Option<&Extents>,
     ) -> Result<Extents> {
-        [Some(x), Some(w), residual].into_iter().flatten().for_each(|operand| self.cast(operand));
+        let operands = [Some(x), Some(w), bias, residual];
+        operands.into_iter().flatten().for_each(|operand| self.cast(operand));
         let (rows, outputs) = (x.shape[0], outputs(w, layout));
-        let lies_apart = residual.is_none() && self.activation != WIDE && outputs % 8 != 0;
+        let has_padding = layout == Layout::OutIn && self.activation != WIDE;
+        let lies_apart = has_padding && residual.is_none() && outputs % 8 != 0;
         let pitch = if lies_apart { outputs.next_multiple_of(PITCH) } else { outputs };
         let mut y = self.activation_of(&[rows, pitch]);
         y.shape[1] = outputs;
@@ -230,5 +233,7 @@ fn outputs(w: &Extents, layout: Layout) -> usize {
 
 /// Room for sums over ranges of rows.
 fn sums(device: &Counted, x: &Extents) -> Extents {
-    device.of(&[x.shape[0].div_ceil(RANGE), x.width()], WIDE)
+    let rows = x.shape[0];
+    let range = rows.div_ceil(MOST_RANGES).next_multiple_of(LEAST_ROWS);
+    device.of(&[rows.div_ceil(range.max(1)), x.width()], WIDE)
 }

@@ -8,6 +8,7 @@ use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, Llama, ModelConfig};
 use chimera_core::schedule::Shape;
 
+use super::size::Size;
 use super::suite::Suite;
 use crate::device::{Compute, Precision};
 
@@ -21,6 +22,7 @@ impl Compute for Conformance<'_> {
         let suite = self.0;
         let (limit, round): (f64, fn(f32) -> f32) = match suite.precision {
             Precision::F32 => (1e-5, |x| x),
+            Precision::Tf32 => (2e-3, |x| x), // 11 bits of each operand
             Precision::Bf16 => (1e-2, in_bf16),
         };
         let of_device = chimera_core::device::conformance::cases::<K>();
@@ -53,6 +55,10 @@ impl Compute for Equivalence<'_> {
         if by_rank[0].has_llama_layers() {
             compare(self.0, by_rank, "a Llama", small_llama, &[("1f1b", 2), ("chimera", 4)]);
         }
+        if self.0.size == Size::Full {
+            let what = "two layers of GPT-2's width";
+            compare(self.0, by_rank, what, wide, &[("dapple", 1), ("1f1b", 2)]);
+        }
     }
 }
 
@@ -68,9 +74,13 @@ fn compare<K: Layers>(
         return;
     };
     for &(schedule, depth) in schedules {
-        let what = format!("losses of {model} by {schedule} with {depth} worker(s)");
-        let Some(got) = suite.train(&what, &run(schedule, depth), by_rank) else { continue };
-        suite.compare(what, &got.losses, &expected.losses);
+        let by = format!("of {model} by {schedule} with {depth} worker(s)");
+        let Some(got) = suite.train(&by, &run(schedule, depth), by_rank) else { continue };
+        suite.compare(format!("losses {by}"), &got.losses, &expected.losses);
+        // Later ones tell of a training that has come elsewhere by then.
+        let [first, first_expected] =
+            [&got, &expected].map(|run| run.norms.get(..1).unwrap_or(&[]));
+        suite.compare(format!("first gradient norm {by}"), first, first_expected);
     }
 }
 
@@ -109,6 +119,15 @@ fn small_llama(schedule: &'static str, depth: usize) -> TrialRun {
     let llama = Llama { kv_heads: heads / 2, head_dim, qkv_bias: true, window, ..usual };
     run.model.llama = Some(llama);
     run.model.architecture = Architecture::LLAMA;
+    run
+}
+
+/// [`small`] with rows as long and classes as many, and as odd, as GPT-2 has, and two steps.
+fn wide(schedule: &'static str, depth: usize) -> TrialRun {
+    let mut run = small(schedule, depth);
+    run.model =
+        ModelConfig { layers: 2, hidden: 768, heads: 12, context: 256, vocab: 50257, ..run.model };
+    (run.shape, run.micro_batch_size, run.steps) = (Shape::new(depth, 2), 1, 2);
     run
 }
 

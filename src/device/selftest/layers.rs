@@ -23,7 +23,7 @@ impl Compute for LayerSpeeds<'_> {
 }
 
 fn layers<K: Layers>(suite: &mut Suite, k: &K) -> chimera_core::device::Result<()> {
-    let Sizes { model, micro_batch_size, least, .. } = suite.size.sizes();
+    let Sizes { model, micro_batch_size, square, least, .. } = suite.size.sizes();
     let ModelConfig { hidden, heads, context, vocab, .. } = model;
     let rows = context * micro_batch_size;
     let n = |shape: &[usize]| shape.iter().product::<usize>();
@@ -31,6 +31,16 @@ fn layers<K: Layers>(suite: &mut Suite, k: &K) -> chimera_core::device::Result<(
         let values = (0..n(shape)).map(|i| ((i * 7919) % 1000) as f32 * 1e-3 - 0.5);
         k.upload(shape, &values.collect::<Vec<_>>())
     };
+    // What the device can do at best: a copy, read and written, and a product in which little is read.
+    let large = some(&[square, square])?;
+    let seconds = time(k, least, || k.join(&[&large, &large]))?;
+    suite.measure("copy", 16.0 * n(&[square, square]) as f64 / seconds * 1e-9, "GB/s");
+    let x = k.activation(&large, Activation::Tanh)?;
+    let seconds = time(k, least, || k.linear(&x, &large, Layout::InOut, None, None))?;
+    let product = 2.0 * (square as f64).powi(3);
+    suite.measure(&format!("product of {square} cubed"), product / seconds * 1e-12, "TFLOP/s");
+    drop((large, x));
+
     // Activations as the device has them.
     let one = k.activation(&some(&[rows, hidden])?, Activation::Tanh)?;
     let wide = k.activation(&some(&[rows, 4 * hidden])?, Activation::Tanh)?;
@@ -57,14 +67,19 @@ fn layers<K: Layers>(suite: &mut Suite, k: &K) -> chimera_core::device::Result<(
     })?;
     suite.measure(&format!("linear_dw {shape}"), product / seconds * 1e-12, "TFLOP/s");
 
-    let causal = Attention::causal(heads, context);
-    let (out, log_sum) = k.attention(&qkv, &causal)?;
-    // Half of all pairs see each other; two products forwards, five backwards.
-    let pairs = 2.0 * (rows * context / 2 * hidden) as f64;
-    let seconds = time(k, least, || Ok(k.attention(&qkv, &causal)?.0))?;
-    suite.measure("attention", 2.0 * pairs / seconds * 1e-12, "TFLOP/s");
-    let seconds = time(k, least, || k.attention_dx(&one, &qkv, &out, &log_sum, &causal))?;
-    suite.measure("attention_dx", 5.0 * pairs / seconds * 1e-12, "TFLOP/s");
+    for heads in [heads, heads / 2] {
+        let causal = Attention::causal(heads, context);
+        let (out, log_sum) = k.attention(&qkv, &causal)?;
+        // Half of all pairs see each other; two products forwards, five backwards.
+        let pairs = 2.0 * (rows * context / 2 * hidden) as f64;
+        let mut measure = |what: &str, products: f64, seconds: f64| {
+            let what = format!("{what}, heads of {}", hidden / heads);
+            suite.measure(&what, products * pairs / seconds * 1e-12, "TFLOP/s");
+        };
+        measure("attention", 2.0, time(k, least, || Ok(k.attention(&qkv, &causal)?.0))?);
+        let backward = || k.attention_dx(&one, &qkv, &out, &log_sum, &causal);
+        measure("attention_dx", 5.0, time(k, least, backward)?);
+    }
 
     let (_, stats) = k.layer_norm(&one, &gain, &gain, 1e-5)?;
     let (mut d_gain, mut d_bias) = (k.zeros(&[hidden])?, k.zeros(&[hidden])?);

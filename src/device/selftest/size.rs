@@ -25,6 +25,8 @@ pub(super) struct Sizes {
     pub(super) model: ModelConfig,
     pub(super) micro_batch_size: usize,
     pub(super) steps: u64,
+    /// Rows and columns of matrices that show what the device can do at best.
+    pub(super) square: usize,
     /// Seconds that one measurement takes at least.
     pub(super) least: f64,
 }
@@ -46,6 +48,7 @@ impl Size {
             llama: None,
             end_of_text: None,
         };
-        Sizes { model, micro_batch_size, steps, least }
+        let square = if self == Size::Full { 8192 } else { 64 };
+        Sizes { model, micro_batch_size, steps, square, least }
     }
 }

@@ -12,7 +12,8 @@ use super::size::Size;
 use crate::device::Precision;
 
 /// Largest relative difference of a loss from the CPU's.
-const LOSS_TOLERANCES: [(Precision, f64); 2] = [(Precision::F32, 1e-4), (Precision::Bf16, 1e-2)];
+const LOSS_TOLERANCES: [(Precision, f64); 3] =
+    [(Precision::F32, 1e-4), (Precision::Tf32, 1e-3), (Precision::Bf16, 1e-2)];
 
 /// How a part tries its device, and who hears of it.
 pub(super) struct Suite {

@@ -10,12 +10,17 @@ use crate::device::{Compute, Devices};
 /// Largest error of a row of a head in bf16, beside its length.
 const TOLERANCE: f64 = 2e-2;
 
-/// The attention of GPT-2's heads on tensor cores against that of every other type, both on the device: a processor would
-/// take minutes.
+/// The attention of heads as GPT-2 and as Llama have them on tensor cores against that of every other type, both on the
+/// device: a processor would take minutes.
 pub(super) fn attention_in_bf16(suite: &mut Suite, f32: &Devices, bf16: &Devices) {
-    let at = Heads::of(suite.size);
-    let Heads { n_samples, context, heads, .. } = at;
-    let what = format!("attention of {n_samples} x {context} x {heads} heads");
+    for dim in [64, 128] {
+        compare(suite, Heads::of(suite.size, dim), f32, bf16);
+    }
+}
+
+fn compare(suite: &mut Suite, at: Heads, f32: &Devices, bf16: &Devices) {
+    let Heads { n_samples, context, heads, dim } = at;
+    let what = format!("attention of {n_samples} x {context} x {heads} heads of {dim}");
     let both = f32.run(at).and_then(|plain| Ok((plain?, bf16.run(at)?, bf16.run(at)?)));
     let (plain, tiled, again) = match both {
         Ok((plain, Ok(tiled), Ok(again))) => (plain, tiled, again),
@@ -24,7 +29,7 @@ pub(super) fn attention_in_bf16(suite: &mut Suite, f32: &Devices, bf16: &Devices
     };
     let parts = ["results", "gradients"];
     for (i, part) in parts.into_iter().enumerate() {
-        let (error, row) = worst_row(&tiled[i], &plain[i]);
+        let (error, row) = worst_row(&tiled[i], &plain[i], dim);
         suite.check(format!("{part} of {what}"), error, TOLERANCE, format!("row {row} of a head"));
     }
     let pairs = tiled.iter().flatten().zip(again.iter().flatten());
@@ -38,18 +43,16 @@ struct Heads {
     n_samples: usize,
     context: usize,
     heads: usize,
+    dim: usize,
 }
 
-/// Features of a head: as many as tensor cores are used for.
-const HEAD_DIM: usize = 64;
-
 impl Heads {
-    fn of(size: Size) -> Self {
-        let (n_samples, context, heads) = match size {
-            Size::Small => (1, 200, 2),
-            Size::Full => (8, 1024, 12),
+    fn of(size: Size, dim: usize) -> Self {
+        let (n_samples, context, width) = match size {
+            Size::Small => (1, 200, 128),
+            Size::Full => (8, 1024, 768),
         };
-        Self { n_samples, context, heads }
+        Self { n_samples, context, heads: width / dim, dim }
     }
 }
 
@@ -58,7 +61,7 @@ impl Compute for Heads {
 
     fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output {
         let k = &by_rank[0];
-        let (rows, width) = (self.n_samples * self.context, self.heads * HEAD_DIM);
+        let (rows, width) = (self.n_samples * self.context, self.heads * self.dim);
         let draw = |n_columns: usize, seed: u32| {
             let values = (0..(rows * n_columns) as u32).map(|i| drawn(i ^ seed));
             k.upload(&[rows, n_columns], &values.collect::<Vec<_>>())
@@ -79,11 +82,11 @@ fn drawn(i: u32) -> f32 {
 
 /// The largest error of a row of a head, beside the length of that row or of a usual one, and its number. Of a causal
 /// head's first row all gradients of queries are 0.
-fn worst_row(got: &[f32], expected: &[f32]) -> (f64, usize) {
+fn worst_row(got: &[f32], expected: &[f32], dim: usize) -> (f64, usize) {
     let length = |row: &mut dyn Iterator<Item = f64>| row.map(|x| x * x).sum::<f64>().sqrt();
     let of = |row: &[f32]| length(&mut row.iter().map(|x| f64::from(*x)));
-    let usual = of(expected) / ((expected.len() / HEAD_DIM).max(1) as f64).sqrt();
-    let pairs = got.chunks(HEAD_DIM).zip(expected.chunks(HEAD_DIM));
+    let usual = of(expected) / ((expected.len() / dim).max(1) as f64).sqrt();
+    let pairs = got.chunks(dim).zip(expected.chunks(dim));
     let error = |(got, expected): (&[f32], &[f32])| {
         let apart = got.iter().zip(expected).map(|(a, b)| f64::from(*a) - f64::from(*b));
         length(&mut { apart }) / of(expected).max(usual)
@@ -112,14 +115,15 @@ mod tests {
 
     #[test]
     fn a_wrong_row_is_found() {
-        let right: Vec<f32> = (0..4 * HEAD_DIM).map(|i| (i % 7) as f32 - 3.0).collect();
+        let dim = 64;
+        let right: Vec<f32> = (0..4 * dim).map(|i| (i % 7) as f32 - 3.0).collect();
         let mut wrong = right.clone();
-        assert_eq!(worst_row(&wrong, &right), (0.0, 0));
-        wrong[2 * HEAD_DIM] += 3.0;
-        let (error, row) = worst_row(&wrong, &right);
+        assert_eq!(worst_row(&wrong, &right, dim), (0.0, 0));
+        wrong[2 * dim] += 3.0;
+        let (error, row) = worst_row(&wrong, &right, dim);
         assert!(error > TOLERANCE && row == 2, "{error} in row {row}");
-        wrong[3 * HEAD_DIM] = f32::NAN;
-        assert_eq!(worst_row(&wrong, &right).0, f64::INFINITY);
-        assert_eq!(worst_row(&right[1..], &right).0, f64::INFINITY);
+        wrong[3 * dim] = f32::NAN;
+        assert_eq!(worst_row(&wrong, &right, dim).0, f64::INFINITY);
+        assert_eq!(worst_row(&right[1..], &right, dim).0, f64::INFINITY);
     }
 }

@@ -41,7 +41,7 @@ pub(super) const NVRTC: Library = Library {
     is_of_toolkit: true,
 };
 pub(super) const CUBLAS: Library =
-    Library { title: "cuBLAS", name: "cublas", companion: Some("cublasLt"), is_of_toolkit: true };
+    Library { title: "cuBLAS", name: "cublasLt", companion: None, is_of_toolkit: true };
 
 impl Library {
     /// Opens it, unless it is open.

@@ -11,10 +11,12 @@ mod kept;
 mod lane;
 mod libraries;
 mod memory;
+mod plan;
 mod pool;
 mod product;
 mod staging;
 mod start;
+mod timed;
 mod usage;
 
 use std::collections::HashMap;
@@ -33,14 +35,16 @@ pub use compiled::{by_kernel, fault};
 pub use device::{Device, count, devices, libraries};
 pub use lane::SideStream;
 pub use memory::Memory;
+pub use timed::LaunchTime;
 pub use usage::Usage;
 
-use super::{Arg, Download, Driver, Launch, Product};
+use super::{Arg, Download, Driver, Launch, Plus, Product};
 use clock::StreamClock;
 use memory::{Held, Stream};
 use pool::Pool;
 use product::Blas;
 use staging::Staging;
+use timed::{Timed, What};
 
 /// The most arguments that a kernel has.
 const MOST_ARGS: usize = 24;
@@ -64,6 +68,7 @@ struct Inner {
     n_waits: AtomicU64,
     /// Launches that the host has waited for.
     n_done: AtomicU64,
+    timed: Timed,
 }
 
 // SAFETY: handles of functions are numbers to the driver, which is thread-safe; what is changed
@@ -193,30 +198,40 @@ impl Driver for Cuda {
             None => return Err(failed(&self.0.name, launch.kernel, "no such kernel".into())),
         };
         self.0.n_launches.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the function belongs to the context, arguments are those that it takes, in order and of its
-        // sizes, and memory is alive and ordered behind its other uses; see the emulated tests.
-        let started = unsafe {
-            let [across, down] = launch.grid.map(|n| n as u32);
-            result::launch_kernel(
-                function,
-                (across, down, 1),
-                (launch.block as u32, 1, 1),
-                launch.shared as u32,
-                self.0.stream.0.cu_stream(),
-                &mut pointers,
-            )
-        };
-        self.named(launch.kernel, started)
+        self.timing(What::Kernel(launch.kernel), || {
+            // SAFETY: the function belongs to the context, arguments are those that it takes, in order and of its
+            // sizes, and memory is alive and ordered behind its other uses; see the emulated tests.
+            let started = unsafe {
+                let [across, down] = launch.grid.map(|n| n as u32);
+                result::launch_kernel(
+                    function,
+                    (across, down, 1),
+                    (launch.block as u32, 1, 1),
+                    launch.shared as u32,
+                    self.0.stream.0.cu_stream(),
+                    &mut pointers,
+                )
+            };
+            self.named(launch.kernel, started)
+        })
     }
 
     fn multiply(&self, product: &Product<'_, Memory>) -> Result<()> {
         product.a.place.memory.read(&self.0.stream)?;
         product.b.place.memory.read(&self.0.stream)?;
+        if let Plus::Other(added) = &product.plus {
+            added.memory.read(&self.0.stream)?;
+        }
+        if let Some(bias) = &product.bias {
+            bias.memory.read(&self.0.stream)?;
+        }
         product.into.memory.write(&self.0.stream)?;
         self.bind()?;
         self.0.n_launches.fetch_add(1, Ordering::Relaxed);
-        let done = lock(&self.0.blas).multiply(product);
-        done.map_err(|reason| failed(&self.0.name, "matrix product", reason))
+        self.timing(What::Product([product.m, product.n, product.k]), || {
+            let done = lock(&self.0.blas).multiply(product);
+            done.map_err(|reason| failed(&self.0.name, "matrix product", reason))
+        })
     }
 
     fn record_ready(&self, memory: &Memory) -> Result<()> {

@@ -15,7 +15,8 @@ use super::memory::Stream;
 use super::pool::Pool;
 use super::product::Blas;
 use super::staging::Staging;
-use super::{Cuda, Inner, compile, count, failed, said};
+use super::timed::Timed;
+use super::{Cuda, Inner, compile, count, failed, lock, said};
 
 impl Cuda {
     /// A stream of its own on GPU number `ordinal`, with the kernels for such activations.
@@ -63,7 +64,15 @@ impl Cuda {
             n_launches: AtomicU64::new(0),
             n_waits: AtomicU64::new(0),
             n_done: AtomicU64::new(0),
+            timed: Timed::default(),
         })))
+    }
+}
+
+impl Cuda {
+    /// Lets products of f32 be of TF32, whose operands have 11 bits: by tensor cores, many times as fast.
+    pub fn allow_tf32(&self) {
+        lock(&self.0.blas).allow_tf32();
     }
 }
 

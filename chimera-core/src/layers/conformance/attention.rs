@@ -11,7 +11,7 @@ use crate::device::reference::{Reference, Tensor};
 use crate::layers::{Attention, Dropout, Layers, Mask, Rotary};
 
 /// `[samples, context, heads, features per head]`
-const ATTENTIONS: [[usize; 4]; 11] = [
+const ATTENTIONS: [[usize; 4]; 12] = [
     [1, 1, 1, 1],
     [3, 1, 2, 5],
     [2, 7, 3, 4],
@@ -22,6 +22,7 @@ const ATTENTIONS: [[usize; 4]; 11] = [
     [1, 130, 2, 20],
     [1, 67, 1, 64],
     [1, 35, 1, 70],
+    [1, 140, 2, 128],
     [5, 130, 2, 3],
 ];
 
@@ -85,7 +86,7 @@ fn cases<'m>(
 
 /// `[samples, context, query heads, heads of keys, features per head, sliding window]`; no window is longer than its
 /// context, and some begin within a block of any backend.
-const GROUPED: [[usize; 6]; 8] = [
+const GROUPED: [[usize; 6]; 9] = [
     [1, 1, 2, 1, 2, 1],
     [2, 7, 4, 2, 3, 7],
     [2, 9, 3, 1, 5, 2],
@@ -94,6 +95,7 @@ const GROUPED: [[usize; 6]; 8] = [
     [1, 131, 4, 2, 8, 70],
     [1, 150, 2, 1, 17, 3],
     [1, 67, 4, 2, 64, 64],
+    [1, 70, 4, 2, 96, 37],
 ];
 
 /// Grouped heads, with and without a window, with weights dropped in the shorter contexts, and packed.

@@ -174,7 +174,7 @@ fn full_tokens_per_s(run: &Run) -> Result<Option<f64>> {
             let cores = n_cores();
             let of_a_thread = match config.precision {
                 Precision::Bf16 => measured_bf16_peak(),
-                Precision::F32 => None,
+                Precision::F32 | Precision::Tf32 => None,
             };
             let of_a_thread = of_a_thread.unwrap_or_else(measured_peak);
             cores.min(n_workers * config.threads) as f64 * of_a_thread
