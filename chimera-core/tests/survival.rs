@@ -49,6 +49,15 @@ fn copies_are_of_what_was_held_then() {
     scenario.check().unwrap_or_else(|why| panic!("{scenario}: {why}"));
 }
 
+/// Ranks that heard of a death go back to copies; where one more dies before the others have heard, what ranks hold of different
+/// steps is not taken for one state.
+#[test]
+fn what_is_held_of_different_steps_is_not_one_state() {
+    let scenario = Scenario::draw_narrow_shadowed(70_065_287);
+    let ending = scenario.check().unwrap_or_else(|why| panic!("{scenario}: {why}"));
+    assert_eq!(ending, Ending::Lost, "{scenario}");
+}
+
 fn survive(draw: fn(u64) -> Scenario) {
     let (mut n_recovered, mut n_lost) = (0, 0);
     for seed in 0..300 {

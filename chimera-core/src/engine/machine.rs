@@ -174,6 +174,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
     fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Fault> {
         self.take_shadow()?;
         let record = self.own_record()?;
+        // With the barrier all sums are here. Once the record is sent, others may make the updates of the step.
+        self.steps.summed = Some(self.steps.first);
         let (agreed, records) = self.gather_records(worker, &record)?;
         if agreed.is_discarded {
             self.sync.discard();

@@ -37,6 +37,7 @@ mod recovery;
 mod reduction;
 mod reductions;
 mod replicas;
+mod resume_point;
 mod shadowing;
 mod shadows;
 mod shards;

@@ -21,7 +21,9 @@ pub struct Recoveries {
 pub(super) struct Standing {
     /// The step that it is to train next; none where it has no state.
     pub(super) next: Option<u64>,
-    /// Stages that it has the weights of.
+    /// Whether it has the gradients of that step summed over all ranks, and so can make its updates by the sync of another.
+    pub(super) has_sums: bool,
+    /// Stages that it has the weights of, as they are before that step.
     pub(super) has: Vec<StageId>,
     /// Seconds since its last step sync, if it was in training before.
     pub(super) away_s: Option<f64>,
@@ -34,6 +36,19 @@ pub(super) struct Standing {
     pub(super) shadows: Vec<CopiedStages>,
     /// Among whom they are, if it has any.
     pub(super) ring: Option<Ring>,
+}
+
+impl Standing {
+    /// Whether what it holds is of this step, or is so once it has made the updates of the step before.
+    pub(super) fn can_reach(&self, step: u64) -> bool {
+        self.next.is_some_and(|next| next == step || self.has_sums && next + 1 == step)
+    }
+
+    /// Makes it one that takes a dead rank's place: what it holds is of no use to others.
+    pub(super) fn forget(&mut self) {
+        (self.next, self.has_sums) = (None, false);
+        self.has.clear();
+    }
 }
 
 impl Recoveries {

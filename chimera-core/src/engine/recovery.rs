@@ -14,7 +14,8 @@ use super::agreement::Agreed;
 use super::held::copy;
 use super::moved::Moved;
 use super::recoveries::{Recoveries, Standing};
-use super::shadows::{Committed, Slot};
+use super::resume_point::{ResumePoint, lost_at};
+use super::shadows::{Committed, Shadows, Slot};
 use super::state::StageOn;
 use super::timing::Since;
 use super::{Job, StepReport, Training, Worker};
@@ -99,20 +100,30 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let away_s = self.next.map(|_| self.state.timing.since.start.elapsed().as_secs_f64());
         self.next = self.next.or(start);
         let mut all = self.standings(away_s)?;
-        let nexts = |all: &[Standing]| all.iter().map(|standing| standing.next).collect::<Vec<_>>();
-        let replaced = ranks_where(&nexts(&all), |next| next.is_none());
+        let replaced = ranks_where(&all, |of| of.next.is_none());
+        let stages: Vec<StageId> = program.rules().graph().stages().collect();
         let mut keepers = BTreeMap::new();
-        match self.copies_to_go_back_to(&all) {
-            Some(copies) => (all, keepers) = self.go_back(copies, all)?,
-            None if training.shard_optimizer && !replaced.is_empty() => {
-                return Err(self.nothing_left(&replaced, &[]));
+        let target = match ResumePoint::newest(&all, &stages, training.shard_optimizer) {
+            Some(ResumePoint::Held(step)) => {
+                all.iter_mut().filter(|of| !of.can_reach(step)).for_each(Standing::forget);
+                self.next = all[self.state.comm.rank().index()].next;
+                step
             }
-            None => {}
+            Some(ResumePoint::Copied(copies)) => {
+                (all, keepers) = self.go_back(copies, all)?;
+                copies.step
+            }
+            None => {
+                let newest = all.iter().filter_map(|of| of.next).max();
+                let lost = newest.filter(|_| !training.shard_optimizer);
+                let lost = lost.map(|step| lost_at(&all, &stages, step)).unwrap_or_default();
+                return Err(self.nothing_left(&replaced, &lost));
+            }
+        };
+        if self.next.is_none() {
+            self.state.shadows = Shadows::default(); // of a state that nobody goes on from
         }
-        let standings = nexts(&all);
-        let target = standings.iter().flatten().max().copied();
-        let target = target.ok_or_else(|| self.nothing_left(&replaced, &[]))?;
-        self.commit(&standings, target)?;
+        self.commit(&all, target)?;
         Ok(Settled { all, replaced, target, keepers })
     }
 
@@ -144,7 +155,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         has.retain(|stage| self.next.is_some() && !moved.lacking.contains(stage));
         let (shadows, ring) = (self.state.shadows.stages(), self.state.shadows.ring());
         let (next, slots) = (self.next, self.slots());
-        let own = Standing { next, has, away_s, n, lost_s, slots, shadows, ring };
+        let has_sums = next.is_some() && next == self.state.steps.summed;
+        let own = Standing { next, has_sums, has, away_s, n, lost_s, slots, shadows, ring };
         let own = self.written(&own)?;
         let all = self.all_gather("recovery", &own)?;
         let read = |(from, bytes): (u32, &Vec<u8>)| {
@@ -158,14 +170,14 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         serde_json::to_vec(what).map_err(|e| Fault::new(Class::Internal, me, e.to_string()))
     }
 
-    /// Lets ranks that lack the sync of the last committed step have it, and make its updates.
-    fn commit(&mut self, standings: &[Option<u64>], target: u64) -> Result<(), Fault> {
+    /// Lets ranks that lack the sync of the last committed step have it, and make its updates. Those with a state can reach
+    /// the step after it.
+    fn commit(&mut self, all: &[Standing], target: u64) -> Result<(), Fault> {
         let me = self.state.comm.rank();
-        let Some(witness) = ranks_where(standings, |next| next == Some(target)).first().copied()
-        else {
+        let Some(witness) = ranks_where(all, |of| of.next == Some(target)).first().copied() else {
             return Ok(());
         };
-        let lacking = ranks_where(standings, |next| next != Some(target));
+        let lacking = ranks_where(all, |of| of.next != Some(target));
         if me == witness {
             let committed = self.written(&self.committed())?;
             for to in lacking {
@@ -184,14 +196,10 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             serde_json::from_slice(&bytes).map_err(|_| self.unreadable_peer(witness))?;
         let n_updates = committed.n_updates;
         self.resume_from(committed, witness)?;
-        match standings[me.index()] {
-            Some(next) if next + 1 == target => {
+        match self.next {
+            Some(_) => {
                 self.update()?;
                 self.next = Some(target);
-            }
-            Some(next) => {
-                let message = format!("{me} stands at step {next}, but {witness} at {target}");
-                return Err(Fault::new(Class::Internal, me, message));
             }
             None => self.state.steps.begin(target.saturating_sub(1), 1),
         }
@@ -239,24 +247,20 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     /// Gives each rank the weights and the optimizer's state of the stages that it lacks, each from the first of its
     /// replicas that has it, else from whoever has it still, or has a copy; whether there was anything to give.
     fn give_stages(&mut self, settled: &Settled) -> Result<bool, Fault> {
-        let Settled { all, replaced, target, keepers } = settled;
+        let Settled { all, target, keepers, .. } = settled;
         let Job { program, width, .. } = self.state.job;
         let me = self.state.comm.rank();
         let has = |rank: &Rank, stage: &StageId| all[rank.index()].has.contains(stage);
-        let (mut given, mut lost) = (Vec::new(), Vec::new());
+        let mut given = Vec::new();
         for stage in program.rules().graph().stages() {
             let holders = program.placement().holders(width, stage).into_iter();
             let (having, lacking): (Vec<_>, Vec<_>) = holders.partition(|rank| has(rank, &stage));
             let mut others = (0..all.len() as u32).map(Rank);
             let giver = having.first().copied().or_else(|| others.find(|rank| has(rank, &stage)));
             let giver = giver.or_else(|| keepers.get(&stage).copied());
-            match giver {
-                Some(giver) => given.extend(lacking.into_iter().map(|to| (stage, giver, to))),
-                None => lost.push(stage),
-            }
-        }
-        if !lost.is_empty() {
-            return Err(self.nothing_left(replaced, &lost));
+            // The step was chosen since somebody has every stage of it.
+            let giver = giver.unwrap_or_else(|| panic!("nobody has {stage} of step {target}"));
+            given.extend(lacking.into_iter().map(|to| (stage, giver, to)));
         }
         for (stage, _, to) in given.iter().filter(|(_, giver, _)| *giver == me) {
             match has(&me, stage) {
@@ -332,7 +336,7 @@ pub(super) fn replica(step: u64, (stage, tensor, slot): Slot) -> Tag {
     Tag::new(step, Payload::Replica { stage, tensor: tensor as u32, slot: slot as u32 })
 }
 
-fn ranks_where(standings: &[Option<u64>], which: impl Fn(Option<u64>) -> bool) -> Vec<Rank> {
-    let ranks = (0..).map(Rank).zip(standings);
-    ranks.filter(|(_, next)| which(**next)).map(|(rank, _)| rank).collect()
+fn ranks_where(all: &[Standing], which: impl Fn(&Standing) -> bool) -> Vec<Rank> {
+    let ranks = (0..).map(Rank).zip(all);
+    ranks.filter(|(_, of)| which(of)).map(|(rank, _)| rank).collect()
 }

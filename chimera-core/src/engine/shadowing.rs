@@ -7,14 +7,15 @@
 //! state there is a copy with its holder or with the rank after that, and compute what came after it again, to the same bits. Where
 //! nobody takes a dead rank's place, those who live have another program, and its stages go to the ranks that hold them there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::mem::take;
 
 use super::Worker;
 use super::held::copy;
 use super::recoveries::Standing;
 use super::recovery::replica;
-use super::shadows::{CopiedStages, Ring, Shadow, Shadows, Slot};
+use super::resume_point::Copies;
+use super::shadows::{Shadow, Shadows, Slot};
 use super::state::{StageOn, State};
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
@@ -58,7 +59,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         self.cast_shadow(step)?;
         self.state.take_shadow()?;
         // Nobody trains, and dies, before all have them.
-        self.all_gather("recovery", &[]).map(drop)
+        self.all_gather("recovery", &[])?;
+        // Older ones may be of stages that this rank holds no more.
+        self.state.shadows.kept.retain(|shadow| shadow.step == step);
+        Ok(())
     }
 
     /// Behind a step that all ranks have the sync of: lets go of older copies, and makes those that are due.
@@ -99,30 +103,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         Ok(())
     }
 
-    /// The copies to go back to, if a death took something that no rank that lives has, and copies have it.
-    pub(super) fn copies_to_go_back_to(&self, all: &[Standing]) -> Option<Copies> {
-        let job = &self.state.job;
-        let is_sharded = job.training.shard_optimizer;
-        let stages: Vec<StageId> = job.program.rules().graph().stages().collect();
-        let held: BTreeSet<StageId> = all.iter().flat_map(|of| of.has.iter().copied()).collect();
-        let has_all = match is_sharded {
-            true => all.iter().all(|of| of.next.is_some()),
-            false => stages.iter().all(|stage| held.contains(stage)),
-        };
-        if has_all || all.iter().all(|of| of.next.is_none()) {
-            return None;
-        }
-        let rings: BTreeSet<usize> =
-            all.iter().flat_map(|of| &of.ring).map(|ring| ring.n_ranks).collect();
-        let steps = all.iter().flat_map(|of| &of.shadows).map(|of| of.step);
-        let copies = steps.flat_map(|step| rings.iter().map(move |n| Copies { step, n_ranks: *n }));
-        let are_whole = |copies: &Copies| match is_sharded {
-            true => copies.have_all_ranks(all),
-            false => copies.have_all_stages(&stages, all),
-        };
-        copies.filter(are_whole).max()
-    }
-
     /// Goes back to a step. Returns where all stand then, and who has copies of stages that nobody else may have.
     ///
     /// The part of a sharded optimizer that a dead rank had goes back to who takes its place. Stages go to whoever is to hold
@@ -138,15 +118,17 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             let kept = copies.of(standing).map(|(_, kept)| kept);
             let own = kept.map(|kept| kept.own.clone());
             keepers.extend(kept.iter().flat_map(|kept| &kept.other).map(|s| (*s, rank)));
+            standing.forget();
             standing.next = own.is_some().then_some(step);
             standing.has = own.unwrap_or_default();
         }
-        self.next = all[me.index()].next;
         let (before, after) = (neighbour(me, n_ranks - 1, n_ranks), neighbour(me, 1, n_ranks));
         let is_sharded = self.state.job.training.shard_optimizer;
         if is_sharded && all[before.index()].next.is_none() {
             self.give_shadow(step, before)?;
         }
+        // From here on this rank holds what it says, whoever dies meanwhile.
+        self.next = all[me.index()].next;
         if self.next.is_some() {
             self.restore_shadow(step)?;
         } else if is_sharded {
@@ -180,7 +162,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let Shadow { own: place, committed, .. } = &mut state.shadows.kept[at];
         *place = own;
         let committed = committed.clone();
-        state.steps.n_updates = committed.n_updates;
+        // Gradients that are here are of what was held before.
+        (state.steps.n_updates, state.steps.summed) = (committed.n_updates, None);
         let me = state.comm.rank();
         self.resume_from(committed, me)
     }
@@ -229,39 +212,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             state.stages.held_mut(stage).put(tensor, kept, value);
         }
         Ok(())
-    }
-}
-
-/// Copies of a step, among so many ranks.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Copies {
-    step: u64,
-    n_ranks: usize,
-}
-
-impl Copies {
-    /// The place among them of a rank that has its own, and what it has.
-    fn of(self, standing: &Standing) -> Option<(&Ring, &CopiedStages)> {
-        let ring = standing.ring.as_ref().filter(|ring| ring.n_ranks == self.n_ranks)?;
-        Some((ring, standing.shadows.iter().find(|of| of.step == self.step)?))
-    }
-
-    /// Whether those of every rank are with itself or with the next one.
-    fn have_all_ranks(self, all: &[Standing]) -> bool {
-        let has = |number: usize, with_other: bool| {
-            let mut rings = all.iter().filter_map(|of| self.of(of));
-            rings.any(|(ring, kept)| ring.me == number && (!with_other || !kept.other.is_empty()))
-        };
-        let n_ranks = self.n_ranks;
-        (0..n_ranks).all(|number| has(number, false) || has((number + 1) % n_ranks, true))
-    }
-
-    /// Whether some rank has each of these stages.
-    fn have_all_stages(self, stages: &[StageId], all: &[Standing]) -> bool {
-        let copied = all.iter().filter_map(|of| self.of(of)).map(|(_, kept)| kept);
-        let kept: BTreeSet<&StageId> =
-            copied.flat_map(|kept| kept.own.iter().chain(&kept.other)).collect();
-        stages.iter().all(|stage| kept.contains(stage))
     }
 }
 

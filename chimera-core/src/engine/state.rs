@@ -65,6 +65,8 @@ pub(super) struct Steps<S: Stage> {
     pub(super) first: u64,
     /// Updates of every weight before the program.
     pub(super) n_updates: u64,
+    /// The step whose gradients this rank has summed over all ranks, while it holds what they were computed with.
+    pub(super) summed: Option<u64>,
     pub(super) losses: Vec<(Op, S::Tensor)>,
     /// By step: squared norms of the gradients of updates that wait for no agreement.
     pub(super) squared_norms: Vec<f64>,
@@ -85,6 +87,7 @@ impl<S: Stage> Steps<S> {
         Steps {
             first: 0,
             n_updates: 0,
+            summed: None,
             losses: Vec::new(),
             squared_norms: Vec::new(),
             culprit: String::new(),
@@ -97,7 +100,7 @@ impl<S: Stage> Steps<S> {
 
     /// Forgets the last program for one that begins with the step `first` and has `n_steps`.
     pub(super) fn begin(&mut self, first: u64, n_steps: usize) {
-        (self.first, self.has_updates) = (first, false);
+        (self.first, self.summed, self.has_updates) = (first, None, false);
         self.losses.clear();
         self.rests.clear();
         self.culprit.clear();

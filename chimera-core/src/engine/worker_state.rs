@@ -156,6 +156,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let lacking = holds.filter(|stage| !had.contains(stage)).collect();
         state.moved = Moved { gone: known, lacking };
         state.reductions = reductions(&job, &state.stages);
+        state.steps.summed = None; // stages that come from others have no gradients
         (state.job, state.group, state.turns, *me) = (job, group, None, worker);
         Ok(())
     }

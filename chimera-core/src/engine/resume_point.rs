@@ -1,0 +1,156 @@
+//! The step from which a recovery goes on, and whose state it takes: what all ranks conclude from where each of them stands.
+//!
+//! A rank may die while others recover from the death of another one. Then some may have gone back to copies already, while
+//! others have not heard of it yet. So ranks that meet may stand at different steps, and what they hold is of use only
+//! together with what others hold of the same step. Between two meetings state is lost, but none is made: who meets again
+//! finds no newer step whole than the ranks before them did, so that what some began all end.
+
+use std::collections::BTreeSet;
+
+use super::recoveries::Standing;
+use super::shadows::{CopiedStages, Ring};
+use crate::ids::StageId;
+
+/// What a recovery goes on from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ResumePoint {
+    /// What ranks hold that stand at a step, or can make the updates that lead there.
+    Held(u64),
+    /// Copies of an earlier step.
+    Copied(Copies),
+}
+
+/// Copies of a step, among so many ranks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Copies {
+    pub(super) step: u64,
+    pub(super) n_ranks: usize,
+}
+
+impl ResumePoint {
+    /// The newest step of which ranks that live have everything; `None` if there is none. Of a sharded optimizer each rank has
+    /// a part of its own.
+    pub(super) fn newest(
+        all: &[Standing],
+        stages: &[StageId],
+        is_sharded: bool,
+    ) -> Option<ResumePoint> {
+        let is_held = |step: &u64| {
+            lost_at(all, stages, *step).is_empty()
+                && (!is_sharded || all.iter().all(|of| of.can_reach(*step)))
+        };
+        let held = all.iter().filter_map(|of| of.next).filter(is_held).max();
+        let rings: BTreeSet<usize> =
+            all.iter().flat_map(|of| &of.ring).map(|ring| ring.n_ranks).collect();
+        let steps = all.iter().flat_map(|of| &of.shadows).map(|of| of.step);
+        let copies = steps.flat_map(|step| rings.iter().map(move |n| Copies { step, n_ranks: *n }));
+        let are_whole = |copies: &Copies| match is_sharded {
+            true => copies.have_all_ranks(all),
+            false => copies.have_all_stages(stages, all),
+        };
+        let copies = copies.filter(are_whole).max();
+        match copies.filter(|copies| held.is_none_or(|held| copies.step > held)) {
+            Some(copies) => Some(ResumePoint::Copied(copies)),
+            None => held.map(ResumePoint::Held),
+        }
+    }
+}
+
+/// The stages that no rank holds which can reach this step.
+pub(super) fn lost_at(all: &[Standing], stages: &[StageId], step: u64) -> Vec<StageId> {
+    let reach = all.iter().filter(|of| of.can_reach(step));
+    let held: BTreeSet<&StageId> = reach.flat_map(|of| &of.has).collect();
+    stages.iter().filter(|stage| !held.contains(stage)).copied().collect()
+}
+
+impl Copies {
+    /// The place among them of a rank that has its own, and what it has.
+    pub(super) fn of(self, standing: &Standing) -> Option<(&Ring, &CopiedStages)> {
+        let ring = standing.ring.as_ref().filter(|ring| ring.n_ranks == self.n_ranks)?;
+        Some((ring, standing.shadows.iter().find(|of| of.step == self.step)?))
+    }
+
+    /// Whether those of every rank are with itself or with the next one.
+    fn have_all_ranks(self, all: &[Standing]) -> bool {
+        let has = |number: usize, with_other: bool| {
+            let mut rings = all.iter().filter_map(|of| self.of(of));
+            rings.any(|(ring, kept)| ring.me == number && (!with_other || !kept.other.is_empty()))
+        };
+        let n_ranks = self.n_ranks;
+        (0..n_ranks).all(|number| has(number, false) || has((number + 1) % n_ranks, true))
+    }
+
+    /// Whether some rank has each of these stages.
+    fn have_all_stages(self, stages: &[StageId], all: &[Standing]) -> bool {
+        let copied = all.iter().filter_map(|of| self.of(of)).map(|(_, kept)| kept);
+        let kept: BTreeSet<&StageId> =
+            copied.flat_map(|kept| kept.own.iter().chain(&kept.other)).collect();
+        stages.iter().all(|stage| kept.contains(stage))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAGES: [StageId; 2] = [StageId(0), StageId(1)];
+
+    fn stands_at(next: u64, has: &[u16]) -> Standing {
+        Standing { next: Some(next), has: stages(has), ..newcomer() }
+    }
+
+    fn newcomer() -> Standing {
+        Standing {
+            next: None,
+            has_sums: false,
+            has: Vec::new(),
+            away_s: None,
+            n: 0,
+            lost_s: 0.0,
+            slots: Vec::new(),
+            shadows: Vec::new(),
+            ring: None,
+        }
+    }
+
+    fn stages(ids: &[u16]) -> Vec<StageId> {
+        ids.iter().copied().map(StageId).collect()
+    }
+
+    /// With copies of a step: its own stages, and those of the rank before it.
+    fn with_copies(standing: Standing, step: u64, own: &[u16], other: &[u16]) -> Standing {
+        let copied = CopiedStages { step, own: stages(own), other: stages(other) };
+        let ring = Some(Ring { n_ranks: 3, me: usize::from(own[0]) });
+        Standing { shadows: vec![copied], ring, ..standing }
+    }
+
+    fn newest(all: &[Standing]) -> Option<ResumePoint> {
+        ResumePoint::newest(all, &STAGES, false)
+    }
+
+    #[test]
+    fn ranks_with_the_sums_of_a_step_reach_the_next() {
+        let behind = Standing { has_sums: true, ..stands_at(3, &[1]) };
+        let all = [stands_at(4, &[0]), behind, newcomer()];
+        assert_eq!(newest(&all), Some(ResumePoint::Held(4)));
+    }
+
+    /// Who has gone back by one step looks like one that has not made its updates yet, but has no gradients to make them with.
+    #[test]
+    fn what_is_held_of_different_steps_is_not_one_state() {
+        let ahead = || with_copies(stands_at(4, &[0]), 3, &[0], &[]);
+        let all = [ahead(), stands_at(3, &[1]), newcomer()];
+        assert_eq!(newest(&all), None);
+        let all = [ahead(), with_copies(stands_at(3, &[1]), 3, &[1], &[]), newcomer()];
+        let copies = Copies { step: 3, n_ranks: 3 };
+        assert_eq!(newest(&all), Some(ResumePoint::Copied(copies)));
+        assert_eq!(ResumePoint::newest(&all[..2], &STAGES, true), None, "the third part is lost");
+    }
+
+    #[test]
+    fn who_has_not_heard_that_all_went_back_is_left_behind() {
+        let all = [stands_at(4, &[0]), stands_at(2, &[0]), stands_at(2, &[1])];
+        assert_eq!(newest(&all), Some(ResumePoint::Held(2)));
+        assert_eq!(lost_at(&all, &STAGES, 4), stages(&[1]));
+    }
+}
