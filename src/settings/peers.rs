@@ -62,6 +62,7 @@ const ABSENT: &[(&[&str], &str)] = &[
         "`save-every` saves checkpoints and `resume` goes on from one; `recompute` is activation checkpointing",
     ),
     (&["bf16"], "choose `precision` bf16"),
+    (&["tf32", "allow-tf32"], "choose `precision` tf32"),
     (&["grad-reduce-in-bf16"], "choose `reduce-precision` bf16"),
     (&["fp16"], "there is no fp16: choose `precision` bf16 or f32"),
 ];

@@ -50,7 +50,7 @@ fn bash_offers_values() {
         ("chimera train --schedule zb-", "zb-h1 zb-h2 zb-v"),
         ("chimera train --preset gpt2-3", "gpt2-355m"),
         ("chimera train --device ", "cpu cuda cuda:0 wgpu wgpu:0"),
-        ("chimera config show --precision ", "f32 bf16"),
+        ("chimera config show --precision ", "f32 tf32 bf16"),
         ("chimera schedule show --scaling ", "auto direct doubling halving"),
         ("chimera schedule show z", "zb-h1 zb-h2 zb-v"),
         ("chimera schedule compare 1f1b z", "zb-h1 zb-h2 zb-v"),
