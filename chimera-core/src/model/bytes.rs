@@ -163,7 +163,7 @@ mod tests {
         }
     }
 
-    /// The products' matrices are cast, and tables that are only looked up are not; activations are half as large.
+    /// The products' matrices and biases are cast, and tables that are only looked up are not; activations are half as large.
     #[test]
     fn bf16_halves_activations_and_adds_operands() {
         let config = ModelConfig {
@@ -181,7 +181,8 @@ mod tests {
         let [wide, narrow] = [4, 2].map(|bytes| memory(&config, &cut, 8, false, bytes).unwrap());
         assert_eq!((wide.operands, wide.sample.output), (0.0, 4.0 * 8.0 * 64.0));
         let matrices = 2 * 12 * 16 * 16 + 64 * 16;
-        assert_eq!(narrow.operands, 2.0 * f64::from(matrices));
+        let biases = 2 * (3 + 1 + 4 + 1) * 16;
+        assert_eq!(narrow.operands, 2.0 * f64::from(matrices + biases));
         assert_eq!(narrow.sample.output, 2.0 * 8.0 * 64.0);
         // Rows of logits begin on boundaries.
         let odd = ModelConfig { vocab: 65, ..config };
