@@ -22,7 +22,7 @@ const ATTENTIONS: [[usize; 4]; 12] = [
     [1, 130, 2, 20],
     [1, 67, 1, 64],
     [1, 35, 1, 70],
-    [1, 140, 2, 128],
+    [2, 40, 1, 128],
     [5, 130, 2, 3],
 ];
 
@@ -95,7 +95,7 @@ const GROUPED: [[usize; 6]; 9] = [
     [1, 131, 4, 2, 8, 70],
     [1, 150, 2, 1, 17, 3],
     [1, 67, 4, 2, 64, 64],
-    [1, 70, 4, 2, 96, 37],
+    [1, 20, 2, 1, 96, 7],
 ];
 
 /// Grouped heads, with and without a window, with weights dropped in the shorter contexts, and packed.
