@@ -28,6 +28,13 @@ template <int ROWS, int G> __device__ void hide(Result<ROWS, G>& p, int r, int s
     }
 }
 
+// The keys and the values of a head, from row `first` on.
+template <int WIDTH>
+__device__ void load_pair(Tile<WIDTH>& k, Tile<WIDTH>& v, const T* qkv, const Head& head, int first, int context, int dim) {
+    load_tile<WIDTH>(k, qkv + head.in_qkv(head.k), head.width, first, context, dim);
+    load_tile<WIDTH>(v, qkv + head.in_qkv(head.v), head.width, first, context, dim);
+}
+
 // What the kernels of either width take, and the names of it.
 #define NAMES seen, context, window, heads, kv_heads, dim, scale, key_0, key_1, first_weight, threshold, kept_scale
 #define FORWARD_ARGS const T *qkv, T *out, float *log_sum, int past, HEAD_ARGS, DROP_ARGS
@@ -46,10 +53,7 @@ template <int WIDTH, int ROWS> __device__ void attend(float* shared, FORWARD_ARG
     Head head = HEAD(sample, blockIdx.x % heads);
     int first = past + (gridDim.y - 1 - blockIdx.y) * OWN_ROWS; // the longest rows begin first
     int row = first + warp() * ROWS * 16 + lane() / 4, last = first + (warp() + 1) * ROWS * 16 - 1;
-    auto load = [&](int start, int into) {
-        load_tile<WIDTH>(k[into], qkv + head.in_qkv(head.k), head.width, start, context, dim);
-        load_tile<WIDTH>(v[into], qkv + head.in_qkv(head.v), head.width, start, context, dim);
-    };
+    auto load = [&](int start, int into) { load_pair<WIDTH>(k[into], v[into], qkv, head, start, context, dim); };
     for (int m = 0; m < OWN_ROWS / TILE; m++)
         load_tile<WIDTH>(q[m], qkv + head.in_qkv(head.q), head.width, first + m * TILE, context, dim);
     int begin = mask.first_key(first), end = mask.end_key(first + OWN_ROWS - 1);
@@ -131,10 +135,7 @@ template <int WIDTH, int ROWS, bool IS_HELD> __device__ void attend_dq(float* sh
     Head head = HEAD(sample, blockIdx.x % heads);
     int first = (gridDim.y - 1 - blockIdx.y) * OWN_ROWS;
     int row = first + warp() * ROWS * 16 + lane() / 4, last = first + (warp() + 1) * ROWS * 16 - 1;
-    auto load = [&](int start, int into) {
-        load_tile<WIDTH>(k[into], qkv + head.in_qkv(head.k), head.width, start, context, dim);
-        load_tile<WIDTH>(v[into], qkv + head.in_qkv(head.v), head.width, start, context, dim);
-    };
+    auto load = [&](int start, int into) { load_pair<WIDTH>(k[into], v[into], qkv, head, start, context, dim); };
     for (int m = 0; m < OWN_ROWS / TILE; m++) {
         load_tile<WIDTH>(q[m], qkv + head.in_qkv(head.q), head.width, first + m * TILE, context, dim);
         load_tile<WIDTH>(d[m], dy + head.in_result(), head.hidden, first + m * TILE, context, dim);
@@ -218,8 +219,7 @@ template <int WIDTH, int ROWS> __device__ void attend_dkv(float* shared, BACKWAR
     };
     if (n_tiles > 0) {
         for (int m = 0; m < OWN_ROWS / TILE; m++) {
-            load_tile<WIDTH>(k[m], qkv + shares.in_qkv(shares.k), shares.width, first + m * TILE, context, dim);
-            load_tile<WIDTH>(v[m], qkv + shares.in_qkv(shares.v), shares.width, first + m * TILE, context, dim);
+            load_pair<WIDTH>(k[m], v[m], qkv, shares, first + m * TILE, context, dim);
         }
         load(first_head, begin, 0);
     }

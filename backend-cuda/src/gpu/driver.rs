@@ -198,6 +198,16 @@ pub struct Product<'a, M> {
     pub bias: Option<MatrixRef<'a, M>>,
 }
 
+impl<'a, M> Product<'a, M> {
+    /// The matrix that is added: the result itself, unless it is another one.
+    pub fn added(&self) -> &MatrixRef<'a, M> {
+        match &self.plus {
+            Plus::Nothing | Plus::Itself => &self.into,
+            Plus::Other(matrix) => matrix,
+        }
+    }
+}
+
 /// What is added to a product.
 #[derive(Debug)]
 pub enum Plus<'a, M> {

@@ -35,11 +35,7 @@ impl Shape {
     /// The addresses are those of `b`, `a`, what is added and the result.
     pub(super) fn of<M>(product: &Product<'_, M>, addresses: [*const c_void; 4]) -> Self {
         let Product { m, n, k, ref a, ref b, ref into, ref plus, ref bias } = *product;
-        let added = match plus {
-            Plus::Nothing | Plus::Itself => into,
-            Plus::Other(matrix) => matrix,
-        };
-        let matrices = [&b.place, &a.place, added, into];
+        let matrices = [&b.place, &a.place, product.added(), into];
         Self {
             transposed: [b.transposed, a.transposed],
             sizes: [n, m, k],

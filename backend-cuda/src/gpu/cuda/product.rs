@@ -69,11 +69,7 @@ impl Blas {
             return Ok(());
         }
         let failed = |e: CublasError| format!("{} for {m} x {k} x {n}", said(&e));
-        let added = match plus {
-            Plus::Nothing | Plus::Itself => into,
-            Plus::Other(matrix) => matrix,
-        };
-        let [left, right, added, into] = [&b.place, &a.place, added, into].map(address);
+        let [left, right, added, into] = [&b.place, &a.place, product.added(), into].map(address);
         let shape = Shape::of(product, [left, right, added, into]);
         let bias = bias.as_ref().map(address);
         let plan = match self.plans.entry(shape) {
