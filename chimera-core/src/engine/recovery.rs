@@ -258,8 +258,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             let mut others = (0..all.len() as u32).map(Rank);
             let giver = having.first().copied().or_else(|| others.find(|rank| has(rank, &stage)));
             let giver = giver.or_else(|| keepers.get(&stage).copied());
-            // The step was chosen since somebody has every stage of it.
-            let giver = giver.unwrap_or_else(|| panic!("nobody has {stage} of step {target}"));
+            let giver = giver.ok_or_else(|| self.nobody_has(stage, *target))?;
             given.extend(lacking.into_iter().map(|to| (stage, giver, to)));
         }
         for (stage, _, to) in given.iter().filter(|(_, giver, _)| *giver == me) {
@@ -322,6 +321,15 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             "{lost} died with {ranks}: no rank that lives holds a copy. Start again from the last checkpoint"
         );
         Fault::new(Class::PeerLost, self.state.comm.rank(), message)
+    }
+
+    /// That ranks chose a step of which they lack a stage, which the [choice](ResumePoint::newest) rules out.
+    fn nobody_has(&self, stage: StageId, step: u64) -> Fault {
+        let message = format!(
+            "no rank has {stage} of step {step}, from which all were to go on: an error of the recovery. Start again from the \
+             last checkpoint, and report it with the log"
+        );
+        Fault::new(Class::Internal, self.state.comm.rank(), message)
     }
 
     pub(super) fn unreadable_peer(&self, from: Rank) -> Fault {
