@@ -15,7 +15,9 @@ use tempfile::TempDir;
 
 use crate::command::{install, read, run as run_command};
 use crate::mpi::{self, Built, launch};
+use crate::open_mpi_5::OpenMpi5;
 use crate::struck::{Blow, Case, Setting, Site};
+use crate::ulfm_command::strike_survivors;
 
 /// In this time a death is known on the other host.
 const SOON: Duration = Duration::from_secs(5);
@@ -44,6 +46,8 @@ done";
 /// Starts a command on a host, as ssh would.
 const AGENT: &str = "#!/bin/sh
 host=$1; shift
+export TMPDIR=${0%/*}/$host # daemons name their files by their process, and those of two hosts may have one number
+mkdir -p $TMPDIR
 exec ip netns exec \"$host\" unshare --uts --pid --fork --kill-child --mount-proc \\
   sh -c \"hostname host-${host##*.}; $*\"
 ";
@@ -63,16 +67,25 @@ const N_MANY: &str = "64";
 const MANY: &str = "--schedule dapple --width 8 --depth 8 --micro-batches 8 --layers 8 --hidden 16 --heads 2 \
      --context 16 --micro-batch-size 1 --threads 1 --steps 3 --start-timeout 600 --timeout 600";
 
+/// Ranks that die where the others survive it: both hosts have processes that are spawned.
+const SURVIVED: [&str; 4] = [
+    "0 KILL at 3.5 FILE",
+    "1 PANIC at 2.5 FILE",
+    "3 KILL at 3.5 FILE",
+    "0 KILL at 3.5 FILE;2 KILL at 3.5 FILE",
+];
+
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The launcher and the command, where the chore has started itself again in namespaces of its own
-    #[arg(long, num_args = 2, hide = true)]
+    /// The launcher and the command, and the command for Open MPI 5, where the chore has started itself again in namespaces of
+    /// its own
+    #[arg(long, num_args = 3, hide = true)]
     within: Vec<String>,
 }
 
-/// Kills and stops ranks on two hosts, and lets many train there.
+/// Kills and stops ranks on two hosts, also where the others survive it, and lets many train there.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let [launcher, program] = args.within.as_slice() else { return enter() };
+    let [launcher, program, surviving] = args.within.as_slice() else { return enter() };
     let setup = TempDir::new()?;
     let mut network = Command::new("sh");
     read(network.args(["-ec", NETWORK])).context("the kernel makes no network of two hosts")?;
@@ -89,6 +102,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let ended = ended.with_context(|| format!("{case} is never reached"))?;
         eprintln!("{slots:?} ranks: {case}: named after {:.2?}", ended.detections);
     }
+    let open_mpi_5 = OpenMpi5::install()?;
+    let hostfile = hosts_file(setup.path(), [2, 2])?;
+    strike_survivors(&SURVIVED, || {
+        let mut command = open_mpi_5.command("mpirun");
+        command.args(["--with-ft", "ulfm", "--timeout", "100", "--hostfile"]).arg(&hostfile);
+        command.args(["--prtemca", "plm_ssh_agent"]).arg(&agent);
+        command.args(["--prtemca", "prte_leave_session_attached", "1"]); // a host ends with its daemon
+        command.args(["--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none", "-n", "4"]);
+        command.arg(surviving);
+        command
+    })?;
     let data = setup.path().join("text");
     write(&data, "Many ranks train with few words. ".repeat(400))?;
     let mut many = launch(launcher, N_MANY, program);
@@ -106,18 +130,25 @@ fn enter() -> Result<()> {
     read(Command::new("unshare").args(OWN).arg("true"))
         .context("two hosts need namespaces: run it as root, and in a container with privileges")?;
     let Built { launcher, program, .. } = mpi::build(false)?;
+    let surviving = OpenMpi5::install()?.chimera()?;
     let mut within = Command::new("unshare");
     within.args(OWN).arg(current_exe()?).args(["hosts", "--within", &launcher]);
-    run_command(within.arg(program))
+    run_command(within.arg(program).arg(surviving))
 }
 
 /// Has Open MPI start so many ranks on each host.
 fn hosts(setup: &Path, slots: [usize; 2]) -> Result<Vec<(&'static str, PathBuf)>> {
-    let file = setup.join("hosts");
-    write(&file, format!("10.77.0.1 slots={}\n10.77.0.2 slots={}\n", slots[0], slots[1]))?;
+    let file = hosts_file(setup, slots)?;
     Ok(vec![
         ("OMPI_MCA_orte_default_hostfile", file),
         ("OMPI_MCA_plm_rsh_agent", setup.join("agent")),
         ("OMPI_MCA_orte_leave_session_attached", "1".into()), // a host ends with its daemon
     ])
+}
+
+/// The hosts as launchers read them, with places for so many ranks.
+fn hosts_file(setup: &Path, slots: [usize; 2]) -> Result<PathBuf> {
+    let file = setup.join("hosts");
+    write(&file, format!("10.77.0.1 slots={}\n10.77.0.2 slots={}\n", slots[0], slots[1]))?;
+    Ok(file)
 }

