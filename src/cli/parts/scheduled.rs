@@ -25,6 +25,7 @@ use crate::settings::{Config, RecomputedStages, Scaling};
 
 /// Ranks that have died.
 #[derive(Args)]
+#[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 pub(crate) struct LostArgs {
     /// Ranks that have died: shows the step of those that live, as `train --survive narrow` goes on with it
     #[arg(long, value_name = "RANKS", value_delimiter = ',')]

@@ -31,6 +31,7 @@ const SAID_S: f64 = 5.0;
 
 /// Whether the schedule is run, too.
 #[derive(Args)]
+#[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 pub(crate) struct ExecuteArgs {
     /// Also runs the schedule, on threads or as the ranks that a launcher started, with stages that sleep for as long as
     /// their costs say, and prints what was measured beside what was simulated
