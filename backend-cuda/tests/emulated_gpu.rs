@@ -94,6 +94,7 @@ fn trains(activations: Element, tolerance: f64) -> Result<(), RunError> {
         ("chimera", 2, Architecture::BERT),
         ("chimera", 4, Architecture::GPT2),
         ("zb-h1", 2, Architecture::LLAMA),
+        ("dualpipe", 2, Architecture::GPT2), // pairs of ops, which overlap
         ("chimera", 4, Architecture::LLAMA),
     ] {
         let mut run = run(schedule, depth);

@@ -86,6 +86,13 @@ pub trait Driver: Clone + Send + Sync + 'static {
     fn peer_copy(&self, memory: &Self::Memory, bytes: Range<usize>)
     -> Result<Option<Self::Memory>>;
 
+    /// A queue of the same device, whose work runs beside that of this one.
+    fn beside(&self) -> Result<Self>;
+
+    /// Makes work from here on wait for all that `other` was asked for so far, which is this one's [`beside`](Driver::beside) or
+    /// the one that this is beside.
+    fn follow(&self, other: &Self) -> Result<()>;
+
     /// The clock of this driver's work, where there is one.
     fn clock(&self) -> Result<Option<Box<dyn Clock>>>;
 

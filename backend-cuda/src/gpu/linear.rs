@@ -27,7 +27,7 @@ impl<D: Driver> Gpu<D> {
         let padded = if is_padded { w.n_rows } else { outputs };
         let n = bias.as_ref().map_or(padded, |bias| padded.min(bias.n_rows));
         let y = self.result_of(rows, outputs, n)?;
-        self.driver.multiply(&Product {
+        self.queue().driver.multiply(&Product {
             m: rows,
             n,
             k: inputs,
@@ -51,7 +51,7 @@ impl<D: Driver> Gpu<D> {
         assert_eq!(dy.width(), outputs, "linear_dx");
         let dx = self.activation_of(&[rows, inputs])?;
         let is_padded = layout == Layout::OutIn && dy.pitch >= w.n_rows;
-        self.driver.multiply(&Product {
+        self.queue().driver.multiply(&Product {
             m: rows,
             n: inputs,
             k: if is_padded { w.n_rows } else { outputs },
@@ -80,7 +80,7 @@ impl<D: Driver> Gpu<D> {
             Layout::InOut => (&x, &dy),
             Layout::OutIn => (&dy, &x),
         };
-        self.driver.multiply(&Product {
+        self.queue().driver.multiply(&Product {
             m: down.width(),
             n: across.width(),
             k: rows,

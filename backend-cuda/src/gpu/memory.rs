@@ -51,9 +51,9 @@ impl<D: Driver> Gpu<D> {
 
     /// Scratch memory to be written before it is read.
     pub(super) fn allocate(&self, bytes: usize) -> Result<D::Memory> {
-        let memory = self.driver.allocate(bytes)?;
+        let memory = self.queue().driver.allocate(bytes)?;
         if self.poisoned {
-            self.driver.fill(&memory, 0xff)?;
+            self.queue().driver.fill(&memory, 0xff)?;
         }
         Ok(memory)
     }
@@ -62,7 +62,7 @@ impl<D: Driver> Gpu<D> {
     pub(super) fn indices(&self, values: &[u32]) -> Result<D::Memory> {
         let memory = self.allocate(size_of_val(values))?;
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
-        self.driver.write(&memory, &bytes)?;
+        self.queue().driver.write(&memory, &bytes)?;
         Ok(memory)
     }
 
@@ -73,7 +73,7 @@ impl<D: Driver> Gpu<D> {
             return Err(self.failed("upload", reason));
         }
         let bytes: Vec<u8> = data.iter().flat_map(|value| value.to_ne_bytes()).collect();
-        self.driver.write(&tensor.buffer.memory, &bytes)?;
+        self.queue().driver.write(&tensor.buffer.memory, &bytes)?;
         Ok(tensor)
     }
 
@@ -85,7 +85,7 @@ impl<D: Driver> Gpu<D> {
     pub(super) fn bytes_of(&self, tensor: &Tensor<D::Memory>) -> Result<Vec<u8>> {
         let tensor = self.packed(tensor)?;
         let mut bytes = vec![0; tensor.bytes().len()];
-        self.driver.read(&tensor.buffer.memory, tensor.bytes().start, &mut bytes)?;
+        self.queue().driver.read(&tensor.buffer.memory, tensor.bytes().start, &mut bytes)?;
         Ok(bytes)
     }
 
@@ -102,7 +102,7 @@ impl<D: Driver> Gpu<D> {
             return Err(self.failed("upload", reason));
         }
         bytes.truncate(tensor.bytes().len());
-        self.driver.write(&tensor.buffer.memory, &bytes)?;
+        self.queue().driver.write(&tensor.buffer.memory, &bytes)?;
         Ok(tensor)
     }
 
@@ -114,7 +114,7 @@ impl<D: Driver> Gpu<D> {
             start: tensor.bytes().start,
             into,
         });
-        self.driver.read_all(&mut pieces.collect::<Vec<_>>())?;
+        self.queue().driver.read_all(&mut pieces.collect::<Vec<_>>())?;
         Ok(tensors
             .iter()
             .zip(&bytes)
@@ -124,7 +124,7 @@ impl<D: Driver> Gpu<D> {
 
     pub(super) fn zeroed(&self, shape: &[usize]) -> Result<Tensor<D::Memory>> {
         let tensor = self.empty(shape, Element::F32)?;
-        self.driver.fill(&tensor.buffer.memory, 0)?;
+        self.queue().driver.fill(&tensor.buffer.memory, 0)?;
         Ok(tensor)
     }
 
@@ -155,7 +155,7 @@ impl<D: Driver> Gpu<D> {
 
     /// `tensor` in memory of this device.
     pub(super) fn imported(&self, tensor: Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
-        Ok(match self.driver.peer_copy(&tensor.buffer.memory, tensor.bytes())? {
+        Ok(match self.queue().driver.peer_copy(&tensor.buffer.memory, tensor.bytes())? {
             Some(memory) => Tensor::of(memory, tensor.element, tensor.shape),
             None => tensor,
         })

@@ -19,14 +19,15 @@ mod optimizer;
 #[cfg(any(feature = "cuda", test))]
 mod order;
 mod pointwise;
+mod queues;
 mod sums;
 mod tensor;
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use chimera_core::device::{
-    AdamW, Clock, Device, DeviceError, Dtype, Elements, Result, Sgd, Updated,
+    AdamW, Clock, Device, DeviceError, Dtype, Elements, Overlap, Result, Sgd, Updated,
 };
 use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Rotary};
 
@@ -34,6 +35,7 @@ pub use driver::{
     Arg, At, Download, Driver, Lane, Launch, MatrixRef, Operand, Plus, Product, kernels, source,
 };
 pub use folders::library_folders;
+use queues::{Queue, Queues};
 pub use tensor::{Element, Tensor};
 
 /// Threads of a block, where a kernel has no other needs.
@@ -43,13 +45,11 @@ const CHUNK: usize = 8;
 /// Threads that take a row together.
 const WARP: usize = 32;
 
-/// The layers on one [`Driver`].
+/// The layers on one [`Driver`], and on one beside it where work overlaps.
 pub struct Gpu<D: Driver> {
-    driver: D,
+    queues: Arc<Queues<D>>,
     activations: Element,
     poisoned: bool,
-    /// For sums by several blocks: see [`arrived`](Self::arrived).
-    arrived: Arc<Mutex<Option<(Arc<D::Memory>, usize)>>>,
 }
 
 /// The most threads of a block with which a kernel is started: their registers must fit a multiprocessor.
@@ -64,20 +64,20 @@ pub fn most_threads(kernel: &str) -> usize {
 
 impl<D: Driver> Clone for Gpu<D> {
     fn clone(&self) -> Self {
-        Self { driver: self.driver.clone(), arrived: Arc::clone(&self.arrived), ..*self }
+        Self { queues: Arc::clone(&self.queues), ..*self }
     }
 }
 
 impl<D: Driver> fmt::Debug for Gpu<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} in {:?}", self.driver.name(), self.activations)
+        write!(f, "{} in {:?}", self.driver().name(), self.activations)
     }
 }
 
 impl<D: Driver> Gpu<D> {
     /// The layers on `driver`, whose kernels are compiled for such activations.
     pub fn new(driver: D, activations: Element) -> Self {
-        Self { driver, activations, poisoned: false, arrived: Arc::default() }
+        Self { queues: Arc::new(Queues::of(driver)), activations, poisoned: false }
     }
 
     /// Fills memory with what is no number before it is written, so that a kernel that leaves a part of its
@@ -88,7 +88,12 @@ impl<D: Driver> Gpu<D> {
 
     /// Where it runs.
     pub fn driver(&self) -> &D {
-        &self.driver
+        self.queues.driver()
+    }
+
+    /// Where work that is asked for now goes.
+    fn queue(&self) -> &Queue<D> {
+        self.queues.now()
     }
 }
 
@@ -96,7 +101,7 @@ impl<D: Driver> Device for Gpu<D> {
     type Tensor = Tensor<D::Memory>;
 
     fn name(&self) -> String {
-        self.driver.name()
+        self.driver().name()
     }
 
     fn upload(&self, shape: &[usize], data: &[f32]) -> Result<Self::Tensor> {
@@ -131,7 +136,11 @@ impl<D: Driver> Device for Gpu<D> {
     }
 
     fn clock(&self) -> Result<Option<Box<dyn Clock>>> {
-        self.driver.clock()
+        self.driver().clock()
+    }
+
+    fn overlap(&self, piece: Overlap) -> Result<()> {
+        self.queues.overlap(piece)
     }
 
     fn zeros(&self, shape: &[usize]) -> Result<Self::Tensor> {
@@ -159,7 +168,7 @@ impl<D: Driver> Device for Gpu<D> {
     }
 
     fn record_ready(&self, tensor: &Self::Tensor) -> Result<()> {
-        self.driver.record_ready(&tensor.buffer.memory)
+        self.queue().driver.record_ready(&tensor.buffer.memory)
     }
 
     fn import(&self, tensor: Self::Tensor) -> Result<Self::Tensor> {
@@ -167,7 +176,7 @@ impl<D: Driver> Device for Gpu<D> {
     }
 
     fn wait_ready(&self, tensor: &Self::Tensor) -> Result<()> {
-        self.driver.wait_ready(&tensor.buffer.memory)
+        self.queue().driver.wait_ready(&tensor.buffer.memory)
     }
 
     fn accumulate(&self, into: &mut Self::Tensor, x: &Self::Tensor) -> Result<()> {
@@ -411,7 +420,7 @@ impl<D: Driver> Gpu<D> {
             return Ok(()); // nothing to do, and a device refuses an empty grid
         }
         debug_assert!(block <= most_threads(kernel), "{block} threads of {kernel}");
-        self.driver.launch(&Launch { kernel, grid, block, shared, args })
+        self.queue().driver.launch(&Launch { kernel, grid, block, shared, args })
     }
 
     /// Runs a kernel that treats each of `n` elements on its own.
@@ -432,7 +441,7 @@ impl<D: Driver> Gpu<D> {
     }
 
     fn failed(&self, op: &'static str, reason: impl Into<String>) -> DeviceError {
-        DeviceError::Failed { device: self.driver.name(), op, reason: reason.into() }
+        DeviceError::Failed { device: self.driver().name(), op, reason: reason.into() }
     }
 }
 

@@ -2,7 +2,9 @@
 //!
 //! A stream that reads waits for the last writer, one that writes waits for everybody before it; each waits
 //! on the device, by an event, never on the host. Within one stream there is nothing to wait for, and then
-//! no event is made.
+//! no event is made; nor is one for work that the stream [follows](follow) already.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use chimera_core::device::Result;
 
@@ -16,6 +18,47 @@ pub(super) trait Line: Clone + PartialEq {
 
     /// Work from here on begins after the mark.
     fn wait(&self, event: &Self::Event) -> Result<()>;
+
+    /// Where it is, and what it follows.
+    fn position(&self) -> &Position;
+}
+
+/// Where a line is, counted by how often others came to follow it, and how much of another line's work it follows.
+pub(super) struct Position {
+    /// No other's.
+    id: u64,
+    stretch: AtomicU64,
+    /// The id of the line that it follows, and the first stretch of that one's work that it does not.
+    followed: AtomicU64,
+    until: AtomicU64,
+}
+
+impl Position {
+    pub(super) fn new() -> Position {
+        static N: AtomicU64 = AtomicU64::new(1); // 0 is nobody's
+        let id = N.fetch_add(1, Ordering::Relaxed);
+        let [stretch, followed, until] = [0; 3].map(AtomicU64::new);
+        Position { id, stretch, followed, until }
+    }
+
+    fn stretch(&self) -> u64 {
+        self.stretch.load(Ordering::Relaxed)
+    }
+
+    fn follows(&self, other: &Position, stretch: u64) -> bool {
+        self.followed.load(Ordering::Relaxed) == other.id
+            && stretch < self.until.load(Ordering::Relaxed)
+    }
+}
+
+/// Makes work of `line` from here on come behind all that `other` was asked for so far. A line follows one other line.
+#[cfg(any(feature = "cuda", test))]
+pub(super) fn follow<L: Line>(line: &L, other: &L) -> Result<()> {
+    line.wait(&other.record()?)?;
+    let (own, followed) = (line.position(), other.position());
+    own.followed.store(followed.id, Ordering::Relaxed);
+    own.until.store(followed.stretch.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+    Ok(())
 }
 
 /// The uses of an allocation that others must wait for.
@@ -27,14 +70,26 @@ pub(super) struct Users<L: Line> {
 /// The last use by one line.
 struct Use<L: Line> {
     by: L,
+    /// Of the line's work, in which it lies.
+    stretch: u64,
     /// After it; made when somebody first asks, or by [`Users::record_ready`].
     done: Option<L::Event>,
 }
 
 impl<L: Line> Use<L> {
+    /// A use by `line` at this point of its work.
+    fn now(line: &L) -> Self {
+        Self { by: line.clone(), stretch: line.position().stretch(), done: None }
+    }
+
+    /// Whether it comes before all that `line` is asked for from here on.
+    fn precedes(&self, line: &L) -> bool {
+        self.by == *line || line.position().follows(self.by.position(), self.stretch)
+    }
+
     /// Makes `line` wait for it.
     fn precede(&mut self, line: &L) -> Result<()> {
-        if self.by == *line {
+        if self.precedes(line) {
             return Ok(());
         }
         let done = match self.done.take() {
@@ -48,19 +103,20 @@ impl<L: Line> Use<L> {
 impl<L: Line> Users<L> {
     /// Of memory that `line` was given.
     pub(super) fn new(line: &L) -> Self {
-        Self { writer: Use { by: line.clone(), done: None }, readers: Vec::new() }
+        Self { writer: Use::now(line), readers: Vec::new() }
     }
 
     /// Before `line` reads.
     pub(super) fn read(&mut self, line: &L) -> Result<()> {
         if let Some(reader) = self.readers.iter_mut().find(|reader| reader.by == *line) {
-            reader.done = None;
+            *reader = Use::now(line);
             return Ok(());
         }
         self.writer.precede(line)?;
         // The writer's own reads come before its mark unless there is one already.
-        if self.writer.by != *line || self.writer.done.is_some() {
-            self.readers.push(Use { by: line.clone(), done: None });
+        match self.writer.by == *line && self.writer.done.is_none() {
+            true => self.writer = Use::now(line),
+            false => self.readers.push(Use::now(line)),
         }
         Ok(())
     }
@@ -68,23 +124,22 @@ impl<L: Line> Users<L> {
     /// Before `line` writes.
     pub(super) fn write(&mut self, line: &L) -> Result<()> {
         self.all_precede(line)?;
-        self.writer = Use { by: line.clone(), done: None };
+        self.writer = Use::now(line);
         self.readers.clear();
         Ok(())
     }
 
-    /// Marks what `line` wrote as ready, so that others need not wait for what it does next.
+    /// Marks what `line` wrote, or a line that it follows, as ready, so that others need not wait for what it does next.
     pub(super) fn record_ready(&mut self, line: &L) -> Result<()> {
-        if self.writer.by == *line && self.writer.done.is_none() {
+        if self.writer.precedes(line) && self.writer.done.is_none() {
             self.writer.done = Some(line.record()?);
         }
         Ok(())
     }
 
-    /// Whether no other line than `line` has to be waited for.
-    #[cfg(feature = "cuda")] // the tests of the order free nothing
+    /// Whether `line` has no other line to wait for.
     pub(super) fn is_only(&self, line: &L) -> bool {
-        self.writer.by == *line && self.readers.iter().all(|reader| reader.by == *line)
+        self.writer.precedes(line) && self.readers.iter().all(|reader| reader.precedes(line))
     }
 
     /// Makes `line` wait for every use.
@@ -96,7 +151,7 @@ impl<L: Line> Users<L> {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
+    use std::cell::{Cell, RefCell};
     use std::rc::Rc;
 
     use super::*;
@@ -106,6 +161,8 @@ mod tests {
     struct Clock {
         number: usize,
         clocks: Rc<RefCell<[[u64; 3]; 3]>>,
+        position: Rc<Position>,
+        n_marks: Rc<Cell<u32>>,
     }
 
     impl PartialEq for Clock {
@@ -118,6 +175,7 @@ mod tests {
         type Event = [u64; 3];
 
         fn record(&self) -> Result<[u64; 3]> {
+            self.n_marks.update(|n| n + 1);
             Ok(self.clocks.borrow()[self.number])
         }
 
@@ -126,9 +184,23 @@ mod tests {
             mine.iter_mut().zip(event).for_each(|(mine, theirs)| *mine = (*mine).max(*theirs));
             Ok(())
         }
+
+        fn position(&self) -> &Position {
+            &self.position
+        }
     }
 
     impl Clock {
+        fn all() -> [Clock; 3] {
+            let (clocks, n_marks) = (Rc::default(), Rc::default());
+            std::array::from_fn(|number| Clock {
+                number,
+                clocks: Rc::clone(&clocks),
+                position: Rc::new(Position::new()),
+                n_marks: Rc::clone(&n_marks),
+            })
+        }
+
         /// Does some work; returns its time and what comes before it.
         fn work(&self) -> (usize, [u64; 3]) {
             let mine = &mut self.clocks.borrow_mut()[self.number];
@@ -144,16 +216,14 @@ mod tests {
 
     #[test]
     fn uses_that_conflict_are_ordered() {
-        // All programs of six steps: who, and whether it reads, writes or marks as ready.
-        for program in 0..9u32.pow(6) {
-            let clocks = Rc::new(RefCell::new([[0; 3]; 3]));
-            let lines: [Clock; 3] =
-                std::array::from_fn(|number| Clock { number, clocks: clocks.clone() });
+        // All programs of six steps: who, and whether it reads, writes, marks as ready or follows the next one.
+        for program in 0..12u32.pow(6) {
+            let lines = Clock::all();
             let mut users = Users::new(&lines[0]);
             let mut written = lines[0].work();
             let mut read = Vec::new();
             for step in 0..6 {
-                let act = program / 9u32.pow(step) % 9;
+                let act = program / 12u32.pow(step) % 12;
                 let line = &lines[act as usize % 3];
                 match act / 3 {
                     0 => {
@@ -171,11 +241,12 @@ mod tests {
                         written = now;
                         read.clear();
                     }
-                    _ => users.record_ready(line).unwrap(),
+                    2 => users.record_ready(line).unwrap(),
+                    _ => follow(line, &lines[(act as usize + 1) % 3]).unwrap(),
                 }
             }
-            let freeing = Clock { number: 1, clocks };
-            users.all_precede(&freeing).unwrap();
+            let freeing = &lines[1];
+            users.all_precede(freeing).unwrap();
             let now = freeing.work();
             assert!(read.iter().chain([&written]).all(|r| precedes(*r, now)), "freed while used");
         }
@@ -183,13 +254,36 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_what_comes_after_the_mark() {
-        let clocks = Rc::new(RefCell::new([[0; 3]; 3]));
-        let [a, b] = [0, 1].map(|number| Clock { number, clocks: clocks.clone() });
+        let [a, b, _] = Clock::all();
         let mut users = Users::new(&a);
         a.work();
         users.record_ready(&a).unwrap();
         a.work();
         users.read(&b).unwrap();
         assert_eq!(b.work().1, [1, 1, 0]);
+    }
+
+    /// As the queues of one worker do, around two pieces of work that run beside each other.
+    #[test]
+    fn who_follows_a_line_waits_for_none_of_its_earlier_work_again() {
+        let [own, beside, _] = Clock::all();
+        let mut weights = Users::new(&own);
+        own.work();
+        follow(&beside, &own).unwrap();
+        weights.read(&beside).unwrap();
+        let mut made = Users::new(&beside);
+        beside.work();
+        own.work();
+        follow(&own, &beside).unwrap();
+        follow(&beside, &own).unwrap();
+        beside.work();
+        made.read(&own).unwrap();
+        weights.write(&own).unwrap();
+        assert_eq!(
+            (own.work().1, own.n_marks.get()),
+            ([3, 1, 0], 3),
+            "no mark but those of follow"
+        );
+        assert!(made.is_only(&own) && !made.is_only(&beside));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use chimera_core::device::Result;
 
-use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, int, long};
+use super::{Arg, BLOCK, Driver, Element, Gpu, Queue, Tensor, int, long};
 
 /// Blocks of a sum over all elements; each leaves one number.
 const MOST_PARTS: usize = 1024;
@@ -99,13 +99,14 @@ impl<D: Driver> Gpu<D> {
     /// A number for each column of blocks, of those that have arrived: 0, as every kernel leaves it.
     pub(super) fn arrived(&self, ranges: &Ranges) -> Result<Arc<D::Memory>> {
         let bytes = ranges.grid()[0] * size_of::<u32>();
-        let mut kept = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        let Queue { driver, arrived } = self.queue();
+        let mut kept = arrived.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((memory, _)) = kept.as_ref().filter(|(_, room)| *room >= bytes) {
             return Ok(Arc::clone(memory));
         }
         let room = bytes.next_power_of_two();
-        let memory = Arc::new(self.driver.allocate(room)?);
-        self.driver.fill(&memory, 0)?;
+        let memory = Arc::new(driver.allocate(room)?);
+        driver.fill(&memory, 0)?;
         *kept = Some((Arc::clone(&memory), room));
         Ok(memory)
     }

@@ -1,12 +1,14 @@
 //! Mistakes of the backend are found: the emulated driver acts as if a call had been forgotten or confused, and the
-//! training below fails or comes to other losses.
+//! tests below fail or come to other numbers.
 
 use std::env;
 use std::process::Command;
 
 use chimera_backend_candle::gpu::Element;
 use chimera_core::device::reference::Reference;
+use chimera_core::device::{Device, DeviceError, Overlap};
 use chimera_core::equivalence::RunError;
+use chimera_core::layers::{Layers, Layout};
 
 use super::{emulated, run};
 
@@ -27,18 +29,43 @@ fn two_gpus_train_as_the_reference() -> Result<(), RunError> {
     Ok(())
 }
 
+/// Two pieces of work beside each other, of which the second reads what is written before, and then one that reads both.
+#[test]
+fn what_comes_behind_an_overlap_waits_for_both_pieces() -> Result<(), DeviceError> {
+    let gpu = emulated::gpu(0, Element::F32);
+    let x = gpu.upload(&[2, 2], &[1.0, 2.0, 3.0, 4.0])?;
+    for _ in 0..4 {
+        let mut sum = gpu.zeros(&[2, 2])?;
+        gpu.overlap(Overlap::First)?;
+        let product = gpu.linear(&x, &x, Layout::InOut, None, None)?;
+        gpu.overlap(Overlap::Second)?;
+        gpu.accumulate(&mut sum, &x)?;
+        gpu.overlap(Overlap::Over)?;
+        gpu.accumulate(&mut sum, &product)?;
+        drop(product);
+        assert_eq!(gpu.download(&sum)?, [8.0, 12.0, 18.0, 26.0]);
+    }
+    Ok(())
+}
+
 #[test]
 fn mistakes_are_found() {
-    assert!(trains("", 1), "without a mistake");
-    for mistake in MISTAKES {
-        assert!((0..ORDERS).any(|order| !trains(mistake, order)), "{mistake} is not found");
+    let training = "two_gpus_train_as_the_reference";
+    // It would not be one if both pieces were in one queue.
+    let overlap = "what_comes_behind_an_overlap_waits_for_both_pieces";
+    for (test, mistakes) in [(training, &MISTAKES[..]), (overlap, &["no-wait"])] {
+        assert!(passes(test, "", 1), "{test}: without a mistake");
+        for mistake in mistakes {
+            let is_found = (0..ORDERS).any(|order| !passes(test, mistake, order));
+            assert!(is_found, "{test}: {mistake} is not found");
+        }
     }
 }
 
-/// Whether the test above passes in a process of its own, which a mistake may end.
-fn trains(mistake: &str, order: u32) -> bool {
+/// Whether a test above passes in a process of its own, which a mistake may end.
+fn passes(name: &str, mistake: &str, order: u32) -> bool {
     let mut test = Command::new(env::current_exe().expect("this program"));
-    test.args(["--exact", "mistakes::two_gpus_train_as_the_reference"]);
+    test.args(["--exact", &format!("mistakes::{name}")]);
     test.env("EMULATED_MISTAKE", mistake).env("EMULATED_SEED", order.to_string());
     test.output().expect("it starts").status.success()
 }

@@ -50,6 +50,17 @@ pub trait Clock: Send {
     fn ages(&mut self) -> Result<Vec<f64>>;
 }
 
+/// Where a device with several queues is, of two pieces of work that run beside each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Overlap {
+    /// The first piece comes next.
+    First,
+    /// The second piece comes next, and need not wait for the first one.
+    Second,
+    /// What comes next waits for both.
+    Over,
+}
+
 /// Memory, sums and updates of weights, see the [module](self).
 ///
 /// The first ten functions and the type are required. Each of the others has a default, for devices that gain
@@ -206,6 +217,12 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// Begins everything that was asked of the device so far. The engine calls this before it waits for other ranks,
     /// on devices that gather work before they begin it.
     fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Says of what is asked for next that it is a piece of work beside another one. Neither piece uses what the other makes. A
+    /// device that has one queue does one after the other.
+    fn overlap(&self, _: Overlap) -> Result<()> {
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use super::updating::Step;
 use crate::analyze::Need;
 use crate::analyze::timeline::{Awaited, Work};
 use crate::comm::{Comm, CommError, Endpoint, Payload, Tag, all_gather};
-use crate::device::Device;
+use crate::device::{Device, Overlap};
 use crate::effects::{Effects, Token, TokenKind};
 use crate::fault::{Class, Fault};
 use crate::few::Few;
@@ -40,7 +40,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         let start = self.now();
         let mut eaten = eaten.into_iter();
         let mut made = Few::new();
-        for op in cell.ops() {
+        for (op, piece) in cell.ops().zip([Overlap::First, Overlap::Second]) {
+            self.overlap(cell, piece)?;
             let effects = self.job.program.rules().effects(&op);
             let mine: VecDeque<_> = eaten.by_ref().take(effects.eats.len()).collect();
             let freed = self.kept_bytes(&effects.eats, mine.iter());
@@ -49,6 +50,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
             self.steps.activations.change(added, freed);
             made.extend(makes);
         }
+        self.overlap(cell, Overlap::Over)?;
         match cell {
             Cell::One(op) if cell.lane() == Lane::Moves => {
                 self.record(worker, Work::Move(*op), start);
@@ -264,6 +266,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
         if !factors.is_empty() {
             self.put_factors(bucket, factors);
+        }
+    }
+
+    /// Lets a device with several queues do the ops of a pair beside each other.
+    fn overlap(&self, cell: &Cell, piece: Overlap) -> Result<(), Fault> {
+        match cell {
+            Cell::One(_) => Ok(()),
+            Cell::Pair(..) => self.on_device(cell, self.device.overlap(piece)),
         }
     }
 

@@ -7,7 +7,7 @@ use cudarc::driver::CudaEvent;
 use cudarc::driver::result::DriverError;
 
 use super::super::{At, Lane};
-use super::memory::{Held, Memory, Stream};
+use super::memory::{Ends, Held, Memory, Stream};
 use super::pool::Pool;
 use super::{failed, out_of_memory, said};
 
@@ -15,7 +15,7 @@ use super::{failed, out_of_memory, said};
 pub struct SideStream {
     pub(super) name: String,
     pub(super) stream: Stream,
-    pub(super) freeing: Stream,
+    pub(super) ends: Ends,
     pub(super) pool: Arc<Pool>,
     pub(super) held: Arc<Held>,
 }
@@ -40,7 +40,7 @@ impl Lane for SideStream {
 
     fn allocate(&self, bytes: usize) -> Result<Memory> {
         self.enter()?;
-        Memory::new(&self.pool, &self.stream, &self.freeing, &self.held, bytes)
+        Memory::new(&self.pool, &self.stream, &self.ends, &self.held, bytes)
             .map_err(|e| out_of_memory(&self.name, bytes, &e))
     }
 

@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex};
 
 use chimera_core::device::{DeviceError, Result};
 use cudarc::driver::result::DriverError;
-use cudarc::driver::{CudaEvent, CudaStream, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
 
-use super::super::order::{Line, Users};
+use super::super::order::{Line, Position, Users};
 use super::pool::Pool;
 use super::{lock, said};
 
-/// A stream, and the number of its GPU.
+/// A stream, the number of its GPU, and what it follows.
 #[derive(Clone)]
-pub(super) struct Stream(pub(super) Arc<CudaStream>, pub(super) usize);
+pub(super) struct Stream(pub(super) Arc<CudaStream>, pub(super) usize, Arc<Position>);
 
 impl PartialEq for Stream {
     fn eq(&self, other: &Self) -> bool {
@@ -31,9 +31,20 @@ impl Line for Stream {
     fn wait(&self, event: &CudaEvent) -> Result<()> {
         self.0.wait(event).map_err(|e| self.failed("wait", &e))
     }
+
+    fn position(&self) -> &Position {
+        &self.2
+    }
 }
 
 impl Stream {
+    pub(super) fn new(
+        context: &Arc<CudaContext>,
+        ordinal: usize,
+    ) -> std::result::Result<Stream, DriverError> {
+        Ok(Stream(context.new_stream()?, ordinal, Arc::new(Position::new())))
+    }
+
     fn failed(&self, op: &'static str, e: &DriverError) -> DeviceError {
         super::failed(&format!("cuda:{}", self.1), op, said(e))
     }
@@ -44,11 +55,20 @@ pub struct Memory {
     address: sys::CUdeviceptr,
     bytes: usize,
     home: Stream,
-    freeing: Stream,
+    ends: Ends,
     pool: Arc<Pool>,
     /// Of the worker that holds it; of none while it is on its way.
     held: Mutex<Option<Arc<Held>>>,
     users: Mutex<Users<Stream>>,
+}
+
+/// The streams of a worker by which memory is given back.
+#[derive(Clone)]
+pub(super) struct Ends {
+    /// Its own one, where all that used the memory come before it.
+    pub(super) own: Stream,
+    /// One that waits for others, so that compute does not.
+    pub(super) freeing: Stream,
 }
 
 /// Bytes that one worker's tensors take, and the most there were.
@@ -78,7 +98,7 @@ impl Memory {
     pub(super) fn new(
         pool: &Arc<Pool>,
         home: &Stream,
-        freeing: &Stream,
+        ends: &Ends,
         held: &Arc<Held>,
         bytes: usize,
     ) -> std::result::Result<Self, DriverError> {
@@ -90,8 +110,8 @@ impl Memory {
             other => other?,
         };
         let users = Mutex::new(Users::new(home));
-        let (home, freeing, pool) = (home.clone(), freeing.clone(), Arc::clone(pool));
-        let memory = Self { address, bytes, home, freeing, pool, held: Mutex::default(), users };
+        let (home, ends, pool) = (home.clone(), ends.clone(), Arc::clone(pool));
+        let memory = Self { address, bytes, home, ends, pool, held: Mutex::default(), users };
         memory.belong(Some(held));
         Ok(memory)
     }
@@ -145,12 +165,12 @@ impl Drop for Memory {
     fn drop(&mut self) {
         self.belong(None);
         let mut users = lock(&self.users);
-        let stream = if users.is_only(&self.home) {
-            &self.home
-        } else if users.all_precede(&self.freeing).is_ok() {
-            &self.freeing
-        } else {
-            return; // the device failed: what it holds goes with the process
+        let Ends { own, freeing } = &self.ends;
+        let behind = [&self.home, own].into_iter().find(|stream| users.is_only(stream));
+        let stream = match behind {
+            Some(stream) => stream,
+            None if users.all_precede(freeing).is_ok() => freeing,
+            None => return, // the device failed: what it holds goes with the process
         };
         let bound = stream.0.context().bind_to_thread();
         // SAFETY: freed once, and the stream comes after every use.

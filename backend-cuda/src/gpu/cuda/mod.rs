@@ -38,9 +38,10 @@ pub use memory::Memory;
 pub use timed::LaunchTime;
 pub use usage::Usage;
 
+use super::order::follow;
 use super::{Arg, Download, Driver, Launch, Plus, Product};
 use clock::StreamClock;
-use memory::{Held, Stream};
+use memory::{Ends, Held, Stream};
 use pool::Pool;
 use product::Blas;
 use staging::Staging;
@@ -59,16 +60,21 @@ struct Inner {
     blas: Mutex<Blas>,
     staging: Mutex<Staging>,
     stream: Stream,
-    /// Where memory is given back that others have used: it waits for them, and compute does not.
-    freeing: Stream,
-    functions: HashMap<String, sys::CUfunction>,
+    ends: Ends,
+    functions: Arc<HashMap<String, sys::CUfunction>>,
     pool: Arc<Pool>,
     held: Arc<Held>,
+    counts: Arc<StreamCounts>,
+    timed: Arc<Timed>,
+}
+
+/// What a worker has done so far.
+#[derive(Default)]
+struct StreamCounts {
     n_launches: AtomicU64,
     n_waits: AtomicU64,
     /// Launches that the host has waited for.
     n_done: AtomicU64,
-    timed: Timed,
 }
 
 // SAFETY: handles of functions are numbers to the driver, which is thread-safe; what is changed
@@ -88,15 +94,17 @@ impl Drop for Inner {
 impl Cuda {
     /// Counts times that the host waited for all that the stream has to do.
     fn waited(&self, times: u64) {
-        self.0.n_waits.fetch_add(times, Ordering::Relaxed);
+        let StreamCounts { n_launches, n_waits, n_done } = &*self.0.counts;
+        n_waits.fetch_add(times, Ordering::Relaxed);
         if times > 0 {
-            self.0.n_done.store(self.0.n_launches.load(Ordering::Relaxed), Ordering::Relaxed);
+            n_done.store(n_launches.load(Ordering::Relaxed), Ordering::Relaxed);
         }
     }
 
     /// Whether anything was started since.
     fn is_busy(&self) -> bool {
-        self.0.n_launches.load(Ordering::Relaxed) > self.0.n_done.load(Ordering::Relaxed)
+        let StreamCounts { n_launches, n_done, .. } = &*self.0.counts;
+        n_launches.load(Ordering::Relaxed) > n_done.load(Ordering::Relaxed)
     }
 
     fn named<T>(&self, op: &'static str, result: std::result::Result<T, DriverError>) -> Result<T> {
@@ -126,7 +134,7 @@ impl Driver for Cuda {
 
     fn allocate(&self, bytes: usize) -> Result<Memory> {
         self.bind()?;
-        Memory::new(&self.0.pool, &self.0.stream, &self.0.freeing, &self.0.held, bytes)
+        Memory::new(&self.0.pool, &self.0.stream, &self.0.ends, &self.0.held, bytes)
             .map_err(|e| out_of_memory(&self.0.name, bytes, &e))
     }
 
@@ -152,7 +160,7 @@ impl Driver for Cuda {
         self.bind()?;
         let mut staging = lock(&self.0.staging);
         let waits = self.named("upload", staging.copy(&self.0.stream, memory.address(), bytes))?;
-        self.0.n_waits.fetch_add(waits, Ordering::Relaxed); // for earlier uploads alone
+        self.0.counts.n_waits.fetch_add(waits, Ordering::Relaxed); // for earlier uploads alone
         Ok(())
     }
 
@@ -197,7 +205,7 @@ impl Driver for Cuda {
             Some(function) => *function,
             None => return Err(failed(&self.0.name, launch.kernel, "no such kernel".into())),
         };
-        self.0.n_launches.fetch_add(1, Ordering::Relaxed);
+        self.0.counts.n_launches.fetch_add(1, Ordering::Relaxed);
         self.timing(What::Kernel(launch.kernel), || {
             // SAFETY: the function belongs to the context, arguments are those that it takes, in order and of its
             // sizes, and memory is alive and ordered behind its other uses; see the emulated tests.
@@ -227,7 +235,7 @@ impl Driver for Cuda {
         }
         product.into.memory.write(&self.0.stream)?;
         self.bind()?;
-        self.0.n_launches.fetch_add(1, Ordering::Relaxed);
+        self.0.counts.n_launches.fetch_add(1, Ordering::Relaxed);
         self.timing(What::Product([product.m, product.n, product.k]), || {
             let done = lock(&self.0.blas).multiply(product);
             done.map_err(|reason| failed(&self.0.name, "matrix product", reason))
@@ -269,16 +277,25 @@ impl Driver for Cuda {
         Ok(Some(copy))
     }
 
+    fn beside(&self) -> Result<Cuda> {
+        self.open_beside()
+    }
+
+    fn follow(&self, other: &Cuda) -> Result<()> {
+        self.bind()?;
+        follow(&self.0.stream, &other.0.stream)
+    }
+
     fn clock(&self) -> Result<Option<Box<dyn Clock>>> {
         Ok(Some(Box::new(StreamClock::new(self.clone()))))
     }
 
     fn lane(&self) -> Result<SideStream> {
         self.bind()?;
-        let Inner { name, freeing, stream, held, pool, .. } = &*self.0;
-        let side = self.named("new stream", stream.0.context().new_stream())?;
-        let (name, freeing, stream) = (name.clone(), freeing.clone(), Stream(side, stream.1));
-        Ok(SideStream { name, stream, freeing, pool: Arc::clone(pool), held: Arc::clone(held) })
+        let Inner { name, ends, stream, held, pool, .. } = &*self.0;
+        let stream = Stream::new(stream.0.context(), stream.1);
+        let (name, ends, stream) = (name.clone(), ends.clone(), self.named("new stream", stream)?);
+        Ok(SideStream { name, stream, ends, pool: Arc::clone(pool), held: Arc::clone(held) })
     }
 }
 

@@ -57,6 +57,13 @@ impl Blas {
         Ok(Self { handle, stream, workspace, plans, compute })
     }
 
+    /// One for another stream, which computes alike.
+    pub(super) fn beside(&self, stream: &Stream) -> Result<Self, String> {
+        let mut blas = Self::new(stream)?;
+        blas.compute = self.compute;
+        Ok(blas)
+    }
+
     /// Lets products of f32 leave out the last 13 bits of their operands, which is many times as fast.
     pub(super) fn allow_tf32(&mut self) {
         self.plans.clear();

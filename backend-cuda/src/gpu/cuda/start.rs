@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use chimera_core::device::Result;
@@ -11,11 +10,10 @@ use cudarc::driver::{CudaContext, sys};
 
 use super::super::{Element, kernels, source};
 use super::device::has_bf16;
-use super::memory::Stream;
+use super::memory::{Ends, Stream};
 use super::pool::Pool;
 use super::product::Blas;
 use super::staging::Staging;
-use super::timed::Timed;
 use super::{Cuda, Inner, compile, count, failed, lock, said};
 
 impl Cuda {
@@ -44,9 +42,8 @@ impl Cuda {
         }
         let image = compile::cached(&format!("sm_{major}{minor}"), activations)
             .map_err(|reason| failed(&name, "compilation of kernels", reason))?;
-        let streams = || Ok([context.new_stream()?, context.new_stream()?]);
-        let [stream, freeing] =
-            streams().map_err(on_device("new stream"))?.map(|stream| Stream(stream, ordinal));
+        let streams = || Ok([Stream::new(&context, ordinal)?, Stream::new(&context, ordinal)?]);
+        let [stream, freeing] = streams().map_err(on_device("new stream"))?;
         let functions =
             load(&context, &image, activations).map_err(on_device("loading of kernels"))?;
         let blas = Blas::new(&stream).map_err(|reason| failed(&name, "start of cuBLAS", reason))?;
@@ -54,22 +51,43 @@ impl Cuda {
         let pool = Pool::of(&context, ordinal).map_err(on_device("memory pool"))?;
         Ok(Self(Arc::new(Inner {
             name,
+            ends: Ends { own: stream.clone(), freeing },
             stream,
-            freeing,
-            functions,
+            functions: Arc::new(functions),
             blas: Mutex::new(blas),
             staging: Mutex::new(staging),
             pool,
             held: Arc::default(),
-            n_launches: AtomicU64::new(0),
-            n_waits: AtomicU64::new(0),
-            n_done: AtomicU64::new(0),
-            timed: Timed::default(),
+            counts: Arc::default(),
+            timed: Arc::default(),
         })))
     }
 }
 
 impl Cuda {
+    /// A second stream of the same worker, whose work counts with that of the first.
+    pub(super) fn open_beside(&self) -> Result<Self> {
+        self.bind()?;
+        let stream = Stream::new(self.0.stream.0.context(), self.0.stream.1);
+        let stream = self.named("new stream", stream)?;
+        let start = |reason| failed(&self.0.name, "start of cuBLAS", reason);
+        let blas = lock(&self.0.blas).beside(&stream).map_err(start)?;
+        let staging = self.named("pinned memory", Staging::new(&stream))?;
+        let Inner { name, ends, functions, pool, held, counts, timed, .. } = &*self.0;
+        Ok(Cuda(Arc::new(Inner {
+            name: name.clone(),
+            blas: Mutex::new(blas),
+            staging: Mutex::new(staging),
+            stream,
+            ends: ends.clone(),
+            functions: Arc::clone(functions),
+            pool: Arc::clone(pool),
+            held: Arc::clone(held),
+            counts: Arc::clone(counts),
+            timed: Arc::clone(timed),
+        })))
+    }
+
     /// Lets products of f32 be of TF32, whose operands have 11 bits: by tensor cores, many times as fast.
     pub fn allow_tf32(&self) {
         lock(&self.0.blas).allow_tf32();

@@ -30,8 +30,8 @@ impl Cuda {
     pub fn usage(&self) -> Result<Usage> {
         let counts = self.named("memory pool", self.0.pool.counts())?;
         Ok(Usage {
-            n_launches: self.0.n_launches.load(Ordering::Relaxed),
-            n_waits: self.0.n_waits.load(Ordering::Relaxed),
+            n_launches: self.0.counts.n_launches.load(Ordering::Relaxed),
+            n_waits: self.0.counts.n_waits.load(Ordering::Relaxed),
             used_bytes: counts.used,
             peak_bytes: counts.peak,
             reserved_bytes: counts.reserved,

@@ -1,7 +1,7 @@
 //! The device that is noted.
 
 use super::Recorded;
-use crate::device::{AdamW, Clock, Device, Dtype, Elements, Fetch, Result, Sgd, Updated};
+use crate::device::{AdamW, Clock, Device, Dtype, Elements, Fetch, Overlap, Result, Sgd, Updated};
 
 impl<D: Device> Device for Recorded<D> {
     type Tensor = D::Tensor;
@@ -110,6 +110,10 @@ impl<D: Device> Device for Recorded<D> {
 
     fn flush(&self) -> Result<()> {
         self.device.flush()
+    }
+
+    fn overlap(&self, piece: Overlap) -> Result<()> {
+        self.device.overlap(piece)
     }
 
     fn clock(&self) -> Result<Option<Box<dyn Clock>>> {
