@@ -3,10 +3,13 @@
 //! All libraries are opened when they are first asked for. A program built with this starts everywhere, and
 //! [`Cuda::new`] says what a machine lacks.
 
+#[cfg(feature = "candle-cuda")]
+mod candle;
 mod clock;
 mod compile;
 mod compiled;
 mod device;
+mod foreign;
 mod kept;
 mod lane;
 mod libraries;
@@ -29,6 +32,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use chimera_core::device::{Clock, DeviceError, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
+
+pub use cudarc::driver::CudaStream;
 
 pub use compile::compile;
 pub use compiled::{by_kernel, fault};
@@ -276,7 +281,7 @@ impl Driver for Cuda {
     fn lane(&self) -> Result<SideStream> {
         self.bind()?;
         let Inner { name, freeing, stream, held, pool, .. } = &*self.0;
-        let side = self.named("new stream", stream.0.context().new_stream())?;
+        let side = self.named("new stream", freeing.0.context().new_stream())?;
         let (name, freeing, stream) = (name.clone(), freeing.clone(), Stream(side, stream.1));
         Ok(SideStream { name, stream, freeing, pool: Arc::clone(pool), held: Arc::clone(held) })
     }
