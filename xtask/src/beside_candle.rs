@@ -1,5 +1,5 @@
 //! The crate in `tests/beside_candle`, which is no member of the workspace: a program with candle's CUDA and ours, and tests of
-//! tensors that go from one to the other. To build candle's takes a whole toolkit, which is downloaded where there is
+//! tensors that go from one to the other, and of stages that candle trains. To build candle's takes a whole toolkit, which is downloaded where there is
 //! none: 1.4 GB.
 
 use std::env;

@@ -320,9 +320,12 @@ int cuMemcpyPeerAsync(uint64_t to, Context* into, uint64_t from, Context* of, si
     if (!holds(to, bytes, into) || !holds(from, bytes, of)) return INVALID_VALUE;
     if (is_mistaken("no-copy")) return SUCCESS;
     Pool* pool = bytes ? holder(from)->pool : nullptr;
-    // It would be right, and slow.
-    if (HAS_PEERS && pool && !pool->open_to.count(into)) end("a copy between GPUs goes through the host");
-    return enqueue_once(stream, "a copy between GPUs", [=] { memcpy((void*)to, (void*)from, bytes); });
+    // It would be right, and slow. Memory of a default pool is another library's, which may do so.
+    if (HAS_PEERS && pools.count(pool) && !pool->open_to.count(into)) end("a copy between GPUs goes through the host");
+    // It names both contexts, and takes a stream of one that is not the current one: cudarc relies on it.
+    if (!current || !streams.count(stream_of(stream))) return current ? INVALID_HANDLE : INVALID_CONTEXT;
+    stream_of(stream)->queue.push_back({"a copy between GPUs", [=] { return memcpy((void*)to, (void*)from, bytes), true; }});
+    return SUCCESS;
 }
 
 // The pools that a program has made and not destroyed.
@@ -390,10 +393,16 @@ int cuMemPoolGetAttribute(Pool* pool, int attribute, void* value) {
     return INVALID_VALUE;
 }
 
-// An image is a library with its length before it.
+// An image is a library with its length before it. PTX is another library's than the backend's: a program may bring the
+// kernels as functions of its own, of which one says how many arguments each has.
 int cuModuleLoadData(Module** module, const char* image) {
     Call call;
     if (!current) return INVALID_CONTEXT;
+    if (!memcmp(image, "//", 2)) {
+        static Module ptx{(Emulate*)dlsym(RTLD_DEFAULT, "ptx_emulate"), (int (*)(const char*))dlsym(RTLD_DEFAULT, "ptx_arity"), 0};
+        *module = &ptx;
+        return ptx.emulate && ptx.arity ? SUCCESS : INVALID_IMAGE;
+    }
     uint64_t bytes;
     if (memcmp(image, "EMULATED", 8)) return INVALID_IMAGE;
     memcpy(&bytes, image + 8, 8);
@@ -413,9 +422,14 @@ int cuModuleLoadData(Module** module, const char* image) {
     return SUCCESS;
 }
 
+int cuModuleUnload(Module*) { return SUCCESS; }  // the program may load it once more
+
 int cuModuleGetFunction(Function** function, Module* module, const char* name) {
     Call call;
-    if (module->arity(name) < 0) return NOT_FOUND;
+    if (module->arity(name) < 0) {
+        fprintf(stderr, "emulated GPU: there is no kernel %s\n", name);
+        return NOT_FOUND;
+    }
     *function = new Function{module, name, 48 * 1024};
     return SUCCESS;
 }

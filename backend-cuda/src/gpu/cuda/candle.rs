@@ -52,7 +52,7 @@ impl Gpu<Cuda> {
                 "its elements lie apart or in another order: copy it (Tensor::contiguous)",
             );
         };
-        if (address as usize + start * element.bytes()) % ALIGNMENT != 0 {
+        if !(address as usize + start * element.bytes()).is_multiple_of(ALIGNMENT) {
             return refused("it begins off a boundary of 16 bytes: copy it (Tensor::copy)");
         }
         // SAFETY: the storage is as long as that, and is there as long as a tensor of it; who clones it is told what is not

@@ -18,7 +18,7 @@ const NAMES: [(&str, &str); 3] = [
     ("libnvrtc.so", "libnvrtc.so.13"),
     ("libcublasLt.so", "libcublasLt.so.13"),
 ];
-/// One library with all else that candle links.
+/// One library with all else that candle links, and candle's kernels.
 const REST: [&str; 2] = ["libcublas.so.13", "libcurand.so.10"];
 
 /// Fails if the test does on emulated GPUs with these settings.
@@ -56,28 +56,36 @@ fn folder() -> &'static Path {
     })
 }
 
-/// Compiles handles, and functions that nobody calls: a program starts only if all that it links are there.
+/// Compiles what candle needs, and functions that nobody calls: a program starts only if all that it links are there.
 fn rest(folder: &Path, emulated: &[PathBuf]) {
     let here = env::current_exe().expect("this program");
+    let candle = include_str!("candle.cpp");
     let mut missing = symbols("--undefined-only", &here);
     missing.retain(|name| name.starts_with("cu") && !name.starts_with("cuda"));
-    let handles = include_str!("handles.c");
-    missing.retain(|name| !handles.contains(&format!("int {name}(")));
+    missing.retain(|name| !candle.contains(&format!("int {name}(")));
     for library in emulated {
         let there = symbols("--defined-only", library);
         missing.retain(|name| !there.contains(name));
     }
-    let fault = |name| format!("int {name}(void) {{ fault(\"{name}\"); return 1; }}\n");
+    let fault = |name| format!("extern \"C\" int {name}() {{ fault(\"{name}\"); }}\n");
     let faults: String = missing.iter().map(fault).collect();
-    let source = folder.join("rest.c");
-    let fault = "#include <stdio.h>\n#include <stdlib.h>\nstatic void fault(const char* name) {\n    \
-                 fprintf(stderr, \"%s is not emulated\\n\", name);\n    abort();\n}\n";
-    fs::write(&source, [handles, fault, &faults].concat()).expect("room");
-    let mut compile = Command::new(env::var("CC").unwrap_or_else(|_| "cc".into()));
-    compile.args(["-shared", "-fPIC", "-o"]).arg(folder.join(REST[0])).arg(&source);
-    assert!(compile.status().expect("a C compiler").success());
+    let (source, library) = (folder.join("candle.cpp"), folder.join(REST[0]));
+    fs::write(&source, [candle, FAULT, &faults].concat()).expect("room");
+    let mut compile = Command::new(env::var("CXX").unwrap_or_else(|_| "c++".into()));
+    compile.args(["-std=c++17", "-O2", "-shared", "-fPIC", "-o"]).arg(&library).arg(&source);
+    assert!(compile.arg(&emulated[0]).status().expect("a C++ compiler").success());
     symlink(REST[0], folder.join(REST[1])).expect("a link");
 }
+
+/// Ends the program with the name of a function.
+const FAULT: &str = "
+#include <cstdio>
+#include <cstdlib>
+[[noreturn]] static void fault(const char* name) {
+    fprintf(stderr, \"%s is not emulated\\n\", name);
+    abort();
+}
+";
 
 /// Names of the functions that a program or library lacks or has.
 fn symbols(which: &str, of: &Path) -> BTreeSet<String> {

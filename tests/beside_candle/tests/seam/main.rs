@@ -1,9 +1,9 @@
-//! Tensors go from candle's CUDA to ours and back without a copy, on an emulated GPU.
-//!
-//! Candle's own kernels are not emulated: candle uploads, copies and downloads here, and the kernels are ours.
+//! Candle's CUDA and ours on emulated GPUs: tensors go from one to the other without a copy, and candle trains stages of
+//! its modules.
 
 mod emulated;
 mod order;
+mod stages;
 mod tensors;
 
 /// Orders in which streams do their work: as late as possible, and drawn.
@@ -39,4 +39,13 @@ fn both_sides_wait_for_each_other() {
     let forgotten = [("EMULATED_SEED", "0"), ("EMULATED_MISTAKE", "no-wait")];
     let (passed, _) = emulated::run("order::each_sees_what_the_other_wrote", &forgotten);
     assert!(!passed, "a forgotten wait is not found");
+}
+
+#[test]
+fn candle_trains_its_modules_on_gpus() {
+    for test in ["train_on_one_gpu", "train_on_two_gpus", "train_with_a_stream_per_thread"] {
+        for seed in SEEDS {
+            emulated::passes(&format!("stages::{test}"), &[("EMULATED_SEED", seed)]);
+        }
+    }
 }
