@@ -1,5 +1,6 @@
-//! The crate in `tests/beside_candle`, which is no member of the workspace: a program with candle's CUDA and ours. To build
-//! candle's takes a whole toolkit, which is downloaded where there is none: 1.4 GB.
+//! The crate in `tests/beside_candle`, which is no member of the workspace: a program with candle's CUDA and ours, and tests of
+//! tensors that go from one to the other, and of stages that candle trains. To build candle's takes a whole toolkit, which is downloaded where there is
+//! none: 1.4 GB.
 
 use std::env;
 use std::fs;
@@ -25,7 +26,7 @@ const TOOLKIT: [&str; 8] = [
 /// For which chip candle's kernels are compiled.
 const CHIP: &str = "90";
 
-/// Builds the program and starts it, which needs no GPU.
+/// Lints the program, builds it, starts it, and runs its tests on emulated GPUs: none of it needs a real one.
 pub(crate) fn run() -> Result<()> {
     let (home, is_ours) = match env::var_os("CUDA_HOME").filter(|home| !home.is_empty()) {
         Some(home) => (PathBuf::from(home), false),
@@ -37,20 +38,27 @@ pub(crate) fn run() -> Result<()> {
             .into_iter()
             .chain(env::split_paths(&env::var_os("PATH").unwrap_or_default())),
     )?;
-    let manifest = root().join("tests/beside_candle/Cargo.toml");
-    run_command(cargo(["fmt", "--check", "--manifest-path"]).arg(&manifest))?;
-    let mut build = cargo(["build", "--locked", "--manifest-path"]);
-    build.arg(&manifest).env("CUDA_HOME", &home).env("PATH", tools);
-    run_command(build.env("CUDA_COMPUTE_CAP", CHIP).env("CARGO_TARGET_DIR", &builds))?;
     let mut folders = vec![home.join("lib64")];
     if is_ours {
         folders.push(home.join("lib64/stubs")); // no driver comes with the packages, and the program links it
     }
+    let libraries = search_path(&folders)?;
+    let manifest = root().join("tests/beside_candle/Cargo.toml");
+    let on_crate = |subcommand: &str| {
+        let mut command = cargo([subcommand, "--locked", "--manifest-path"]);
+        command.arg(&manifest).env("CUDA_HOME", &home).env("PATH", &tools);
+        command.env("CUDA_COMPUTE_CAP", CHIP).env("CARGO_TARGET_DIR", &builds);
+        command.env("LD_LIBRARY_PATH", &libraries);
+        command
+    };
+    run_command(cargo(["fmt", "--check", "--manifest-path"]).arg(&manifest))?;
+    run_command(&mut on_crate("build"))?;
     let mut start = Command::new(builds.join("debug").join(program("beside_candle")));
-    let said = read(start.env("LD_LIBRARY_PATH", search_path(&folders)?))?;
+    let said = read(start.env("LD_LIBRARY_PATH", &libraries))?;
     println!("{}", said.trim_end());
     ensure!(said.contains("NVRTC 13.") && said.contains("cuBLAS 13."), "it finds no libraries");
-    Ok(())
+    run_command(on_crate("clippy").args(["--all-targets", "--", "-D", "warnings"]))?;
+    run_command(&mut on_crate("test"))
 }
 
 /// The toolkit in target/cuda, laid out as programs expect one at `CUDA_HOME`.

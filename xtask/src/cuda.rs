@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// Only lints, tests on emulated GPUs, and compiles what needs none
     #[arg(long)]
     check: bool,
-    /// Only builds a program that has candle's CUDA too, with a toolkit of 1.4 GB where CUDA_HOME names none
+    /// Only builds and tests what has candle's CUDA too, with a toolkit of 1.4 GB where CUDA_HOME names none
     #[arg(long, conflicts_with = "check")]
     beside_candle: bool,
 }

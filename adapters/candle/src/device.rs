@@ -4,6 +4,9 @@ use candle_core::{DType, Tensor};
 use chimera_core::device::{Device, DeviceError, Dtype, Elements, Result};
 
 /// A device of candle, on which all tensors are of one type.
+///
+/// On a GPU each rank has a device of its own, which may be of the same GPU. Candle does not order the streams of two devices
+/// with each other, nor those that a device has in two threads, so the host waits where a tensor goes from rank to rank.
 #[derive(Clone, Debug)]
 pub struct Candle {
     device: candle_core::Device,
@@ -19,6 +22,14 @@ impl Candle {
     /// Tensors of `dtype` on the CPU.
     pub fn cpu(dtype: DType) -> Candle {
         Candle::new(candle_core::Device::Cpu, dtype)
+    }
+
+    /// Tensors of `dtype` on GPU number `ordinal`, by a stream of their own.
+    ///
+    /// # Errors
+    /// If candle was built without the feature `cuda`, or the machine lacks the GPU.
+    pub fn cuda(ordinal: usize, dtype: DType) -> candle_core::Result<Candle> {
+        Ok(Candle::new(candle_core::Device::new_cuda_with_stream(ordinal)?, dtype))
     }
 
     /// The device.
@@ -55,7 +66,13 @@ impl Device for Candle {
     }
 
     fn zeros(&self, shape: &[usize]) -> Result<Tensor> {
-        self.ran("zeros", Tensor::zeros(shape, self.dtype, &self.device))
+        let zeros = |shape: &[usize]| Tensor::zeros(shape, self.dtype, &self.device);
+        // CUDA allocates no empty memory.
+        let tensor = match shape.contains(&0) {
+            true => zeros(&[1]).and_then(|one| one.narrow(0, 0, 0)?.reshape(shape)),
+            false => zeros(shape),
+        };
+        self.ran("zeros", tensor)
     }
 
     fn shape(&self, tensor: &Tensor) -> Vec<usize> {
@@ -91,6 +108,24 @@ impl Device for Candle {
             Tensor::stack(&norms.collect::<candle_core::Result<Vec<_>>>()?, 0)
         };
         self.ran("squared_norms", norms())
+    }
+
+    fn record_ready(&self, _: &Tensor) -> Result<()> {
+        self.ran("record_ready", self.device.synchronize())
+    }
+
+    fn import(&self, tensor: Tensor) -> Result<Tensor> {
+        if self.device.is_cpu() {
+            return Ok(tensor);
+        }
+        // A copy, also of what is on this device: the other rank may give the memory back in a thread of its own.
+        let copy = match tensor.device().same_device(&self.device) {
+            true => tensor.copy(),
+            false => tensor.to_device(&self.device),
+        };
+        let copy = self.ran("import", copy)?;
+        self.ran("import", self.device.synchronize())?;
+        Ok(copy)
     }
 
     fn has_products(&self) -> bool {

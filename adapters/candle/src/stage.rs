@@ -118,7 +118,8 @@ impl<P: Piece> Differentiated<P> {
             false => (&y * dy)?.sum_all()?.backward()?,
         };
         let mut of = |var: &Var| match gradients.remove(var) {
-            Some(gradient) => Ok(gradient),
+            // Without what it was made of, which may be all of the graph, and which the stage before would differentiate, too.
+            Some(gradient) => Ok(gradient.detach()),
             None => var.zeros_like(), // the output does not depend on it
         };
         let dx = x.as_ref().map(&mut of).transpose()?;

@@ -24,11 +24,24 @@ struct Module { Emulate* emulate; int (*arity)(const char*); size_t static_share
 struct Function { Module* module; std::string name; size_t most_shared; };
 
 std::vector<Context>& contexts = *new std::vector<Context>(N_GPUS);
+// Of each GPU, for whoever asks for no pool. What it keeps is nobody's to count.
+std::vector<Pool>& default_pools = *new std::vector<Pool>(N_GPUS);
 std::map<std::string, Module>& modules = *new std::map<std::string, Module>;
 bool has_begun;
 long n_launches;
 
 Context* context_of(int device) { return device >= 0 && device < N_GPUS ? &contexts[device] : nullptr; }
+
+// Memory of a pool, which is there when the stream comes to it.
+int allocate(uint64_t& start, size_t bytes, Pool& pool, Stream* stream) {
+    if (pool.context != current) return INVALID_VALUE;
+    int result = reserve(bytes, &pool, start);
+    if (result) return result;
+    Allocation made = allocations[start];
+    result = enqueue_once(stream, "an allocation", [start, made] { open(start, made); });
+    if (result) release(made), allocations.erase(start);
+    return result;
+}
 
 }  // namespace
 
@@ -46,7 +59,7 @@ int cuInit(unsigned) {
     const char* loading = getenv("CUDA_MODULE_LOADING");
     bool is_eager = loading && !strcmp(loading, "EAGER");
     if (EAGER >= 0 && EAGER != is_eager) end(is_eager ? "kernels are loaded at once" : "kernels are loaded when used");
-    for (int i = 0; i < N_GPUS; i++) contexts[i] = {i, 0};
+    for (int i = 0; i < N_GPUS; i++) contexts[i] = {i, 0}, default_pools[i].context = &contexts[i];
     std::thread(go_on).detach();
     has_begun = true;
     return SUCCESS;
@@ -133,6 +146,7 @@ int cuStreamDestroy_v2(Stream* stream) {
 
 int cuStreamSynchronize(Stream* stream) {
     Call call;
+    stream = stream_of(stream);
     if (!streams.count(stream)) return INVALID_HANDLE;
     call.drain(*stream);
     return SUCCESS;
@@ -147,6 +161,7 @@ int cuEventCreate(Event** event, unsigned flags) {
 
 int cuEventRecord(Event* event, Stream* stream) {
     Call call;
+    stream = stream_of(stream);
     if (!streams.count(stream) || event->context != stream->context) return INVALID_HANDLE;
     auto mark = std::make_shared<Mark>(Mark{stream, false, 0});
     stream->queue.push_back({"an event", [mark] {
@@ -159,6 +174,7 @@ int cuEventRecord(Event* event, Stream* stream) {
 
 int cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
     Call call;
+    stream = stream_of(stream);
     if (!streams.count(stream)) return INVALID_HANDLE;
     if (is_mistaken("no-wait")) return SUCCESS;
     if (auto mark = event->mark) stream->queue.push_back({"a wait", [mark] { return reach(*mark); }});
@@ -224,16 +240,19 @@ int cuMemFree_v2(uint64_t start) {
 
 int cuMemAllocFromPoolAsync(uint64_t* start, size_t bytes, Pool* pool, Stream* stream) {
     Call call;
-    if (!pools.count(pool) || pool->context != current) return INVALID_VALUE;
-    if (!streams.count(stream) || stream->context != current) return current ? INVALID_HANDLE : INVALID_CONTEXT;
-    int result = reserve(bytes, pool, *start);
-    if (result) return result;
-    Allocation made = allocations[*start];
-    return enqueue_once(stream, "an allocation", [start = *start, made] { open(start, made); });
+    if (!pools.count(pool)) return INVALID_VALUE;
+    return allocate(*start, bytes, *pool, stream);
+}
+
+int cuMemAllocAsync(uint64_t* start, size_t bytes, Stream* stream) {
+    Call call;
+    if (!HAS_POOLS) return NOT_SUPPORTED;
+    return current ? allocate(*start, bytes, default_pools[current->ordinal], stream) : INVALID_CONTEXT;
 }
 
 int cuMemFreeAsync(uint64_t start, Stream* stream) {
     Call call;
+    stream = stream_of(stream);
     auto found = allocations.find(start);
     if (found == allocations.end() || !found->second.pool) return INVALID_VALUE;
     if (!streams.count(stream) || found->second.context != stream->context) return INVALID_HANDLE;
@@ -280,10 +299,19 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, Stream* st
     return enqueue_once(stream, "an upload", [=] { memcpy((void*)to, read(), bytes); });
 }
 
+// To memory that is not pinned the call returns when the copy is done.
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, Stream* stream) {
     Call call;
     if (!holds(from, bytes, current)) return INVALID_VALUE;
-    return enqueue_once(stream, "a download", [=] { memcpy(to, (void*)from, bytes); });
+    int result = enqueue_once(stream, "a download", [=] { memcpy(to, (void*)from, bytes); });
+    if (!result && !is_pinned(to)) call.drain(*stream_of(stream));
+    return result;
+}
+
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, Stream* stream) {
+    Call call;
+    if (!holds(to, bytes, current) || !holds(from, bytes, current)) return INVALID_VALUE;
+    return enqueue_once(stream, "a copy", [=] { memcpy((void*)to, (void*)from, bytes); });
 }
 
 int cuMemcpyPeerAsync(uint64_t to, Context* into, uint64_t from, Context* of, size_t bytes, Stream* stream) {
@@ -292,9 +320,12 @@ int cuMemcpyPeerAsync(uint64_t to, Context* into, uint64_t from, Context* of, si
     if (!holds(to, bytes, into) || !holds(from, bytes, of)) return INVALID_VALUE;
     if (is_mistaken("no-copy")) return SUCCESS;
     Pool* pool = bytes ? holder(from)->pool : nullptr;
-    // It would be right, and slow.
-    if (HAS_PEERS && pool && !pool->open_to.count(into)) end("a copy between GPUs goes through the host");
-    return enqueue_once(stream, "a copy between GPUs", [=] { memcpy((void*)to, (void*)from, bytes); });
+    // It would be right, and slow. Memory of a default pool is another library's, which may do so.
+    if (HAS_PEERS && pools.count(pool) && !pool->open_to.count(into)) end("a copy between GPUs goes through the host");
+    // It names both contexts, and takes a stream of one that is not the current one: cudarc relies on it.
+    if (!current || !streams.count(stream_of(stream))) return current ? INVALID_HANDLE : INVALID_CONTEXT;
+    stream_of(stream)->queue.push_back({"a copy between GPUs", [=] { return memcpy((void*)to, (void*)from, bytes), true; }});
+    return SUCCESS;
 }
 
 // The pools that a program has made and not destroyed.
@@ -303,22 +334,23 @@ int emulated_n_pools() {
     return pools.size();
 }
 
-// The device's default pool is not there: it is another's.
 int cuMemPoolCreate(Pool** pool, const int* properties) {
     Call call;
     if (!HAS_POOLS) return NOT_SUPPORTED;
     const int PINNED = 1, NO_HANDLE = 0, ON_DEVICE = 1;
     bool is_known = properties[0] == PINNED && properties[1] == NO_HANDLE && properties[2] == ON_DEVICE;
     if (!is_known || !context_of(properties[3])) return INVALID_VALUE;
-    *pool = new Pool{context_of(properties[3]), 0, 0, 0, {}};
+    *pool = new Pool{context_of(properties[3]), 0, 0, 0, {}, false};
     pools.insert(*pool);
     return SUCCESS;
 }
 
 int cuMemPoolDestroy(Pool* pool) {
     Call call;
-    if (pool->used) end("a pool is destroyed whose memory is in use");
-    return pools.erase(pool) ? SUCCESS : INVALID_VALUE;
+    if (!pools.count(pool) || pool->is_left) return INVALID_VALUE;
+    pool->is_left = true;
+    if (!pool->used) pools.erase(pool);
+    return SUCCESS;
 }
 
 int cuMemPoolTrimTo(Pool* pool, size_t least) {
@@ -361,10 +393,16 @@ int cuMemPoolGetAttribute(Pool* pool, int attribute, void* value) {
     return INVALID_VALUE;
 }
 
-// An image is a library with its length before it.
+// An image is a library with its length before it. PTX is another library's than the backend's: a program may bring the
+// kernels as functions of its own, of which one says how many arguments each has.
 int cuModuleLoadData(Module** module, const char* image) {
     Call call;
     if (!current) return INVALID_CONTEXT;
+    if (!memcmp(image, "//", 2)) {
+        static Module ptx{(Emulate*)dlsym(RTLD_DEFAULT, "ptx_emulate"), (int (*)(const char*))dlsym(RTLD_DEFAULT, "ptx_arity"), 0};
+        *module = &ptx;
+        return ptx.emulate && ptx.arity ? SUCCESS : INVALID_IMAGE;
+    }
     uint64_t bytes;
     if (memcmp(image, "EMULATED", 8)) return INVALID_IMAGE;
     memcpy(&bytes, image + 8, 8);
@@ -384,9 +422,14 @@ int cuModuleLoadData(Module** module, const char* image) {
     return SUCCESS;
 }
 
+int cuModuleUnload(Module*) { return SUCCESS; }  // the program may load it once more
+
 int cuModuleGetFunction(Function** function, Module* module, const char* name) {
     Call call;
-    if (module->arity(name) < 0) return NOT_FOUND;
+    if (module->arity(name) < 0) {
+        fprintf(stderr, "emulated GPU: there is no kernel %s\n", name);
+        return NOT_FOUND;
+    }
     *function = new Function{module, name, 48 * 1024};
     return SUCCESS;
 }

@@ -16,9 +16,9 @@ const long ALLOCATIONS = setting("EMULATED_ALLOCATIONS", INT64_MAX);
 const size_t PAGE = 4096, ARENA = size_t(1) << 42;
 const unsigned char POISON = 0xff, MARK = 0xa5;
 
-// Memory that its owner keeps, with the bytes in use, the most there were, and those that it has; and the GPUs that may
-// reach it beside its own.
-struct Pool { Context* context; uint64_t used, peak, reserved; std::set<Context*> open_to; };
+// Memory that its owner keeps, with the bytes in use, the most there were, and those that it has; the GPUs that may
+// reach it beside its own; and whether it goes when nothing of it is in use any more.
+struct Pool { Context* context; uint64_t used, peak, reserved; std::set<Context*> open_to; bool is_left; };
 struct Allocation { Context* context; size_t bytes; char* pages; size_t paged; Pool* pool; };
 
 std::set<Pool*>& pools = *new std::set<Pool*>;
@@ -97,14 +97,19 @@ int reserve(size_t bytes, Pool* pool, uint64_t& start) {
 // The reverse, when its stream is told to.
 void release(const Allocation& made) {
     made.context->used -= made.bytes;
-    if (made.pool) made.pool->used -= made.bytes;
+    if (!made.pool) return;
+    made.pool->used -= made.bytes;
+    if (made.pool->is_left && !made.pool->used) pools.erase(made.pool);
+}
+
+bool is_pinned(const void* at) {
+    auto after = pinned.upper_bound((char*)at);
+    return after != pinned.begin() && (char*)at < std::prev(after)->first + std::prev(after)->second;
 }
 
 // Memory of the host from which a copy reads later; what is not pinned is read at once, as the driver may.
 std::function<const char*()> source(const void* from, size_t bytes) {
-    auto after = pinned.upper_bound((char*)from);
-    bool is_pinned = after != pinned.begin() && (char*)from < std::prev(after)->first + std::prev(after)->second;
-    if (is_pinned) return [from] { return (const char*)from; };
+    if (is_pinned(from)) return [from] { return (const char*)from; };
     auto copy = std::make_shared<std::vector<char>>((const char*)from, (const char*)from + bytes);
     return [copy] { return copy->data(); };
 }

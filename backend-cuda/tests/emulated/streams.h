@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -126,9 +127,18 @@ struct Call {
     }
 };
 
+// The stream of a handle; by one name, CU_STREAM_PER_THREAD, each thread has its own in each context.
+Stream* stream_of(void* handle) {
+    static thread_local std::map<Context*, Stream*> own;
+    if (handle != (void*)2 || !current) return (Stream*)handle;
+    Stream*& stream = own[current];
+    if (!stream) streams.insert(stream = new Stream{current, {}});
+    return stream;
+}
+
 // With what the real driver would refuse.
 int enqueue(void* handle, const char* name, std::function<bool()> act) {
-    Stream* stream = (Stream*)handle;
+    Stream* stream = stream_of(handle);
     if (!current) return INVALID_CONTEXT;
     if (!streams.count(stream) || stream->context != current) return INVALID_HANDLE;
     stream->queue.push_back({name, std::move(act)});

@@ -95,6 +95,13 @@ impl Kept {
         Ok(())
     }
 
+    /// Counts a block no more: another owner gives it back to the driver.
+    pub(super) fn forget(&mut self, address: sys::CUdeviceptr) {
+        let size = self.sizes.remove(&address).unwrap_or(0) as u64;
+        self.counts.used -= size;
+        self.counts.reserved -= size;
+    }
+
     /// Gives all that nobody uses back to the driver, as soon as the device is done with it.
     pub(super) fn give_back(&mut self) -> Result<(), DriverError> {
         for block in self.free.values().flatten() {

@@ -1,5 +1,7 @@
-//! Memory of a GPU's pool, and the order of its uses.
+//! Memory of a GPU's pool, or of another owner, and the order of its uses.
 
+use std::any::Any;
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -38,11 +40,16 @@ impl Line for Stream {
 }
 
 impl Stream {
+    /// One that was made, of the GPU of this number.
+    pub(super) fn of(stream: Arc<CudaStream>, ordinal: usize) -> Stream {
+        Stream(stream, ordinal, Arc::new(Position::new()))
+    }
+
     pub(super) fn new(
         context: &Arc<CudaContext>,
         ordinal: usize,
     ) -> std::result::Result<Stream, DriverError> {
-        Ok(Stream(context.new_stream()?, ordinal, Arc::new(Position::new())))
+        Ok(Stream::of(context.new_stream()?, ordinal))
     }
 
     fn failed(&self, op: &'static str, e: &DriverError) -> DeviceError {
@@ -54,13 +61,24 @@ impl Stream {
 pub struct Memory {
     address: sys::CUdeviceptr,
     bytes: usize,
+    /// The first stream that used it.
     home: Stream,
-    ends: Ends,
-    pool: Arc<Pool>,
+    ownership: Mutex<Ownership>,
     /// Of the worker that holds it; of none while it is on its way.
     held: Mutex<Option<Arc<Held>>>,
     users: Mutex<Users<Stream>>,
 }
+
+/// Who gives memory back, and when.
+enum Ownership {
+    /// The pool, on a stream that comes after every use.
+    Pool { pool: Arc<Pool>, ends: Ends },
+    /// Its owner, which is dropped when work on `stream` comes after every use.
+    Foreign { owner: ForeignOwner, stream: Stream },
+}
+
+/// What keeps memory that is not a pool's.
+pub(super) type ForeignOwner = Box<dyn Any + Send + Sync>;
 
 /// The streams of a worker by which memory is given back.
 #[derive(Clone)]
@@ -109,11 +127,66 @@ impl Memory {
             }
             other => other?,
         };
-        let users = Mutex::new(Users::new(home));
-        let (home, ends, pool) = (home.clone(), ends.clone(), Arc::clone(pool));
-        let memory = Self { address, bytes, home, ends, pool, held: Mutex::default(), users };
+        let ownership = Ownership::Pool { pool: Arc::clone(pool), ends: ends.clone() };
+        let memory = Self {
+            address,
+            bytes,
+            home: home.clone(),
+            ownership: Mutex::new(ownership),
+            held: Mutex::default(),
+            users: Mutex::new(Users::new(home)),
+        };
         memory.belong(Some(held));
         Ok(memory)
+    }
+
+    /// Memory of an owner, as the work that was put into `stream` so far leaves it.
+    ///
+    /// # Safety
+    /// The `bytes` at `address` are there until `owner` is dropped and what is in `stream` then is done.
+    pub(super) unsafe fn of_owner(
+        address: sys::CUdeviceptr,
+        bytes: usize,
+        stream: Stream,
+        owner: ForeignOwner,
+    ) -> Result<Self> {
+        let mut users = Users::new(&stream);
+        users.record_ready(&stream)?;
+        Ok(Self {
+            address,
+            bytes,
+            home: stream.clone(),
+            ownership: Mutex::new(Ownership::Foreign { owner, stream }),
+            held: Mutex::default(),
+            users: Mutex::new(users),
+        })
+    }
+
+    /// The owner of the memory, whose work from here on comes after what was done to it here; `None` if the owner is of another
+    /// type. Memory of this backend is first given to the owner that `own` makes of its address and bytes, with the stream
+    /// on which the owner works.
+    ///
+    /// # Errors
+    /// If `own` fails, or the device.
+    ///
+    /// # Safety
+    /// What `own` makes gives the memory back to the driver when it is dropped, behind what its stream has to do then.
+    pub unsafe fn owned_by<T: Clone + Send + Sync + 'static>(
+        &self,
+        own: impl FnOnce(u64, usize) -> Result<(T, Arc<CudaStream>)>,
+    ) -> Result<Option<T>> {
+        let mut ownership = lock(&self.ownership);
+        if let Ownership::Pool { pool, .. } = &*ownership {
+            let pool = Arc::clone(pool);
+            let (owner, stream) = own(self.address, self.bytes)?;
+            pool.forget(self.address);
+            let stream = Stream::of(stream, self.ordinal());
+            *ownership = Ownership::Foreign { owner: Box::new(owner), stream };
+        }
+        let Ownership::Foreign { owner, stream } = &*ownership else { return Ok(None) };
+        let Some(owner) = owner.downcast_ref::<T>() else { return Ok(None) };
+        lock(&self.users).read(stream)?;
+        Ok(Some(owner.clone()))
     }
 
     /// Counts it as a worker's from now on, or as nobody's.
@@ -128,7 +201,8 @@ impl Memory {
         }
     }
 
-    pub(super) fn address(&self) -> sys::CUdeviceptr {
+    /// Where it begins in the GPU's memory.
+    pub fn address(&self) -> u64 {
         self.address
     }
 
@@ -165,17 +239,27 @@ impl Drop for Memory {
     fn drop(&mut self) {
         self.belong(None);
         let mut users = lock(&self.users);
-        let Ends { own, freeing } = &self.ends;
-        let behind = [&self.home, own].into_iter().find(|stream| users.is_only(stream));
-        let stream = match behind {
-            Some(stream) => stream,
-            None if users.all_precede(freeing).is_ok() => freeing,
-            None => return, // the device failed: what it holds goes with the process
-        };
-        let bound = stream.0.context().bind_to_thread();
-        // SAFETY: freed once, and the stream comes after every use.
-        let freed =
-            bound.and_then(|()| unsafe { self.pool.free(self.address, self.bytes, stream) });
-        let _ = freed; // as above
+        match &mut *lock(&self.ownership) {
+            Ownership::Pool { pool, ends: Ends { own, freeing } } => {
+                let behind = [&self.home, own].into_iter().find(|stream| users.is_only(stream));
+                let stream = match behind {
+                    Some(stream) => stream,
+                    None if users.all_precede(freeing).is_ok() => freeing,
+                    None => return, // the device failed: what it holds goes with the process
+                };
+                let bound = stream.0.context().bind_to_thread();
+                // SAFETY: freed once, and the stream comes after every use.
+                let freed =
+                    bound.and_then(|()| unsafe { pool.free(self.address, self.bytes, stream) });
+                let _ = freed; // as above
+            }
+            Ownership::Foreign { owner, stream } => {
+                let owner = mem::replace(owner, Box::new(()));
+                let bound = stream.0.context().bind_to_thread(); // for what drops the owner
+                if bound.is_err() || users.all_precede(stream).is_err() {
+                    mem::forget(owner); // as above
+                }
+            }
+        }
     }
 }

@@ -3,10 +3,13 @@
 //! All libraries are opened when they are first asked for. A program built with this starts everywhere, and
 //! [`Cuda::new`] says what a machine lacks.
 
+#[cfg(feature = "candle-cuda")]
+mod candle;
 mod clock;
 mod compile;
 mod compiled;
 mod device;
+mod foreign;
 mod kept;
 mod lane;
 mod libraries;
@@ -29,6 +32,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use chimera_core::device::{Clock, DeviceError, Result};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
+
+pub use cudarc::driver::CudaStream;
 
 pub use compile::compile;
 pub use compiled::{by_kernel, fault};
@@ -293,9 +298,9 @@ impl Driver for Cuda {
     fn lane(&self) -> Result<SideStream> {
         self.bind()?;
         let Inner { name, ends, stream, held, pool, .. } = &*self.0;
-        let stream = Stream::new(stream.0.context(), stream.1);
-        let (name, ends, stream) = (name.clone(), ends.clone(), self.named("new stream", stream)?);
-        Ok(SideStream { name, stream, ends, pool: Arc::clone(pool), held: Arc::clone(held) })
+        let side = self.named("new stream", Stream::new(ends.freeing.0.context(), stream.1))?;
+        let (name, ends, pool) = (name.clone(), ends.clone(), Arc::clone(pool));
+        Ok(SideStream { name, stream: side, ends, pool, held: Arc::clone(held) })
     }
 }
 

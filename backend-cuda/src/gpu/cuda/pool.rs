@@ -101,6 +101,14 @@ impl Pool {
         }
     }
 
+    /// Leaves to another owner, who frees it by the driver, what `allocate` gave.
+    pub(super) fn forget(&self, address: sys::CUdeviceptr) {
+        match &self.source {
+            Supply::Ordered(_) => {} // the driver knows whose pool it is
+            Supply::Kept(kept) => lock(kept).forget(address),
+        }
+    }
+
     pub(super) fn counts(&self) -> Result<Counts, DriverError> {
         use sys::CUmemPool_attribute_enum as Attribute;
         let pool = match &self.source {
@@ -158,7 +166,8 @@ impl Drop for Pool {
     fn drop(&mut self) {
         let bound = self.context.bind_to_thread();
         let given = bound.and_then(|()| match &self.source {
-            // SAFETY: nothing was allocated that was not freed; what is still on its way to be free goes when it is.
+            // SAFETY: what was allocated is freed, is on its way to be, or has an owner of its own, who frees it: the
+            // driver keeps of the pool what these need.
             Supply::Ordered(pool) => unsafe {
                 result::mem_pool::trim_to(*pool, 0)?;
                 result::mem_pool::destroy(*pool)

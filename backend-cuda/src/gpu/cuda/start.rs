@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use chimera_core::device::Result;
 use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::{CudaContext, sys};
+use cudarc::driver::{CudaContext, CudaStream, sys};
 
 use super::super::{Element, kernels, source};
 use super::device::has_bf16;
@@ -22,6 +22,33 @@ impl Cuda {
     /// # Errors
     /// If the machine lacks the driver, the GPU, cuBLAS or NVRTC, or if the GPU lacks bf16 and activations are to be of it.
     pub fn new(ordinal: usize, activations: Element) -> Result<Self> {
+        Self::start(ordinal, activations, None)
+    }
+
+    /// A given stream of a GPU's primary context, such as one of candle's: work that others put into it is ordered with
+    /// this without events. Further streams are made beside it; the given one is not changed.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and if the stream is of a context of its own, or is the one that each thread has for itself:
+    /// work comes from several threads.
+    pub fn on(stream: &Arc<CudaStream>, activations: Element) -> Result<Self> {
+        let (context, at) = (stream.context(), format!("cuda:{}", stream.context().ordinal()));
+        let refused = |reason: &str| Err(failed(&at, "given stream", reason.into()));
+        if !context.is_primary() {
+            return refused(
+                "it is not of the GPU's primary context, whose memory all streams share",
+            );
+        }
+        if is_per_thread(stream) {
+            return refused(
+                "each thread has its own stream by this name: give one that was made, as candle's \
+                 Device::new_cuda_with_stream has",
+            );
+        }
+        Self::start(context.ordinal(), activations, Some(Arc::clone(stream)))
+    }
+
+    fn start(ordinal: usize, activations: Element, given: Option<Arc<CudaStream>>) -> Result<Self> {
         let n = count()?;
         let at = format!("cuda:{ordinal}");
         let on_device = |op: &'static str| {
@@ -32,6 +59,8 @@ impl Cuda {
             let reason = format!("this machine has {n} GPU(s); they are numbered from 0");
             return Err(failed(&at, "start", reason));
         }
+        // Of its own, though the driver's context is one: cudarc makes every tensor of a context in which streams are
+        // made record events, and the owner of a given stream has not asked for that.
         let context = CudaContext::new(ordinal).map_err(on_device("start"))?;
         let title = context.name().map_err(on_device("start"))?;
         let (major, minor) = context.compute_capability().map_err(on_device("start"))?;
@@ -42,8 +71,10 @@ impl Cuda {
         }
         let image = compile::cached(&format!("sm_{major}{minor}"), activations)
             .map_err(|reason| failed(&name, "compilation of kernels", reason))?;
-        let streams = || Ok([Stream::new(&context, ordinal)?, Stream::new(&context, ordinal)?]);
-        let [stream, freeing] = streams().map_err(on_device("new stream"))?;
+        let new_stream = || Stream::new(&context, ordinal).map_err(on_device("new stream"));
+        let given = given.map(|stream| Stream::of(stream, ordinal));
+        let stream = given.map_or_else(new_stream, Ok)?;
+        let freeing = new_stream()?;
         let functions =
             load(&context, &image, activations).map_err(on_device("loading of kernels"))?;
         let blas = Blas::new(&stream).map_err(|reason| failed(&name, "start of cuBLAS", reason))?;
@@ -68,7 +99,7 @@ impl Cuda {
     /// A second stream of the same worker, whose work counts with that of the first.
     pub(super) fn open_beside(&self) -> Result<Self> {
         self.bind()?;
-        let stream = Stream::new(self.0.stream.0.context(), self.0.stream.1);
+        let stream = Stream::new(self.0.ends.freeing.0.context(), self.0.stream.1);
         let stream = self.named("new stream", stream)?;
         let start = |reason| failed(&self.0.name, "start of cuBLAS", reason);
         let blas = lock(&self.0.blas).beside(&stream).map_err(start)?;
@@ -92,6 +123,11 @@ impl Cuda {
     pub fn allow_tf32(&self) {
         lock(&self.0.blas).allow_tf32();
     }
+}
+
+/// Whether the name stands for another stream in each thread, as `CU_STREAM_PER_THREAD` does.
+fn is_per_thread(stream: &CudaStream) -> bool {
+    stream.cu_stream().addr() == 2
 }
 
 /// The kernels of an image, by name, each with as much shared memory as a block can have. The image stays
