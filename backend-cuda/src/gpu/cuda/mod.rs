@@ -11,6 +11,7 @@ mod kept;
 mod lane;
 mod libraries;
 mod memory;
+mod nvtx;
 mod plan;
 mod pool;
 mod product;
@@ -35,7 +36,6 @@ pub use compiled::{by_kernel, fault};
 pub use device::{Device, count, devices, libraries};
 pub use lane::SideStream;
 pub use memory::Memory;
-pub use timed::LaunchTime;
 pub use usage::Usage;
 
 use super::{Arg, Download, Driver, Launch, Plus, Product};
