@@ -265,6 +265,10 @@ mod tests {
             let n = std::mem::take(&mut self.n_open);
             Ok((0..n).rev().map(|age| age as f64).collect())
         }
+
+        fn kernels(&mut self) -> Result<Vec<KernelRun>> {
+            Ok(vec![KernelRun { name: "gelu".into(), start: -2.0, seconds: 1.0, flops: 0.0 }])
+        }
     }
 
     fn near(got: f64, expected: f64) -> bool {
@@ -301,6 +305,20 @@ mod tests {
         assert_eq!(timing.events.len(), 1);
         assert!(near(timing.events[0].start, -1.0) && near(timing.events[0].end, 0.0));
         assert!(near(timing.take_busy_s(), 2.0), "both count");
+    }
+
+    #[test]
+    fn kernels_are_on_the_clock_of_the_ops_where_they_are_timed() {
+        let mut timing = Timing::new(Instant::now(), Some(Box::new(Seconds::default())));
+        for is_timed in [false, true] {
+            timing.clear();
+            timing.time_kernels(is_timed);
+            let start = timing.now();
+            timing.worked(0, ME, STEP, start);
+            timing.settle().unwrap();
+            assert_eq!(timing.kernels.len(), usize::from(is_timed));
+        }
+        assert!(near(timing.kernels[0].start, -2.0) && near(timing.events[0].start, -1.0));
     }
 
     #[test]
