@@ -8,6 +8,8 @@ mod command;
 #[cfg(all(feature = "nccl", feature = "mpi", unix))]
 #[path = "command/launcher.rs"]
 mod launcher;
+#[path = "cuda/profile.rs"]
+mod profile;
 
 use std::fs::{copy, create_dir_all, read_dir, read_to_string};
 use std::path::{Path, PathBuf};

@@ -64,27 +64,6 @@ pub(super) trait Backend: Any {
 
     /// Lets peaks begin anew.
     fn reset_peak(&self) {}
-
-    /// Times every launch from here on, if it can.
-    fn time_launches(&self) {}
-
-    /// What was launched since then.
-    fn launch_times(&self) -> Vec<LaunchTime> {
-        Vec::new()
-    }
-}
-
-/// All launches of a kernel, or all products of a size.
-#[derive(Clone, PartialEq, Debug)]
-pub struct LaunchTime {
-    /// The kernel's name, or `product m x k x n`.
-    pub what: String,
-    /// How many there were.
-    pub n: u64,
-    /// Seconds of all of them.
-    pub seconds: f64,
-    /// Floating-point operations of all of them, of products.
-    pub flops: f64,
 }
 
 /// What devices that count have done and used.

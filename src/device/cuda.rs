@@ -5,7 +5,7 @@ use chimera_backend_candle::gpu::cuda::{self, Cuda};
 use chimera_backend_candle::gpu::{Element, Gpu};
 use chimera_core::device::{Device, DeviceError};
 
-use super::backend::{Backend, LaunchTime, Usage};
+use super::backend::{Backend, Usage};
 use super::precision::Precision;
 
 /// A stream of a GPU.
@@ -69,17 +69,6 @@ impl Backend for CudaStream {
     fn reset_peak(&self) {
         let reset = self.driver().reset_peak();
         let _ = reset; // a device that fails shows it elsewhere
-    }
-
-    fn time_launches(&self) {
-        self.driver().time_launches();
-    }
-
-    fn launch_times(&self) -> Vec<LaunchTime> {
-        let times = self.driver().launch_times().unwrap_or_default();
-        let own =
-            |cuda::LaunchTime { what, n, seconds, flops }| LaunchTime { what, n, seconds, flops };
-        times.into_iter().map(own).collect()
     }
 }
 

@@ -1,13 +1,14 @@
 //! Devices that are open, with the kernels of each.
 
-use anyhow::{Error, Result, bail};
+use anyhow::{Error, Result, bail, ensure};
+use chimera_core::device::DeviceError;
 use chimera_core::engine::Optimizer;
 use chimera_core::ids::Rank;
 use chimera_core::layers::Layers;
 use chimera_core::model::{Cut, DropoutRate, ModelConfig, stage};
 
 use super::Device;
-use super::backend::{Compute, LaunchTime, Usage};
+use super::backend::{Compute, Usage};
 use super::kinds::Kernels;
 use super::precision::Precision;
 
@@ -86,6 +87,22 @@ impl Compute for ChecksOptimizer<'_> {
 
     fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output {
         by_rank.iter().try_for_each(|kernels| self.0.check(kernels))
+    }
+}
+
+/// Asks whether devices tell how long each kernel takes.
+struct AsksForKernelTimes;
+
+impl Compute for AsksForKernelTimes {
+    type Output = Result<bool, DeviceError>;
+
+    fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output {
+        for kernels in by_rank {
+            if !kernels.clock()?.is_some_and(|clock| clock.can_time_kernels()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 
@@ -171,6 +188,22 @@ impl Devices {
         Ok(())
     }
 
+    /// Refuses devices that do not tell how long each of their kernels takes.
+    ///
+    /// # Errors
+    /// Names the device.
+    pub fn check_kernel_times(&self) -> Result<()> {
+        for (opened, _) in self.shared() {
+            let device = opened.device;
+            ensure!(
+                opened.run(AsksForKernelTimes)?,
+                "trace-kernels: device `{device}` does not tell how long its kernels take, and CUDA's do: leave it out, \
+                 or choose device cuda"
+            );
+        }
+        Ok(())
+    }
+
     /// Makes devices fill memory with values that are not numbers before it is written, if they can.
     pub fn poisoned(&self) -> Devices {
         let poisoned = |opened: &OpenDevice| OpenDevice {
@@ -200,17 +233,6 @@ impl Devices {
     /// Lets peaks begin anew.
     pub fn reset_peak(&self) {
         self.by_rank.iter().for_each(|opened| opened.kernels.backend().reset_peak());
-    }
-
-    /// Times every launch of the first rank from here on, if its device can.
-    pub fn time_launches(&self) {
-        self.by_rank.iter().take(1).for_each(|opened| opened.kernels.backend().time_launches());
-    }
-
-    /// What the first rank launched since then, the longest first.
-    pub fn launch_times(&self) -> Vec<LaunchTime> {
-        let first = self.by_rank.first();
-        first.map_or_else(Vec::new, |opened| opened.kernels.backend().launch_times())
     }
 
     /// The most bytes that each rank has held so far, if they are counted.

@@ -156,7 +156,9 @@ fn runs(text: &str) -> Result<Vec<TracedRun>> {
         mine.find(|(from, to, _)| (*from..=*to).contains(&at)).map(|(.., name)| *name)
     };
     let mut runs: BTreeMap<Option<&str>, TracedRun> = BTreeMap::new();
-    let is_of_a_run = |r: &&Record| r.ph == "X" && !matches!(&*r.cat, "step" | "recovery");
+    // Kernels are parts of ops.
+    let is_of_a_run =
+        |r: &&Record| r.ph == "X" && !matches!(&*r.cat, "step" | "recovery" | "kernel");
     for r in trace_events.iter().filter(is_of_a_run) {
         let run = runs.entry(name_at(r.pid, time(r.ts + r.dur / 2.0))).or_default();
         let is_wait = r.cat == "wait";
@@ -218,6 +220,7 @@ mod tests {
             {"ph":"X","name":"step 0","cat":"step","pid":0,"tid":0,"ts":0,"dur":2e6},
             {"ph":"X","name":"F0","cat":"forward","pid":0,"tid":0,"ts":5e6,"dur":1e6},
             {"ph":"X","name":"F0","cat":"forward","pid":0,"tid":0,"ts":0,"dur":1e6},
+            {"ph":"X","name":"gelu","cat":"kernel","pid":0,"tid":10000,"ts":1e5,"dur":1e5},
             {"ph":"X","name":"wait","cat":"wait","pid":0,"tid":0,"ts":1e6,"dur":1e6},
             {"ph":"C","name":"activation memory","pid":0,"ts":5.5e6,"args":{"bytes":7.0}},
             {"ph":"C","name":"activation memory","pid":0,"ts":5e6,"args":{"bytes":0.0}},
@@ -228,6 +231,7 @@ mod tests {
         let names: Vec<_> = runs.iter().map(|run| run.name.as_deref()).collect();
         assert_eq!(names, [Some("step 0"), Some("step 1")]);
         assert_eq!((runs[0].span(), runs[1].span()), ((0.0, 1.0), (5.0, 6.0)));
+        assert_eq!(runs[0].slices.len(), 1, "a kernel is a part of an op");
         assert_eq!(runs[0].arrows, [Arrow { from: (0, 0.9), to: (1, 1.0) }]);
         assert!(runs[1].arrows.is_empty());
         let held: Vec<_> = runs[1].memory.iter().map(|held| (held.at, held.bytes)).collect();

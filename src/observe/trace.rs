@@ -6,8 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use chimera_core::analyze::{Event, Timeline, Wait};
+use chimera_core::device::{KernelRun, KernelTime};
 use chimera_core::fault::Fault;
-use chimera_core::ids::Rank;
+use chimera_core::ids::{Rank, WorkerId};
 use chimera_core::program::Program;
 use chimera_core::render::chrome::{self, Gap, Ran, Sizes};
 
@@ -44,6 +45,7 @@ struct Recording {
     step: u64,
     timeline: Timeline,
     waits: Vec<Wait>,
+    kernels: Vec<(WorkerId, KernelRun)>,
 }
 
 /// What a rank did in one run of a program.
@@ -54,6 +56,7 @@ pub(crate) struct Did<'p, 'w> {
     pub(crate) steps: Range<u64>,
     pub(crate) events: &'w [Event],
     pub(crate) waits: &'w [Wait],
+    pub(crate) kernels: &'w [KernelRun],
 }
 
 impl<'p> Recorder<'p> {
@@ -112,14 +115,15 @@ impl<'p> Recorder<'p> {
     pub(crate) fn add(&self, did: &Did<'p, '_>) -> Result<(), Fault> {
         let mut state = self.lock();
         let n_workers = did.program.placement().n_workers();
-        let (group, _) = did.program.placement().group_and_worker(did.rank);
+        let (group, worker) = did.program.placement().group_and_worker(did.rank);
         let step = did.steps.start;
         let is_same = |run: &Recording| (run.group, run.step) == (group, step);
         let nth = state.runs.iter().rposition(is_same).unwrap_or_else(|| {
             let timeline = Timeline { n_workers, events: Vec::new() };
             let is_last_program = std::ptr::eq(did.program, self.last_program);
-            let waits = Vec::new();
-            state.runs.push(Recording { is_last_program, group, step, timeline, waits });
+            let (waits, kernels) = (Vec::new(), Vec::new());
+            let run = Recording { is_last_program, group, step, timeline, waits, kernels };
+            state.runs.push(run);
             state.runs.len() - 1
         });
         let offset = self.offset;
@@ -130,6 +134,9 @@ impl<'p> Recorder<'p> {
         let waits = did.waits.iter();
         let waits = waits.map(|w| Wait { start: later(w.start), end: later(w.end), ..*w });
         state.runs[nth].waits.extend(waits);
+        let kernels = did.kernels.iter();
+        let kernels = kernels.map(|k| (worker, KernelRun { start: later(k.start), ..k.clone() }));
+        state.runs[nth].kernels.extend(kernels);
         let starts = did.events.iter().map(|e| e.start).chain(did.waits.iter().map(|w| w.start));
         let start = later(starts.fold(f64::INFINITY, f64::min));
         if let Some(gap) = state.gaps.last_mut() {
@@ -139,15 +146,16 @@ impl<'p> Recorder<'p> {
         if state.n_past == n_workers * self.width { self.write(&mut state) } else { Ok(()) }
     }
 
-    /// Writes what there is, if that has not been done.
-    pub(crate) fn finish(&self) -> Result<(), Fault> {
+    /// Writes what there is, if that has not been done. Returns what each kernel took, over all ranks.
+    pub(crate) fn finish(&self) -> Result<Vec<KernelTime>, Fault> {
         let mut state = self.lock();
-        if state.is_complete {
-            return Ok(());
+        if !state.is_complete {
+            let written = self.write(&mut state);
+            state.is_complete = false;
+            written?;
         }
-        let written = self.write(&mut state);
-        state.is_complete = false;
-        written
+        let kernels = state.runs.iter().flat_map(|run| &run.kernels);
+        Ok(KernelTime::sums(kernels.map(|(_, kernel)| kernel)))
     }
 
     fn write(&self, state: &mut Recorded) -> Result<(), Fault> {
@@ -158,6 +166,7 @@ impl<'p> Recorder<'p> {
             step: run.step,
             timeline: run.timeline.clone(),
             waits: run.waits.clone(),
+            kernels: run.kernels.clone(),
         };
         let runs: Vec<_> = state.runs.iter().map(ran).collect();
         // Of one behind which not all ranks have trained again, the end is not known yet.

@@ -98,7 +98,7 @@ fn ran<K: Layers>(
             for step in 0..=N_STEPS {
                 worker.all_gather("common start", &[])?;
                 worker.run(step)?;
-                let (events, waits) = worker.timeline()?;
+                let (events, waits, _) = worker.timeline()?;
                 if step > 0 {
                     steps.push((events.to_vec(), waits.to_vec()));
                 }

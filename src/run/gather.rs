@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use chimera_core::analyze::{Event, Wait};
 use chimera_core::comm::{Comm, CommError, Endpoint, all_gather_json};
-use chimera_core::device::Device;
+use chimera_core::device::{Device, KernelRun};
 use chimera_core::engine::{Worker, ungathered};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
@@ -58,9 +58,10 @@ where
     let own = own.map_err(|e| unwritable(me, &e))?;
     let all = worker.all_gather("trace", &own)?;
     for (rank, bytes) in (0..).map(Rank).zip(all).filter(|_| me == Rank(0)) {
-        let (events, waits): (Vec<Event>, Vec<Wait>) = read_from(rank, &bytes, me)?;
-        let steps = steps.clone();
-        recorder.add(&Did { rank, program, steps, events: &events, waits: &waits })?;
+        let (events, waits, kernels): (Vec<Event>, Vec<Wait>, Vec<KernelRun>) =
+            read_from(rank, &bytes, me)?;
+        let (steps, events, waits, kernels) = (steps.clone(), &*events, &*waits, &*kernels);
+        recorder.add(&Did { rank, program, steps, events, waits, kernels })?;
     }
     Ok(())
 }

@@ -124,6 +124,9 @@ impl Run {
         };
         devices.check_model(&model)?;
         devices.check_optimizer(&plan.course.config.optimizer)?;
+        if plan.course.config.times_kernels() {
+            devices.check_kernel_times()?;
+        }
         if here.own.is_none() {
             let Course { program, config, .. } = &plan.course;
             replica_devices::check(program, config, &devices.models())?;
@@ -260,7 +263,7 @@ impl<S: Subject> Run<S> {
         let ranks = S::train_threads(self, self.job(&*samples, stop), &watch);
         // What a run that failed has saved and recorded is of use too.
         let saved = self.saver.as_ref().and_then(|saver| saver.finish().transpose());
-        let traced = watch.recorder.map_or(Ok(()), |recorder| recorder.finish());
+        let traced = watch.recorder.map_or(Ok(Vec::new()), |recorder| recorder.finish());
         let most = most.into_inner().unwrap_or_else(PoisonError::into_inner);
         let process = before.zip(most).map(|(before, most)| [before.bytes, most.peak]);
         Ok(Trained { process, ..merge(ranks?)?.with(saved, traced) })

@@ -125,7 +125,7 @@ impl<S: Subject> Run<S> {
         watch.recorder = watch.recorder.map(|recorder| recorder.with(traced, job.epoch));
         let ran = S::train_process(self, job, comm, why_over, &watch, survivor);
         let recorder = watch.recorder.filter(|_| rank == Rank(0));
-        let traced = recorder.as_ref().map_or(Ok(()), Recorder::finish);
+        let traced = recorder.as_ref().map_or(Ok(Vec::new()), Recorder::finish);
         survivor.traced = recorder.map(Recorder::into_recorded).unwrap_or_default();
         let mut trained = ran?;
         let saved = trained.saved.take();

@@ -82,6 +82,7 @@ where
                 self.worker.set_program(in_turn.program())?;
             }
             let program = self.worker.program();
+            self.worker.time_kernels(self.times_kernels(step, program));
             let reports = self.run(program, step, &mut shares)?;
             if reports.is_empty() {
                 self.survivor.trained.has_discarded = self.worker.has_discarded();
@@ -109,7 +110,7 @@ where
             }
             let is_near_end = n_steps - step < N_TIMELINES * (step - began) && is_whole_run;
             if rank.index() < program.placement().n_workers() && is_whole && is_near_end {
-                let (events, waits) = self.worker.timeline()?;
+                let (events, waits, _) = self.worker.timeline()?;
                 let ran = RankRun { events: events.to_vec(), waits: waits.to_vec() };
                 self.survivor.trained.runs.push(ran);
             }
@@ -210,7 +211,7 @@ where
         }
         let mut reports = ran?;
         if self.log.is_kept() {
-            let (events, waits) = self.worker.timeline()?;
+            let (events, waits, _) = self.worker.timeline()?;
             self.log.steps(&reports, events, waits);
         }
         self.tell(&mut reports)?;
@@ -251,6 +252,13 @@ where
         every > 0 && (step + 1).is_multiple_of(every)
     }
 
+    /// Whether the kernels of a run of the program from `step` on are shown.
+    fn times_kernels(&self, step: u64, program: &Program) -> bool {
+        let steps = step..step + u64::from(program.window().n_steps());
+        let recorder = self.watch.recorder.as_ref();
+        self.run.config().times_kernels() && recorder.is_some_and(|recorder| recorder.wants(&steps))
+    }
+
     /// Tells the trace what was done in `steps`, if there is one.
     fn trace(&mut self, program: &'r Program, steps: Range<u64>) -> Result<(), Fault> {
         let recorder = self.watch.recorder.as_ref().filter(|recorder| recorder.wants(&steps));
@@ -258,8 +266,8 @@ where
         if self.watch.by_processes {
             return gather::record(self.worker, self.rank, recorder, program, steps);
         }
-        let (events, waits) = self.worker.timeline()?;
-        recorder.add(&Did { rank: self.rank, program, steps, events, waits })
+        let (rank, (events, waits, kernels)) = (self.rank, self.worker.timeline()?);
+        recorder.add(&Did { rank, program, steps, events, waits, kernels })
     }
 
     /// Saves a run that ends before `step`, unless that is what was `saved` last, or where the run has begun and can begin

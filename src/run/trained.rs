@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use chimera_core::analyze::{
     Event, IdleTime, MeasuredCosts, Timeline, Wait, measured_idle, simulate,
 };
+use chimera_core::device::KernelTime;
 use chimera_core::engine::StepReport;
 use chimera_core::fault::Fault;
 use chimera_core::program::Program;
@@ -30,6 +31,8 @@ pub struct Trained {
     pub timelines: Vec<Timeline>,
     /// When these workers waited, and for what, by timeline.
     pub waits: Vec<Vec<Wait>>,
+    /// What each kernel took in the steps that the trace shows, over all ranks, where kernels are timed: the longest first.
+    pub kernels: Vec<KernelTime>,
     /// Bytes of memory that this process held before the training, and the most that it has held, where workers are its
     /// threads and the system tells.
     pub process: Option<[f64; 2]>,
@@ -43,15 +46,20 @@ pub struct Trained {
 pub(super) type Saved = Option<Result<PathBuf, Fault>>;
 
 impl Trained {
-    /// With what was written beside the training, or why it was not.
-    pub(super) fn with(mut self, saved: Saved, traced: Result<(), Fault>) -> Trained {
+    /// With what was written beside the training, or why it was not; the trace tells of its kernels.
+    pub(super) fn with(mut self, saved: Saved, traced: Result<Vec<KernelTime>, Fault>) -> Trained {
         let (checkpoint, unsaved) = match saved {
             Some(Ok(checkpoint)) => (Some(checkpoint), None),
             Some(Err(fault)) => (None, Some(fault)),
             None => (None, None),
         };
         self.checkpoint = checkpoint;
-        self.unwritten = unsaved.or(traced.err());
+        let (kernels, untraced) = match traced {
+            Ok(kernels) => (kernels, None),
+            Err(fault) => (Vec::new(), Some(fault)),
+        };
+        self.kernels = kernels;
+        self.unwritten = unsaved.or(untraced);
         self
     }
 
@@ -145,6 +153,7 @@ pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
         in_turn,
         timelines,
         waits,
+        kernels: Vec::new(),
         process: None,
         checkpoint,
         unwritten,

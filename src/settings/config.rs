@@ -79,6 +79,11 @@ impl Config {
         Patience { first_step: later.max(seconds(self.start_timeout)), later }
     }
 
+    /// Whether kernels of the steps that a trace shows are timed.
+    pub fn times_kernels(&self) -> bool {
+        self.trace_kernels && self.trace.is_some()
+    }
+
     /// Where the trained weights of the run in `folder` go, if they are kept.
     pub fn weights_dir(&self, folder: &Path) -> Option<PathBuf> {
         let own = || folder.join(MODEL);

@@ -373,6 +373,8 @@ options! {
         /// Steps that the trace shows, from A to before B
         "trace-steps" trace_steps: StepRange =
             [value("A..B").is("1..11").free().read_by(TRACED)];
+        /// Time each kernel of the steps that the trace shows, on CUDA: a lane below its worker, and sums by name at the end
+        "trace-kernels" trace_kernels: bool = [value("BOOL").is("false").free().see("#kernels").read_by(TRACED)];
         /// Write the report of the run, report.html, into its directory at the end
         "report" report: bool = [value("BOOL").is("false").own().see("#a-report-of-a-run")];
         /// Directory for a log of each rank, `rank.<rank>.log`

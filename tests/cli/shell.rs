@@ -7,7 +7,7 @@ fn completions_know_every_subcommand_and_option() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let ran = chimera(&format!("completions {shell}"));
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{shell}");
-        for word in ["train", "simulate", "gallery", "micro-batches", "trace-steps"] {
+        for word in ["train", "simulate", "gallery", "micro-batches", "trace-kernels"] {
             assert!(ran.stdout.contains(word), "{shell}: {word}");
         }
     }

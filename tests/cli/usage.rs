@@ -182,8 +182,9 @@ fn options_without_effect_are_warned_of() {
     let wanted =
         "warning: `pipes` has no effect: 1f1b does not read it, chimera and auto on mirrored do";
     assert_eq!(told, [wanted]);
-    let unread = "--optimizer sgd --beta1 0.5 --lr-schedule constant --decay-steps 3 --kfac-every 2 --warmup 1";
-    let ran = train(&folder, &folder.path().join("other"), &format!("{unread} --trace-steps 0..1"));
+    let unread = "--optimizer sgd --beta1 0.5 --lr-schedule constant --decay-steps 3 --kfac-every 2 --warmup 1 \
+        --trace-steps 0..1 --trace-kernels";
+    let ran = train(&folder, &folder.path().join("other"), unread);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let told: Vec<_> = ran.stderr.lines().filter(|line| line.starts_with("warning: ")).collect();
     for (told, wanted) in told.iter().zip([
@@ -191,11 +192,12 @@ fn options_without_effect_are_warned_of() {
         "`beta1` has no effect: it is for optimizer adamw",
         "`kfac-every` has no effect: it is for optimizer kfac",
         "`trace-steps` has no effect: it is for runs with trace",
+        "`trace-kernels` has no effect: it is for runs with trace",
         "`warmup` 1 does not end within the 1 steps of the training",
     ]) {
         assert!(told.contains(wanted), "{told}");
     }
-    assert_eq!(told.len(), 5, "{told:?}");
+    assert_eq!(told.len(), 6, "{told:?}");
 }
 
 #[test]

@@ -6,13 +6,12 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::command::read;
 use crate::kill_sweep::named_points;
 
 /// Four ranks of Chimera, of which each stage has two replicas.
@@ -37,6 +36,13 @@ const EVICTING: &str = "--evict stalled --timeout 2 --start-timeout 20";
 const SLOW: Duration = Duration::from_millis(1200);
 /// Two ranks that hold different stages, struck at once.
 const PAIRS: [(usize, usize); 4] = [(0, 1), (1, 3), (2, 0), (3, 2)];
+/// The file with what a run says.
+const SAID: &str = "said";
+/// The last lines of it that an error shows.
+const N_LINES: usize = 25;
+/// What the launcher says whose daemon has died, and how often a run is tried in which that happens.
+const DAEMON_LOST: &str = "lost communication with a remote daemon";
+const N_TRIES: usize = 6;
 /// By how much sums in another order may change weights and losses.
 pub(crate) const APART: f64 = 1e-5;
 /// Steps behind that of a rank that has joined again, in which losses are compared: later ones differ more, since what is rounded
@@ -201,8 +207,26 @@ impl<L: Fn() -> Command> Lab<L> {
 
     fn train(&self, strike: &str, options: &str, survive: &str) -> Result<TempDir> {
         let folder = TempDir::new()?;
-        read(&mut self.command(strike, options, survive, folder.path()))?;
+        let (path, said) = (folder.path(), folder.path().join(SAID));
+        let mut command = self.command(strike, options, survive, path);
+        let output = fs::File::create(&said)?;
+        let ended = command.stderr(output.try_clone()?).stdout(output).status()?;
+        ensure!(ended.success(), "it ended with {ended}:\n{}", last_lines(&said)?);
         Ok(folder)
+    }
+
+    /// As [`train`](Self::train), again if the launcher's own daemon on the rank's host has died of that death: the run is
+    /// over then, which is not ours to survive.
+    fn survived(&self, strike: &str, options: &str, survive: &str) -> Result<TempDir> {
+        for _ in 0..N_TRIES {
+            let struck = self.train(strike, options, survive)?;
+            let said = fs::read(struck.path().join(SAID))?;
+            if !String::from_utf8_lossy(&said).contains(DAEMON_LOST) {
+                return Ok(struck);
+            }
+            println!("{strike}: Open MPI's daemon died, too");
+        }
+        bail!("Open MPI's daemon died {N_TRIES} times in a row")
     }
 
     /// Strikes a run by each; in words, how many of them were struck.
@@ -217,10 +241,12 @@ impl<L: Fn() -> Command> Lab<L> {
         let (mut n_struck, mut n_missed) = (0, 0);
         for strike in strikes {
             let place = || format!("survive {survive}, struck: {strike}");
-            let struck = self.train(strike, options, survive).with_context(place)?;
+            let struck = self.survived(strike, options, survive).with_context(place)?;
             let is_struck = struck.path().join("struck").exists();
             *(if is_struck { &mut n_struck } else { &mut n_missed }) += 1;
-            let apart = apart(struck.path(), undisturbed.path()).with_context(place)?;
+            let apart = apart(struck.path(), undisturbed.path());
+            let said = || last_lines(&struck.path().join(SAID)).unwrap_or_default();
+            let apart = apart.with_context(said).with_context(place)?;
             ensure!(apart <= most, "{}: losses or weights are {apart:e} apart", place());
         }
         Ok(format!("{n_struck} runs of the command ({n_missed} more ended before the point)"))
@@ -305,6 +331,13 @@ fn apart(struck: &Path, undisturbed: &Path) -> Result<f64> {
     let (a, b) = (weights(struck)?, weights(undisturbed)?);
     ensure!(a.len() == b.len(), "another number of weights");
     Ok(a.iter().zip(&b).map(|(a, b)| f64::from((a - b).abs())).fold(most, f64::max))
+}
+
+fn last_lines(file: &Path) -> Result<String> {
+    let bytes = fs::read(file)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<_> = text.lines().collect();
+    Ok(lines[lines.len().saturating_sub(N_LINES)..].join("\n"))
 }
 
 /// The steps of a run.

@@ -3,6 +3,7 @@
 // kernels take memory of their own GPU alone, and are those of shim.h that emulated NVRTC (nvrtc.cpp) compiles.
 
 #include "memory.h"
+#include "queue.h"
 #include <dlfcn.h>
 #include <string>
 
@@ -47,8 +48,16 @@ int allocate(uint64_t& start, size_t bytes, Pool& pool, Stream* stream) {
 
 extern "C" {
 
+void emulated_note(char sign, const char* name) {
+    static FILE* notes = getenv("EMULATED_NOTES") ? fopen(getenv("EMULATED_NOTES"), "a") : nullptr;
+    if (!notes) return;
+    fprintf(notes, "%d %c %s\n", gettid(), sign, name);
+    fflush(notes);
+}
+
 int emulated_enqueue(void* stream, const char* name, std::function<bool()>* work) {
     Call call;
+    emulated_note('.', name);
     return enqueue(stream, name, *work);
 }
 
@@ -461,6 +470,7 @@ int cuLaunchKernel(Function* f, unsigned x, unsigned y, unsigned z, unsigned bx,
             return INVALID_VALUE;
         }
     }
+    emulated_note('.', f->name.c_str());
     return enqueue_once(stream, f->name.c_str(), [=]() mutable {
         usleep(PAUSE);
         std::vector<void*> arguments;

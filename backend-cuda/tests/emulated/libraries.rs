@@ -6,11 +6,12 @@ use std::process::Command;
 use std::{env, fs};
 
 /// The driver comes first: the others put their work into its streams.
-const LIBRARIES: [(&str, &str); 4] = [
+const LIBRARIES: [(&str, &str); 5] = [
     ("libcuda.so", include_str!("cuda.cpp")),
     ("libnvrtc.so", include_str!("nvrtc.cpp")),
     ("libcublasLt.so", include_str!("cublas.cpp")),
     ("libnccl.so.2", include_str!("nccl.cpp")),
+    ("libnvtx3interop.so.1", include_str!("nvtx.cpp")),
 ];
 
 /// What they include; the text of the shim comes beside it.

@@ -1,5 +1,5 @@
 //! A GPU emulated on the processor, below the driver's interface: `cuda.cpp` is the driver, `nvrtc.cpp` compiles the
-//! kernels' own text behind `shim.h`, `cublas.cpp` multiplies, `nccl.cpp` carries messages. So what is tested is
+//! kernels' own text behind `shim.h`, `cublas.cpp` multiplies, `nccl.cpp` carries messages, `nvtx.cpp` notes ranges. So what is tested is
 //! all that runs on a real one: kernels, and every call around them.
 //!
 //! It finds wrong numbers, elements left out, reads and writes outside of an allocation or of its time, streams

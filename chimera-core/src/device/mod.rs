@@ -13,6 +13,7 @@
 //! [`mod@reference`] is the slow, clear implementation in f64, the oracle of every backend;
 //! [`conformance`] is the suite that every backend calls. [`Counted`] computes nothing: it counts memory.
 
+mod clock;
 pub mod conformance;
 pub(crate) mod counted;
 mod dtype;
@@ -21,6 +22,7 @@ mod on_host;
 mod optimizers;
 pub mod reference;
 
+pub use clock::{Clock, KernelRun, KernelTime};
 pub use counted::{Counted, Extents};
 pub use dtype::{Dtype, Elements};
 pub use error::{DeviceError, Result};
@@ -39,16 +41,6 @@ pub trait Fetch: Send {
 
 /// Brings tensors back to the memory of the device that moved them out.
 pub type Reload<D> = Box<dyn FnOnce(&D) -> Result<Vec<<D as Device>::Tensor>> + Send>;
-
-/// The clock of a device that works on its own.
-pub trait Clock: Send {
-    /// Marks this point of the work that was asked for so far. A device that fails to says so in
-    /// [`ages`](Clock::ages).
-    fn mark(&mut self);
-
-    /// How many seconds ago the device came to each mark, in order. Waits for the last, and forgets them.
-    fn ages(&mut self) -> Result<Vec<f64>>;
-}
 
 /// Where a device with several queues is, of two pieces of work that run beside each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

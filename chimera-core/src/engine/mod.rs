@@ -30,6 +30,7 @@ mod optimizer;
 mod own_work;
 mod param_group;
 mod param_rules;
+mod ranges;
 mod ranks;
 mod record;
 mod recoveries;

@@ -1,11 +1,12 @@
 //! When things began and ended on a rank: by the host's clock, or by that of a device that works on its own, on
 //! which an op is done long after the call that asks for it.
 
+use std::fmt::Display;
 use std::time::Instant;
 
 use super::flight_recorder::{Did, Doing, FlightRecorder};
 use crate::analyze::timeline::{Awaited, Event, Wait, Work};
-use crate::device::{Clock, Result};
+use crate::device::{Clock, KernelRun, Result};
 use crate::ids::WorkerId;
 
 /// Times of one rank, in seconds since the job's epoch.
@@ -14,6 +15,9 @@ pub(super) struct Timing {
     marks: Marks,
     pub(super) events: Vec<Event>,
     pub(super) waits: Vec<Wait>,
+    /// Kernels of the device, while they are timed.
+    pub(super) kernels: Vec<KernelRun>,
+    times_kernels: bool,
     /// By the host's clock.
     pub(super) recent: FlightRecorder,
     /// Seconds of compute since they were last taken.
@@ -84,6 +88,8 @@ impl Timing {
             marks: Marks { clock, ..Marks::default() },
             events: Vec::new(),
             waits: Vec::new(),
+            kernels: Vec::new(),
+            times_kernels: false,
             recent: FlightRecorder::default(),
             busy_s: 0.0,
             unsettled: Vec::new(),
@@ -97,10 +103,48 @@ impl Timing {
         self.epoch = epoch;
     }
 
-    /// Forgets events and waits. Compute that has no times yet still counts.
+    /// Whether kernels of the runs that come are timed, as far as the device tells their times.
+    pub(super) fn time_kernels(&mut self, is_on: bool) {
+        self.times_kernels = is_on;
+    }
+
+    /// A run of the program begins with a step.
+    pub(super) fn begin_run(&mut self, step: u64) {
+        self.begin_range(&format_args!("step {step}"));
+        self.switch_kernels(true);
+    }
+
+    /// A run has ended. Kernels until the next one belong to no step.
+    pub(super) fn end_run(&mut self) {
+        self.switch_kernels(false);
+        self.end_range();
+    }
+
+    fn switch_kernels(&mut self, is_on: bool) {
+        if let Some(clock) = self.marks.clock.as_mut().filter(|_| self.times_kernels) {
+            clock.time_kernels(is_on);
+        }
+    }
+
+    /// Opens a range of what the host asks the device for, which a profiler shows by its name.
+    pub(super) fn begin_range(&mut self, name: &dyn Display) {
+        if let Some(clock) = &mut self.marks.clock {
+            clock.begin_range(name);
+        }
+    }
+
+    /// Closes the range that was opened last.
+    pub(super) fn end_range(&mut self) {
+        if let Some(clock) = &mut self.marks.clock {
+            clock.end_range();
+        }
+    }
+
+    /// Forgets events, waits and kernels. Compute that has no times yet still counts.
     pub(super) fn clear(&mut self) {
         self.events.clear();
         self.waits.clear();
+        self.kernels.clear();
         self.unsettled.iter_mut().for_each(|unsettled| unsettled.of = Of::Other);
         self.marks.forget();
     }
@@ -150,6 +194,10 @@ impl Timing {
         };
         let ages = clock.ages()?;
         let now = self.epoch.elapsed().as_secs_f64();
+        if self.times_kernels {
+            let since = |run: KernelRun| KernelRun { start: now + run.start, ..run };
+            self.kernels.extend(clock.kernels()?.into_iter().map(since));
+        }
         self.marks.told.extend(ages.into_iter().map(|age| now - age));
         for Unsettled { start, end, of, is_compute } in std::mem::take(&mut self.unsettled) {
             let (start, end) = (self.marks.time(start), self.marks.time(end));
@@ -217,6 +265,10 @@ mod tests {
             let n = std::mem::take(&mut self.n_open);
             Ok((0..n).rev().map(|age| age as f64).collect())
         }
+
+        fn kernels(&mut self) -> Result<Vec<KernelRun>> {
+            Ok(vec![KernelRun { name: "gelu".into(), start: -2.0, seconds: 1.0, flops: 0.0 }])
+        }
     }
 
     fn near(got: f64, expected: f64) -> bool {
@@ -253,6 +305,20 @@ mod tests {
         assert_eq!(timing.events.len(), 1);
         assert!(near(timing.events[0].start, -1.0) && near(timing.events[0].end, 0.0));
         assert!(near(timing.take_busy_s(), 2.0), "both count");
+    }
+
+    #[test]
+    fn kernels_are_on_the_clock_of_the_ops_where_they_are_timed() {
+        let mut timing = Timing::new(Instant::now(), Some(Box::new(Seconds::default())));
+        for is_timed in [false, true] {
+            timing.clear();
+            timing.time_kernels(is_timed);
+            let start = timing.now();
+            timing.worked(0, ME, STEP, start);
+            timing.settle().unwrap();
+            assert_eq!(timing.kernels.len(), usize::from(is_timed));
+        }
+        assert!(near(timing.kernels[0].start, -2.0) && near(timing.events[0].start, -1.0));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use super::agreement::{Load, Totals};
 use super::flight_recorder::FlightRecorder;
 use super::kfac::Layer;
 use super::moved::Moved;
+use super::ranges::InRanges;
 use super::recoveries::Recoveries;
 use super::shadows::Shadows;
 use super::stages::Stages;
@@ -20,7 +21,7 @@ use super::{Job, bf16};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};
 use crate::comm::{Comm, Endpoint, Position, all_gather};
-use crate::device::Device;
+use crate::device::{Device, KernelRun};
 use crate::fault::{Class, Fault};
 use crate::ids::{StageId, WorkerId};
 use crate::interp::{Advance, Row, Stop};
@@ -137,10 +138,19 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     ///
     /// Where updates of a window without a border should have waited, it trains the window's steps again, one by one.
     pub fn run(&mut self, first: u64) -> Result<Vec<StepReport>, Fault> {
-        match self.program().bordered().filter(|_| self.state.validates_window()) {
+        self.state.timing.begin_run(first);
+        let ran = match self.program().bordered().filter(|_| self.state.validates_window()) {
             Some(bordered) => self.run_validated(first, bordered),
             None => self.run_program(first),
-        }
+        };
+        self.state.timing.end_run();
+        ran
+    }
+
+    /// Whether kernels of the runs that come are timed, for the [`timeline`](Worker::timeline), which takes some time of
+    /// its own. A device that does not tell their times has none.
+    pub fn time_kernels(&mut self, is_on: bool) {
+        self.state.timing.time_kernels(is_on);
     }
 
     /// Runs the program once.
@@ -190,7 +200,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
                 break;
             }
             state.report(Position::At { step: first, instr: at as u32 });
-            match row.advance(instrs, program.rules(), state) {
+            match row.advance(instrs, program.rules(), &mut InRanges(state)) {
                 Ok(Advance::Ended) => return Ok(true),
                 Ok(Advance::Ran(_)) => state.steps.waited = Duration::ZERO,
                 // A wait ends before its time only if the step is discarded, or if there are moves to look after.
@@ -252,12 +262,14 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         self.state.on_wait(what, Need::Other, all)
     }
 
-    /// Start and end of everything the last run did on this rank, and when it waited, in order, in seconds since the
-    /// job's epoch. Waits for a device that works on its own, and gives its times.
-    pub fn timeline(&mut self) -> Result<(&[Event], &[Wait]), Fault> {
+    /// Start and end of everything the last run did on this rank, when it waited, and its kernels if they were
+    /// [timed](Worker::time_kernels), each in order, in seconds since the job's epoch. Waits for a device that works on its own,
+    /// and gives its times.
+    pub fn timeline(&mut self) -> Result<(&[Event], &[Wait], &[KernelRun]), Fault> {
         let settled = self.state.timing.settle();
         self.state.on_device("clock", settled)?;
-        Ok((&self.state.timing.events, &self.state.timing.waits))
+        let Timing { events, waits, kernels, .. } = &self.state.timing;
+        Ok((events, waits, kernels))
     }
 
     /// The last things this rank did, over all runs, by the host's clock.

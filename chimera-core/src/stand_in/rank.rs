@@ -127,7 +127,7 @@ pub(super) fn run_rank(
             events.push(Event { worker: me, work, start, end, after: None });
         }
         let over = Instant::now();
-        let (ran, _) = worker.timeline()?;
+        let (ran, ..) = worker.timeline()?;
         if run > 0 {
             let reduced = pace.take_reductions();
             let began = start.duration_since(epoch).as_secs_f64();

@@ -9,6 +9,7 @@ pub(crate) mod drawing;
 pub(crate) mod entry;
 pub(crate) mod exit;
 pub(crate) mod followed;
+pub(crate) mod kernels;
 pub(crate) mod measured_network;
 pub(crate) mod model;
 pub(crate) mod network;

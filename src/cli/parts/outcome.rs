@@ -11,6 +11,7 @@ use serde_json::json;
 
 use crate::cli::parts::bubble::{by_cause, causes};
 use crate::cli::parts::drawing::screen;
+use crate::cli::parts::kernels;
 use crate::cli::parts::predicted;
 use crate::cli::parts::progress::Say;
 use crate::cli::parts::report::{MEASURED, PLANNED, SUMMARY};
@@ -80,6 +81,7 @@ impl Outcome<'_> {
                 advice.push(line);
             }
         }
+        kernels::table(&trained.kernels).iter().for_each(|line| say.line(line));
         let prediction = run.prediction()?;
         advice.extend(prediction.as_ref().and_then(|prediction| prediction.doubt.clone()));
         let figures = prediction.as_ref().map(|prediction| self.predicted(prediction, trained));
@@ -100,6 +102,7 @@ impl Outcome<'_> {
             "measured_over_simulated": overhead,
             "prediction": figures,
             "suggestion": suggestion,
+            "kernels": (!trained.kernels.is_empty()).then_some(&trained.kernels),
         });
         if self.json {
             crate::cli::parts::console::print(format!("{summary:#}"))?;
@@ -127,7 +130,8 @@ impl Outcome<'_> {
             None => (simulate(program, &MeasuredCosts::of(timeline)), "measured op times"),
         };
         let step = trained.n_steps.saturating_sub(u64::from(program.window().n_steps()));
-        let ran = |timeline, waits| Ran { program, group: 0, step, timeline, waits };
+        let ran =
+            |timeline, waits| Ran { program, group: 0, step, timeline, waits, kernels: Vec::new() };
         let traces =
             [(PLANNED, ran(planned, Vec::new())), (MEASURED, ran(timeline.clone(), waits.clone()))];
         for (name, ran) in traces {

@@ -1,5 +1,6 @@
 //! StepTrials of GPT-2: how fast they are and what they use.
 
+use chimera_core::device::KernelTime;
 use chimera_core::equivalence::{TrialResult, TrialRun};
 use chimera_core::layers::Layers;
 use chimera_core::lower::Recompute;
@@ -95,23 +96,20 @@ impl Compute for StepTrials<'_> {
                 );
             }
             if depth == 1 {
-                launches(suite, devices, &what, &run, by_rank);
+                launches(suite, &what, &run, by_rank);
             }
         }
     }
 }
 
 /// Where the time of a step goes, by kernels and by sizes of products. It is a step of its own: to be timed takes time.
-fn launches<K: Layers>(
-    suite: &mut Suite,
-    devices: &Devices,
-    what: &str,
-    run: &TrialRun,
-    by_rank: &[K],
-) {
-    devices.time_launches();
+fn launches<K: Layers>(suite: &mut Suite, what: &str, run: &TrialRun, by_rank: &[K]) {
+    let Some(mut clock) = by_rank.first().and_then(|first| first.clock().ok()?) else { return };
+    clock.time_kernels(true);
     let trained = suite.train(what, &TrialRun { steps: 1, ..run.clone() }, by_rank);
-    let (times, n) = (devices.launch_times(), run.shape.n_micro_batches);
+    clock.time_kernels(false);
+    let runs = clock.ages().and_then(|_| clock.kernels()).unwrap_or_default();
+    let (times, n) = (KernelTime::sums(&runs), run.shape.n_micro_batches);
     if trained.is_none() || times.is_empty() {
         return;
     }
@@ -120,9 +118,9 @@ fn launches<K: Layers>(
         suite.measure(&format!("{name} {per}"), seconds / f64::from(n) * 1e3, "ms");
     };
     measure("all launches", times.iter().map(|time| time.seconds).sum());
-    times.iter().for_each(|time| measure(&time.what, time.seconds));
+    times.iter().for_each(|time| measure(&time.name, time.seconds));
     for time in times.iter().filter(|time| time.flops > 0.0) {
-        suite.measure(&time.what, time.flops / time.seconds * 1e-12, "TFLOP/s");
+        suite.measure(&time.name, time.flops / time.seconds * 1e-12, "TFLOP/s");
     }
 }
 

@@ -1,25 +1,27 @@
-//! The time of a stream's work, told by events.
+//! The time of a stream's work, told by events; and what it is called, told to profilers.
 
-use chimera_core::device::{Clock, Result};
+use std::fmt::Display;
+
+use chimera_core::device::{Clock, KernelRun, Result};
 use cudarc::driver::CudaEvent;
-use cudarc::driver::result::{DriverError, event};
-use cudarc::driver::sys::CUevent_flags;
+use cudarc::driver::result::DriverError;
 
 use super::Cuda;
+use super::nvtx::Nvtx;
+use super::timed::elapsed;
 
 /// A clock of one stream.
 pub(super) struct StreamClock {
     cuda: Cuda,
     marks: Vec<std::result::Result<CudaEvent, DriverError>>,
+    /// From where ages were counted last.
+    now: Option<CudaEvent>,
+    profiler: Option<&'static Nvtx>,
 }
 
 impl StreamClock {
     pub(super) fn new(cuda: Cuda) -> Self {
-        Self { cuda, marks: Vec::new() }
-    }
-
-    fn event(&self) -> std::result::Result<CudaEvent, DriverError> {
-        self.cuda.0.stream.0.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT))
+        Self { cuda, marks: Vec::new(), now: None, profiler: Nvtx::found() }
     }
 
     fn told(&mut self) -> std::result::Result<Vec<f64>, DriverError> {
@@ -28,24 +30,46 @@ impl StreamClock {
             self.cuda.waited(1);
         }
         // Of a stream that has nothing left to do, this is there at once, and then all marks are.
-        let now = self.event()?;
+        let now = self.cuda.event()?;
         now.synchronize()?;
-        let age = |mark: &CudaEvent| {
-            // SAFETY: both events are alive, of one context, keep the time, and are there.
-            let ms = unsafe { event::elapsed(mark.cu_event(), now.cu_event()) }?;
-            Ok(f64::from(ms) * 1e-3)
-        };
-        marks.iter().map(age).collect()
+        let ages = marks.iter().map(|mark| elapsed(mark, &now)).collect();
+        self.now = Some(now);
+        ages
     }
 }
 
 impl Clock for StreamClock {
     fn mark(&mut self) {
-        self.marks.push(self.event());
+        self.marks.push(self.cuda.event());
     }
 
     fn ages(&mut self) -> Result<Vec<f64>> {
         let told = self.told();
         self.cuda.named("clock", told)
+    }
+
+    fn can_time_kernels(&self) -> bool {
+        true
+    }
+
+    fn time_kernels(&mut self, is_on: bool) {
+        self.cuda.0.timed.switch(is_on);
+    }
+
+    fn kernels(&mut self) -> Result<Vec<KernelRun>> {
+        let Some(now) = &self.now else { return Ok(Vec::new()) };
+        self.cuda.named("times of launches", self.cuda.0.timed.take(now))
+    }
+
+    fn begin_range(&mut self, name: &dyn Display) {
+        if let Some(profiler) = self.profiler {
+            profiler.push(name);
+        }
+    }
+
+    fn end_range(&mut self) {
+        if let Some(profiler) = self.profiler {
+            profiler.pop();
+        }
     }
 }

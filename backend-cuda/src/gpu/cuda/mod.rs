@@ -14,6 +14,7 @@ mod kept;
 mod lane;
 mod libraries;
 mod memory;
+mod nvtx;
 mod plan;
 mod pool;
 mod product;
@@ -40,7 +41,6 @@ pub use compiled::{by_kernel, fault};
 pub use device::{Device, count, devices, libraries};
 pub use lane::SideStream;
 pub use memory::Memory;
-pub use timed::LaunchTime;
 pub use usage::Usage;
 
 use super::order::follow;
@@ -66,7 +66,7 @@ struct Inner {
     staging: Mutex<Staging>,
     stream: Stream,
     ends: Ends,
-    functions: Arc<HashMap<String, sys::CUfunction>>,
+    functions: Arc<Functions>,
     pool: Arc<Pool>,
     held: Arc<Held>,
     counts: Arc<StreamCounts>,
@@ -82,11 +82,13 @@ struct StreamCounts {
     n_done: AtomicU64,
 }
 
-// SAFETY: handles of functions are numbers to the driver, which is thread-safe; what is changed
-// through them is behind locks.
-unsafe impl Send for Inner {}
+/// Kernels, by name.
+struct Functions(HashMap<String, sys::CUfunction>);
+
+// SAFETY: handles of functions are numbers to the driver, which is thread-safe.
+unsafe impl Send for Functions {}
 // SAFETY: as above.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for Functions {}
 
 impl Drop for Inner {
     /// Nothing is given back that the device still reads.
@@ -206,7 +208,7 @@ impl Driver for Cuda {
         }
         self.bind()?;
         let mut pointers = values.each_mut().map(|value| (&raw mut *value).cast::<c_void>());
-        let function = match self.0.functions.get(launch.kernel) {
+        let function = match self.0.functions.0.get(launch.kernel) {
             Some(function) => *function,
             None => return Err(failed(&self.0.name, launch.kernel, "no such kernel".into())),
         };

@@ -22,6 +22,9 @@ pub(super) struct Staging {
     read: [Option<CudaEvent>; 2],
 }
 
+// SAFETY: it alone knows the memory, which any thread may write to.
+unsafe impl Send for Staging {}
+
 impl Staging {
     pub(super) fn new(stream: &Stream) -> Result<Self, DriverError> {
         stream.0.context().bind_to_thread()?;

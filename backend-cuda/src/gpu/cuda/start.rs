@@ -14,7 +14,7 @@ use super::memory::{Ends, Stream};
 use super::pool::Pool;
 use super::product::Blas;
 use super::staging::Staging;
-use super::{Cuda, Inner, compile, count, failed, lock, said};
+use super::{Cuda, Functions, Inner, compile, count, failed, lock, said};
 
 impl Cuda {
     /// A stream of its own on GPU number `ordinal`, with the kernels for such activations.
@@ -84,7 +84,7 @@ impl Cuda {
             name,
             ends: Ends { own: stream.clone(), freeing },
             stream,
-            functions: Arc::new(functions),
+            functions: Arc::new(Functions(functions)),
             blas: Mutex::new(blas),
             staging: Mutex::new(staging),
             pool,

@@ -1,12 +1,14 @@
 //! Timelines as traces that Perfetto (ui.perfetto.dev) and chrome://tracing show.
 //!
 //! The format is Google's "Trace Event Format". Each worker is a process: a thread for compute and
-//! threads beside it for gradient reductions. An arrow goes from the op that makes a token to the op that
+//! threads beside it for gradient reductions and, where they are timed, the kernels of its device. An arrow goes from the op that makes a token to the op that
 //! eats it, where these are on two workers. Counters show what a worker holds, and messages under way to it.
 //! What ran is shown with what its workers waited for, and each run of the program as one slice around its parts.
 //! A unit of time is shown as a second, as which measured timelines mean it.
 
 mod counters;
+
+use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
@@ -16,12 +18,16 @@ use super::rows;
 use crate::analyze::memory::token_bytes;
 use crate::analyze::{Event, Timeline, Wait, Work};
 use crate::costs::StageBytes;
+use crate::device::KernelRun;
 use crate::effects::{Rules, Token, TokenKind};
+use crate::ids::WorkerId;
 use crate::op::{Kind, Op};
 use crate::program::Program;
 
 /// Of a unit of time, in the unit of the format.
 const MICROSECONDS: f64 = 1e6;
+/// The thread of a worker's kernels: behind those of its moves and reductions, of which each run may have others.
+const KERNELS: usize = 10_000;
 
 /// The trace of a simulated or measured step of `program`, one event per line.
 pub fn trace(program: &Program, timeline: &Timeline) -> String {
@@ -78,6 +84,8 @@ pub struct Ran<'p> {
     pub timeline: Timeline,
     /// Waits, in seconds.
     pub waits: Vec<Wait>,
+    /// Kernels of the workers' devices, in seconds, as far as they were timed.
+    pub kernels: Vec<(WorkerId, KernelRun)>,
 }
 
 /// A time in which nothing that counts was computed.
@@ -100,14 +108,16 @@ struct Told<'t> {
 /// The trace of a training: each rank is a process, and times are on one clock. Gaps are those of all ranks.
 pub fn training(runs: &[Ran<'_>], gaps: &[Gap], sizes: Option<&Sizes>) -> String {
     let mut ranks: Vec<(usize, usize, usize)> = Vec::new();
-    let (mut events, mut n_arrows) = (Vec::new(), 0);
-    for Ran { program, group, step, timeline, waits } in runs {
+    let (mut events, mut n_arrows, mut timed) = (Vec::new(), 0, BTreeSet::new());
+    for Ran { program, group, step, timeline, waits, kernels } in runs {
         let first = group * timeline.n_workers;
         ranks.extend((0..timeline.n_workers).map(|worker| (first + worker, *group, worker)));
         events.extend(steps(timeline, waits, first, *step, program.window().n_steps()));
         let told = Told { program, sizes };
         events.extend(slices(&told, timeline, first));
         events.extend(waits.iter().map(|wait| wait_slice(wait, first)));
+        events.extend(kernels.iter().map(|(worker, run)| kernel(run, first + worker.index())));
+        timed.extend(kernels.iter().map(|(worker, _)| first + worker.index()));
         let travels = travels(program, timeline);
         events.extend(arrows(&told, &travels, first, n_arrows));
         n_arrows += travels.len();
@@ -125,7 +135,8 @@ pub fn training(runs: &[Ran<'_>], gaps: &[Gap], sizes: Option<&Sizes>) -> String
     let processes = ranks.into_iter().flat_map(|(rank, group, worker)| {
         process(rank, &format!("rank {rank} (group {group}, worker {worker})"))
     });
-    written(&processes.chain(events).collect::<Vec<_>>())
+    let lanes = timed.into_iter().map(|rank| named("thread_name", rank, KERNELS, "kernels"));
+    written(&processes.chain(lanes).chain(events).collect::<Vec<_>>())
 }
 
 fn written(events: &[Value]) -> String {
@@ -178,6 +189,11 @@ fn wait_slice(wait: &Wait, first: usize) -> Value {
     let name = format!("wait for {}", wait.awaited);
     let pid = first + wait.worker.index();
     complete(&name, "wait", pid, 0, (wait.start, wait.end), json!({}))
+}
+
+fn kernel(run: &KernelRun, pid: usize) -> Value {
+    let args = if run.flops > 0.0 { json!({"flops": run.flops}) } else { json!({}) };
+    complete(&run.name, "kernel", pid, KERNELS, (run.start, run.start + run.seconds), args)
 }
 
 fn complete(
@@ -369,7 +385,14 @@ mod tests {
         let program = program("dapple", Shape::new(2, 1));
         let timeline = simulate(&program, &WithSums);
         let end = timeline.makespan();
-        let ran = Ran { program: &program, group: 0, step: 0, timeline, waits: Vec::new() };
+        let ran = Ran {
+            program: &program,
+            group: 0,
+            step: 0,
+            timeline,
+            waits: Vec::new(),
+            kernels: Vec::new(),
+        };
         let gap = Gap { start: end, end: end + 2.0, reason: "rank 1 was replaced".into() };
         let trace: Value = serde_json::from_str(&training(&[ran], &[gap], None)).unwrap();
         let events = trace["traceEvents"].as_array().unwrap().iter();
@@ -385,7 +408,14 @@ mod tests {
     fn ops_have_flops_and_messages_bytes_where_sizes_are_known() {
         let program = program("dapple", Shape::new(2, 1));
         let timeline = simulate(&program, &WithSums);
-        let ran = Ran { program: &program, group: 0, step: 0, timeline, waits: Vec::new() };
+        let ran = Ran {
+            program: &program,
+            group: 0,
+            step: 0,
+            timeline,
+            waits: Vec::new(),
+            kernels: Vec::new(),
+        };
         let stage = StageBytes { saved: 3.0, output: 5.0, gradient: 7.0, ..StageBytes::default() };
         let sizes = Sizes { bytes: vec![stage; 2], forward_flops: vec![10.0, 20.0], samples: 4.0 };
         let trace: Value = serde_json::from_str(&training(&[ran], &[], Some(&sizes))).unwrap();
