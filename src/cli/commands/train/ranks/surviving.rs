@@ -40,6 +40,9 @@ use crate::settings::{Config, Evict, Survive};
 /// For all to write down why a run fails.
 const TO_FAIL: Duration = Duration::from_secs(2);
 
+/// For the ranks of its host to end the process of one that they have evicted.
+const TO_BE_ENDED: Duration = Duration::from_secs(10);
+
 /// What one rank has of a run, from one meeting to the next.
 struct Surviving<'s> {
     train: &'s Train,
@@ -302,12 +305,14 @@ impl Surviving<'_> {
         }
     }
 
-    /// Tells all others why the run ends; one that was evicted ends alone.
+    /// Tells all others why the run ends; one that was evicted is ended by them. To Open MPI 5 only who ends by a signal is dead:
+    /// the others would wait for one that exits.
     fn failed(&self, mut comm: Mpi, error: anyhow::Error) -> anyhow::Error {
         let me = comm.rank();
         if fault_of(&error, me).class == Class::Evicted {
             tell(format_args!("error: {error:#}"));
-            std::process::exit(Class::Evicted.code().into());
+            std::thread::sleep(TO_BE_ENDED);
+            std::process::abort();
         }
         if is_failed(&error, me) {
             announce(&mut comm, &fault_of(&error, me), format_args!("{error:#}"), self.known);
