@@ -58,7 +58,7 @@ impl Gpu<Cuda> {
         // SAFETY: the storage is as long as that, and is there as long as a tensor of it; who clones it is told what is not
         // ordered. Without what candle recorded to differentiate, which would be kept, too.
         let memory =
-            unsafe { self.driver.foreign_memory(address, bytes, &stream, tensor.detach())? };
+            unsafe { self.driver().foreign_memory(address, bytes, &stream, tensor.detach())? };
         Ok(Tensor { start, ..Tensor::of(memory, element, tensor.dims().to_vec()) })
     }
 
@@ -115,7 +115,7 @@ impl Gpu<Cuda> {
     ) -> Result<(candle_core::Tensor, Arc<CudaStream>)> {
         let stream = device.cuda_stream();
         let n = bytes / element.bytes();
-        self.driver.named("binding", stream.context().bind_to_thread())?;
+        self.driver().named("binding", stream.context().bind_to_thread())?;
         // SAFETY: the address is that of an allocation of so many bytes, of which any bits are numbers.
         let slice = unsafe {
             match element {
