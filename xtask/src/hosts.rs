@@ -67,7 +67,7 @@ const N_MANY: &str = "64";
 const MANY: &str = "--schedule dapple --width 8 --depth 8 --micro-batches 8 --layers 8 --hidden 16 --heads 2 \
      --context 16 --micro-batch-size 1 --threads 1 --steps 3 --start-timeout 600 --timeout 600";
 
-/// Ranks that die where the others survive it: both hosts have processes that are spawned.
+/// Ranks that die where the others survive it: on each of the hosts, and on both at once.
 const SURVIVED: [&str; 4] = [
     "0 KILL at 3.5 FILE",
     "1 PANIC at 2.5 FILE",

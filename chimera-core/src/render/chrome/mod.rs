@@ -363,6 +363,12 @@ mod tests {
         event[key].as_f64().unwrap()
     }
 
+    /// A step without waits or kernels.
+    fn ran(program: &Program, timeline: Timeline) -> Ran<'_> {
+        let (waits, kernels) = (Vec::new(), Vec::new());
+        Ran { program, group: 0, step: 0, timeline, waits, kernels }
+    }
+
     #[test]
     fn every_op_is_a_slice_and_every_message_an_arrow() {
         for schedule in SCHEDULES {
@@ -385,14 +391,7 @@ mod tests {
         let program = program("dapple", Shape::new(2, 1));
         let timeline = simulate(&program, &WithSums);
         let end = timeline.makespan();
-        let ran = Ran {
-            program: &program,
-            group: 0,
-            step: 0,
-            timeline,
-            waits: Vec::new(),
-            kernels: Vec::new(),
-        };
+        let ran = ran(&program, timeline);
         let gap = Gap { start: end, end: end + 2.0, reason: "rank 1 was replaced".into() };
         let trace: Value = serde_json::from_str(&training(&[ran], &[gap], None)).unwrap();
         let events = trace["traceEvents"].as_array().unwrap().iter();
@@ -408,14 +407,7 @@ mod tests {
     fn ops_have_flops_and_messages_bytes_where_sizes_are_known() {
         let program = program("dapple", Shape::new(2, 1));
         let timeline = simulate(&program, &WithSums);
-        let ran = Ran {
-            program: &program,
-            group: 0,
-            step: 0,
-            timeline,
-            waits: Vec::new(),
-            kernels: Vec::new(),
-        };
+        let ran = ran(&program, timeline);
         let stage = StageBytes { saved: 3.0, output: 5.0, gradient: 7.0, ..StageBytes::default() };
         let sizes = Sizes { bytes: vec![stage; 2], forward_flops: vec![10.0, 20.0], samples: 4.0 };
         let trace: Value = serde_json::from_str(&training(&[ran], &[], Some(&sizes))).unwrap();
