@@ -4,27 +4,27 @@
 
 use std::process::ExitCode;
 
-use chimera_backend_candle::gpu::Element;
+use chimera_backend_candle::gpu::Format;
 use chimera_backend_candle::gpu::cuda::{by_kernel, compile, fault};
 
 fn main() -> ExitCode {
     for chip in std::env::args().skip(1) {
-        for activations in [Element::F32, Element::Bf16] {
-            let (image, log) = match compile(&chip, activations) {
+        for format in Format::ALL {
+            let (image, log) = match compile(&chip, format) {
                 Ok(compiled) => compiled,
                 Err(reason) => {
-                    eprintln!("{chip}, {activations:?}: {reason}");
+                    eprintln!("{chip}, {format:?}: {reason}");
                     return ExitCode::FAILURE;
                 }
             };
-            println!("{chip}, {activations:?}: {} bytes", image.len());
+            println!("{chip}, {format:?}: {} bytes", image.len());
             for (kernel, line) in by_kernel(&log) {
                 if let Some((_, used)) = line.split_once(": Used ") {
                     println!("  {kernel}: {used}");
                 }
             }
             if let Some(fault) = fault(&log) {
-                eprintln!("{chip}, {activations:?}: {fault}");
+                eprintln!("{chip}, {format:?}: {fault}");
                 return ExitCode::FAILURE;
             }
         }

@@ -1,47 +1,22 @@
-// Products on tensor cores, for bf16: of 16 x 8 x 16, sums in f32, of rows that a warp has of its own with tiles in shared
-// memory.
+// Products on tensor cores, sums in f32, of rows that a warp has of its own with tiles in shared memory. What a product
+// takes is in tensor_cores_bf16.cu and tensor_cores_f32.cu.
 //
 // In a warp lane 4 r + c holds of each 8 columns of a result the columns 2 c and 2 c + 1, in the rows r and r + 8.
 
-typedef unsigned short u16;
-
 // A kernel has a WIDTH, of a tile: the most features of a head, 64 or 128. And ROWS, times 16 that a warp has of its
 // own: more rows to a load, as far as registers go.
-#define TILE (4096 / WIDTH) // rows: as much memory for any width
-#define PITCH (WIDTH + 8) // a row of a tile: what lanes read together lies in different banks
+#define ACCESS 16 // bytes of the widest one
+#define CELLS (ACCESS / (int)sizeof(Cell)) // of it
+#define TILE (8192 / (int)sizeof(Cell) / WIDTH) // rows: as much memory for any width
+#define PITCH (WIDTH + CELLS) // a row of a tile: what lanes read together lies in different banks
 #define WARPS 4
 #define OWN_ROWS (ROWS * WARPS * 16)
-#define STEP 32 // columns of scores at once: fewer registers, so that more blocks share a multiprocessor
+#define STEP (TILE < 32 ? TILE : 32) // columns of scores at once: fewer registers, so that more blocks share a multiprocessor
 #define GROUPS (WIDTH / 8) // of 8 columns of a row of features
 #define STEP_GROUPS (STEP / 8)
 #define COLUMNS (2 * G) // of a row, that a lane holds
 
 #ifndef EMULATED
-// c += a b
-__device__ void mma(float* c, const unsigned* a, const unsigned* b) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// Four matrices of 8 x 8, whose rows the lanes name in turn. Lane 4 r + c gets of each the elements 2 c and
-// 2 c + 1 of row r; transposed, of column r.
-template <bool IS_TRANSPOSED> __device__ void load_matrices(unsigned* into, const u16* row) {
-    unsigned at = (unsigned)__cvta_generic_to_shared(row);
-    if (IS_TRANSPOSED)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(into[0]), "=r"(into[1]), "=r"(into[2]), "=r"(into[3])
-                     : "r"(at)
-                     : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(into[0]), "=r"(into[1]), "=r"(into[2]), "=r"(into[3])
-                     : "r"(at)
-                     : "memory");
-}
-
 // 4 or 16 bytes on their way to shared memory, where they are after `wait_for_copies` of this thread.
 template <int BYTES> __device__ void copy_async(void* into, const void* from) {
     unsigned at = (unsigned)__cvta_generic_to_shared(into);
@@ -70,7 +45,7 @@ __device__ int here(int x) {
 }
 
 // A tile in shared memory, and a result of ROWS times 16 rows and 8 G columns.
-template <int WIDTH> using Tile = u16[TILE * PITCH];
+template <int WIDTH> using Tile = Cell[TILE * PITCH];
 template <int ROWS, int G> struct Result {
     float x[ROWS][G][4];
     // Column `column(j)` of row 8 r of this lane's.
@@ -91,22 +66,26 @@ __device__ float quad_max(float x) {
     return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
 }
 
+// How many of `n` elements an access from `at` on has, and whether it is one.
+__device__ int n_cells(i64 at, i64 n) { return at >= n ? 0 : n - at < CELLS ? (int)(n - at) : CELLS; }
+__device__ bool is_access(const void* x, int n) { return n == CELLS && (unsigned long long)x % ACCESS == 0; }
+
 // Rows first .. first + TILE of one head, with zeros where there is nothing; they may come later.
 template <int WIDTH>
 __device__ void load_tile(Tile<WIDTH>& into, const T* from, int row_step, int first, int context, int dim) {
-    const int CHUNKS = WIDTH / CHUNK, AT_ONCE = WARPS * WARP / CHUNKS; // of a row, and rows
-    int row = threadIdx.x / CHUNKS, d = threadIdx.x % CHUNKS * CHUNK;
+    const int PARTS = WIDTH / CELLS, AT_ONCE = WARPS * WARP / PARTS; // of a row, and rows
+    int row = threadIdx.x / PARTS, d = threadIdx.x % PARTS * CELLS;
     const T* x = from + (i64)(first + row) * row_step + d;
-    u16* to = into + row * PITCH + d;
+    Cell* to = into + row * PITCH + d;
     // Most tiles are whole, and a question to each of their parts would cost as much as the products.
     // Heads of 80 or 96 features are common as well: what they lack are whole parts.
-    bool is_dense = dim == WIDTH || WIDTH > 64 && dim % CHUNK == 0;
-    if (is_dense && first + TILE <= context && row_step % CHUNK == 0 && (unsigned long long)from % 16 == 0) {
+    bool is_dense = dim == WIDTH || WIDTH > 64 && dim % CELLS == 0;
+    if (is_dense && first + TILE <= context && row_step % CELLS == 0 && (unsigned long long)from % ACCESS == 0) {
         bool is_there = WIDTH == 64 || d < dim;
 #pragma unroll
         for (int part = 0; part < TILE / AT_ONCE; part++) {
-            u16* at = to + part * AT_ONCE * PITCH;
-            if (is_there) copy_async<16>(at, x + (i64)part * AT_ONCE * row_step);
+            Cell* at = to + part * AT_ONCE * PITCH;
+            if (is_there) copy_async<ACCESS>(at, x + (i64)part * AT_ONCE * row_step);
             else *(uint4*)at = {};
         }
         return;
@@ -114,53 +93,52 @@ __device__ void load_tile(Tile<WIDTH>& into, const T* from, int row_step, int fi
     row = here(row);
 #pragma unroll 1
     for (; row < TILE; row += AT_ONCE, to += AT_ONCE * PITCH, x += (i64)AT_ONCE * row_step) {
-        int m = first + row < context ? chunk_len(d, dim) : 0;
-        if (is_whole(x, m)) {
-            copy_async<16>(to, x);
+        int m = first + row < context ? n_cells(d, dim) : 0;
+        if (is_access(x, m)) {
+            copy_async<ACCESS>(to, x);
         } else {
 #pragma unroll 1
-            for (int j = 0; j < CHUNK; j++) to[j] = j < m ? x[j].bits : 0;
+            for (int j = 0; j < CELLS; j++) to[j] = j < m ? cell(x[j]) : 0;
         }
     }
 }
 
-// c += a b for the rows of this warp, with the columns 16 k .. 16 k + 16 of a in `left` and b in a tile: its
+// c += a b for the rows of this warp, with the k-th DEPTH columns of a in `left` and b in a tile: its
 // rows are those of b, or with IS_ROWS the columns.
 template <int WIDTH, bool IS_ROWS, int ROWS, int G>
-__device__ void multiply_part(Result<ROWS, G>& c, const unsigned left[][4], const u16* b, int k) {
-    int row = lane() % 8, near = lane() / 8 % 2 * 8, far = lane() / 16 * 8;
-    const u16* at = IS_ROWS ? b + (far + row) * PITCH + k * 16 + near : b + (k * 16 + near + row) * PITCH + far;
+__device__ void multiply_part(Result<ROWS, G>& c, const Part left[][4], const Cell* b, int k) {
+    const Cell* at = right_place<PITCH, IS_ROWS>(b) + k * DEPTH * (IS_ROWS ? 1 : PITCH);
 #pragma unroll
     for (int group = 0; group < G; group += 2) {
-        unsigned right[4];
-        load_matrices<!IS_ROWS>(right, at + group * 8 * (IS_ROWS ? PITCH : 1));
+        Part right[4];
+        load_right<PITCH, IS_ROWS>(right, at + group * 8 * (IS_ROWS ? PITCH : 1));
 #pragma unroll
         for (int m = 0; m < ROWS; m++) {
-            mma(c.x[m][group], left[m], right);
-            mma(c.x[m][group + 1], left[m], right + 2);
+            multiply_add(c.x[m][group], left[m], right);
+            multiply_add(c.x[m][group + 1], left[m], right + 2);
         }
     }
 }
 
 // The rows of this warp in a tile, as the left side of a product: read anew for each, or held.
 template <int WIDTH, int ROWS, bool IS_HELD> struct Left {
-    const u16* at;
-    __device__ Left(const u16* a) { at = a + (warp() * ROWS * 16 + lane() % 16) * PITCH + lane() / 16 * 8; }
+    const Cell* at;
+    __device__ Left(const Cell* a) { at = left_place<PITCH>(a, warp() * ROWS * 16); }
     __device__ void hold() {}
-    __device__ void get(unsigned left[ROWS][4], int k) const {
+    __device__ void get(Part left[ROWS][4], int k) const {
 #pragma unroll
-        for (int m = 0; m < ROWS; m++) load_matrices<false>(left[m], at + m * 16 * PITCH + k * 16);
+        for (int m = 0; m < ROWS; m++) load_left<PITCH>(left[m], at + m * 16 * PITCH + k * DEPTH);
     }
 };
 template <int WIDTH, int ROWS> struct Left<WIDTH, ROWS, true> {
     Left<WIDTH, ROWS, false> from;
-    unsigned parts[WIDTH / 16][ROWS][4];
-    __device__ Left(const u16* a) : from(a) {}
+    Part parts[WIDTH / DEPTH][ROWS][4];
+    __device__ Left(const Cell* a) : from(a) {}
     __device__ void hold() {
 #pragma unroll
-        for (int k = 0; k < WIDTH / 16; k++) from.get(parts[k], k);
+        for (int k = 0; k < WIDTH / DEPTH; k++) from.get(parts[k], k);
     }
-    __device__ void get(unsigned left[ROWS][4], int k) const {
+    __device__ void get(Part left[ROWS][4], int k) const {
 #pragma unroll
         for (int m = 0; m < ROWS; m++)
 #pragma unroll
@@ -170,11 +148,11 @@ template <int WIDTH, int ROWS> struct Left<WIDTH, ROWS, true> {
 
 // a b^T
 template <int G, int WIDTH, int ROWS, bool IS_HELD>
-__device__ Result<ROWS, G> multiply(const Left<WIDTH, ROWS, IS_HELD>& a, const u16* b) {
+__device__ Result<ROWS, G> multiply(const Left<WIDTH, ROWS, IS_HELD>& a, const Cell* b) {
     Result<ROWS, G> c = {};
 #pragma unroll
-    for (int k = 0; k < WIDTH / 16; k++) {
-        unsigned left[ROWS][4];
+    for (int k = 0; k < WIDTH / DEPTH; k++) {
+        Part left[ROWS][4];
         a.get(left, k);
         multiply_part<WIDTH, true>(c, left, b, k);
     }
@@ -183,17 +161,12 @@ __device__ Result<ROWS, G> multiply(const Left<WIDTH, ROWS, IS_HELD>& a, const u
 
 // c += a b, for a that this warp holds as a result.
 template <int ROWS, int N, int G>
-__device__ void add_product(Result<ROWS, N>& c, const Result<ROWS, G>& a, const u16* b) {
+__device__ void add_product(Result<ROWS, N>& c, const Result<ROWS, G>& a, const Cell* b) {
 #pragma unroll
-    for (int k = 0; k < G / 2; k++) {
-        unsigned left[ROWS][4];
+    for (int k = 0; k < 8 * G / DEPTH; k++) {
+        Part left[ROWS][4];
 #pragma unroll
-        for (int m = 0; m < ROWS; m++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float* pair = a.x[m][2 * k + i / 2] + i % 2 * 2;
-                left[m][i] = pack(pair[0], pair[1]);
-            }
+        for (int m = 0; m < ROWS; m++) part_of(left[m], a.x[m], k);
         multiply_part<8 * N, false>(c, left, b, k);
     }
 }
@@ -201,27 +174,27 @@ __device__ void add_product(Result<ROWS, N>& c, const Result<ROWS, G>& a, const 
 // Rows of this warp that lie before `context`, from a result, by way of the same rows of tiles that no other warp
 // reads. The block's first row is given.
 template <int ROWS, int G>
-__device__ void store_rows(T* to, int row_step, Result<ROWS, G>& c, const float* scales, u16* by, int first,
+__device__ void store_rows(T* to, int row_step, Result<ROWS, G>& c, const float* scales, Cell* by, int first,
                            int context, int dim) {
-    const int WIDTH = 8 * G, AT_ONCE = WARP / G; // rows
+    const int WIDTH = 8 * G, PARTS = WIDTH / CELLS, AT_ONCE = WARP / PARTS; // of a row, and rows
     int mine = warp() * ROWS * 16;
     EACH_ROW(r)
 #pragma unroll
         for (int j = 0; j < COLUMNS; j += 2)
-            *(unsigned*)(by + (mine + lane() / 4 + 8 * r) * PITCH + column(j)) =
-                pack(scales[r] * c.at(r, j), scales[r] * c.at(r, j + 1));
+            put_pair(by + (mine + lane() / 4 + 8 * r) * PITCH + column(j), scales[r] * c.at(r, j),
+                     scales[r] * c.at(r, j + 1));
     __syncwarp();
 #pragma unroll
     for (int part = 0; part < ROWS * 16 / AT_ONCE; part++) {
-        int row = mine + part * AT_ONCE + lane() / G, d = lane() % G * CHUNK;
-        int m = first + row < context ? chunk_len(d, dim) : 0;
+        int row = mine + part * AT_ONCE + lane() / PARTS, d = lane() % PARTS * CELLS;
+        int m = first + row < context ? n_cells(d, dim) : 0;
         T* x = to + (i64)(first + row) * row_step + d;
-        const u16* from = by + row * PITCH + d;
-        if (is_whole(x, m)) {
+        const Cell* from = by + row * PITCH + d;
+        if (is_access(x, m)) {
             *(uint4*)x = *(const uint4*)from;
         } else {
 #pragma unroll 1
-            for (int j = 0; j < m; j++) x[j].bits = from[j];
+            for (int j = 0; j < m; j++) x[j] = element(from[j]);
         }
     }
 }

@@ -164,7 +164,7 @@ template <int WIDTH, int ROWS, bool IS_HELD> __device__ void attend_dq(float* sh
 #pragma unroll
         for (int part = 0; part < TILE / STEP; part++) {
             int start = tile + part * STEP;
-            const u16 *keys = k[now] + part * STEP * PITCH, *values = v[now] + part * STEP * PITCH;
+            const Cell *keys = k[now] + part * STEP * PITCH, *values = v[now] + part * STEP * PITCH;
             if (start >= over) break;
             unsigned kept[ROWS] = {}; // found here, where few registers are taken
             if (by.threshold) {
@@ -239,7 +239,7 @@ template <int WIDTH, int ROWS> __device__ void attend_dkv(float* shared, BACKWAR
 #pragma unroll
         for (int part = 0; part < TILE / STEP; part++) {
             int start = tile + part * STEP;
-            const u16 *queries = q[now] + part * STEP * PITCH, *dys = d[now] + part * STEP * PITCH;
+            const Cell *queries = q[now] + part * STEP * PITCH, *dys = d[now] + part * STEP * PITCH;
             const float *tops = log_sums + now * TILE + part * STEP, *means = deltas + now * TILE + part * STEP;
             if (start + STEP <= from) continue;
             unsigned kept[ROWS] = {}; // found here, where few registers are taken
@@ -280,7 +280,7 @@ template <int WIDTH, int ROWS> __device__ void attend_dkv(float* shared, BACKWAR
 
 // The registers of a multiprocessor are for so many blocks. Sums of wide heads leave a warp fewer for rows.
 #define BLOCKS(n) extern "C" __global__ void __launch_bounds__(WARPS * WARP, n)
-BLOCKS(3) tiled_attention(FORWARD_ARGS);
+BLOCKS(NARROW_BLOCKS) tiled_attention(FORWARD_ARGS);
 BLOCKS(1) tiled_attention_dkv(BACKWARD_ARGS);
 BLOCKS(2) tiled_attention_128(FORWARD_ARGS);
 BLOCKS(2) tiled_attention_dq_128(BACKWARD_ARGS);
@@ -288,8 +288,8 @@ BLOCKS(2) tiled_attention_dkv_128(BACKWARD_ARGS);
 
 #define SHARED extern __shared__ __align__(16) float shared[];
 GLOBAL tiled_attention(FORWARD_ARGS) { SHARED attend<64, 2>(shared, FORWARD_NAMES); }
-GLOBAL tiled_attention_dq(BACKWARD_ARGS) { SHARED attend_dq<64, 2, true>(shared, BACKWARD_NAMES); }
-GLOBAL tiled_attention_dkv(BACKWARD_ARGS) { SHARED attend_dkv<64, 2>(shared, BACKWARD_NAMES); }
+GLOBAL tiled_attention_dq(BACKWARD_ARGS) { SHARED attend_dq<64, NARROW_ROWS, HOLDS>(shared, BACKWARD_NAMES); }
+GLOBAL tiled_attention_dkv(BACKWARD_ARGS) { SHARED attend_dkv<64, NARROW_ROWS>(shared, BACKWARD_NAMES); }
 GLOBAL tiled_attention_128(FORWARD_ARGS) { SHARED attend<128, 2>(shared, FORWARD_NAMES); }
-GLOBAL tiled_attention_dq_128(BACKWARD_ARGS) { SHARED attend_dq<128, 1, true>(shared, BACKWARD_NAMES); }
+GLOBAL tiled_attention_dq_128(BACKWARD_ARGS) { SHARED attend_dq<128, 1, HOLDS>(shared, BACKWARD_NAMES); }
 GLOBAL tiled_attention_dkv_128(BACKWARD_ARGS) { SHARED attend_dkv<128, 1>(shared, BACKWARD_NAMES); }

@@ -10,7 +10,7 @@ mod memory;
 #[path = "emulated/mistakes.rs"]
 mod mistakes;
 
-use chimera_backend_candle::gpu::Element;
+use chimera_backend_candle::gpu::Format;
 use chimera_core::comm::{Endpoint, Host, HostStaged, Threads};
 use chimera_core::device::reference::Reference;
 use chimera_core::device::{Device, DeviceError, Dtype};
@@ -26,44 +26,57 @@ use chimera_core::{device, layers};
 
 #[test]
 fn f32_conforms() {
-    let gpu = emulated::gpu(0, Element::F32);
+    let gpu = emulated::gpu(0, Format::F32);
     device::conformance::run(&gpu, 1e-5);
     layers::conformance::run(&gpu, 1e-5);
 }
 
 #[test]
+fn tf32_conforms() {
+    let round = |x: f32| f32::from_bits((x.to_bits() + (1 << 12)) & !((1 << 13) - 1));
+    let gpu = emulated::gpu(0, Format::Tf32);
+    device::conformance::run(&gpu, 1e-5); // weights, gradients and moments stay f32
+    layers::conformance::run_rounded(&gpu, 2e-3, round);
+}
+
+#[test]
+fn f32_conforms_without_tensor_cores() {
+    layers::conformance::run(&emulated::gpu(0, Format::F32).generic(), 1e-5);
+}
+
+#[test]
 fn bf16_conforms() {
     let round = |x| half::bf16::from_f32(x).to_f32();
-    let gpu = emulated::gpu(0, Element::Bf16);
+    let gpu = emulated::gpu(0, Format::Bf16);
     device::conformance::run(&gpu, 1e-5); // weights, gradients and moments stay f32
     layers::conformance::run_rounded(&gpu, 1e-2, round);
 }
 
 #[test]
 fn f32_trains_as_the_reference() -> Result<(), RunError> {
-    trains(Element::F32, 1e-4)
+    trains(Format::F32, 1e-4)
 }
 
 #[test]
 fn bf16_trains_beside_the_reference() -> Result<(), RunError> {
-    trains(Element::Bf16, 1e-2)
+    trains(Format::Bf16, 1e-2)
 }
 
 #[test]
 fn tf32_rounds_the_operands_of_products() -> Result<(), DeviceError> {
-    let gpu = emulated::gpu(0, Element::F32);
-    let [x, w] = [gpu.upload(&[1, 1], &[1.0 + 1.0 / 4096.0])?, gpu.upload(&[1, 1], &[3.0])?];
-    let product = || gpu.download(&gpu.linear(&x, &w, Layout::InOut, None, None)?);
-    assert_eq!(product()?, [3.0 + 3.0 / 4096.0]);
-    gpu.driver().allow_tf32();
-    assert_eq!(product()?, [3.0]);
+    for (format, expected) in [(Format::F32, 3.0 + 3.0 / 4096.0), (Format::Tf32, 3.0)] {
+        let gpu = emulated::gpu(0, format);
+        let [x, w] = [gpu.upload(&[1, 1], &[1.0 + 1.0 / 4096.0])?, gpu.upload(&[1, 1], &[3.0])?];
+        let product = gpu.linear(&x, &w, Layout::InOut, None, None)?;
+        assert_eq!(gpu.download(&product)?, [expected]);
+    }
     Ok(())
 }
 
 /// Activations in bf16 keep their bits on the way through the host, as they go over MPI.
 #[test]
 fn bf16_is_sent_in_its_own_type() -> Result<(), RunError> {
-    let gpu = emulated::gpu(0, Element::Bf16);
+    let gpu = emulated::gpu(0, Format::Bf16);
     let values: Vec<f32> = (0..9).map(|i| 0.37 * i as f32).collect();
     let x = gpu.upload(&[3, 3], &values).expect("room");
     let y = gpu.activation(&x, Activation::Tanh).expect("an activation");
@@ -75,9 +88,9 @@ fn bf16_is_sent_in_its_own_type() -> Result<(), RunError> {
     assert_eq!(gpu.download(&came), gpu.download(&y));
 
     let run = run("chimera", 2);
-    let direct = run.train(|_| Ok(emulated::gpu(0, Element::Bf16)))?.losses;
+    let direct = run.train(|_| Ok(emulated::gpu(0, Format::Bf16)))?.losses;
     let staged = run_threads(2, |comm: &mut Threads<Host>| {
-        let gpu = emulated::gpu(0, Element::Bf16);
+        let gpu = emulated::gpu(0, Format::Bf16);
         let rank = comm.rank();
         let trained = run.train_as(gpu.clone(), &mut HostStaged::new(gpu, comm));
         trained.map_err(|e| Fault::new(Class::Usage, rank, e.to_string()))
@@ -87,7 +100,7 @@ fn bf16_is_sent_in_its_own_type() -> Result<(), RunError> {
 }
 
 /// Schedules with a worker to a thread, each with a stream of its own: on one GPU, and on two in turn.
-fn trains(activations: Element, tolerance: f64) -> Result<(), RunError> {
+fn trains(format: Format, tolerance: f64) -> Result<(), RunError> {
     for (schedule, depth, architecture) in [
         ("dapple", 1, Architecture::GPT2),
         ("1f1b", 2, Architecture::GPT2),
@@ -102,7 +115,7 @@ fn trains(activations: Element, tolerance: f64) -> Result<(), RunError> {
         run.model.llama = llama(&run.model);
         let expected = run.train(|_| Ok(Reference))?.losses;
         for n_gpus in 1..=depth.min(2) {
-            let gpu = |rank: Rank| emulated::gpu(rank.index() % n_gpus, activations);
+            let gpu = |rank: Rank| emulated::gpu(rank.index() % n_gpus, format);
             let got = run.train(|rank| Ok(gpu(rank)))?.losses;
             assert_eq!(got.len(), 4);
             for (got, expected) in got.iter().zip(&expected) {

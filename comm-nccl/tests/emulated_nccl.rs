@@ -10,7 +10,7 @@ use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 use chimera_backend_candle::gpu::cuda::Cuda;
-use chimera_backend_candle::gpu::{Element, Gpu};
+use chimera_backend_candle::gpu::{Format, Gpu};
 use chimera_comm_nccl::{Counts, Library, Nccl};
 use chimera_core::comm::{
     Comm, CommError, Endpoint, Host, OrderedMessage, Tag, Threads, conformance, threads,
@@ -30,7 +30,7 @@ type End = Nccl<Cuda, Threads<Host>>;
 #[test]
 fn ranks_conform() {
     for n in 1..=4 {
-        on_ranks(n, Element::F32, |kernels, mut end| {
+        on_ranks(n, Format::F32, |kernels, mut end| {
             let to = |host: Host| kernels.upload(&host.shape, &host.data).expect("uploaded");
             let from = |tensor: &_| {
                 Host::new(kernels.shape(tensor), kernels.download(tensor).expect("downloaded"))
@@ -63,9 +63,8 @@ fn schedules_train_as_over_threads() {
             micro_batch_size: 2,
             steps: 2,
         };
-        let expected =
-            run.train(|_| Ok(emulated::gpu(0, Element::F32))).expect("it trains over threads");
-        let got = on_ranks(shape.depth as u32, Element::F32, |kernels, mut end| {
+        let expected = run.train(|_| Ok(gpu(0, Format::F32))).expect("it trains over threads");
+        let got = on_ranks(shape.depth as u32, Format::F32, |kernels, mut end| {
             let trained = run.train_as(kernels, &mut end).expect("it trains over NCCL");
             end.close(soon()).expect("all leave");
             trained
@@ -87,7 +86,7 @@ fn bf16_travels() -> Result<(), RunError> {
         steps: 3,
     };
     let expected = run.train(|_| Ok(Reference))?.losses;
-    let got = on_ranks(2, Element::Bf16, |kernels, mut end| {
+    let got = on_ranks(2, Format::Bf16, |kernels, mut end| {
         let trained = run.train_as(kernels, &mut end).expect("it trains over NCCL");
         end.close(soon()).expect("all leave");
         trained
@@ -103,7 +102,7 @@ fn bf16_travels() -> Result<(), RunError> {
 fn a_rank_that_stands_still_is_named() {
     let given_up = Barrier::new(2);
     let patience = Patience { later: Duration::from_millis(200), ..PATIENCE };
-    let outcomes = on_ranks_with(patience, 2, Element::F32, |kernels, mut end| {
+    let outcomes = on_ranks_with(patience, 2, Format::F32, |kernels, mut end| {
         let (sends, peer) = (end.rank() == Rank(1), Rank(1 - end.rank().0));
         let follow = |end: &mut End, step| {
             end.follow(vec![vec![OrderedMessage { peer, sends, tag: tag(step) }]])
@@ -131,7 +130,7 @@ fn a_rank_that_stands_still_is_named() {
 /// What is to be sent later may be given first; a group goes at once, and both ways.
 #[test]
 fn messages_go_in_their_order() {
-    let counts = on_ranks(3, Element::F32, |kernels, mut end| {
+    let counts = on_ranks(3, Format::F32, |kernels, mut end| {
         let me = end.rank();
         let others = || (0..3).map(Rank).filter(move |rank| *rank != me);
         for step in 0..3 {
@@ -166,7 +165,7 @@ fn messages_go_in_their_order() {
 
 #[test]
 fn another_shape_than_before_is_refused() {
-    on_ranks(2, Element::F32, |kernels, mut end| {
+    on_ranks(2, Format::F32, |kernels, mut end| {
         let (me, peer) = (end.rank(), Rank(1 - end.rank().0));
         let turn = |step| OrderedMessage { peer, sends: me == Rank(0), tag: tag(step) };
         end.follow(vec![vec![turn(0)]]).expect("nothing is before");
@@ -196,7 +195,7 @@ fn messages_of_a_step_are_few() {
         micro_batch_size: 1,
         steps: 3,
     };
-    let counts = on_ranks(4, Element::F32, |kernels, mut end| {
+    let counts = on_ranks(4, Format::F32, |kernels, mut end| {
         run.train_as(kernels, &mut end).expect("it trains over NCCL");
         let counts = end.counts();
         end.close(soon()).expect("all leave");
@@ -216,7 +215,7 @@ fn the_start_has_a_time_limit() {
     let mut ends = threads::<Host>(2);
     let (absent, present) = (ends.pop(), ends.pop().expect("two"));
     let patience = Patience { first_step: Duration::from_millis(100), ..PATIENCE };
-    let began = Nccl::start(library(), &emulated::gpu(0, Element::F32), present, patience, || None);
+    let began = Nccl::start(library(), &emulated::gpu(0, Format::F32), present, patience, || None);
     assert!(matches!(began.err(), Some(CommError::Timeout { from: Rank(1), .. })));
     drop(absent);
 }
@@ -256,23 +255,23 @@ fn tag(step: u64) -> Tag {
 /// Runs `body` on every rank, a thread each, and returns what they return.
 fn on_ranks<R: Send>(
     n_ranks: u32,
-    activations: Element,
+    format: Format,
     body: impl Fn(Gpu<Cuda>, End) -> R + Sync,
 ) -> Vec<R> {
-    on_ranks_with(PATIENCE, n_ranks, activations, body)
+    on_ranks_with(PATIENCE, n_ranks, format, body)
 }
 
 fn on_ranks_with<R: Send>(
     patience: Patience,
     n_ranks: u32,
-    activations: Element,
+    format: Format,
     body: impl Fn(Gpu<Cuda>, End) -> R + Sync,
 ) -> Vec<R> {
     std::thread::scope(|scope| {
         let start = |control: Threads<Host>| {
             let body = &body;
             scope.spawn(move || {
-                let kernels = emulated::gpu(control.rank().index() % 2, activations);
+                let kernels = gpu(control.rank().index() % 2, format);
                 let end = Nccl::start(library(), &kernels, control, patience, || None);
                 body(kernels, end.expect("NCCL starts"))
             })
@@ -280,6 +279,11 @@ fn on_ranks_with<R: Send>(
         let ranks: Vec<_> = threads::<Host>(n_ranks).into_iter().map(start).collect();
         ranks.into_iter().map(|rank| rank.join().expect("no rank panics")).collect()
     })
+}
+
+/// Attention on emulated tensor cores takes long, and is not what is tested here.
+fn gpu(ordinal: usize, format: Format) -> Gpu<Cuda> {
+    emulated::gpu(ordinal, format).generic()
 }
 
 /// The emulated NCCL.

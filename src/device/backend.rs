@@ -41,6 +41,14 @@ pub(super) trait Backend: Any {
         self
     }
 
+    /// Makes the device take kernels that any of its kind has, beside which those for some chips are tested.
+    fn generic(self) -> Self
+    where
+        Self: Sized,
+    {
+        self
+    }
+
     /// The device in words.
     fn name(&self) -> String;
 

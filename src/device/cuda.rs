@@ -2,7 +2,7 @@
 
 use anyhow::{Result, anyhow, ensure};
 use chimera_backend_candle::gpu::cuda::{self, Cuda};
-use chimera_backend_candle::gpu::{Element, Gpu};
+use chimera_backend_candle::gpu::{Format, Gpu};
 use chimera_core::device::{Device, DeviceError};
 
 use super::backend::{Backend, Usage};
@@ -28,19 +28,20 @@ impl Backend for CudaStream {
     }
 
     fn open(number: usize, precision: Precision) -> Result<CudaStream> {
-        let activations = match precision {
-            Precision::F32 | Precision::Tf32 => Element::F32,
-            Precision::Bf16 => Element::Bf16,
+        let format = match precision {
+            Precision::F32 => Format::F32,
+            Precision::Tf32 => Format::Tf32,
+            Precision::Bf16 => Format::Bf16,
         };
-        let driver = Cuda::new(number, activations).map_err(usage)?;
-        if precision == Precision::Tf32 {
-            driver.allow_tf32();
-        }
-        Ok(Gpu::new(driver, activations))
+        Ok(Gpu::new(Cuda::new(number, format).map_err(usage)?))
     }
 
     fn poisoned(self) -> CudaStream {
         Gpu::poisoned(self)
+    }
+
+    fn generic(self) -> CudaStream {
+        Gpu::generic(self)
     }
 
     fn name(&self) -> String {

@@ -68,6 +68,14 @@ macro_rules! kinds {
                 }
             }
 
+            pub(super) fn generic(self) -> Kernels {
+                match self {
+                    $($(#[$in_build])? Kernels::$DeviceKind(kernels) => {
+                        Kernels::$DeviceKind(kernels.generic())
+                    })+
+                }
+            }
+
             /// Does `compute` with the kernels in `all` that are of the kind of these: at least one.
             #[cfg_attr(not(any(feature = "candle", feature = "wgpu")), expect(unused_variables))]
             pub(super) fn run<'k, C: Compute>(

@@ -140,6 +140,12 @@ impl Devices {
         all
     }
 
+    /// Each device once, with a stream of one of its ranks.
+    pub fn each_once(&self) -> Devices {
+        let by_rank = self.shared().into_iter().map(|(opened, _)| opened.clone()).collect();
+        Devices { by_rank, ..*self }
+    }
+
     /// Device of one rank alone, whose peers are other processes.
     pub fn only(rank: Rank, opened: OpenDevice) -> Devices {
         Devices { first: rank.index(), by_rank: vec![opened] }
@@ -206,11 +212,20 @@ impl Devices {
 
     /// Makes devices fill memory with values that are not numbers before it is written, if they can.
     pub fn poisoned(&self) -> Devices {
-        let poisoned = |opened: &OpenDevice| OpenDevice {
+        self.with(Kernels::poisoned)
+    }
+
+    /// Makes devices take kernels that any of their kind has, where they have others for some chips.
+    pub fn generic(&self) -> Devices {
+        self.with(Kernels::generic)
+    }
+
+    fn with(&self, change: fn(Kernels) -> Kernels) -> Devices {
+        let changed = |opened: &OpenDevice| OpenDevice {
             device: opened.device,
-            kernels: opened.kernels.clone().poisoned(),
+            kernels: change(opened.kernels.clone()),
         };
-        Devices { by_rank: self.by_rank.iter().map(poisoned).collect(), ..*self }
+        Devices { by_rank: self.by_rank.iter().map(changed).collect(), ..*self }
     }
 
     /// What all have done and used, if they count.

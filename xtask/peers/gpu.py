@@ -23,16 +23,17 @@ LAYERS, HIDDEN, HEADS, CONTEXT, VOCAB = 12, 768, 12, 1024, 50304
 SAMPLES, MICRO_BATCHES, STEPS = 8, 8, 12
 
 
-# How PyTorch is run: whether it compiles, and whose attention it takes.
+# How PyTorch is run: whether it compiles, whose attention it takes, and whether in bf16 or in tf32.
 KINDS = {
-    "eager": (False, "FLASH_ATTENTION"),
-    "compile": (True, "FLASH_ATTENTION"),
-    "compile with cuDNN's attention": (True, "CUDNN_ATTENTION"),
+    "eager": (False, "FLASH_ATTENTION", True),
+    "compile": (True, "FLASH_ATTENTION", True),
+    "compile with cuDNN's attention": (True, "CUDNN_ATTENTION", True),
+    "compile in tf32": (True, "EFFICIENT_ATTENTION", False),
 }
 
 
-def train(is_compiled, attention):
-    """Tokens per second of PyTorch, in bf16 with weights in f32 and fused AdamW."""
+def train(is_compiled, attention, is_bf16):
+    """Tokens per second of PyTorch, with weights in f32 and fused AdamW."""
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -64,6 +65,7 @@ def train(is_compiled, attention):
             return F.cross_entropy(logits.view(-1, VOCAB), targets.view(-1))
 
     torch.manual_seed(1)
+    torch.set_float32_matmul_precision("high")  # tf32, which bf16 does not feel
     model = Gpt().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     forward = torch.compile(model) if is_compiled else model
@@ -74,7 +76,7 @@ def train(is_compiled, attention):
             torch.cuda.synchronize()
             start = time.perf_counter()
             for micro in ids:
-                with torch.autocast("cuda", torch.bfloat16):
+                with torch.autocast("cuda", torch.bfloat16, enabled=is_bf16):
                     loss = forward(micro, micro) / MICRO_BATCHES
                 loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -168,7 +170,7 @@ def main():
         selftest("steps in f32", 170, "steps f32")
         return
     for _ in range(2):
-        selftest("chimera", 60, "steps bf16")
+        selftest("chimera", 90, "steps bf16", "steps tf32")
         for kind in KINDS:
             torch(kind)
 

@@ -8,9 +8,9 @@ use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};
 /// Rows that a block of the generic kernels has of its own, and the threads of any.
 const OWN: usize = 16;
 pub(super) const THREADS: usize = 128;
-/// Elements of a tile for tensor cores, and those by which its rows are longer than a head.
-const TILE: usize = 4096;
-const PADDING: usize = 8;
+/// Bytes of the features in a tile for tensor cores, and those by which its rows are longer.
+const TILE: usize = 8192;
+const PADDING: usize = 16;
 /// The most features of a head that they take.
 const MOST_TILED: usize = 128;
 /// Threads that go through a row of a head together, for the sum of its gradient times its result.
@@ -63,7 +63,7 @@ impl<D: Driver> Gpu<D> {
         let log_sum = self.empty(&[rows, by.heads], Element::F32)?;
         let args = [qkv.read(), out.write(), log_sum.write(), int(past)];
         let queries = by.context - past;
-        self.run_heads(&sizes.forward(), &sizes, queries, &args, seen.as_ref(), by)?;
+        self.run_heads(&self.fitting(sizes.forward()), &sizes, queries, &args, seen.as_ref(), by)?;
         Ok((out, log_sum))
     }
 
@@ -84,8 +84,8 @@ impl<D: Driver> Gpu<D> {
         let seen = self.seen(by, qkv.n_rows())?;
         let d_qkv = self.activation_of(&qkv.shape)?;
         let args = [dy.read(), qkv.read(), log_sum.read(), Arg::Read(&delta, 0), d_qkv.write()];
-        for launch in sizes.backward() {
-            self.run_heads(&launch, &sizes, by.context, &args, seen.as_ref(), by)?;
+        for launches in sizes.backward() {
+            self.run_heads(&self.fitting(launches), &sizes, by.context, &args, seen.as_ref(), by)?;
         }
         Ok(d_qkv)
     }
@@ -133,8 +133,13 @@ impl<D: Driver> Gpu<D> {
                 format!("heads of {dim} features, at most {MOST_FEATURES}: choose more heads");
             return Err(self.failed("attention", reason));
         }
-        let is_tiled = self.activations == Element::Bf16 && dim <= MOST_TILED;
-        Ok(Sizes { dim, samples: qkv.n_rows() / context, heads, kv_heads, is_tiled })
+        Ok(Sizes { dim, samples: qkv.n_rows() / context, heads, kv_heads, cell: self.activations })
+    }
+
+    /// The first launch, for tensor cores, if the chip has the kernel and as much shared memory; or the generic one.
+    fn fitting(&self, [tiled, generic]: Launches) -> AttentionLaunch {
+        let most = self.driver().most_shared(tiled.kernel).unwrap_or(0);
+        if self.generic || tiled.shared > most { generic } else { tiled }
     }
 }
 
@@ -155,8 +160,8 @@ struct Sizes {
     samples: usize,
     heads: usize,
     kv_heads: usize,
-    /// Whether tensor cores do it.
-    is_tiled: bool,
+    /// What features are of in shared memory, for tensor cores.
+    cell: Element,
 }
 
 struct AttentionLaunch {
@@ -168,30 +173,30 @@ struct AttentionLaunch {
     shared: usize,
 }
 
+/// For tensor cores, and for any chip.
+type Launches = [AttentionLaunch; 2];
+
 impl Sizes {
-    fn forward(&self) -> AttentionLaunch {
-        match (self.is_tiled, self.width()) {
-            (false, _) => self.generic("attention", self.heads, 1),
-            (_, 64) => self.tiled("tiled_attention", self.heads, 128, 1, 0),
-            _ => self.tiled("tiled_attention_128", self.heads, 128, 1, 0),
+    fn forward(&self) -> Launches {
+        let generic = self.generic("attention", self.heads, 1);
+        match self.width() {
+            64 => [self.tiled("tiled_attention", self.heads, 2, 1, 0), generic],
+            _ => [self.tiled("tiled_attention_128", self.heads, 2, 1, 0), generic],
         }
     }
 
-    fn backward(&self) -> [AttentionLaunch; 2] {
+    fn backward(&self) -> [Launches; 2] {
         let (heads, kv_heads) = (self.heads, self.kv_heads);
-        match (self.is_tiled, self.width()) {
-            (false, _) => {
-                [self.generic("attention_dq", heads, 2), self.generic("attention_dkv", kv_heads, 2)]
-            }
-            (_, 64) => [
-                self.tiled("tiled_attention_dq", heads, 128, 2, 0),
-                self.tiled("tiled_attention_dkv", kv_heads, 128, 2, 2),
-            ],
-            _ => [
-                self.tiled("tiled_attention_dq_128", heads, 64, 2, 0),
-                self.tiled("tiled_attention_dkv_128", kv_heads, 64, 2, 2),
-            ],
-        }
+        let [dq, dkv] = match self.width() {
+            64 => ["tiled_attention_dq", "tiled_attention_dkv"],
+            _ => ["tiled_attention_dq_128", "tiled_attention_dkv_128"],
+        };
+        // As far as registers go.
+        let rows = if self.width() == 64 && self.cell == Element::Bf16 { 2 } else { 1 };
+        [
+            [self.tiled(dq, heads, rows, 2, 0), self.generic("attention_dq", heads, 2)],
+            [self.tiled(dkv, kv_heads, rows, 2, 2), self.generic("attention_dkv", kv_heads, 2)],
+        ]
     }
 
     /// Features of a row of a tile.
@@ -205,17 +210,21 @@ impl Sizes {
         AttentionLaunch { kernel, heads, own: OWN, shared: floats * size_of::<f32>() }
     }
 
-    /// Own matrices, and two tiles and so many numbers for each of their rows: these, and those that come next.
+    /// Own matrices, of so many times 16 rows to a warp; and two tiles and so many numbers for each of their rows: these,
+    /// and those that come next. Heads of more features than there are tiles for take more than any chip has.
     fn tiled(
         &self,
         kernel: &'static str,
         heads: usize,
-        own: usize,
+        rows: usize,
         n_own: usize,
         numbers: usize,
     ) -> AttentionLaunch {
-        let (rows, row) = (TILE / self.width(), (self.width() + PADDING) * Element::Bf16.bytes());
-        let next = 2 * (2 * rows * row + numbers * rows * size_of::<f32>());
-        AttentionLaunch { kernel, heads, own, shared: n_own * own * row + next }
+        let own = rows * THREADS / WARP * 16;
+        let features = self.width() * self.cell.bytes();
+        let (tile, row) = (TILE / features, features + PADDING);
+        let next = 2 * (2 * tile * row + numbers * tile * size_of::<f32>());
+        let shared = if self.dim > MOST_TILED { usize::MAX } else { n_own * own * row + next };
+        AttentionLaunch { kernel, heads, own, shared }
     }
 }

@@ -7,14 +7,17 @@ use std::ops::Range;
 
 use chimera_core::device::{Clock, Result};
 
-use super::Element;
+use super::{Element, Format};
 
-/// The text of all kernels, for such activations.
-pub fn source(activations: Element) -> String {
-    match activations {
-        Element::F32 => SOURCE.into(),
-        Element::Bf16 => ["#define BF16\n", SOURCE, TENSOR_CORES].concat(),
-    }
+/// The text of all kernels of a format, with those for tensor cores if the chip's take it.
+pub fn source(format: Format, has_tensor_cores: bool) -> String {
+    let (defined, products) = match format {
+        Format::F32 => ("", F32_PRODUCTS),
+        Format::Tf32 => ("#define TF32\n", F32_PRODUCTS),
+        Format::Bf16 => ("#define BF16\n", BF16_PRODUCTS),
+    };
+    let tiled: &[&str] = if has_tensor_cores { &[products, TILED] } else { &[] };
+    [&[defined, SOURCE], tiled].concat().concat()
 }
 
 /// Names of the kernels in a text.
@@ -34,8 +37,12 @@ const SOURCE: &str = concat!(
     include_str!("../../kernels/optimizer.cu"),
 );
 
-/// What takes bf16 alone.
-const TENSOR_CORES: &str = concat!(
+/// What tensor cores take, by format.
+const F32_PRODUCTS: &str = include_str!("../../kernels/tensor_cores_f32.cu");
+const BF16_PRODUCTS: &str = include_str!("../../kernels/tensor_cores_bf16.cu");
+
+/// What they are used for.
+const TILED: &str = concat!(
     include_str!("../../kernels/tensor_cores.cu"),
     include_str!("../../kernels/tiled_attention.cu"),
 );
@@ -52,6 +59,13 @@ pub trait Driver: Clone + Send + Sync + 'static {
 
     /// The device, in words.
     fn name(&self) -> String;
+
+    /// What its kernels and products take.
+    fn format(&self) -> Format;
+
+    /// Bytes of dynamic shared memory that a block of a kernel can have, if there is a kernel of this name: a chip whose
+    /// tensor cores lack a format has no kernels for them.
+    fn most_shared(&self, kernel: &str) -> Option<usize>;
 
     /// Memory with nothing in particular in it, on a boundary of at least 256 bytes.
     fn allocate(&self, bytes: usize) -> Result<Self::Memory>;

@@ -36,7 +36,7 @@ pub use driver::{
 };
 pub use folders::library_folders;
 use queues::{Queue, Queues};
-pub use tensor::{Element, Tensor};
+pub use tensor::{Element, Format, Tensor};
 
 /// Threads of a block, where a kernel has no other needs.
 const BLOCK: usize = 256;
@@ -50,6 +50,7 @@ pub struct Gpu<D: Driver> {
     queues: Arc<Queues<D>>,
     activations: Element,
     poisoned: bool,
+    generic: bool,
 }
 
 /// The most threads of a block with which a kernel is started: their registers must fit a multiprocessor.
@@ -70,20 +71,26 @@ impl<D: Driver> Clone for Gpu<D> {
 
 impl<D: Driver> fmt::Debug for Gpu<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} in {:?}", self.driver().name(), self.activations)
+        write!(f, "{} in {:?}", self.driver().name(), self.driver().format())
     }
 }
 
 impl<D: Driver> Gpu<D> {
-    /// The layers on `driver`, whose kernels are compiled for such activations.
-    pub fn new(driver: D, activations: Element) -> Self {
-        Self { queues: Arc::new(Queues::of(driver)), activations, poisoned: false }
+    /// The layers on `driver`, in its format.
+    pub fn new(driver: D) -> Self {
+        let activations = driver.format().activations();
+        Self { queues: Arc::new(Queues::of(driver)), activations, poisoned: false, generic: false }
     }
 
     /// Fills memory with what is no number before it is written, so that a kernel that leaves a part of its
     /// result out is found. For tests.
     pub fn poisoned(self) -> Self {
         Self { poisoned: true, ..self }
+    }
+
+    /// Leaves tensor cores out of attention: by kernels for any chip, beside which the others are tested.
+    pub fn generic(self) -> Self {
+        Self { generic: true, ..self }
     }
 
     /// Where it runs.

@@ -25,6 +25,30 @@ impl Element {
     }
 }
 
+/// Number format of activations, and of the operands of matrix products. Sums, weights and their gradients are f32.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Format {
+    /// f32 throughout.
+    F32,
+    /// Activations in f32; operands of products and of attention rounded to the 11 bits of TF32, for tensor cores.
+    Tf32,
+    /// Both in bf16.
+    Bf16,
+}
+
+impl Format {
+    /// All of them.
+    pub const ALL: [Format; 3] = [Format::F32, Format::Tf32, Format::Bf16];
+
+    /// What activations are made of.
+    pub fn activations(self) -> Element {
+        match self {
+            Format::F32 | Format::Tf32 => Element::F32,
+            Format::Bf16 => Element::Bf16,
+        }
+    }
+}
+
 /// Elements in a row-major order, within memory that clones and views share.
 pub struct Tensor<M> {
     pub(super) buffer: Arc<Buffer<M>>,

@@ -4,7 +4,7 @@
 use std::env;
 use std::process::Command;
 
-use chimera_backend_candle::gpu::Element;
+use chimera_backend_candle::gpu::Format;
 use chimera_core::device::Device;
 use libloading::os::unix::Library;
 
@@ -42,12 +42,12 @@ fn gpus_train_without_pools_and_apart() {
 fn all_is_free_again() {
     const ELEMENTS: usize = 1 << 20;
     let opened = || {
-        let gpu = emulated::gpu(0, Element::F32);
+        let gpu = emulated::gpu(0, Format::F32);
         let free = gpu.driver().free_bytes().expect("it says so");
         (gpu, free)
     };
     let (gpu, before) = opened();
-    let other = emulated::gpu(0, Element::F32); // of the same memory
+    let other = emulated::gpu(0, Format::F32); // of the same memory
     let free = || gpu.driver().free_bytes().expect("it says so");
     let zeros = gpu.zeros(&[ELEMENTS]).expect("room");
     assert!(free() + 4 * ELEMENTS as u64 <= before, "{} of {before}", free());

@@ -3,7 +3,7 @@
 //! What a rank sent is counted on neither side until it is taken. The model leaves out losses until the agreement and
 //! BERT's lengths: a few bytes.
 
-use chimera_backend_candle::gpu::Element;
+use chimera_backend_candle::gpu::Format;
 use chimera_core::equivalence::{RunError, TrialRun};
 use chimera_core::lower::Recompute::{self, Full, None, Selective};
 use chimera_core::model::{Architecture, ModelConfig};
@@ -30,19 +30,19 @@ fn f32_takes_what_is_foreseen() -> Result<(), RunError> {
         ("chimera", 2, Full, true),
         ("zb-v", 2, None, false),
     ];
-    are_foreseen(Element::F32, &cases)
+    are_foreseen(Format::F32, &cases)
 }
 
 #[test]
 fn bf16_takes_what_is_foreseen() -> Result<(), RunError> {
     let cases = [("1f1b", 1, None, false), ("chimera", 2, Full, true)];
-    are_foreseen(Element::Bf16, &cases)
+    are_foreseen(Format::Bf16, &cases)
 }
 
 /// Of a GPT-2 in which logits and tables weigh most, and a Llama and a BERT in which activations do.
-fn are_foreseen(element: Element, cases: &[Case]) -> Result<(), RunError> {
+fn are_foreseen(format: Format, cases: &[Case]) -> Result<(), RunError> {
     // Tensor cores take their time to emulate.
-    let layers = if element == Element::Bf16 { 2 } else { 4 };
+    let layers = if format == Format::Bf16 { 2 } else { 4 };
     for (schedule, depth, recompute, split_backward) in cases.iter().copied() {
         for (architecture, (hidden, context, vocab)) in
             Architecture::ALL.into_iter().zip([(8, 12, 309), (16, 16, 17), (16, 16, 17)])
@@ -70,15 +70,15 @@ fn are_foreseen(element: Element, cases: &[Case]) -> Result<(), RunError> {
                 micro_batch_size,
                 steps: 1,
             };
-            check(&run, element)?;
+            check(&run, format)?;
         }
     }
     Ok(())
 }
 
-fn check(run: &TrialRun, element: Element) -> Result<(), RunError> {
-    let foreseen = run.foreseen(element.bytes() as u64)?;
-    let gpus: Vec<_> = foreseen.iter().map(|_| emulated::gpu(0, element)).collect();
+fn check(run: &TrialRun, format: Format) -> Result<(), RunError> {
+    let foreseen = run.foreseen(format.activations().bytes() as u64)?;
+    let gpus: Vec<_> = foreseen.iter().map(|_| emulated::gpu(0, format)).collect();
     let trained = run.train(|rank| Ok(gpus[rank.index()].clone()))?;
     assert!(trained.losses.iter().all(|loss| loss.is_finite()), "{run:?}: {:?}", trained.losses);
     for (rank, (gpu, foreseen)) in gpus.iter().zip(foreseen).enumerate() {

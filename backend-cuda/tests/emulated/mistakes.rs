@@ -4,7 +4,7 @@
 use std::env;
 use std::process::Command;
 
-use chimera_backend_candle::gpu::Element;
+use chimera_backend_candle::gpu::Format;
 use chimera_core::device::reference::Reference;
 use chimera_core::device::{Device, DeviceError, Overlap};
 use chimera_core::equivalence::RunError;
@@ -23,7 +23,7 @@ const ORDERS: u32 = 4;
 fn two_gpus_train_as_the_reference() -> Result<(), RunError> {
     let run = run("chimera", 2);
     let expected = run.train(|_| Ok(Reference))?.losses;
-    let got = run.train(|rank| Ok(emulated::gpu(rank.index(), Element::F32)))?.losses;
+    let got = run.train(|rank| Ok(emulated::gpu(rank.index(), Format::F32).generic()))?.losses;
     let is_near = |(got, expected): (&f64, &f64)| (got - expected).abs() < 1e-4 * expected;
     assert!(got.iter().zip(&expected).all(is_near), "{got:?} is not {expected:?}");
     Ok(())
@@ -32,7 +32,7 @@ fn two_gpus_train_as_the_reference() -> Result<(), RunError> {
 /// Two pieces of work beside each other, of which the second reads what is written before, and then one that reads both.
 #[test]
 fn what_comes_behind_an_overlap_waits_for_both_pieces() -> Result<(), DeviceError> {
-    let gpu = emulated::gpu(0, Element::F32);
+    let gpu = emulated::gpu(0, Format::F32);
     let x = gpu.upload(&[2, 2], &[1.0, 2.0, 3.0, 4.0])?;
     for _ in 0..4 {
         let mut sum = gpu.zeros(&[2, 2])?;

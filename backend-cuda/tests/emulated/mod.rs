@@ -12,14 +12,14 @@ use std::sync::OnceLock;
 use std::{fs, mem, process};
 
 use chimera_backend_candle::gpu::cuda::Cuda;
-use chimera_backend_candle::gpu::{Element, Gpu};
+use chimera_backend_candle::gpu::{Format, Gpu};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 /// A stream of the GPU of this number, whose memory holds no numbers before it is written.
-pub(crate) fn gpu(ordinal: usize, activations: Element) -> Gpu<Cuda> {
+pub(crate) fn gpu(ordinal: usize, format: Format) -> Gpu<Cuda> {
     load();
-    let cuda = Cuda::new(ordinal, activations).expect("the emulated GPU starts");
-    Gpu::new(cuda, activations).poisoned()
+    let cuda = Cuda::new(ordinal, format).expect("the emulated GPU starts");
+    Gpu::new(cuda).poisoned()
 }
 
 /// Opens the emulated libraries. Who asks for one of their names from now on gets them, not those of the machine.

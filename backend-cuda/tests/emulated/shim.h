@@ -31,6 +31,7 @@ static unsigned __float_as_uint(float x) { unsigned bits; memcpy(&bits, &x, 4); 
 
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 
 // To the nearest, ties to even; what is not a number stays none.
@@ -62,7 +63,10 @@ static Fiber fibers[MAX_THREADS];
 static State states[MAX_THREADS];
 static Place scheduler;
 static int running;
-static double slots[MAX_THREADS];
+// What lanes of a warp give each other, in two places by turns: who is ahead writes the other one, and cannot come round to
+// the first before all have come to the wait between, and so have read it.
+static double slots[2][MAX_THREADS];
+static bool turn[MAX_THREADS];
 static void (*body)(void**);
 static void** arguments;
 static const char* fault;
@@ -146,10 +150,10 @@ static bool run_block(bool is_backwards) {
 // The value that lane `from` of this warp gives.
 template <class V> static V exchange(V value, int from) {
     int thread = running;
-    memcpy(&slots[thread], &value, sizeof value);
+    auto& given = slots[turn[thread] ^= true];
+    memcpy(&given[thread], &value, sizeof value);
     wait(AT_WARP);
-    memcpy(&value, &slots[thread / WARP_SIZE * WARP_SIZE + from], sizeof value);
-    wait(AT_WARP);
+    memcpy(&value, &given[thread / WARP_SIZE * WARP_SIZE + from], sizeof value);
     return value;
 }
 
@@ -188,22 +192,40 @@ template <class V> static V __shfl_xor_sync(unsigned, V value, int mask) {
 template <class V> static V __shfl_sync(unsigned, V value, int from) { return emulation::exchange(value, from); }
 
 // The warp's product: the lanes' parts are put together and each takes its own of the result.
-static void mma(float* c, const unsigned* a, const unsigned* b) {
+template <class F> static void product(float* c, const unsigned* a, const unsigned* b, int depth, F element) {
     using namespace emulation;
-    static unsigned left[MAX_THREADS][4], right[MAX_THREADS][2];
+    static unsigned lefts[2][MAX_THREADS][4], rights[2][MAX_THREADS][2];
     int thread = running, first = thread / WARP_SIZE * WARP_SIZE, lane = thread % WARP_SIZE;
+    int in_lane = depth / 8; // elements of a register
+    bool place = turn[thread] ^= true;
+    auto& left = lefts[place];
+    auto& right = rights[place];
     memcpy(left[thread], a, sizeof left[thread]);
     memcpy(right[thread], b, sizeof right[thread]);
     wait(AT_WARP);
-    auto half = [](unsigned pair, int which) { return __uint_as_float(which ? pair & 0xffff0000u : pair << 16); };
     for (int i = 0; i < 4; i++) {
         int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-        for (int k = 0; k < 16; k++) {
-            int from = first + row % 8 * 4 + k % 8 / 2, with = first + column * 4 + k % 8 / 2;
-            c[i] += half(left[from][row / 8 + k / 8 * 2], k % 2) * half(right[with][k / 8], k % 2);
+        for (int k = 0; k < depth; k++) {
+            int other = k / in_lane % 4, far = k / in_lane / 4;
+            float x = element(left[first + row % 8 * 4 + other][row / 8 + far * 2], k % in_lane);
+            c[i] += x * element(right[first + column * 4 + other][far], k % in_lane);
         }
     }
-    wait(AT_WARP);
+}
+
+static void mma_bf16(float* c, const unsigned* a, const unsigned* b) {
+    product(c, a, b, 16, [](unsigned pair, int which) {
+        return __uint_as_float(which ? pair & 0xffff0000u : pair << 16);
+    });
+}
+// Tensor cores leave all but 11 bits out.
+static void mma_tf32(float* c, const unsigned* a, const unsigned* b) {
+    product(c, a, b, 8, [](unsigned bits, int) { return __uint_as_float(bits & 0xffffe000u); });
+}
+// To the nearest, away from zero if there are two.
+static unsigned tf32(float value) {
+    unsigned bits = __float_as_uint(value);
+    return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & 0xffffe000u;
 }
 
 // The lanes' rows are put together and each takes its own elements.

@@ -22,7 +22,7 @@ impl Compute for Conformance<'_> {
         let suite = self.0;
         let (limit, round): (f64, fn(f32) -> f32) = match suite.precision {
             Precision::F32 => (1e-5, |x| x),
-            Precision::Tf32 => (2e-3, |x| x), // 11 bits of each operand
+            Precision::Tf32 => (2e-3, in_tf32),
             Precision::Bf16 => (1e-2, in_bf16),
         };
         let of_device = chimera_core::device::conformance::cases::<K>();
@@ -41,6 +41,11 @@ impl Compute for Conformance<'_> {
 /// The nearest number in bf16.
 fn in_bf16(x: f32) -> f32 {
     Dtype::Bf16.to_f32(Dtype::Bf16.of_f32(vec![x]), 1)[0]
+}
+
+/// The nearest number of 11 bits.
+fn in_tf32(x: f32) -> f32 {
+    f32::from_bits((x.to_bits() + (1 << 12)) & !((1 << 13) - 1))
 }
 
 /// Losses of schedules against those of one worker on the CPU.

@@ -182,25 +182,29 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
     let on_bf16 = |name, seconds, act| part(&bf16, Precision::Bf16, name, seconds, act);
     let tf32 = open(Precision::Tf32)?;
     let on_tf32 = |name, seconds, act| part(&tf32, Precision::Tf32, name, seconds, act);
-    let plain = f32.poisoned();
-    let mut values = on_bf16("values", 60, |_, _| {});
-    let tiled = bf16.poisoned();
-    values.act = Box::new(move |mut suite| values::attention_in_bf16(&mut suite, &plain, &tiled));
+    let values = |devices: &Devices, precision| {
+        let (generic, tiled) = (f32.generic().poisoned(), devices.poisoned());
+        let mut values = part(devices, precision, "values", 60, |_, _| {});
+        values.act = Box::new(move |mut suite| values::attention(&mut suite, &generic, &tiled));
+        values
+    };
     Ok(vec![
         on_f32("kernels", 60, kernels),
         on_bf16("kernels", 60, kernels),
         on_f32("training", 60, training),
         on_bf16("training", 60, training),
-        values,
+        values(&bf16, Precision::Bf16),
+        values(&f32, Precision::F32),
         on_bf16("steps", 120, steps_of),
         on_f32("NCCL", 120, |mut suite, devices| nccl::ranks(&mut suite, devices)),
         on_f32("memory", 90, memory_of),
         on_f32("out of memory", 20, out_of_memory),
         on_bf16("layers", 60, layers_of),
         on_tf32("kernels", 60, kernels),
+        values(&tf32, Precision::Tf32),
         on_tf32("training", 60, training),
         on_tf32("steps", 120, steps_of),
-        on_f32("steps", 180, steps_of), // without tensor cores a step takes two seconds, and six trainings begin
+        on_f32("steps", 180, steps_of),
         on_f32("layers", 60, layers_of),
     ])
 }

@@ -5,32 +5,39 @@ use chimera_core::layers::{Attention, Layers};
 
 use super::size::Size;
 use super::suite::Suite;
-use crate::device::{Compute, Devices};
+use crate::device::{Compute, Devices, Precision};
 
-/// Largest error of a row of a head in bf16, beside its length.
-const TOLERANCE: f64 = 2e-2;
-
-/// The attention of heads as GPT-2 and as Llama have them on tensor cores against that of every other type, both on the
-/// device: a processor would take minutes.
-pub(super) fn attention_in_bf16(suite: &mut Suite, f32: &Devices, bf16: &Devices) {
-    for dim in [64, 128] {
-        compare(suite, Heads::of(suite.size, dim), f32, bf16);
+/// Largest error of a row of a head, beside its length.
+fn tolerance(precision: Precision) -> f64 {
+    match precision {
+        Precision::F32 => 2e-5,
+        Precision::Tf32 => 4e-3,
+        Precision::Bf16 => 2e-2,
     }
 }
 
-fn compare(suite: &mut Suite, at: Heads, f32: &Devices, bf16: &Devices) {
+/// The attention of heads as GPT-2 and as Llama have them on tensor cores against that of any chip in f32, both on the
+/// device: a processor would take minutes.
+pub(super) fn attention(suite: &mut Suite, generic: &Devices, tiled: &Devices) {
+    for dim in [64, 128] {
+        compare(suite, Heads::of(suite.size, dim), generic, tiled);
+    }
+}
+
+fn compare(suite: &mut Suite, at: Heads, generic: &Devices, tiled: &Devices) {
     let Heads { n_samples, context, heads, dim } = at;
     let what = format!("attention of {n_samples} x {context} x {heads} heads of {dim}");
-    let both = f32.run(at).and_then(|plain| Ok((plain?, bf16.run(at)?, bf16.run(at)?)));
-    let (plain, tiled, again) = match both {
-        Ok((plain, Ok(tiled), Ok(again))) => (plain, tiled, again),
+    let tolerance = tolerance(suite.precision);
+    let all = generic.run(at).and_then(|generic| Ok((generic?, tiled.run(at)?, tiled.run(at)?)));
+    let (generic, tiled, again) = match all {
+        Ok((generic, Ok(tiled), Ok(again))) => (generic, tiled, again),
         Ok((_, Err(e), _) | (_, _, Err(e))) => return suite.fail(&what, &e),
         Err(e) => return suite.fail(&what, &e),
     };
     let parts = ["results", "gradients"];
     for (i, part) in parts.into_iter().enumerate() {
-        let (error, row) = worst_row(&tiled[i], &plain[i], dim);
-        suite.check(format!("{part} of {what}"), error, TOLERANCE, format!("row {row} of a head"));
+        let (error, row) = worst_row(&tiled[i], &generic[i], dim);
+        suite.check(format!("{part} of {what}"), error, tolerance, format!("row {row} of a head"));
     }
     let pairs = tiled.iter().flatten().zip(again.iter().flatten());
     let n_differ = pairs.filter(|(a, b)| a.to_bits() != b.to_bits());
@@ -121,7 +128,7 @@ mod tests {
         assert_eq!(worst_row(&wrong, &right, dim), (0.0, 0));
         wrong[2 * dim] += 3.0;
         let (error, row) = worst_row(&wrong, &right, dim);
-        assert!(error > TOLERANCE && row == 2, "{error} in row {row}");
+        assert!(error > tolerance(Precision::Bf16) && row == 2, "{error} in row {row}");
         wrong[3 * dim] = f32::NAN;
         assert_eq!(worst_row(&wrong, &right, dim).0, f64::INFINITY);
         assert_eq!(worst_row(&right[1..], &right, dim).0, f64::INFINITY);

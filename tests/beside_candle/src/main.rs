@@ -1,6 +1,6 @@
 //! Starts candle's CUDA and ours in one program, and says what each finds: `cargo xtask cuda --beside-candle`.
 
-use chimera_backend_candle::gpu::Element;
+use chimera_backend_candle::gpu::Format;
 use chimera_backend_candle::gpu::cuda::{Cuda, devices, libraries};
 
 fn main() {
@@ -13,7 +13,7 @@ fn main() {
         Ok(all) => println!("ours: {} GPU(s)", all.len()),
         Err(reason) => println!("ours: {reason}"),
     }
-    if let Ok(cuda) = Cuda::new(0, Element::F32) {
+    if let Ok(cuda) = Cuda::new(0, Format::F32) {
         println!("ours: {cuda:?}");
     }
 }

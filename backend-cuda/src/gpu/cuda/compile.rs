@@ -7,7 +7,8 @@ use std::{env, fs, process};
 use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys;
 
-use super::super::{Element, source};
+use super::super::{Format, source};
+use super::device::has_tensor_cores;
 use super::libraries::NVRTC;
 
 /// An image of all kernels for a chip (`sm_90`), and what the compiler says of them: registers, shared memory,
@@ -15,14 +16,14 @@ use super::libraries::NVRTC;
 ///
 /// # Errors
 /// If NVRTC is missing, or does not take the kernels.
-pub fn compile(chip: &str, activations: Element) -> Result<(Vec<u8>, String), String> {
+pub fn compile(chip: &str, format: Format) -> Result<(Vec<u8>, String), String> {
     version()?;
-    let source = CString::new(source(activations)).map_err(|e| e.to_string())?;
+    let source = CString::new(text_of(chip, format)).map_err(|e| e.to_string())?;
     let program = Program(result::create_program(&source, Some(c"chimera.cu")).map_err(said)?);
     // SAFETY: the program was made just now and lives to the end of this function.
     unsafe {
         let compiled = result::compile_program(program.0, &options(chip));
-        let log = text(&result::get_program_log(program.0).map_err(said)?);
+        let log = words(&result::get_program_log(program.0).map_err(said)?);
         compiled.map_err(|e| format!("{}\n{log}", said(e)))?;
         let mut size = 0;
         sys::nvrtcGetCUBINSize(program.0, &mut size).result().map_err(said)?;
@@ -33,19 +34,19 @@ pub fn compile(chip: &str, activations: Element) -> Result<(Vec<u8>, String), St
 }
 
 /// [`compile`], or what it made earlier of the same text with the same compiler.
-pub(super) fn cached(chip: &str, activations: Element) -> Result<Vec<u8>, String> {
-    let Some(folder) = folder() else { return Ok(compile(chip, activations)?.0) };
+pub(super) fn cached(chip: &str, format: Format) -> Result<Vec<u8>, String> {
+    let Some(folder) = folder() else { return Ok(compile(chip, format)?.0) };
     let (major, minor) = version()?;
     let mut hash = blake3::Hasher::new();
     for part in options(chip) {
         hash.update(part.as_bytes()).update(&[0]);
     }
-    hash.update(source(activations).as_bytes());
+    hash.update(text_of(chip, format).as_bytes());
     let file = folder.join(format!("{major}.{minor}-{}.cubin", hash.finalize().to_hex()));
     if let Some(image) = fs::read(&file).ok().and_then(whole) {
         return Ok(image);
     }
-    let (image, _) = compile(chip, activations)?;
+    let (image, _) = compile(chip, format)?;
     // Where it cannot be kept it is compiled again the next time.
     let part = file.with_extension(format!("{}.part", process::id()));
     let kept = fs::create_dir_all(&folder)
@@ -61,6 +62,13 @@ pub(super) fn cached(chip: &str, activations: Element) -> Result<Vec<u8>, String
 fn whole(mut file: Vec<u8>) -> Option<Vec<u8>> {
     let image = file.split_off(file.len().min(blake3::OUT_LEN));
     (blake3::hash(&image).as_bytes()[..] == file).then_some(image)
+}
+
+/// The kernels of a chip, `sm_90` or `sm_90a`.
+pub(super) fn text_of(chip: &str, format: Format) -> String {
+    let digits: String = chip.chars().filter(char::is_ascii_digit).collect();
+    let number = digits.parse().unwrap_or(0);
+    source(format, has_tensor_cores((number / 10, number % 10)))
 }
 
 /// The compiler's version, major and minor.
@@ -97,7 +105,7 @@ fn said(e: NvrtcError) -> String {
     format!("NVRTC: {:?}", e.0)
 }
 
-fn text(bytes: &[c_char]) -> String {
+fn words(bytes: &[c_char]) -> String {
     let bytes: Vec<u8> = bytes.iter().map(|b| *b as u8).take_while(|b| *b != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -24,15 +24,15 @@ pub struct Device {
     pub has_pools: bool,
 }
 
-/// Whether a GPU of this compute capability has the instructions that kernels in bf16 use.
-pub(super) fn has_bf16(capability: (i32, i32)) -> bool {
+/// Whether the tensor cores of this compute capability take TF32 and bf16: since Ampere they do.
+pub(super) fn has_tensor_cores(capability: (i32, i32)) -> bool {
     capability >= (8, 0)
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ((major, minor), gib) = (self.capability, self.memory_bytes as f64 / 1024f64.powi(3));
-        let formats = if has_bf16(self.capability) { "f32 or bf16" } else { "f32 alone" };
+        let formats = if has_tensor_cores(self.capability) { "f32 or bf16" } else { "f32 alone" };
         write!(f, "{}, {gib:.1} GiB, sm_{major}{minor}; kernels in {formats}", self.name)?;
         if !self.has_pools { write!(f, "; no memory pools") } else { Ok(()) }
     }

@@ -44,7 +44,7 @@ pub use memory::Memory;
 pub use usage::Usage;
 
 use super::order::follow;
-use super::{Arg, Download, Driver, Launch, Plus, Product};
+use super::{Arg, Download, Driver, Format, Launch, Plus, Product};
 use clock::StreamClock;
 use memory::{Ends, Held, Stream};
 use pool::Pool;
@@ -61,6 +61,7 @@ pub struct Cuda(Arc<Inner>);
 
 struct Inner {
     name: String,
+    format: Format,
     // Before the stream, which it uses.
     blas: Mutex<Blas>,
     staging: Mutex<Staging>,
@@ -83,7 +84,13 @@ struct StreamCounts {
 }
 
 /// Kernels, by name.
-struct Functions(HashMap<String, sys::CUfunction>);
+struct Functions(HashMap<String, LoadedKernel>);
+
+/// A kernel, and the bytes of dynamic shared memory that a block of it can have.
+struct LoadedKernel {
+    handle: sys::CUfunction,
+    most_shared: usize,
+}
 
 // SAFETY: handles of functions are numbers to the driver, which is thread-safe.
 unsafe impl Send for Functions {}
@@ -137,6 +144,14 @@ impl Driver for Cuda {
 
     fn name(&self) -> String {
         self.0.name.clone()
+    }
+
+    fn format(&self) -> Format {
+        self.0.format
+    }
+
+    fn most_shared(&self, kernel: &str) -> Option<usize> {
+        Some(self.0.functions.0.get(kernel)?.most_shared)
     }
 
     fn allocate(&self, bytes: usize) -> Result<Memory> {
@@ -209,7 +224,7 @@ impl Driver for Cuda {
         self.bind()?;
         let mut pointers = values.each_mut().map(|value| (&raw mut *value).cast::<c_void>());
         let function = match self.0.functions.0.get(launch.kernel) {
-            Some(function) => *function,
+            Some(function) => function.handle,
             None => return Err(failed(&self.0.name, launch.kernel, "no such kernel".into())),
         };
         self.0.counts.n_launches.fetch_add(1, Ordering::Relaxed);

@@ -8,7 +8,7 @@ use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::result::{DriverError, malloc_sync, memory_free};
 
-use super::super::{MatrixRef, Plus, Product};
+use super::super::{Format, MatrixRef, Plus, Product};
 use super::libraries::CUBLAS;
 use super::memory::{Memory, Stream};
 use super::plan::{Plan, Shape};
@@ -46,28 +46,18 @@ pub(super) fn version() -> Result<String, String> {
 }
 
 impl Blas {
-    pub(super) fn new(stream: &Stream) -> Result<Self, String> {
+    pub(super) fn new(stream: &Stream, format: Format) -> Result<Self, String> {
         version()?;
         let handle = result::create_handle().map_err(|e| said(&e))?;
         // SAFETY: it is given back once, by `drop`.
         let workspace = unsafe { malloc_sync(WORKSPACE_BYTES) };
         let workspace = workspace.map_err(|e: DriverError| super::said(&e))?;
         let (stream, plans) = (stream.clone(), HashMap::new());
-        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let compute = match format {
+            Format::F32 | Format::Bf16 => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+            Format::Tf32 => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
+        };
         Ok(Self { handle, stream, workspace, plans, compute })
-    }
-
-    /// One for another stream, which computes alike.
-    pub(super) fn beside(&self, stream: &Stream) -> Result<Self, String> {
-        let mut blas = Self::new(stream)?;
-        blas.compute = self.compute;
-        Ok(blas)
-    }
-
-    /// Lets products of f32 leave out the last 13 bits of their operands, which is many times as fast.
-    pub(super) fn allow_tf32(&mut self) {
-        self.plans.clear();
-        self.compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32;
     }
 
     pub(super) fn multiply(&mut self, product: &Product<'_, Memory>) -> Result<(), String> {

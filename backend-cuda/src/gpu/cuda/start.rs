@@ -8,21 +8,21 @@ use chimera_core::device::Result;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, CudaStream, sys};
 
-use super::super::{Element, kernels, source};
-use super::device::has_bf16;
+use super::super::{Format, kernels};
+use super::device::has_tensor_cores;
 use super::memory::{Ends, Stream};
 use super::pool::Pool;
 use super::product::Blas;
 use super::staging::Staging;
-use super::{Cuda, Functions, Inner, compile, count, failed, lock, said};
+use super::{Cuda, Functions, Inner, LoadedKernel, compile, count, failed, said};
 
 impl Cuda {
-    /// A stream of its own on GPU number `ordinal`, with the kernels for such activations.
+    /// A stream of its own on GPU number `ordinal`, with the kernels of a format.
     ///
     /// # Errors
-    /// If the machine lacks the driver, the GPU, cuBLAS or NVRTC, or if the GPU lacks bf16 and activations are to be of it.
-    pub fn new(ordinal: usize, activations: Element) -> Result<Self> {
-        Self::start(ordinal, activations, None)
+    /// If the machine lacks the driver, the GPU, cuBLAS or NVRTC, or if the GPU lacks bf16 and it is asked for.
+    pub fn new(ordinal: usize, format: Format) -> Result<Self> {
+        Self::start(ordinal, format, None)
     }
 
     /// A given stream of a GPU's primary context, such as one of candle's: work that others put into it is ordered with
@@ -31,7 +31,7 @@ impl Cuda {
     /// # Errors
     /// As [`new`](Self::new), and if the stream is of a context of its own, or is the one that each thread has for itself:
     /// work comes from several threads.
-    pub fn on(stream: &Arc<CudaStream>, activations: Element) -> Result<Self> {
+    pub fn on(stream: &Arc<CudaStream>, format: Format) -> Result<Self> {
         let (context, at) = (stream.context(), format!("cuda:{}", stream.context().ordinal()));
         let refused = |reason: &str| Err(failed(&at, "given stream", reason.into()));
         if !context.is_primary() {
@@ -45,10 +45,10 @@ impl Cuda {
                  Device::new_cuda_with_stream has",
             );
         }
-        Self::start(context.ordinal(), activations, Some(Arc::clone(stream)))
+        Self::start(context.ordinal(), format, Some(Arc::clone(stream)))
     }
 
-    fn start(ordinal: usize, activations: Element, given: Option<Arc<CudaStream>>) -> Result<Self> {
+    fn start(ordinal: usize, format: Format, given: Option<Arc<CudaStream>>) -> Result<Self> {
         let n = count()?;
         let at = format!("cuda:{ordinal}");
         let on_device = |op: &'static str| {
@@ -65,23 +65,26 @@ impl Cuda {
         let title = context.name().map_err(on_device("start"))?;
         let (major, minor) = context.compute_capability().map_err(on_device("start"))?;
         let name = format!("{at} ({title}, sm_{major}{minor})");
-        if activations == Element::Bf16 && !has_bf16((major, minor)) {
+        if format == Format::Bf16 && !has_tensor_cores((major, minor)) {
             let reason = "bf16 needs an Ampere or later, sm_80: choose --precision f32".to_string();
             return Err(failed(&name, "start", reason));
         }
-        let image = compile::cached(&format!("sm_{major}{minor}"), activations)
+        let chip = format!("sm_{major}{minor}");
+        let image = compile::cached(&chip, format)
             .map_err(|reason| failed(&name, "compilation of kernels", reason))?;
         let new_stream = || Stream::new(&context, ordinal).map_err(on_device("new stream"));
         let given = given.map(|stream| Stream::of(stream, ordinal));
         let stream = given.map_or_else(new_stream, Ok)?;
         let freeing = new_stream()?;
-        let functions =
-            load(&context, &image, activations).map_err(on_device("loading of kernels"))?;
-        let blas = Blas::new(&stream).map_err(|reason| failed(&name, "start of cuBLAS", reason))?;
+        let names = compile::text_of(&chip, format);
+        let functions = load(&context, &image, &names).map_err(on_device("loading of kernels"))?;
+        let blas = Blas::new(&stream, format)
+            .map_err(|reason| failed(&name, "start of cuBLAS", reason))?;
         let staging = Staging::new(&stream).map_err(on_device("pinned memory"))?;
         let pool = Pool::of(&context, ordinal).map_err(on_device("memory pool"))?;
         Ok(Self(Arc::new(Inner {
             name,
+            format,
             ends: Ends { own: stream.clone(), freeing },
             stream,
             functions: Arc::new(Functions(functions)),
@@ -102,11 +105,12 @@ impl Cuda {
         let stream = Stream::new(self.0.ends.freeing.0.context(), self.0.stream.1);
         let stream = self.named("new stream", stream)?;
         let start = |reason| failed(&self.0.name, "start of cuBLAS", reason);
-        let blas = lock(&self.0.blas).beside(&stream).map_err(start)?;
+        let blas = Blas::new(&stream, self.0.format).map_err(start)?;
         let staging = self.named("pinned memory", Staging::new(&stream))?;
-        let Inner { name, ends, functions, pool, held, counts, timed, .. } = &*self.0;
+        let Inner { name, format, ends, functions, pool, held, counts, timed, .. } = &*self.0;
         Ok(Cuda(Arc::new(Inner {
             name: name.clone(),
+            format: *format,
             blas: Mutex::new(blas),
             staging: Mutex::new(staging),
             stream,
@@ -118,11 +122,6 @@ impl Cuda {
             timed: Arc::clone(timed),
         })))
     }
-
-    /// Lets products of f32 be of TF32, whose operands have 11 bits: by tensor cores, many times as fast.
-    pub fn allow_tf32(&self) {
-        lock(&self.0.blas).allow_tf32();
-    }
 }
 
 /// Whether the name stands for another stream in each thread, as `CU_STREAM_PER_THREAD` does.
@@ -130,13 +129,13 @@ fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == 2
 }
 
-/// The kernels of an image, by name, each with as much shared memory as a block can have. The image stays
+/// The kernels of a text and its image, by name, each with as much shared memory as a block can have. The image stays
 /// loaded for as long as the process lives.
 fn load(
     context: &CudaContext,
     image: &[u8],
-    activations: Element,
-) -> std::result::Result<HashMap<String, sys::CUfunction>, DriverError> {
+    text: &str,
+) -> std::result::Result<HashMap<String, LoadedKernel>, DriverError> {
     use sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as MOST;
     use sys::CUfunction_attribute_enum as Attribute;
     // SAFETY: the image is a whole one of NVRTC, and the context is current.
@@ -145,13 +144,14 @@ fn load(
         let most = result::device::get_attribute(context.cu_device(), MOST)?;
         let function = |name: &str| {
             let terminated = CString::new(name).unwrap_or_default();
-            let function = result::module::get_function(module, terminated)?;
+            let handle = result::module::get_function(module, terminated)?;
             let own = Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
-            let own = result::function::get_function_attribute(function, own)?;
+            let most_dynamic = most - result::function::get_function_attribute(handle, own)?;
             let dynamic = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            result::function::set_function_attribute(function, dynamic, most - own)?;
-            Ok((name.to_string(), function))
+            result::function::set_function_attribute(handle, dynamic, most_dynamic)?;
+            let most_shared = usize::try_from(most_dynamic).unwrap_or_default();
+            Ok((name.to_string(), LoadedKernel { handle, most_shared }))
         };
-        kernels(&source(activations)).map(function).collect()
+        kernels(text).map(function).collect()
     }
 }

@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 use chimera_backend_candle::gpu::cuda::Cuda;
-use chimera_backend_candle::gpu::{Element, Gpu};
+use chimera_backend_candle::gpu::{Format, Gpu};
 use chimera_core::device::Device;
 
 use super::tensors::{devices, gpu};
@@ -13,7 +13,7 @@ const ROUNDS: usize = 20;
 #[test]
 #[ignore = "it takes an emulated GPU: memory_is_kept_and_given_back starts it on one"]
 fn memory_lives_as_long_as_it_is_used() -> Result<()> {
-    let gpu = gpu(Element::F32);
+    let gpu = gpu(Format::F32);
     let free = || gpu.driver().free_bytes().expect("it says so");
     for candle in devices() {
         let before = free();
@@ -47,11 +47,11 @@ fn memory_lives_as_long_as_it_is_used() -> Result<()> {
 #[ignore = "it takes an emulated GPU: both_sides_wait_for_each_other starts it on one"]
 fn each_sees_what_the_other_wrote() -> Result<()> {
     for candle in devices() {
-        rounds(&gpu(Element::F32), &candle)?;
+        rounds(&gpu(Format::F32), &candle)?;
     }
     let [_, candle] = devices();
-    let cuda = Cuda::on(&candle.as_cuda_device()?.cuda_stream(), Element::F32).expect("it starts");
-    rounds(&Gpu::new(cuda, Element::F32).poisoned(), &candle)
+    let cuda = Cuda::on(&candle.as_cuda_device()?.cuda_stream(), Format::F32).expect("it starts");
+    rounds(&Gpu::new(cuda).poisoned(), &candle)
 }
 
 fn rounds(gpu: &Gpu<Cuda>, candle: &candle_core::Device) -> Result<()> {

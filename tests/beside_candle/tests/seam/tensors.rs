@@ -4,7 +4,7 @@ use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::DevicePtr;
 use candle_core::{DType, Device as CandleDevice, Result, Storage, Tensor};
 use chimera_backend_candle::gpu::cuda::Cuda;
-use chimera_backend_candle::gpu::{Element, Gpu};
+use chimera_backend_candle::gpu::{Format, Gpu};
 use chimera_core::device::Device;
 
 /// A device of candle's in which each thread has a stream, and one with a stream of its own.
@@ -13,9 +13,9 @@ pub(crate) fn devices() -> [CandleDevice; 2] {
         .map(|device| device.expect("candle opens the GPU"))
 }
 
-pub(crate) fn gpu(activations: Element) -> Gpu<Cuda> {
-    let cuda = Cuda::new(0, activations).expect("ours opens the GPU");
-    Gpu::new(cuda, activations).poisoned()
+pub(crate) fn gpu(format: Format) -> Gpu<Cuda> {
+    let cuda = Cuda::new(0, format).expect("ours opens the GPU");
+    Gpu::new(cuda).poisoned()
 }
 
 /// The address of a tensor's first element.
@@ -41,8 +41,8 @@ fn values(tensor: &Tensor) -> Vec<f32> {
     host.and_then(|x| x.flatten_all()?.to_vec1()).expect("values")
 }
 
-fn keeps_its_place(element: Element, dtype: DType) -> Result<()> {
-    let gpu = gpu(element);
+fn keeps_its_place(format: Format, dtype: DType) -> Result<()> {
+    let gpu = gpu(format);
     let numbers = [1.0, -2.0, 3.5, 4.0, 5.0, -6.25];
     let sums = numbers.map(|x| x + 1.0);
     let ones = gpu.upload(&[2, 3], &[1.0; 6]).expect("room");
@@ -51,7 +51,7 @@ fn keeps_its_place(element: Element, dtype: DType) -> Result<()> {
         let x = host.to_device(&candle)?;
         let mut ours = gpu.from_candle(&x).expect("it is taken");
         assert_eq!(place(&ours), address(&x));
-        assert_eq!((ours.element(), ours.shape()), (element, &[2, 3][..]));
+        assert_eq!((ours.element(), ours.shape()), (format.activations(), &[2, 3][..]));
         assert_eq!(gpu.download(&ours).expect("values"), numbers);
         // What a kernel of ours writes is what candle reads.
         gpu.accumulate(&mut ours, &ones).expect("a sum");
@@ -70,20 +70,20 @@ fn keeps_its_place(element: Element, dtype: DType) -> Result<()> {
 #[test]
 #[ignore = "it takes an emulated GPU: tensors_keep_their_place starts it on one"]
 fn f32_keeps_its_place() -> Result<()> {
-    keeps_its_place(Element::F32, DType::F32)
+    keeps_its_place(Format::F32, DType::F32)
 }
 
 #[test]
 #[ignore = "it takes an emulated GPU: tensors_keep_their_place starts it on one"]
 fn bf16_keeps_its_place() -> Result<()> {
-    keeps_its_place(Element::Bf16, DType::BF16)
+    keeps_its_place(Format::Bf16, DType::BF16)
 }
 
 /// Tensors that begin within their memory, of candle's and of ours.
 #[test]
 #[ignore = "it takes an emulated GPU: tensors_keep_their_place starts it on one"]
 fn rows_keep_their_place() -> Result<()> {
-    let gpu = gpu(Element::F32);
+    let gpu = gpu(Format::F32);
     let numbers: Vec<f32> = (0..20).map(|i| i as f32).collect();
     for candle in devices() {
         let x = Tensor::from_slice(&numbers, (5, 4), &candle)?;
@@ -111,7 +111,7 @@ fn rows_keep_their_place() -> Result<()> {
 #[test]
 #[ignore = "it takes an emulated GPU: what_cannot_be_taken_is_refused_in_words starts it on one"]
 fn refusals_say_why() -> Result<()> {
-    let gpu = gpu(Element::F32);
+    let gpu = gpu(Format::F32);
     let [candle, other] = devices();
     let second = CandleDevice::new_cuda(1)?;
     let zeros = |dtype, device: &CandleDevice| Tensor::zeros((3, 4), dtype, device);
@@ -140,7 +140,7 @@ fn refusals_say_why() -> Result<()> {
         assert!(refusal.contains(why), "{refusal}");
     }
     let own_stream = candle.as_cuda_device()?.cuda_stream();
-    let refusal = Cuda::on(&own_stream, Element::F32).expect_err("a stream per thread");
+    let refusal = Cuda::on(&own_stream, Format::F32).expect_err("a stream per thread");
     assert!(refusal.to_string().contains("new_cuda_with_stream"), "{refusal}");
     Ok(())
 }
