@@ -10,6 +10,7 @@ pub(crate) mod entry;
 pub(crate) mod exit;
 pub(crate) mod followed;
 pub(crate) mod kernels;
+pub(crate) mod learnt;
 pub(crate) mod measured_network;
 pub(crate) mod model;
 pub(crate) mod network;

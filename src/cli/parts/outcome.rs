@@ -1,10 +1,8 @@
 //! What a training has come to, as it is shown at its end.
 
 use anyhow::Result;
-use chimera_backend_candle::Candle;
 use chimera_core::analyze::{MeasuredCosts, Timeline, simulate};
 use chimera_core::engine::StepReport;
-use chimera_core::model::Objective;
 use chimera_core::render::chrome::{self, Ran};
 use chimera_core::render::{svg, text};
 use serde_json::json;
@@ -12,20 +10,14 @@ use serde_json::json;
 use crate::cli::parts::bubble::{by_cause, causes};
 use crate::cli::parts::drawing::screen;
 use crate::cli::parts::kernels;
+use crate::cli::parts::learnt::{Learnt, learnt};
 use crate::cli::parts::predicted;
 use crate::cli::parts::progress::Say;
 use crate::cli::parts::report::{MEASURED, PLANNED, SUMMARY};
-use crate::data::tokenizer::Tokenizer;
 use crate::device::OpenDevice;
 use crate::plan::{Figure, Need, Prediction};
-use crate::run::evaluate::{Bert, CausalLm, Sampling};
 use crate::run::{Folder, Run, Trained};
-use crate::settings::Config;
 
-/// Characters or so of text that a trained model writes at the end.
-const N_SAMPLE: usize = 240;
-/// Characters or so of a token that is more than a byte.
-const TOKEN_CHARS: usize = 4;
 /// The file of the run's folder that shows its last step.
 const DRAWING: &str = "pipeline.svg";
 
@@ -44,30 +36,20 @@ impl Outcome<'_> {
     /// Validation loss, a sample, and the measured pipeline.
     pub(crate) fn show(&self, trained: &Trained, seconds: f64) -> Result<()> {
         let Outcome { run, folder, say, .. } = *self;
-        let (validation_loss, perplexity) = match run.model().objective() {
-            Objective::NextToken => {
-                let model = CausalLm::new(Candle::cpu(), run.model(), &trained.weights)?;
-                let loss = model.loss(&run.validation()?)?;
-                let perplexity = loss.exp();
-                say.line(&format!(
-                    "validation loss {loss:.4} nats per token, perplexity {perplexity:.2}, after \
-                     {seconds:.1} s of training"
-                ));
-                if let Some(tokenizer) = run.corpus().tokenizer() {
-                    self.sample(&model, tokenizer)?;
-                }
-                (loss, Some(perplexity))
-            }
-            Objective::MaskedTokens => {
-                let model = Bert::new(Candle::cpu(), run.model(), &trained.weights)?;
-                let loss = model.loss(&run.validation()?)?;
-                say.line(&format!(
-                    "validation loss {loss:.4} nats, per masked token and per pair, after {seconds:.1} s of \
-                     training"
-                ));
-                (loss, None)
-            }
+        let Learnt { loss: validation_loss, perplexity, sample } = learnt(run, trained, say)?;
+        let unit = match perplexity {
+            Some(perplexity) => format!("nats per token, perplexity {perplexity:.2}"),
+            None => "nats, per masked token and per pair".into(),
         };
+        say.line(&format!(
+            "validation loss {validation_loss:.4} {unit}, after {seconds:.1} s of training"
+        ));
+        if let Some(text) = sample {
+            say.line("sample:");
+            for line in text.trim().lines() {
+                say.line(&format!("  | {}", line.replace(char::is_control, " ")));
+            }
+        }
         let overhead = trained.overhead(run.program());
         let bubble = trained.bubble(run.program());
         let mut advice = self.hints.clone();
@@ -167,27 +149,6 @@ impl Outcome<'_> {
     /// Whether all workers compute in the memory of this process.
     fn on_host(&self) -> bool {
         self.run.devices().one().is_some_and(OpenDevice::is_host)
-    }
-
-    /// A text that begins after a line break.
-    fn sample(&self, model: &CausalLm<Candle>, tokenizer: &Tokenizer) -> Result<()> {
-        let count = match tokenizer {
-            Tokenizer::Bytes => N_SAMPLE,
-            _ => N_SAMPLE / TOKEN_CHARS,
-        };
-        let mut prompt = tokenizer.encode("\n")?;
-        if prompt.is_empty() {
-            prompt.push(0); // to some tokenizers a line break is nothing
-        }
-        let Config { seed, sequence, .. } = *self.run.config();
-        let how =
-            Sampling { temperature: 0.8, seed, window: Some(sequence), ..Sampling::default() };
-        let ids = model.sample(&prompt, count, &how, |_| Ok(true))?;
-        self.say.line("sample:");
-        for line in tokenizer.decode(&ids).trim().lines() {
-            self.say.line(&format!("  | {}", line.replace(char::is_control, " ")));
-        }
-        Ok(())
     }
 
     /// The pipeline as it ran, here and in the folder.
