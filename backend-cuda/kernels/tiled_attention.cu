@@ -1,7 +1,7 @@
 // Attention on tensor cores, for heads of up to 64 or 128 features.
 //
 // A block has 128 or 64 queries or keys of one head of its own, and walks over the others by tiles. The next tile is on
-// its way while one is used, 32 rows of it at a time. Scores are in units of ln 2, so that weights are powers of two.
+// its way while one is used, up to 32 rows of it at a time. Scores are in units of ln 2, so that weights are powers of two.
 
 #define LOG2_E 1.44269504f
 
