@@ -126,6 +126,33 @@ fn a_host_takes_what_a_limit_leaves_no_room_for() {
 }
 
 /// Without a limit as many go as cost no time.
+/// Deferred weight work cannot go to the host: it is not put off where there is no room for it.
+#[test]
+fn a_limit_is_kept_to_with_weight_halves_as_well() {
+    for schedule in ["1f1b", "gpipe", "interleaved", "chimera", "zb-h1", "dapple"] {
+        for depth in [2, 4, 8] {
+            let plain = timetable(schedule, &Shape::new(depth, 2 * depth as u32));
+            for (most, transfer) in [(1.0, 0.5), (2.0, 0.0), (2.0, 1.0), (3.0, 0.5), (5.0, 2.0)] {
+                let costs = costs(&plain, transfer);
+                let applied = |split_backward| {
+                    let passes =
+                        Passes { split_backward, moves: Moves::Offload, ..Passes::default() };
+                    let moved = passes.apply(plain.clone(), &limited(most), &costs);
+                    let program = proven(&moved.expect("sound"));
+                    (peak(&program), simulate(&program, &costs).makespan())
+                };
+                let ((whole, makespan), (split, split_makespan)) = (applied(false), applied(true));
+                let case = format!("{schedule}, D {depth}, {most}, {transfer}");
+                assert!(split <= whole.max(most), "{case}: {split}, whole {whole}");
+                assert!(
+                    split_makespan <= makespan + 1e-9,
+                    "{case}: {split_makespan}, whole {makespan}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn a_host_takes_what_costs_no_time() {
     for (transfer, most) in [(0.5, 2.0), (1.5, 3.0), (100.0, 8.0)] {

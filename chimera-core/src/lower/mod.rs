@@ -165,7 +165,12 @@ impl Passes {
         timetable.on_demand |= self.hoist == Hoist::OnDemand && timetable.has(Kind::Recompute);
         if self.split_backward {
             let limited = Lowering { max_peak: limit, ..how.clone() };
-            timetable = split_backward(&timetable, &limited, costs)?;
+            timetable = match self.moves {
+                Moves::Offload if how.max_peak.is_some() => {
+                    split::split_before_offload(&timetable, &limited, costs)?
+                }
+                _ => split_backward(&timetable, &limited, costs)?,
+            };
         }
         let timetable = match self.moves {
             Moves::None => timetable,

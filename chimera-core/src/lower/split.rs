@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Lowering, Rehearsal, rehearse};
+use super::{Lowering, Rehearsal, offload, rehearse};
 use crate::activation_memory::{ActivationMemory, is_within};
 use crate::analyze::{Refusal, Timeline, Work};
 use crate::costs::Costs;
@@ -31,13 +31,33 @@ pub fn split_backward(
     how: &Lowering,
     costs: &impl Costs,
 ) -> Result<Timetable, Refusal> {
+    split(timetable, how, costs, |split| rehearse(split, costs))
+}
+
+/// [`split_backward`] before [`offload`], which takes saved activations away, but not deferred weight work: of all places for
+/// weight halves those are taken that are best once it has.
+pub(super) fn split_before_offload(
+    timetable: &Timetable,
+    how: &Lowering,
+    costs: &impl Costs,
+) -> Result<Timetable, Refusal> {
+    split(timetable, how, costs, |split| rehearse(&offload(split.clone(), how, costs)?, costs))
+}
+
+/// What is best by a rehearsal.
+fn split(
+    timetable: &Timetable,
+    how: &Lowering,
+    costs: &impl Costs,
+    rehearse: impl Fn(&Timetable) -> Result<Rehearsal, Refusal>,
+) -> Result<Timetable, Refusal> {
     let workers = (0..).map(WorkerId).zip(&timetable.rows);
     let rows: Vec<Vec<Split>> = workers
         .map(|(w, row)| row.iter().map(|cell| Split::of(w, cell, costs)).collect())
         .collect();
     let rehearsed = |rows| {
         let all = Timetable { rows, ..timetable.clone() };
-        rehearse(&all, costs).map(|rehearsal| (all, rehearsal))
+        rehearse(&all).map(|rehearsal| (all, rehearsal))
     };
     // Right behind their input halves, weight halves change nothing but that messages leave sooner.
     let mut best = rehearsed(rows.iter().map(|row| behind(row)).collect())?;
