@@ -178,11 +178,11 @@ type Launches = [AttentionLaunch; 2];
 
 impl Sizes {
     fn forward(&self) -> Launches {
-        let generic = self.generic("attention", self.heads, 1);
-        match self.width() {
-            64 => [self.tiled("tiled_attention", self.heads, 2, 1, 0), generic],
-            _ => [self.tiled("tiled_attention_128", self.heads, 2, 1, 0), generic],
-        }
+        let tiled = match self.width() {
+            64 => "tiled_attention",
+            _ => "tiled_attention_128",
+        };
+        [self.tiled(tiled, self.heads, 2, 1, 0), self.generic("attention", self.heads, 1)]
     }
 
     fn backward(&self) -> [Launches; 2] {
