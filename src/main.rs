@@ -1,16 +1,19 @@
 //! The `chimera` command.
 
-use std::ffi::{OsString, c_long};
+#[cfg(unix)]
+#[expect(unsafe_code, reason = "an allocator is not safe by its nature")]
+mod allocator;
 
-use libmimalloc_sys::{mi_option_set_default, mi_option_t};
+use std::ffi::OsString;
 
-/// Buffers of a training step are large and short-lived; the system's allocator gives each back to the
-/// kernel and pays for its pages again. See [`keep_memory`].
+#[cfg(unix)]
+#[global_allocator]
+static ALLOCATOR: allocator::Allocator = allocator::Allocator::new();
+#[cfg(not(unix))]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> std::process::ExitCode {
-    keep_memory();
     if cfg!(feature = "nccl") {
         set_cuda_environment(over_nccl(std::env::args_os().skip(1)));
     }
@@ -25,17 +28,6 @@ fn main() -> std::process::ExitCode {
 fn catch_file_size_limit() {
     let caught = std::sync::Arc::default(); // nobody asks: the write fails too
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, caught);
-}
-
-/// Lets the allocator keep the memory that a step frees, for the next step. By default it gives back what was free
-/// for a second, and each of its pages costs a fault when it is taken again. `MIMALLOC_PURGE_DELAY` says otherwise.
-#[expect(unsafe_code, reason = "the allocator has no other interface to its options")]
-fn keep_memory() {
-    /// `mi_option_purge_delay` of mimalloc's header.
-    const PURGE_DELAY: mi_option_t = 15;
-    const NEVER: c_long = -1;
-    // SAFETY: no other thread has been started, and the function ignores an option that does not exist.
-    unsafe { mi_option_set_default(PURGE_DELAY, NEVER) };
 }
 
 /// What CUDA and NCCL read when they are opened, unless the environment says otherwise. Layers of NCCL wait on

@@ -32,7 +32,7 @@ const OUTSIDE_TRANSPORTS: [&str; 5] =
     ["candle-core", "chimera-pipeline", "chimera-backend-candle", "clap", "toml"];
 
 /// What only the command needs, and the library without default features must not contain.
-const COMMAND: [&str; 12] = [
+const COMMAND: [&str; 11] = [
     "anstream",
     "clap",
     "clap_complete",
@@ -40,7 +40,6 @@ const COMMAND: [&str; 12] = [
     "ctrlc",
     "glob",
     "indicatif",
-    "libmimalloc-sys",
     "mimalloc",
     "ratatui",
     "signal-hook",

@@ -1,0 +1,282 @@
+//! The memory of the command.
+//!
+//! A training step frees nearly all that it has taken, and the next one takes it again. Who gives it back in between pays
+//! for a fault a page; who keeps it by classes of sizes holds up to twice what is in use at once. Here large blocks
+//! come from ranges of addresses that are split as they are needed and joined when they are free, so that the process holds
+//! hardly more than the most it has had in use.
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ptr::{null_mut, with_exposed_provenance_mut};
+use std::sync::{Mutex, PoisonError};
+
+use mimalloc::MiMalloc;
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+
+/// Bytes from which a block is large.
+const LARGE: usize = 1 << 16;
+/// What starts and lengths of large blocks are multiples of: a line of a cache.
+const LINE: usize = 128;
+/// Bytes of a page that takes one fault and one entry of the tables that translate addresses, where the system has such.
+const HUGE_PAGE: usize = 1 << 21;
+/// Addresses that are asked for at once. No memory stands behind them until it is written.
+const RESERVE: usize = 1 << 30;
+
+/// Large blocks are of [`Ranges`], and the others mimalloc's.
+pub(crate) struct Allocator(Mutex<Ranges>);
+
+impl Allocator {
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(Ranges::new()))
+    }
+
+    /// A block, and whether it is known to be zero.
+    fn take(&self, layout: Layout) -> Option<(*mut u8, bool)> {
+        let len = layout.size().checked_next_multiple_of(LINE)?;
+        let mut ranges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (start, is_zero) = ranges.take(len)?;
+        Some((with_exposed_provenance_mut(start), is_zero))
+    }
+}
+
+// SAFETY: a block is a range that no other block has a part of, or one of mimalloc's.
+unsafe impl GlobalAlloc for Allocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if is_large(layout) {
+            return self.take(layout).map_or(null_mut(), |(start, _)| start);
+        }
+        // SAFETY: the caller's promises are those that mimalloc asks for.
+        unsafe { MiMalloc.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if !is_large(layout) {
+            // SAFETY: as in `alloc`.
+            return unsafe { MiMalloc.alloc_zeroed(layout) };
+        }
+        let Some((start, is_zero)) = self.take(layout) else { return null_mut() };
+        if !is_zero {
+            // SAFETY: the block has that many bytes, and nobody else has it.
+            unsafe { start.write_bytes(0, layout.size()) };
+        }
+        start
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        if is_large(layout) {
+            let mut ranges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            return ranges.free(block.expose_provenance(), layout.size().next_multiple_of(LINE));
+        }
+        // SAFETY: a block of this layout is mimalloc's.
+        unsafe { MiMalloc.dealloc(block, layout) }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller has made sure that the size is one of a layout.
+        let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        if !is_large(layout) && !is_large(wanted) {
+            // SAFETY: a block of this layout is mimalloc's.
+            return unsafe { MiMalloc.realloc(block, layout, size) };
+        }
+        // SAFETY: both blocks have as many bytes as are copied, and one is not a part of the other.
+        unsafe {
+            let moved = self.alloc(wanted);
+            if !moved.is_null() {
+                moved.copy_from_nonoverlapping(block, layout.size().min(size));
+                self.dealloc(block, layout);
+            }
+            moved
+        }
+    }
+}
+
+fn is_large(layout: Layout) -> bool {
+    layout.size() >= LARGE && layout.align() <= LINE
+}
+
+/// The ranges of addresses that are in nobody's use.
+struct Ranges {
+    /// Lengths of ranges that were in use before, by where they start; no two are neighbours.
+    free: BTreeMap<usize, usize>,
+    /// Lengths and starts of the free ranges, the shortest first.
+    by_len: BTreeSet<(usize, usize)>,
+    /// Where the range begins that was never in use, and where it ends.
+    untouched: [usize; 2],
+}
+
+impl Ranges {
+    const fn new() -> Self {
+        Self { free: BTreeMap::new(), by_len: BTreeSet::new(), untouched: [0; 2] }
+    }
+
+    /// The start of `len` bytes, and whether they were never in use. The smallest range that is large enough is taken; if
+    /// there is none, the last one grows by what is missing.
+    fn take(&mut self, len: usize) -> Option<(usize, bool)> {
+        if let Some(&(found, start)) = self.by_len.range((len, 0)..).next() {
+            self.remove(start, found);
+            if found > len {
+                self.insert(start + len, found - len);
+            }
+            return Some((start, false));
+        }
+        let last = self.free.range(..self.untouched[0]).next_back();
+        let (mut start, mut had) = (self.untouched[0], 0);
+        if let Some((&before, &its_len)) = last
+            && before + its_len == start
+        {
+            (start, had) = (before, its_len);
+        }
+        if self.untouched[1] - self.untouched[0] < len - had {
+            self.reserve(len)?;
+            (start, had) = (self.untouched[0], 0);
+        }
+        if had > 0 {
+            self.remove(start, had);
+        }
+        self.untouched[0] = start + len;
+        Some((start, had == 0))
+    }
+
+    /// Makes a block that was in use free, joined with its neighbours.
+    fn free(&mut self, mut start: usize, mut len: usize) {
+        if let Some((&before, &its_len)) = self.free.range(..start).next_back()
+            && before + its_len == start
+        {
+            self.remove(before, its_len);
+            (start, len) = (before, its_len + len);
+        }
+        if let Some(its_len) = self.free.get(&(start + len)).copied() {
+            self.remove(start + len, its_len);
+            len += its_len;
+        }
+        self.insert(start, len);
+    }
+
+    /// Asks the system for addresses, at least `len`.
+    fn reserve(&mut self, len: usize) -> Option<()> {
+        let smallest = len.checked_add(HUGE_PAGE)?;
+        // A limit on addresses may leave less than what is asked for with others in mind.
+        let (found, size) = [smallest.max(RESERVE), smallest]
+            .into_iter()
+            .find_map(|size| Some((map(size)?, size)))?;
+        let [start, end] = std::mem::replace(
+            &mut self.untouched,
+            [found.next_multiple_of(HUGE_PAGE), found + size],
+        );
+        if start < end {
+            self.free(start, end - start);
+        }
+        Some(())
+    }
+
+    fn insert(&mut self, start: usize, len: usize) {
+        self.free.insert(start, len);
+        self.by_len.insert((len, start));
+    }
+
+    fn remove(&mut self, start: usize, len: usize) {
+        self.free.remove(&start);
+        self.by_len.remove(&(len, start));
+    }
+}
+
+/// Addresses whose pages are zero, and come into being when they are written.
+fn map(size: usize) -> Option<usize> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: the system chooses addresses that nothing else has.
+    let start =
+        unsafe { mmap_anonymous(null_mut(), size, ProtFlags::READ | ProtFlags::WRITE, flags) };
+    let start = start.ok()?;
+    #[cfg(target_os = "linux")]
+    // SAFETY: it changes the size of pages, and nothing that is in them.
+    let _ = unsafe { rustix::mm::madvise(start, size, rustix::mm::Advice::LinuxHugepage) };
+    Some(start.expose_provenance())
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+
+    /// A block that is full of one byte.
+    struct Block {
+        start: *mut u8,
+        layout: Layout,
+        byte: u8,
+    }
+
+    impl Block {
+        fn is_all(&self, byte: u8) -> bool {
+            // SAFETY: nobody writes the block meanwhile, and all of it was written.
+            let bytes = unsafe { std::slice::from_raw_parts(self.start, self.layout.size()) };
+            bytes.iter().all(|other| *other == byte)
+        }
+    }
+
+    /// Blocks of sizes as a training has them, small ones too, taken, resized and freed in any order.
+    #[test]
+    fn blocks_are_apart_and_keep_what_is_in_them() {
+        let random = &mut ChaCha8Rng::seed_from_u64(1);
+        let allocator = Allocator::new();
+        let mut blocks: Vec<Block> = Vec::new();
+        for turn in 0..4000 {
+            let byte = turn as u8 | 1;
+            let size = 64 << random.random_range(0..13);
+            let size = size + random.random_range(0..size);
+            if blocks.len() < 40 || random.random_bool(0.4) {
+                let layout = Layout::from_size_align(size, 1 << random.random_range(0..9)).unwrap();
+                // SAFETY: the size is not zero.
+                let start = unsafe { allocator.alloc_zeroed(layout) };
+                assert_eq!(start.align_offset(layout.align()), 0);
+                let block = Block { start, layout, byte };
+                assert!(block.is_all(0));
+                // SAFETY: the block has that many bytes.
+                unsafe { start.write_bytes(byte, size) };
+                blocks.push(block);
+                continue;
+            }
+            let mut block = blocks.swap_remove(random.random_range(0..blocks.len()));
+            assert!(block.is_all(block.byte));
+            if random.random_bool(0.3) {
+                let (old, kept) = (block.layout, block.layout.size().min(size));
+                block.layout = Layout::from_size_align(size, old.align()).unwrap();
+                // SAFETY: the block is of this layout, and what is beyond the kept part is written before it is read.
+                unsafe {
+                    block.start = allocator.realloc(block.start, old, size);
+                    block.start.add(kept).write_bytes(block.byte, size - kept);
+                }
+                assert!(block.is_all(block.byte));
+                blocks.push(block);
+            } else {
+                // SAFETY: the block is of this layout, and gone.
+                unsafe { allocator.dealloc(block.start, block.layout) };
+            }
+        }
+        for block in blocks {
+            // SAFETY: as above.
+            unsafe { allocator.dealloc(block.start, block.layout) };
+        }
+        let ranges = allocator.0.into_inner().unwrap();
+        assert_eq!(ranges.free.len(), 1, "all that was taken is one range again");
+    }
+
+    /// What a step takes is split from what it has freed.
+    #[test]
+    fn ranges_are_split_joined_and_grown() {
+        let mut ranges = Ranges::new();
+        let [a, b, c] = [8 * LINE, 4 * LINE, 16 * LINE].map(|len| ranges.take(len).unwrap());
+        assert!([a, b, c].iter().all(|(_, is_zero)| *is_zero));
+        ranges.free(a.0, 8 * LINE);
+        ranges.free(b.0, 4 * LINE);
+        assert_eq!(ranges.take(12 * LINE), Some((a.0, false)), "two neighbours are one");
+        ranges.free(a.0, 12 * LINE);
+        assert_eq!(ranges.take(2 * LINE), Some((a.0, false)));
+        ranges.free(c.0, 16 * LINE);
+        assert_eq!(ranges.take(30 * LINE), Some((a.0 + 2 * LINE, false)), "the last one grows");
+        assert_eq!(ranges.take(usize::MAX / 2), None);
+        let beyond = ranges.take(RESERVE).unwrap();
+        assert!(beyond.1 && !(a.0..a.0 + RESERVE).contains(&beyond.0));
+    }
+}
