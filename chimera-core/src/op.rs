@@ -33,7 +33,7 @@ pub enum Kind {
 }
 
 /// What a worker does its ops on: those of one lane run one after the other, and lanes run beside each other.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Lane {
     /// Compute.
     Compute,

@@ -41,11 +41,13 @@ impl Instr {
         match self {
             Instr::Run(cell) => cell.lane(),
             Instr::Send(token, _) | Instr::Give(token) => match token.kind {
-                TokenKind::Activation | TokenKind::Gradient | TokenKind::Freed => Lane::Compute,
+                TokenKind::Activation | TokenKind::Gradient => Lane::Compute,
+                TokenKind::Memory(frees, _) => frees,
                 _ => Lane::Moves,
             },
             Instr::Recv(token, _) | Instr::Take(token) => match token.kind {
-                TokenKind::Activation | TokenKind::Gradient | TokenKind::Vacated => Lane::Compute,
+                TokenKind::Activation | TokenKind::Gradient => Lane::Compute,
+                TokenKind::Memory(_, fills) => fills.lane(),
                 _ => Lane::Moves,
             },
             Instr::Reduce(_) | Instr::Await(_) | Instr::Agree | Instr::Step(_) => Lane::Compute,

@@ -7,7 +7,7 @@ use chimera_core::costs::UniformCosts;
 use chimera_core::interchange::{from_json, to_json};
 use chimera_core::lower::{Lowering, Moves, Passes, bpipe, lower, offload};
 use chimera_core::model::Architecture;
-use chimera_core::op::{Cell, Kind};
+use chimera_core::op::{Cell, Kind, Op};
 use chimera_core::program::Program;
 use chimera_core::render::text;
 use chimera_core::schedule::{SCHEDULES, Shape, find};
@@ -337,5 +337,65 @@ proptest! {
         for (a, b) in edited.losses.iter().zip(&plain.losses) {
             prop_assert!((a - b).abs() <= 1e-9 * b.abs(), "{:?} {:?}", edited.losses, plain.losses);
         }
+    }
+
+    /// Activations that another worker keeps, moved at any places, train to the same losses where the order is safe.
+    #[test]
+    fn moves_at_any_places_are_refused_or_train_the_same(
+        (depth, n, owner) in (2usize..=3, 3u32..=6, 0usize..3),
+        moves in prop::collection::vec(prop::array::uniform5(0usize..99), 1..=2),
+    ) {
+        let run = Run { clip: None, ..Run::new("gpipe", Shape::new(depth, n)) };
+        let plain = timetable("gpipe", &run.shape);
+        let moved = kept_elsewhere(&plain, owner % depth, &moves);
+        if let Err(refusal) = lower(&moved, &Lowering::default()) {
+            let refusal = refusal.to_string();
+            prop_assert!(!refusal.contains("a second time"), "{refusal}");
+            return Ok(());
+        }
+        let [moved, plain] = [&moved, &plain].map(|moves| train_timetable(&run, moves));
+        prop_assert_eq!(moved.expect("trains").losses, plain.expect("trains").losses);
+    }
+}
+
+/// A timetable in which the next worker keeps some activations of `owner`. Numbers draw which, and the places of what the
+/// two workers do for it.
+fn kept_elsewhere(plain: &Timetable, owner: usize, moves: &[[usize; 5]]) -> Timetable {
+    let mut moved = plain.clone();
+    let keeper = (owner + 1) % plain.rows.len();
+    let is_forward = |op: &Op| op.kind == Kind::Forward;
+    let forwards: Vec<Op> =
+        plain.rows[owner].iter().flat_map(Cell::ops).filter(is_forward).collect();
+    for (nth, [which, out, back, kept, returned]) in moves.iter().enumerate() {
+        // Each its own.
+        let op = forwards[(2 * which + nth) % (forwards.len() & !1)];
+        for (worker, kinds, [i, j]) in [
+            (owner, [Kind::Offload, Kind::Reload], [out, back]),
+            (keeper, [Kind::Keep, Kind::Return], [kept, returned]),
+        ] {
+            let row = &mut moved.rows[worker];
+            let [first, second] = kinds.map(|kind| Cell::from(Op { kind, ..op }));
+            let i = i % (row.len() + 1);
+            row.insert(i, first);
+            row.insert(i + 1 + j % (row.len() - i), second);
+        }
+    }
+    moved
+}
+
+/// Room is waited for where activations are taken in, and again where the same ones come back.
+#[test]
+fn a_unit_waits_for_memory_at_both_ends_of_its_move() {
+    let run = Run { clip: None, ..Run::new("gpipe", Shape::new(2, 6)) };
+    let plain = timetable("gpipe", &run.shape);
+    for moves in [
+        [[4, 8, 1, 10, 9], [4, 11, 7, 12, 3]],
+        [[5, 10, 7, 10, 0], [11, 10, 6, 10, 5]],
+        [[11, 10, 11, 9, 2], [5, 8, 4, 8, 9]],
+    ] {
+        let moved = kept_elsewhere(&plain, 1, &moves);
+        proven(&moved);
+        let [moved, plain] = [&moved, &plain].map(|moves| train_timetable(&run, moves));
+        assert_eq!(moved.expect("trains").losses, plain.expect("trains").losses);
     }
 }

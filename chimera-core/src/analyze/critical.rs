@@ -7,7 +7,7 @@ use crate::costs::Costs;
 use crate::effects::{Token, TokenKind};
 use crate::few::Few;
 use crate::ids::WorkerId;
-use crate::op::{Cell, Op};
+use crate::op::{Cell, Lane, Op};
 use crate::program::{Instr, Program};
 
 /// Notes for each op which event let it begin: of those it had to wait for, the one that came last. Then
@@ -143,7 +143,7 @@ fn freeing(program: &Program) -> FreeingMoves {
         for instr in row {
             match instr {
                 Instr::Run(cell) => last = Some(first(cell)),
-                Instr::Give(token) if token.kind == TokenKind::Vacated => {
+                Instr::Give(token) if instr.lane() == Lane::Moves => {
                     gives.extend(last.map(|op| (*token, op)));
                 }
                 _ => {}

@@ -28,9 +28,7 @@ pub(crate) fn kept_bytes_change(
         | TokenKind::PastGradient
         | TokenKind::Away
         | TokenKind::Back
-        | TokenKind::Freed
-        | TokenKind::Vacated
-        | TokenKind::Released
+        | TokenKind::Memory(..)
         | TokenKind::Shown(_) => 0.0,
         TokenKind::Saved
         | TokenKind::Kept
@@ -97,12 +95,7 @@ pub(crate) fn token_bytes(
         // What earlier slices left is part of what they saved or keep.
         TokenKind::Version | TokenKind::Past => 0.0,
         // What is under way is counted where it comes from until it has left, and where it goes to from then on.
-        TokenKind::Away
-        | TokenKind::Back
-        | TokenKind::Freed
-        | TokenKind::Vacated
-        | TokenKind::Released
-        | TokenKind::Shown(_) => 0.0,
+        TokenKind::Away | TokenKind::Back | TokenKind::Memory(..) | TokenKind::Shown(_) => 0.0,
         // Of its own slice and all before it.
         TokenKind::PastGradient => stage.past * f64::from(token.span.start % rules.n_slices() + 1),
     };

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use crate::effects::{Token, TokenKind};
+use crate::effects::{Fill, Token, TokenKind};
 use crate::ids::{BucketId, PipeId, StageId};
-use crate::op::Span;
+use crate::op::{Lane, Span};
 
 /// Names a message: each (sender, receiver, tag) is used once.
 ///
@@ -142,19 +142,19 @@ impl Tag {
     }
 }
 
-const GRADIENTS: u32 = 16;
-const SUMS: u32 = 17;
-const UPDATED: u32 = 18;
-const EVALUATED: u32 = 19;
-const WEIGHT: u32 = 20;
-const PRIVATE: u32 = 21;
-const REPLICA: u32 = 22;
-const SHADOW: u32 = 23;
-const AWAY: u32 = 24;
-const BACK: u32 = 25;
+const GRADIENTS: u32 = 32;
+const SUMS: u32 = 33;
+const UPDATED: u32 = 34;
+const EVALUATED: u32 = 35;
+const WEIGHT: u32 = 36;
+const PRIVATE: u32 = 37;
+const REPLICA: u32 = 38;
+const SHADOW: u32 = 39;
+const AWAY: u32 = 40;
+const BACK: u32 = 41;
 
 /// Kinds of tokens by their codes.
-const TOKENS: [TokenKind; 15] = [
+const TOKENS: [TokenKind; 18] = [
     TokenKind::Activation,
     TokenKind::Gradient,
     TokenKind::Saved,
@@ -167,9 +167,12 @@ const TOKENS: [TokenKind; 15] = [
     TokenKind::Guest,
     TokenKind::Back,
     TokenKind::Reloaded,
-    TokenKind::Freed,
-    TokenKind::Vacated,
-    TokenKind::Released,
+    TokenKind::Memory(Lane::Moves, Fill::Forward),
+    TokenKind::Memory(Lane::Moves, Fill::Recompute),
+    TokenKind::Memory(Lane::Compute, Fill::Guest),
+    TokenKind::Memory(Lane::Moves, Fill::Guest),
+    TokenKind::Memory(Lane::Compute, Fill::Reload),
+    TokenKind::Memory(Lane::Moves, Fill::Reload),
 ];
 
 fn encode(payload: Payload) -> (u32, [u32; 3]) {

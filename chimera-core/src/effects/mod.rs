@@ -11,7 +11,7 @@ mod work;
 use std::fmt;
 
 use self::moved::MovedUnits;
-pub use self::token::{Token, TokenKind};
+pub use self::token::{Fill, Token, TokenKind};
 pub use self::work::{OwnWork, Pieces};
 use crate::few::Few;
 use crate::graph::StageGraph;

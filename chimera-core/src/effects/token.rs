@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{PipeId, StageId, WorkId};
-use crate::op::Span;
+use crate::op::{Lane, Span};
 
 /// What kind of value a token stands for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -43,13 +43,9 @@ pub enum TokenKind {
     Back,
     /// Saved activations that are back, eaten by the backward in the place of [`TokenKind::Saved`].
     Reloaded,
-    /// Memory that compute has freed for saved activations that are moved in. As the two kinds below, it is named by the op
-    /// that fills it, and made by an instruction of its own.
-    Freed,
-    /// Memory that a move has freed for compute.
-    Vacated,
-    /// Memory that a move has freed for saved activations from another worker.
-    Released,
+    /// Memory that an op of a lane has freed for one of the other lane, or of another worker. It is named by the op that
+    /// fills it, and made by an instruction of its own.
+    Memory(Lane, Fill),
     /// What the end of a backward shows to work [`OnBackward`](super::Pieces::OnBackward): the inputs of linear layers and the
     /// gradients of their outputs.
     Shown(WorkId),
@@ -71,9 +67,7 @@ impl TokenKind {
             TokenKind::Guest => "guest",
             TokenKind::Back => "back",
             TokenKind::Reloaded => "reloaded",
-            TokenKind::Freed => "freed",
-            TokenKind::Vacated => "vacated",
-            TokenKind::Released => "released",
+            TokenKind::Memory(..) => "memory",
             TokenKind::Shown(_) => "shown",
         }
     }
@@ -93,10 +87,8 @@ impl TokenKind {
             TokenKind::Guest => 9,
             TokenKind::Back => 10,
             TokenKind::Reloaded => 11,
-            TokenKind::Freed => 12,
-            TokenKind::Vacated => 13,
-            TokenKind::Released => 14,
-            TokenKind::Shown(work) => 15 + u64::from(work.0),
+            TokenKind::Memory(lane, fill) => 12 + 2 * fill as u64 + lane as u64,
+            TokenKind::Shown(work) => 20 + u64::from(work.0),
         }
     }
 
@@ -107,7 +99,30 @@ impl TokenKind {
 
     /// Whether it stands for memory, and not for a value.
     pub fn is_memory(self) -> bool {
-        matches!(self, TokenKind::Freed | TokenKind::Vacated | TokenKind::Released)
+        matches!(self, TokenKind::Memory(..))
+    }
+}
+
+/// What fills the memory that a [`TokenKind::Memory`] stands for. Two ops of one unit may each wait for some.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum Fill {
+    /// What a forward saves.
+    Forward,
+    /// What a recomputation makes.
+    Recompute,
+    /// Saved activations of another worker.
+    Guest,
+    /// Saved activations that come back.
+    Reload,
+}
+
+impl Fill {
+    /// The lane that waits for the memory. Where another worker sends what fills it, that is the sender's.
+    pub fn lane(self) -> Lane {
+        match self {
+            Fill::Forward | Fill::Recompute => Lane::Compute,
+            Fill::Guest | Fill::Reload => Lane::Moves,
+        }
     }
 }
 
@@ -146,9 +161,7 @@ impl Token {
             | TokenKind::Guest
             | TokenKind::Back
             | TokenKind::Reloaded
-            | TokenKind::Freed
-            | TokenKind::Vacated
-            | TokenKind::Released
+            | TokenKind::Memory(..)
             | TokenKind::Shown(_) => None,
         }
     }
@@ -185,9 +198,8 @@ impl fmt::Display for Token {
             TokenKind::Guest => "kept activations",
             TokenKind::Back => "returned activations",
             TokenKind::Reloaded => "reloaded activations",
-            TokenKind::Freed => "memory that compute frees for activations",
-            TokenKind::Vacated => "memory that a move frees for activations",
-            TokenKind::Released => "memory that a move frees for another worker's activations",
+            TokenKind::Memory(Lane::Compute, _) => "memory that compute frees for activations",
+            TokenKind::Memory(Lane::Moves, _) => "memory that a move frees for activations",
             TokenKind::Shown(_) => "operands that other work reads",
         };
         write!(f, "{name}({}, {}", self.pipe, self.stage)?;

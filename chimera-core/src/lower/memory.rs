@@ -8,7 +8,7 @@
 use rustc_hash::FxHashMap;
 
 use crate::activation_memory::{ActivationMemory, ROUNDING};
-use crate::effects::{Rules, Token, TokenKind};
+use crate::effects::{Fill, Rules, Token, TokenKind};
 use crate::few::Few;
 use crate::ids::WorkerId;
 use crate::op::{Cell, Kind, Lane, Op};
@@ -59,12 +59,14 @@ pub(super) fn waits(timetable: &Timetable, rules: &Rules) -> MemoryWaits {
                     continue;
                 }
                 known.insert((waiting.0, waiting.1, lane), frees);
-                let kind = match lane {
-                    Lane::Compute => TokenKind::Freed,
-                    Lane::Moves if waiting.1 == Lane::Compute => TokenKind::Vacated,
-                    Lane::Moves => TokenKind::Released,
+                let fill = match filler.kind {
+                    Kind::Keep => Fill::Guest,
+                    Kind::Reload => Fill::Reload,
+                    Kind::Recompute => Fill::Recompute,
+                    _ => Fill::Forward,
                 };
                 let Op { pipe, stage, span, .. } = filler;
+                let kind = TokenKind::Memory(lane, fill);
                 let token = Token { kind, pipe, stage, to: stage, span };
                 waits.gives.entry((worker, frees)).or_default().push((token, waiting.0));
                 waits.takes.entry(begins).or_default().push((token, worker));
