@@ -31,8 +31,8 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
 fn remedy(error: &anyhow::Error) -> Option<&'static str> {
     let is_memory = |reason: &Reason| matches!(reason, Reason::Memory { .. });
     error.downcast_ref::<Refusal>().filter(|refusal| is_memory(&refusal.reason)).map(|_| {
-        "\nto hold fewer: --recompute full, --offload auto, --bpipe, or a schedule that holds fewer (`chimera schedule compare`); \
-         or raise --memory-cap"
+        "\nto hold fewer, add what is not there yet of --recompute full, --offload auto and --bpipe, or take a schedule that holds fewer \
+         (`chimera schedule compare`); or raise --memory-cap"
     })
 }
 
