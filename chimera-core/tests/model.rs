@@ -11,7 +11,9 @@ use chain::{
 use chimera_core::costs::StageBytes;
 use chimera_core::device::Device;
 use chimera_core::device::reference::Reference;
-use chimera_core::model::{Architecture, BertStage, Cut, DecoderStage, ModelConfig, cut, memory};
+use chimera_core::model::{
+    Architecture, BertStage, Cut, DecoderStage, ModelConfig, Selection, cut, memory,
+};
 use chimera_core::stage::{Micro, Output, Stage};
 
 const DROPOUT: f64 = 0.3;
@@ -287,8 +289,13 @@ fn activations_of_every_stage_are_foreseen() {
     fn check<M: Model>(predictions: usize) {
         for n_stages in 1..=3 {
             let config = config::<M>(true);
-            let chain = Chain::<M>::make(&config, n_stages, 0.3);
-            let cuts = cut(&config, config.context, n_stages).unwrap();
+            let mut cuts = cut(&config, config.context, n_stages).unwrap();
+            // One keeps what is dear, and others inputs of some blocks, or of more than they have.
+            let others = [Selection::InputsOf(1), Selection::InputsOf(2)].into_iter();
+            for (cut, selection) in cuts.iter_mut().skip(1).zip(others) {
+                cut.selection = selection;
+            }
+            let chain = Chain::<M>::with_cuts(&config, cuts.clone(), 0.3, 0.0);
             let sample = |cut| memory(&config, cut, SEQUENCE, false, 4).unwrap().sample;
             let bytes = |of_sample: f64| SAMPLES as u64 * of_sample as u64;
             let selected = chain.stages.iter().zip(chain.forward(&chain.micro(0, 1)).2);
@@ -313,8 +320,13 @@ fn activations_of_every_stage_are_foreseen() {
 
 /// Gradients of saved activations that were made again, in whole or in part, have the same bits.
 fn what_is_selected_restores_the_rest<M: Model>(dropout: f64) {
-    for n_stages in [1, 3] {
-        let chain = Chain::<M>::with_dropout(&config::<M>(false), n_stages, 0.3, dropout);
+    let keeping =
+        [Selection::Dear, Selection::InputsOf(1), Selection::InputsOf(2), Selection::InputsOf(9)];
+    for (n_stages, selection) in keeping.into_iter().flat_map(|keeps| [(1, keeps), (3, keeps)]) {
+        let config = config::<M>(false);
+        let cuts = cut(&config, config.context, n_stages).unwrap().into_iter();
+        let cuts = cuts.map(|cut| Cut { selection, ..cut }).collect();
+        let chain = Chain::<M>::with_cuts(&config, cuts, 0.3, dropout);
         let micro = chain.micro(0, 1);
         let (_, dy, saved) = chain.forward(&micro);
         let restored = saved.into_iter().zip(&chain.stages).map(|(saved, stage)| {

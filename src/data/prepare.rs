@@ -167,7 +167,7 @@ fn on_disk(path: &Path, file: BufWriter<File>) -> Result<()> {
 }
 
 /// What is wrong with a byte of a text that stands behind documents.
-const ENDS_ONE: &str = "is the byte that stands behind each document: take it out, or name another one with --end-of-text";
+const ENDS_ONE: &str = "is the byte that stands behind each document: take it out, or choose a --tokenizer, whose end of a text is an id of its own";
 
 /// The file of ids under way.
 struct Writer<'p> {

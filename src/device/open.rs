@@ -71,7 +71,7 @@ impl Compute for MakesStage<'_> {
     type Output = Result<()>;
 
     fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output {
-        let cut = Cut { blocks: 0..1, first: false, last: false };
+        let cut = Cut { blocks: 0..1, first: false, last: false, ..Cut::default() };
         for kernels in by_rank.iter().take(1) {
             stage(kernels.clone(), self.0, 1, DropoutRate::default(), cut.clone())?;
         }

@@ -89,6 +89,10 @@ impl Candidate {
         let chosen = chosen.into_iter().filter(|(_, is_told)| *is_told);
         let values = chosen.filter_map(|(key, _)| Some((key, config.value(key)?.0)));
         let values = values.chain(self.parameters());
+        // The plan has found that all of them have to.
+        let all = (config.recompute_stages == RecomputedStages::Auto)
+            .then(|| ("recompute-stages", Value::from("all")));
+        let values = values.chain(all);
         values.fold(said.clone(), |settings, (key, value)| settings.with(key, value))
     }
 

@@ -30,7 +30,7 @@ use super::predict::beside_others;
 use super::priced::Stages;
 use super::recomputed::let_off;
 use super::{Course, Plan, Priced, can_be_cut, costs_by_flops, timetable};
-use crate::device::Device;
+use crate::device::{Device, Precision};
 use crate::profile::ProfiledTimes;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, Layout};
@@ -46,9 +46,6 @@ const MOST_ROUNDS: usize = 4;
 
 /// Ops that are simulated to find a layout, of which every way has its own.
 const MOST_OPS_OF_LAYOUT: usize = 1 << 16;
-
-/// Of an element of a gradient, whatever activations are made of.
-const GRADIENT_BYTES: f64 = 4.0;
 
 /// Ways that differ in micro-batches and recomputation alone: they share timetables and programs.
 pub(super) struct ConfigGroup<'c> {
@@ -123,7 +120,9 @@ impl<'c> ConfigGroup<'c> {
         };
         let n_stages = self.n_stages.unwrap_or(1);
         let n_tries = MOST_OPS_OF_LAYOUT / (whole.micro_batches * n_stages).max(1);
-        let fewer = let_off(&whole, n_stages, n_tries, &mut |config| self.as_it_is(config))?;
+        let cuts = whole.cuts(&whole.model(), n_stages)?;
+        let layers: Vec<usize> = cuts.iter().map(|cut| cut.blocks.len()).collect();
+        let fewer = let_off(&whole, &layers, n_tries, &mut |config| self.as_it_is(config))?;
         Ok(fewer.unwrap_or(fit))
     }
 
@@ -384,9 +383,10 @@ fn simulated<C: Costs>(plan: &Plan, way: &Config, cluster: &Cluster, compute: C)
     let (size, units) = (way.micro_batch_size as f64, program.units_per_micro());
     let activations: Vec<f64> = memory.iter().map(|stage| stage.sample.output * size).collect();
     let params: Vec<Vec<Param>> = cuts.iter().map(|cut| model.params(cut)).collect();
+    let element = if way.reduce_precision == Precision::Bf16 { 2.0 } else { 4.0 };
     let gradients = |params: &Vec<Param>, tied: bool| -> Vec<f64> {
         let tensors = params.iter().filter(|param| param.tied == tied);
-        tensors.map(|param| param.n_elements() as f64 * GRADIENT_BYTES).collect()
+        tensors.map(|param| param.n_elements() as f64 * element).collect()
     };
     let own: Vec<Vec<f64>> = params.iter().map(|params| gradients(params, false)).collect();
     let tied = params.first().map_or(Vec::new(), |first| gradients(first, true));

@@ -101,7 +101,7 @@ pub(super) fn shortest(
 
 /// What each block of the model costs, the first with the embedding, the last with the head.
 fn layers(config: &Config, priced: &Priced) -> Result<Vec<f64>> {
-    let part = |n_blocks, first, last| Cut { blocks: 0..n_blocks, first, last };
+    let part = |n_blocks, first, last| Cut { blocks: 0..n_blocks, first, last, ..Cut::default() };
     let parts = [part(0, true, false), part(1, false, false), part(0, false, true)];
     let is_selective = |_: StageId| config.recompute == Recompute::Selective;
     let costs = priced.stages(config, &parts, Units::WHOLE, is_selective)?;

@@ -267,12 +267,16 @@ mod tests {
         ] {
             let shard_optimizer = ["dapple", "dualpipe", "chimera"].contains(&schedule);
             for recompute in ["none", "selective", "full"] {
-                for (split_backward, scaling) in [(false, "doubling"), (true, "halving")] {
+                let stages = if recompute == "full" { &["all", "0:1,1"][..] } else { &["all"] };
+                let ways = [(false, "doubling"), (true, "halving")];
+                let ways = ways.iter().flat_map(|way| stages.iter().map(move |s| (way, s)));
+                for ((split_backward, scaling), stages) in ways {
+                    let split_backward = *split_backward;
                     let (width, is_sharded) =
                         (1 + usize::from(shard_optimizer), shard_optimizer && split_backward);
                     let layers = Layers::parse(&format!(
                         "--model {model} --schedule {schedule} --scaling {scaling} --recompute {recompute} \
-                         --split-backward {split_backward} --shard-optimizer {is_sharded} --width {width} \
+                         --recompute-stages {stages} --split-backward {split_backward} --shard-optimizer {is_sharded} --width {width} \
                          --tied {} --depth 2 --layers 5 --hidden 8 --heads 2 --context 12 --sequence {} --steps 2 \
                          --threads 1",
                         recompute == "full" && !schedule.contains("free"),

@@ -45,7 +45,7 @@ pub(super) fn with_recomputed(
     let most = config.rank_memory.map_or(f64::INFINITY, |gib| gib * GIB);
     let mut uncapped = all.clone();
     (uncapped.memory_cap, uncapped.offload) = (None, Offloading::None);
-    let n_stages = plan(uncapped)?.course.n_stages();
+    let layers: Vec<usize> = plan(uncapped)?.cuts.iter().map(|cut| cut.blocks.len()).collect();
     let mut step = |config: &Config| -> Result<Option<f64>> {
         let plan = match plan(config.clone()) {
             Ok(plan) => plan,
@@ -57,7 +57,7 @@ pub(super) fn with_recomputed(
         let makespan = || plan.priced.makespan(config, &plan.cuts, &plan.course.program);
         fits.then(makespan).transpose()
     };
-    least_within(&config, n_stages, has_bytes, &mut step)
+    least_within(&config, &layers, has_bytes, &mut step)
 }
 
 /// The settings with the stages that `auto` stands for, where workers hold as many micro-batches as `how` allows, by simulation
@@ -84,14 +84,15 @@ pub fn recomputed_within_cap(
             recomputed_at(config, ordered, costs).and_then(|o| Ok(o.program(how, costs)?));
         Ok(program.ok().map(|program| simulate(&program, costs).makespan()))
     };
-    least_within(config, timetable.placement.n_stages(), false, &mut step)
+    // Nothing tells what a part of a stage takes.
+    least_within(config, &vec![1; timetable.placement.n_stages()], false, &mut step)
 }
 
 /// The settings with as little recomputation as fits, beside offloading if that is asked for; selective is tried where memory
 /// is counted in bytes, of which it takes some.
 fn least_within(
     config: &Config,
-    n_stages: usize,
+    layers: &[usize],
     has_bytes: bool,
     step: StepOf<'_>,
 ) -> Result<Config> {
@@ -103,8 +104,8 @@ fn least_within(
     }
     let tries = (N_TRIES, has_bytes);
     let fitting = match config.offload {
-        Offloading::Auto => offloaded_or_recomputed(config, n_stages, tries, step)?,
-        Offloading::None => fewest(config, n_stages, tries, step)?.map(|(config, _)| config),
+        Offloading::Auto => offloaded_or_recomputed(config, layers, tries, step)?,
+        Offloading::None => fewest(config, layers, tries, step)?.map(|(config, _)| config),
     };
     fitting.context(
         "a step does not fit into the memory of a rank though all stages recompute: choose a smaller micro-batch-size, or \
@@ -116,7 +117,7 @@ fn least_within(
 /// `n_tries` sets of stages are tried for each.
 fn offloaded_or_recomputed(
     config: &Config,
-    n_stages: usize,
+    layers: &[usize],
     (n_tries, has_bytes): (usize, bool),
     step: StepOf<'_>,
 ) -> Result<Option<Config>> {
@@ -131,8 +132,8 @@ fn offloaded_or_recomputed(
         false => step(config),
     };
     let alone = takes(&kept)?.map(|takes| (kept, takes));
-    let both = fewest(config, n_stages, (n_of_both, has_bytes), &mut takes)?;
-    let recomputed = fewest(&here, n_stages, (n_tries, has_bytes), step)?;
+    let both = fewest(config, layers, (n_of_both, has_bytes), &mut takes)?;
+    let recomputed = fewest(&here, layers, (n_tries, has_bytes), step)?;
     let mut best: Option<(Config, f64)> = None;
     for (config, takes) in [alone, both, recomputed].into_iter().flatten() {
         if best.as_ref().is_none_or(|(_, least)| takes < least * (1.0 - 1e-9)) {

@@ -110,7 +110,13 @@ pub fn times_of(config: &Config, path: &Path, workers: usize) -> Result<Profiled
         }
         Ok(()) => None,
     };
-    Ok(ProfiledTimes::of(&profile, workers, config.threads, config.precision)?.doubted(doubt))
+    let times = ProfiledTimes::of(&profile, workers, config.threads, config.precision)?;
+    let optimizer = &config.optimizer;
+    let unmeasured = (!times.has_update(optimizer)).then(|| {
+        let name = optimizer.name();
+        format!("updates are taken to cost what AdamW's do: {name}'s are in no profile")
+    });
+    Ok(times.doubted(doubt).doubted(unmeasured))
 }
 
 impl Chain for Priced {
@@ -154,8 +160,8 @@ impl Units {
         Units { n: program.units_per_micro(), are_slices: program.rules().n_slices() > 1 }
     }
 
-    /// Samples of which times are taken, and how many times so many a micro-batch of `size` is: slices have their share of the
-    /// time of whole samples.
+    /// Samples of which times are taken, and how many times so many a micro-batch of `size` is: slices have each the same
+    /// share of the time of all, though later ones see more tokens.
     fn timed(self, size: usize) -> (usize, f64) {
         match self.are_slices {
             true => (size, 1.0),
@@ -188,11 +194,12 @@ impl Stages<'_> {
     ) -> Result<Vec<UniformCosts>> {
         let Config { sequence, micro_batch_size, dropout, .. } = *self.config;
         let (samples, n_timed) = units.timed(micro_batch_size);
+        let slices = if units.are_slices { units.n as usize } else { 1 };
         let message = times.message(self.message_bytes(units)).takes;
         let transfers = self.transfers(times);
         let stage = |(stage, cut): (u16, &Cut)| -> Result<UniformCosts> {
             let StageTimes { forward, input, weight, recompute, restore } =
-                times.stage(self.model, cut, (sequence, samples), dropout)?;
+                times.stage(self.model, cut, (sequence, samples, slices), dropout)?;
             let recompute = if is_selective(StageId(stage)) { restore } else { recompute };
             let micro = |seconds: f64| seconds * n_timed;
             let (transfer, transfer_occupies) =

@@ -1,7 +1,9 @@
 //! Which stages recompute, and how much, so that a step fits into memory and takes least time: the knapsack of AdaPipe (Sun
 //! et al., ASPLOS 2024), by stages. A stage that keeps its activations gains time and takes memory of the workers that hold
 //! it, and what it gains is not known without the schedule. So stages are let off in groups, large ones first, as long as the
-//! step fits; then those that are left recompute in part alone, where that fits.
+//! step fits; then those that are left recompute in part alone, where that fits: what is cheap to compute, or fewer layers.
+
+use std::collections::BTreeMap;
 
 use anyhow::Result;
 use chimera_core::ids::StageId;
@@ -9,15 +11,16 @@ use chimera_core::lower::Recompute;
 
 use super::candidate::Fit;
 use super::ways::is_free;
-use crate::settings::{Config, RecomputedStages};
+use crate::settings::{Config, Own, RecomputedStages};
 
 /// The step of a configuration, if it fits into memory.
 pub(super) type StepOf<'s> = &'s mut dyn FnMut(&Config) -> Result<Option<f64>>;
 
 /// A way that recomputes and fits, with stages let off as far as memory allows; `None` if that is not open, or gains nothing.
+/// `layers` are those of each stage.
 pub(super) fn let_off(
     whole: &Config,
-    n_stages: usize,
+    layers: &[usize],
     n_tries: usize,
     outcome: &mut dyn FnMut(Config) -> Result<Fit>,
 ) -> Result<Option<Fit>> {
@@ -26,32 +29,34 @@ pub(super) fn let_off(
     if whole.recompute == Recompute::None || !is_open {
         return Ok(None);
     }
-    let fewer = fewest(whole, n_stages, (n_tries, true), &mut |config| {
+    let fewer = fewest(whole, layers, (n_tries, true), &mut |config| {
         Ok(match outcome(config.clone())? {
             Fit::Fits(candidate) => Some(candidate.step_s),
             Fit::TooLarge(..) => None,
         })
     })?;
-    let stages = || (0..n_stages as u16).map(StageId);
+    let stages = || (0..layers.len() as u16).map(StageId);
     let gains = |config: &Config| stages().any(|s| config.recompute_of(s) != whole.recompute);
     fewer.filter(|(config, _)| gains(config)).map(|(config, _)| outcome(config)).transpose()
 }
 
-/// The configuration with the stages that are to recompute, of `n_stages`, and its step; `None` if it does not fit though
-/// all do. At most `n_tries` sets are tried beyond the simplest two. Stages that would recompute in full do so in part if
-/// that `may_be`, and fits.
+/// The configuration with the stages that are to recompute, which have so many `layers`, and its step; `None` if it does
+/// not fit though all do. At most `n_tries` sets are tried beyond the simplest two. Stages that would recompute in full do so
+/// in part if that `may_be`, and fits.
 pub(super) fn fewest(
     config: &Config,
-    n_stages: usize,
+    layers: &[usize],
     (n_tries, may_be): (usize, bool),
     step: StepOf<'_>,
 ) -> Result<Option<(Config, f64)>> {
-    let partly = |stages: &[u16], selective: &[u16]| {
+    let n_stages = layers.len();
+    let partly = |kept: &[u16], owns: &BTreeMap<u16, Own>| {
         let mut config = config.clone();
-        config.recompute_stages = RecomputedStages::with_selective(stages, selective);
+        let stages = kept.iter().map(|stage| (*stage, owns.get(stage).copied()));
+        config.recompute_stages = RecomputedStages::These(stages.collect());
         config
     };
-    let with = |stages: Vec<u16>| partly(&stages, &[]);
+    let with = |stages: Vec<u16>| partly(&stages, &BTreeMap::new());
     let all: Vec<u16> = (0..n_stages as u16).collect();
     let Some(mut least) = step(&with(all.clone()))? else { return Ok(None) };
     let (mut kept, mut left) = (all, n_tries);
@@ -87,34 +92,52 @@ pub(super) fn fewest(
             }
         }
     }
-    let mut selective: Vec<u16> = Vec::new();
-    let mut size = match may_be && config.recompute == Recompute::Full {
-        true => kept.len().next_power_of_two(),
-        false => 0,
-    };
+    let mut owns: BTreeMap<u16, Own> = BTreeMap::new();
+    if !may_be || config.recompute != Recompute::Full {
+        return Ok(Some((partly(&kept, &owns), least)));
+    }
+    let mut size = kept.len().next_power_of_two();
     while size > 0 {
         for group in kept.rchunks(size) {
-            let more: Vec<u16> = kept
-                .iter()
-                .copied()
-                .filter(|s| selective.contains(s) || group.contains(s))
-                .collect();
-            if left == 0 || more.len() == selective.len() {
+            let mut more = owns.clone();
+            more.extend(group.iter().map(|stage| (*stage, Own::Keeps(Recompute::Selective))));
+            if left == 0 || more.len() == owns.len() {
                 continue;
             }
             left -= 1;
             let took = step(&partly(&kept, &more))?.filter(|took| *took < least * (1.0 - 1e-9));
             if let Some(took) = took {
-                (selective, least) = (more, took);
+                (owns, least) = (more, took);
             }
         }
         size /= 2;
     }
-    Ok(Some((partly(&kept, &selective), least)))
+    for stage in kept.iter().rev() {
+        // Fewer layers take less time and more memory, so the fewest that fit are found by halving.
+        let (mut few, mut many) = (0, layers[usize::from(*stage)]);
+        while left > 0 && many - few > 1 {
+            left -= 1;
+            let n = few + (many - few) / 2;
+            let mut fewer = owns.clone();
+            fewer.insert(*stage, Own::Layers(n as u16));
+            match step(&partly(&kept, &fewer))? {
+                None => few = n,
+                Some(took) => {
+                    many = n;
+                    if took < least * (1.0 - 1e-9) {
+                        (owns, least) = (fewer, took);
+                    }
+                }
+            }
+        }
+    }
+    Ok(Some((partly(&kept, &owns), least)))
 }
 
 #[cfg(test)]
 mod tests {
+    use chimera_core::model::Selection;
+
     use super::*;
     use crate::run::outside::OnDisk;
     use crate::settings::Layers;
@@ -134,7 +157,7 @@ mod tests {
         };
         let tries = (1000, false);
         let (config, took) =
-            fewest(&config, gains.len(), tries, &mut of).unwrap().expect("it fits");
+            fewest(&config, &vec![1; gains.len()], tries, &mut of).unwrap().expect("it fits");
         let RecomputedStages::These(stages) = config.recompute_stages else { panic!("a set") };
         let stages: Vec<u16> = stages.into_keys().collect();
         let sets = 1u32..1 << gains.len();
@@ -168,10 +191,35 @@ mod tests {
             Ok((all.0 <= 3.0).then_some(10.0 + all.1))
         };
         let mut of = |may_be| {
-            let (config, took) = fewest(&config, 3, (100, may_be), &mut step).unwrap().unwrap();
+            let (config, took) =
+                fewest(&config, &[1; 3], (100, may_be), &mut step).unwrap().unwrap();
             (config.recompute_stages.to_string(), took)
         };
         assert_eq!(of(false), ("1-2".into(), 12.0));
         assert_eq!(of(true), ("1,2:selective".into(), 11.3));
+    }
+
+    /// Stages of eight layers, and room for those of one stage and a half: so many layers less are computed again.
+    #[test]
+    fn a_stage_recomputes_as_few_layers_as_fit() {
+        let config = Layers::parse("--recompute full").unwrap().resolve(&OnDisk).unwrap();
+        let mut step = |config: &Config| {
+            let again = |stage| match config.recompute_of(StageId(stage)) {
+                Recompute::None => 0,
+                Recompute::Full => 8,
+                Recompute::Selective => {
+                    match config.recompute_stages.selection(StageId(stage)) {
+                        Selection::InputsOf(n) => n,
+                        // Dearer than to compute all of it again.
+                        Selection::Dear => 9,
+                    }
+                }
+            };
+            let again: usize = (0..3).map(again).sum();
+            Ok((again >= 11).then_some(10.0 + again as f64))
+        };
+        let fewest = fewest(&config, &[8; 3], (100, true), &mut step).unwrap();
+        let (config, took) = fewest.expect("it fits");
+        assert_eq!((config.recompute_stages.to_string(), took), ("1,2:3".into(), 21.0));
     }
 }

@@ -29,7 +29,7 @@ const N_BLOCKS: usize = 2;
 /// Widths that are measured unless others are asked for.
 const WIDTHS: [usize; 5] = [64, 128, 256, 512, 768];
 /// Tokens of a micro-batch that are measured.
-const TOKENS: [usize; 4] = [64, 256, 1024, 4096];
+const TOKENS: [usize; 5] = [64, 256, 1024, 4096, 16];
 /// Products of a block that take more operations than this are left out.
 const MOST_FLOPS: f64 = 4e9;
 /// Larger matrices of logits are left out.
@@ -317,6 +317,7 @@ impl Measuring<'_> {
             n_blocks: N_BLOCKS,
             sequence: *sequence,
             samples: *samples,
+            slices: 1,
             dropout: 0.0,
         };
         let prepared = ReadyStage::new(device, &work, true);

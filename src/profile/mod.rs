@@ -31,6 +31,10 @@ const FORMAT: u32 = 3;
 
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 1 << 26;
+/// No call is on more.
+const MOST_EXTENT: usize = 1 << 48;
+/// Times of a layer that a law is made from: it is solved for as many unknowns.
+const MOST_POINTS: usize = 2_000;
 
 /// What says of a file which form it has.
 #[derive(Deserialize)]
@@ -210,9 +214,13 @@ impl Profile {
         {
             let is_time = |x: &f64| (1e-12..=1e9).contains(x);
             let is_share = |x: &f64| (0.0..=1e6).contains(x);
+            let is_size = |n: &usize| (1..=MOST_EXTENT).contains(n);
             let are_sound = layers.iter().all(|l| is_time(&l.seconds) && is_share(&l.spread))
+                && layers.iter().all(|l| l.extents.iter().all(is_size))
                 && parts.iter().all(|p| is_time(&p.seconds) && (0.0..=1.0).contains(&p.in_layers))
+                && parts.iter().all(|p| [p.sequence, p.samples, p.hidden].iter().all(is_size))
                 && messages.iter().all(|m| is_time(&m.seconds) && is_time(&m.occupies))
+                && messages.iter().all(|m| is_size(&m.bytes))
                 && reductions.iter().all(|r| is_time(&r.seconds) && is_time(&r.occupies))
                 && reductions.iter().all(|r| r.replicas > 1 && r.elements > 0)
                 && moves.iter().all(|m| is_time(&m.seconds) && is_share(&m.spread) && m.bytes > 0)
@@ -228,6 +236,12 @@ impl Profile {
             ensure!(
                 sorted.windows(2).all(|pair| alike(pair[0], pair[1])),
                 "the extents of a layer are not equally many"
+            );
+            let most = sorted.chunk_by(|a, b| a.layer == b.layer).map(<[_]>::len).max();
+            let most = most.unwrap_or(0).max(parts.len()).max(messages.len()).max(reductions.len());
+            ensure!(
+                most.max(moves.len()) <= MOST_POINTS,
+                "it has {most} times of one kind, more than the {MOST_POINTS} that a law goes through"
             );
         }
         Ok(profile)

@@ -8,7 +8,7 @@ use std::time::Instant;
 use chimera_core::device::{AdamW, Counted, Device, DeviceError, Sgd, Updated};
 use chimera_core::layers::{Activation, Call, Layers, Recorded};
 use chimera_core::model::{Cut, DropoutRate, ModelConfig, ModelError, stage};
-use chimera_core::stage::{AnyStage, Micro, Output, Param, Stage};
+use chimera_core::stage::{AnyStage, Left, Micro, Output, Param, Slice, SliceGradients, Stage};
 use serde::{Deserialize, Serialize};
 
 /// A part of a model: stages are made of these.
@@ -56,6 +56,8 @@ pub(crate) struct Work<'m> {
     pub(crate) sequence: usize,
     /// Samples of a micro-batch.
     pub(crate) samples: usize,
+    /// Slices that sequences are cut into.
+    pub(crate) slices: usize,
     pub(crate) dropout: f64,
 }
 
@@ -78,6 +80,7 @@ impl ModelPart {
             blocks: 0..n_blocks,
             first: self == ModelPart::Embedding,
             last: self == ModelPart::Head,
+            ..Cut::default()
         }
     }
 }
@@ -105,7 +108,7 @@ impl<D: Layers> ReadyStage<D> {
         computes: bool,
     ) -> Result<ReadyStage<D>, PassError> {
         let device = Recorded::new(device.clone())?;
-        let Work { model, part, n_blocks, sequence, samples, dropout: rate } = *work;
+        let Work { model, part, n_blocks, sequence, samples, dropout: rate, .. } = *work;
         let (cut, dropout) = (part.cut(n_blocks), DropoutRate { rate, seed: 1 });
         let stage = stage(device.clone(), model, sequence, dropout, cut.clone())?;
         let n_tokens = sequence * samples;
@@ -168,6 +171,65 @@ impl<D: Layers> ReadyStage<D> {
         let (restore, _) =
             self.timed(Half::Restore, || self.stage.restore(&self.weights, &micro, selected))?;
         Ok(vec![recompute, restore])
+    }
+
+    /// Runs forward, both kinds of recomputation and both halves of the backward, slice by slice.
+    fn sliced(&self, work: &Work<'_>) -> Result<Vec<HalfCalls>, PassError> {
+        let (device, stage, w, micro) = (&self.device, &self.stage, &self.weights, self.micro());
+        let of = work.slices;
+        let halves = [Half::Forward, Half::Input, Half::Weight, Half::Recompute, Half::Restore];
+        let nothing = |half| HalfCalls { half, calls: Vec::new(), seconds: 0.0 };
+        let mut did = halves.map(nothing);
+        let mut add = |one: HalfCalls| {
+            let all = did.iter_mut().filter(|all| all.half == one.half);
+            all.for_each(|all| all.calls.extend_from_slice(&one.calls));
+        };
+        let mut grads = self.zeros()?;
+        let mut lefts: Vec<Left<D::Tensor>> = Vec::new();
+        let mut passed = Vec::new();
+        for _ in 0..of {
+            let slice = Slice { past: &lefts, of };
+            let rows = slice.range(work.sequence).len() * work.samples;
+            let zeros = device.zeros(&[rows, work.model.hidden])?;
+            let activation = device.activation(&zeros, Activation::Tanh)?;
+            let x = self.x.as_ref().map(|_| activation.clone());
+            device.take()?;
+            let (calls, saved) =
+                self.timed(Half::Recompute, || stage.recompute_slice(w, &micro, slice, x.clone()))?;
+            add(calls);
+            let selected = stage.select(saved);
+            let restore = || stage.restore_slice(w, &micro, slice, selected);
+            add(self.timed(Half::Restore, restore)?.0);
+            let (calls, (output, saved, left)) =
+                self.timed(Half::Forward, || stage.forward_slice(w, &micro, slice, x))?;
+            add(calls);
+            let dy = match output {
+                Output::Loss { grad, .. } => grad,
+                Output::Activation(_) => activation,
+            };
+            passed.push((saved, dy));
+            lefts.push(left);
+        }
+        let mut d_lefts: Vec<Left<D::Tensor>> = Vec::new();
+        for (index, (saved, output)) in passed.into_iter().enumerate().rev() {
+            let slice = Slice { past: &lefts[..index], of };
+            let gradients = SliceGradients { output, left: d_lefts.pop() };
+            let (calls, deferred) = self.timed(Half::Input, || {
+                let (_dx, deferred, d_past) =
+                    stage.backward_input_slice(w, &micro, slice, saved, gradients)?;
+                for (sum, part) in d_lefts.iter_mut().flatten().zip(d_past.iter().flatten()) {
+                    device.accumulate(sum, part)?;
+                }
+                if d_lefts.is_empty() {
+                    d_lefts = d_past;
+                }
+                Ok(deferred)
+            })?;
+            add(calls);
+            let weight = || stage.backward_weight(&micro, deferred, &mut grads);
+            add(self.timed(Half::Weight, weight)?.0);
+        }
+        Ok(did.into())
     }
 
     /// Reduces, measures and applies gradients by every optimizer.
@@ -238,6 +300,9 @@ fn numbers(n: usize, scale: f32) -> Vec<f32> {
 /// The calls of a part by what is done, on a device that computes nothing.
 pub(crate) fn calls(work: &Work<'_>, activation_bytes: u64) -> Result<Vec<HalfCalls>, PassError> {
     let prepared = ReadyStage::new(&Counted::new(activation_bytes), work, false)?;
+    if work.slices > 1 {
+        return prepared.sliced(work);
+    }
     let (mut did, _) = prepared.pass()?;
     did.extend(prepared.recomputations()?);
     Ok(did)
@@ -251,8 +316,15 @@ mod tests {
 
     /// Layers and extents of all calls, by what is done.
     fn of(model: &ModelConfig, n_blocks: usize) -> Vec<(Half, Vec<(&'static str, Vec<usize>)>)> {
-        let work =
-            Work { model, part: ModelPart::Block, n_blocks, sequence: 6, samples: 2, dropout: 0.1 };
+        let work = Work {
+            model,
+            part: ModelPart::Block,
+            n_blocks,
+            sequence: 6,
+            samples: 2,
+            slices: 1,
+            dropout: 0.1,
+        };
         let each = calls(&work, 4).expect("a pass").into_iter().map(
             |HalfCalls { half, calls, .. }| {
                 let mut calls: Vec<_> = calls.into_iter().map(|c| (c.layer, c.extents)).collect();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 use chimera_core::engine::Optimizer;
-use chimera_core::model::{Cut, ModelConfig};
+use chimera_core::model::{Cut, ModelConfig, Selection};
 
 use super::law::{Law, median};
 use super::stage_pass::{Half, ModelPart, Work, calls};
@@ -147,10 +147,13 @@ impl Laws {
             Half::Recompute | Half::Restore => Half::Forward,
             half => half,
         };
-        let extents = [work.sequence * work.samples, work.model.hidden];
+        let extents = [work.sequence * work.samples / work.slices.max(1), work.model.hidden];
         self.overheads.get(&(work.part, like)).map_or(1.0, |law| law.at(&extents))
     }
 }
+
+/// Tokens of a micro-batch whose calls are counted one by one.
+const MOST_COUNTED: usize = 1 << 22;
 
 /// To which the time of a large call is proportional.
 fn work(extents: &[usize]) -> f64 {
@@ -170,8 +173,11 @@ impl ProfiledTimes {
     ) -> Result<ProfiledTimes> {
         let with_threads = || profile.measured.iter().filter(|m| m.threads == threads);
         let fewest = with_threads().min_by_key(|m| m.workers);
-        let within = with_threads().filter(|m| m.workers <= workers).max_by_key(|m| m.workers);
-        let (Some(alone), beside) = (fewest, within.or(fewest)) else {
+        // What workers do to each other is known of several alone.
+        let several = || with_threads().filter(|m| workers > 1 && m.workers > 1);
+        let within = several().filter(|m| m.workers <= workers).max_by_key(|m| m.workers);
+        let beyond = several().min_by_key(|m| m.workers);
+        let (Some(alone), beside) = (fewest, within.or(beyond).or(fewest)) else {
             let mut known: Vec<usize> = profile.measured.iter().map(|m| m.threads).collect();
             known.sort_unstable();
             known.dedup();
@@ -182,19 +188,28 @@ impl ProfiledTimes {
                 known.join(" and ")
             );
         };
-        let beside = Laws::of(beside.unwrap_or(alone));
+        let beside = beside.unwrap_or(alone);
+        let beside_workers = beside.workers;
+        let beside = Laws::of(beside);
         let measured = Both { alone: Laws::of(alone), beside, known: Mutex::default() };
         Ok(ProfiledTimes {
             measured: Arc::new(measured),
             activation_bytes: precision.activation_bytes(profile.device == Device::CPU.to_string()),
             beside: if workers > 1 { 1.0 } else { 0.0 },
             n_spreads: 0.0,
-            doubt: None,
+            doubt: (workers > 1 && beside_workers == 1).then(|| {
+                format!(
+                    "the profile measured one worker of {threads} thread(s) alone, so what {workers} take of each other, and \
+                     their messages, are left out: measure with `chimera profile --threads {threads}` on a machine with as many cores"
+                )
+            }),
         })
     }
 
-    /// Times that may not hold here, and why.
+    /// Times that may not hold here, for a further reason if there is one.
     pub fn doubted(self, doubt: Option<String>) -> ProfiledTimes {
+        let doubts: Vec<String> = [self.doubt, doubt].into_iter().flatten().collect();
+        let doubt = (!doubts.is_empty()).then(|| doubts.join("; "));
         ProfiledTimes { doubt, ..self }
     }
 
@@ -213,7 +228,7 @@ impl ProfiledTimes {
         ProfiledTimes { n_spreads, ..self.clone() }
     }
 
-    /// What a stage takes of a model for so many samples.
+    /// What a stage takes of a model for so many samples, whose sequences are cut into slices: of all of them.
     ///
     /// # Errors
     /// If the model calls a layer of which the profile has no times.
@@ -221,32 +236,45 @@ impl ProfiledTimes {
         &self,
         model: &ModelConfig,
         cut: &Cut,
-        (sequence, samples): (usize, usize),
+        (sequence, samples, slices): (usize, usize, usize),
         dropout: f64,
     ) -> Result<StageTimes> {
         let mut times = StageTimes::default();
         let counts = [usize::from(cut.first), cut.blocks.len(), usize::from(cut.last)];
         for (part, count) in ModelPart::ALL.into_iter().zip(counts).filter(|(_, count)| *count > 0)
         {
-            let halves =
-                self.part(&Work { model, part, n_blocks: 1, sequence, samples, dropout })?;
-            let count = count as f64;
-            let of = |half| halves.get(&half).map_or(0.0, |both| count * self.blend(both));
+            let work = Work { model, part, n_blocks: 1, sequence, samples, slices, dropout };
+            let halves = self.part(&work)?;
+            let of_n =
+                |n: usize, half| halves.get(&half).map_or(0.0, |both| n as f64 * self.blend(both));
+            let of = |half| of_n(count, half);
             times.forward += of(Half::Forward);
             times.input += of(Half::Input);
             times.weight += of(Half::Weight);
             times.recompute += of(Half::Recompute);
-            times.restore += of(Half::Restore);
+            times.restore += match cut.selection {
+                Selection::InputsOf(_) if part == ModelPart::Block => {
+                    of_n(cut.selection.n_inputs(count), Half::Recompute)
+                }
+                _ => of(Half::Restore),
+            };
         }
         Ok(times)
     }
 
-    /// What an optimizer's update of so many elements takes.
+    /// What an optimizer's update of so many elements takes; what AdamW's takes, where that was not
+    /// [measured](Self::has_update).
     ///
     /// # Errors
-    /// If the profile has no times of it.
+    /// If the profile has no times of either.
     pub fn update(&self, optimizer: &Optimizer, n_elements: usize) -> Result<f64> {
-        self.layer(optimizer.name(), n_elements)
+        let measured = self.has_update(optimizer).then(|| optimizer.name());
+        self.layer(measured.unwrap_or("adamw"), n_elements)
+    }
+
+    /// Whether an optimizer's update was measured: those that multiply matrices, and a caller's own, are not.
+    pub fn has_update(&self, optimizer: &Optimizer) -> bool {
+        self.measured.alone.layers.contains_key(optimizer.name())
     }
 
     /// What a message of so many bytes takes between two workers that are threads. Nothing, if that was not measured.
@@ -307,23 +335,26 @@ impl ProfiledTimes {
         // Layers are alike, and so are stages that differ in how many they have.
         let model = ModelConfig { layers: 1, ..work.model.clone() };
         let key = format!(
-            "{model:?} {:?} {} {} {}",
-            work.part, work.sequence, work.samples, work.dropout
+            "{model:?} {:?} {} {} {} {}",
+            work.part, work.sequence, work.samples, work.slices, work.dropout
         );
         let known = || self.measured.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(halves) = known().get(&key) {
             return Ok(halves.clone());
         }
+        // Calls of very large micro-batches are those of fewer samples, on more: that needs no list of all their tokens.
+        let samples = work.samples.clamp(1, (MOST_COUNTED / work.sequence.max(1)).max(1));
+        let times = work.samples as f64 / samples as f64;
         let mut halves = Halves::new();
-        for did in calls(work, self.activation_bytes)? {
+        for did in calls(&Work { samples, ..*work }, self.activation_bytes)? {
             let Both { alone, beside, .. } = &*self.measured;
             let mut both = [Time::default(); 2];
             for (sum, laws) in both.iter_mut().zip([alone, beside]) {
                 let overhead = laws.overhead(work, did.half);
                 for call in &did.calls {
                     let time = laws.layer(call.layer, &call.extents)?;
-                    sum.seconds += overhead * time.seconds;
-                    sum.spread += overhead * time.spread;
+                    sum.seconds += times * overhead * time.seconds;
+                    sum.spread += times * overhead * time.spread;
                 }
             }
             halves.insert(did.half, both);

@@ -96,7 +96,12 @@ impl<K: Layers> CausalLm<K> {
         }
         let (first, last) = (body.first(), body.last());
         let (first, last) = first.zip(last).context("a model is on at least one device")?;
-        let cut = Cut { blocks: config.layers..config.layers, first: false, last: true };
+        let cut = Cut {
+            blocks: config.layers..config.layers,
+            first: false,
+            last: true,
+            ..Cut::default()
+        };
         let (params, kernels) = (config.params(&cut), last.kernels.clone());
         let shared = config.params(&first.cut).into_iter().zip(&first.weights);
         let shared: Vec<_> = if body.len() == 1 { shared.collect() } else { Vec::new() };

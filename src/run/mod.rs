@@ -75,6 +75,7 @@ use crate::device::{Devices, OpenDevice};
 use crate::formats::checkpoint::{Checkpoint, Saver};
 use crate::observe::{Explain, Recorder};
 use crate::plan::{Advice, Cluster, Course, Need, Plan, Prediction, Speed, times_of};
+use crate::settings::schedules::Named;
 use crate::settings::{Config, DataWeights};
 
 /// Windows of the validation text that are evaluated.
@@ -174,6 +175,10 @@ impl Run {
         else {
             return Ok(None);
         };
+        // Every change to a schedule that is searched for would be a search of its own.
+        if config.schedule == Named::Auto {
+            return Ok(None);
+        }
         let n_ranks = config.width * config.depth;
         let speed = Speed::Measured(times_of(config, path, n_ranks)?);
         let network = Network::free(n_ranks);

@@ -104,6 +104,11 @@ impl<M: Model> Run<Own<M>> {
             model.name()
         );
         ensure!(
+            !config.recompute_stages.has_layers(),
+            "recompute-stages {} recomputes a number of layers, which is for the models of this program: name whole stages",
+            config.recompute_stages
+        );
+        ensure!(
             config.transport != Transport::Nccl,
             "transport nccl is for the models of this program"
         );

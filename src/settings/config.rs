@@ -95,13 +95,17 @@ impl Config {
     /// # Errors
     /// If the model cannot be cut so.
     pub fn cuts(&self, model: &ModelConfig, n_stages: usize) -> Result<Vec<Cut>, ModelError> {
-        match &self.layout {
+        let mut cuts = match &self.layout {
             Layout::Is(partition) => {
                 model.check_sequence(self.sequence)?;
                 partition.cuts(model, n_stages)
             }
             Layout::Balanced | Layout::Auto => cut(model, self.sequence, n_stages),
+        }?;
+        for (stage, cut) in (0..).map(StageId).zip(&mut cuts) {
+            cut.selection = self.recompute_stages.selection(stage);
         }
+        Ok(cuts)
     }
 
     /// The model. Which token ends documents is for the data to say; until then it is 0.

@@ -107,7 +107,7 @@ options! {
         /// Files like those of `data` to validate with, made with the same tokenizer; may be repeated
         "validation-data" validation_data: Vec<PathBuf> = [value("PATH").follows("the last tenth of `data`").own()];
         /// Whether tokens see their own document alone, in data whose documents end with a token
-        "document-mask" document_mask: bool = [is("false").fixed().see("#documents")];
+        "document-mask" document_mask: bool = [value("BOOL").is("false").fixed().see("#documents")];
     }
     "Schedule" {
         /// Pipeline schedule: a name from `chimera schedule list`, `auto` to search for one, or a timetable in a `.csv`
@@ -175,7 +175,7 @@ options! {
             [value("MODE").words(recomputations).also("activation checkpointing").is("none").free().searched().drawn(Passes)
                 .see("#recomputation")];
         /// Stages that `recompute` is about, from 0: all, auto for as few as `rank-memory` or `memory-cap` asks for, or
-        /// numbers such as 0,2-3 or 0-1,2:selective; the others keep all activations
+        /// numbers such as 0,2-3, 0-1,2:selective or 0,1:3 (of stage 1 three layers); the others keep all activations
         "recompute-stages" recompute_stages: RecomputedStages =
             [value("STAGES").is("all").free().searched().drawn(Passes).see("#recomputation")];
         /// Memory of a rank in GiB, within which `recompute-stages` auto keeps

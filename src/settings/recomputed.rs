@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use chimera_core::ids::StageId;
 use chimera_core::lower::Recompute;
+use chimera_core::model::Selection;
 
 /// The recomputation that is chosen stage by stage.
 pub(super) const AUTO: &str = "auto";
@@ -17,8 +18,17 @@ pub enum RecomputedStages {
     All,
     /// As few as memory asks for.
     Auto,
-    /// These, each with what its forwards keep where that is not what `recompute` says.
-    These(BTreeMap<u16, Option<Recompute>>),
+    /// These, each with how it recomputes where that is not what `recompute` says.
+    These(BTreeMap<u16, Option<Own>>),
+}
+
+/// How a stage recomputes that does not as the others do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Own {
+    /// By what its forwards keep.
+    Keeps(Recompute),
+    /// So many of its layers, from their inputs; the others keep all. All of them, if it has no more.
+    Layers(u16),
 }
 
 impl RecomputedStages {
@@ -38,17 +48,57 @@ impl RecomputedStages {
     pub fn of(&self, stage: StageId, recompute: Recompute) -> Recompute {
         match self {
             RecomputedStages::These(stages) => match stages.get(&stage.0) {
-                Some(own) => own.filter(|_| recompute != Recompute::None).unwrap_or(recompute),
                 None => Recompute::None,
+                Some(_) if recompute == Recompute::None => Recompute::None,
+                Some(None) => recompute,
+                Some(Some(Own::Keeps(own))) => *own,
+                Some(Some(Own::Layers(_))) => Recompute::Selective,
             },
             RecomputedStages::All | RecomputedStages::Auto => recompute,
         }
     }
 
-    /// Stages that keep what `recompute` says, and those of them that keep what is dear to compute.
-    pub(crate) fn with_selective(stages: &[u16], selective: &[u16]) -> RecomputedStages {
-        let own = |stage: &u16| selective.contains(stage).then_some(Recompute::Selective);
-        RecomputedStages::These(stages.iter().map(|stage| (*stage, own(stage))).collect())
+    /// What a stage keeps of its layers, if its forwards keep a part of them.
+    pub fn selection(&self, stage: StageId) -> Selection {
+        match self {
+            RecomputedStages::These(stages) => match stages.get(&stage.0) {
+                Some(Some(Own::Layers(n))) => Selection::InputsOf(usize::from(*n)),
+                _ => Selection::Dear,
+            },
+            RecomputedStages::All | RecomputedStages::Auto => Selection::Dear,
+        }
+    }
+
+    /// Whether some stage recomputes a number of its layers.
+    pub fn has_layers(&self) -> bool {
+        let RecomputedStages::These(stages) = self else { return false };
+        stages.values().any(|own| matches!(own, Some(Own::Layers(_))))
+    }
+}
+
+impl FromStr for Own {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Own, String> {
+        match text.parse::<u16>() {
+            Ok(0) => Err("0 layers are none: leave the stage out".into()),
+            Ok(n) => Ok(Own::Layers(n)),
+            Err(_) => {
+                text.parse().map(Own::Keeps).map_err(|e| format!("{e}, or a number of layers"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Own {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Own::Layers(n) => n.fmt(f),
+            Own::Keeps(recompute) => {
+                let own = Recompute::ALL.iter().find(|(_, one)| one == recompute);
+                f.write_str(own.map_or("", |(name, _)| name))
+            }
+        }
     }
 }
 
@@ -66,7 +116,7 @@ impl FromStr for RecomputedStages {
         let mut stages = BTreeMap::new();
         for part in text.split(',') {
             let (part, own) = match part.split_once(':') {
-                Some((part, own)) => (part, Some(own.trim().parse::<Recompute>()?)),
+                Some((part, own)) => (part, Some(own.trim().parse::<Own>()?)),
                 None => (part, None),
             };
             let (from, to) = part.split_once('-').unwrap_or((part, part));
@@ -90,16 +140,13 @@ impl fmt::Display for RecomputedStages {
             let word = RecomputedStages::WORDS.iter().find(|(_, stages)| stages == self);
             return f.write_str(word.map_or("", |(word, _)| word));
         };
-        let stages: Vec<(u16, Option<Recompute>)> =
-            stages.iter().map(|(s, own)| (*s, *own)).collect();
-        let is_run = |a: &(u16, Option<Recompute>), b: &(u16, Option<Recompute>)| {
-            a.0 + 1 == b.0 && a.1 == b.1
-        };
+        let stages: Vec<(u16, Option<Own>)> = stages.iter().map(|(s, own)| (*s, *own)).collect();
+        let is_run = |a: &(u16, Option<Own>), b: &(u16, Option<Own>)| a.0 + 1 == b.0 && a.1 == b.1;
         let runs = stages.chunk_by(is_run).map(|run| {
             let (from, to) = (run[0].0, run[run.len() - 1].0);
             let numbers = if from == to { from.to_string() } else { format!("{from}-{to}") };
-            match Recompute::ALL.iter().find(|(_, one)| Some(*one) == run[0].1) {
-                Some((own, _)) => format!("{numbers}:{own}"),
+            match run[0].1 {
+                Some(own) => format!("{numbers}:{own}"),
                 None => numbers,
             }
         });
@@ -120,6 +167,7 @@ mod tests {
             ("2, 2,1", "1-2"),
             ("7", "7"),
             ("0-1,2-3:selective,5:full", "0-1,2-3:selective,5:full"),
+            ("0:2,1:2,2:3,4", "0-1:2,2:3,4"),
         ] {
             let stages: RecomputedStages = text.parse().unwrap();
             assert_eq!(stages.to_string(), written);
@@ -128,12 +176,17 @@ mod tests {
         let some: RecomputedStages = "0-1,3".parse().unwrap();
         assert!(some.has(StageId(1)) && !some.has(StageId(2)));
         assert!(RecomputedStages::Auto.has(StageId(2)));
+        let layers: RecomputedStages = "0:2,1".parse().unwrap();
+        let selections = [0, 1, 2].map(|stage| layers.selection(StageId(stage)));
+        assert_eq!(selections, [Selection::InputsOf(2), Selection::Dear, Selection::Dear]);
+        assert_eq!(layers.of(StageId(0), Recompute::Full), Recompute::Selective);
+        assert_eq!(layers.of(StageId(0), Recompute::None), Recompute::None);
+        assert!(layers.has_layers() && !some.has_layers());
         let mixed: RecomputedStages = "0-1,2:selective".parse().unwrap();
         let of = |stage| mixed.of(StageId(stage), Recompute::Full);
         assert_eq!([of(1), of(2), of(3)], [Recompute::Full, Recompute::Selective, Recompute::None]);
         assert_eq!(mixed.of(StageId(2), Recompute::None), Recompute::None);
-        assert_eq!(RecomputedStages::with_selective(&[0, 1, 2], &[2]), mixed);
-        for wrong in ["", "none", "1-", "-1", "1,,2", "70000", "1:half", ":full"] {
+        for wrong in ["", "none", "1-", "-1", "1,,2", "70000", "1:half", ":full", "1:0", "1:-2"] {
             assert!(wrong.parse::<RecomputedStages>().is_err(), "{wrong}");
         }
     }

@@ -182,6 +182,7 @@ fn split_backwards_and_recomputation() {
         "--split-backward",
         "--recompute full",
         "--recompute selective",
+        "--recompute full --recompute-stages 0:1,1:selective",
         "--recompute full --hoist on-demand",
         "--recompute full --hoist 3 --split-backward",
         "--recompute selective --hoist auto --split-backward",
@@ -212,10 +213,11 @@ fn recomputation_changes_no_bit() {
             let weights: Vec<u32> = weights.map(f32::to_bits).collect();
             ((losses, weights), reports[4].bytes())
         };
-        let [(none, most), (selective, less), (full, least)] =
-            ["none", "selective", "full"].map(run);
-        assert!(none == selective && none == full, "{schedule}");
+        let [(none, most), (selective, less), (full, least), (layers, fewer)] =
+            ["none", "selective", "full", "full --recompute-stages 0:1,1"].map(run);
+        assert!(none == selective && none == full && none == layers, "{schedule}");
         assert!(most > less && less > least, "{schedule}: {most} {less} {least}");
+        assert!(most > fewer && fewer > least, "{schedule}: {most} {fewer} {least}");
     }
 }
 

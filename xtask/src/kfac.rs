@@ -228,12 +228,15 @@ fn compared(n_steps: usize, (adamw, kfac): (&Curve, &Curve), times: &Times) -> S
          {IDLE}, which pieces of one forward fill (`chimera simulate chimera --depth 8 --micro-batches 8 --sync at-end --work \
          factors=1`). On one worker a step of AdamW takes {:.1} ms, one with preconditioned gradients {:.1} ms, and one with \
          all factors and inverses too {:.1} ms. So factors and inverses are {factors:.1} forwards of work for each worker, every \
-         {EVERY} updates. As if all of it had to be done in one step, {left:.1} forwards do not fit into its bubbles. With \
-         {every_step:.1} for the gradients of each step, a step of K-FAC takes {kfac_step:.1} forwards where one of AdamW takes \
-         {step}.\n",
+         {EVERY} updates. This counts the idle time of one of these {EVERY} steps alone, {IDLE} forwards: the other {left:.1} are \
+         taken to make the steps longer, by {:.1} each. With {every_step:.1} more for the gradients of each step, a step of \
+         K-FAC takes {kfac_step:.1} forwards where one of AdamW takes {step}: at most, since the work may fill the idle time of \
+         all {EVERY}.\n\nLosses near each other hang on the noise of few predictions and on the schedule of the learning rate, \
+         whose end only the last step reaches: the share of the steps is one measurement, not a mean over seeds.\n",
         1e3 * first_order,
         1e3 * preconditioned,
         1e3 * whole,
+        left / EVERY as f64,
     )
 }
 

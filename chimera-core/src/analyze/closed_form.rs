@@ -58,6 +58,12 @@ impl ClosedForm {
                             let takes = costs.op(worker, &op) / micro_batches(&op);
                             let slowest = match op.kind {
                                 Kind::Forward => &mut form.forward,
+                                // Beside compute, as the counts below have it.
+                                Kind::Offload
+                                | Kind::Reload
+                                | Kind::Keep
+                                | Kind::Return
+                                | Kind::Work(_) => continue,
                                 kind => backwards.entry((op.stage, kind)).or_default(),
                             };
                             *slowest = slowest.max(takes);

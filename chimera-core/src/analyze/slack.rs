@@ -269,6 +269,9 @@ impl<C: Costs> Machine for Dependences<'_, C> {
     }
 
     fn reduce(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Infallible> {
+        // To start a sum takes some of the worker's own time.
+        let occupies = self.costs.reduce_occupies(bucket);
+        self.before(worker, Lane::Compute).iter_mut().for_each(|before| before.1 += occupies);
         self.wait(worker, Lane::Compute, bucket.index());
         self.n_started[bucket.index()] += 1;
         Ok(())

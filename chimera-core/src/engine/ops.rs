@@ -182,11 +182,15 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     fn recompute(&self, op: &Op, weights: &Weights<S>, kept: Value<S>) -> Result<Value<S>, Fault> {
         let (batch, stage) = (self.batch(op)?, &self.stages.held(op.stage).stage);
         let (micro, n_slices) = (batch.micro(), self.job.program.rules().n_slices());
+        let n_before = (op.span.start % n_slices) as usize;
         let (result, lefts) = match kept {
+            Value::Saved(selected, lefts) if n_slices > 1 => {
+                let slice = Slice { past: &lefts[..n_before], of: n_slices as usize };
+                (stage.restore_slice(weights, &micro, slice, selected), lefts)
+            }
             Value::Saved(selected, lefts) => (stage.restore(weights, &micro, selected), lefts),
             Value::Inputs(mut inputs, lefts) if n_slices > 1 => {
-                let past = &lefts[..(op.span.start % n_slices) as usize];
-                let slice = Slice { past, of: n_slices as usize };
+                let slice = Slice { past: &lefts[..n_before], of: n_slices as usize };
                 (stage.recompute_slice(weights, &micro, slice, inputs.pop()), lefts)
             }
             Value::Inputs(inputs, lefts) => {

@@ -120,7 +120,7 @@ impl ModelConfig {
 }
 
 /// One contiguous piece of the chain `embedding, block 0, …, block layers-1, head`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cut {
     /// The transformer blocks of the piece.
     pub blocks: Range<usize>,
@@ -128,17 +128,40 @@ pub struct Cut {
     pub first: bool,
     /// Whether the final norm and the head are part of it.
     pub last: bool,
+    /// What selective recomputation keeps of its blocks.
+    pub selection: Selection,
+}
+
+/// What selective recomputation keeps of the blocks of a stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Selection {
+    /// Of each block what is dear to compute: what lies behind the attention, and the inputs of its halves.
+    #[default]
+    Dear,
+    /// Of so many blocks, the first ones, the input alone, and of the others everything. A stage that has fewer keeps the
+    /// inputs of all.
+    InputsOf(usize),
+}
+
+impl Selection {
+    /// Of how many of `n_blocks` only the input is kept.
+    pub fn n_inputs(self, n_blocks: usize) -> usize {
+        match self {
+            Selection::Dear => 0,
+            Selection::InputsOf(n) => n.min(n_blocks),
+        }
+    }
 }
 
 impl Cut {
     /// All of a model.
     pub fn whole(config: &ModelConfig) -> Cut {
-        Cut { blocks: 0..config.layers, first: true, last: true }
+        Cut { blocks: 0..config.layers, first: true, last: true, ..Cut::default() }
     }
 
     /// All of a model but its head.
     pub fn body(config: &ModelConfig) -> Cut {
-        Cut { blocks: 0..config.layers, first: true, last: false }
+        Cut { last: false, ..Cut::whole(config) }
     }
 }
 

@@ -33,7 +33,7 @@ pub fn cut(config: &ModelConfig, sequence: usize, n_stages: usize) -> Result<Vec
     let cuts = blocks.iter().enumerate().map(|(stage, len)| {
         let blocks = start..start + len;
         start = blocks.end;
-        Cut { blocks, first: stage == 0, last: stage + 1 == n_stages }
+        Cut { blocks, first: stage == 0, last: stage + 1 == n_stages, ..Cut::default() }
     });
     Ok(cuts.collect())
 }

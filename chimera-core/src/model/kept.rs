@@ -1,5 +1,6 @@
 //! Saved activations, whole or what selective recomputation keeps of them.
 
+use super::config::Selection;
 use super::parts::part;
 use crate::device::{DeviceError, Result};
 use crate::layers::Layers;
@@ -12,6 +13,65 @@ pub enum Kept<W, S> {
     Whole(W),
     /// What the rest can be made from.
     Selected(S),
+}
+
+/// What selective recomputation keeps of a block.
+#[derive(Debug)]
+pub(super) enum KeptBlock<W, S, T> {
+    /// Everything: it is not computed again.
+    Whole(W),
+    /// What is dear to compute.
+    Dear(S),
+    /// The input alone.
+    Input(T),
+}
+
+impl<W, S, T> KeptBlock<W, S, T> {
+    /// What is kept of each block of a stage that has saved all.
+    pub(super) fn select(
+        saved: Vec<W>,
+        selection: Selection,
+        dear: impl Fn(W) -> S,
+        input: impl Fn(W) -> T,
+    ) -> Vec<Self> {
+        let n_inputs = selection.n_inputs(saved.len());
+        let kept = |(nth, saved)| match selection {
+            Selection::Dear => KeptBlock::Dear(dear(saved)),
+            Selection::InputsOf(_) if nth < n_inputs => KeptBlock::Input(input(saved)),
+            Selection::InputsOf(_) => KeptBlock::Whole(saved),
+        };
+        saved.into_iter().enumerate().map(kept).collect()
+    }
+
+    /// What was saved, to the bit: from what is dear or from the input where only that is there.
+    pub(super) fn restore(
+        self,
+        from_dear: impl FnOnce(S) -> Result<W>,
+        from_input: impl FnOnce(T) -> Result<W>,
+    ) -> Result<W> {
+        match self {
+            KeptBlock::Whole(saved) => Ok(saved),
+            KeptBlock::Dear(dear) => from_dear(dear),
+            KeptBlock::Input(x) => from_input(x),
+        }
+    }
+}
+
+impl<W, S, T> Tensors for KeptBlock<W, S, T>
+where
+    W: Tensors<Tensor = T>,
+    S: Tensors<Tensor = T>,
+{
+    type Tensor = T;
+    type Of<U> = KeptBlock<W::Of<U>, S::Of<U>, U>;
+
+    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Self::Of<U>> {
+        Ok(match self {
+            KeptBlock::Whole(saved) => KeptBlock::Whole(saved.map(f)?),
+            KeptBlock::Dear(dear) => KeptBlock::Dear(dear.map(f)?),
+            KeptBlock::Input(x) => KeptBlock::Input(f(x)?),
+        })
+    }
 }
 
 /// What holds tensors.

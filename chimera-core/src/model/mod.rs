@@ -36,7 +36,7 @@ pub use bert::{BertDeferred, BertSaved, BertSelected, BertStage};
 pub use bytes::{Memory, memory};
 pub use cache::KvCache;
 pub use choices::Llama;
-pub use config::{Architecture, Cut, DropoutRate, ModelConfig, Objective};
+pub use config::{Architecture, Cut, DropoutRate, ModelConfig, Objective, Selection};
 pub use cut::cut;
 pub use decoder::{DecoderDeferred, DecoderSaved, DecoderSelected, DecoderStage, decoder};
 pub use error::ModelError;

@@ -102,7 +102,7 @@ impl Partition {
         let cut = |(stage, len): (usize, &usize)| {
             let blocks = start..start + len;
             start = blocks.end;
-            Cut { blocks, first: stage == 0, last: stage + 1 == n_stages }
+            Cut { blocks, first: stage == 0, last: stage + 1 == n_stages, ..Cut::default() }
         };
         Ok(self.blocks.iter().enumerate().map(cut).collect())
     }

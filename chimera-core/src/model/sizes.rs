@@ -1,6 +1,6 @@
 //! The tensors and the work of a model, whatever its architecture.
 
-use super::config::{Cut, ModelConfig, Objective};
+use super::config::{Cut, ModelConfig, Objective, Selection};
 use crate::stage::Param;
 
 impl ModelConfig {
@@ -38,13 +38,17 @@ impl ModelConfig {
         6.0 * products + 12.0 * layers * self.mixed() as f64 * self.mean_visible(sequence)
     }
 
-    /// What selective recomputation computes again of a forward pass: of each block the product into the MLP, and of
-    /// a BERT's heads pooler and transform.
+    /// What selective recomputation computes again of a forward pass: of each block the product into the MLP, or of those
+    /// whose inputs alone are kept all, and of a BERT's heads pooler and transform.
     pub fn selective_flops(&self, cut: &Cut, sequence: usize) -> f64 {
         let family = self.architecture.0;
         let [_, into_mlp] = family.block_products(self);
         let heads = if cut.last { family.selective_head_flops(self, sequence) } else { 0.0 };
-        cut.blocks.len() as f64 * sequence as f64 * 2.0 * into_mlp + heads
+        let blocks = match cut.selection {
+            Selection::Dear => cut.blocks.len() as f64 * sequence as f64 * 2.0 * into_mlp,
+            all => all.n_inputs(cut.blocks.len()) as f64 * self.block_flops(sequence),
+        };
+        blocks + heads
     }
 
     /// Forward work of one block on a sample of `sequence` tokens.

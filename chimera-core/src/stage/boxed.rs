@@ -139,6 +139,16 @@ impl<S: Stage + ?Sized> Stage for Box<S> {
         (**self).recompute_slice(w, micro, slice, x)
     }
 
+    fn restore_slice(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        slice: Slice<'_, S::Tensor>,
+        selected: S::Saved,
+    ) -> Result<S::Saved> {
+        (**self).restore_slice(w, micro, slice, selected)
+    }
+
     fn backward_input_slice(
         &self,
         w: &[S::Tensor],

@@ -175,6 +175,16 @@ impl<S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static>> Stage for Era
         Ok(Box::new(self.0.recompute_slice(w, micro, slice, x)?))
     }
 
+    fn restore_slice(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        slice: Slice<'_, S::Tensor>,
+        selected: AnyValue,
+    ) -> Result<AnyValue> {
+        Ok(Box::new(self.0.restore_slice(w, micro, slice, own(selected))?))
+    }
+
     fn backward_input_slice(
         &self,
         w: &[S::Tensor],

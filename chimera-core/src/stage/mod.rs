@@ -231,6 +231,17 @@ pub trait Stage: Send {
         Ok(self.forward_slice(w, micro, slice, x)?.1)
     }
 
+    /// Computes again of a slice, to the bit, what [`select`](Stage::select) dropped of it.
+    fn restore_slice(
+        &self,
+        w: &[Self::Tensor],
+        micro: &Micro<'_, Self::Item>,
+        _slice: Slice<'_, Self::Tensor>,
+        selected: Self::Saved,
+    ) -> Result<Self::Saved> {
+        self.restore(w, micro, selected)
+    }
+
     /// From the gradient of a slice's output, and of what it left, to that of its input, and of what the slices before it
     /// left, as far as this slice read it. Slices go backward from the last to the first, so that what a slice left has all
     /// of its gradient by then; the engine adds it up.

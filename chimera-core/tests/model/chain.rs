@@ -164,7 +164,17 @@ impl<M: Model> Chain<M> {
         noise: f64,
         dropout: f64,
     ) -> Self {
-        let cuts = cut(config, config.context, n_stages).unwrap().into_iter();
+        let cuts = cut(config, config.context, n_stages).unwrap();
+        Self::with_cuts(config, cuts, noise, dropout)
+    }
+
+    pub(crate) fn with_cuts(
+        config: &ModelConfig,
+        cuts: Vec<Cut>,
+        noise: f64,
+        dropout: f64,
+    ) -> Self {
+        let cuts = cuts.into_iter();
         let stages: Vec<_> = cuts.map(|cut| M::make(config, cut, dropout)).collect();
         let params = stages.iter().flat_map(|stage| stage.params());
         let weights = params.map(|p| (p.name.clone(), weight(p, noise))).collect();

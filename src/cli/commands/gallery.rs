@@ -159,7 +159,7 @@ fn file(run: &ContenderRun) -> String {
     slug(&run.label) + ".svg"
 }
 
-/// A label as the name of a file and of a section.
+/// A label as the name of a file and of a section, to which links go whatever drops dots from their targets.
 fn slug(label: &str) -> String {
-    label.replace(" --", "-").replace([' ', '='], "-")
+    label.replace(" --", "-").replace([' ', '=', '.'], "-")
 }

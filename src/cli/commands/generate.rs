@@ -92,6 +92,12 @@ impl Generate {
             text: Text { all: is_kept.then(String::new), ..Text::default() },
             is_over: false,
         };
+        let layers = loaded.model.config.layers;
+        ensure!(
+            self.depth <= layers,
+            "{} stages need at least as many layers, and the model has {layers}: choose a smaller --depth",
+            self.depth
+        );
         let devices = vec![self.device; self.depth];
         let devices = Devices::open(&devices, 1, Precision::F32)?;
         let continued = devices.run(Continue {

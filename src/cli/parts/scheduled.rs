@@ -228,5 +228,11 @@ fn drawn(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Config> {
     };
     let mut config = shape.0.over(&costs.memory.0).drawn()?;
     config.schedule = schedule;
+    ensure!(
+        !config.recompute_stages.has_layers(),
+        "recompute-stages {} recomputes a number of layers, of which a schedule without a model knows nothing: say full or \
+         selective behind the stages",
+        config.recompute_stages
+    );
     Ok(config)
 }

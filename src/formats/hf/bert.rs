@@ -240,7 +240,8 @@ mod tests {
     #[test]
     fn every_name_comes_back() {
         let config = sizes();
-        for param in config.params(&Cut { blocks: 0..2, first: true, last: true }) {
+        for param in config.params(&Cut { blocks: 0..2, first: true, last: true, ..Cut::default() })
+        {
             for (name, _) in parts(&config, &param) {
                 assert_eq!(from_hf(&to_hf(&name)), Some(name.clone()));
                 assert_eq!(from_hf(&name), Some(name));
@@ -261,7 +262,8 @@ mod tests {
 
     #[test]
     fn queries_keys_and_values_are_rows_of_one_matrix() {
-        let params = sizes().params(&Cut { blocks: 1..2, first: false, last: false });
+        let params =
+            sizes().params(&Cut { blocks: 1..2, first: false, last: false, ..Cut::default() });
         let [query, key, value] = ["query", "key", "value"]
             .map(|part| format!("encoder.layer.1.attention.self.{part}.weight"));
         assert_eq!(parts(&sizes(), &params[0]), [(query, 0..12), (key, 12..24), (value, 24..36)]);

@@ -232,7 +232,8 @@ mod tests {
     #[test]
     fn every_name_comes_back() {
         let config = ModelConfig { layers: 11, ..sizes() };
-        let params = config.params(&Cut { blocks: 0..11, first: true, last: true });
+        let params =
+            config.params(&Cut { blocks: 0..11, first: true, last: true, ..Cut::default() });
         for param in params {
             assert_eq!(from_hf(&to_hf(&param.name)), Some(param.name.clone()));
             assert_eq!(from_hf(&param.name), Some(param.name.clone()));

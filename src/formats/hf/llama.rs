@@ -386,7 +386,7 @@ mod tests {
                 assert_eq!(from_hf(&name), Some(name.clone()));
             }
         }
-        let block = qwen.params(&Cut { blocks: 1..2, first: false, last: false });
+        let block = qwen.params(&Cut { blocks: 1..2, first: false, last: false, ..Cut::default() });
         let names = |n: usize| parts(qwen, &block[n]);
         let [q, k, v] = ["q", "k", "v"].map(|x| format!("layers.1.self_attn.{x}_proj.weight"));
         assert_eq!(names(1), [(q, 0..96), (k, 96..128), (v, 128..160)]);

@@ -4,7 +4,7 @@ use anyhow::{Context, Error, Result, ensure};
 use chimera_core::analyze::{Network, NetworkCosts, peak_bytes, peak_working_bytes, simulate};
 use chimera_core::costs::{Costs, UnevenCosts};
 use chimera_core::ids::{BucketId, WorkerId};
-use chimera_core::lower::Recompute;
+use chimera_core::lower::{Moves, Recompute};
 use chimera_core::program::Program;
 use chimera_core::update::Update;
 use rayon::prelude::*;
@@ -104,6 +104,11 @@ fn check(model: &LayerCosts, said: &Config) -> Result<()> {
         said.recompute != Recompute::Selective,
         "recompute selective is for the models here, since the file does not say what would be kept: choose none or full"
     );
+    ensure!(
+        !said.recompute_stages.has_layers(),
+        "recompute-stages {} recomputes a number of layers of a stage, which is for the models here: name whole stages",
+        said.recompute_stages
+    );
     let size = model.micro_batch_size;
     ensure!(
         !is_said("micro-batch-size") || said.micro_batch_size == size,
@@ -153,6 +158,11 @@ fn outcome(model: &LayerCosts, way: Config, ranks: &Ranks) -> Result<Fit> {
     let course = Course::plan(way, None, model)?;
     let program = &course.program;
     ensure!(program.window().update() == Update::Flush, no_flush(&course.config.schedule));
+    ensure!(
+        program.rules().n_slices() == 1,
+        "schedule {} cuts sequences into slices, and the file does not say that its layers can be cut so: choose another",
+        course.config.schedule
+    );
     let stages = model.stages(course.n_stages())?;
     let need = need(model, &stages, &course, width);
     if need.total() > ranks.memory {
@@ -160,9 +170,14 @@ fn outcome(model: &LayerCosts, way: Config, ranks: &Ranks) -> Result<Fit> {
     }
     let units = program.units_per_micro();
     let messages: Vec<f64> = stages.iter().map(|stage| stage.message_bytes).collect();
+    let saved: Vec<f64> = match course.config.passes().moves {
+        Moves::Bpipe => stages.iter().map(|stage| stage.activation_bytes).collect(),
+        Moves::None | Moves::Offload => Vec::new(),
+    };
     let gradients: Vec<Vec<f64>> = stages.iter().map(|stage| vec![stage.weight_bytes]).collect();
     let compute = UnevenCosts::new(costs_of(&stages, units), course.config.worker_speeds());
     let costs = NetworkCosts::of_messages(compute, network, program.placement(), units, &messages)
+        .with_saved(&saved)
         .with_sums(program, &gradients, &[]);
     let timeline = simulate(program, &costs);
     let step_s = timeline.makespan() + costs.agree();

@@ -116,6 +116,7 @@ fn even(model: &ModelConfig, n_stages: usize) -> Result<Vec<Cut>> {
         blocks: stage * n..(stage + 1) * n,
         first: stage == 0,
         last: stage + 1 == n_stages,
+        ..Cut::default()
     };
     Ok((0..n_stages).map(cut).collect())
 }

@@ -1,6 +1,7 @@
 //! One transformer block, post-norm. Without dropout: `mid = norm(x + attention(x))`,
 //! `y = norm(mid + mlp(mid))`.
 
+use super::super::kept::{KeptBlock, Tensors};
 use super::super::operands::{Linear, Norm};
 use super::super::pass::{Pass, projections};
 use super::EPSILON;
@@ -32,6 +33,9 @@ pub(super) struct Selected<T> {
     sum_2: T,
 }
 
+/// What selective recomputation keeps of a block.
+pub(super) type Kept<T> = KeptBlock<Saved<T>, Selected<T>, T>;
+
 /// The weight gradients that are still to be computed.
 #[derive(Debug)]
 pub(super) struct Deferred<T> {
@@ -44,8 +48,22 @@ pub(super) struct Deferred<T> {
 }
 
 impl<T> Saved<T> {
-    /// Applies `f` to each tensor.
-    pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
+    /// What is dear to compute.
+    pub(super) fn dear(self) -> Selected<T> {
+        self.selected
+    }
+
+    /// The input of the block.
+    pub(super) fn input(self) -> T {
+        self.selected.x
+    }
+}
+
+impl<T> Tensors for Saved<T> {
+    type Tensor = T;
+    type Of<U> = Saved<U>;
+
+    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
         Ok(Saved {
             selected: self.selected.map(&mut f)?,
             stats_1: f(&self.stats_1)?,
@@ -54,16 +72,13 @@ impl<T> Saved<T> {
             stats_2: f(&self.stats_2)?,
         })
     }
-
-    /// What selective recomputation keeps.
-    pub(super) fn select(self) -> Selected<T> {
-        self.selected
-    }
 }
 
-impl<T> Selected<T> {
-    /// Applies `f` to each tensor.
-    pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Selected<U>> {
+impl<T> Tensors for Selected<T> {
+    type Tensor = T;
+    type Of<U> = Selected<U>;
+
+    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Selected<U>> {
         Ok(Selected {
             x: f(&self.x)?,
             qkv: f(&self.qkv)?,
@@ -131,6 +146,16 @@ pub(super) fn forward<D: Layers>(
 
 /// What the forward pass saved, to the bit.
 pub(super) fn restore<D: Layers>(
+    pass: &Pass<'_, D>,
+    block: usize,
+    w: &[D::Tensor; TENSORS],
+    kept: Kept<D::Tensor>,
+) -> Result<Saved<D::Tensor>> {
+    let from_input = |x| Ok(forward(pass, block, w, x)?.1);
+    kept.restore(|dear| restore_dear(pass.device, w, dear), from_input)
+}
+
+fn restore_dear<D: Layers>(
     device: &D,
     w: &[D::Tensor; TENSORS],
     selected: Selected<D::Tensor>,

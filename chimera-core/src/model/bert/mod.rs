@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::config::{self, Cut, DropoutRate, ModelConfig, Objective};
 use super::error::ModelError;
-use super::kept::{Kept, Tensors};
+use super::kept::{Kept, KeptBlock, Tensors};
 use super::parts::bytes;
 use super::pass::Pass;
 
@@ -46,11 +46,11 @@ pub struct BertSaved<T> {
     head: Option<head::Saved<T>>,
 }
 
-/// The half of [`BertSaved`] that the rest can be made from without attention.
+/// The part of [`BertSaved`] that selective recomputation keeps, from which the rest can be made.
 #[derive(Debug)]
 pub struct BertSelected<T> {
     embedding: Option<T>,
-    blocks: Vec<block::Selected<T>>,
+    blocks: Vec<block::Kept<T>>,
     head: Option<head::Selected<T>>,
 }
 
@@ -250,7 +250,12 @@ impl<D: Layers> Stage for BertStage<D> {
         let saved = saved.whole();
         Kept::Selected(BertSelected {
             embedding: saved.embedding.map(embedding::Saved::select),
-            blocks: saved.blocks.into_iter().map(block::Saved::select).collect(),
+            blocks: KeptBlock::select(
+                saved.blocks,
+                self.cut.selection,
+                block::Saved::dear,
+                block::Saved::input,
+            ),
             head: saved.head.map(head::Saved::select),
         })
     }
@@ -258,15 +263,17 @@ impl<D: Layers> Stage for BertStage<D> {
     fn restore(
         &self,
         w: &[D::Tensor],
-        _: &Micro<'_>,
+        micro: &Micro<'_>,
         selected: Self::Saved,
     ) -> Result<Self::Saved> {
         let selected = selected.selected();
-        let device = &self.device;
+        let (device, lengths) = (&self.device, self.form.lengths(micro));
+        let pass = self.pass(&lengths, micro);
         let embedding =
             selected.embedding.map(|sum| embedding::restore(device, self.embedding(w), sum));
-        let blocks = w[self.blocks()].as_chunks().0.iter().zip(selected.blocks);
-        let blocks = blocks.map(|(w, selected)| block::restore(device, w, selected));
+        let weights = w[self.blocks()].as_chunks().0;
+        let blocks = self.cut.blocks.clone().zip(weights.iter().zip(selected.blocks));
+        let blocks = blocks.map(|(block, (w, kept))| block::restore(&pass, block, w, kept));
         let head = selected.head.map(|selected| head::restore(device, &self.head(w), selected));
         Ok(Kept::Whole(BertSaved {
             embedding: embedding.transpose()?,

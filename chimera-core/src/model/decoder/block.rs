@@ -3,6 +3,7 @@
 use crate::device::Result;
 use crate::layers::{Layers, Rotary};
 use crate::model::form::DecoderForm;
+use crate::model::kept::{self, Tensors};
 use crate::model::operands::{Linear, Norm};
 use crate::model::pass::{Pass, projections};
 
@@ -37,6 +38,9 @@ pub(super) struct Selected<T> {
     mid: T,
 }
 
+/// What selective recomputation keeps of a block.
+pub(super) type Kept<T> = kept::KeptBlock<Saved<T>, Selected<T>, T>;
+
 /// The weight gradients that are still to be computed.
 #[derive(Debug)]
 pub(super) struct Deferred<T> {
@@ -49,8 +53,22 @@ pub(super) struct Deferred<T> {
 }
 
 impl<T> Saved<T> {
-    /// Applies `f` to each tensor.
-    pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
+    /// What is dear to compute.
+    pub(super) fn dear(self) -> Selected<T> {
+        self.selected
+    }
+
+    /// The input of the block.
+    pub(super) fn input(self) -> T {
+        self.selected.x
+    }
+}
+
+impl<T> Tensors for Saved<T> {
+    type Tensor = T;
+    type Of<U> = Saved<U>;
+
+    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Saved<U>> {
         Ok(Saved {
             selected: self.selected.map(&mut f)?,
             stats_1: f(&self.stats_1)?,
@@ -60,16 +78,13 @@ impl<T> Saved<T> {
             up: f(&self.up)?,
         })
     }
-
-    /// What selective recomputation keeps.
-    pub(super) fn select(self) -> Selected<T> {
-        self.selected
-    }
 }
 
-impl<T> Selected<T> {
-    /// Applies `f` to each tensor.
-    pub(super) fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Selected<U>> {
+impl<T> Tensors for Selected<T> {
+    type Tensor = T;
+    type Of<U> = Selected<U>;
+
+    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<Selected<U>> {
         Ok(Selected {
             x: f(&self.x)?,
             qkv: f(&self.qkv)?,
@@ -125,6 +140,16 @@ impl<D: Layers> Blocks<'_, D> {
 
     /// What the forward pass saved, to the bit.
     pub(super) fn restore(
+        &self,
+        block: usize,
+        w: &[D::Tensor],
+        kept: Kept<D::Tensor>,
+    ) -> Result<Saved<D::Tensor>> {
+        let from_input = |x| Ok(self.forward(block, w, x)?.1);
+        kept.restore(|dear| self.restore_dear(w, dear), from_input)
+    }
+
+    fn restore_dear(
         &self,
         w: &[D::Tensor],
         selected: Selected<D::Tensor>,

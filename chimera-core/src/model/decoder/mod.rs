@@ -15,7 +15,7 @@ use std::slice::ChunksExact;
 use super::config::{Cut, DropoutRate, ModelConfig};
 use super::error::ModelError;
 use super::form::DecoderForm;
-use super::kept::Kept;
+use super::kept::{Kept, KeptBlock};
 use super::operands::{Linear, Norm};
 use super::parts::bytes;
 use super::pass::{EMBEDDED, Pass};
@@ -209,6 +209,22 @@ impl<D: Layers> DecoderStage<D> {
         Ok((x, DecoderSaved { blocks: saved, head }))
     }
 
+    /// The saved activations of some rows, of which these were selected.
+    fn restored(
+        &self,
+        w: &[D::Tensor],
+        blocks: &Blocks<'_, D>,
+        selected: <Self as Stage>::Saved,
+    ) -> Result<<Self as Stage>::Saved> {
+        let selected = selected.selected();
+        let kept = self.cut.blocks.clone().zip(self.weights(w).zip(selected.blocks));
+        let saved = kept.map(|(block, (w, kept))| blocks.restore(block, w, kept));
+        Ok(Kept::Whole(DecoderSaved {
+            blocks: saved.collect::<Result<_>>()?,
+            head: selected.head.map(|x| self.norm_head(w, x)).transpose()?,
+        }))
+    }
+
     /// What a stage gives for the output of its last block: that, or the logits, or with targets their loss.
     fn output(
         &self,
@@ -325,7 +341,8 @@ impl<D: Layers> Stage for DecoderStage<D> {
 
     fn select(&self, saved: Self::Saved) -> Self::Saved {
         let saved = saved.whole();
-        let blocks = saved.blocks.into_iter().map(block::Saved::select).collect();
+        let (dear, input) = (block::Saved::dear, block::Saved::input);
+        let blocks = KeptBlock::select(saved.blocks, self.cut.selection, dear, input);
         Kept::Selected(DecoderSelected { blocks, head: saved.head.map(|head| head.x) })
     }
 
@@ -335,14 +352,8 @@ impl<D: Layers> Stage for DecoderStage<D> {
         micro: &Micro<'_>,
         selected: Self::Saved,
     ) -> Result<Self::Saved> {
-        let (selected, seen) = (selected.selected(), self.seen(micro));
-        let blocks = self.blocks(micro, seen.as_deref());
-        let saved = self.weights(w).zip(selected.blocks);
-        let blocks = saved.map(|(w, selected)| blocks.restore(w, selected));
-        Ok(Kept::Whole(DecoderSaved {
-            blocks: blocks.collect::<Result<_>>()?,
-            head: selected.head.map(|x| self.norm_head(w, x)).transpose()?,
-        }))
+        let seen = self.seen(micro);
+        self.restored(w, &self.blocks(micro, seen.as_deref()), selected)
     }
 
     fn backward_input(
@@ -423,6 +434,17 @@ impl<D: Layers> Stage for DecoderStage<D> {
             self.through(w, blocks, (micro.input, rows), x)
         });
         Ok(Kept::Whole(saved?.made.1))
+    }
+
+    fn restore_slice(
+        &self,
+        w: &[D::Tensor],
+        micro: &Micro<'_>,
+        slice: Slice<'_, D::Tensor>,
+        selected: Self::Saved,
+    ) -> Result<Self::Saved> {
+        let restored = |blocks: &Blocks<'_, D>, _: &_| self.restored(w, blocks, selected);
+        Ok(self.sliced(micro, slice, None, restored)?.made)
     }
 
     fn backward_input_slice(

@@ -14,10 +14,10 @@ pub struct DecoderSaved<T> {
     pub(super) head: Option<SavedHead<T>>,
 }
 
-/// The half of [`DecoderSaved`] that the rest can be made from without attention.
+/// The part of [`DecoderSaved`] that selective recomputation keeps, from which the rest can be made.
 #[derive(Debug)]
 pub struct DecoderSelected<T> {
-    pub(super) blocks: Vec<block::Selected<T>>,
+    pub(super) blocks: Vec<block::Kept<T>>,
     /// The input of the final norm.
     pub(super) head: Option<T>,
 }

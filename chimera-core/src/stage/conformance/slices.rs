@@ -34,7 +34,14 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
                         grads.push(grad);
                     }
                 }
-                of_stages.push(again.expect("recomputes"));
+                let mut saved = again.expect("recomputes");
+                if stage.has_selective_recompute() {
+                    let selected = stage.select(saved);
+                    let restored =
+                        self.with_micro(n, all, |m| stage.restore_slice(w, m, slice, selected));
+                    saved = restored.expect("restores");
+                }
+                of_stages.push(saved);
                 lefts[n].push(left);
             }
             saved.push(of_stages);

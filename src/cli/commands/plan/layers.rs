@@ -10,7 +10,7 @@ use super::table::{HEADS, cells, table};
 use super::{Plan, parameters, untried};
 use crate::cli::parts::console::{print, quoted};
 use crate::plan::{Candidate, Choice, Effort, LayerCosts, Ranks, choose_for};
-use crate::settings::Config;
+use crate::settings::{Config, OPTIONS};
 
 impl Plan {
     /// The choice for such a model.
@@ -105,8 +105,18 @@ fn command(way: &Candidate) -> String {
     for (name, value) in way.parameters() {
         let _ = write!(command, " --{name} {value}");
     }
-    if way.config.split_backward {
-        command.push_str(" --split-backward");
+    for key in
+        ["split-backward", "bpipe", "offload", "memory-cap", "hoist", "border", "recompute-stages"]
+    {
+        let usual = OPTIONS.iter().find(|option| option.name == key);
+        let usual = usual.and_then(|option| option.default_value(false));
+        match way.config.value(key).map(|(value, _)| value) {
+            Some(value) if Some(&value) == usual.as_ref() => {}
+            Some(toml::Value::Boolean(true)) => _ = write!(command, " --{key}"),
+            Some(toml::Value::String(text)) => _ = write!(command, " --{key} {text}"),
+            Some(value) => _ = write!(command, " --{key} {value}"),
+            None => {}
+        }
     }
     command + " --format json"
 }
