@@ -335,6 +335,55 @@ mod tests {
         each.collect()
     }
 
+    /// Slices have the rows of whole sequences between them, and attention for each.
+    #[test]
+    fn slices_call_each_layer_on_their_rows() {
+        for architecture in [Architecture::GPT2, Architecture::LLAMA] {
+            let llama = (architecture == Architecture::LLAMA).then(|| Llama::usual(8, 2));
+            let model = ModelConfig {
+                architecture,
+                layers: 1,
+                hidden: 8,
+                heads: 2,
+                context: 6,
+                vocab: 20,
+                tied: false,
+                llama,
+                end_of_text: None,
+            };
+            let rows = |part, slices: usize| {
+                let (n_blocks, sequence, samples) = (1, 6, 2);
+                let work =
+                    Work { model: &model, part, n_blocks, sequence, samples, slices, dropout: 0.0 };
+                let did = calls(&work, 4).expect("a pass").into_iter();
+                let sum = |HalfCalls { half, calls, .. }| {
+                    let of = |layer: &str| {
+                        let its = calls.iter().filter(|call: &&Call| call.layer == layer);
+                        its.map(|call| call.extents[0]).sum::<usize>()
+                    };
+                    let n = calls.iter().filter(|call| call.layer.starts_with("attention")).count();
+                    (half, ["linear", "linear_dx", "linear_dw"].map(of), n)
+                };
+                let mut all: Vec<_> = did.map(sum).collect();
+                all.sort();
+                all
+            };
+            for part in ModelPart::ALL {
+                let whole = rows(part, 1);
+                let sliced = rows(part, 3);
+                assert_eq!(whole.len(), sliced.len());
+                for ((half, rows, n), (_, of_slices, n_of_slices)) in whole.into_iter().zip(sliced)
+                {
+                    assert_eq!(
+                        (of_slices, n_of_slices),
+                        (rows, 3 * n),
+                        "{architecture:?} {half:?}"
+                    );
+                }
+            }
+        }
+    }
+
     #[test]
     fn blocks_one_behind_the_other_call_what_each_calls() {
         for architecture in Architecture::ALL {

@@ -128,7 +128,7 @@ impl fmt::Display for Kind {
                 write!(f, "balanced, auto, or the layers of each stage such as E3T|4T|4T|3TH")
             }
             Kind::Stages => {
-                write!(f, "all, auto, or numbers of stages such as 0,2-3 or 0-1,2:selective")
+                write!(f, "all, auto, or numbers of stages such as 0,2-3, 0-1,2:selective or 0,1:3")
             }
             Kind::Speeds => write!(f, "speeds from 0.001 to 1000, such as 1,1,0.5,1"),
             Kind::Bytes => write!(f, "a number of bytes such as 25MiB, 1GB or 4096"),

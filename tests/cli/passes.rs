@@ -71,12 +71,15 @@ fn as_few_stages_recompute_as_memory_asks_for() {
         ("--recompute-stages auto --rank-memory 0.000001", "though all stages recompute"),
         ("--recompute-stages 4", "there are 4, from 0"),
         ("--recompute-stages 1..2", "numbers of stages such as"),
+        ("--recompute-stages 1:0", "0,1:3"),
     ] {
         let (ran, _) = run("refused", options);
         assert!(ran.code != Some(0) && ran.stderr.contains(named), "{options}: {}", ran.stderr);
     }
     let ran = chimera("simulate 1f1b --depth 4 --recompute full --recompute-stages auto");
     assert!(ran.stderr.contains("--memory-cap"), "{}", ran.stderr);
+    let ran = chimera("simulate 1f1b --depth 4 --recompute full --recompute-stages 0:2");
+    assert!(ran.stderr.contains("without a model"), "{}", ran.stderr);
     let drawn = ok("simulate 1f1b --depth 4 --micro-batches 8 --recompute auto --memory-cap 2");
     assert!(drawn.contains("\nstages that recompute: 0-1\n"), "{drawn}");
     let drawn = ok("simulate 1f1b --depth 4 --micro-batches 8 --recompute auto --memory-cap 4");

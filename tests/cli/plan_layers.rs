@@ -54,6 +54,25 @@ fn the_example_is_planned_and_each_way_can_be_drawn() {
     }
 }
 
+/// Layers that are not ours may not be cut along a sequence, and a command writes the passes that were planned with.
+#[test]
+fn what_is_printed_is_what_was_planned() {
+    let schedules = ways(&plan(&example(), "--json --top 1000"));
+    assert!(schedules.iter().all(|way| way["schedule"] != "seq1f1b"));
+    let named = plan(&example(), "--schedule seq1f1b --depth 4");
+    assert!(
+        named.stderr.contains("does not say that its layers can be cut so"),
+        "{}",
+        named.stderr
+    );
+    let passes = "--schedule 1f1b --depth 4 --bpipe --memory-cap 3";
+    let moved = ways(&plan(&example(), &format!("{passes} --json")));
+    let command = moved[0]["command"].as_str().expect("a command");
+    assert!(command.contains(" --bpipe --memory-cap 3"), "{command}");
+    let drawn = chimera(command.strip_prefix("chimera ").expect("a command of ours"));
+    assert_eq!((drawn.code, drawn.stderr.as_str()), (Some(0), ""), "{command}");
+}
+
 /// Eight layers of 3 s on two workers: one that waits for the other's first and last.
 #[test]
 fn a_step_takes_what_the_papers_say() {

@@ -275,6 +275,8 @@ fn the_closed_form_stands_beside_the_simulation() {
         assert_eq!([&form["c_f"], &form["c_b"]].map(number), [c_f, c_b], "{schedule}");
         assert_eq!(form["step"], simulated["makespan"], "{schedule}");
     }
+    let moved = simulate("1f1b --depth 6 --micro-batches 6 --closed-form --bpipe --transfer 1");
+    assert_eq!(number(&moved["closed_form"]["backward"]), 2.0, "moves run beside backwards");
 }
 
 /// A pair is two ops.

@@ -348,6 +348,10 @@ mod tests {
             self.occupies
         }
 
+        fn reduce_occupies(&self, _: BucketId) -> f64 {
+            self.occupies
+        }
+
         fn reduce(&self, bucket: BucketId) -> f64 {
             1.0 + f64::from(bucket.0 % 3)
         }

@@ -23,7 +23,7 @@ pub(crate) struct Man {
 const VERSION: &str = concat!("chimera ", env!("CARGO_PKG_VERSION"));
 
 /// What `train` reads and writes in the directory of a run.
-const FILES: [(&str, &str); 11] = [
+const FILES: [(&str, &str); 13] = [
     ("config.toml", "all settings as resolved, each with its origin; --config reads it back"),
     ("metrics.jsonl", "one JSON object per step, unless --metrics names another file"),
     ("pipeline.svg", "the last step as it ran; at the end"),
@@ -35,6 +35,8 @@ const FILES: [(&str, &str); 11] = [
     ("checkpoints", "what --resume goes on from"),
     ("lock", "which process trains here; only while it does"),
     ("error.<rank>.json", "why a rank ended the training"),
+    ("ops.<rank>.jsonl", "what a rank did last before a fault"),
+    ("rejoin", "made by who wants processes started for ranks that died"),
 ];
 
 impl Man {
