@@ -11,7 +11,7 @@ use chimera_core::lower::Recompute;
 
 use super::candidate::Fit;
 use super::ways::is_free;
-use crate::settings::{Config, Own, RecomputedStages};
+use crate::settings::{Config, RecomputedStages, StageRecompute};
 
 /// The step of a configuration, if it fits into memory.
 pub(super) type StepOf<'s> = &'s mut dyn FnMut(&Config) -> Result<Option<f64>>;
@@ -50,7 +50,7 @@ pub(super) fn fewest(
     step: StepOf<'_>,
 ) -> Result<Option<(Config, f64)>> {
     let n_stages = layers.len();
-    let partly = |kept: &[u16], owns: &BTreeMap<u16, Own>| {
+    let partly = |kept: &[u16], owns: &BTreeMap<u16, StageRecompute>| {
         let mut config = config.clone();
         let stages = kept.iter().map(|stage| (*stage, owns.get(stage).copied()));
         config.recompute_stages = RecomputedStages::These(stages.collect());
@@ -92,7 +92,7 @@ pub(super) fn fewest(
             }
         }
     }
-    let mut owns: BTreeMap<u16, Own> = BTreeMap::new();
+    let mut owns: BTreeMap<u16, StageRecompute> = BTreeMap::new();
     if !may_be || config.recompute != Recompute::Full {
         return Ok(Some((partly(&kept, &owns), least)));
     }
@@ -100,7 +100,9 @@ pub(super) fn fewest(
     while size > 0 {
         for group in kept.rchunks(size) {
             let mut more = owns.clone();
-            more.extend(group.iter().map(|stage| (*stage, Own::Keeps(Recompute::Selective))));
+            more.extend(
+                group.iter().map(|stage| (*stage, StageRecompute::Keeps(Recompute::Selective))),
+            );
             if left == 0 || more.len() == owns.len() {
                 continue;
             }
@@ -119,7 +121,7 @@ pub(super) fn fewest(
             left -= 1;
             let n = few + (many - few) / 2;
             let mut fewer = owns.clone();
-            fewer.insert(*stage, Own::Layers(n as u16));
+            fewer.insert(*stage, StageRecompute::Layers(n as u16));
             match step(&partly(&kept, &fewer))? {
                 None => few = n,
                 Some(took) => {

@@ -47,7 +47,7 @@ pub use options::{Config, OPTIONS};
 pub use origin::Origin;
 pub use outside::{Nothing, Outside, Start};
 pub use readers::unread_options;
-pub use recomputed::{Own, RecomputedStages};
+pub use recomputed::{RecomputedStages, StageRecompute};
 pub use scaling::Scaling;
 pub use show::markdown;
 pub use speeds::Speeds;

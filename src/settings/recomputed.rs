@@ -19,15 +19,15 @@ pub enum RecomputedStages {
     /// As few as memory asks for.
     Auto,
     /// These, each with how it recomputes where that is not what `recompute` says.
-    These(BTreeMap<u16, Option<Own>>),
+    These(BTreeMap<u16, Option<StageRecompute>>),
 }
 
 /// How a stage recomputes that does not as the others do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Own {
+pub enum StageRecompute {
     /// By what its forwards keep.
     Keeps(Recompute),
-    /// So many of its layers, from their inputs; the others keep all. All of them, if it has no more.
+    /// Of that number of its layers, from their inputs, or of all if it has no more; the others keep all.
     Layers(u16),
 }
 
@@ -51,8 +51,8 @@ impl RecomputedStages {
                 None => Recompute::None,
                 Some(_) if recompute == Recompute::None => Recompute::None,
                 Some(None) => recompute,
-                Some(Some(Own::Keeps(own))) => *own,
-                Some(Some(Own::Layers(_))) => Recompute::Selective,
+                Some(Some(StageRecompute::Keeps(own))) => *own,
+                Some(Some(StageRecompute::Layers(_))) => Recompute::Selective,
             },
             RecomputedStages::All | RecomputedStages::Auto => recompute,
         }
@@ -62,7 +62,7 @@ impl RecomputedStages {
     pub fn selection(&self, stage: StageId) -> Selection {
         match self {
             RecomputedStages::These(stages) => match stages.get(&stage.0) {
-                Some(Some(Own::Layers(n))) => Selection::InputsOf(usize::from(*n)),
+                Some(Some(StageRecompute::Layers(n))) => Selection::InputsOf(usize::from(*n)),
                 _ => Selection::Dear,
             },
             RecomputedStages::All | RecomputedStages::Auto => Selection::Dear,
@@ -72,29 +72,30 @@ impl RecomputedStages {
     /// Whether some stage recomputes a number of its layers.
     pub fn has_layers(&self) -> bool {
         let RecomputedStages::These(stages) = self else { return false };
-        stages.values().any(|own| matches!(own, Some(Own::Layers(_))))
+        stages.values().any(|own| matches!(own, Some(StageRecompute::Layers(_))))
     }
 }
 
-impl FromStr for Own {
+impl FromStr for StageRecompute {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Own, String> {
+    fn from_str(text: &str) -> Result<StageRecompute, String> {
         match text.parse::<u16>() {
             Ok(0) => Err("0 layers are none: leave the stage out".into()),
-            Ok(n) => Ok(Own::Layers(n)),
-            Err(_) => {
-                text.parse().map(Own::Keeps).map_err(|e| format!("{e}, or a number of layers"))
-            }
+            Ok(n) => Ok(StageRecompute::Layers(n)),
+            Err(_) => text
+                .parse()
+                .map(StageRecompute::Keeps)
+                .map_err(|e| format!("{e}, or a number of layers")),
         }
     }
 }
 
-impl fmt::Display for Own {
+impl fmt::Display for StageRecompute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Own::Layers(n) => n.fmt(f),
-            Own::Keeps(recompute) => {
+            StageRecompute::Layers(n) => n.fmt(f),
+            StageRecompute::Keeps(recompute) => {
                 let own = Recompute::ALL.iter().find(|(_, one)| one == recompute);
                 f.write_str(own.map_or("", |(name, _)| name))
             }
@@ -116,7 +117,7 @@ impl FromStr for RecomputedStages {
         let mut stages = BTreeMap::new();
         for part in text.split(',') {
             let (part, own) = match part.split_once(':') {
-                Some((part, own)) => (part, Some(own.trim().parse::<Own>()?)),
+                Some((part, own)) => (part, Some(own.trim().parse::<StageRecompute>()?)),
                 None => (part, None),
             };
             let (from, to) = part.split_once('-').unwrap_or((part, part));
@@ -140,8 +141,11 @@ impl fmt::Display for RecomputedStages {
             let word = RecomputedStages::WORDS.iter().find(|(_, stages)| stages == self);
             return f.write_str(word.map_or("", |(word, _)| word));
         };
-        let stages: Vec<(u16, Option<Own>)> = stages.iter().map(|(s, own)| (*s, *own)).collect();
-        let is_run = |a: &(u16, Option<Own>), b: &(u16, Option<Own>)| a.0 + 1 == b.0 && a.1 == b.1;
+        let stages: Vec<(u16, Option<StageRecompute>)> =
+            stages.iter().map(|(s, own)| (*s, *own)).collect();
+        let is_run = |a: &(u16, Option<StageRecompute>), b: &(u16, Option<StageRecompute>)| {
+            a.0 + 1 == b.0 && a.1 == b.1
+        };
         let runs = stages.chunk_by(is_run).map(|run| {
             let (from, to) = (run[0].0, run[run.len() - 1].0);
             let numbers = if from == to { from.to_string() } else { format!("{from}-{to}") };

@@ -33,9 +33,6 @@ pub(super) struct Selected<T> {
     sum_2: T,
 }
 
-/// What selective recomputation keeps of a block.
-pub(super) type Kept<T> = KeptBlock<Saved<T>, Selected<T>, T>;
-
 /// The weight gradients that are still to be computed.
 #[derive(Debug)]
 pub(super) struct Deferred<T> {
@@ -149,7 +146,7 @@ pub(super) fn restore<D: Layers>(
     pass: &Pass<'_, D>,
     block: usize,
     w: &[D::Tensor; TENSORS],
-    kept: Kept<D::Tensor>,
+    kept: KeptBlock<Saved<D::Tensor>, Selected<D::Tensor>, D::Tensor>,
 ) -> Result<Saved<D::Tensor>> {
     let from_input = |x| Ok(forward(pass, block, w, x)?.1);
     kept.restore(|dear| restore_dear(pass.device, w, dear), from_input)

@@ -50,7 +50,7 @@ pub struct BertSaved<T> {
 #[derive(Debug)]
 pub struct BertSelected<T> {
     embedding: Option<T>,
-    blocks: Vec<block::Kept<T>>,
+    blocks: Vec<KeptBlock<block::Saved<T>, block::Selected<T>, T>>,
     head: Option<head::Selected<T>>,
 }
 

@@ -3,7 +3,7 @@
 use crate::device::Result;
 use crate::layers::{Layers, Rotary};
 use crate::model::form::DecoderForm;
-use crate::model::kept::{self, Tensors};
+use crate::model::kept::{KeptBlock, Tensors};
 use crate::model::operands::{Linear, Norm};
 use crate::model::pass::{Pass, projections};
 
@@ -37,9 +37,6 @@ pub(super) struct Selected<T> {
     log_sum: T,
     mid: T,
 }
-
-/// What selective recomputation keeps of a block.
-pub(super) type Kept<T> = kept::KeptBlock<Saved<T>, Selected<T>, T>;
 
 /// The weight gradients that are still to be computed.
 #[derive(Debug)]
@@ -143,7 +140,7 @@ impl<D: Layers> Blocks<'_, D> {
         &self,
         block: usize,
         w: &[D::Tensor],
-        kept: Kept<D::Tensor>,
+        kept: KeptBlock<Saved<D::Tensor>, Selected<D::Tensor>, D::Tensor>,
     ) -> Result<Saved<D::Tensor>> {
         let from_input = |x| Ok(self.forward(block, w, x)?.1);
         kept.restore(|dear| self.restore_dear(w, dear), from_input)

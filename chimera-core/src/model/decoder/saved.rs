@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::block;
 use crate::device::Result;
-use crate::model::kept::Tensors;
+use crate::model::kept::{KeptBlock, Tensors};
 use crate::model::operands::{Linear, Norm};
 
 /// What the backward pass of a [`DecoderStage`](super::DecoderStage) needs of its forward pass.
@@ -17,7 +17,7 @@ pub struct DecoderSaved<T> {
 /// The part of [`DecoderSaved`] that selective recomputation keeps, from which the rest can be made.
 #[derive(Debug)]
 pub struct DecoderSelected<T> {
-    pub(super) blocks: Vec<block::Kept<T>>,
+    pub(super) blocks: Vec<KeptBlock<block::Saved<T>, block::Selected<T>, T>>,
     /// The input of the final norm.
     pub(super) head: Option<T>,
 }
