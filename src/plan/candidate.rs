@@ -10,7 +10,7 @@ use super::need::Need;
 use super::rank_memory::RankMemory;
 use crate::profile::ProfiledTimes;
 use crate::settings::schedules::Named;
-use crate::settings::{Config, Layout, OPTIONS, RecomputedStages, Scaling, Settings};
+use crate::settings::{Config, Layout, RecomputedStages, Scaling, Settings};
 
 /// The ranks there are. What they are like beside each other in speed, a way to train says.
 #[derive(Clone, Debug)]
@@ -101,9 +101,7 @@ impl Candidate {
         let read = self.reads().iter().filter(|parameter| **parameter != Parameter::Scaling);
         read.filter_map(|parameter| {
             let name = parameter.name();
-            let usual = OPTIONS.iter().find(|option| option.name == name)?.default_value(false);
-            let (value, _) = self.config.value(name)?;
-            (Some(&value) != usual.as_ref()).then_some((name, value))
+            self.config.unusual(name).map(|value| (name, value))
         })
     }
 

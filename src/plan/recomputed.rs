@@ -49,91 +49,138 @@ pub(super) fn fewest(
     (n_tries, may_be): (usize, bool),
     step: StepOf<'_>,
 ) -> Result<Option<(Config, f64)>> {
-    let n_stages = layers.len();
-    let partly = |kept: &[u16], owns: &BTreeMap<u16, StageRecompute>| {
-        let mut config = config.clone();
-        let stages = kept.iter().map(|stage| (*stage, owns.get(stage).copied()));
-        config.recompute_stages = RecomputedStages::These(stages.collect());
-        config
-    };
-    let with = |stages: Vec<u16>| partly(&stages, &BTreeMap::new());
-    let all: Vec<u16> = (0..n_stages as u16).collect();
-    let Some(mut least) = step(&with(all.clone()))? else { return Ok(None) };
-    let (mut kept, mut left) = (all, n_tries);
-    let mut size = n_stages.next_power_of_two();
-    while size > 0 {
-        // The last stages of a pipeline hold fewest activations.
-        for group in (0..n_stages as u16).collect::<Vec<_>>().rchunks(size) {
-            let fewer: Vec<u16> = kept.iter().copied().filter(|s| !group.contains(s)).collect();
-            if left == 0 || fewer.is_empty() || fewer.len() == kept.len() {
-                continue;
+    let all: Vec<u16> = (0..layers.len() as u16).collect();
+    let parts = BTreeMap::new();
+    let Some(least) = step(&with_stages(config, &all, &parts))? else { return Ok(None) };
+    let mut found = FewestSearch { config, stages: all, parts, least, n_left: n_tries, step };
+    found.let_off_groups()?;
+    found.exchange(layers.len())?;
+    if may_be && config.recompute == Recompute::Full {
+        found.keep_dear()?;
+        found.keep_layers(layers)?;
+    }
+    Ok(Some((with_stages(config, &found.stages, &found.parts), found.least)))
+}
+
+fn with_stages(config: &Config, stages: &[u16], parts: &BTreeMap<u16, StageRecompute>) -> Config {
+    let stages = stages.iter().map(|stage| (*stage, parts.get(stage).copied()));
+    let mut config = config.clone();
+    config.recompute_stages = RecomputedStages::These(stages.collect());
+    config
+}
+
+/// Stages that recompute, those of them that do so in part, and the step with them: the shortest so far.
+struct FewestSearch<'f> {
+    config: &'f Config,
+    stages: Vec<u16>,
+    parts: BTreeMap<u16, StageRecompute>,
+    least: f64,
+    /// Sets that may still be tried.
+    n_left: usize,
+    step: StepOf<'f>,
+}
+
+impl FewestSearch<'_> {
+    /// The step of a set of stages, if it fits.
+    fn tried(
+        &mut self,
+        stages: &[u16],
+        parts: &BTreeMap<u16, StageRecompute>,
+    ) -> Result<Option<f64>> {
+        self.n_left -= 1;
+        (self.step)(&with_stages(self.config, stages, parts))
+    }
+
+    fn is_shorter(&self, took: f64) -> bool {
+        took < self.least * (1.0 - 1e-9)
+    }
+
+    /// Leaves out groups of stages, large ones first.
+    fn let_off_groups(&mut self) -> Result<()> {
+        let all = self.stages.clone();
+        let mut size = all.len().next_power_of_two();
+        while size > 0 {
+            // The last stages of a pipeline hold fewest activations.
+            for group in all.rchunks(size) {
+                let is_other = |stage: &u16| !group.contains(stage);
+                let fewer: Vec<u16> = self.stages.iter().copied().filter(is_other).collect();
+                if self.n_left == 0 || fewer.is_empty() || fewer.len() == self.stages.len() {
+                    continue;
+                }
+                let took = self.tried(&fewer, &BTreeMap::new())?;
+                if let Some(took) = took.filter(|took| *took <= self.least) {
+                    (self.stages, self.least) = (fewer, took);
+                }
             }
-            left -= 1;
-            if let Some(took) = step(&with(fewer.clone()))?.filter(|took| *took <= least) {
-                (kept, least) = (fewer, took);
-            }
+            size /= 2;
         }
-        size /= 2;
+        Ok(())
     }
-    // One stage for another.
-    for at in 0..kept.len() {
-        for other in (0..n_stages as u16).filter(|other| !kept.contains(other)).collect::<Vec<_>>()
-        {
-            if left == 0 || kept.contains(&other) {
-                continue;
-            }
-            left -= 1;
-            let mut moved = kept.clone();
-            moved[at] = other;
-            moved.sort_unstable();
-            let took = step(&with(moved.clone()))?.filter(|took| *took < least * (1.0 - 1e-9));
-            if let Some(took) = took {
-                (kept, least) = (moved, took);
-            }
-        }
-    }
-    let mut owns: BTreeMap<u16, StageRecompute> = BTreeMap::new();
-    if !may_be || config.recompute != Recompute::Full {
-        return Ok(Some((partly(&kept, &owns), least)));
-    }
-    let mut size = kept.len().next_power_of_two();
-    while size > 0 {
-        for group in kept.rchunks(size) {
-            let mut more = owns.clone();
-            more.extend(
-                group.iter().map(|stage| (*stage, StageRecompute::Keeps(Recompute::Selective))),
-            );
-            if left == 0 || more.len() == owns.len() {
-                continue;
-            }
-            left -= 1;
-            let took = step(&partly(&kept, &more))?.filter(|took| *took < least * (1.0 - 1e-9));
-            if let Some(took) = took {
-                (owns, least) = (more, took);
-            }
-        }
-        size /= 2;
-    }
-    for stage in kept.iter().rev() {
-        // Fewer layers take less time and more memory, so the fewest that fit are found by halving.
-        let (mut few, mut many) = (0, layers[usize::from(*stage)]);
-        while left > 0 && many - few > 1 {
-            left -= 1;
-            let n = few + (many - few) / 2;
-            let mut fewer = owns.clone();
-            fewer.insert(*stage, StageRecompute::Layers(n as u16));
-            match step(&partly(&kept, &fewer))? {
-                None => few = n,
-                Some(took) => {
-                    many = n;
-                    if took < least * (1.0 - 1e-9) {
-                        (owns, least) = (fewer, took);
-                    }
+
+    /// Takes one stage for another.
+    fn exchange(&mut self, n_stages: usize) -> Result<()> {
+        for at in 0..self.stages.len() {
+            let is_free = |stage: &u16| !self.stages.contains(stage);
+            for other in (0..n_stages as u16).filter(is_free).collect::<Vec<_>>() {
+                if self.n_left == 0 || self.stages.contains(&other) {
+                    continue;
+                }
+                let mut moved = self.stages.clone();
+                moved[at] = other;
+                moved.sort_unstable();
+                let took = self.tried(&moved, &BTreeMap::new())?;
+                if let Some(took) = took.filter(|took| self.is_shorter(*took)) {
+                    (self.stages, self.least) = (moved, took);
                 }
             }
         }
+        Ok(())
     }
-    Ok(Some((partly(&kept, &owns), least)))
+
+    /// Has groups of stages keep what is dear to compute, large ones first.
+    fn keep_dear(&mut self) -> Result<()> {
+        let stages = self.stages.clone();
+        let mut size = stages.len().next_power_of_two();
+        while size > 0 {
+            for group in stages.rchunks(size) {
+                let dear = StageRecompute::Keeps(Recompute::Selective);
+                let mut more = self.parts.clone();
+                more.extend(group.iter().map(|stage| (*stage, dear)));
+                if self.n_left == 0 || more.len() == self.parts.len() {
+                    continue;
+                }
+                let took = self.tried(&stages, &more)?;
+                if let Some(took) = took.filter(|took| self.is_shorter(*took)) {
+                    (self.parts, self.least) = (more, took);
+                }
+            }
+            size /= 2;
+        }
+        Ok(())
+    }
+
+    /// Has stages keep some of their layers. Fewer layers that recompute take less time and more memory, so the fewest
+    /// that fit are found by halving.
+    fn keep_layers(&mut self, layers: &[usize]) -> Result<()> {
+        let stages = self.stages.clone();
+        for stage in stages.iter().rev() {
+            let (mut few, mut many) = (0, layers[usize::from(*stage)]);
+            while self.n_left > 0 && many - few > 1 {
+                let n = few + (many - few) / 2;
+                let mut fewer = self.parts.clone();
+                fewer.insert(*stage, StageRecompute::Layers(n as u16));
+                let Some(took) = self.tried(&stages, &fewer)? else {
+                    few = n;
+                    continue;
+                };
+                many = n;
+                if self.is_shorter(took) {
+                    (self.parts, self.least) = (fewer, took);
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -177,13 +177,7 @@ impl<D: Layers> ReadyStage<D> {
     fn sliced(&self, work: &Work<'_>) -> Result<Vec<HalfCalls>, PassError> {
         let (device, stage, w, micro) = (&self.device, &self.stage, &self.weights, self.micro());
         let of = work.slices;
-        let halves = [Half::Forward, Half::Input, Half::Weight, Half::Recompute, Half::Restore];
-        let nothing = |half| HalfCalls { half, calls: Vec::new(), seconds: 0.0 };
-        let mut did = halves.map(nothing);
-        let mut add = |one: HalfCalls| {
-            let all = did.iter_mut().filter(|all| all.half == one.half);
-            all.for_each(|all| all.calls.extend_from_slice(&one.calls));
-        };
+        let mut did = Vec::new();
         let mut grads = self.zeros()?;
         let mut lefts: Vec<Left<D::Tensor>> = Vec::new();
         let mut passed = Vec::new();
@@ -196,13 +190,13 @@ impl<D: Layers> ReadyStage<D> {
             device.take()?;
             let (calls, saved) =
                 self.timed(Half::Recompute, || stage.recompute_slice(w, &micro, slice, x.clone()))?;
-            add(calls);
+            did.push(calls);
             let selected = stage.select(saved);
             let restore = || stage.restore_slice(w, &micro, slice, selected);
-            add(self.timed(Half::Restore, restore)?.0);
+            did.push(self.timed(Half::Restore, restore)?.0);
             let (calls, (output, saved, left)) =
                 self.timed(Half::Forward, || stage.forward_slice(w, &micro, slice, x))?;
-            add(calls);
+            did.push(calls);
             let dy = match output {
                 Output::Loss { grad, .. } => grad,
                 Output::Activation(_) => activation,
@@ -225,11 +219,11 @@ impl<D: Layers> ReadyStage<D> {
                 }
                 Ok(deferred)
             })?;
-            add(calls);
+            did.push(calls);
             let weight = || stage.backward_weight(&micro, deferred, &mut grads);
-            add(self.timed(Half::Weight, weight)?.0);
+            did.push(self.timed(Half::Weight, weight)?.0);
         }
-        Ok(did.into())
+        Ok(did)
     }
 
     /// Reduces, measures and applies gradients by every optimizer.
@@ -297,7 +291,7 @@ fn numbers(n: usize, scale: f32) -> Vec<f32> {
     (0..n).map(|i| ((i * 7919 % 1009) as f32 * 2e-3 - 1.0) * scale).collect()
 }
 
-/// The calls of a part by what is done, on a device that computes nothing.
+/// The calls of a part by what is done, of each slice on its own, on a device that computes nothing.
 pub(crate) fn calls(work: &Work<'_>, activation_bytes: u64) -> Result<Vec<HalfCalls>, PassError> {
     let prepared = ReadyStage::new(&Counted::new(activation_bytes), work, false)?;
     if work.slices > 1 {
@@ -310,6 +304,8 @@ pub(crate) fn calls(work: &Work<'_>, activation_bytes: u64) -> Result<Vec<HalfCa
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use chimera_core::model::{Architecture, Llama};
 
     use super::*;
@@ -355,18 +351,19 @@ mod tests {
                 let (n_blocks, sequence, samples) = (1, 6, 2);
                 let work =
                     Work { model: &model, part, n_blocks, sequence, samples, slices, dropout: 0.0 };
-                let did = calls(&work, 4).expect("a pass").into_iter();
-                let sum = |HalfCalls { half, calls, .. }| {
+                let mut by_half: BTreeMap<Half, Vec<Call>> = BTreeMap::new();
+                for HalfCalls { half, calls, .. } in calls(&work, 4).expect("a pass") {
+                    by_half.entry(half).or_default().extend(calls);
+                }
+                let sum = |(half, calls): (Half, Vec<Call>)| {
                     let of = |layer: &str| {
-                        let its = calls.iter().filter(|call: &&Call| call.layer == layer);
+                        let its = calls.iter().filter(|call| call.layer == layer);
                         its.map(|call| call.extents[0]).sum::<usize>()
                     };
                     let n = calls.iter().filter(|call| call.layer.starts_with("attention")).count();
                     (half, ["linear", "linear_dx", "linear_dw"].map(of), n)
                 };
-                let mut all: Vec<_> = did.map(sum).collect();
-                all.sort();
-                all
+                by_half.into_iter().map(sum).collect::<Vec<_>>()
             };
             for part in ModelPart::ALL {
                 let whole = rows(part, 1);

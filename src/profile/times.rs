@@ -348,7 +348,7 @@ impl ProfiledTimes {
         let mut halves = Halves::new();
         for did in calls(&Work { samples, ..*work }, self.activation_bytes)? {
             let Both { alone, beside, .. } = &*self.measured;
-            let mut both = [Time::default(); 2];
+            let both = halves.entry(did.half).or_insert([Time::default(); 2]);
             for (sum, laws) in both.iter_mut().zip([alone, beside]) {
                 let overhead = laws.overhead(work, did.half);
                 for call in &did.calls {
@@ -357,7 +357,6 @@ impl ProfiledTimes {
                     sum.spread += times * overhead * time.spread;
                 }
             }
-            halves.insert(did.half, both);
         }
         known().insert(key, halves.clone());
         Ok(halves)

@@ -103,11 +103,7 @@ impl<M: Model> Run<Own<M>> {
             "layout is for the models of this program: Model::stage says what a stage of {} holds",
             model.name()
         );
-        ensure!(
-            !config.recompute_stages.has_layers(),
-            "recompute-stages {} recomputes a number of layers, which is for the models of this program: name whole stages",
-            config.recompute_stages
-        );
+        config.check_whole_stages().map_err(anyhow::Error::msg)?;
         ensure!(
             config.transport != Transport::Nccl,
             "transport nccl is for the models of this program"

@@ -8,8 +8,9 @@ use chimera_core::ids::StageId;
 use chimera_core::lower::{Border, Hoist, Moves, Passes, Recompute};
 use chimera_core::model::{Cut, ModelConfig, ModelError, cut};
 use chimera_core::search::Search;
+use toml::Value;
 
-use super::{Config, Layout, RecomputedStages, SettingsError};
+use super::{Config, Layout, OPTIONS, RecomputedStages, SettingsError};
 
 /// Folder of the trained weights within that of their run.
 pub const MODEL: &str = "model";
@@ -88,6 +89,25 @@ impl Config {
     pub fn weights_dir(&self, folder: &Path) -> Option<PathBuf> {
         let own = || folder.join(MODEL);
         (!self.no_save).then(|| self.save.clone().unwrap_or_else(own))
+    }
+
+    /// The value of a key where it is not what it is if nothing is said.
+    pub(crate) fn unusual(&self, key: &str) -> Option<Value> {
+        let usual = OPTIONS.iter().find(|option| option.name == key)?.default_value(false);
+        let (value, _) = self.value(key)?;
+        (Some(&value) != usual.as_ref()).then_some(value)
+    }
+
+    /// Refuses stages of which a number of layers recomputes, where nothing is known of their layers.
+    pub(crate) fn check_whole_stages(&self) -> Result<(), String> {
+        match self.recompute_stages.has_layers() {
+            false => Ok(()),
+            true => Err(format!(
+                "recompute-stages {} recomputes a number of layers, of which nothing is known without a model of this \
+                 program: name whole stages, or say selective behind them",
+                self.recompute_stages
+            )),
+        }
     }
 
     /// The stages that a model is cut into. Before its layout `auto` is found, they are of equal work.

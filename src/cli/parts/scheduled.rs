@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Error, Result, ensure};
 use chimera_core::analyze::{NetworkCosts, Refusal, Timeline, simulate};
 use chimera_core::costs::{Costs, StageCosts, UniformCosts};
 use chimera_core::ids::Rank;
@@ -228,11 +228,6 @@ fn drawn(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Config> {
     };
     let mut config = shape.0.over(&costs.memory.0).drawn()?;
     config.schedule = schedule;
-    ensure!(
-        !config.recompute_stages.has_layers(),
-        "recompute-stages {} recomputes a number of layers, of which a schedule without a model knows nothing: say full or \
-         selective behind the stages",
-        config.recompute_stages
-    );
+    config.check_whole_stages().map_err(Error::msg)?;
     Ok(config)
 }

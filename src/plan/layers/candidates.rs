@@ -104,11 +104,7 @@ fn check(model: &LayerCosts, said: &Config) -> Result<()> {
         said.recompute != Recompute::Selective,
         "recompute selective is for the models here, since the file does not say what would be kept: choose none or full"
     );
-    ensure!(
-        !said.recompute_stages.has_layers(),
-        "recompute-stages {} recomputes a number of layers of a stage, which is for the models here: name whole stages",
-        said.recompute_stages
-    );
+    said.check_whole_stages().map_err(Error::msg)?;
     let size = model.micro_batch_size;
     ensure!(
         !is_said("micro-batch-size") || said.micro_batch_size == size,

@@ -10,7 +10,7 @@ use super::table::{HEADS, cells, table};
 use super::{Plan, parameters, untried};
 use crate::cli::parts::console::{print, quoted};
 use crate::plan::{Candidate, Choice, Effort, LayerCosts, Ranks, choose_for};
-use crate::settings::{Config, OPTIONS};
+use crate::settings::Config;
 
 impl Plan {
     /// The choice for such a model.
@@ -108,10 +108,7 @@ fn command(way: &Candidate) -> String {
     for key in
         ["split-backward", "bpipe", "offload", "memory-cap", "hoist", "border", "recompute-stages"]
     {
-        let usual = OPTIONS.iter().find(|option| option.name == key);
-        let usual = usual.and_then(|option| option.default_value(false));
-        match way.config.value(key).map(|(value, _)| value) {
-            Some(value) if Some(&value) == usual.as_ref() => {}
+        match way.config.unusual(key) {
             Some(toml::Value::Boolean(true)) => _ = write!(command, " --{key}"),
             Some(toml::Value::String(text)) => _ = write!(command, " --{key} {text}"),
             Some(value) => _ = write!(command, " --{key} {value}"),
