@@ -24,16 +24,19 @@ def backward_input(
     output: torch.Tensor, grad: torch.Tensor, x: torch.Tensor, parameters: Iterable[torch.Tensor]
 ) -> tuple[torch.Tensor | None, Callable[[], None]]:
     """Returns the gradient of the input, and what adds the gradients of the parameters later."""
+
+    def add_all() -> None:
+        backward(output, grad, x)
+
     if not x.requires_grad:
-
-        def add_all() -> None:
-            backward(output, grad, x)
-
         return None, add_all
-    if output.grad_fn is None:
-        return torch.zeros_like(x), lambda: None
+    if output is x:
+        # A leaf has no graph to follow: what arrives at it is its gradient.
+        return grad, lambda: None
     leaves = {_accumulator(p): p for p in parameters if p.requires_grad}
-    sources = _sources(output.grad_fn, _accumulator(x), leaves)
+    sources = None if output.grad_fn is None else _sources(output.grad_fn, _accumulator(x), leaves)
+    if sources is None:
+        return torch.zeros_like(x), add_all
     arrived: dict[Node, tuple[torch.Tensor | None, ...]] = {}
 
     def keep(source: Node) -> Callable[..., None]:
@@ -72,8 +75,13 @@ def _accumulator(leaf: torch.Tensor) -> Node:
     return node
 
 
-def _sources(root: Node, end: Node, leaves: dict[Node, torch.Tensor]) -> dict[Node, tuple[list[Node], list[Node]]]:
-    """The sources between `root` and `end`, each with the leaves off the spine and the spine nodes behind it."""
+def _sources(
+    root: Node, end: Node, leaves: dict[Node, torch.Tensor]
+) -> dict[Node, tuple[list[Node], list[Node]]] | None:
+    """The sources between `root` and `end`, each with the leaves off the spine and the spine nodes behind it.
+
+    None if there is no spine: then all gradients are those of leaves.
+    """
     children: dict[Node, list[Node]] = {}
     order: list[Node] = []
     stack: list[tuple[Node, bool]] = [(root, False)]
@@ -93,6 +101,8 @@ def _sources(root: Node, end: Node, leaves: dict[Node, torch.Tensor]) -> dict[No
             spine.add(node)
         else:
             behind[node] = set().union(*(behind[child] for child in children[node]), {node} & leaves.keys())
+    if root not in spine:
+        return None
     sources: dict[Node, tuple[list[Node], list[Node]]] = {}
     for node in reversed(order):
         if node in spine:

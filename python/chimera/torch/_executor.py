@@ -20,6 +20,7 @@ class Executor:
         self._stages_of = [[s for s in bucket["stages"] if s in stages] for bucket in file["buckets"]]
         self._updates = [bucket["update"] for bucket in file["buckets"]]
         self._units_per_update = file["micro_batches"] * file["units_per_micro"] // (1 + max(self._updates))
+        self._has_barrier = file["barrier"]
         self._stages, self._buckets, self._messages = stages, buckets, messages
         self._values: dict[int, Any] = {}
         self.times: list[tuple[int, float, float]] = []
@@ -31,8 +32,11 @@ class Executor:
         self._messages.begin()
         self.losses: list[torch.Tensor] = []
 
-    def step(self, x: list[Any], targets: list[Any], loss_scale: float, agree: Callable[[], bool]) -> None:
-        """A whole step. Gradients are those of the losses times `loss_scale`; `agree` says whether to update."""
+    def step(self, x: list[Any], targets: list[Any], loss_scale: float, agree: Callable[[], bool]) -> bool:
+        """A whole step. Gradients are those of the losses times `loss_scale`.
+
+        `agree` says whether to update, which without the barrier has been done by then. Returns what it said.
+        """
         self._begin(x, targets, loss_scale)
         self.times = []
         for stage in self._stages.values():
@@ -64,11 +68,12 @@ class Executor:
                 is_agreed = agree()
             elif what == "step" and is_agreed:
                 begun = time.perf_counter() - start
-                self._buckets[instruction["bucket"]].update()
+                self._buckets[instruction["bucket"]].update(keeps_norm=not self._has_barrier)
                 for stage in self._stages_of[instruction["bucket"]]:
                     self._stages[stage].versions.updated()
                 self.times.append((index, begun, time.perf_counter() - start))
         self._messages.end()
+        return is_agreed
 
     def evaluate(self, x: list[Any], targets: list[Any]) -> None:
         """The forwards alone."""

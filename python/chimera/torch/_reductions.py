@@ -57,10 +57,10 @@ class Bucket:
                     parameter.grad = part.view_as(parameter)
         self._works.clear()
 
-    def make_equal(self, buffers: Sequence[torch.Tensor]) -> None:
-        """Gives all replicas the weights and buffers of the first."""
+    def make_equal(self, untrained: Sequence[torch.Tensor]) -> None:
+        """Gives all replicas the weights of the first, and tensors that are not trained: frozen weights and buffers."""
         if self.is_shared:
-            for tensor in [*self.parameters, *buffers]:
+            for tensor in [*self.parameters, *untrained]:
                 dist.broadcast(_local(tensor.data), self.ranks[0], group=self._group)
 
     def squared_norm(self, device: torch.device) -> torch.Tensor:
@@ -87,13 +87,25 @@ class Updated(Bucket):
         super().__init__(parameters, ranks, group)
         self.optimizer: torch.optim.Optimizer | None = None
         self.scheduler: Any = None
+        self._square: torch.Tensor | None = None
         if first is not None:
             self.optimizer, self.scheduler = first.optimizer, first.scheduler
         elif self.parameters:
             self.optimizer = optimizer(self.parameters)
             self.scheduler = scheduler(self.optimizer) if scheduler else None
 
-    def update(self) -> None:
+    def begin(self) -> None:
+        super().begin()
+        self._square = None
+
+    def squared_norm(self, device: torch.device) -> torch.Tensor:
+        """That of the gradients, or of those that the update kept."""
+        return super().squared_norm(device) if self._square is None else self._square
+
+    def update(self, keeps_norm: bool) -> None:
+        """Updates the weights; `keeps_norm` where it is asked for later, when the next update may have other gradients there."""
+        if keeps_norm and self.parameters:
+            self._square = super().squared_norm(self.parameters[0].device)
         if self.optimizer is not None:
             self.optimizer.step()
         if self.scheduler is not None:

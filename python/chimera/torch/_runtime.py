@@ -35,7 +35,10 @@ class StepReport(NamedTuple):
     grad_norm: float
     """Over all tensors, each counted once, before clipping."""
     is_skipped: bool
-    """Whether a loss or gradient was not finite, so that no weight was updated."""
+    """Whether a loss or gradient was not finite, so that no weight was updated.
+
+    Never without the barrier, where weights have changed by then: `Runtime.step` raises.
+    """
 
 
 class Runtime:
@@ -154,14 +157,19 @@ class Runtime:
             if len(bucket["stages"]) > 1:
                 names = next(of_tied)
                 parameters = [self._stages[s].module.get_parameter(names[s]) for s in here[:1]]
+                # Of tied stages only this parameter is the same; the rest is in the bucket of each.
+                untrained = []
             else:
                 named = [(s, n, p) for s in here for n, p in self._stages[s].module.named_parameters()]
-                parameters = [p for s, name, p in named if (s, name) not in is_tied and p.requires_grad]
+                own = [p for s, name, p in named if (s, name) not in is_tied]
+                parameters = [p for p in own if p.requires_grad]
+                buffers = [b for s in here for b in self._stages[s].module.buffers()]
+                untrained = [*(p for p in own if not p.requires_grad), *buffers]
             # Gathered gradients come in the order of ranks.
             first = buckets[len(buckets) % self._n_of_update] if bucket["update"] else None
             made = Updated(parameters, sorted(ranks), groups.get(key), optimizer, scheduler, first)
             if here and first is None:
-                made.make_equal([b for s in here for b in self._stages[s].module.buffers()])
+                made.make_equal(untrained)
             buckets.append(made)
         return buckets
 
@@ -170,13 +178,24 @@ class Runtime:
 
         An asynchronous program trains a window of steps, on a batch of as many times N micro-batches.
         Workers that hold the first stage need `x`, those with the last one `target`; others may leave them out.
+
+        Where a loss or gradient is not finite, no weight is updated (`last.is_skipped`). Without the barrier weights have
+        changed before that is known, and every rank raises `chimera.Error`.
         """
         weight = self._n_updates / (self._n_units * self.width)
         for bucket in self._buckets:
             bucket.begin()
         x, target = self._units(x, "x", 0), self._units(target, "target", self.program.stages - 1)
-        self._executor.step(x, target, weight * self._loss_scale, self._agree)
+        is_finite = self._executor.step(x, target, weight * self._loss_scale, self._agree)
         assert self.last is not None, "every program agrees"
+        if not is_finite and not self._file["barrier"]:
+            is_flushed = self._file["update"] == "flush"
+            raise Error(
+                f"a loss or gradient is not finite (loss {self.last.loss}, gradient norm of the last update "
+                f"{self.last.grad_norm}), and without the barrier weights were updated by it: load weights and optimizers "
+                "that were saved before this step; to leave such steps out, "
+                + ("lower with barrier=True" if is_flushed else "choose a synchronous schedule")
+            )
         return self.last.loss
 
     @torch.no_grad()
@@ -216,15 +235,17 @@ class Runtime:
         return torch.stack(rows)
 
     def _agree(self) -> bool:
-        """Gathers loss and gradient norm of all ranks, each tensor counted once, and scales the gradients."""
+        """Gathers loss and gradient norms of all ranks, each tensor counted once, and scales the gradients."""
         me = dist.get_rank()
-        last = self._buckets[len(self._buckets) - self._n_of_update :]  # of the last update
-        squares = [bucket.squared_norm(self.device) for bucket in last if bucket.ranks[0] == me]
-        own = sum(squares, torch.zeros(1, dtype=torch.float64, device=self.device))
-        loss, square = self._gathered(torch.cat([self._own_loss(), own])).sum(0).tolist()
-        norm = math.sqrt(square) / self._loss_scale
-        is_finite = math.isfinite(loss) and math.isfinite(norm)
-        self.last = StepReport(loss, norm, not is_finite)
+        own = torch.zeros(self._n_updates, dtype=torch.float64, device=self.device)
+        for index, bucket in enumerate(self._buckets):
+            if bucket.ranks[0] == me:
+                own[index // self._n_of_update] += bucket.squared_norm(self.device)
+        loss, *squares = self._gathered(torch.cat([self._own_loss(), own])).sum(0).tolist()
+        norm = math.sqrt(squares[-1]) / self._loss_scale
+        # In a window the gradient of an early update may be in no later loss or gradient yet.
+        is_finite = all(math.isfinite(number) for number in (loss, *squares))
+        self.last = StepReport(loss, norm, not is_finite and self._file["barrier"])
         factor = 1.0 / self._loss_scale
         if self._clip is not None:
             factor *= min(1.0, self._clip / (norm + 1e-6))

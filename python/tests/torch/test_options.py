@@ -1,4 +1,4 @@
-"""Options of a runtime: tied parameters, recomputation, mixed precision, saved weights, and what is refused."""
+"""Options of a runtime: tied and frozen parameters, recomputation, mixed precision, saved weights, and what is refused."""
 
 import copy
 
@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from chimera.torch import Runtime  # noqa: E402
-from chimera.torch._autograd import backward_input  # noqa: E402
+from chimera.torch._autograd import backward, backward_input  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ranks import on_ranks  # noqa: E402
@@ -36,25 +36,30 @@ def gradients(runtime):
 
 
 class Ends(nn.Module):
-    """The first and the last stage, with one matrix in common."""
+    """The first and the last stage, with one matrix in common, and buffers of their own: one and two."""
 
     def __init__(self, stage):
         super().__init__()
         torch.manual_seed(0)
         self.matrix = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.float64))
         self.is_last = stage == 1
+        self.register_buffer("scale", torch.tensor(1 / (1 + stage), dtype=torch.float64))
+        if self.is_last:
+            self.register_buffer("shift", torch.ones(WIDTH, dtype=torch.float64))
 
     def forward(self, x):
-        return x @ (self.matrix.t() if self.is_last else self.matrix)
+        return x @ self.matrix.t() * self.scale + self.shift if self.is_last else x @ self.matrix * self.scale
 
 
 def tied(schedule):
     program = chimera.schedule(schedule, depth=2, micro_batches=4).lower(tied=[[0, 1]])
     runtime = Runtime(program, Ends, MSE, sgd, tied=[{0: "matrix", 1: "matrix"}])
+    for stage, module in runtime.modules.items():
+        assert module.scale == Ends(stage).scale
     losses = [runtime.step(*batch()) for _ in range(2)]
     matrix, (x, y) = Ends(0).matrix, batch()
     for loss in losses:
-        whole = MSE(x @ matrix @ matrix.t(), y)
+        whole = MSE(x @ matrix @ matrix.t() / 2 + 1, y)
         assert abs(loss - whole.item()) < 1e-12
         (grad,) = torch.autograd.grad(whole, [matrix])
         matrix = (matrix - 0.1 * grad).detach().requires_grad_()
@@ -131,6 +136,61 @@ def frozen():
         assert torch.equal(runtime.state_dict().get("0.0.weight", linear(0)[0].weight), linear(0)[0].weight)
 
 
+class Seeded(nn.Module):
+    """A trained weight, a frozen one and a buffer."""
+
+    def __init__(self, stage, seed):
+        super().__init__()
+        torch.manual_seed(stage + 10 * seed)
+        self.linear = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+        self.frozen = nn.Parameter(torch.rand(WIDTH, dtype=torch.float64), requires_grad=False)
+        self.register_buffer("shift", torch.rand(WIDTH, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.linear(x).tanh() * self.frozen + self.shift
+
+
+def replicas():
+    """Modules that ranks make with other weights have those of the first, frozen ones and buffers too."""
+    rank = torch.distributed.get_rank()
+    for schedule, depth in (("chimera", 2), ("1f1b", 1)):
+        program = chimera.schedule(schedule, depth=depth, micro_batches=4).lower()
+        runtime = Runtime(program, lambda s: Seeded(s, seed=rank), MSE, sgd)
+        for stage, module in runtime.modules.items():
+            for name, tensor in Seeded(stage, seed=0).state_dict().items():
+                assert torch.equal(module.state_dict()[name], tensor), f"{schedule}: {stage}.{name}"
+        whole = nn.Sequential(*(Seeded(stage, seed=0) for stage in range(depth)))
+        assert abs(runtime.step(*batch()) - MSE(whole(batch()[0]), batch()[1]).item()) < 1e-12
+
+
+class Constant(nn.Module):
+    """A stage whose output is a weight of its own, not made from its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((WIDTH,), 0.5, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.weight.expand_as(x)
+
+
+def passed_on():
+    """Stages before one that returns its input, or a view of it, train under split backwards as under whole ones."""
+    middles = {"itself": nn.Identity, "flattened": nn.Flatten, "a view": lambda: nn.Unflatten(1, (2, -1)), "other": Constant}
+    for name, middle in middles.items():
+        losses, grads = [], []
+        for is_split in (False, True):
+            parts = [lambda: linear(0), middle, middle, lambda: nn.Sequential(nn.Flatten(), linear(3))]
+            timetable = chimera.schedule("interleaved", depth=2, micro_batches=4).passes(split_backward=is_split)
+            runtime = Runtime(timetable.lower(), lambda s: parts[s](), MSE, sgd)
+            losses.append(runtime.step(*batch()))
+            grads.append(gradients(runtime))
+        assert losses[0] == losses[1], name
+        for key, grad in grads[0].items():
+            torch.testing.assert_close(grads[1][key], grad, rtol=1e-12, atol=1e-12, msg=lambda m: f"{name}: {key}: {m}")
+            assert grad.norm() > 0 or name == "other", f"{name}: {key}"
+
+
 def refused():
     def says(text, **options):
         with pytest.raises(chimera.Error, match=text):
@@ -157,6 +217,35 @@ def without_barrier():
     for _ in range(2):
         losses = {runtime.step(*batch()) for runtime in runtimes}
         assert len(losses) == 1
+
+
+def steep_at_end(output, target):
+    """A loss whose value is finite; its gradient is not where a target is 100."""
+    return MSE(output, target) + ((target != 100).all() * output.square().sum()).sqrt()
+
+
+def not_finite():
+    """Without the barrier weights have changed by the time that all ranks know, so that every rank says it."""
+    programs = {
+        "lower with barrier=True": chimera.schedule("chimera", depth=2, micro_batches=4).lower(barrier=False),
+        "choose a synchronous schedule": chimera.schedule("pipedream-2bw", depth=2, micro_batches=2, window=4).lower(),
+    }
+    for advice, program in programs.items():
+        runtime = Runtime(program, linear, steep_at_end, sgd)
+        state = [runtime.state_dict()]
+        torch.distributed.broadcast_object_list(state)
+        x, y = batch(16)
+        for spoil in (0, 11, 15):
+            # Of the window's four updates, each of 4 samples, it is the first, the last but one, and the last.
+            given = torch.where(torch.arange(16)[:, None] == spoil, 100.0, y)
+            with pytest.raises(chimera.Error, match=f"not finite.*weights were updated by it.*{advice}"):
+                runtime.step(x, given)
+            assert not runtime.last.is_skipped
+            assert any(p.isnan().any() for module in runtime.modules.values() for p in module.parameters())
+            runtime.load_state_dict(state[0])
+        runtime.step(x, y)
+        with pytest.raises(chimera.Error, match="loss nan"):
+            runtime.step(x * float("nan"), y)
 
 
 def stale(schedule, passes):
@@ -192,7 +281,7 @@ def run_all():
 
     for schedule in ("1f1b", "chimera"):
         tied(schedule)
-    for check in (recomputed, scaled, mixed, saved, frozen, without_barrier, refused):
+    for check in (recomputed, scaled, mixed, saved, frozen, replicas, passed_on, without_barrier, not_finite, refused):
         check()
 
 
@@ -223,6 +312,30 @@ def test_the_halves_of_a_backward_are_the_whole():
     add_weight_gradients()
     for parameter, grad in zip(parameters, whole[1:]):
         torch.testing.assert_close(parameter.grad, grad)
+
+
+MIDDLES = {
+    "its input": lambda x, weight: x,
+    "its input, flattened already": lambda x, weight: x.flatten(1),
+    "a view of its input": lambda x, weight: x.view(-1, WIDTH),
+    "its input without its graph": lambda x, weight: x.detach(),
+    "a weight": lambda x, weight: weight,
+    "what is made of a weight alone": lambda x, weight: weight * weight,
+    "a weight and its input": lambda x, weight: weight + x,
+}
+
+
+@pytest.mark.parametrize("function", MIDDLES.values(), ids=MIDDLES)
+def test_the_halves_are_the_whole_of_a_stage_that_returns(function):
+    x, weight, dy = (torch.randn(3, WIDTH, dtype=torch.float64) for _ in range(3))
+    whole, halves = ([x.clone().requires_grad_(), weight.clone().requires_grad_()] for _ in range(2))
+    wanted = backward(function(*whole), dy, whole[0])
+    dx, add_weight_gradients = backward_input(function(*halves), dy, halves[0], halves[1:])
+    assert halves[1].grad is None
+    assert torch.equal(dx, wanted)
+    add_weight_gradients()
+    assert (halves[1].grad is None) == (whole[1].grad is None)
+    assert halves[1].grad is None or torch.equal(halves[1].grad, whole[1].grad)
 
 
 def test_no_half_computes_what_the_other_does():
