@@ -5,7 +5,7 @@ use crate::costs::Costs;
 use crate::lower::{Hoist, Lowering, Moves, Passes, lower_at};
 use crate::op::Kind;
 use crate::program::Program;
-use crate::schedule::{Parameter, Scaling, Schedule, Shape, Unfit};
+use crate::schedule::{MAX_OPS, Parameter, Scaling, Schedule, Shape, Unfit};
 use crate::search::{AutoError, Progress, Report, Search, Where, auto};
 use crate::timetable::Timetable;
 use crate::update::Update;
@@ -55,21 +55,47 @@ pub enum UnfitPasses {
     /// A window is no step.
     #[error("the timetable is a window of {0} steps already: leave border free out")]
     IsWindow(u32),
+    /// A window without a border has no step, or more ops than a schedule may have.
+    #[error(
+        "a window of {n_steps} steps without a border is not in 1..={longest}: choose window {}",
+        (*n_steps).clamp(1, *longest)
+    )]
+    Window {
+        /// Its steps.
+        n_steps: u32,
+        /// The most that there may be.
+        longest: u32,
+    },
 }
 
 /// Ops of a step above which scalings are compared by a shorter one.
 const MAX_COMPARED: usize = 1 << 16;
 
 impl Request<'_> {
-    /// Gives a schedule that reads [`Shape::scaling`], and has more micro-batches than workers, the shorter of direct and
-    /// halving scaling by `costs`, direct if they take as long. Doubling, which holds twice the activations, is not
-    /// taken unasked.
+    /// [`take_shorter_scaling_by`](Self::take_shorter_scaling_by) the steps of programs at `costs`.
     ///
     /// # Errors
     /// The errors of `costs`, and [`Unfit`] if the schedule has no such shape.
     pub fn take_shorter_scaling<C: Costs, E: From<Unfit>>(
         &mut self,
         costs: &impl Fn(&Timetable) -> Result<C, E>,
+    ) -> Result<(), E> {
+        self.take_shorter_scaling_by(&mut |ordered| {
+            let costs = costs(&ordered.timetable)?;
+            let program = ordered.program(&Lowering::default(), &costs);
+            Ok(program.map_or(f64::INFINITY, |program| simulate(&program, &costs).makespan()))
+        })
+    }
+
+    /// Gives a schedule that reads [`Shape::scaling`], and has more micro-batches than workers, the shorter of direct and
+    /// halving scaling by `makespan`, which is infinite where a program is refused; direct if they take as long. Doubling,
+    /// which holds twice the activations, is not taken unasked.
+    ///
+    /// # Errors
+    /// The errors of `makespan`, and [`Unfit`] if the schedule has no such shape.
+    pub fn take_shorter_scaling_by<E: From<Unfit>>(
+        &mut self,
+        makespan: &mut dyn FnMut(Ordered) -> Result<f64, E>,
     ) -> Result<(), E> {
         let Shape { depth, n_micro_batches: n, .. } = self.shape;
         let reads = |schedule: &dyn Schedule| schedule.reads().contains(&Parameter::Scaling);
@@ -84,15 +110,16 @@ impl Request<'_> {
             }
             _ => n,
         };
-        let makespan = |scaling| -> Result<f64, E> {
+        let mut takes = |scaling| -> Result<f64, E> {
             let shape = Shape { scaling, n_micro_batches: n_compared, ..self.shape };
             let timetable = schedule.timetable(&shape)?;
-            let costs = costs(&timetable)?;
-            let ordered = Ordered { timetable, passes: self.passes, search: None };
-            let program = ordered.program(&Lowering::default(), &costs);
-            Ok(program.map_or(f64::INFINITY, |program| simulate(&program, &costs).makespan()))
+            // Who makes the timetable tells of a window that cannot be.
+            match check_window(self.passes, &timetable) {
+                Ok(()) => makespan(Ordered { timetable, passes: self.passes, search: None }),
+                Err(_) => Ok(f64::INFINITY),
+            }
         };
-        let is_shorter = makespan(Scaling::Halving)? < makespan(Scaling::Direct)? * (1.0 - 1e-9);
+        let is_shorter = takes(Scaling::Halving)? < takes(Scaling::Direct)? * (1.0 - 1e-9);
         self.shape.scaling = if is_shorter { Scaling::Halving } else { Scaling::Direct };
         Ok(())
     }
@@ -127,13 +154,38 @@ impl Request<'_> {
             }
             Source::Search(place, how) => {
                 let (free_border, moves) = (passes.free_border, passes.moves);
+                // Before the time of the search is spent.
+                let n_forwards = shape.depth.saturating_mul(shape.n_micro_batches as usize);
+                check_window_of(free_border, n_forwards)?;
                 let searched = Passes { moves: Moves::None, ..passes };
                 let (timetable, report) = auto(place, &shape, searched, &how, costs, observe)?;
+                check_window(passes, &timetable)?;
                 let passes = Passes { free_border, moves, ..Passes::default() };
                 return Ok(Ordered { timetable, passes, search: Some(report) });
             }
         };
+        check_window(passes, &timetable)?;
         Ok(Ordered { timetable, passes, search: None })
+    }
+}
+
+/// Refuses windows without a border of which a timetable cannot be a step.
+fn check_window(passes: Passes, timetable: &Timetable) -> Result<(), UnfitPasses> {
+    match timetable.update {
+        Update::Flush => check_window_of(passes.free_border, timetable.n_ops()),
+        // It is a window as it is.
+        _ => Ok(()),
+    }
+}
+
+/// Refuses windows that have no step, or too many for so many ops each.
+fn check_window_of(n_steps: Option<u32>, n_ops: usize) -> Result<(), UnfitPasses> {
+    let longest = (MAX_OPS / (n_ops as u64).max(1)).clamp(1, u64::from(u32::MAX)) as u32;
+    match n_steps {
+        Some(n_steps) if !(1..=longest).contains(&n_steps) => {
+            Err(UnfitPasses::Window { n_steps, longest })
+        }
+        _ => Ok(()),
     }
 }
 
@@ -218,6 +270,42 @@ mod tests {
         ] {
             assert_eq!(taken(shape, costs), scaling, "{shape:?}");
         }
+    }
+
+    #[test]
+    fn a_scaling_that_is_refused_is_not_the_shorter_one() {
+        let shape = Shape::new(8, 32);
+        for (refused, taken) in
+            [(Scaling::Halving, Scaling::Direct), (Scaling::Direct, Scaling::Halving)]
+        {
+            let source = Source::Schedule(find("chimera").expect("known"));
+            let mut request = Request { source, shape, passes: Passes::default() };
+            let is_halved = |ordered: &Ordered| ordered.timetable.units_per_micro == 2;
+            let taking = request.take_shorter_scaling_by(&mut |ordered| {
+                let is_refused = is_halved(&ordered) == (refused == Scaling::Halving);
+                Ok::<_, Unfit>(if is_refused { f64::INFINITY } else { 1.0 })
+            });
+            assert_eq!((taking, request.shape.scaling), (Ok(()), taken));
+        }
+    }
+
+    #[test]
+    fn windows_that_have_no_step_or_too_many_are_refused_before_they_are_made() {
+        let windowed = |source, n_steps| {
+            let passes = Passes { free_border: Some(n_steps), ..Passes::default() };
+            ordered(source, passes).map(|ordered| ordered.n_steps()).map_err(|e| e.to_string())
+        };
+        let source = |name| Source::Schedule(find(name).expect("known"));
+        for (n_steps, nearest) in [(0, "choose window 1"), (u32::MAX, "choose window 1048576")] {
+            let refusal = windowed(source("gpipe"), n_steps).expect_err("refused");
+            assert!(refusal.ends_with(nearest), "{refusal}");
+        }
+        let search = Source::Search(Where::Line, Search::default());
+        let refusal = windowed(search, 0).expect_err("refused");
+        assert!(refusal.starts_with("a window of 0 steps without a border"), "{refusal}");
+        assert_eq!(windowed(source("gpipe"), 3), Ok(3));
+        // Its own window is not asked.
+        assert_eq!(windowed(source("pipedream"), 0), Ok(2));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
 use crate::lower::Programs;
 use crate::program::Program;
-use crate::stage::{Data, Stage};
+use crate::stage::{Data, Stage, name_conflict};
 
 /// A training: what runs, on what, and how.
 ///
@@ -138,10 +138,11 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         C: Comm<D::Tensor>,
     {
         let goes_on = AtomicBool::new(false);
-        let is_root = comm.rank() == Rank(0);
+        let rank = comm.rank();
         let mut worker = Worker::new(self.job(&goes_on), device, comm, stage)?;
+        self.check_names(&mut worker, rank)?;
         let mut course = Course::default();
-        self.run(&mut worker, &mut course, is_root)?;
+        self.run(&mut worker, &mut course, rank == Rank(0))?;
         Ok(self.trained(&worker.leave(), course))
     }
 
@@ -154,7 +155,8 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
     ///
     /// # Errors
     /// The errors of [`on_rank`](Trainer::on_rank), but for the death of a rank; if a stage is held by no rank that lives; if
-    /// the program does not let ranks be replaced: it must be synchronous, with the barrier, and no optimizer sharded.
+    /// the program does not let ranks be replaced: it must be synchronous, with the barrier. A sharded optimizer needs copies
+    /// ([`shadow_every`](Training::shadow_every)), and all ranks at every meeting.
     pub fn on_rendezvous<S, D, C>(
         &self,
         meetings: &mut impl Rendezvous<C>,
@@ -176,7 +178,13 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         while let Some(met) = meetings.meet().map_err(|e| e.into_fault(rank))? {
             let Meeting { mut comm, is_first, present } = met;
             rank = comm.rank();
-            if let Err(why) = programs.make(&present) {
+            let is_whole = present.len() == comm.n_ranks() as usize;
+            let made = if self.training.shard_optimizer && !is_whole {
+                Err("fewer ranks would share a sharded optimizer out in other parts".to_string())
+            } else {
+                programs.make(&present).map_err(|why| why.to_string())
+            };
+            if let Err(why) = made {
                 let message = format!("{why}. Start again from the last checkpoint");
                 let fault = Fault::new(Class::PeerLost, rank, message);
                 comm.abort(&fault);
@@ -236,6 +244,42 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         worker.all_gather("the end", &[]).map(|_| ())
     }
 
+    /// Refuses parameters that are not known by their names, on all ranks alike.
+    fn check_names<S, D, C>(
+        &self,
+        worker: &mut Worker<'_, S, D, C>,
+        rank: Rank,
+    ) -> Result<(), Fault>
+    where
+        S: Stage<Tensor = D::Tensor, Item = I>,
+        D: Device,
+        C: Comm<D::Tensor>,
+    {
+        let held = self.stages().filter_map(|id| Some((id.0, worker.held(id)?.0)));
+        let own = held.map(|(id, params)| {
+            let own = params.iter().filter(|param| !param.tied);
+            (id, own.map(|param| param.name.clone()).collect())
+        });
+        let own: BTreeMap<u16, Vec<String>> = own.collect();
+        let internal = |e: serde_json::Error| Fault::new(Class::Internal, rank, e.to_string());
+        let own = serde_json::to_vec(&own).map_err(internal)?;
+        let mut by_stage: BTreeMap<u16, Vec<String>> = BTreeMap::new();
+        for (from, names) in (0..).map(Rank).zip(worker.all_gather("names of parameters", &own)?) {
+            by_stage.extend(serde_json::from_slice::<BTreeMap<_, _>>(&names).map_err(|_| {
+                let message = format!("{from} sent names that cannot be read");
+                Fault { peer: Some(from), ..Fault::new(Class::Mismatch, rank, message) }
+            })?);
+        }
+        let names = by_stage
+            .iter()
+            .flat_map(|(stage, names)| names.iter().map(|name| (StageId(*stage), name.as_str())));
+        name_conflict(names).map_or(Ok(()), |why| Err(Fault::new(Class::Usage, rank, why)))
+    }
+
+    fn stages(&self) -> impl Iterator<Item = StageId> + use<'_, I> {
+        (0..self.program.placement().n_stages()).map(|id| StageId(id as u16))
+    }
+
     /// Runs what is left to run.
     fn run<S, D, C>(
         &self,
@@ -289,8 +333,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
     where
         S: Stage<Item = I>,
     {
-        let stages = (0..self.program.placement().n_stages()).map(|id| StageId(id as u16));
-        let held = stages.filter_map(|id| kept.held(id)).flat_map(|(params, weights)| {
+        let held = self.stages().filter_map(|id| kept.held(id)).flat_map(|(params, weights)| {
             params.iter().map(|param| param.name.clone()).zip(weights.iter().cloned())
         });
         Trained { reports: course.reports, weights: held.collect() }

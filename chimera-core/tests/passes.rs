@@ -326,6 +326,16 @@ fn draw(
     )
 }
 
+#[test]
+fn micro_batches_of_no_parts_are_refused() {
+    let timetable = find("gpipe").expect("known").timetable(&Shape::new(2, 1)).expect("fits");
+    let (rows, n_micro_batches) = (vec![Vec::new(); 2], 0);
+    let none =
+        Timetable { units_per_micro: 0, is_sliced: true, n_micro_batches, rows, ..timetable };
+    let refused = lower(&none, &Lowering::default()).expect_err("nothing to train on").to_string();
+    assert!(refused.contains("units_per_micro is at least 1"), "{refused}");
+}
+
 macro_rules! drawings {
     ($($name:ident: $schedule:literal, $shape:expr, $hoist:expr, $is_split:literal, $limit:expr;)*) => {
         $(#[test]

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 
-use chimera_core::comm::{Framed, Host, Wire, conformance};
+use chimera_core::comm::{Endpoint, Framed, Host, Wire, conformance};
 use chimera_core::ids::Rank;
 
 /// Frames from one rank to another, until one of them closes.
@@ -81,4 +81,24 @@ fn it_conforms() {
 #[test]
 fn an_end_that_is_gone_is_known() {
     on_ranks(3, |comm| conformance::run_loss(comm, |host| host));
+}
+
+/// A wire that takes no frame.
+struct Full;
+
+impl Wire for Full {
+    fn send(&self, _: Rank, _: &[u8]) -> io::Result<()> {
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "the frame is too long"))
+    }
+
+    fn recv(&self, _: Rank) -> io::Result<Vec<u8>> {
+        Err(io::ErrorKind::UnexpectedEof.into())
+    }
+}
+
+#[test]
+fn a_frame_that_is_not_taken_is_said_to_who_sends_it() {
+    let refused = Framed::new(Full, Rank(0), 2).send_bytes(Rank(1), vec![1]);
+    let refused = refused.expect_err("a frame is too long").to_string();
+    assert!(refused.contains("cannot send to rank 1: the frame is too long"), "{refused}");
 }

@@ -209,7 +209,7 @@ impl Mpi {
         look: impl Fn(&mut Mailbox) -> Option<R>,
     ) -> Result<R, CommError> {
         let began = Instant::now();
-        let (mut deadline, mut looked) = (deadline, began);
+        let (mut deadline, mut looked, mut is_late) = (deadline, began, false);
         let mut rest = Backoff::before(64, 256, Duration::from_micros(50));
         let shared = &self.shared;
         let _standing_by = StandingBy::of(shared);
@@ -228,22 +228,21 @@ impl Mpi {
                     return Err(CommError::Lost { from: *dead, what });
                 }
             }
+            // Only now: what came last has been looked at.
+            if is_late {
+                let waited = began.elapsed();
+                return Err(CommError::Timeout { from, what: what.to_string(), waited });
+            }
             let progress = shared.progress();
             // While it spins, a look at the clock would cost as much as one at MPI.
-            if progress != Progress::Moved && !rest.is_spinning() {
+            if progress == Progress::Moved || !rest.is_spinning() {
                 let now = Instant::now();
                 let since = now - looked;
                 looked = now;
                 if since > SUSPENDED {
                     deadline += since; // what has come meanwhile must be looked at first
                 }
-                if now >= deadline {
-                    return Err(CommError::Timeout {
-                        from,
-                        what: what.to_string(),
-                        waited: now - began,
-                    });
-                }
+                is_late = now >= deadline;
             }
             rest.after(progress);
         }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::effects::Token;
 use crate::ids::{StageId, WorkerId};
-use crate::notation::marked_row;
+use crate::notation::{marked_row, significant};
 use crate::op::{Kind, Op};
 use crate::program::{Instr, Program};
 
@@ -147,6 +147,9 @@ pub enum Reason {
         /// Its steps.
         n_steps: u32,
     },
+    /// Micro-batches of no parts.
+    #[error("a micro-batch has no parts: units_per_micro is at least 1")]
+    NoUnits,
     /// The micro-batches of one op go into two updates.
     #[error("{0} belongs to two updates")]
     TwoUpdates(Op),
@@ -174,8 +177,10 @@ pub enum Reason {
     Synchronisation(String),
     /// A worker holds more saved activations than allowed.
     #[error(
-        "it holds the activations of {peak} micro-batch{} at once, more than the limit of {limit}",
-        if *peak == 1.0 { "" } else { "es" }
+        "it holds the activations of {} micro-batch{} at once, more than the limit of {}",
+        significant(*peak, 6),
+        if *peak == 1.0 { "" } else { "es" },
+        significant(*limit, 6)
     )]
     Memory {
         /// Most micro-batches at once.
@@ -206,5 +211,30 @@ pub(super) fn cell_index(row: &[Instr], position: usize) -> usize {
     match row.get(position) {
         Some(Instr::Run(_) | Instr::Recv(..) | Instr::Take(_)) => n_before,
         _ => n_before.saturating_sub(1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_is_told_without_rounding_errors() {
+        let told = |peak, limit| Reason::Memory { peak, limit }.to_string();
+        let most = "more than the limit of";
+        for (peak, limit, wanted) in [
+            (
+                21.0 * 0.2,
+                4.0,
+                format!("it holds the activations of 4.2 micro-batches at once, {most} 4"),
+            ),
+            (
+                1.0,
+                3.0 * 0.1,
+                format!("it holds the activations of 1 micro-batch at once, {most} 0.3"),
+            ),
+        ] {
+            assert_eq!(told(peak, limit), wanted);
+        }
     }
 }

@@ -20,6 +20,9 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
     if edges != stages {
         return refuse(Reason::Graph { edges, stages });
     }
+    if timetable.units_per_micro == 0 {
+        return refuse(Reason::NoUnits);
+    }
     let Some(window) =
         Window::new(timetable.update, timetable.n_micro_batches, timetable.units_per_micro)
     else {

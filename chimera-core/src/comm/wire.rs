@@ -1,7 +1,7 @@
 //! A transport of bytes as a transport of tensors: whoever can carry frames between two ranks implements [`Wire`], three
 //! functions, and [`Framed`] is the rest.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -20,6 +20,11 @@ const TICK: Duration = Duration::from_millis(1);
 pub trait Wire: Send + Sync + 'static {
     /// Sends a frame to another rank. Frames from one rank to another arrive whole and in order. It may block while the
     /// other rank's end is full, but not until somebody asks for the frame: each end reads all the time.
+    ///
+    /// # Errors
+    /// An end that is gone is one of [`ErrorKind::BrokenPipe`], [`ConnectionReset`](ErrorKind::ConnectionReset),
+    /// [`ConnectionAborted`](ErrorKind::ConnectionAborted) or [`NotConnected`](ErrorKind::NotConnected): it is known by what
+    /// [`recv`](Wire::recv) says, so these are passed over. Any other error ends the run of the rank that sends.
     fn send(&self, to: Rank, frame: &[u8]) -> io::Result<()>;
 
     /// Waits for the next frame of another rank. Called by one thread for each rank. An error means that nothing more
@@ -76,10 +81,19 @@ impl<W: Wire> Framed<W> {
             self.shared.take(rank, frame);
             return Ok(());
         }
-        // A peer that is gone is known by what does not come from it.
-        let _ = self.shared.wire.send(to, &frame.to_bytes());
-        Ok(())
+        match self.shared.wire.send(to, &frame.to_bytes()) {
+            Err(error) if !is_gone(error.kind()) => {
+                Err(CommError::Failed(format!("cannot send to {to}: {error}")))
+            }
+            // A peer that is gone is known by what does not come from it.
+            _ => Ok(()),
+        }
     }
+}
+
+fn is_gone(kind: ErrorKind) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected};
+    matches!(kind, BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected)
 }
 
 impl<W: Wire> Shared<W> {

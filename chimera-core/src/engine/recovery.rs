@@ -299,10 +299,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             let value = state.comm.recv(from, tag, deadline);
             let value = state.on_wait(tag, Need::Other, value)?;
             let param = &state.stages.held(stage).stage.params()[tensor];
-            let shape = match slot.checked_sub(1) {
-                Some(kept) => state.job.training.optimizer.state_shape(param, kept),
-                None => param.shape.clone(),
-            };
+            let shape = state.job.training.optimizer.slot_shape(param, slot);
             state.check_shape(from, Some(shape), tag, &value)?;
             state.stages.held_mut(stage).put(tensor, slot, value);
         }

@@ -92,7 +92,8 @@ impl<T: Clone + Send> Reduction<T> {
         let me = me.unwrap_or_else(|| panic!("{rank} reduces {bucket} and is no member"));
         let mut held = layout.pieces(device, parts)?;
         let mut rounds = rounds(n, me, layout.keeps_sums());
-        if !layout.keeps_sums() && !is_bf16 && comm.has_all_reduce(&members) {
+        let has_own_sum = !layout.keeps_sums() && !is_bf16 && layout.n_elements() > 0;
+        if has_own_sum && comm.has_all_reduce(&members) {
             let buffer = cut(device, &held, &(0..layout.n_elements()))?;
             comm.all_reduce(&members, Tag::new(step, Payload::Sums { bucket, part }), buffer)?;
             let from_itself = Part { peer: me, segments: 0..n };

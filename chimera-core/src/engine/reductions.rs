@@ -61,6 +61,12 @@ impl<T: Clone + Send> Reductions<T> {
         Some(self.under_way.remove(at))
     }
 
+    /// One that still needs messages, if one does.
+    pub(super) fn take_unfinished(&mut self) -> Option<UnderWay<T>> {
+        let at = self.under_way.iter().position(|under_way| !under_way.sum.is_done())?;
+        Some(self.under_way.remove(at))
+    }
+
     /// Forgets those of a program that is not finished.
     pub(super) fn clear(&mut self) {
         self.under_way.clear();

@@ -205,7 +205,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             let tag = replica(step, slot);
             let value = state.comm.recv(from, tag, state.deadline());
             let value = state.on_wait(tag, Need::Other, value)?;
-            let shape = state.stages.held(stage).stage.params()[tensor].shape.clone();
+            let param = &state.stages.held(stage).stage.params()[tensor];
+            let shape = state.job.training.optimizer.slot_shape(param, kept);
             state.check_shape(from, Some(shape), tag, &value)?;
             let value = copy(&state.device, &value);
             let value = state.on_device(tag, value)?;

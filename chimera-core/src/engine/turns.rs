@@ -4,9 +4,11 @@
 //! which needs what came before it alone. Updated weights follow when all that is done.
 
 use std::sync::Arc;
+use std::task::Poll;
 
 use rustc_hash::FxHashMap;
 
+use super::reduction::ReduceError;
 use super::shards::BucketPart;
 use super::state::{StageOn, State};
 use crate::analyze::{Need, Together, prove_in_groups};
@@ -39,6 +41,16 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     pub(super) fn follow_updates(&mut self) -> Result<(), Fault> {
         if !self.comm.needs_order() || std::mem::replace(&mut self.steps.has_updates, true) {
             return Ok(());
+        }
+        // Without the barrier other sums may be under way, whose messages come first.
+        while let Some(mut under_way) = self.reductions.take_unfinished() {
+            let waited = self.wait(ReduceError::waited_mut, |state, deadline| {
+                under_way.sum.wait(&state.device, &mut state.comm, deadline)
+            });
+            let bucket = under_way.bucket;
+            self.reductions.push(under_way);
+            let Poll::Ready(waited) = waited? else { break };
+            self.on_sum(bucket, waited)?;
         }
         let me = self.comm.rank();
         let of = |bucket| {

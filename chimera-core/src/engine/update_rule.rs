@@ -22,6 +22,14 @@ pub trait UpdateRule: Send + Sync {
         param.shape.clone()
     }
 
+    /// Extents of what is kept of a parameter: at 0 of itself, behind it of its state tensors.
+    fn slot_shape(&self, param: &Param, slot: usize) -> Vec<usize> {
+        match slot.checked_sub(1) {
+            Some(index) => self.state_shape(param, index),
+            None => param.shape.clone(),
+        }
+    }
+
     /// Elements of all state tensors of a parameter.
     fn n_state_elements(&self, param: &Param) -> usize {
         let n_elements = |index| self.state_shape(param, index).iter().product::<usize>();

@@ -21,7 +21,7 @@ use super::{Job, bf16};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};
 use crate::comm::{Comm, Endpoint, Position, all_gather};
-use crate::device::{Device, KernelRun};
+use crate::device::{Device, DeviceError, KernelRun};
 use crate::fault::{Class, Fault};
 use crate::ids::{StageId, WorkerId};
 use crate::interp::{Advance, Row, Stop};
@@ -103,6 +103,14 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         }
         let placement = job.program.placement();
         let rank = comm.rank();
+        if !keeps_f32(&device).map_err(|e| e.into_fault(rank))? {
+            let name = device.name();
+            let why = format!(
+                "{name} rounds numbers to fewer digits than f32 has, which weights, norms and the optimizer's state need: \
+                 choose tensors of f32 or f64"
+            );
+            return Err(Fault::new(Class::Usage, rank, why));
+        }
         let (group, me) = placement.group_and_worker(rank);
         let stages = Stages::new(&job, &device, (rank, me), stage, &mut BTreeMap::new())?;
         let bf16_gradients = job.training.bf16_gradients;
@@ -325,4 +333,10 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         };
         Ok(agreed.steps.iter().enumerate().map(report).collect())
     }
+}
+
+/// Whether a number of f32 keeps all its digits on a device.
+fn keeps_f32(device: &impl Device) -> Result<bool, DeviceError> {
+    let numbers = [f32::from_bits(0x3F80_3F81)];
+    Ok(device.download(&device.upload(&[1], &numbers)?)? == numbers)
 }

@@ -158,7 +158,10 @@ struct Letter(Kind);
 impl<'de> Deserialize<'de> for Letter {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Letter, D::Error> {
         let letter = String::deserialize(deserializer)?;
-        let unknown = || D::Error::unknown_variant(&letter, &["F", "B", "I", "W", "R"]);
+        let unknown = || {
+            let known = Kind::ALL.map(|kind| kind.letter().to_string()).join(", ");
+            D::Error::custom(format!("unknown kind `{letter}`: choose one of {known}"))
+        };
         Kind::from_letter(&letter).map(Letter).ok_or_else(unknown)
     }
 }

@@ -137,9 +137,9 @@ fn one_wrong_thing_is_named() {
         (
             "\"kind\":\"F\"",
             "\"kind\":\"X\"",
-            "unknown variant `X`, expected one of `F`, `B`, `I`, `W`, `R`",
+            "unknown kind `X`: choose one of F, B, I, W, R, O, L, K, T",
         ),
-        ("\"kind\":\"F\"", "\"kind\":\"F\\u001b\"", "unknown variant `F\u{fffd}`"),
+        ("\"kind\":\"F\"", "\"kind\":\"F\\u001b\"", "unknown kind `F\u{fffd}`"),
         ("\"kind\":\"F\",", "", "a cell has `kind`, `pipe`, `stage` and `micro_batches`"),
         ("es\":[0]", "es\":[1]", "rows[0][0]: micro-batch 1 is not below 1"),
         ("es\":[0]", "es\":[4294967295]", "micro-batch 4294967295 is not below 1"),

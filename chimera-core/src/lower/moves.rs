@@ -10,8 +10,8 @@ use self::partners::Partners;
 use self::row::{MovingRow, written};
 use super::{Lowering, rehearse};
 use crate::activation_memory::ActivationMemory;
-use crate::analyze::Refusal;
-use crate::costs::{Costs, is_shorter};
+use crate::analyze::{Refusal, Timeline};
+use crate::costs::{Costs, UniformCosts, is_shorter};
 use crate::effects::Rules;
 use crate::ids::WorkerId;
 use crate::notation::by_name;
@@ -106,11 +106,12 @@ const PACES: [f64; 4] = [1.0, 0.5, 0.25, 0.0];
 /// each, up to one. What the one that would hold more is over goes to the other one, and comes back before its backward.
 /// 1F1B holds `ceil((D + 2) / 2)` micro-batches at most then. When a worker could take them in, `costs` say. The order that
 /// follows from them may be unsafe where moves are slow; so those for faster moves are tried too, and the shortest is taken.
+/// Ops that take no time follow each other in no order by time: where none is safe, the order is that of ops that take as long.
 ///
 /// # Errors
 /// If the timetable is not sound, or none of the orders is.
 pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refusal> {
-    let timeline = &rehearse(&timetable, costs)?.timeline;
+    let timeline = rehearse(&timetable, costs)?.timeline;
     let peaks = peaks(&timetable);
     let last = peaks.len() - 1;
     let unit = 1.0 / f64::from(timetable.units_per_micro);
@@ -123,7 +124,7 @@ pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refu
         if peak > partner && peak > share { share } else { peak }
     });
     let (rules, memory) = (&Rules::of(&timetable), &memory(&timetable));
-    let moved = |pace: f64| {
+    let moved = |timeline: &Timeline, pace: f64| {
         let partners = Partners { rules, memory, timeline, costs, pace };
         let moved = Timetable { rows: partners.keep(&rows), ..timetable.clone() };
         rehearse(&moved, costs).map(|moving| (moving.timeline.makespan(), moved))
@@ -131,8 +132,12 @@ pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refu
     let takes = |moved: &Result<(f64, Timetable), Refusal>| {
         moved.as_ref().map_or(f64::INFINITY, |(makespan, _)| *makespan)
     };
-    let shortest = PACES.map(moved).into_iter().min_by(|a, b| takes(a).total_cmp(&takes(b)));
-    shortest.map_or(Ok(timetable.clone()), |shortest| shortest.map(|(_, moved)| moved))
+    let by_costs = PACES.map(|pace| moved(&timeline, pace)).into_iter();
+    let shortest = match by_costs.min_by(|a, b| takes(a).total_cmp(&takes(b))) {
+        Some(Ok(shortest)) => Ok(shortest),
+        _ => moved(&rehearse(&timetable, &UniformCosts::EQUAL)?.timeline, 0.0),
+    };
+    shortest.map(|(_, moved)| moved)
 }
 
 /// The rows of a timetable, of which a worker holds no more than `most` says.

@@ -55,7 +55,12 @@ impl Llama {
     }
 
     /// Checks that such a model of `hidden` features can be made, with so many heads.
-    pub(super) fn validate(&self, hidden: usize, heads: usize) -> Result<(), ModelError> {
+    pub(super) fn validate(
+        &self,
+        hidden: usize,
+        heads: usize,
+        context: usize,
+    ) -> Result<(), ModelError> {
         for (what, value, most) in [
             ("kv-heads", self.kv_heads, 1 << 20),
             ("head-dim", self.head_dim.unwrap_or(1), (1 << 20) / heads),
@@ -81,6 +86,6 @@ impl Llama {
                 return Err(ModelError::NotPositive { what, value });
             }
         }
-        self.rope_scaling.validate()
+        self.rope_scaling.validate(context)
     }
 }

@@ -63,7 +63,7 @@ impl ModelConfig {
             return Err(ModelError::Documents { model: self.architecture.0.title() });
         }
         match self.architecture == Architecture::LLAMA {
-            true => self.choices().validate(self.hidden, self.heads),
+            true => self.choices().validate(self.hidden, self.heads, self.context),
             false if self.llama.is_some() => {
                 Err(ModelError::NotLlama { model: self.architecture.0.title() })
             }

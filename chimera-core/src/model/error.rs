@@ -71,6 +71,17 @@ pub enum ModelError {
         /// Turns below which it is divided.
         low: f64,
     },
+    /// Dynamic scaling is of one context.
+    #[error(
+        "dynamic rope-scaling by these numbers is for a context of factor x original, {longest} tokens, not {context}: choose \
+         that context, or other numbers"
+    )]
+    DynamicContext {
+        /// Tokens of the model's context.
+        context: usize,
+        /// What its numbers say.
+        longest: usize,
+    },
     /// Choices that only a Llama has.
     #[error(
         "a {model} has no kv-heads, mlp-hidden, rotary positions or sliding window: leave them out or choose llama"

@@ -65,8 +65,13 @@ impl RopeScaling {
         }
     }
 
-    /// Checks that each number is above zero, and what is high above what is low.
-    pub(super) fn validate(&self) -> Result<(), ModelError> {
+    /// The context of a model with dynamic scaling, which its numbers say: folders of weights hold no other.
+    pub fn dynamic_context(factor: f64, original: f64) -> usize {
+        (factor.max(1.0) * original) as usize
+    }
+
+    /// Checks that each number is above zero, what is high above what is low, and that the numbers are of this context.
+    pub(super) fn validate(&self, context: usize) -> Result<(), ModelError> {
         let (_, values) = self.parts();
         for (name, value) in values {
             if !(value.is_finite() && value > 0.0) {
@@ -79,6 +84,12 @@ impl RopeScaling {
                 if high <= low =>
             {
                 Err(ModelError::RopeOrder { high, low })
+            }
+            RopeScaling::Dynamic { factor, original } => {
+                match RopeScaling::dynamic_context(factor, original) {
+                    longest if longest == context => Ok(()),
+                    longest => Err(ModelError::DynamicContext { context, longest }),
+                }
             }
             _ => Ok(()),
         }
@@ -267,7 +278,7 @@ mod tests {
         ] {
             let scaling: RopeScaling = text.parse().unwrap();
             assert_eq!(scaling.to_string(), text);
-            assert_eq!(scaling.validate(), Ok(()));
+            assert_eq!(scaling.validate(4096), Ok(()));
         }
         let usual: RopeScaling = "yarn:factor=4,original=100".parse().unwrap();
         assert!(usual.to_string().starts_with("yarn:factor=4,original=100,fast=32,slow=1,"));
@@ -280,7 +291,8 @@ mod tests {
         assert_eq!(refusal("linear"), "`linear` lacks factor=NUMBER");
         assert_eq!(refusal("linear:2"), "`2` is not NAME=NUMBER");
         assert_eq!(refusal("linear:factor=2,original=4"), "linear has no number `original`");
-        let unsound = |text: &str| text.parse::<RopeScaling>().unwrap().validate().is_err();
+        let unsound = |text: &str| text.parse::<RopeScaling>().unwrap().validate(4096).is_err();
+        assert!(unsound("dynamic:factor=2,original=1024"), "its context is 2048");
         assert!(unsound("linear:factor=0"));
         assert!(unsound("linear:factor=inf"));
         assert!(unsound("llama3:factor=8,original=8192,low=4,high=4"));

@@ -31,6 +31,7 @@ mod zb_v;
 use std::fmt;
 
 pub use registry::{SCHEDULES, Schedules, UnknownSchedule, find};
+pub(crate) use shape::MAX_OPS;
 pub use shape::{MAX_DEPTH, Parameter, Scaling, Shape};
 
 use crate::timetable::Timetable;

@@ -7,7 +7,8 @@ use crate::notation::by_name;
 
 /// The most workers of a pipeline group.
 pub const MAX_DEPTH: usize = 8192;
-pub(super) const MAX_OPS: u64 = 1 << 24;
+/// The most ops of a timetable.
+pub(crate) const MAX_OPS: u64 = 1 << 24;
 /// What proof and simulation take, measured at D = N = 512: 200 for a long row, twice that while rows grow.
 const BYTES_PER_OP: f64 = 400.0;
 

@@ -26,7 +26,7 @@ pub(crate) use edges::{ForwardResult, StageEdges};
 pub use erased::{AnyStage, AnyValue, erase};
 pub use init::initial;
 pub use measure::measure;
-pub use param::{Init, LinearLayer, Param};
+pub use param::{Init, LinearLayer, Param, name_conflict};
 pub use samples::samples;
 pub(crate) use slice::slice_range;
 pub use slice::{Left, Slice, SliceGradients};

@@ -1,6 +1,9 @@
 //! The parameters of a stage, and their initial values.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+
+use crate::ids::StageId;
 
 /// How the initial values of a tensor are drawn, from (seed, name) alone.
 #[derive(Clone, PartialEq, Debug)]
@@ -25,6 +28,20 @@ pub struct LinearLayer {
     pub bias: Option<String>,
     /// Whether the matrix is `[inputs, outputs]`, and not `[outputs, inputs]`.
     pub inputs_first: bool,
+}
+
+/// Why the names of parameters, each of a stage, cannot key checkpoints, if they cannot: each is of one stage, unless it is
+/// [tied](Param::tied) and left out.
+pub fn name_conflict<'n>(names: impl IntoIterator<Item = (StageId, &'n str)>) -> Option<String> {
+    let mut known = BTreeMap::new();
+    names.into_iter().find_map(|(stage, name)| {
+        let other = known.insert(name, stage)?;
+        let (other, stage) = (other.0, stage.0);
+        Some(format!(
+            "a parameter of stage {other} and one of stage {stage} are both `{name}`, and checkpoints know parameters by their \
+             names: give each a name of its own, such as `{stage}.{name}`"
+        ))
+    })
 }
 
 /// One weight tensor of a stage.
@@ -87,5 +104,20 @@ impl Param {
     /// Number of elements.
     pub fn n_elements(&self) -> usize {
         self.shape.iter().product()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_of_one_parameter() {
+        let conflict = |names: &[(u16, &'static str)]| {
+            name_conflict(names.iter().map(|(stage, name)| (StageId(*stage), *name)))
+        };
+        assert_eq!(conflict(&[(0, "0.weight"), (0, "0.bias"), (1, "1.weight")]), None);
+        let why = conflict(&[(0, "weight"), (1, "bias"), (1, "weight")]).expect("a conflict");
+        assert!(why.starts_with("a parameter of stage 0 and one of stage 1 are both `weight`"));
     }
 }

@@ -1,7 +1,5 @@
 //! Whatever the schedule, a pipeline trains as one worker does.
 
-mod training;
-
 use std::collections::BTreeMap;
 
 use chimera_core::engine::Optimizer;
@@ -10,8 +8,9 @@ use chimera_core::model::Architecture;
 use chimera_core::schedule::{SCHEDULES, Scaling, Shape, find};
 use chimera_core::update::Update;
 use proptest::prelude::*;
-use training::withheld::Withheld;
-use training::{N_STEPS, Outcome, Run, body, config, execute, train};
+
+use crate::training::withheld::Withheld;
+use crate::training::{N_STEPS, Outcome, Run, body, config, execute, train};
 
 fn assert_equivalent(run: &Run) {
     let (many, one) = (train(run).expect("trains"), train(&run.alone()).expect("trains"));

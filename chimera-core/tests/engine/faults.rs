@@ -1,20 +1,21 @@
 //! What the engine does when a rank or a message goes wrong.
 
-mod training;
-
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use chimera_core::comm::{Endpoint, Payload, Tag, Threads, all_gather, threads};
+use chimera_core::costs::UniformCosts;
 use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::engine::{NonFinite, Worker, handshake, run_threads};
 use chimera_core::fault::{Class, Fault};
-use chimera_core::ids::Rank;
+use chimera_core::ids::{Rank, StageId};
+use chimera_core::lower::{Lowering, Passes};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::timetable::Timetable;
-use training::faulty::{Fate, Faulty};
-use training::{Outcome, Run, body, execute};
+
+use crate::training::faulty::{Fate, Faulty};
+use crate::training::{Outcome, Run, body, execute};
 
 /// How a run ended: the fault that is reported, what each rank says, and how long it all took.
 struct End {
@@ -324,6 +325,42 @@ fn a_step_that_is_not_finite_can_be_skipped() {
             assert!(weights.values().flatten().all(|w| w.is_finite()));
         }
     }
+}
+
+/// Updates that wait for nobody come before the agreement of their window, so what was skipped last is not theirs.
+#[test]
+fn a_window_behind_a_skipped_step_changes_the_weights() {
+    let run = Run { non_finite: NonFinite::Skip, clip: None, ..Run::new("1f1b", Shape::new(2, 4)) };
+    // The last of three steps, in its window and on its own.
+    let fate = |from: Rank, tag: Tag| match tag.payload() {
+        Payload::Token(token)
+            if from == Rank(0) && (tag.step() == 2 || tag.step() == 0 && token.span.start >= 8) =>
+        {
+            Fate::IsNaN
+        }
+        _ => Fate::Arrives,
+    };
+    let trained = |timetable: &Timetable, steps_of_a_program: usize| {
+        let ran = execute(&run, timetable, |job, inner, stage| {
+            let mut worker = Worker::new(job, Reference, Faulty { inner, fate }, stage)?;
+            let mut n_skipped = Vec::new();
+            for first in (0..6).step_by(steps_of_a_program) {
+                let reports = worker.run(first)?;
+                n_skipped.extend(reports.iter().map(|report| report.n_skipped));
+            }
+            let held = (0..2).filter_map(|id| worker.held(StageId(id)));
+            let weights = held.flat_map(|(_, weights, _)| weights.to_vec());
+            Ok((n_skipped, weights.collect::<Vec<_>>()))
+        });
+        ran.expect("trains on")
+    };
+    let bound = timetable(&run);
+    let passes = Passes { free_border: Some(3), ..Passes::default() };
+    let costs = UniformCosts::new(1.0, 2.0, 0.0);
+    let free = passes.apply(bound.clone(), &Lowering::default(), &costs).expect("sound");
+    let (bound, free) = (trained(&bound, 1), trained(&free, 3));
+    assert_eq!(bound[0].0, [0, 0, 1, 1, 1, 1]);
+    assert_eq!(free, bound);
 }
 
 /// Weights that give no sound gradient any more do not mend.

@@ -1,8 +1,5 @@
 //! Stages that are no chain train as they do on one worker, whatever the schedule.
 
-mod graphs;
-mod training;
-
 use chimera_core::analyze::simulate;
 use chimera_core::costs::UniformCosts;
 use chimera_core::effects::TokenKind;
@@ -13,8 +10,9 @@ use chimera_core::render::text;
 use chimera_core::schedule::{Scaling, Shape, find};
 use chimera_core::stage::conformance;
 use chimera_core::timetable::Timetable;
-use graphs::{DEVICE, Node, Pairs, all, nodes, skips};
-use training::{Outcome, Run, train_stages};
+
+use crate::graphs::{DEVICE, Node, Pairs, all, nodes, skips};
+use crate::training::{Outcome, Run, train_stages};
 
 #[test]
 fn stages_of_graphs_conform() {
@@ -127,12 +125,12 @@ fn passes_over_graphs_train_as_on_one_worker() {
 #[test]
 fn windows_of_graphs_train() {
     for (name, graph) in &all(4) {
-        let free_border = Some(training::N_STEPS as u32);
+        let free_border = Some(crate::training::N_STEPS as u32);
         let bound = Run { clip: None, ..Run::new("dapple", Shape::new(4, 6)) };
         let free = Run { passes: Passes { free_border, ..Passes::default() }, ..bound.clone() };
         assert_eq!(train(&free, graph).losses, train(&bound, graph).losses, "{name}");
         for schedule in ["pipedream", "pipedream-2bw"] {
-            let shape = Shape { window: training::N_STEPS as u32, ..Shape::new(4, 4) };
+            let shape = Shape { window: crate::training::N_STEPS as u32, ..Shape::new(4, 4) };
             let clip = None;
             let losses = train(&Run { clip, ..Run::new(schedule, shape) }, graph).losses;
             assert!(losses.iter().all(|loss| loss.is_finite()), "{name}: {losses:?}");
@@ -172,7 +170,7 @@ fn drawings_of_graphs() {
 fn a_stage_of_a_chain_is_refused_at_a_join() {
     let run = Run::new("dapple", Shape::new(4, 4));
     let chain = StageGraph::chain(4);
-    let stage = |id| Ok(graphs::Linear(Node::of(&chain, id)));
+    let stage = |id| Ok(crate::graphs::Linear(Node::of(&chain, id)));
     let refused = train_stages(&run, &timetable(&run, &skips(4)), &Pairs, stage);
     let refused = refused.expect_err("a stage of a chain").to_string();
     assert!(refused.contains("implement `forward_edges`"), "{refused}");

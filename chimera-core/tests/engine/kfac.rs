@@ -1,7 +1,5 @@
 //! K-FAC: a pipeline preconditions gradients as one worker does, and one worker as dense matrices say.
 
-mod training;
-
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -18,8 +16,9 @@ use chimera_core::lower::{Lowering, Passes, Recompute, lower};
 use chimera_core::model::{Architecture, DecoderStage, cut};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::stage::{Data, Micro, Output, Param, Stage};
-use training::exact::Exact;
-use training::{CONTEXT, Digits, N_STEPS, Run, config, train};
+
+use crate::training::exact::Exact;
+use crate::training::{CONTEXT, Digits, N_STEPS, Run, config, train};
 
 fn kfac(run: Run) -> Run {
     Run { optimizer: Optimizer::kfac(), ..run }

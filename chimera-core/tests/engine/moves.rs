@@ -1,7 +1,5 @@
 //! Moves of saved activations: what workers hold, how long they take, and that they change no bit.
 
-mod training;
-
 use chimera_core::analyze::{Link, Network, NetworkCosts, Timeline, Work, simulate, slack};
 use chimera_core::costs::UniformCosts;
 use chimera_core::interchange::{from_json, to_json};
@@ -13,7 +11,8 @@ use chimera_core::render::text;
 use chimera_core::schedule::{SCHEDULES, Shape, find};
 use chimera_core::timetable::Timetable;
 use proptest::prelude::*;
-use training::{Run, train, train_timetable};
+
+use crate::training::{Run, train, train_timetable};
 
 fn timetable(schedule: &str, shape: &Shape) -> Timetable {
     find(schedule).expect("known").timetable(shape).unwrap_or_else(|unfit| panic!("{unfit}"))
@@ -61,6 +60,22 @@ fn a_longer_transfer_costs_time() {
     let costs = costs(&plain, 2.0);
     let program = proven(&bpipe(plain, &costs).expect("sound"));
     assert_eq!(simulate(&program, &costs).makespan(), 69.0 + 4.0);
+}
+
+/// Times tell no order there, and memory is shared all the same.
+#[test]
+fn ops_that_take_no_time_have_moves_in_a_safe_order() {
+    let free = UniformCosts::new(0.0, 0.0, 0.0);
+    for schedule in ["1f1b", "seq1f1b", "interleaved", "pipedream", "pipedream-2bw"] {
+        for depth in [4, 8] {
+            let plain = timetable(schedule, &Shape::new(depth, 2 * depth as u32));
+            let [timed, free] = [costs(&plain, 0.0), free].map(|costs| {
+                let moved = bpipe(plain.clone(), &costs);
+                peak(&proven(&moved.unwrap_or_else(|refusal| panic!("{refusal}"))))
+            });
+            assert_eq!(free, timed, "{schedule} {depth}");
+        }
+    }
 }
 
 /// One worker, so that there is nothing to wait for but its own moves.

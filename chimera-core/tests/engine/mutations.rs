@@ -1,8 +1,5 @@
 //! A damaged timetable is refused, and one that is not refused trains.
 
-mod graphs;
-mod training;
-
 use std::collections::{HashMap, HashSet};
 
 use chimera_core::costs::UniformCosts;
@@ -11,9 +8,10 @@ use chimera_core::op::{Cell, Kind, Op};
 use chimera_core::schedule::{Scaling, Shape, find};
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
-use graphs::{Node, Pairs};
 use proptest::prelude::*;
-use training::{Outcome, Run, train, train_stages, train_timetable};
+
+use crate::graphs::{Node, Pairs};
+use crate::training::{Outcome, Run, train, train_stages, train_timetable};
 
 /// One change of a timetable; indices are taken modulo what is there.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +102,7 @@ fn timetable(schedule: &str, shape: &Shape, by: Passes, graph: Option<usize>) ->
     let mut whole = find(schedule).expect("known").timetable(shape).expect("fits");
     let n_stages = whole.placement.n_stages() as u16;
     if let Some(number) = graph.filter(|_| n_stages >= 4) {
-        whole.graph = graphs::all(n_stages)[number].1.clone();
+        whole.graph = crate::graphs::all(n_stages)[number].1.clone();
     }
     by.apply(whole, &Lowering::default(), &UniformCosts::EQUAL).expect("sound")
 }

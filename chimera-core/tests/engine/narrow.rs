@@ -1,7 +1,5 @@
 //! A job that goes on with fewer ranks computes the same steps.
 
-mod training;
-
 use chimera_core::analyze::simulate;
 use chimera_core::costs::UniformCosts;
 use chimera_core::ids::{Rank, StageId};
@@ -11,7 +9,8 @@ use chimera_core::schedule::{SCHEDULES, Scaling, Shape, find};
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 use proptest::prelude::*;
-use training::{Run, train, train_timetable};
+
+use crate::training::{Run, train, train_timetable};
 
 fn timetable(schedule: &str, shape: &Shape, passes: Passes) -> Timetable {
     let timetable = find(schedule).expect("known").timetable(shape).expect("fits");

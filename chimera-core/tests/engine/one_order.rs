@@ -1,8 +1,6 @@
 //! Trainings over a transport that issues messages strictly in the one order that a program is proven to have, each only
 //! when both of its ranks have come to it: they come to their end, with the bits of any other transport.
 
-mod training;
-
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -12,7 +10,8 @@ use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 use chimera_core::lower::Sync;
 use chimera_core::schedule::{Scaling, Shape, find};
-use training::{Run, body, execute};
+
+use crate::training::{Run, body, execute};
 
 /// Longer than any rank computes here.
 const LONG: Duration = Duration::from_secs(20);

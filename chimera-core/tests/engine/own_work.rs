@@ -1,7 +1,5 @@
 //! Work of the caller's own in the idle time of a training.
 
-mod training;
-
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
@@ -18,7 +16,8 @@ use chimera_core::program::Program;
 use chimera_core::schedule::{Scaling, Shape, find};
 use chimera_core::stage::Stage;
 use chimera_core::trainer::Trainer;
-use training::{CONTEXT, Digits, config};
+
+use crate::training::{CONTEXT, Digits, config};
 
 /// A program with pieces on backwards, and of any time.
 fn program(schedule: &str, shape: &Shape, split_backward: bool) -> Program {

@@ -1,14 +1,13 @@
 //! Asynchronous schedules train as one worker does that reads weights of the same age.
 
-mod training;
-
 use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::device::{AdamW, Device, Sgd, Updated};
 use chimera_core::engine::Optimizer;
 use chimera_core::model::{DecoderStage, cut};
 use chimera_core::schedule::Shape;
 use chimera_core::stage::{Data, Micro, Output, Stage, initial};
-use training::{CONTEXT, Digits, N_STEPS, Outcome, Run, config, train};
+
+use crate::training::{CONTEXT, Digits, N_STEPS, Outcome, Run, config, train};
 
 /// The version that stage `s` reads for micro-batch `m` of a window, as a number of updates.
 type Age<'a> = &'a dyn Fn(usize, u32) -> usize;

@@ -1,8 +1,6 @@
 //! A run that is asked to stop, by any rank and before any instruction: the step under way is discarded on all ranks or
 //! finished on all.
 
-mod training;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -14,7 +12,8 @@ use chimera_core::fault::Fault;
 use chimera_core::ids::{Rank, StageId};
 use chimera_core::program::Instr;
 use chimera_core::schedule::{Shape, find};
-use training::{N_STEPS, Run, execute};
+
+use crate::training::{N_STEPS, Run, execute};
 
 /// The step in which the run is asked to stop.
 const STEP: u64 = 2;

@@ -1,7 +1,5 @@
 //! Graphs of stages, and stages small enough to be at any place of one.
 
-#![allow(dead_code)] // each test file uses a part
-
 use chimera_core::device::Result;
 use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::graph::StageGraph;

@@ -1,7 +1,5 @@
 //! A small training to compare runs by: a GPT-2, a Llama or a BERT in f64 on the reference kernels.
 
-#![allow(dead_code)] // each test file uses a part
-
 pub(crate) mod exact;
 pub(crate) mod faulty;
 pub(crate) mod withheld;
