@@ -3,7 +3,7 @@
 
 mod command;
 
-use std::fs::{create_dir_all, read, read_dir, read_to_string};
+use std::fs::{create_dir_all, read, read_dir, read_to_string, write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -308,6 +308,17 @@ fn weights_that_cannot_be_saved_leave_no_part_behind() {
     let kept = place.at("run/model/model.safetensors");
     let told = format!("the weights are in {}", kept.display());
     assert!(kept.is_file() && ran.stderr.contains(&told), "{}", ran.stderr);
+
+    // Not in the place of a model that is somebody else's.
+    let place = Place::new();
+    for dir in ["weights/model.safetensors/taken", "run/model"] {
+        create_dir_all(place.at(dir)).expect("a folder");
+    }
+    write(place.at("run/model/config.json"), "precious").expect("a file");
+    let ran = chimera(&place.line("--steps 2"));
+    assert_eq!(ran.code, Some(9), "{}", ran.stderr);
+    let left: Vec<_> = read_dir(place.at("run/model")).expect("a folder").flatten().collect();
+    assert_eq!((left.len(), read(left[0].path()).expect("a file")), (1, b"precious".to_vec()));
 }
 
 #[test]

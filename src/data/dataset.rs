@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::slice::from_ref;
 
+use super::width::Width;
 use super::{DataError, Tokens};
 
 /// Tokens to train on, and behind them those to validate with.
@@ -81,6 +82,18 @@ pub(super) fn open_each(files: &[PathBuf]) -> Result<Vec<Tokens>, DataError> {
         Some(nth) => {
             let (found, expected) = (each[nth].width().name(), each[0].width().name());
             Err(DataError::Mixed { path: files[nth].clone(), found, expected })
+        }
+    }
+}
+
+/// Refuses files to validate with that are not stored as `data` is.
+pub(super) fn check_validation(data: &[PathBuf], validation: &[PathBuf]) -> Result<(), DataError> {
+    let width = data.first().map_or(Width::U8, |file| Width::of(file)); // the built-in text
+    match validation.iter().find(|file| Width::of(file) != width) {
+        None => Ok(()),
+        Some(path) => {
+            let (found, expected) = (Width::of(path).name(), width.name());
+            Err(DataError::OtherValidation { path: path.clone(), found, expected })
         }
     }
 }

@@ -20,6 +20,8 @@ const MAX_DEPTH: usize = 32;
 pub(super) struct Text {
     pub(super) path: PathBuf,
     pub(super) content: Content,
+    /// Number of the path that names it or its folder.
+    pub(super) argument: usize,
 }
 
 /// What a file of text holds.
@@ -36,22 +38,30 @@ pub(super) enum Content {
 /// The files that `paths` name: of a folder all below it in the order of their names, but hidden ones.
 pub(super) fn texts(paths: &[PathBuf]) -> Result<Vec<Text>, DataError> {
     let mut texts = Vec::new();
-    for path in paths {
+    for (argument, path) in paths.iter().enumerate() {
         match path.is_dir() {
             true => {
                 let before = texts.len();
-                below(path, 0, &mut texts)?;
+                below(path, 0, argument, &mut texts)?;
                 if texts.len() == before {
                     return Err(DataError::EmptyFolder { path: path.clone() });
                 }
             }
-            false => texts.push(Text { path: path.clone(), content: content(path, Content::Text) }),
+            false => {
+                let content = content(path, Content::Text);
+                texts.push(Text { path: path.clone(), content, argument });
+            }
         }
     }
     Ok(texts)
 }
 
-fn below(folder: &Path, depth: usize, texts: &mut Vec<Text>) -> Result<(), DataError> {
+fn below(
+    folder: &Path,
+    depth: usize,
+    argument: usize,
+    texts: &mut Vec<Text>,
+) -> Result<(), DataError> {
     let unreadable = |reason| DataError::Unreadable { path: folder.to_path_buf(), reason };
     if depth > MAX_DEPTH {
         let reason = format!("more than {MAX_DEPTH} folders within each other");
@@ -66,10 +76,10 @@ fn below(folder: &Path, depth: usize, texts: &mut Vec<Text>) -> Result<(), DataE
     paths.sort();
     for path in paths {
         match path.is_dir() {
-            true => below(&path, depth + 1, texts)?,
+            true => below(&path, depth + 1, argument, texts)?,
             false => {
                 let content = content(&path, Content::Document);
-                texts.push(Text { path, content });
+                texts.push(Text { path, content, argument });
             }
         }
     }
@@ -87,6 +97,8 @@ fn content(path: &Path, other: Content) -> Content {
 /// A line of a JSONL file.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Document {
+    /// Its number in the file, from 1.
+    pub(super) line: u64,
     /// What comes before the text, where lines have prompts.
     pub(super) prompt: Option<String>,
     pub(super) text: String,
@@ -149,7 +161,7 @@ impl<'d, R: BufRead> Documents<'d, R> {
         let mut fields = fields.map_err(|e| self.refusal(format!("no JSON object: {e}")))?;
         let text = self.text(&mut fields, self.field)?;
         let prompt = self.prompt.map(|field| self.text(&mut fields, field)).transpose()?;
-        Ok(Document { prompt, text })
+        Ok(Document { line: self.line, prompt, text })
     }
 
     fn text(&self, fields: &mut Map<String, Value>, field: &str) -> Result<String, DataError> {
@@ -222,12 +234,12 @@ mod tests {
         for name in ["c.txt", "a.jsonl", "b/z.md", ".hidden"] {
             fs::write(at(name), "x").unwrap();
         }
-        let of = |name: &str, content| Text { path: at(name), content };
+        let of = |name: &str, content, argument| Text { path: at(name), content, argument };
         let found = texts(&[folder.path().to_path_buf(), at("c.txt")]).unwrap();
         let (document, lines) = (Content::Document, Content::Lines);
-        let below = [of("a.jsonl", lines), of("b/z.md", document), of("c.txt", document)];
+        let below = [of("a.jsonl", lines, 0), of("b/z.md", document, 0), of("c.txt", document, 0)];
         assert_eq!(found[..3], below);
-        assert_eq!(found[3..], [of("c.txt", Content::Text)]);
+        assert_eq!(found[3..], [of("c.txt", Content::Text, 1)]);
         fs::create_dir(at("empty")).unwrap();
         let refusal = texts(&[at("empty")]).unwrap_err().to_string();
         assert!(refusal.ends_with("empty has no file: name one with text"), "{refusal}");

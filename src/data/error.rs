@@ -51,6 +51,20 @@ pub enum DataError {
         /// TokenizerKind of the files before it.
         expected: &'static str,
     },
+    /// Text to validate a model of token ids with, or the reverse.
+    #[error(
+        "validation file {} holds {found}, but the data to train on holds {expected}: name files like those of `data`, \
+         made with the same tokenizer",
+        path.display()
+    )]
+    OtherValidation {
+        /// The first file of another kind.
+        path: PathBuf,
+        /// Its kind.
+        found: &'static str,
+        /// The kind of the data.
+        expected: &'static str,
+    },
     /// An id that the model does not know.
     #[error(
         "data file {}: token {position} has id {id}, but the vocabulary has {vocab} ids: \

@@ -15,6 +15,7 @@ mod mixture;
 mod permutation;
 mod prepare;
 mod prepared;
+mod prepared_files;
 mod special_tokens;
 pub mod tokenizer;
 mod tokens;
@@ -32,15 +33,16 @@ use crate::formats::checkpoint::Digest;
 pub use batch::Batch;
 pub use error::DataError;
 pub use masked::Pairs;
-pub use prepare::{Preparation, STANDARD_INPUT, discard, n_bytes, prepare};
+pub use prepare::{Preparation, STANDARD_INPUT, n_bytes, prepare};
 pub use prepared::{
     Ends, Prepared, Source, TokenizerKind, end_of_text, missing_ids, tokenizer_file_of,
     tokenizer_of,
 };
+pub use prepared_files::PreparedFiles;
 pub use special_tokens::Marks;
 pub use tokens::{Tokens, n_ignored};
 
-use dataset::{Dataset, open_each};
+use dataset::{Dataset, check_validation, open_each};
 use draw::Masking;
 use mixture::Mixture;
 use permutation::Permutation;
@@ -60,7 +62,7 @@ pub struct Files<'f> {
     pub data: &'f [PathBuf],
     /// The weight of each of them in a mixture; without, they are one dataset, one after the other.
     pub weights: Option<&'f [f64]>,
-    /// Files to validate with; if there are none, the last tenth of each dataset.
+    /// Files like those of the data to validate with; if there are none, the last tenth of each dataset.
     pub validation: &'f [PathBuf],
 }
 
@@ -93,6 +95,7 @@ impl Corpus {
         sequence: usize,
     ) -> Result<Corpus, DataError> {
         let &Files { data, weights, validation } = files;
+        check_validation(data, validation)?;
         let tokenizer = match data {
             [] => Some(Tokenizer::Bytes),
             data => tokenizer_of(&[data, validation].concat())?,

@@ -1,7 +1,6 @@
 //! From text to a file of token ids.
 
-use std::fs::{File, remove_file, rename};
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail, ensure};
@@ -9,13 +8,11 @@ use rayon::prelude::*;
 
 use super::DataError;
 use super::documents::{self, Content, Documents, Text};
-use super::prepared::{
-    Ends, Prepared, Source, beside, is_prepared, targets_beside, tokenizer_beside,
-};
-use super::tokenizer::{self, Tokenizer, TokenizerError, pieces};
+use super::prepared::{Ends, MAX_BYTES, Prepared, Source, is_prepared};
+use super::prepared_files::{PartFile, PreparedFiles};
+use super::tokenizer::{Tokenizer, TokenizerError, pieces};
 use super::width::Width;
-use crate::formats::files::disk::part_of;
-use crate::formats::files::{self, io_fault, open_regular};
+use crate::formats::files::open_regular;
 
 /// Bytes of text that are encoded at once, by all threads.
 const BLOCK: u64 = 4 << 20;
@@ -43,11 +40,11 @@ pub struct Preparation {
 /// further file says which tokens are targets.
 ///
 /// The ids are u16, or u32 if the name ends in `.u32.bin`. The data is complete or not there; data that is
-/// there already is refused.
+/// there already, or that another process is writing, is refused.
 pub fn prepare(
     texts: &[PathBuf],
     how: &Preparation,
-    out: &Path,
+    out: &PreparedFiles,
     mut progress: impl FnMut(u64),
 ) -> Result<Prepared> {
     ensure!(
@@ -56,16 +53,20 @@ pub fn prepare(
         how.field
     );
     let tokenizer = Tokenizer::named(&how.tokenizer)?;
-    let mut texts = documents::texts(texts)?;
+    // Folders and patterns find what a dead process left.
+    let texts: Vec<PathBuf> = texts.iter().filter(|path| !out.is_part(path)).cloned().collect();
+    let mut files = documents::texts(&texts)?;
+    let is_left = |path: &Path| out.is_part(path) || out.is_beside(path);
+    files.retain(|text| text.path == texts[text.argument] || !is_left(&text.path));
     if how.end_of_text.is_some() {
-        let whole = texts.iter_mut().filter(|text| text.content == Content::Text);
+        let whole = files.iter_mut().filter(|text| text.content == Content::Text);
         whole.for_each(|text| text.content = Content::Document);
     }
-    let has_documents = texts.iter().any(|text| text.content != Content::Text);
+    let has_documents = files.iter().any(|text| text.content != Content::Text);
     let end_of_text = has_documents.then(|| tokenizer.end_of_text(how.end_of_text.as_deref()));
     let end_of_text = end_of_text.transpose()?;
-    let (width, vocab) = (Width::of(out), tokenizer.vocab());
-    let place = out.display();
+    let (width, vocab) = (Width::of(out.data()), tokenizer.vocab());
+    let place = out.data().display();
     ensure!(
         width != Width::U8,
         "the name {place} must end in .bin, or in .u32.bin for ids of four bytes"
@@ -74,18 +75,30 @@ pub fn prepare(
         vocab <= width.n_ids(),
         "the tokenizer has {vocab} ids, more than two bytes hold: let the name {place} end in .u32.bin"
     );
-    let (described, copied, targets) = (beside(out), tokenizer_beside(out), targets_beside(out));
-    for path in [out, &described, &copied, &targets] {
-        ensure!(!path.exists(), "{} is there already: choose another --out", path.display());
-    }
-    for Text { path, content } in &texts {
+    let has_targets = how.prompt_field.is_some();
+    let longest = {
+        let documents = end_of_text.map(|token| Ends { token, documents: u64::MAX });
+        let targets = has_targets.then_some(u64::MAX);
+        Prepared::new(&tokenizer, u64::MAX, documents, targets, sources(&texts, u64::MAX)).text()?
+    };
+    ensure!(
+        longest.len() as u64 <= MAX_BYTES,
+        "the description of {place} would need more than {MAX_BYTES} bytes for the names of {} texts: name their \
+         folder instead",
+        texts.len()
+    );
+    for Text { path, content, .. } in &files {
+        ensure!(
+            !out.is_beside(path),
+            "{} has the name of what is to stand beside {place}, so it is no text: choose another --out",
+            path.display()
+        );
         check(path, *content)?;
     }
-    let part = part_of(out);
-    let marks = how.prompt_field.as_ref().map(|_| targets.as_path());
-    let written = Writer::create(&part, width, end_of_text, marks).and_then(|mut writer| {
-        let mut sources = Vec::new();
-        for Text { path, content } in &texts {
+    let written = out.begin(has_targets).and_then(|(ids, targets)| {
+        let mut writer = Writer::new(ids, width, end_of_text, targets);
+        let mut sources = sources(&texts, 0);
+        for Text { path, content, argument } in &files {
             let bytes = match content {
                 Content::Lines => writer.encode_lines(path, how, &tokenizer, &mut progress)?,
                 _ => writer.encode(path, &tokenizer, &mut progress)?,
@@ -96,21 +109,16 @@ pub fn prepare(
             if *content == Content::Document {
                 writer.end_document()?;
             }
-            sources.push(Source { path: path.display().to_string(), bytes });
+            sources[*argument].bytes += bytes;
         }
         let (documents, n_targets) = (writer.documents(), writer.n_targets());
         let prepared = Prepared::new(&tokenizer, writer.finish()?, documents, n_targets, sources);
-        if let Tokenizer::File(_) = tokenizer {
-            tokenizer::copy(Path::new(&how.tokenizer), &copied)?;
-        }
-        let text = format!("{}\n", serde_json::to_string_pretty(&prepared)?);
-        let written = files::write(&described, text.as_bytes());
-        written.map_err(|e| io_fault("data", &described, &e))?;
-        rename(&part, out).map_err(|e| io_fault("data", out, &e))?;
+        let is_file = matches!(tokenizer, Tokenizer::File(_));
+        out.publish(&prepared, is_file.then(|| Path::new(&how.tokenizer)))?;
         Ok(prepared)
     });
     if written.is_err() {
-        discard(out);
+        out.discard();
     }
     written
 }
@@ -121,16 +129,9 @@ pub fn n_bytes(texts: &[PathBuf]) -> Option<u64> {
     documents::texts(texts).ok()?.iter().map(size).sum()
 }
 
-/// Removes what a [`prepare`] of `out` has written, if it is not done: another thread may call this before it ends
-/// the process.
-pub fn discard(out: &Path) {
-    // Without this file the data can no more become whole. Where it is gone, the data is whole, or none of it there.
-    if remove_file(part_of(out)).is_ok() {
-        for path in [beside(out), tokenizer_beside(out), targets_beside(out)] {
-            let _ = remove_file(part_of(&path)); // often not there
-            let _ = remove_file(path);
-        }
-    }
+/// What was named, each with so many bytes.
+fn sources(texts: &[PathBuf], bytes: u64) -> Vec<Source> {
+    texts.iter().map(|path| Source { path: path.display().to_string(), bytes }).collect()
 }
 
 /// Refuses what is no text, and an empty text that is no document: a document may be empty.
@@ -160,50 +161,36 @@ fn open(text: &Path) -> io::Result<Box<dyn Read>> {
     }
 }
 
-fn on_disk(path: &Path, file: BufWriter<File>) -> Result<()> {
-    let fault = |e: &dyn ToString| io_fault("data", path, e);
-    let file = file.into_inner().map_err(|e| fault(&e.into_error()))?;
-    Ok(file.sync_all().map_err(|e| fault(&e))?)
-}
-
 /// What is wrong with a byte of a text that stands behind documents.
 const ENDS_ONE: &str = "is the byte that stands behind each document: take it out, or choose a --tokenizer, whose end of a text is an id of its own";
 
 /// The file of ids under way.
-struct Writer<'p> {
-    path: &'p Path,
-    file: BufWriter<File>,
+struct Writer {
+    file: PartFile,
     width: Width,
     n_tokens: u64,
     /// What stands behind a document, where there are any.
     end_of_text: Option<u32>,
     n_documents: u64,
     /// Which ids are targets, where that is to be said.
-    targets: Option<Targets<'p>>,
+    targets: Option<Targets>,
 }
 
 /// The file that says which ids are targets, under way.
-struct Targets<'p> {
-    path: &'p Path,
-    file: BufWriter<File>,
+struct Targets {
+    file: PartFile,
     n: u64,
 }
 
-impl<'p> Writer<'p> {
-    fn create(
-        path: &'p Path,
+impl Writer {
+    fn new(
+        file: PartFile,
         width: Width,
         end_of_text: Option<u32>,
-        targets: Option<&'p Path>,
-    ) -> Result<Writer<'p>> {
-        let file = |path: &Path| match files::replace(path) {
-            Ok(file) => Ok(BufWriter::new(file)),
-            Err(e) => bail!("cannot write {}: {e}", path.display()),
-        };
-        let of_targets = |path| Ok::<_, anyhow::Error>(Targets { path, file: file(path)?, n: 0 });
-        let targets = targets.map(of_targets).transpose()?;
-        let file = file(path)?;
-        Ok(Writer { path, file, width, n_tokens: 0, end_of_text, n_documents: 0, targets })
+        targets: Option<PartFile>,
+    ) -> Writer {
+        let targets = targets.map(|file| Targets { file, n: 0 });
+        Writer { file, width, n_tokens: 0, end_of_text, n_documents: 0, targets }
     }
 
     /// Appends the ids of a text; returns its size.
@@ -291,17 +278,13 @@ impl<'p> Writer<'p> {
                     .prompt
                     .as_deref()
                     .map_or(Ok(Vec::new()), |text| tokenizer.encode(text));
-                Ok((prompt?, tokenizer.encode(&document.text)?))
+                Ok((document.line, prompt?, tokenizer.encode(&document.text)?))
             });
-            for (prompt, text) in encoded.collect::<Result<Vec<_>, TokenizerError>>()? {
+            for (line, prompt, text) in encoded.collect::<Result<Vec<_>, TokenizerError>>()? {
                 let mut bytes = prompt.iter().chain(&text).filter_map(|id| u8::try_from(*id).ok());
                 if matches!(tokenizer, Tokenizer::Bytes) && bytes.any(|byte| self.ends(byte)) {
-                    bail!(
-                        "a text of document {} of {} {}",
-                        self.n_documents,
-                        path.display(),
-                        ENDS_ONE
-                    );
+                    let reason = format!("a byte of its text {ENDS_ONE}");
+                    return Err(DataError::Line { path: path.to_path_buf(), line, reason }.into());
                 }
                 self.push(prompt.into_iter(), false)?;
                 self.push(text.into_iter(), true)?;
@@ -335,12 +318,10 @@ impl<'p> Writer<'p> {
     fn push(&mut self, ids: impl Iterator<Item = u32>, are_targets: bool) -> Result<()> {
         for id in ids {
             let bytes = id.to_le_bytes();
-            let written = self.file.write_all(&bytes[..self.width.bytes()]);
-            written.map_err(|e| io_fault("data", self.path, &e))?;
+            self.file.write(&bytes[..self.width.bytes()])?;
             self.n_tokens += 1;
-            if let Some(Targets { path, file, n }) = &mut self.targets {
-                let written = file.write_all(&[are_targets.into()]);
-                written.map_err(|e| io_fault("data", path, &e))?;
+            if let Some(Targets { file, n }) = &mut self.targets {
+                file.write(&[are_targets.into()])?;
                 *n += u64::from(are_targets);
             }
         }
@@ -350,11 +331,11 @@ impl<'p> Writer<'p> {
     /// The number of ids, which are then on disk.
     fn finish(self) -> Result<u64> {
         ensure!(self.n_tokens > 0, "the texts have no token");
-        if let Some(Targets { path, file, n }) = self.targets {
+        if let Some(Targets { file, n }) = self.targets {
             ensure!(n > 0, "the texts have no token but those of prompts");
-            on_disk(path, file)?;
+            file.finish()?;
         }
-        on_disk(self.path, self.file)?;
+        self.file.finish()?;
         Ok(self.n_tokens)
     }
 }

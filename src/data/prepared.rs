@@ -12,8 +12,8 @@ use crate::formats::files::{read_regular, text_regular};
 
 /// The latest format; later ones are refused. Data in which every token is a target is of the first.
 const FORMAT: u32 = 2;
-/// Larger files are refused before they are read.
-const MAX_BYTES: u64 = 16 << 20;
+/// Larger files are refused before they are read, and not written.
+pub(super) const MAX_BYTES: u64 = 16 << 20;
 
 /// The description of prepared data: `data.bin.json` of `data.bin`.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
@@ -32,7 +32,7 @@ pub struct Prepared {
     /// Number of tokens that are targets, where `data.bin.targets` says which: a byte for each token, 1 or 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub targets: Option<u64>,
-    /// The texts, in order.
+    /// What was named, in order.
     pub sources: Vec<Source>,
 }
 
@@ -57,12 +57,12 @@ pub enum TokenizerKind {
     File,
 }
 
-/// A text that data was made of.
+/// A text, or a folder of texts, that data was made of.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Source {
-    /// The file, as it was named.
+    /// The file or folder, as it was named.
     pub path: String,
-    /// Its size.
+    /// Its size, or what the texts of the folder have together.
     pub bytes: u64,
 }
 
@@ -245,6 +245,11 @@ impl Prepared {
             return Err(DataError::Prepared { path: beside(data), reason });
         }
         Ok(tokenizer)
+    }
+
+    /// The description as it stands beside the data.
+    pub(super) fn text(&self) -> serde_json::Result<String> {
+        Ok(format!("{}\n", serde_json::to_string_pretty(self)?))
     }
 
     /// The tokenizer in words.

@@ -77,10 +77,7 @@ impl Candidate {
             ("schedule", true),
             ("micro-batches", true),
             ("micro-batch-size", true),
-            (
-                "scaling",
-                config.micro_batches > config.depth && self.reads().contains(&Parameter::Scaling),
-            ),
+            ("scaling", config.micro_batches > config.depth && self.reads_scaling()),
             ("recompute", says_recompute || config.recompute != Recompute::None),
             ("recompute-stages", matches!(config.recompute_stages, RecomputedStages::These(_))),
             ("shard-optimizer", config.shard_optimizer),
@@ -111,6 +108,11 @@ impl Candidate {
             Named::Schedule(schedule) if self.config.depth > 1 => schedule.reads(),
             _ => &[],
         }
+    }
+
+    /// Whether its schedule reads how it scales.
+    pub fn reads_scaling(&self) -> bool {
+        self.reads().contains(&Parameter::Scaling)
     }
 
     /// The layers of its stages, unless these are of equal work.

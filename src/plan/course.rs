@@ -1,7 +1,7 @@
 //! What a run does by its settings, whatever is trained: a proven program of steps, and how weights are updated.
 
 use anyhow::{Context, Result, bail, ensure};
-use chimera_core::analyze::prove_in_one_order;
+use chimera_core::analyze::{prove_in_one_order, simulate};
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts, UniformCosts};
 use chimera_core::engine::{NonFinite, Training, unpreconditioned, unsurvivable};
 use chimera_core::ids::StageId;
@@ -17,9 +17,12 @@ use chimera_core::update::Update;
 
 use super::preconditioned::with_kfac;
 use super::request::{passes_of_window, request_of_window};
+use super::unfit::endless_if_refused;
 use crate::device::Precision;
 use crate::settings::schedules::Named;
-use crate::settings::{Config, Evict, RecomputedStages, Scaling, Speeds, Survive, Transport};
+use crate::settings::{
+    Config, Evict, RecomputedStages, Scaling, Speeds, Survive, Transport, UnfitStages,
+};
 
 /// Settings with the proven program that they lead to.
 pub struct Course {
@@ -334,18 +337,37 @@ pub(crate) fn timetable(config: &Config, chain: &dyn Chain) -> Result<Timetable>
     Ok(ordered(config, request_of_window(config, config.window)?, chain)?.timetable)
 }
 
-/// The settings with the scaling that `auto` stands for: the shorter one, among those that micro-batches can have.
+/// The settings with the scaling whose step is shorter.
 pub(super) fn with_scaling(mut config: Config, chain: &dyn Chain) -> Result<Config> {
     if config.scaling != Scaling::Auto {
         return Ok(config);
     }
     config.scaling = Scaling::Is(config.shape().scaling);
-    if matches!(config.schedule, Named::Schedule(_)) && config.micro_batch_size.is_multiple_of(2) {
-        let mut request = request_of_window(&config, config.window)?;
-        request.take_shorter_scaling(&|timetable| chain.costs(&config, timetable))?;
+    if matches!(config.schedule, Named::Schedule(_)) && can_be_halved(&config) {
+        let (training, mut request) =
+            (training(&config), request_of_window(&config, config.window)?);
+        request.take_shorter_scaling_by(&mut |ordered| {
+            endless_if_refused(makespan(&config, chain, &training, ordered))
+        })?;
         config.scaling = Scaling::Is(request.shape.scaling);
     }
     Ok(config)
+}
+
+pub(super) fn can_be_halved(config: &Config) -> bool {
+    config.micro_batch_size.is_multiple_of(2)
+}
+
+fn makespan(
+    config: &Config,
+    chain: &dyn Chain,
+    training: &Training,
+    ordered: Ordered,
+) -> Result<f64> {
+    let how = lowering(config, chain, training, ordered.timetable.placement.n_stages());
+    let costs = UnevenCosts::new(chain.costs(config, &ordered.timetable)?, config.worker_speeds());
+    let program = recomputed(config, ordered, chain)?.program(&how, &costs)?;
+    Ok(simulate(&program, &costs).makespan())
 }
 
 /// Refuses micro-batches that cannot be cut into so many units, of which these are slices of sequences.
@@ -378,7 +400,7 @@ pub(super) fn order(config: &Config, window: u32, chain: &dyn Chain) -> Result<O
     recomputed(config, ordered(config, request_of_window(config, window)?, chain)?, chain)
 }
 
-fn recomputed(config: &Config, ordered: Ordered, chain: &dyn Chain) -> Result<Ordered> {
+pub(super) fn recomputed(config: &Config, ordered: Ordered, chain: &dyn Chain) -> Result<Ordered> {
     let costs = chain.costs(config, &ordered.timetable)?;
     recomputed_at(config, ordered, &costs)
 }
@@ -386,15 +408,16 @@ fn recomputed(config: &Config, ordered: Ordered, chain: &dyn Chain) -> Result<Or
 /// The timetable where only some stages recompute, which the passes do not know of.
 ///
 /// # Errors
-/// If a stage that is named does not exist, or the timetable is not sound.
+/// [`UnfitStages`] if a stage that is named does not exist, or a [`Refusal`](chimera_core::analyze::Refusal) of a timetable
+/// that is not sound.
 pub fn recomputed_at(config: &Config, ordered: Ordered, costs: &impl Costs) -> Result<Ordered> {
     let stages = match &config.recompute_stages {
         RecomputedStages::These(stages) => stages,
         RecomputedStages::All | RecomputedStages::Auto => return Ok(ordered),
     };
     let n_stages = ordered.timetable.placement.n_stages();
-    if let Some(stage) = stages.keys().find(|stage| usize::from(**stage) >= n_stages) {
-        bail!("recompute-stages names stage {stage}, but there are {n_stages}, from 0")
+    if let Some(stage) = stages.keys().copied().find(|stage| usize::from(*stage) >= n_stages) {
+        return Err(UnfitStages::Absent { stage, n_stages }.into());
     }
     let how = Lowering { max_peak: config.memory_cap, ..Lowering::default() };
     let what = |_, stage| config.recompute_of(stage);
@@ -411,6 +434,21 @@ pub(super) fn proven(config: &Config, chain: &dyn Chain, ordered: Ordered) -> Re
     prove(config, chain, &training(config), ordered)
 }
 
+/// How a timetable of so many stages becomes a program.
+pub(super) fn lowering(
+    config: &Config,
+    chain: &dyn Chain,
+    training: &Training,
+    n_stages: usize,
+) -> Lowering {
+    Lowering {
+        sync: config.sync,
+        barrier: training.needs_barrier(),
+        tied: chain.tied(n_stages),
+        max_peak: config.memory_cap,
+    }
+}
+
 /// The proven program of a timetable.
 fn prove(
     config: &Config,
@@ -419,12 +457,7 @@ fn prove(
     ordered: Ordered,
 ) -> Result<Program> {
     let n_stages = ordered.timetable.placement.n_stages();
-    let how = Lowering {
-        sync: config.sync,
-        barrier: training.needs_barrier(),
-        tied: chain.tied(n_stages),
-        max_peak: config.memory_cap,
-    };
+    let how = lowering(config, chain, training, n_stages);
     let of_stages = chain.costs(config, &ordered.timetable)?;
     let costs = UnevenCosts::new(of_stages.clone(), config.worker_speeds());
     let mut program = ordered.program(&how, &costs)?;

@@ -1,5 +1,6 @@
 //! Hardware by its data sheets, for plans of machines that were not measured.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -80,13 +81,14 @@ impl Hardware {
         if let Some((_, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
             return Hardware::of(text).with_context(|| name.to_string());
         }
-        let Ok(read) = text_at_most(Path::new(name), MAX_BYTES) else {
-            bail!(
+        let text = match text_at_most(Path::new(name), MAX_BYTES) {
+            Err(error) if error.kind() == ErrorKind::NotFound => bail!(
                 "there is no hardware `{name}` and no such file: choose one of {}, or say --flops, --memory and links",
                 Hardware::names().join(", ")
-            )
+            ),
+            text => text.with_context(|| format!("cannot read {name}"))?,
         };
-        let text = read.with_context(|| format!("{name} is longer than {MAX_BYTES} bytes"))?;
+        let text = text.with_context(|| format!("{name} is longer than {MAX_BYTES} bytes"))?;
         Hardware::of(&text).with_context(|| format!("{name} is no description of hardware"))
     }
 
@@ -167,5 +169,17 @@ mod tests {
         }
         let refused = Hardware::find("abacus").expect_err("unknown").to_string();
         assert!(refused.contains("choose one of a100-40gb"), "{refused}");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_not_said_to_be_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("sheet.toml");
+        std::fs::write(&file, b"\xff\xfe").unwrap();
+        for path in [folder.path(), &file] {
+            let name = path.display().to_string();
+            let refused = format!("{:#}", Hardware::find(&name).expect_err(&name));
+            assert!(refused.starts_with(&format!("cannot read {name}: ")), "{refused}");
+        }
     }
 }

@@ -17,6 +17,8 @@ mod priced;
 mod rank_memory;
 mod recomputed;
 mod request;
+mod scaled;
+mod unfit;
 mod ways;
 
 use anyhow::{Result, ensure};
@@ -42,6 +44,8 @@ pub use predict::{Figure, Prediction};
 pub use priced::{Priced, StepCosts, times_of};
 pub use rank_memory::RankMemory;
 pub use request::request;
+
+pub use unfit::endless_if_refused;
 
 use crate::device::Device;
 use crate::profile::ProfiledTimes;
@@ -72,13 +76,15 @@ impl Plan {
     pub(crate) fn with(config: Config, found: Option<Timetable>) -> Result<Plan> {
         let devices = Device::list(&config.device, config.depth)?;
         let priced = Priced::by_settings(&config, &config.model())?;
-        let config = with_layout(config, &priced, found.as_ref())?;
-        let config = with_recomputed(config, &mut |config| {
+        let plan = |config| {
             Plan::on(devices.clone(), config, priced.clone(), |config, priced| {
                 Course::plan(config, found.clone(), priced)
             })
-        })?;
-        Plan::on(devices, config, priced, |config, priced| Course::plan(config, found, priced))
+        };
+        scaled::shorter(config, &mut |config| {
+            let config = with_layout(config, &priced, found.as_ref())?;
+            plan(with_recomputed(config, &mut |config| plan(config))?)
+        })
     }
 
     /// What another machine would train by a [`timetable`]: its devices need not be in this build.

@@ -4,16 +4,17 @@
 //! Where stages recompute, those that do not move what is over the limit. So sets of stages are tried as where nothing is
 //! moved, and the best of them stands beside offloading alone and recomputing alone: it is never longer than these.
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use chimera_core::analyze::simulate;
 use chimera_core::costs::Costs;
 use chimera_core::lower::{Lowering, Offloading, Recompute};
 use chimera_core::request::Ordered;
 use chimera_core::timetable::Timetable;
 
-use super::Plan;
 use super::course::recomputed_at;
 use super::recomputed::{StepOf, fewest};
+use super::unfit::{NoRoom, is_refused};
+use super::{Need, Plan};
 use crate::settings::{Config, RecomputedStages};
 
 /// Sets of stages that are tried for a run.
@@ -22,6 +23,9 @@ const N_TRIES: usize = 256;
 const N_TRIES_OF_LIMITS: usize = 32;
 
 const GIB: f64 = 1_073_741_824.0;
+
+/// Why there are no settings, until a try says more.
+const FITS_NOWHERE: &str = "a step does not fit into memory though all stages recompute";
 
 /// The settings with the stages that `auto` stands for, by plans of them.
 pub(super) fn with_recomputed(
@@ -46,25 +50,30 @@ pub(super) fn with_recomputed(
     let mut uncapped = all.clone();
     (uncapped.memory_cap, uncapped.offload) = (None, Offloading::None);
     let layers: Vec<usize> = plan(uncapped)?.cuts.iter().map(|cut| cut.blocks.len()).collect();
+    let mut why = anyhow!(FITS_NOWHERE);
     let mut step = |config: &Config| -> Result<Option<f64>> {
         let plan = match plan(config.clone()) {
-            Ok(plan) => plan,
-            // What holds more than the cap is refused.
-            Err(_) if config.memory_cap.is_some() => return Ok(None),
-            Err(error) => return Err(error),
+            Err(error) if is_refused(&error) => {
+                why = error;
+                return Ok(None);
+            }
+            plan => plan?,
         };
-        let fits = plan.needs.iter().all(|need| need.total() <= most);
-        let makespan = || plan.priced.makespan(config, &plan.cuts, &plan.course.program);
-        fits.then(makespan).transpose()
+        if let Some(over) = NoRoom::of(plan.needs.iter().map(Need::total), most) {
+            why = over.into();
+            return Ok(None);
+        }
+        plan.priced.makespan(config, &plan.cuts, &plan.course.program).map(Some)
     };
-    least_within(&config, &layers, has_bytes, &mut step)
+    least_within(&config, &layers, has_bytes, &mut step)?.ok_or(why)
 }
 
 /// The settings with the stages that `auto` stands for, where workers hold as many micro-batches as `how` allows, by simulation
 /// of a timetable that does not recompute yet.
 ///
 /// # Errors
-/// If nothing says how many, or a step does not fit though all stages recompute.
+/// If nothing says how many, or the [`Refusal`](chimera_core::analyze::Refusal) of a step that does not fit though all stages
+/// recompute.
 pub fn recomputed_within_cap(
     config: &Config,
     timetable: &Timetable,
@@ -76,41 +85,44 @@ pub fn recomputed_within_cap(
         "recompute-stages auto keeps within a memory: say how many micro-batches a worker may hold with --memory-cap, or \
          name stages, such as 0,2-3"
     );
+    let mut why = anyhow!(FITS_NOWHERE);
     let mut step = |config: &Config| -> Result<Option<f64>> {
         let timetable = timetable.clone();
         let ordered = Ordered { timetable, passes: config.passes(), search: None };
-        // What holds more than the cap is refused.
         let program =
             recomputed_at(config, ordered, costs).and_then(|o| Ok(o.program(how, costs)?));
-        Ok(program.ok().map(|program| simulate(&program, costs).makespan()))
+        match program {
+            Err(error) if is_refused(&error) => {
+                why = error;
+                Ok(None)
+            }
+            program => Ok(Some(simulate(&program?, costs).makespan())),
+        }
     };
     // Nothing tells what a part of a stage takes.
-    least_within(config, &vec![1; timetable.placement.n_stages()], false, &mut step)
+    let layers = vec![1; timetable.placement.n_stages()];
+    least_within(config, &layers, false, &mut step)?.ok_or(why)
 }
 
-/// The settings with as little recomputation as fits, beside offloading if that is asked for; selective is tried where memory
-/// is counted in bytes, of which it takes some.
+/// The settings with as little recomputation as fits, beside offloading if that is asked for; `None` if none fits. Selective is
+/// tried where memory is counted in bytes, of which it takes some.
 fn least_within(
     config: &Config,
     layers: &[usize],
     has_bytes: bool,
     step: StepOf<'_>,
-) -> Result<Config> {
+) -> Result<Option<Config>> {
     let mut none = config.clone();
     (none.recompute_stages, none.recompute) = (RecomputedStages::All, Recompute::None);
     none.offload = Offloading::None;
     if step(&none)?.is_some() {
-        return Ok(none);
+        return Ok(Some(none));
     }
     let tries = (N_TRIES, has_bytes);
-    let fitting = match config.offload {
-        Offloading::Auto => offloaded_or_recomputed(config, layers, tries, step)?,
-        Offloading::None => fewest(config, layers, tries, step)?.map(|(config, _)| config),
-    };
-    fitting.context(
-        "a step does not fit into the memory of a rank though all stages recompute: choose a smaller micro-batch-size, or \
-         more of rank-memory or memory-cap",
-    )
+    match config.offload {
+        Offloading::Auto => offloaded_or_recomputed(config, layers, tries, step),
+        Offloading::None => Ok(fewest(config, layers, tries, step)?.map(|(config, _)| config)),
+    }
 }
 
 /// The settings of the shortest step that fits, of those that offload, recompute, or do both; `None` if none fits. At most

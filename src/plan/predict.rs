@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Course;
 use super::priced::Stages;
-use crate::profile::ProfiledTimes;
+use crate::profile::{ProfiledTimes, ReferenceTime};
 
 /// A step, before it runs.
 #[derive(Clone, PartialEq, Debug)]
@@ -26,6 +26,8 @@ pub struct Prediction {
     pub range_s: [f64; 2],
     /// Why it may not hold here, if that is known.
     pub doubt: Option<String>,
+    /// The speed of the machine that was counted on, if it was measured.
+    pub reference: Option<ReferenceTime>,
     /// What each worker does in a step, or in a window of steps.
     pub timeline: Timeline,
     summary: Summary,
@@ -57,16 +59,18 @@ struct Summary {
 }
 
 impl Prediction {
-    /// What a step of a run takes by these times.
+    /// What a step of a run takes by these times, on a machine that has the speed of the reference work's present time.
     ///
     /// # Errors
     /// If the model calls a layer of which there are none.
     pub(crate) fn of(
         times: &ProfiledTimes,
+        reference: Option<ReferenceTime>,
         course: &Course,
         model: &ModelConfig,
         cuts: &[Cut],
     ) -> Result<Prediction> {
+        let times = &times.longer(reference.map_or(1.0, |time| time.ratio()));
         let (config, program) = (&course.config, &course.program);
         let stages = Stages { config, model, cuts };
         let at = |times: &ProfiledTimes| -> Result<(Timeline, IdleTime)> {
@@ -89,6 +93,7 @@ impl Prediction {
             step_s: middle.makespan() / n_steps,
             range_s: [step(&times.spread_by(-1.0))?, step(&times.spread_by(1.0))?],
             doubt: times.doubt().map(String::from),
+            reference,
             summary: Summary::of(&middle, idle),
             timeline: middle,
         })
@@ -242,6 +247,7 @@ mod tests {
             step_s: 9.0,
             range_s: [8.0, 12.0],
             doubt: None,
+            reference: None,
             timeline: planned,
             summary,
         };

@@ -15,12 +15,18 @@ use chimera_core::model::{Architecture, Llama, ModelConfig};
 use super::exchange::{self, Exchange};
 use super::law::{median, middle};
 use super::moves;
+use super::reference::ReferenceWork;
 use super::stage_pass::{Half, HalfCalls, ModelPart, PassError, ReadyStage, Work};
 use super::{FORMAT, LayerTime, Measurements, MoveTime, PartTime, Profile, Workers, build};
 use crate::device::{Compute, Device, OpenDevice, Precision, machine};
 
 /// Times each size is measured at least, and at most.
 const PASSES: [usize; 2] = [2, 9];
+
+/// How long the reference work is repeated to learn the machine's present speed, about.
+const REFERENCE_TIME: Duration = Duration::from_millis(600);
+/// Times it is done then, at least and at most.
+const REFERENCE_PASSES: [usize; 2] = [5, 60];
 
 /// Blocks that are measured one behind the other, so that what a backward needs has left the nearest cache as it has in
 /// a model of several.
@@ -102,7 +108,8 @@ pub fn measure(
         let opened = OpenDevice::open(device, 0, precision)?;
         name = opened.model();
         let time = time / settings.len() as u32;
-        let timings = opened.run(Measuring { samples, workers: *workers, time, progress })?;
+        let timings =
+            opened.run(Measuring { samples, workers: *workers, time, passes: PASSES, progress })?;
         let mut timed = timings.measured(*workers, samples);
         if workers.workers > 1 && opened.is_host() {
             let Exchange { messages, reductions, sync_s } = opened.run(Exchanging(*workers))?;
@@ -122,12 +129,22 @@ pub fn measure(
     })
 }
 
+/// What the reference work takes on a device now, of so many workers at once.
+pub(super) fn reference_now(device: &OpenDevice, workers: Workers) -> Result<f64> {
+    let (time, passes) = (REFERENCE_TIME, REFERENCE_PASSES);
+    let progress: &MeasureProgress<'_> = &|_, _, _| {};
+    let timings = device.run(Measuring { samples: &[], workers, time, passes, progress })?;
+    Ok(timings.measured(workers, &[]).reference_s)
+}
+
 /// All that was timed.
 #[derive(Default)]
 struct Timings {
     layers: BTreeMap<(&'static str, Vec<usize>), Vec<f64>>,
     /// Seconds in all, and in layers, by sample, part and half.
     parts: BTreeMap<(usize, ModelPart, Half), (Vec<f64>, Vec<f64>)>,
+    /// Seconds of the reference work.
+    reference: Vec<f64>,
 }
 
 impl Timings {
@@ -159,9 +176,14 @@ impl Timings {
             mine.0.extend(all);
             mine.1.extend(layers);
         }
+        self.reference.extend(other.reference);
     }
 
-    fn measured(self, Workers { workers, threads }: Workers, samples: &[Sample]) -> Measurements {
+    fn measured(
+        mut self,
+        Workers { workers, threads }: Workers,
+        samples: &[Sample],
+    ) -> Measurements {
         let layer = |((layer, extents), mut times): ((&str, Vec<usize>), Vec<f64>)| {
             let (count, (seconds, spread)) = (times.len(), middle(&mut times));
             LayerTime { layer: layer.into(), extents, count, seconds, spread }
@@ -195,15 +217,19 @@ impl Timings {
             messages: Vec::new(),
             reductions: Vec::new(),
             sync_s: 0.0,
+            reference_s: median(&mut self.reference),
             moves: Vec::new(),
         }
     }
 }
 
+/// Workers that measure samples, and the reference work between them, side by side.
 struct Measuring<'m> {
     samples: &'m [Sample],
     workers: Workers,
     time: Duration,
+    /// How often each is measured at least, and at most.
+    passes: [usize; 2],
     progress: &'m MeasureProgress<'m>,
 }
 
@@ -271,28 +297,41 @@ struct Turns<'p> {
 impl Measuring<'_> {
     /// Measures as one worker of several. A worker that has failed still keeps the others' pace.
     fn worker<K: Layers>(&self, device: &K, pace: &Turns<'_>) -> Result<Timings, PassError> {
-        let mut timings = Ok(Timings::default());
-        for pass in 0..=PASSES[1] {
+        let (mut timings, mut reference) = match ReferenceWork::new(device) {
+            Ok(work) => (Ok(Timings::default()), Some(work)),
+            Err(error) => (Err(error), None),
+        };
+        for pass in 0..=self.passes[1] {
             if pace.leads {
-                let is_enough = pass > PASSES[0] && Instant::now() >= pace.deadline;
+                let is_enough = pass > self.passes[0] && Instant::now() >= pace.deadline;
                 pace.goes_on.store(!is_enough, Ordering::Relaxed);
             }
             pace.barrier.wait();
             if !pace.goes_on.load(Ordering::Relaxed) {
                 break;
             }
-            for (number, sample) in self.samples.iter().enumerate() {
-                for part in ModelPart::ALL {
-                    let done = match &mut timings {
-                        Ok(all) => self.part(device, pace, (number, part, sample), pass > 0, all),
-                        Err(_) => {
-                            pace.barrier.wait();
-                            Ok(())
-                        }
-                    };
-                    if let Err(error) = done {
-                        timings = Err(error);
+            let mut turn = |act: &mut dyn FnMut(&mut Timings) -> Result<(), PassError>| {
+                let done = match &mut timings {
+                    Ok(all) => act(all),
+                    Err(_) => {
+                        pace.barrier.wait();
+                        Ok(())
                     }
+                };
+                if let Err(error) = done {
+                    timings = Err(error);
+                }
+            };
+            for number in 0..=self.samples.len() {
+                turn(&mut |all| {
+                    pace.barrier.wait();
+                    let timed = reference.as_mut().map(ReferenceWork::time).transpose()?;
+                    all.reference.extend(timed.filter(|_| pass > 0));
+                    Ok(())
+                });
+                let Some(sample) = self.samples.get(number) else { continue };
+                for part in ModelPart::ALL {
+                    turn(&mut |all| self.part(device, pace, (number, part, sample), pass > 0, all));
                 }
                 if pace.leads {
                     (self.progress)(self.workers, number + 1, self.samples.len());

@@ -10,6 +10,7 @@ mod idle_stage;
 mod law;
 mod measure;
 mod moves;
+mod reference;
 mod stage_pass;
 mod times;
 
@@ -20,6 +21,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 pub use measure::{MeasureProgress, Sample, measure, samples};
+pub use reference::ReferenceTime;
 use stage_pass::{Half, ModelPart};
 pub use times::{ExchangeTime, ProfiledTimes, StageTimes};
 
@@ -27,7 +29,7 @@ use crate::device::{Precision, machine};
 use crate::formats::files::text_at_most;
 
 /// The form of the file.
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 1 << 26;
@@ -89,6 +91,8 @@ pub struct Measurements {
     pub reductions: Vec<ReductionTime>,
     /// The step sync, from when the last worker has come to it.
     pub sync_s: f64,
+    /// A fixed piece of work, which tells how fast the machine was.
+    pub reference_s: f64,
     /// Moves of activations out of the memory of the device, or back.
     pub moves: Vec<MoveTime>,
 }
@@ -209,9 +213,10 @@ impl Profile {
     fn of(text: &str) -> Result<Profile> {
         let profile: Profile = serde_json::from_str(text)?;
         ensure!(profile.format == FORMAT, "its format is {}, not {FORMAT}", profile.format);
-        for Measurements { layers, parts, workers, threads, messages, reductions, sync_s, moves } in
-            &profile.measured
-        {
+        for measurements in &profile.measured {
+            let Measurements { layers, parts, workers, threads, messages, reductions, .. } =
+                measurements;
+            let Measurements { sync_s, reference_s, moves, .. } = measurements;
             let is_time = |x: &f64| (1e-12..=1e9).contains(x);
             let is_share = |x: &f64| (0.0..=1e6).contains(x);
             let is_size = |n: &usize| (1..=MOST_EXTENT).contains(n);
@@ -225,6 +230,7 @@ impl Profile {
                 && reductions.iter().all(|r| r.replicas > 1 && r.elements > 0)
                 && moves.iter().all(|m| is_time(&m.seconds) && is_share(&m.spread) && m.bytes > 0)
                 && is_share(sync_s)
+                && is_time(reference_s)
                 && *workers > 0
                 && *threads > 0;
             ensure!(are_sound, "a time in it makes no sense");
@@ -301,7 +307,7 @@ impl Measurements {
                 all.iter().map(|one| Ok(format!("\n        {}", serde_json::to_string(one)?)));
             Ok(lines.collect::<Result<Vec<_>>>()?.join(","))
         }
-        let Measurements { workers, threads, layers, parts, messages, reductions, sync_s, moves } =
+        let Measurements { workers, threads, layers, parts, messages, reductions, moves, .. } =
             self;
         let lists = [
             ("messages", lines(messages)?),
@@ -312,8 +318,9 @@ impl Measurements {
         ];
         let lists = lists.map(|(name, lines)| format!("\"{name}\": [{lines}\n      ]"));
         Ok(format!(
-            "\n    {{\n      \"workers\": {workers},\n      \"threads\": {threads},\n      \"sync_s\": {},\n      {}\n    }}",
-            serde_json::to_string(sync_s)?,
+            "\n    {{\n      \"workers\": {workers},\n      \"threads\": {threads},\n      \"sync_s\": {},\n      \"reference_s\": {},\n      {}\n    }}",
+            serde_json::to_string(&self.sync_s)?,
+            serde_json::to_string(&self.reference_s)?,
             lists.join(",\n      ")
         ))
     }
@@ -371,6 +378,7 @@ mod tests {
                 occupies: 7e-6,
             }],
             sync_s: 8e-6,
+            reference_s: 0.0625,
             moves: vec![MoveTime { bytes: 1 << 16, count: 7, seconds: 3e-4, spread: 0.25 }],
         };
         Profile {
@@ -390,7 +398,8 @@ mod tests {
         assert_eq!(Profile::of(&text).expect("a profile"), profile());
         assert!(text.contains("\n        {\"layer\":\"adamw\",\"extents\":[9],"), "{text}");
         for (from, to) in [
-            ("\"format\": 3", "\"format\": 2"),
+            ("\"format\": 4", "\"format\": 3"),
+            ("0.0625", "0.0"),
             ("\"bytes\":65536", "\"bytes\":0"),
             ("4e-9", "-1"),
             ("[9]", "[9,1]"),
@@ -410,11 +419,11 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let text = profile().to_json().expect("JSON");
         let older =
-            text.replace("\"format\": 3", "\"format\": 2").replace("\"moves\"", "\"other\"");
+            text.replace("\"format\": 4", "\"format\": 3").replace("\"moves\"", "\"other\"");
         std::fs::write(file.path(), older).expect("written");
         let refusal = Profile::read(file.path()).expect_err("another format").to_string();
         assert!(
-            refusal.contains("is a profile of format 2, and this program reads format 3"),
+            refusal.contains("is a profile of format 3, and this program reads format 4"),
             "{refusal}"
         );
         assert!(refusal.contains("measure again with `chimera profile --out "), "{refusal}");

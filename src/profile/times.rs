@@ -8,9 +8,11 @@ use chimera_core::engine::Optimizer;
 use chimera_core::model::{Cut, ModelConfig, Selection};
 
 use super::law::{Law, median};
+use super::measure::reference_now;
+use super::reference::ReferenceTime;
 use super::stage_pass::{Half, ModelPart, Work, calls};
-use super::{Measurements, MessageTime, Profile, ReductionTime};
-use crate::device::{Device, Precision};
+use super::{Measurements, MessageTime, Profile, ReductionTime, Workers};
+use crate::device::{Device, OpenDevice, Precision};
 
 /// Times of layers, of workers with so many threads of which some compute side by side.
 #[derive(Clone, Debug)]
@@ -21,6 +23,8 @@ pub struct ProfiledTimes {
     beside: f64,
     /// How many spreads times are longer than their medians.
     n_spreads: f64,
+    /// How many times as long everything takes as when it was measured.
+    longer: f64,
     /// Why they may not hold here.
     doubt: Option<String>,
 }
@@ -30,6 +34,8 @@ pub struct ProfiledTimes {
 struct Both {
     alone: Laws,
     beside: Laws,
+    /// With how many workers the latter was measured, and what the reference work took.
+    reference: (Workers, f64),
     /// By part of a model: what is known already.
     known: Mutex<HashMap<String, Halves>>,
 }
@@ -190,13 +196,18 @@ impl ProfiledTimes {
         };
         let beside = beside.unwrap_or(alone);
         let beside_workers = beside.workers;
-        let beside = Laws::of(beside);
-        let measured = Both { alone: Laws::of(alone), beside, known: Mutex::default() };
+        let measured = Both {
+            alone: Laws::of(alone),
+            beside: Laws::of(beside),
+            reference: (Workers { workers: beside_workers, threads }, beside.reference_s),
+            known: Mutex::default(),
+        };
         Ok(ProfiledTimes {
             measured: Arc::new(measured),
             activation_bytes: precision.activation_bytes(profile.device == Device::CPU.to_string()),
             beside: if workers > 1 { 1.0 } else { 0.0 },
             n_spreads: 0.0,
+            longer: 1.0,
             doubt: (workers > 1 && beside_workers == 1).then(|| {
                 format!(
                     "the profile measured one worker of {threads} thread(s) alone, so what {workers} take of each other, and \
@@ -226,6 +237,20 @@ impl ProfiledTimes {
     /// Times that are so many spreads longer than the medians; shorter, if negative.
     pub fn spread_by(&self, n_spreads: f64) -> ProfiledTimes {
         ProfiledTimes { n_spreads, ..self.clone() }
+    }
+
+    /// What the reference work took when they were measured, and takes on this device now.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn reference(&self, device: &OpenDevice) -> Result<ReferenceTime> {
+        let (workers, profiled) = self.measured.reference;
+        Ok(ReferenceTime { profiled, now: reference_now(device, workers)? })
+    }
+
+    /// Times of a machine on which everything takes so many times as long.
+    pub fn longer(&self, times: f64) -> ProfiledTimes {
+        ProfiledTimes { longer: self.longer * times, ..self.clone() }
     }
 
     /// What a stage takes of a model for so many samples, whose sequences are cut into slices: of all of them.
@@ -309,11 +334,11 @@ impl ProfiledTimes {
 
     /// What the step sync takes of several workers.
     pub fn sync(&self) -> f64 {
-        self.measured.beside.sync_s
+        self.longer * self.measured.beside.sync_s
     }
 
     fn exchange(&self, takes: f64, occupies: f64, spread: f64) -> ExchangeTime {
-        let longer = (1.0 + self.n_spreads * spread).max(0.0);
+        let longer = self.longer * (1.0 + self.n_spreads * spread).max(0.0);
         ExchangeTime { takes: takes * longer, occupies: occupies.min(takes) * longer }
     }
 
@@ -328,7 +353,7 @@ impl ProfiledTimes {
 
     fn blend(&self, [alone, beside]: &[Time; 2]) -> f64 {
         let at = |time: &Time| (time.seconds + self.n_spreads * time.spread).max(0.0);
-        at(alone) + self.beside * (at(beside) - at(alone))
+        self.longer * (at(alone) + self.beside * (at(beside) - at(alone)))
     }
 
     fn part(&self, work: &Work<'_>) -> Result<Halves> {

@@ -1,4 +1,6 @@
 //! Files of a run that may be there before it: kept under another name, or gone on with.
+//!
+//! A start that is refused leaves them as they were: what makes a file tells how to undo that.
 
 use std::fs::{File, OpenOptions, remove_file, rename};
 use std::io::ErrorKind;
@@ -8,28 +10,64 @@ use anyhow::{Context, Result, ensure};
 
 use crate::observe::{Best, history};
 
-/// A file in the folder of a run: one that is there belongs to another run, or to somebody else.
-pub(super) fn fresh_file(path: &Path) -> Result<File> {
-    File::create_new(path).map_err(|e| {
+/// Makes a file in the folder of a run: one that is there belongs to another run, or to somebody else.
+pub(super) fn fresh_file(path: &Path) -> Result<(File, Undo)> {
+    let file = File::create_new(path).map_err(|e| {
         let hint = match e.kind() {
             ErrorKind::AlreadyExists => ": is it of another run? choose another --out",
             _ => "",
         };
         anyhow::Error::new(e).context(format!("cannot write {}{hint}", path.display()))
-    })
+    })?;
+    Ok((file, Undo::of_new(path)))
 }
 
-/// Opens an empty file where a user wants one. A file that is there is kept under another name, which `warn` is told.
-pub(super) fn named_file(path: &Path, warn: &dyn Fn(&str)) -> Result<File> {
-    let cannot = || format!("cannot write {}", path.display());
-    match std::fs::symlink_metadata(path) {
-        Ok(found) if found.is_file() || found.is_symlink() && path.is_file() => {
-            let kept = set_aside(path).with_context(cannot)?;
-            warn(&format!("{} existed and is kept as {}", path.display(), kept.display()));
-            File::create_new(path).with_context(cannot)
+/// Opens an empty file where a user wants one. A file that is there is kept under another name.
+pub(super) fn named_file(path: &Path) -> Result<(File, Undo)> {
+    let open = || -> std::io::Result<(File, Undo)> {
+        match std::fs::symlink_metadata(path) {
+            Ok(found) if found.is_file() || found.is_symlink() && path.is_file() => {
+                let undo = Undo { made: Some(path.to_path_buf()), aside: Some(set_aside(path)?) };
+                Ok((File::create_new(path)?, undo))
+            }
+            Ok(_) => {
+                let device = OpenOptions::new().write(true).open(path)?; // or a pipe
+                Ok((device, Undo { made: None, aside: None }))
+            }
+            Err(_) => Ok((File::create_new(path)?, Undo::of_new(path))),
         }
-        Ok(_) => OpenOptions::new().write(true).open(path).with_context(cannot), // a device or a pipe
-        Err(_) => File::create_new(path).with_context(cannot),
+    };
+    open().with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Undoes, when it is dropped, that a start made a file: what had its name before gets it back.
+pub(super) struct Undo {
+    made: Option<PathBuf>,
+    /// Where what had its name is kept.
+    aside: Option<PathBuf>,
+}
+
+impl Undo {
+    /// Undoes that there is a file where there was none.
+    pub(super) fn of_new(path: &Path) -> Undo {
+        Undo { made: Some(path.to_path_buf()), aside: None }
+    }
+
+    /// Undoes nothing: the start was not refused. `warn` is told of a file that has another name now.
+    pub(super) fn give_up(mut self, warn: &dyn Fn(&str)) {
+        if let (Some(made), Some(aside)) = (self.made.take(), &self.aside) {
+            warn(&format!("{} existed and is kept as {}", made.display(), aside.display()));
+        }
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        let Some(made) = &self.made else { return };
+        let _ = match &self.aside {
+            Some(aside) => rename(aside, made),
+            None => remove_file(made),
+        };
     }
 }
 

@@ -9,7 +9,7 @@ use chimera_core::layers::Layers;
 use chimera_core::model::{Cut, DropoutRate, ModelConfig, Objective, cut, stage};
 use chimera_core::stage::{AnyStage, Micro, Output, Param};
 
-use crate::data::{Batch, Tokens};
+use crate::data::{Batch, Tokens, n_ignored};
 
 pub use bert::{Bert, PairScore};
 pub use sampling::Sampling;
@@ -115,9 +115,10 @@ impl<K: Layers> CausalLm<K> {
         &self.config
     }
 
-    /// Mean loss over all targets of a batch, in nats, sample by sample.
+    /// Mean loss over the targets of a batch that count, in nats, sample by sample.
     pub fn loss(&self, batch: &Batch) -> Result<f64> {
-        let scale = 1.0 / batch.target.len() as f64;
+        let n_counted = batch.target.len() - n_ignored(&batch.target);
+        let scale = 1.0 / n_counted.max(1) as f64;
         batch.samples().map(|(input, target)| self.window_loss(input, target, scale)).sum()
     }
 

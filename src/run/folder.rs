@@ -9,15 +9,17 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use serde_json::json;
 
-use super::earlier_files::{Behind, fresh_file, named_file};
+use super::earlier_files::{Behind, Undo, fresh_file, named_file};
 use super::lock::Lock;
 use super::resume::conflicts;
 use super::runs::{RUNS, fresh};
 use crate::formats::checkpoint::{AUTO, Checkpoint, Entry, Open, Store};
 use crate::formats::files::disk::part_of;
 use crate::formats::files::{self, io_fault, prepare_dir, replace, text_regular};
+use crate::formats::hf::{CONFIG, WEIGHTS};
+use crate::formats::save::{prepare, saved_steps};
 use crate::observe::{Best, EventFile, Explain, Metrics};
-use crate::settings::Config;
+use crate::settings::{Config, MODEL};
 
 /// The file of a run's settings, which makes a folder a run.
 pub const SETTINGS: &str = "config.toml";
@@ -127,90 +129,135 @@ impl Place {
     }
 
     /// Writes `config.toml` and begins the metrics; those of a run that is resumed, or that was to be but
-    /// has nothing to be resumed from, go on behind step `first`. `warn` is told of metrics that are lost.
+    /// has nothing to be resumed from, go on behind step `first`. `warn` is told of metrics that are lost, and of files
+    /// that get another name. What is refused leaves settings and files as they were.
     pub fn begin(self, config: &Config, first: u64, warn: &dyn Fn(&str)) -> Result<Folder> {
-        let path = &self.path;
-        let shown = path.join(SETTINGS);
-        let metrics_path = config.metrics.clone().unwrap_or_else(|| path.join("metrics.jsonl"));
+        let (shown, own_metrics) = (self.path.join(SETTINGS), self.path.join("metrics.jsonl"));
+        let metrics_path = config.metrics.as_ref().unwrap_or(&own_metrics).clone();
         ensure!(
             config.trace.as_deref() != Some(&*metrics_path),
             "metrics and trace are both {}: name two files",
             metrics_path.display()
         );
-        let goes_on = shown.exists() && (self.is_again || is_own(config, path));
-        let before = if goes_on { settings_in(path).ok() } else { None };
-        if let Some(before) = before.as_ref().filter(|_| first == 0) {
-            let conflicts = conflicts(before, config);
-            ensure!(
-                conflicts.is_empty(),
-                "{} holds another run, without a checkpoint: choose another --out, or remove it\n  {}",
-                path.display(),
-                conflicts.join("\n  ")
-            );
+        let (goes_on, has_saved) = (self.goes_on(config), self.has_saved(config, first));
+        let before = self.before(config);
+        self.refuse_another(config, first, before.as_ref())?;
+        let settings = config.to_toml();
+        let unwritten = |e: std::io::Error| io_fault("settings", &shown, &e);
+        let mut undos = Vec::new();
+        // Those of a new run mark the folder as taken; those of one that goes on are the last to change.
+        if !goes_on {
+            let (mut file, undo) = fresh_settings(&shown, &self.store())?;
+            undos.push(undo);
+            file.write_all(settings.as_bytes()).map_err(unwritten)?;
         }
-        let path_before = |key| before.as_ref().and_then(|before| before.get(key)?.as_str());
-        let traced_before =
-            goes_on && path_before("trace").map(Path::new) == config.trace.as_deref();
-        let had_metrics =
-            first > 0 && path_before("metrics").map(Path::new) == config.metrics.as_deref();
-        let open = || -> Result<_> {
-            if let Some(dir) = &config.save {
-                crate::formats::save::prepare(dir, config.resume.is_some() || self.is_again)?;
+        self.prepare_weights(config, has_saved)?;
+        if let Some(dir) = &config.log {
+            let place = || format!("cannot write a log into {}", dir.display());
+            prepare_dir(dir).with_context(place)?;
+        }
+        let path_before = |key| before.as_ref().and_then(|before| path_in(before, key));
+        let is_new = |trace: &&Path| !path_before("trace").is_some_and(|was| is_same(was, trace));
+        if let Some(trace) = config.trace.as_deref().filter(is_new) {
+            undos.push(named_file(trace)?.1);
+        }
+        let events = config.tensorboard.as_deref().map(|dir| {
+            EventFile::create(dir, first, &settings)
+                .with_context(|| format!("cannot write event files to {}", dir.display()))
+        });
+        let events = events.transpose()?;
+        undos.extend(events.as_ref().map(|events| Undo::of_new(events.path())));
+        let had_metrics = is_same(path_before("metrics").unwrap_or(&own_metrics), &metrics_path);
+        let is_own = self.is_again || had_metrics || is_same(&metrics_path, &own_metrics);
+        let (metrics, best) = if goes_on && is_own {
+            Behind {
+                path: &metrics_path,
+                first,
+                is_named: config.metrics.is_some(),
+                had_metrics: first > 0 && had_metrics,
             }
-            if let Some(dir) = &config.log {
-                let place = || format!("cannot write a log into {}", dir.display());
-                prepare_dir(dir).with_context(place)?;
-            }
-            let events = config.tensorboard.as_deref().map(|dir| {
-                EventFile::create(dir, first, &config.to_toml())
-                    .with_context(|| format!("cannot write event files to {}", dir.display()))
-            });
-            let events = events.transpose()?;
-            let (metrics, best) = if goes_on {
-                Behind {
-                    path: &metrics_path,
-                    first,
-                    is_named: config.metrics.is_some(),
-                    had_metrics,
-                }
-                .open(warn)
-                .with_context(|| format!("cannot go on with {}", metrics_path.display()))?
-            } else {
-                let metrics = match &config.metrics {
-                    Some(named) => named_file(named, warn)?,
-                    None => fresh_file(&metrics_path)?,
-                };
-                (metrics, None)
+            .open(warn)
+            .with_context(|| format!("cannot go on with {}", metrics_path.display()))?
+        } else {
+            let (metrics, undo) = match &config.metrics {
+                Some(named) => named_file(named)?,
+                None => fresh_file(&metrics_path)?,
             };
-            if let Some(trace) = config.trace.as_deref().filter(|_| !traced_before) {
-                named_file(trace, warn).inspect_err(|_| {
-                    let _ = if goes_on { Ok(()) } else { remove_file(&metrics_path) };
-                })?;
-            }
-            Ok((metrics, best, events))
+            undos.push(undo);
+            (metrics, None)
         };
-        let is_fresh = config.resume.is_none() && !shown.exists();
+        self.remove_errors()?;
+        if goes_on {
+            files::write(&shown, settings.as_bytes()).map_err(unwritten)?;
+        }
+        undos.into_iter().for_each(|undo| undo.give_up(warn));
+        Ok(Folder { place: self, metrics: BufWriter::new(metrics), metrics_path, events, best })
+    }
+
+    /// Refuses a folder that holds another run than that of `config`, which begins with step `first`.
+    fn refuse_another(
+        &self,
+        config: &Config,
+        first: u64,
+        before: Option<&toml::Table>,
+    ) -> Result<()> {
+        let conflicts = before.filter(|_| first == 0).map(|before| conflicts(before, config));
+        let conflicts = conflicts.unwrap_or_default();
+        ensure!(
+            conflicts.is_empty(),
+            "{} holds another run, without a checkpoint: choose another --out, or remove it\n  {}",
+            self.path.display(),
+            conflicts.join("\n  ")
+        );
+        let is_fresh = config.resume.is_none() && !self.path.join(SETTINGS).exists();
         let has_checkpoints = |entries: Vec<Entry>| entries.iter().any(|entry| entry.is_whole);
         ensure!(
             !is_fresh || !self.store().entries().is_ok_and(has_checkpoints),
             "{} holds checkpoints: --resume auto goes on with them; or choose another --out, or remove them",
-            path.display()
+            self.path.display()
         );
-        let settings = config.to_toml();
-        let opened = if goes_on {
-            let written = files::write(&shown, settings.as_bytes());
-            written.map_err(|e| io_fault("settings", &shown, &e))?;
-            open()
-        } else {
-            let written = fresh_settings(&shown, &self.store())?.write_all(settings.as_bytes());
-            let written = written.map_err(|e| io_fault("settings", &shown, &e).into());
-            written.and_then(|()| open()).inspect_err(|_| {
-                let _ = remove_file(&shown); // it would mark the folder as taken
-            })
+        Ok(())
+    }
+
+    /// Makes sure that weights can go where `config` says. A model that is there gives way only if this run
+    /// `has_saved` it.
+    pub(crate) fn prepare_weights(&self, config: &Config, has_saved: bool) -> Result<()> {
+        if let Some(dir) = &config.save {
+            return prepare(dir, has_saved);
+        }
+        // The run's own is made when there are weights.
+        let Some(dir) = config.weights_dir(&self.path) else { return Ok(()) };
+        let is_taken = [WEIGHTS, CONFIG].iter().any(|name| dir.join(name).is_file());
+        ensure!(
+            has_saved || !is_taken,
+            "{} holds a model already, which the weights of this run would replace: choose another --out, name another \
+             folder with --save, or leave them out with --no-save",
+            dir.display()
+        );
+        Ok(())
+    }
+
+    /// Whether a model where `config` wants the weights is this run's, which begins with step `first`.
+    pub(crate) fn has_saved(&self, config: &Config, first: u64) -> bool {
+        let Some(dir) = config.weights_dir(&self.path) else { return false };
+        let is_here = self.goes_on(config) || first > 0 && is_own(config, &self.path);
+        let is_marked = || is_here && config.save.is_none() && saved_steps(&dir).is_some();
+        let was_wanted = |before: toml::Table| {
+            let kept = before.get("no-save").and_then(toml::Value::as_bool) != Some(true);
+            let own = self.path.join(MODEL);
+            kept && is_same(path_in(&before, "save").unwrap_or(&own), &dir)
         };
-        let (metrics, best, events) = opened?;
-        self.remove_errors()?;
-        Ok(Folder { place: self, metrics: BufWriter::new(metrics), metrics_path, events, best })
+        self.is_again || self.before(config).is_some_and(was_wanted) || is_marked()
+    }
+
+    /// Whether a run that has begun here goes on.
+    fn goes_on(&self, config: &Config) -> bool {
+        self.path.join(SETTINGS).exists() && (self.is_again || is_own(config, &self.path))
+    }
+
+    /// The settings so far of the run that goes on here.
+    fn before(&self, config: &Config) -> Option<toml::Table> {
+        if self.goes_on(config) { settings_in(&self.path).ok() } else { None }
     }
 }
 
@@ -319,7 +366,7 @@ pub fn write_error(folder: &Path, rank: Rank, fault: &Fault) -> Result<()> {
 }
 
 /// The file that marks a folder as a run's. Who wanted to go on with the one that is there is told how.
-fn fresh_settings(path: &Path, store: &Store) -> Result<File> {
+fn fresh_settings(path: &Path, store: &Store) -> Result<(File, Undo)> {
     let has_any = store.entries().is_ok_and(|entries| !entries.is_empty());
     ensure!(
         !(has_any && path.exists()),
@@ -331,11 +378,19 @@ fn fresh_settings(path: &Path, store: &Store) -> Result<File> {
 
 /// Whether a run in `folder` goes on there, and does not begin with the checkpoint of another.
 fn is_own(config: &Config, folder: &Path) -> bool {
-    config.resume.as_deref().is_some_and(|resume| {
-        let whole = |path: &Path| path.canonicalize().ok();
-        let holder = Path::new(resume).parent().and_then(whole);
-        resume == AUTO || (holder.is_some() && holder == whole(Store::of(folder).folder()))
-    })
+    let holds = |resume: &str| Store::of(folder).holds(Path::new(resume));
+    config.resume.as_deref().is_some_and(|resume| resume == AUTO || holds(resume))
+}
+
+/// A path among settings.
+fn path_in<'s>(settings: &'s toml::Table, key: &str) -> Option<&'s Path> {
+    settings.get(key)?.as_str().map(Path::new)
+}
+
+/// Whether two paths lead to one place.
+fn is_same(a: &Path, b: &Path) -> bool {
+    let whole = |path: &Path| path.canonicalize().ok();
+    a == b || whole(a).is_some_and(|a| whole(b) == Some(a))
 }
 
 /// The settings of the run in a folder.

@@ -26,7 +26,9 @@ impl Initial {
     pub(super) fn open(dir: &Path, model: &ModelConfig) -> Result<Initial> {
         let source = HfModel::open(dir)?;
         let dir = dir.display().to_string();
-        ensure!(source.config() == model, "{}", changed(&dir));
+        // Where documents end is said by the text, not by a model.
+        let model = ModelConfig { end_of_text: None, ..model.clone() };
+        ensure!(*source.config() == model, "{}", changed(&dir));
         let hash = |param: &Param| {
             let values = source.values(&param.name)?;
             Ok((param.name.clone(), blake3::hash(&bytes(&values))))

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::formats::files::{no_follow, open_regular, text_regular};
+use crate::formats::files::{is_at, no_follow, open_regular, text_regular};
 
 /// Larger locks are not ours.
 const MAX_BYTES: u64 = 1 << 12;
@@ -76,21 +76,6 @@ impl Lock {
     pub(super) fn free_room(&self) {
         let _ = self.file.set_len(0); // who has the lock is known by the lock, not by what it says
     }
-}
-
-/// Whether an open file is the one of this name.
-#[cfg(unix)]
-fn is_at(file: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let id = |found: std::io::Result<std::fs::Metadata>| found.ok().map(|m| (m.dev(), m.ino()));
-    let held = id(file.metadata());
-    held.is_some() && held == id(path.symlink_metadata())
-}
-
-/// Whether a file of this name is there: an open file cannot be replaced.
-#[cfg(not(unix))]
-fn is_at(_: &File, path: &Path) -> bool {
-    path.is_file()
 }
 
 /// The name of this host; empty if it has none that is known.

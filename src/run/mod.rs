@@ -17,6 +17,7 @@ mod nccl;
 pub mod outside;
 mod own;
 mod pace;
+mod predicted;
 mod processes;
 mod rank;
 mod replica_devices;
@@ -39,19 +40,17 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use chimera_core::analyze::Network;
 use chimera_core::engine::{Job, StepReport};
 use chimera_core::fault::{Class, Fault};
-use chimera_core::ids::Rank;
+use chimera_core::ids::{Rank, StageId};
 use chimera_core::model::ModelConfig;
 use chimera_core::program::Program;
 use chimera_core::render::chrome::Sizes;
 use chimera_core::search::Report;
-use chimera_core::stage::{Data, Param};
+use chimera_core::stage::{Data, Param, name_conflict};
 use chimera_core::timetable::Timetable;
-use chimera_core::update::Update;
 
-use available_memory::{free_memory, resident};
+use available_memory::resident;
 pub use folder::{Folder, Place, SETTINGS, is_error, settings_in, write_error};
 pub use gather::share;
 use initial::Initial;
@@ -68,14 +67,13 @@ pub use trained::Trained;
 use trained::merge;
 pub use transformer::Transformer;
 pub use verify::checkpoint_as;
-use watch::Watch;
+use watch::{Observer, Watch};
 
 use crate::data::{Batch, Corpus, Files, end_of_text};
 use crate::device::{Devices, OpenDevice};
 use crate::formats::checkpoint::{Checkpoint, Saver};
 use crate::observe::{Explain, Recorder};
-use crate::plan::{Advice, Cluster, Course, Need, Plan, Prediction, Speed, times_of};
-use crate::settings::schedules::Named;
+use crate::plan::{Course, Need, Plan, Prediction};
 use crate::settings::{Config, DataWeights};
 
 /// Windows of the validation text that are evaluated.
@@ -95,6 +93,8 @@ pub struct Run<S = Transformer> {
     /// What to begin with, unless weights are drawn at random or those of a checkpoint.
     initial: Option<Initial>,
     pace: OnceLock<Arc<Pace>>,
+    /// What a step is predicted to take, once that was asked.
+    prediction: OnceLock<Option<Prediction>>,
 }
 
 impl Run {
@@ -148,44 +148,6 @@ impl Run {
         &self.subject.model
     }
 
-    /// What a step is predicted to take by the profile that the settings name, if they do.
-    ///
-    /// # Errors
-    /// If the profile cannot be used.
-    pub fn prediction(&self) -> Result<Option<Prediction>> {
-        let config = self.config();
-        let Some(path) = config.predict.as_ref().or(config.profile.as_ref()) else {
-            return Ok(None);
-        };
-        let times = times_of(config, path, config.width * config.depth)?;
-        let Transformer { model, cuts, .. } = &self.subject;
-        Prediction::of(&times, &self.course, model, cuts).map(Some)
-    }
-
-    /// What to change so that steps take less time here, by the profile that the settings name: one change, if some is worth
-    /// it. Workers are threads of this machine.
-    ///
-    /// # Errors
-    /// If the profile cannot be used.
-    pub fn advice(&self) -> Result<Option<Advice>> {
-        let (config, free) = (self.config(), free_memory(Path::new("/")));
-        let path = config.predict.as_ref().or(config.profile.as_ref());
-        let (Some(path), Some(free)) =
-            (path.filter(|_| self.program().window().update() == Update::Flush), free)
-        else {
-            return Ok(None);
-        };
-        // Every change to a schedule that is searched for would be a search of its own.
-        if config.schedule == Named::Auto {
-            return Ok(None);
-        }
-        let n_ranks = config.width * config.depth;
-        let speed = Speed::Measured(times_of(config, path, n_ranks)?);
-        let network = Network::free(n_ranks);
-        let memory = free.bytes / n_ranks as f64;
-        Advice::on(config, &Cluster { n_ranks, memory: memory.into(), speed, network })
-    }
-
     /// The memory that each worker of a group is expected to need.
     pub fn needs(&self) -> &[Need] {
         &self.subject.needs
@@ -204,13 +166,23 @@ impl Run {
 
 impl<S: Subject> Run<S> {
     fn of(course: Course, subject: S) -> Result<Run<S>> {
-        check_param_groups(&course.config, &subject.params())?;
+        let params = subject.params();
+        check_param_groups(&course.config, &params)?;
+        let of_stage = |(stage, params): (u16, &Vec<Param>)| {
+            let own = params.iter().filter(|param| !param.tied);
+            own.map(|param| (StageId(stage), param.name.clone())).collect::<Vec<_>>()
+        };
+        let names: Vec<_> = (0..).zip(&params).flat_map(of_stage).collect();
+        if let Some(conflict) = name_conflict(names.iter().map(|(stage, name)| (*stage, &**name))) {
+            bail!("{conflict}");
+        }
         let initial = match course.config.resume {
             None => subject.open_initial(&course.config)?,
             Some(_) => None,
         };
-        let (start, joined, saver, explain, pace) = (None, None, None, None, OnceLock::new());
-        Ok(Run { course, subject, start, joined, saver, explain, initial, pace })
+        let (start, joined, saver, explain) = (None, None, None, None);
+        let (pace, prediction) = (OnceLock::new(), OnceLock::new());
+        Ok(Run { course, subject, start, joined, saver, explain, initial, pace, prediction })
     }
 
     /// The settings.
@@ -260,16 +232,17 @@ impl<S: Subject> Run<S> {
         let system = Path::new("/");
         let (before, most) = (resident(system), Mutex::new(None));
         let mut observe = observe;
-        let watch = self.watch(|report: &StepReport| {
+        let mut observe = |report: &StepReport| {
             // What the run does with its weights behind the last step is not the training.
             *most.lock().unwrap_or_else(PoisonError::into_inner) = resident(system);
             observe(report)
-        })?;
+        };
+        let watch = self.watch(&mut observe)?;
         let ranks = S::train_threads(self, self.job(&*samples, stop), &watch);
         // What a run that failed has saved and recorded is of use too.
         let saved = self.saver.as_ref().and_then(|saver| saver.finish().transpose());
         let traced = watch.recorder.map_or(Ok(Vec::new()), |recorder| recorder.finish());
-        let most = most.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let most = *most.lock().unwrap_or_else(PoisonError::into_inner);
         let process = before.zip(most).map(|(before, most)| [before.bytes, most.peak]);
         Ok(Trained { process, ..merge(ranks?)?.with(saved, traced) })
     }
@@ -289,7 +262,7 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    fn watch<O>(&self, observe: O) -> Result<Watch<'_, S::Item, O>> {
+    fn watch<'w>(&'w self, observe: &'w mut Observer<'w>) -> Result<Watch<'w, S::Item>> {
         let config = self.config();
         let held_out = self.subject.held_out(&self.course)?;
         let steps = config.trace_steps.0.clone();

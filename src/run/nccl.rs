@@ -6,7 +6,7 @@ use std::time::Instant;
 use chimera_backend_candle::gpu::{Gpu, cuda::Cuda};
 use chimera_comm_nccl::{Library, Nccl};
 use chimera_core::comm::{Comm, CommError, Host};
-use chimera_core::engine::{Job, StepReport};
+use chimera_core::engine::Job;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
@@ -18,18 +18,14 @@ use crate::device::OpenDevice;
 
 impl Run {
     /// Trains the row of the rank that `comm` is an end of, on its GPU.
-    pub(super) fn train_over_nccl<'r, O, C>(
+    pub(super) fn train_over_nccl<'r>(
         &'r self,
         job: Job<'r>,
         device: &OpenDevice,
-        comm: &mut C,
+        comm: &mut dyn Comm<Host>,
         why_over: impl Fn() -> Option<CommError> + Send + 'static,
-        watch: &Watch<'r, u32, O>,
-    ) -> Result<RankTrained, Fault>
-    where
-        O: FnMut(&StepReport) -> anyhow::Result<()> + Send,
-        C: Comm<Host>,
-    {
+        watch: &Watch<'r, u32>,
+    ) -> Result<RankTrained, Fault> {
         let rank = comm.rank();
         let gpu = gpu(device, rank)?;
         let library = open(rank)?;

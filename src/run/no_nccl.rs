@@ -12,13 +12,13 @@ use crate::device::OpenDevice;
 
 impl Run {
     /// Refuses to train over NCCL.
-    pub(super) fn train_over_nccl<O>(
+    pub(super) fn train_over_nccl(
         &self,
         _: Job<'_>,
         _: &OpenDevice,
-        comm: &mut impl Comm<Host>,
+        comm: &mut dyn Comm<Host>,
         _: impl Fn() -> Option<CommError> + Send + 'static,
-        _: &Watch<'_, u32, O>,
+        _: &Watch<'_, u32>,
     ) -> Result<RankTrained, Fault> {
         Err(not_built(comm.rank()))
     }

@@ -8,7 +8,7 @@ use bytemuck::NoUninit;
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, HostStaged, Threads};
 use chimera_core::costs::{StageBytes, StageCosts, UniformCosts};
 use chimera_core::device::{Device, DeviceError};
-use chimera_core::engine::{Fields, Job, Optimizer, StepReport, run_threads};
+use chimera_core::engine::{Fields, Job, Optimizer, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::{Rank, StageId};
 use chimera_core::model::Memory;
@@ -286,14 +286,11 @@ impl<M: Model> Subject for Own<M> {
         }
     }
 
-    fn train_threads<'r, O>(
+    fn train_threads<'r>(
         run: &'r Run<Self>,
         job: Job<'r, M::Item>,
-        watch: &Watch<'r, M::Item, O>,
-    ) -> Result<Vec<RankTrained>>
-    where
-        O: FnMut(&StepReport) -> Result<()> + Send,
-    {
+        watch: &Watch<'r, M::Item>,
+    ) -> Result<Vec<RankTrained>> {
         let Config { width, depth, threads, .. } = *run.config();
         run.check_memory((0..(width * depth) as u32).map(Rank))?;
         let train = |comm: &mut Threads<<M::Device as Device>::Tensor>| {
@@ -307,17 +304,14 @@ impl<M: Model> Subject for Own<M> {
         Ok(run_threads((width * depth) as u32, train)?)
     }
 
-    fn train_process<'r, O>(
+    fn train_process<'r>(
         run: &'r Run<Self>,
         job: Job<'r, M::Item>,
-        comm: &mut impl Comm<Host>,
+        comm: &mut dyn Comm<Host>,
         _: impl Fn() -> Option<CommError> + Send + 'static,
-        watch: &Watch<'r, M::Item, O>,
+        watch: &Watch<'r, M::Item>,
         survivor: &mut Survivor,
-    ) -> Result<RankTrained, Fault>
-    where
-        O: FnMut(&StepReport) -> Result<()> + Send,
-    {
+    ) -> Result<RankTrained, Fault> {
         let rank = comm.rank();
         let unfit = |e| Fault::new(Class::Usage, rank, format!("{e:#}"));
         run.check_memory([rank].into_iter()).map_err(unfit)?;

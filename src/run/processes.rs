@@ -117,7 +117,8 @@ impl<S: Subject> Run<S> {
     ) -> Result<Option<Trained>> {
         let rank = comm.rank();
         let samples = self.subject.samples(&self.course);
-        let mut watch = Watch { by_processes: true, ..self.watch(observe)? };
+        let mut observe = observe;
+        let mut watch = Watch { by_processes: true, ..self.watch(&mut observe)? };
         let Patience { first_step, later } = self.config().patience();
         share(comm, &(), first_step)?; // clocks begin when all are here
         let job = self.job(&*samples, stop);

@@ -3,10 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
-use anyhow::Result;
 use chimera_core::comm::Comm;
 use chimera_core::device::Device;
-use chimera_core::engine::{Job, StepReport, Worker, handshake};
+use chimera_core::engine::{Job, Worker, handshake};
 use chimera_core::fault::{Fault, panicked};
 use chimera_core::ids::StageId;
 use chimera_core::stage::Stage;
@@ -22,22 +21,22 @@ use crate::settings::Survive;
 
 impl<S: Subject> Run<S> {
     /// Trains the row of the rank that `comm` is an end of, on `device`; `stage` makes its stages.
-    pub(super) fn train_rank<'r, T, D, O>(
+    /// Which transport it is and who observes is not known at compile time: an engine for each pair would take minutes to build.
+    pub(super) fn train_rank<'r, T, D>(
         &'r self,
         job: Job<'r, S::Item>,
         device: D,
-        comm: &mut impl Comm<D::Tensor>,
-        watch: &Watch<'r, S::Item, O>,
+        mut comm: &mut dyn Comm<D::Tensor>,
+        watch: &Watch<'r, S::Item>,
         survivor: &mut Survivor,
         mut stage: impl FnMut(StageId) -> Result<T, Fault>,
     ) -> Result<RankTrained, Fault>
     where
         T: Stage<Tensor = D::Tensor, Item = S::Item> + 'static,
         D: Device,
-        O: FnMut(&StepReport) -> Result<()>,
     {
         let rank = comm.rank();
-        handshake(comm, &watch.fingerprint, Instant::now() + job.patience.first_step)?;
+        handshake(&mut comm, &watch.fingerprint, Instant::now() + job.patience.first_step)?;
         let kept = survivor.take(rank)?;
         let is_initial = kept.is_none();
         let now = survivor.fewer.clone();

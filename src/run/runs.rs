@@ -17,10 +17,12 @@ pub fn newest_first(parent: &Path) -> Vec<PathBuf> {
     runs
 }
 
-/// Makes the first folder `0001`, `0002`, … of `parent` that is not there yet.
+/// Makes the folder `0001`, `0002`, … of `parent` that comes after all that are there.
 pub(super) fn fresh(parent: &Path) -> Result<PathBuf> {
     create_dir_all(parent).with_context(|| format!("cannot make folder {}", parent.display()))?;
-    for number in 1..100_000 {
+    let newest = newest_first(parent).first().and_then(|path| number(path)).unwrap_or(0);
+    // Another run may make one at the same moment.
+    for number in newest.saturating_add(1)..=u32::MAX {
         let path = parent.join(format!("{number:04}"));
         match create_dir(&path) {
             Ok(()) => return Ok(path),
@@ -42,16 +44,20 @@ fn number(path: &Path) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::remove_dir;
+
     use super::*;
 
     #[test]
-    fn runs_are_listed_by_number() {
+    fn the_newest_run_has_the_highest_number() {
         let parent = tempfile::tempdir().expect("a folder");
+        let of = |name: &str| parent.path().join(name);
+        assert_eq!(fresh(parent.path()).expect("made"), of("0001"));
         for name in ["0002", "0010", "notes", "0009"] {
-            create_dir(parent.path().join(name)).expect("made");
+            create_dir(of(name)).expect("made");
         }
-        assert_eq!(fresh(parent.path()).expect("made"), parent.path().join("0001"));
-        let names = ["0010", "0009", "0002", "0001"].map(|name| parent.path().join(name));
-        assert_eq!(newest_first(parent.path()), names);
+        remove_dir(of("0001")).expect("removed");
+        assert_eq!(fresh(parent.path()).expect("made"), of("0011"));
+        assert_eq!(newest_first(parent.path()), ["0011", "0010", "0009", "0002"].map(of));
     }
 }

@@ -26,12 +26,12 @@ use crate::settings::Survive;
 const N_TIMELINES: u64 = 10;
 
 /// One rank at its steps.
-pub(super) struct Steps<'s, 'p, 'r, S: Subject, T: Stage, D, C, O> {
+pub(super) struct Steps<'s, 'p, 'r, S: Subject, T: Stage, D, C> {
     pub(super) run: &'r Run<S>,
     pub(super) worker: &'s mut Worker<'p, T, D, C>,
     pub(super) recover: &'s mut Recover<'s, 'p, T, D, C>,
     pub(super) rank: Rank,
-    pub(super) watch: &'s Watch<'r, S::Item, O>,
+    pub(super) watch: &'s Watch<'r, S::Item>,
     pub(super) log: &'s mut Log,
     pub(super) survivor: &'s mut Survivor,
 }
@@ -50,13 +50,12 @@ struct NextStep {
     unsettled: Vec<StepReport>,
 }
 
-impl<'p, 'r: 'p, S, T, D, C, O> Steps<'_, 'p, 'r, S, T, D, C, O>
+impl<'p, 'r: 'p, S, T, D, C> Steps<'_, 'p, 'r, S, T, D, C>
 where
     S: Subject,
     T: Stage<Tensor = D::Tensor, Item = S::Item>,
     D: Device,
     C: Comm<D::Tensor>,
-    O: FnMut(&StepReport) -> Result<()>,
 {
     /// All steps from where the run stands; weights are those to begin with if they are `initial`.
     pub(super) fn train(mut self, initial: bool) -> Result<RankTrained, Fault> {

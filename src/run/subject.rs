@@ -4,7 +4,7 @@ use std::io;
 
 use anyhow::Result;
 use chimera_core::comm::{Comm, CommError, Host};
-use chimera_core::engine::{Fields, Job, StepReport};
+use chimera_core::engine::{Fields, Job};
 use chimera_core::fault::Fault;
 use chimera_core::render::chrome::Sizes;
 use chimera_core::stage::{Data, Param};
@@ -66,24 +66,20 @@ pub trait Subject: Sync + Sized {
     }
 
     /// Trains with a thread for each rank.
-    fn train_threads<'r, O>(
+    fn train_threads<'r>(
         run: &'r Run<Self>,
         job: Job<'r, Self::Item>,
-        watch: &Watch<'r, Self::Item, O>,
-    ) -> Result<Vec<RankTrained>>
-    where
-        O: FnMut(&StepReport) -> Result<()> + Send;
+        watch: &Watch<'r, Self::Item>,
+    ) -> Result<Vec<RankTrained>>;
 
     /// Trains the rank that `comm` is an end of, and goes on with what `survivor` has kept. `why_over` is asked from another
     /// thread whether the job has failed.
-    fn train_process<'r, O>(
+    fn train_process<'r>(
         run: &'r Run<Self>,
         job: Job<'r, Self::Item>,
-        comm: &mut impl Comm<Host>,
+        comm: &mut dyn Comm<Host>,
         why_over: impl Fn() -> Option<CommError> + Send + 'static,
-        watch: &Watch<'r, Self::Item, O>,
+        watch: &Watch<'r, Self::Item>,
         survivor: &mut Survivor,
-    ) -> Result<RankTrained, Fault>
-    where
-        O: FnMut(&StepReport) -> Result<()> + Send;
+    ) -> Result<RankTrained, Fault>;
 }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use anyhow::Result;
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, HostStaged, Threads};
-use chimera_core::engine::{Job, StepReport, run_threads};
+use chimera_core::engine::{Job, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::StageId;
 use chimera_core::layers::Layers;
@@ -102,14 +102,11 @@ impl Subject for Transformer {
         config.init.as_ref().map(|dir| Initial::open(dir, &self.model)).transpose()
     }
 
-    fn train_threads<'r, O>(
+    fn train_threads<'r>(
         run: &'r Run,
         job: Job<'r>,
-        watch: &Watch<'r, u32, O>,
-    ) -> Result<Vec<RankTrained>>
-    where
-        O: FnMut(&StepReport) -> Result<()> + Send,
-    {
+        watch: &Watch<'r, u32>,
+    ) -> Result<Vec<RankTrained>> {
         let devices = &run.subject.devices;
         if devices.share_tensors() {
             return Ok(devices.run(OnThreads { run, job, watch })??);
@@ -122,17 +119,14 @@ impl Subject for Transformer {
         })?)
     }
 
-    fn train_process<'r, O>(
+    fn train_process<'r>(
         run: &'r Run,
         job: Job<'r>,
-        comm: &mut impl Comm<Host>,
+        comm: &mut dyn Comm<Host>,
         why_over: impl Fn() -> Option<CommError> + Send + 'static,
-        watch: &Watch<'r, u32, O>,
+        watch: &Watch<'r, u32>,
         survivor: &mut Survivor,
-    ) -> Result<RankTrained, Fault>
-    where
-        O: FnMut(&StepReport) -> Result<()> + Send,
-    {
+    ) -> Result<RankTrained, Fault> {
         let rank = comm.rank();
         let none = || Fault::new(Class::Internal, rank, "a rank has no device");
         let device = run.subject.devices.by_rank().first().ok_or_else(none)?;
@@ -167,18 +161,14 @@ impl Run {
     }
 
     /// Trains the row of the rank that `comm` is an end of, on `kernels`.
-    pub(super) fn train_with<'r, K, O>(
+    pub(super) fn train_with<'r, K: Layers>(
         &'r self,
         job: Job<'r>,
         kernels: K,
-        comm: &mut impl Comm<K::Tensor>,
-        watch: &Watch<'r, u32, O>,
+        comm: &mut dyn Comm<K::Tensor>,
+        watch: &Watch<'r, u32>,
         survivor: &mut Survivor,
-    ) -> Result<RankTrained, Fault>
-    where
-        K: Layers,
-        O: FnMut(&StepReport) -> Result<()>,
-    {
+    ) -> Result<RankTrained, Fault> {
         let Transformer { model, cuts, .. } = &self.subject;
         let Config { dropout: rate, seed, sequence, .. } = *self.config();
         let dropout = DropoutRate { rate, seed };
@@ -191,13 +181,13 @@ impl Run {
 }
 
 /// Training with a thread for each rank.
-struct OnThreads<'r, 'w, O> {
+struct OnThreads<'r, 'w> {
     run: &'r Run,
     job: Job<'r>,
-    watch: &'w Watch<'r, u32, O>,
+    watch: &'w Watch<'r, u32>,
 }
 
-impl<O: FnMut(&StepReport) -> Result<()> + Send> Compute for OnThreads<'_, '_, O> {
+impl Compute for OnThreads<'_, '_> {
     type Output = Result<Vec<RankTrained>, Fault>;
 
     fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output {
@@ -213,19 +203,15 @@ impl<O: FnMut(&StepReport) -> Result<()> + Send> Compute for OnThreads<'_, '_, O
 }
 
 /// Training by one rank, on its device, over a transport of host tensors.
-struct AsRank<'r, 'w, O, C> {
+struct AsRank<'r, 'w> {
     run: &'r Run,
     job: Job<'r>,
-    comm: &'w mut C,
-    watch: &'w Watch<'r, u32, O>,
+    comm: &'w mut dyn Comm<Host>,
+    watch: &'w Watch<'r, u32>,
     survivor: &'w mut Survivor,
 }
 
-impl<O, C> Compute for AsRank<'_, '_, O, C>
-where
-    O: FnMut(&StepReport) -> Result<()> + Send,
-    C: Comm<Host>,
-{
+impl Compute for AsRank<'_, '_> {
     type Output = Result<RankTrained, Fault>;
 
     fn on<K: Layers>(self, devices: &[K]) -> Self::Output {

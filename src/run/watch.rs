@@ -2,16 +2,20 @@
 
 use std::sync::Mutex;
 
-use chimera_core::engine::Fields;
+use anyhow::Result;
+use chimera_core::engine::{Fields, StepReport};
 use chimera_core::stage::Data;
 
 use crate::observe::Recorder;
 
+/// Who is told of every step.
+pub(super) type Observer<'r> = dyn FnMut(&StepReport) -> Result<()> + Send + 'r;
+
 /// What is done with a run besides training.
-pub struct Watch<'r, I, O> {
+pub struct Watch<'r, I> {
     /// What all ranks must have in common.
     pub(super) fingerprint: Fields,
-    pub(super) observe: Mutex<O>,
+    pub(super) observe: Mutex<&'r mut Observer<'r>>,
     pub(super) held_out: Option<HeldOut<'r, I>>,
     pub(super) recorder: Option<Recorder<'r>>,
     /// Whether each rank is a process, which knows nothing of the others but by messages.

@@ -200,6 +200,11 @@ mod tests {
                 "`sync` is \"late\"; it must be one of at-end, eager, eager-opt",
             ),
             (
+                "reduce-precision",
+                Value::String("tf32".into()),
+                "`reduce-precision` is \"tf32\"; it must be one of f32, bf16",
+            ),
+            (
                 "hoist",
                 Value::String("late".into()),
                 "`hoist` is \"late\"; it must be on-demand, auto or a number of cells",

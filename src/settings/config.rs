@@ -6,11 +6,11 @@ use std::time::Duration;
 use chimera_core::engine::Patience;
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Border, Hoist, Moves, Passes, Recompute};
-use chimera_core::model::{Cut, ModelConfig, ModelError, cut};
+use chimera_core::model::{Cut, ModelConfig, Selection, cut};
 use chimera_core::search::Search;
 use toml::Value;
 
-use super::{Config, Layout, OPTIONS, RecomputedStages, SettingsError};
+use super::{Config, Layout, OPTIONS, RecomputedStages, SettingsError, UnfitStages};
 
 /// Folder of the trained weights within that of their run.
 pub const MODEL: &str = "model";
@@ -113,8 +113,8 @@ impl Config {
     /// The stages that a model is cut into. Before its layout `auto` is found, they are of equal work.
     ///
     /// # Errors
-    /// If the model cannot be cut so.
-    pub fn cuts(&self, model: &ModelConfig, n_stages: usize) -> Result<Vec<Cut>, ModelError> {
+    /// If the model cannot be cut so, or a stage has fewer layers than are said to recompute.
+    pub fn cuts(&self, model: &ModelConfig, n_stages: usize) -> anyhow::Result<Vec<Cut>> {
         let mut cuts = match &self.layout {
             Layout::Is(partition) => {
                 model.check_sequence(self.sequence)?;
@@ -124,6 +124,13 @@ impl Config {
         }?;
         for (stage, cut) in (0..).map(StageId).zip(&mut cuts) {
             cut.selection = self.recompute_stages.selection(stage);
+            let has = cut.blocks.len();
+            if let Selection::InputsOf(n) = cut.selection
+                && n > has
+                && self.layout != Layout::Auto
+            {
+                return Err(UnfitStages::TooManyLayers { stage: stage.0, n, has }.into());
+            }
         }
         Ok(cuts)
     }

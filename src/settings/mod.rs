@@ -47,7 +47,7 @@ pub use options::{Config, OPTIONS};
 pub use origin::Origin;
 pub use outside::{Nothing, Outside, Start};
 pub use readers::unread_options;
-pub use recomputed::{RecomputedStages, StageRecompute};
+pub use recomputed::{RecomputedStages, StageRecompute, UnfitStages};
 pub use scaling::Scaling;
 pub use show::markdown;
 pub use speeds::Speeds;
@@ -59,9 +59,9 @@ pub use weights::DataWeights;
 
 /// Why settings cannot be used (exit code 2).
 #[derive(thiserror::Error, Clone, PartialEq, Debug)]
-#[error("{place}: {message}")]
+#[error("{place}{}{message}", if .place.is_empty() { "" } else { ": " })]
 pub struct SettingsError {
-    /// `file.toml:3`, or where else the value came from.
+    /// `file.toml:3`, or where else the value came from; empty where the message says it.
     pub place: String,
     /// What is wrong, and what would be right.
     pub message: String,

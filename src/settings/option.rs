@@ -234,8 +234,14 @@ impl Opt {
     /// Refuses a value that the type of the option cannot hold.
     pub fn read(&self, value: &Value) -> Result<(), String> {
         match self.kind {
-            // A word may stand for several options.
+            // A word may stand for several options, so the type may know fewer.
             Kind::Words(_) if self.kind.holds(value) => Ok(()),
+            Kind::Words(words) => Err(format!(
+                "unknown {} `{}`: choose one of {}",
+                self.name,
+                value.as_str().unwrap_or_default(),
+                words().join(", ")
+            )),
             _ => (self.read)(value),
         }
     }

@@ -95,6 +95,12 @@ fn recomputations() -> Vec<&'static str> {
     Recompute::ALL.map(|(name, _)| name).into_iter().chain([AUTO]).collect()
 }
 
+/// Products alone can be of tf32.
+fn reduced() -> Vec<&'static str> {
+    let others = Precision::ALL.iter().filter(|(_, precision)| *precision != Precision::Tf32);
+    others.map(|(name, _)| *name).collect()
+}
+
 options! {
     "Data" {
         /// Text files, whose bytes are tokens, or files of token ids as `chimera prepare` makes them (`.bin` of u16,
@@ -322,7 +328,7 @@ options! {
             [value("BYTES").also("bucket_cap_mb").is("25MiB").free().see("#buckets-of-gradients")];
         /// Number format in which gradients go between replicas: f32, or bf16 for half the traffic; they are added in f32
         "reduce-precision" reduce_precision: Precision =
-            [value("FORMAT").is("f32").free().see("#gradients-in-bf16")];
+            [value("FORMAT").words(reduced).is("f32").free().see("#gradients-in-bf16")];
         /// Reduce gradients by MPI's own all-reduce, which rounds differently from threads
         "mpi-allreduce" mpi_allreduce: bool = [value("BOOL").is("false").free().see("distributed.md#sums-by-mpi")];
         /// Steps between comparisons of the weights of all replicas; 0 for none

@@ -27,8 +27,41 @@ pub enum RecomputedStages {
 pub enum StageRecompute {
     /// By what its forwards keep.
     Keeps(Recompute),
-    /// Of that number of its layers, from their inputs, or of all if it has no more; the others keep all.
+    /// Of that number of its layers, from their inputs; the others keep all.
     Layers(u16),
+}
+
+/// Stages that cannot recompute as they are to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum UnfitStages {
+    /// A stage does not exist.
+    #[error(
+        "recompute-stages names stage {stage}, but there are {n_stages}, from 0: name some of these"
+    )]
+    Absent {
+        /// The stage.
+        stage: u16,
+        /// How many there are.
+        n_stages: usize,
+    },
+    /// A stage has fewer layers than it is to recompute.
+    #[error(
+        "recompute-stages says that stage {stage} recomputes {n} layers, but it has {has}: say {has} at most, or no number, so \
+         that it recomputes all"
+    )]
+    TooManyLayers {
+        /// The stage.
+        stage: u16,
+        /// How many it is to recompute.
+        n: usize,
+        /// How many it has.
+        has: usize,
+    },
+    /// They are to be chosen of a schedule that is searched for.
+    #[error(
+        "recompute-stages auto is for the schedules of the table, and auto searches for one: name stages, such as 0,2-3"
+    )]
+    OfSearch,
 }
 
 impl RecomputedStages {

@@ -1,6 +1,10 @@
 //! A resumed run keeps its hands off what is not its own.
 
-use std::fs::{read, write};
+use std::fs::{
+    copy, create_dir_all, read, read_dir, read_to_string, remove_dir_all, remove_file, write,
+};
+use std::path::Path;
+use std::process::Command;
 
 use crate::command::{Ran, chimera, folder, text};
 
@@ -19,25 +23,156 @@ fn files_of_others_are_left_as_they_are() {
     let save = format!("--steps 4 --save-every 2 --out {}", own.display());
     assert_eq!(train(&save).code, Some(0));
     assert_eq!(train(&format!("--steps 3 --out {}", other.display())).code, Some(0));
+    let contents = || ["config.toml", "metrics.jsonl"].map(|name| read(other.join(name)).ok());
+    let before = contents();
+    let checkpoint = own.join("checkpoints/step-00000004");
+    let fork = format!("--steps 6 --resume {} --out {}", checkpoint.display(), other.display());
+    let ran = train(&fork);
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert_eq!(contents(), before);
     let prose = at("prose.txt");
     write(&prose, "In the beginning\nwas the word\n").expect("a file");
-    let checkpoint = own.join("checkpoints/step-00000004");
     let on = format!("--steps 6 --out {} --resume auto", own.display());
-    for (options, kept) in [
-        (
-            format!("--steps 6 --resume {} --out {}", checkpoint.display(), other.display()),
-            [other.join("config.toml"), other.join("metrics.jsonl")],
-        ),
-        (format!("{on} --metrics {}", prose.display()), [prose.clone(), prose.clone()]),
-    ] {
-        let before = kept.clone().map(|file| read(file).expect("a file"));
-        let ran = train(&options);
-        assert_eq!(ran.code, Some(2), "{options}: {}", ran.stderr);
-        assert_eq!(kept.map(|file| read(file).expect("a file")), before, "{options}");
-    }
     let before = read(&prose).expect("a file");
     assert_eq!(train(&format!("{on} --trace {}", prose.display())).code, Some(0));
     assert_eq!(read(at("prose.txt.1")).expect("a file"), before);
+}
+
+/// What it wrote itself it goes on with.
+#[test]
+fn metrics_that_a_run_never_wrote_are_kept() {
+    let folder = folder();
+    let (data, metrics) = (text(&folder), folder.path().join("m.jsonl"));
+    let kept = folder.path().join("m.jsonl.1");
+    let train = |options: &str| {
+        let (data, out) = (data.display(), folder.path().join("run"));
+        let ran =
+            chimera(&format!("train {MODEL} --data {data} --out {} {options}", out.display()));
+        assert_eq!(ran.code, Some(0), "{options}: {}", ran.stderr);
+    };
+    let n_lines = || read_to_string(&metrics).expect("metrics").lines().count();
+    let named = format!("--resume auto --metrics {}", metrics.display());
+    // Both where nothing is to be gone on from yet, and behind a checkpoint.
+    for (before, on, n_steps) in [
+        ("--steps 3", "--steps 3", 3),
+        ("--steps 4 --save-every 2 --resume auto", "--steps 6 --save-every 2", 2),
+    ] {
+        train(before);
+        let others = "{\"step\":0,\"loss\":1.0}\n{\"step\":9,\"loss\":1.0}\n";
+        write(&metrics, others).expect("a file");
+        train(&format!("{on} {named}"));
+        assert_eq!((read_to_string(&kept).expect("a file").as_str(), n_lines()), (others, n_steps));
+        remove_file(&kept).expect("a file");
+    }
+    train(&format!("--steps 8 {named}"));
+    assert_eq!((n_lines(), kept.exists()), (4, false));
+}
+
+#[test]
+fn a_resume_that_is_refused_changes_nothing() {
+    let folder = folder();
+    let (data, own) = (text(&folder), folder.path().join("own"));
+    let line = format!("train {MODEL} --data {} --out {}", data.display(), own.display());
+    assert_eq!(chimera(&format!("{line} --steps 4 --save-every 2")).code, Some(0));
+    // Then two steps of the metrics are behind the newest checkpoint.
+    remove_dir_all(own.join("checkpoints/step-00000004")).expect("a checkpoint");
+    let contents = || ["config.toml", "metrics.jsonl"].map(|name| read(own.join(name)).ok());
+    let before = contents();
+    let (trace, events) = (folder.path().join("t.json"), folder.path().join("events"));
+    let others = format!("--trace {} --tensorboard {}", trace.display(), events.display());
+    for refused in ["--trace none/t.json".into(), format!("{others} --metrics none/m.jsonl")] {
+        let ran = chimera(&format!("{line} --steps 6 --resume auto --lr 0.5 {refused}"));
+        assert_eq!(ran.code, Some(2), "{refused}: {}", ran.stderr);
+        assert!(contents() == before, "{refused}");
+        let n_events = read_dir(&events).map_or(0, Iterator::count);
+        assert_eq!((trace.exists(), n_events), (false, 0), "{refused}");
+    }
+}
+
+#[test]
+fn a_model_gives_way_to_the_run_that_saved_it_alone() {
+    let folder = folder();
+    let data = text(&folder);
+    let at = |name: &str| folder.path().join(name);
+    let (precious, weights) = (at("precious"), |dir: &Path| read(dir.join("model.safetensors")));
+    let train = |run: &str, options: &str, save: &str| -> Ran {
+        let (data, run, save) = (data.display(), at(run), at(save));
+        let places = format!("--data {data} --out {} --save {}", run.display(), save.display());
+        chimera(&format!("train {MODEL} {places} {options}"))
+    };
+    assert_eq!(train("own", "--steps 4 --save-every 2", "precious").code, Some(0));
+    assert_eq!(train("other", "--steps 3 --save-every 3", "elsewhere").code, Some(0));
+    let before = weights(&precious).expect("weights");
+    for (run, options) in [
+        ("new", "--steps 3 --seed 7 --resume auto"),
+        ("other", "--steps 3 --resume auto"),
+        ("other", "--steps 6 --resume auto"),
+        ("other", "--steps 6 --resume auto"), // nor after it was refused
+    ] {
+        let ran = train(run, options, "precious");
+        assert_eq!(ran.code, Some(2), "{options}: {}", ran.stderr);
+        assert!(ran.stderr.contains("precious holds a model already"), "{}", ran.stderr);
+        assert!(weights(&precious).expect("weights") == before, "{options}");
+    }
+    assert_eq!(train("own", "--steps 6 --save-every 2 --resume auto", "precious").code, Some(0));
+    assert!(weights(&precious).expect("weights") != before);
+    // What a folder says of somebody else's steps is nothing to this run.
+    create_dir_all(at("steps")).expect("a folder");
+    write(at("steps/steps"), "6\n").expect("a file");
+    assert_eq!(train("own", "--steps 6 --resume auto", "steps").code, Some(0));
+    assert!(weights(&at("steps")).is_ok());
+}
+
+#[test]
+fn a_model_in_the_folder_of_a_new_run_is_not_replaced() {
+    let folder = folder();
+    let data = text(&folder);
+    let [first, run] = ["first", "run"].map(|name| folder.path().join(name));
+    let train = |out: &Path, options: &str| -> Ran {
+        let (data, out) = (data.display(), out.display());
+        chimera(&format!("train {MODEL} --data {data} --out {out} {options}"))
+    };
+    assert_eq!(train(&first, "--steps 1").code, Some(0));
+    let model = run.join("model");
+    create_dir_all(&model).expect("a folder");
+    for name in ["config.json", "model.safetensors", "steps"] {
+        copy(first.join("model").join(name), model.join(name)).expect("copied");
+    }
+    let weights = || read(model.join("model.safetensors")).expect("weights");
+    let before = weights();
+    let refused = |options: &str| {
+        let ran = train(&run, &format!("--init {} {options}", model.display()));
+        assert_eq!(ran.code, Some(2), "{options}: {}", ran.stderr);
+        assert!(ran.stderr.contains("name another folder with --save"), "{}", ran.stderr);
+        assert!(weights() == before, "{options}");
+    };
+    for options in ["--steps 2", "--steps 2 --resume auto"] {
+        refused(options);
+        assert_eq!(read_dir(&run).map_or(0, Iterator::count), 1, "{options}");
+    }
+    // A run that was to leave it alone does so for good.
+    remove_file(model.join("steps")).expect("a file");
+    let apart = format!("--init {} --no-save --steps 2 --save-every 2", model.display());
+    assert_eq!(train(&run, &apart).code, Some(0));
+    for options in ["--steps 2 --resume auto", "--steps 4 --resume auto"] {
+        refused(options);
+    }
+}
+
+#[test]
+fn a_run_goes_on_from_the_bare_name_of_its_checkpoint() {
+    let folder = folder();
+    let (data, own) = (text(&folder), folder.path().join("own"));
+    let line = format!("train {MODEL} --data {}", data.display());
+    let first = chimera(&format!("{line} --out {} --steps 4 --save-every 2", own.display()));
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    let line = format!("{line} --out .. --steps 6 --resume step-00000004");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_chimera"));
+    let on = command.args(line.split_whitespace()).current_dir(own.join("checkpoints")).output();
+    let on = on.expect("runs");
+    assert!(on.status.success(), "{}", String::from_utf8_lossy(&on.stderr));
+    let metrics = read_to_string(own.join("metrics.jsonl")).expect("metrics");
+    assert_eq!(metrics.lines().count(), 6);
 }
 
 #[test]

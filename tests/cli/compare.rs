@@ -165,6 +165,25 @@ fn what_does_not_fit_into_memory_is_left_out() {
 }
 
 #[test]
+fn stages_that_cannot_recompute_so_are_left_out_with_the_reason() {
+    let capped = json("--recompute auto --memory-cap 2");
+    let reasons = left_out(&capped);
+    for name in ["zb-h1", "zb-h2"] {
+        let (_, reason) = reasons.iter().find(|(left, _)| *left == name).expect(name);
+        assert!(reason.ends_with("micro-batches at once, more than the limit of 2"), "{reason}");
+    }
+    // What 1F1B recomputes under the cap, it does not without.
+    assert_eq!(entry(&capped, "1f1b")["speed_up"], 21.0 / 22.0);
+    let absent = json("interleaved 1f1b --recompute full --recompute-stages 5");
+    entry(&absent, "interleaved");
+    let reason = "recompute-stages names stage 5, but there are 4, from 0: name some of these";
+    assert_eq!(left_out(&absent), [("1f1b", reason)]);
+    let searched = json("auto 1f1b --recompute auto --memory-cap 3");
+    let [("auto", reason)] = left_out(&searched)[..] else { panic!("{searched:#}") };
+    assert!(reason.starts_with("recompute-stages auto is for the schedules of the table"));
+}
+
+#[test]
 fn a_name_carries_options_of_its_own_and_may_be_a_file() {
     let folder = folder();
     let [mine, other] = ["mine.json", "other.json"].map(|name| folder.path().join(name));

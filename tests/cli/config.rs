@@ -116,6 +116,17 @@ fn underscores_sections_and_other_names_are_read() {
     }
 }
 
+/// Whoever names it without `--config` is not told of that.
+#[test]
+fn a_file_that_is_not_there_is_named_alone() {
+    for command in ["config check", "slurm", "train --config"] {
+        let ran = chimera(&format!("{command} nofile.toml"));
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{command}");
+        let refusal = "error: cannot read nofile.toml: No such file";
+        assert!(ran.stderr.starts_with(refusal), "{command}: {}", ran.stderr);
+    }
+}
+
 #[test]
 fn training_reads_the_same_files() {
     let folder = folder();
@@ -193,6 +204,17 @@ fn every_file_is_checked_and_every_refusal_told() {
     let ran = check(&["heads = 5", "schedule = 'gone.json'"]);
     assert_eq!(ran.code, Some(3), "{}", ran.stderr);
     assert_eq!(chimera("config check").code, Some(2));
+}
+
+#[test]
+fn a_stage_cannot_recompute_more_layers_than_it_has() {
+    let with = |stages: &str| {
+        format!("layers = 8\nlayout = '2,2,2,2'\nrecompute = 'full'\nrecompute-stages = '{stages}'")
+    };
+    let ran = check(&[&with("0:2"), &with("1:9")]);
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stdout.starts_with("0.toml: sound"), "{}", ran.stdout);
+    assert!(ran.stderr.contains("stage 1 recomputes 9 layers, but it has 2"), "{}", ran.stderr);
 }
 
 /// What suits this machine is for the machine that trains to say.

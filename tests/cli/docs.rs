@@ -1,14 +1,15 @@
-//! What docs/schedules.md and the table of options show is what the command prints.
+//! What docs/schedules.md, and of docs/training.md a plan and the table of options, show is what the command prints.
 
 use std::fs::write;
 
 use crate::command::{chimera, folder};
 
 const PAGE: &str = include_str!("../../docs/schedules.md");
+const TRAINING: &str = include_str!("../../docs/training.md");
 
 /// The page's files: its JSON, and what its text says is wrong with others.
 fn files() -> [(&'static str, String); 5] {
-    let mine = blocks("```json\n").find(|block| block.starts_with('{')).expect("a timetable");
+    let mine = blocks(PAGE, "```json\n").find(|block| block.starts_with('{')).expect("a timetable");
     let swapped = |a: &str, b: &str| {
         assert!(mine.contains(a) && mine.contains(b));
         mine.replace(a, "?").replace(b, a).replace('?', b)
@@ -37,9 +38,9 @@ fn files() -> [(&'static str, String); 5] {
     ]
 }
 
-/// What stands between each `start` and the end of its block.
-fn blocks(start: &str) -> impl Iterator<Item = &'static str> {
-    PAGE.split(start).skip(1).map(|rest| rest.split("\n```").next().unwrap_or_default())
+/// What stands on a page between each `start` and the end of its block.
+fn blocks(page: &'static str, start: &str) -> impl Iterator<Item = &'static str> {
+    page.split(start).skip(1).map(|rest| rest.split("\n```").next().unwrap_or_default())
 }
 
 #[test]
@@ -54,7 +55,7 @@ fn the_page_shows_what_the_command_prints() {
         false => word.to_string(),
     };
     let mut n_shown = 0;
-    for example in blocks("```\n$ chimera ").flat_map(|block| block.split("\n$ chimera ")) {
+    for example in blocks(PAGE, "```\n$ chimera ").flat_map(|block| block.split("\n$ chimera ")) {
         // What prints nothing here is there to be read: it trains, or needs files of the reader's.
         let Some((line, shown)) = example.split_once('\n') else { continue };
         let (line, is_tail) = match line.strip_suffix(" | tail -1") {
@@ -71,11 +72,20 @@ fn the_page_shows_what_the_command_prints() {
     assert!(n_shown > 10, "{n_shown}");
 }
 
+#[test]
+fn the_plan_of_the_page_is_that_of_the_command() {
+    let block = blocks(TRAINING, "```\n$ chimera plan ").next().expect("a plan");
+    let (options, shown) = block.split_once('\n').expect("lines");
+    // However busy the machine is.
+    let ran = chimera(&format!("plan {options} --search-time 1000"));
+    assert_eq!(ran.stderr, "");
+    assert_eq!(ran.stdout.trim_end(), shown, "put in what `chimera plan {options}` prints");
+}
+
 /// The table of options stands between two marks.
 #[test]
 fn the_table_of_options_is_that_of_the_command() {
-    let page = include_str!("../../docs/training.md");
-    let table = page.split("<!-- options -->").nth(1).expect("two marks");
+    let table = TRAINING.split("<!-- options -->").nth(1).expect("two marks");
     let printed = chimera("config options").stdout;
     assert_eq!(table.trim(), printed.trim(), "put in what `chimera config options` prints");
 }

@@ -122,6 +122,19 @@ fn a_run_is_followed_in_regular_files_alone() {
     }
 }
 
+#[test]
+fn a_pipe_for_metrics_outlives_a_trace_that_is_refused() {
+    let folder = folder();
+    let (pipe, out) = (folder.path().join("pipe"), folder.path().join("run"));
+    fifo(&pipe);
+    let _reader = File::options().read(true).write(true).open(&pipe).expect("a pipe");
+    let (data, metrics) = (text(&folder), pipe.display());
+    let places = format!("--data {} --out {} --metrics {metrics}", data.display(), out.display());
+    let train = format!("train {MODEL} --steps 2 {places} --trace none/t.json");
+    refused(&train, 2, "cannot write none/t.json");
+    assert!(pipe.exists());
+}
+
 /// What is read once may come from another program.
 #[test]
 fn settings_and_schedules_may_be_pipes() {

@@ -111,7 +111,7 @@ fn a_network_may_be_a_report_of_comm_bench() {
     // Two ranks need but one.
     simulate(&format!("dapple --depth 2 --micro-batches 1 {network}"));
     let refused = chimera(&format!("simulate {job} --network {}", folder.path().display()));
-    assert!(refused.stderr.contains("cannot be read"), "{}", refused.stderr);
+    assert!(refused.stderr.contains(": the file cannot be read: "), "{}", refused.stderr);
 }
 
 #[test]
@@ -146,6 +146,17 @@ fn what_comm_bench_measures_between_threads_is_a_link() {
 }
 
 #[test]
+fn comm_bench_names_the_transports_that_it_measures() {
+    for (transport, hint) in
+        [("x", "choose one of auto, threads, mpi\n"), ("nccl", "choose mpi or threads")]
+    {
+        let ran = chimera(&format!("comm bench --transport {transport}"));
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{transport}");
+        assert!(ran.stderr.contains(hint), "{transport}: {}", ran.stderr);
+    }
+}
+
+#[test]
 fn a_job_of_two_thousand_ranks_is_simulated() {
     let ran = chimera(
         "simulate --width 64 --depth 32 --micro-batches 64 --forward 0.02 --backward 0.04 \
@@ -161,8 +172,11 @@ fn what_is_no_network_is_refused() {
     for (options, hint) in [
         ("--depth 4 --width 2 --ranks-per-node 3", "choose a divisor or a multiple of 4"),
         ("--gradient-bytes 1,2", "--gradient-bytes has 2 numbers, but chimera has 4 stages"),
-        ("--inside 1", "neither two numbers such as 1e-6,1e-10 nor a file"),
+        ("--inside 1", "neither two numbers such as 1e-6,1e-10 nor a file that is there"),
         ("--inside 1,-1", "`-1` is not a number"),
+        ("--inside -1,1", "`-1` is not a number"),
+        ("--forward -1,1,1,1", "`-1` is not a number"),
+        ("--gradient-bytes -1,1,1,1", "`-1` is not a number"),
         ("--width 0", "0 is not in 1..=65535"),
     ] {
         let ran = chimera(&format!("simulate chimera {options}"));

@@ -68,7 +68,7 @@ fn as_few_stages_recompute_as_memory_asks_for() {
     assert!(uneven("part", "0.0028").contains("recompute-stages = \"0:selective\""));
     for (options, named) in [
         ("--recompute-stages auto", "--rank-memory"),
-        ("--recompute-stages auto --rank-memory 0.000001", "though all stages recompute"),
+        ("--recompute-stages auto --rank-memory 0.000001", "though all stages recompute: worker "),
         ("--recompute-stages 4", "there are 4, from 0"),
         ("--recompute-stages 1..2", "numbers of stages such as"),
         ("--recompute-stages 1:0", "0,1:3"),
@@ -84,6 +84,45 @@ fn as_few_stages_recompute_as_memory_asks_for() {
     assert!(drawn.contains("\nstages that recompute: 0-1\n"), "{drawn}");
     let drawn = ok("simulate 1f1b --depth 4 --micro-batches 8 --recompute auto --memory-cap 4");
     assert!(drawn.contains("\nstages that recompute: none\n"), "{drawn}");
+}
+
+#[test]
+fn what_no_recomputation_makes_fit_is_refused_as_a_full_one_is() {
+    let model = "--layers 4 --hidden 32 --heads 4 --context 32 --threads 1 --depth 4 --micro-batches 4 --steps 1 --no-save true";
+    for command in ["simulate zb-h1".to_string(), format!("train {model} --schedule zb-h1")] {
+        for recompute in ["full", "auto"] {
+            let ran = chimera(&format!("{command} --memory-cap 3 --recompute {recompute}"));
+            assert_eq!((ran.code, ran.stdout.as_str()), (Some(3), ""), "{command}: {}", ran.stderr);
+            let refusal =
+                "it holds the activations of 4 micro-batches at once, more than the limit of 3";
+            assert!(ran.stderr.contains("worker 3, cell 10: "), "{command}: {}", ran.stderr);
+            assert!(ran.stderr.contains(refusal), "{command}: {}", ran.stderr);
+        }
+    }
+}
+
+/// Under a cap, and by what is left to recompute or to offload.
+#[test]
+fn the_scaling_that_is_taken_is_the_shorter_one() {
+    for line in [
+        "chimera --depth 2 --micro-batches 23 --split-backward --memory-cap 2",
+        "chimera --depth 2 --micro-batches 7 --message 0.5 --memory-cap 1 --offload auto --recompute auto",
+        "chimera --depth 4 --micro-batches 8 --recompute full --recompute-stages 0",
+    ] {
+        let of = |scaling: &str| makespan(&format!("{line} --scaling {scaling}"));
+        assert_eq!(of("auto"), of("direct").min(of("halving")), "{line}");
+    }
+}
+
+/// Zero is a time, and no number of steps.
+#[test]
+fn ops_may_take_no_time_and_a_window_has_steps() {
+    assert_eq!(makespan("1f1b --micro-batches 8 --bpipe --forward 0 --backward 0"), 0.0);
+    for name in ["chimera", "pipedream"] {
+        let ran = chimera(&format!("simulate {name} --border free --window 0"));
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{}", ran.stderr);
+        assert!(ran.stderr.contains("a window of 0 steps "), "{}", ran.stderr);
+    }
 }
 
 /// A transfer of 1 is hidden, one of 50 is not, and stages that recompute say so.
@@ -181,7 +220,7 @@ fn a_cap_that_cannot_be_kept_is_refused_with_the_cell() {
 #[test]
 fn modes_that_are_not_there_name_those_that_are() {
     for (options, hint) in [
-        ("--recompute half", "choose one of none, full, selective"),
+        ("--recompute half", "choose one of none, full, selective, auto"),
         ("--hoist late", "choose on-demand, auto or a number of cells"),
         ("--hoist -1", "choose on-demand, auto or a number of cells"),
     ] {

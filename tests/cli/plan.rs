@@ -120,6 +120,10 @@ fn data_sheets_answer_what_is_not_given() {
     let ran = chimera("plan --ranks 8 --batch 64 --hardware abacus");
     assert_eq!(ran.code, Some(2));
     assert!(ran.stderr.contains("there is no hardware `abacus`"), "{}", ran.stderr);
+    let folder = folder();
+    let ran = chimera(&format!("plan --ranks 8 --batch 64 --hardware {}", folder.path().display()));
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.starts_with("error: cannot read "), "{}", ran.stderr);
 }
 
 /// Nor need the data be there, if what the model knows is said.

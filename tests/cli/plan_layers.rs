@@ -3,6 +3,10 @@
 use std::fs::write;
 use std::path::Path;
 
+use chimera::core::costs::UniformCosts;
+use chimera::core::interchange::to_json;
+use chimera::core::lower::{Lowering, Passes};
+use chimera::core::schedule::{Shape, find};
 use serde_json::{Value, json};
 
 use crate::command::{Ran, chimera, folder};
@@ -51,6 +55,54 @@ fn the_example_is_planned_and_each_way_can_be_drawn() {
         let command = way["command"].as_str().expect("a command");
         let drawn = chimera(command.strip_prefix("chimera ").expect("a command of ours"));
         assert_eq!((drawn.code, drawn.stderr.as_str()), (Some(0), ""), "{command}");
+    }
+}
+
+/// What a row says, as the library makes it: by itself, an export would scale and recompute by costs of its own.
+fn timetable(way: &Value) -> Value {
+    let whole = |value: &Value| value.as_u64().expect("a number");
+    let parameter = |name: &str| way["parameters"].get(name).map(whole);
+    let word = |key: &str| way[key].as_str().expect("a word");
+    let depth = whole(&way["depth"]) as usize;
+    let shape = Shape {
+        scaling: word("scaling").parse().expect("a scaling"),
+        n_pipes: parameter("pipes").unwrap_or(2) as usize,
+        n_chunks: parameter("chunks").unwrap_or(2) as usize,
+        n_waves: parameter("waves").unwrap_or(2) as usize,
+        n_in_turn: parameter("in-turn").unwrap_or(1) as u32,
+        in_flight: parameter("in-flight").map(|k| k as u32),
+        ..Shape::new(depth, whole(&way["micro_batches"]) as u32)
+    };
+    let schedule = find(if depth == 1 { "1f1b" } else { word("schedule") }).expect("known");
+    let recompute = word("recompute").parse().expect("a recomputation");
+    let passes = Passes { recompute, ..Passes::default() };
+    let passed = passes.apply(
+        schedule.timetable(&shape).expect("fits"),
+        &Lowering::default(),
+        &UniformCosts::EQUAL,
+    );
+    serde_json::from_str(&to_json(&passed.expect("sound"))).expect("JSON")
+}
+
+#[test]
+fn every_command_writes_the_timetable_of_its_row() {
+    for (options, told) in [
+        ("--schedule chimera --scaling direct --depth 4", " --scaling direct"),
+        ("--schedule chimera --depth 2", " --scaling halving"),
+        ("--schedule chimera --depth 1", " 1f1b --depth 1"),
+        ("--schedule dualpipe --depth 1", " 1f1b --depth 1"),
+        ("--depth 4 --recompute auto", ""),
+        ("--schedule gpipe --depth 2 --recompute auto --memory-cap 3", " --recompute full"),
+    ] {
+        let ways = ways(&plan(&example(), &format!("--batch 256 --top 5 --json {options}")));
+        let commands = ways.iter().map(|way| way["command"].as_str().expect("a command"));
+        assert!(commands.clone().any(|command| command.contains(told)), "{options}: {ways:#?}");
+        for (way, command) in ways.iter().zip(commands) {
+            let written = chimera(command.strip_prefix("chimera ").expect("a command of ours"));
+            assert_eq!((written.code, written.stderr.as_str()), (Some(0), ""), "{command}");
+            let written: Value = serde_json::from_str(&written.stdout).expect("JSON");
+            assert!(written == timetable(way), "{command}");
+        }
     }
 }
 

@@ -1,12 +1,13 @@
 //! `chimera prepare`, and training on what it makes.
 
-use std::fs::{create_dir, read, read_dir, read_to_string, write};
+use std::fs::{create_dir, read, read_dir, read_to_string, remove_file, write};
 use std::io::Write;
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use chimera::data::{Preparation, PreparedFiles};
 use serde_json::{Value, json};
 
 use crate::command::{Ran, Running, chimera, folder, start_with, text};
@@ -81,6 +82,30 @@ fn data_tells_its_tokenizer_to_the_training() {
 }
 
 #[test]
+fn validation_data_of_another_kind_is_refused() {
+    let folder = folder();
+    let (text, place) = (text(&folder).display().to_string(), folder.path().display());
+    let [gpt2, wide, bytes] =
+        ["gpt2.bin", "gpt2.u32.bin", "bytes.bin"].map(|name| format!("{place}/{name}"));
+    for (tokenizer, data) in [("gpt2", &gpt2), ("gpt2", &wide), ("bytes", &bytes)] {
+        succeed(&format!("prepare {text} --tokenizer {tokenizer} --out {data}"));
+    }
+    let train = |data: &str, validation: &str| {
+        format!("{MODEL} --vocab 50257 {data} --validation-data {validation} --eval-every 1")
+    };
+    for (data, validation, hint) in [
+        (&gpt2, &text, "text.txt holds text, but the data to train on holds u16 token ids: name"),
+        (&text, &gpt2, "gpt2.bin holds u16 token ids, but the data to train on holds text"),
+        (&gpt2, &wide, "holds u32 token ids, but the data to train on holds u16 token ids"),
+        (&gpt2, &bytes, "its tokenizer is bytes (256 ids), but that of "),
+    ] {
+        refuse(&train(&format!("--data {data}"), validation), hint, folder.path());
+    }
+    refuse(&train("", &gpt2), "but the data to train on holds text", folder.path());
+    succeed(&train(&format!("--data {gpt2}"), &gpt2));
+}
+
+#[test]
 fn ids_are_those_of_the_text() {
     let folder = folder();
     let place = folder.path().display();
@@ -120,7 +145,12 @@ fn documents_are_kept_apart() {
     let text = "Hello\0\u{e9} \"x\"\0world\n\0";
     assert!(ids("a.bin").into_iter().eq(text.bytes().map(u32::from)));
     let described = read_to_string(folder.path().join("a.bin.json")).expect("a description");
-    assert!(described.contains("\"documents\": 3"), "{described}");
+    let described: Value = serde_json::from_str(&described).expect("JSON");
+    assert_eq!(described["end_of_text"]["documents"], 3);
+    let sizes = ["1.jsonl", "2.md"].map(|name| folder.path().join("texts").join(name));
+    let bytes: u64 = sizes.iter().map(|text| text.metadata().expect("a text").len()).sum();
+    let source = json!({"path": format!("{place}/texts"), "bytes": bytes});
+    assert_eq!(described["sources"], json!([source]), "a folder is named once");
 
     // What fits a pattern is named one by one: no file but that of lines ends a document.
     succeed(&format!("prepare {place}/te*/[12].* --field body --out {place}/c.bin"));
@@ -170,6 +200,21 @@ fn answers_alone_are_trained_on() {
             &format!("--model {model} --depth 1 --micro-batches 4"),
         );
         assert_ne!(one[0], seen[0], "documents that are seen matter");
+
+        // The model goes on where it ended, and the loss of its end is that of its last evaluation.
+        let init = format!("{more} --init {place}/{model}-1/model --depth 1 --eval-every 3");
+        let on = train(&format!("{model}-on"), &init);
+        assert!(on[0] < one[0], "{on:?} after {one:?}");
+        let run = folder.path().join(format!("{model}-on"));
+        let [steps, end] = ["metrics.jsonl", "summary.json"].map(|file| {
+            read_to_string(run.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
+        });
+        let of = |json: &str| {
+            serde_json::from_str::<Value>(json).expect("JSON")["validation_loss"].as_f64()
+        };
+        let evaluated = of(steps.lines().last().expect("steps")).expect("an evaluation");
+        let ended = of(&end).expect("a loss");
+        assert!((evaluated - ended).abs() < 1e-5 * ended, "{evaluated} and {ended}");
     }
 
     let refused = |line: &str, hint: &str| {
@@ -229,6 +274,42 @@ fn what_cannot_be_prepared_leaves_nothing() {
     succeed(&format!("prepare {place}/latin --tokenizer bytes {out}"));
 }
 
+#[test]
+fn a_byte_that_ends_documents_is_named_by_its_place() {
+    let folder = folder();
+    let place = folder.path().display();
+    let line = "{\"text\": \"a\"}\n";
+    write(folder.path().join("1.jsonl"), line.repeat(2)).expect("a file");
+    write(folder.path().join("2.jsonl"), format!("{line}{{\"text\": \"a\\u0000\"}}\n"))
+        .expect("a file");
+    let hint = format!("line 2 of {place}/2.jsonl: a byte of its text is the byte that stands");
+    let lines = format!("prepare {place}/1.jsonl {place}/2.jsonl --out {place}/a.bin");
+    refuse(&lines, &hint, folder.path());
+    create_dir(folder.path().join("texts")).expect("a folder");
+    write(folder.path().join("texts/1.txt"), "a\0b").expect("a file");
+    let hint = format!("byte 1 of {place}/texts/1.txt is the byte that stands");
+    refuse(&format!("prepare {place}/texts --out {place}/a.bin"), &hint, folder.path());
+}
+
+#[test]
+fn more_names_than_a_description_holds_are_refused_before_the_work() {
+    let folder = folder();
+    let text = folder.path().join("x".repeat(200));
+    write(&text, "a text").expect("a file");
+    let how = Preparation {
+        tokenizer: "bytes".into(),
+        field: "text".into(),
+        prompt_field: None,
+        end_of_text: None,
+    };
+    let out = PreparedFiles::new(&folder.path().join("out.bin"));
+    let refusal =
+        chimera::data::prepare(&vec![text; 70_000], &how, &out, |_| panic!("a text is read"));
+    let refusal = refusal.expect_err("a description of 20 MB").to_string();
+    assert!(refusal.ends_with("the names of 70000 texts: name their folder instead"), "{refusal}");
+    assert_eq!(read_dir(folder.path()).expect("a folder").count(), 1);
+}
+
 /// `prepare` with an open standard input.
 fn start_reading(line: &str) -> (Running, ChildStdin) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_chimera"));
@@ -257,19 +338,93 @@ fn standard_input_is_a_text() {
     assert!(!folder.path().join("c.bin.part").exists());
 }
 
-#[test]
-fn an_interrupt_leaves_nothing() {
-    let folder = folder();
-    let (running, _stdin) = start_reading(&format!("--out {}/a.bin", folder.path().display()));
+fn wait_for(path: &Path) {
     let since = Instant::now();
-    while !folder.path().join("a.bin.part").exists() {
+    while !path.exists() {
         assert!(since.elapsed() < Duration::from_secs(60), "nothing is written");
         sleep(Duration::from_millis(2));
     }
+}
+
+#[test]
+fn an_interrupt_leaves_nothing() {
+    let folder = folder();
+    let out = format!("--prompt-field prompt --out {}/a.bin", folder.path().display());
+    let (running, _stdin) = start_reading(&out);
+    wait_for(&folder.path().join("a.bin.part"));
     let pid = running.child.id().to_string();
     assert!(Command::new("kill").args(["-INT", &pid]).status().expect("kill").success());
     assert_eq!(running.wait().code, Some(130));
     assert_eq!(read_dir(folder.path()).expect("a folder").count(), 0);
+}
+
+/// Whenever it was killed.
+#[test]
+fn what_a_killed_one_left_is_not_in_the_way() {
+    let folder = folder();
+    let (at, place) = (|name: &str| folder.path().join(name), folder.path().display());
+    let written = |name: &str, content: &str| write(at(name), content).expect("a file");
+    let names = |of: &str| {
+        let all = read_dir(at(of)).expect("a folder").map(|file| file.expect("a file").file_name());
+        let mut all: Vec<_> = all.map(|name| name.display().to_string()).collect();
+        all.sort();
+        all
+    };
+    create_dir(at("out")).expect("a folder");
+    written("x.jsonl", "{\"q\": \"?\", \"a\": \"yes\"}\n");
+    let out = format!("--field a --prompt-field q --out {place}/out/a.bin");
+    let (mut running, _stdin) = start_reading(&out);
+    wait_for(&at("out/a.bin.targets.part"));
+    running.child.kill().expect("killed");
+    running.wait();
+    assert_eq!(names("out"), ["a.bin.part", "a.bin.targets.part"]);
+    succeed(&format!("prepare {place}/x.jsonl {out}"));
+    assert_eq!(names("out"), ["a.bin", "a.bin.json", "a.bin.targets"]);
+
+    // While the files got their names, in the folder of the texts.
+    create_dir(at("texts")).expect("a folder");
+    written("texts/1.txt", "yes");
+    for name in ["b.bin.part", "b.bin.targets", "b.bin.json", "b.bin.tokenizer.json.part"] {
+        written(&format!("texts/{name}"), "old");
+    }
+    succeed(&format!("prepare {place}/texts --out {place}/texts/../texts/b.bin"));
+    assert_eq!(names("texts"), ["1.txt", "b.bin", "b.bin.json"]);
+    assert_eq!(read(at("texts/b.bin")).expect("data"), b"y\0e\0s\0\0\0");
+
+    // What nobody left is a user's own.
+    written("c.bin.json", "mine");
+    let hint = "c.bin.json is there already: choose another --out";
+    refuse(&format!("prepare {place}/x.jsonl --field a --out {place}/c.bin"), hint, folder.path());
+}
+
+#[test]
+fn data_is_written_by_one_at_a_time() {
+    let folder = folder();
+    let (at, place) = (|name: &str| folder.path().join(name), folder.path().display());
+    let text = text(&folder);
+    let (running, mut stdin) = start_reading(&format!("--prompt-field q --out {place}/a.bin"));
+    wait_for(&at("a.bin.targets.part")); // it has the lock by then
+    let second = format!("prepare {} --out {place}/a.bin", text.display());
+    refuse(&second, "a.bin is being written by another process: wait for it", folder.path());
+    stdin.write_all(b"ab").expect("written");
+    drop(stdin);
+    let ran = running.wait();
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert_eq!(read(at("a.bin")).expect("data"), b"a\0b\0");
+    refuse(&second, "a.bin is there already", folder.path());
+
+    // What took its place is another's.
+    let (running, mut stdin) = start_reading(&format!("--prompt-field q --out {place}/b.bin"));
+    wait_for(&at("b.bin.targets.part"));
+    remove_file(at("b.bin.part")).expect("removed");
+    write(at("b.bin.part"), "another's").expect("a file");
+    stdin.write_all(b"ab").expect("written");
+    drop(stdin);
+    let ran = running.wait();
+    assert_eq!(ran.code, Some(9));
+    assert!(ran.stderr.contains("b.bin.part: it was removed or replaced"), "{}", ran.stderr);
+    assert!(!at("b.bin").exists());
+    assert_eq!(read(at("b.bin.part")).expect("a file"), b"another's");
 }
 
 #[test]

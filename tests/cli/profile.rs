@@ -33,6 +33,22 @@ fn two_workers_are_predicted_with_what_they_take_to_reach_each_other() {
             "{all:?}"
         );
     }
+    // A plan has these times of messages in the place of links, but between nodes they are others.
+    let plan = |ranks: &str| {
+        let model = MODEL.replace("--micro-batch-size 2 --micro-batches 2", "");
+        let job = format!("plan {ranks} --batch 8 --memory 1GiB --profile {profile} {model}");
+        let [json, table] = ["--json", ""].map(|more| chimera(&format!("{job} {more}")));
+        assert_eq!(json.code, Some(0), "{}", json.stderr);
+        let plan: Value = serde_json::from_str(&json.stdout).expect("JSON");
+        assert_eq!(plan["network"], "profile");
+        assert!(
+            table.stdout.contains("\nmessages and gradient reductions take what they do between")
+        );
+        json.stderr
+    };
+    assert_eq!(plan("--ranks 2"), "");
+    let warning = plan("--ranks 4 --ranks-per-node 2");
+    assert!(warning.contains("between nodes are assumed to take as long"), "{warning}");
     // Every worker of Chimera sums the gradients of both stages.
     let ran = chimera(&format!(
         "train {MODEL} --depth 2 --schedule chimera --recompute full --steps 3 --out {out} --predict {profile} --json"
@@ -138,11 +154,20 @@ fn a_profile_predicts_a_model_that_was_not_measured() {
     };
     let alone = simulated(&format!("1f1b --depth 1 --profile {profile} {MODEL}"));
     assert_eq!(alone["unit"], "second");
-    // The step that is predicted of a run, updates included.
-    let step = of("step")["predicted"].as_f64().expect("a time");
+    // The step that is predicted of a run, updates included, at the speed that the machine had for the profile.
+    let measured = std::fs::read_to_string(profile.to_string()).expect("the profile");
+    let measured: Value = serde_json::from_str(&measured).expect("JSON");
+    let profiled = measured["measured"][0]["reference_s"].as_f64().expect("a time");
+    let now = of("reference work")["predicted"].as_f64().expect("a time");
+    let step = of("step")["predicted"].as_f64().expect("a time") * profiled / now;
     let makespan = alone["makespan"].as_f64().expect("a time");
     assert!((makespan / step - 1.0).abs() < 1e-9, "{makespan} {step}");
     assert_eq!(alone["step"], alone["makespan"]);
+    // One of its two layers, whose times the profile tells.
+    let again = simulated(&format!(
+        "1f1b --depth 1 --profile {profile} {MODEL} --recompute full --recompute-stages 0:1"
+    ));
+    assert!(again["makespan"].as_f64() > Some(makespan), "{again}");
     let both = simulated(&format!("1f1b --depth 2 --profile {profile} {MODEL}"));
     let busy = |of: &Value, w: usize| of["workers"][w]["busy"].as_f64().expect("a time");
     assert!(
@@ -156,6 +181,12 @@ fn a_profile_predicts_a_model_that_was_not_measured() {
         (format!("--profile {profile} --threads 1 --depth 4 --layers 2"), "layers"),
         (format!("--profile {profile} {MODEL} --depth 2 --model llama"), "no times of `rms_norm`"),
         (format!("--profile {profile} --threads 7"), "no times of 7 thread(s)"),
+        (
+            format!(
+                "--profile {profile} {MODEL} --depth 2 --recompute full --recompute-stages 0:3"
+            ),
+            "stage 0 recomputes 3 layers, but it has 1",
+        ),
     ] {
         let ran = chimera(&format!("simulate 1f1b {options}"));
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{options}: {}", ran.stderr);
@@ -182,6 +213,13 @@ fn a_profile_predicts_a_model_that_was_not_measured() {
     let taken = chimera(&format!("{train} --any-profile true"));
     assert_eq!(taken.code, Some(0), "{}", taken.stderr);
     assert!(taken.stderr.contains("warning: the profile is of another kind"), "{}", taken.stderr);
+}
+
+#[test]
+fn a_negative_time_to_measure_for_is_refused() {
+    let ran = chimera("profile --time -1");
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("--time -1 is not in 0..=1e6"), "{}", ran.stderr);
 }
 
 /// Products in bf16 have times of their own, and activations that take as much memory as in f32.

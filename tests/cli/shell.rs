@@ -62,6 +62,7 @@ fn bash_offers_values() {
         ("chimera eval --device c", "cpu cuda cuda:0"),
         ("chimera generate --tokenizer ", "bytes gpt2 ids"),
         ("chimera comm bench --transport ", "auto threads mpi"),
+        ("chimera train --reduce-precision ", "f32 bf16"),
     ] {
         assert_eq!(offered_by_bash(line), values.split(' ').collect::<Vec<_>>(), "{line}");
     }

@@ -285,3 +285,14 @@ fn all_of_one_worker_is_critical() {
     let ran = chimera("simulate dualpipe-v --depth 1 --micro-batches 4");
     assert!(ran.stdout.contains("critical path: 17 of 17 ops"), "{}", ran.stdout);
 }
+
+/// A disk that is full under standard output is said to be there.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_cannot_be_printed_is_said_to_be_of_standard_output() {
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("a device");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_chimera"));
+    let ran = command.args(["simulate", "1f1b"]).stdout(full).output().expect("starts");
+    let told = String::from_utf8_lossy(&ran.stderr);
+    assert!(told.starts_with("error: cannot write to standard output: No space left"), "{told}");
+}

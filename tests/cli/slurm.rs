@@ -63,6 +63,13 @@ fn what_cannot_be_queued_again_is_refused() {
         ("out = \"run\"\nsave-every = 5\n", "--partition \"a b\"", "--partition: letters"),
         ("out = \"run\"\nsave-every = 5\ndeep = 4\n", "", "unknown key `deep`"),
         ("out = \"run\"\nsave-every = 5\n", "--spare 1", "say `survive`"),
+        ("out = \"run\"\nsave-every = 5\n", "--time abc", "`abc` is no time that SLURM reads"),
+        (
+            "out = \"run\"\nsave-every = 5\n",
+            "--notice 65535 --time 1:00",
+            "--notice 65535 leaves the job no time",
+        ),
+        ("out = \"run\"\nsave-every = 5\n", "--gpus-per-rank 0", "0 is not in 1.."),
     ] {
         write(&config, settings).expect("settings");
         let ran = chimera(&format!("slurm {} {options}", config.display()));

@@ -62,6 +62,15 @@ fn a_plan_in_another_unit_is_told_which() {
 }
 
 #[test]
+fn a_unit_takes_some_time() {
+    for (seconds, hint) in [("0", "say what a unit takes"), ("-1", "`-1` is not a number")] {
+        let ran = chimera(&format!("trace compare a.json b.json --seconds-per-unit {seconds}"));
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{seconds}");
+        assert!(ran.stderr.contains(hint), "{seconds}: {}", ran.stderr);
+    }
+}
+
+#[test]
 fn what_is_no_trace_is_refused() {
     let folder = folder();
     let file = folder.path().join("a.json");

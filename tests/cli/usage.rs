@@ -263,6 +263,31 @@ fn metrics_and_traces_that_exist_are_kept() {
 }
 
 #[test]
+fn a_start_that_is_refused_puts_back_what_it_renamed() {
+    let folder = folder();
+    let [metrics, trace] = ["x.jsonl", "t.json"].map(|name| folder.path().join(name));
+    write(&metrics, "mine").expect("a file");
+    write(&trace, "mine").expect("a file");
+    for (metrics, trace) in
+        [(metrics.clone(), "none/t.json".into()), ("none/x.jsonl".into(), trace.clone())]
+    {
+        let places = format!(
+            "--metrics {} --trace {} --trace-steps 0..1",
+            metrics.display(),
+            trace.display()
+        );
+        let refused = train(&folder, &folder.path().join("run"), &places);
+        assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+        assert!(!refused.stderr.contains("is kept as"), "{}", refused.stderr);
+    }
+    for file in [&metrics, &trace] {
+        assert_eq!(std::fs::read_to_string(file).expect("a file"), "mine");
+    }
+    let names = read_dir(folder.path()).expect("a folder").map(|entry| entry.expect("one").path());
+    assert_eq!(names.filter(|path| path.extension().is_some_and(|end| end == "1")).count(), 0);
+}
+
+#[test]
 fn places_that_cannot_be_written_to() {
     let folder = folder();
     let (file, dir) = (folder.path().join("file"), folder.path().join("dir"));

@@ -324,3 +324,42 @@ fn a_checkpoint_is_prompted_in_the_tokens_of_its_data() {
     std::fs::remove_file(data).expect("removed");
     assert_eq!(json(&generate)["prompt"].as_array().map(Vec::len), Some(5));
 }
+
+/// Where the data was then is other data now.
+#[test]
+fn a_run_is_prompted_in_the_tokens_beside_its_weights() {
+    const WORDS: &str = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null,
+        "decoder": null, "model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {"[UNK]": 0,
+        "pipe": 1, "stage": 2, "worker": 3}}}"#;
+    let folder = folder();
+    let (text, place) = (text(&folder), folder.path().display());
+    let tokenizer = folder.path().join("words.json");
+    let prepared = |vocabulary: &str| {
+        write(&tokenizer, vocabulary).expect("written");
+        let out = format!("--tokenizer {} --out {place}/data.bin", tokenizer.display());
+        let ran = chimera(&format!("prepare {} {out}", text.display()));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    };
+    let moved = || {
+        for name in ["data.bin", "data.bin.json", "data.bin.tokenizer.json"] {
+            std::fs::remove_file(folder.path().join(name)).expect("removed");
+        }
+    };
+    prepared(WORDS);
+    let train = chimera(&format!(
+        "train --layers 1 --hidden 4 --heads 1 --context 8 --depth 1 --steps 1 --threads 1 \
+         --data {place}/data.bin --out {place}/run"
+    ));
+    assert_eq!(train.code, Some(0), "{}", train.stderr);
+    moved();
+    let generate =
+        format!("generate --json --tokens 1 --prompt \"pipe worker\" --model {place}/run");
+    assert_eq!(json(&generate)["prompt"], serde_json::json!([1, 3]));
+    let export = chimera(&format!("export {place}/run --out {place}/exported"));
+    assert_eq!(export.code, Some(0), "{}", export.stderr);
+    let exported = std::fs::read_to_string(folder.path().join("exported/tokenizer.json"));
+    assert_eq!(exported.expect("a tokenizer"), WORDS);
+    prepared(&WORDS.replace("\"pipe\": 1", "\"idle\": 1"));
+    assert_eq!(json(&generate)["prompt"], serde_json::json!([1, 3]));
+}

@@ -1,13 +1,13 @@
 //! `chimera comm bench`: what messages and sums cost on a transport.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, Tag, Threads, all_gather};
 use chimera_core::engine::run_threads;
 use chimera_core::ids::Rank;
+use chimera_core::notation::by_name;
 use clap::{Subcommand, ValueHint};
 use serde::Serialize;
 
@@ -48,7 +48,7 @@ impl CommCommand {
 pub(crate) struct Bench {
     /// threads, mpi, or auto for mpi where a launcher has started several processes
     #[arg(long, value_name = "NAME", default_value = "auto")]
-    #[arg(value_parser = offered(Transport::from_str, || vec!["auto", "threads", "mpi"]), hide_possible_values = true)]
+    #[arg(value_parser = offered(transport, || MEASURED.map(|(name, _)| name).to_vec()), hide_possible_values = true)]
     transport: Transport,
     /// Ranks that are threads
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=256))]
@@ -59,6 +59,20 @@ pub(crate) struct Bench {
     /// Prints JSON: `alpha_s` and `beta_s_per_byte` of messages, and all times in seconds
     #[arg(long)]
     json: bool,
+}
+
+/// Transports that carry the host's tensors.
+const MEASURED: [(&str, Transport); 3] =
+    [("auto", Transport::Auto), ("threads", Transport::Threads), ("mpi", Transport::Mpi)];
+
+fn transport(name: &str) -> Result<Transport, String> {
+    match name {
+        "nccl" => Err(
+            "this measures the host's tensors, which NCCL does not carry: choose mpi or threads"
+                .into(),
+        ),
+        name => by_name("transport", name, &MEASURED),
+    }
 }
 
 /// What was measured.
@@ -91,10 +105,6 @@ struct Timed {
 
 impl Bench {
     fn run(self) -> Result<()> {
-        ensure!(
-            self.transport != Transport::Nccl,
-            "this measures the host's tensors, which NCCL does not carry: choose mpi or threads"
-        );
         let (is_mpi, _) = self.transport.choose(Survive::Off)?;
         let report = if is_mpi {
             ranks::with(&|comm, transport| {

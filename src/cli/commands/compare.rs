@@ -15,6 +15,7 @@ use crate::cli::parts::drawing::Format;
 use crate::cli::parts::entry::{Contender, ContenderRun, why_not};
 use crate::cli::parts::exit::{self, Several};
 use crate::cli::parts::shape::{ShapeArgs, schedule_name};
+use crate::settings::RecomputedStages;
 
 /// Compares all schedules, or those named, on one model
 ///
@@ -89,7 +90,8 @@ impl Comparison {
         args: &ShapeArgs,
         costs: &CostArgs,
     ) -> Result<Comparison> {
-        let shape = args.0.drawn()?.shape();
+        let said = args.0.drawn()?;
+        let shape = said.shape();
         let (mut runs, mut refused, mut class) =
             (Vec::<ContenderRun>::new(), Vec::new(), Class::Usage);
         for entry in entries {
@@ -112,7 +114,12 @@ impl Comparison {
                 },
             }
         }
-        let one_in_turn = Contender::parse("1f1b --in-turn 1", args)?;
+        // Without a cap nothing has to recompute, and nothing else says how much would.
+        let one_in_turn = match said.recompute_stages {
+            RecomputedStages::Auto => "1f1b --in-turn 1 --recompute none --recompute-stages all",
+            RecomputedStages::All | RecomputedStages::These(_) => "1f1b --in-turn 1",
+        };
+        let one_in_turn = Contender::parse(one_in_turn, args)?;
         let baseline = one_in_turn.run(&costs.without_cap()).ok().map(|run| run.makespan());
         runs.sort_by(|a, b| {
             let by = |of: fn(&ContenderRun) -> f64| of(a).total_cmp(&of(b));

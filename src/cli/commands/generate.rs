@@ -1,6 +1,5 @@
 //! `chimera generate`: texts from a trained model.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
@@ -9,7 +8,7 @@ use clap::builder::StringValueParser;
 use clap::{Args, ValueHint};
 use serde_json::json;
 
-use crate::cli::parts::console::print;
+use crate::cli::parts::console::{print, write};
 use crate::cli::parts::model;
 use crate::cli::parts::offered::{device_name, offered};
 use crate::cli::parts::stop_strings::StopStrings;
@@ -211,9 +210,7 @@ impl Text {
         }
         self.blanks += &shown(text);
         let end = self.blanks.trim_end().len();
-        let mut out = std::io::stdout().lock();
-        out.write_all(&self.blanks.as_bytes()[..end])?;
-        out.flush()?; // a line may take long
+        write(&[&self.blanks[..end]])?; // a line may take long
         self.blanks.drain(..end);
         Ok(())
     }

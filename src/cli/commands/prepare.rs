@@ -1,6 +1,7 @@
 //! `chimera prepare`: text to token ids.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -11,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::cli::parts::console::{print, tell};
 use crate::cli::parts::offered::offered;
 use crate::cli::parts::patterns::matching;
-use crate::data::{Preparation, discard, n_bytes, prepare};
+use crate::data::{Preparation, PreparedFiles, n_bytes, prepare};
 
 /// Cuts text into tokens to train on, and describes them in a file beside
 #[derive(Args)]
@@ -52,9 +53,10 @@ impl Prepare {
         {
             bar.set_style(style);
         }
-        let out = self.out.clone();
+        let out = Arc::new(PreparedFiles::new(&self.out));
+        let interrupted = out.clone();
         ctrlc::set_handler(move || {
-            discard(&out);
+            interrupted.discard();
             std::process::exit(130);
         })?;
         let how = Preparation {
@@ -64,7 +66,7 @@ impl Prepare {
             end_of_text: self.end_of_text,
         };
         let start = Instant::now();
-        let prepared = prepare(&texts, &how, &self.out, |bytes| bar.inc(bytes));
+        let prepared = prepare(&texts, &how, &out, |bytes| bar.inc(bytes));
         bar.finish_and_clear();
         let prepared = prepared?;
         let bytes: u64 = prepared.sources.iter().map(|source| source.bytes).sum();

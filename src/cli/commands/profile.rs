@@ -44,7 +44,7 @@ pub(crate) struct Profile {
     #[arg(long, value_name = "COUNT,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 10))]
     threads: Vec<u32>,
     /// Seconds to measure for, about
-    #[arg(long, value_name = "SECONDS", default_value_t = 90.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 90.0, allow_negative_numbers = true)]
     time: f64,
     /// File for the profile
     #[arg(long, value_name = "FILE", default_value = "profile.json", value_hint = ValueHint::FilePath)]

@@ -1,6 +1,8 @@
 //! `chimera slurm`: a batch script for a configuration.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -21,14 +23,14 @@ pub(crate) struct Slurm {
     /// Partition of the cluster [default: the cluster's]
     #[arg(long, value_name = "NAME")]
     partition: Option<String>,
-    /// Time that the job may take, as SLURM writes it
+    /// Time that the job may take, as SLURM writes it, such as 90 (minutes), 24:00:00 or 2-12 (days and hours)
     #[arg(long, value_name = "TIME", default_value = "24:00:00")]
-    time: String,
+    time: TimeLimit,
     /// Seconds before the end at which the run is asked to stop: more than a step and a checkpoint take
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=65535))]
     notice: u32,
     /// GPUs of a rank, for which SLURM is asked
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
     gpus_per_rank: Option<u32>,
     /// How srun starts MPI: `srun --mpi=list` tells what the cluster has
     #[arg(long, value_name = "KIND", default_value = "pmix")]
@@ -40,15 +42,20 @@ pub(crate) struct Slurm {
 
 impl Slurm {
     pub(crate) fn run(self) -> Result<()> {
-        for (option, value) in [
-            ("--partition", self.partition.as_ref()),
-            ("--time", Some(&self.time)),
-            ("--mpi", Some(&self.mpi)),
-        ] {
+        for (option, value) in
+            [("--partition", self.partition.as_ref()), ("--mpi", Some(&self.mpi))]
+        {
             let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_:,.".contains(c);
             let sound = value.is_none_or(|value| !value.is_empty() && value.chars().all(is_plain));
             ensure!(sound, "{option}: letters, digits and -_:,. alone can stand in a batch script");
         }
+        let TimeLimit { seconds, .. } = self.time;
+        ensure!(
+            seconds.is_none_or(|seconds| seconds > u64::from(self.notice)),
+            "--notice {} leaves the job no time: choose fewer seconds, or a --time of more than {}",
+            self.notice,
+            self.time
+        );
         let file = self.config.to_str().filter(|file| !file.contains(char::is_control));
         let file = file.with_context(|| {
             let file = self.config.display().to_string();
@@ -104,6 +111,60 @@ impl Slurm {
     }
 }
 
+/// Time that a job may take.
+#[derive(Clone, PartialEq, Debug)]
+struct TimeLimit {
+    /// As SLURM reads it.
+    text: String,
+    /// `None` where there is no limit.
+    seconds: Option<u64>,
+}
+
+impl FromStr for TimeLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<TimeLimit, String> {
+        let endless = ["unlimited", "infinite"].iter().any(|word| text.eq_ignore_ascii_case(word));
+        let seconds = if endless { Some(0) } else { seconds(text) };
+        let seconds = seconds.ok_or_else(|| {
+            format!(
+                "`{text}` is no time that SLURM reads: write minutes, minutes:seconds, hours:minutes:seconds, days-hours, \
+                 days-hours:minutes, days-hours:minutes:seconds, or UNLIMITED"
+            )
+        })?;
+        // To SLURM, no time is no limit.
+        Ok(TimeLimit { text: text.into(), seconds: Some(seconds).filter(|seconds| *seconds > 0) })
+    }
+}
+
+impl fmt::Display for TimeLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// The seconds of a time that SLURM reads.
+fn seconds(text: &str) -> Option<u64> {
+    let number = |part: &str| {
+        let is_number = part.bytes().all(|byte| byte.is_ascii_digit());
+        part.parse::<u32>().ok().filter(|_| is_number).map(u64::from)
+    };
+    let (days, rest) = match text.split_once('-') {
+        Some((days, rest)) => (Some(number(days)?), rest),
+        None => (None, text),
+    };
+    let parts = rest.split(':').map(number).collect::<Option<Vec<u64>>>()?;
+    let [hours, minutes, seconds] = match (days, &parts[..]) {
+        (Some(_), [hours]) => [*hours, 0, 0],
+        (Some(_), [hours, minutes]) => [*hours, *minutes, 0],
+        (None, [minutes]) => [0, *minutes, 0],
+        (None, [minutes, seconds]) => [0, *minutes, *seconds],
+        (_, [hours, minutes, seconds]) => [*hours, *minutes, *seconds],
+        _ => return None,
+    };
+    Some(((days.unwrap_or(0) * 24 + hours) * 60 + minutes) * 60 + seconds)
+}
+
 /// Ranks that all end when one does, started by srun.
 fn launched(mpi: &str, threads: usize, train: &str) -> String {
     // After the first rank has ended, the others have half a minute: enough to name one that died, and to end with
@@ -139,4 +200,42 @@ fn surviving(n_ranks: usize, train: &str) -> String {
          # 75: saved before the time was over.\n\
          [ $code -eq 75 ] || {{ [ -n \"$asked\" ] && [ $code -ne 0 ]; }} && exec scontrol requeue \"$SLURM_JOB_ID\""
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_those_that_slurm_reads() {
+        for (text, seconds) in [
+            ("90", Some(5400)),
+            ("1:30", Some(90)),
+            ("24:00:00", Some(86_400)),
+            ("2-12", Some(216_000)),
+            ("1-2:03", Some(93_780)),
+            ("1-02:03:04", Some(93_784)),
+            ("0", None),
+            ("UNLIMITED", None),
+            ("infinite", None),
+        ] {
+            assert_eq!(text.parse(), Ok(TimeLimit { text: text.into(), seconds }), "{text}");
+        }
+        for text in [
+            "",
+            "abc",
+            "1h",
+            "-1",
+            "+1",
+            "1-",
+            "1:",
+            "1::2",
+            "1:2:3:4",
+            "1-2:3:4:5",
+            "1.5",
+            "99999999999",
+        ] {
+            assert!(text.parse::<TimeLimit>().is_err(), "{text}");
+        }
+    }
 }

@@ -35,11 +35,18 @@ pub(crate) struct Compare {
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
     trace: PathBuf,
     /// Seconds of a unit of time in the plan
-    #[arg(long, value_name = "S", default_value = "1", value_parser = number)]
+    #[arg(long, value_name = "S", default_value = "1", value_parser = seconds, allow_negative_numbers = true)]
     seconds_per_unit: f64,
     /// Prints JSON
     #[arg(long)]
     json: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match number(text)? {
+        0.0 => Err("no time of the plan would be left: say what a unit takes".into()),
+        seconds => Ok(seconds),
+    }
 }
 
 impl Compare {

@@ -69,9 +69,14 @@ pub(crate) fn warn(problem: &str) {
 
 /// Writes a report to standard output, where `println!` would panic when the reader is gone.
 pub(crate) fn print(report: impl AsRef<str>) -> Result<()> {
+    write(&[report.as_ref().trim_end(), "\n"])
+}
+
+/// Writes texts to standard output as they are, at once.
+pub(crate) fn write(texts: &[&str]) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(report.as_ref().trim_end().as_bytes())?;
-    Ok(out.write_all(b"\n").and_then(|()| out.flush())?)
+    let written = texts.iter().try_for_each(|text| out.write_all(text.as_bytes()));
+    written.and_then(|()| out.flush()).context("cannot write to standard output")
 }
 
 /// A word as a POSIX shell reads it back.

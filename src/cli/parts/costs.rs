@@ -5,7 +5,7 @@ use std::str::FromStr;
 use anyhow::Result;
 use chimera_core::costs::{GivenTimes, PerStage, StageCosts};
 use chimera_core::timetable::Timetable;
-use clap::{ArgGroup, Args};
+use clap::{Arg, ArgGroup, Args};
 
 use crate::cli::parts::shape::MemoryArgs;
 
@@ -13,10 +13,18 @@ use crate::cli::parts::shape::MemoryArgs;
 const TIMES: [&str; 8] =
     ["forward", "backward", "input", "weight", "pair", "recompute_time", "message", "transfer"];
 
+/// Lets a value begin with a minus, so that it is refused for what it is; those of `lists` may go on after a number.
+pub(crate) fn may_be_negative(arg: Arg, lists: &[&str]) -> Arg {
+    match lists.contains(&arg.get_id().as_str()) {
+        true => arg.allow_hyphen_values(true),
+        false => arg.allow_negative_numbers(true),
+    }
+}
+
 /// The costs of stages, in any unit of time, and the memory there is. Where no time is given, a forward of a D-th of the
 /// model takes 1, so that schedules with more stages than workers compare with others.
 #[derive(Args, Clone)]
-#[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
+#[command(mut_args(|arg| may_be_negative(arg, &TIMES)))]
 #[command(group(ArgGroup::new("times").multiple(true).args(TIMES)))]
 pub(crate) struct CostArgs {
     /// Time of a forward of one micro-batch on one stage; this and all other times are a number, or a list

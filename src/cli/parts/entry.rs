@@ -4,6 +4,7 @@ use anyhow::{Result, anyhow};
 use chimera_core::analyze::{Refusal, Timeline};
 use chimera_core::ids::StageId;
 use chimera_core::program::Program;
+use chimera_core::request::UnfitPasses;
 use chimera_core::schedule::{SCHEDULES, Shape, Unfit};
 use chimera_core::search::AutoError;
 use clap::Parser;
@@ -12,6 +13,7 @@ use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::own_work::{FilledStep, WorkArgs};
 use crate::cli::parts::scheduled::Scheduled;
 use crate::cli::parts::shape::ShapeArgs;
+use crate::settings::UnfitStages;
 use crate::settings::schedules::is_file;
 
 /// A schedule at a shape.
@@ -85,11 +87,18 @@ fn in_one_line(error: &clap::Error) -> String {
 /// Why an entry cannot be run, in one line, if that is no mistake of who asked: it does not fit, or not
 /// into memory.
 pub(crate) fn why_not(error: &anyhow::Error) -> Option<String> {
-    let is_refused = error.is::<Unfit>() || error.is::<Refusal>() || error.is::<AutoError>();
+    let names_schedule = error.is::<Unfit>() || error.is::<Refusal>() || error.is::<AutoError>();
+    let is_of_this_one = match error.downcast_ref() {
+        Some(UnfitPasses::NothingToHoist(_)) => false,
+        Some(UnfitPasses::HasMoves | UnfitPasses::IsWindow(_) | UnfitPasses::Window { .. }) => true,
+        None => error.is::<UnfitStages>(),
+    };
     let text = error.to_string();
-    let line = text.lines().next().filter(|_| is_refused)?;
-    // What comes first is the schedule's name, which stands beside it.
-    Some(line.split_once(": ").map_or(line, |(_, reason)| reason).to_string())
+    let line = text.lines().next().filter(|_| names_schedule || is_of_this_one)?;
+    // The schedule's name stands beside it.
+    let reason =
+        line.split_once(": ").filter(|_| names_schedule).map_or(line, |(_, reason)| reason);
+    Some(reason.to_string())
 }
 
 /// An entry that ran.

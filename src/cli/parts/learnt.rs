@@ -60,7 +60,8 @@ impl Compute for Trial<'_> {
                 let devices = &devices[..devices.len().min(model.layers)];
                 let model = CausalLm::over(devices, model, weights)?;
                 let loss = model.loss(&validation)?;
-                let tokenizer = run.corpus().tokenizer();
+                // What overflows continues no text.
+                let tokenizer = run.corpus().tokenizer().filter(|_| loss.is_finite());
                 let sample =
                     tokenizer.map(|tokenizer| self.sample(&model, tokenizer)).transpose()?;
                 Ok(Learnt { loss, perplexity: Some(loss.exp()), sample })

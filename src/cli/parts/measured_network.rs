@@ -78,7 +78,7 @@ impl FromStr for MeasuredNetwork {
 /// If the file cannot be read or is no report, in words.
 pub(crate) fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, String> {
     let file =
-        text_at_most(path, MAX_BYTES).map_err(|e| format!("a file that cannot be read: {e}"))?;
+        text_at_most(path, MAX_BYTES).map_err(|e| format!("the file cannot be read: {e}"))?;
     let file =
         file.ok_or_else(|| format!("longer than the {MAX_BYTES} bytes that a report can have"))?;
     serde_json::from_str(&file)

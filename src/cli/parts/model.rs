@@ -80,9 +80,13 @@ fn of_run(run: &Path) -> Result<Loaded> {
             let mut settings = settings_in(run)?;
             let data = settings.remove("data").map(Value::try_into).transpose()?;
             let sequence = settings.remove("sequence").map(Value::try_into).transpose()?;
-            let loaded = of_folder(&trained)?;
-            let sequence = sequence.unwrap_or(loaded.sequence);
-            Ok(Loaded { sequence, text: Vocabulary::Data(data.unwrap_or_default()), ..loaded })
+            let mut loaded = of_folder(&trained)?;
+            loaded.sequence = sequence.unwrap_or(loaded.sequence);
+            // The data may be gone, or other data by now.
+            if loaded.tokenizer_file()?.is_none() {
+                loaded.text = Vocabulary::Data(data.unwrap_or_default());
+            }
+            Ok(loaded)
         }
         _ => bail!(
             "{} is a run without weights: name the folder of its --save, or train without --no-save",

@@ -11,7 +11,7 @@ use chimera_core::timetable::Timetable;
 use clap::Args;
 
 use crate::cli::parts::console::warn;
-use crate::cli::parts::costs::{Times, number};
+use crate::cli::parts::costs::{Times, may_be_negative, number};
 use crate::cli::parts::measured_network::{MeasuredLink, MeasuredNetwork, read};
 use crate::cli::parts::shape::JobArgs;
 use crate::plan::Hardware;
@@ -20,9 +20,12 @@ use crate::settings::{Config, SettingsError, Speeds};
 /// The most pipelines side by side.
 const MAX_WIDTH: usize = 65_535;
 
+/// The options that are bytes of stages.
+const BYTES: [&str; 3] = ["activation_bytes", "saved_bytes", "gradient_bytes"];
+
 /// Nodes and links. Without links, messages and sums take no time.
 #[derive(Args, Clone)]
-#[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
+#[command(mut_args(|arg| may_be_negative(arg, &["inside", "between"])))]
 pub(crate) struct LinkArgs {
     /// Nodes and links as a `chimera comm bench --out FILE` measured them, in seconds; the three options below go before it
     #[arg(long, value_name = "FILE")]
@@ -108,7 +111,7 @@ impl LinkArgs {
 
 /// Ranks, nodes and links, and what travels.
 #[derive(Args, Clone)]
-#[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
+#[command(mut_args(|arg| may_be_negative(arg, &BYTES)))]
 pub(crate) struct NetworkArgs {
     #[command(flatten)]
     pub(crate) job: JobArgs,
@@ -223,11 +226,10 @@ impl FromStr for Wire {
         if let Some((alpha, beta)) = text.split_once(',').filter(|_| !Path::new(text).exists()) {
             return Ok(Wire(Link { alpha: number(alpha)?, beta: number(beta)? }));
         }
-        let link: MeasuredLink =
-            read(Path::new(text)).map_err(|why| match why.starts_with("a file") {
-                true => format!("neither two numbers such as 1e-6,1e-10 nor {why}"),
-                false => why,
-            })?;
+        if !Path::new(text).exists() {
+            return Err("neither two numbers such as 1e-6,1e-10 nor a file that is there".into());
+        }
+        let link: MeasuredLink = read(Path::new(text))?;
         link.sound().map(Wire)
     }
 }

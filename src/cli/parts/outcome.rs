@@ -65,8 +65,9 @@ impl Outcome<'_> {
         }
         kernels::table(&trained.kernels).iter().for_each(|line| say.line(line));
         let prediction = run.prediction()?;
-        advice.extend(prediction.as_ref().and_then(|prediction| prediction.doubt.clone()));
-        let figures = prediction.as_ref().map(|prediction| self.predicted(prediction, trained));
+        advice.extend(prediction.and_then(|prediction| prediction.doubt.clone()));
+        let figures =
+            prediction.map(|prediction| self.predicted(prediction, trained)).transpose()?;
         if let Some(figures) = &figures {
             predicted::table(figures).lines().for_each(|line| say.line(line));
         }
@@ -90,7 +91,7 @@ impl Outcome<'_> {
             crate::cli::parts::console::print(format!("{summary:#}"))?;
         }
         summary["advice"] = json!(advice);
-        summary["planned_by"] = self.trace(trained, prediction.as_ref())?.into();
+        summary["planned_by"] = self.trace(trained, prediction)?.into();
         folder.write(SUMMARY, &format!("{summary:#}\n"))
     }
 
@@ -123,7 +124,7 @@ impl Outcome<'_> {
     }
 
     /// What was predicted beside what was measured.
-    fn predicted(&self, prediction: &Prediction, trained: &Trained) -> Vec<Figure> {
+    fn predicted(&self, prediction: &Prediction, trained: &Trained) -> Result<Vec<Figure>> {
         // The first step warms up.
         let steps_s = trained.steps_s.get(1..).unwrap_or_default();
         let (program, needs) = (self.run.program(), self.run.needs());
@@ -143,7 +144,10 @@ impl Outcome<'_> {
             let expected = before + all(&Need::total);
             figures.push(Figure::of("process memory, bytes", expected, most));
         }
-        figures
+        if let (Some(before), Some(after)) = (prediction.reference, self.run.reference()?) {
+            figures.push(Figure::of("reference work", before.now, after.now));
+        }
+        Ok(figures)
     }
 
     /// Whether all workers compute in the memory of this process.

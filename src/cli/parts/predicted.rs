@@ -8,10 +8,14 @@ use crate::plan::{Figure, Prediction};
 
 /// What is said before the first step.
 pub(crate) fn before(prediction: &Prediction) -> String {
-    let Prediction { step_s, range_s: [fast, slow], .. } = prediction;
+    let Prediction { step_s, range_s: [fast, slow], reference, .. } = prediction;
     let [fast, slow] = [fast, slow].map(|seconds| significant(*seconds, 3));
+    let now = reference.map_or(String::new(), |time| {
+        let ratio = significant(time.ratio(), 3);
+        format!("; this machine takes {ratio} times as long now as when that was measured")
+    });
     format!(
-        "predicted: a step of {} s, {fast} .. {slow} s by the spread of the profile",
+        "predicted: a step of {} s, {fast} .. {slow} s by the spread of the profile{now}",
         significant(*step_s, 3)
     )
 }

@@ -9,7 +9,7 @@ use chimera_core::ids::Rank;
 use chimera_core::lower::{Lowering, Offloading, Recompute, lower_at, narrow};
 use chimera_core::op::Kind;
 use chimera_core::program::Program;
-use chimera_core::request::{Request, Source};
+use chimera_core::request::{Ordered, Request, Source};
 use chimera_core::search::{Progress, Report};
 use chimera_core::timetable::Timetable;
 use clap::Args;
@@ -19,9 +19,9 @@ use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::network::{NetworkArgs, WorkerCosts};
 use crate::cli::parts::progress::{TICK, spin};
 use crate::cli::parts::shape::{PassArgs, ShapeArgs};
-use crate::plan::{recomputed_at, recomputed_within_cap, request};
+use crate::plan::{endless_if_refused, recomputed_at, recomputed_within_cap, request};
 use crate::settings::schedules::Named;
-use crate::settings::{Config, RecomputedStages, Scaling};
+use crate::settings::{Config, RecomputedStages, Scaling, UnfitStages};
 
 /// Ranks that have died.
 #[derive(Args)]
@@ -100,16 +100,19 @@ impl Scheduled {
 }
 
 impl Scheduled<NetworkCosts<WorkerCosts>> {
-    /// What `name` stands for, where stages cost what `of_stages` says, messages what they take on a network, and sums start
-    /// when it says.
+    /// What `name` stands for, where stages cost what `of_stages` says, which may know their layers, messages what they take
+    /// on a network, and sums start when it says.
     pub(crate) fn on(
         network: &NetworkArgs,
         name: &str,
         shape: &ShapeArgs,
         costs: &CostArgs,
-        of_stages: &dyn Fn(&Timetable) -> Result<StageCosts>,
+        (of_stages, knows_layers): (&dyn Fn(&Timetable) -> Result<StageCosts>, bool),
     ) -> Result<Self> {
-        let mut config = drawn(name, shape, costs)?;
+        let mut config = said(name, shape, costs)?;
+        if !knows_layers {
+            config.check_whole_stages().map_err(Error::msg)?;
+        }
         config.sync = network.job()?.sync;
         let bpipe = config.bpipe;
         let plan = Scheduled::with(&config, shape, &|timetable| {
@@ -136,7 +139,10 @@ impl<C: Costs> Scheduled<C> {
     ) -> Result<Scheduled<C>> {
         let mut request = request(config)?;
         if config.scaling == Scaling::Auto {
-            request.take_shorter_scaling(costs)?;
+            request.take_shorter_scaling_by(&mut |ordered| {
+                let plan = Scheduled::passed(config, ordered, costs);
+                endless_if_refused(plan.and_then(|plan| Ok(plan.makespan()?)))
+            })?;
         }
         if let Source::Timetable(timetable) = &request.source {
             shape.fit(&config.schedule, timetable)?;
@@ -149,8 +155,11 @@ impl<C: Costs> Scheduled<C> {
         request: Request,
         costs: &impl Fn(&Timetable) -> Result<C>,
     ) -> Result<Scheduled<C>> {
-        let how =
-            Lowering { sync: config.sync, max_peak: config.memory_cap, ..Lowering::default() };
+        ensure!(
+            config.recompute_stages != RecomputedStages::Auto
+                || !matches!(request.source, Source::Search(..)),
+            UnfitStages::OfSearch
+        );
         let bar = ProgressBar::new_spinner();
         bar.set_style(ProgressStyle::with_template("{msg} {elapsed}")?);
         bar.set_message("making the schedule");
@@ -159,16 +168,22 @@ impl<C: Costs> Scheduled<C> {
             bar.set_message(Report { progress: *progress, like: None }.to_string());
         });
         bar.finish_and_clear();
-        let mut ordered = ordered?;
+        Scheduled::passed(config, ordered?, costs)
+    }
+
+    /// The timetable after its passes and what recomputes beside them.
+    fn passed(
+        config: &Config,
+        mut ordered: Ordered,
+        costs: &impl Fn(&Timetable) -> Result<C>,
+    ) -> Result<Scheduled<C>> {
+        let how =
+            Lowering { sync: config.sync, max_peak: config.memory_cap, ..Lowering::default() };
         let (costs, search) = (costs(&ordered.timetable)?, ordered.search.clone());
         let mut config = config.clone();
         let is_open = config.recompute_stages == RecomputedStages::Auto;
         let may_offload = config.offload == Offloading::Auto;
         if is_open {
-            ensure!(
-                search.is_none(),
-                "recompute-stages auto is for the schedules of the table, and auto searches for one: name stages, such as 0,2-3"
-            );
             config = recomputed_within_cap(&config, &ordered.timetable, &how, &costs)?;
             ordered.passes = config.passes();
         }
@@ -209,6 +224,12 @@ impl<C: Costs> Scheduled<C> {
         spin("proving the schedule", || lower_at(&self.timetable, &self.how, &self.costs))
     }
 
+    /// What a step takes.
+    fn makespan(&self) -> Result<f64, Refusal> {
+        let program = lower_at(&self.timetable, &self.how, &self.costs)?;
+        Ok(simulate(&program, &self.costs).makespan())
+    }
+
     /// What its stages cost.
     pub(crate) fn costs(&self) -> &C {
         &self.costs
@@ -220,14 +241,19 @@ impl<C: Costs> Scheduled<C> {
     }
 }
 
-/// What options say of the schedule with a name, or in a file.
+/// What options say of the schedule with a name, or in a file, of whose layers nothing is known.
 fn drawn(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Config> {
+    let config = said(name, shape, costs)?;
+    config.check_whole_stages().map_err(Error::msg)?;
+    Ok(config)
+}
+
+fn said(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Config> {
     let schedule = match name {
         "-" => Named::File(PathBuf::from(name)),
         name => name.parse()?,
     };
     let mut config = shape.0.over(&costs.memory.0).drawn()?;
     config.schedule = schedule;
-    config.check_whole_stages().map_err(Error::msg)?;
     Ok(config)
 }

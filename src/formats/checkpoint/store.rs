@@ -3,7 +3,7 @@
 use std::fs::read_dir;
 use std::io;
 use std::iter::once;
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 use std::thread;
 
 use anyhow::Result;
@@ -152,8 +152,10 @@ impl Store {
 
     /// Whether a checkpoint is one of its own.
     pub fn holds(&self, checkpoint: &Path) -> bool {
-        let folder = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-        checkpoint.parent().is_some_and(|parent| folder(parent) == folder(&self.folder))
+        let whole = |path: &Path| path.canonicalize().ok();
+        // A bare name has no parent, and a link to an archive counts where it stands.
+        let holder = absolute(checkpoint).ok().and_then(|path| whole(path.parent()?));
+        holder.is_some() && holder == whole(&self.folder)
     }
 
     /// Writes a checkpoint: one file for the tensors of each part that has any, then the manifest, of which

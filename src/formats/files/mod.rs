@@ -76,6 +76,21 @@ pub(crate) fn replace(path: &Path) -> Result<File> {
     }
 }
 
+/// Whether an open file is the one of this name.
+#[cfg(unix)]
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let id = |found: std::io::Result<std::fs::Metadata>| found.ok().map(|m| (m.dev(), m.ino()));
+    let held = id(file.metadata());
+    held.is_some() && held == id(path.symlink_metadata())
+}
+
+/// Whether a file of this name is there: an open file cannot be replaced.
+#[cfg(not(unix))]
+pub(crate) fn is_at(_: &File, path: &Path) -> bool {
+    path.is_file()
+}
+
 /// Makes opening fail where the path itself is a symbolic link.
 pub(crate) fn no_follow(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]

@@ -99,7 +99,7 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     let scaling = rope.map(|rope| scaling(rope, keys.max_position_embeddings)).transpose()?;
     let rope_scaling = scaling.unwrap_or(RopeScaling::None);
     let context = match rope_scaling {
-        RopeScaling::Dynamic { factor, original } => (factor.max(1.0) * original) as usize,
+        RopeScaling::Dynamic { factor, original } => RopeScaling::dynamic_context(factor, original),
         _ => keys.max_position_embeddings,
     };
     let llama = Llama {

@@ -34,7 +34,7 @@ impl<K: Layers> CausalLm<K> {
     /// forward pass over the window.
     ///
     /// # Errors
-    /// If the prompt is empty, or has an id that the model does not know.
+    /// If the prompt is empty, or has an id that the model does not know, or the model overflows.
     pub fn sample(
         &self,
         prompt: &[u32],
@@ -49,7 +49,7 @@ impl<K: Layers> CausalLm<K> {
     /// draws of a text follow from the seed and from its place among the prompts. `drawn` hears the place too.
     ///
     /// # Errors
-    /// If a prompt is empty, or has an id that the model does not know.
+    /// If a prompt is empty, or has an id that the model does not know, or the model overflows.
     pub fn sample_all(
         &self,
         prompts: &[&[u32]],
@@ -75,6 +75,11 @@ impl<K: Layers> CausalLm<K> {
         }
         for _ in 0..count {
             for (place, logits) in self.next(stages.as_deref(), window, &mut texts)? {
+                let is_number = |logit: &f32| *logit < f32::INFINITY; // which NaN is not either
+                ensure!(
+                    logits.iter().all(is_number),
+                    "what comes next has no probability: the model overflows on this text"
+                );
                 let text = &mut texts[place];
                 let uniform = (text.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
                 let id = draw(&logits, how, uniform);

@@ -10,7 +10,8 @@ use super::table::{HEADS, cells, table};
 use super::{Plan, parameters, untried};
 use crate::cli::parts::console::{print, quoted};
 use crate::plan::{Candidate, Choice, Effort, LayerCosts, Ranks, choose_for};
-use crate::settings::Config;
+use crate::settings::schedules::{ALONE, Named};
+use crate::settings::{Config, RecomputedStages};
 
 impl Plan {
     /// The choice for such a model.
@@ -90,25 +91,36 @@ fn figures(way: &Candidate) -> Value {
 
 /// What writes the timetable of a way, for whoever trains the model.
 fn command(way: &Candidate) -> String {
-    let Config { depth, micro_batches, schedule, .. } = &way.config;
-    let schedule = quoted(schedule);
+    let Config { depth, micro_batches, .. } = way.config;
+    // One worker has nothing to order, but what a file says.
+    let is_alone = depth == 1 && matches!(way.config.schedule, Named::Schedule(_));
+    let schedule = if is_alone { ALONE.to_string() } else { quoted(&way.config.schedule) };
     let mut command = format!(
         "chimera schedule export {schedule} --depth {depth} --micro-batches {micro_batches}"
     );
-    for (key, is_told) in
-        [("scaling", way.scaling() != "direct"), ("recompute", way.recompute() != "none")]
-    {
-        if let Some((value, _)) = way.config.value(key).filter(|_| is_told) {
-            let _ = write!(command, " --{key} {}", value.as_str().unwrap_or_default());
-        }
+    // An export takes the shorter scaling by costs of its own.
+    if way.reads_scaling() && (micro_batches > depth || way.scaling() != "direct") {
+        let _ = write!(command, " --scaling {}", way.scaling());
+    }
+    if way.recompute() != "none" {
+        let _ = write!(command, " --recompute {}", way.recompute());
     }
     for (name, value) in way.parameters() {
         let _ = write!(command, " --{name} {value}");
     }
-    for key in
-        ["split-backward", "bpipe", "offload", "memory-cap", "hoist", "border", "recompute-stages"]
-    {
-        match way.config.unusual(key) {
+    let has_stages = matches!(way.config.recompute_stages, RecomputedStages::These(_));
+    for (key, is_told) in [
+        ("in-turn", is_alone),
+        ("split-backward", true),
+        ("bpipe", true),
+        ("offload", true),
+        ("memory-cap", true),
+        ("hoist", true),
+        ("border", true),
+        // What memory asks for is chosen: all recompute, or none.
+        ("recompute-stages", has_stages),
+    ] {
+        match way.config.unusual(key).filter(|_| is_told) {
             Some(toml::Value::Boolean(true)) => _ = write!(command, " --{key}"),
             Some(toml::Value::String(text)) => _ = write!(command, " --{key} {text}"),
             Some(value) => _ = write!(command, " --{key} {value}"),

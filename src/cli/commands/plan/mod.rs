@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use chimera_core::notation::size;
 use clap::builder::StringValueParser;
 use clap::{Args, ValueHint};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::table::{HEADS, cells, table};
@@ -74,6 +75,18 @@ pub(crate) struct Plan {
     json: bool,
 }
 
+/// Where the times of messages and gradient reductions are from.
+#[derive(Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum LinkTimes {
+    /// They are free.
+    None,
+    /// From links that are given.
+    Described,
+    /// Measured between threads of the machine of the profile.
+    Profile,
+}
+
 impl Plan {
     pub(crate) fn run(self) -> Result<()> {
         let asked = self.on_hardware()?;
@@ -104,8 +117,30 @@ impl Plan {
             let memory = cluster.memory.least();
             bail!("{}{}", asked.too_large(&choice, memory), untried(&choice, seconds))
         }
-        asked.warn_of_free_links();
+        asked.warn_of_network(&cluster.speed);
         asked.show(&choice, &cluster, seconds)
+    }
+
+    /// Where the times of messages are from, on ranks of this speed.
+    fn link_times(&self, speed: &Speed) -> LinkTimes {
+        match speed {
+            _ if !self.links.is_free() => LinkTimes::Described,
+            Speed::Measured(times) if times.reduction(2, 1).is_some() => LinkTimes::Profile,
+            _ => LinkTimes::None,
+        }
+    }
+
+    /// Warns where messages are taken to be faster than they are.
+    fn warn_of_network(&self, speed: &Speed) {
+        match self.link_times(speed) {
+            LinkTimes::None => self.warn_of_free_links(),
+            LinkTimes::Profile if self.ranks_of_node().is_some() => warn(
+                "no link is given, so messages and gradient reductions between nodes are assumed to take as long as between \
+                 threads of one machine, and data parallelism looks better than it is: describe the links with --inside and \
+                 --between",
+            ),
+            LinkTimes::Profile | LinkTimes::Described => {}
+        }
     }
 
     /// Warns where messages are taken to be free.
@@ -127,14 +162,14 @@ impl Plan {
         let ways =
             ways.map(|way| Ok((way, self.range(way, cluster)?))).collect::<Result<Vec<_>>>()?;
         let is_measured = matches!(cluster.speed, Speed::Measured(_));
+        let link_times = self.link_times(&cluster.speed);
         let advice = Advice::on(&best.config, cluster)?;
         if self.json {
             let shown = ways.iter().map(|(way, range)| self.way(way, *range)).collect::<Vec<_>>();
             let figures = json!({
                 "ways": shown, "n_fit": choice.candidates.len(), "n_too_large": choice.n_too_large,
                 "n_left_out": choice.n_left_out, "measured": is_measured,
-                "network": if self.links.is_free() { "none" } else { "described" },
-                "command": command, "advice": advice,
+                "network": link_times, "command": command, "advice": advice,
             });
             return print(format!("{figures:#}"));
         }
@@ -162,6 +197,11 @@ impl Plan {
             }
             None => "\nnot measured: times follow from --flops alone, whatever the sizes of products",
         });
+        if link_times == LinkTimes::Profile {
+            text.push_str(
+                "\nmessages and gradient reductions take what they do between threads of the profile's machine",
+            );
+        }
         match choice.candidates.len() - n_distinct {
             0 => {}
             n => {
@@ -273,12 +313,13 @@ impl Plan {
 
     /// What starts the ranks, where they are on several nodes: within one, workers are threads.
     fn launcher(&self) -> String {
-        match self.links.ranks_per_node() {
-            Some(n) if n < self.ranks => {
-                format!("mpirun -n {} --map-by ppr:{n}:node ", self.ranks)
-            }
-            _ => String::new(),
-        }
+        self.ranks_of_node()
+            .map_or(String::new(), |n| format!("mpirun -n {} --map-by ppr:{n}:node ", self.ranks))
+    }
+
+    /// Ranks of a node, if there are several nodes.
+    fn ranks_of_node(&self) -> Option<u32> {
+        self.links.ranks_per_node().filter(|n| *n < self.ranks)
     }
 
     fn way(&self, way: &Candidate, range: Option<[f64; 2]>) -> Value {

@@ -72,7 +72,13 @@ impl Simulate {
             Some(profiled) => self.costs.with_transfers(profiled.costs(timetable)?, timetable),
             None => self.costs.of_stages(timetable),
         };
-        let plan = Scheduled::on(&self.network, &self.name, &self.shape, &self.costs, &of_stages)?;
+        let plan = Scheduled::on(
+            &self.network,
+            &self.name,
+            &self.shape,
+            &self.costs,
+            (&of_stages, profiled.is_some()),
+        )?;
         let plan = match &profiled {
             Some(profiled) => profiled.beside_others(plan, &self.network, &self.costs)?,
             None => plan,

@@ -107,7 +107,7 @@ impl Train {
     pub(crate) fn conclude_trained(&self, run: &Run, place: &Place, say: &Say) -> Result<()> {
         say.line("nothing is left to train: raise --steps to go on");
         place.remove_errors()?;
-        weights::keep_from_checkpoint(run, place.path(), say)?;
+        weights::keep_from_checkpoint(run, place, say)?;
         if self.json {
             print(format!("{:#}", json!({ "run": place.path(), "steps": run.first_step() })))?;
         }

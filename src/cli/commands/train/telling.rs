@@ -69,7 +69,7 @@ impl<'t> Telling<'t> {
             if let Some(doubt) = &prediction.doubt {
                 warn(doubt);
             }
-            say.line(&predicted::before(&prediction));
+            say.line(&predicted::before(prediction));
         }
         if let Some(hint) = shared_cores(run) {
             warn(&hint);

@@ -10,7 +10,7 @@ use crate::data::tokenizer::save_tokenizer;
 use crate::data::tokenizer_file_of;
 use crate::formats::hf::DropoutRates;
 use crate::formats::save::{prepare, save, saved_steps, write_steps};
-use crate::run::{Run, Trained};
+use crate::run::{Place, Run, Trained};
 use crate::settings::MODEL;
 
 /// Keeps what was trained. A run that was stopped keeps it only in a folder that its user named: it has a checkpoint,
@@ -21,7 +21,7 @@ pub(super) fn keep(run: &Run, trained: &Trained, folder: &Path, say: &Say) -> Re
     let is_kept = n_steps == config.steps || named && trained.last.is_some();
     let Some(dir) = config.weights_dir(folder).filter(|_| is_kept) else { return Ok(()) };
     let path = write(run, trained, &dir).map_err(|e| {
-        let elsewhere = named.then(|| write(run, trained, &folder.join(MODEL)));
+        let elsewhere = named.then(|| write_own(run, trained, folder));
         match elsewhere {
             Some(Ok(path)) => e.context(format!("the weights are in {}", path.display())),
             _ => e,
@@ -31,15 +31,26 @@ pub(super) fn keep(run: &Run, trained: &Trained, folder: &Path, say: &Say) -> Re
 }
 
 /// Keeps what the checkpoint holds at which a run began that has no step left, unless it was kept before.
-pub(super) fn keep_from_checkpoint(run: &Run, folder: &Path, say: &Say) -> Result<()> {
-    let dir = run.config().weights_dir(folder);
+pub(super) fn keep_from_checkpoint(run: &Run, place: &Place, say: &Say) -> Result<()> {
+    let (config, n_steps) = (run.config(), run.first_step());
+    let dir = config.weights_dir(place.path());
     let (Some(dir), Some(checkpoint)) = (dir, run.begins_at()) else { return Ok(()) };
-    if saved_steps(&dir) == Some(run.first_step()) {
+    // What a user's folder says of steps may be of another run.
+    if config.save.is_none() && saved_steps(&dir) == Some(n_steps) {
         return Ok(());
     }
-    prepare(&dir, true)?;
+    place.prepare_weights(config, place.has_saved(config, n_steps))?;
     let path = model::load(Some(checkpoint))?.save(&dir)?;
-    tell(run, &dir, &path, run.first_step(), say)
+    tell(run, &dir, &path, n_steps, say)
+}
+
+/// Writes the weights into the run's own folder, unless a model is there that no run saved.
+fn write_own(run: &Run, trained: &Trained, folder: &Path) -> Result<PathBuf> {
+    let dir = folder.join(MODEL);
+    prepare(&dir, saved_steps(&dir).is_some())?;
+    let path = write(run, trained, &dir)?;
+    write_steps(&dir, trained.n_steps)?;
+    Ok(path)
 }
 
 /// Writes the weights as other programs read them, with the tokenizer of the data if it has one.

@@ -1,0 +1,65 @@
+//! A fixed piece of work, timed when a profile is measured and again when a run is predicted by it: machines that are shared
+//! with others, or hot, change their speed within the hour, and what the work takes then and now says by how much.
+
+use std::time::Instant;
+
+use chimera_core::layers::Layers;
+use chimera_core::model::{Architecture, ModelConfig};
+
+use super::stage_pass::{ModelPart, PassError, ReadyStage, Work};
+
+/// Blocks of its model.
+const N_BLOCKS: usize = 2;
+
+/// What the same work took when a profile was measured, and what it takes now.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ReferenceTime {
+    /// Seconds when the profile was measured.
+    pub profiled: f64,
+    /// Seconds now.
+    pub now: f64,
+}
+
+impl ReferenceTime {
+    /// How many times as long everything takes now.
+    pub fn ratio(&self) -> f64 {
+        self.now / self.profiled
+    }
+}
+
+/// Blocks of a GPT-2 that are trained: products, and updates that memory limits.
+pub(super) struct ReferenceWork<K: Layers>(ReadyStage<K>);
+
+impl<K: Layers> ReferenceWork<K> {
+    pub(super) fn new(device: &K) -> Result<ReferenceWork<K>, PassError> {
+        let model = ModelConfig {
+            architecture: Architecture::GPT2,
+            layers: N_BLOCKS,
+            hidden: 256,
+            heads: 4,
+            context: 64,
+            vocab: 256,
+            tied: false,
+            llama: None,
+            end_of_text: None,
+        };
+        let work = Work {
+            model: &model,
+            part: ModelPart::Block,
+            n_blocks: N_BLOCKS,
+            sequence: 64,
+            samples: 4,
+            slices: 1,
+            dropout: 0.0,
+        };
+        ReadyStage::new(device, &work, true).map(ReferenceWork)
+    }
+
+    /// Does it once, and returns the seconds.
+    pub(super) fn time(&mut self) -> Result<f64, PassError> {
+        let start = Instant::now();
+        let (_, grads) = self.0.pass()?;
+        self.0.update(&grads)?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+}
