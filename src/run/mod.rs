@@ -50,7 +50,7 @@ use chimera_core::search::Report;
 use chimera_core::stage::{Data, Param, name_conflict};
 use chimera_core::timetable::Timetable;
 
-use available_memory::resident;
+use available_memory::{Resident, resident};
 pub use folder::{Folder, Place, SETTINGS, is_error, settings_in, write_error};
 pub use gather::share;
 use initial::Initial;
@@ -93,6 +93,8 @@ pub struct Run<S = Transformer> {
     /// What to begin with, unless weights are drawn at random or those of a checkpoint.
     initial: Option<Initial>,
     pace: OnceLock<Arc<Pace>>,
+    /// What this process held before it computed anything for the run.
+    before: OnceLock<Option<Resident>>,
     /// What a step is predicted to take, once that was asked.
     prediction: OnceLock<Option<Prediction>>,
 }
@@ -181,8 +183,19 @@ impl<S: Subject> Run<S> {
             Some(_) => None,
         };
         let (start, joined, saver, explain) = (None, None, None, None);
-        let (pace, prediction) = (OnceLock::new(), OnceLock::new());
-        Ok(Run { course, subject, start, joined, saver, explain, initial, pace, prediction })
+        let (pace, before, prediction) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Ok(Run {
+            course,
+            subject,
+            start,
+            joined,
+            saver,
+            explain,
+            initial,
+            pace,
+            before,
+            prediction,
+        })
     }
 
     /// The settings.
@@ -230,7 +243,7 @@ impl<S: Subject> Run<S> {
     ) -> Result<Trained> {
         let samples = self.subject.samples(&self.course);
         let system = Path::new("/");
-        let (before, most) = (resident(system), Mutex::new(None));
+        let (before, most) = (self.held_before(), Mutex::new(None));
         let mut observe = observe;
         let mut observe = |report: &StepReport| {
             // What the run does with its weights behind the last step is not the training.
@@ -245,6 +258,11 @@ impl<S: Subject> Run<S> {
         let most = *most.lock().unwrap_or_else(PoisonError::into_inner);
         let process = before.zip(most).map(|(before, most)| [before.bytes, most.peak]);
         Ok(Trained { process, ..merge(ranks?)?.with(saved, traced) })
+    }
+
+    /// What this process held when that was first asked.
+    fn held_before(&self) -> Option<Resident> {
+        *self.before.get_or_init(|| resident(Path::new("/")))
     }
 
     fn job<'r>(&'r self, samples: &'r dyn Data<S::Item>, stop: &'r AtomicBool) -> Job<'r, S::Item> {

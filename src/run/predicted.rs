@@ -57,6 +57,7 @@ impl Run {
 
     fn predict(&self) -> Result<Option<Prediction>> {
         let Some(times) = self.profiled()? else { return Ok(None) };
+        self.held_before(); // what the reference work leaves is used by the training
         let reference = self.reference_now(&times)?;
         let Transformer { model, cuts, .. } = &self.subject;
         Prediction::of(&times, reference, &self.course, model, cuts).map(Some)
