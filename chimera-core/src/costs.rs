@@ -74,7 +74,7 @@ pub trait Costs {
 }
 
 /// Whether `one` time is shorter than `other` by more than rounding, in any unit.
-pub(crate) fn is_shorter(one: f64, other: f64) -> bool {
+pub fn is_shorter(one: f64, other: f64) -> bool {
     one < other * (1.0 - 1e-9)
 }
 

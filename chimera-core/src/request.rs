@@ -1,7 +1,7 @@
 //! From a request to a timetable and to a program: the one way for whoever draws, simulates or trains.
 
 use crate::analyze::{Refusal, simulate};
-use crate::costs::Costs;
+use crate::costs::{Costs, is_shorter};
 use crate::lower::{Hoist, Lowering, Moves, Passes, lower_at};
 use crate::op::Kind;
 use crate::program::Program;
@@ -119,8 +119,8 @@ impl Request<'_> {
                 Err(_) => Ok(f64::INFINITY),
             }
         };
-        let is_shorter = takes(Scaling::Halving)? < takes(Scaling::Direct)? * (1.0 - 1e-9);
-        self.shape.scaling = if is_shorter { Scaling::Halving } else { Scaling::Direct };
+        let is_halved = is_shorter(takes(Scaling::Halving)?, takes(Scaling::Direct)?);
+        self.shape.scaling = if is_halved { Scaling::Halving } else { Scaling::Direct };
         Ok(())
     }
 

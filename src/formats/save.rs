@@ -35,13 +35,17 @@ pub fn saved_steps(dir: &Path) -> Option<u64> {
 /// Makes `dir` and makes sure that files can be written there, so that a run does not learn at its end
 /// that its weights have no place. A model that is there already gives way only to a run that `goes_on`.
 pub fn prepare(dir: &Path, goes_on: bool) -> Result<()> {
-    let is_taken = [WEIGHTS, CONFIG].iter().any(|name| dir.join(name).is_file());
     ensure!(
-        goes_on || !is_taken,
+        goes_on || !holds_model(dir),
         "{} holds a model already: choose another folder, or remove it",
         dir.display()
     );
     prepare_dir(dir).with_context(|| format!("cannot save into {}", dir.display()))
+}
+
+/// Whether a model is in `dir`.
+pub(crate) fn holds_model(dir: &Path) -> bool {
+    [WEIGHTS, CONFIG].iter().any(|name| dir.join(name).is_file())
 }
 
 /// Writes `model.safetensors` and then `config.json` into `dir`, as `transformers` saves a model in f32: other

@@ -104,10 +104,7 @@ impl Candidate {
 
     /// The parameters that its schedule reads.
     fn reads(&self) -> &'static [Parameter] {
-        match &self.config.schedule {
-            Named::Schedule(schedule) if self.config.depth > 1 => schedule.reads(),
-            _ => &[],
-        }
+        if self.config.depth > 1 { self.config.schedule.reads() } else { &[] }
     }
 
     /// Whether its schedule reads how it scales.

@@ -17,6 +17,7 @@ use chimera_core::update::Update;
 
 use super::preconditioned::with_kfac;
 use super::request::{passes_of_window, request_of_window};
+use super::training::training;
 use super::unfit::endless_if_refused;
 use crate::device::Precision;
 use crate::settings::schedules::Named;
@@ -225,12 +226,10 @@ fn in_turn(
     if config.adapt_every == 0 {
         return Ok(Vec::new());
     }
-    let reads = match &config.schedule {
-        Named::Schedule(schedule) => schedule.reads().contains(&Parameter::InTurn),
-        _ => false,
-    };
     ensure!(
-        reads && config.border == Border::Step && config.survive == Survive::Off,
+        config.schedule.reads().contains(&Parameter::InTurn)
+            && config.border == Border::Step
+            && config.survive == Survive::Off,
         "adapt-every chooses the k of 1f1b between steps: choose schedule 1f1b, border step and survive off, or leave \
          adapt-every out"
     );
@@ -302,36 +301,6 @@ pub(crate) fn costs_by_flops(
     (0..).zip(cuts).map(stage).collect()
 }
 
-/// How the settings update weights.
-pub(super) fn training(config: &Config) -> Training {
-    Training {
-        seed: config.seed,
-        steps: config.steps,
-        optimizer: config.optimizer.clone(),
-        lr: config.lr,
-        min_lr: config.min_lr,
-        warmup: config.warmup,
-        lr_schedule: config.lr_schedule,
-        decay_steps: config.decay_steps,
-        beta1: config.beta1,
-        beta2: config.beta2,
-        eps: config.eps,
-        momentum: config.momentum,
-        kfac_every: config.kfac_every,
-        kfac_damping: config.kfac_damping,
-        kfac_decay: config.kfac_decay,
-        weight_decay: config.weight_decay,
-        param_groups: config.param_groups.clone().unwrap_or_default(),
-        clip: (config.clip > 0.0).then_some(config.clip),
-        check_finite: config.check_finite,
-        non_finite: config.non_finite,
-        shard_optimizer: config.shard_optimizer,
-        shadow_every: config.shadow_every,
-        bf16_gradients: config.reduce_precision == Precision::Bf16,
-        bucket_elements: (config.bucket_size.bytes() / 4).max(1) as usize,
-    }
-}
-
 /// What the settings name, but for the passes, which another recomputation alone makes others.
 pub(crate) fn timetable(config: &Config, chain: &dyn Chain) -> Result<Timetable> {
     Ok(ordered(config, request_of_window(config, config.window)?, chain)?.timetable)
@@ -400,7 +369,7 @@ pub(super) fn order(config: &Config, window: u32, chain: &dyn Chain) -> Result<O
     recomputed(config, ordered(config, request_of_window(config, window)?, chain)?, chain)
 }
 
-pub(super) fn recomputed(config: &Config, ordered: Ordered, chain: &dyn Chain) -> Result<Ordered> {
+fn recomputed(config: &Config, ordered: Ordered, chain: &dyn Chain) -> Result<Ordered> {
     let costs = chain.costs(config, &ordered.timetable)?;
     recomputed_at(config, ordered, &costs)
 }
@@ -435,12 +404,7 @@ pub(super) fn proven(config: &Config, chain: &dyn Chain, ordered: Ordered) -> Re
 }
 
 /// How a timetable of so many stages becomes a program.
-pub(super) fn lowering(
-    config: &Config,
-    chain: &dyn Chain,
-    training: &Training,
-    n_stages: usize,
-) -> Lowering {
+fn lowering(config: &Config, chain: &dyn Chain, training: &Training, n_stages: usize) -> Lowering {
     Lowering {
         sync: config.sync,
         barrier: training.needs_barrier(),

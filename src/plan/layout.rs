@@ -1,6 +1,7 @@
 //! The layout that `auto` stands for: the partition of a model's layers into stages that makes the step shortest.
 
 use anyhow::Result;
+use chimera_core::costs::is_shorter;
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Passes, Recompute};
 use chimera_core::model::{Cut, Partition};
@@ -93,7 +94,7 @@ pub(super) fn shortest(
     };
     let begin = match by_workers {
         // Stages of equal work are what is usual: they stay where nothing is gained.
-        Some(blocks) if step(&blocks)? < step(&by_stages)? * (1.0 - 1e-9) => blocks,
+        Some(blocks) if is_shorter(step(&blocks)?, step(&by_stages)?) => blocks,
         _ => by_stages,
     };
     Ok(Partition::new(improved(begin, n_tries, &mut step)?)?)

@@ -18,6 +18,7 @@ mod rank_memory;
 mod recomputed;
 mod request;
 mod scaled;
+mod training;
 mod unfit;
 mod ways;
 
@@ -44,7 +45,6 @@ pub use predict::{Figure, Prediction};
 pub use priced::{Priced, StepCosts, times_of};
 pub use rank_memory::RankMemory;
 pub use request::request;
-
 pub use unfit::endless_if_refused;
 
 use crate::device::Device;

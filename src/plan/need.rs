@@ -13,7 +13,7 @@ use chimera_core::notation::size;
 use chimera_core::program::Program;
 use chimera_core::stage::Param;
 
-use super::course::training;
+use super::training::training;
 use crate::device::Device;
 use crate::settings::Config;
 

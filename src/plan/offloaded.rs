@@ -6,7 +6,7 @@
 
 use anyhow::{Result, anyhow, bail, ensure};
 use chimera_core::analyze::simulate;
-use chimera_core::costs::Costs;
+use chimera_core::costs::{Costs, is_shorter};
 use chimera_core::lower::{Lowering, Offloading, Recompute};
 use chimera_core::request::Ordered;
 use chimera_core::timetable::Timetable;
@@ -148,7 +148,7 @@ fn offloaded_or_recomputed(
     let recomputed = fewest(&here, layers, (n_tries, has_bytes), step)?;
     let mut best: Option<(Config, f64)> = None;
     for (config, takes) in [alone, both, recomputed].into_iter().flatten() {
-        if best.as_ref().is_none_or(|(_, least)| takes < least * (1.0 - 1e-9)) {
+        if best.as_ref().is_none_or(|(_, least)| is_shorter(takes, *least)) {
             best = Some((config, takes));
         }
     }

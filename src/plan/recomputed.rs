@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
+use chimera_core::costs::is_shorter;
 use chimera_core::ids::StageId;
 use chimera_core::lower::Recompute;
 
@@ -91,10 +92,6 @@ impl FewestSearch<'_> {
         (self.step)(&with_stages(self.config, stages, parts))
     }
 
-    fn is_shorter(&self, took: f64) -> bool {
-        took < self.least * (1.0 - 1e-9)
-    }
-
     /// Leaves out groups of stages, large ones first.
     fn let_off_groups(&mut self) -> Result<()> {
         let all = self.stages.clone();
@@ -129,7 +126,7 @@ impl FewestSearch<'_> {
                 moved[at] = other;
                 moved.sort_unstable();
                 let took = self.tried(&moved, &BTreeMap::new())?;
-                if let Some(took) = took.filter(|took| self.is_shorter(*took)) {
+                if let Some(took) = took.filter(|took| is_shorter(*took, self.least)) {
                     (self.stages, self.least) = (moved, took);
                 }
             }
@@ -150,7 +147,7 @@ impl FewestSearch<'_> {
                     continue;
                 }
                 let took = self.tried(&stages, &more)?;
-                if let Some(took) = took.filter(|took| self.is_shorter(*took)) {
+                if let Some(took) = took.filter(|took| is_shorter(*took, self.least)) {
                     (self.parts, self.least) = (more, took);
                 }
             }
@@ -174,7 +171,7 @@ impl FewestSearch<'_> {
                     continue;
                 };
                 many = n;
-                if self.is_shorter(took) {
+                if is_shorter(took, self.least) {
                     (self.parts, self.least) = (fewer, took);
                 }
             }

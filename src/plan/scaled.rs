@@ -1,12 +1,12 @@
 //! The scaling that `auto` stands for where each has stages of its own that recompute: the one whose whole plan is shorter.
 
 use anyhow::Result;
+use chimera_core::costs::is_shorter;
 use chimera_core::schedule::{Parameter, Scaling as ShapeScaling};
 
 use super::Plan;
 use super::course::can_be_halved;
 use super::unfit::is_refused;
-use crate::settings::schedules::Named;
 use crate::settings::{Config, RecomputedStages, Scaling};
 
 /// The plan with the scaling whose step is shorter, where each has stages of its own that recompute; else the one that
@@ -15,10 +15,7 @@ pub(super) fn shorter(
     config: Config,
     plan: &mut dyn FnMut(Config) -> Result<Plan>,
 ) -> Result<Plan> {
-    let reads = match &config.schedule {
-        Named::Schedule(schedule) => schedule.reads().contains(&Parameter::Scaling),
-        Named::File(_) | Named::Auto => false,
-    };
+    let reads = config.schedule.reads().contains(&Parameter::Scaling);
     let is_open =
         config.scaling == Scaling::Auto && config.recompute_stages == RecomputedStages::Auto;
     let has_several = config.depth > 1 && config.micro_batches > config.depth;
@@ -36,8 +33,7 @@ pub(super) fn shorter(
     };
     match (with(ShapeScaling::Direct), with(ShapeScaling::Halving)) {
         (Ok(direct), Ok(halving)) => {
-            let is_shorter = takes(&halving)? < takes(&direct)? * (1.0 - 1e-9);
-            Ok(if is_shorter { halving } else { direct })
+            Ok(if is_shorter(takes(&halving)?, takes(&direct)?) { halving } else { direct })
         }
         (Err(error), Ok(halving)) if is_refused(&error) => Ok(halving),
         (Ok(_), Err(error)) if !is_refused(&error) => Err(error),

@@ -85,10 +85,7 @@ fn orders(depth: usize, said: &Config) -> Vec<Config> {
     };
     let is_open = is_free(said, "scaling") || said.scaling == Scaling::Auto;
     let of_name = |schedule: Named| {
-        let parameters = match &schedule {
-            Named::Schedule(schedule) => schedule.reads(),
-            Named::File(_) | Named::Auto => &[],
-        };
+        let parameters = schedule.reads();
         let mut order = said.clone();
         if is_open && matches!(schedule, Named::Schedule(_)) {
             order.scaling = Scaling::Is(Direct);

@@ -16,8 +16,7 @@ use super::runs::{RUNS, fresh};
 use crate::formats::checkpoint::{AUTO, Checkpoint, Entry, Open, Store};
 use crate::formats::files::disk::part_of;
 use crate::formats::files::{self, io_fault, prepare_dir, replace, text_regular};
-use crate::formats::hf::{CONFIG, WEIGHTS};
-use crate::formats::save::{prepare, saved_steps};
+use crate::formats::save::{holds_model, prepare, saved_steps};
 use crate::observe::{Best, EventFile, Explain, Metrics};
 use crate::settings::{Config, MODEL};
 
@@ -227,9 +226,8 @@ impl Place {
         }
         // The run's own is made when there are weights.
         let Some(dir) = config.weights_dir(&self.path) else { return Ok(()) };
-        let is_taken = [WEIGHTS, CONFIG].iter().any(|name| dir.join(name).is_file());
         ensure!(
-            has_saved || !is_taken,
+            has_saved || !holds_model(&dir),
             "{} holds a model already, which the weights of this run would replace: choose another --out, name another \
              folder with --save, or leave them out with --no-save",
             dir.display()

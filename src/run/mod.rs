@@ -170,12 +170,11 @@ impl<S: Subject> Run<S> {
     fn of(course: Course, subject: S) -> Result<Run<S>> {
         let params = subject.params();
         check_param_groups(&course.config, &params)?;
-        let of_stage = |(stage, params): (u16, &Vec<Param>)| {
+        let names = (0..).map(StageId).zip(&params).flat_map(|(stage, params)| {
             let own = params.iter().filter(|param| !param.tied);
-            own.map(|param| (StageId(stage), param.name.clone())).collect::<Vec<_>>()
-        };
-        let names: Vec<_> = (0..).zip(&params).flat_map(of_stage).collect();
-        if let Some(conflict) = name_conflict(names.iter().map(|(stage, name)| (*stage, &**name))) {
+            own.map(move |param| (stage, param.name.as_str()))
+        });
+        if let Some(conflict) = name_conflict(names) {
             bail!("{conflict}");
         }
         let initial = match course.config.resume {
@@ -239,12 +238,11 @@ impl<S: Subject> Run<S> {
     pub fn train(
         &self,
         stop: &AtomicBool,
-        observe: impl FnMut(&StepReport) -> Result<()> + Send,
+        mut observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Trained> {
         let samples = self.subject.samples(&self.course);
         let system = Path::new("/");
         let (before, most) = (self.held_before(), Mutex::new(None));
-        let mut observe = observe;
         let mut observe = |report: &StepReport| {
             // What the run does with its weights behind the last step is not the training.
             *most.lock().unwrap_or_else(PoisonError::into_inner) = resident(system);

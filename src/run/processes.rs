@@ -113,11 +113,10 @@ impl<S: Subject> Run<S> {
         survivor: &mut Survivor,
         stop: &AtomicBool,
         why_over: impl Fn() -> Option<CommError> + Send + 'static,
-        observe: impl FnMut(&StepReport) -> Result<()> + Send,
+        mut observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Option<Trained>> {
         let rank = comm.rank();
         let samples = self.subject.samples(&self.course);
-        let mut observe = observe;
         let mut watch = Watch { by_processes: true, ..self.watch(&mut observe)? };
         let Patience { first_step, later } = self.config().patience();
         share(comm, &(), first_step)?; // clocks begin when all are here

@@ -26,6 +26,16 @@ pub enum Named {
     Auto,
 }
 
+impl Named {
+    /// The parameters that it reads: what is in a file, and what is searched for, reads none.
+    pub(crate) fn reads(&self) -> &'static [Parameter] {
+        match self {
+            Named::Schedule(schedule) => schedule.reads(),
+            Named::File(_) | Named::Auto => &[],
+        }
+    }
+}
+
 impl FromStr for Named {
     type Err = Unknown;
 
