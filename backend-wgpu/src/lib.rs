@@ -91,6 +91,10 @@ impl Device for Wgpu {
         Ok(Some(Box::new(self.gpu.fetch(tensor)?)))
     }
 
+    fn keeps_f32(&self) -> Result<bool> {
+        Ok(true)
+    }
+
     fn flush(&self) -> Result<()> {
         self.gpu.flush()
     }

@@ -4,6 +4,7 @@
 //! whole workspace and has one of its own.
 
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 
@@ -35,7 +36,9 @@ pub(crate) fn run() -> Result<()> {
     components()?;
     for (name, chore) in CHORES {
         eprintln!("== {name}");
+        let start = Instant::now();
         chore().with_context(|| format!("chore `{name}` failed; repeat it: cargo xtask {name}"))?;
+        eprintln!("== {name}: {} s", start.elapsed().as_secs());
     }
     eprintln!("== all {} chores passed", CHORES.len());
     Ok(())

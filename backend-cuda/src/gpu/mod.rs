@@ -119,6 +119,10 @@ impl<D: Driver> Device for Gpu<D> {
         self.downloaded(tensor)
     }
 
+    fn keeps_f32(&self) -> Result<bool> {
+        Ok(true)
+    }
+
     fn dtype(&self, tensor: &Self::Tensor) -> Dtype {
         match tensor.element {
             Element::F32 => Dtype::F32,

@@ -120,6 +120,13 @@ pub trait Device: Clone + Send + Sync + 'static {
         Err(DeviceError::Failed { device: self.name(), op: "product", reason })
     }
 
+    /// Whether a number of f32 keeps all its digits on the device, as weights and the optimizer's state need. One is copied there
+    /// and back, which waits for the device: one that knows has its own.
+    fn keeps_f32(&self) -> Result<bool> {
+        let number = [f32::from_bits(0x3F80_3F81)];
+        Ok(self.download(&self.upload(&[1], &number)?)? == number)
+    }
+
     /// Bytes of the elements of a tensor: four of each, unless the device says otherwise.
     fn bytes(&self, tensor: &Self::Tensor) -> u64 {
         let elements: usize = self.shape(tensor).iter().product();

@@ -21,7 +21,7 @@ use super::{Job, bf16};
 use crate::analyze::Need;
 use crate::analyze::timeline::{Event, Wait};
 use crate::comm::{Comm, Endpoint, Position, all_gather};
-use crate::device::{Device, DeviceError, KernelRun};
+use crate::device::{Device, KernelRun};
 use crate::fault::{Class, Fault};
 use crate::ids::{StageId, WorkerId};
 use crate::interp::{Advance, Row, Stop};
@@ -103,7 +103,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         }
         let placement = job.program.placement();
         let rank = comm.rank();
-        if !keeps_f32(&device).map_err(|e| e.into_fault(rank))? {
+        if !device.keeps_f32().map_err(|e| e.into_fault(rank))? {
             let name = device.name();
             let why = format!(
                 "{name} rounds numbers to fewer digits than f32 has, which weights, norms and the optimizer's state need: \
@@ -333,10 +333,4 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         };
         Ok(agreed.steps.iter().enumerate().map(report).collect())
     }
-}
-
-/// Whether a number of f32 keeps all its digits on a device.
-fn keeps_f32(device: &impl Device) -> Result<bool, DeviceError> {
-    let numbers = [f32::from_bits(0x3F80_3F81)];
-    Ok(device.download(&device.upload(&[1], &numbers)?)? == numbers)
 }
