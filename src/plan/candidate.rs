@@ -1,7 +1,7 @@
 //! What one way to train takes: the memory of a rank and the time of a step, before anything runs.
 
 use chimera_core::analyze::Network;
-use chimera_core::lower::Recompute;
+use chimera_core::lower::{Recompute, Sync};
 use chimera_core::schedule::Parameter;
 
 use toml::Value;
@@ -82,6 +82,7 @@ impl Candidate {
             ("recompute-stages", matches!(config.recompute_stages, RecomputedStages::These(_))),
             ("shard-optimizer", config.shard_optimizer),
             ("layout", matches!(config.layout, Layout::Is(_))),
+            ("sync", self.has_unusual_sync()),
         ];
         let chosen = chosen.into_iter().filter(|(_, is_told)| *is_told);
         let values = chosen.filter_map(|(key, _)| Some((key, config.value(key)?.0)));
@@ -100,6 +101,16 @@ impl Candidate {
             let name = parameter.name();
             self.config.unusual(name).map(|value| (name, value))
         })
+    }
+
+    /// When its sums start, by name.
+    pub fn sync(&self) -> &'static str {
+        name(&Sync::ALL, self.config.sync)
+    }
+
+    /// Whether its sums start elsewhere than where nothing is said.
+    pub fn has_unusual_sync(&self) -> bool {
+        self.config.unusual("sync").is_some()
     }
 
     /// The parameters that its schedule reads.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, ensure};
-use chimera_core::lower::Recompute;
+use chimera_core::lower::{self, Recompute};
 use chimera_core::search::AUTO;
 use rayon::prelude::*;
 
@@ -22,6 +22,9 @@ const MICRO_BATCHES_PER_WORKER: usize = 32;
 
 /// By how much of its time a way may be faster than it was foreseen to be.
 const DOUBT: f64 = 0.05;
+
+/// The part of a step by which it must be shorter for an option to be said that is not about the pipeline's shape.
+const WORTH_SAYING: f64 = 0.001;
 
 /// How long a choice may take, and who follows it.
 pub struct Effort<'e> {
@@ -99,6 +102,9 @@ pub fn choose(
     let simulated = || ConfigGroup::simulated(cluster, is_sharing_free);
     choice.settle(top, &watched, simulated);
     choice.let_off(top, &watched, || simulated().letting_off());
+    if is_free(said, "sync") {
+        choice.start_sums(top, &watched, simulated);
+    }
     choice.n_left_out = watched.n_left_out();
     ensure!(
         !choice.is_empty(),
@@ -250,6 +256,36 @@ impl Choice {
         shown.into_par_iter().filter(|_| !watched.is_over()).for_each(|candidate| {
             if let Ok(Fit::Fits(fewer)) = group().outcome(candidate.config.clone()) {
                 *candidate = fewer;
+            }
+        });
+        self.sort();
+    }
+
+    /// Starts sums of the `top` fastest where steps are shorter for it. A training decides by what compute takes, since it knows of
+    /// no network.
+    fn start_sums<'c>(
+        &mut self,
+        top: usize,
+        watched: &Watched<'_>,
+        group: impl Fn() -> ConfigGroup<'c> + Sync,
+    ) {
+        let shown: Vec<_> =
+            self.candidates.iter_mut().take(top).filter(|c| c.is_simulated).collect();
+        shown.into_par_iter().filter(|_| !watched.is_over()).for_each(|candidate| {
+            let usual = candidate.config.sync;
+            let limit = candidate.step_s * (1.0 - WORTH_SAYING);
+            let at = |sync| {
+                let mut config = candidate.config.clone();
+                config.sync = sync;
+                match group().outcome(config) {
+                    Ok(Fit::Fits(other)) if other.step_s < limit => Some(other),
+                    _ => None,
+                }
+            };
+            let others = lower::Sync::ALL.into_iter().filter(|(_, sync)| *sync != usual);
+            let others = others.filter_map(|(_, sync)| at(sync));
+            if let Some(best) = others.min_by(|a, b| a.step_s.total_cmp(&b.step_s)) {
+                *candidate = best;
             }
         });
         self.sort();

@@ -143,6 +143,43 @@ fn a_step_takes_what_the_papers_say() {
     assert_eq!(way["bytes"]["activations"], 2.0 * 40.0);
 }
 
+/// On a network too, where sums start as a training has them start.
+#[test]
+fn a_step_takes_what_simulate_says() {
+    let folder = folder();
+    let file = even(folder.path(), 8);
+    let silent = std::fs::read_to_string(&file).expect("layers");
+    write(&file, silent.replace("\"message_bytes\":0", "\"message_bytes\":4")).expect("a file");
+    let links = "--inside 0.1,0.1 --between 0.1,0.3 --micro-batches 4";
+    for (schedule, of_schedule, depth, width, layers) in [
+        ("chimera", "--scaling direct", 4, 2, 2),
+        ("dualpipe", "", 2, 2, 4),
+        ("interleaved", "--chunks 2", 4, 2, 1),
+        ("zb-v", "", 4, 2, 1),
+        ("gpipe", "", 4, 1, 2),
+    ] {
+        for ranks_per_node in [1, 2, 4] {
+            let job = format!(
+                "{of_schedule} --depth {depth} --width {width} --ranks-per-node {ranks_per_node} {links} --json"
+            );
+            let (ranks, batch) = (depth * width, width * 4);
+            let planned =
+                format!("--schedule {schedule} --recompute none --ranks {ranks} --batch {batch}");
+            let ways = ways(&plan(&file, &format!("{planned} {job}")));
+            let simulated = chimera(&format!(
+                "simulate {schedule} {job} --forward {layers} --input {layers} --weight {layers} --activation-bytes 4 \
+                 --gradient-bytes {}",
+                layers * 100
+            ));
+            assert_eq!((simulated.code, simulated.stderr.as_str()), (Some(0), ""), "{job}");
+            let simulated: Value = serde_json::from_str(&simulated.stdout).expect("JSON");
+            let [of_plan, of_simulate] = [&ways[0]["step_s"], &simulated["step"]]
+                .map(|step| (step.as_f64().expect("a time") * 1e6).round());
+            assert_eq!(of_plan, of_simulate, "{schedule} {job}");
+        }
+    }
+}
+
 #[test]
 fn memory_decides_what_fits() {
     let folder = folder();

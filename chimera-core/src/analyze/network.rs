@@ -215,6 +215,11 @@ impl<C: Costs> NetworkCosts<C> {
         NetworkCosts { sums: (0..of_update.len()).map(sum).collect(), ..self }
     }
 
+    /// What compute costs, whatever the network.
+    pub fn compute(&self) -> &C {
+        &self.compute
+    }
+
     /// Time of a message on its link.
     fn travels(&self, token: &Token) -> f64 {
         let Some(edge) = token.edge() else { return 0.0 };

@@ -56,6 +56,24 @@ pub(crate) struct Scheduled<C = StageCosts> {
     costs: C,
 }
 
+/// Costs that a program is made by, so that its sums start where those of a training do.
+pub(crate) trait Foreseen: Costs {
+    /// The part of them that a training knows of.
+    fn known(&self) -> &impl Costs;
+}
+
+impl Foreseen for StageCosts {
+    fn known(&self) -> &impl Costs {
+        self
+    }
+}
+
+impl Foreseen for NetworkCosts<WorkerCosts> {
+    fn known(&self) -> &impl Costs {
+        self.compute()
+    }
+}
+
 impl Scheduled {
     /// What `name` stands for: a schedule at a shape, `auto`, or a file (`-` is standard input); its
     /// stages cost what `costs` says of each. Warns of options that it does not read.
@@ -131,7 +149,7 @@ impl Scheduled<NetworkCosts<WorkerCosts>> {
     }
 }
 
-impl<C: Costs> Scheduled<C> {
+impl<C: Foreseen> Scheduled<C> {
     fn with(
         config: &Config,
         shape: &ShapeArgs,
@@ -221,13 +239,16 @@ impl<C: Costs> Scheduled<C> {
 
     /// Proves it.
     pub(crate) fn prove(&self) -> Result<Program, Refusal> {
-        spin("proving the schedule", || lower_at(&self.timetable, &self.how, &self.costs))
+        spin("proving the schedule", || self.lowered())
+    }
+
+    fn lowered(&self) -> Result<Program, Refusal> {
+        lower_at(&self.timetable, &self.how, self.costs.known())
     }
 
     /// What a step takes.
     fn makespan(&self) -> Result<f64, Refusal> {
-        let program = lower_at(&self.timetable, &self.how, &self.costs)?;
-        Ok(simulate(&program, &self.costs).makespan())
+        Ok(simulate(&self.lowered()?, &self.costs).makespan())
     }
 
     /// What its stages cost.

@@ -26,6 +26,18 @@ fn cluster(n_ranks: usize, memory: f64) -> Cluster {
     Cluster { n_ranks, memory: memory.into(), speed: Speed::Flops(1e9), network }
 }
 
+/// Four ranks on two nodes, whose link takes `beta` seconds a byte.
+fn on_two_nodes(beta: f64) -> Cluster {
+    let mut cluster = cluster(4, PLENTY);
+    cluster.network = Network {
+        ranks_per_node: 2,
+        inside: Link { alpha: 1e-6, beta: 1e-9 },
+        between: Link { alpha: 1e-5, beta },
+        ..cluster.network
+    };
+    cluster
+}
+
 fn chosen(layers: &Layers, batch: usize, cluster: &Cluster) -> Choice {
     choose(&layers.resolve(&OnDisk).unwrap(), batch, cluster, 10, &PATIENT).unwrap()
 }
@@ -111,18 +123,13 @@ fn the_optimizer_is_shared_out_where_it_has_to_be() {
 /// What was known before steps were foreseen: to simulate all is the measure.
 #[test]
 fn foreseeing_changes_no_choice() {
-    let mut slow = cluster(4, PLENTY);
-    slow.network = Network {
-        ranks_per_node: 2,
-        inside: Link { alpha: 1e-6, beta: 1e-9 },
-        between: Link { alpha: 1e-5, beta: 2e-8 },
-        ..slow.network
-    };
+    let slow = on_two_nodes(2e-8);
     let (config, mut n_foreseen) = (small("").resolve(&OnDisk).unwrap(), 0);
     let simulated = |batch: usize, cluster: &Cluster| {
         let (watched, group) = (Watched::begin(&PATIENT), || ConfigGroup::simulated(cluster, true));
         let mut all = first_choice(&config, batch, cluster, &watched, group).unwrap();
         all.let_off(10, &watched, || group().letting_off());
+        all.start_sums(10, &watched, group);
         all
     };
     // With plenty, and with hardly more than the smallest needs.
@@ -152,6 +159,27 @@ fn the_longest_steps_are_foreseen() {
     let ((is_simulated, short), (is_long_simulated, long)) = (step(1 << 14), step(1 << 17));
     assert!(is_simulated && !is_long_simulated);
     assert!((long / short / 8.0 - 1.0).abs() < 1e-3, "{short} {long}");
+}
+
+/// A training, which knows of no network, begins them where its workers would idle without one.
+#[test]
+fn sums_begin_where_the_network_has_room_for_them() {
+    let (mut n_unusual, mut n) = (0, 0);
+    for (beta, batch) in [(2e-8, 16), (2e-8, 24), (1e-7, 16), (1e-7, 24)] {
+        let cluster = on_two_nodes(beta);
+        let shown = chosen(&small("--depth 2"), batch, &cluster).candidates;
+        for way in shown.into_iter().take(10) {
+            let mut unasked = way.clone();
+            unasked.config.sync = lower::Sync::EagerOpt;
+            let unasked = unasked.step_on(&cluster).unwrap().unwrap();
+            let gains = way.step_s < unasked * (1.0 - WORTH_SAYING);
+            assert_eq!(way.has_unusual_sync(), gains, "{way:?} {unasked}");
+            (n, n_unusual) = (n + 1, n_unusual + usize::from(gains));
+        }
+        let said = chosen(&small("--depth 2 --sync eager-opt"), batch, &cluster).candidates;
+        assert!(said.iter().all(|way| !way.has_unusual_sync()));
+    }
+    assert!(n >= 20 && n_unusual > 0 && n_unusual < n, "{n_unusual} of {n}");
 }
 
 #[test]

@@ -329,7 +329,7 @@ impl Plan {
             "step_s": step_s, "step_s_range": range, "tokens_per_s": way.tokens_per_s(), "bubble_ratio": bubble_ratio,
             "bytes": {"state": state, "copy": copy, "residuals": activations, "working": working, "total": need.total()},
             "width": config.width, "depth": config.depth, "schedule": config.schedule.to_string(), "scaling": way.scaling(),
-            "parameters": parameters(way),
+            "parameters": parameters(way), "sync": way.sync(),
             "micro_batch_size": config.micro_batch_size, "micro_batches": config.micro_batches,
             "recompute": way.recompute(), "recompute_stages": config.recompute_stages.to_string(), "shard_optimizer": config.shard_optimizer, "layout": config.layout.to_string(), "simulated": is_simulated,
             "command": self.command(way),

@@ -35,6 +35,9 @@ pub(super) fn cells(way: &Candidate, range: Option<[f64; 2]>) -> [String; HEADS.
     for (name, value) in way.parameters() {
         let _ = write!(schedule, ", {name} {value}");
     }
+    if way.has_unusual_sync() {
+        let _ = write!(schedule, ", sync {}", way.sync());
+    }
     [
         format!("{}{}", if way.is_simulated { "" } else { "~" }, figure(way.step_s)),
         range.map_or(String::new(), |[fast, slow]| {
