@@ -18,7 +18,7 @@ use chimera_core::engine::run_threads;
 use chimera_core::equivalence::{RunError, TrialRun};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
-use chimera_core::layers::{Activation, Layers, Layout};
+use chimera_core::layers::{Activation, IGNORED, Layers, Layout};
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, Llama, ModelConfig};
 use chimera_core::schedule::Shape;
@@ -70,6 +70,26 @@ fn tf32_rounds_the_operands_of_products() -> Result<(), DeviceError> {
         let product = gpu.linear(&x, &w, Layout::InOut, None, None)?;
         assert_eq!(gpu.download(&product)?, [expected]);
     }
+    Ok(())
+}
+
+/// A kernel would read, and add to, what is another tensor's.
+#[test]
+fn ids_beyond_their_table_are_refused() -> Result<(), DeviceError> {
+    let gpu = emulated::gpu(0, Format::F32);
+    let [tokens, positions, dy] = [3, 2, 1].map(|rows| gpu.zeros(&[rows, 4]));
+    let [tokens, positions, dy] = [tokens?, positions?, dy?];
+    let said = |refused: Result<(), DeviceError>| refused.expect_err("no such row").to_string();
+    let read = |id| gpu.embedding(&[id], 1, &tokens, &positions).map(drop);
+    read(2)?;
+    assert!(said(read(3)).contains("id 3 is not below 3"));
+    let (mut d_tokens, mut d_positions) = (gpu.zeros(&[3, 4])?, gpu.zeros(&[2, 4])?);
+    let added = gpu.embedding_dw(&[3], 1, &dy, &mut d_tokens, &mut d_positions);
+    assert!(said(added).contains("id 3 is not below 3"));
+    let loss = |target| gpu.cross_entropy(gpu.zeros(&[1, 4])?, &[target], 1.0).map(drop);
+    loss(3)?;
+    loss(IGNORED)?;
+    assert!(said(loss(4)).contains("target 4 is not below 4"));
     Ok(())
 }
 

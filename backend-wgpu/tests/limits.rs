@@ -211,6 +211,13 @@ fn loops_of_more_rounds_than_llvmpipe_makes_are_refused() {
     let logits = k.zeros(&[1, 2 * 65_534 + 1]).unwrap();
     let too_large = k.cross_entropy(logits, &[0], 1.0).unwrap_err().to_string();
     assert!(too_large.contains("after 65535"), "{too_large}");
+    let wide = k.zeros(&[1, 1 << 15]).unwrap();
+    let too_wide = k.layer_norm(&wide, &wide, &wide, 1e-5).unwrap_err().to_string();
+    assert!(too_wide.contains("after 65535"), "{too_wide}");
+    let too_wide = k.rms_norm(&wide, &wide, 1e-5).unwrap_err().to_string();
+    assert!(too_wide.contains("after 65535"), "{too_wide}");
+    let half = k.zeros(&[1, 1 << 14]).unwrap();
+    k.rms_norm(&half, &half, 1e-5).map(drop).expect("few enough");
 }
 
 #[test]

@@ -139,6 +139,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
     {
         let goes_on = AtomicBool::new(false);
         let rank = comm.rank();
+        self.check_steps(rank)?;
         let mut worker = Worker::new(self.job(&goes_on), device, comm, stage)?;
         self.check_names(&mut worker, rank)?;
         let mut course = Course::default();
@@ -178,6 +179,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         while let Some(met) = meetings.meet().map_err(|e| e.into_fault(rank))? {
             let Meeting { mut comm, is_first, present } = met;
             rank = comm.rank();
+            self.check_steps(rank)?;
             let is_whole = present.len() == comm.n_ranks() as usize;
             let made = if self.training.shard_optimizer && !is_whole {
                 Err("fewer ranks would share a sharded optimizer out in other parts".to_string())
@@ -200,8 +202,9 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
                 None => (Worker::new(now, device.clone(), comm, &mut stage)?, present.clone()),
             };
             let start = is_first.then_some(0);
-            let recovered = worker.recover_with(now, start, &mut stage);
-            let went_on = recovered
+            let named = if is_first { self.check_names(&mut worker, rank) } else { Ok(()) };
+            let went_on = named
+                .and_then(|()| worker.recover_with(now, start, &mut stage))
                 .and_then(|recovered| self.go_on(&mut worker, &mut course, recovered, rank));
             if let Err(fault) = &went_on {
                 worker.abort(fault);
@@ -242,6 +245,20 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         self.run(worker, course, is_root)?;
         // Who leaves is asked for nothing any more, since all have done all.
         worker.all_gather("the end", &[]).map(|_| ())
+    }
+
+    /// Refuses steps that are not whole windows of the program: the last window would train some that nobody asked for.
+    fn check_steps(&self, rank: Rank) -> Result<(), Fault> {
+        let (steps, window) = (self.training.steps, self.program.window().n_steps());
+        match steps.is_multiple_of(u64::from(window)) {
+            true => Ok(()),
+            false => {
+                let why = format!(
+                    "the program has a window of {window} steps, and {steps} steps are no whole windows: choose a multiple of {window}"
+                );
+                Err(Fault::new(Class::Usage, rank, why))
+            }
+        }
     }
 
     /// Refuses parameters that are not known by their names, on all ranks alike.

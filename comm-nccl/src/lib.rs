@@ -52,8 +52,8 @@ pub struct Nccl<D: Driver, C: Comm<Host>> {
     watched: Arc<Watchdog<D::Lane>>,
     watching: Option<JoinHandle<()>>,
     patience: Patience,
-    /// Whether a first step has begun.
-    has_begun: bool,
+    /// The step that was begun first, once one was.
+    first_step: Option<u64>,
     /// What is to be issued, in order.
     groups: VecDeque<Vec<OrderedMessage>>,
     /// What is to be sent, once it is there.
@@ -117,7 +117,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
             watched,
             watching: Some(watching),
             patience,
-            has_begun: false,
+            first_step: None,
             groups: VecDeque::new(),
             outbox: Slots::default(),
             inbox: Slots::default(),
@@ -224,9 +224,10 @@ impl<D: Driver, C: Comm<Host>> Endpoint for Nccl<D, C> {
         self.host.flush()?; // a peer may wait for it before it comes to the first group
         self.progress()?;
         self.is_finished()?;
-        let patience = if self.has_begun { self.patience.later } else { self.patience.first_step };
-        self.has_begun = true;
-        self.watched.allow(patience);
+        let step = groups.iter().flatten().map(|message| message.tag.step()).next();
+        self.first_step = self.first_step.or(step);
+        let is_first = step.is_none() || step == self.first_step;
+        self.watched.allow(if is_first { self.patience.first_step } else { self.patience.later });
         for OrderedMessage { peer, sends, tag } in groups.iter().flatten() {
             let slots = if *sends { &mut self.outbox } else { &mut self.inbox };
             slots.insert((*peer, *tag), None);

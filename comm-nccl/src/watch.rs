@@ -111,6 +111,10 @@ impl<L: Lane> Watchdog<L> {
                 };
             }
             under_way.pop_front();
+            // Receives that wait for nothing are begun long before it is their turn.
+            if let Some(next) = under_way.front_mut() {
+                next.since = Instant::now();
+            }
         }
         Ok(())
     }

@@ -63,7 +63,7 @@ impl<D: Driver> Gpu<D> {
         let log_sum = self.empty(&[rows, by.heads], Element::F32)?;
         let args = [qkv.read(), out.write(), log_sum.write(), int(past)];
         let queries = by.context - past;
-        self.run_heads(&self.fitting(sizes.forward()), &sizes, queries, &args, seen.as_ref(), by)?;
+        self.run_heads(&self.fitting(sizes.forward())?, &sizes, queries, &args, seen.as_ref(), by)?;
         Ok((out, log_sum))
     }
 
@@ -85,7 +85,7 @@ impl<D: Driver> Gpu<D> {
         let d_qkv = self.activation_of(&qkv.shape)?;
         let args = [dy.read(), qkv.read(), log_sum.read(), Arg::Read(&delta, 0), d_qkv.write()];
         for launches in sizes.backward() {
-            self.run_heads(&self.fitting(launches), &sizes, by.context, &args, seen.as_ref(), by)?;
+            self.run_heads(&self.fitting(launches)?, &sizes, by.context, &args, seen.as_ref(), by)?;
         }
         Ok(d_qkv)
     }
@@ -137,9 +137,19 @@ impl<D: Driver> Gpu<D> {
     }
 
     /// The first launch, for tensor cores, if the chip has the kernel and as much shared memory; or the generic one.
-    fn fitting(&self, [tiled, generic]: Launches) -> AttentionLaunch {
-        let most = self.driver().most_shared(tiled.kernel).unwrap_or(0);
-        if self.generic || tiled.shared > most { generic } else { tiled }
+    fn fitting(&self, [tiled, generic]: Launches) -> Result<AttentionLaunch> {
+        let most = |launch: &AttentionLaunch| self.driver().most_shared(launch.kernel).unwrap_or(0);
+        if !self.generic && tiled.shared <= most(&tiled) {
+            return Ok(tiled);
+        }
+        let (needed, most) = (generic.shared, most(&generic));
+        if needed > most {
+            let reason = format!(
+                "its blocks need {needed} bytes of shared memory, and this GPU has {most}: choose more heads, of fewer features"
+            );
+            return Err(self.failed(generic.kernel, reason));
+        }
+        Ok(generic)
     }
 }
 

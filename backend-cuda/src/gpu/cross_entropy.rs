@@ -1,6 +1,7 @@
 //! The loss and its gradient, which takes the memory of the logits.
 
 use chimera_core::device::Result;
+use chimera_core::layers::IGNORED;
 
 use super::sums::Parts;
 use super::{Arg, Driver, Gpu, Tensor, float, int};
@@ -18,6 +19,13 @@ impl<D: Driver> Gpu<D> {
         let logits = self.matrix(&logits)?;
         let rows = logits.n_rows();
         assert_eq!(rows, targets.len(), "cross_entropy");
+        let width = logits.width();
+        let wrong = |target: &&u32| **target != IGNORED && **target as usize >= width;
+        if let Some(target) = targets.iter().find(wrong) {
+            let reason =
+                format!("target {target} is not below {width}, the size of the vocabulary");
+            return Err(self.failed("cross_entropy", reason));
+        }
         let targets = self.indices(targets)?;
         let losses = Parts { memory: self.allocate(rows * size_of::<f64>())?, n: rows };
         let args = [

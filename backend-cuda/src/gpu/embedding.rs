@@ -16,6 +16,7 @@ impl<D: Driver> Gpu<D> {
         // Tables are f32, unless they are rows of an activation, of which some are picked.
         let tokens = self.wide(tokens)?;
         let hidden = tokens.width();
+        self.check_ids("embedding", ids, tokens.n_rows())?;
         let y = self.activation_of(&[ids.len(), hidden])?;
         let on_device = self.indices(ids)?;
         let args = [
@@ -39,6 +40,7 @@ impl<D: Driver> Gpu<D> {
         d_positions: &Tensor<D::Memory>,
     ) -> Result<()> {
         let (dy, hidden) = (self.cast(dy)?, dy.width());
+        self.check_ids("embedding_dw", ids, d_tokens.n_rows())?;
         let (order, starts) = by_token(ids);
         let n_tokens = starts.len() - 1;
         let [ids_on_device, order, starts] =
@@ -54,6 +56,18 @@ impl<D: Driver> Gpu<D> {
         self.run("embedding_tokens", [n_tokens, 1], BLOCK, &args)?;
         let args = [dy.read(), d_positions.write(), long(ids.len()), int(context), int(hidden)];
         self.run("embedding_positions", [context.min(ids.len()), 1], BLOCK, &args)
+    }
+}
+
+impl<D: Driver> Gpu<D> {
+    /// Refuses ids that are not below `n`: a kernel would read, or add to, what is another tensor's.
+    pub(super) fn check_ids(&self, op: &'static str, ids: &[u32], n: usize) -> Result<()> {
+        match ids.iter().find(|id| **id as usize >= n) {
+            Some(id) => {
+                Err(self.failed(op, format!("id {id} is not below {n}, the rows of the table")))
+            }
+            None => Ok(()),
+        }
     }
 }
 

@@ -45,8 +45,8 @@ impl Gpu {
             return Ok(());
         }
         let reason = format!(
-            "its loops take {rounds} rounds, and llvmpipe ends them after {MAX_ROUNDS}: shorten the context or \
-             the vocabulary, or choose another device"
+            "its loops take {rounds} rounds, and llvmpipe ends them after {MAX_ROUNDS}: shorten the context, \
+             the vocabulary or the hidden size, or choose another device"
         );
         Err(self.failed(op, reason))
     }

@@ -27,6 +27,8 @@ impl Gpu {
     ) -> Result<(Tensor, Tensor)> {
         let (rows, width) = (x.n_rows(), x.width());
         let n_stats = if bias.is_some() { 2 } else { 1 };
+        // Mean, variance, and twice for the result; or squares, and the result.
+        self.check_rounds(op, 2 * n_stats * width.div_ceil(self.tuning().lanes as usize))?;
         let (y, stats) = (self.tensor(op, &[rows, width])?, self.tensor(op, &[rows, n_stats])?);
         let bias = bias.map_or(self.nothing(), Tensor::all);
         for block in self.blocks(op, rows, width, 1)? {
@@ -56,6 +58,7 @@ impl Gpu {
         residual: Option<&Tensor>,
     ) -> Result<Tensor> {
         let (rows, width) = (x.n_rows(), x.width());
+        self.check_rounds(op, (stats.width() + 1) * width.div_ceil(self.tuning().lanes as usize))?;
         let dx = self.tensor(op, &[rows, width])?;
         for block in self.blocks(op, rows, width, 1)? {
             let (start, len) = (block.start, block.len());

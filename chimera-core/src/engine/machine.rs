@@ -222,6 +222,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         let keeps_previous = matches!(window.update(), Update::DoubleBuffer { .. }) && !is_last;
         let first = self.steps.first;
         let by = Step { training, step: first + u64::from(step), update: number, grad_scale };
+        self.steps.is_within_update |= training.shard_optimizer;
         let updated = stages.iter().try_for_each(|stage| {
             let State { stages, device, .. } = &mut *self;
             let Some(held) = stages.update(device, bucket, *stage, keeps_previous, &by)? else {

@@ -23,6 +23,8 @@ pub(super) struct Standing {
     pub(super) next: Option<u64>,
     /// Whether it has the gradients of that step summed over all ranks, and so can make its updates by the sync of another.
     pub(super) has_sums: bool,
+    /// Whether it is within the update of a sharded optimizer, and so has tensors of before it and of behind it.
+    pub(super) is_within_update: bool,
     /// Stages that it has the weights of, as they are before that step.
     pub(super) has: Vec<StageId>,
     /// Seconds since its last step sync, if it was in training before.
@@ -42,6 +44,11 @@ impl Standing {
     /// Whether what it holds is of this step, or is so once it has made the updates of the step before.
     pub(super) fn can_reach(&self, step: u64) -> bool {
         self.next.is_some_and(|next| next == step || self.has_sums && next + 1 == step)
+    }
+
+    /// Whether all that it holds is of this step.
+    pub(super) fn is_at(&self, step: u64) -> bool {
+        self.next == Some(step) && !self.is_within_update
     }
 
     /// Makes it one that takes a dead rank's place: what it holds is of no use to others.

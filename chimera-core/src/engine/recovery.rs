@@ -156,7 +156,19 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let (shadows, ring) = (self.state.shadows.stages(), self.state.shadows.ring());
         let (next, slots) = (self.next, self.slots());
         let has_sums = next.is_some() && next == self.state.steps.summed;
-        let own = Standing { next, has_sums, has, away_s, n, lost_s, slots, shadows, ring };
+        let is_within_update = self.state.steps.is_within_update;
+        let own = Standing {
+            next,
+            has_sums,
+            is_within_update,
+            has,
+            away_s,
+            n,
+            lost_s,
+            slots,
+            shadows,
+            ring,
+        };
         let own = self.written(&own)?;
         let all = self.all_gather("recovery", &own)?;
         let read = |(from, bytes): (u32, &Vec<u8>)| {

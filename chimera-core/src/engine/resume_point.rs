@@ -29,7 +29,7 @@ pub(super) struct Copies {
 
 impl ResumePoint {
     /// The newest step of which ranks that live have everything; `None` if there is none. Of a sharded optimizer each rank has
-    /// a part of its own.
+    /// a part of its own, and gives others what it has updated: none makes an update by itself.
     pub(super) fn newest(
         all: &[Standing],
         stages: &[StageId],
@@ -37,7 +37,7 @@ impl ResumePoint {
     ) -> Option<ResumePoint> {
         let is_held = |step: &u64| {
             lost_at(all, stages, *step).is_empty()
-                && (!is_sharded || all.iter().all(|of| of.can_reach(*step)))
+                && (!is_sharded || all.iter().all(|of| of.is_at(*step)))
         };
         let held = all.iter().filter_map(|of| of.next).filter(is_held).max();
         let rings: BTreeSet<usize> =
@@ -103,6 +103,7 @@ mod tests {
         Standing {
             next: None,
             has_sums: false,
+            is_within_update: false,
             has: Vec::new(),
             away_s: None,
             n: 0,
@@ -145,6 +146,27 @@ mod tests {
         let copies = Copies { step: 3, n_ranks: 3 };
         assert_eq!(newest(&all), Some(ResumePoint::Copied(copies)));
         assert_eq!(ResumePoint::newest(&all[..2], &STAGES, true), None, "the third part is lost");
+    }
+
+    /// Owners have updated their parts, and others lack them.
+    #[test]
+    fn within_the_update_of_a_sharded_optimizer_nothing_is_held() {
+        let sharded = |all: &[Standing]| ResumePoint::newest(all, &STAGES, true);
+        let copied = |number: u16, standing| with_copies(standing, 2, &[number], &[]);
+        let of = |next: [u64; 3]| -> Vec<Standing> {
+            (0..).zip(next).map(|(n, next)| copied(n, stands_at(next, &[n % 2]))).collect()
+        };
+        assert_eq!(sharded(&of([3, 3, 3])), Some(ResumePoint::Held(3)));
+        let copies = Some(ResumePoint::Copied(Copies { step: 2, n_ranks: 3 }));
+        // Two have the updates of the step that the third has summed up.
+        let mut all = of([4, 4, 3]);
+        all[2].has_sums = true;
+        assert_eq!(sharded(&all), copies);
+        let mut all = of([3, 3, 3]);
+        all[1].is_within_update = true;
+        assert_eq!(sharded(&all), copies);
+        all[1].shadows.clear();
+        assert_eq!(sharded(&all), None);
     }
 
     #[test]

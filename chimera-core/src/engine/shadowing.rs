@@ -164,6 +164,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let committed = committed.clone();
         // Gradients that are here are of what was held before.
         (state.steps.n_updates, state.steps.summed) = (committed.n_updates, None);
+        state.steps.is_within_update = false;
         let me = state.comm.rank();
         self.resume_from(committed, me)
     }

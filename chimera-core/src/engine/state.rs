@@ -79,6 +79,8 @@ pub(super) struct Steps<S: Stage> {
     pub(super) waited: Duration,
     /// Whether the transport knows which updated weights are sent.
     pub(super) has_updates: bool,
+    /// Whether shards have been updated, and those of others are not all here.
+    pub(super) is_within_update: bool,
 }
 
 impl<S: Stage> Steps<S> {
@@ -95,12 +97,14 @@ impl<S: Stage> Steps<S> {
             rests: FxHashMap::default(),
             waited: Duration::ZERO,
             has_updates: false,
+            is_within_update: false,
         }
     }
 
     /// Forgets the last program for one that begins with the step `first` and has `n_steps`.
     pub(super) fn begin(&mut self, first: u64, n_steps: usize) {
         (self.first, self.summed, self.has_updates) = (first, None, false);
+        self.is_within_update = false;
         self.losses.clear();
         self.rests.clear();
         self.culprit.clear();

@@ -173,6 +173,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             return Ok(Vec::new());
         }
         self.state.take_weights(self.me)?;
+        self.state.steps.is_within_update = false;
         if self.state.sync.skipped().is_none() {
             self.state.steps.n_updates += u64::from(program.window().n_updates());
         }

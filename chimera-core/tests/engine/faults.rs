@@ -10,7 +10,7 @@ use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::engine::{NonFinite, Worker, handshake, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::{Rank, StageId};
-use chimera_core::lower::{Lowering, Passes};
+use chimera_core::lower::{Lowering, Passes, lower};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::timetable::Timetable;
 
@@ -437,4 +437,17 @@ fn replicas_that_differ_are_found_with_their_tensor() {
             }
         }
     }
+}
+
+/// The last of three steps would be the first of a window of two, whose second nobody asked for.
+#[test]
+fn steps_that_are_no_whole_windows_are_refused() {
+    let shape = Shape { window: 2, ..Shape::new(2, 2) };
+    let timetable = find("pipedream").expect("known").timetable(&shape).expect("fits");
+    let program = lower(&timetable, &Lowering::default()).expect("sound");
+    let trained = |steps| crate::own_work::train(&program, steps, &|_| Ok(()));
+    trained(2).expect("a window");
+    let refused = trained(3).expect_err("no whole windows");
+    assert_eq!(refused.class, Class::Usage);
+    assert!(refused.message.contains("choose a multiple of 2"), "{}", refused.message);
 }

@@ -33,8 +33,8 @@ fn program(schedule: &str, shape: &Shape, split_backward: bool) -> Program {
     fill(&program, &works, &how, &WithOwnWork::new(&costs, takes)).expect("sound")
 }
 
-/// Trains one step of a GPT-2 by plain gradients; returns weights by name.
-fn train(
+/// Trains steps of a GPT-2 by plain gradients; returns weights by name.
+pub(crate) fn train(
     program: &Program,
     steps: u64,
     own_work: &(dyn Fn(&WorkPiece<'_>) -> Result<(), String> + Sync),
