@@ -1,10 +1,12 @@
 //! How long everything takes and how many bytes it takes, before anything has run.
 
 mod given;
+mod growth;
 mod own_work;
 mod uneven;
 
 pub use given::{GivenTimes, Miscounted, PerStage};
+pub use growth::SliceGrowth;
 pub use own_work::WithOwnWork;
 pub use uneven::UnevenCosts;
 
@@ -100,6 +102,8 @@ pub struct UniformCosts {
     pub transfer_occupies: f64,
     /// The number of units a micro-batch is cut into.
     pub units_per_micro: u32,
+    /// How these differ where units are slices of sequences.
+    pub growth: SliceGrowth,
 }
 
 impl UniformCosts {
@@ -120,12 +124,18 @@ impl UniformCosts {
             transfer: 0.0,
             transfer_occupies: 0.0,
             units_per_micro: 1,
+            growth: SliceGrowth::NONE,
         }
     }
 
-    /// Divides the costs for micro-batches that are cut into `units` units.
+    /// Divides the costs for micro-batches that are cut into `units` units, all alike.
     pub const fn per_units(self, units: u32) -> UniformCosts {
-        UniformCosts { units_per_micro: units, ..self }
+        UniformCosts { units_per_micro: units, growth: SliceGrowth::NONE, ..self }
+    }
+
+    /// Divides the costs for micro-batches whose sequences are cut into `slices` slices.
+    pub const fn per_slices(self, slices: u32) -> UniformCosts {
+        UniformCosts { units_per_micro: slices, ..self }
     }
 
     /// The costs of a part of the stage: `share` of its compute, and whole messages.
@@ -138,6 +148,7 @@ impl UniformCosts {
             recompute: self.recompute * share,
             transfer: self.transfer * share,
             transfer_occupies: self.transfer_occupies * share,
+            growth: self.growth.share(share),
             ..self
         }
     }
@@ -152,21 +163,30 @@ impl UniformCosts {
             recompute: self.recompute + next.recompute,
             transfer: self.transfer + next.transfer,
             transfer_occupies: self.transfer_occupies + next.transfer_occupies,
+            growth: self.growth.and(next.growth),
             ..next
         }
     }
 
     fn of_op(&self, op: &Op) -> f64 {
-        let micro = match op.kind {
-            Kind::Forward => self.forward,
-            Kind::Backward => self.input + self.weight,
-            Kind::BackwardInput => self.input,
-            Kind::BackwardWeight => self.weight,
-            Kind::Recompute => self.recompute,
-            Kind::Offload | Kind::Reload | Kind::Return => self.transfer,
-            Kind::Keep | Kind::Work(_) => 0.0,
+        let growth = &self.growth;
+        let (mean, grows) = match op.kind {
+            Kind::Forward => (self.forward, growth.forward),
+            Kind::Backward => (self.input + self.weight, growth.input + growth.weight),
+            Kind::BackwardInput => (self.input, growth.input),
+            Kind::BackwardWeight => (self.weight, growth.weight),
+            Kind::Recompute => (self.recompute, growth.recompute),
+            Kind::Offload | Kind::Reload | Kind::Return => (self.transfer, 0.0),
+            Kind::Keep | Kind::Work(_) => (0.0, 0.0),
         };
+        let micro = if grows == 0.0 { mean } else { (mean + grows * self.place(op)).max(0.0) };
         micro * self.micro_batches(op)
+    }
+
+    /// Where an op is in its sequence: from -1 at the beginning to 1 at the end, and 0 of all of it.
+    fn place(&self, op: &Op) -> f64 {
+        let n = self.units_per_micro;
+        f64::from(2 * (op.span.start % n) + u32::from(op.span.len)) / f64::from(n) - 1.0
     }
 
     /// The cost of a pair of its own, if these ops are one that has it.

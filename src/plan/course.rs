@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::analyze::{prove_in_one_order, simulate};
-use chimera_core::costs::{Costs, StageCosts, UnevenCosts, UniformCosts};
+use chimera_core::costs::{Costs, SliceGrowth, StageCosts, UnevenCosts, UniformCosts};
 use chimera_core::engine::{NonFinite, Training, unpreconditioned, unsurvivable};
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Border, Lowering, Passes, Recompute, recompute};
@@ -19,6 +19,7 @@ use super::preconditioned::with_kfac;
 use super::request::{passes_of_window, request_of_window};
 use super::training::training;
 use super::unfit::endless_if_refused;
+use super::units::Units;
 use crate::device::Precision;
 use crate::settings::schedules::Named;
 use crate::settings::{
@@ -267,8 +268,8 @@ impl Chain for ModelConfig {
                 || stages.any(|selective| selective == stage)
         };
         let costs = costs_by_flops(self, config.sequence, &cuts, mean, is_selective);
-        let per_units = |stage: UniformCosts| stage.per_units(timetable.units_per_micro);
-        Ok(StageCosts::new(costs.into_iter().map(per_units).collect()))
+        let units = Units::of_timetable(timetable);
+        Ok(StageCosts::new(costs.into_iter().map(|stage| units.cut(stage)).collect()))
     }
 
     fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>> {
@@ -292,11 +293,16 @@ pub(crate) fn costs_by_flops(
     let stage = |(stage, cut): (u16, &Cut)| {
         let forward = model.forward_flops(cut, sequence) / flops;
         let costs = UniformCosts::new(forward, 2.0 * forward, 0.0);
-        let recompute = match is_selective(StageId(stage)) {
-            true => model.selective_flops(cut, sequence) / flops,
-            false => costs.recompute,
-        };
-        UniformCosts { recompute, ..costs }
+        let grows = model.growing_flops(cut, sequence) / flops;
+        let growth = SliceGrowth { forward: grows, input: grows, weight: grows, recompute: grows };
+        match is_selective(StageId(stage)) {
+            true => {
+                let recompute = model.selective_flops(cut, sequence) / flops;
+                let growth = SliceGrowth { recompute: 0.0, ..growth };
+                UniformCosts { recompute, growth, ..costs }
+            }
+            false => UniformCosts { growth, ..costs },
+        }
     };
     (0..).zip(cuts).map(stage).collect()
 }
@@ -445,12 +451,39 @@ fn prove(
 #[cfg(test)]
 mod tests {
     use chimera_core::ids::{PipeId, WorkerId};
-    use chimera_core::op::{Kind, Op};
+    use chimera_core::op::{Cell, Kind, Op};
     use chimera_core::schedule::{Shape, find};
 
     use super::*;
     use crate::run::outside::OnDisk;
     use crate::settings::Layers;
+
+    /// Later slices of a sequence attend to more.
+    #[test]
+    fn slices_cost_more_along_a_sequence_and_halves_do_not() {
+        let costs_of = |options: &str| {
+            let model = "--layers 2 --hidden 16 --heads 2 --context 192 --micro-batch-size 2";
+            let layers = Layers::parse(&format!("--depth 2 {model} {options}")).unwrap();
+            let config = layers.resolve(&OnDisk).unwrap();
+            let model = config.model();
+            let timetable = timetable(&config, &model).unwrap();
+            let costs = model.costs(&config, &timetable).unwrap();
+            let ops = timetable.rows[0].iter().flat_map(Cell::ops);
+            let takes = |op: Op| costs.op(WorkerId(0), &op);
+            ops.filter(|op| op.kind == Kind::Forward && op.stage == StageId(0))
+                .map(takes)
+                .collect::<Vec<f64>>()
+        };
+        let slices = costs_of("--schedule seq1f1b --slices 4 --micro-batches 2");
+        let whole = costs_of("--schedule 1f1b --micro-batches 2")[0];
+        assert_eq!(slices.len(), 8);
+        for of_one in slices.chunks(4) {
+            assert!(of_one.is_sorted() && of_one[3] > 1.5 * of_one[0], "{of_one:?}");
+            assert!((of_one.iter().sum::<f64>() - whole).abs() < 1e-9 * whole, "{of_one:?}");
+        }
+        let halves = costs_of("--schedule chimera --scaling halving --micro-batches 4");
+        assert!(halves.iter().all(|half| *half == halves[0]), "{halves:?}");
+    }
 
     /// The head of so large a vocabulary is worth two blocks.
     #[test]

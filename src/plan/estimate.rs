@@ -14,7 +14,7 @@ use std::slice;
 
 use anyhow::{Result, ensure};
 use chimera_core::analyze::{Network, NetworkCosts, simulate};
-use chimera_core::costs::{Costs, StageCosts, UnevenCosts, UniformCosts};
+use chimera_core::costs::{Costs, StageCosts, UnevenCosts};
 use chimera_core::lower::Moves;
 use chimera_core::model::{Cut, Memory};
 use chimera_core::program::Program;
@@ -29,6 +29,7 @@ use super::need::{Need, Peaks, Weights, memory_of, needs, needs_at};
 use super::predict::beside_others;
 use super::priced::Stages;
 use super::recomputed::let_off;
+use super::units::Units;
 use super::{Course, Plan, Priced, can_be_cut, costs_by_flops, timetable};
 use crate::device::{Device, Precision};
 use crate::profile::ProfiledTimes;
@@ -360,9 +361,9 @@ fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Result<StepTime> {
         Speed::Measured(times) => times,
         Speed::Flops(flops) => {
             let is_selective = |stage| program.rules().is_selective_somewhere(stage);
-            let (size, units) = (way.micro_batch_size as f64, program.units_per_micro());
+            let (size, units) = (way.micro_batch_size as f64, Units::of(program));
             let stages = costs_by_flops(model, way.sequence, cuts, flops / size, is_selective);
-            let stages = stages.into_iter().map(|stage: UniformCosts| stage.per_units(units));
+            let stages = stages.into_iter().map(|stage| units.cut(stage));
             return Ok(simulated(plan, way, cluster, StageCosts::new(stages.collect())));
         }
     };

@@ -12,7 +12,7 @@ use chimera_core::timetable::Timetable;
 
 use super::Priced;
 use super::course::{order, proven, timetable, with_scaling};
-use super::priced::Units;
+use super::units::Units;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, Layout};
 

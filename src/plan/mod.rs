@@ -20,6 +20,7 @@ mod request;
 mod scaled;
 mod training;
 mod unfit;
+mod units;
 mod ways;
 
 use anyhow::{Result, ensure};
@@ -46,6 +47,7 @@ pub use priced::{Priced, StepCosts, times_of};
 pub use rank_memory::RankMemory;
 pub use request::request;
 pub use unfit::endless_if_refused;
+pub(crate) use units::Units;
 
 use crate::device::Device;
 use crate::profile::ProfiledTimes;

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use chimera_core::analyze::simulate;
-use chimera_core::costs::{Costs, StageCosts, UnevenCosts, UniformCosts};
+use chimera_core::costs::{Costs, SliceGrowth, StageCosts, UnevenCosts, UniformCosts};
 use chimera_core::effects::Token;
 use chimera_core::ids::{BucketId, StageId, WorkerId};
 use chimera_core::lower::{Moves, Recompute};
@@ -16,8 +16,9 @@ use chimera_core::timetable::Timetable;
 
 use super::course::{Chain, costs_by_flops};
 use super::need::memory_of;
+use super::units::Units;
 use crate::device::Device;
-use crate::profile::{ExchangeTime, Profile, ProfiledTimes, StageTimes};
+use crate::profile::{ExchangeTime, OpTime, Profile, ProfiledTimes, StageTimes};
 use crate::settings::Config;
 
 /// A model whose stages cost what was measured, or their share of its work where nothing was.
@@ -56,7 +57,7 @@ impl Priced {
             Some(times) => Stages { config, model, cuts }.costs(times, units, is_selective),
             None => {
                 let costs = costs_by_flops(model, config.sequence, cuts, 1.0, is_selective);
-                Ok(costs.into_iter().map(|stage| stage.per_units(units.n)).collect())
+                Ok(costs.into_iter().map(|stage| units.cut(stage)).collect())
             }
         }
     }
@@ -105,7 +106,7 @@ pub fn times_of(config: &Config, path: &Path, workers: usize) -> Result<Profiled
     let doubt = match profile.check(&devices[0].model_name()?, config.precision) {
         Err(error) if config.any_profile => Some(error.to_string()),
         Err(error) => {
-            let remedy = "measure with `chimera profile`, or say --any-profile true";
+            let remedy = "measure with `chimera profile`, or say --any-profile";
             return Err(error.context(format!("{}: {remedy}", path.display())));
         }
         Ok(()) => None,
@@ -130,8 +131,7 @@ impl Chain for Priced {
             config.recompute_of(stage) == Recompute::Selective
                 || stages.any(|selective| selective == stage)
         };
-        let units = Units { n: timetable.units_per_micro, are_slices: timetable.is_sliced };
-        let costs = self.stages(config, &cuts, units, is_selective)?;
+        let costs = self.stages(config, &cuts, Units::of_timetable(timetable), is_selective)?;
         Ok(StageCosts::new(costs))
     }
 
@@ -141,32 +141,6 @@ impl Chain for Priced {
 
     fn params(&self, config: &Config, n_stages: usize) -> Result<Vec<Vec<Param>>> {
         Chain::params(&self.model, config, n_stages)
-    }
-}
-
-/// What micro-batches are cut into.
-#[derive(Clone, Copy)]
-pub(super) struct Units {
-    n: u32,
-    /// Slices of sequences, or else samples.
-    are_slices: bool,
-}
-
-impl Units {
-    /// They are not cut.
-    pub(super) const WHOLE: Units = Units { n: 1, are_slices: false };
-
-    pub(super) fn of(program: &Program) -> Units {
-        Units { n: program.units_per_micro(), are_slices: program.rules().n_slices() > 1 }
-    }
-
-    /// Samples of which times are taken, and how many times so many a micro-batch of `size` is: slices have each the same
-    /// share of the time of all, though later ones see more tokens.
-    fn timed(self, size: usize) -> (usize, f64) {
-        match self.are_slices {
-            true => (size, 1.0),
-            false => ((size / self.n as usize).max(1), f64::from(self.n)),
-        }
     }
 }
 
@@ -194,14 +168,20 @@ impl Stages<'_> {
     ) -> Result<Vec<UniformCosts>> {
         let Config { sequence, micro_batch_size, dropout, .. } = *self.config;
         let (samples, n_timed) = units.timed(micro_batch_size);
-        let slices = if units.are_slices { units.n as usize } else { 1 };
+        let slices = units.n_slices() as usize;
         let message = times.message(self.message_bytes(units)).takes;
         let transfers = self.transfers(times);
         let stage = |(stage, cut): (u16, &Cut)| -> Result<UniformCosts> {
             let StageTimes { forward, input, weight, recompute, restore } =
                 times.stage(self.model, cut, (sequence, samples, slices), dropout)?;
             let recompute = if is_selective(StageId(stage)) { restore } else { recompute };
-            let micro = |seconds: f64| seconds * n_timed;
+            let micro = |time: OpTime| time.seconds * n_timed;
+            let growth = SliceGrowth {
+                forward: forward.growth,
+                input: input.growth,
+                weight: weight.growth,
+                recompute: recompute.growth,
+            };
             let (transfer, transfer_occupies) =
                 transfers.get(usize::from(stage)).copied().unwrap_or_default();
             let costs = UniformCosts {
@@ -210,9 +190,10 @@ impl Stages<'_> {
                 recompute: micro(recompute),
                 transfer,
                 transfer_occupies,
+                growth,
                 ..UniformCosts::new(micro(forward), 0.0, message)
             };
-            Ok(costs.per_units(units.n))
+            Ok(units.cut(costs))
         };
         (0..).zip(self.cuts).map(stage).collect()
     }
@@ -238,7 +219,7 @@ impl Stages<'_> {
     fn message_bytes(&self, units: Units) -> usize {
         let (samples, n_timed) = units.timed(self.config.micro_batch_size);
         let of_samples = samples * self.config.sequence * self.model.hidden * size_of::<f32>();
-        (of_samples as f64 * n_timed) as usize / units.n as usize
+        (of_samples as f64 * n_timed) as usize / units.n() as usize
     }
 
     /// What a whole step of a program costs.
@@ -364,18 +345,5 @@ impl<C: Costs> Costs for StepCosts<C> {
             n => self.updates[bucket.index() % n],
         };
         self.compute.step(bucket) + own
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slices_have_their_share_of_whole_samples() {
-        let units = |n, are_slices| Units { n, are_slices };
-        assert_eq!(units(4, true).timed(1), (1, 1.0));
-        assert_eq!(units(2, false).timed(6), (3, 2.0));
-        assert_eq!(Units::WHOLE.timed(5), (5, 1.0));
     }
 }

@@ -155,7 +155,7 @@ impl Timings {
     }
 
     fn add(&mut self, sample: usize, part: ModelPart, did: Vec<HalfCalls>) {
-        for HalfCalls { half, calls, seconds } in did {
+        for HalfCalls { half, calls, seconds, .. } in did {
             if calls.is_empty() {
                 continue;
             }

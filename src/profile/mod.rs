@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use measure::{MeasureProgress, Sample, measure, samples};
 pub use reference::ReferenceTime;
 use stage_pass::{Half, ModelPart};
-pub use times::{ExchangeTime, ProfiledTimes, StageTimes};
+pub use times::{ExchangeTime, OpTime, ProfiledTimes, StageTimes};
 
 use crate::device::{Precision, machine};
 use crate::formats::files::text_at_most;

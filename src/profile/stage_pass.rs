@@ -40,6 +40,8 @@ pub(crate) enum Half {
 #[derive(Clone, Debug)]
 pub(crate) struct HalfCalls {
     pub(crate) half: Half,
+    /// Number of the slice whose calls they are; 0 of whole sequences.
+    pub(crate) slice: usize,
     pub(crate) calls: Vec<Call>,
     /// Of all of it, what lies between calls included.
     pub(crate) seconds: f64,
@@ -178,10 +180,11 @@ impl<D: Layers> ReadyStage<D> {
         let (device, stage, w, micro) = (&self.device, &self.stage, &self.weights, self.micro());
         let of = work.slices;
         let mut did = Vec::new();
+        let mut add = |slice, calls| did.push(HalfCalls { slice, ..calls });
         let mut grads = self.zeros()?;
         let mut lefts: Vec<Left<D::Tensor>> = Vec::new();
         let mut passed = Vec::new();
-        for _ in 0..of {
+        for index in 0..of {
             let slice = Slice { past: &lefts, of };
             let rows = slice.range(work.sequence).len() * work.samples;
             let zeros = device.zeros(&[rows, work.model.hidden])?;
@@ -190,13 +193,13 @@ impl<D: Layers> ReadyStage<D> {
             device.take()?;
             let (calls, saved) =
                 self.timed(Half::Recompute, || stage.recompute_slice(w, &micro, slice, x.clone()))?;
-            did.push(calls);
+            add(index, calls);
             let selected = stage.select(saved);
             let restore = || stage.restore_slice(w, &micro, slice, selected);
-            did.push(self.timed(Half::Restore, restore)?.0);
+            add(index, self.timed(Half::Restore, restore)?.0);
             let (calls, (output, saved, left)) =
                 self.timed(Half::Forward, || stage.forward_slice(w, &micro, slice, x))?;
-            did.push(calls);
+            add(index, calls);
             let dy = match output {
                 Output::Loss { grad, .. } => grad,
                 Output::Activation(_) => activation,
@@ -219,9 +222,9 @@ impl<D: Layers> ReadyStage<D> {
                 }
                 Ok(deferred)
             })?;
-            did.push(calls);
+            add(index, calls);
             let weight = || stage.backward_weight(&micro, deferred, &mut grads);
-            did.push(self.timed(Half::Weight, weight)?.0);
+            add(index, self.timed(Half::Weight, weight)?.0);
         }
         Ok(did)
     }
@@ -282,7 +285,7 @@ impl<D: Layers> ReadyStage<D> {
             true => took,
             false => calls.iter().map(|call| call.seconds).sum(),
         };
-        Ok((HalfCalls { half, calls, seconds }, result))
+        Ok((HalfCalls { half, slice: 0, calls, seconds }, result))
     }
 }
 

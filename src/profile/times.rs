@@ -1,6 +1,7 @@
 //! What stages and updates take, from the times of layers.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::AddAssign;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
@@ -40,29 +41,47 @@ struct Both {
     known: Mutex<HashMap<String, Halves>>,
 }
 
-/// Seconds and spread of each half, alone and beside others.
+/// Of each half, alone and beside others.
 type Halves = BTreeMap<Half, [Time; 2]>;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Time {
     seconds: f64,
+    /// As an [`OpTime`]'s.
+    growth: f64,
     /// In seconds.
     spread: f64,
 }
 
-/// What a stage takes, in seconds.
+/// What an op takes of a whole micro-batch, in seconds.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct OpTime {
+    /// All of it.
+    pub seconds: f64,
+    /// What its last slices take beside the mean one, as [`SliceGrowth`](chimera_core::costs::SliceGrowth) counts it.
+    pub growth: f64,
+}
+
+/// What the ops of a stage take.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct StageTimes {
     /// A forward.
-    pub forward: f64,
+    pub forward: OpTime,
     /// The input half of a backward.
-    pub input: f64,
+    pub input: OpTime,
     /// The weight half of a backward.
-    pub weight: f64,
+    pub weight: OpTime,
     /// Full recomputation.
-    pub recompute: f64,
+    pub recompute: OpTime,
     /// Selective recomputation.
-    pub restore: f64,
+    pub restore: OpTime,
+}
+
+impl AddAssign for OpTime {
+    fn add_assign(&mut self, other: OpTime) {
+        self.seconds += other.seconds;
+        self.growth += other.growth;
+    }
 }
 
 /// What was measured with so many workers.
@@ -144,7 +163,7 @@ impl Laws {
             format!("the profile has no times of `{layer}`: measure the model too, with --model or --preset")
         })?;
         let seconds = law.at(extents) * work(extents);
-        Ok(Time { seconds, spread: seconds * spread })
+        Ok(Time { seconds, growth: 0.0, spread: seconds * spread })
     }
 
     /// What a half takes beside its layers was measured of the halves that calls are the same of.
@@ -253,7 +272,7 @@ impl ProfiledTimes {
         ProfiledTimes { longer: self.longer * times, ..self.clone() }
     }
 
-    /// What a stage takes of a model for so many samples, whose sequences are cut into slices: of all of them.
+    /// What a stage takes of a model for so many samples, whose sequences are cut into slices.
     ///
     /// # Errors
     /// If the model calls a layer of which the profile has no times.
@@ -270,8 +289,9 @@ impl ProfiledTimes {
         {
             let work = Work { model, part, n_blocks: 1, sequence, samples, slices, dropout };
             let halves = self.part(&work)?;
-            let of_n =
-                |n: usize, half| halves.get(&half).map_or(0.0, |both| n as f64 * self.blend(both));
+            let of_n = |n: usize, half| {
+                halves.get(&half).map_or(OpTime::default(), |both| self.op_time(n, both))
+            };
             let of = |half| of_n(count, half);
             times.forward += of(Half::Forward);
             times.input += of(Half::Input);
@@ -327,7 +347,7 @@ impl ProfiledTimes {
         let time = |laws: &Laws| {
             let (law, spread) = laws.moves.as_ref()?;
             let seconds = law.at(&[bytes]) * bytes as f64;
-            Some(Time { seconds, spread: seconds * spread })
+            Some(Time { seconds, growth: 0.0, spread: seconds * spread })
         };
         Some(self.blend(&[time(alone)?, time(beside)?]))
     }
@@ -356,6 +376,14 @@ impl ProfiledTimes {
         self.longer * (at(alone) + self.beside * (at(beside) - at(alone)))
     }
 
+    /// Of so many layers.
+    fn op_time(&self, n: usize, both: &[Time; 2]) -> OpTime {
+        let n = n as f64;
+        let [alone, beside] = both.each_ref().map(|time| time.growth);
+        let growth = self.longer * (alone + self.beside * (beside - alone));
+        OpTime { seconds: n * self.blend(both), growth: n * growth }
+    }
+
     fn part(&self, work: &Work<'_>) -> Result<Halves> {
         // Layers are alike, and so are stages that differ in how many they have.
         let model = ModelConfig { layers: 1, ..work.model.clone() };
@@ -371,6 +399,10 @@ impl ProfiledTimes {
         let samples = work.samples.clamp(1, (MOST_COUNTED / work.sequence.max(1)).max(1));
         let times = work.samples as f64 / samples as f64;
         let mut halves = Halves::new();
+        let n = work.slices as f64;
+        // By the line through the times of slices that is nearest to them.
+        let grows =
+            |slice: usize| (2.0 * slice as f64 + 1.0 - n) * 3.0 * n / (n * n - 1.0).max(1.0);
         for did in calls(&Work { samples, ..*work }, self.activation_bytes)? {
             let Both { alone, beside, .. } = &*self.measured;
             let both = halves.entry(did.half).or_insert([Time::default(); 2]);
@@ -378,7 +410,9 @@ impl ProfiledTimes {
                 let overhead = laws.overhead(work, did.half);
                 for call in &did.calls {
                     let time = laws.layer(call.layer, &call.extents)?;
-                    sum.seconds += times * overhead * time.seconds;
+                    let seconds = times * overhead * time.seconds;
+                    sum.seconds += seconds;
+                    sum.growth += seconds * grows(did.slice);
                     sum.spread += times * overhead * time.spread;
                 }
             }

@@ -19,7 +19,7 @@ use super::Run;
 use super::launch::Launch;
 use crate::device::n_cores;
 use crate::observe::Explain;
-use crate::plan::costs_by_flops;
+use crate::plan::{Units, costs_by_flops};
 use crate::settings::Transport;
 
 /// Where rank 0 is in a step, or a window of steps.
@@ -196,7 +196,8 @@ impl Run {
         // A ruler has parts of a step alone, so any unit of time will do.
         let is_selective = |stage| program.rules().is_selective_somewhere(stage);
         let costs = costs_by_flops(model, sequence, cuts, 1.0, is_selective);
-        let costs = costs.into_iter().map(|stage| stage.per_units(program.units_per_micro()));
+        let units = Units::of(program);
+        let costs = costs.into_iter().map(|stage| units.cut(stage));
         Ruler::of(program, &StageCosts::new(costs.collect()), self.workers_at_once())
     }
 

@@ -139,7 +139,8 @@ fn data_may_be_elsewhere() {
 #[test]
 fn a_gpu_can_be_planned_for_where_there_is_none() {
     let bytes = |options: &str| {
-        let ran = chimera(&format!("{JOB} --memory 1GiB --depth 2 --json {options}"));
+        let ran =
+            chimera(&format!("{JOB} --memory 1GiB --depth 2 --schedule 1f1b --json {options}"));
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{options}");
         let plan: Value = serde_json::from_str(&ran.stdout).expect("JSON");
         plan["ways"][0]["bytes"]["residuals"].as_f64()

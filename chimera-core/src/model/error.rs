@@ -61,6 +61,12 @@ pub enum ModelError {
         /// What was asked for.
         value: f64,
     },
+    /// The tokens of the samples before are no whole number.
+    #[error("`original` of rope-scaling is {original}, but counts tokens: choose a whole number")]
+    RopeOriginal {
+        /// What was asked for.
+        original: f64,
+    },
     /// Frequencies that stay are to be above those that are divided.
     #[error(
         "rope-scaling keeps frequencies above {high} turns and divides those below {low}: choose a larger first one"

@@ -70,12 +70,17 @@ impl RopeScaling {
         (factor.max(1.0) * original) as usize
     }
 
-    /// Checks that each number is above zero, what is high above what is low, and that the numbers are of this context.
+    /// Checks that each number is above zero, `original` whole, what is high above what is low, and that the numbers are of
+    /// this context.
     pub(super) fn validate(&self, context: usize) -> Result<(), ModelError> {
         let (_, values) = self.parts();
         for (name, value) in values {
             if !(value.is_finite() && value > 0.0) {
                 return Err(ModelError::RopeScaling { name, value });
+            }
+            // Folders of weights hold it as an integer.
+            if name == "original" && value.fract() != 0.0 {
+                return Err(ModelError::RopeOriginal { original: value });
             }
         }
         match *self {
@@ -293,6 +298,13 @@ mod tests {
         assert_eq!(refusal("linear:factor=2,original=4"), "linear has no number `original`");
         let unsound = |text: &str| text.parse::<RopeScaling>().unwrap().validate(4096).is_err();
         assert!(unsound("dynamic:factor=2,original=1024"), "its context is 2048");
+        for text in ["dynamic:factor=128,original=32.5", "yarn:factor=4,original=32.5"] {
+            let refusal = text.parse::<RopeScaling>().unwrap().validate(4160).unwrap_err();
+            assert_eq!(
+                refusal.to_string(),
+                "`original` of rope-scaling is 32.5, but counts tokens: choose a whole number"
+            );
+        }
         assert!(unsound("linear:factor=0"));
         assert!(unsound("linear:factor=inf"));
         assert!(unsound("llama3:factor=8,original=8192,low=4,high=4"));

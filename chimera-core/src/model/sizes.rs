@@ -51,6 +51,15 @@ impl ModelConfig {
         blocks + heads
     }
 
+    /// The part of the forward work on a sample of `sequence` tokens that grows along it, as
+    /// [`SliceGrowth`](crate::costs::SliceGrowth) counts it: attention, unless a window limits what tokens see.
+    pub fn growing_flops(&self, cut: &Cut, sequence: usize) -> f64 {
+        let visible = |tokens: usize| self.architecture.0.visible(self, tokens) as f64;
+        // The second half of the tokens sees more than the first by twice what it sees more than the mean.
+        let more = 2.0 * (visible(sequence) - visible(sequence / 2));
+        cut.blocks.len() as f64 * sequence as f64 * 4.0 * more * self.mixed() as f64
+    }
+
     /// Forward work of one block on a sample of `sequence` tokens.
     pub(super) fn block_flops(&self, sequence: usize) -> f64 {
         let family = self.architecture.0;
@@ -116,6 +125,26 @@ mod tests {
             }
         }
         is_counted(&wide_heads());
+    }
+
+    /// Attention sees all that comes before, or a window of it.
+    #[test]
+    fn work_grows_along_a_sequence_by_what_tokens_see() {
+        let model = |window| {
+            let llama = Llama { window, ..Llama::usual(100, 5) };
+            let llama = Some(llama);
+            ModelConfig { llama, context: 64, ..config_of(Architecture::LLAMA, false) }
+        };
+        let of = |window| {
+            let model = model(window);
+            let (whole, half) = (Cut::whole(&model), 32.0 * 3.0);
+            // A token mixes 100 features by its scores of each that it sees, and scores it by as many.
+            model.growing_flops(&whole, 64) / (2.0 * half * 4.0 * 100.0)
+        };
+        assert_eq!(
+            [None, Some(64), Some(48), Some(32), Some(8)].map(of),
+            [64.0, 64.0, 32.0, 0.0, 0.0]
+        );
     }
 
     fn is_counted(config: &ModelConfig) {
