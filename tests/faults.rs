@@ -80,8 +80,10 @@ impl Place {
         text.lines().map(loss).collect()
     }
 
+    /// Files of weights, beside the one that says whose they are.
     fn n_saved(&self) -> usize {
-        read_dir(self.at("weights")).map_or(0, Iterator::count)
+        let Ok(files) = read_dir(self.at("weights")) else { return 0 };
+        files.flatten().filter(|file| file.file_name() != "saved-by.json").count()
     }
 }
 

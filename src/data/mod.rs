@@ -198,6 +198,22 @@ impl Corpus {
         self.end_of_text.is_some() || self.datasets.iter().any(has_some)
     }
 
+    /// Whether any token to train on is a target.
+    ///
+    /// # Errors
+    /// If a file cannot be read any more.
+    pub fn has_targets(&self) -> io::Result<bool> {
+        if !self.has_ignored() {
+            return Ok(true);
+        }
+        for dataset in &self.datasets {
+            if dataset.tokens.has_targets(dataset.n_train, self.end_of_text)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// The samples of these numbers since the start of the training. Each epoch goes through all samples of a dataset
     /// once, in an order of its own, which follows from (seed, dataset, epoch).
     pub fn batch(&self, seed: u64, samples: Range<u64>) -> io::Result<Batch> {

@@ -52,10 +52,19 @@ pub fn prepare(
         "the text and the prompt before it cannot both be in field `{}`: choose another --field or --prompt-field",
         how.field
     );
+    let n_inputs = texts.iter().filter(|path| **path == Path::new(STANDARD_INPUT)).count();
+    ensure!(
+        n_inputs < 2,
+        "standard input (-) is named {n_inputs} times, but is there once: name it once"
+    );
     let tokenizer = Tokenizer::named(&how.tokenizer)?;
     // Folders and patterns find what a dead process left.
     let texts: Vec<PathBuf> = texts.iter().filter(|path| !out.is_part(path)).cloned().collect();
     let mut files = documents::texts(&texts)?;
+    ensure!(
+        how.prompt_field.is_none() || files.iter().any(|text| text.content == Content::Lines),
+        "prompts need .jsonl files, and none of the texts is one: name one, or leave --prompt-field out"
+    );
     let is_left = |path: &Path| out.is_part(path) || out.is_beside(path);
     files.retain(|text| text.path == texts[text.argument] || !is_left(&text.path));
     if how.end_of_text.is_some() {
@@ -164,6 +173,13 @@ fn open(text: &Path) -> io::Result<Box<dyn Read>> {
 /// What is wrong with a byte of a text that stands behind documents.
 const ENDS_ONE: &str = "is the byte that stands behind each document: take it out, or choose a --tokenizer, whose end of a text is an id of its own";
 
+/// What is wrong with a token of a text that stands behind documents.
+fn ends_one(token: &str) -> String {
+    format!(
+        "the token that stands behind each document, `{token}`: take it out, or name another with --end-of-text"
+    )
+}
+
 /// The file of ids under way.
 struct Writer {
     file: PartFile,
@@ -249,8 +265,16 @@ impl Writer {
             pieces.pop();
         }
         let encoded = pieces.par_iter().map(|piece| tokenizer.encode(piece));
-        for ids in encoded.collect::<Result<Vec<_>, TokenizerError>>()? {
+        let mut at = start;
+        for (piece, ids) in pieces.iter().zip(encoded.collect::<Result<Vec<_>, TokenizerError>>()?)
+        {
+            if let Some(end) = self.end_among(&ids) {
+                let end = tokenizer.decode(&[end]);
+                let at = at + piece.find(&end).unwrap_or(0) as u64;
+                bail!("byte {at} of {} begins {}", path.display(), ends_one(&end));
+            }
             self.push(ids.into_iter(), true)?;
+            at += piece.len() as u64;
         }
         Ok(pieces.iter().map(|piece| piece.len()).sum())
     }
@@ -281,9 +305,11 @@ impl Writer {
                 Ok((document.line, prompt?, tokenizer.encode(&document.text)?))
             });
             for (line, prompt, text) in encoded.collect::<Result<Vec<_>, TokenizerError>>()? {
-                let mut bytes = prompt.iter().chain(&text).filter_map(|id| u8::try_from(*id).ok());
-                if matches!(tokenizer, Tokenizer::Bytes) && bytes.any(|byte| self.ends(byte)) {
-                    let reason = format!("a byte of its text {ENDS_ONE}");
+                if let Some(end) = self.end_among(&prompt).or_else(|| self.end_among(&text)) {
+                    let reason = match tokenizer {
+                        Tokenizer::Bytes => format!("a byte of its text {ENDS_ONE}"),
+                        _ => format!("its text has {}", ends_one(&tokenizer.decode(&[end]))),
+                    };
                     return Err(DataError::Line { path: path.to_path_buf(), line, reason }.into());
                 }
                 self.push(prompt.into_iter(), false)?;
@@ -297,6 +323,11 @@ impl Writer {
     /// Whether a byte of a text is the one that stands behind documents.
     fn ends(&self, byte: u8) -> bool {
         self.end_of_text == Some(byte.into())
+    }
+
+    /// The token that stands behind documents, if a text has it.
+    fn end_among(&self, ids: &[u32]) -> Option<u32> {
+        self.end_of_text.filter(|end| ids.contains(end))
     }
 
     fn end_document(&mut self) -> Result<()> {

@@ -267,6 +267,12 @@ pub(super) fn is_prepared(data: &Path) -> bool {
     Width::of(data) != Width::U8 && beside(data).exists()
 }
 
+/// Whether a file is a description of data, of whichever data.
+pub(super) fn is_description(path: &Path) -> bool {
+    let text = text_regular(path, MAX_BYTES).ok().flatten();
+    text.is_some_and(|text| serde_json::from_str::<Prepared>(&text).is_ok())
+}
+
 /// Where the description of a data file is.
 pub(super) fn beside(data: &Path) -> PathBuf {
     with(data, ".json")

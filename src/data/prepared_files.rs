@@ -1,16 +1,20 @@
 //! The files of prepared data: all of them there or none, and written by one process at a time.
 
-use std::fs::{File, OpenOptions, TryLockError, remove_file, rename};
+use std::fs::{File, OpenOptions, TryLockError, read_dir, remove_file, rename};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::prepared::{Prepared, beside, targets_beside, tokenizer_beside};
+use super::prepared::{Prepared, beside, is_description, targets_beside, tokenizer_beside};
 use super::tokenizer;
-use crate::formats::files::disk::part_of;
+use crate::formats::files::disk::is_part_of;
 use crate::formats::files::{self, io_fault, is_at, no_follow};
+
+/// How the name of a file ends until it is done. What has such a name was left by a process that is dead, so no user's own
+/// file may have it.
+const PART: &str = ".chimera-part";
 
 /// Where prepared data goes: the file of its ids, and what stands beside it.
 ///
@@ -62,8 +66,16 @@ impl PreparedFiles {
 
     /// Whether a path is where one of the files is until it is done.
     pub(super) fn is_part(&self, path: &Path) -> bool {
-        let [described, copied, targets] = self.beside().map(|beside| part_of(&beside));
-        [part_of(&self.data), described, copied, targets].iter().any(|part| is_same(part, path))
+        let parts = [&self.data, &targets_beside(&self.data)].map(|file| part_of(file));
+        parts.iter().any(|part| is_same(part, path)) || self.is_being_copied(path)
+    }
+
+    /// Whether a path is where a file beside the ids is while it is written.
+    fn is_being_copied(&self, path: &Path) -> bool {
+        let Some(name) = path.file_name() else { return false };
+        self.beside()
+            .iter()
+            .any(|beside| is_part_of(name, beside) && is_same(&beside.with_file_name(name), path))
     }
 
     /// Whether a path is that of a file which may stand beside the ids.
@@ -88,8 +100,9 @@ impl PreparedFiles {
         // Files get their names when the ids are written: beside ids they were left by a process that is dead.
         let is_left = ids.metadata().with_context(place)?.len() > 0;
         let mut foreign = vec![self.data.clone()];
-        if !is_left {
-            foreign.extend(self.beside());
+        match is_left {
+            false => foreign.extend(self.beside()),
+            true => foreign.extend(Some(beside(&self.data)).filter(|path| !is_description(path))),
         }
         if let Some(path) = foreign.iter().find(|path| path.exists()) {
             if !is_left {
@@ -177,9 +190,16 @@ impl PreparedFiles {
 
     /// Removes what stands beside the ids: what has no name of its own yet, and the rest if it is `named`.
     fn remove_beside(&self, named: bool) {
-        for path in self.beside() {
-            let _ = remove_file(part_of(&path)); // often not there
-            if named {
+        let folder = self.data.parent().map(|folder| folder.join("."));
+        for entry in folder.and_then(|folder| read_dir(folder).ok()).into_iter().flatten().flatten()
+        {
+            if self.is_being_copied(&entry.path()) {
+                let _ = remove_file(entry.path());
+            }
+        }
+        let _ = remove_file(part_of(&targets_beside(&self.data))); // often not there
+        if named {
+            for path in self.beside() {
                 let _ = remove_file(path);
             }
         }
@@ -203,6 +223,13 @@ impl PartFile {
         let file = file.into_inner().map_err(|e| fault(&e.into_error()))?;
         Ok(file.sync_all().map_err(|e| fault(&e))?)
     }
+}
+
+/// The name of a file until it is done.
+fn part_of(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(PART);
+    name.into()
 }
 
 /// Whether two paths lead to one name in one folder.

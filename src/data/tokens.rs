@@ -15,7 +15,10 @@ use chimera_core::layers::IGNORED;
 use super::DataError;
 use super::prepared::target_files;
 use super::width::Width;
+use crate::formats::files;
 
+/// More files than this may be too many for the usual limit of open ones, 1024, beside all else that is open.
+const MANY: usize = 256;
 /// Ids that are checked at once.
 const CHUNK: usize = 1 << 16;
 
@@ -78,6 +81,9 @@ impl Tokens {
     }
 
     fn of_files(files: &[PathBuf]) -> Result<Tokens, DataError> {
+        if files.len() > MANY {
+            files::raise_open_files(); // a run opens others too
+        }
         let mut tokens = Tokens::in_memory(Width::U8, Cow::Borrowed(&[]));
         tokens.parts.clear();
         for path in files {
@@ -168,6 +174,19 @@ impl Tokens {
         Ok(n_targets)
     }
 
+    /// Whether any of the first `n` ids is a target.
+    pub(super) fn has_targets(&self, n: usize, end_of_text: Option<u32>) -> io::Result<bool> {
+        let mut targets = Vec::new();
+        for start in (1..n).step_by(CHUNK) {
+            targets.clear();
+            self.extend_targets(&mut targets, start..n.min(start + CHUNK), end_of_text)?;
+            if n_ignored(&targets) < targets.len() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// For each id 1 if it is a target, or 0; `None` if all are.
     pub(super) fn are_targets(&self) -> Option<&Tokens> {
         self.are_targets.as_deref()
@@ -207,6 +226,22 @@ impl Tokens {
     }
 }
 
+/// Opens a file that stays open for the whole run.
+fn open_to_stay(path: &Path) -> io::Result<File> {
+    let opened = File::open(path);
+    if !matches!(&opened, Err(e) if files::is_too_many(e)) {
+        return opened;
+    }
+    files::raise_open_files();
+    File::open(path).map_err(|e| match files::is_too_many(&e) {
+        true => {
+            let remedy = "raise `ulimit -n`, or make one file of the data with `chimera prepare`";
+            io::Error::new(e.kind(), format!("{e}: {remedy}"))
+        }
+        false => e,
+    })
+}
+
 /// How many of some targets are [`IGNORED`].
 pub fn n_ignored(targets: &[u32]) -> usize {
     targets.iter().filter(|target| **target == IGNORED).count()
@@ -218,7 +253,7 @@ impl Ids {
         // Looked at before it is opened: opening a FIFO waits for a writer.
         let opened = match path.metadata() {
             Ok(metadata) if !metadata.is_file() => return Err(DataError::NotAFile { path }),
-            looked_at => looked_at.and_then(|metadata| Ok((metadata, File::open(&path)?))),
+            looked_at => looked_at.and_then(|metadata| Ok((metadata, open_to_stay(&path)?))),
         };
         let (metadata, file) = match opened {
             Ok(opened) => opened,

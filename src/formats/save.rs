@@ -2,13 +2,18 @@
 
 use std::collections::HashMap;
 use std::fs::create_dir_all;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use chimera_core::fault::Fault;
 use chimera_core::model::ModelConfig;
 use chimera_core::stage::Param;
+use serde::{Deserialize, Serialize};
 
+use crate::formats::checkpoint::MANIFEST;
 use crate::formats::files::disk::Disk;
 use crate::formats::files::tensors::{self, NamedTensor};
 use crate::formats::files::{io_fault, prepare_dir, text_regular, write};
@@ -18,6 +23,80 @@ use crate::formats::hf::{CONFIG, DropoutRates, WEIGHTS, parts, to_hf, to_json, t
 const STEPS: &str = "steps";
 /// More digits than a number of steps has.
 const MAX_DIGITS: u64 = 32;
+/// The file in a folder of `--save` that says which run saves there.
+const CLAIM: &str = "saved-by.json";
+/// Longer claims are not ours.
+const MAX_CLAIM: u64 = 1 << 16;
+/// The files that make a folder a run or a checkpoint.
+const OF_RUNS: [&str; 2] = ["config.toml", MANIFEST];
+
+/// Which run saves its model into a folder, so that no other run replaces it.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Claim {
+    /// The folder of the run.
+    pub(crate) run: PathBuf,
+    /// The process that is to write the model.
+    process: String,
+    /// Whether a model that is there is this run's.
+    pub(crate) has_saved: bool,
+}
+
+impl Claim {
+    /// The claim on `dir`, if there is one.
+    pub(crate) fn of(dir: &Path) -> Result<Option<Claim>> {
+        let path = dir.join(CLAIM);
+        let read = || -> Result<_> {
+            let text = match text_regular(&path, MAX_CLAIM) {
+                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                    return Ok(None);
+                }
+                text => text?.with_context(|| format!("it is longer than {MAX_CLAIM} bytes"))?,
+            };
+            Ok(Some(serde_json::from_str(&text)?))
+        };
+        read().with_context(|| {
+            format!(
+                "{} does not say which run saves there: choose another folder, or remove it",
+                path.display()
+            )
+        })
+    }
+
+    /// Claims `dir` for the run in the folder `run`, of which this process writes the model.
+    pub(crate) fn make(dir: &Path, run: &Path, has_saved: bool) -> Result<(), Fault> {
+        let run = run.canonicalize().map_err(|e| io_fault("model of", run, &e))?;
+        Claim { run, process: this_process().into(), has_saved }.write(dir)
+    }
+
+    fn write(&self, dir: &Path) -> Result<(), Fault> {
+        let text = serde_json::to_string_pretty(self)
+            .map_err(|e| io_fault("model", &dir.join(CLAIM), &e))?;
+        publish(dir, CLAIM, format!("{text}\n").as_bytes())
+    }
+}
+
+/// Refuses to write a model into a folder that another process has claimed meanwhile, or where another model has come.
+fn check_claim(dir: &Path) -> Result<()> {
+    let Some(claim) = Claim::of(dir)? else { return Ok(()) };
+    let refuse = |why: String| io_fault("weights", &dir.join(WEIGHTS), &why);
+    if claim.process != this_process() {
+        return Err(refuse(format!("the run in {} saves there", claim.run.display())).into());
+    }
+    if holds_model(dir) && !claim.has_saved {
+        return Err(refuse("a model has come there that this run did not save".into()).into());
+    }
+    // Before the model, so that a run that is killed on the way knows its own files.
+    Ok(Claim { has_saved: true, ..claim }.write(dir)?)
+}
+
+/// A name of this process that no other has had.
+fn this_process() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        format!("{} since {}", std::process::id(), now.as_nanos())
+    })
+}
 
 /// Says in `dir` after how many steps its weights are as they are.
 ///
@@ -33,8 +112,15 @@ pub fn saved_steps(dir: &Path) -> Option<u64> {
 }
 
 /// Makes `dir` and makes sure that files can be written there, so that a run does not learn at its end
-/// that its weights have no place. A model that is there already gives way only to a run that `goes_on`.
+/// that its weights have no place. A model that is there already gives way only to a run that `goes_on`. In the folder of
+/// a run or a checkpoint a model would be taken for what was trained there.
 pub fn prepare(dir: &Path, goes_on: bool) -> Result<()> {
+    if let Some(name) = OF_RUNS.iter().find(|name| dir.join(name).exists()) {
+        bail!(
+            "{} is the folder of a run or a checkpoint, since it holds {name}: choose another folder",
+            dir.display()
+        );
+    }
     ensure!(
         goes_on || !holds_model(dir),
         "{} holds a model already: choose another folder, or remove it",
@@ -50,7 +136,8 @@ pub(crate) fn holds_model(dir: &Path) -> bool {
 
 /// Writes `model.safetensors` and then `config.json` into `dir`, as `transformers` saves a model in f32: other
 /// programs read such a folder and go on training at the same rates of dropout, and [`hf::read`](crate::formats::hf::read)
-/// reads it. Each file is complete or not there; weights that are not finite are refused.
+/// reads it. Each file is complete or not there; weights that are not finite are refused, and so is a folder where another
+/// run saves.
 ///
 /// # Errors
 /// A [`Fault`], with the file.
@@ -62,6 +149,7 @@ pub fn save(
 ) -> Result<PathBuf> {
     let path = dir.join(WEIGHTS);
     create_dir_all(dir).map_err(|e| io_fault("weights", &path, &e))?;
+    check_claim(dir)?;
     let mut tensors = Vec::new();
     for (param, values) in weights {
         let row = values.len() / param.shape.first().map_or(1, |rows| (*rows).max(1));

@@ -8,6 +8,9 @@ use chimera_core::timetable::Timetable;
 
 use crate::formats::files::{at_most, read_at_most};
 
+/// What some editors begin a file with.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// Reads a file; `-` is JSON on standard input. One from a CSV is named after its file.
 ///
 /// # Errors
@@ -25,7 +28,7 @@ pub fn read(file: &Path) -> Result<Timetable, ReadError> {
     let bytes = content.ok_or(ReadError::TooLong)?;
     match file.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv")) {
         true => from_csv(&bytes, &name(file)),
-        false => from_json(&bytes),
+        false => from_json(bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&bytes)),
     }
 }
 

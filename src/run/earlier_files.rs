@@ -10,11 +10,14 @@ use anyhow::{Context, Result, ensure};
 
 use crate::observe::{Best, history};
 
-/// Makes a file in the folder of a run: one that is there belongs to another run, or to somebody else.
-pub(super) fn fresh_file(path: &Path) -> Result<(File, Undo)> {
+/// Makes the metrics in the folder of a run without settings: those that are there belong to another run, to somebody
+/// else, or to this run, whose settings are lost.
+pub(super) fn fresh_metrics(path: &Path) -> Result<(File, Undo)> {
     let file = File::create_new(path).map_err(|e| {
         let hint = match e.kind() {
-            ErrorKind::AlreadyExists => ": is it of another run? choose another --out",
+            ErrorKind::AlreadyExists => {
+                ": no config.toml beside it says of which run it is; move it away, or choose another --out"
+            }
             _ => "",
         };
         anyhow::Error::new(e).context(format!("cannot write {}{hint}", path.display()))

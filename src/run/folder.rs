@@ -2,28 +2,34 @@
 
 use std::fs::{File, create_dir_all, read_dir, remove_dir, remove_file, rename};
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use serde_json::json;
 
-use super::earlier_files::{Behind, Undo, fresh_file, named_file};
-use super::lock::Lock;
+use super::earlier_files::{Behind, Undo, fresh_metrics, named_file};
+use super::lock::{Lock, is_at_work};
 use super::resume::conflicts;
 use super::runs::{RUNS, fresh};
 use crate::formats::checkpoint::{AUTO, Checkpoint, Entry, Open, Store};
 use crate::formats::files::disk::part_of;
 use crate::formats::files::{self, io_fault, prepare_dir, replace, text_regular};
-use crate::formats::save::{holds_model, prepare, saved_steps};
+use crate::formats::save::{Claim, holds_model, prepare, saved_steps};
 use crate::observe::{Best, EventFile, Explain, Metrics};
 use crate::settings::{Config, MODEL};
 
 /// The file of a run's settings, which makes a folder a run.
 pub const SETTINGS: &str = "config.toml";
-/// Longer files are not settings of a run.
-const MAX_SETTINGS: u64 = 16 << 20;
+/// Longer files are no settings.
+pub(super) const MAX_SETTINGS: u64 = 16 << 20;
+/// What the settings of every run say.
+const OF_ALL: [&str; 2] = ["seed", "steps"];
+/// The metrics of a run that names no other file.
+const METRICS: &str = "metrics.jsonl";
+/// Files that a run, or its report, writes into its folder.
+const OWN: [&str; 5] = [SETTINGS, METRICS, "lock", "pipeline.svg", "report.html"];
 
 /// Where one run writes.
 pub struct Folder {
@@ -131,10 +137,11 @@ impl Place {
     /// has nothing to be resumed from, go on behind step `first`. `warn` is told of metrics that are lost, and of files
     /// that get another name. What is refused leaves settings and files as they were.
     pub fn begin(self, config: &Config, first: u64, warn: &dyn Fn(&str)) -> Result<Folder> {
-        let (shown, own_metrics) = (self.path.join(SETTINGS), self.path.join("metrics.jsonl"));
+        let (shown, own_metrics) = (self.path.join(SETTINGS), self.path.join(METRICS));
         let metrics_path = config.metrics.as_ref().unwrap_or(&own_metrics).clone();
+        let is_trace = |trace: &PathBuf| resolved(trace) == resolved(&metrics_path);
         ensure!(
-            config.trace.as_deref() != Some(&*metrics_path),
+            !config.trace.as_ref().is_some_and(is_trace),
             "metrics and trace are both {}: name two files",
             metrics_path.display()
         );
@@ -146,9 +153,9 @@ impl Place {
         let mut undos = Vec::new();
         // Those of a new run mark the folder as taken; those of one that goes on are the last to change.
         if !goes_on {
-            let (mut file, undo) = fresh_settings(&shown, &self.store())?;
-            undos.push(undo);
-            file.write_all(settings.as_bytes()).map_err(unwritten)?;
+            check_fresh(&shown, &self.store())?;
+            files::write(&shown, settings.as_bytes()).map_err(unwritten)?;
+            undos.push(Undo::of_new(&shown));
         }
         self.prepare_weights(config, has_saved)?;
         if let Some(dir) = &config.log {
@@ -180,7 +187,7 @@ impl Place {
         } else {
             let (metrics, undo) = match &config.metrics {
                 Some(named) => named_file(named)?,
-                None => fresh_file(&metrics_path)?,
+                None => fresh_metrics(&metrics_path)?,
             };
             undos.push(undo);
             (metrics, None)
@@ -200,6 +207,10 @@ impl Place {
         first: u64,
         before: Option<&toml::Table>,
     ) -> Result<()> {
+        // Behind a checkpoint they are written anew.
+        if first == 0 && !self.is_again && self.goes_on(config) {
+            self.check_settings()?;
+        }
         let conflicts = before.filter(|_| first == 0).map(|before| conflicts(before, config));
         let conflicts = conflicts.unwrap_or_default();
         ensure!(
@@ -218,28 +229,97 @@ impl Place {
         Ok(())
     }
 
-    /// Makes sure that weights can go where `config` says. A model that is there gives way only if this run
-    /// `has_saved` it.
-    pub(crate) fn prepare_weights(&self, config: &Config, has_saved: bool) -> Result<()> {
-        if let Some(dir) = &config.save {
-            return prepare(dir, has_saved);
-        }
-        // The run's own is made when there are weights.
-        let Some(dir) = config.weights_dir(&self.path) else { return Ok(()) };
+    /// Refuses settings that are there, but are not whole.
+    fn check_settings(&self) -> Result<()> {
+        let lacking = |settings: toml::Table| {
+            let key = OF_ALL.iter().find(|key| !settings.contains_key(**key))?;
+            Some(format!("{}: it lacks `{key}`", self.path.join(SETTINGS).display()))
+        };
+        let torn = settings_in(&self.path).map_or_else(|e| Some(format!("{e:#}")), lacking);
         ensure!(
-            has_saved || !holds_model(&dir),
-            "{} holds a model already, which the weights of this run would replace: choose another --out, name another \
-             folder with --save, or leave them out with --no-save",
-            dir.display()
+            torn.is_none(),
+            "{}: these are not the whole settings of a run. If a loss of power has torn them, remove the file, move \
+             {METRICS} away and start again; or choose another --out",
+            torn.unwrap_or_default()
         );
         Ok(())
+    }
+
+    /// Refuses outputs that would take the place of the run's own files.
+    fn check_outputs(&self, config: &Config) -> Result<()> {
+        for (option, path) in [
+            ("metrics", &config.metrics),
+            ("trace", &config.trace),
+            ("log", &config.log),
+            ("tensorboard", &config.tensorboard),
+            ("save", &config.save),
+        ] {
+            let Some(path) = path else { continue };
+            let place = resolved(path);
+            let within = place.strip_prefix(resolved(&self.path)).ok().and_then(Path::to_str);
+            let name = within.map_or("", |name| name.strip_suffix(".part").unwrap_or(name));
+            let is_own_metrics = option == "metrics" && name == METRICS;
+            let is_own = (OWN.contains(&name) || is_of_a_failure(name)) && !is_own_metrics;
+            ensure!(
+                !is_own && !place.starts_with(resolved(self.store().folder())),
+                "--{option} {}: the run keeps its own files there: name another place",
+                path.display()
+            );
+        }
+        Ok(())
+    }
+
+    /// Makes sure that weights can go where `config` says. A model that is there gives way only if this run
+    /// `has_saved` it, and a folder that another run has claimed only if that is no longer at work.
+    pub(crate) fn prepare_weights(&self, config: &Config, has_saved: bool) -> Result<()> {
+        self.check_outputs(config)?;
+        let Some(dir) = config.weights_dir(&self.path) else { return Ok(()) };
+        let claim = Claim::of(&dir)?;
+        if let Some(other) = claim.as_ref().filter(|claim| !self.is_of(claim)) {
+            if self.is_again {
+                return Ok(()); // a run under way goes on, and what it trained will go into its own folder
+            }
+            ensure!(
+                !is_at_work(&other.run),
+                "{} is where the run in {} saves its model, and it is at work: choose another folder",
+                dir.display(),
+                other.run.display()
+            );
+        }
+        match &config.save {
+            Some(dir) => prepare(dir, has_saved)?,
+            // The run's own is made when there are weights.
+            None => ensure!(
+                has_saved || !holds_model(&dir),
+                "{} holds a model already, which the weights of this run would replace: choose another --out, name \
+                 another folder with --save, or leave them out with --no-save",
+                dir.display()
+            ),
+        }
+        if config.save.is_some() || claim.is_some() {
+            Claim::make(&dir, &self.path, claim.is_some_and(|c| c.has_saved && self.is_of(&c)))?;
+        }
+        Ok(())
+    }
+
+    /// Whether a claim is of the run in this folder.
+    fn is_of(&self, claim: &Claim) -> bool {
+        is_same(&claim.run, &self.path)
     }
 
     /// Whether a model where `config` wants the weights is this run's, which begins with step `first`.
     pub(crate) fn has_saved(&self, config: &Config, first: u64) -> bool {
         let Some(dir) = config.weights_dir(&self.path) else { return false };
         let is_here = self.goes_on(config) || first > 0 && is_own(config, &self.path);
-        let is_marked = || is_here && config.save.is_none() && saved_steps(&dir).is_some();
+        let claim = Claim::of(&dir).ok().flatten();
+        if config.save.is_some() {
+            let is_claimed = claim.is_some_and(|claim| claim.has_saved && self.is_of(&claim));
+            return self.is_again || is_here && is_claimed;
+        }
+        if claim.is_some_and(|claim| !self.is_of(&claim)) {
+            return self.is_again;
+        }
+        let is_marked = || is_here && saved_steps(&dir).is_some();
         let was_wanted = |before: toml::Table| {
             let kept = before.get("no-save").and_then(toml::Value::as_bool) != Some(true);
             let own = self.path.join(MODEL);
@@ -363,15 +443,20 @@ pub fn write_error(folder: &Path, rank: Rank, fault: &Fault) -> Result<()> {
     Ok(written.map_err(|e| io_fault("file", &path, &e))?)
 }
 
-/// The file that marks a folder as a run's. Who wanted to go on with the one that is there is told how.
-fn fresh_settings(path: &Path, store: &Store) -> Result<(File, Undo)> {
+/// Refuses a folder that is marked as a run's. Who wanted to go on with the one that is there is told how.
+fn check_fresh(path: &Path, store: &Store) -> Result<()> {
     let has_any = store.entries().is_ok_and(|entries| !entries.is_empty());
     ensure!(
         !(has_any && path.exists()),
         "{} is a run with checkpoints: --resume auto goes on with it; or choose another --out",
         path.parent().unwrap_or(path).display()
     );
-    fresh_file(path)
+    ensure!(
+        path.symlink_metadata().is_err(),
+        "cannot write {}: is it of another run? choose another --out: it is there already",
+        path.display()
+    );
+    Ok(())
 }
 
 /// Whether a run in `folder` goes on there, and does not begin with the checkpoint of another.
@@ -389,6 +474,20 @@ fn path_in<'s>(settings: &'s toml::Table, key: &str) -> Option<&'s Path> {
 fn is_same(a: &Path, b: &Path) -> bool {
     let whole = |path: &Path| path.canonicalize().ok();
     a == b || whole(a).is_some_and(|a| whole(b) == Some(a))
+}
+
+/// Where a path leads, as far as its folders are there.
+fn resolved(path: &Path) -> PathBuf {
+    let path = absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    let there =
+        |folder: &Path| Some(folder.canonicalize().ok()?.join(path.strip_prefix(folder).ok()?));
+    path.ancestors().find_map(there).unwrap_or_else(|| path.clone())
+}
+
+/// Whether a folder holds the settings of a run, be they torn, and not others of a user's.
+pub fn is_run(folder: &Path) -> bool {
+    let is_whole = |settings: toml::Table| OF_ALL.iter().all(|key| settings.contains_key(*key));
+    folder.join(SETTINGS).exists() && settings_in(folder).map_or(true, is_whole)
 }
 
 /// The settings of the run in a folder.

@@ -51,7 +51,7 @@ use chimera_core::stage::{Data, Param, name_conflict};
 use chimera_core::timetable::Timetable;
 
 use available_memory::{Resident, resident};
-pub use folder::{Folder, Place, SETTINGS, is_error, settings_in, write_error};
+pub use folder::{Folder, Place, SETTINGS, is_error, is_run, settings_in, write_error};
 pub use gather::share;
 use initial::Initial;
 pub use lock::{host_name, is_at_work};

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use chimera_core::timetable::Timetable;
 use toml::Value;
 
+use super::folder::MAX_SETTINGS;
 use super::launch::Launch;
 use crate::data::{Marks, Prepared, missing_ids};
 use crate::device::n_cores;
@@ -15,17 +16,14 @@ use crate::formats::hf::read_config;
 use crate::formats::timetable::read;
 use crate::settings::{Config, Origin, Outside, SettingsError, Start};
 
-/// Larger files of settings are refused before they are read.
-const MAX_BYTES: u64 = 1 << 20;
-
 /// This machine.
 pub struct OnDisk;
 
 impl Outside for OnDisk {
     fn settings(&self, path: &Path) -> Result<String, String> {
-        let text = text_at_most(path, MAX_BYTES);
+        let text = text_at_most(path, MAX_SETTINGS);
         let text = text.map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-        text.ok_or_else(|| format!("{} is larger than {MAX_BYTES} bytes", path.display()))
+        text.ok_or_else(|| format!("{} is larger than {MAX_SETTINGS} bytes", path.display()))
     }
 
     fn identity(&self, path: &Path) -> PathBuf {
@@ -110,5 +108,22 @@ impl Config {
             path.display()
         );
         Err(SettingsError { place, message })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The command that resumes a run names them.
+    #[test]
+    fn settings_may_be_as_long_as_those_of_a_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        for (n_bytes, is_read) in [(MAX_SETTINGS, true), (MAX_SETTINGS + 1, false)] {
+            std::fs::write(&path, "#".repeat(n_bytes as usize)).unwrap();
+            assert_eq!(OnDisk.settings(&path).is_ok(), is_read);
+            assert_eq!(crate::run::settings_in(folder.path()).is_ok(), is_read);
+        }
     }
 }

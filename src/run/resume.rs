@@ -40,6 +40,8 @@ const EARLIER: &[(&str, &str)] = &[
 ];
 /// A key whose value held for another before there was that one.
 const EARLIER_KEY: (&str, &str) = ("sequence", "context");
+/// The option on which it depends whether all of the data is trained on.
+const VALIDATION: &str = "validation-data";
 /// The most samples that the hash of a step covers.
 const N_HASHED: u64 = 64;
 
@@ -67,6 +69,7 @@ impl<S: Subject> Run<S> {
             options.filter_map(change).collect::<Vec<String>>()
         };
         let mut conflicts = changed(Resume::Fixed);
+        conflicts.extend(other_split(&manifest.settings, &now, "in the checkpoint"));
         let (was, is) = (manifest.samples_per_step, self.course.samples_per_step());
         if was != is {
             let product = "width * micro-batches * micro-batch-size";
@@ -84,6 +87,9 @@ impl<S: Subject> Run<S> {
             manifest.step
         );
         let mut notes = changed(Resume::Told);
+        if has_validation(&now) {
+            notes.extend(change(VALIDATION, &manifest.settings, &now, "in the checkpoint"));
+        }
         notes.sort();
         let found = found(manifest, &now)?;
         if found.is_some() && found != self.course.found {
@@ -254,7 +260,29 @@ pub(super) fn conflicts(was: &toml::Table, config: &Config) -> Vec<String> {
     let was = was.iter().map(|(key, value)| (key.clone(), value.to_string())).collect();
     let now = settings(config);
     let fixed = OPTIONS.iter().filter(|option| option.resume == Resume::Fixed);
-    fixed.filter_map(|option| change(option.name, &was, &now, "there")).collect()
+    let changes = fixed.filter_map(|option| change(option.name, &was, &now, "there"));
+    changes.chain(other_split(&was, &now, "there")).collect()
+}
+
+/// Whether settings name files to validate with.
+fn has_validation(settings: &BTreeMap<String, String>) -> bool {
+    settings.get(VALIDATION).is_some_and(|files| files != "[]")
+}
+
+/// How another part of the data is trained on, in words, if one is: without files to validate with, its last tenth is
+/// kept for that.
+fn other_split(
+    was: &BTreeMap<String, String>,
+    now: &BTreeMap<String, String>,
+    where_it_was: &str,
+) -> Option<String> {
+    let change = change(VALIDATION, was, now, where_it_was)?;
+    let remedy = match (has_validation(was), has_validation(now)) {
+        (true, false) => "all of `data` was trained on: name such files again",
+        (false, true) => "the last tenth of `data` was not trained on: leave it out",
+        _ => return None,
+    };
+    Some(format!("{change}: {remedy}"))
 }
 
 /// How a setting differs, in words, if it does.

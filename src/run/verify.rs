@@ -58,5 +58,7 @@ fn open(
     let (rank, n_ranks) = (comm.rank().index(), comm.n_ranks() as usize);
     let opened = Checkpoint::open_part(path, rank, n_ranks);
     let all = share(comm, &opened.as_ref().err().cloned(), patience)?;
-    Ok(all.into_iter().flatten().next().map_or(opened, Err))
+    // A rank that cannot read what may be sound goes before those that found damage: nothing is put aside then.
+    let unusable = all.into_iter().flatten().min_by_key(Unusable::is_damage);
+    Ok(unusable.map_or(opened, Err))
 }

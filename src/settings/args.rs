@@ -32,6 +32,8 @@ impl Opt {
                 arg.num_args(0..=1).default_missing_value("true").require_equals(is_drawn)
             }
             Kind::Paths => arg.num_args(1..).action(ArgAction::Append),
+            // A list that begins with a negative number is no number.
+            Kind::Weights | Kind::Speeds => arg.allow_hyphen_values(true),
             _ => arg,
         }
     }

@@ -96,8 +96,11 @@ impl Kind {
             (Kind::Loopback, Value::String(text)) => {
                 text.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
             }
-            (Kind::Text(_), Value::String(text)) => !text.is_empty(),
-            (kind, _) => matches!(kind, Kind::Flag | Kind::Path | Kind::Paths),
+            (Kind::Text(_) | Kind::Path, Value::String(text)) => !text.is_empty(),
+            (Kind::Paths, Value::Array(paths)) => {
+                paths.iter().all(|path| path.as_str().is_some_and(|path| !path.is_empty()))
+            }
+            (kind, _) => matches!(kind, Kind::Flag),
         }
     }
 }
@@ -138,8 +141,7 @@ impl fmt::Display for Kind {
                 write!(f, "an address of this machine alone, such as 127.0.0.1:9464")
             }
             Kind::Flag => write!(f, "true or false"),
-            Kind::Text(_) => write!(f, "a text that is not empty"),
-            Kind::Path | Kind::Paths => write!(f, "a path"),
+            Kind::Text(_) | Kind::Path | Kind::Paths => write!(f, "a text that is not empty"),
         }
     }
 }

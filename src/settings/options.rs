@@ -14,7 +14,7 @@ use toml::Value;
 
 use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
 use super::origin::Entries;
-use super::readers::{FALL, KFAC, MOMENTS, MOMENTUM, PROFILED, TRACED};
+use super::readers::{CHOOSES, FALL, KFAC, MOMENTS, MOMENTUM, PROFILED, TRACED};
 use super::recomputed::AUTO;
 use super::schedules::Named;
 use super::value::Setting;
@@ -185,7 +185,7 @@ options! {
         "recompute-stages" recompute_stages: RecomputedStages =
             [value("STAGES").is("all").free().searched().drawn(Passes).see("#recomputation")];
         /// Memory of a rank in GiB, within which `recompute-stages` auto keeps
-        "rank-memory" rank_memory: Option<f64> = [value("GIB").real(0.0, 1e6).follows("no limit").own()];
+        "rank-memory" rank_memory: Option<f64> = [value("GIB").real(0.0, 1e6).follows("no limit").own().read_by(CHOOSES)];
         /// How many cells before its backward a recomputation runs, auto for the shortest step within `memory-cap`, or
         /// on-demand to wait for the gradient first
         "hoist" hoist: Hoist =

@@ -1,8 +1,9 @@
 //! Who reads options that not every training does.
 
 use chimera_core::engine::LrSchedule;
+use chimera_core::lower::Recompute;
 
-use super::Config;
+use super::{Config, RecomputedStages};
 
 /// Who reads an option: in words, and whether a training does.
 #[derive(Clone, Copy)]
@@ -43,7 +44,16 @@ pub(super) const PROFILED: Reader = Reader {
     is_in: |config| config.profile.is_some() || config.predict.is_some(),
 };
 
-/// What to tell of options that were said on the command line, and that nothing reads.
+/// Trainings that choose what recomputes.
+pub(super) const CHOOSES: Reader = Reader {
+    words: "recompute auto, or recompute-stages auto beside recompute full or selective",
+    is_in: |config| {
+        config.recompute_stages == RecomputedStages::Auto && config.recompute != Recompute::None
+    },
+};
+
+/// What to tell of options that were said on the command line, and that nothing reads. The settings are those before a plan has
+/// chosen what they leave open.
 pub fn unread_options(config: &Config) -> Vec<String> {
     let is_said = |key| matches!(config.value(key), Some((_, super::Origin::CommandLine)));
     let unread = super::OPTIONS.iter().filter(|option| is_said(option.name)).filter_map(|option| {

@@ -77,7 +77,10 @@ impl Kind {
             Kind::Whole(..) => value.try_into::<i64>().map(Value::from),
             Kind::Real(..) => value.try_into::<f64>().map(Value::from),
             Kind::Flag => value.try_into::<bool>().map(Value::from),
-            Kind::Paths => value.try_into::<Vec<String>>().map(Value::from),
+            Kind::Paths => match value {
+                Value::String(path) => Ok(Value::from(vec![path])),
+                other => other.try_into::<Vec<String>>().map(Value::from),
+            },
             Kind::Hoist | Kind::Bytes => match value {
                 Value::Integer(cells) => Ok(Value::String(cells.to_string())),
                 Value::String(word) => Ok(Value::String(word)),

@@ -1,6 +1,6 @@
 //! Checkpoints that are not what was written.
 
-use std::fs::{read, read_to_string, remove_file, rename, write};
+use std::fs::{create_dir, read, read_to_string, remove_file, rename, write};
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -24,7 +24,7 @@ fn trained() -> TempDir {
 type Damage = fn(&Path);
 
 /// What may happen to a file of a checkpoint, and what is then said of it.
-const DAMAGES: [(Damage, &str); 9] = [
+const DAMAGES: [(Damage, &str); 8] = [
     (|at| cut(&at.join("shard-0000.safetensors")), "shard-0000.safetensors: it has "),
     (|at| flip(&at.join("shard-0001.safetensors"), 9), "shard-0001.safetensors: its content"),
     (|at| flip(&at.join("shard-0001.safetensors"), 20_000), "shard-0001.safetensors: its content"),
@@ -35,7 +35,6 @@ const DAMAGES: [(Damage, &str); 9] = [
     (swap, "shard-0000.safetensors: it"),
     (|at| flip(&at.join(MANIFEST), 100), "manifest.json: its content"),
     (|at| cut(&at.join(MANIFEST)), "manifest.json: it cannot be read"),
-    (newer, "manifest.json: it has format 2, and this program reads up to 1: use the version"),
     (outside, "manifest.json: `../shard-0000.safetensors` is no plain name"),
 ];
 
@@ -95,6 +94,74 @@ fn a_broken_checkpoint_is_refused_with_file_and_reason() {
         let refusal = store.newest(&|_| ()).err().expect("nothing is left").to_string();
         assert!(refusal.contains(reason) && at(run.path(), 3).exists(), "{nth}: {refusal}");
     }
+}
+
+/// What another version wrote, or what the system does not let this process read, may be sound: the search ends there,
+/// and not a name changes.
+#[test]
+fn what_may_be_sound_is_not_put_aside() {
+    #[cfg_attr(not(unix), expect(unused_mut))]
+    let mut hindrances: Vec<(Damage, &str)> = vec![(
+        newer,
+        "manifest.json: it has format 2, and this program reads up to 1: use the version",
+    )];
+    #[cfg(unix)]
+    hindrances.push((
+        |at| {
+            rename(at.join(MANIFEST), at.join("aside")).expect("renamed");
+            std::os::unix::fs::symlink(MANIFEST, at.join(MANIFEST)).expect("a link to itself");
+        },
+        "cannot be read: ",
+    ));
+    #[cfg(unix)]
+    if !reads_all() {
+        hindrances.push((|at| lock_up(&at.join("shard-0001.safetensors")), "cannot be read: "));
+        hindrances.push((lock_up, "cannot be read: "));
+    }
+    for (hinder, reason) in hindrances {
+        let run = trained();
+        hinder(&at(run.path(), 6));
+        // An interrupted save stays too.
+        create_dir(at(run.path(), 7)).expect("a folder");
+        let told = Mutex::new(Vec::new());
+        let tell = |message: &str| told.lock().expect("one").push(message.to_string());
+        let refusal = Store::of(run.path()).newest(&tell).err().expect("refused").to_string();
+        assert!(refusal.contains(reason), "{refusal}");
+        assert!(!refusal.contains("no checkpoint of this run can be used"), "{refusal}");
+        assert!(told.into_inner().expect("one").is_empty(), "{reason}");
+        for step in [3, 6, 7] {
+            assert!(at(run.path(), step).is_dir(), "{reason}: {step}");
+        }
+        let resume = format!("train --steps 9 --resume auto --out {}", run.path().display());
+        let ran = chimera(&resume);
+        assert_eq!(ran.code, Some(4), "{reason}: {}", ran.stderr);
+        assert!(at(run.path(), 6).is_dir() && at(run.path(), 7).is_dir(), "{reason}");
+        #[cfg(unix)]
+        unlock(&at(run.path(), 6));
+    }
+}
+
+/// Whether permissions do not hold for this process, which is root's.
+#[cfg(unix)]
+fn reads_all() -> bool {
+    let file = folder();
+    let path = file.path().join("file");
+    write(&path, "").expect("a file");
+    lock_up(&path);
+    read(&path).is_ok()
+}
+
+#[cfg(unix)]
+fn lock_up(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0)).expect("permissions");
+}
+
+/// Lets the folder be removed.
+#[cfg(unix)]
+fn unlock(path: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("permissions");
 }
 
 /// Ranks that are processes read a part each, and end with one checkpoint or one reason.

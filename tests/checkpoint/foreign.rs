@@ -195,3 +195,86 @@ fn a_trace_stays_when_its_steps_are_over() {
     assert!(written.len() > 1000);
     assert_eq!(train(6), written);
 }
+
+#[test]
+fn outputs_do_not_replace_the_files_of_the_run() {
+    let folder = folder();
+    let (data, own) = (text(&folder), folder.path().join("own"));
+    let line = format!("train {MODEL} --data {} --out {}", data.display(), own.display());
+    let first = chimera(&format!("{line} --steps 2 --save-every 2"));
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    let contents = || ["config.toml", "metrics.jsonl"].map(|name| read(own.join(name)).ok());
+    let before = contents();
+    for (option, place) in [
+        ("metrics", "config.toml"),
+        ("trace", "./checkpoints/../config.toml"),
+        ("metrics", "lock"),
+        ("trace", "error.0.json"),
+        ("trace", "checkpoints/trace.json"),
+        ("log", "checkpoints"),
+        ("tensorboard", "checkpoints/events"),
+        ("save", "checkpoints/step-00000002"),
+        ("save", "checkpoints/step-00000009"),
+    ] {
+        let place = own.join(place);
+        // Where no step is left, only weights are written.
+        let steps = if option == "save" { &["--steps 2", "--steps 4"][..] } else { &["--steps 4"] };
+        for more in steps {
+            let output = format!("{more} --resume auto --{option} {}", place.display());
+            let ran = chimera(&format!("{line} {output}"));
+            assert_eq!(ran.code, Some(2), "{output}: {}", ran.stderr);
+            let told = "the run keeps its own files there";
+            assert!(ran.stderr.contains(told), "{output}: {}", ran.stderr);
+            assert!(contents() == before, "{output}");
+        }
+    }
+    let names = own.join("checkpoints").read_dir().expect("a folder");
+    assert_eq!(names.count(), 1);
+    let ran = chimera(&format!("{line} --steps 4 --resume auto --trace ./both --metrics both"));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("name two files"), "{}", ran.stderr);
+}
+
+/// Neither is taken in the place of what a run trained.
+#[test]
+fn a_model_beside_a_run_does_not_hide_it() {
+    let folder = folder();
+    let data = text(&folder);
+    let [own, early, late] = ["own", "early", "late"].map(|name| folder.path().join(name));
+    let line = format!("train {MODEL} --data {} --out {}", data.display(), own.display());
+    assert_eq!(chimera(&format!("{line} --steps 2 --save-every 2")).code, Some(0));
+    let export = |to: &Path| chimera(&format!("export {} --out {}", own.display(), to.display()));
+    assert_eq!(export(&early).code, Some(0));
+    for name in ["config.json", "model.safetensors"] {
+        copy(early.join(name), own.join(name)).expect("copied");
+    }
+    let on = chimera(&format!("{line} --steps 4 --save-every 2 --resume auto"));
+    assert_eq!(on.code, Some(0), "{}", on.stderr);
+    let ran = export(&late);
+    assert_eq!(ran.stderr, format!("model: {}\n", own.join("model").display()));
+    let weights = |dir: &Path| read(dir.join("model.safetensors")).expect("weights");
+    assert!(weights(&late) == weights(&own.join("model")) && weights(&late) != weights(&early));
+    for to in [own.clone(), own.join("checkpoints/step-00000004")] {
+        let ran = export(&to);
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        let told = format!("{} is the folder of a run or a checkpoint", to.display());
+        assert!(ran.stderr.contains(&told), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn an_interrupted_first_save_hides_no_older_run() {
+    let folder = folder();
+    let data = text(&folder);
+    let run = |line: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_chimera"));
+        let ran = command.args(line.split_whitespace()).current_dir(folder.path()).output();
+        let ran = ran.expect("runs");
+        let told = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert!(ran.status.success(), "{line}: {told}");
+        told
+    };
+    run(&format!("train {MODEL} --data {} --steps 1", data.display()));
+    create_dir_all(folder.path().join("runs/0002/checkpoints/step-00000003")).expect("a folder");
+    assert!(run("export --out exported").contains("model: runs/0001/model"));
+}

@@ -126,7 +126,8 @@ fn changes(store: &Store, run: &Path, step: u64) -> Vec<(&'static str, String)> 
     let (seen, run) = (Arc::clone(&log), run.to_path_buf());
     let disk = Disk::gated(move |change, path| {
         let name = path.strip_prefix(&run).expect("within the run").to_string_lossy();
-        let name = name.trim_end_matches(".part").to_string();
+        let part = format!(".{}.part", std::process::id());
+        let name = name.trim_end_matches(&part).to_string();
         seen.lock().expect("one").push((change, name));
         Ok(())
     });

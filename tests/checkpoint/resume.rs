@@ -196,3 +196,41 @@ fn windows_are_counted_from_the_step_that_is_next() {
     let refusal = resume(12).expect_err("less than two").to_string();
     assert!(refusal.contains("7 steps are to be trained from step 5 on"), "{refusal}");
 }
+
+/// Files to validate with decide whether the last tenth of the data is trained on.
+#[test]
+fn validation_data_is_neither_added_nor_removed() {
+    let place = folder();
+    let file = |name: &str| {
+        let path = place.path().join(name);
+        std::fs::write(&path, format!("a text that is called {name}. ").repeat(99))
+            .expect("a file");
+        path.display().to_string()
+    };
+    let data = file("data");
+    let [one, other] = ["one", "other"].map(|name| format!("--validation-data {}", file(name)));
+    for (before, now, remedy) in [
+        ("", &*one, Some("leave it out")),
+        (&one, "", Some("name such files again")),
+        (&one, &other, None),
+        (&one, &one, None),
+    ] {
+        let whole = folder();
+        let options = |held_out: &str| format!("--depth 1 --data {data} {held_out} --save-every 3");
+        train(&options(before), None, whole.path(), Disk::default()).expect("trains");
+        let checkpoint = Checkpoint::open(&at(whole.path(), 3)).expect("a checkpoint");
+        let resumed = prepare(&options(now)).resume(Some(checkpoint));
+        match remedy {
+            Some(remedy) => {
+                let refusal = resumed.expect_err(remedy).to_string();
+                assert!(refusal.contains("\n  validation-data: "), "{refusal}");
+                assert!(refusal.ends_with(remedy), "{refusal}");
+            }
+            None => {
+                let told = resumed.expect("resumes");
+                let is_told = told.iter().any(|told| told.starts_with("validation-data: "));
+                assert_eq!(is_told, before != now, "{told:?}");
+            }
+        }
+    }
+}

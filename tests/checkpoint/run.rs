@@ -281,3 +281,70 @@ fn a_folder_with_checkpoints_is_not_begun_anew() {
     let on = go("--steps 4 --resume auto");
     assert_eq!(on.code, Some(0), "{}", on.stderr);
 }
+
+/// A loss of power may leave half of the settings, or none.
+#[test]
+fn settings_that_are_torn_or_lost_are_told() {
+    let folder = folder();
+    let run = folder.path().join("run");
+    let (settings, metrics) = (run.join("config.toml"), run.join("metrics.jsonl"));
+    let go = || chimera(&line(&folder, "run", "--steps 4 --no-save --resume auto"));
+    assert_eq!(go().code, Some(0));
+    for torn in ["", "depth = 2\n", "steps = 4\nlr = "] {
+        write(&settings, torn).expect("written");
+        let ran = go();
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains("not the whole settings of a run"), "{}", ran.stderr);
+        assert!(!ran.stderr.contains("another run"), "{}", ran.stderr);
+        assert_eq!(read_to_string(&settings).expect("settings"), torn);
+    }
+    std::fs::remove_file(&settings).expect("removed");
+    let ran = go();
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("no config.toml beside it"), "{}", ran.stderr);
+    assert!(!settings.exists());
+    std::fs::rename(&metrics, run.join("aside")).expect("renamed");
+    assert_eq!(go().code, Some(0));
+}
+
+/// The model of one run gives way to no other, whether that began before it, beside it or after it. (Only Linux tells that
+/// a killed run is no longer at work.)
+#[cfg(target_os = "linux")]
+#[test]
+fn runs_that_save_into_one_folder_do_not_replace_each_other() {
+    let folder = folder();
+    let saved = folder.path().join("saved");
+    let save = format!("--save {}", saved.display());
+    let endless = format!("--steps 1000000 --save-every 1 --resume auto {save}");
+    let begin = |run: &str| {
+        let running = start(&line(&folder, run, &endless));
+        let metrics = folder.path().join(run).join("metrics.jsonl");
+        wait_for(|| read_to_string(&metrics).is_ok_and(|text| text.contains("\"step\":2,")));
+        running
+    };
+    let first = begin("a");
+    let short = line(&folder, "b", &format!("--steps 2 {save}"));
+    let beside = chimera(&short);
+    assert_eq!(beside.code, Some(2), "{}", beside.stderr);
+    assert!(beside.stderr.contains("and it is at work"), "{}", beside.stderr);
+    signal(&first, "-KILL");
+    first.wait();
+    assert_eq!(chimera(&short).code, Some(0));
+    let weights = || std::fs::read(saved.join("model.safetensors")).expect("weights");
+    let before = weights();
+    let after = chimera(&line(&folder, "a", &endless));
+    assert_eq!(after.code, Some(2), "{}", after.stderr);
+    assert!(after.stderr.contains("saved holds a model already"), "{}", after.stderr);
+    assert!(weights() == before);
+    // What has come when a run ends is not replaced either.
+    std::fs::remove_dir_all(&saved).expect("removed");
+    let last = begin("c");
+    write(saved.join("model.safetensors"), "precious").expect("written");
+    signal(&last, "-TERM");
+    let ran = last.wait();
+    assert_eq!(ran.code, Some(9), "{}", ran.stderr);
+    assert!(ran.stderr.contains("that this run did not save"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("the weights are in "), "{}", ran.stderr);
+    assert_eq!(weights(), b"precious");
+    assert!(folder.path().join("c/model/model.safetensors").is_file());
+}

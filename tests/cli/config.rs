@@ -92,6 +92,9 @@ fn refusals_name_file_and_line_and_what_would_do() {
             "sync = 'never'",
             "run.toml:1: `sync` is \"never\"; it must be one of at-end, eager, eager-opt",
         ),
+        ("log = ''", "run.toml:1: `log` is \"\"; it must be a text that is not empty"),
+        ("data = ['a', '']", "run.toml:1: `data` is [\"a\", \"\"]; it must be a text"),
+        ("data = 3", "run.toml:1: `data`: invalid type: integer `3`"),
         ("depth = 4\nwidth", "run.toml:2: "),
         ("extends = 'base.toml'", "run.toml:1: cannot read base.toml: No such file"),
         ("extends = 'run.toml'", "run.toml:1: `extends` runs in a circle"),
@@ -114,6 +117,12 @@ fn underscores_sections_and_other_names_are_read() {
     {
         assert!(pairs(&shown).iter().any(|p| p == pair), "{shown}");
     }
+}
+
+#[test]
+fn one_path_is_a_list_of_paths() {
+    let shown = show("data = 'my.txt'", "").stdout;
+    assert!(pairs(&shown).iter().any(|pair| pair == "data = [\"my.txt\"]"), "{shown}");
 }
 
 /// Whoever names it without `--config` is not told of that.

@@ -4,7 +4,7 @@
 use std::fs::{File, create_dir_all, remove_file, write};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::command::{chimera, folder, text};
 
@@ -169,4 +169,31 @@ fn what_is_refused_is_not_echoed_whole() {
         2,
         "`resume` is \"\"; it must be a text that is not empty",
     );
+}
+
+/// Whatever becomes of the summary that is printed, the run's files are there.
+#[test]
+fn a_summary_that_cannot_be_printed_leaves_the_run_whole() {
+    let folder = folder();
+    let data = text(&folder);
+    let full = File::options().write(true).open("/dev/full").expect("a device");
+    let (reader, closed) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let told = "error: rank 0: cannot write to standard output: No space left";
+    for (name, stdout, code, told) in
+        [("full", Stdio::from(full), 9, told), ("closed", Stdio::from(closed), 0, "")]
+    {
+        let run = folder.path().join(name);
+        let (data, out) = (data.display(), run.display());
+        let line =
+            format!("train {MODEL} --steps 2 --no-save --report --json --data {data} --out {out}");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_chimera"));
+        let ran = command.args(line.split(' ')).stdout(stdout).output().expect("runs");
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert_eq!(ran.status.code(), Some(code), "{name}: {said}");
+        assert!(said.contains(told), "{name}: {said}");
+        for file in ["summary.json", "planned.trace.json", "measured.trace.json", "report.html"] {
+            assert!(run.join(file).is_file(), "{name}: no {file}");
+        }
+    }
 }

@@ -1,9 +1,13 @@
 //! `chimera simulate` on a network of nodes.
 
 use std::fs::write;
+#[cfg(not(feature = "mpi"))]
+use std::process::Command;
 
 use serde_json::{Value, json};
 
+#[cfg(not(feature = "mpi"))]
+use crate::command::start_with;
 use crate::command::{chimera, folder};
 
 fn simulate(line: &str) -> Value {
@@ -15,11 +19,14 @@ fn simulate(line: &str) -> Value {
 /// Two groups of two workers, as core's tests have them: by hand.
 #[test]
 fn nodes_links_and_bytes_are_those_that_were_said() {
-    let job = "dapple --depth 2 --micro-batches 1 --width 2 --inside 1,0.5 --between 2,1 --sync eager \
-               --activation-bytes 4 --gradient-bytes 6";
-    for (nodes, makespan, agreement) in
-        [("", 20.0, 2.0), ("--ranks-per-node 2", 35.0, 4.0), ("--ranks-per-node 1", 34.0, 4.0)]
-    {
+    let job = "dapple --depth 2 --micro-batches 1 --width 2 --inside 1,0.5 --sync eager --activation-bytes 4 \
+               --gradient-bytes 6";
+    for (nodes, makespan, agreement) in [
+        ("", 20.0, 2.0),
+        ("--ranks-per-node 4 --between 2,1", 20.0, 2.0),
+        ("--ranks-per-node 2 --between 2,1", 35.0, 4.0),
+        ("--ranks-per-node 1 --between 2,1", 34.0, 4.0),
+    ] {
         let simulated = simulate(&format!("{job} {nodes}"));
         assert_eq!(simulated["makespan"], makespan, "{nodes}");
         assert_eq!(simulated["agreement"], agreement, "{nodes}");
@@ -66,7 +73,8 @@ fn a_link_may_be_a_report_of_comm_bench() {
                      "messages": [{"bytes": 4, "seconds": 1e-3}], "sums": [{"bytes": 4, "seconds": 1e-3}]}"#;
     write(&file, report).expect("a report");
     let line = |link: &str| {
-        format!("dapple --depth 2 --micro-batches 1 --activation-bytes 2000 --inside {link}")
+        let job = "dapple --depth 2 --micro-batches 1 --forward 1 --backward 2";
+        format!("{job} --activation-bytes 2000 --inside {link}")
     };
     let simulated = simulate(&line(&file.display().to_string()));
     assert_eq!(simulated["makespan"], simulate(&line("1e-3,1e-6"))["makespan"]);
@@ -94,7 +102,10 @@ fn a_network_may_be_a_report_of_comm_bench() {
         let report = json!({"ranks_per_node": 2, "inside": link(1e-3), "between": between});
         write(&file, report.to_string()).expect("a report");
     };
-    let job = "dapple --depth 2 --micro-batches 1 --width 2 --activation-bytes 2000 --gradient-bytes 1000";
+    let times = "--forward 1 --backward 2";
+    let job = format!(
+        "dapple --depth 2 --micro-batches 1 {times} --width 2 --activation-bytes 2000 --gradient-bytes 1000"
+    );
     let network = format!("--network {}", file.display());
     report(link(2e-3));
     let said = "--ranks-per-node 2 --inside 1e-3,1e-6 --between 2e-3,1e-6";
@@ -109,7 +120,7 @@ fn a_network_may_be_a_report_of_comm_bench() {
     assert_eq!(refused.code, Some(2));
     assert!(refused.stderr.contains("was measured on one node"), "{}", refused.stderr);
     // Two ranks need but one.
-    simulate(&format!("dapple --depth 2 --micro-batches 1 {network}"));
+    simulate(&format!("dapple --depth 2 --micro-batches 1 {times} {network}"));
     let refused = chimera(&format!("simulate {job} --network {}", folder.path().display()));
     assert!(refused.stderr.contains(": the file cannot be read: "), "{}", refused.stderr);
 }
@@ -143,6 +154,53 @@ fn what_comm_bench_measures_between_threads_is_a_link() {
         .map(|line| simulate(&line)["makespan"].as_f64().expect("seconds"));
     assert!((measured - said).abs() < 1e-9 * said, "{measured} and {said}");
     assert!(said > 2.0 * (alpha + 1e6 * beta), "{said}: a message there and one back");
+}
+
+/// Seconds of a network say nothing beside ops that take 1 in a unit of their own.
+#[test]
+fn measured_links_need_ops_in_seconds() {
+    let folder = folder();
+    let file = folder.path().join("network.json");
+    let link = json!({"alpha_s": 1e-3, "beta_s_per_byte": 1e-6});
+    let mut report = link.clone();
+    report["ranks_per_node"] = json!(2);
+    report["inside"] = link.clone();
+    report["between"] = link;
+    write(&file, report.to_string()).expect("a report");
+    for (option, more) in
+        [("--network", ""), ("--inside", ""), ("--between", "--ranks-per-node 2 --message 1")]
+    {
+        let line = format!("simulate 1f1b {option} {} {more}", file.display());
+        let refused = chimera(&line);
+        assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{line}");
+        let hint = "FILE is in seconds, and no option says how many an op takes: give --forward";
+        assert!(refused.stderr.contains(&format!("{option} {hint}")), "{}", refused.stderr);
+        assert_eq!(chimera(&format!("{line} --forward 0.1")).code, Some(0), "{line}");
+    }
+}
+
+#[test]
+fn a_link_between_nodes_needs_nodes() {
+    for command in ["simulate 1f1b", "plan --ranks 4 --batch 32 --memory 1GiB --flops 1e11"] {
+        let refused = chimera(&format!("{command} --between 1e-5,1e-9"));
+        assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{command}");
+        let hint = "--between is between nodes: say --ranks-per-node, how many ranks a node has";
+        assert!(refused.stderr.contains(hint), "{command}: {}", refused.stderr);
+    }
+}
+
+/// Ranks that a launcher started would each run alone.
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn ranks_of_a_launcher_need_mpi() {
+    for line in ["comm bench", "simulate 1f1b --execute 1e-3", "train --steps 1"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_chimera"));
+        command.env("OMPI_COMM_WORLD_SIZE", "2").env("OMPI_COMM_WORLD_RANK", "1");
+        let refused = start_with(command, line).wait();
+        assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{line}");
+        let hint = "this build has no MPI; found: Open MPI says OMPI_COMM_WORLD_SIZE=2: build with";
+        assert!(refused.stderr.contains(hint), "{line}: {}", refused.stderr);
+    }
 }
 
 #[test]

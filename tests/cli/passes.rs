@@ -62,6 +62,7 @@ fn as_few_stages_recompute_as_memory_asks_for() {
         let options = format!("--layout 3,2,2,1 --recompute auto --rank-memory {gib}");
         let (ran, settings) = run(name, &options);
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        assert!(!ran.stderr.contains("no effect"), "{}", ran.stderr);
         settings
     };
     assert!(uneven("full", "0.0023").contains("recompute-stages = \"0\""));

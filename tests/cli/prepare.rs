@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use chimera::data::{Preparation, PreparedFiles};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
-use crate::command::{Ran, Running, chimera, folder, start_with, text};
+use crate::command::{Ran, Running, chimera, folder, start, start_with, text};
 
 const MODEL: &str =
     "train --layers 2 --depth 2 --hidden 4 --heads 1 --context 4 --steps 2 --threads 1";
@@ -81,6 +82,92 @@ fn data_tells_its_tokenizer_to_the_training() {
     refuse(&format!("{MODEL} --data {bytes} {gpt2}"), hint, folder.path());
 }
 
+/// The sizes fit: nothing else would tell.
+#[test]
+fn tokens_of_another_tokenizer_are_refused() {
+    let folder = folder();
+    let (text, place) = (text(&folder).display().to_string(), folder.path().display());
+    for (name, vocabulary) in
+        [("a", WORDS.to_string()), ("b", WORDS.replace("\"pipe\"", "\"idle\""))]
+    {
+        write(folder.path().join(format!("{name}.json")), vocabulary).expect("a file");
+        let tokenizer = format!("--tokenizer {place}/{name}.json");
+        succeed(&format!("prepare {text} {tokenizer} --out {place}/{name}.bin"));
+    }
+    succeed(&format!("{MODEL} --data {place}/a.bin --out {place}/run"));
+    succeed(&format!("{MODEL} --data {text} --out {place}/of-bytes"));
+    let init = format!("{MODEL} --init {place}/run/model --out {place}/next");
+    let hint = "id 1 is \"idle\" in the data and \"pipe\" for the model: prepare the data with";
+    for line in [
+        format!("eval --model {place}/run --data {place}/b.bin"),
+        format!("eval --model {place}/run/model --data {place}/b.bin"),
+        format!("{init} --data {place}/b.bin"),
+    ] {
+        refuse(&line, hint, folder.path());
+    }
+    let hint = "id 0 is \"[UNK]\" in the data and \"\\0\" for the model";
+    refuse(&format!("eval --model {place}/of-bytes --data {place}/a.bin"), hint, folder.path());
+    succeed(&format!("eval --model {place}/run --data {place}/a.bin"));
+    succeed(&format!("{init} --data {place}/a.bin"));
+}
+
+/// A run whose tokenizer is gone by its end, and folders with a tokenizer of their own.
+#[test]
+fn the_tokenizer_goes_with_the_weights() {
+    let folder = folder();
+    let (text, place) = (text(&folder).display().to_string(), folder.path().display());
+    let at = |name: &str| folder.path().join(name);
+    write(at("words.json"), WORDS).expect("a file");
+    let prepare = format!("prepare {text} --tokenizer {place}/words.json --out {place}/a.bin");
+    succeed(&prepare);
+    let run = start(&format!(
+        "{} --data {place}/a.bin --out {place}/run",
+        MODEL.replace("--steps 2", "--steps 2000")
+    ));
+    wait_for(&at("run/metrics.jsonl"));
+    remove_file(at("a.bin.tokenizer.json")).expect("removed");
+    remove_file(at("a.bin.json")).expect("removed");
+    let ran = run.wait();
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert_eq!(read_to_string(at("run/model/tokenizer.json")).expect("a tokenizer"), WORDS);
+
+    remove_file(at("a.bin")).expect("removed");
+    succeed(&prepare);
+    create_dir(at("saved")).expect("a folder");
+    write(at("saved/tokenizer.json"), "mine").expect("a file");
+    for data in [text.clone(), format!("{place}/a.bin")] {
+        let train = format!("{MODEL} --data {data} --save {place}/saved");
+        let hint = "saved/tokenizer.json is not the tokenizer of the data: choose another folder";
+        refuse(&train, hint, folder.path());
+    }
+    assert_eq!(read_to_string(at("saved/tokenizer.json")).expect("a file"), "mine");
+    write(at("saved/tokenizer.json"), WORDS).expect("a file");
+    succeed(&format!("{MODEL} --data {place}/a.bin --save {place}/saved"));
+}
+
+/// Their loss would be 0.
+#[test]
+fn data_without_targets_is_refused() {
+    let folder = folder();
+    let place = folder.path().display();
+    let line = |q: &str, a: &str| format!("{{\"q\": \"{q}\", \"a\": \"{a}\"}}\n");
+    let lines = line("?", "an answer").repeat(30) + &line(&"?".repeat(900), "");
+    write(folder.path().join("x.jsonl"), lines).expect("a file");
+    let fields = "--prompt-field q --field a";
+    succeed(&format!("prepare {place}/x.jsonl {fields} --out {place}/x.bin"));
+    let targets = read(folder.path().join("x.bin.targets")).expect("targets");
+    let train = format!("{MODEL} --data {place}/x.bin --out {place}/run");
+    let hint = "no token of the samples to validate with is a target: all are of prompts: name";
+    // But for the end of its last document.
+    write(folder.path().join("x.bin.targets"), [&targets[..targets.len() - 1], &[0]].concat())
+        .expect("targets");
+    refuse(&train, hint, folder.path());
+    assert!(!folder.path().join("run/config.toml").exists());
+    write(folder.path().join("x.bin.targets"), vec![0; targets.len()]).expect("targets");
+    let hint = "no token of the data to train on is a target: all are of prompts: choose";
+    refuse(&train, hint, folder.path());
+}
+
 #[test]
 fn validation_data_of_another_kind_is_refused() {
     let folder = folder();
@@ -103,6 +190,38 @@ fn validation_data_of_another_kind_is_refused() {
     }
     refuse(&train("", &gpt2), "but the data to train on holds text", folder.path());
     succeed(&train(&format!("--data {gpt2}"), &gpt2));
+}
+
+#[test]
+fn small_weights_of_a_mixture_are_told_short() {
+    let folder = folder();
+    let (text, place) = (text(&folder), folder.path().display());
+    write(folder.path().join("other"), "another text ".repeat(100)).expect("a file");
+    let mixed = format!("--data {} {place}/other --data-weights 1e-300,1", text.display());
+    let said = succeed(&format!("{MODEL} {mixed}")).stdout;
+    assert!(said.contains(&format!("mixture: {} 1e-300 (", text.display())), "{said}");
+}
+
+#[cfg(unix)]
+#[test]
+fn more_files_than_may_be_open_are_read_or_refused_with_a_remedy() {
+    let folder = folder();
+    let names: Vec<String> = (0..100).map(|n| format!("{n}.txt")).collect();
+    for name in &names {
+        write(folder.path().join(name), "some text").expect("a file");
+    }
+    let line = format!("{MODEL} --data {} --out run", names.join(" "));
+    let with = |limit: &str| {
+        let command = format!("ulimit {limit} && exec {} {line}", env!("CARGO_BIN_EXE_chimera"));
+        let mut bash = Command::new("bash");
+        bash.args(["-c", &command]).current_dir(folder.path()).output().expect("bash")
+    };
+    let ran = with("-n 64");
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(2), "{said}");
+    assert!(said.contains("raise `ulimit -n`, or make one file of the data"), "{said}");
+    let ran = with("-Sn 64");
+    assert_eq!(ran.status.code(), Some(0), "{}", String::from_utf8_lossy(&ran.stderr));
 }
 
 #[test]
@@ -261,6 +380,7 @@ fn what_cannot_be_prepared_leaves_nothing() {
         (format!("{text} --end-of-text END {out}"), "leave the end-of-text `END` out"),
         (format!("{text} {place}/empty {out}"), "empty is empty"),
         (format!("{text} {place}/latin --tokenizer gpt2 {out}"), "is not UTF-8 at byte 3: choose"),
+        (format!("{text} - --prompt-field q {out}"), "prompts need .jsonl files"),
         (format!("{text} --tokenizer gpt9 {out}"), "choose bytes, gpt2 or a tokenizer.json file"),
         (format!("{text} --tokenizer {place}/bad.json {out}"), "bad.json is no tokenizer.json: "),
         (format!("{text} --out {place}/taken.bin"), "is there already"),
@@ -289,6 +409,35 @@ fn a_byte_that_ends_documents_is_named_by_its_place() {
     write(folder.path().join("texts/1.txt"), "a\0b").expect("a file");
     let hint = format!("byte 1 of {place}/texts/1.txt is the byte that stands");
     refuse(&format!("prepare {place}/texts --out {place}/a.bin"), &hint, folder.path());
+}
+
+#[test]
+fn a_token_that_ends_documents_is_named_by_its_place() {
+    let folder = folder();
+    let place = folder.path().display();
+    let at = |name: &str| folder.path().join(name);
+    let ends = WORDS.replace("\"the\": 5", "\"the\": 5, \"</s>\": 6").replace(
+        "\"added_tokens\": []",
+        "\"added_tokens\": [{\"id\": 6, \"content\": \"</s>\", \"single_word\": false, \"lstrip\": false, \
+         \"rstrip\": false, \"normalized\": false, \"special\": true}]",
+    );
+    write(at("words.json"), ends).expect("a file");
+    let out = format!("--tokenizer {place}/words.json --out {place}/a.bin");
+    let line = "{\"q\": \"the\", \"text\": \"pipe\"}\n";
+    let twice = "{\"q\": \"the\", \"text\": \"pipe</s>stage\"}\n";
+    let asked = "{\"q\": \"the</s>\", \"text\": \"pipe\"}\n";
+    let hint = "the token that stands behind each document, `</s>`: take it out, or name another with --end-of-text";
+    for wrong in [twice, asked] {
+        write(at("1.jsonl"), format!("{line}{wrong}")).expect("a file");
+        let hint = format!("line 2 of {place}/1.jsonl: its text has {hint}");
+        refuse(&format!("prepare {place}/1.jsonl --prompt-field q {out}"), &hint, folder.path());
+    }
+    create_dir(at("texts")).expect("a folder");
+    write(at("texts/1.txt"), "pipe </s> stage").expect("a file");
+    let hint = format!("byte 5 of {place}/texts/1.txt begins {hint}");
+    refuse(&format!("prepare {place}/texts {out}"), &hint, folder.path());
+    // A text alone is no document.
+    succeed(&format!("prepare {place}/texts/1.txt {out}"));
 }
 
 #[test]
@@ -335,7 +484,16 @@ fn standard_input_is_a_text() {
     let ran = running.wait();
     assert_eq!(ran.code, Some(2));
     assert!(ran.stderr.contains("data file - is empty"), "{}", ran.stderr);
-    assert!(!folder.path().join("c.bin.part").exists());
+    assert!(!folder.path().join("c.bin.chimera-part").exists());
+    let hint = "standard input (-) is named 2 times, but is there once: name it once";
+    refuse(&format!("prepare - - --out {place}/c.bin"), hint, folder.path());
+}
+
+/// A folder with a file of no lines, beside which prompts may be asked for.
+fn lines() -> TempDir {
+    let folder = folder();
+    write(folder.path().join("x.jsonl"), "").expect("a file");
+    folder
 }
 
 fn wait_for(path: &Path) {
@@ -350,8 +508,10 @@ fn wait_for(path: &Path) {
 fn an_interrupt_leaves_nothing() {
     let folder = folder();
     let out = format!("--prompt-field prompt --out {}/a.bin", folder.path().display());
-    let (running, _stdin) = start_reading(&out);
-    wait_for(&folder.path().join("a.bin.part"));
+    let prompts = lines();
+    let lines = prompts.path().join("x.jsonl");
+    let (running, _stdin) = start_reading(&format!("{} {out}", lines.display()));
+    wait_for(&folder.path().join("a.bin.chimera-part"));
     let pid = running.child.id().to_string();
     assert!(Command::new("kill").args(["-INT", &pid]).status().expect("kill").success());
     assert_eq!(running.wait().code, Some(130));
@@ -373,28 +533,39 @@ fn what_a_killed_one_left_is_not_in_the_way() {
     create_dir(at("out")).expect("a folder");
     written("x.jsonl", "{\"q\": \"?\", \"a\": \"yes\"}\n");
     let out = format!("--field a --prompt-field q --out {place}/out/a.bin");
-    let (mut running, _stdin) = start_reading(&out);
-    wait_for(&at("out/a.bin.targets.part"));
+    let (mut running, _stdin) = start_reading(&format!("{place}/x.jsonl {out}"));
+    wait_for(&at("out/a.bin.targets.chimera-part"));
     running.child.kill().expect("killed");
     running.wait();
-    assert_eq!(names("out"), ["a.bin.part", "a.bin.targets.part"]);
+    assert_eq!(names("out"), ["a.bin.chimera-part", "a.bin.targets.chimera-part"]);
     succeed(&format!("prepare {place}/x.jsonl {out}"));
     assert_eq!(names("out"), ["a.bin", "a.bin.json", "a.bin.targets"]);
 
     // While the files got their names, in the folder of the texts.
     create_dir(at("texts")).expect("a folder");
     written("texts/1.txt", "yes");
-    for name in ["b.bin.part", "b.bin.targets", "b.bin.json", "b.bin.tokenizer.json.part"] {
+    for name in ["b.bin.chimera-part", "b.bin.targets", "b.bin.tokenizer.json.77.part"] {
         written(&format!("texts/{name}"), "old");
     }
+    let described = read_to_string(at("out/a.bin.json")).expect("a description");
+    written("texts/b.bin.json", &described);
     succeed(&format!("prepare {place}/texts --out {place}/texts/../texts/b.bin"));
     assert_eq!(names("texts"), ["1.txt", "b.bin", "b.bin.json"]);
     assert_eq!(read(at("texts/b.bin")).expect("data"), b"y\0e\0s\0\0\0");
 
-    // What nobody left is a user's own.
+    // What nobody left is a user's own, and what is no description too.
     written("c.bin.json", "mine");
     let hint = "c.bin.json is there already: choose another --out";
-    refuse(&format!("prepare {place}/x.jsonl --field a --out {place}/c.bin"), hint, folder.path());
+    let line = format!("prepare {place}/x.jsonl --field a --out {place}/c.bin");
+    refuse(&line, hint, folder.path());
+    written("c.bin.chimera-part", "old");
+    refuse(&line, hint, folder.path());
+    for name in ["c.bin.json", "c.bin.chimera-part"] {
+        remove_file(at(name)).expect("removed");
+    }
+    written("c.bin.part", "mine");
+    succeed(&line);
+    assert_eq!(read(at("c.bin.part")).expect("a file"), b"mine");
 }
 
 #[test]
@@ -402,8 +573,10 @@ fn data_is_written_by_one_at_a_time() {
     let folder = folder();
     let (at, place) = (|name: &str| folder.path().join(name), folder.path().display());
     let text = text(&folder);
-    let (running, mut stdin) = start_reading(&format!("--prompt-field q --out {place}/a.bin"));
-    wait_for(&at("a.bin.targets.part")); // it has the lock by then
+    let lines = lines();
+    let with_prompts = format!("{}/x.jsonl --prompt-field q", lines.path().display());
+    let (running, mut stdin) = start_reading(&format!("{with_prompts} --out {place}/a.bin"));
+    wait_for(&at("a.bin.targets.chimera-part")); // it has the lock by then
     let second = format!("prepare {} --out {place}/a.bin", text.display());
     refuse(&second, "a.bin is being written by another process: wait for it", folder.path());
     stdin.write_all(b"ab").expect("written");
@@ -414,17 +587,21 @@ fn data_is_written_by_one_at_a_time() {
     refuse(&second, "a.bin is there already", folder.path());
 
     // What took its place is another's.
-    let (running, mut stdin) = start_reading(&format!("--prompt-field q --out {place}/b.bin"));
-    wait_for(&at("b.bin.targets.part"));
-    remove_file(at("b.bin.part")).expect("removed");
-    write(at("b.bin.part"), "another's").expect("a file");
+    let (running, mut stdin) = start_reading(&format!("{with_prompts} --out {place}/b.bin"));
+    wait_for(&at("b.bin.targets.chimera-part"));
+    remove_file(at("b.bin.chimera-part")).expect("removed");
+    write(at("b.bin.chimera-part"), "another's").expect("a file");
     stdin.write_all(b"ab").expect("written");
     drop(stdin);
     let ran = running.wait();
     assert_eq!(ran.code, Some(9));
-    assert!(ran.stderr.contains("b.bin.part: it was removed or replaced"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("b.bin.chimera-part: it was removed or replaced"),
+        "{}",
+        ran.stderr
+    );
     assert!(!at("b.bin").exists());
-    assert_eq!(read(at("b.bin.part")).expect("a file"), b"another's");
+    assert_eq!(read(at("b.bin.chimera-part")).expect("a file"), b"another's");
 }
 
 #[test]

@@ -151,6 +151,21 @@ fn what_is_shown_is_accepted() {
 }
 
 #[test]
+fn json_and_another_format_are_not_shown_at_once() {
+    let ran = chimera("schedule show gpipe --json --format svg");
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{}", ran.stderr);
+    assert!(ran.stderr.contains("'--json' cannot be used with '--format"), "{}", ran.stderr);
+}
+
+/// Some editors write one.
+#[test]
+fn a_byte_order_mark_is_skipped() {
+    let marked = format!("\u{feff}{}", timetable("gems"));
+    let checked = check_text(marked.as_bytes());
+    assert_eq!((checked.code, checked.stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
 fn a_file_is_read_from_standard_input() {
     let read = |path: &Path| -> Output {
         Command::new(env!("CARGO_BIN_EXE_chimera"))

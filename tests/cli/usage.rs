@@ -130,6 +130,36 @@ fn devices_and_options_that_are_not_there() {
 }
 
 #[test]
+fn empty_paths_are_no_paths() {
+    for option in ["log", "tensorboard", "out", "metrics", "trace", "data", "save", "resume"] {
+        refuse(&format!("--{option} \"\""), "it must be a text that is not empty");
+    }
+}
+
+#[test]
+fn negative_numbers_are_refused_for_what_they_are() {
+    let whole = "`-1` is not a whole number from 0";
+    for (line, hint) in [
+        ("generate --prompt a --tokens -1", whole),
+        ("generate --prompt a --seed -1", whole),
+        ("generate --prompt a --top-p -1", "it must be a number above 0 and up to 1"),
+        ("eval --data x --stride -1", whole),
+        ("plan --ranks 4 --batch 4 --memory 1GiB --flops 1e9 --top -1", "-1 is not in 1.."),
+        ("plan --ranks 4 --batch 4 --memory -1GiB --flops 1e9", "`-1GiB` is not a size"),
+        ("slurm run.toml --nodes -1", "-1 is not in 1.."),
+        ("train --data-weights -1,2", "`data-weights` is \"-1,2\": -1 is not above 0"),
+        ("train --speeds -1,2", "`speeds` is \"-1,2\"; it must be speeds from 0.001"),
+        // Text may begin as an option does.
+        ("generate --model none --prompt \"- item\"", "none: there is no such folder"),
+        ("generate --model none --prompt a --stop ---", "none: there is no such folder"),
+    ] {
+        let ran = chimera(line);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{line}: {}", ran.stderr);
+        assert!(ran.stderr.contains(hint), "{line}: {}", ran.stderr);
+    }
+}
+
+#[test]
 fn data_that_cannot_be_trained_on() {
     let folder = folder();
     refuse("--data /nonexistent/text", "/nonexistent/text: No such file");
@@ -182,12 +212,13 @@ fn options_without_effect_are_warned_of() {
     let wanted =
         "warning: `pipes` has no effect: 1f1b does not read it, chimera and auto on mirrored do";
     assert_eq!(told, [wanted]);
-    let unread = "--optimizer sgd --beta1 0.5 --lr-schedule constant --decay-steps 3 --kfac-every 2 --warmup 1 \
-        --trace-steps 0..1 --trace-kernels";
+    let unread = "--rank-memory 2 --optimizer sgd --beta1 0.5 --lr-schedule constant --decay-steps 3 --kfac-every 2 \
+        --warmup 1 --trace-steps 0..1 --trace-kernels";
     let ran = train(&folder, &folder.path().join("other"), unread);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let told: Vec<_> = ran.stderr.lines().filter(|line| line.starts_with("warning: ")).collect();
     for (told, wanted) in told.iter().zip([
+        "`rank-memory` has no effect: it is for recompute auto",
         "`decay-steps` has no effect: it is for learning rates that fall",
         "`beta1` has no effect: it is for optimizer adamw",
         "`kfac-every` has no effect: it is for optimizer kfac",
@@ -197,7 +228,7 @@ fn options_without_effect_are_warned_of() {
     ]) {
         assert!(told.contains(wanted), "{told}");
     }
-    assert_eq!(told.len(), 6, "{told:?}");
+    assert_eq!(told.len(), 7, "{told:?}");
 }
 
 #[test]

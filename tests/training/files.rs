@@ -119,7 +119,7 @@ fn saved_weights_are_keyed_by_name_and_equal_to_the_bit() {
         let places = format!("--out {} --save {}", out.display(), to.display());
         let ran = chimera(&format!("train {options} {places}"));
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-        assert_eq!(read_dir(&to).map_or(0, Iterator::count), 2, "not two files");
+        assert_eq!(read_dir(&to).map_or(0, Iterator::count), 3, "not a model and whose it is");
         read(to.join("model.safetensors")).expect("weights")
     };
     let options = format!("{model} --depth 4 --pipes 4 --width 2 --micro-batches 3");

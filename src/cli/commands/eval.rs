@@ -12,10 +12,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
 use crate::cli::parts::console::print;
+use crate::cli::parts::costs::{may_be_negative, whole};
 use crate::cli::parts::model;
 use crate::cli::parts::model::warn_of_bytes;
 use crate::cli::parts::offered::device_name;
-use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, Pairs, tokenizer_of};
 use crate::device::{Compute, Device, OpenDevice, Precision};
 use crate::formats::hf::Pretrained;
@@ -23,6 +23,7 @@ use crate::run::evaluate::{Bert, CausalLm};
 
 /// Measures loss and perplexity of a trained model on whole files
 #[derive(Args)]
+#[command(mut_args(|arg| may_be_negative(arg, &[])))]
 pub(crate) struct Eval {
     /// Folder of the model: a run, a checkpoint, or a folder of `train --save` or of Hugging Face (config.json,
     /// model.safetensors) [default: the newest run in `runs` with a model]
@@ -33,17 +34,17 @@ pub(crate) struct Eval {
     data: Vec<PathBuf>,
     /// Tokens of a window, or of a BERT's sample [default: the length of the samples that the run trained on, else the
     /// model's context]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
     context: Option<usize>,
     /// Tokens from one window to the next; fewer give each token more before it, and take longer
     /// [default: a whole window]
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
     stride: Option<usize>,
     /// Tokens see their own document alone, in data whose documents end with a token
     #[arg(long)]
     document_mask: bool,
     /// Key of what a BERT is to guess
-    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    #[arg(long, value_name = "SEED", default_value_t = 1, value_parser = whole::<u64>)]
     seed: u64,
     /// Where to compute: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
@@ -63,14 +64,9 @@ impl Eval {
         }
         let of_data = tokenizer_of(&self.data).ok().flatten();
         let own = loaded.own_tokenizer()?;
-        ensure!(
-            !matches!(
-                (&of_data, &own),
-                (Some(Tokenizer::Bytes), Some(Tokenizer::Gpt2 | Tokenizer::File(_)))
-            ),
-            "the model was trained on tokens, not on bytes: make tokens of the text first, with `chimera prepare \
-             --tokenizer …`"
-        );
+        if let (Some(own), Some(of_data)) = (&own, &of_data) {
+            own.check_data(of_data)?;
+        }
         if own.is_none() {
             warn_of_bytes(of_data.as_ref(), loaded.model.config.vocab);
         }

@@ -9,6 +9,7 @@ use clap::{Args, ValueHint};
 use serde_json::json;
 
 use crate::cli::parts::console::{print, write};
+use crate::cli::parts::costs::{may_be_negative, whole};
 use crate::cli::parts::model;
 use crate::cli::parts::offered::{device_name, offered};
 use crate::cli::parts::stop_strings::StopStrings;
@@ -19,6 +20,7 @@ use crate::run::evaluate::{CausalLm, Sampling, must_foresee};
 
 /// Continues a text with a trained model, or several
 #[derive(Args)]
+#[command(mut_args(|arg| may_be_negative(arg, &["prompts", "stop"])))]
 pub(crate) struct Generate {
     /// Folder of the model: a run, a checkpoint, or a folder of `train --save` or of Hugging Face (config.json,
     /// model.safetensors) [default: the newest run in `runs` with a model]
@@ -36,11 +38,10 @@ pub(crate) struct Generate {
     #[arg(value_parser = offered(StringValueParser::new(), || vec!["bytes", "gpt2", "ids"]))]
     tokenizer: Option<String>,
     /// Number of tokens to add
-    #[arg(long, value_name = "COUNT", default_value_t = 200)]
+    #[arg(long, value_name = "COUNT", default_value_t = 200, value_parser = whole::<usize>)]
     tokens: usize,
     /// What logits are divided by; 0 takes the likeliest token each time
     #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature)]
-    #[arg(allow_negative_numbers = true)]
     temperature: f64,
     /// Draws among the K likeliest tokens [default: all]
     #[arg(long, value_name = "K", value_parser = count)]
@@ -52,7 +53,7 @@ pub(crate) struct Generate {
     #[arg(long, value_name = "TEXT", value_parser = not_empty)]
     stop: Vec<String>,
     /// Key of the draws
-    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    #[arg(long, value_name = "SEED", default_value_t = 1, value_parser = whole::<u64>)]
     seed: u64,
     /// Stages that the model is cut into, each with its own weights, keys and values; on GPUs each has one of its own.
     /// Also called pipeline-parallel size

@@ -1,12 +1,19 @@
 //! `chimera report`: a run as one page of HTML.
 
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::{Args, ValueHint};
 
 use crate::cli::parts::console::print;
 use crate::cli::parts::report;
+use crate::formats::files::open_regular;
+
+/// What stands in the first bytes of every report.
+const TITLE: &str = "<title>Chimera: ";
+/// Longer than what stands before the title.
+const HEAD_BYTES: u64 = 4096;
 
 /// Writes a page about a run that opens in any browser, without a network: loss, planned and measured timeline, memory,
 /// errors of the prediction, advice, settings
@@ -15,14 +22,53 @@ pub(crate) struct Report {
     /// Directory of the run, active or finished
     #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
     run: PathBuf,
-    /// File for the page [default: report.html in the directory of the run]
+    /// File for the page, in the place of an earlier report [default: report.html in the directory of the run]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     out: Option<PathBuf>,
 }
 
 impl Report {
     pub(crate) fn run(self) -> Result<()> {
+        if let Some(out) = &self.out {
+            ensure!(
+                out.symlink_metadata().is_err() || out.is_dir() || is_report(out),
+                "{} is there already and is no report of a run: choose another --out, or remove it",
+                out.display()
+            );
+        }
         let page = report::write(&self.run, self.out)?;
         print(format!("report: {}", page.display()))
+    }
+}
+
+/// Whether a file is one that this command wrote.
+fn is_report(path: &Path) -> bool {
+    let mut head = Vec::new();
+    let read = open_regular(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));
+    read.is_ok() && String::from_utf8_lossy(&head).contains(TITLE)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::write;
+
+    use super::*;
+
+    #[test]
+    fn other_files_are_no_reports() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let page =
+            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<title>Chimera: runs/0001</title>\n";
+        for (name, content, expected) in
+            [("page.html", page, true), ("notes.html", "<title>Mine</title>", false)]
+        {
+            write(at(name), content).unwrap();
+            assert_eq!(is_report(&at(name)), expected, "{name}");
+        }
+        let out = Some(at("notes.html"));
+        let report = Report { run: folder.path().to_path_buf(), out };
+        let refusal = report.run().unwrap_err().to_string();
+        assert!(refusal.ends_with("choose another --out, or remove it"), "{refusal}");
     }
 }

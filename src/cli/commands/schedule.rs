@@ -64,7 +64,7 @@ struct Show {
     #[arg(long, default_value = "text")]
     format: Format,
     /// Print JSON, as `--format json` does
-    #[arg(long)]
+    #[arg(long, conflicts_with = "format")]
     json: bool,
 }
 

@@ -8,11 +8,13 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::cli::parts::console::{print, quoted};
+use crate::cli::parts::costs::may_be_negative;
 use crate::run::outside::OnDisk;
 use crate::settings::{Layers, Settings, Survive};
 
 /// Prints a batch script for SLURM, whose job saves a checkpoint before its time is over and queues itself again
 #[derive(Args)]
+#[command(mut_args(|arg| may_be_negative(arg, &[])))]
 pub(crate) struct Slurm {
     /// TOML file, as `chimera train --config` takes it; it must name `out` and `save-every`
     #[arg(value_name = "FILE")]

@@ -16,6 +16,7 @@ const TIMES: [&str; 8] =
 /// Lets a value begin with a minus, so that it is refused for what it is; those of `lists` may go on after a number.
 pub(crate) fn may_be_negative(arg: Arg, lists: &[&str]) -> Arg {
     match lists.contains(&arg.get_id().as_str()) {
+        _ if !arg.get_action().takes_values() => arg,
         true => arg.allow_hyphen_values(true),
         false => arg.allow_negative_numbers(true),
     }
@@ -66,6 +67,12 @@ impl CostArgs {
     /// Whether any time is given but that of a move.
     pub(crate) fn are_given(&self) -> bool {
         GivenTimes { transfer: None, ..self.given() } != GivenTimes::default()
+    }
+
+    /// Whether the time of any op is given.
+    pub(crate) fn has_ops(&self) -> bool {
+        let ops = GivenTimes { message: None, transfer: None, ..self.given() };
+        ops != GivenTimes::default()
     }
 
     /// The costs of a timetable's stages, whose moves take what is given, if it is.
@@ -130,6 +137,12 @@ impl FromStr for Times {
         let numbers = list.split(',').map(number).collect::<Result<_, _>>()?;
         Ok(Times(PerStage(numbers)))
     }
+}
+
+/// Reads a whole number from 0 on.
+pub(crate) fn whole<N: FromStr>(text: &str) -> Result<N, String> {
+    let number = text.trim().parse();
+    number.map_err(|_| format!("`{text}` is not a whole number from 0 to 2^64 - 1"))
 }
 
 pub(crate) fn number(text: &str) -> Result<f64, String> {

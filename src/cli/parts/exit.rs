@@ -13,11 +13,7 @@ use crate::formats::checkpoint::Unusable;
 
 /// Prints an error with its causes on standard error and returns its exit code. A stop on request is no error.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
-    let is_broken_pipe = error.chain().any(|cause| {
-        let io = cause.downcast_ref::<std::io::Error>();
-        io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
-    });
-    if is_broken_pipe {
+    if is_broken_pipe(error) {
         return ExitCode::SUCCESS; // whoever read us has seen enough
     }
     match error.downcast_ref::<Fault>() {
@@ -25,6 +21,14 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
         _ => tell(format_args!("error: {error:#}{}", remedy(error).unwrap_or_default())),
     }
     ExitCode::from(class(error).code())
+}
+
+/// Whether whoever read what was written has gone away.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        let io = cause.downcast_ref::<std::io::Error>();
+        io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+    })
 }
 
 /// What to do about an order that holds too much.

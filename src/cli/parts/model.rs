@@ -12,7 +12,7 @@ use crate::data::{tokenizer_file_of, tokenizer_of};
 use crate::formats::checkpoint::{Checkpoint, MANIFEST, Store};
 use crate::formats::hf::{self, CONFIG, DropoutRates, Pretrained};
 use crate::formats::save::{save, saved_steps};
-use crate::run::{RUNS, SETTINGS, newest_first, settings_in};
+use crate::run::{RUNS, SETTINGS, is_run, newest_first, settings_in};
 use crate::settings::MODEL;
 
 /// A trained model, and where its text came from.
@@ -41,16 +41,19 @@ pub(crate) fn load(dir: Option<&Path>) -> Result<Loaded> {
     if dir.join(MANIFEST).exists() {
         return of_checkpoint(&Checkpoint::open(dir)?);
     }
-    match dir.join(CONFIG).exists() || !dir.join(SETTINGS).exists() {
-        true => of_folder(dir),
-        false => of_run(dir),
+    match is_run(dir) || !dir.join(CONFIG).exists() && dir.join(SETTINGS).exists() {
+        true => of_run(dir),
+        false => of_folder(dir),
     }
 }
 
 /// The newest run under `runs/` that has weights.
 fn newest_run() -> Result<PathBuf> {
-    let has_weights =
-        |run: &PathBuf| has_model(run) || !Store::of(run).entries().unwrap_or_default().is_empty();
+    let has_checkpoint = |run: &PathBuf| {
+        let entries = Store::of(run).entries().unwrap_or_default();
+        entries.iter().any(|entry| entry.is_whole)
+    };
+    let has_weights = |run: &PathBuf| has_model(run) || has_checkpoint(run);
     let newest = newest_first(Path::new(RUNS)).into_iter().find(has_weights);
     newest.with_context(|| {
         format!("no run in {RUNS}/ has a model: train first, or name the folder of a model")
@@ -87,6 +90,11 @@ fn of_run(run: &Path) -> Result<Loaded> {
                 loaded.text = Vocabulary::Data(data.unwrap_or_default());
             }
             Ok(loaded)
+        }
+        // What a run of an earlier version saved beside its settings.
+        _ if run.join(CONFIG).exists() => {
+            tell(format_args!("model: {}", run.display()));
+            of_folder(run)
         }
         _ => bail!(
             "{} is a run without weights: name the folder of its --save, or train without --no-save",

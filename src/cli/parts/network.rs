@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::str::FromStr;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use chimera_core::analyze::{ClosedForm, Link, Network, NetworkCosts, Reduced, ReductionAlgorithm};
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts};
 use chimera_core::program::Program;
@@ -11,7 +11,7 @@ use chimera_core::timetable::Timetable;
 use clap::Args;
 
 use crate::cli::parts::console::warn;
-use crate::cli::parts::costs::{Times, may_be_negative, number};
+use crate::cli::parts::costs::{CostArgs, Times, may_be_negative, number};
 use crate::cli::parts::measured_network::{MeasuredLink, MeasuredNetwork, read};
 use crate::cli::parts::shape::JobArgs;
 use crate::plan::Hardware;
@@ -52,7 +52,7 @@ impl LinkArgs {
     pub(crate) fn or_hardware(&self, hardware: &Hardware, n_ranks: u32) -> LinkArgs {
         let of_node = self.ranks_per_node().unwrap_or(hardware.ranks_per_node);
         let ranks_per_node = of_node.min(n_ranks);
-        let [inside, between] = hardware.links(ranks_per_node).map(Wire);
+        let [inside, between] = hardware.links(ranks_per_node).map(Wire::given);
         LinkArgs {
             network: None,
             ranks_per_node: Some(ranks_per_node),
@@ -68,17 +68,28 @@ impl LinkArgs {
         self.inside().is_none() && self.between().is_none()
     }
 
+    /// The option whose times were measured, in seconds, if one's were.
+    fn measured(&self) -> Option<&'static str> {
+        let is_measured = |wire: Option<Wire>| wire.is_some_and(|wire| wire.is_measured);
+        let options = [
+            ("--network", self.network.is_some()),
+            ("--inside", is_measured(self.inside)),
+            ("--between", is_measured(self.between)),
+        ];
+        options.into_iter().find(|(_, is_measured)| *is_measured).map(|(option, _)| option)
+    }
+
     /// Ranks of a node, if that was said or measured.
     pub(crate) fn ranks_per_node(&self) -> Option<u32> {
         self.ranks_per_node.or(self.network.map(|network| network.ranks_per_node))
     }
 
     fn inside(&self) -> Option<Wire> {
-        self.inside.or(self.network.and_then(|network| network.inside).map(Wire))
+        self.inside.or(self.network.and_then(|network| network.inside).map(Wire::measured))
     }
 
     fn between(&self) -> Option<Wire> {
-        self.between.or(self.network.and_then(|network| network.between).map(Wire))
+        self.between.or(self.network.and_then(|network| network.between).map(Wire::measured))
     }
 
     /// What they say of a job of so many ranks in `width` groups.
@@ -86,6 +97,10 @@ impl LinkArgs {
     /// # Errors
     /// If the job needs a link that was not measured.
     pub(crate) fn network(&self, width: usize, n_ranks: usize) -> Result<Network> {
+        ensure!(
+            self.between.is_none() || self.ranks_per_node().is_some(),
+            "--between is between nodes: say --ranks-per-node, how many ranks a node has"
+        );
         let ranks_per_node = self.ranks_per_node().map_or(n_ranks, |n| n as usize);
         let is_said = self.network.is_none() || self.inside.is_some();
         ensure!(
@@ -97,12 +112,12 @@ impl LinkArgs {
             ranks_per_node == 1 || self.network.is_none() || self.inside().is_some(),
             "--network was measured with one rank on each node: measure with two, or say --inside"
         );
-        let inside = self.inside().unwrap_or_default().0;
+        let inside = self.inside().unwrap_or_default().link;
         Ok(Network {
             width,
             ranks_per_node,
             inside,
-            between: self.between().map_or(inside, |wire| wire.0),
+            between: self.between().map_or(inside, |wire| wire.link),
             blocking: self.blocking,
             reductions: self.reductions,
         })
@@ -147,6 +162,20 @@ impl NetworkArgs {
                 "`{option}` has no effect without links: say --inside, --between or --network"
             ));
         }
+    }
+
+    /// Refuses links in seconds where ops take 1 in a unit of their own.
+    ///
+    /// # Errors
+    /// If no time of an op is given.
+    pub(crate) fn check_unit(&self, costs: &CostArgs) -> Result<()> {
+        let Some(option) = self.links.measured().filter(|_| !costs.has_ops()) else {
+            return Ok(());
+        };
+        bail!(
+            "{option} FILE is in seconds, and no option says how many an op takes: give --forward and --backward in seconds, \
+             or name a profile with --profile"
+        )
     }
 
     /// What compute and messages of a timetable cost on it, and moves where they go to other workers.
@@ -217,20 +246,34 @@ impl NetworkArgs {
 
 /// A link as two numbers, or as it was measured.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-struct Wire(Link);
+struct Wire {
+    link: Link,
+    /// Whether it is in seconds, whatever the unit of other times.
+    is_measured: bool,
+}
+
+impl Wire {
+    fn given(link: Link) -> Wire {
+        Wire { link, is_measured: false }
+    }
+
+    fn measured(link: Link) -> Wire {
+        Wire { link, is_measured: true }
+    }
+}
 
 impl FromStr for Wire {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Wire, String> {
         if let Some((alpha, beta)) = text.split_once(',').filter(|_| !Path::new(text).exists()) {
-            return Ok(Wire(Link { alpha: number(alpha)?, beta: number(beta)? }));
+            return Ok(Wire::given(Link { alpha: number(alpha)?, beta: number(beta)? }));
         }
         if !Path::new(text).exists() {
             return Err("neither two numbers such as 1e-6,1e-10 nor a file that is there".into());
         }
         let link: MeasuredLink = read(Path::new(text))?;
-        link.sound().map(Wire)
+        link.sound().map(Wire::measured)
     }
 }
 
@@ -240,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_link_is_two_numbers() {
-        assert_eq!("1e-6, 2".parse(), Ok(Wire(Link { alpha: 1e-6, beta: 2.0 })));
+        assert_eq!("1e-6, 2".parse(), Ok(Wire::given(Link { alpha: 1e-6, beta: 2.0 })));
         for (bad, named) in
             [("1", "neither"), ("1,2,3", "`2,3`"), ("-1,2", "`-1`"), ("", "neither")]
         {

@@ -5,7 +5,7 @@ use chimera_core::analyze::{MeasuredCosts, Timeline, simulate};
 use chimera_core::engine::StepReport;
 use chimera_core::render::chrome::{self, Ran};
 use chimera_core::render::{svg, text};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cli::parts::bubble::{by_cause, causes};
 use crate::cli::parts::drawing::screen;
@@ -26,15 +26,14 @@ pub(crate) struct Outcome<'r> {
     pub(crate) run: &'r Run,
     pub(crate) folder: &'r Folder,
     pub(crate) say: &'r Say,
-    /// Whether a summary goes to standard output as JSON.
-    pub(crate) json: bool,
     /// What was said of the machine before the first step.
     pub(crate) hints: Vec<String>,
 }
 
 impl Outcome<'_> {
-    /// Validation loss, a sample, and the measured pipeline.
-    pub(crate) fn show(&self, trained: &Trained, seconds: f64) -> Result<()> {
+    /// Validation loss, a sample, and the measured pipeline. Writes all files of the run but its report, and returns the
+    /// summary for scripts.
+    pub(crate) fn show(&self, trained: &Trained, seconds: f64) -> Result<Value> {
         let Outcome { run, folder, say, .. } = *self;
         let Learnt { loss: validation_loss, perplexity, sample } = learnt(run, trained, say)?;
         let unit = match perplexity {
@@ -76,7 +75,7 @@ impl Outcome<'_> {
             say.line(&suggestion.sentence());
             advice.push(suggestion.sentence());
         }
-        let mut summary = json!({
+        let summary = json!({
             "run": folder.path(), "steps": trained.n_steps,
             "loss": trained.last.as_ref().map(|last| last.loss),
             "validation_loss": validation_loss, "perplexity": perplexity, "seconds": seconds,
@@ -87,12 +86,11 @@ impl Outcome<'_> {
             "suggestion": suggestion,
             "kernels": (!trained.kernels.is_empty()).then_some(&trained.kernels),
         });
-        if self.json {
-            crate::cli::parts::console::print(format!("{summary:#}"))?;
-        }
-        summary["advice"] = json!(advice);
-        summary["planned_by"] = self.trace(trained, prediction)?.into();
-        folder.write(SUMMARY, &format!("{summary:#}\n"))
+        let mut whole = summary.clone();
+        whole["advice"] = json!(advice);
+        whole["planned_by"] = self.trace(trained, prediction)?.into();
+        folder.write(SUMMARY, &format!("{whole:#}\n"))?;
+        Ok(summary)
     }
 
     /// Writes the last step as it was planned and as it ran, both as traces. Returns what the plan's times are of.

@@ -10,7 +10,11 @@ use super::TokenizerError;
 
 /// The tokenizer of a file. Clones share it.
 #[derive(Clone, Debug)]
-pub struct FileTokenizer(Arc<Tokenizer>);
+pub struct FileTokenizer {
+    tokenizer: Arc<Tokenizer>,
+    /// What the file holds: a model takes it along after hours of training, when the file may be gone.
+    content: Arc<[u8]>,
+}
 
 impl FileTokenizer {
     /// Reads the content of a `tokenizer.json`; says what is wrong with it. Truncation and padding are left aside: they
@@ -23,31 +27,35 @@ impl FileTokenizer {
         let mut tokenizer = parsed.map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
-        Ok(FileTokenizer(Arc::new(tokenizer)))
+        Ok(FileTokenizer { tokenizer: Arc::new(tokenizer), content: content.into() })
+    }
+
+    pub(super) fn content(&self) -> &[u8] {
+        &self.content
     }
 
     pub(super) fn vocab(&self) -> usize {
-        let ids = self.0.get_vocab(true).into_values();
+        let ids = self.tokenizer.get_vocab(true).into_values();
         ids.max().map_or(0, |highest| highest as usize + 1)
     }
 
     pub(super) fn id_of(&self, token: &str) -> Option<u32> {
-        self.0.token_to_id(token)
+        self.tokenizer.token_to_id(token)
     }
 
     pub(super) fn token_of(&self, id: u32) -> Option<String> {
-        self.0.id_to_token(id)
+        self.tokenizer.id_to_token(id)
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        match self.0.encode_fast(text, false) {
+        match self.tokenizer.encode_fast(text, false) {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(error) => Err(TokenizerError::Encode(error.to_string())),
         }
     }
 
     pub(super) fn decode(&self, ids: &[u32]) -> String {
-        self.0.decode(ids, false).unwrap_or_default()
+        self.tokenizer.decode(ids, false).unwrap_or_default()
     }
 }
 

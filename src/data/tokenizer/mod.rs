@@ -69,6 +69,27 @@ pub enum TokenizerError {
     /// The tokenizer lacks the token after a document.
     #[error("{0}")]
     EndOfText(String),
+    /// A model of tokens is given bytes.
+    #[error(
+        "the model was trained on tokens, not on bytes: make tokens of the text first, with `chimera prepare \
+         --tokenizer …`"
+    )]
+    OnlyBytes,
+    /// A model is given the ids of another tokenizer.
+    #[error(
+        "the data is of another tokenizer than the model: id {id} is {of_data:?} in the data and {of_model:?} for the \
+         model: prepare the data with the model's tokenizer, `chimera prepare --tokenizer {name}`"
+    )]
+    Other {
+        /// The first id that stands for two texts.
+        id: u32,
+        /// What it stands for in the data.
+        of_data: String,
+        /// What it stands for in the model.
+        of_model: String,
+        /// The tokenizer of the model.
+        name: &'static str,
+    },
     /// The tokenizer cannot express a text.
     #[error("the tokenizer cannot encode this text: {0}")]
     Encode(String),
@@ -113,6 +134,14 @@ impl Tokenizer {
         }
     }
 
+    /// What the `tokenizer.json` held when it was read, if it is one.
+    pub fn content(&self) -> Option<&[u8]> {
+        match self {
+            Tokenizer::Bytes | Tokenizer::Gpt2 => None,
+            Tokenizer::File(tokenizer) => Some(tokenizer.content()),
+        }
+    }
+
     /// The usual tokenizer of so many ids.
     pub fn of_vocab(vocab: usize) -> Option<Tokenizer> {
         [Tokenizer::Bytes, Tokenizer::Gpt2].into_iter().find(|usual| usual.vocab() == vocab)
@@ -125,6 +154,43 @@ impl Tokenizer {
             Tokenizer::Gpt2 => 50_257,
             Tokenizer::File(tokenizer) => tokenizer.vocab(),
         }
+    }
+
+    /// Refuses `data` for a model of this tokenizer if an id that both have stands for different texts.
+    ///
+    /// # Errors
+    /// [`TokenizerError::OnlyBytes`] or [`TokenizerError::Other`].
+    pub fn check_data(&self, data: &Tokenizer) -> Result<(), TokenizerError> {
+        let alike = match (self, data) {
+            (Tokenizer::Bytes, Tokenizer::Bytes) | (Tokenizer::Gpt2, Tokenizer::Gpt2) => true,
+            // What GPT-2's ids stand for is then unknown.
+            (Tokenizer::Gpt2, _) | (_, Tokenizer::Gpt2) => !cfg!(feature = "tiktoken"),
+            _ => false,
+        };
+        if alike {
+            return Ok(());
+        }
+        let differs = (0..self.vocab().min(data.vocab()) as u32).find_map(|id| {
+            let (of_model, of_data) = match (self, data) {
+                (Tokenizer::File(ours), Tokenizer::File(theirs)) => {
+                    (ours.token_of(id)?, theirs.token_of(id)?)
+                }
+                (Tokenizer::File(file), _) | (_, Tokenizer::File(file)) => {
+                    file.token_of(id)?; // not all ids below the highest need be there
+                    (self.decode(&[id]), data.decode(&[id]))
+                }
+                _ => (self.decode(&[id]), data.decode(&[id])),
+            };
+            (of_model != of_data).then_some((id, of_data, of_model))
+        });
+        let Some((id, of_data, of_model)) = differs else { return Ok(()) };
+        let name = match (self, data) {
+            (_, Tokenizer::Bytes) => return Err(TokenizerError::OnlyBytes),
+            (Tokenizer::Bytes, _) => "bytes",
+            (Tokenizer::Gpt2, _) => "gpt2",
+            (Tokenizer::File(_), _) => TOKENIZER,
+        };
+        Err(TokenizerError::Other { id, of_data, of_model, name })
     }
 
     /// The id of a token that stands for no text, such as `[MASK]`, if there is one.
@@ -203,6 +269,14 @@ pub fn save_tokenizer(dir: &Path, from: &Path) -> Result<(), Fault> {
     copy(from, &dir.join(TOKENIZER))
 }
 
+/// Writes `content` as the `tokenizer.json` of the model in `dir`.
+///
+/// # Errors
+/// A [`Fault`], with the file.
+pub fn write_tokenizer(dir: &Path, content: &[u8]) -> Result<(), Fault> {
+    publish(&dir.join(TOKENIZER), content)
+}
+
 /// Copies a `tokenizer.json`.
 ///
 /// # Errors
@@ -216,7 +290,11 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), Fault> {
         let message = format!("cannot read tokenizer {}: {e}", from.display());
         Fault::new(Class::Io, Rank(0), message)
     })?;
-    files::write(to, &content).map_err(|e| files::io_fault("tokenizer", to, &e))
+    publish(to, &content)
+}
+
+fn publish(path: &Path, content: &[u8]) -> Result<(), Fault> {
+    files::write(path, content).map_err(|e| files::io_fault("tokenizer", path, &e))
 }
 
 #[cfg(test)]
@@ -288,6 +366,43 @@ mod tests {
         if fs::File::create(&path).unwrap().set_len(1 << 40).is_ok() {
             assert!(Tokenizer::read(&path).unwrap_err().to_string().contains("is larger than"));
         }
+    }
+
+    /// GPT-2's own `tokenizer.json` has to pass for `gpt2`, and one with further tokens for what it was before.
+    #[test]
+    fn ids_that_stand_for_other_texts_are_refused() {
+        let file = |content: String| read(content.as_bytes()).unwrap();
+        let words = file(WORDS.into());
+        let other = file(WORDS.replace("\"pipe\": 1", "\"idle\": 1"));
+        let wider = file(WORDS.replace("\"worker\": 7", "\"worker\": 7, \"idle\": 8"));
+        for (model, data) in [
+            (&words, &words),
+            (&words, &wider),
+            (&wider, &words),
+            (&Tokenizer::Bytes, &Tokenizer::Bytes),
+            (&Tokenizer::Gpt2, &Tokenizer::Gpt2),
+        ] {
+            assert!(model.check_data(data).is_ok());
+        }
+        let ids = (0..50_257).map(|id| (Tokenizer::Gpt2.decode(&[id]), id));
+        // What is no UTF-8 alone has the same name more than once.
+        let ids: std::collections::BTreeMap<_, _> = ids.collect();
+        let vocabulary = serde_json::to_string(&ids).unwrap();
+        let was = r#"{"[UNK]": 0, "pipe": 1, "stage": 2, "worker": 7}"#;
+        let gpt2 = file(WORDS.replace(was, &vocabulary).replace("[UNK]", "a"));
+        assert!(Tokenizer::Gpt2.check_data(&gpt2).is_ok());
+        assert!(gpt2.check_data(&Tokenizer::Gpt2).is_ok());
+
+        let refusal = |model: &Tokenizer, data| model.check_data(data).unwrap_err().to_string();
+        assert_eq!(
+            refusal(&words, &other),
+            "the data is of another tokenizer than the model: id 1 is \"idle\" in the data and \"pipe\" for the \
+             model: prepare the data with the model's tokenizer, `chimera prepare --tokenizer tokenizer.json`"
+        );
+        assert!(refusal(&Tokenizer::Bytes, &words).ends_with("--tokenizer bytes`"));
+        assert!(refusal(&Tokenizer::Bytes, &Tokenizer::Gpt2).contains("id 0 is \"!\" in the data"));
+        assert!(refusal(&Tokenizer::Gpt2, &words).ends_with("--tokenizer gpt2`"));
+        assert!(refusal(&gpt2, &Tokenizer::Bytes).starts_with("the model was trained on tokens"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use chimera_core::model::ModelConfig;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use super::{Unusable, no_manifest};
+use super::{Unusable, has_manifest, no_manifest};
 use crate::formats::files::text_regular;
 use crate::settings::llama_of;
 
@@ -129,13 +129,13 @@ impl Manifest {
     /// Reads and checks that of the checkpoint in `folder`.
     pub fn read(folder: &Path) -> Result<Manifest, Unusable> {
         let path = folder.join(MANIFEST);
-        if !path.exists() {
+        if !has_manifest(folder).map_err(|e| Unusable::of_io(&path, &e))? {
             return Err(Unusable::new(folder, no_manifest(folder)));
         }
         let unusable = |reason: String| Unusable::new(&path, reason);
-        let text = text_regular(&path, MAX_BYTES).map_err(|e| unusable(e.to_string()))?;
+        let text = text_regular(&path, MAX_BYTES).map_err(|e| Unusable::of_io(&path, &e))?;
         let text = text.ok_or_else(|| unusable(format!("it is longer than {MAX_BYTES} bytes")))?;
-        let manifest = Manifest::parse(&text).map_err(unusable)?;
+        let manifest = Manifest::parse(&path, &text)?;
         for shard in &manifest.shards {
             let is_plain = Path::new(&shard.file).file_name() == Some(shard.file.as_ref());
             if !is_plain || shard.file.contains('\\') {
@@ -145,25 +145,27 @@ impl Manifest {
         Ok(manifest)
     }
 
-    fn parse(text: &str) -> Result<Manifest, String> {
+    fn parse(path: &Path, text: &str) -> Result<Manifest, Unusable> {
         #[derive(Deserialize)]
         struct Version {
             format: u32,
         }
-        let Version { format } =
-            serde_json::from_str(text).map_err(|e| format!("it cannot be read: {e}"))?;
+        let damaged = |reason: &str| Unusable::new(path, reason);
+        let unparsed = |e: serde_json::Error| damaged(&format!("it cannot be read: {e}"));
+        let Version { format } = serde_json::from_str(text).map_err(unparsed)?;
         if format > FORMAT {
-            return Err(format!(
+            let reason = format!(
                 "it has format {format}, and this program reads up to {FORMAT}: use the version of \
                  chimera that wrote it, or a newer one"
-            ));
+            );
+            return Err(Unusable::unread(path, reason));
         }
         let sealed = text.strip_prefix(HEAD).and_then(|text| text.split_once(NECK));
-        let (hash, rest) = sealed.ok_or("it does not begin with its hash")?;
+        let (hash, rest) = sealed.ok_or_else(|| damaged("it does not begin with its hash"))?;
         if blake3::hash(rest.as_bytes()).to_string() != hash {
-            return Err("its content is not what was written: the hash differs".into());
+            return Err(damaged("its content is not what was written: the hash differs"));
         }
-        serde_json::from_str(text).map_err(|e| format!("it cannot be read: {e}"))
+        serde_json::from_str(text).map_err(unparsed)
     }
 }
 

@@ -12,6 +12,7 @@ mod store;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, symlink_metadata};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use chimera_core::device::Elements;
@@ -41,8 +42,13 @@ pub fn foreseen(resume: &str, out: Option<&Path>) -> Result<Option<(PathBuf, Man
         return read(resume.into()).map(Some);
     }
     let entries = out.and_then(|out| Store::of(out).entries().ok()).unwrap_or_default();
-    let mut whole = entries.iter().rev().filter(|entry| entry.is_whole);
-    Ok(whole.find_map(|entry| read(entry.path()).ok()))
+    for entry in entries.iter().rev().filter(|entry| entry.is_whole) {
+        match read(entry.path()) {
+            Err(unusable) if unusable.is_damage() => {}
+            found => return found.map(Some),
+        }
+    }
+    Ok(None)
 }
 
 /// Why a checkpoint cannot be used (exit code 4).
@@ -53,15 +59,49 @@ pub struct Unusable {
     pub path: PathBuf,
     /// What is wrong with it.
     pub reason: String,
+    /// Whether another checkpoint may take its place.
+    pub kind: Kind,
+}
+
+/// What an [`Unusable`] checkpoint is.
+#[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Files are missing, or are not what was written: the search goes on with an older one.
+    Damaged,
+    /// It may be sound, but this program or this system cannot read it: the search ends, and it stays where it is.
+    Unread,
 }
 
 impl Unusable {
+    /// Of what is damaged.
     fn new(path: &Path, reason: impl Into<String>) -> Unusable {
-        Unusable { path: path.to_path_buf(), reason: reason.into() }
+        Unusable { path: path.to_path_buf(), reason: reason.into(), kind: Kind::Damaged }
+    }
+
+    /// Of what may be sound.
+    fn unread(path: &Path, reason: impl Into<String>) -> Unusable {
+        Unusable { kind: Kind::Unread, ..Unusable::new(path, reason) }
+    }
+
+    /// Of a file that could not be read: a missing one, or one of another kind or content, is damage.
+    fn of_io(path: &Path, error: &io::Error) -> Unusable {
+        let is_damage = match error.raw_os_error() {
+            Some(_) => error.kind() == io::ErrorKind::NotFound,
+            None => error.kind() != io::ErrorKind::OutOfMemory, // what was read is not what it should be
+        };
+        match is_damage {
+            true => Unusable::new(path, error.to_string()),
+            false => Unusable::unread(path, format!("it cannot be read: {error}")),
+        }
+    }
+
+    /// Whether files are missing, or are not what was written.
+    pub fn is_damage(&self) -> bool {
+        self.kind == Kind::Damaged
     }
 }
 
-/// Opens the checkpoint in a folder; an error that is not [`Unusable`] ends the search for another.
+/// Opens the checkpoint in a folder; an error that is no [damage](Unusable::is_damage) ends the search for another.
 pub type Open<'o> = dyn FnMut(&Path) -> anyhow::Result<Checkpoint> + 'o;
 
 /// A checkpoint whose every byte was found to be what was written, by this process or those that it is opened
@@ -179,7 +219,11 @@ fn elements(file: &TensorFile, name: &str, shape: &[usize]) -> Result<Elements, 
     if tensor.shape != shape {
         return Err(found());
     }
-    file.elements(tensor).map_err(|e| unusable(format!("{name}: {e}")))?.ok_or_else(found)
+    let read = file.elements(tensor).map_err(|e| {
+        let Unusable { path, reason, kind } = Unusable::of_io(file.path(), &e);
+        Unusable { path, reason: format!("{name}: {reason}"), kind }
+    });
+    read?.ok_or_else(found)
 }
 
 /// The name of what the optimizer keeps of a tensor as `kept`.
@@ -190,7 +234,8 @@ pub(crate) fn state_of(name: &str, kept: &str) -> String {
 /// Checks size and header of a file, and its hash if it is to be read.
 fn verify(path: &Path, shard: &Shard, is_read: bool) -> Result<TensorFile, Unusable> {
     let unusable = |reason: String| Unusable::new(path, reason);
-    let found = symlink_metadata(path).map_err(|e| unusable(e.to_string()))?;
+    let unread = |e: io::Error| Unusable::of_io(path, &e);
+    let found = symlink_metadata(path).map_err(unread)?;
     if !found.is_file() {
         return Err(unusable("it is not a regular file".into()));
     }
@@ -198,15 +243,23 @@ fn verify(path: &Path, shard: &Shard, is_read: bool) -> Result<TensorFile, Unusa
         let (found, meant) = (found.len(), shard.bytes);
         return Err(unusable(format!("it has {found} bytes, but the manifest says {meant}")));
     }
+    let file = File::open(path).map_err(unread)?;
     if is_read {
         let mut hasher = blake3::Hasher::new();
-        let hashed = File::open(path).and_then(|file| hasher.update_reader(file).map(|_| ()));
-        hashed.map_err(|e| unusable(e.to_string()))?;
+        hasher.update_reader(file).map_err(unread)?;
         if hasher.finalize().to_string() != shard.blake3 {
             return Err(unusable("its content is not what was written: the hash differs".into()));
         }
     }
     TensorFile::open(path).map_err(unusable)
+}
+
+/// Whether a folder has a manifest.
+fn has_manifest(folder: &Path) -> io::Result<bool> {
+    match folder.join(MANIFEST).try_exists() {
+        Err(e) if e.kind() == io::ErrorKind::NotADirectory => Ok(false),
+        found => found,
+    }
 }
 
 /// Whether a folder has the name of a checkpoint.

@@ -12,7 +12,7 @@ use chimera_core::engine::{Snapshot, StateTensor};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
-use super::{Checkpoint, Disk, MANIFEST, Manifest, Open, Shard, Unusable, state_of};
+use super::{Checkpoint, Disk, MANIFEST, Manifest, Open, Shard, Unusable, has_manifest, state_of};
 use crate::formats::files::io_fault;
 use crate::formats::files::tensors::{self, NamedTensor};
 
@@ -72,18 +72,19 @@ impl Store {
             let name = folder.file_name().and_then(|name| name.to_str());
             let step = name.and_then(|name| name.strip_prefix("step-")?.parse().ok());
             if let Some(step) = step.filter(|step| folder == self.folder_of(*step)) {
-                entries.push(Entry { is_whole: folder.join(MANIFEST).exists(), folder, step });
+                entries.push(Entry { is_whole: has_manifest(&folder)?, folder, step });
             }
         }
         entries.sort_by_key(|entry| entry.step);
         Ok(entries)
     }
 
-    /// The newest checkpoint that can be used; those that cannot are put aside, of which `tell` is told, and
+    /// The newest checkpoint that can be used; those that are damaged are put aside, of which `tell` is told, and
     /// what interrupted saves left is removed. `None` if none was ever finished.
     ///
     /// # Errors
-    /// If there are checkpoints, but none can be used.
+    /// If there are checkpoints, but none can be used, or if one cannot be read that may be sound: then nothing is renamed
+    /// or removed.
     pub fn newest(&self, tell: &dyn Fn(&str)) -> Result<Option<Checkpoint>> {
         self.newest_by(tell, &mut |path| Ok(Checkpoint::open(path)?))
     }
@@ -95,10 +96,11 @@ impl Store {
         open: &mut Open<'_>,
     ) -> Result<Option<Checkpoint>> {
         let searched = self.search(tell, open).map_err(|error| match error.downcast() {
-            Ok(Unusable { path, reason }) => {
+            Ok(unusable) if !unusable.is_damage() => unusable.into(),
+            Ok(Unusable { path, reason, kind }) => {
                 let none = "no checkpoint of this run can be used, and without --resume it must not begin \
                             again in this folder";
-                Unusable { path, reason: format!("{reason}; {none}") }.into()
+                Unusable { path, reason: format!("{reason}; {none}"), kind }.into()
             }
             Err(other) => other,
         });
@@ -123,7 +125,9 @@ impl Store {
         tell: &dyn Fn(&str),
         open: &mut Open<'_>,
     ) -> Result<(Option<Checkpoint>, Vec<PathBuf>)> {
-        let entries = self.entries().map_err(|e| Unusable::new(&self.folder, e.to_string()))?;
+        let entries = self.entries().map_err(|e| {
+            Unusable::unread(&self.folder, format!("its checkpoints cannot be read: {e}"))
+        })?;
         let mut broken: Option<Unusable> = None;
         let mut newer = Vec::new();
         for entry in entries.into_iter().rev().filter(|entry| entry.is_whole) {
@@ -131,6 +135,9 @@ impl Store {
                 Ok(checkpoint) => return Ok((Some(checkpoint), newer)),
                 Err(error) => {
                     let unusable: Unusable = error.downcast()?;
+                    if !unusable.is_damage() {
+                        return Err(unusable.into());
+                    }
                     tell(&format!("this checkpoint cannot be used: {unusable}"));
                     newer.push(entry.folder);
                     broken = broken.or(Some(unusable));

@@ -1,5 +1,6 @@
 //! Files that are complete or not there, after a kill or a loss of power at any moment.
 
+use std::ffi::OsStr;
 use std::fs::{File, create_dir_all, remove_dir_all, remove_file, rename};
 use std::io::{BufWriter, Result, Write};
 use std::path::{Path, PathBuf};
@@ -7,6 +8,9 @@ use std::sync::Arc;
 
 /// Bytes of one write: a part of a core's cache, so that what is hashed need not be read again to be written.
 pub(super) const CHUNK: usize = 1 << 18;
+
+/// How the name of a file ends until it is whole.
+const PART: &str = ".part";
 
 /// The changes that a save makes to the file system, one by one.
 #[derive(Clone, Default)]
@@ -38,7 +42,7 @@ impl Disk {
         path: &Path,
         fill: impl FnOnce(&mut dyn Write) -> Result<()>,
     ) -> Result<Written> {
-        let part = part_of(path);
+        let part = own_part_of(path);
         self.write_part(&part, fill)
             .and_then(|written| self.rename(&part, path).map(|()| written))
             .inspect_err(|_| {
@@ -96,10 +100,26 @@ impl Disk {
     }
 }
 
-/// The name of a file until it is whole.
+/// The name of a file that this process writes, until it is whole: neither another process nor a user has one of that name.
+fn own_part_of(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}{PART}", std::process::id()));
+    name.into()
+}
+
+/// Whether a name in the folder of `path` is that of `path` while any process writes it.
+pub(crate) fn is_part_of(name: &OsStr, path: &Path) -> bool {
+    let process = || {
+        let rest = name.to_str()?.strip_prefix(path.file_name()?.to_str()?)?;
+        rest.strip_prefix('.')?.strip_suffix(PART)
+    };
+    process().is_some_and(|id| !id.is_empty() && id.bytes().all(|digit| digit.is_ascii_digit()))
+}
+
+/// The name of a file until it is whole, where the folder is this process's own.
 pub(crate) fn part_of(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
-    name.push(".part");
+    name.push(PART);
     name.into()
 }
 
@@ -123,5 +143,32 @@ impl Write for Out<'_> {
 
     fn flush(&mut self) -> Result<()> {
         self.file.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_a_user_are_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("a.json.part"), "mine").unwrap();
+        Disk::default().write(&at("a.json"), |out| out.write_all(b"whole")).unwrap();
+        assert_eq!(std::fs::read(at("a.json")).unwrap(), b"whole");
+        let failed = Disk::default().write(&at("b.json"), |_| Err(std::io::Error::other("full")));
+        assert!(failed.is_err());
+        assert_eq!(std::fs::read(at("a.json.part")).unwrap(), b"mine");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn parts_are_told_by_their_names() {
+        let own = own_part_of(Path::new("dir/a.json"));
+        assert!(is_part_of(own.file_name().unwrap(), Path::new("dir/a.json")));
+        for other in ["a.json", "a.json.part", "a.json..part", "a.json.1x.part", "b.json.1.part"] {
+            assert!(!is_part_of(OsStr::new(other), Path::new("dir/a.json")), "{other}");
+        }
     }
 }

@@ -91,6 +91,25 @@ pub(crate) fn is_at(_: &File, path: &Path) -> bool {
     path.is_file()
 }
 
+/// Whether a process has as many open files as it may.
+pub(crate) fn is_too_many(error: &Error) -> bool {
+    #[cfg(unix)]
+    return error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error());
+    #[cfg(not(unix))]
+    return matches!(error.raw_os_error(), Some(4)); // ERROR_TOO_MANY_OPEN_FILES
+}
+
+/// Lets this process open as many files as the system lets it.
+pub(crate) fn raise_open_files() {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+        // What cannot be raised shows where a file cannot be opened.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    }
+}
+
 /// Makes opening fail where the path itself is a symbolic link.
 pub(crate) fn no_follow(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]

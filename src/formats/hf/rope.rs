@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::model::RopeScaling;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// How rotary frequencies are scaled, and since version 5 of `transformers` their base too.
 #[derive(Deserialize)]
@@ -22,6 +22,8 @@ pub(super) struct RopeKeys {
     mscale_all_dim: Option<f64>,
     truncate: Option<bool>,
     partial_rotary_factor: Option<f64>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 /// The scaling of rotary frequencies.
@@ -39,6 +41,17 @@ pub(super) fn scaling(rope: &RopeKeys, context: usize) -> Result<RopeScaling> {
     ] {
         ensure!(fits, "`rope_scaling` has `{key}`, which the models here do not compute");
     }
+    let nested = rope.others.iter().find(|(_, value)| value.is_object());
+    if let Some((key, _)) = nested {
+        bail!(
+            "`rope_scaling` has the object `{key}`, but all layers of the models here are scaled alike"
+        );
+    }
+    ensure!(
+        kind != "default" || rope.factor.is_none(),
+        "`rope_scaling` has a `factor`, but its `rope_type` is {}: name the type that the factor is for",
+        if rope.rope_type.is_none() && rope.r#type.is_none() { "missing" } else { "\"default\"" }
+    );
     let factor = || need(rope.factor, "factor");
     let original = rope.original_max_position_embeddings;
     Ok(match kind {

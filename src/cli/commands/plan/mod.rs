@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 
 use self::table::{HEADS, cells, table};
 use crate::cli::parts::console::{print, warn};
+use crate::cli::parts::costs::may_be_negative;
 use crate::cli::parts::network::LinkArgs;
 use crate::cli::parts::offered::offered;
 use crate::cli::parts::progress::bar;
@@ -34,6 +35,7 @@ const SECONDS: f64 = 60.0;
 /// Finds the fastest configurations that fit into memory on every rank; options of `train` that are given, or that a
 /// file has, are kept
 #[derive(Args, Clone)]
+#[command(mut_args(|arg| may_be_negative(arg, &["memory"])))]
 #[command(override_usage = "chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES>
                     --hardware <NAME|FILE>
        chimera plan [OPTIONS] --ranks <COUNT> --batch <SAMPLES> --memory <SIZE>

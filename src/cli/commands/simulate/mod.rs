@@ -68,6 +68,9 @@ impl Simulate {
         self.network.warn_of_unread();
         let profiled =
             Profiled::open(&self.profiled, &self.name, &self.shape, &self.costs, &self.network)?;
+        if profiled.is_none() {
+            self.network.check_unit(&self.costs)?;
+        }
         let of_stages = |timetable: &Timetable| match &profiled {
             Some(profiled) => self.costs.with_transfers(profiled.costs(timetable)?, timetable),
             None => self.costs.of_stages(timetable),

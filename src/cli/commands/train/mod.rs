@@ -1,5 +1,6 @@
 //! `chimera train`: progress on the terminal around a [`Run`].
 
+mod checks;
 #[cfg_attr(not(feature = "mpi"), path = "no_ranks.rs")]
 pub(crate) mod ranks;
 mod stop;
@@ -7,17 +8,19 @@ mod telling;
 mod weights;
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::iter::once;
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use clap::{Args, Parser};
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub(crate) use self::stop::Stop;
 use self::telling::{shared_cores, told};
 use crate::cli::parts::console::{print, tell, warn};
+use crate::cli::parts::exit::is_broken_pipe;
 use crate::cli::parts::outcome::Outcome;
 use crate::cli::parts::progress::Say;
 use crate::cli::parts::report;
@@ -50,10 +53,22 @@ struct Line {
 
 impl Train {
     /// Training with the timetable of a file; exits if `options` are not its options.
-    pub(crate) fn with_schedule(file: PathBuf, options: Vec<OsString>) -> Train {
-        let schedule = ["chimera train".into(), "--schedule".into(), file.into_os_string()];
-        let line = Line::try_parse_from(schedule.into_iter().chain(options));
-        line.unwrap_or_else(|error| explained(error).exit()).train
+    ///
+    /// # Errors
+    /// If they name another schedule.
+    pub(crate) fn with_schedule(file: &Path, options: Vec<OsString>) -> Result<Train> {
+        let line = Line::try_parse_from(once("chimera train".into()).chain(options));
+        let Train { mut layers, json } = line.unwrap_or_else(|error| explained(error).exit()).train;
+        ensure!(
+            layers.settings.iter().all(|(key, _)| key != "schedule"),
+            "--schedule: --run trains with the timetable in {}: leave --schedule out",
+            file.display()
+        );
+        let name = file.to_str().with_context(|| {
+            format!("{} is no name that settings can hold: rename it", file.display())
+        })?;
+        layers.settings = layers.settings.with("schedule", name);
+        Ok(Train { layers, json })
     }
 
     pub(crate) fn run(self) -> Result<()> {
@@ -72,9 +87,11 @@ impl Train {
             !config.mpi_allreduce,
             "mpi-allreduce is MPI's, and here workers are threads: start ranks with mpirun or srun, or leave it out"
         );
+        let said = config.clone();
         let mut run = Run::prepare(config)?;
         run.prediction()?; // refused before there is a folder
-        warn_of_unread(run.config());
+        checks::check(&run)?;
+        warn_of_unread(&said);
         let stop = Stop::on_signal(|| true)?;
         let say = Say { to_stderr: self.json };
         let place = Place::claim(run.config())?;
@@ -109,7 +126,7 @@ impl Train {
         place.remove_errors()?;
         weights::keep_from_checkpoint(run, place, say)?;
         if self.json {
-            print(format!("{:#}", json!({ "run": place.path(), "steps": run.first_step() })))?;
+            print_summary(&json!({ "run": place.path(), "steps": run.first_step() }))?;
         }
         Ok(())
     }
@@ -146,7 +163,12 @@ impl Train {
             return Err(Fault { step: n_steps.checked_sub(1), ..fault }.into());
         }
         let hints = shared_cores(run).into_iter().collect();
-        Outcome { run, folder, say, json: self.json, hints }.show(&trained, seconds)
+        let summary = Outcome { run, folder, say, hints }.show(&trained, seconds)?;
+        if self.json {
+            write_report(run, folder.path(), say); // who has read the summary may read it too
+            print_summary(&summary)?;
+        }
+        Ok(())
     }
 
     /// The last lines of a run: where it is, and what to do with it.
@@ -158,12 +180,30 @@ impl Train {
             let dir = if dir.starts_with(folder) { folder } else { &dir };
             say.line(&format!("next: {}", suggest::to_try(run, dir)));
         }
-        if run.config().report {
-            match report::of_own_run(folder) {
-                Ok(page) => say.line(&format!("report: {}", page.display())),
-                Err(error) => warn(&format!("no report of the run: {error:#}")),
-            }
+        let is_written = self.json && outcome.is_ok();
+        if !is_written {
+            write_report(run, folder, say);
         }
+    }
+}
+
+/// Writes the report of a run, if its settings want one.
+fn write_report(run: &Run, folder: &Path, say: &Say) {
+    if run.config().report {
+        match report::of_own_run(folder) {
+            Ok(page) => say.line(&format!("report: {}", page.display())),
+            Err(error) => warn(&format!("no report of the run: {error:#}")),
+        }
+    }
+}
+
+/// Prints the summary of a run whose files are written. A reader that has gone away fails no run.
+fn print_summary(summary: &Value) -> Result<()> {
+    match print(format!("{summary:#}")) {
+        Err(error) if !is_broken_pipe(&error) => {
+            Err(Fault::new(Class::Io, Rank(0), format!("{error:#}")).into())
+        }
+        _ => Ok(()),
     }
 }
 

@@ -8,7 +8,7 @@ use chimera_core::engine::{Recoveries, StepReport};
 use chimera_core::ids::{Rank, StageId, listed};
 use chimera_core::model::Objective;
 
-use crate::cli::parts::console::{counted, duration, warn};
+use crate::cli::parts::console::{counted, duration, figure, warn};
 use crate::cli::parts::model::warn_of_bytes;
 use crate::cli::parts::predicted;
 use crate::cli::parts::progress::{Progress, Say};
@@ -215,7 +215,7 @@ fn mixture(run: &Run) -> Option<String> {
     let samples_per_step = run.tokens_per_step() / config.sequence as u64;
     let epochs = run.corpus().epochs(config.steps.saturating_mul(samples_per_step));
     let each = config.data.iter().zip(weights).zip(epochs).map(|((file, weight), epochs)| {
-        format!("{} {weight} ({epochs:.2} epochs)", file.display())
+        format!("{} {} ({epochs:.2} epochs)", file.display(), figure(*weight))
     });
     Some(format!("mixture: {}", each.collect::<Vec<_>>().join(", ")))
 }

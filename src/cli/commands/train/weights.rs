@@ -6,8 +6,7 @@ use anyhow::Result;
 
 use crate::cli::parts::model;
 use crate::cli::parts::progress::Say;
-use crate::data::tokenizer::save_tokenizer;
-use crate::data::tokenizer_file_of;
+use crate::data::tokenizer::{Tokenizer, write_tokenizer};
 use crate::formats::hf::DropoutRates;
 use crate::formats::save::{prepare, save, saved_steps, write_steps};
 use crate::run::{Place, Run, Trained};
@@ -53,12 +52,12 @@ fn write_own(run: &Run, trained: &Trained, folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Writes the weights as other programs read them, with the tokenizer of the data if it has one.
+/// Writes the weights as other programs read them, with the `tokenizer.json` that the data had at the start, if any.
 fn write(run: &Run, trained: &Trained, dir: &Path) -> Result<PathBuf> {
     let dropout = DropoutRates::all(run.config().dropout);
     let path = save(dir, run.model(), &dropout, &trained.weights)?;
-    if let Some(file) = tokenizer_file_of(&run.config().data)? {
-        save_tokenizer(dir, &file)?;
+    if let Some(content) = run.corpus().tokenizer().and_then(Tokenizer::content) {
+        write_tokenizer(dir, content)?;
     }
     Ok(path)
 }

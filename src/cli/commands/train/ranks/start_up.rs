@@ -10,7 +10,7 @@ use chimera_core::ids::{BucketId, Rank};
 
 use super::shutdown::{ROOT, stuck, within};
 use super::{Job, conclude, pass, together};
-use crate::cli::commands::train::{Train, listen, resume};
+use crate::cli::commands::train::{Train, checks, listen, resume};
 use crate::cli::parts::console::warn;
 use crate::cli::parts::progress::Say;
 use crate::cli::parts::shape::warn_of_unread;
@@ -45,14 +45,16 @@ pub(super) fn start_up(
     let config = together(comm, config, patience)?;
     let agreed = Run::agree_on_settings(&config, comm).map_err(anyhow::Error::from);
     together(comm, agreed, patience)?;
+    let said = config.clone();
     let run = Run::prepare_as(config, comm, seat);
+    let run = run.and_then(|run| checks::check(&run).map(|()| run));
     if let Ok(run) = &run {
         limit.expect_tensors(run.longest_tensor());
     }
     let mut run = together(comm, run, patience)?;
     let say = Say { to_stderr: train.json };
     if is_root {
-        warn_of_unread(run.config());
+        warn_of_unread(&said);
         say.line(&format!("{n_ranks} ranks over MPI ({}; {why})", Mpi::library()));
     }
     if run.config().transport == Transport::Nccl {
