@@ -154,7 +154,7 @@ fn reads_all() -> bool {
 #[cfg(unix)]
 fn lock_up(path: &Path) {
     use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, PermissionsExt::from_mode(0)).expect("permissions");
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o0)).expect("permissions");
 }
 
 /// Lets the folder be removed.

@@ -60,12 +60,12 @@ pub struct Unusable {
     /// What is wrong with it.
     pub reason: String,
     /// Whether another checkpoint may take its place.
-    pub kind: Kind,
+    pub kind: Defect,
 }
 
 /// What an [`Unusable`] checkpoint is.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum Defect {
     /// Files are missing, or are not what was written: the search goes on with an older one.
     Damaged,
     /// It may be sound, but this program or this system cannot read it: the search ends, and it stays where it is.
@@ -75,12 +75,12 @@ pub enum Kind {
 impl Unusable {
     /// Of what is damaged.
     fn new(path: &Path, reason: impl Into<String>) -> Unusable {
-        Unusable { path: path.to_path_buf(), reason: reason.into(), kind: Kind::Damaged }
+        Unusable { path: path.to_path_buf(), reason: reason.into(), kind: Defect::Damaged }
     }
 
     /// Of what may be sound.
     fn unread(path: &Path, reason: impl Into<String>) -> Unusable {
-        Unusable { kind: Kind::Unread, ..Unusable::new(path, reason) }
+        Unusable { kind: Defect::Unread, ..Unusable::new(path, reason) }
     }
 
     /// Of a file that could not be read: a missing one, or one of another kind or content, is damage.
@@ -97,7 +97,7 @@ impl Unusable {
 
     /// Whether files are missing, or are not what was written.
     pub fn is_damage(&self) -> bool {
-        self.kind == Kind::Damaged
+        self.kind == Defect::Damaged
     }
 }
 
