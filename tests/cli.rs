@@ -9,6 +9,8 @@ mod compare;
 mod config;
 #[path = "cli/costs.rs"]
 mod costs;
+#[path = "cli/data.rs"]
+mod data;
 #[path = "cli/docs.rs"]
 mod docs;
 #[path = "cli/exchange.rs"]

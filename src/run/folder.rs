@@ -1,8 +1,8 @@
 //! The folder of a run: settings, metrics, and what went wrong.
 
-use std::fs::{File, create_dir_all, read_dir, remove_dir, remove_file, rename};
+use std::fs::{File, create_dir_all, remove_dir, remove_file, rename};
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf, absolute};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::fault::{Class, Fault};
@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::earlier_files::{Behind, Undo, fresh_metrics, named_file};
 use super::lock::{Lock, is_at_work};
+use super::own_files::{METRICS, SETTINGS, check_outputs, remove_errors, resolved};
 use super::resume::conflicts;
 use super::runs::{RUNS, fresh};
 use crate::formats::checkpoint::{AUTO, Checkpoint, Entry, Open, Store};
@@ -20,17 +21,10 @@ use crate::formats::save::{Claim, holds_model, prepare, saved_steps};
 use crate::observe::{Best, EventFile, Explain, Metrics};
 use crate::settings::{Config, MODEL};
 
-/// The file of a run's settings, which makes a folder a run.
-pub const SETTINGS: &str = "config.toml";
 /// Longer files are no settings.
 pub(super) const MAX_SETTINGS: u64 = 16 << 20;
 /// What the settings of every run say.
 const OF_ALL: [&str; 2] = ["seed", "steps"];
-/// The metrics of a run that names no other file.
-const METRICS: &str = "metrics.jsonl";
-/// Files that a run, or its report, writes into its folder.
-const OWN: [&str; 5] = [SETTINGS, METRICS, "lock", "pipeline.svg", "report.html"];
-
 /// Where one run writes.
 pub struct Folder {
     place: Place,
@@ -245,34 +239,10 @@ impl Place {
         Ok(())
     }
 
-    /// Refuses outputs that would take the place of the run's own files.
-    fn check_outputs(&self, config: &Config) -> Result<()> {
-        for (option, path) in [
-            ("metrics", &config.metrics),
-            ("trace", &config.trace),
-            ("log", &config.log),
-            ("tensorboard", &config.tensorboard),
-            ("save", &config.save),
-        ] {
-            let Some(path) = path else { continue };
-            let place = resolved(path);
-            let within = place.strip_prefix(resolved(&self.path)).ok().and_then(Path::to_str);
-            let name = within.map_or("", |name| name.strip_suffix(".part").unwrap_or(name));
-            let is_own_metrics = option == "metrics" && name == METRICS;
-            let is_own = (OWN.contains(&name) || is_of_a_failure(name)) && !is_own_metrics;
-            ensure!(
-                !is_own && !place.starts_with(resolved(self.store().folder())),
-                "--{option} {}: the run keeps its own files there: name another place",
-                path.display()
-            );
-        }
-        Ok(())
-    }
-
     /// Makes sure that weights can go where `config` says. A model that is there gives way only if this run
     /// `has_saved` it, and a folder that another run has claimed only if that is no longer at work.
     pub(crate) fn prepare_weights(&self, config: &Config, has_saved: bool) -> Result<()> {
-        self.check_outputs(config)?;
+        check_outputs(config, &self.path, self.store().folder())?;
         let Some(dir) = config.weights_dir(&self.path) else { return Ok(()) };
         let claim = Claim::of(&dir)?;
         if let Some(other) = claim.as_ref().filter(|claim| !self.is_of(claim)) {
@@ -476,14 +446,6 @@ fn is_same(a: &Path, b: &Path) -> bool {
     a == b || whole(a).is_some_and(|a| whole(b) == Some(a))
 }
 
-/// Where a path leads, as far as its folders are there.
-fn resolved(path: &Path) -> PathBuf {
-    let path = absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    let there =
-        |folder: &Path| Some(folder.canonicalize().ok()?.join(path.strip_prefix(folder).ok()?));
-    path.ancestors().find_map(there).unwrap_or_else(|| path.clone())
-}
-
 /// Whether a folder holds the settings of a run, be they torn, and not others of a user's.
 pub fn is_run(folder: &Path) -> bool {
     let is_whole = |settings: toml::Table| OF_ALL.iter().all(|key| settings.contains_key(*key));
@@ -498,29 +460,4 @@ pub fn settings_in(folder: &Path) -> Result<toml::Table> {
         Ok(text.with_context(|| format!("it is longer than {MAX_SETTINGS} bytes"))?.parse()?)
     };
     read().with_context(|| path.display().to_string())
-}
-
-fn remove_errors(folder: &Path) -> std::io::Result<()> {
-    for entry in read_dir(folder)? {
-        let entry = entry?;
-        if entry.file_name().to_str().is_some_and(is_of_a_failure) {
-            remove_file(entry.path())?;
-        }
-    }
-    Ok(())
-}
-
-/// Whether a file is `error.<rank>.json`.
-pub fn is_error(name: &str) -> bool {
-    is_of_a_rank(name, "error.", ".json")
-}
-
-/// Whether a file is an error's, also half written, or `ops.<rank>.jsonl`.
-fn is_of_a_failure(name: &str) -> bool {
-    is_error(name.strip_suffix(".part").unwrap_or(name)) || is_of_a_rank(name, "ops.", ".jsonl")
-}
-
-fn is_of_a_rank(name: &str, start: &str, end: &str) -> bool {
-    let rank = name.strip_prefix(start).and_then(|name| name.strip_suffix(end));
-    rank.is_some_and(|rank| rank.parse::<u32>().is_ok())
 }
