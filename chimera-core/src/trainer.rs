@@ -202,10 +202,14 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
                 None => (Worker::new(now, device.clone(), comm, &mut stage)?, present.clone()),
             };
             let start = is_first.then_some(0);
-            let named = if is_first { self.check_names(&mut worker, rank) } else { Ok(()) };
-            let went_on = named
-                .and_then(|()| worker.recover_with(now, start, &mut stage))
-                .and_then(|recovered| self.go_on(&mut worker, &mut course, recovered, rank));
+            let recovered = worker.recover_with(now, start, &mut stage);
+            let went_on = recovered.and_then(|recovered| {
+                // Behind what makes it a rank with a state, which a death meanwhile must not undo.
+                if is_first {
+                    self.check_names(&mut worker, rank)?;
+                }
+                self.go_on(&mut worker, &mut course, recovered, rank)
+            });
             if let Err(fault) = &went_on {
                 worker.abort(fault);
             }
