@@ -250,15 +250,10 @@ impl Choice {
         watched: &Watched<'_>,
         group: impl Fn() -> ConfigGroup<'c> + Sync,
     ) {
-        let recomputes = |candidate: &Candidate| candidate.config.recompute != Recompute::None;
-        let shown = self.candidates.iter_mut().take(top);
-        let shown: Vec<_> = shown.filter(|c| c.is_simulated && recomputes(c)).collect();
-        shown.into_par_iter().filter(|_| !watched.is_over()).for_each(|candidate| {
-            if let Ok(Fit::Fits(fewer)) = group().outcome(candidate.config.clone()) {
-                *candidate = fewer;
-            }
+        self.improve(top, watched, |candidate| match candidate.config.recompute {
+            Recompute::None => None,
+            _ => fitting(group(), candidate.config.clone()),
         });
-        self.sort();
     }
 
     /// Starts sums of the `top` fastest where steps are shorter for it. A training decides by what compute takes, since it knows of
@@ -269,23 +264,31 @@ impl Choice {
         watched: &Watched<'_>,
         group: impl Fn() -> ConfigGroup<'c> + Sync,
     ) {
-        let shown: Vec<_> =
-            self.candidates.iter_mut().take(top).filter(|c| c.is_simulated).collect();
+        self.improve(top, watched, |candidate| {
+            let Candidate { config, step_s, .. } = candidate;
+            let others = lower::Sync::ALL.into_iter().filter(|(_, sync)| *sync != config.sync);
+            let others = others.filter_map(|(_, sync)| {
+                let mut other = config.clone();
+                other.sync = sync;
+                fitting(group(), other)
+            });
+            let gains = others.filter(|other| other.step_s < step_s * (1.0 - WORTH_SAYING));
+            gains.min_by(|a, b| a.step_s.total_cmp(&b.step_s))
+        });
+    }
+
+    /// Puts what is `better` in the place of the `top` fastest that were simulated.
+    fn improve(
+        &mut self,
+        top: usize,
+        watched: &Watched<'_>,
+        better: impl Fn(&Candidate) -> Option<Candidate> + Sync,
+    ) {
+        let shown = self.candidates.iter_mut().take(top);
+        let shown: Vec<_> = shown.filter(|candidate| candidate.is_simulated).collect();
         shown.into_par_iter().filter(|_| !watched.is_over()).for_each(|candidate| {
-            let usual = candidate.config.sync;
-            let limit = candidate.step_s * (1.0 - WORTH_SAYING);
-            let at = |sync| {
-                let mut config = candidate.config.clone();
-                config.sync = sync;
-                match group().outcome(config) {
-                    Ok(Fit::Fits(other)) if other.step_s < limit => Some(other),
-                    _ => None,
-                }
-            };
-            let others = lower::Sync::ALL.into_iter().filter(|(_, sync)| *sync != usual);
-            let others = others.filter_map(|(_, sync)| at(sync));
-            if let Some(best) = others.min_by(|a, b| a.step_s.total_cmp(&b.step_s)) {
-                *candidate = best;
+            if let Some(better) = better(candidate) {
+                *candidate = better;
             }
         });
         self.sort();
@@ -296,6 +299,14 @@ impl Choice {
         if self.smallest.as_ref().is_none_or(|(_, least)| need.total() < least.total()) {
             self.smallest = Some((config, need));
         }
+    }
+}
+
+/// A way, if it fits.
+fn fitting(mut group: ConfigGroup, way: Config) -> Option<Candidate> {
+    match group.outcome(way) {
+        Ok(Fit::Fits(candidate)) => Some(candidate),
+        _ => None,
     }
 }
 

@@ -267,9 +267,9 @@ impl Chain for ModelConfig {
             config.recompute_of(stage) == Recompute::Selective
                 || stages.any(|selective| selective == stage)
         };
-        let costs = costs_by_flops(self, config.sequence, &cuts, mean, is_selective);
         let units = Units::of_timetable(timetable);
-        Ok(StageCosts::new(costs.into_iter().map(|stage| units.cut(stage)).collect()))
+        let costs = costs_by_flops(self, config.sequence, &cuts, (mean, units), is_selective);
+        Ok(StageCosts::new(costs))
     }
 
     fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>> {
@@ -282,27 +282,25 @@ impl Chain for ModelConfig {
     }
 }
 
-/// What stages cost where one unit of time is enough for so many floating-point operations of a sample.
+/// What stages cost where one unit of time is enough for so many floating-point operations of a sample, and micro-batches are
+/// cut into such units.
 pub(crate) fn costs_by_flops(
     model: &ModelConfig,
     sequence: usize,
     cuts: &[Cut],
-    flops: f64,
+    (flops, units): (f64, Units),
     is_selective: impl Fn(StageId) -> bool,
 ) -> Vec<UniformCosts> {
     let stage = |(stage, cut): (u16, &Cut)| {
         let forward = model.forward_flops(cut, sequence) / flops;
-        let costs = UniformCosts::new(forward, 2.0 * forward, 0.0);
         let grows = model.growing_flops(cut, sequence) / flops;
         let growth = SliceGrowth { forward: grows, input: grows, weight: grows, recompute: grows };
-        match is_selective(StageId(stage)) {
-            true => {
-                let recompute = model.selective_flops(cut, sequence) / flops;
-                let growth = SliceGrowth { recompute: 0.0, ..growth };
-                UniformCosts { recompute, growth, ..costs }
-            }
-            false => UniformCosts { growth, ..costs },
+        let mut costs = UniformCosts { growth, ..UniformCosts::new(forward, 2.0 * forward, 0.0) };
+        if is_selective(StageId(stage)) {
+            costs.recompute = model.selective_flops(cut, sequence) / flops;
+            costs.growth.recompute = 0.0;
         }
+        units.cut(costs)
     };
     (0..).zip(cuts).map(stage).collect()
 }

@@ -362,9 +362,9 @@ fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Result<StepTime> {
         Speed::Flops(flops) => {
             let is_selective = |stage| program.rules().is_selective_somewhere(stage);
             let (size, units) = (way.micro_batch_size as f64, Units::of(program));
-            let stages = costs_by_flops(model, way.sequence, cuts, flops / size, is_selective);
-            let stages = stages.into_iter().map(|stage| units.cut(stage));
-            return Ok(simulated(plan, way, cluster, StageCosts::new(stages.collect())));
+            let of_sample = (flops / size, units);
+            let stages = costs_by_flops(model, way.sequence, cuts, of_sample, is_selective);
+            return Ok(simulated(plan, way, cluster, StageCosts::new(stages)));
         }
     };
     let stages = Stages { config: way, model, cuts };

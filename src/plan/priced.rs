@@ -55,10 +55,7 @@ impl Priced {
         let model = &self.model;
         match &self.times {
             Some(times) => Stages { config, model, cuts }.costs(times, units, is_selective),
-            None => {
-                let costs = costs_by_flops(model, config.sequence, cuts, 1.0, is_selective);
-                Ok(costs.into_iter().map(|stage| units.cut(stage)).collect())
-            }
+            None => Ok(costs_by_flops(model, config.sequence, cuts, (1.0, units), is_selective)),
         }
     }
 

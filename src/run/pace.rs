@@ -195,10 +195,8 @@ impl Run {
         let (model, cuts) = (self.model(), &self.subject.cuts);
         // A ruler has parts of a step alone, so any unit of time will do.
         let is_selective = |stage| program.rules().is_selective_somewhere(stage);
-        let costs = costs_by_flops(model, sequence, cuts, 1.0, is_selective);
-        let units = Units::of(program);
-        let costs = costs.into_iter().map(|stage| units.cut(stage));
-        Ruler::of(program, &StageCosts::new(costs.collect()), self.workers_at_once())
+        let costs = costs_by_flops(model, sequence, cuts, (1.0, Units::of(program)), is_selective);
+        Ruler::of(program, &StageCosts::new(costs), self.workers_at_once())
     }
 
     /// How many workers of a pipeline group do not slow each other down.
