@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import Any, NamedTuple
 
-from ._core import Error, Refusal, Timetable, Unfit, parse, schedule, schedules
+from ._core import Error, Program, Refusal, Timetable, Unfit, parse, schedule, schedules
 
 _HEADS = ("makespan", "speed-up", "bubble ratio", "peak", "copies", "messages")
 
@@ -76,10 +76,12 @@ def compare(
     return Comparison(ranked, left_out)
 
 
-_TIMES = ("forward", "backward", "input", "weight", "pair", "recompute_time", "message")
+_TIMES = ("forward", "backward", "input", "weight", "pair", "recompute_time", "message", "transfer")
 
 
-def _run(name: str | Timetable, shape: dict[str, Any], memory_cap: float | None, times: dict[str, Any]):
+def _run(
+    name: str | Timetable, shape: dict[str, Any], memory_cap: float | None, times: dict[str, Any]
+) -> tuple[Program, Entry]:
     made, label = (_made(name, shape, times), name) if isinstance(name, str) else (name, name.schedule)
     program = made.lower(memory_cap=memory_cap, of_model=True, **times)
     timeline = program.simulate()
@@ -104,10 +106,15 @@ def _made(text: str, shape: dict[str, Any], times: dict[str, Any]) -> Timetable:
     own: dict[str, Any] = {}
     while words:
         option = words.pop(0)
-        if not option.startswith("--") or not words:
+        option, _, value = option.partition("=")
+        key = option[2:].replace("-", "_")
+        if option in ("--split-backward", "--bpipe") and not value:
+            own[key] = True
+            continue
+        if not option.startswith("--") or not (value or words):
             raise Error(f"`{text}`: after the name come options with their values, such as --pipes 4")
-        value = words.pop(0)
-        own[option[2:].replace("-", "_")] = int(value) if re.fullmatch("-?[0-9]+", value) else value
-    passes = {key: own.pop(key) for key in ("recompute", "hoist", "split_backward") if key in own}
+        value = value or words.pop(0)
+        own[key] = int(value) if re.fullmatch("-?[0-9]+", value) else value
+    passes = {key: own.pop(key) for key in ("recompute", "hoist", "split_backward", "bpipe", "offload") if key in own}
     made = schedule(name, of_model=True, **{**shape, **own}, **times)
     return made.passes(of_model=True, **passes, **times) if passes else made

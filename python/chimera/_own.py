@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from typing import Any, Dict, Sequence, Tuple, Union
 
 from ._core import Error, Timetable, parse
@@ -28,8 +29,15 @@ def timetable(
     """
     if not isinstance(units_per_micro, int) or units_per_micro < 1:
         raise Error(f"`units_per_micro` is {units_per_micro!r}: choose a number from 1")
-    pipes = [list(pipe) for pipe in placement]
-    cells = [[_cell(cell) for cell in row] for row in rows]
+    try:
+        pipes = [[operator.index(worker) for worker in pipe] for pipe in placement]
+    except TypeError:
+        raise Error(f"`placement` is {placement!r}: give the worker of each stage, for each pipe, such as [[0, 1], [1, 0]]") from None
+    try:
+        lists = [list(row) for row in rows]
+    except TypeError:
+        raise Error(f"`rows` is {rows!r}: give a list of cells for each worker") from None
+    cells = [[_cell(cell) for cell in row] for row in lists]
     units = [unit for row in cells for cell in row for op in cell.get("pair", [cell]) for unit in op["micro_batches"]]
     file = {
         "schedule": schedule,
@@ -49,15 +57,18 @@ def timetable(
 
 
 def _cell(cell: Any) -> dict[str, Any]:
-    is_op = isinstance(cell, (tuple, list)) and cell and isinstance(cell[0], str)
+    if not isinstance(cell, (tuple, list)):
+        raise Error(f"{cell!r} is no cell: choose an op (kind, pipe, stage, micro_batches), or a list of two that run as a pair")
+    is_op = len(cell) > 0 and isinstance(cell[0], str)
     ops = [_op(op) for op in ([cell] if is_op else cell)]
     return ops[0] if len(ops) == 1 else {"pair": ops}
 
 
-def _op(op: Op) -> dict[str, Any]:
+def _op(op: Any) -> dict[str, Any]:
     try:
         kind, pipe, stage, micro_batches = op
-    except ValueError:
+        # Numbers of NumPy are numbers too.
+        ids = [*map(operator.index, micro_batches if hasattr(micro_batches, "__iter__") else [micro_batches])]
+        return {"kind": str(kind), "pipe": operator.index(pipe), "stage": operator.index(stage), "micro_batches": ids}
+    except (TypeError, ValueError):
         raise Error(f"{op!r} is no op: choose (kind, pipe, stage, micro_batches)") from None
-    ids = [micro_batches] if isinstance(micro_batches, int) else list(micro_batches)
-    return {"kind": kind, "pipe": pipe, "stage": stage, "micro_batches": ids}

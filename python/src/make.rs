@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use chimera_core::interchange::json::MAX_NAME;
+use chimera_core::interchange::json::{MAX_NAME, is_unprintable};
 use chimera_core::interchange::{from_csv, from_json};
 use chimera_core::lower::Passes;
 use chimera_core::notation::by_name;
@@ -177,7 +177,7 @@ pub(crate) fn parse(
         Err(_) => content.extract::<String>()?.into_bytes(),
     };
     run(py, move || {
-        if name.len() > MAX_NAME || name.chars().any(char::is_control) {
+        if name.len() > MAX_NAME || name.chars().any(is_unprintable) {
             let reason = format!("`name` has more than {MAX_NAME} bytes or control characters");
             return Err(Failure::Invalid(reason));
         }

@@ -175,6 +175,12 @@ def test_a_search_finds_what_it_says():
         (lambda: chimera.parse("0F0,0B0", name="\n"), "`name` has more than 256 bytes or control characters"),
         (lambda: chimera.timetable([], []), "depth: 0 is not in 1 to 65535"),
         (lambda: chimera.timetable([[0]], [[("F", 0)]]), "('F', 0) is no op: choose (kind, pipe, stage, micro_batches)"),
+        (lambda: chimera.timetable([[0]], [[("F", 0, 0, None)]]), "('F', 0, 0, None) is no op"),
+        (lambda: chimera.timetable([[0]], [[("F", 0, 0, "a")]]), "('F', 0, 0, 'a') is no op"),
+        (lambda: chimera.timetable([[0]], [[3]]), "3 is no cell: choose an op"),
+        (lambda: chimera.timetable([[0]], [3]), "`rows` is [3]: give a list of cells for each worker"),
+        (lambda: chimera.timetable([0], [[("F", 0, 0, 0)]]), "`placement` is [0]: give the worker of each stage"),
+        (lambda: chimera.compare("1f1b --pipes"), "`1f1b --pipes`: after the name come options with their values"),
         (lambda: chimera.timetable([[0]], [[]], units_per_micro=0), "`units_per_micro` is 0: choose a number from 1"),
         (lambda: chimera.compare("chimera '"), "`chimera '` is no name of a schedule"),
         (lambda: chimera.auto(pipes=3), "3 mirrored pipes"),
@@ -254,3 +260,25 @@ def test_stages_may_be_a_graph():
     rows = [[("F", 0, 0, 0), ("F", 0, 1, 0), ("B", 0, 1, 0), ("B", 0, 0, 0)]]
     towers = {"sources": [0, 1], "edges": [], "losses": [0, 1]}
     assert chimera.timetable([[0, 0]], rows, graph=towers).lower().messages == 0
+
+
+def test_a_name_that_is_compared_may_have_options_without_values():
+    compared = chimera.compare("1f1b", "1f1b --split-backward", "1f1b --recompute=full", micro_batches=8)
+    split = chimera.schedule("1f1b", micro_batches=8).passes(split_backward=True, of_model=True).lower(of_model=True)
+    assert {entry.name: entry.makespan for entry in compared.entries}["1f1b --split-backward"] == split.simulate().makespan
+    assert len(compared.entries) == 3
+
+
+def test_times_of_transfers_are_compared_too():
+    moved = chimera.schedule("1f1b", micro_batches=8).passes(offload="auto", memory_cap=2, transfer=0)
+    quick, slow = (chimera.compare(moved, micro_batches=8, transfer=time).entries[0].makespan for time in (0, 100))
+    assert slow > quick
+
+
+def test_own_timetables_may_have_numbers_of_other_types():
+    class Number:
+        def __index__(self):
+            return 0
+
+    rows = [[("F", Number(), 0, Number()), ("B", 0, Number(), (Number(),))]]
+    assert chimera.timetable([[Number()]], rows) == chimera.timetable([[0]], [[("F", 0, 0, 0), ("B", 0, 0, 0)]])

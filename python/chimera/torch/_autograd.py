@@ -7,7 +7,7 @@ spine towards a parameter is a *source*: the gradient that arrives there is kept
 
 from __future__ import annotations
 
-from typing import Callable, Iterable
+from typing import Callable, Iterable, Sequence
 
 import torch
 from torch.autograd.graph import GradientEdge, Node
@@ -53,9 +53,15 @@ def backward_input(
             hook.remove()
 
     def add_weight_gradients() -> None:
+        made: dict[torch.Tensor, torch.Tensor] = {}
         for source, (reached, spine) in sources.items():
             if source in arrived:
-                _add_from(source, arrived.pop(source), [leaves[leaf] for leaf in reached], spine)
+                parameters = [leaves[leaf] for leaf in reached]
+                for parameter, part in zip(parameters, _gradients_from(source, arrived.pop(source), parameters, spine)):
+                    if part is not None:
+                        made[parameter] = made[parameter] + part if parameter in made else part
+        for parameter, total in made.items():
+            _accumulate(parameter, total)
 
     return (torch.zeros_like(x) if dx is None else dx), add_weight_gradients
 
@@ -114,22 +120,36 @@ def _sources(
     return sources
 
 
-def _add_from(source: Node, grads: tuple[torch.Tensor | None, ...], parameters: list[torch.Tensor], spine: list[Node]) -> None:
-    """Adds the gradients of `parameters` that come from `source` without the spine behind it, which has its own."""
+def _gradients_from(
+    source: Node, grads: tuple[torch.Tensor | None, ...], parameters: list[torch.Tensor], spine: list[Node]
+) -> Sequence[torch.Tensor | None]:
+    """The gradients of `parameters` that come from `source` without the spine behind it, which has its own."""
 
     def nothing(arriving: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
         return tuple(None if grad is None else torch.zeros_like(grad) for grad in arriving)
 
+    edges = [(GradientEdge(source, i), grad) for i, grad in enumerate(grads) if grad is not None]
+    if not edges:
+        return [None] * len(parameters)
     # Only where a parameter is behind the spine too does anything arrive there.
     hooks = [node.register_prehook(nothing) for node in spine]
     try:
-        edges = [(GradientEdge(source, i), grad) for i, grad in enumerate(grads) if grad is not None]
-        made = torch.autograd.grad(
+        made: Sequence[torch.Tensor | None] = torch.autograd.grad(
             [edge for edge, _ in edges], parameters, [grad for _, grad in edges], retain_graph=True, allow_unused=True
         )
+        return made
     finally:
         for hook in hooks:
             hook.remove()
-    for parameter, grad in zip(parameters, made):
-        if grad is not None:
-            parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+
+
+def _accumulate(parameter: torch.Tensor, grad: torch.Tensor) -> None:
+    """Adds to the gradient of a parameter, as autograd's own accumulation does, hooks behind it included."""
+    with torch.no_grad():
+        if parameter.grad is None:
+            # Autograd may hand one tensor to several parameters and to the input, and gradients are scaled in place.
+            parameter.grad = grad.clone(memory_format=torch.contiguous_format) if grad.layout == torch.strided else grad.clone()
+        else:
+            parameter.grad += grad
+    for hook in tuple((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()):
+        hook(parameter)

@@ -15,7 +15,14 @@ from ._stage import Stage
 class Executor:
     """One worker's row, step after step."""
 
-    def __init__(self, file: dict[str, Any], row: list[dict], stages: dict[int, Stage], buckets: list[Updated], messages: Messages) -> None:
+    def __init__(
+        self,
+        file: dict[str, Any],
+        row: list[dict[str, Any]],
+        stages: dict[int, Stage],
+        buckets: list[Updated],
+        messages: Messages,
+    ) -> None:
         self._tokens, self._row, self._last = file["tokens"], row, file["stages"] - 1
         self._stages_of = [[s for s in bucket["stages"] if s in stages] for bucket in file["buckets"]]
         self._updates = [bucket["update"] for bucket in file["buckets"]]
@@ -41,7 +48,8 @@ class Executor:
         self.times = []
         for stage in self._stages.values():
             stage.versions.begin()
-        start, starts, is_agreed = time.perf_counter(), {}, True
+        start, is_agreed = time.perf_counter(), True
+        starts: dict[int, tuple[int, float]] = {}
         for index, instruction in enumerate(self._row):
             what = instruction["do"]
             if what == "run":
@@ -96,10 +104,14 @@ class Executor:
         value = self._values.pop(token)
         return value.wait() if isinstance(value, Coming) else value
 
-    def _run(self, op: dict, eaten: list[Any]) -> None:
+    def _run(self, op: dict[str, Any], eaten: list[Any]) -> None:
         eats = [(self._tokens[token], value) for token, value in zip(op["eats"], eaten)]
-        by_kind = lambda kind: {about["units"][0]: value for about, value in eats if about["kind"] == kind}
-        stage, made = self._stages[op["stage"]], {}
+        stage = self._stages[op["stage"]]
+        made: dict[tuple[str, int], Any] = {}
+
+        def by_kind(kind: str) -> dict[int, Any]:
+            return {about["units"][0]: value for about, value in eats if about["kind"] == kind}
+
         if op["kind"] == "F":
             made = self._forward(op, stage, next(iter(by_kind("activation").values()), None))
         elif op["kind"] == "R":
@@ -122,7 +134,7 @@ class Executor:
             is_version = about["kind"] == "version"
             self._values[token] = None if is_version else made[about["kind"], about["units"][0]]
 
-    def _forward(self, op: dict, stage: Stage, activation: list[torch.Tensor] | None) -> dict[tuple[str, int], Any]:
+    def _forward(self, op: dict[str, Any], stage: Stage, activation: list[torch.Tensor] | None) -> dict[tuple[str, int], Any]:
         made: dict[tuple[str, int], Any] = {}
         outputs = []
         is_kept = any(self._tokens[token]["kind"] == "kept" for token in op["makes"])
@@ -140,7 +152,7 @@ class Executor:
         made["activation", op["units"][0]] = outputs
         return made
 
-    def _evaluate(self, op: dict) -> None:
+    def _evaluate(self, op: dict[str, Any]) -> None:
         eaten = [self._take(token) for token in op["eats"]]
         outputs = []
         for i, unit in enumerate(op["units"]):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Tuple
 
 import torch
 import torch.distributed as dist
 
+from .. import Error
+
 _DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool]
+"""Types of activations, of which a message tells the place in this list."""
+
 _MOST_DIMS = 8
+
+Channel = Tuple[str, int, int]
+"""Kind, pipe and stage of the tokens that a channel carries."""
 
 
 class Coming:
@@ -28,7 +35,8 @@ class Messages:
     Every channel (kind, pipe and stage of its tokens) has a tag of its own, within which messages keep their order.
     Where the transport knows no tags, the order of the instructions is that of the messages.
 
-    `ranks` are those of the workers. Of each channel the first message of a step is preceded by shape and type. Gradients have those of their activation.
+    `ranks` are those of the workers. Shape and type go before the first activation of a channel in a step. A gradient has
+    those of its activation.
     """
 
     def __init__(
@@ -37,10 +45,10 @@ class Messages:
         self._tokens, self._ranks, self._group, self._device = file["tokens"], ranks, group, device
         channels = {self._channel(i["token"]) for row in file["rows"] for i in row["instructions"] if i["do"] == "send"}
         self._tags = {channel: tag if is_tagged else 0 for tag, channel in enumerate(sorted(channels))}
-        self._shapes: dict[tuple, tuple[torch.Size, torch.dtype]] = {}
+        self._shapes: dict[Channel, tuple[torch.Size, torch.dtype]] = {}
         self._sent: list[tuple[Any, torch.Tensor]] = []
 
-    def _channel(self, token: int) -> tuple[str, int, int]:
+    def _channel(self, token: int) -> Channel:
         about = self._tokens[token]
         return about["kind"], about["pipe"], about["stage"]
 
@@ -65,15 +73,15 @@ class Messages:
             is_first = channel not in self._shapes
             known = self._shapes.setdefault(channel, (shape, dtype))
             if known != (shape, dtype):
-                raise ValueError(
+                raise Error(
                     f"stage {channel[2]} made {_words(shape, dtype)} after {_words(*known)}: "
-                    "all micro-batches of a step must have one shape"
+                    "pad the samples, so that all micro-batches of a step have one shape"
                 )
             if is_first:
                 self._put(_described(shape, dtype, self._device), to, channel)
         self._put((units[0] if len(units) == 1 else torch.cat(units)).contiguous(), to, channel)
 
-    def _put(self, tensor: torch.Tensor, to: int, channel: tuple[str, int, int]) -> None:
+    def _put(self, tensor: torch.Tensor, to: int, channel: Channel) -> None:
         work = dist.isend(tensor, self._ranks[to], group=self._group, tag=self._tags[channel])
         self._sent = [(w, t) for w, t in self._sent if not w.is_completed()]
         self._sent.append((work, tensor))
@@ -93,7 +101,10 @@ class Messages:
 
 def _described(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if not 1 <= len(shape) <= _MOST_DIMS or dtype not in _DTYPES:
-        raise ValueError(f"{_words(shape, dtype)} cannot be sent: activations have 1 to {_MOST_DIMS} dimensions")
+        types = ", ".join(str(dtype) for dtype in _DTYPES if dtype.is_floating_point)
+        raise Error(
+            f"an activation of shape {_words(shape, dtype)} cannot be sent: hand on 1 to {_MOST_DIMS} dimensions, of one of {types}"
+        )
     numbers = [_DTYPES.index(dtype), len(shape), *shape, *[0] * (_MOST_DIMS - len(shape))]
     return torch.tensor(numbers, dtype=torch.int64, device=device)
 

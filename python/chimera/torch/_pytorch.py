@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from .. import Error, Program
-from ._reductions import Bucket
-from ._runtime import check_alike
+from . import _checks
+from ._reductions import Bucket, buffers_of
 
 if TYPE_CHECKING:
     from ._virtual_stages import VirtualSchedule
@@ -28,6 +27,7 @@ def pytorch_runtime(
     *,
     device: torch.device | str | None = None,
     group: Any = None,
+    broadcast_buffers: bool = True,
 ) -> PyTorchRuntime:
     """Makes a runtime that carries out `program` by PyTorch's own pipelining runtime, bidirectional programs whole.
 
@@ -37,14 +37,15 @@ def pytorch_runtime(
       Every rank calls this with the same program.
     - `stages(s)` makes the module of stage `s`, from one tensor or several to one or several. It may shard its parameters
       by `fully_shard` over the ranks of the same worker in other pipelines. It is called once for each stage of this
-      worker. Replicas get the weights of the first.
+      worker, whose stages have no parameter in common. Replicas get the weights and buffers of the first.
     - `loss_fn(output, target)` is the mean over the samples it is given.
     - `device` is that of the stages [default: CUDA if the group's backend is NCCL, else the CPU].
+    - `broadcast_buffers` gives replicas within the pipeline the buffers of the first after each step.
 
     Raises `chimera.Error` for what PyTorch's runtime cannot do: parts of micro-batches (halving), ops on several at
     once, recomputation, updates while micro-batches are on their way, tied parameters.
     """
-    return PyTorchRuntime(program, stages, loss_fn, device=device, group=group)
+    return PyTorchRuntime(program, stages, loss_fn, device=device, group=group, broadcast_buffers=broadcast_buffers)
 
 
 class PyTorchRuntime:
@@ -62,44 +63,42 @@ class PyTorchRuntime:
         *,
         device: torch.device | str | None = None,
         group: Any = None,
+        broadcast_buffers: bool = True,
     ) -> None:
         self.program, self._group = program, group if group is not None else dist.group.WORLD
+        self._broadcasts_buffers, self._guard = broadcast_buffers, _checks.Guard()
+        _checks.check_group(self._group)
+        _checks.check_alike(program, {"broadcast_buffers": broadcast_buffers}, self._group)
         self.worker = dist.get_rank(self._group)
         file = program.to_dict()
         rows = _rows(program, file)
-        _check_group(program, self._group)
+        _check_size(program, self._group)
         is_nccl = dist.get_backend(self._group) == "nccl"
         self.device = torch.device(device) if device is not None else torch.device("cuda" if is_nccl else "cpu")
-        self.modules = {s: self._on_device(stages(s), s) for s in program.stages_of(self.worker)}
+        self.modules = _checks.make_stages(program.stages_of(self.worker), stages, self._on_device, (), self._group)
         self._buckets = self._make_buckets(file["buckets"])
         self.schedule = self._make_schedule(file["placement"], rows, loss_fn)
 
     def _on_device(self, module: torch.nn.Module, stage: int) -> torch.nn.Module:
-        if isinstance(module, DistributedDataParallel):
-            raise Error(
-                f"stage {stage} is in DistributedDataParallel, which sums gradients before those of all pipes are there: shard "
-                f"it with fully_shard, {_INSTEAD}, which trains groups side by side"
-            )
+        _checks.refuse_wrapped(module, stage, f"shard it with fully_shard, {_INSTEAD}, which trains groups side by side")
         is_sharded = any(isinstance(parameter, DTensor) for parameter in module.parameters())
         return module if is_sharded else module.to(self.device)
 
-    def _make_buckets(self, written: list[dict]) -> list[Bucket]:
+    def _make_buckets(self, written: list[dict[str, Any]]) -> list[Bucket]:
         """What is summed over replicas, stage by stage in the same order on all ranks."""
         all_ranks = dist.get_process_group_ranks(self._group)
-        groups: dict[tuple[int, ...], Any] = {}
+        # Gathered gradients come in the order of ranks within their group.
+        ranks_of = {bucket["stages"][0]: sorted({all_ranks[worker] for worker in bucket["members"]}) for bucket in written}
+        groups = _checks.make_groups(ranks_of.values(), self._group)
         buckets = []
-        for bucket in written:
-            (stage,) = bucket["stages"]
+        for stage, ranks in ranks_of.items():
             if stage not in self.modules:
                 continue
-            # Gathered gradients come in the order of ranks within their group.
-            ranks = tuple(all_ranks[worker] for worker in sorted(set(bucket["members"])))
-            if len(ranks) > 1 and ranks not in groups:
-                # Pipelines beside this one make groups of their own ranks at the same time.
-                groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
-            parameters = list(self.modules[stage].parameters())
-            made = Bucket([p for p in parameters if p.requires_grad], ranks, groups.get(ranks))
-            made.make_equal([*(p for p in parameters if not p.requires_grad), *self.modules[stage].buffers()])
+            module = self.modules[stage]
+            parameters = list(module.parameters())
+            trained = [p for p in parameters if p.requires_grad]
+            made = Bucket(trained, ranks, groups.get(tuple(ranks)), buffers_of([module]))
+            made.make_equal([p for p in parameters if not p.requires_grad])
             buckets.append(made)
         return buckets
 
@@ -113,7 +112,8 @@ class PyTorchRuntime:
             if worker == self.worker
         ]
         ranks = {index: worker for index, (_, worker) in enumerate(places)}
-        return virtual_stages.VirtualSchedule(own, rows, ranks, self.program.micro_batches, loss_fn)
+        schedule: VirtualSchedule = virtual_stages.VirtualSchedule(own, rows, ranks, self.program.micro_batches, loss_fn)
+        return schedule
 
     def step(self, x: Any = None, target: torch.Tensor | None = None) -> float:
         """Computes the gradients of a batch, and returns the mean loss of this pipeline, on all its ranks.
@@ -125,27 +125,27 @@ class PyTorchRuntime:
         Gradients of the last step are dropped. Those of this one are summed over the replicas of a stage in the order of
         ranks, so that replicas stay equal to the bit; FSDP has summed them over other pipelines before.
         """
+        _checks.Guard.check_gradients()
+        inputs = self._inputs(x, target)
         for bucket in self._buckets:
             bucket.begin()
-        self.schedule.step(return_outputs=False, **self._inputs(x, target))
-        for bucket in self._buckets:
-            bucket.start()
-        for bucket in self._buckets:
-            bucket.wait()
-        return self._loss()
+        with self._guard.step():
+            self.schedule.step(return_outputs=False, **inputs)
+            for bucket in self._buckets:
+                bucket.start()
+            for bucket in self._buckets:
+                bucket.wait()
+            if self._broadcasts_buffers:
+                for bucket in self._buckets:
+                    bucket.share_buffers()
+            return self._loss()
 
-    @torch.no_grad()
     def evaluate(self, x: Any = None, target: torch.Tensor | None = None) -> float:
         """The mean loss of a batch, on all ranks of this pipeline. Modules are in evaluation mode meanwhile."""
-        modes = [(module, module.training) for module in self.modules.values()]
-        for module, _ in modes:
-            module.eval()
-        try:
-            self.schedule.evaluate(**self._inputs(x, target))
-        finally:
-            for module, mode in modes:
-                module.train(mode)
-        return self._loss()
+        inputs = self._inputs(x, target)
+        with torch.no_grad(), _checks.evaluating(self.modules.values()), self._guard.step():
+            self.schedule.evaluate(**inputs)
+            return self._loss()
 
     def _inputs(self, x: Any, target: Any) -> dict[str, Any]:
         targets = self._micro_batches(target, "target", self.program.stages - 1)
@@ -156,22 +156,19 @@ class PyTorchRuntime:
         if stage not in self.modules:
             return None
         if batch is None:
-            raise Error(f"worker {self.worker} holds stage {stage} and needs `{name}`")
-        tensors, n = batch if isinstance(batch, tuple) and name == "x" else (batch,), self.program.micro_batches
-        for tensor in tensors:
-            if not isinstance(tensor, torch.Tensor):
-                raise Error(f"`{name}` is a {type(tensor).__name__}, and PyTorch's runtime takes tensors")
-            if len(tensor) == 0 or len(tensor) % n:
-                raise Error(f"`{name}` has {len(tensor)} samples, which do not divide into {n} equal parts")
+            raise Error(f"worker {self.worker} holds stage {stage} and needs `{name}`: give it the batch of its pipeline")
+        given, n = batch if isinstance(batch, tuple) and name == "x" else (batch,), self.program.micro_batches
+        instead = "give a tensor, or a tuple of tensors" if name == "x" else "give a tensor"
+        tensors = [_checks.tensor_batch(tensor, name, n, instead) for tensor in given]
         return list(zip(*(tensor.to(self.device).split(len(tensor) // n) for tensor in tensors)))
 
     def _loss(self) -> float:
         own = torch.zeros(1, dtype=torch.float64, device=self.device)
         for loss in self.schedule.micro_batch_losses.values():
-            own += loss.double()
+            own += loss.double().reshape(1)
         rows = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
         dist.all_gather(rows, own, group=self._group)
-        return torch.stack(rows).sum().item() / self.program.micro_batches
+        return float(torch.stack(rows).sum()) / self.program.micro_batches
 
 
 def _virtual_stages() -> Any:
@@ -185,14 +182,13 @@ def _virtual_stages() -> Any:
     return module
 
 
-def _check_group(program: Program, group: Any) -> None:
+def _check_size(program: Program, group: Any) -> None:
     n_ranks = dist.get_world_size(group)
     if n_ranks != program.depth:
         raise Error(
             f"the group has {n_ranks} ranks and the program {program.depth} workers: give the group of one pipeline, such as "
             '`mesh["pp"].get_group()`'
         )
-    check_alike(program, group)
 
 
 def _rows(program: Program, file: dict[str, Any]) -> list[str]:

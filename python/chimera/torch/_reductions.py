@@ -8,15 +8,27 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from .. import Error
+
+MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+MakeScheduler = Callable[[torch.optim.Optimizer], Any]
+
 
 class Bucket:
     """The parameters whose gradients are summed together, and the ranks that hold them.
 
-    Of a parameter that is sharded, each rank sums its own part: the ranks must hold the same part of it.
+    A rank sums its own part of a sharded parameter: all ranks of the bucket must hold the same part. `buffers` returns the
+    buffers of the modules, which may be other tensors after a step.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], ranks: Sequence[int], group: Any) -> None:
-        self.parameters, self.ranks, self._group = list(parameters), list(ranks), group
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        ranks: Sequence[int],
+        group: Any,
+        buffers: Callable[[], Sequence[torch.Tensor]] = list,
+    ) -> None:
+        self.parameters, self.ranks, self._group, self._buffers = list(parameters), list(ranks), group, buffers
         by_dtype: dict[torch.dtype, list[torch.nn.Parameter]] = {}
         for parameter in self.parameters:
             by_dtype.setdefault(parameter.dtype, []).append(parameter)
@@ -33,11 +45,17 @@ class Bucket:
             parameter.grad = None
 
     def start(self) -> None:
-        """Starts the sum. A parameter without a gradient counts as zeros."""
+        """Starts the sum. A parameter has no gradient afterwards if it has none on any rank."""
         if not self.is_shared:
             return
         for alike in self._alike:
-            own = torch.cat([_grad(parameter).reshape(-1) for parameter in alike])
+            grads = [_grad(parameter) for parameter in alike]
+            flat = [torch.zeros_like(_local(p)).reshape(-1) if g is None else g.reshape(-1) for p, g in zip(alike, grads)]
+            has_grad = flat[0].new_ones(len(alike))
+            missing = [index for index, grad in enumerate(grads) if grad is None]
+            if missing:
+                has_grad[missing] = 0
+            own = torch.cat([*flat, has_grad])
             all_of_them = [torch.empty_like(own) for _ in self.ranks]
             work = dist.all_gather(all_of_them, own, group=self._group, async_op=True)
             self._works.append((work, all_of_them, alike))
@@ -49,48 +67,73 @@ class Bucket:
             total = gathered[0]
             for other in gathered[1:]:
                 total += other
-            parts = total.split([_grad(parameter).numel() for parameter in alike])
-            for parameter, part in zip(alike, parts):
+            *parts, n_grads = total.split([*(_local(parameter).numel() for parameter in alike), len(alike)])
+            # Only who lacks a gradient asks whether another rank has one: the question waits for the device.
+            lacks = any(parameter.grad is None for parameter in alike)
+            has_grad = (n_grads != 0).tolist() if lacks else [True] * len(alike)
+            for parameter, part, has in zip(alike, parts, has_grad):
+                if not has:
+                    continue
                 if isinstance(parameter, DTensor):
-                    _grad(parameter).copy_(part.view_as(_grad(parameter)))
+                    if parameter.grad is None:
+                        parameter.grad = torch.zeros_like(parameter)
+                    grad = _local(parameter.grad)
+                    grad.copy_(part.view_as(grad))
                 else:
                     parameter.grad = part.view_as(parameter)
         self._works.clear()
 
-    def make_equal(self, untrained: Sequence[torch.Tensor]) -> None:
-        """Gives all replicas the weights of the first, and tensors that are not trained: frozen weights and buffers."""
+    def make_equal(self, frozen: Sequence[torch.Tensor]) -> None:
+        """Gives all replicas the weights and buffers of the first, and `frozen` parameters, which are not trained."""
+        self._copy_first([*self.parameters, *frozen, *self._buffers()])
+
+    def share_buffers(self) -> None:
+        """Gives all replicas the buffers of the first, which forwards may have changed, such as the statistics of a batch norm."""
+        self._copy_first(self._buffers())
+
+    def _copy_first(self, tensors: Sequence[torch.Tensor]) -> None:
         if self.is_shared:
-            for tensor in [*self.parameters, *untrained]:
-                dist.broadcast(_local(tensor.data), self.ranks[0], group=self._group)
+            for tensor in tensors:
+                _broadcast(_local(tensor.data), self.ranks[0], self._group)
 
     def squared_norm(self, device: torch.device) -> torch.Tensor:
-        squares = (_grad(parameter).double().square().sum() for parameter in self.parameters)
+        """The sum of the squares of all gradients."""
+        grads = [grad for grad in map(_grad, self.parameters) if grad is not None]
+        squares = ((grad.abs() if grad.is_complex() else grad).double().square().sum() for grad in grads)
         return sum(squares, torch.zeros((), dtype=torch.float64, device=device))
 
     def scale(self, factor: float) -> None:
+        """Multiplies all gradients by a factor."""
         for parameter in self.parameters:
-            _grad(parameter).mul_(factor)
+            grad = _grad(parameter)
+            if grad is not None:
+                grad.mul_(factor)
 
 
 class Updated(Bucket):
-    """A bucket with its optimizer; in a window those of the first update serve all."""
+    """A bucket with its optimizer; in a window the optimizer of the first update serves all."""
 
     def __init__(
         self,
         parameters: Sequence[torch.nn.Parameter],
         ranks: Sequence[int],
         group: Any,
-        optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
-        scheduler: Callable[[torch.optim.Optimizer], Any] | None,
+        buffers: Callable[[], Sequence[torch.Tensor]],
+        frozen: Sequence[torch.Tensor],
+        optimizer: MakeOptimizer,
+        scheduler: MakeScheduler | None,
         first: Updated | None,
     ) -> None:
-        super().__init__(parameters, ranks, group)
+        super().__init__(parameters, ranks, group, buffers)
         self.optimizer: torch.optim.Optimizer | None = None
         self.scheduler: Any = None
         self._square: torch.Tensor | None = None
         if first is not None:
             self.optimizer, self.scheduler = first.optimizer, first.scheduler
-        elif self.parameters:
+            return
+        # Before there is an optimizer, which may copy the weights that it is given.
+        self.make_equal(frozen)
+        if self.parameters:
             self.optimizer = optimizer(self.parameters)
             self.scheduler = scheduler(self.optimizer) if scheduler else None
 
@@ -99,7 +142,7 @@ class Updated(Bucket):
         self._square = None
 
     def squared_norm(self, device: torch.device) -> torch.Tensor:
-        """That of the gradients, or of those that the update kept."""
+        """The sum of the squares of all gradients, which an update may have kept."""
         return super().squared_norm(device) if self._square is None else self._square
 
     def update(self, keeps_norm: bool) -> None:
@@ -112,12 +155,30 @@ class Updated(Bucket):
             self.scheduler.step()
 
 
-def _grad(parameter: torch.nn.Parameter) -> torch.Tensor:
+def buffers_of(modules: Sequence[torch.nn.Module]) -> Callable[[], list[torch.Tensor]]:
+    """What returns the buffers that the modules have by then."""
+    return lambda: [buffer for module in modules for buffer in module.buffers()]
+
+
+def _grad(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    """The part of a gradient that is here, if there is one."""
     if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
+        return None
+    if parameter.grad.layout != torch.strided:
+        raise Error("a gradient is sparse, and replicas sum dense ones: make the embedding with sparse=False")
     return _local(parameter.grad)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or of a sharded one the part that is here."""
+    """The tensor, or the part of a sharded one that is here."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _broadcast(tensor: torch.Tensor, source: int, group: Any) -> None:
+    """Overwrites a tensor by that of another rank. It is sent as bytes: backends know few types."""
+    if tensor.numel() == 0:
+        return
+    sent = tensor.contiguous().reshape(-1)
+    dist.broadcast(sent.view(torch.uint8), source, group=group)
+    if not tensor.is_contiguous():
+        tensor.copy_(sent.view_as(tensor))

@@ -7,6 +7,7 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
+from .. import Error
 from . import _autograd
 from ._versions import Versions, Weights
 
@@ -35,44 +36,83 @@ class Stage:
 
     def __init__(
         self,
+        index: int,
         module: torch.nn.Module,
         versions: Versions,
-        is_first: bool,
         loss_fn: Loss | None,
         autocast: torch.dtype | None,
         device: torch.device,
     ) -> None:
-        self.module, self.versions, self._is_first, self._loss_fn = module, versions, is_first, loss_fn
+        self._index, self.module, self.versions, self._loss_fn = index, module, versions, loss_fn
         self._autocast, self._device = autocast, device
 
     def forward(self, x: torch.Tensor, target: Any, weights: Weights | None = None) -> torch.Tensor:
-        """The activation, or the loss of the last stage, by the newest weights or by those given."""
+        """The activation, or the loss of the last stage, by the module's weights and buffers, or by `weights` in their place."""
         mixed: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self._autocast is not None:
             mixed = torch.autocast(self._device.type, dtype=self._autocast)
         with mixed:
             output = torch.func.functional_call(self.module, weights, (x,)) if weights else self.module(x)
-            return output if self._loss_fn is None else self._loss_fn(output, target)
+            return self._activation(output) if self._loss_fn is None else self._loss(self._loss_fn(output, target))
 
-    def save(self, x: torch.Tensor, target: Any, weights: Weights) -> tuple[torch.Tensor, Saved]:
-        """The output, and what its backward needs."""
+    def _activation(self, output: Any) -> torch.Tensor:
+        if not isinstance(output, torch.Tensor):
+            raise Error(
+                f"stage {self._index} returned a {type(output).__name__}, and a stage of Runtime hands on one tensor: join what it "
+                "returns into one tensor, or train with chimera.torch.pytorch_runtime, which takes several"
+            )
+        if not (output.is_floating_point() or output.is_complex()):
+            raise Error(
+                f"stage {self._index} returned a tensor of {output.dtype}, through which no gradient goes back: hand on numbers of a "
+                "floating-point type"
+            )
+        return output
+
+    def _loss(self, loss: Any) -> torch.Tensor:
+        if not isinstance(loss, torch.Tensor):
+            raise Error(f"`loss_fn` returned a {type(loss).__name__}: return the mean over the samples as a tensor, without `.item()`")
+        if loss.numel() != 1:
+            raise Error(
+                f"`loss_fn` returned a tensor of shape {list(loss.shape)}: return the mean over the samples, one number, such as by "
+                'reduction="mean"'
+            )
+        return loss
+
+    def save(self, x: torch.Tensor, target: Any, weights: Weights, buffers: Weights | None = None) -> tuple[torch.Tensor, Saved]:
+        """The output, and what its backward needs. A forward changes `buffers` in the place of the module's, if they are given."""
         leaf = x.detach()
-        leaf.requires_grad_(not self._is_first and leaf.is_floating_point())
-        output = self.forward(leaf, target, weights)
+        leaf.requires_grad_(self._index > 0 and (leaf.is_floating_point() or leaf.is_complex()))
+        output = self.forward(leaf, target, {**weights, **buffers} if buffers else weights)
+        if self._loss_fn is not None and not output.requires_grad and self._is_trained(leaf):
+            raise Error(
+                "the loss has no gradient: `loss_fn` must compute it from the output of the last stage, without `detach`, `no_grad` or "
+                "a whole number such as of `argmax`"
+            )
         return output.detach(), Saved(leaf, output, weights)
+
+    def _is_trained(self, x: torch.Tensor) -> bool:
+        return x.requires_grad or any(parameter.requires_grad for parameter in self.module.parameters())
 
     def keep(self, x: torch.Tensor, target: Any, weights: Weights) -> tuple[torch.Tensor, Kept]:
         """The output, and what a recomputation needs."""
         kept = Kept(x.detach(), target, _random_state(self._device), weights)
+        version = kept.x._version
         with torch.no_grad():
-            return self.forward(x, target, weights), kept
+            output = self.forward(x, target, weights)
+        if kept.x._version != version:
+            raise Error(
+                f"stage {self._index} changes its input in place, from which it is to be recomputed: begin it with an operation that makes "
+                "a new tensor (inplace=False), or lower without recomputation"
+            )
+        return output, kept
 
     def recompute(self, kept: Kept) -> Saved:
-        """The forward again, with the random numbers that it had."""
+        """The forward again, with the random numbers that it had. Buffers stay as they are: the first forward has changed them."""
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             _set_random_state(kept.random_state, self._device)
-            return self.save(kept.x, kept.target, kept.weights)[1]
+            return self.save(kept.x, kept.target, kept.weights, buffers)[1]
 
     def backward(self, saved: Saved, grad: torch.Tensor, update: int) -> torch.Tensor | None:
         """Adds the gradients of the weights to those of an update; returns the gradient of the input."""

@@ -30,11 +30,11 @@ class VirtualStage(PipelineStage):
 
     @property
     def is_first(self) -> bool:
-        return self.stage_index % self._n_stages == 0
+        return bool(self.stage_index % self._n_stages == 0)
 
     @property
     def is_last(self) -> bool:
-        return (self.stage_index + 1) % self._n_stages == 0
+        return bool((self.stage_index + 1) % self._n_stages == 0)
 
     # PyTorch hands values over within a rank where numbers follow each other, which the last stage of a pipe and the
     # first of the next do too. It also does so when it evaluates, where no backward has made a gradient.
@@ -58,7 +58,8 @@ class VirtualStage(PipelineStage):
         PyTorch asks for stage 0 here, and `is_first` in the input half.
         """
         if not (self.has_backward and self.is_first):
-            return super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+            return
         del self.dw_runner[bwd_chunk_id]
         inputs, _, output, grads = self.backward_state.pop(bwd_chunk_id)
         arguments = {"stage_output": output, "output_grads": grads, "input_values": inputs}

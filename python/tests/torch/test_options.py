@@ -198,8 +198,9 @@ def refused():
             Runtime(program, linear, MSE, sgd, **options).step(*options.pop("given", batch()))
 
     lower = lambda name, **how: chimera.schedule(name, depth=2, micro_batches=2).lower(**how)
-    says("lower with barrier=True", program=lower("pipedream"), clip=1.0)
-    says("lower with barrier=True", program=lower("1f1b", barrier=False), clip=1.0)
+    says("leave `clip` out, or choose a synchronous schedule", program=lower("pipedream"), clip=1.0)
+    says("leave `loss_scale` out, or choose a synchronous schedule", program=lower("pipedream-2bw"), loss_scale="dynamic")
+    says("lower with barrier=True, or leave `clip` out", program=lower("1f1b", barrier=False), clip=1.0)
     says("2 ranks do not make groups of 4 workers", program=chimera.schedule("1f1b").lower())
     says("the program ties the stages", tied=[{0: "0.weight", 1: "0.weight"}])
     rank = torch.distributed.get_rank()

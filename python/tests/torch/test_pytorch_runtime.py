@@ -191,7 +191,7 @@ def refused():
         runtime.step(*batch(0, 7))
     with pytest.raises(chimera.Error, match="and needs"):
         runtime.step()
-    with pytest.raises(chimera.Error, match="takes tensors"):
+    with pytest.raises(chimera.Error, match="is a list, and this runtime takes one tensor"):
         runtime.step([1.0] * 4, [1.0] * 4)
 
 

@@ -1,0 +1,204 @@
+"""Mistakes are told in words, on all ranks that would wait otherwise, and before they spoil weights."""
+
+import chimera
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from chimera.torch import Runtime, pytorch_runtime  # noqa: E402
+from torch import nn  # noqa: E402
+
+from ranks import on_ranks  # noqa: E402
+
+WIDTH = 4
+MSE = nn.functional.mse_loss
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def batch(n=8):
+    torch.manual_seed(7)
+    return torch.randn(n, WIDTH, dtype=torch.float64), torch.randn(n, WIDTH, dtype=torch.float64)
+
+
+def linear(stage):
+    torch.manual_seed(stage)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=torch.float64), nn.Tanh())
+
+
+def program(name="1f1b", depth=2, **options):
+    return chimera.schedule(name, depth=depth, micro_batches=4).lower(**options)
+
+
+def says(text, call):
+    with pytest.raises(chimera.Error, match=text):
+        call()
+
+
+class Returns(nn.Module):
+    """A linear layer whose output a function changes."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.function = linear(0), function
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+def alone():
+    """Mistakes of one rank by itself."""
+    own = [dist.new_group([rank]) for rank in range(2)]
+    group, other = own[dist.get_rank()], own[1 - dist.get_rank()]
+    one, (x, y) = program(depth=1), batch()
+
+    def make(stages=linear, loss_fn=MSE, program=one, **options):
+        return Runtime(program, stages, loss_fn, sgd, group=group, **options)
+
+    for batch_, words in (
+        (x.tolist(), "`x` is a list, and this runtime takes one tensor"),
+        ({"a": x}, "`x` is a dict, and this runtime takes one tensor"),
+        (torch.ones(()), "`x` is a single number"),
+        (x[:7], "7 samples, which do not divide into 4 equal parts: give a multiple of 4"),
+        (None, "needs `x`: give it the batch of its group"),
+    ):
+        says(words, lambda: make().step(batch_, y))
+    says("`x` is a list.*or a tuple of tensors", lambda: pytorch_runtime(one, linear, MSE, group=group).step([x], y))
+
+    rows = [[("F", 0, 0, 0), ("F", 0, 1, 0), ("B", 0, 1, 0), ("B", 0, 0, 0)]]
+    two = chimera.timetable([[0, 0]], rows).lower()
+    returns = lambda function: make(lambda s: Returns(function if s == 0 else lambda x: x), program=two).step(x, y)
+    says("stage 0 returned a tuple.*pytorch_runtime, which takes several", lambda: returns(lambda x: (x, x)))
+    says("stage 0 returned a tensor of torch.int64, through which no gradient", lambda: returns(lambda x: x.long()))
+    # A number that is complex has a gradient.
+    complex_to_real = lambda s: Returns((lambda x: torch.complex(x, x)) if s == 0 else (lambda x: x))
+    whole = lambda z: linear(0)(z.real + z.imag)
+    make(lambda s: complex_to_real(0) if s == 0 else Complex(whole), program=two).step(x, y)
+
+    for loss, words in (
+        (lambda output, target: MSE(output, target).item(), "`loss_fn` returned a float.*without `.item"),
+        (lambda output, target: None, "`loss_fn` returned a NoneType"),
+        (lambda output, target: MSE(output, target, reduction="none"), r"a tensor of shape \[2, 4\].*reduction="),
+        (lambda output, target: MSE(output, target).detach(), "the loss has no gradient"),
+        (lambda output, target: MSE(output.detach(), target), "the loss has no gradient"),
+    ):
+        says(words, lambda: make(loss_fn=loss).step(x, y))
+    make(loss_fn=lambda output, target: MSE(output, target).reshape(1, 1)).step(x, y)
+
+    says("`loss_scale` is 'dynamc': choose a number above 0, or", lambda: make(loss_scale="dynamc"))
+    says("`loss_scale` is 0", lambda: make(loss_scale=0))
+    says("`clip` is -1: choose a number above 0", lambda: make(clip=-1))
+    says("`autocast` is True: choose torch.bfloat16", lambda: make(autocast=True))
+    says(r"`stages\(0\)` returned a function: return an nn.Module", lambda: make(lambda s: (lambda x: x)))
+    wrapped = lambda s: nn.Sequential(nn.parallel.DistributedDataParallel(linear(s), process_group=group))
+    says("stage 0 is in DistributedDataParallel.*give the module itself", lambda: make(wrapped))
+    says("stage 0 is in DistributedDataParallel.*fully_shard", lambda: pytorch_runtime(one, wrapped, MSE, group=group))
+    says("is not in `group`", lambda: Runtime(one, linear, MSE, sgd, group=other))
+    sparse = lambda s: nn.Sequential(nn.Embedding(9, WIDTH, sparse=True), nn.Linear(WIDTH, WIDTH))
+    says("a gradient is sparse.*sparse=False", lambda: make(sparse).step(torch.arange(8), y.float()))
+
+    shared = linear(0)
+    words = r"stages 0 and 1 have a parameter in common, `0.weight` and `0.weight`: lower with tied=\[\[0, 1\]\]"
+    says(words, lambda: make(lambda s: shared, program=two))
+    says("have a parameter in common", lambda: pytorch_runtime(two, lambda s: shared, MSE, group=group))
+    says("the program ties the stages", lambda: make(program=chimera.timetable([[0, 0]], rows).lower(tied=[[0]])))
+    says("stage 0 has no parameter `weight`, which `tied` names: choose one of 0.weight, 0.bias", lambda: make(
+        program=chimera.timetable([[0, 0]], rows).lower(tied=[[0, 1]]), tied=[{0: "weight", 1: "0.weight"}]
+    ))
+    says(r"tied parameters differ: `0.weight` of stage 0 is trained, \[4, 4\].*`0.bias` of stage 1 is trained, \[4\]", lambda: make(
+        program=chimera.timetable([[0, 0]], rows).lower(tied=[[0, 1]]), tied=[{0: "0.weight", 1: "0.bias"}]
+    ))
+
+    runtime = make()
+    weight = runtime.modules[0][0].weight.detach().clone()
+    with torch.no_grad():
+        says("gradients are off here", lambda: runtime.step(x, y))
+    with torch.inference_mode():
+        says("gradients are off here", lambda: runtime.step(x, y))
+        runtime.evaluate(x, y)
+    assert torch.equal(runtime.modules[0][0].weight, weight)
+    state = runtime.state_dict()
+    says("the state has no tensors, and the program stages 0 to 0", lambda: runtime.load_state_dict({}))
+    says("the state has tensors of stage 1", lambda: runtime.load_state_dict({**state, "1.0.weight": weight}))
+
+
+class Complex(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.scale = function, nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, z):
+        assert z.requires_grad
+        return self.function(z) * self.scale
+
+
+def on_both():
+    """Mistakes of one rank that both are told."""
+    rank = dist.get_rank()
+    x, y = batch()
+
+    def fails(stage):
+        if rank == 1:
+            raise RuntimeError("no such file")
+        return linear(stage)
+
+    with pytest.raises(RuntimeError if rank == 1 else chimera.Error, match="no such file"):
+        Runtime(program(), fails, MSE, sgd)
+    with pytest.raises(RuntimeError if rank == 1 else chimera.Error, match="no such file"):
+        pytorch_runtime(program(), fails, MSE)
+    says("ranks have different `clip`: 1.0, 2.0: give every rank the same", lambda: Runtime(program(), linear, MSE, sgd, clip=1.0 + rank))
+
+    def other(stage):
+        return linear(stage) if rank == 0 else nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float64))
+
+    both = program("chimera")
+    for make in (lambda stages: Runtime(both, stages, MSE, sgd), lambda stages: pytorch_runtime(both, stages, MSE)):
+        says("replicas of stage 0 on ranks 0 and 1 of the group differ in 0.bias", lambda: make(other))
+        says(
+            "replicas of stage 0 differ in `0.weight`: .*float64 on rank 0 of the group and .*float32 on rank 1",
+            lambda: make(lambda s: linear(s).to([torch.float64, torch.float32][rank])),
+        )
+        says(
+            "replicas of stage 0 differ in `0.weight`: trained.* and frozen",
+            lambda: make(lambda s: linear(s).requires_grad_(rank == 0)),
+        )
+
+    square = lambda output, target: output.square().mean()
+    for name, barrier in (("chimera", True), ("1f1b", True), ("1f1b", False)):
+        depth = 1 if name == "1f1b" else 2
+        runtime = Runtime(program(name, depth=depth, barrier=barrier), linear, square, sgd)
+        before = runtime.modules[0][0].weight.detach().clone()
+        updated = "no weight was updated" if barrier else "weights were updated by them"
+        says(f"batches of 8, 16 samples in `x`, and {updated}", lambda: runtime.step(*batch(8 * (1 + rank))))
+        assert torch.equal(runtime.modules[0][0].weight, before) == barrier
+        says("batches of 8, 16 samples", lambda: runtime.evaluate(*batch(8 * (1 + rank))))
+        runtime.step(x, y)
+
+
+def half_way():
+    """A step that fails half way leaves messages behind, which the next must not take for its own."""
+    def loss(output, target):
+        if output.requires_grad:
+            raise RuntimeError("out of memory")
+        return MSE(output, target)
+
+    own = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    for runtime in (Runtime(program(depth=1), linear, loss, sgd, group=own), pytorch_runtime(program(depth=1), linear, loss, group=own)):
+        runtime.evaluate(*batch())
+        with pytest.raises(RuntimeError, match="out of memory"):
+            runtime.step(*batch())
+        says("an earlier step of this runtime failed half way", lambda: runtime.step(*batch()))
+        says("an earlier step of this runtime failed half way", lambda: runtime.evaluate(*batch()))
+
+
+def run_all():
+    alone()
+    on_both()
+    half_way()
+
+
+def test_mistakes_on_two_ranks():
+    on_ranks(2, run_all)
