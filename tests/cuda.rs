@@ -31,12 +31,7 @@ const CHIMERA: &str = env!("CARGO_BIN_EXE_chimera");
 /// The folder of the emulated libraries.
 fn emulated() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gpu");
-        let _ = std::fs::remove_dir_all(&folder);
-        libraries::compile(&folder);
-        folder
-    })
+    FOLDER.get_or_init(|| libraries::folder(Path::new(env!("CARGO_TARGET_TMPDIR"))))
 }
 
 /// A command that finds them, with these settings of theirs.

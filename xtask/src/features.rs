@@ -32,17 +32,31 @@ pub(crate) type Folder = &'static str;
 /// The command's.
 pub(crate) const PROGRAM: Folder = "";
 
-/// Runs clippy on every target of every crate with `features`; warnings are errors. Without an MPI compiler the
+/// Runs clippy on libraries and programs of every crate with `features`; warnings are errors. Without an MPI compiler the
 /// transport over MPI is left out.
 ///
 /// All crates are selected whatever the features, so that their dependencies are built alike, and once.
 pub(crate) fn lint(features: &str, mpi_compiler: Option<&str>) -> Result<()> {
-    let mut clippy = cargo(["clippy", "--workspace", "--all-targets", "--features", features]);
+    clippy(&["--lib", "--bins", "--features", features], mpi_compiler)
+}
+
+/// Runs clippy on every target of what the default build has; warnings are errors.
+pub(crate) fn lint_default() -> Result<()> {
+    clippy(&["--all-targets"], None)
+}
+
+/// Runs clippy on every target of every crate with every feature; warnings are errors.
+pub(crate) fn lint_all(mpi_compiler: &str) -> Result<()> {
+    clippy(&["--all-targets", "--features", ALL], Some(mpi_compiler))
+}
+
+fn clippy(what: &[&str], mpi_compiler: Option<&str>) -> Result<()> {
+    let mut clippy = cargo(["clippy", "--workspace"]);
     match mpi_compiler {
         Some(compiler) => clippy.env("MPICC", compiler),
         None => clippy.args(["--exclude", TRANSPORT]),
     };
-    run(clippy.args(["--", "-D", "warnings"]))
+    run(clippy.args(what).args(["--", "-D", "warnings"]))
 }
 
 /// Runs clippy on the library without what only the command needs; warnings are errors.

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use crate::command::{Programs, cargo, install, read, run as run_command};
-use crate::features::{PROGRAM, Tests, lint};
+use crate::features::{PROGRAM, Tests, lint, lint_all};
 use crate::ulfm;
 use crate::ulfm_command::Course;
 
@@ -68,6 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     // Bindings are made at build time, and cargo does not notice another library.
     run_command(&mut cargo(["clean", "--package", "mpi-sys", "--package", "mpi"]))?;
     lint("chimera-pipeline/mpi", Some(&compiler))?;
+    lint_all(&compiler)?;
     let mut docs = cargo(["doc", "--no-deps", "--workspace", "--features", "chimera-pipeline/mpi"]);
     run_command(docs.envs([("RUSTDOCFLAGS", "-D warnings"), ("MPICC", &compiler)]))?;
     let tests = Tests::build(&compiler)?;

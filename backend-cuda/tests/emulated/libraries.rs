@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fs};
+use std::{env, fs, process};
 
 /// The driver comes first: the others put their work into its streams.
 const LIBRARIES: [(&str, &str); 5] = [
@@ -21,6 +21,29 @@ const HEADERS: [(&str, &str); 3] = [
     ("streams.h", include_str!("streams.h")),
 ];
 
+/// The folder below `tests` that holds them, made once for all programs that test with them.
+#[allow(dead_code, reason = "some programs have folders of their own")]
+pub(crate) fn folder(tests: &Path) -> PathBuf {
+    let folder = tests.join(format!("emulated-{}", stamp(&compiler())));
+    if !folder.exists() {
+        let begun = tests.join(format!("emulated-{}.begun", process::id()));
+        let _ = fs::remove_dir_all(&begun); // of an earlier process of this number
+        compile(&begun);
+        if fs::rename(&begun, &folder).is_err() {
+            fs::remove_dir_all(&begun).unwrap(); // another process was first
+        }
+    }
+    folder
+}
+
+/// The libraries in such a folder, in the order in which they are opened.
+#[allow(dead_code, reason = "a program that is started finds them by itself")]
+pub(crate) fn all(folder: &Path) -> [PathBuf; 5] {
+    LIBRARIES.map(|(name, _)| folder.join(name))
+}
+
+const FLAGS: [&str; 5] = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread"];
+
 /// Makes the folder and everything in it.
 pub(crate) fn compile(into: &Path) -> Vec<PathBuf> {
     fs::create_dir_all(into).unwrap();
@@ -34,9 +57,9 @@ pub(crate) fn compile(into: &Path) -> Vec<PathBuf> {
 fn library(folder: &Path, name: &str, source: &str) -> PathBuf {
     let (text, library) = (folder.join(name).with_extension("cpp"), folder.join(name));
     fs::write(&text, source).unwrap();
-    let compiler = env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let compiler = compiler();
     let mut command = Command::new(&compiler);
-    command.args(["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread"]);
+    command.args(FLAGS);
     command.arg(format!("-DSTAMP={}", stamp(&compiler)));
     command.arg(format!("-Wl,-soname,{name}")).arg("-o").arg(&library).arg(&text);
     let driver = folder.join(LIBRARIES[0].0);
@@ -51,9 +74,13 @@ fn library(folder: &Path, name: &str, source: &str) -> PathBuf {
     library
 }
 
+fn compiler() -> String {
+    env::var("CXX").unwrap_or_else(|_| "c++".into())
+}
+
 /// A number for all that images of kernels hang on.
 fn stamp(compiler: &str) -> u64 {
     let mut hash = DefaultHasher::new();
-    (LIBRARIES, HEADERS, include_str!("shim.h"), compiler).hash(&mut hash);
+    (LIBRARIES, HEADERS, include_str!("shim.h"), FLAGS, compiler).hash(&mut hash);
     1_000 + hash.finish() % 1_000_000
 }

@@ -7,9 +7,9 @@
 
 pub(crate) mod libraries;
 
+use std::mem;
 use std::path::Path;
 use std::sync::OnceLock;
-use std::{fs, mem, process};
 
 use chimera_backend_candle::gpu::cuda::Cuda;
 use chimera_backend_candle::gpu::{Format, Gpu};
@@ -26,13 +26,12 @@ pub(crate) fn gpu(ordinal: usize, format: Format) -> Gpu<Cuda> {
 pub(crate) fn load() {
     static LOADED: OnceLock<()> = OnceLock::new();
     LOADED.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("gpu-{}", process::id()));
-        for library in libraries::compile(&folder) {
-            // SAFETY: the library was compiled just now from the project's own text, whose initialisers only
+        let folder = libraries::folder(Path::new(env!("CARGO_TARGET_TMPDIR")));
+        for library in libraries::all(&folder) {
+            // SAFETY: the library is compiled from the project's own text, whose initialisers only
             // read settings and make tables.
             let opened = unsafe { Library::open(Some(&library), RTLD_NOW | RTLD_GLOBAL) };
             mem::forget(opened.unwrap_or_else(|e| panic!("{}: {e}", library.display())));
         }
-        let _ = fs::remove_dir_all(&folder); // what is loaded stays
     });
 }
