@@ -114,7 +114,7 @@ fn a_loss_that_is_not_finite_ends_the_run_before_it_is_recorded() {
         assert_eq!((&error["class"], &error["peer"]), (&json!("non-finite"), &Value::Null));
         let message = error["message"].as_str().unwrap_or_default();
         assert!(message.starts_with("the loss of F(pipe "), "{message}");
-        for part in ["stage 3, micro-batch ", "is not finite", "--lr"] {
+        for part in ["stage 3, micro-batch ", "is not finite", "learning rate (lr)"] {
             assert!(message.contains(part), "{part}: {message}");
         }
         let losses = place.losses();

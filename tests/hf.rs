@@ -98,10 +98,12 @@ fn a_round_trip_gives_the_same_bytes() {
         let once = folder.path().join(format!("{kind}-once"));
         let twice = folder.path().join(format!("{kind}-twice"));
         let gpt2 = read(&fixture(kind)).expect(kind);
-        let first = save(&once, &gpt2.config, &gpt2.dropout, &gpt2.weights).expect("saved");
+        let first =
+            save(&once, &gpt2.config, &gpt2.dropout, &gpt2.ids, &gpt2.weights).expect("saved");
         let again = read(&once).expect("what was saved");
         assert_eq!(again, gpt2);
-        let second = save(&twice, &again.config, &again.dropout, &again.weights).expect("saved");
+        let second =
+            save(&twice, &again.config, &again.dropout, &again.ids, &again.weights).expect("saved");
         let bytes = |path: &Path| std::fs::read(path).expect("a file");
         assert!(bytes(&first) == bytes(&second), "{kind}");
         if kind == "tied" {

@@ -54,6 +54,12 @@ impl ActivationMemory {
         self.count(worker, cell, rules, &[TokenKind::Kept])
     }
 
+    /// How a cell changes the weight work that is put off.
+    pub(crate) fn deferred_change(&self, worker: WorkerId, cell: &Cell, rules: &Rules) -> f64 {
+        let (more, less) = self.count(worker, cell, rules, &[TokenKind::Deferred]);
+        more - less
+    }
+
     /// What the saved activations count that a move moves.
     pub(crate) fn moved(&self, op: &Op) -> f64 {
         let Op { pipe, stage, span, .. } = *op;

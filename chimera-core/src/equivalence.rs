@@ -189,6 +189,10 @@ impl Data for TokensByPlace<'_> {
     fn n_targets(&self) -> usize {
         self.0.predictions(self.0.context)
     }
+
+    fn target_len(&self) -> usize {
+        self.0.sample(&vec![0; self.0.context], 0).1.len()
+    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,12 @@
 //! Why a run ends, in the form that error files and exit codes need.
 
+use std::cell::RefCell;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::Rank;
+use crate::ids::{BucketId, Rank};
+use crate::op::Op;
 
 /// The classes of failure; each has an exit code of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -88,6 +90,20 @@ impl Fault {
     }
 }
 
+/// What a caller's function says in words goes on as a fault, whose rank the engine fills in.
+impl From<String> for Fault {
+    fn from(message: String) -> Fault {
+        Fault::new(Class::Usage, Rank(0), message)
+    }
+}
+
+/// What a caller's function says in words goes on as a fault, whose rank the engine fills in.
+impl From<&str> for Fault {
+    fn from(message: &str) -> Fault {
+        message.to_string().into()
+    }
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.rank)?;
@@ -101,12 +117,58 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The fault of a rank whose code panicked: a bug.
+/// What a rank does in the code of a caller's stage, device, data or optimizer, for the fault of a panic in it.
+#[derive(Clone, Copy)]
+pub(crate) enum Underway {
+    /// An op of a stage.
+    Op(Op),
+    /// The update of a bucket's weights.
+    Update(BucketId),
+}
+
+thread_local! {
+    static UNDERWAY: RefCell<Option<(u64, Underway)>> = const { RefCell::new(None) };
+}
+
+/// While it lives, and after a panic that ended it, its thread knows what was under way.
+pub(crate) struct UnderwayGuard(());
+
+impl Underway {
+    /// Notes on this thread that it has begun, in `step`.
+    pub(crate) fn begin(self, step: u64) -> UnderwayGuard {
+        UNDERWAY.set(Some((step, self)));
+        UnderwayGuard(())
+    }
+}
+
+impl Drop for UnderwayGuard {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            UNDERWAY.set(None);
+        }
+    }
+}
+
+impl fmt::Display for Underway {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Underway::Op(op) => write!(f, "{op}"),
+            Underway::Update(bucket) => write!(f, "update of {bucket}"),
+        }
+    }
+}
+
+/// The fault of a rank whose code panicked: a bug. With the step and the op that it panicked in, if it is called on the thread that
+/// panicked and this was in an op.
 pub fn panicked(rank: Rank, panic: &(dyn std::any::Any + Send)) -> Fault {
     let text = panic
         .downcast_ref::<&str>()
         .map(|s| s.to_string())
         .or_else(|| panic.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "without a message".into());
-    Fault::new(Class::Internal, rank, format!("panicked: {text}. This is a bug in the program"))
+    let message = format!(
+        "panicked: {text}. This is a bug in the stage, the device, the data or the optimizer, or one of this program"
+    );
+    let (step, op) = UNDERWAY.take().map(|(step, what)| (step, what.to_string())).unzip();
+    Fault { step, op, ..Fault::new(Class::Internal, rank, message) }
 }

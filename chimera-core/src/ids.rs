@@ -2,12 +2,13 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+use serde::de::{Deserialize, Deserializer, Error, Visitor};
 
 macro_rules! id {
-    ($(#[$doc:meta])* $name:ident, $repr:ty, $prefix:literal) => {
+    ($(#[$doc:meta])* $name:ident, $repr:ty, $read:ident, $prefix:literal) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
         #[serde(transparent)]
         pub struct $name(pub $repr);
 
@@ -15,6 +16,13 @@ macro_rules! id {
             /// The index as a `usize`, for use with slices.
             pub fn index(self) -> usize {
                 self.0 as usize
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$name, D::Error> {
+                let number = WholeNumber::new($prefix, 0, <$repr>::MAX.into());
+                deserializer.$read(number).map(|number| $name(number as $repr))
             }
         }
 
@@ -34,32 +42,85 @@ macro_rules! id {
 
 id!(
     /// One contiguous piece of the model, `0..S`.
-    StageId, u16, "stage"
+    StageId, u16, deserialize_u16, "stage"
 );
 id!(
     /// One full traversal of all stages, which carries some of the micro-batches.
-    PipeId, u16, "pipe"
+    PipeId, u16, deserialize_u16, "pipe"
 );
 id!(
     /// One member of a pipeline group, `0..D`.
-    WorkerId, u16, "worker"
+    WorkerId, u16, deserialize_u16, "worker"
 );
 id!(
     /// A worker of the whole job: `group * D + worker`, `0..W*D`.
-    Rank, u32, "rank"
+    Rank, u32, deserialize_u32, "rank"
 );
 id!(
     /// Index into [`Rules::works`](crate::effects::Rules::works).
-    WorkId, u8, "work"
+    WorkId, u8, deserialize_u8, "work"
 );
 id!(
     /// A set of gradients that are summed over the same replicas together.
-    BucketId, u32, "bucket"
+    BucketId, u32, deserialize_u32, "bucket"
 );
 id!(
     /// Index into [`Program::channels`](crate::program::Program::channels).
-    ChannelId, u32, "channel"
+    ChannelId, u32, deserialize_u32, "channel"
 );
+
+/// Reads a whole number from `least` to `most`; an error says so in words, and names what it was to be.
+#[derive(Clone, Copy)]
+pub(crate) struct WholeNumber {
+    what: &'static str,
+    least: u64,
+    most: u64,
+    is_checked_later: bool,
+}
+
+impl WholeNumber {
+    /// A number of this name and range.
+    pub(crate) fn new(what: &'static str, least: u64, most: u64) -> WholeNumber {
+        WholeNumber { what, least, most, is_checked_later: false }
+    }
+
+    /// Lets through what is no less than 0, for whoever checks the range then.
+    pub(crate) fn checked_later(self) -> WholeNumber {
+        WholeNumber { is_checked_later: true, ..self }
+    }
+
+    fn refuse<E: Error>(self, number: impl fmt::Display) -> E {
+        let WholeNumber { what, least, most, .. } = self;
+        E::custom(format_args!("{what}: {number} is not a whole number from {least} to {most}"))
+    }
+}
+
+impl Visitor<'_> for WholeNumber {
+    type Value = u64;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let WholeNumber { what, least, most, .. } = self;
+        write!(f, "{what} as a whole number from {least} to {most}")
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<u64, E> {
+        match self.is_checked_later || (self.least..=self.most).contains(&number) {
+            true => Ok(number),
+            false => Err(self.refuse(number)),
+        }
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<u64, E> {
+        match u64::try_from(number) {
+            Ok(number) => self.visit_u64(number),
+            Err(_) => Err(self.refuse(number)),
+        }
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<u64, E> {
+        Err(self.refuse(number))
+    }
+}
 
 /// Ascending ranks in words: `rank 3`, or `ranks 0-2, 5`.
 pub fn listed(ranks: &[Rank]) -> String {

@@ -227,6 +227,15 @@ impl Op {
         Op::new(Kind::Recompute, PipeId(pipe), StageId(stage), unit)
     }
 
+    /// The micro-batch units that it passes through its stage: none for a piece of work beside the training, whose span may
+    /// be the number of the piece.
+    pub fn micro_batch_units(&self) -> std::ops::Range<u32> {
+        match self.kind {
+            Kind::Work(_) => 0..0,
+            _ => self.span.units(),
+        }
+    }
+
     /// The op on `len` units from its own first unit.
     pub fn over(self, len: u16) -> Op {
         Op { span: Span { len, ..self.span }, ..self }

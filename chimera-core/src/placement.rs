@@ -35,6 +35,16 @@ impl Placement {
         Placement { counted, ..self }
     }
 
+    /// Where so many stages of a pipe count as one micro-batch.
+    pub(crate) fn counting(self, n_stages: usize) -> Placement {
+        Placement { counted: Some(n_stages), ..self }
+    }
+
+    /// Stages of a pipe whose saved activations count as one micro-batch; `None` for as many as a worker holds.
+    pub(crate) fn counted_stages(&self) -> Option<usize> {
+        self.counted
+    }
+
     /// Stages of a pipe whose saved activations count as one micro-batch, where a worker holds so many of them.
     pub(crate) fn counted(&self, n_held: usize) -> usize {
         self.counted.unwrap_or(n_held)

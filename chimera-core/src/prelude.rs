@@ -12,9 +12,11 @@
 pub use crate::analyze::simulate;
 pub use crate::costs::UniformCosts;
 pub use crate::device::Device;
-pub use crate::engine::Training;
+pub use crate::engine::{Optimizer, Patience, StepReport, Training};
+pub use crate::fault::{Class, Fault};
+pub use crate::graph::StageGraph;
 pub use crate::ids::{Rank, StageId, WorkerId};
-pub use crate::lower::{Lowering, lower};
+pub use crate::lower::{Lowering, Passes, Recompute, lower};
 pub use crate::placement::Placement;
 pub use crate::program::Program;
 pub use crate::schedule::{Schedule, Schedules, Shape, find};

@@ -211,7 +211,9 @@ impl Ordered {
     /// # Errors
     /// If it is not sound.
     pub fn program(self, how: &Lowering, costs: &impl Costs) -> Result<Program, Refusal> {
-        lower_at(&self.passed(how, costs)?, how, costs)
+        let savings = self.passes.savings();
+        let timetable = self.passed(how, costs)?;
+        lower_at(&timetable, how, costs).map_err(|refusal| refusal.asked_for(savings))
     }
 }
 

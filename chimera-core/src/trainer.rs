@@ -1,6 +1,9 @@
 //! Trains the stages of any model with any program: on threads of this process, or one rank over a given transport.
 
+mod checks;
+
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
@@ -13,7 +16,7 @@ use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
 use crate::lower::Programs;
 use crate::program::Program;
-use crate::stage::{Data, Stage, name_conflict};
+use crate::stage::{Data, Stage};
 
 /// A training: what runs, on what, and how.
 ///
@@ -28,6 +31,8 @@ pub struct Trainer<'t, I = u32> {
     stop: Option<&'t AtomicBool>,
     observe: Option<Observer<'t>>,
     own_work: Option<&'t DoPiece<'t>>,
+    /// The fingerprint of the program, once it has been asked for.
+    fingerprint: OnceLock<String>,
 }
 
 type Observer<'t> = &'t (dyn Fn(&StepReport) + Sync);
@@ -55,6 +60,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
             stop: None,
             observe: None,
             own_work: None,
+            fingerprint: OnceLock::new(),
         }
     }
 
@@ -96,8 +102,16 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
 
     /// Trains with a thread to each rank; `device` opens the device of a rank, and `stage` makes a stage on it.
     ///
+    /// It returns once all threads have ended, also where a rank fails: a stage, a device or data that does not return from a call
+    /// keeps it from returning, since a thread cannot be ended from outside. Let code that may hang have a limit of its own, or run
+    /// each rank in a process of its own ([`on_rank`](Trainer::on_rank)), where [`patience`](Trainer::patience) ends the others.
+    ///
+    /// A fault of `stage` need not know its rank: whatever it says, the rank that failed is filled in. Errors in words and those of
+    /// a device become one by `?`.
+    ///
     /// # Errors
-    /// The first cause for which a rank failed.
+    /// If parts of the training do not fit each other, or the first cause for which a rank failed. A panic of a rank is one, with
+    /// the step and the op that it was in.
     pub fn on_threads<S, D>(
         &self,
         device: impl Fn(Rank) -> Result<D, DeviceError> + Sync,
@@ -107,13 +121,14 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         S: Stage<Tensor = D::Tensor, Item = I>,
         D: Device,
     {
+        self.check_settings(Rank(0))?;
         let n_ranks = self.width.saturating_mul(self.program.placement().n_workers());
         let n_ranks = u32::try_from(n_ranks).map_err(|_| {
             Fault::new(Class::Usage, Rank(0), format!("{n_ranks} ranks are too many"))
         })?;
         let ranks = run_threads(n_ranks, |comm: &mut Threads<D::Tensor>| {
             let device = device(comm.rank()).map_err(|e| e.into_fault(comm.rank()))?;
-            self.on_rank(comm, device.clone(), |id| stage(&device, id))
+            self.train_rank(comm, device.clone(), |id| stage(&device, id))
         })?;
         let joined = ranks.into_iter().reduce(|mut all, other| {
             all.weights.extend(other.weights);
@@ -122,11 +137,34 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         Ok(joined.unwrap_or_else(|| Trained { reports: Vec::new(), weights: BTreeMap::new() }))
     }
 
-    /// Trains the rank that `comm` is; `stage` makes the stages that it holds.
+    /// Trains the rank that `comm` is; `stage` makes the stages that it holds. Before the first step all ranks compare program,
+    /// settings, parameters and initial weights.
+    ///
+    /// A rank that fails tells the others why. A panic goes through to the caller, and the others are told nothing: who runs ranks
+    /// whose code may panic catches it and gives `comm.abort` what [`panicked`](crate::fault::panicked) makes of it.
     ///
     /// # Errors
-    /// If parts of the training do not fit each other, or this rank or another one fails.
+    /// If parts of the training do not fit each other, if ranks do not train the same, or this rank or another one fails.
     pub fn on_rank<S, D, C>(
+        &self,
+        mut comm: C,
+        device: D,
+        stage: impl FnMut(StageId) -> Result<S, Fault>,
+    ) -> Result<Trained<D::Tensor>, Fault>
+    where
+        S: Stage<Tensor = D::Tensor, Item = I>,
+        D: Device,
+        C: Comm<D::Tensor>,
+    {
+        let trained = self.train_rank(&mut comm, device, stage);
+        if let Err(fault) = &trained {
+            comm.abort(fault);
+        }
+        trained
+    }
+
+    /// As [`on_rank`](Trainer::on_rank), but that the others are told of no fault.
+    fn train_rank<S, D, C>(
         &self,
         comm: C,
         device: D,
@@ -139,9 +177,9 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
     {
         let goes_on = AtomicBool::new(false);
         let rank = comm.rank();
-        self.check_steps(rank)?;
+        self.check_settings(rank)?;
         let mut worker = Worker::new(self.job(&goes_on), device, comm, stage)?;
-        self.check_names(&mut worker, rank)?;
+        worker.check_outset(&self.fields())?;
         let mut course = Course::default();
         self.run(&mut worker, &mut course, rank == Rank(0))?;
         Ok(self.trained(&worker.leave(), course))
@@ -179,7 +217,10 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         while let Some(met) = meetings.meet().map_err(|e| e.into_fault(rank))? {
             let Meeting { mut comm, is_first, present } = met;
             rank = comm.rank();
-            self.check_steps(rank)?;
+            if let Err(fault) = self.check_settings(rank) {
+                comm.abort(&fault);
+                return Err(fault);
+            }
             let is_whole = present.len() == comm.n_ranks() as usize;
             let made = if self.training.shard_optimizer && !is_whole {
                 Err("fewer ranks would share a sharded optimizer out in other parts".to_string())
@@ -206,7 +247,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
             let went_on = recovered.and_then(|recovered| {
                 // Behind what makes it a rank with a state, which a death meanwhile must not undo.
                 if is_first {
-                    self.check_names(&mut worker, rank)?;
+                    worker.check_outset(&self.fields())?;
                 }
                 self.go_on(&mut worker, &mut course, recovered, rank)
             });
@@ -249,52 +290,6 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         self.run(worker, course, is_root)?;
         // Who leaves is asked for nothing any more, since all have done all.
         worker.all_gather("the end", &[]).map(|_| ())
-    }
-
-    /// Refuses steps that are not whole windows of the program: the last window would train some that nobody asked for.
-    fn check_steps(&self, rank: Rank) -> Result<(), Fault> {
-        let (steps, window) = (self.training.steps, self.program.window().n_steps());
-        match steps.is_multiple_of(u64::from(window)) {
-            true => Ok(()),
-            false => {
-                let why = format!(
-                    "the program has a window of {window} steps, and {steps} steps are no whole windows: choose a multiple of {window}"
-                );
-                Err(Fault::new(Class::Usage, rank, why))
-            }
-        }
-    }
-
-    /// Refuses parameters that are not known by their names, on all ranks alike.
-    fn check_names<S, D, C>(
-        &self,
-        worker: &mut Worker<'_, S, D, C>,
-        rank: Rank,
-    ) -> Result<(), Fault>
-    where
-        S: Stage<Tensor = D::Tensor, Item = I>,
-        D: Device,
-        C: Comm<D::Tensor>,
-    {
-        let held = self.stages().filter_map(|id| Some((id.0, worker.held(id)?.0)));
-        let own = held.map(|(id, params)| {
-            let own = params.iter().filter(|param| !param.tied);
-            (id, own.map(|param| param.name.clone()).collect())
-        });
-        let own: BTreeMap<u16, Vec<String>> = own.collect();
-        let internal = |e: serde_json::Error| Fault::new(Class::Internal, rank, e.to_string());
-        let own = serde_json::to_vec(&own).map_err(internal)?;
-        let mut by_stage: BTreeMap<u16, Vec<String>> = BTreeMap::new();
-        for (from, names) in (0..).map(Rank).zip(worker.all_gather("names of parameters", &own)?) {
-            by_stage.extend(serde_json::from_slice::<BTreeMap<_, _>>(&names).map_err(|_| {
-                let message = format!("{from} sent names that cannot be read");
-                Fault { peer: Some(from), ..Fault::new(Class::Mismatch, rank, message) }
-            })?);
-        }
-        let names = by_stage
-            .iter()
-            .flat_map(|(stage, names)| names.iter().map(|name| (StageId(*stage), name.as_str())));
-        name_conflict(names).map_or(Ok(()), |why| Err(Fault::new(Class::Usage, rank, why)))
     }
 
     fn stages(&self) -> impl Iterator<Item = StageId> + use<'_, I> {

@@ -74,6 +74,10 @@ impl Data for Ids {
     fn n_targets(&self) -> usize {
         if self.is_bert { 1 } else { 4 }
     }
+
+    fn target_len(&self) -> usize {
+        if self.is_bert { 2 } else { 4 }
+    }
 }
 
 /// What a toy does wrong.
@@ -84,6 +88,9 @@ enum Wrong {
     KeepsWeights,
     Counts,
     MixesSamples,
+    MisshapesItsGradient,
+    LeavesAGradientOut,
+    MisshapesItsInputGradient,
 }
 
 /// `tanh(x w)` on rows of two numbers, with a squared error behind the last.
@@ -176,8 +183,16 @@ impl Differentiable for Layer {
         if self.wrong == Wrong::HalvesItsGradient {
             dw.iter_mut().for_each(|g| *g /= 2.0);
         }
-        let dx = (!self.is_first).then(|| product(&dz, &w, true));
-        Ok((dx, vec![tensor(&[2, 2], dw)]))
+        let mut dx = (!self.is_first).then(|| product(&dz, &w, true));
+        if let (Wrong::MisshapesItsInputGradient, Some(dx)) = (self.wrong, &mut dx) {
+            dx.shape = vec![dx.data.len()];
+        }
+        let gradients = match self.wrong {
+            Wrong::MisshapesItsGradient => vec![tensor(&[4], dw)],
+            Wrong::LeavesAGradientOut => Vec::new(),
+            _ => vec![tensor(&[2, 2], dw)],
+        };
+        Ok((dx, gradients))
     }
 }
 
@@ -228,5 +243,8 @@ found! {
     a_wrong_gradient_is_found, HalvesItsGradient, "along a direction whose gradient is";
     a_kept_weight_is_found, KeepsWeights, "the loss changes by";
     a_counter_is_found, Counts, "a forward pass run twice gives two losses";
+    a_gradient_of_another_shape_is_found, MisshapesItsGradient, "a gradient of shape [4] for the parameter `layer.";
+    a_gradient_that_is_left_out_is_found, LeavesAGradientOut, "gave 0 gradient(s) of weights";
+    an_input_gradient_of_another_shape_is_found, MisshapesItsInputGradient, "the gradient of an input of stage 1";
     mixed_samples_are_found, MixesSamples, "losses of parts are";
 }

@@ -52,6 +52,11 @@ impl Dataset {
         Ok(Dataset { tokens, n_train: 0, window })
     }
 
+    /// Whether some tokens are no targets.
+    pub(super) fn has_ignored(&self) -> bool {
+        self.tokens.are_targets().is_some()
+    }
+
     /// Number of tokens to validate with.
     pub(super) fn n_validation(&self) -> usize {
         self.tokens.len() - self.n_train

@@ -1,5 +1,6 @@
 //! Texts that are many: the lines of a JSONL file, the files of a folder.
 
+use std::collections::HashSet;
 use std::fs::read_dir;
 use std::io::{self, BufRead, Read};
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use super::DataError;
 /// Longer lines are refused before they are read.
 const MAX_LINE: u64 = 64 << 20;
 /// What some editors begin a file with.
-const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+pub(super) const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Folders within folders are followed so deep.
 const MAX_DEPTH: usize = 32;
 
@@ -35,19 +36,24 @@ pub(super) enum Content {
     Lines,
 }
 
-/// The files that `paths` name: of a folder all below it in the order of their names, but hidden ones.
+/// The files that `paths` name: of a folder all below it in the order of their names, but hidden ones. What is named, and is
+/// in a folder that is named too, is there once.
 pub(super) fn texts(paths: &[PathBuf]) -> Result<Vec<Text>, DataError> {
-    let mut texts = Vec::new();
+    let (mut texts, mut known) = (Vec::new(), Covered::default());
     for (argument, path) in paths.iter().enumerate() {
         match path.is_dir() {
             true => {
-                let before = texts.len();
-                below(path, 0, argument, &mut texts)?;
-                if texts.len() == before {
+                let n_found = below(path, 0, argument, &mut known, &mut texts)?;
+                if n_found == 0 {
                     return Err(DataError::EmptyFolder { path: path.clone() });
                 }
             }
             false => {
+                let place = place(path);
+                if known.in_folders.contains(&place) {
+                    continue;
+                }
+                known.named.insert(place);
                 let content = content(path, Content::Text);
                 texts.push(Text { path: path.clone(), content, argument });
             }
@@ -56,12 +62,31 @@ pub(super) fn texts(paths: &[PathBuf]) -> Result<Vec<Text>, DataError> {
     Ok(texts)
 }
 
+/// The places of files so far. A file may be named twice on purpose, but one that a folder has is not named for that.
+#[derive(Default)]
+struct Covered {
+    named: HashSet<PathBuf>,
+    in_folders: HashSet<PathBuf>,
+}
+
+/// Where a file is, by whichever path; a link is a file of its own.
+fn place(path: &Path) -> PathBuf {
+    let folder = path.parent().map(|folder| folder.join("."));
+    let folder = folder.and_then(|folder| folder.canonicalize().ok());
+    match (folder, path.file_name()) {
+        (Some(folder), Some(name)) => folder.join(name),
+        _ => path.to_path_buf(),
+    }
+}
+
+/// Adds the files below a folder that are not known yet; returns how many there are.
 fn below(
     folder: &Path,
     depth: usize,
     argument: usize,
+    known: &mut Covered,
     texts: &mut Vec<Text>,
-) -> Result<(), DataError> {
+) -> Result<usize, DataError> {
     let unreadable = |reason| DataError::Unreadable { path: folder.to_path_buf(), reason };
     if depth > MAX_DEPTH {
         let reason = format!("more than {MAX_DEPTH} folders within each other");
@@ -74,24 +99,27 @@ fn below(
         path.file_name().is_some_and(|name| !name.as_encoded_bytes().starts_with(b"."))
     });
     paths.sort();
+    let here = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
+    let mut n_found = 0;
     for path in paths {
-        match path.is_dir() {
-            true => below(&path, depth + 1, argument, texts)?,
-            false => {
-                let content = content(&path, Content::Document);
-                texts.push(Text { path, content, argument });
-            }
+        if path.is_dir() {
+            n_found += below(&path, depth + 1, argument, known, texts)?;
+            continue;
+        }
+        n_found += 1;
+        let place = path.file_name().map_or_else(|| path.clone(), |name| here.join(name));
+        if !known.named.contains(&place) && known.in_folders.insert(place) {
+            let content = content(&path, Content::Document);
+            texts.push(Text { path, content, argument });
         }
     }
-    Ok(())
+    Ok(n_found)
 }
 
 fn content(path: &Path, other: Content) -> Content {
     let ending = path.extension().and_then(|ending| ending.to_str());
-    match ending {
-        Some("jsonl" | "ndjson") => Content::Lines,
-        _ => other,
-    }
+    let is = |name: &str| ending.is_some_and(|ending| ending.eq_ignore_ascii_case(name));
+    if is("jsonl") || is("ndjson") { Content::Lines } else { other }
 }
 
 /// A line of a JSONL file.
@@ -235,11 +263,21 @@ mod tests {
             fs::write(at(name), "x").unwrap();
         }
         let of = |name: &str, content, argument| Text { path: at(name), content, argument };
-        let found = texts(&[folder.path().to_path_buf(), at("c.txt")]).unwrap();
+        let found = texts(&[folder.path().to_path_buf()]).unwrap();
         let (document, lines) = (Content::Document, Content::Lines);
         let below = [of("a.jsonl", lines, 0), of("b/z.md", document, 0), of("c.txt", document, 0)];
-        assert_eq!(found[..3], below);
-        assert_eq!(found[3..], [of("c.txt", Content::Text, 1)]);
+        assert_eq!(found, below);
+        let whole = folder.path().to_path_buf();
+        let found = texts(&[whole.clone(), at("c.txt"), at("b"), at("b/../b/z.md")]).unwrap();
+        assert_eq!(found, below, "what a folder has is there once");
+        let found = texts(&[at("b/z.md"), whole]).unwrap();
+        let of_folder = [of("a.jsonl", lines, 1), of("c.txt", document, 1)];
+        assert_eq!(found[0], of("b/z.md", Content::Text, 0));
+        assert_eq!(found[1..], of_folder);
+        let twice = texts(&[at("c.txt"), at("c.txt")]).unwrap();
+        assert_eq!(twice.len(), 2, "a file that is named twice is wanted twice");
+        fs::write(at("LINES.JsonL"), "x").unwrap();
+        assert_eq!(texts(&[at("LINES.JsonL")]).unwrap()[0].content, Content::Lines);
         fs::create_dir(at("empty")).unwrap();
         let refusal = texts(&[at("empty")]).unwrap_err().to_string();
         assert!(refusal.ends_with("empty has no file: name one with text"), "{refusal}");

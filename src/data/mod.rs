@@ -10,6 +10,7 @@ mod digest;
 mod documents;
 mod draw;
 mod error;
+mod files;
 mod masked;
 mod mixture;
 mod permutation;
@@ -26,12 +27,13 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use chimera_core::model::{ModelConfig, Objective};
+use chimera_core::model::ModelConfig;
 
 use crate::formats::checkpoint::Digest;
 
 pub use batch::Batch;
 pub use error::DataError;
+pub use files::Files;
 pub use masked::Pairs;
 pub use prepare::{Preparation, STANDARD_INPUT, n_bytes, prepare};
 pub use prepared::{
@@ -42,8 +44,9 @@ pub use prepared_files::PreparedFiles;
 pub use special_tokens::Marks;
 pub use tokens::{Tokens, n_ignored};
 
-use dataset::{Dataset, check_validation, open_each};
+use dataset::{Dataset, open_each};
 use draw::Masking;
+use files::Reading;
 use mixture::Mixture;
 use permutation::Permutation;
 use tokenizer::Tokenizer;
@@ -53,17 +56,6 @@ pub fn read(files: &[PathBuf], vocab: usize) -> Result<Tokens, DataError> {
     let mut tokens = Tokens::open(files)?;
     tokens.check(vocab)?;
     Ok(tokens)
-}
-
-/// The files of a corpus.
-#[derive(Clone, Copy, Default, Debug)]
-pub struct Files<'f> {
-    /// Files to train on; if there are none, the built-in text.
-    pub data: &'f [PathBuf],
-    /// The weight of each of them in a mixture; without, they are one dataset, one after the other.
-    pub weights: Option<&'f [f64]>,
-    /// Files like those of the data to validate with; if there are none, the last tenth of each dataset.
-    pub validation: &'f [PathBuf],
 }
 
 /// Token ids to train on and to validate with: the last tenth of each dataset, or others.
@@ -95,15 +87,7 @@ impl Corpus {
         sequence: usize,
     ) -> Result<Corpus, DataError> {
         let &Files { data, weights, validation } = files;
-        check_validation(data, validation)?;
-        let tokenizer = match data {
-            [] => Some(Tokenizer::Bytes),
-            data => tokenizer_of(&[data, validation].concat())?,
-        };
-        let masking = match model.objective() {
-            Objective::NextToken => None,
-            Objective::MaskedTokens => Some(Masking::new(model, sequence, tokenizer.as_ref())?),
-        };
+        let Reading { tokenizer, masking } = files.reading(model, sequence)?;
         let check = |mut tokens: Tokens| {
             match &masking {
                 None => tokens.check(model.vocab)?,
@@ -192,10 +176,14 @@ impl Corpus {
         counts.zip(&self.datasets).map(|(n, of)| n as f64 / of.n_samples() as f64).collect()
     }
 
-    /// Whether some targets are ignored.
+    /// Whether some targets may be ignored.
     pub fn has_ignored(&self) -> bool {
-        let has_some = |dataset: &Dataset| dataset.tokens.are_targets().is_some();
-        self.end_of_text.is_some() || self.datasets.iter().any(has_some)
+        self.end_of_text.is_some() || self.datasets.iter().any(Dataset::has_ignored)
+    }
+
+    /// Whether some targets may be ignored of what is validated with.
+    pub fn validation_has_ignored(&self) -> bool {
+        self.end_of_text.is_some() || self.held_out().any(Dataset::has_ignored)
     }
 
     /// Whether any token to train on is a target.

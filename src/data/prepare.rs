@@ -7,10 +7,10 @@ use anyhow::{Result, bail, ensure};
 use rayon::prelude::*;
 
 use super::DataError;
-use super::documents::{self, Content, Documents, Text};
+use super::documents::{self, BYTE_ORDER_MARK, Content, Documents, Text};
 use super::prepared::{Ends, MAX_BYTES, Prepared, Source, is_prepared};
 use super::prepared_files::{PartFile, PreparedFiles};
-use super::tokenizer::{Tokenizer, TokenizerError, pieces};
+use super::tokenizer::{Tokenizer, TokenizerError};
 use super::width::Width;
 use crate::formats::files::open_regular;
 
@@ -30,14 +30,16 @@ pub struct Preparation {
     pub prompt_field: Option<String>,
     /// Token after each document, where it is not the tokenizer's usual one. With it, a file is a document too.
     pub end_of_text: Option<String>,
+    /// Whether what the tokenizer puts before a text alone stands before each document. With it, a file is a document too.
+    pub begin_of_text: bool,
 }
 
 /// Writes the token ids of `texts`, one after another (`-` is standard input), to `out`, and beside it what they are: which
 /// tokenizer of which vocabulary, and the tokenizer itself if it is a file. `progress` is told of every
 /// few bytes of text that are done.
 ///
-/// A line of a `.jsonl` file and a file of a folder are documents: the end-of-text token stands behind each. With prompts a
-/// further file says which tokens are targets.
+/// A line of a `.jsonl` file and a file of a folder are documents: the end-of-text token stands behind each. Where there are
+/// any, every file is one. With prompts a further file says which tokens are targets.
 ///
 /// The ids are u16, or u32 if the name ends in `.u32.bin`. The data is complete or not there; data that is
 /// there already, or that another process is writing, is refused.
@@ -67,13 +69,26 @@ pub fn prepare(
     );
     let is_left = |path: &Path| out.is_part(path) || out.is_beside(path);
     files.retain(|text| text.path == texts[text.argument] || !is_left(&text.path));
-    if how.end_of_text.is_some() {
+    let has_documents = how.end_of_text.is_some()
+        || how.begin_of_text
+        || files.iter().any(|text| text.content != Content::Text);
+    if has_documents {
+        // A text without an end would be part of the document behind it.
         let whole = files.iter_mut().filter(|text| text.content == Content::Text);
         whole.for_each(|text| text.content = Content::Document);
     }
-    let has_documents = files.iter().any(|text| text.content != Content::Text);
     let end_of_text = has_documents.then(|| tokenizer.end_of_text(how.end_of_text.as_deref()));
     let end_of_text = end_of_text.transpose()?;
+    let beginning = if how.begin_of_text { tokenizer.beginning()? } else { Vec::new() };
+    ensure!(
+        !how.begin_of_text || !beginning.is_empty(),
+        "the tokenizer puts nothing before a text: leave --begin-of-text out"
+    );
+    ensure!(
+        end_of_text.is_none_or(|end| !beginning.contains(&end)),
+        "the tokenizer begins a text with the token that ends one: leave --begin-of-text out, or name another with \
+         --end-of-text"
+    );
     let (width, vocab) = (Width::of(out.data()), tokenizer.vocab());
     let place = out.data().display();
     ensure!(
@@ -105,9 +120,12 @@ pub fn prepare(
         check(path, *content)?;
     }
     let written = out.begin(has_targets).and_then(|(ids, targets)| {
-        let mut writer = Writer::new(ids, width, end_of_text, targets);
+        let mut writer = Writer::new(ids, width, (beginning, end_of_text), targets);
         let mut sources = sources(&texts, 0);
         for Text { path, content, argument } in &files {
+            if *content == Content::Document {
+                writer.begin_document()?;
+            }
             let bytes = match content {
                 Content::Lines => writer.encode_lines(path, how, &tokenizer, &mut progress)?,
                 _ => writer.encode(path, &tokenizer, &mut progress)?,
@@ -185,6 +203,8 @@ struct Writer {
     file: PartFile,
     width: Width,
     n_tokens: u64,
+    /// What stands before each document.
+    beginning: Vec<u32>,
     /// What stands behind a document, where there are any.
     end_of_text: Option<u32>,
     n_documents: u64,
@@ -202,11 +222,11 @@ impl Writer {
     fn new(
         file: PartFile,
         width: Width,
-        end_of_text: Option<u32>,
+        (beginning, end_of_text): (Vec<u32>, Option<u32>),
         targets: Option<PartFile>,
     ) -> Writer {
         let targets = targets.map(|file| Targets { file, n: 0 });
-        Writer { file, width, n_tokens: 0, end_of_text, n_documents: 0, targets }
+        Writer { file, width, n_tokens: 0, beginning, end_of_text, n_documents: 0, targets }
     }
 
     /// Appends the ids of a text; returns its size.
@@ -218,10 +238,20 @@ impl Writer {
     ) -> Result<u64> {
         let unreadable = |reason| DataError::Unreadable { path: path.to_path_buf(), reason };
         let mut text = open(path).map_err(unreadable)?;
-        let (mut left, mut done, mut is_last) = (Vec::new(), 0, false);
+        let (mut left, mut done) = (Vec::new(), 0);
+        let (mut is_first, mut is_last) = (true, false);
         while !is_last {
             let n = text.by_ref().take(BLOCK).read_to_end(&mut left).map_err(unreadable)? as u64;
             is_last = n < BLOCK;
+            // Bytes are tokens as they are, so that a file and what is prepared of it are the same data.
+            if is_first
+                && !matches!(tokenizer, Tokenizer::Bytes)
+                && left.starts_with(BYTE_ORDER_MARK)
+            {
+                left.drain(..BYTE_ORDER_MARK.len());
+                done += BYTE_ORDER_MARK.len() as u64;
+            }
+            is_first = false;
             let n_encoded = match tokenizer {
                 Tokenizer::Bytes => {
                     if let Some(at) = left.iter().position(|byte| self.ends(*byte)) {
@@ -260,7 +290,7 @@ impl Writer {
                 return Err(DataError::NotText { path: path.to_path_buf(), position }.into());
             }
         };
-        let mut pieces: Vec<&str> = pieces(text).collect();
+        let mut pieces: Vec<&str> = tokenizer.pieces(text).collect();
         if !is_last {
             pieces.pop();
         }
@@ -269,7 +299,7 @@ impl Writer {
         for (piece, ids) in pieces.iter().zip(encoded.collect::<Result<Vec<_>, TokenizerError>>()?)
         {
             if let Some(end) = self.end_among(&ids) {
-                let end = tokenizer.decode(&[end]);
+                let end = tokenizer.decode(&[end])?;
                 let at = at + piece.find(&end).unwrap_or(0) as u64;
                 bail!("byte {at} of {} begins {}", path.display(), ends_one(&end));
             }
@@ -308,10 +338,11 @@ impl Writer {
                 if let Some(end) = self.end_among(&prompt).or_else(|| self.end_among(&text)) {
                     let reason = match tokenizer {
                         Tokenizer::Bytes => format!("a byte of its text {ENDS_ONE}"),
-                        _ => format!("its text has {}", ends_one(&tokenizer.decode(&[end]))),
+                        _ => format!("its text has {}", ends_one(&tokenizer.decode(&[end])?)),
                     };
                     return Err(DataError::Line { path: path.to_path_buf(), line, reason }.into());
                 }
+                self.begin_document()?;
                 self.push(prompt.into_iter(), false)?;
                 self.push(text.into_iter(), true)?;
                 self.end_document()?;
@@ -328,6 +359,12 @@ impl Writer {
     /// The token that stands behind documents, if a text has it.
     fn end_among(&self, ids: &[u32]) -> Option<u32> {
         self.end_of_text.filter(|end| ids.contains(end))
+    }
+
+    /// Nothing is to tell the beginning of a text where prompts are not to be told.
+    fn begin_document(&mut self) -> Result<()> {
+        let are_targets = self.targets.is_none();
+        self.push(self.beginning.clone().into_iter(), are_targets)
     }
 
     fn end_document(&mut self) -> Result<()> {

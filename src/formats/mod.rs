@@ -5,6 +5,10 @@ pub mod checkpoint;
 pub mod files;
 pub mod hf;
 pub mod save;
+mod special_ids;
 pub mod timetable;
 #[cfg(feature = "cli")]
 pub(crate) mod trace;
+pub(crate) mod unique_keys;
+
+pub use special_ids::SpecialIds;

@@ -13,11 +13,12 @@ use chimera_core::model::ModelConfig;
 use chimera_core::stage::Param;
 use serde::{Deserialize, Serialize};
 
+use crate::formats::SpecialIds;
 use crate::formats::checkpoint::MANIFEST;
 use crate::formats::files::disk::Disk;
 use crate::formats::files::tensors::{self, NamedTensor};
 use crate::formats::files::{io_fault, prepare_dir, text_regular, write};
-use crate::formats::hf::{CONFIG, DropoutRates, WEIGHTS, parts, to_hf, to_json, twin};
+use crate::formats::hf::{CONFIG, DropoutRates, GENERATION, WEIGHTS, parts, to_hf, to_json, twin};
 
 /// The file in a run's own model that says how many steps made it.
 const STEPS: &str = "steps";
@@ -134,9 +135,9 @@ pub(crate) fn holds_model(dir: &Path) -> bool {
     [WEIGHTS, CONFIG].iter().any(|name| dir.join(name).is_file())
 }
 
-/// Writes `model.safetensors` and then `config.json` into `dir`, as `transformers` saves a model in f32: other
-/// programs read such a folder and go on training at the same rates of dropout, and [`hf::read`](crate::formats::hf::read)
-/// reads it. Each file is complete or not there; weights that are not finite are refused, and so is a folder where another
+/// Writes `model.safetensors`, `generation_config.json` if the model came with one, and then `config.json` into `dir`, as
+/// `transformers` saves a model in f32: other programs read such a folder and go on training at the same rates of dropout, and
+/// [`hf::read`](crate::formats::hf::read) reads it. Each file is complete or not there; weights that are not finite are refused, and so is a folder where another
 /// run saves.
 ///
 /// # Errors
@@ -145,6 +146,7 @@ pub fn save(
     dir: &Path,
     model: &ModelConfig,
     dropout: &DropoutRates,
+    ids: &SpecialIds,
     weights: &[(Param, Vec<f32>)],
 ) -> Result<PathBuf> {
     let path = dir.join(WEIGHTS);
@@ -170,7 +172,10 @@ pub fn save(
     let format = HashMap::from([("format".into(), "pt".into())]);
     let written = tensors::write(&Disk::default(), &path, tensors, Some(format));
     written.map_err(|e| tensors::fault("weights", &path, &e, "the weights are not saved"))?;
-    publish(dir, CONFIG, to_json(model, dropout).as_bytes())?;
+    if let Some(generation) = ids.generation() {
+        publish(dir, GENERATION, generation.as_bytes())?;
+    }
+    publish(dir, CONFIG, to_json(model, dropout, ids).as_bytes())?;
     Ok(path)
 }
 
@@ -212,8 +217,10 @@ mod tests {
         let values = [vec![1.0, -0.5], vec![f32::MIN_POSITIVE, 3.0]];
         let weights =
             [(param("a"), values[0].clone()), (param("lm_head.weight"), values[1].clone())];
+        let ids = SpecialIds::usual(&MODEL);
         let bytes =
-            std::fs::read(save(&dir, &MODEL, &DropoutRates::all(0.0), &weights).unwrap()).unwrap();
+            std::fs::read(save(&dir, &MODEL, &DropoutRates::all(0.0), &ids, &weights).unwrap())
+                .unwrap();
         let read = SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(
             read.tensor("transformer.a").unwrap().data(),
@@ -227,7 +234,7 @@ mod tests {
 
         let unsound = [(param("c"), vec![1.0, f32::NAN])];
         let (other, rates) = (folder.path().join("other"), DropoutRates::all(0.0));
-        let refusal = save(&other, &MODEL, &rates, &unsound).unwrap_err();
+        let refusal = save(&other, &MODEL, &rates, &ids, &unsound).unwrap_err();
         assert_eq!(refusal.downcast_ref::<Fault>().map(|f| f.class), Some(Class::NonFinite));
         assert_eq!(std::fs::read_dir(&other).unwrap().count(), 0);
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use chimera_core::interchange::json::{MAX_BYTES, MAX_NAME};
+use chimera_core::interchange::json::{MAX_BYTES, MAX_NAME, is_unprintable};
 use chimera_core::interchange::{ReadError, from_csv, from_json};
 use chimera_core::timetable::Timetable;
 
@@ -35,7 +35,7 @@ pub fn read(file: &Path) -> Result<Timetable, ReadError> {
 /// A name that JSON may hold too.
 fn name(file: &Path) -> String {
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-    let mut name: String = stem.replace(char::is_control, "?");
+    let mut name: String = stem.replace(is_unprintable, "?");
     name.truncate(name.floor_char_boundary(MAX_NAME));
     name
 }
@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn the_name_of_a_file_is_a_name_of_a_schedule() {
         assert_eq!(name(Path::new("x/mine.v2.csv")), "mine.v2");
-        assert_eq!(name(Path::new("a\n\u{1b}b.csv")), "a??b");
+        assert_eq!(name(Path::new("a\n\u{1b}b\u{202e}.csv")), "a??b?");
         let long = format!("{}.csv", "é".repeat(300));
         assert_eq!(name(Path::new(&long)).len(), MAX_NAME);
     }

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::fs::{File, OpenOptions, create_dir_all};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use chimera_core::analyze::{Event, Wait};
@@ -15,26 +15,38 @@ use chimera_core::program::Program;
 use crate::formats::files::{io_fault, no_follow};
 
 /// The log of a rank, if one is wanted.
-pub(crate) struct Log {
-    out: Option<File>,
+pub(crate) struct Log<'w> {
+    out: Option<LogFile<'w>>,
 }
 
-impl Log {
-    /// Opens `rank.<rank>.log` in `folder`, if there is one; a run that goes on from step `first` goes on with it.
+/// The file, and who is told once if it cannot be written any more.
+struct LogFile<'w> {
+    file: File,
+    path: PathBuf,
+    warn: Option<Box<Warn<'w>>>,
+}
+
+/// Who is told of what goes wrong beside the training.
+type Warn<'w> = dyn Fn(&str) + Send + Sync + 'w;
+
+impl<'w> Log<'w> {
+    /// Opens `rank.<rank>.log` in `folder`, if there is one; a run that goes on from step `first` goes on with it. `warn` is
+    /// told if a line cannot be written.
     pub(crate) fn open(
         folder: Option<&Path>,
         program: &Program,
         rank: Rank,
         first: u64,
-    ) -> Result<Log, Fault> {
+        warn: impl Fn(&str) + Send + Sync + 'w,
+    ) -> Result<Log<'w>, Fault> {
         let Some(folder) = folder else { return Ok(Log { out: None }) };
         let path = folder.join(format!("rank.{}.log", rank.0));
         let open = || {
             create_dir_all(folder)?;
             no_follow(OpenOptions::new().create(true).append(true)).open(&path)
         };
-        let out = open().map_err(|e| Fault { rank, ..io_fault("log", &path, &e) })?;
-        let mut log = Log { out: Some(out) };
+        let file = open().map_err(|e| Fault { rank, ..io_fault("log", &path, &e) })?;
+        let mut log = Log { out: Some(LogFile { file, path, warn: Some(Box::new(warn)) }) };
         let placement = program.placement();
         let (group, worker) = placement.group_and_worker(rank);
         let stages: Vec<_> = placement.stages_of(worker).iter().map(StageId::to_string).collect();
@@ -55,8 +67,11 @@ impl Log {
 
     /// The steps of a run of the program, and what this rank waited for in it.
     pub(crate) fn steps(&mut self, reports: &[StepReport], events: &[Event], waits: &[Wait]) {
-        for StepReport { step, loss, step_s, .. } in reports {
-            self.line(format_args!("step {step}: loss {loss:.6}, {step_s:.4} s"));
+        for StepReport { step, loss, has_targets, step_s, .. } in reports {
+            match has_targets {
+                true => self.line(format_args!("step {step}: loss {loss:.6}, {step_s:.4} s")),
+                false => self.line(format_args!("step {step}: no targets, {step_s:.4} s")),
+            }
         }
         let seconds = |wait: &Wait| wait.end - wait.start;
         let waited: f64 = waits.iter().map(seconds).sum();
@@ -78,10 +93,15 @@ impl Log {
         }
     }
 
-    /// A line. One that cannot be written is no reason to end a training.
+    /// A line. One that cannot be written is no reason to end a training; the first is told.
     pub(crate) fn line(&mut self, text: impl Display) {
-        if let Some(out) = &mut self.out {
-            let _ = writeln!(out, "{} {text}", time_of_day(SystemTime::now()));
+        let Some(LogFile { file, path, warn }) = &mut self.out else { return };
+        let line = format!("{} {text}\n", time_of_day(SystemTime::now()));
+        if let Err(error) = file.write_all(line.as_bytes())
+            && let Some(warn) = warn.take()
+        {
+            let path = path.display();
+            warn(&format!("{path}: lines of this log are missing: {error}; training goes on"));
         }
     }
 }
@@ -96,4 +116,26 @@ fn time_of_day(now: SystemTime) -> impl Display {
 fn time_of_day(now: SystemTime) -> impl Display {
     let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     format!("{:.3}", since.as_secs_f64())
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[test]
+    fn a_log_that_cannot_be_written_is_told_once() {
+        let told = Mutex::new(Vec::new());
+        let warn = |problem: &str| told.lock().unwrap().push(problem.to_string());
+        let path = PathBuf::from("/dev/full");
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        let mut log = Log { out: Some(LogFile { file, path, warn: Some(Box::new(&warn)) }) };
+        log.line("one");
+        log.line("two");
+        drop(log);
+        let told = told.into_inner().unwrap();
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].starts_with("/dev/full: lines of this log are missing: "), "{told:?}");
+    }
 }

@@ -9,9 +9,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 pub struct Metrics {
     /// Number of the step, from 0.
     pub step: u64,
-    /// Mean loss over all targets of the global batch, in nats, before the update.
-    #[serde(deserialize_with = "number")]
-    pub loss: f64,
+    /// Mean loss over all targets of the global batch, in nats, before the update; none where no token of it is a target.
+    #[serde(default, deserialize_with = "known", skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
     /// Norm of the whole gradient before clipping.
     #[serde(deserialize_with = "number")]
     pub grad_norm: f64,
@@ -70,6 +70,11 @@ pub struct Metrics {
     pub ranks: Vec<RankMetrics>,
 }
 
+/// A number that need not be there.
+fn known<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    number(from).map(Some)
+}
+
 /// JSON writes what is no number as `null`.
 fn number<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
@@ -93,11 +98,11 @@ impl RankMetrics {
 impl Metrics {
     /// Of a step of `tokens` tokens; `full_tokens_per_s` is how many the devices could train at their peak.
     pub fn of(report: &StepReport, tokens: u64, full_tokens_per_s: Option<f64>) -> Metrics {
-        let StepReport { step, loss, grad_norm, lr, step_s, .. } = *report;
+        let StepReport { step, grad_norm, lr, step_s, .. } = *report;
         let tokens_per_s = tokens as f64 / step_s;
         Metrics {
             step,
-            loss,
+            loss: report.has_targets.then_some(report.loss),
             grad_norm,
             lr,
             tokens,

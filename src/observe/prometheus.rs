@@ -113,7 +113,7 @@ fn answer(mut client: TcpStream, page: &Mutex<String>) -> Result<()> {
 fn page(metrics: &Metrics) -> String {
     let gauges = [
         ("step", "Number of the last step, from 0", Some(metrics.step as f64)),
-        ("loss", "Loss of the step in nats per token", Some(metrics.loss)),
+        ("loss", "Loss of the step in nats per token", metrics.loss),
         ("grad_norm", "Norm of the gradient before clipping", Some(metrics.grad_norm)),
         ("lr", "Learning rate", Some(metrics.lr)),
         ("step_seconds", "Time of the step", Some(metrics.step_s)),

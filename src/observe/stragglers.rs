@@ -82,6 +82,7 @@ mod tests {
         StepReport {
             step,
             loss: 1.0,
+            has_targets: true,
             grad_norm: 1.0,
             lr: 1.0,
             step_s: 4.0,

@@ -55,7 +55,7 @@ impl EventFile {
     /// Adds the scalars of a step.
     pub(crate) fn record(&mut self, metrics: &Metrics) -> Result<()> {
         let scalars = [
-            ("train/loss", Some(metrics.loss)),
+            ("train/loss", metrics.loss),
             ("train/grad_norm", Some(metrics.grad_norm)),
             ("train/lr", Some(metrics.lr)),
             ("train/tokens", Some(metrics.tokens_seen as f64)),

@@ -12,7 +12,7 @@ use chimera_core::ids::{Rank, WorkerId};
 use chimera_core::program::Program;
 use chimera_core::render::chrome::{self, Gap, Ran, Sizes};
 
-use crate::formats::files::io_fault;
+use crate::formats::files::{io_fault, write};
 
 /// Writes a trace as soon as all ranks are past its last step, or when the training ends before that.
 pub(crate) struct Recorder<'p> {
@@ -174,10 +174,48 @@ impl<'p> Recorder<'p> {
         let ended = |gap: &Gap| Gap { end: gap.end.min(now.max(gap.start)), ..gap.clone() };
         let gaps: Vec<_> = state.gaps.iter().map(ended).collect();
         let text = chrome::training(&runs, &gaps, Some(&self.sizes));
-        std::fs::write(self.path, text).map_err(|e| io_fault("trace", self.path, &e))
+        write_trace(self.path, text.as_bytes()).map_err(|e| io_fault("trace", self.path, &e))
     }
 
     fn lock(&self) -> MutexGuard<'_, Recorded> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Writes a trace, which is there whole or not at all, unless its path is a link, a device or a pipe. An empty file that was
+/// made to hold it goes if it cannot be written.
+fn write_trace(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    let found = path.symlink_metadata().ok();
+    if found.as_ref().is_some_and(|found| !found.is_file()) {
+        return std::fs::write(path, text);
+    }
+    write(path, text).inspect_err(|_| {
+        if found.is_some_and(|found| found.len() == 0) {
+            let _ = std::fs::remove_file(path); // the error that counts is the first
+        }
+    })
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::fs::{create_dir, read_to_string};
+
+    use super::*;
+
+    #[test]
+    fn a_trace_is_there_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.json");
+        std::fs::write(&path, "").unwrap();
+        write_trace(&path, b"{}").unwrap();
+        assert_eq!(read_to_string(&path).unwrap(), "{}");
+        // What is not a file stands where the new one is to be written.
+        create_dir(folder.path().join(format!("t.json.{}.part", std::process::id()))).unwrap();
+        write_trace(&path, b"[]").unwrap_err();
+        assert_eq!(read_to_string(&path).unwrap(), "{}");
+        std::fs::write(&path, "").unwrap();
+        write_trace(&path, b"[]").unwrap_err();
+        assert!(!path.exists());
+        write_trace(Path::new("/dev/null"), b"[]").unwrap();
     }
 }

@@ -1,13 +1,14 @@
 //! Hardware by its data sheets, for plans of machines that were not measured.
 
 use std::io::ErrorKind;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use chimera_core::analyze::{Link, ReductionAlgorithm};
 use serde::Deserialize;
 
-use crate::device::Precision;
+use crate::device::{Device, Precision};
 use crate::formats::files::text_at_most;
 
 /// Training reaches this part of a peak at least, in the middle, and at most, wherever nobody measured.
@@ -94,18 +95,35 @@ impl Hardware {
 
     fn of(text: &str) -> Result<Hardware> {
         let hardware: Hardware = toml::from_str(text)?;
-        let Hardware { memory_bytes, ranks_per_node, peak_flops, inside, between, .. } = &hardware;
-        let rates = [inside, between].map(|wire| wire.bytes_per_s);
-        let positive = [*memory_bytes, peak_flops.f32, peak_flops.bf16.unwrap_or(1.0)];
-        let is_sound = positive.iter().chain(&rates).all(|x| (1.0..=1e30).contains(x))
-            && [inside, between].iter().all(|wire| (0.0..=1e6).contains(&wire.latency_s))
-            && (1..=65_535).contains(ranks_per_node);
-        if !is_sound {
-            bail!(
-                "sizes and rates are from 1 to 1e30, latencies from 0 to 1e6 s, ranks of a node from 1 to 65535"
-            )
-        }
+        hardware.check()?;
         Ok(hardware)
+    }
+
+    /// Refuses values that make no sense, by their keys.
+    fn check(&self) -> Result<()> {
+        let Hardware { device, precision, memory_bytes, ranks_per_node, peak_flops, .. } = self;
+        if let Err(why) = device.parse::<Device>() {
+            bail!("`device` is {device:?}: {why}")
+        }
+        if let Err(why) = precision.parse::<Precision>() {
+            bail!("`precision` is {precision:?}: {why}")
+        }
+        let size = 1.0..=1e30;
+        within("memory-bytes", *memory_bytes, &size)?;
+        within("peak-flops.f32", peak_flops.f32, &size)?;
+        within("peak-flops.bf16", peak_flops.bf16.unwrap_or(1.0), &size)?;
+        for (latency, rate, link) in [
+            ("inside.latency-s", "inside.bytes-per-s", &self.inside),
+            ("between.latency-s", "between.bytes-per-s", &self.between),
+        ] {
+            within(latency, link.latency_s, &(0.0..=1e6))?;
+            within(rate, link.bytes_per_s, &size)?;
+        }
+        ensure!(
+            (1..=65_535).contains(ranks_per_node),
+            "`ranks-per-node` is {ranks_per_node}; it must be a whole number from 1 to 65535"
+        );
+        Ok(())
     }
 
     /// Floating-point operations per second at its peak.
@@ -140,6 +158,16 @@ impl Hardware {
     }
 }
 
+/// Refuses a number of a key that is out of its range.
+fn within(key: &str, number: f64, range: &RangeInclusive<f64>) -> Result<()> {
+    let (least, most) = (range.start(), range.end());
+    ensure!(
+        range.contains(&number),
+        "`{key}` is {number:?}; it must be a number from {least} to {most:e}"
+    );
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,14 +186,24 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused() {
         let good = BUILT_IN[0].1;
-        for (from, to) in [
-            ("40e9", "-1"),
-            ("ranks-per-node = 8", "ranks-per-node = 0"),
-            ("25e9", "nan"),
-            ("[inside]", "x = 1\n[inside]"),
+        for (from, to, reason) in [
+            ("40e9", "-1", "`memory-bytes` is -1.0; it must be a number from 1 to 1e30"),
+            ("f32 = 19.5e12", "f32 = 0", "`peak-flops.f32` is 0.0; "),
+            ("312e12", "inf", "`peak-flops.bf16` is inf; "),
+            ("25e9", "nan", "`between.bytes-per-s` is NaN; "),
+            ("5e-6", "-5e-6", "`inside.latency-s` is -5e-6; it must be a number from 0 to 1e6"),
+            (
+                "ranks-per-node = 8",
+                "ranks-per-node = 0",
+                "`ranks-per-node` is 0; it must be a whole number from 1 to 65535",
+            ),
+            ("\"bf16\"", "\"fp8\"", "`precision` is \"fp8\": "),
+            ("\"cuda\"", "\"tpu\"", "`device` is \"tpu\": unknown device `tpu`: choose "),
+            ("[inside]", "x = 1\n[inside]", "unknown field `x`"),
         ] {
-            assert!(good.contains(from));
-            assert!(Hardware::of(&good.replace(from, to)).is_err(), "{to}");
+            assert!(good.contains(from), "{from}");
+            let refused = Hardware::of(&good.replacen(from, to, 1)).expect_err(to).to_string();
+            assert!(refused.contains(reason), "{to}: {refused}");
         }
         let refused = Hardware::find("abacus").expect_err("unknown").to_string();
         assert!(refused.contains("choose one of a100-40gb"), "{refused}");

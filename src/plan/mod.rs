@@ -26,6 +26,7 @@ mod ways;
 use anyhow::{Result, ensure};
 use chimera_core::model::{Cut, Memory, ModelConfig, Partition};
 use chimera_core::program::Program;
+use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 
 pub use advice::Advice;
@@ -128,6 +129,16 @@ impl Plan {
                 all.iter().zip(other).map(|(need, other)| need.larger(other)).collect()
             });
         Ok(Plan { course, devices, model, priced, cuts, memory, needs })
+    }
+
+    /// The settings, with what they leave to the plan.
+    pub fn config(&self) -> &Config {
+        &self.course.config
+    }
+
+    /// The parameters of each stage.
+    pub fn params(&self) -> Vec<Vec<Param>> {
+        self.cuts.iter().map(|cut| self.model.params(cut)).collect()
     }
 
     /// The model.

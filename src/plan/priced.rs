@@ -241,11 +241,11 @@ impl Stages<'_> {
         for (number, bucket) in (0..).map(BucketId).zip(program.buckets_of_update()) {
             let is_tied = bucket.stages.len() > 1;
             let tensors = bucket.stages.first().map_or(&[][..], |stage| &params[stage.index()]);
-            let its = tensors.iter().filter(|param| param.tied == is_tied);
-            let n: usize = its.map(Param::n_elements).sum();
+            let its: Vec<&Param> = tensors.iter().filter(|param| param.tied == is_tied).collect();
+            let n: usize = its.iter().map(|param| param.n_elements()).sum();
             let n_replicas = program.replicas(width, number).len().max(1);
-            let updated = if shard_optimizer { n / n_replicas } else { n };
-            updates.push(times.update(optimizer, updated)?);
+            let share = if shard_optimizer { n_replicas } else { 1 };
+            updates.push(times.update(optimizer, &its, share)?);
             reductions.push(match (n_replicas, times.reduction(n_replicas, n)) {
                 (1, _) => ExchangeTime::default(),
                 (_, Some(measured)) => measured,

@@ -14,6 +14,7 @@ use chimera_core::model::{Architecture, Llama, ModelConfig};
 
 use super::exchange::{self, Exchange};
 use super::law::{median, middle};
+use super::maps::{self, MapUpdate};
 use super::moves;
 use super::reference::ReferenceWork;
 use super::stage_pass::{Half, HalfCalls, ModelPart, PassError, ReadyStage, Work};
@@ -22,6 +23,8 @@ use crate::device::{Compute, Device, OpenDevice, Precision, machine};
 
 /// Times each size is measured at least, and at most.
 const PASSES: [usize; 2] = [2, 9];
+/// How often each size is measured whatever time there is, the first time included.
+pub const LEAST_ROUNDS: usize = PASSES[0] + 1;
 
 /// How long the reference work is repeated to learn the machine's present speed, about.
 const REFERENCE_TIME: Duration = Duration::from_millis(600);
@@ -297,8 +300,11 @@ struct Turns<'p> {
 impl Measuring<'_> {
     /// Measures as one worker of several. A worker that has failed still keeps the others' pace.
     fn worker<K: Layers>(&self, device: &K, pace: &Turns<'_>) -> Result<Timings, PassError> {
-        let (mut timings, mut reference) = match ReferenceWork::new(device) {
-            Ok(work) => (Ok(Timings::default()), Some(work)),
+        let models = self.samples.iter().map(|sample| &sample.model);
+        let prepared = ReferenceWork::new(device)
+            .and_then(|work| Ok((work, maps::of_blocks(device, models)?)));
+        let (mut timings, mut prepared) = match prepared {
+            Ok(prepared) => (Ok(Timings::default()), Some(prepared)),
             Err(error) => (Err(error), None),
         };
         for pass in 0..=self.passes[1] {
@@ -325,7 +331,8 @@ impl Measuring<'_> {
             for number in 0..=self.samples.len() {
                 turn(&mut |all| {
                     pace.barrier.wait();
-                    let timed = reference.as_mut().map(ReferenceWork::time).transpose()?;
+                    let work = prepared.as_mut().map(|(reference, _)| reference);
+                    let timed = work.map(ReferenceWork::time).transpose()?;
                     all.reference.extend(timed.filter(|_| pass > 0));
                     Ok(())
                 });
@@ -337,6 +344,13 @@ impl Measuring<'_> {
                     (self.progress)(self.workers, number + 1, self.samples.len());
                 }
             }
+            turn(&mut |all| {
+                pace.barrier.wait();
+                let maps = prepared.as_mut().map_or(&mut [][..], |(_, maps)| &mut maps[..]);
+                let timed = maps.iter_mut().map(MapUpdate::time).collect::<Result<Vec<_>, _>>()?;
+                all.add_calls(timed.into_iter().filter(|_| pass > 0));
+                Ok(())
+            });
         }
         timings
     }

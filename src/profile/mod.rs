@@ -8,6 +8,7 @@
 mod exchange;
 mod idle_stage;
 mod law;
+mod maps;
 mod measure;
 mod moves;
 mod reference;
@@ -20,7 +21,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-pub use measure::{MeasureProgress, Sample, measure, samples};
+pub use measure::{LEAST_ROUNDS, MeasureProgress, Sample, measure, samples};
 pub use reference::ReferenceTime;
 use stage_pass::{Half, ModelPart};
 pub use times::{ExchangeTime, OpTime, ProfiledTimes, StageTimes};

@@ -290,7 +290,7 @@ impl<D: Layers> ReadyStage<D> {
 }
 
 /// Numbers between `-scale` and `scale`.
-fn numbers(n: usize, scale: f32) -> Vec<f32> {
+pub(super) fn numbers(n: usize, scale: f32) -> Vec<f32> {
     (0..n).map(|i| ((i * 7919 % 1009) as f32 * 2e-3 - 1.0) * scale).collect()
 }
 

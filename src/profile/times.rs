@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result, bail};
 use chimera_core::engine::Optimizer;
 use chimera_core::model::{Cut, ModelConfig, Selection};
+use chimera_core::stage::Param;
 
 use super::law::{Law, median};
+use super::maps;
 use super::measure::reference_now;
 use super::reference::ReferenceTime;
 use super::stage_pass::{Half, ModelPart, Work, calls};
@@ -307,17 +309,28 @@ impl ProfiledTimes {
         Ok(times)
     }
 
-    /// What an optimizer's update of so many elements takes; what AdamW's takes, where that was not
-    /// [measured](Self::has_update).
+    /// What an optimizer's update of some parameters takes, which so many replicas share; what AdamW's takes, where that was
+    /// not [measured](Self::has_update). An optimizer that multiplies matrices takes linear maps as wholes, and the rest as
+    /// AdamW does.
     ///
     /// # Errors
     /// If the profile has no times of either.
-    pub fn update(&self, optimizer: &Optimizer, n_elements: usize) -> Result<f64> {
-        let measured = self.has_update(optimizer).then(|| optimizer.name());
-        self.layer(measured.unwrap_or("adamw"), n_elements)
+    pub fn update(&self, optimizer: &Optimizer, params: &[&Param], share: usize) -> Result<f64> {
+        let (rule, multiplies) = match (self.has_update(optimizer), optimizer.needs_products()) {
+            (true, false) => (optimizer.name(), false),
+            (is_measured, _) => ("adamw", is_measured),
+        };
+        let is_map = |param: &&Param| multiplies && !param.linear_maps.is_empty();
+        let (maps, rest): (Vec<&Param>, Vec<&Param>) = params.iter().copied().partition(is_map);
+        let n_elements: usize = rest.iter().map(|param| param.n_elements()).sum();
+        let extents = maps.iter().flat_map(|param| param.map_extents()).map(maps::extents);
+        let maps = extents.map(|extents| self.layer_of(optimizer.name(), &extents));
+        let maps = maps.sum::<Result<f64>>()? / share as f64;
+        Ok(maps + self.layer(rule, n_elements / share)?)
     }
 
-    /// Whether an optimizer's update was measured: those that multiply matrices, and a caller's own, are not.
+    /// Whether an optimizer's update was measured: K-FAC's and a caller's own are not, and none that multiplies matrices on a
+    /// device that does not for optimizers.
     pub fn has_update(&self, optimizer: &Optimizer) -> bool {
         self.measured.alone.layers.contains_key(optimizer.name())
     }
@@ -364,11 +377,12 @@ impl ProfiledTimes {
 
     /// What a function of one extent takes.
     pub(crate) fn layer(&self, layer: &str, extent: usize) -> Result<f64> {
-        if extent == 0 {
-            return Ok(0.0);
-        }
+        if extent == 0 { Ok(0.0) } else { self.layer_of(layer, &[extent]) }
+    }
+
+    fn layer_of(&self, layer: &str, extents: &[usize]) -> Result<f64> {
         let Both { alone, beside, .. } = &*self.measured;
-        Ok(self.blend(&[alone.layer(layer, &[extent])?, beside.layer(layer, &[extent])?]))
+        Ok(self.blend(&[alone.layer(layer, extents)?, beside.layer(layer, extents)?]))
     }
 
     fn blend(&self, [alone, beside]: &[Time; 2]) -> f64 {

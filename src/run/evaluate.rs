@@ -87,7 +87,9 @@ impl<K: Layers> CausalLm<K> {
     ) -> Result<CausalLm<K>> {
         must_foresee(config)?;
         let mut body: Vec<Piece<K>> = Vec::new();
-        for (kernels, cut) in devices.iter().zip(cut(config, config.context, devices.len())?) {
+        // How long samples may be is seen with them.
+        let whole = ModelConfig { end_of_text: None, ..config.clone() };
+        for (kernels, cut) in devices.iter().zip(cut(&whole, whole.context, devices.len())?) {
             let cut = Cut { last: false, ..cut };
             // Whether the device has the layers.
             stage(kernels.clone(), config, 1, DropoutRate::default(), cut.clone())?;

@@ -1,30 +1,25 @@
-//! The folder of a run: settings, metrics, and what went wrong.
+//! The folder of a run that has begun: settings, metrics, and what went wrong.
 
-use std::fs::{File, create_dir_all, remove_dir, remove_file, rename};
+use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::fault::{Class, Fault};
-use chimera_core::ids::Rank;
-use serde_json::json;
 
+use super::differences::conflicts;
 use super::earlier_files::{Behind, Undo, fresh_metrics, named_file};
+use super::error_file::write_error;
 use super::lock::{Lock, is_at_work};
-use super::own_files::{METRICS, SETTINGS, check_outputs, remove_errors, resolved};
-use super::resume::conflicts;
-use super::runs::{RUNS, fresh};
-use crate::formats::checkpoint::{AUTO, Checkpoint, Entry, Open, Store};
-use crate::formats::files::disk::part_of;
-use crate::formats::files::{self, io_fault, prepare_dir, replace, text_regular};
-use crate::formats::save::{Claim, holds_model, prepare, saved_steps};
+use super::metrics_writer::{note_writer, other_writer};
+use super::own_files::{METRICS, SETTINGS, resolved};
+use super::place::Place;
+use super::settings_file::{check_whole, is_same, path_in};
+use crate::formats::checkpoint::{Entry, Store};
+use crate::formats::files::{self, io_fault, prepare_dir};
 use crate::observe::{Best, EventFile, Explain, Metrics};
-use crate::settings::{Config, MODEL};
+use crate::settings::Config;
 
-/// Longer files are no settings.
-pub(super) const MAX_SETTINGS: u64 = 16 << 20;
-/// What the settings of every run say.
-const OF_ALL: [&str; 2] = ["seed", "steps"];
 /// Where one run writes.
 pub struct Folder {
     place: Place,
@@ -34,99 +29,7 @@ pub struct Folder {
     best: Option<Best>,
 }
 
-/// The folder of a run that is about to begin, which nobody else can write into.
-pub struct Place {
-    path: PathBuf,
-    is_fresh: bool,
-    /// Whether the run has begun here before, by a rank that has died.
-    is_again: bool,
-    /// There until the place is given up.
-    lock: Option<Lock>,
-}
-
-impl Drop for Place {
-    /// A fresh folder in which nothing was begun goes.
-    fn drop(&mut self) {
-        drop(self.lock.take());
-        if self.is_fresh {
-            let _ = remove_dir(&self.path); // which removes none that holds anything
-        }
-    }
-}
-
 impl Place {
-    /// Makes the folder that `config` names, or a fresh one under `runs/`, and locks it.
-    pub fn claim(config: &Config) -> Result<Place> {
-        let is_auto = config.resume.as_deref() == Some(AUTO);
-        ensure!(
-            !is_auto || config.out.is_some(),
-            "resume auto needs the folder of the run: name it with --out"
-        );
-        let path = match &config.out {
-            Some(out) => {
-                create_dir_all(out)
-                    .with_context(|| format!("cannot make folder {}", out.display()))?;
-                out.clone()
-            }
-            None => fresh(Path::new(RUNS))?,
-        };
-        let lock = Some(Lock::take(&path)?);
-        Ok(Place { path, is_fresh: config.out.is_none(), is_again: false, lock })
-    }
-
-    /// Takes the folder of a run under way from a rank that has died.
-    pub fn take_over(path: PathBuf) -> Result<Place> {
-        create_dir_all(&path).with_context(|| format!("cannot make folder {}", path.display()))?;
-        let lock = Some(Lock::take(&path)?);
-        Ok(Place { path, is_fresh: false, is_again: true, lock })
-    }
-
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The checkpoint that `config` wants to go on from; `None` if it wants none, or takes whatever is
-    /// there and none was ever finished. `tell` is told of those that cannot be used; `open` opens them.
-    pub fn checkpoint(
-        &self,
-        config: &Config,
-        tell: &dyn Fn(&str),
-        open: &mut Open<'_>,
-    ) -> Result<Option<Checkpoint>> {
-        let Some(resume) = &config.resume else { return Ok(None) };
-        if resume == AUTO {
-            return self.store().newest_by(tell, open);
-        }
-        let checkpoint = open(Path::new(resume))?;
-        let step = checkpoint.manifest().step;
-        let newest = self.store().entries()?.into_iter().rfind(|entry| entry.is_whole);
-        if let Some(newest) = newest.filter(|newest| newest.step > step) {
-            bail!(
-                "{} holds a newer checkpoint than {resume}, of step {}: choose another --out, or remove it",
-                self.path.display(),
-                newest.step
-            );
-        }
-        Ok(Some(checkpoint))
-    }
-
-    /// Where its checkpoints are.
-    pub fn store(&self) -> Store {
-        Store::of(&self.path)
-    }
-
-    fn is_held(&self) -> bool {
-        self.lock.as_ref().is_some_and(Lock::is_held)
-    }
-
-    /// Removes what ranks wrote of an earlier end of the run: why they failed, and what they did before it.
-    pub fn remove_errors(&self) -> Result<()> {
-        let place =
-            || format!("cannot remove the errors of an earlier run in {}", self.path.display());
-        remove_errors(&self.path).with_context(place)
-    }
-
     /// Writes `config.toml` and begins the metrics; those of a run that is resumed, or that was to be but
     /// has nothing to be resumed from, go on behind step `first`. `warn` is told of metrics that are lost, and of files
     /// that get another name. What is refused leaves settings and files as they were.
@@ -139,6 +42,15 @@ impl Place {
             "metrics and trace are both {}: name two files",
             metrics_path.display()
         );
+        let named_metrics = config.metrics.as_deref();
+        let other = named_metrics.and_then(|path| other_writer(path, &self.path));
+        if let Some(other) = other.as_deref().filter(|other| is_at_work(other)) {
+            bail!(
+                "--metrics {}: the run in {} writes there, and it is at work: name another file",
+                metrics_path.display(),
+                other.display()
+            );
+        }
         let (goes_on, has_saved) = (self.goes_on(config), self.has_saved(config, first));
         let before = self.before(config);
         self.refuse_another(config, first, before.as_ref())?;
@@ -169,7 +81,7 @@ impl Place {
         undos.extend(events.as_ref().map(|events| Undo::of_new(events.path())));
         let had_metrics = is_same(path_before("metrics").unwrap_or(&own_metrics), &metrics_path);
         let is_own = self.is_again || had_metrics || is_same(&metrics_path, &own_metrics);
-        let (metrics, best) = if goes_on && is_own {
+        let (metrics, best) = if goes_on && is_own && other.is_none() {
             Behind {
                 path: &metrics_path,
                 first,
@@ -191,6 +103,16 @@ impl Place {
             files::write(&shown, settings.as_bytes()).map_err(unwritten)?;
         }
         undos.into_iter().for_each(|undo| undo.give_up(warn));
+        if let Some(other) = other.filter(|_| goes_on && had_metrics) {
+            let (file, run) = (metrics_path.display(), other.display());
+            warn(&format!(
+                "{file} held the metrics of the run in {run}: it begins anew at step {first}"
+            ));
+        }
+        let noted = named_metrics.map_or(Ok(()), |path| note_writer(path, &self.path));
+        noted.unwrap_or_else(|error| {
+            warn(&format!("that these metrics are of this run is not noted: {error:#}"));
+        });
         Ok(Folder { place: self, metrics: BufWriter::new(metrics), metrics_path, events, best })
     }
 
@@ -203,7 +125,7 @@ impl Place {
     ) -> Result<()> {
         // Behind a checkpoint they are written anew.
         if first == 0 && !self.is_again && self.goes_on(config) {
-            self.check_settings()?;
+            check_whole(&self.path)?;
         }
         let conflicts = before.filter(|_| first == 0).map(|before| conflicts(before, config));
         let conflicts = conflicts.unwrap_or_default();
@@ -222,91 +144,6 @@ impl Place {
         );
         Ok(())
     }
-
-    /// Refuses settings that are there, but are not whole.
-    fn check_settings(&self) -> Result<()> {
-        let lacking = |settings: toml::Table| {
-            let key = OF_ALL.iter().find(|key| !settings.contains_key(**key))?;
-            Some(format!("{}: it lacks `{key}`", self.path.join(SETTINGS).display()))
-        };
-        let torn = settings_in(&self.path).map_or_else(|e| Some(format!("{e:#}")), lacking);
-        ensure!(
-            torn.is_none(),
-            "{}: these are not the whole settings of a run. If a loss of power has torn them, remove the file, move \
-             {METRICS} away and start again; or choose another --out",
-            torn.unwrap_or_default()
-        );
-        Ok(())
-    }
-
-    /// Makes sure that weights can go where `config` says. A model that is there gives way only if this run
-    /// `has_saved` it, and a folder that another run has claimed only if that is no longer at work.
-    pub(crate) fn prepare_weights(&self, config: &Config, has_saved: bool) -> Result<()> {
-        check_outputs(config, &self.path, self.store().folder())?;
-        let Some(dir) = config.weights_dir(&self.path) else { return Ok(()) };
-        let claim = Claim::of(&dir)?;
-        if let Some(other) = claim.as_ref().filter(|claim| !self.is_of(claim)) {
-            if self.is_again {
-                return Ok(()); // a run under way goes on, and what it trained will go into its own folder
-            }
-            ensure!(
-                !is_at_work(&other.run),
-                "{} is where the run in {} saves its model, and it is at work: choose another folder",
-                dir.display(),
-                other.run.display()
-            );
-        }
-        match &config.save {
-            Some(dir) => prepare(dir, has_saved)?,
-            // The run's own is made when there are weights.
-            None => ensure!(
-                has_saved || !holds_model(&dir),
-                "{} holds a model already, which the weights of this run would replace: choose another --out, name \
-                 another folder with --save, or leave them out with --no-save",
-                dir.display()
-            ),
-        }
-        if config.save.is_some() || claim.is_some() {
-            Claim::make(&dir, &self.path, claim.is_some_and(|c| c.has_saved && self.is_of(&c)))?;
-        }
-        Ok(())
-    }
-
-    /// Whether a claim is of the run in this folder.
-    fn is_of(&self, claim: &Claim) -> bool {
-        is_same(&claim.run, &self.path)
-    }
-
-    /// Whether a model where `config` wants the weights is this run's, which begins with step `first`.
-    pub(crate) fn has_saved(&self, config: &Config, first: u64) -> bool {
-        let Some(dir) = config.weights_dir(&self.path) else { return false };
-        let is_here = self.goes_on(config) || first > 0 && is_own(config, &self.path);
-        let claim = Claim::of(&dir).ok().flatten();
-        if config.save.is_some() {
-            let is_claimed = claim.is_some_and(|claim| claim.has_saved && self.is_of(&claim));
-            return self.is_again || is_here && is_claimed;
-        }
-        if claim.is_some_and(|claim| !self.is_of(&claim)) {
-            return self.is_again;
-        }
-        let is_marked = || is_here && saved_steps(&dir).is_some();
-        let was_wanted = |before: toml::Table| {
-            let kept = before.get("no-save").and_then(toml::Value::as_bool) != Some(true);
-            let own = self.path.join(MODEL);
-            kept && is_same(path_in(&before, "save").unwrap_or(&own), &dir)
-        };
-        self.is_again || self.before(config).is_some_and(was_wanted) || is_marked()
-    }
-
-    /// Whether a run that has begun here goes on.
-    fn goes_on(&self, config: &Config) -> bool {
-        self.path.join(SETTINGS).exists() && (self.is_again || is_own(config, &self.path))
-    }
-
-    /// The settings so far of the run that goes on here.
-    fn before(&self, config: &Config) -> Option<toml::Table> {
-        if self.goes_on(config) { settings_in(&self.path).ok() } else { None }
-    }
 }
 
 impl Folder {
@@ -320,13 +157,18 @@ impl Folder {
         &self.place.path
     }
 
+    /// The folder alone, which the run holds.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
     /// Adds a step to the metrics.
     ///
     /// # Errors
     /// If that cannot be written, or the folder is no more the one that this run began in: what is saved next might
     /// belong to another run.
     pub fn record(&mut self, metrics: &Metrics) -> Result<()> {
-        self.check()?;
+        self.place.check()?;
         let text = serde_json::to_string(metrics)?;
         let written = writeln!(self.metrics, "{text}").and_then(|()| self.metrics.flush());
         written.map_err(|e| io_fault("metrics", &self.metrics_path, &e))?;
@@ -340,25 +182,6 @@ impl Folder {
     /// The best validation loss of the run, before it was resumed too.
     pub fn best_validation(&self) -> Option<Best> {
         self.best
-    }
-
-    /// Whether the folder is still the one that this run began in.
-    fn check(&self) -> Result<()> {
-        let lost = || {
-            io_fault(
-                "into",
-                self.path(),
-                &"the folder was removed, moved or replaced while the run trained",
-            )
-        };
-        Ok(self.place.is_held().then_some(()).ok_or_else(lost)?)
-    }
-
-    /// Writes another file into the folder.
-    pub fn write(&self, name: &str, content: &str) -> Result<()> {
-        self.check()?;
-        let path = self.path().join(name);
-        Ok(files::write(&path, content.as_bytes()).map_err(|e| io_fault("file", &path, &e))?)
     }
 
     /// Writes why a run failed, and what its ranks did before it; nothing of one that was stopped on request. Returns
@@ -391,28 +214,6 @@ impl Folder {
     }
 }
 
-/// Writes `error.<rank>.json` into the folder of a run: why this process, which is `rank`, ends. The cause may
-/// lie with another rank, which is then its peer.
-pub fn write_error(folder: &Path, rank: Rank, fault: &Fault) -> Result<()> {
-    let message = if fault.rank == rank { fault.message.clone() } else { fault.to_string() };
-    let peer = fault.peer.or_else(|| (fault.rank != rank).then_some(fault.rank));
-    let error = json!({
-        "rank": rank, "pid": std::process::id(), "code": fault.class.code(), "class": fault.class,
-        "step": fault.step, "op": fault.op, "peer": peer, "message": message,
-    });
-    let path = folder.join(format!("error.{}.json", rank.0));
-    // Who reads it while this rank is killed finds all of it or nothing. A disk that is slow must not hold it up.
-    let part = part_of(&path);
-    let write = || {
-        replace(&part)?.write_all(format!("{error:#}\n").as_bytes())?;
-        rename(&part, &path)
-    };
-    let written = write().inspect_err(|_| {
-        let _ = remove_file(&part); // the error that counts is the first
-    });
-    Ok(written.map_err(|e| io_fault("file", &path, &e))?)
-}
-
 /// Refuses a folder that is marked as a run's. Who wanted to go on with the one that is there is told how.
 fn check_fresh(path: &Path, store: &Store) -> Result<()> {
     let has_any = store.entries().is_ok_and(|entries| !entries.is_empty());
@@ -427,37 +228,4 @@ fn check_fresh(path: &Path, store: &Store) -> Result<()> {
         path.display()
     );
     Ok(())
-}
-
-/// Whether a run in `folder` goes on there, and does not begin with the checkpoint of another.
-fn is_own(config: &Config, folder: &Path) -> bool {
-    let holds = |resume: &str| Store::of(folder).holds(Path::new(resume));
-    config.resume.as_deref().is_some_and(|resume| resume == AUTO || holds(resume))
-}
-
-/// A path among settings.
-fn path_in<'s>(settings: &'s toml::Table, key: &str) -> Option<&'s Path> {
-    settings.get(key)?.as_str().map(Path::new)
-}
-
-/// Whether two paths lead to one place.
-fn is_same(a: &Path, b: &Path) -> bool {
-    let whole = |path: &Path| path.canonicalize().ok();
-    a == b || whole(a).is_some_and(|a| whole(b) == Some(a))
-}
-
-/// Whether a folder holds the settings of a run, be they torn, and not others of a user's.
-pub fn is_run(folder: &Path) -> bool {
-    let is_whole = |settings: toml::Table| OF_ALL.iter().all(|key| settings.contains_key(*key));
-    folder.join(SETTINGS).exists() && settings_in(folder).map_or(true, is_whole)
-}
-
-/// The settings of the run in a folder.
-pub fn settings_in(folder: &Path) -> Result<toml::Table> {
-    let path = folder.join(SETTINGS);
-    let read = || -> Result<_> {
-        let text = text_regular(&path, MAX_SETTINGS)?;
-        Ok(text.with_context(|| format!("it is longer than {MAX_SETTINGS} bytes"))?.parse()?)
-    };
-    read().with_context(|| path.display().to_string())
 }

@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 use chimera_core::model::ModelConfig;
 use chimera_core::stage::Param;
 
+use crate::formats::SpecialIds;
 use crate::formats::checkpoint::bytes;
 use crate::formats::hf::HfModel;
 
@@ -28,13 +29,22 @@ impl Initial {
         let dir = dir.display().to_string();
         // Where documents end is said by the text, not by a model.
         let model = ModelConfig { end_of_text: None, ..model.clone() };
-        ensure!(*source.config() == model, "{}", changed(&dir));
+        let mut found = source.config().clone();
+        if found.has_open_context() {
+            found.context = model.context;
+        }
+        ensure!(found == model, "{}", changed(&dir));
         let hash = |param: &Param| {
             let values = source.values(&param.name)?;
             Ok((param.name.clone(), blake3::hash(&bytes(&values))))
         };
         let hashes = source.params().map(hash).collect::<Result<_>>()?;
         Ok(Initial { dir, source, hashes })
+    }
+
+    /// What it says of the tokens that begin, end and pad a text.
+    pub(super) fn ids(&self) -> &SpecialIds {
+        self.source.ids()
     }
 
     /// BLAKE3 of all of it.

@@ -1,7 +1,9 @@
 //! Running: a training from settings to trained weights, over threads or processes, and the evaluation of a model.
 
 mod available_memory;
+mod differences;
 mod earlier_files;
+mod error_file;
 pub mod evaluate;
 mod fingerprint;
 mod folder;
@@ -12,12 +14,15 @@ mod initial;
 pub mod launch;
 mod lock;
 mod memory_check;
+mod metrics_writer;
+mod model_place;
 #[cfg_attr(not(feature = "nccl"), path = "no_nccl.rs")]
 mod nccl;
 pub mod outside;
 mod own;
 mod own_files;
 mod pace;
+mod place;
 mod predicted;
 mod processes;
 mod rank;
@@ -25,19 +30,20 @@ mod replica_devices;
 mod resume;
 mod runs;
 mod samples;
+mod settings_file;
 mod steps;
 mod subject;
 mod survivor;
 mod trained;
 mod transformer;
+mod unread;
 mod verify;
 mod watch;
 
-use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
@@ -48,35 +54,41 @@ use chimera_core::model::ModelConfig;
 use chimera_core::program::Program;
 use chimera_core::render::chrome::Sizes;
 use chimera_core::search::Report;
-use chimera_core::stage::{Data, Param, name_conflict};
+use chimera_core::stage::{Data, name_conflict};
 use chimera_core::timetable::Timetable;
 
 use available_memory::{Resident, resident};
-pub use folder::{Folder, Place, is_run, settings_in, write_error};
+pub use error_file::write_error;
+pub use folder::Folder;
 pub use gather::share;
 use initial::Initial;
 pub use lock::{host_name, is_at_work};
 pub use own::{Model, Own};
-pub use own_files::{SETTINGS, is_error};
+pub use own_files::{MEASURED, PLANNED, SETTINGS, SUMMARY, is_error};
 pub use pace::{Pace, WithinStep};
+pub use place::Place;
 pub use processes::{PATIENCE, Seat};
 pub use resume::Beginning;
 use resume::kept;
 pub use runs::{RUNS, newest_first};
+pub use settings_file::{is_run, settings_in};
 pub use subject::Subject;
 pub use survivor::{Fewer, Survivor};
 pub use trained::Trained;
 use trained::merge;
 pub use transformer::Transformer;
+pub use unread::check_unread;
+use unread::{check_param_groups, files};
 pub use verify::checkpoint_as;
 use watch::{Observer, Watch};
 
-use crate::data::{Batch, Corpus, Files, end_of_text};
+use crate::data::{Batch, Corpus};
 use crate::device::{Devices, OpenDevice};
+use crate::formats::SpecialIds;
 use crate::formats::checkpoint::{Checkpoint, Saver};
 use crate::observe::{Explain, Recorder};
 use crate::plan::{Course, Need, Plan, Prediction};
-use crate::settings::{Config, DataWeights};
+use crate::settings::Config;
 
 /// Windows of the validation text that are evaluated.
 const N_VALIDATION: usize = 64;
@@ -90,6 +102,8 @@ pub struct Run<S = Transformer> {
     /// How it has begun, if this process takes part in it from a later step on.
     joined: Option<Beginning>,
     saver: Option<Saver>,
+    /// Whether it was told that a rank cannot write its log.
+    unlogged: Once,
     /// Where each rank tells what it did last, if it fails.
     explain: Option<Arc<Explain>>,
     /// What to begin with, unless weights are drawn at random or those of a checkpoint.
@@ -110,13 +124,10 @@ impl Run {
 
     /// With the timetable that a search has `found`, if it was elsewhere.
     fn prepare_with(config: Config, found: Option<Timetable>, here: Here) -> Result<Run> {
-        let ends = || end_of_text(&[&config.data[..], &config.validation_data].concat());
-        let end_of_text = config.document_mask.then(ends).transpose()?;
-        let model = ModelConfig { end_of_text, ..config.model() };
+        config.check_own_model(|_| false)?;
+        let model = unread::model(&config)?;
         model.check_sequence(config.sequence)?;
-        let weights = config.data_weights.as_ref().map(DataWeights::as_slice);
-        let files = Files { data: &config.data, weights, validation: &config.validation_data };
-        let corpus = Corpus::open(&files, &model, config.sequence)?;
+        let corpus = Corpus::open(&files(&config), &model, config.sequence)?;
         let found = found.map_or_else(|| kept(&config), |found| Ok(Some(found)))?;
         let plan = Plan::with(config, found)?;
         let Config { width, depth, precision, .. } = plan.course.config;
@@ -162,6 +173,11 @@ impl Run {
         &self.subject.corpus
     }
 
+    /// Which tokens begin, end and pad a text: as the model says that the run began with, and the end as its data has it.
+    pub fn special_ids(&self) -> SpecialIds {
+        SpecialIds::of(self.model(), self.said_ids().as_ref(), self.end_of_text())
+    }
+
     /// Windows of the text that is not trained on.
     pub fn validation(&self) -> io::Result<Batch> {
         self.corpus().validation(N_VALIDATION)
@@ -191,6 +207,7 @@ impl<S: Subject> Run<S> {
             start,
             joined,
             saver,
+            unlogged: Once::new(),
             explain,
             initial,
             pace,
@@ -311,24 +328,4 @@ fn compute_threads(n: usize, rank: Rank) -> Result<rayon::ThreadPool, Fault> {
         let message = format!("cannot start {n} compute thread(s): {e}; choose fewer --threads");
         Fault::new(Class::OutOfMemory, rank, message)
     })
-}
-
-/// Refuses rules for parameters that the model does not have.
-fn check_param_groups(config: &Config, params: &[Vec<Param>]) -> Result<()> {
-    let Some(rules) = &config.param_groups else { return Ok(()) };
-    let Some(pattern) = rules.unused(params.iter().flatten()) else { return Ok(()) };
-    // Layers differ by their numbers alone.
-    let of_any_layer = |param: &Param| {
-        let parts = param.name.split('.');
-        let parts = parts.map(|part| if part.parse::<u32>().is_ok() { "*" } else { part });
-        parts.collect::<Vec<_>>().join(".")
-    };
-    let mut names: Vec<String> = params.iter().flatten().map(of_any_layer).collect();
-    let mut known = HashSet::new();
-    names.retain(|name| known.insert(name.clone()));
-    bail!(
-        "param-groups: no parameter is left for `{pattern}`; those of the model are {}, and each is taken by the first \
-         rule that fits",
-        names.join(", ")
-    )
 }

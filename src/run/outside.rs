@@ -6,8 +6,8 @@ use anyhow::{Context, Result};
 use chimera_core::timetable::Timetable;
 use toml::Value;
 
-use super::folder::MAX_SETTINGS;
 use super::launch::Launch;
+use super::settings_file::MAX_SETTINGS;
 use crate::data::{Marks, Prepared, missing_ids};
 use crate::device::n_cores;
 use crate::formats::checkpoint::foreseen;

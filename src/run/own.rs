@@ -23,7 +23,7 @@ use super::watch::{HeldOut, Watch};
 use super::{Run, compute_threads, memory_check, resume};
 use crate::formats::checkpoint::{Digest, state_of};
 use crate::plan::{Chain, Course, Need, Weights, needs};
-use crate::settings::{Config, Layout, Transport};
+use crate::settings::{Config, Layout, Transport, of_our_models, said_in_vain};
 
 /// A model that can be cut into stages, with its devices and samples.
 ///
@@ -83,6 +83,8 @@ pub struct Own<M: Model> {
     params: Vec<Vec<Param>>,
     /// What a sample takes on each stage.
     bytes: Vec<StageBytes>,
+    /// Options that were said and that are of the models here.
+    unread: Vec<&'static str>,
 }
 
 impl<M: Model> Run<Own<M>> {
@@ -108,12 +110,14 @@ impl<M: Model> Run<Own<M>> {
             config.transport != Transport::Nccl,
             "transport nccl is for the models of this program"
         );
+        config.check_own_model(|name| name == model.name())?;
+        let unread = said_in_vain(&config, of_our_models());
         let mut config = config.of_model(model.name());
         config.optimizer = model.optimizer().unwrap_or(config.optimizer);
         let found = resume::kept(&config)?;
         let device = model.device(Rank(0))?;
         config.optimizer.check(&device).map_err(anyhow::Error::msg)?;
-        let mut own = Own { model, device, params: Vec::new(), bytes: Vec::new() };
+        let mut own = Own { model, device, params: Vec::new(), bytes: Vec::new(), unread };
         let course = own.plan(config, found)?;
         Run::of(course, own)
     }
@@ -271,6 +275,10 @@ impl<M: Model> Subject for Own<M> {
             hasher.update(format!("{name} {shape:?}\n").as_bytes());
         }
         vec![("parameters".into(), hasher.finalize().to_string())]
+    }
+
+    fn unread(&self) -> &[&'static str] {
+        &self.unread
     }
 
     fn device_models(&self) -> Vec<String> {

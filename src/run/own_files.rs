@@ -3,19 +3,42 @@
 use std::fs::{read_dir, remove_file};
 use std::path::{Path, PathBuf, absolute};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 
-use crate::settings::Config;
+use crate::settings::schedules::Named;
+use crate::settings::{Config, MODEL, OPTIONS, Origin};
 
 /// The file of a run's settings, which makes a folder a run.
 pub const SETTINGS: &str = "config.toml";
 /// The metrics of a run that names no other file.
 pub(super) const METRICS: &str = "metrics.jsonl";
-/// Files that a run, or its report, writes into its folder.
-const OWN: [&str; 5] = [SETTINGS, METRICS, "lock", "pipeline.svg", "report.html"];
+/// What the run came to.
+pub const SUMMARY: &str = "summary.json";
+/// The last step as it was planned, as a trace.
+pub const PLANNED: &str = "planned.trace.json";
+/// The last step as it ran, as a trace.
+pub const MEASURED: &str = "measured.trace.json";
+/// Files that a run or its report writes into its folder, or that it looks for there.
+const OWN: [&str; 9] = [
+    SETTINGS,
+    METRICS,
+    SUMMARY,
+    PLANNED,
+    MEASURED,
+    "lock",
+    "rejoin",
+    "pipeline.svg",
+    "report.html",
+];
+/// Options that name what a run reads: files, or a folder of a model.
+const INPUTS: [&str; 6] = ["data", "validation-data", "init", "schedule", "profile", "predict"];
+/// What stands beside prepared data.
+const BESIDE_DATA: [&str; 3] = [".json", ".targets", ".tokenizer.json"];
 
-/// Refuses outputs that would take the place of the own files of the run in a folder, or of its checkpoints.
+/// Refuses outputs that would take the place of the own files of the run in a folder, of its checkpoints, or of what it
+/// reads.
 pub(super) fn check_outputs(config: &Config, run: &Path, checkpoints: &Path) -> Result<()> {
+    let inputs = inputs(config);
     for (option, path) in [
         ("metrics", &config.metrics),
         ("trace", &config.trace),
@@ -28,14 +51,49 @@ pub(super) fn check_outputs(config: &Config, run: &Path, checkpoints: &Path) -> 
         let within = place.strip_prefix(resolved(run)).ok().and_then(Path::to_str);
         let name = within.map_or("", |name| name.strip_suffix(".part").unwrap_or(name));
         let is_own_metrics = option == "metrics" && name == METRICS;
-        let is_own = (OWN.contains(&name) || is_of_a_failure(name)) && !is_own_metrics;
+        let is_model = Path::new(name).starts_with(MODEL) && option != "save";
+        let is_own = (OWN.contains(&name) || is_of_a_failure(name) || is_model) && !is_own_metrics;
         ensure!(
             !is_own && !place.starts_with(resolved(checkpoints)),
             "--{option} {}: the run keeps its own files there: name another place",
             path.display()
         );
+        // A folder of a model takes no file of the run; whether another model may be saved there is asked elsewhere.
+        let is_file = ["metrics", "trace"].contains(&option);
+        let is_in = |input: &Path| is_file && input.is_dir() && place.starts_with(input);
+        if let Some((key, _)) = inputs.iter().find(|(_, input)| place == *input || is_in(input))
+            && !(option == "save" && *key == "init")
+        {
+            bail!("--{option} {}: the run reads that ({key}): name another place", path.display());
+        }
     }
     Ok(())
+}
+
+/// What a run reads, by the option that names it, and the files of its settings.
+fn inputs(config: &Config) -> Vec<(&'static str, PathBuf)> {
+    let is_file = |schedule: &str| matches!(schedule.parse(), Ok(Named::File(_)));
+    let said = |key: &'static str| {
+        let paths = match config.value(key).map(|(value, _)| value) {
+            Some(toml::Value::String(name)) if key == "schedule" && !is_file(&name) => Vec::new(),
+            Some(toml::Value::String(path)) => vec![path],
+            Some(toml::Value::Array(paths)) => {
+                paths.iter().filter_map(|path| path.as_str().map(str::to_owned)).collect()
+            }
+            _ => Vec::new(),
+        };
+        let endings: &[&str] = if key.ends_with("data") { &BESIDE_DATA } else { &[] };
+        let all = paths.into_iter().flat_map(move |path| {
+            let beside: Vec<String> = endings.iter().map(|end| format!("{path}{end}")).collect();
+            std::iter::once(path).chain(beside)
+        });
+        all.map(move |path| (key, resolved(Path::new(&path)))).collect::<Vec<_>>()
+    };
+    let settings = OPTIONS.iter().filter_map(|option| match config.value(option.name)?.1 {
+        Origin::File(path, _) => Some(("config", resolved(path))),
+        _ => None,
+    });
+    INPUTS.into_iter().flat_map(said).chain(settings).collect()
 }
 
 /// Where a path leads, as far as its folders are there.

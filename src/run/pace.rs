@@ -12,6 +12,7 @@ use chimera_core::comm::Position;
 use chimera_core::costs::StageCosts;
 use chimera_core::engine::{Did, Doing};
 use chimera_core::ids::{Rank, WorkerId};
+use chimera_core::op::Lane;
 use chimera_core::program::{Instr, Program};
 use chimera_core::update::Update;
 
@@ -131,7 +132,7 @@ impl Ruler {
         let ending = ending(program, row);
         let (mut over, mut n_ops, mut n_done) = (0.0, 0, 0);
         for (instr, n_ending) in row.iter().zip(ending) {
-            if matches!(instr, Instr::Run(_)) {
+            if matches!(instr, Instr::Run(cell) if cell.lane() == Lane::Compute) {
                 (over, n_ops) = (ends.next().unwrap_or(over * whole) / whole, n_ops + 1);
             }
             n_done += n_ending;
@@ -143,13 +144,14 @@ impl Ruler {
     }
 }
 
-/// By instruction of a row: how many micro-batches end there.
+/// By instruction of a row: how many micro-batches end there, with the last pass of theirs.
 fn ending(program: &Program, row: &[Instr]) -> Vec<u32> {
     let (mut is_seen, mut ending) =
         (vec![false; program.n_micro_batches() as usize], vec![0; row.len()]);
     for (instr, n_ending) in row.iter().zip(&mut ending).rev() {
         let Instr::Run(cell) = instr else { continue };
-        for unit in cell.ops().flat_map(|op| op.span.units()) {
+        let passes = cell.ops().filter(|op| op.kind.lane() == Lane::Compute);
+        for unit in passes.flat_map(|op| op.micro_batch_units()) {
             let is_seen = &mut is_seen[(unit / program.units_per_micro()) as usize];
             *n_ending += u32::from(!replace(is_seen, true));
         }
@@ -233,8 +235,9 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
-    use chimera_core::costs::UniformCosts;
-    use chimera_core::lower::{Lowering, lower};
+    use chimera_core::costs::{PerStage, UniformCosts, WithOwnWork};
+    use chimera_core::effects::{OwnWork, Pieces};
+    use chimera_core::lower::{Lowering, fill, lower, offload};
     use chimera_core::schedule::{Shape, find};
 
     use super::*;
@@ -266,5 +269,33 @@ mod tests {
         by_op.dedup();
         assert_eq!(by_op[..2], [0.0, 1.0]);
         assert_eq!(by_op.last(), Some(&12.0));
+    }
+
+    /// Six pieces fit into the idle time of each worker, which has two micro-batches.
+    #[test]
+    fn pieces_of_work_are_ops_but_no_micro_batches() {
+        let timetable = find("gpipe").unwrap().timetable(&Shape::new(2, 2)).unwrap();
+        let program = lower(&timetable, &Lowering::default()).unwrap();
+        let stages = StageCosts::new(vec![UniformCosts::new(1.0, 2.0, 0.0); 2]);
+        let costs = WithOwnWork::new(&stages, vec![PerStage(vec![0.5])]);
+        let work = OwnWork { name: "factors".into(), pieces: Pieces::Anytime(100) };
+        let filled = fill(&program, &[work], &Lowering::default(), &costs).unwrap();
+        let ruler = Ruler::of(&filled, &stages, 2.0);
+        assert_eq!(ruler.n_ops.last(), Some(&(4 + 6)));
+        assert_eq!((ruler.n_done.last(), ruler.over.last()), (Some(&2), Some(&1.0)));
+    }
+
+    /// GPipe of one worker that holds one of two micro-batches at a time.
+    #[test]
+    fn moves_run_beside_the_ops_that_are_counted() {
+        let timetable = find("gpipe").unwrap().timetable(&Shape::new(1, 2)).unwrap();
+        let stages = StageCosts::new(vec![UniformCosts::new(1.0, 2.0, 0.0)]);
+        let how = Lowering { max_peak: Some(1.0), ..Lowering::default() };
+        let program = lower(&offload(timetable, &how, &stages).unwrap(), &how).unwrap();
+        let ruler = Ruler::of(&program, &stages, 1.0);
+        assert_eq!((ruler.n_ops.last(), ruler.n_done.last()), (Some(&4), Some(&2)));
+        let mut by_op: Vec<_> = ruler.over.iter().map(|over| over * 6.0).collect();
+        by_op.dedup();
+        assert_eq!(by_op, [0.0, 1.0, 2.0, 4.0, 6.0]);
     }
 }

@@ -51,7 +51,12 @@ impl<S: Subject> Run<S> {
             explain.follow(rank, worker.recent().clone());
         }
         let first = survivor.next().unwrap_or(self.first_step());
-        let mut log = Log::open(self.config().log.as_deref(), job_now.program, rank, first)?;
+        let warn = move |problem: &str| {
+            // Of ranks that write to one full disk, the first one tells.
+            self.unlogged.call_once(|| self.saver.iter().for_each(|saver| saver.tell(problem)));
+        };
+        let folder = self.config().log.as_deref();
+        let mut log = Log::open(folder, job_now.program, rank, first, warn)?;
         let recover: &mut Recover<'_, '_, T, D, _> =
             &mut |worker, start| worker.recover_with(job_now, start, &mut stage);
         let trained = catch_unwind(AssertUnwindSafe(|| {

@@ -9,7 +9,12 @@ use chimera_core::interchange::{from_json, to_json};
 use chimera_core::timetable::Timetable;
 use serde::{Deserialize, Serialize};
 
+use super::differences::{
+    VALIDATION, change, has_validation, other_split, other_staleness, settings,
+};
 use super::{Run, Subject};
+use crate::data::end_of_text;
+use crate::formats::SpecialIds;
 use crate::formats::checkpoint::{Checkpoint, Digest, FORMAT, Manifest, Saver, Store, foreseen};
 use crate::settings::{Config, OPTIONS, Opt, Resume};
 
@@ -24,24 +29,11 @@ pub struct Beginning {
     checkpoint: Option<PathBuf>,
     /// What a search has found.
     pub(super) timetable: Option<String>,
+    /// What the model that the training began with says of the tokens that begin and end a text.
+    #[serde(default)]
+    special_ids: Option<SpecialIds>,
 }
 
-/// What held before there were such keys.
-const EARLIER: &[(&str, &str)] = &[
-    ("model", "\"gpt2\""),
-    ("dropout", "0.0"),
-    ("document-mask", "false"),
-    ("layout", "\"balanced\""),
-    ("head-dim", "0"),
-    ("recompute-stages", "\"all\""),
-    ("kfac-every", "10"),
-    ("kfac-damping", "0.03"),
-    ("kfac-decay", "0.9"),
-];
-/// A key whose value held for another before there was that one.
-const EARLIER_KEY: (&str, &str) = ("sequence", "context");
-/// The option on which it depends whether all of the data is trained on.
-const VALIDATION: &str = "validation-data";
 /// The most samples that the hash of a step covers.
 const N_HASHED: u64 = 64;
 
@@ -90,6 +82,7 @@ impl<S: Subject> Run<S> {
         if has_validation(&now) {
             notes.extend(change(VALIDATION, &manifest.settings, &now, "in the checkpoint"));
         }
+        notes.extend(other_staleness(&manifest.settings, &now, "in the checkpoint"));
         notes.sort();
         let found = found(manifest, &now)?;
         if found.is_some() && found != self.course.found {
@@ -120,6 +113,7 @@ impl<S: Subject> Run<S> {
             weights: self.weights_hash(),
             checkpoint: self.start.as_ref().map(|checkpoint| checkpoint.path().to_path_buf()),
             timetable: self.course.found.as_ref().map(to_json),
+            special_ids: self.said_ids(),
         }
     }
 
@@ -162,9 +156,27 @@ impl<S: Subject> Run<S> {
             data: self.digest().cloned(),
             settings: settings(self.config()),
             optimizer_state: self.optimizer_state(),
+            special_ids: self.said_ids(),
+            end_of_text: self.end_of_text(),
             timetable: self.course.found.as_ref().map(to_json),
             shards: Vec::new(),
         }
+    }
+
+    /// What the model that the training began with says of the tokens that begin and end a text, if it began with one.
+    pub(super) fn said_ids(&self) -> Option<SpecialIds> {
+        if let Some(joined) = &self.joined {
+            return joined.special_ids.clone();
+        }
+        match &self.start {
+            Some(checkpoint) => checkpoint.manifest().special_ids.clone(),
+            None => self.initial.as_ref().map(|initial| initial.ids().clone()),
+        }
+    }
+
+    /// The token behind each document of the data, where there is one.
+    pub(super) fn end_of_text(&self) -> Option<u32> {
+        end_of_text(&self.config().data).ok()
     }
 
     /// Names of what the optimizer keeps of any parameter, in its order.
@@ -252,64 +264,6 @@ fn found(manifest: &Manifest, now: &BTreeMap<String, String>) -> Result<Option<T
         true => Ok(None),
         false => Ok(Some(from_json(found.as_bytes())?)),
     }
-}
-
-/// The settings without which a run would be another training, in which it differs from that with the settings
-/// `was`, in words.
-pub(super) fn conflicts(was: &toml::Table, config: &Config) -> Vec<String> {
-    let was = was.iter().map(|(key, value)| (key.clone(), value.to_string())).collect();
-    let now = settings(config);
-    let fixed = OPTIONS.iter().filter(|option| option.resume == Resume::Fixed);
-    let changes = fixed.filter_map(|option| change(option.name, &was, &now, "there"));
-    changes.chain(other_split(&was, &now, "there")).collect()
-}
-
-/// Whether settings name files to validate with.
-fn has_validation(settings: &BTreeMap<String, String>) -> bool {
-    settings.get(VALIDATION).is_some_and(|files| files != "[]")
-}
-
-/// How another part of the data is trained on, in words, if one is: without files to validate with, its last tenth is
-/// kept for that.
-fn other_split(
-    was: &BTreeMap<String, String>,
-    now: &BTreeMap<String, String>,
-    where_it_was: &str,
-) -> Option<String> {
-    let change = change(VALIDATION, was, now, where_it_was)?;
-    let remedy = match (has_validation(was), has_validation(now)) {
-        (true, false) => "all of `data` was trained on: name such files again",
-        (false, true) => "the last tenth of `data` was not trained on: leave it out",
-        _ => return None,
-    };
-    Some(format!("{change}: {remedy}"))
-}
-
-/// How a setting differs, in words, if it does.
-fn change(
-    key: &str,
-    was: &BTreeMap<String, String>,
-    now: &BTreeMap<String, String>,
-    where_it_was: &str,
-) -> Option<String> {
-    let of = |settings: &BTreeMap<String, String>| {
-        let earlier = || EARLIER.iter().find(|(of, _)| *of == key);
-        let (later, before) = EARLIER_KEY;
-        let value = settings.get(key).or_else(|| settings.get(before).filter(|_| key == later));
-        value.cloned().or_else(|| earlier().map(|(_, was)| was.to_string()))
-    };
-    let (was, is) = (of(was), of(now));
-    let text = |value: Option<String>| value.unwrap_or_else(|| "not set".into());
-    (was != is).then(|| format!("{key}: {} {where_it_was}, {} now", text(was), text(is)))
-}
-
-/// All settings, as TOML values.
-fn settings(config: &Config) -> BTreeMap<String, String> {
-    let said = OPTIONS.iter().filter_map(|option| {
-        let (value, _) = config.value(option.name)?;
-        Some((option.name.to_string(), value.to_string()))
-    });
-    said.collect()
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ pub(super) struct Samples<'r> {
     pub(super) corpus: &'r Corpus,
     pub(super) seed: u64,
     pub(super) n_targets: usize,
+    /// Numbers that the targets of a sample are.
+    pub(super) target_len: usize,
     /// Samples of the global batch.
     pub(super) per_step: u64,
     /// The last step whose targets were counted, and how many there were.
@@ -35,6 +37,10 @@ impl Data for Samples<'_> {
 
     fn n_targets(&self) -> usize {
         self.n_targets
+    }
+
+    fn target_len(&self) -> usize {
+        self.target_len
     }
 
     fn n_counted(&self, step: u64, n_samples: u64) -> Result<u64> {

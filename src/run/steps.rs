@@ -32,7 +32,7 @@ pub(super) struct Steps<'s, 'p, 'r, S: Subject, T: Stage, D, C> {
     pub(super) recover: &'s mut Recover<'s, 'p, T, D, C>,
     pub(super) rank: Rank,
     pub(super) watch: &'s Watch<'r, S::Item>,
-    pub(super) log: &'s mut Log,
+    pub(super) log: &'s mut Log<'r>,
     pub(super) survivor: &'s mut Survivor,
 }
 

@@ -54,6 +54,11 @@ pub trait Subject: Sync + Sized {
         Fields::new()
     }
 
+    /// Options that were said and that say nothing of it.
+    fn unread(&self) -> &[&'static str] {
+        &[]
+    }
+
     /// The devices of this process's ranks: replicas on devices of one name stay equal to the bit.
     fn device_models(&self) -> Vec<String>;
 

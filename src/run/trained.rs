@@ -1,5 +1,6 @@
 //! What a run leaves.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
@@ -12,6 +13,8 @@ use chimera_core::fault::Fault;
 use chimera_core::program::Program;
 use chimera_core::stage::Param;
 use serde::{Deserialize, Serialize};
+
+use super::{Run, Subject};
 
 /// What a run leaves.
 pub struct Trained {
@@ -45,7 +48,47 @@ pub struct Trained {
 /// How the last save ended, if there was one.
 pub(super) type Saved = Option<Result<PathBuf, Fault>>;
 
+impl<S: Subject> Run<S> {
+    /// What was trained before the checkpoint at which the run begins.
+    ///
+    /// # Errors
+    /// If it begins at none, or that cannot be read.
+    pub fn trained_before(&self) -> Result<Trained> {
+        let Some(checkpoint) = &self.start else { bail!("no checkpoint holds what was trained") };
+        let kept = checkpoint.shapes();
+        let (mut weights, mut names) = (Vec::new(), HashSet::new());
+        for param in self.subject.params().into_iter().flatten() {
+            // What is shared by two stages is kept once, by the name of either.
+            let is_elsewhere = param.tied && !kept.contains_key(&param.name);
+            if !is_elsewhere && names.insert(param.name.clone()) {
+                let values = checkpoint.weights(&param.name, &param.shape)?;
+                weights.push((param, values));
+            }
+        }
+        let checkpoint = Some(checkpoint.path().to_path_buf());
+        Ok(Trained { weights, checkpoint, ..Trained::after(self.first_step()) })
+    }
+}
+
 impl Trained {
+    /// Nothing but a number of steps.
+    fn after(n_steps: u64) -> Trained {
+        Trained {
+            weights: Vec::new(),
+            n_steps,
+            last: None,
+            steps_s: Vec::new(),
+            has_discarded: false,
+            in_turn: None,
+            timelines: Vec::new(),
+            waits: Vec::new(),
+            kernels: Vec::new(),
+            process: None,
+            checkpoint: None,
+            unwritten: None,
+        }
+    }
+
     /// With what was written beside the training, or why it was not; the trace tells of its kernels.
     pub(super) fn with(mut self, saved: Saved, traced: Result<Vec<KernelTime>, Fault>) -> Trained {
         let (checkpoint, unsaved) = match saved {
@@ -143,19 +186,6 @@ pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
             wait.end -= start;
         }
     }
-    let (checkpoint, unwritten) = (None, None);
-    Ok(Trained {
-        weights,
-        n_steps,
-        last,
-        steps_s,
-        has_discarded,
-        in_turn,
-        timelines,
-        waits,
-        kernels: Vec::new(),
-        process: None,
-        checkpoint,
-        unwritten,
-    })
+    let after = Trained::after(n_steps);
+    Ok(Trained { weights, last, steps_s, has_discarded, in_turn, timelines, waits, ..after })
 }

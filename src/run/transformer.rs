@@ -59,9 +59,11 @@ impl Subject for Transformer {
 
     fn samples<'s>(&'s self, course: &Course) -> Box<dyn Data + 's> {
         let (seed, per_step) = (course.config.seed, course.samples_per_step());
-        let n_targets = self.model.predictions(course.config.sequence);
-        let corpus = &self.corpus;
-        Box::new(Samples { corpus, seed, n_targets, per_step, counted: Mutex::default() })
+        let sequence = course.config.sequence;
+        let n_targets = self.model.predictions(sequence);
+        let target_len = self.model.sample(&vec![0; sequence], 0).1.len();
+        let (corpus, counted) = (&self.corpus, Mutex::default());
+        Box::new(Samples { corpus, seed, n_targets, target_len, per_step, counted })
     }
 
     fn held_out(&self, course: &Course) -> io::Result<Option<HeldOut<'_, u32>>> {

@@ -64,11 +64,12 @@ impl TypedValueParser for Word {
     ) -> Result<Value, Error> {
         let Word { option, is_drawn } = self.clone();
         let parse = move |word: &str| -> Result<Value, String> {
-            let refuse = || format!("`{word}` is not {}", option.kind);
+            let refuse = || format!("`{word}` is not {}", option.kind_where(is_drawn));
             let value = option.kind.parse(word).ok_or_else(refuse)?;
             match option.kind {
                 _ if !is_drawn => Ok(value),
                 Kind::Real(..) if !option.kind.holds(&value) => Err(refuse()),
+                Kind::Whole(..) => option.read(&value).map(|()| value).map_err(|_| refuse()),
                 _ => option.read(&value).map(|()| value),
             }
         };
@@ -87,7 +88,7 @@ impl TypedValueParser for Word {
 impl Settings {
     /// What was said of the options that `is_one` picks.
     fn of(matches: &ArgMatches, is_one: impl Fn(&Opt) -> bool) -> Settings {
-        let mut settings = Settings::default();
+        let mut settings = Settings { is_command_line: true, ..Settings::default() };
         for option in OPTIONS.iter().filter(|option| is_one(option)) {
             let Some(values) = matches.get_many::<Value>(option.name) else { continue };
             let mut values: Vec<Value> = values.cloned().collect();
@@ -95,7 +96,7 @@ impl Settings {
                 Kind::Paths => Some(Value::Array(values)),
                 _ => values.pop(),
             };
-            settings.0.extend(value.map(|value| (option.name, value)));
+            settings.values.extend(value.map(|value| (option.name.to_owned(), value)));
         }
         settings
     }

@@ -38,7 +38,11 @@ pub(super) fn option(key: &str) -> Result<&'static Opt, String> {
 /// `value` as the settings hold it, or why the option cannot have it.
 pub(super) fn check(option: &Opt, value: Value) -> Result<Value, String> {
     let Opt { name: key, kind, .. } = option;
+    let said = value.to_string();
     let value = kind.typed(value).map_err(|error| match kind {
+        Kind::Whole(..) | Kind::Real(..) => {
+            format!("`{key}` is {}; it must be {kind}", shown(&said))
+        }
         Kind::Flag | Kind::Text(_) | Kind::Path | Kind::Paths => {
             format!("`{key}`: {}", shown(&error))
         }
@@ -189,12 +193,16 @@ mod tests {
                 Value::Integer(-3),
                 "`steps` is -3; it must be a whole number from 1 to 1099511627776",
             ),
+            (
+                "decay-steps", // the first of them has the highest rate still, so one would fall nowhere
+                Value::Integer(1),
+                "`decay-steps` is 1; it must be a whole number from 2 to 1099511627776",
+            ),
             ("lr", Value::Float(f64::NAN), "`lr` is nan; it must be a number from 0 to 1e30"),
             (
                 "width",
                 Value::String("two".into()),
-                "`width`: invalid type: string \"two\", expected i64; \
-                 it must be a whole number from 1 to 8192",
+                "`width` is \"two\"; it must be a whole number from 1 to 8192",
             ),
             (
                 "sync",

@@ -10,7 +10,9 @@ use chimera_core::model::{Cut, ModelConfig, Selection, cut};
 use chimera_core::search::Search;
 use toml::Value;
 
-use super::{Config, Layout, OPTIONS, RecomputedStages, SettingsError, UnfitStages};
+use super::{
+    Config, Layout, OPTIONS, OWN_MODEL, Origin, RecomputedStages, SettingsError, UnfitStages,
+};
 
 /// Folder of the trained weights within that of their run.
 pub const MODEL: &str = "model";
@@ -19,6 +21,21 @@ impl Config {
     /// These settings for a caller's model of this name.
     pub fn of_model(self, name: &str) -> Config {
         Config { own_model: Some(name.into()), ..self }
+    }
+
+    /// Refuses settings that a file says to be of a model of a program's own, where `is_it` is not true of its name.
+    pub(crate) fn check_own_model(
+        &self,
+        is_it: impl Fn(&str) -> bool,
+    ) -> Result<(), SettingsError> {
+        let Some(name) = self.own_model.as_deref().filter(|name| !is_it(name)) else {
+            return Ok(());
+        };
+        let place = self.origins.get(OWN_MODEL).map_or(String::new(), Origin::to_string);
+        let message = format!(
+            "`{OWN_MODEL}` is \"{name}\", the model of another program: train it with that, or leave this line out"
+        );
+        Err(SettingsError { place, message })
     }
 
     /// Refuses weights that are not as many as the files that they weigh.

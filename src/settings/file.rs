@@ -7,7 +7,7 @@ use toml::de::{DeString, DeTable};
 use toml::{Spanned, Table, Value};
 
 use super::check::{check, option};
-use super::origin::Entries;
+use super::origin::{Entries, OWN_MODEL};
 use super::{Origin, Outside, SettingsError};
 
 /// Longest chain of files that extend each other.
@@ -69,9 +69,17 @@ fn parse(path: &Path, text: &str) -> Result<Layer, SettingsError> {
             layer.extends = Some((folder.join(base), place));
             continue;
         }
+        let origin = Origin::File(path.to_path_buf(), line);
+        if key == OWN_MODEL {
+            let is_name = value.as_str().is_some_and(|name| !name.is_empty());
+            if !is_name {
+                return Err(refuse(format!("`{OWN_MODEL}` must be the name of a model")));
+            }
+            layer.entries.insert(OWN_MODEL, (value, origin));
+            continue;
+        }
         let option = option(&key).map_err(refuse)?;
         let value = check(option, value).map_err(refuse)?;
-        let origin = Origin::File(path.to_path_buf(), line);
         if layer.entries.insert(option.name, (value, origin)).is_some() {
             return Err(refuse(format!("`{}` is said twice", option.name)));
         }
@@ -177,6 +185,7 @@ mod tests {
             ),
             ("\n\nsteps = 0", "3: `steps` is 0; it must be a whole number from 1 to 1099511627776"),
             ("extends = 3", "1: `extends` must be a path"),
+            ("own-model = 3", "1: `own-model` must be the name of a model"),
             ("depth = 4\ndepth = 5", "2: duplicate key"),
         ] {
             assert_eq!(refusal(&[("a.toml", text)], "a.toml"), format!("a.toml:{line}"));

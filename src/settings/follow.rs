@@ -37,7 +37,8 @@ pub(super) fn model(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
         Origin::Model(dir) => format!("the model in {}", dir.display()),
         origin => format!("the {origin}"),
     };
-    follow(merged, sizes(&model), &origin, &what)?;
+    let longer = longer_context(merged, &model, &what)?;
+    follow(merged, sizes(&model).filter(|(key, _)| !longer || *key != "context"), &origin, &what)?;
     if matches!(merged.get("dropout"), None | Some((_, Origin::Default))) {
         let several =
             "its config.json has several rates of dropout, and training here one: choose --dropout";
@@ -47,6 +48,25 @@ pub(super) fn model(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
         merged.insert("dropout", (rate.map_err(refusal)?, origin));
     }
     Ok(())
+}
+
+/// Whether a longer context was said than that of the model to begin with; refuses it where the model has no positions for
+/// that, and a shorter one.
+fn longer_context(merged: &Entries, model: &ModelConfig, what: &str) -> Result<bool> {
+    let Some((Value::Integer(said), place)) = merged.get("context") else { return Ok(false) };
+    let has = model.context as i64;
+    if *said == has || matches!(place, Origin::Default | Origin::Preset(_)) {
+        return Ok(false);
+    }
+    let remedy = match model.has_open_context() {
+        true if *said > has => return Ok(true),
+        _ if *said < has => {
+            format!("leave `context` out, and choose `sequence` {said} for shorter samples")
+        }
+        _ => format!("leave `context` out, and choose a `sequence` of at most {has}"),
+    };
+    let message = format!("`context` is {said}, but {what} has {has}: {remedy}");
+    Err(SettingsError { place: place.to_string(), message }.into())
 }
 
 /// Says `auto` for the stages where it was said for what they keep: each keeps as much as memory allows, and at least its

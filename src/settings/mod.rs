@@ -13,6 +13,7 @@ mod config;
 mod file;
 mod follow;
 mod gate;
+mod in_vain;
 mod layout;
 mod llama;
 mod option;
@@ -40,10 +41,12 @@ use toml::Value;
 pub use byte_size::ByteSize;
 pub use config::MODEL;
 pub use gate::MlpGate;
+pub(crate) use in_vain::{of_our_models, said_in_vain};
 pub use layout::Layout;
 pub use llama::llama_of;
 pub use option::{Drawn, Opt, Resume};
 pub use options::{Config, OPTIONS};
+pub(crate) use origin::OWN_MODEL;
 pub use origin::Origin;
 pub use outside::{Nothing, Outside, Start};
 pub use readers::unread_options;
@@ -80,30 +83,41 @@ pub struct Layers {
 ///
 /// Paths are relative to the current directory, in files too.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Settings(BTreeMap<&'static str, Value>);
+pub struct Settings {
+    values: BTreeMap<String, Value>,
+    /// Whether they are the options of a command; others are a program's own.
+    is_command_line: bool,
+}
 
 impl Settings {
     /// These, over `others`.
     pub fn over(&self, others: &Settings) -> Settings {
         let mut both = others.clone();
-        both.0.extend(self.0.clone());
+        both.values.extend(self.values.clone());
+        both.is_command_line |= self.is_command_line;
         both
     }
 
-    /// These, and another value.
-    pub fn with(mut self, key: &'static str, value: impl Into<Value>) -> Settings {
-        self.0.insert(key, value.into());
+    /// These, and another value. Whether there is such a key, and whether that may be its value, is said where they are
+    /// [resolved](Layers::resolve).
+    pub fn with(mut self, key: &str, value: impl Into<Value>) -> Settings {
+        self.values.insert(name_of(key), value.into());
         self
     }
 
     /// These, but for one value.
     pub fn without(mut self, key: &str) -> Settings {
-        self.0.remove(key);
+        self.values.remove(&name_of(key));
         self
     }
 
-    /// Keys and values, in the order of the help text.
+    /// Keys that there are and their values, in the order of the help text.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Value)> {
-        OPTIONS.iter().filter_map(|option| Some((option.name, self.0.get(option.name)?)))
+        OPTIONS.iter().filter_map(|option| Some((option.name, self.values.get(option.name)?)))
     }
+}
+
+/// The name of an option by one of its names; of what is no option, itself.
+fn name_of(key: &str) -> String {
+    check::option(key).map_or(key, |option| option.name).to_owned()
 }

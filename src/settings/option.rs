@@ -33,6 +33,7 @@ pub struct Opt {
     see: &'static str,
     default: Fallback,
     drawn_default: Option<Fallback>,
+    drawn_kind: Option<Kind>,
     read: fn(&Value) -> Result<(), String>,
 }
 
@@ -95,6 +96,7 @@ impl Opt {
             see: "",
             default: Fallback::None,
             drawn_default: None,
+            drawn_kind: None,
             read: |value| T::read(value).map(drop),
         }
     }
@@ -179,9 +181,19 @@ impl Opt {
         Opt { drawn_default: Some(Fallback::Is(default)), ..self }
     }
 
+    /// There, it is a whole number from 1 to `most`, as far as schedules and the size of what is drawn allow.
+    pub(super) const fn drawn_to(self, most: i64) -> Opt {
+        Opt { drawn_kind: Some(Kind::Whole(1, most)), ..self }
+    }
+
     /// There, what holds where nothing is said follows from other options.
     pub(super) const fn drawn_follows(self, words: &'static str) -> Opt {
         Opt { drawn_default: Some(Fallback::Follows(words)), ..self }
+    }
+
+    /// Which values it may have, in a training or where schedules are drawn.
+    pub fn kind_where(&self, is_drawn: bool) -> Kind {
+        self.drawn_kind.filter(|_| is_drawn).unwrap_or(self.kind)
     }
 
     /// Whether a training reads it; the error says in words who does.

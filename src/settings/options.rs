@@ -53,8 +53,8 @@ macro_rules! options {
             pub(super) fn of(entries: Entries) -> Result<Config, (&'static str, String)> {
                 Ok(Config {
                     $($( $field: read(&entries, $name)?, )+)+
+                    own_model: super::origin::text(&entries, super::OWN_MODEL).map(str::to_owned),
                     origins: entries.into_iter().map(|(key, (_, origin))| (key, origin)).collect(),
-                    own_model: None,
                 })
             }
 
@@ -81,7 +81,7 @@ fn read<T: Setting>(entries: &Entries, key: &'static str) -> Result<T, (&'static
 }
 
 /// Whether an option says something of the models here, their stages, text or devices.
-fn is_of_our_models(key: &str) -> bool {
+pub(super) fn is_of_our_models(key: &str) -> bool {
     let option = OPTIONS.iter().find(|option| option.name == key);
     ["layout", "device", "precision", "peak-flops"].contains(&key)
         || option.is_some_and(|option| ["Model", "Data"].contains(&option.heading))
@@ -105,64 +105,65 @@ options! {
     "Data" {
         /// Text files, whose bytes are tokens, or files of token ids as `chimera prepare` makes them (`.bin` of u16,
         /// `.u32.bin` of u32); may be repeated
-        "data" data: Vec<PathBuf> = [value("PATH").follows("the built-in text").own().see("#data")];
+        "data" data: Vec<PathBuf> = [value("PATH").follows("the built-in text").own().see("data.md#data")];
         /// Weights of a mixture, one for each file of `data`, such as 0.7,0.3: the part of all samples that is drawn from it.
         /// Their sum is 1
         "data-weights" data_weights: Option<DataWeights> =
-            [value("WEIGHTS").follows("files one after the other").fixed().see("#mixtures")];
+            [value("WEIGHTS").follows("files one after the other").fixed().see("data.md#mixtures")];
         /// Files like those of `data` to validate with, made with the same tokenizer; may be repeated
         "validation-data" validation_data: Vec<PathBuf> = [value("PATH").follows("the last tenth of `data`").own()];
         /// Whether tokens see their own document alone, in data whose documents end with a token
-        "document-mask" document_mask: bool = [value("BOOL").is("false").fixed().see("#documents")];
+        "document-mask" document_mask: bool = [value("BOOL").is("false").fixed().see("data.md#documents")];
     }
     "Schedule" {
         /// Pipeline schedule: a name from `chimera schedule list`, `auto` to search for one, or a timetable in a `.csv`
         /// or `.json` file, which sets `depth` and `micro-batches`
-        "schedule" schedule: Named = [value("NAME|FILE").is("chimera").own().searched().see("schedules.md#exchange")];
+        "schedule" schedule: Named = [value("NAME|FILE").is("chimera").own().searched().see("own-schedules.md#exchange")];
         /// Workers per pipeline, D; 1 trains without a pipeline
         "depth" depth: usize =
             [value("D").also("pipeline-parallel size").whole(1, 1 << 13).is("4").free().searched().drawn(Shape)];
         /// Layers of each stage: balanced (as equal forward work as can be), auto (the shortest simulated step, by
         /// `profile` or else FLOPs), or by hand as in E3T|4T|4T|3TH (embedding, blocks, head) or 3,4,4,3
         "layout" layout: Layout = [value("LAYOUT").also("pipeline-model-parallel layout").is("balanced").free().searched()
-            .drawn(Profiled).see("#which-layers-a-stage-holds")];
+            .drawn(Profiled).see("training.md#which-layers-a-stage-holds")];
         /// Pipelines side by side, W
         "width" width: usize =
-            [value("W").also("data-parallel size").whole(1, 1 << 13).is("1").free().drawn(Job)];
+            [value("W").also("data-parallel size").whole(1, 1 << 13).is("1").free().drawn(Job).drawn_to(65_535)];
         /// How fast each rank computes beside the others, such as 1,1,0.5,1; further ranks repeat them. `layout` auto gives
         /// slow ones fewer layers
         "speeds" speeds: Option<Speeds> =
-            [value("SPEEDS").follows("all alike").free().searched().drawn(Job).see("#ranks-that-are-not-alike")];
+            [value("SPEEDS").follows("all alike").free().searched().drawn(Job).see("training.md#ranks-that-are-not-alike")];
         /// Micro-batches per pipeline and step, N
         "micro-batches" micro_batches: usize =
             [value("N").also("gradient accumulation steps").whole(1, 1 << 20).is("8").free().searched().drawn(Shape)
-                .drawn_follows("D")];
+                .drawn_to(1 << 23).drawn_follows("D")];
         /// Samples per micro-batch, B; `scaling` halving needs an even number
         "micro-batch-size" micro_batch_size: usize = [value("B").whole(1, 1 << 20).is("4").free().drawn(Profiled)];
         /// Pipes of `chimera`, or of `auto` on mirrored pipes, 2f
         "pipes" pipes: usize = [value("2f").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];
         /// Stages per worker of `interleaved`, or of `auto` on interleaved stages, v
         "chunks" chunks: usize =
-            [value("v").also("virtual pipeline stages").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];
+            [value("v").also("virtual pipeline stages").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)
+                .drawn_to(65_535)];
         /// How `chimera` schedules more micro-batches than workers: direct, doubling, halving, or auto for the shorter of
         /// direct and halving (in training direct where workers outnumber the cores); the schedule `auto` reads whether
         /// micro-batches are halved
         "scaling" scaling: Scaling = [value("MODE").is("auto").free().searched().drawn(Shape)];
         /// Forwards in turn, and then backwards, of `1f1b`, k
         "in-turn" in_turn: u32 =
-            [value("k").also("kFkB").whole(1, 1 << 20).is("1").free().searched().drawn(Shape)];
+            [value("k").also("kFkB").whole(1, 1 << 20).is("1").free().searched().drawn(Shape).drawn_to(u32::MAX as i64)];
         /// Steps after which `1f1b` tries a smaller and a larger k, and goes on with the one whose steps are shortest; 0 for never
         "adapt-every" adapt_every: u64 =
             [value("STEPS").whole(0, i64::MAX).is("0").free().see("schedules.md#forwards-in-turn")];
         /// Waves of `hanayo`, or of `auto` on waves
-        "waves" waves: usize = [value("WAVES").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];
+        "waves" waves: usize = [value("WAVES").whole(1, 1 << 13).is("2").free().searched().drawn(Shape).drawn_to(32_767)];
         /// Most micro-batches in flight in each direction of `mixpipe`, K
         "in-flight" in_flight: Option<u32> =
-            [value("K").whole(1, 1 << 20).follows("D/2 + 1").free().drawn(Shape)];
+            [value("K").whole(1, 1 << 20).follows("D/2 + 1").free().drawn(Shape).drawn_to(u32::MAX as i64)];
         /// Steps between the flushes of an asynchronous schedule, or of any with `border` free, T
-        "window" window: u32 = [value("T").whole(1, 1 << 20).is("4").free().drawn(Shape).drawn_is("2")];
+        "window" window: u32 = [value("T").whole(1, 1 << 20).is("4").free().drawn(Shape).drawn_to(1 << 23).drawn_is("2")];
         /// Slices of the sequence of `seq1f1b`, k
-        "slices" slices: u32 = [value("k").whole(1, 1 << 16).is("4").free().drawn(Shape)];
+        "slices" slices: u32 = [value("k").whole(1, 1 << 16).is("4").free().drawn(Shape).drawn_to(1 << 23)];
         /// Placement on which `auto` searches: line, interleaved, v, wave or mirrored
         "placement" placement: Where =
             [is("mirrored").free().searched().drawn(Shape).see("schedules.md#auto-the-shortest-order")];
@@ -179,11 +180,11 @@ options! {
         /// for, stage by stage
         "recompute" recompute: Recompute =
             [value("MODE").words(recomputations).also("activation checkpointing").is("none").free().searched().drawn(Passes)
-                .see("#recomputation")];
+                .see("training.md#recomputation")];
         /// Stages that `recompute` is about, from 0: all, auto for as few as `rank-memory` or `memory-cap` asks for, or
         /// numbers such as 0,2-3, 0-1,2:selective or 0,1:3 (of stage 1 three layers); the others keep all activations
         "recompute-stages" recompute_stages: RecomputedStages =
-            [value("STAGES").is("all").free().searched().drawn(Passes).see("#recomputation")];
+            [value("STAGES").is("all").free().searched().drawn(Passes).see("training.md#recomputation")];
         /// Memory of a rank in GiB, within which `recompute-stages` auto keeps
         "rank-memory" rank_memory: Option<f64> = [value("GIB").real(0.0, 1e6).follows("no limit").own().read_by(CHOOSES)];
         /// How many cells before its backward a recomputation runs, auto for the shortest step within `memory-cap`, or
@@ -210,21 +211,21 @@ options! {
     "Costs" {
         /// Profile of this machine, from `chimera profile`: measured costs for what is chosen by cost, such as the order of
         /// `auto`
-        "profile" profile: Option<PathBuf> = [value("FILE").follows("FLOPs").own().searched().see("#profiles").drawn(Profiled).drawn_follows("the times that are given")];
+        "profile" profile: Option<PathBuf> = [value("FILE").follows("FLOPs").own().searched().see("planning.md#profiles").drawn(Profiled).drawn_follows("the times that are given")];
         /// Profile of this machine, from which the run is predicted; the prediction is held against it at its end
-        "predict" predict: Option<PathBuf> = [value("FILE").follows("`profile`").own().see("#profiles")];
+        "predict" predict: Option<PathBuf> = [value("FILE").follows("`profile`").own().see("planning.md#profiles")];
         /// Use a profile though it is of another machine, device, precision or build
         "any-profile" any_profile: bool =
             [value("BOOL").is("false").own().drawn(Profiled).read_by(PROFILED)];
     }
     "Model" {
         /// Architecture: gpt2 and llama (also Qwen2 and Mistral) predict the next token, bert masked ones
-        "model" architecture: Architecture = [follows("from the preset").fixed().see("#bert").drawn(Profiled)];
+        "model" architecture: Architecture = [follows("from the preset").fixed().see("training.md#bert").drawn(Profiled)];
         /// Model and its sizes by name, which the other options of the model override
         "preset" preset: String = [words(presets).is("tiny").own().drawn(Profiled)];
         /// Directory of a model to begin with, from Hugging Face or `--save`; its sizes take the place of the preset's.
         /// Not needed to resume
-        "init" init: Option<PathBuf> = [value("DIR").follows("random weights").own().see("#models-in-and-out")];
+        "init" init: Option<PathBuf> = [value("DIR").follows("random weights").own().see("checkpoints.md#models-in-and-out")];
         /// Transformer layers
         "layers" layers: usize = [value("COUNT").whole(1, 1 << 14).follows("from the preset").fixed().drawn(Profiled)];
         /// Features per token; `heads` must divide them, unless `head-dim` is set
@@ -233,10 +234,10 @@ options! {
         "heads" heads: usize = [value("COUNT").whole(1, 1 << 20).follows("from the preset").fixed().drawn(Profiled)];
         /// Heads of keys and values of a llama, which query heads share; must divide `heads`
         "kv-heads" kv_heads: Option<usize> = [value("COUNT").also("grouped-query attention")
-            .whole(1, 1 << 20).follows("from the preset, or `heads`").fixed().see("#llama").drawn(Profiled)];
+            .whole(1, 1 << 20).follows("from the preset, or `heads`").fixed().see("training.md#llama").drawn(Profiled)];
         /// Features of a head of a llama, where `heads` of them are not `hidden`, as in Mistral NeMo; 0 for `hidden` / `heads`
         "head-dim" head_dim: Option<usize> =
-            [value("SIZE").whole(0, 1 << 20).follows("from the preset, or 0").fixed().see("#llama").drawn(Profiled)];
+            [value("SIZE").whole(0, 1 << 20).follows("from the preset, or 0").fixed().see("training.md#llama").drawn(Profiled)];
         /// Features within the MLP of a llama
         "mlp-hidden" mlp_hidden: Option<usize> = [value("SIZE").also("intermediate size")
             .whole(1, 1 << 22).follows("from the preset, or 8/3 `hidden`").fixed().drawn(Profiled)];
@@ -254,39 +255,40 @@ options! {
         /// Scaling of the rotary frequencies of a llama for longer samples: none, linear:factor=F, or dynamic, yarn or
         /// llama3 with more numbers
         "rope-scaling" rope_scaling: Option<RopeScaling> =
-            [value("SCALING").follows("from the preset, or none").fixed().see("#llama").drawn(Profiled)];
+            [value("SCALING").follows("from the preset, or none").fixed().see("training.md#llama").drawn(Profiled)];
         /// Term that the norms of a llama add to the mean square
         "norm-eps" norm_eps: Option<f64> =
             [value("EPS").real(1e-30, 1.0).follows("from the preset, or 1e-5").fixed().drawn(Profiled)];
-        /// Longest sample, in tokens: the rows of the position table, where there is one
+        /// Longest sample, in tokens: the rows of the position table, where there is one. Where positions are rotary it may be
+        /// longer than that of `init`
         "context" context: usize = [value("TOKENS").also("maximum position embeddings").whole(1, 1 << 24)
             .follows("from the preset").fixed().drawn(Profiled)];
         /// Tokens per sample, at most `context`
         "sequence" sequence: usize = [value("TOKENS").also("sequence length").whole(1, 1 << 24).follows("`context`").fixed()
-            .see("#samples-shorter-than-the-context").drawn(Profiled)];
+            .see("training.md#samples-shorter-than-the-context").drawn(Profiled)];
         /// Number of token ids; text needs 256, and a bert four more
         "vocab" vocab: usize =
             [value("COUNT").whole(1, 1 << 24).follows("from prepared data, or the preset").fixed().drawn(Profiled)];
         /// Whether the output head shares the token embedding
         "tied" tied: bool = [value("BOOL").follows("from the preset").fixed().drawn(Profiled)];
         /// Probability of dropping an element of the embedding, of what layers add to it, or of attention's weights
-        "dropout" dropout: f64 = [value("RATE").real(0.0, 0.9).follows("from `init`, else 0.0").see("#dropout").drawn(Profiled)];
+        "dropout" dropout: f64 = [value("RATE").real(0.0, 0.9).follows("from `init`, else 0.0").see("training.md#dropout").drawn(Profiled)];
     }
     "Optimizer" {
         /// Optimizer steps
         "steps" steps: u64 = [value("COUNT").whole(1, 1 << 40).is("300")];
         /// Optimizer: adamw, lamb, sgd, muon or kfac
-        "optimizer" optimizer: Optimizer = [is("adamw").fixed().see("#optimizers")];
+        "optimizer" optimizer: Optimizer = [is("adamw").fixed().see("training.md#optimizers")];
         /// Peak learning rate
-        "lr" lr: f64 = [value("RATE").real(0.0, 1e30).follows("0.4 / hidden, or with `init` a tenth of that").see("#models-in-and-out")];
+        "lr" lr: f64 = [value("RATE").real(0.0, 1e30).follows("0.4 / hidden, or with `init` a tenth of that").see("checkpoints.md#models-in-and-out")];
         /// Steps of linear learning-rate warm-up
         "warmup" warmup: u64 = [value("STEPS").whole(0, 1 << 40).follows("a tenth of `steps`, at least 1")];
         /// Decay of the learning rate: cosine, linear, wsd (a line at the end: warm-up, stable, decay) or constant
         "lr-schedule" lr_schedule: LrSchedule = [is("cosine")];
-        /// Last steps, over which the learning rate falls
-        "decay-steps" decay_steps: Option<u64> = [value("STEPS").whole(1, 1 << 40)
+        /// Last steps, over which the learning rate falls: the first of them has `lr` still
+        "decay-steps" decay_steps: Option<u64> = [value("STEPS").whole(2, 1 << 40)
             .follows("all after `warmup`; under wsd a fifth of `steps`").read_by(FALL)];
-        /// Final learning rate
+        /// Learning rate towards which it falls: a step behind the last would have it
         "min-lr" min_lr: f64 = [value("RATE").real(0.0, 1e30).follows("a tenth of `lr`").read_by(FALL)];
         /// Decay rate of the first moment of adamw and lamb
         "beta1" beta1: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9").read_by(MOMENTS)];
@@ -297,15 +299,15 @@ options! {
         /// Momentum of sgd and muon, and of the preconditioned gradients of kfac
         "momentum" momentum: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9").read_by(MOMENTUM)];
         /// Updates from one taking of the factors of kfac to the next, after which their inverses come into use
-        "kfac-every" kfac_every: u64 = [value("UPDATES").whole(1, 1 << 40).is("10").fixed().see("#k-fac").read_by(KFAC)];
+        "kfac-every" kfac_every: u64 = [value("UPDATES").whole(1, 1 << 40).is("10").fixed().see("training.md#k-fac").read_by(KFAC)];
         /// Damping of kfac: what is added to the diagonal of a factor, as a part of the diagonal's mean
-        "kfac-damping" kfac_damping: f64 = [value("PART").real(1e-9, 1e9).is("0.03").see("#k-fac").read_by(KFAC)];
+        "kfac-damping" kfac_damping: f64 = [value("PART").real(1e-9, 1e9).is("0.03").see("training.md#k-fac").read_by(KFAC)];
         /// Decay rate of the running average of the factors of kfac
-        "kfac-decay" kfac_decay: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9").see("#k-fac").read_by(KFAC)];
+        "kfac-decay" kfac_decay: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9").see("training.md#k-fac").read_by(KFAC)];
         /// Decoupled weight decay, of matrices and embeddings
         "weight-decay" weight_decay: f64 = [value("RATE").real(0.0, 1.0).is("0.1")];
         /// Multiples of the learning rate, and weight decay, of parameters by name, such as `wte.*: lr=0.1, weight-decay=0`
-        "param-groups" param_groups: Option<ParamRules> = [value("RULES").also("parameter groups").see("#parameter-groups")];
+        "param-groups" param_groups: Option<ParamRules> = [value("RULES").also("parameter groups").see("training.md#parameter-groups")];
         /// Largest global gradient norm; larger gradients are scaled down, 0 turns clipping off
         "clip" clip: f64 = [value("NORM").also("gradient clipping").real(0.0, 1e9).is("1.0")];
         /// Check that loss and gradients are finite before they change the weights
@@ -322,13 +324,13 @@ options! {
         /// Shard the optimizer over the replicas of each tensor: one keeps its moments, updates it, and sends the
         /// weights to the others
         "shard-optimizer" shard_optimizer: bool =
-            [value("BOOL").also("ZeRO stage 1").is("false").free().see("#sharing-the-optimizer-out")];
+            [value("BOOL").also("ZeRO stage 1").is("false").free().see("training.md#sharing-the-optimizer-out")];
         /// Bytes of gradients from which on those of earlier tensors are summed apart; whole tensors stay together
         "bucket-size" bucket_size: ByteSize =
-            [value("BYTES").also("bucket_cap_mb").is("25MiB").free().see("#buckets-of-gradients")];
+            [value("BYTES").also("bucket_cap_mb").is("25MiB").free().see("training.md#buckets-of-gradients")];
         /// Number format in which gradients go between replicas: f32, or bf16 for half the traffic; they are added in f32
         "reduce-precision" reduce_precision: Precision =
-            [value("FORMAT").words(reduced).is("f32").free().see("#gradients-in-bf16")];
+            [value("FORMAT").words(reduced).is("f32").see("training.md#gradients-in-bf16")];
         /// Reduce gradients by MPI's own all-reduce, which rounds differently from threads
         "mpi-allreduce" mpi_allreduce: bool = [value("BOOL").is("false").free().see("distributed.md#sums-by-mpi")];
         /// Steps between comparisons of the weights of all replicas; 0 for none
@@ -340,7 +342,7 @@ options! {
             [value("DEVICE").such_as(Device::EXAMPLES).is("cpu").free().see("gpu.md").drawn(Profiled)];
         /// Number format of matrix products: f32, or bf16 on CUDA, where activations are bf16 too, and on CPUs with
         /// AVX-512 BF16, or tf32 on CUDA; weights and sums are f32
-        "precision" precision: Precision = [value("FORMAT").is("f32").free().see("#precision").drawn(Profiled)];
+        "precision" precision: Precision = [value("FORMAT").is("f32").see("training.md#precision").drawn(Profiled)];
         /// How workers communicate: threads of this process, mpi (processes that mpirun or srun started), nccl (such
         /// processes with an NVIDIA GPU each), or auto for mpi where there are such processes
         "transport" transport: Transport = [is("auto").free().see("distributed.md")];
@@ -373,16 +375,16 @@ options! {
         "metrics" metrics: Option<PathBuf> =
             [value("FILE").follows("metrics.jsonl in the directory of the run").own()];
         /// Steps between evaluations on the validation text; 0 evaluates only at the end
-        "eval-every" eval_every: u64 = [value("STEPS").whole(0, 1 << 40).is("0").free().see("#evaluation")];
+        "eval-every" eval_every: u64 = [value("STEPS").whole(0, 1 << 40).is("0").free().see("training.md#evaluation")];
         /// File for a trace of all workers, for ui.perfetto.dev
-        "trace" trace: Option<PathBuf> = [value("FILE").own().see("#traces")];
+        "trace" trace: Option<PathBuf> = [value("FILE").own().see("runs.md#traces")];
         /// Steps that the trace shows, from A to before B
         "trace-steps" trace_steps: StepRange =
             [value("A..B").is("1..11").free().read_by(TRACED)];
         /// Time each kernel of the steps that the trace shows, on CUDA: a lane below its worker, and sums by name at the end
-        "trace-kernels" trace_kernels: bool = [value("BOOL").is("false").free().see("#kernels").read_by(TRACED)];
+        "trace-kernels" trace_kernels: bool = [value("BOOL").is("false").free().see("runs.md#kernels").read_by(TRACED)];
         /// Write the report of the run, report.html, into its directory at the end
-        "report" report: bool = [value("BOOL").is("false").own().see("#a-report-of-a-run")];
+        "report" report: bool = [value("BOOL").is("false").own().see("runs.md#a-report-of-a-run")];
         /// Directory for a log of each rank, `rank.<rank>.log`
         "log" log: Option<PathBuf> = [value("DIR").own()];
         /// Directory for event files that TensorBoard reads
@@ -396,7 +398,7 @@ options! {
         /// Do not save the trained weights
         "no-save" no_save: bool = [value("BOOL").is("false").own()];
         /// Steps between checkpoints, and one at the end; 0 saves one only when a run is stopped
-        "save-every" save_every: u64 = [value("STEPS").whole(0, 1 << 40).is("0").free().see("#checkpoints")];
+        "save-every" save_every: u64 = [value("STEPS").whole(0, 1 << 40).is("0").free().see("checkpoints.md#checkpoints")];
         /// Number of the newest checkpoints to keep
         "keep" keep: usize = [value("COUNT").whole(2, 1 << 20).is("2").own()];
         /// Checkpoint to resume from: `auto` for the newest usable one of `out`, or its directory

@@ -9,6 +9,9 @@ use toml::Value;
 /// Value and origin by key.
 pub(super) type Entries = BTreeMap<&'static str, (Value, Origin)>;
 
+/// The key of files for the name of a model that is a program's own: what a run of one writes, it reads.
+pub(crate) const OWN_MODEL: &str = "own-model";
+
 /// The text that a key has, if it has one.
 pub(super) fn text<'e>(merged: &'e Entries, key: &str) -> Option<&'e str> {
     merged.get(key).and_then(|(value, _)| value.as_str())
@@ -27,6 +30,8 @@ pub enum Origin {
     File(PathBuf, usize),
     /// An option of the command.
     CommandLine,
+    /// The [`Settings`](super::Settings) of a program.
+    Program,
     /// The timetable in this file.
     Timetable(PathBuf),
     /// The model in this folder.
@@ -52,6 +57,7 @@ impl fmt::Display for Origin {
             Origin::Preset(name) => write!(f, "preset {name}"),
             Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
             Origin::CommandLine => write!(f, "command line"),
+            Origin::Program => write!(f, "settings"),
             Origin::Timetable(path) => write!(f, "timetable {}", path.display()),
             Origin::Model(dir) => write!(f, "model {}", dir.display()),
             Origin::Checkpoint(dir) => write!(f, "checkpoint {}", dir.display()),

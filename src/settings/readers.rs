@@ -3,7 +3,7 @@
 use chimera_core::engine::LrSchedule;
 use chimera_core::lower::Recompute;
 
-use super::{Config, RecomputedStages};
+use super::{Config, Origin, RecomputedStages};
 
 /// Who reads an option: in words, and whether a training does.
 #[derive(Clone, Copy)]
@@ -52,10 +52,11 @@ pub(super) const CHOOSES: Reader = Reader {
     },
 };
 
-/// What to tell of options that were said on the command line, and that nothing reads. The settings are those before a plan has
+/// What to tell of options that a command or a program has said, and that nothing reads. The settings are those before a plan has
 /// chosen what they leave open.
 pub fn unread_options(config: &Config) -> Vec<String> {
-    let is_said = |key| matches!(config.value(key), Some((_, super::Origin::CommandLine)));
+    let is_said =
+        |key| matches!(config.value(key), Some((_, Origin::CommandLine | Origin::Program)));
     let unread = super::OPTIONS.iter().filter(|option| is_said(option.name)).filter_map(|option| {
         let words = option.read_in(config).err()?;
         Some(format!("`{}` has no effect: it is for {words}", option.name))

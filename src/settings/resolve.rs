@@ -4,11 +4,12 @@ use anyhow::Result;
 use chimera_core::model::{PRESETS, Preset};
 use toml::Value;
 
-use super::check::check;
+use super::check::{check, option};
 use super::follow::sizes;
 use super::origin::{Entries, text};
 use super::{
-    Config, Layers, Nothing, OPTIONS, Origin, Outside, Settings, SettingsError, file, follow, llama,
+    Config, Layers, Nothing, OPTIONS, Opt, Origin, Outside, Settings, SettingsError, file, follow,
+    llama,
 };
 
 /// Keys of the sizes that all models have.
@@ -67,8 +68,11 @@ impl Settings {
     /// [`SettingsError`].
     pub fn drawn(&self) -> Result<Config, SettingsError> {
         let mut merged = defaults(true);
-        let said = self.iter().map(|(key, value)| (key, (value.clone(), Origin::CommandLine)));
-        merged.extend(said);
+        let said = self.options().map(|said| {
+            let (option, value) = said.map_err(|message| refusal(self.origin(), message))?;
+            Ok((option.name, (value.clone(), self.origin())))
+        });
+        merged.extend(said.collect::<Result<Entries, SettingsError>>()?);
         let model = PRESETS.iter().flat_map(|preset| sizes(&preset.config)).take(N_SIZES);
         merged.extend(model.map(|(key, value)| (key, (value, Origin::Default))));
         let depth = merged.get("depth").map(|(depth, _)| depth.clone());
@@ -81,12 +85,21 @@ impl Settings {
 
     /// The values, if each is one that its option may have.
     fn checked(&self) -> Result<Entries, SettingsError> {
-        let options = OPTIONS.iter().filter_map(|option| Some((option, self.0.get(option.name)?)));
-        let checked = options.map(|(option, value)| match check(option, value.clone()) {
-            Ok(value) => Ok((option.name, (value, Origin::CommandLine))),
-            Err(message) => Err(refusal(Origin::CommandLine, message)),
+        let checked = self.options().map(|said| {
+            let (option, value) = said?;
+            Ok((option.name, (check(option, value.clone())?, self.origin())))
         });
-        checked.collect()
+        checked.map(|said| said.map_err(|message| refusal(self.origin(), message))).collect()
+    }
+
+    /// The options with their values, or why a key is none of an option.
+    fn options(&self) -> impl Iterator<Item = Result<(&'static Opt, &Value), String>> {
+        self.values.iter().map(|(key, value)| Ok((option(key)?, value)))
+    }
+
+    /// Where the values come from.
+    fn origin(&self) -> Origin {
+        if self.is_command_line { Origin::CommandLine } else { Origin::Program }
     }
 }
 
@@ -206,6 +219,28 @@ mod tests {
         assert!(resolve("", "--seed -1").is_err());
     }
 
+    #[test]
+    fn keys_of_a_program_are_checked_as_those_of_a_file() {
+        let refusal = |settings: Settings| {
+            let refusal = Layers { config: None, settings }.resolve(&Nothing).unwrap_err();
+            refusal.to_string()
+        };
+        let key = format!("step{}", 'z'); // keys need not be constants
+        assert_eq!(
+            refusal(Settings::default().with(&key, 3)),
+            "settings: unknown key `stepz`: did you mean `steps`?"
+        );
+        assert_eq!(
+            refusal(Settings::default().with("depth", 0)),
+            "settings: `depth` is 0; it must be a whole number from 1 to 8192"
+        );
+        let drawn = Settings::default().with("dept", 2).drawn().unwrap_err().to_string();
+        assert_eq!(drawn, "settings: unknown key `dept`: did you mean `depth`?");
+        let other_name = Settings::default().with("micro-batches", 4).with("micro_batches", 8);
+        let config = Layers { config: None, settings: other_name }.resolve(&Nothing).unwrap();
+        assert_eq!(config.micro_batches, 8);
+    }
+
     /// Ids of GPT-2's tokenizer, and a model of bytes.
     struct OtherTokens;
 
@@ -239,6 +274,35 @@ mod tests {
             refusal("--vocab 256 --data ids.bin"),
             "command line: `vocab` is 256, but the data ids.bin has the 50257 ids of gpt2: leave `vocab` out"
         );
+    }
+
+    /// A model with rotary positions, or with a table of them.
+    struct Begins(&'static str);
+
+    impl Outside for Begins {
+        fn start(&self, init: &Path, _: Option<&str>, _: Option<&Path>) -> Result<Start> {
+            let model = Preset::named(self.0).unwrap().config.clone();
+            Ok(Start { origin: Origin::Model(init.to_path_buf()), model, dropout: Some(0.0) })
+        }
+    }
+
+    #[test]
+    fn a_model_with_rotary_positions_may_have_a_longer_context() {
+        let resolved = |preset, options: &str| {
+            let layers = Layers::parse(&format!("--init model {options}")).unwrap();
+            layers.resolve(&Begins(preset)).map_err(|refusal| refusal.to_string())
+        };
+        let longer = resolved("llama-tiny", "--context 4096").unwrap();
+        assert_eq!((longer.context, longer.sequence), (4096, 4096));
+        let own = Preset::named("llama-tiny").unwrap().config.context;
+        let refusal = resolved("llama-tiny", "--context 3").unwrap_err();
+        let wanted = format!("has {own}: leave `context` out, and choose `sequence` 3 for shorter");
+        assert!(refusal.contains(&wanted), "{refusal}");
+        let own = Preset::named("tiny").unwrap().config.context;
+        let refusal = resolved("tiny", "--context 4096").unwrap_err();
+        let wanted =
+            format!("has {own}: leave `context` out, and choose a `sequence` of at most {own}");
+        assert!(refusal.contains(&wanted), "{refusal}");
     }
 
     #[test]

@@ -5,14 +5,15 @@ use std::fmt::Write;
 use chimera_core::model::Partition;
 use serde_json::{Map, Value, json};
 
-use super::{Config, Layers, Layout, OPTIONS, Origin};
+use super::{Config, Layers, Layout, OPTIONS, OWN_MODEL, Origin};
 
 impl Config {
     /// All keys that have a value, with it and where it came from.
     fn said(&self) -> impl Iterator<Item = (&'static str, toml::Value, &Origin)> {
         OPTIONS.iter().filter_map(|option| {
             let (value, origin) = self.value(option.name)?;
-            Some((option.name, value, origin))
+            let is_own = option.name == "model" && self.own_model.is_some();
+            Some((if is_own { OWN_MODEL } else { option.name }, value, origin))
         })
     }
 
@@ -168,5 +169,29 @@ mod tests {
         assert!(line("warmup = 30").ends_with("# default"));
         assert_eq!(config.to_json(None)["depth"]["value"], 2);
         assert_eq!(config.to_json(None)["lr"]["origin"], "default");
+    }
+
+    #[test]
+    fn settings_of_a_model_of_a_program_read_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        let own = Layers::parse("--depth 2 --hidden 64").unwrap().resolve(&OnDisk).unwrap();
+        let shown = own.of_model("mine").to_toml();
+        fs::write(&path, &shown).unwrap();
+        let layers = Layers { config: Some(path), ..Layers::default() };
+        let again = layers.resolve(&OnDisk).unwrap();
+        assert_eq!(again.value("model").unwrap().0, toml::Value::from("mine"));
+        assert_eq!((again.depth, again.value("hidden")), (2, None));
+        let keys = |text: &str| -> Vec<String> {
+            text.lines().map(|line| line.split_once('#').unwrap().0.trim().to_owned()).collect()
+        };
+        assert_eq!(keys(&again.to_toml()), keys(&shown));
+        assert!(again.check_own_model(|name| name == "mine").is_ok());
+        let refusal = again.check_own_model(|_| false).unwrap_err().to_string();
+        let wanted = "config.toml:";
+        assert!(
+            refusal.contains(wanted) && refusal.contains("`own-model` is \"mine\""),
+            "{refusal}"
+        );
     }
 }

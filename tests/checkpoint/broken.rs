@@ -293,6 +293,10 @@ fn the_command_lists_verifies_and_exports() {
         line("checkpoint export RUN/checkpoints/step-00000006 --out RUN/w.safetensors").code,
         Some(2)
     );
+    let nowhere = "checkpoint export RUN/checkpoints/step-00000006 --out RUN/none/w.safetensors";
+    let refused = line(nowhere);
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.starts_with("error: cannot write weights "), "{}", refused.stderr);
     flip(&at(run.path(), 6).join("shard-0001.safetensors"), 5000);
     for command in
         ["verify RUN/checkpoints/step-00000006", "export RUN/checkpoints/step-00000006 --out RUN/x"]

@@ -161,7 +161,8 @@ fn an_archive_behind_a_link_is_not_pruned() {
     );
 }
 
-/// In its own folder a run writes what it made; what links lead to stays as it is.
+/// In its own folder a run writes what it made; what links lead to stays as it is, or away. What a user keeps under the
+/// name that a file has elsewhere until it is whole is a user's.
 #[test]
 fn links_in_the_folder_of_a_run_are_not_written_through() {
     let place = folder();
@@ -174,18 +175,28 @@ fn links_in_the_folder_of_a_run_are_not_written_through() {
     write(&victim, "precious").expect("a file");
     for dir in [&log, &weights] {
         create_dir(dir).expect("a folder");
-        write(dir.join("probe.part"), "a user's own").expect("a file");
+        write(dir.join("model.safetensors.part"), "a user's own").expect("a file");
     }
     train(&place, "--steps 2 --save-every 1");
-    for name in ["pipeline.svg", "config.toml.part", "ops.0.jsonl"] {
-        link(run(&place).join(name));
-    }
-    link(weights.join("model.safetensors.part"));
+    let written = ["pipeline.svg", "summary.json"].map(|name| run(&place).join(name));
+    let left_over = ["ops.0.jsonl", "error.0.json.part"].map(|name| run(&place).join(name));
+    written.iter().chain(&left_over).for_each(|path| link(path.clone()));
+    let absent = place.path().join("absent");
+    let saved = ["model.safetensors", "config.json"].map(|name| weights.join(name));
+    saved.iter().for_each(|path| symlink(&absent, path).expect("a link"));
     let places = format!("--save {} --log {}", weights.display(), log.display());
     train(&place, &format!("--steps 4 --save-every 1 --resume auto {places}"));
     assert_eq!(read_to_string(&victim).expect("a file"), "precious");
+    assert!(!absent.exists(), "a link that leads nowhere was written through");
+    for path in written.iter().chain(&saved) {
+        assert!(path.is_file() && !path.is_symlink(), "{} is no file", path.display());
+    }
+    for path in &left_over {
+        assert!(!path.is_symlink(), "{} is left", path.display());
+    }
     for dir in [&log, &weights] {
-        assert_eq!(read_to_string(dir.join("probe.part")).expect("a file"), "a user's own");
+        let own = read_to_string(dir.join("model.safetensors.part")).expect("a file");
+        assert_eq!(own, "a user's own");
     }
     for name in ["lock", "metrics.jsonl"] {
         link(run(&place).join(name));

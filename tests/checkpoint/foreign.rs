@@ -5,8 +5,10 @@ use std::fs::{
 };
 use std::path::Path;
 use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use crate::command::{Ran, chimera, folder, text};
+use crate::command::{Ran, chimera, folder, start, text};
 
 const MODEL: &str = "--layers 2 --hidden 8 --heads 2 --context 8 --depth 1 --threads 1 \
                      --micro-batches 2 --micro-batch-size 1";
@@ -277,4 +279,89 @@ fn an_interrupted_first_save_hides_no_older_run() {
     run(&format!("train {MODEL} --data {} --steps 1", data.display()));
     create_dir_all(folder.path().join("runs/0002/checkpoints/step-00000003")).expect("a folder");
     assert!(run("export --out exported").contains("model: runs/0001/model"));
+}
+
+/// Two runs of one file of settings, which names the metrics.
+#[test]
+fn metrics_of_another_run_are_neither_cut_nor_torn() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    let data = text(&folder);
+    let settings = at("base.toml");
+    let metrics = at("m.jsonl");
+    write(&settings, format!("metrics = '{}'\nsave-every = 2\n", metrics.display()))
+        .expect("a file");
+    let line = |run: &str, options: &str| {
+        let (settings, data, out) = (settings.display(), data.display(), at(run));
+        format!("train {MODEL} --config {settings} --data {data} --out {} {options}", out.display())
+    };
+    let train = |run: &str, options: &str| -> Ran {
+        let ran = chimera(&line(run, options));
+        assert_eq!(ran.code, Some(0), "{run} {options}: {}", ran.stderr);
+        ran
+    };
+    train("a", "--steps 4");
+    train("b", "--steps 8");
+    let of_b = read(&metrics).expect("metrics");
+    let ran = train("a", "--steps 6 --resume auto");
+    assert!(ran.stderr.contains("m.jsonl held the metrics of the run in "), "{}", ran.stderr);
+    assert!(ran.stderr.contains("it begins anew at step 4"), "{}", ran.stderr);
+    assert!(
+        read(at("m.jsonl.2")).expect("kept") == of_b,
+        "the metrics of another run were changed"
+    );
+    let n_lines = || read_to_string(&metrics).expect("metrics").lines().count();
+    assert_eq!(n_lines(), 2);
+    train("a", "--steps 8 --resume auto");
+    assert_eq!((n_lines(), at("m.jsonl.3").exists()), (4, false), "its own it goes on with");
+    let running = start(&line("b", "--steps 1000000 --resume auto"));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let of_b = format!("{}\"", at("b").canonicalize().expect("a folder").display());
+    let writer = || read_to_string(at("m.jsonl.written-by.json")).unwrap_or_default();
+    while !writer().contains(&of_b) {
+        assert!(Instant::now() < deadline, "it never trains");
+        sleep(Duration::from_millis(2));
+    }
+    let beside = chimera(&line("a", "--steps 10 --resume auto"));
+    assert_eq!(beside.code, Some(2), "{}", beside.stderr);
+    assert!(beside.stderr.contains("writes there, and it is at work"), "{}", beside.stderr);
+    let status = Command::new("kill").arg(running.child.id().to_string()).status();
+    assert!(status.is_ok_and(|status| status.success()));
+    assert_eq!(running.wait().code, Some(75));
+}
+
+/// Neither the own files of a run, some of which it writes at its end, nor what it reads.
+#[test]
+fn outputs_do_not_take_the_place_of_other_files() {
+    let folder = folder();
+    let (data, out) = (text(&folder), folder.path().join("run"));
+    let settings = folder.path().join("run.toml");
+    write(&settings, "steps = 2\n").expect("a file");
+    let before = read(&data).expect("a file");
+    let refused = |output: &str, reason: &str| {
+        let (settings, data, run) = (settings.display(), data.display(), out.display());
+        let line = format!("train {MODEL} --config {settings} --data {data} --out {run} {output}");
+        let ran = chimera(&line);
+        assert_eq!(ran.code, Some(2), "{output}: {}", ran.stderr);
+        assert!(ran.stderr.contains(reason), "{output}: {}", ran.stderr);
+    };
+    for output in [
+        "metrics RUN/summary.json",
+        "trace RUN/model",
+        "trace RUN/model/t.json",
+        "trace RUN/measured.trace.json",
+        "log RUN/summary.json",
+        "save RUN/summary.json",
+        "tensorboard RUN/rejoin",
+    ] {
+        let output = output.replace("RUN", &out.display().to_string());
+        refused(&format!("--{output}"), "the run keeps its own files there");
+    }
+    for option in ["metrics", "trace", "save", "log"] {
+        refused(&format!("--{option} {}", data.display()), "the run reads that (data)");
+    }
+    refused(&format!("--trace {}", settings.display()), "the run reads that (config)");
+    refused(&format!("--metrics {}.json", data.display()), "the run reads that (data)");
+    assert!(read(&data).expect("a file") == before);
+    assert_eq!(read_to_string(&settings).expect("a file"), "steps = 2\n");
 }

@@ -27,6 +27,8 @@ fn manifest(step: u64) -> Manifest {
         data: None,
         settings: Default::default(),
         optimizer_state: moments(),
+        special_ids: None,
+        end_of_text: None,
         timetable: None,
         shards: Vec::new(),
     }
@@ -236,4 +238,22 @@ fn values_that_are_not_finite_are_not_saved() {
         assert_eq!((fault.class, fault.message), (Class::NonFinite, message));
     }
     assert_eq!(store.entries().expect("a folder").len(), 1);
+}
+
+/// Fewer that are to be kept make room before the next is written, and one at least is whole whatever happens.
+#[test]
+fn a_full_disk_has_room_for_fewer_checkpoints() {
+    let run = folder();
+    let store = Store::of(run.path());
+    let many = store.clone().keeping(5);
+    (1..=5).for_each(|step| save(&many, step).expect("a checkpoint"));
+    let full = store.on(Disk::gated(|change, _| match change {
+        "write" => Err(Error::from(ErrorKind::StorageFull)),
+        _ => Ok(()),
+    }));
+    save(&full, 6).expect_err("a full disk");
+    let steps: Vec<u64> =
+        full.entries().expect("a folder").iter().map(|entry| entry.step).collect();
+    assert_eq!(steps, [4, 5]);
+    assert_whole(&Checkpoint::open(&at(run.path(), 5)).expect("a checkpoint"));
 }

@@ -123,8 +123,18 @@ fn a_run_that_has_its_steps_still_saves() {
     let [run, saved] = ["run", "saved"].map(|name| folder.path().join(name));
     assert_eq!(chimera(&line(&folder, "run", "--steps 4 --save-every 2 --no-save")).code, Some(0));
     let again = format!("--steps 4 --resume auto --json --save {}", saved.display());
+    assert_eq!(chimera(&line(&folder, "run", &again)).code, Some(0));
     let ran = chimera(&line(&folder, "run", &again));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    // The model is of the run whose checkpoint it is, wherever it is asked for.
+    let from = format!("--steps 4 --resume {} --save {}", at(&run, 4).display(), saved.display());
+    for name in ["other", "other", "another"] {
+        let ran = chimera(&line(&folder, name, &from));
+        assert_eq!(ran.code, Some(0), "{name}: {}", ran.stderr);
+    }
+    let claim = read_to_string(saved.join("saved-by.json")).expect("whose it is");
+    let claim: Value = serde_json::from_str(&claim).expect("JSON");
+    assert_eq!(claim["run"].as_str(), run.canonicalize().expect("a folder").to_str());
     let summary: Value = serde_json::from_str(&ran.stdout).expect("a summary");
     assert_eq!((summary["run"].as_str(), summary["steps"].as_u64()), (run.to_str(), Some(4)));
     let exported = folder.path().join("exported");
@@ -141,6 +151,28 @@ fn a_run_that_has_its_steps_still_saves() {
     let report: Value = serde_json::from_str(&ran.stdout).expect("a report");
     assert_eq!(report["model"].as_str(), at(&run, 2).to_str());
     assert!(ran.stderr.contains("this checkpoint cannot be used: "), "{}", ran.stderr);
+}
+
+/// What makes other numbers is told, though it may be changed.
+#[test]
+fn settings_that_change_numbers_are_told() {
+    let folder = folder();
+    let go = |options: &str| -> Ran {
+        let ran = chimera(&line(&folder, "run", options));
+        assert_eq!(ran.code, Some(0), "{options}: {}", ran.stderr);
+        ran
+    };
+    go("--steps 2 --save-every 2");
+    let told = go("--steps 4 --save-every 2 --resume auto --reduce-precision bf16").stdout;
+    let change = "  from here on, reduce-precision: \"f32\" in the checkpoint, \"bf16\" now\n";
+    assert!(told.contains(change) && !told.contains("here on, schedule"), "{told}");
+    let told = go("--steps 6 --save-every 2 --resume auto --schedule gpipe").stdout;
+    assert!(told.contains("here on, reduce-precision"), "{told}");
+    assert!(!told.contains("here on, schedule"), "{told}");
+    let stale = "--steps 8 --save-every 2 --resume auto --schedule pipedream-2bw --window 2";
+    let told = go(stale).stdout;
+    let change = "here on, schedule: \"gpipe\" in the checkpoint, \"pipedream-2bw\" now";
+    assert!(told.contains(change), "{told}");
 }
 
 /// Text that was added to leaves most samples where they were, but it is other data.
@@ -347,4 +379,89 @@ fn runs_that_save_into_one_folder_do_not_replace_each_other() {
     assert!(ran.stderr.contains("the weights are in "), "{}", ran.stderr);
     assert_eq!(weights(), b"precious");
     assert!(folder.path().join("c/model/model.safetensors").is_file());
+}
+
+/// A process may be killed behind its last checkpoint, before it writes what the run came to.
+#[test]
+fn a_run_that_was_killed_at_its_end_is_concluded() {
+    let folder = folder();
+    let run = folder.path().join("run");
+    let whole = chimera(&line(&folder, "run", "--steps 4 --save-every 2 --json"));
+    assert_eq!(whole.code, Some(0), "{}", whole.stderr);
+    let summary = |ran: &Ran| serde_json::from_str::<Value>(&ran.stdout).expect("a summary");
+    let whole = summary(&whole);
+    for name in ["summary.json", "pipeline.svg", "planned.trace.json", "measured.trace.json"] {
+        std::fs::remove_file(run.join(name)).expect("a file");
+    }
+    let again = "--steps 4 --resume auto --json --report";
+    for _ in 0..2 {
+        let ran = chimera(&line(&folder, "run", again));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let now = summary(&ran);
+        assert_eq!((&now["run"], &now["steps"]), (&whole["run"], &whole["steps"]), "{now}");
+        for key in ["loss", "validation_loss", "perplexity", "bubble_ratio"] {
+            let [now, whole] = [&now, &whole].map(|of| of[key].as_f64().expect("a number"));
+            assert!((now - whole).abs() <= 1e-12 * whole.abs(), "{key}: {now}, not {whole}"); // text of numbers rounds
+        }
+        assert!(now["seconds"].is_null() && now["advice"].is_null(), "{now}");
+        for name in ["summary.json", "report.html"] {
+            assert!(run.join(name).is_file(), "{name}");
+        }
+    }
+}
+
+/// Another process may ask for the model of a run that has none yet.
+#[test]
+fn a_run_without_a_checkpoint_says_why_it_has_no_model() {
+    let folder = folder();
+    let running = start(&line(&folder, "run", "--steps 1000000"));
+    let run = folder.path().join("run");
+    wait_for(|| run.join("metrics.jsonl").metadata().is_ok_and(|metrics| metrics.len() > 0));
+    let generate = || chimera(&format!("generate --model {} --prompt a", run.display()));
+    let early = generate();
+    assert_eq!(early.code, Some(2), "{}", early.stderr);
+    assert!(early.stderr.contains("it still trains, and has no finished "), "{}", early.stderr);
+    signal(&running, "-KILL");
+    running.wait();
+    let late = generate();
+    assert_eq!(late.code, Some(2), "{}", late.stderr);
+    let wanted = "it ended before it had a finished checkpoint: train it with chimera train ";
+    assert!(late.stderr.contains(wanted), "{}", late.stderr);
+}
+
+/// One that is started again when it is done has what it trained.
+#[test]
+fn a_run_of_a_program_that_is_done_has_its_weights() {
+    let folder = folder();
+    let (data, out) = (text(&folder), folder.path().join("run"));
+    let options = format!(
+        "--depth 2 --tied --save-every 3 --data {} --out {} --resume auto --report",
+        data.display(),
+        out.display()
+    );
+    let told = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let train = || {
+        let told = std::sync::Arc::clone(&told);
+        let tell = move |what: &str| told.lock().expect("one at a time").push(what.to_string());
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let mut n_steps = 0;
+        let trained = super::prepare(&options).train_in_folder(&stop, tell, |_| {
+            n_steps += 1;
+            Ok(())
+        });
+        (trained.expect("trained"), n_steps)
+    };
+    let sorted = |trained: chimera::run::Trained| {
+        let mut weights: Vec<_> =
+            trained.weights.into_iter().map(|(param, values)| (param.name, values)).collect();
+        weights.sort_by(|a, b| a.0.cmp(&b.0));
+        (weights, trained.n_steps, trained.checkpoint)
+    };
+    let (first, n_steps) = train();
+    assert_eq!(n_steps, 6);
+    let (again, n_steps) = train();
+    assert_eq!(n_steps, 0);
+    assert!(sorted(first) == sorted(again), "other weights than were trained");
+    let told = told.lock().expect("one at a time").clone();
+    assert_eq!(told, ["`report` has no effect: it is for the command `chimera train`"; 2]);
 }

@@ -31,6 +31,13 @@ fn an_order_at_the_bound_is_said_to_be_one() {
     );
 }
 
+/// Nothing is a bound of 0.
+#[test]
+fn a_search_without_time_has_no_bound() {
+    let found = simulated("--depth 4 --micro-batches 8 --search-time 0");
+    assert_eq!(found["search"]["lower_bound"], Value::Null, "{}", found["search"]);
+}
+
 /// Named with what was done to it.
 #[test]
 fn the_schedule_that_it_is_is_one_that_takes_as_long() {

@@ -83,7 +83,10 @@ fn refusals_name_file_and_line_and_what_would_do() {
         ("\nsteps = 0", "run.toml:2: `steps` is 0; it must be a whole number from 1"),
         ("lr = -1", "run.toml:1: `lr` is -1.0; it must be a number from 0"),
         ("lr = nan", "run.toml:1: `lr` is nan; it must be a number from 0"),
-        ("depth = 'four'", "run.toml:1: `depth`: invalid type: string \"four\""),
+        (
+            "depth = 'four'",
+            "run.toml:1: `depth` is \"four\"; it must be a whole number from 1 to 8192",
+        ),
         (
             "schedule = 'chimaera'",
             "run.toml:1: `schedule` is \"chimaera\": did you mean `chimera`?",
@@ -213,6 +216,39 @@ fn every_file_is_checked_and_every_refusal_told() {
     let ran = check(&["heads = 5", "schedule = 'gone.json'"]);
     assert_eq!(ran.code, Some(3), "{}", ran.stderr);
     assert_eq!(chimera("config check").code, Some(2));
+}
+
+/// As a training would, whatever is in the files that it names.
+#[test]
+fn what_no_data_could_mend_is_refused() {
+    let small = "layers = 2\nhidden = 8\nheads = 2\ncontext = 16\ndepth = 2\n";
+    for (settings, refusal) in [
+        ("model = 'bert'\nvocab = 256", "a BERT needs 260"),
+        ("model = 'bert'\nvocab = 260\nsequence = 4", "choose sequence 8 or more, not 4"),
+        ("model = 'bert'\nvocab = 257\ndata = ['none.txt']", "a BERT needs 260"),
+        ("param-groups = 'foo.*: lr=2'", "param-groups: no parameter is left for `foo.*`"),
+        ("document-mask = true", "the built-in text: it is one document: leave document-mask out"),
+        ("document-mask = true\ndata = ['none.txt']", "no token ends its documents"),
+        ("vocab = 64", "but the vocabulary has 64 ids"),
+        (
+            "data = ['none.bin']\nvocab = 9\nvalidation-data = ['none.txt']",
+            "name files like those of `data`",
+        ),
+    ] {
+        let ran = check(&[&format!("{small}{settings}")]);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{settings}: {}", ran.stderr);
+        assert!(ran.stderr.contains("error: 0.toml: "), "{settings}: {}", ran.stderr);
+        assert!(ran.stderr.contains(refusal), "{settings}: {}", ran.stderr);
+    }
+    // What the data may mend is for the training to say.
+    for settings in [
+        "model = 'bert'\nvocab = 260",
+        "document-mask = true\ndata = ['none.bin']\nvocab = 300",
+        "param-groups = '*.bias: lr=2'",
+    ] {
+        let ran = check(&[&format!("{small}{settings}")]);
+        assert_eq!(ran.code, Some(0), "{settings}: {}", ran.stderr);
+    }
 }
 
 #[test]

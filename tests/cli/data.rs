@@ -115,6 +115,33 @@ fn the_tokenizer_goes_with_the_weights() {
     succeed(&format!("{MODEL} --data {place}/a.bin --save {place}/saved"));
 }
 
+/// Of whatever model, and wherever it is saved: readers of the folder take what lies there for the model's.
+#[test]
+fn a_model_is_not_saved_beside_another_tokenizer() {
+    let folder = folder();
+    let (text, place) = (text(&folder).display().to_string(), folder.path().display());
+    let at = |name: &str| folder.path().join(name);
+    write(at("words.json"), WORDS).expect("a file");
+    succeed(&format!("prepare {text} --tokenizer {place}/words.json --out {place}/a.bin"));
+    succeed(&format!("{MODEL} --data {place}/a.bin --out {place}/words"));
+    succeed(&format!("{MODEL} --data {text} --out {place}/bytes"));
+    create_dir(at("out")).expect("a folder");
+    write(at("out/tokenizer.json"), "mine").expect("a file");
+    for run in ["words", "bytes"] {
+        let hint = "out/tokenizer.json is not the tokenizer of the model: choose another folder";
+        refuse(&format!("export {place}/{run} --out {place}/out"), hint, &at("out"));
+    }
+    assert_eq!(read_to_string(at("out/tokenizer.json")).expect("a file"), "mine");
+    write(at("out/tokenizer.json"), WORDS).expect("a file");
+    succeed(&format!("export {place}/words --out {place}/out"));
+
+    create_dir(at("next")).expect("a folder");
+    create_dir(at("next/model")).expect("a folder");
+    write(at("next/model/tokenizer.json"), "mine").expect("a file");
+    let hint = "model/tokenizer.json is not the tokenizer of the data: choose another --out";
+    refuse(&format!("{MODEL} --data {text} --out {place}/next"), hint, &at("next"));
+}
+
 /// Their loss would be 0.
 #[test]
 fn data_without_targets_is_refused() {

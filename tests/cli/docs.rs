@@ -1,15 +1,22 @@
-//! What docs/schedules.md, and of docs/training.md a plan and the table of options, show is what the command prints.
+//! What docs/schedules.md, simulation.md and own-schedules.md show, and a plan and the table of options of other pages, is what the
+//! command prints; and all links lead somewhere.
 
-use std::fs::write;
+use std::fs::{read_dir, read_to_string, write};
+use std::path::Path;
 
 use crate::command::{chimera, folder};
 
-const PAGE: &str = include_str!("../../docs/schedules.md");
-const TRAINING: &str = include_str!("../../docs/training.md");
+const SCHEDULES: &str = include_str!("../../docs/schedules.md");
+const SIMULATION: &str = include_str!("../../docs/simulation.md");
+const OWN_SCHEDULES: &str = include_str!("../../docs/own-schedules.md");
+const OPTIONS: &str = include_str!("../../docs/options.md");
+const PLANNING: &str = include_str!("../../docs/planning.md");
 
-/// The page's files: its JSON, and what its text says is wrong with others.
+/// The files of the pages: the JSON of one, and what its text says is wrong with others.
 fn files() -> [(&'static str, String); 5] {
-    let mine = blocks(PAGE, "```json\n").find(|block| block.starts_with('{')).expect("a timetable");
+    let mine = blocks(OWN_SCHEDULES, "```json\n")
+        .find(|block| block.starts_with('{'))
+        .expect("a timetable");
     let swapped = |a: &str, b: &str| {
         assert!(mine.contains(a) && mine.contains(b));
         mine.replace(a, "?").replace(b, a).replace('?', b)
@@ -44,7 +51,7 @@ fn blocks(page: &'static str, start: &str) -> impl Iterator<Item = &'static str>
 }
 
 #[test]
-fn the_page_shows_what_the_command_prints() {
+fn pages_show_what_the_command_prints() {
     let folder = folder();
     for (name, content) in files() {
         write(folder.path().join(name), content).expect("a file");
@@ -55,7 +62,9 @@ fn the_page_shows_what_the_command_prints() {
         false => word.to_string(),
     };
     let mut n_shown = 0;
-    for example in blocks(PAGE, "```\n$ chimera ").flat_map(|block| block.split("\n$ chimera ")) {
+    let pages = [SCHEDULES, SIMULATION, OWN_SCHEDULES].into_iter();
+    let shown = pages.flat_map(|page| blocks(page, "```\n$ chimera "));
+    for example in shown.flat_map(|block| block.split("\n$ chimera ")) {
         // What prints nothing here is there to be read: it trains, or needs files of the reader's.
         let Some((line, shown)) = example.split_once('\n') else { continue };
         let (line, is_tail) = match line.strip_suffix(" | tail -1") {
@@ -74,7 +83,7 @@ fn the_page_shows_what_the_command_prints() {
 
 #[test]
 fn the_plan_of_the_page_is_that_of_the_command() {
-    let block = blocks(TRAINING, "```\n$ chimera plan ").next().expect("a plan");
+    let block = blocks(PLANNING, "```\n$ chimera plan ").next().expect("a plan");
     let (options, shown) = block.split_once('\n').expect("lines");
     // However busy the machine is.
     let ran = chimera(&format!("plan {options} --search-time 1000"));
@@ -85,7 +94,7 @@ fn the_plan_of_the_page_is_that_of_the_command() {
 /// The table of options stands between two marks.
 #[test]
 fn the_table_of_options_is_that_of_the_command() {
-    let table = TRAINING.split("<!-- options -->").nth(1).expect("two marks");
+    let table = OPTIONS.split("<!-- options -->").nth(1).expect("two marks");
     let printed = chimera("config options").stdout;
     assert_eq!(table.trim(), printed.trim(), "put in what `chimera config options` prints");
 }
@@ -109,4 +118,41 @@ fn commands_of_the_pages_are_command_lines() {
         }
     }
     assert!(n_lines > 30, "{n_lines}");
+}
+
+#[test]
+fn links_of_the_pages_lead_to_files_and_sections() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders = [root.to_path_buf(), root.join("docs")];
+    let files = folders.iter().flat_map(|folder| read_dir(folder).expect("a folder"));
+    let mut pages: Vec<_> = files.map(|file| file.expect("a file").path()).collect();
+    pages.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
+    let mut n_links = 0;
+    for page in pages {
+        let text = read_to_string(&page).expect("text");
+        for rest in text.split("](").skip(1) {
+            let link = rest.split(')').next().unwrap_or_default();
+            if link.contains("://") || link.contains(char::is_whitespace) {
+                continue; // elsewhere, or code
+            }
+            let (name, section) = link.split_once('#').unwrap_or((link, ""));
+            let to = if name.is_empty() { page.clone() } else { page.with_file_name(name) };
+            assert!(to.exists(), "{}: {link}: no such file", page.display());
+            let is_there = section.is_empty() || anchors(&to).any(|anchor| anchor == section);
+            assert!(is_there, "{}: {link}: no such section", page.display());
+            n_links += 1;
+        }
+    }
+    assert!(n_links > 200, "{n_links}");
+}
+
+/// The anchors that headings make.
+fn anchors(page: &Path) -> impl Iterator<Item = String> {
+    let text = read_to_string(page).expect("text");
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let anchor = |line: &str| {
+        let title = line.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+        title.chars().filter(|c| c.is_alphanumeric() || ['-', '_'].contains(c)).collect()
+    };
+    headings.map(anchor).collect::<Vec<String>>().into_iter()
 }

@@ -184,12 +184,12 @@ fn a_file_is_proven_before_it_is_trained_with_and_none_takes_its_place() {
     let refusal = refused(&format!("schedule import {good} --run --steps 1 --schedule gpipe"), 2);
     assert!(refusal.contains("good.csv: leave --schedule out"), "{refusal}");
     let bad = file(&folder, "bad.csv", &GOOD.replace("1F0,1B0", "1B0,1F0"));
-    for options in ["", "--schedule gpipe", "--stepz 4"] {
-        let refusal = refused(&format!("schedule import {bad} --run {options}"), 3);
-        assert!(refusal.contains("bad is not a safe schedule: worker 1, cell 0:"), "{refusal}");
-    }
-    let refusal = refused("schedule import none.csv --run --schedule gpipe", 3);
-    assert!(refusal.starts_with("error: cannot read none.csv: "), "{refusal}");
+    let refusal = refused(&format!("schedule import {bad} --run"), 3);
+    assert!(refusal.contains("bad is not a safe schedule: worker 1, cell 0:"), "{refusal}");
+    let refusal = refused(&format!("schedule import {bad} --run --stepz 4"), 2);
+    assert!(refusal.contains("--stepz"), "{refusal}");
+    let refusal = refused("schedule import none.csv --run", 3);
+    assert!(refusal.contains("cannot read none.csv: "), "{refusal}");
 }
 
 /// What a file has may be said again, and nothing else.

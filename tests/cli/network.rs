@@ -235,7 +235,11 @@ fn what_is_no_network_is_refused() {
         ("--inside -1,1", "`-1` is not a number"),
         ("--forward -1,1,1,1", "`-1` is not a number"),
         ("--gradient-bytes -1,1,1,1", "`-1` is not a number"),
-        ("--width 0", "0 is not in 1..=65535"),
+        ("--width 0", "`width` is 0; it must be a whole number from 1 to 65535"),
+        ("--width 70000", "`width` is 70000; it must be a whole number from 1 to 65535"),
+        ("--width nan", "`nan` is not a whole number from 1 to 65535"),
+        ("--width -1", "`-1` is not a whole number from 1 to 65535"),
+        ("--ranks-per-node x", "`x` is not a whole number from 1 to 4294967295"),
     ] {
         let ran = chimera(&format!("simulate chimera {options}"));
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{options}: {}", ran.stderr);

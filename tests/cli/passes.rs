@@ -218,6 +218,39 @@ fn a_cap_that_cannot_be_kept_is_refused_with_the_cell() {
     ok("simulate gpipe --depth 2 --micro-batches 4 --recompute full --memory-cap 1");
 }
 
+/// What is set already is no advice, and moves cannot take what split backwards put off.
+#[test]
+fn a_cap_that_cannot_be_kept_tells_what_is_left_to_do() {
+    let other = "take a schedule that holds fewer";
+    for (line, told) in [
+        (
+            "gpipe --memory-cap 3",
+            format!("add --recompute full, --offload auto or --bpipe, or {other}"),
+        ),
+        ("1f1b --memory-cap 0.5 --offload auto", format!("add --recompute full, or {other}")),
+        (
+            "1f1b --memory-cap 1 --bpipe",
+            format!("add --recompute full or --offload auto in the place of --bpipe, or {other}"),
+        ),
+        (
+            "1f1b --memory-cap 0.5 --recompute full",
+            format!("add --offload auto or --bpipe, or {other}"),
+        ),
+        (
+            "1f1b --memory-cap 0.5 --recompute full --offload auto",
+            format!("to hold fewer, {other}"),
+        ),
+    ] {
+        let ran = chimera(&format!("simulate {line} --depth 4 --micro-batches 8"));
+        assert_eq!(ran.code, Some(3), "{line}: {}", ran.stderr);
+        assert!(ran.stderr.contains(&told), "{line}: {}", ran.stderr);
+        assert!(!ran.stderr.contains("cannot be moved"), "{line}: {}", ran.stderr);
+    }
+    let ran = chimera("simulate zb-h1 --depth 4 --micro-batches 8 --memory-cap 1 --offload auto");
+    let told = "more than the limit of 1; 1 of them cannot be moved: backwards are split";
+    assert!(ran.code == Some(3) && ran.stderr.contains(told), "{}", ran.stderr);
+}
+
 #[test]
 fn modes_that_are_not_there_name_those_that_are() {
     for (options, hint) in [

@@ -126,6 +126,39 @@ fn data_sheets_answer_what_is_not_given() {
     assert!(ran.stderr.starts_with("error: cannot read "), "{}", ran.stderr);
 }
 
+/// A file is blamed for what it says, and not the command line.
+#[test]
+fn a_wrong_value_of_a_data_sheet_is_said_to_be_in_its_file() {
+    let folder = folder();
+    let file = folder.path().join("mine.toml");
+    let sheet = include_str!("../../src/plan/hardware/a100-40gb.toml");
+    for (from, to, named) in [
+        ("\"bf16\"", "\"fp8\"", "`precision` is \"fp8\": "),
+        ("\"cuda\"", "\"tpu\"", "`device` is \"tpu\": "),
+        ("latency-s = 5e-6", "latency-s = -1", "`inside.latency-s` is -1.0; "),
+    ] {
+        std::fs::write(&file, sheet.replacen(from, to, 1)).expect("a file");
+        let ran = chimera(&format!("plan --ranks 8 --batch 64 --hardware {}", file.display()));
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{to}");
+        assert!(ran.stderr.contains("mine.toml") && ran.stderr.contains(named), "{}", ran.stderr);
+    }
+}
+
+/// Its order is what it is, whatever scales others.
+#[test]
+fn a_timetable_in_a_file_is_not_said_to_scale() {
+    let folder = folder();
+    let file = folder.path().join("mine.json");
+    let shown = chimera("schedule show 1f1b --depth 2 --micro-batches 4 --json");
+    std::fs::write(&file, shown.stdout).expect("a file");
+    let ran = chimera(&format!(
+        "plan --ranks 4 --batch 16 --memory 1GiB --flops 1e12 --schedule {}",
+        file.display()
+    ));
+    let line = ran.stdout.lines().find(|line| line.contains("mine.json")).expect("a line");
+    assert!(!line.contains("auto"), "{line}");
+}
+
 /// Nor need the data be there, if what the model knows is said.
 #[test]
 fn data_may_be_elsewhere() {

@@ -163,6 +163,19 @@ fn a_profile_predicts_a_model_that_was_not_measured() {
     let makespan = alone["makespan"].as_f64().expect("a time");
     assert!((makespan / step - 1.0).abs() < 1e-9, "{makespan} {step}");
     assert_eq!(alone["step"], alone["makespan"]);
+    // Muon multiplies the matrices of layers, which was measured matrix by matrix.
+    let muon =
+        chimera(&train.replace("--depth 1", "--depth 1 --optimizer muon").replace("/run", "/muon"));
+    assert_eq!(muon.code, Some(0), "{}", muon.stderr);
+    assert!(!muon.stderr.contains("in no profile"), "{}", muon.stderr);
+    let summary: Value = serde_json::from_str(&muon.stdout).expect("JSON");
+    let mut its = summary["prediction"].as_array().expect("figures").iter();
+    let update = its.find(|figure| figure["what"] == "update").expect("an update");
+    assert!(update["predicted"].as_f64() > of("update")["predicted"].as_f64(), "{update}");
+    let maps = measured["measured"][0]["layers"].as_array().expect("layers");
+    let maps = maps.iter().filter(|layer| layer["layer"] == "muon");
+    let sides = maps.map(|map| map["extents"].as_array().expect("extents").len());
+    assert!(sides.clone().count() > 1 && sides.clone().all(|n| n == 3), "{:?}", sides.max());
     // One of its two layers, whose times the profile tells.
     let again = simulated(&format!(
         "1f1b --depth 1 --profile {profile} {MODEL} --recompute full --recompute-stages 0:1"
@@ -174,6 +187,15 @@ fn a_profile_predicts_a_model_that_was_not_measured() {
         busy(&both, 0) > 0.0 && busy(&both, 1) > busy(&both, 0),
         "the head is the last's: {both}"
     );
+    // A plan says the same of it, as far as where others compute beside it goes.
+    let job = format!("--depth 2 --in-turn 1 --profile {profile} {MODEL}");
+    let planned =
+        chimera(&format!("plan --ranks 2 --batch 4 --memory 1GiB --schedule 1f1b {job} --json"));
+    assert_eq!(planned.code, Some(0), "{}", planned.stderr);
+    let planned: Value = serde_json::from_str(&planned.stdout).expect("JSON");
+    let planned = planned["ways"][0]["step_s"].as_f64().expect("a time");
+    let step = simulated(&format!("1f1b {job}"))["step"].as_f64().expect("a time");
+    assert!((planned / step - 1.0).abs() < 1e-6, "{planned} {step}");
     for (options, named) in [
         (format!("--profile {profile} --forward 1"), "leave --forward, --backward"),
         ("--preset tiny".into(), "name one with --profile, or leave preset out"),

@@ -123,8 +123,33 @@ fn damaged_files_are_named() {
         ("metrics.jsonl", "none\n", "no metrics of a step"),
     ] {
         write(run.join(file), content).expect("a file");
-        let page = page(&run);
+        let ran = report(&run);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        assert_eq!(ran.stderr.contains("warning"), file == "metrics.jsonl", "{}", ran.stderr);
+        let page = read_to_string(run.join("report.html")).expect("a page");
         assert!(page.contains(named), "{named}: {page}");
+    }
+}
+
+/// Whoever reads the terminal alone learns that the page does not show all.
+#[test]
+fn metrics_that_are_left_out_are_told_by_line() {
+    let folder = folder();
+    let run_folder = folder.path().join("run");
+    run(&run_folder);
+    let metrics = run_folder.join("metrics.jsonl");
+    let sound = read_to_string(&metrics).expect("metrics");
+    let lines: Vec<&str> = sound.lines().collect();
+    for (content, said) in [
+        ("none\n".to_string(), "line 1 is not the metrics of a step"),
+        (format!("{}\n[torn\n{}\n", lines[0], lines[1]), "line 2 is not the metrics of a step"),
+        (format!("{}\n{}\nno\nno\n", lines[0], lines[0]), "it and 2 more are left out"),
+    ] {
+        write(&metrics, content).expect("metrics");
+        let ran = report(&run_folder);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let file = metrics.display().to_string();
+        assert!(ran.stderr.contains(&file) && ran.stderr.contains(said), "{said}: {}", ran.stderr);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::command::chimera;
+use crate::command::{chimera, folder};
 
 fn simulate(line: &str) -> Value {
     let ran = chimera(&format!("simulate {line} --json"));
@@ -89,7 +89,19 @@ fn one_unit_holds_for_all_that_print_times() {
         assert!(shown.contains(&format!("makespan {makespan}, ")), "{shown}");
         assert!(shown.ends_with(&format!("unit of time: {UNIT}\n")), "{shown}");
     }
-    assert_eq!(simulate("zb-v --message 1")["unit"], "as given");
+    for given in ["--message 0", "--transfer 1"] {
+        let simulated = simulate(&format!("zb-v {shape} {given}"));
+        assert_eq!((&simulated["unit"], &simulated["makespan"]), (&UNIT.into(), &25.5.into()));
+    }
+    let compared = chimera(&format!("schedule compare --json {shape} --message 0.5")).stdout;
+    let compared: Value = serde_json::from_str(&compared).expect("JSON");
+    for run in compared["schedules"].as_array().expect("schedules") {
+        if ["zb-v", "interleaved", "1f1b"].contains(&run["name"].as_str().expect("a name")) {
+            let name = run["name"].as_str().expect("a name");
+            let simulated = simulate(&format!("{name} {shape} --message 0.5"));
+            assert_eq!(simulated["makespan"], run["makespan"], "{name}");
+        }
+    }
     assert!(chimera("schedule show zb-v --forward 1").stdout.contains("unit of time: as given"));
 }
 
@@ -275,8 +287,37 @@ fn the_closed_form_stands_beside_the_simulation() {
         assert_eq!([&form["c_f"], &form["c_b"]].map(number), [c_f, c_b], "{schedule}");
         assert_eq!(form["step"], simulated["makespan"], "{schedule}");
     }
+    // Some of their backwards are whole, and some in halves.
+    for schedule in ["dualpipe", "dualpipe-v"] {
+        let simulated = simulate(&format!("{schedule} --depth 4 --micro-batches 8 --closed-form"));
+        assert_eq!(simulated["closed_form"]["step"], simulated["makespan"], "{schedule}");
+    }
     let moved = simulate("1f1b --depth 6 --micro-batches 6 --closed-form --bpipe --transfer 1");
     assert_eq!(number(&moved["closed_form"]["backward"]), 2.0, "moves run beside backwards");
+}
+
+#[test]
+fn a_file_says_into_how_many_parts_it_cuts_micro_batches() {
+    let folder = folder();
+    let file = folder.path().join("thirds.json");
+    let op = |kind: &str, part: u32| {
+        format!(r#"{{"kind":"{kind}","pipe":0,"stage":0,"micro_batches":[{part}]}}"#)
+    };
+    let row: Vec<String> = ["F", "B"].iter().flat_map(|k| (0..3).map(|n| op(k, n))).collect();
+    let timetable = format!(
+        r#"{{"schedule":"thirds","depth":1,"stages":1,"pipes":1,"micro_batches":1,"unit":{},"placement":[[0]],
+            "rows":[[{}]]}}"#,
+        1.0 / 3.0,
+        row.join(",")
+    );
+    std::fs::write(&file, timetable).expect("a file");
+    let ran = chimera(&format!("simulate {}", file.display()));
+    assert!(
+        ran.stdout.starts_with("thirds, in 3 parts: makespan 3"),
+        "{}{}",
+        ran.stdout,
+        ran.stderr
+    );
 }
 
 /// A pair is two ops.

@@ -69,7 +69,11 @@ fn what_cannot_be_queued_again_is_refused() {
             "--notice 65535 --time 1:00",
             "--notice 65535 leaves the job no time",
         ),
-        ("out = \"run\"\nsave-every = 5\n", "--gpus-per-rank 0", "0 is not in 1.."),
+        (
+            "out = \"run\"\nsave-every = 5\n",
+            "--gpus-per-rank 0",
+            "`0` is not a whole number from 1 to",
+        ),
     ] {
         write(&config, settings).expect("settings");
         let ran = chimera(&format!("slurm {} {options}", config.display()));

@@ -94,6 +94,23 @@ fn whatever_numbers_there_are_it_is_drawn() {
     }
 }
 
+/// A folder may have been copied, and a name may lead from elsewhere.
+#[test]
+fn metrics_that_are_missing_are_told_where_they_belong() {
+    let folder = folder();
+    for (settings, said) in [
+        ("", "copy it too"),
+        ("metrics = \"elsewhere.jsonl\"\n", "follow the run from there"),
+        ("metrics = \"/nowhere/metrics.jsonl\"\n", "is the run one of another machine?"),
+    ] {
+        write(folder.path().join("config.toml"), format!("steps = 40\n{settings}"))
+            .expect("settings");
+        let ran = chimera(&format!("top {}", folder.path().display()));
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
+        assert!(ran.stderr.contains("cannot read ") && ran.stderr.contains(said), "{}", ran.stderr);
+    }
+}
+
 #[test]
 fn what_is_no_run_is_refused() {
     let folder = folder();

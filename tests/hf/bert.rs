@@ -61,10 +61,12 @@ fn a_round_trip_gives_the_same_bytes() {
         let once = folder.path().join(format!("{kind}-once"));
         let twice = folder.path().join(format!("{kind}-twice"));
         let bert = read(&fixture(kind)).expect(kind);
-        let first = save(&once, &bert.config, &bert.dropout, &bert.weights).expect("saved");
+        let first =
+            save(&once, &bert.config, &bert.dropout, &bert.ids, &bert.weights).expect("saved");
         let again = read(&once).expect("what was saved");
         assert_eq!(again, bert);
-        let second = save(&twice, &again.config, &again.dropout, &again.weights).expect("saved");
+        let second =
+            save(&twice, &again.config, &again.dropout, &again.ids, &again.weights).expect("saved");
         let bytes = |path: &Path| std::fs::read(path).expect("a file");
         assert!(bytes(&first) == bytes(&second), "{kind}");
         if kind == "tied" {

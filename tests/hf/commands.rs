@@ -51,14 +51,127 @@ fn a_text_ends_before_a_stop_string() {
     let words: Vec<&str> = whole["text"].as_str().expect("a text").split(' ').collect();
     let stop = words[5];
     // Whichever comes first.
-    let n_before = words[1..].iter().take_while(|word| !word.contains(stop)).count();
-    let stopped = json(&format!("{generate} --json --stop nothing --stop {stop}"));
-    let before = stopped["text"].as_str().expect("a text").trim_end();
-    assert!(words[..=n_before + 1].join(" ").starts_with(before), "{before}");
-    assert!(before.starts_with(&words[..=n_before].join(" ")), "{before}");
+    let n_before = words[1..].iter().take_while(|word| **word != stop).count();
+    let stopped = json(&format!("{generate} --json --stop 1 --stop {stop}"));
+    let before = words[..=n_before].join(" ");
+    assert_eq!(
+        (&stopped["text"], &stopped["finish_reason"]),
+        (&before.clone().into(), &"stop".into())
+    );
     assert_eq!(stopped["ids"].as_array().map(Vec::len), Some(n_before + 1));
     assert_eq!(chimera(&format!("{generate} --stop {stop}")).stdout, format!("{before}\n"));
+    // An id is not part of another: 1 is none of these, though each has that digit.
+    assert!(words.contains(&"14") && !words.contains(&"1"), "{words:?}");
+    let other = json(&format!("{generate} --json --stop 1"));
+    assert_eq!((&other["text"], &other["finish_reason"]), (&whole["text"], &"length".into()));
+    let several = words[2..4].join(" ");
+    let stopped = json(&format!("{generate} --json --stop \"{several}\""));
+    let at = (1..).find(|at| words[*at..].starts_with(&words[2..4])).expect("they are there");
+    assert_eq!(stopped["text"], words[..at].join(" "));
     assert!(refusal(&format!("{generate} --stop \"\"")).contains("it must not be empty"));
+    let said = refusal(&format!("{generate} --stop nothing"));
+    assert!(said.contains("--stop: `nothing` is none of the 20 token ids"), "{said}");
+}
+
+/// A copy of a fixture whose `config.json` says other things.
+fn changed(folder: &TempDir, name: &str, change: &dyn Fn(&mut Value)) -> String {
+    let to = folder.path().join(name);
+    std::fs::create_dir(&to).expect("a folder");
+    std::fs::copy(fixture("tied").join("model.safetensors"), to.join("model.safetensors"))
+        .expect("a copy");
+    let config = read(fixture("tied").join("config.json")).expect("a file");
+    let mut config: Value = serde_json::from_slice(&config).expect("JSON");
+    change(&mut config);
+    write(to.join("config.json"), config.to_string()).expect("written");
+    to.display().to_string()
+}
+
+#[test]
+fn a_text_ends_where_the_model_ends_it() {
+    let folder = folder();
+    let model = changed(&folder, "model", &|config| config["eos_token_id"] = 9.into());
+    let generate = |model: &str, more: &str| {
+        json(&format!("generate --json --model {model} --tokens 12 --temperature 0 {more}"))
+    };
+    let whole = generate(&model, "--prompt 3");
+    assert_eq!(whole["finish_reason"], "length");
+    let ids: Vec<u64> = serde_json::from_value(whole["ids"].clone()).expect("ids");
+    let end = ids[4];
+    let n_before = ids.iter().take_while(|id| **id != end).count();
+    let ends = |ends: Value| move |config: &mut Value| config["eos_token_id"] = ends.clone();
+    for (name, value) in [("one", end.into()), ("several", serde_json::json!([9, end]))] {
+        let model = changed(&folder, name, &ends(value));
+        let ended = generate(&model, "--prompt 3");
+        assert_eq!(
+            (&ended["finish_reason"], &ended["ids"]),
+            (&"end-of-text".into(), &ids[..n_before].into())
+        );
+        let on = generate(&model, "--prompt 3 --ignore-end");
+        assert_eq!(on, whole);
+        // Each prompt ends on its own.
+        let both = generate(&model, "--prompt 3 --prompt \"3 1\"");
+        assert_eq!((&both[0], &both[1]), (&ended, &generate(&model, "--prompt \"3 1\"")));
+    }
+    // How to generate is said before what the model is, and both go along.
+    let generation = format!("{{\"eos_token_id\": {end}}}");
+    write(format!("{model}/generation_config.json"), &generation).expect("written");
+    assert_eq!(generate(&model, "--prompt 3")["finish_reason"], "end-of-text");
+    let out = folder.path().join("out");
+    let ran = chimera(&format!("export {model} --out {}", out.display()));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert_eq!(read(out.join("generation_config.json")).expect("a file"), generation.as_bytes());
+    let config = read(out.join("config.json")).expect("a file");
+    let config: Value = serde_json::from_slice(&config).expect("JSON");
+    assert_eq!((&config["eos_token_id"], &config["bos_token_id"]), (&9.into(), &0.into()));
+    let wrong = changed(&folder, "wrong", &ends("</s>".into()));
+    let said = refusal(&format!("generate --model {wrong} --prompt 3"));
+    assert!(said.contains("`eos_token_id` is \"</s>\""), "{said}");
+}
+
+/// A training takes along what ends a text, and what its data ends documents with goes before.
+#[test]
+fn a_run_ends_texts_as_its_model_or_its_data_does() {
+    let folder = folder();
+    let place = folder.path().display();
+    let model = changed(&folder, "model", &|config| {
+        (config["eos_token_id"], config["pad_token_id"]) = (serde_json::json!([5, 6]), 7.into());
+    });
+    let ids = (0..400u32).flat_map(|n| ((n * n % 17) as u16).to_le_bytes());
+    write(folder.path().join("ids.bin"), ids.collect::<Vec<u8>>()).expect("written");
+    let train =
+        "--depth 1 --steps 1 --threads 1 --micro-batches 2 --micro-batch-size 1 --dropout 0";
+    let succeed = |line: &str| {
+        let ran = chimera(line);
+        assert_eq!(ran.code, Some(0), "{line}: {}", ran.stderr);
+    };
+    let line = format!("train --init {model} --data {place}/ids.bin {train} --save-every 1");
+    succeed(&format!("{line} --out {place}/run"));
+    let said = |folder: &str| {
+        let config = std::fs::read(format!("{place}/{folder}/config.json")).expect("a file");
+        let config: Value = serde_json::from_slice(&config).expect("JSON");
+        [config["eos_token_id"].clone(), config["pad_token_id"].clone()]
+    };
+    succeed(&format!("export {place}/run/checkpoints/step-00000001 --out {place}/exported"));
+    let wanted = [serde_json::json!([5, 6]), 7.into()];
+    assert_eq!((said("run/model"), said("exported")), (wanted.clone(), wanted));
+
+    std::fs::create_dir(folder.path().join("texts")).expect("a folder");
+    write(folder.path().join("texts/1.txt"), "a text ".repeat(40)).expect("written");
+    succeed(&format!("prepare {place}/texts --out {place}/texts.bin"));
+    let small = "--layers 1 --hidden 4 --heads 1 --context 8";
+    succeed(&format!("train {small} --data {place}/texts.bin {train} --out {place}/own"));
+    assert_eq!(said("own/model")[0], 0);
+}
+
+/// More texts at once than a text has tokens.
+#[test]
+fn any_number_of_prompts_is_continued() {
+    let line =
+        format!("generate --json --model {} --tokens 2 --temperature 0", fixture("tied").display());
+    let many = json(&format!("{line}{}", " --prompt 3".repeat(40)));
+    let one = json(&format!("{line} --prompt 3"));
+    let many = many.as_array().expect("texts");
+    assert!(many.len() == 40 && many.iter().all(|text| *text == one));
 }
 
 #[test]
@@ -216,10 +329,8 @@ fn a_run_without_weights_is_told_as_such() {
     let ran = chimera(&format!("{train} --no-save"));
     assert!(ran.code == Some(0) && !ran.stdout.contains("next: "), "{}", ran.stdout);
     let refused = refusal(&format!("generate --model {run} --prompt a"));
-    assert!(
-        refused.contains("is a run without weights: name the folder of its --save"),
-        "{refused}"
-    );
+    let reason = "is a run without weights: it was trained with --no-save: train it without";
+    assert!(refused.contains(reason), "{refused}");
     let refused = refusal(&format!("generate --model {text} --prompt a"));
     assert!(refused.contains("text.txt is a file: name a folder"), "{refused}");
 }
@@ -275,7 +386,7 @@ fn a_trained_model_writes_and_is_measured() {
 #[test]
 fn tokens_are_shown_as_they_are_drawn() {
     let generate = format!("generate --model {} --prompt 1", fixture("tied").display());
-    let mut running = start(&format!("{generate} --tokens 10000000"));
+    let mut running = start(&format!("{generate} --tokens 10000000 --ignore-end"));
     let shown = running.output.path().join("stdout");
     let since = Instant::now();
     while std::fs::metadata(&shown).expect("a file").len() < 40 {
@@ -284,7 +395,7 @@ fn tokens_are_shown_as_they_are_drawn() {
     }
     running.child.kill().expect("killed");
     let shown = running.end().stdout;
-    let all = chimera(&format!("{generate} --tokens 40")).stdout;
+    let all = chimera(&format!("{generate} --tokens 40 --ignore-end")).stdout;
     let n = shown.len().min(all.len()) - 1;
     assert_eq!(shown[..n], all[..n]);
 }

@@ -125,6 +125,26 @@ fn tensors_that_do_not_fit_are_named() {
     }
 }
 
+/// It may be of another type than the table, whose values it has as far as that type tells.
+#[test]
+fn a_tied_head_may_have_fewer_bits() {
+    let head = |change: &dyn Fn(f32) -> f32| {
+        let broken = Broken::new("tied");
+        broken.tensors("model.safetensors", |t| {
+            let (_, _, shape, data) = find(t, "wte.weight").clone();
+            let values = data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+            let halves = values.flat_map(|value| half::f16::from_f32(change(value)).to_le_bytes());
+            t.push(("lm_head.weight".into(), Dtype::F16, shape, halves.collect()));
+        });
+        broken
+    };
+    let plain = hf::read(&fixture("tied")).expect("a model");
+    let rounded = head(&|value| value);
+    assert!(hf::read(rounded.0.path()).expect("a model") == plain, "the table counts");
+    let other = head(&|value| value * 1.01).refusal();
+    assert!(other.contains("lm_head.weight differs from wte.weight"), "{other}");
+}
+
 #[test]
 fn a_tied_head_and_masks_may_be_saved_too() {
     let broken = Broken::new("tied");

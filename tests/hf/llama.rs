@@ -91,7 +91,8 @@ fn a_round_trip_gives_the_same_bytes() {
     for kind in KINDS {
         let llama = read(&fixture(kind)).expect(kind);
         let at = folder.path().join(kind);
-        let path = save(&at, &llama.config, &llama.dropout, &llama.weights).expect("saved");
+        let path =
+            save(&at, &llama.config, &llama.dropout, &llama.ids, &llama.weights).expect("saved");
         assert_eq!(read(&at).expect("what was saved"), llama, "{kind}");
         if kind == "tied" {
             let bytes = |path: &Path| std::fs::read(path).expect("a file");
@@ -185,5 +186,51 @@ fn a_model_is_trained_on_and_continued() {
         };
         let checkpoint = format!("{again}/checkpoints/step-00000002");
         assert_eq!(generated(&checkpoint), generated(&format!("{again}/model")));
+    }
+}
+
+/// Where positions are rotary there is one for every token: a text may be longer than the context of the model.
+#[test]
+fn a_longer_context_needs_no_other_weights() {
+    let folder = folder();
+    let place = folder.path().display();
+    let data = format!("{place}/ids.u32.bin");
+    let ids: Vec<u8> = (0..2000u32).flat_map(|i| (i * i % 20).to_le_bytes()).collect();
+    std::fs::write(&data, ids).expect("a file");
+    let json = |line: &str| {
+        let ran = chimera(line);
+        assert_eq!(ran.code, Some(0), "{line}: {}", ran.stderr);
+        serde_json::from_str::<serde_json::Value>(&ran.stdout).expect("JSON")
+    };
+    for kind in ["yarn", "linear", "mistral"] {
+        let dir = fixture(kind);
+        let mut read = read(&dir).expect(kind);
+        read.config.context = 40;
+        let model = CausalLm::new(Candle::cpu(), &read.config, &read.weights).expect("a model");
+        let how = Sampling { temperature: 0.0, ..Sampling::default() };
+        let wanted = model.sample(&[3, 1], 30, &how, |_| Ok(true)).expect("a text");
+        let dir = dir.display();
+        let generate = "--context 40 --prompt 3,1 --tokens 30 --temperature 0 --ignore-end";
+        let ran = json(&format!("generate --json --model {dir} {generate}"));
+        assert_eq!(ran["ids"], serde_json::json!(wanted[2..]), "{kind}");
+        let eval = json(&format!("eval --json --model {dir} --data {data} --context 40"));
+        assert_eq!(eval["context"], 40);
+    }
+    let yarn = fixture("yarn");
+    let train = format!("train --init {} --data {data} --context 32 --depth 1", yarn.display());
+    let ran =
+        chimera(&format!("{train} --steps 1 --threads 1 --save {place}/model --out {place}/run"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let longer = read(&folder.path().join("model")).expect("a model").config;
+    assert_eq!(longer, ModelConfig { context: 32, ..config("yarn") });
+
+    let gpt2 = super::fixture("tied");
+    for (line, hint) in [
+        (format!("eval --data {data} --context 17"), "choose 1 to the model's context of 16"),
+        ("generate --prompt 3 --context 17".into(), "has positions for 16"),
+    ] {
+        let ran = chimera(&format!("{line} --model {}", gpt2.display()));
+        assert_eq!(ran.code, Some(2), "{line}");
+        assert!(ran.stderr.contains(hint), "{}", ran.stderr);
     }
 }

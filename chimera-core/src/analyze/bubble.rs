@@ -9,14 +9,15 @@
 //!   **order** that lets it wait.
 //!
 //! All other idle time is a **move** of activations, if the op waits for one (what it needs is not back yet, or room not
-//! made yet) or one of the worker's own is under way; a **reduction**, if one of the worker's own is under way; after the
-//! worker's last op the **step sync**, where it waits for the others to end; and else **other**: cores that are shared, and
-//! what the engine takes. A simulation has nothing of that.
+//! made yet) or one of the worker's own is under way; a **reduction**, if one of the worker's own is under way; the **step
+//! sync**, where it waits for the others, after its last op to end, and before an op that reads new weights to give their
+//! gradients; and else **other**: cores that are shared, and what the engine takes. A simulation has nothing of that.
 
 use rustc_hash::FxHashMap;
 
 use super::critical::Causes;
 use super::timeline::{Awaited, Event, Timeline, Wait, Work};
+use super::update_waits::UpdateWaits;
 use crate::activation_memory::{ActivationMemory, is_within};
 use crate::costs::Costs;
 use crate::effects::{Token, TokenKind};
@@ -39,7 +40,7 @@ pub struct IdleTime {
     pub reduction: f64,
     /// Activations were moved.
     pub moves: f64,
-    /// The worker had done its part of the step.
+    /// The worker had done its part of the step, or waited for the gradients of others.
     pub sync: f64,
     /// Cores were shared, or the engine was at work.
     pub other: f64,
@@ -87,7 +88,7 @@ impl IdleTime {
 
 /// Idle time of each worker of a timeline that is simulated, or of stages that sleep, where messages take what `costs` say.
 pub fn simulated_idle(program: &Program, timeline: &Timeline, costs: &impl Costs) -> Vec<IdleTime> {
-    idle(program, timeline, |token, made| made + costs.message(token))
+    idle(program, timeline, true, |token, made| made + costs.message(token))
 }
 
 /// Idle time of each worker of a measured timeline that begins at 0, with its waits.
@@ -97,22 +98,26 @@ pub fn measured_idle(program: &Program, timeline: &Timeline, waits: &[Wait]) -> 
         _ => None,
     });
     let arrived: FxHashMap<Token, f64> = arrived.collect();
-    idle(program, timeline, |token, made| arrived.get(token).copied().unwrap_or(made))
+    idle(program, timeline, false, |token, made| arrived.get(token).copied().unwrap_or(made))
 }
 
-/// Idle time of each worker; `arrives` says when a value is there that another worker made at a time.
+/// Idle time of each worker; `arrives` says when a value is there that another worker made at a time. Where an op follows
+/// updates, a simulated one waits for nothing but them and its inputs.
 fn idle(
     program: &Program,
     timeline: &Timeline,
+    is_simulated: bool,
     arrives: impl Fn(&Token, f64) -> f64,
 ) -> Vec<IdleTime> {
     let causes = Causes::of(program, timeline);
+    let updates = UpdateWaits::of(program, timeline);
     let makespan = timeline.makespan();
     let memory = ActivationMemory::new(program.placement(), program.units_per_micro());
     let workers = (0..timeline.n_workers).map(|w| WorkerId(w as u16));
     let of_worker = |(worker, row): (WorkerId, BusyRow<'_>)| {
         let inputs = |cell: &Cell| Inputs::of(program, (worker, cell), timeline, &causes, &arrives);
-        let later = Later::of(program, worker, &row.busy, &memory, &inputs);
+        let updated: Vec<_> = updates_before(worker, &row.busy, &updates).collect();
+        let later = Later::of((program, worker), &row.busy, &updated, &memory, &inputs);
         let mut held = held_before(program, worker, &memory).into_iter();
         let (mut idle, mut free) = (IdleTime::default(), 0.0);
         for (at, event) in row.busy.iter().enumerate() {
@@ -125,9 +130,16 @@ fn idle(
             let held = held.next().unwrap_or(f64::INFINITY);
             if gap.len() > 0.0 {
                 let could = later.ready(at + 1, held, program.peaks()[worker.index()]);
+                let could = could.max(updated[at].unwrap_or(0.0));
                 let rest = idle.add_wait(gap, &inputs(&cell), could);
                 let moved = causes.moved(worker, &cell, program, timeline).unwrap_or(gap.to);
                 for rest in idle.add_moves(rest, moved, &row.moves) {
+                    let updated = match updated[at] {
+                        Some(_) if is_simulated => rest.to,
+                        updated => updated.unwrap_or(0.0),
+                    };
+                    let (sync, rest) = rest.split(updated);
+                    idle.add_rest(sync, &row.reductions, |idle| &mut idle.sync);
                     idle.add_rest(rest, &row.reductions, |idle| &mut idle.other);
                 }
             }
@@ -136,6 +148,22 @@ fn idle(
         idle
     };
     workers.zip(rows(timeline)).map(of_worker).collect()
+}
+
+/// By event of a worker that is busy: when the updates are done that it waits for before it, if it is an op and waits for any.
+fn updates_before(
+    worker: WorkerId,
+    busy: &[&Event],
+    updates: &UpdateWaits,
+) -> impl Iterator<Item = Option<f64>> {
+    let mut n_cells = 0;
+    busy.iter().map(move |event| match event.work {
+        Work::Cell(_) => {
+            n_cells += 1;
+            updates.before(worker, n_cells - 1)
+        }
+        _ => None,
+    })
 }
 
 /// What a worker holds before each of its compute cells, in the order of its row.
@@ -234,8 +262,8 @@ impl Inputs {
     }
 }
 
-/// When the first of the cells from each place of a row on could begin: of those that add to activation memory, with
-/// what it adds, and of the others.
+/// When the first of the cells from each place of a row on could begin, up to where it waits for updates: of those that add
+/// to activation memory, with what it adds, and of the others.
 struct Later {
     adding: Vec<(f64, f64)>,
     freeing: Vec<f64>,
@@ -243,9 +271,9 @@ struct Later {
 
 impl Later {
     fn of(
-        program: &Program,
-        worker: WorkerId,
+        (program, worker): (&Program, WorkerId),
         busy: &[&Event],
+        updated: &[Option<f64>],
         memory: &ActivationMemory,
         inputs: &impl Fn(&Cell) -> Inputs,
     ) -> Later {
@@ -255,8 +283,11 @@ impl Later {
             freeing: vec![never; busy.len() + 1],
         };
         for (at, event) in busy.iter().enumerate().rev() {
-            (later.adding[at], later.freeing[at]) = (later.adding[at + 1], later.freeing[at + 1]);
             let Work::Cell(cell) = event.work else { continue };
+            if updated[at].is_some() {
+                continue; // nothing from here on may run before the updates
+            }
+            (later.adding[at], later.freeing[at]) = (later.adding[at + 1], later.freeing[at + 1]);
             let ready = inputs(&cell).ready;
             let (more, _) = memory.change(worker, &cell, program.rules());
             if more == 0.0 {

@@ -16,7 +16,7 @@ use std::task::Poll;
 use rustc_hash::FxHashMap;
 
 use super::deadlock::deadlock;
-use super::refusal::{Reason, Refusal, refusal};
+use super::refusal::{Reason, Refusal, Savings, refusal};
 use super::versions::Versions;
 use crate::activation_memory::{ActivationMemory, is_within};
 use crate::effects::{Effects, Token};
@@ -225,9 +225,28 @@ impl<'p> Checker<'p> {
     fn hold(&mut self, worker: WorkerId, cell: &Cell, effects: &Effects) -> Result<(), Reason> {
         let peak = self.activations.run(worker, cell, effects, &self.program.rules);
         match self.max_peak {
-            Some(limit) if !is_within(peak, self.max_peak) => Err(Reason::Memory { peak, limit }),
+            Some(limit) if !is_within(peak, self.max_peak) => Err(Reason::Memory {
+                peak,
+                limit,
+                deferred: self.unmoved(worker, cell),
+                savings: Savings::of(self.program),
+            }),
             _ => Ok(()),
         }
+    }
+
+    /// How many micro-batches a worker holds before a cell for weight work that is put off, where the program moves others.
+    fn unmoved(&self, worker: WorkerId, cell: &Cell) -> f64 {
+        let rules = &self.program.rules;
+        if !rules.has_moves() {
+            return 0.0;
+        }
+        let row = self.program.rows[worker.index()].iter().filter_map(|instr| match instr {
+            Instr::Run(cell) => Some(cell),
+            _ => None,
+        });
+        let before = row.take_while(|other| *other != cell);
+        before.map(|cell| self.activations.deferred_change(worker, cell, rules)).sum()
     }
 
     /// Moves a bucket of a worker from one phase to the next.
@@ -362,7 +381,8 @@ impl Machine for Checker<'_> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::lower::{Lowering, lower};
+    use crate::costs::UniformCosts;
+    use crate::lower::{Lowering, lower, offload};
     use crate::schedule::{Shape, find};
 
     fn program(barrier: bool) -> Program {
@@ -419,5 +439,17 @@ pub(super) mod tests {
         let refusal = lower(&timetable, &how).expect_err("gpipe holds five");
         assert_eq!(refusal.at, Some((WorkerId(0), 3)));
         assert!(refusal.to_string().contains("more than the limit of 3"), "{refusal}");
+    }
+
+    /// Of split backwards moves take only what both halves need.
+    #[test]
+    fn a_memory_limit_that_moves_cannot_keep_tells_what_stays() {
+        let timetable = find("zb-h1").expect("known").timetable(&Shape::new(4, 8)).expect("fits");
+        let how = Lowering { max_peak: Some(1.0), ..Lowering::default() };
+        let moved = offload(timetable, &how, &UniformCosts::EQUAL).expect("sound");
+        let refusal = lower(&moved, &how).expect_err("weight work is put off");
+        assert!(refusal.to_string().contains("; 1 of them cannot be moved: "), "{refusal}");
+        let Reason::Memory { savings, .. } = refusal.reason else { panic!("{refusal}") };
+        assert_eq!(savings, Savings { offloads: true, ..Savings::default() });
     }
 }

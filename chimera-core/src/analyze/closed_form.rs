@@ -74,11 +74,13 @@ impl ClosedForm {
                 }
             }
         }
-        let mut of_stage: FxHashMap<StageId, f64> = FxHashMap::default();
-        for ((stage, _), takes) in backwards {
-            *of_stage.entry(stage).or_default() += takes;
-        }
-        form.backward = of_stage.into_values().fold(0.0, f64::max);
+        let of_stage = |(stage, _): &(StageId, Kind)| {
+            let takes = |kind| backwards.get(&(*stage, kind)).copied().unwrap_or(0.0);
+            // A backward is whole or in halves: a stage may have both, but no micro-batch has.
+            let halves = takes(Kind::BackwardInput) + takes(Kind::BackwardWeight);
+            takes(Kind::Recompute) + takes(Kind::Backward).max(halves)
+        };
+        form.backward = backwards.keys().map(of_stage).fold(0.0, f64::max);
         let timeline = form.balanced(program);
         for event in timeline.critical_path() {
             let Work::Cell(cell) = event.work else { continue };
@@ -162,6 +164,22 @@ mod tests {
             assert_eq!((form.forwards, form.backwards), (forwards, backwards), "{schedule}");
             let step = forwards * 1.5 + backwards * 2.5;
             assert_eq!(form.step(), step, "{schedule}");
+        }
+    }
+
+    /// DualPipe has whole backwards and halves of them on each stage.
+    #[test]
+    fn whole_backwards_and_halves_of_one_stage_do_not_add_up() {
+        for (schedule, depth) in [("dualpipe", 4), ("dualpipe", 8), ("dualpipe-v", 4)] {
+            let shape = Shape::new(depth, 2 * depth as u32);
+            let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");
+            let program = lower(&timetable, &Lowering::default()).expect("proven");
+            let costs = UniformCosts::new(1.0, 2.0, 0.0).per_units(program.units_per_micro());
+            let none = Reduced { bytes: &[], width: 1, link: Link::default() };
+            let form = ClosedForm::of(&program, &costs, none);
+            assert_eq!(form.backward, 2.0, "{schedule}, {depth}");
+            let makespan = simulate(&program, &costs).makespan();
+            assert_eq!(form.step(), makespan, "{schedule}, {depth}");
         }
     }
 

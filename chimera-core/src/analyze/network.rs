@@ -15,13 +15,14 @@
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
 
+use super::known_sums::{KnownSums, ReductionTime};
 use crate::collective::{self, Part, n_core, rounds};
 use crate::costs::Costs;
 use crate::effects::Token;
 use crate::ids::{BucketId, Rank, StageId, WorkerId};
 use crate::op::{Kind, Op};
 use crate::placement::Placement;
-use crate::program::Program;
+use crate::program::{Bucket, Program};
 use crate::shards::{UNIT, even_shares};
 
 /// What a message costs, in the unit of the costs.
@@ -97,6 +98,11 @@ impl Network {
         rank.index() / self.ranks_per_node
     }
 
+    /// Nodes of a group, of which several groups may share one.
+    fn n_nodes(&self, placement: &Placement) -> usize {
+        placement.n_workers().div_ceil(self.ranks_per_node)
+    }
+
     fn link(&self, a: usize, b: usize) -> Link {
         if a == b { self.inside } else { self.between }
     }
@@ -137,14 +143,6 @@ pub struct NetworkCosts<C> {
     saved: Vec<f64>,
     /// By bucket; of none, all are free.
     sums: Vec<ReductionTime>,
-}
-
-/// What one sum takes.
-#[derive(Clone, Debug, Default)]
-struct ReductionTime {
-    takes: f64,
-    /// By node of the group: how long the sum has the node's link.
-    links: Vec<(usize, f64)>,
 }
 
 impl<C: Costs> NetworkCosts<C> {
@@ -202,17 +200,22 @@ impl<C: Costs> NetworkCosts<C> {
     /// # Panics
     /// Unless `gradients` has an entry for each stage.
     pub fn with_sums(self, program: &Program, gradients: &[Vec<f64>], tied: &[f64]) -> Self {
-        let network = self.network;
-        let of_update = program.buckets_of_update();
-        let sum = |bucket: usize| {
-            let tensors = match &of_update[bucket].stages[..] {
+        let (network, placement) = (self.network, program.placement());
+        let mut known = KnownSums::of(network.n_nodes(placement));
+        let of_update = program.buckets_of_update().iter();
+        let sum = |(number, bucket): (u32, &Bucket)| {
+            let tensors = match &bucket.stages[..] {
                 [stage] => &gradients[stage.index()],
                 _ => tied,
             };
-            let replicas = program.replicas(network.width, BucketId(bucket as u32));
-            network.sum(&replicas, tensors, program.placement())
+            let n_bytes = tensors.iter().sum::<f64>().round() as usize;
+            let nodes = bucket.members.iter().map(|worker| network.node(Rank(worker.0.into())));
+            known.sum(nodes.collect(), n_bytes, || {
+                let replicas = program.replicas(network.width, BucketId(number));
+                network.sum(&replicas, n_bytes, placement)
+            })
         };
-        NetworkCosts { sums: (0..of_update.len()).map(sum).collect(), ..self }
+        NetworkCosts { sums: (0..).zip(of_update).map(sum).collect(), ..self }
     }
 
     /// What compute costs, whatever the network.
@@ -332,10 +335,9 @@ impl Carried {
 }
 
 impl Network {
-    /// A reduction of tensors of these sizes over `replicas`.
-    fn sum(&self, replicas: &[Rank], tensors: &[f64], placement: &Placement) -> ReductionTime {
+    /// A reduction of so many bytes over `replicas`.
+    fn sum(&self, replicas: &[Rank], n_bytes: usize, placement: &Placement) -> ReductionTime {
         let n = replicas.len();
-        let n_bytes = tensors.iter().sum::<f64>().round() as usize;
         let shares = even_shares(n_bytes, n_core(n).max(1), UNIT * size_of::<f32>());
         // By position: the bytes before it. Members that do not add own none.
         let mut before = vec![0.0];
@@ -344,7 +346,7 @@ impl Network {
             before.push(before[before.len() - 1] + share as f64);
         }
         let bytes = |part: &Part| before[part.segments.end] - before[part.segments.start];
-        let n_nodes = placement.n_workers().div_ceil(self.ranks_per_node);
+        let n_nodes = self.n_nodes(placement);
         let (mut takes, mut links) = (0.0, FxHashMap::<usize, f64>::default());
         let plans: Vec<_> = (0..n).map(|me| self.sends(n, me)).collect();
         for round in 0..plans.iter().map(Vec::len).max().unwrap_or(0) {
@@ -379,5 +381,54 @@ impl Network {
         let mut links: Vec<_> = links.into_iter().filter(|(_, busy)| *busy > 0.0).collect();
         links.sort_by_key(|(link, _)| *link);
         ReductionTime { takes, links }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::costs::UniformCosts;
+    use crate::lower::{Lowering, lower};
+    use crate::schedule::{Shape, find};
+
+    #[test]
+    fn a_sum_that_is_known_is_the_one_that_would_be_computed() {
+        for schedule in ["1f1b", "gems", "chimera"] {
+            let timetable = find(schedule).expect("known").timetable(&Shape::new(8, 8));
+            let program = lower(&timetable.expect("fits"), &Lowering::default()).expect("proven");
+            for (width, ranks_per_node, algorithm) in [
+                (1, 2, ReductionAlgorithm::Halving),
+                (2, 1, ReductionAlgorithm::Doubling),
+                (3, 2, ReductionAlgorithm::Halving),
+                (5, 4, ReductionAlgorithm::Halving),
+                (12, 8, ReductionAlgorithm::Doubling),
+                (4, 16, ReductionAlgorithm::Halving),
+                (3, 100, ReductionAlgorithm::Halving),
+            ] {
+                let network = Network {
+                    width,
+                    ranks_per_node,
+                    inside: Link { alpha: 1.0, beta: 1e-3 },
+                    between: Link { alpha: 3.0, beta: 2e-3 },
+                    reductions: algorithm,
+                    ..Network::free(8 * width)
+                };
+                let gradients = vec![vec![4000.0, 96.0]; 8];
+                let costs = NetworkCosts::of_messages(
+                    UniformCosts::new(1.0, 2.0, 0.0),
+                    network,
+                    program.placement(),
+                    1,
+                    &[0.0; 8],
+                );
+                let costs = costs.with_sums(&program, &gradients, &[]);
+                for bucket in (0..program.buckets().len() as u32).map(BucketId) {
+                    let replicas = program.replicas(width, bucket);
+                    let computed = network.sum(&replicas, 4096, program.placement());
+                    let what = format!("{schedule}, {width} of {ranks_per_node}, {bucket}");
+                    assert_eq!(costs.sum_of(bucket), &computed, "{what}");
+                }
+            }
+        }
     }
 }

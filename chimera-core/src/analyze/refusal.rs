@@ -3,10 +3,11 @@
 use std::convert::Infallible;
 use std::fmt;
 
+use crate::activation_memory::ROUNDING;
 use crate::effects::Token;
 use crate::ids::{StageId, WorkerId};
 use crate::notation::{marked_row, significant};
-use crate::op::{Kind, Op};
+use crate::op::{Cell, Kind, Op};
 use crate::program::{Instr, Program};
 
 /// Why a timetable cannot become a program.
@@ -30,6 +31,18 @@ impl fmt::Display for Refusal {
         }
         write!(f, "{}", self.reason)?;
         if self.drawing.is_empty() { Ok(()) } else { write!(f, "\n{}", self.drawing) }
+    }
+}
+
+impl Refusal {
+    /// The refusal of an order that was asked to save memory so, whether it came to that or not.
+    pub fn asked_for(mut self, asked: Savings) -> Refusal {
+        if let Reason::Memory { savings, .. } = &mut self.reason {
+            savings.recomputes |= asked.recomputes;
+            savings.offloads |= asked.offloads;
+            savings.shares |= asked.shares;
+        }
+        self
     }
 }
 
@@ -177,17 +190,68 @@ pub enum Reason {
     Synchronisation(String),
     /// A worker holds more saved activations than allowed.
     #[error(
-        "it holds the activations of {} micro-batch{} at once, more than the limit of {}",
+        "it holds the activations of {} micro-batch{} at once, more than the limit of {}{}",
         significant(*peak, 6),
         if *peak == 1.0 { "" } else { "es" },
-        significant(*limit, 6)
+        significant(*limit, 6),
+        unmoved(*deferred)
     )]
     Memory {
         /// Most micro-batches at once.
         peak: f64,
         /// The limit.
         limit: f64,
+        /// Of the micro-batches that are held, where activations are moved, those that no move can take: the backward for
+        /// their inputs is done, and that for the weights is still to come.
+        deferred: f64,
+        /// What the order does, or was to do, to hold fewer.
+        savings: Savings,
     },
+}
+
+/// What an order does so that its workers hold fewer activations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Savings {
+    /// Every forward is recomputed.
+    pub recomputes: bool,
+    /// Activations go to the memory of the host.
+    pub offloads: bool,
+    /// Activations go to another worker.
+    pub shares: bool,
+}
+
+impl Savings {
+    /// What a program does.
+    pub(super) fn of(program: &Program) -> Savings {
+        let (mut forwards, mut again) = (0, 0);
+        let mut savings = Savings::default();
+        let cells = program.rows.iter().flatten().filter_map(|instr| match instr {
+            Instr::Run(cell) => Some(cell),
+            _ => None,
+        });
+        for op in cells.flat_map(Cell::ops) {
+            match op.kind {
+                Kind::Forward => forwards += u64::from(op.span.len),
+                Kind::Recompute => again += u64::from(op.span.len),
+                Kind::Offload => savings.offloads = true,
+                Kind::Keep => savings.shares = true,
+                _ => {}
+            }
+        }
+        let offloads = savings.offloads && !savings.shares;
+        Savings { recomputes: forwards > 0 && again == forwards, offloads, ..savings }
+    }
+}
+
+/// Which of the micro-batches that are held cannot be moved, in words, if some cannot.
+fn unmoved(deferred: f64) -> String {
+    if deferred <= ROUNDING {
+        return String::new();
+    }
+    format!(
+        "; {} of them cannot be moved: backwards are split, and what the weight gradient needs stays where it is",
+        significant(deferred, 6)
+    )
 }
 
 /// A refusal at an instruction, drawn with the cell that it belongs to.
@@ -220,7 +284,8 @@ mod tests {
 
     #[test]
     fn what_is_held_is_told_without_rounding_errors() {
-        let told = |peak, limit| Reason::Memory { peak, limit }.to_string();
+        let savings = Savings::default();
+        let told = |peak, limit| Reason::Memory { peak, limit, deferred: 0.0, savings }.to_string();
         let most = "more than the limit of";
         for (peak, limit, wanted) in [
             (

@@ -4,7 +4,7 @@
 use super::{StageCosts, UniformCosts};
 use crate::timetable::Timetable;
 
-/// Times of ops and messages, in any unit. Where none is given, a forward of a D-th of the model takes 1, so that
+/// Times of ops and messages, in any unit. Where none of an op is given, a forward of a D-th of the model takes 1, so that
 /// schedules with more stages than workers compare with others.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct GivenTimes {
@@ -77,21 +77,34 @@ impl PerStage {
 impl GivenTimes {
     /// What takes 1.
     pub fn unit(&self) -> &'static str {
-        let are_given = self.all().into_iter().any(|(_, times)| times.is_some());
-        if are_given { "as given" } else { "a forward of a D-th of the model" }
+        if self.has_ops() { "as given" } else { "a forward of a D-th of the model" }
     }
 
-    /// Costs of the timetable's stages: of each as given, or shares of the model's.
+    /// Whether the time of any op is given: messages and moves are none.
+    pub fn has_ops(&self) -> bool {
+        GivenTimes { message: None, transfer: None, ..self.clone() } != GivenTimes::default()
+    }
+
+    /// Costs of the timetable's stages: of each as given, or where no op's time is, shares of the model's.
     ///
     /// # Errors
     /// [`Miscounted`].
     pub fn of_stages(&self, timetable: &Timetable) -> Result<StageCosts, Miscounted> {
-        if *self == GivenTimes::default() {
-            return self.of_model(timetable);
-        }
-        let n_stages = timetable.placement.n_stages();
+        let (d, n_stages) = (timetable.placement.n_workers(), timetable.placement.n_stages());
         self.check(n_stages, &format!("{} has {n_stages} stages", timetable.schedule))?;
-        Ok(stage_costs(timetable, (0..n_stages).map(|s| self.at(s))))
+        let has_ops = self.has_ops();
+        let at = |stage| {
+            let given = self.at(stage);
+            match has_ops {
+                true => given,
+                false => UniformCosts {
+                    message: given.message,
+                    transfer: given.transfer,
+                    ..GivenTimes::default().of_share(stage, n_stages, d)
+                },
+            }
+        };
+        Ok(stage_costs(timetable, (0..n_stages).map(at)))
     }
 
     /// Costs of the stages of a model, of which each D-th part has the given costs.

@@ -38,6 +38,13 @@ fn asked(bytes: &u64) -> String {
     if *bytes == 0 { "no room".into() } else { format!("{bytes} bytes asked") }
 }
 
+/// What goes wrong on the device in a caller's function goes on as a fault, whose rank the engine fills in.
+impl From<DeviceError> for Fault {
+    fn from(error: DeviceError) -> Fault {
+        error.into_fault(Rank(0))
+    }
+}
+
 impl DeviceError {
     /// Any other error, such as that of the framework in which a stage is written.
     ///

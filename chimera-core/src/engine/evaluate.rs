@@ -19,12 +19,20 @@ use crate::stage::{Data, Micro, Output};
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     /// Mean loss of the present weights over all targets of samples `0..n_samples` of `data`, in nats: the
     /// same bits on every rank. All ranks call it after the same `step`.
+    ///
+    /// # Errors
+    /// If there is no sample, if one cannot be read, or if a rank or its device fails.
     pub fn evaluate(
         &mut self,
         step: u64,
         data: &dyn Data<S::Item>,
         n_samples: u64,
     ) -> Result<f64, Fault> {
+        if n_samples == 0 {
+            let message = "there is no sample to evaluate on: give one or more, or do not evaluate";
+            let fault = Fault::new(Class::Usage, self.state.comm.rank(), message);
+            return Err(Fault { step: Some(step), ..fault });
+        }
         let counted = data.n_counted(step, n_samples);
         let counted = counted.map_err(|e| self.state.unreadable(step, &e))?;
         let scale = 1.0 / counted.max(1) as f64;

@@ -67,7 +67,7 @@ pub fn ungathered(comm: &mut impl Endpoint, error: CommError) -> Fault {
 }
 
 /// `name: rank 0 = 8, ranks 1-3 = 16` for each field that is not the same on all ranks.
-fn differences(all: &[Fields]) -> Vec<String> {
+pub(super) fn differences(all: &[Fields]) -> Vec<String> {
     let mut names: Vec<&String> = Vec::new();
     for (name, _) in all.iter().flatten() {
         if !names.contains(&name) {

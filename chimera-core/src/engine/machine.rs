@@ -17,7 +17,7 @@ use crate::analyze::timeline::{Awaited, Work};
 use crate::comm::{Comm, CommError, Endpoint, Payload, Tag, all_gather};
 use crate::device::{Device, Overlap};
 use crate::effects::{Effects, Token, TokenKind};
-use crate::fault::{Class, Fault};
+use crate::fault::{Class, Fault, Underway};
 use crate::few::Few;
 use crate::ids::{BucketId, ChannelId, Rank, WorkerId};
 use crate::interp::Machine;
@@ -45,7 +45,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
             let effects = self.job.program.rules().effects(&op);
             let mine: VecDeque<_> = eaten.by_ref().take(effects.eats.len()).collect();
             let freed = self.kept_bytes(&effects.eats, mine.iter());
+            let step = self.steps.first + u64::from(self.job.program.window().step_of(op.span));
+            let underway = Underway::Op(op).begin(step);
             let makes = self.run_op(&op, mine)?;
+            drop(underway);
             let added = self.kept_bytes(&effects.makes, makes.iter());
             self.steps.activations.change(added, freed);
             made.extend(makes);
@@ -223,6 +226,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         let first = self.steps.first;
         let by = Step { training, step: first + u64::from(step), update: number, grad_scale };
         self.steps.is_within_update |= training.shard_optimizer;
+        let underway = Underway::Update(bucket).begin(first + u64::from(step));
         let updated = stages.iter().try_for_each(|stage| {
             let State { stages, device, .. } = &mut *self;
             let Some(held) = stages.update(device, bucket, *stage, keeps_previous, &by)? else {
@@ -232,6 +236,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
             if is_last { Ok(()) } else { held.clear_gradients(device) }
         });
         self.on_device(format!("update of {bucket}"), updated)?;
+        drop(underway);
         if let ([stage], true) = (&stages[..], training.takes_factors(number) && number > 0) {
             self.ask_for_inverses(*stage);
         }
@@ -309,8 +314,9 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             0 | 1 => String::new(),
             n => format!(" for the {n}th step in a row"),
         };
-        let message =
-            format!("{culprit} is not finite{again}{weights}. Lower --lr, or clip with --clip");
+        let message = format!(
+            "{culprit} is not finite{again}{weights}. Lower the learning rate (lr), or clip gradients (clip)"
+        );
         let step = Some(self.steps.first + step as u64);
         Fault { step, ..Fault::new(Class::NonFinite, rank, message) }
     }

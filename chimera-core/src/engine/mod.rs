@@ -22,11 +22,13 @@ mod held;
 mod kfac;
 mod layout;
 mod machine;
+mod misshapen;
 mod moved;
 mod muon;
 mod offloading;
 mod ops;
 mod optimizer;
+mod outset;
 mod own_work;
 mod param_group;
 mod param_rules;
@@ -44,11 +46,13 @@ mod shadows;
 mod shards;
 mod slices;
 mod snapshot;
+mod stage_shapes;
 mod stages;
 mod state;
 mod sync;
 mod timing;
 mod training;
+mod training_values;
 mod turns;
 mod update_rule;
 mod updated;
@@ -78,6 +82,7 @@ pub use snapshot::{Counts, Snapshot, StateTensor};
 pub use state::StageOn;
 pub use training::{LrSchedule, NonFinite, Training};
 pub use update_rule::UpdateRule;
+pub use updating::first_update;
 pub use work_piece::{DoPiece, WorkPiece};
 pub use worker::{StepReport, Worker};
 pub use worker_state::WorkerState;
@@ -122,15 +127,28 @@ impl<I> Job<'_, I> {
     fn conflict(&self, n_ranks: u32) -> Option<String> {
         let (program, depth) = (self.program, self.program.placement().n_workers());
         let units = program.sample_shares() as usize;
-        if self.width == 0 || n_ranks as usize != self.width * depth {
+        if self.width == 0 {
+            return Some("a width of 0 pipeline groups trains nothing: width is 1 or more".into());
+        }
+        if n_ranks as usize != self.width * depth {
             return Some(format!(
                 "{n_ranks} ranks are not width {} times depth {depth}",
                 self.width
             ));
         }
-        if self.micro_batch_size == 0 || !self.micro_batch_size.is_multiple_of(units) {
+        if self.micro_batch_size == 0 {
+            return Some(
+                "a micro-batch of 0 samples trains nothing: micro_batch_size is 1 or more".into(),
+            );
+        }
+        if !self.micro_batch_size.is_multiple_of(units) {
             let size = self.micro_batch_size;
             return Some(format!("{size} samples cannot be cut into {units} equal parts"));
+        }
+        if self.data.n_targets() == 0 {
+            return Some(
+                "Data::n_targets says 0, and the loss is the mean over targets: give each sample one or more".into(),
+            );
         }
         let update = program.window().update();
         let is_synchronous = update == Update::Flush;

@@ -56,12 +56,9 @@ fn orthogonalize(tensor: &HostTensor<'_>, values: &mut [f64]) -> Result<()> {
     if values.is_empty() {
         return Ok(());
     }
-    let Param { shape, linear_maps, .. } = tensor.param;
-    let (rows, columns) = (shape[0], shape[1]);
-    let are_rows = linear_maps.iter().sum::<usize>() == rows;
+    let (are_rows, columns) = (tensor.param.maps_are_rows(), tensor.param.shape[1]);
     let mut start = 0;
-    for &extent in linear_maps {
-        let (height, width) = if are_rows { (extent, columns) } else { (rows, extent) };
+    for [height, width] in tensor.param.map_extents() {
         let place = |n: usize| match are_rows {
             true => start * columns + n,
             false => n / width * columns + start + n % width,
@@ -72,7 +69,7 @@ fn orthogonalize(tensor: &HostTensor<'_>, values: &mut [f64]) -> Result<()> {
         for (n, x) in map.data.into_iter().enumerate() {
             values[place(n)] = length * x;
         }
-        start += extent;
+        start += if are_rows { height } else { width };
     }
     Ok(())
 }
@@ -106,8 +103,7 @@ mod tests {
     use super::*;
     use crate::device::Device;
     use crate::device::reference::Reference;
-    use crate::engine::Training;
-    use crate::engine::updating::{OnDevice, Step};
+    use crate::engine::{Training, first_update};
     use crate::stage::{Init, initial};
 
     /// The weights after one update from zeros by a gradient drawn at random.
@@ -116,17 +112,11 @@ mod tests {
         let training = Training { optimizer, lr: 1.0, min_lr: 1.0, ..Training::default() };
         let drawn: Vec<f32> = initial(&Param { init: Init::Normal(1.0), ..param.clone() }, 0);
         let gradient = Reference.upload(&param.shape, &drawn).unwrap();
-        let mut weights = Tensor::zeros(&param.shape);
-        let mut state: Vec<_> = Muon.state(param).iter().map(|_| weights.clone()).collect();
-        let tensor = OnDevice {
-            param,
-            weights: &mut weights,
-            gradient: &gradient,
-            state: &mut state,
-            is_preconditioned: false,
-        };
-        let step = Step { training: &training, step: 0, update: 0, grad_scale: 1.0 };
-        step.update(&Reference, vec![tensor]).unwrap();
+        let mut weights = [Tensor::zeros(&param.shape)];
+        let state = Muon.state(param).iter().map(|_| Tensor::zeros(&param.shape)).collect();
+        let (param, gradients) = (std::slice::from_ref(param), [gradient]);
+        first_update(&Reference, &training, param, &mut weights, &gradients, &mut [state]).unwrap();
+        let [weights] = weights;
         weights
     }
 

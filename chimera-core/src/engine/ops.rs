@@ -87,6 +87,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             true => vec![*op],
             false => units(op).collect(),
         };
+        self.note_inputs(op, &x);
         let inputs = self.split_inputs(op, x, parts.len())?;
         let (mut outputs, mut grads, mut saved) = (Vec::new(), Vec::new(), Vec::new());
         for (part, x) in parts.iter().zip(inputs) {
@@ -98,6 +99,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
                 match output {
                     Output::Activation(y) => activations.push(y),
                     Output::Loss { loss, grad } => {
+                        self.check_loss(part, &loss)?;
                         self.steps.losses.push((*part, loss));
                         grads.extend(self.split(part, grad)?.into_iter().map(Value::Tensor));
                     }
@@ -133,6 +135,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let values = eaten.into_iter().zip(by_turns(grads, n_units)).zip(weights);
         for (unit, ((saved, dy), w)) in units(op).zip(values) {
             let (dx, rest) = self.backward_input(&unit, &w, saved.saved(), dy)?;
+            self.check_input_gradients(&unit, &dx)?;
             given.push(dx);
             match op.kind {
                 Kind::Backward => shown.push(self.backward_weight(&unit, rest)?),
@@ -225,7 +228,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let shown = self.show(op, &deferred)?;
         let Held { stage, grads, .. } = self.stages.held_mut(op.stage);
         let result = stage.backward_weight(&micro, deferred, grads);
-        self.on_device(op, result).map(|()| shown)
+        self.on_device(op, result)?;
+        self.check_gradients(op).map(|()| shown)
     }
 
     fn split_saved(&self, op: &Op, saved: S::Saved) -> Result<Vec<S::Saved>, Fault> {
@@ -342,8 +346,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let (mut input, mut target) = (Vec::new(), Vec::new());
         if self.stages.held(op.stage).stage.needs_inputs() {
             for sample in first..first + unit_samples * u64::from(op.span.len) {
+                let before = target.len();
                 let read = self.job.data.sample(step, sample, &mut input, &mut target);
                 read.map_err(|e| self.at(self.unreadable(step, &e), op))?;
+                self.check_targets(op, (step, sample), target.len() - before)?;
             }
         }
         let has_loss = program.rules().graph().has_loss(op.stage);
@@ -354,14 +360,18 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(Batch { step, sample: first, input, target, loss_scale })
     }
 
+    /// How many targets of a step's global batch count.
+    pub(super) fn n_counted(&self, step: u64) -> Result<u64, Fault> {
+        let Job { program, data, width, micro_batch_size, .. } = &self.job;
+        let n_micros = program.window().units_per_step() / program.units_per_micro();
+        let n_samples = *width as u64 * u64::from(n_micros) * *micro_batch_size as u64;
+        data.n_counted(step, n_samples).map_err(|e| self.unreadable(step, &e))
+    }
+
     /// One over the number of targets of an update that count; where a step has several, over their mean.
     fn loss_scale(&self, step: u64, op: &Op) -> Result<f64, Fault> {
-        let Job { program, data, width, micro_batch_size, .. } = &self.job;
-        let window = program.window();
-        let n_micros = window.units_per_step() / program.units_per_micro();
-        let n_samples = *width as u64 * u64::from(n_micros) * *micro_batch_size as u64;
-        let counted = data.n_counted(step, n_samples);
-        let counted = counted.map_err(|e| self.at(self.unreadable(step, &e), op))?;
+        let window = self.job.program.window();
+        let counted = self.n_counted(step).map_err(|fault| self.at(fault, op))?;
         let n_updates = f64::from(window.units_per_step()) / f64::from(window.units_per_update());
         Ok(n_updates / counted.max(1) as f64)
     }

@@ -73,7 +73,7 @@ impl Optimizer {
         let (rule, device) = (self.name(), device.name());
         Err(format!(
             "optimizer {rule} multiplies matrices, and {device} has no products of matrices for optimizers: choose \
-             another optimizer, or device cpu"
+             another optimizer, or a device that has them, such as the CPU"
         ))
     }
 }

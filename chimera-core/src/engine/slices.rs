@@ -24,6 +24,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             x => (Vec::new(), x),
         };
         let x = x.map(Value::tensor);
+        self.note_inputs(op, x.as_slice());
         let rules = self.job.program.rules();
         let is_recomputed = rules.is_recomputed(op.pipe, op.stage);
         let is_selective = is_recomputed && rules.is_selective(op.pipe, op.stage);
@@ -38,6 +39,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let output = match output {
             Output::Activation(y) => y,
             Output::Loss { loss, grad } => {
+                self.check_loss(op, &loss)?;
                 self.steps.losses.push((*op, loss));
                 grad
             }
@@ -94,6 +96,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let gradients = SliceGradients { output, left };
         let ran = stage.backward_input_slice(&weights[0], &batch.micro(), slice, saved, gradients);
         let (dx, deferred, d_past) = self.on_device(op, ran)?;
+        self.check_input_gradients(op, dx.as_slice())?;
         if sums.is_empty() {
             sums = d_past;
         } else {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::Job;
 use super::held::{Held, Weights};
 use super::shards::{Places, layout, of_bucket, owners};
+use super::stage_shapes::{unfit_params, wrong_gradient};
 use super::updating::Step;
 use crate::device::{Device, DeviceError, Result};
 use crate::fault::{Class, Fault};
@@ -42,8 +43,11 @@ impl<S: Stage> Stages<S> {
             let one = match known.remove(&id) {
                 Some(known) => known,
                 None => {
-                    let made = Held::new(stage(id)?, device, job.training.seed);
-                    made.map_err(on_device)?
+                    let made = stage(id).map_err(|fault| Fault { rank, ..fault })?;
+                    if let Some(why) = unfit_params(&made, id, &*job.training.optimizer) {
+                        return Err(Fault::new(Class::Usage, rank, why));
+                    }
+                    Held::new(made, device, job.training.seed).map_err(on_device)?
                 }
             };
             if let Some(reason) = unable(&one.stage, id, job.program) {
@@ -266,9 +270,12 @@ fn own_part<S: Stage<Tensor = D::Tensor>, D: Device>(
     for (n, &(stage, index)) in places.iter().enumerate() {
         let (none, held) = (device.zeros(&[0])?, held_mut(held, stage));
         let mut part = std::mem::replace(&mut held.grads[index], none);
-        let shape = &held.stage.params()[index].shape;
-        if device.shape(&part) != *shape {
-            part = device.zeros(shape)?;
+        let param = &held.stage.params()[index];
+        if device.shape(&part) != param.shape {
+            if device.shape(&part) != [0] {
+                return Err(wrong_gradient(stage, param, &device.shape(&part)));
+            }
+            part = device.zeros(&param.shape)?;
         }
         if n == 0 {
             sum = part;

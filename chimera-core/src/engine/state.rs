@@ -11,6 +11,7 @@ use super::moved::Moved;
 use super::recoveries::Recoveries;
 use super::reductions::Reductions;
 use super::shadows::Shadows;
+use super::stage_shapes::InputShapes;
 use super::stages::Stages;
 use super::sync::StepSync;
 use super::timing::{Moment, Timing};
@@ -75,6 +76,8 @@ pub(super) struct Steps<S: Stage> {
     pub(super) activations: ActivationBytes,
     /// What stays of saved activations that are away.
     pub(super) rests: FxHashMap<UnitAt, Rest<S>>,
+    /// Extents of the inputs of each unit whose backward is yet to come.
+    pub(super) input_shapes: InputShapes,
     /// How long this rank has waited, if another wait has to be tried again.
     pub(super) waited: Duration,
     /// Whether the transport knows which updated weights are sent.
@@ -95,6 +98,7 @@ impl<S: Stage> Steps<S> {
             culprit: String::new(),
             activations: ActivationBytes::default(),
             rests: FxHashMap::default(),
+            input_shapes: InputShapes::default(),
             waited: Duration::ZERO,
             has_updates: false,
             is_within_update: false,
@@ -107,6 +111,7 @@ impl<S: Stage> Steps<S> {
         self.is_within_update = false;
         self.losses.clear();
         self.rests.clear();
+        self.input_shapes.clear();
         self.culprit.clear();
         self.squared_norms = vec![0.0; n_steps];
     }

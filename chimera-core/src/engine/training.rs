@@ -69,18 +69,18 @@ impl FromStr for LrSchedule {
 pub struct Training {
     /// Seed of the initial weights.
     pub seed: u64,
-    /// Number of steps, at the end of which the learning rate is at its lowest.
+    /// Number of steps. The learning rate falls so that a step behind the last would have the lowest.
     pub steps: u64,
     /// Update rule of the weights.
     pub optimizer: Optimizer,
     /// Highest learning rate.
     pub lr: f64,
-    /// Lowest learning rate after the warm-up.
+    /// What the learning rate falls towards after the warm-up: no step has it.
     pub min_lr: f64,
     /// Steps of linear rise at the start.
     pub warmup: u64,
-    /// Last steps, over which it falls from its highest value; of `None` all after the warm-up, but under
-    /// [`LrSchedule::Wsd`] a fifth of all.
+    /// Last steps, over which it falls; the first of them has its highest value still. Of `None` all after the warm-up, but
+    /// under [`LrSchedule::Wsd`] a fifth of all.
     pub decay_steps: Option<u64>,
     /// How it falls.
     pub lr_schedule: LrSchedule,

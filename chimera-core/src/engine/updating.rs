@@ -53,6 +53,31 @@ impl Step<'_> {
     }
 }
 
+/// Updates parameters as the first step of a training does, of which nothing is clipped: for whoever measures an optimizer, or tests
+/// one. `weights`, `gradients` and `states` have an entry for each of `params`; a state has the tensors that
+/// [`UpdateRule::state`](super::UpdateRule::state) names.
+///
+/// # Errors
+/// If the device fails.
+pub fn first_update<D: Device>(
+    device: &D,
+    training: &Training,
+    params: &[Param],
+    weights: &mut [D::Tensor],
+    gradients: &[D::Tensor],
+    states: &mut [Vec<D::Tensor>],
+) -> Result<()> {
+    let each = params.iter().zip(weights).zip(gradients).zip(states);
+    let tensors = each.map(|(((param, weights), gradient), state)| OnDevice {
+        param,
+        weights,
+        gradient,
+        state,
+        is_preconditioned: false,
+    });
+    Step { training, step: 0, update: 0, grad_scale: 1.0 }.update(device, tensors.collect())
+}
+
 /// A parameter on its device, with its state.
 pub(super) struct OnDevice<'t, T> {
     pub(super) param: &'t Param,
@@ -83,9 +108,22 @@ impl<D: Device> DeviceGroup<'_, D> {
                     ),
                 });
             };
+            [&*m, &*v].into_iter().try_for_each(|x| check_state(param, &self.device.shape(x)))?;
             all.push(Updated { w: &mut **w, g: *g, m, v });
         }
         Ok(all)
+    }
+}
+
+/// Refuses a state tensor whose shape is not that of its parameter.
+fn check_state(param: &Param, got: &[usize]) -> Result<()> {
+    let Param { name, shape, .. } = param;
+    match got == shape {
+        true => Ok(()),
+        false => Err(DeviceError::other(format!(
+            "the optimizer keeps a state tensor of shape {got:?} of `{name}`, which has {shape:?}: an update on the host, or by a \
+             function of the device, needs UpdateRule::state_shape to be the parameter's"
+        ))),
     }
 }
 
@@ -124,6 +162,7 @@ impl<'g, D: Device> GroupTensors<'g> for DeviceGroup<'g, D> {
     ) -> Result<()> {
         let device = self.device;
         for OnDevice { param, weights, gradient, state, .. } in &mut self.tensors {
+            state.iter().try_for_each(|kept| check_state(param, &device.shape(kept)))?;
             let dtype = device.dtype(weights);
             let product = |a: &Tensor, b: &Tensor| {
                 let upload = |x: &Tensor| {

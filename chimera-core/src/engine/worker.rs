@@ -35,6 +35,8 @@ pub struct StepReport {
     pub step: u64,
     /// Mean loss over all targets of the global batch, in nats, before the update.
     pub loss: f64,
+    /// Whether any target of the global batch counts. If none does, there is no loss, and `loss` is 0.
+    pub has_targets: bool,
     /// Norm of the whole model's gradient before clipping; the root of the mean square where a step has
     /// several updates.
     pub grad_norm: f64,
@@ -315,9 +317,11 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let n_steps = agreed.steps.len();
         let report = |(index, totals): (usize, &Totals)| {
             let step = first + index as u64;
-            StepReport {
+            Ok(StepReport {
                 step,
                 loss: totals.loss,
+                // Another loss than 0 says it without the samples being read.
+                has_targets: totals.loss != 0.0 || self.state.n_counted(step)? > 0,
                 grad_norm: totals.grad_norm(),
                 lr: job.training.lr_at(step),
                 step_s: agreed.span_s / n_steps as f64,
@@ -330,8 +334,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
                 n_repeated: 0,
                 recoveries: recoveries.clone(),
                 stop: agreed.stop && index + 1 == n_steps,
-            }
+            })
         };
-        Ok(agreed.steps.iter().enumerate().map(report).collect())
+        agreed.steps.iter().enumerate().map(report).collect()
     }
 }

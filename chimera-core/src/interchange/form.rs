@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use crate::ids::{PipeId, StageId, WorkerId};
+use crate::ids::{PipeId, StageId, WholeNumber, WorkerId};
 use crate::op::{Cell, Kind, Op, Span};
 
 /// Most workers, stages and pipes of a file: as many as ids can tell apart.
@@ -19,9 +19,13 @@ pub(super) const MAX_COUNT: usize = u16::MAX as usize;
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
     pub(super) schedule: String,
+    #[serde(deserialize_with = "depth")]
     pub(super) depth: usize,
+    #[serde(deserialize_with = "stages")]
     pub(super) stages: usize,
+    #[serde(deserialize_with = "pipes")]
     pub(super) pipes: usize,
+    #[serde(deserialize_with = "micro_batches")]
     pub(super) micro_batches: u32,
     #[serde(default = "whole")]
     pub(super) unit: f64,
@@ -33,8 +37,10 @@ pub(super) struct File {
     pub(super) on_demand: bool,
     #[serde(default)]
     pub(super) update: Rule,
-    #[serde(default, deserialize_with = "present")]
+    #[serde(default, deserialize_with = "steps")]
     pub(super) steps: Option<u32>,
+    #[serde(default, deserialize_with = "counted_stages")]
+    pub(super) counted_stages: Option<usize>,
     #[serde(default, deserialize_with = "present")]
     pub(super) graph: Option<Object<Edges>>,
     #[serde(deserialize_with = "at_most_max_count")]
@@ -47,9 +53,9 @@ pub(super) struct File {
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Edges {
-    pub(super) sources: Vec<u16>,
-    pub(super) edges: Vec<(u16, u16)>,
-    pub(super) losses: Vec<u16>,
+    pub(super) sources: Vec<StageId>,
+    pub(super) edges: Vec<(StageId, StageId)>,
+    pub(super) losses: Vec<StageId>,
 }
 
 /// The name of an [`Update`](crate::update::Update).
@@ -65,6 +71,46 @@ pub(super) enum Rule {
 
 fn whole() -> f64 {
     1.0
+}
+
+/// A reader of the count at a key, which is checked with the others then.
+macro_rules! count {
+    ($key:ident) => {
+        fn $key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+            let count = WholeNumber::new(stringify!($key), 1, MAX_COUNT as u64).checked_later();
+            let count = deserializer.deserialize_u64(count)?;
+            Ok(usize::try_from(count).unwrap_or(usize::MAX))
+        }
+    };
+}
+
+count!(depth);
+count!(stages);
+count!(pipes);
+
+fn counted_stages<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
+    let count = WholeNumber::new("counted_stages", 1, MAX_COUNT as u64);
+    deserializer.deserialize_u64(count).map(|count| Some(count as usize))
+}
+
+fn micro_batches<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let count = WholeNumber::new("micro_batches", 0, u32::MAX.into());
+    deserializer.deserialize_u32(count).map(|count| count as u32)
+}
+
+fn steps<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    let count = WholeNumber::new("steps", 0, u32::MAX.into());
+    deserializer.deserialize_u32(count).map(|count| Some(count as u32))
+}
+
+/// A micro-batch, or a unit of one.
+struct MicroBatch(u32);
+
+impl<'de> Deserialize<'de> for MicroBatch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<MicroBatch, D::Error> {
+        let id = WholeNumber::new("micro-batch", 0, u32::MAX.into());
+        deserializer.deserialize_u32(id).map(|id| MicroBatch(id as u32))
+    }
 }
 
 #[derive(serde::Deserialize)]
@@ -186,8 +232,9 @@ impl<'de> Visitor<'de> for IdsVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut ids: A) -> Result<Span, A::Error> {
         let first = ids.next_element()?;
-        let mut span = Span::one(first.ok_or_else(|| A::Error::invalid_length(0, &self))?);
-        while let Some(id) = ids.next_element::<u32>()? {
+        let MicroBatch(first) = first.ok_or_else(|| A::Error::invalid_length(0, &self))?;
+        let mut span = Span::one(first);
+        while let Some(MicroBatch(id)) = ids.next_element()? {
             let next = span.start.checked_add(u32::from(span.len));
             if next != Some(id) {
                 return Err(A::Error::custom(format!(

@@ -17,7 +17,8 @@
 //! `"on_demand": true` recomputations wait for what their backwards wait for. An asynchronous timetable has `"update": "stash"` or `"double-buffer"` and the `"steps"` of its window, whose
 //! micro-batches `micro_batches` counts together. Stages that are no chain have
 //! `"graph": {"sources": [0], "edges": [[0, 1], [0, 2], [1, 2]], "losses": [2]}`: which begin with the samples, which
-//! feed which, and which have a loss.
+//! feed which, and which have a loss. Where ranks were lost, `"counted_stages": 2` says of how many stages of a pipe the saved
+//! activations count as one micro-batch.
 //!
 //! A file may come from anyone. Nothing is allocated on the word of a number in it, and what
 //! [`from_json`] returns has all ids in range; whether it is a sound schedule is for the checker to
@@ -110,6 +111,9 @@ pub fn to_json(timetable: &Timetable) -> String {
     if !graph.is_empty() {
         let _ = writeln!(out, r#"  "graph": {graph},"#);
     }
+    if let Some(counted) = placement.counted_stages() {
+        let _ = writeln!(out, r#"  "counted_stages": {counted},"#);
+    }
     let workers = |pipe: &Vec<WorkerId>| list(pipe.iter().map(|worker| worker.0.to_string()));
     let placement = lines(placement.pipes().iter().map(workers));
     let rows = lines(timetable.rows.iter().map(|row| list(row.iter().map(cell))));
@@ -172,6 +176,10 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
     let (update, graph) = (file.update()?, file.graph()?);
     let placement = Placement::new(file.depth, file.placement)
         .ok_or_else(|| invalid("placement", "not every stage of every pipe has a worker"))?;
+    let placement = match file.counted_stages {
+        Some(n_stages) => placement.counting(n_stages),
+        None => placement,
+    };
     let timetable = Timetable {
         schedule: file.schedule,
         placement,
@@ -192,13 +200,19 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
     }
 }
 
+/// Whether a character does something else to a terminal than to stand there: it controls it, or turns the direction of text.
+pub fn is_unprintable(character: char) -> bool {
+    let turns = matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    character.is_control() || turns
+}
+
 /// The message without what the file could put into it to confuse a terminal or fill it.
 fn printable(error: &serde_json::Error) -> String {
     let message = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     let message = message.strip_suffix(place.as_str()).unwrap_or(&message);
     let shown = message.chars().take(300);
-    let shown = shown.map(|c| if c.is_control() { '\u{fffd}' } else { c });
+    let shown = shown.map(|c| if is_unprintable(c) { '\u{fffd}' } else { c });
     shown.collect::<String>() + &place
 }
 
@@ -209,8 +223,10 @@ fn invalid(path: impl Into<String>, reason: impl Into<String>) -> ReadError {
 impl File {
     /// The counts at the top against the arrays that are there, and against their limits.
     fn check_counts(&self) -> Result<(), ReadError> {
-        if self.schedule.len() > MAX_NAME || self.schedule.chars().any(char::is_control) {
-            let reason = format!("has more than {MAX_NAME} bytes or control characters");
+        if self.schedule.len() > MAX_NAME || self.schedule.chars().any(is_unprintable) {
+            let reason = format!(
+                "has more than {MAX_NAME} bytes or control characters, such as those that turn the direction of text"
+            );
             return Err(invalid("schedule", reason));
         }
         for (path, count) in [("depth", self.depth), ("stages", self.stages), ("pipes", self.pipes)]
@@ -227,6 +243,10 @@ impl File {
                 let path = || format!("placement[{pipe}][{stage}]");
                 below(path, "worker", worker.index(), self.depth, "depth")?;
             }
+        }
+        if let Some(counted) = self.counted_stages.filter(|counted| *counted > self.stages) {
+            let reason = format!("{counted} is not in 1 to {} (stages)", self.stages);
+            return Err(invalid("counted_stages", reason));
         }
         for (at, (pipe, stage)) in self.selective.iter().enumerate() {
             let path = || format!("selective[{at}]");
@@ -274,7 +294,9 @@ impl File {
         let Some(Object(Edges { sources, edges, losses })) = &self.graph else {
             return Ok(StageGraph::chain(self.stages));
         };
-        StageGraph::new(self.stages, sources, edges, losses)
+        let ids = |stages: &[StageId]| stages.iter().map(|stage| stage.0).collect::<Vec<_>>();
+        let edges: Vec<_> = edges.iter().map(|(from, to)| (from.0, to.0)).collect();
+        StageGraph::new(self.stages, &ids(sources), &edges, &ids(losses))
             .map_err(|e| invalid("graph", e.to_string()))
     }
 

@@ -6,9 +6,10 @@ use proptest::prelude::*;
 
 use super::form::MAX_COUNT;
 use super::json::*;
+use crate::costs::UniformCosts;
 use crate::graph::StageGraph;
-use crate::ids::{PipeId, StageId};
-use crate::lower::{Lowering, lower};
+use crate::ids::{PipeId, Rank, StageId};
+use crate::lower::{Lowering, lower, narrow};
 use crate::op::{Cell, Kind, Op, Span};
 use crate::placement::Placement;
 use crate::schedule::{MAX_DEPTH, Shape, find};
@@ -50,10 +51,10 @@ fn one_wrong_thing_is_named() {
         (
             "\"depth\": 2",
             "\"depth\": -2",
-            "invalid value: integer `-2`, expected usize at line 3 column 13",
+            "depth: -2 is not a whole number from 1 to 65535 at line 3 column 13",
         ),
         ("\"depth\": 2", "\"depth\": NaN", "expected value at line 3 column 12"),
-        ("\"depth\": 2", "\"depth\": 2.5", "invalid type: floating point `2.5`"),
+        ("\"depth\": 2", "\"depth\": 2.5", "depth: 2.5 is not a whole number from 1 to 65535"),
         ("\"depth\": 2", "\"depth\": 2, \"depth\": 2", "duplicate field `depth`"),
         ("\"depth\"", "\"dpeth\"", "unknown field `dpeth`, expected one of `schedule`, `depth`"),
         ("\"pipes\": 1", "\"pipes\": 0", "pipes: 0 is not in 1 to 65535"),
@@ -81,12 +82,12 @@ fn one_wrong_thing_is_named() {
         (
             "\"pipes\": 1",
             "\"pipes\": 1, \"graph\": {\"sources\": [0], \"edges\": [[0, 70000]], \"losses\": [1]}",
-            "invalid value: integer `70000`, expected u16",
+            "stage: 70000 is not a whole number from 0 to 65535",
         ),
         ("\"pipes\": 1", "\"pipes\": 1, \"graph\": null", "invalid type: null"),
         ("\"pipes\": 1", "\"pipes\": 1, \"graph\": [[0], [], [1]]", "expected an object"),
         ("[0, 1]", "[0, 2]", "placement[0][1]: worker 2 is not below 2 (depth)"),
-        ("[0, 1]", "[0, 70000]", "expected u16 at line 8"),
+        ("[0, 1]", "[0, 70000]", "worker: 70000 is not a whole number from 0 to 65535 at line 8"),
         ("\"micro_batches\": 1", "\"micro_batches\": 0", "micro_batches: 0 is less than 1"),
         (
             "\"micro_batches\": 1",
@@ -107,6 +108,23 @@ fn one_wrong_thing_is_named() {
             "\"pipes\": 1",
             "\"pipes\": 1, \"selective\": [[0, 1]]",
             "selective[0]: nothing of this stage is recomputed",
+        ),
+        (
+            "\"pipes\": 1",
+            "\"pipes\": 1, \"counted_stages\": 3",
+            "counted_stages: 3 is not in 1 to 2 (stages)",
+        ),
+        (
+            "\"pipes\": 1",
+            "\"pipes\": 1, \"counted_stages\": 0",
+            "counted_stages: 0 is not a whole number from 1 to 65535",
+        ),
+        ("\"pipes\": 1", "\"pipes\": 1, \"counted_stages\": null", "invalid type: null"),
+        ("\"pipe\":0", "\"pipe\":-1", "pipe: -1 is not a whole number from 0 to 65535 at line"),
+        (
+            "es\":[0]",
+            "es\":[4294967296]",
+            "micro-batch: 4294967296 is not a whole number from 0 to 4294967295",
         ),
         ("\"pipes\": 1", "\"pipes\": 1, \"unit\": 0.7", "unit: 0.7 is not 1, 0.5"),
         ("\"pipes\": 1", "\"pipes\": 1, \"unit\": 1e-300", "unit: "),
@@ -150,6 +168,8 @@ fn one_wrong_thing_is_named() {
         ("{\"pair\":[", "{\"pair\":[[],", "expected an object"),
         ("{\"pair\":[", "{\"stage\":0,\"pair\":[", "or `pair` alone"),
         ("gpipe", "\\u0000", "schedule: has more than 256 bytes or control characters"),
+        ("gpipe", "g\u{202e}pipe", "such as those that turn the direction of text"),
+        ("gpipe", "g\\u2067pipe", "such as those that turn the direction of text"),
         ("]\n}", "]\n} x", "trailing characters"),
     ] {
         let bad = GOOD.replacen(from, to, 1);
@@ -212,7 +232,7 @@ fn any_timetable() -> impl Strategy<Value = Timetable> {
         ]);
         let any = (rows, ".{0,20}", update, any::<bool>(), any::<[bool; 2]>());
         any.prop_map(move |(rows, name, update, on_demand, [is_graph, is_sliced])| Timetable {
-            schedule: name.chars().filter(|c| !c.is_control()).collect(),
+            schedule: name.chars().filter(|c| !is_unprintable(*c)).collect(),
             placement: Placement::mirrored(usize::from(depth), usize::from(f)),
             graph: skipping(usize::from(depth), is_graph),
             n_micro_batches: n,
@@ -226,6 +246,21 @@ fn any_timetable() -> impl Strategy<Value = Timetable> {
             rows,
         })
     })
+}
+
+/// What is left of a job when ranks are lost is read back with what counts as a micro-batch in its peaks.
+#[test]
+fn a_narrowed_timetable_is_read_back_with_its_peaks() {
+    for (schedule, n_micro_batches) in [("gems", 5), ("chimera", 8)] {
+        let shape = Shape::new(8, n_micro_batches);
+        let whole = find(schedule).unwrap().timetable(&shape).unwrap();
+        let left = narrow(&whole, 1, &[Rank(6)], &UniformCosts::EQUAL).unwrap();
+        let read = from_json(to_json(&left).as_bytes()).unwrap();
+        assert_eq!(read, left);
+        let [of_read, of_left] =
+            [read, left].map(|t| lower(&t, &Lowering::default()).unwrap().peaks().to_vec());
+        assert_eq!(of_read, of_left);
+    }
 }
 
 /// A message beside a length that is not the file's would mislead.

@@ -23,7 +23,9 @@ pub use recompute::{Recompute, recompute};
 pub use split::split_backward;
 pub use sync::Sync;
 
-use crate::analyze::{Refusal, Timeline, check, peak_kept, simulate, simulate_compute, structure};
+use crate::analyze::{
+    Refusal, Savings, Timeline, check, peak_kept, simulate, simulate_compute, structure,
+};
 use crate::costs::{Costs, UniformCosts};
 use crate::effects::Rules;
 use crate::ids::StageId;
@@ -135,6 +137,15 @@ impl Default for Passes {
 }
 
 impl Passes {
+    /// What they are to do so that workers hold fewer activations.
+    pub fn savings(self) -> Savings {
+        Savings {
+            recomputes: self.recompute != Recompute::None,
+            offloads: self.moves == Moves::Offload,
+            shares: self.moves == Moves::Bpipe,
+        }
+    }
+
     /// Whether they move recomputations and make none. (A file may have some of its own, which can wait for
     /// their gradients.)
     pub fn move_nothing(self) -> bool {

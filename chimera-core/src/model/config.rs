@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::choices::{Llama, NONE};
 use super::error::ModelError;
 use super::form::DecoderForm;
+use super::rope::RopeScaling;
 use crate::stage::{Init, Param};
 
 /// A model: its layers and their sizes.
@@ -95,7 +96,22 @@ impl ModelConfig {
         if sequence > self.context {
             return Err(ModelError::Sequence { sequence, context: self.context });
         }
-        Ok(())
+        match self.choices().rope_scaling {
+            // Their frequencies follow from the length of the whole sample.
+            RopeScaling::Dynamic { original, .. }
+                if self.end_of_text.is_some() && sequence as f64 > original =>
+            {
+                Err(ModelError::DynamicDocuments { sequence, original })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the same weights are a model of a longer context too: positions are rotary, and no number of their scaling
+    /// says the context.
+    pub fn has_open_context(&self) -> bool {
+        let is_dynamic = matches!(self.choices().rope_scaling, RopeScaling::Dynamic { .. });
+        self.architecture.0.n_positions(self) == 0 && !is_dynamic
     }
 
     /// What the model is trained to predict.
@@ -306,6 +322,36 @@ mod tests {
         let bert = ModelConfig { architecture: Architecture::BERT, ..config() };
         let predictions = [1, 3, 10, 20, 100, 128, 512].map(|sequence| bert.predictions(sequence));
         assert_eq!(predictions, [1, 1, 2, 3, 15, 19, 77]);
+    }
+
+    fn llama(scaling: &str, context: usize) -> ModelConfig {
+        let choices = Llama { rope_scaling: scaling.parse().unwrap(), ..Llama::usual(100, 5) };
+        ModelConfig { architecture: Architecture::LLAMA, llama: Some(choices), context, ..config() }
+    }
+
+    #[test]
+    fn documents_are_of_samples_that_are_not_scaled_by_their_length() {
+        let documents = |scaling: &str, sequence: usize| {
+            let model = ModelConfig { end_of_text: Some(0), ..llama(scaling, 64) };
+            model.check_sequence(sequence).map_err(|refusal| refusal.to_string())
+        };
+        let dynamic = "dynamic:factor=2,original=32";
+        assert_eq!(documents(dynamic, 32), Ok(()));
+        assert_eq!(documents("linear:factor=2", 64), Ok(()));
+        assert_eq!(llama(dynamic, 64).check_sequence(64), Ok(()));
+        let refusal = documents(dynamic, 33).unwrap_err();
+        assert!(
+            refusal.contains("in samples of 33 tokens, more than its original 32"),
+            "{refusal}"
+        );
+    }
+
+    #[test]
+    fn a_context_is_open_where_no_number_says_it() {
+        assert!(!config().has_open_context());
+        let open = |scaling: &str| llama(scaling, 64).has_open_context();
+        assert!(open("none") && open("yarn:factor=4,original=16"));
+        assert!(!open("dynamic:factor=2,original=32"));
     }
 
     #[test]

@@ -102,6 +102,18 @@ pub enum ModelError {
         /// The model, in texts.
         model: &'static str,
     },
+    /// Documents of a sample whose length changes what each is.
+    #[error(
+        "dynamic rope-scaling takes frequencies from the length of a whole sample, so in samples of {sequence} tokens, more \
+         than its original {original}, a document would not be what it is alone: choose a sequence of at most {original}, \
+         or leave document-mask out"
+    )]
+    DynamicDocuments {
+        /// Tokens per sample.
+        sequence: usize,
+        /// Tokens of the samples before.
+        original: f64,
+    },
     /// A stage of a decoder was asked for of a model that is none.
     #[error("a {model} is no decoder: make its stages with `model::stage`")]
     NoDecoder {

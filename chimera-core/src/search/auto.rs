@@ -182,7 +182,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Progress { makespan, lower_bound, n_orders } = self.progress;
         write!(f, "search: makespan {}, ", significant(makespan, 6))?;
-        if lower_bound == 0.0 && makespan > 0.0 {
+        if !self.progress.has_bound() {
             f.write_str("no time to find a lower bound, ")?;
         } else {
             let above = if lower_bound > 0.0 { makespan / lower_bound - 1.0 } else { 0.0 };

@@ -53,6 +53,11 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Whether there was time to find a bound.
+    pub fn has_bound(&self) -> bool {
+        self.lower_bound > 0.0 || self.makespan <= 0.0
+    }
+
     /// Whether the shortest makespan so far is the bound.
     pub fn is_optimal(&self) -> bool {
         !is_shorter(self.lower_bound, self.makespan)

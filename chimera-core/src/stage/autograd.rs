@@ -2,7 +2,7 @@
 
 use super::edges::no_edges;
 use super::{Micro, Output, Param, Stage};
-use crate::device::{Device, Result};
+use crate::device::{Device, DeviceError, Result};
 
 /// A piece of a model in a framework with automatic differentiation: a forward pass, and its vector-Jacobian product.
 ///
@@ -127,9 +127,25 @@ where
         gradients: Vec<A::Tensor>,
         into: &mut [A::Tensor],
     ) -> Result<()> {
-        assert_eq!(gradients.len(), into.len(), "a gradient for each parameter");
-        let mut pairs = into.iter_mut().zip(&gradients);
-        pairs.try_for_each(|(into, gradient)| self.device.accumulate(into, gradient))
+        if gradients.len() != into.len() {
+            let (given, asked) = (gradients.len(), into.len());
+            return Err(DeviceError::other(format!(
+                "the vector-Jacobian product gave {given} gradient(s) of weights, and the stage has {asked} parameter(s): \
+                 give one for each, in order"
+            )));
+        }
+        let each = into.iter_mut().zip(&gradients).zip(self.params());
+        for ((into, gradient), Param { name, shape, .. }) in each {
+            let got = self.device.shape(gradient);
+            if got != *shape {
+                return Err(DeviceError::other(format!(
+                    "the vector-Jacobian product gave a gradient of shape {got:?} for the parameter `{name}`, which has \
+                     {shape:?}: give it in the shape of its parameter"
+                )));
+            }
+            self.device.accumulate(into, gradient)?;
+        }
+        Ok(())
     }
 
     fn forward_edges(

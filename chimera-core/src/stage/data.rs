@@ -16,8 +16,14 @@ pub trait Data<I = u32>: Sync {
         target: &mut Vec<I>,
     ) -> std::io::Result<()>;
 
-    /// Number of targets of each sample: the loss of a step is the mean over the targets of its samples.
+    /// Number of targets of each sample, at least 1: the loss of a step is the mean over the targets of its samples.
     fn n_targets(&self) -> usize;
+
+    /// How many numbers [`sample`](Data::sample) appends to `target`: one for each target, unless the data says otherwise. A run
+    /// whose samples have others ends.
+    fn target_len(&self) -> usize {
+        self.n_targets()
+    }
 
     /// How many targets the first `n_samples` samples of a step have that count: all, unless the data knows some that a
     /// stage ignores. The loss is the mean over these.
@@ -42,6 +48,10 @@ impl<I, D: Data<I> + ?Sized> Data<I> for &D {
 
     fn n_targets(&self) -> usize {
         (**self).n_targets()
+    }
+
+    fn target_len(&self) -> usize {
+        (**self).target_len()
     }
 
     fn n_counted(&self, step: u64, n_samples: u64) -> std::io::Result<u64> {

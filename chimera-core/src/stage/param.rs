@@ -35,7 +35,20 @@ pub struct LinearLayer {
 pub fn name_conflict<'n>(names: impl IntoIterator<Item = (StageId, &'n str)>) -> Option<String> {
     let mut known = BTreeMap::new();
     names.into_iter().find_map(|(stage, name)| {
+        if name.is_empty() {
+            return Some(format!(
+                "a parameter of {stage} has no name, and checkpoints know parameters by their names: give it one, such as \
+                 `{}.weight`",
+                stage.0
+            ));
+        }
         let other = known.insert(name, stage)?;
+        if other == stage {
+            return Some(format!(
+                "two parameters of {stage} are both `{name}`, and checkpoints know parameters by their names: give each a name \
+                 of its own"
+            ));
+        }
         let (other, stage) = (other.0, stage.0);
         Some(format!(
             "a parameter of stage {other} and one of stage {stage} are both `{name}`, and checkpoints know parameters by their \
@@ -94,6 +107,21 @@ impl Param {
         }
     }
 
+    /// Rows and columns of each of its linear maps.
+    pub fn map_extents(&self) -> Vec<[usize; 2]> {
+        let &[rows, columns] = &self.shape[..] else { return Vec::new() };
+        let extents = |extent: &usize| match self.maps_are_rows() {
+            true => [*extent, columns],
+            false => [rows, *extent],
+        };
+        self.linear_maps.iter().map(extents).collect()
+    }
+
+    /// Whether its linear maps are rows of the matrix, one below the other; columns side by side otherwise.
+    pub(crate) fn maps_are_rows(&self) -> bool {
+        self.shape.first() == Some(&self.linear_maps.iter().sum())
+    }
+
     /// Whether its linear maps fill one side of a matrix.
     pub(crate) fn fits_linear_maps(&self) -> bool {
         let n: usize = self.linear_maps.iter().sum();
@@ -119,5 +147,9 @@ mod tests {
         assert_eq!(conflict(&[(0, "0.weight"), (0, "0.bias"), (1, "1.weight")]), None);
         let why = conflict(&[(0, "weight"), (1, "bias"), (1, "weight")]).expect("a conflict");
         assert!(why.starts_with("a parameter of stage 0 and one of stage 1 are both `weight`"));
+        let why = conflict(&[(0, "bias"), (1, "weight"), (1, "weight")]).expect("a conflict");
+        assert!(why.starts_with("two parameters of stage 1 are both `weight`"), "{why}");
+        let why = conflict(&[(2, "")]).expect("a conflict");
+        assert!(why.starts_with("a parameter of stage 2 has no name"), "{why}");
     }
 }

@@ -223,7 +223,8 @@ fn a_value_that_is_not_finite_stops_a_window_at_its_step() {
         assert_eq!((end.reported.class, end.reported.step), (Class::NonFinite, Some(4)));
         let message = &end.reported.message;
         assert!(message.starts_with("the gradient of "), "{message}");
-        assert!(message.ends_with("is not finite. Lower --lr, or clip with --clip"), "{message}");
+        let advice = "is not finite. Lower the learning rate (lr), or clip gradients (clip)";
+        assert!(message.ends_with(advice), "{message}");
         assert!(end.of_ranks.iter().all(|fault| fault.class == Class::NonFinite));
     }
 }

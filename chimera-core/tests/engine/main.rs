@@ -9,6 +9,7 @@ mod moves;
 mod mutations;
 mod narrow;
 mod one_order;
+mod outset;
 mod own_work;
 mod staleness;
 mod stop;

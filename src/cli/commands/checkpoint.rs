@@ -28,7 +28,8 @@ enum Command {
         /// Folder of the checkpoint
         checkpoint: PathBuf,
     },
-    /// Writes the weights of a checkpoint as one safetensors file
+    /// Writes the weights of a checkpoint as one safetensors file, under the names they have in it; for those of Hugging Face
+    /// `chimera export` makes a folder
     Export {
         /// Folder of the checkpoint
         checkpoint: PathBuf,

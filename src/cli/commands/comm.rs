@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::cli::commands::train::ranks;
 use crate::cli::parts::console::{print, write_whole};
+use crate::cli::parts::costs::whole_in;
 use crate::cli::parts::measured_network::MeasuredLink;
 use crate::cli::parts::offered::offered;
 use crate::run::host_name;
@@ -51,7 +52,7 @@ pub(crate) struct Bench {
     #[arg(value_parser = offered(transport, || MEASURED.map(|(name, _)| name).to_vec()), hide_possible_values = true)]
     transport: Transport,
     /// Ranks that are threads
-    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=256))]
+    #[arg(long, value_name = "COUNT", default_value_t = 2, allow_negative_numbers = true, value_parser = whole_in(2..=256))]
     ranks: u32,
     /// Also writes what `--json` prints into a file, which `plan` and `simulate` read with --network
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]

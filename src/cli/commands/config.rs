@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 
 use crate::cli::parts::console::{print, tell, warn};
 use crate::plan::{Plan, layout_of};
+use crate::run::check_unread;
 use crate::run::outside::OnDisk;
 use crate::settings::{Layers, Settings, markdown};
 
@@ -95,7 +96,9 @@ fn verdict(file: &Path) -> Result<String> {
     if let Err(unknown) = config.must_know_vocab() {
         warn(&format!("{unknown}; the figures are for vocab {}", config.vocab));
     }
-    let plan = Plan::make(config).with_context(|| file.display().to_string())?;
+    let place = || file.display().to_string();
+    let plan = Plan::make(config).with_context(place)?;
+    check_unread(&plan).with_context(place)?;
     Ok(format!(
         "{}: sound: {} on {width} x {depth} worker(s), proven with {} message(s) per channel; layout \
          {}; {} parameters; all ranks together need {}",

@@ -32,8 +32,8 @@ pub(crate) struct Eval {
     /// Text files (bytes are tokens), or `.bin` files of u16 token ids, `.u32.bin` of u32 ids
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
     data: Vec<PathBuf>,
-    /// Tokens of a window, or of a BERT's sample [default: the length of the samples that the run trained on, else the
-    /// model's context]
+    /// Tokens of a window, or of a BERT's sample; more than the model's context only where positions are rotary [default: the
+    /// length of the samples that the run trained on, else the model's context]
     #[arg(long, value_name = "TOKENS", value_parser = whole::<usize>)]
     context: Option<usize>,
     /// Tokens from one window to the next; fewer give each token more before it, and take longer
@@ -72,6 +72,7 @@ impl Eval {
         }
         let device = OpenDevice::open(self.device, 0, Precision::F32)?;
         let context = self.context.unwrap_or(loaded.sequence);
+        loaded.extend(context)?;
         device.run(Evaluation { eval: &self, place: loaded.place, context, read: loaded.model })
     }
 

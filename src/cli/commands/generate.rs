@@ -8,12 +8,12 @@ use clap::builder::StringValueParser;
 use clap::{Args, ValueHint};
 use serde_json::json;
 
-use crate::cli::parts::console::{print, write};
+use crate::cli::parts::console::print;
 use crate::cli::parts::costs::{may_be_negative, whole};
 use crate::cli::parts::model;
 use crate::cli::parts::offered::{device_name, offered};
-use crate::cli::parts::stop_strings::StopStrings;
-use crate::data::tokenizer::{Stream, Tokenizer};
+use crate::cli::parts::written::{Continued, TextWriter, TokenForm, shown};
+use crate::data::tokenizer::Tokenizer;
 use crate::device::{Compute, Device, Devices, Precision};
 use crate::formats::hf::Pretrained;
 use crate::run::evaluate::{CausalLm, Sampling, must_foresee};
@@ -27,7 +27,7 @@ pub(crate) struct Generate {
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// What is continued: text, or token ids where there is no tokenizer; may be repeated, for texts that are continued side
-    /// by side
+    /// by side. Before text comes what the tokenizer.json puts before one, such as a begin-of-text token
     #[arg(long = "prompt", value_name = "TEXT", required = true)]
     prompts: Vec<String>,
     /// `bytes`, `gpt2`, a tokenizer.json file, or `ids` for numbers [default: the tokenizer.json beside the
@@ -37,7 +37,7 @@ pub(crate) struct Generate {
     #[arg(value_hint = ValueHint::AnyPath, hide_possible_values = true)]
     #[arg(value_parser = offered(StringValueParser::new(), || vec!["bytes", "gpt2", "ids"]))]
     tokenizer: Option<String>,
-    /// Number of tokens to add
+    /// Most tokens to add
     #[arg(long, value_name = "COUNT", default_value_t = 200, value_parser = whole::<usize>)]
     tokens: usize,
     /// What logits are divided by; 0 takes the likeliest token each time
@@ -49,9 +49,20 @@ pub(crate) struct Generate {
     /// Draws among the fewest likeliest tokens that have probability P together
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = probability)]
     top_p: f64,
-    /// Ends the text before this string; may be repeated
+    /// Ends the text before this string, or before these ids where there is no tokenizer; may be repeated
     #[arg(long, value_name = "TEXT", value_parser = not_empty)]
     stop: Vec<String>,
+    /// Goes on behind the token that ends a text, by the model's config.json and generation_config.json or by the data of the
+    /// run
+    #[arg(long)]
+    ignore_end: bool,
+    /// Puts nothing before a prompt
+    #[arg(long)]
+    no_begin_of_text: bool,
+    /// Most tokens that the next one follows from; more than the model's context only where positions are rotary [default: the
+    /// length of the samples that the run trained on, else the model's context]
+    #[arg(long, value_name = "TOKENS", value_parser = count)]
+    context: Option<usize>,
     /// Key of the draws
     #[arg(long, value_name = "SEED", default_value_t = 1, value_parser = whole::<u64>)]
     seed: u64,
@@ -70,27 +81,55 @@ pub(crate) struct Generate {
 
 impl Generate {
     pub(crate) fn run(self) -> Result<()> {
-        let loaded = model::load(self.model.as_deref())?;
+        let mut loaded = model::load(self.model.as_deref())?;
         must_foresee(&loaded.model.config)?;
+        let window = self.context.unwrap_or(loaded.sequence);
+        loaded.extend(window)?;
+        let longest = loaded.model.config.context;
+        ensure!(
+            window <= longest,
+            "a context of {window} tokens is longer than the model's, which has positions for {longest}: choose a smaller \
+             --context"
+        );
         let tokenizer = loaded.tokenizer(self.tokenizer.as_deref())?;
         let vocab = loaded.model.config.vocab;
-        let encode = |prompt| encode(prompt, tokenizer.as_ref(), vocab).context("--prompt");
+        let beginning = match &tokenizer {
+            Some(tokenizer) if !self.no_begin_of_text => tokenizer.beginning()?,
+            _ => Vec::new(),
+        };
+        let encode = |prompt| {
+            let ids = encode(prompt, tokenizer.as_ref(), vocab).context("--prompt")?;
+            // A prompt may spell it out.
+            Ok::<_, anyhow::Error>(match ids.starts_with(&beginning) {
+                true => Prompt { ids, n_before: 0 },
+                false => Prompt { ids: [&beginning[..], &ids].concat(), n_before: beginning.len() },
+            })
+        };
         let prompts = self.prompts.iter().map(|prompt| encode(prompt));
         let prompts = prompts.collect::<Result<Vec<_>>>()?;
+        let ends = if self.ignore_end { Vec::new() } else { loaded.model.ids.ends() };
         let how = Sampling {
             temperature: self.temperature,
             top_k: self.top_k,
             top_p: self.top_p,
             seed: self.seed,
-            window: Some(loaded.sequence),
+            window: Some(window),
         };
         // Texts that grow side by side are written one after the other.
         let is_kept = self.json || prompts.len() > 1;
-        let writer = || Writer {
-            stops: StopStrings::new(self.stop.clone()),
-            stream: tokenizer.as_ref().map(Stream::new),
-            text: Text { all: is_kept.then(String::new), ..Text::default() },
-            is_over: false,
+        let stops = match &tokenizer {
+            Some(_) => Vec::new(),
+            None => {
+                let stops = self.stop.iter().map(|stop| self::encode(stop, None, vocab));
+                stops.collect::<Result<Vec<_>>>().context("--stop")?
+            }
+        };
+        let writer = || {
+            let form = match &tokenizer {
+                Some(tokenizer) => TokenForm::text(tokenizer, &self.stop),
+                None => TokenForm::ids(&stops),
+            };
+            TextWriter::new(form, &ends, is_kept)
         };
         let layers = loaded.model.config.layers;
         ensure!(
@@ -108,12 +147,17 @@ impl Generate {
             writers: prompts.iter().map(|_| writer()).collect(),
         })??;
         let mut found = Vec::new();
-        for (prompt, (ids, text)) in prompts.iter().zip(continued) {
+        for (Prompt { ids: prompt, .. }, Continued { ids, text, reason }) in
+            prompts.iter().zip(continued)
+        {
             let text = text.unwrap_or_default();
             if self.json {
                 let text = if tokenizer.is_none() { text.trim_end() } else { &text };
                 let added = &ids[prompt.len()..];
-                found.push(json!({ "prompt": prompt, "ids": added, "text": text }));
+                let reason = reason.name();
+                found.push(json!({
+                    "prompt": prompt, "ids": added, "text": text, "finish_reason": reason,
+                }));
             } else if is_kept {
                 print(shown(text.trim_end()))?;
             }
@@ -126,107 +170,40 @@ impl Generate {
     }
 }
 
+/// What is continued.
+struct Prompt {
+    ids: Vec<u32>,
+    /// How many of them were put before what the user said: they are not written.
+    n_before: usize,
+}
+
 /// Prompts continued by so many tokens.
 struct Continue<'g> {
     read: Pretrained,
-    prompts: &'g [Vec<u32>],
+    prompts: &'g [Prompt],
     count: usize,
     how: &'g Sampling,
-    writers: Vec<Writer<'g>>,
+    writers: Vec<TextWriter<'g>>,
 }
 
 impl Compute for Continue<'_> {
-    /// All ids of each text, and the text if it was not written under way.
-    type Output = Result<Vec<(Vec<u32>, Option<String>)>>;
+    type Output = Result<Vec<Continued>>;
 
     fn on<K: Layers>(self, devices: &[K]) -> Self::Output {
         let Self { read: Pretrained { config, weights, .. }, prompts, count, how, mut writers } =
             self;
         let model = CausalLm::over(devices, &config, &weights)?;
         drop(weights);
-        let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
-        for (writer, prompt) in writers.iter_mut().zip(&prompts) {
-            let text = writer.decode(prompt);
-            writer.text.write(&text)?;
+        for (writer, prompt) in writers.iter_mut().zip(prompts) {
+            writer.begin(&prompt.ids[prompt.n_before..])?;
         }
+        let prompts: Vec<&[u32]> = prompts.iter().map(|prompt| prompt.ids.as_slice()).collect();
         // Within the pool of threads, so that no layer has to wake it from outside.
         let texts = rayon::scope(|_| {
             model.sample_all(&prompts, count, how, |place, id| writers[place].push(id))
         })?;
-        let ends = writers.into_iter().map(Writer::end);
-        texts.into_iter().zip(ends).map(|(ids, text)| Ok((ids, text?))).collect()
+        texts.into_iter().zip(writers).map(|(ids, writer)| writer.end(ids)).collect()
     }
-}
-
-/// Turns the tokens of a text into words, and writes them up to a stop string.
-struct Writer<'w> {
-    stops: StopStrings,
-    /// `None` where ids are written as numbers.
-    stream: Option<Stream<'w>>,
-    text: Text,
-    is_over: bool,
-}
-
-impl Writer<'_> {
-    fn decode(&mut self, ids: &[u32]) -> String {
-        match &mut self.stream {
-            Some(stream) => stream.push(ids),
-            None => ids.iter().map(|id| format!("{id} ")).collect(),
-        }
-    }
-
-    /// Writes a token, and says whether the text goes on.
-    fn push(&mut self, id: u32) -> Result<bool> {
-        let text = self.decode(&[id]);
-        let (text, ends) = self.stops.push(&text);
-        self.text.write(&text)?;
-        self.is_over = ends;
-        Ok(!ends)
-    }
-
-    fn end(mut self) -> Result<Option<String>> {
-        if !self.is_over {
-            let rest = self.stream.map(Stream::rest).unwrap_or_default();
-            self.text.write(&self.stops.push(&rest).0)?;
-            self.text.write(&self.stops.rest())?;
-        }
-        self.text.end()
-    }
-}
-
-/// The text, on standard output as far as it is known, or kept.
-#[derive(Default)]
-struct Text {
-    /// What is not written yet: blanks, which are left out at the end.
-    blanks: String,
-    /// All of it, where it is kept.
-    all: Option<String>,
-}
-
-impl Text {
-    fn write(&mut self, text: &str) -> Result<()> {
-        if let Some(all) = &mut self.all {
-            all.push_str(text);
-            return Ok(());
-        }
-        self.blanks += &shown(text);
-        let end = self.blanks.trim_end().len();
-        write(&[&self.blanks[..end]])?; // a line may take long
-        self.blanks.drain(..end);
-        Ok(())
-    }
-
-    fn end(self) -> Result<Option<String>> {
-        if self.all.is_none() {
-            print("")?;
-        }
-        Ok(self.all)
-    }
-}
-
-/// The text without control characters, which a terminal obeys.
-fn shown(text: &str) -> String {
-    text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}")
 }
 
 /// The token ids of a text.

@@ -37,15 +37,10 @@ pub(crate) struct Import {
 
 impl Import {
     pub(crate) fn run(self) -> Result<()> {
-        let prove = || proven(&self.file, &self.passes, &self.costs);
         if let Some(options) = self.run {
-            // Help is for who may have no file yet.
-            if !options.iter().any(|option| option == "--help" || option == "-h") {
-                prove()?;
-            }
-            return Train::with_schedule(&self.file, options)?.run();
+            return Train::with_schedule(&self.file, options)?.run(); // which proves it
         }
-        let (plan, program) = prove()?;
+        let (plan, program) = proven(&self.file, &self.passes, &self.costs)?;
         match self.format {
             Some(format) => self.to.write((&plan, &program), format, &self.costs),
             None => print(proof(&program, &plan.simulate(&program), &self.costs)),

@@ -22,6 +22,9 @@ pub(crate) struct Man {
 /// The program that the pages are of.
 const VERSION: &str = concat!("chimera ", env!("CARGO_PKG_VERSION"));
 
+/// Exit code of a command that a signal ended: the second SIGINT or SIGTERM of a training, the first SIGINT of any other.
+const ENDED: (u8, &str) = (130, "ended by a signal, nothing saved");
+
 /// What `train` reads and writes in the directory of a run.
 const FILES: [(&str, &str); 13] = [
     ("config.toml", "all settings as resolved, each with its origin; --config reads it back"),
@@ -78,7 +81,7 @@ fn sections(path: &str, related: &[&str]) -> Roff {
     let mut roff = Roff::new();
     roff.control("SH", ["EXIT STATUS"]);
     let classes = Class::ALL.iter().map(|(_, code, about)| (*code, *about));
-    for (code, about) in [(0, "done")].into_iter().chain(classes) {
+    for (code, about) in [(0, "done")].into_iter().chain(classes).chain([ENDED]) {
         roff.control("TP", []).text([bold(code.to_string())]).text([roman(about)]);
     }
     if path == "train" {
@@ -123,22 +126,25 @@ fn ascii(page: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The section of docs/training.md on the folder of a run.
+    /// The section of docs/runs.md on the folder of a run.
     #[test]
     fn files_are_those_that_the_documentation_lists() {
-        let page = include_str!("../../../docs/training.md");
+        let page = include_str!("../../../docs/runs.md");
         let section = page.split("## The folder of a run\n").nth(1).expect("a section");
         let rows = section.trim_start().split("\n\n").next().expect("a table").lines().skip(2);
         let listed: Vec<&str> = rows.map(|row| row.split('`').nth(1).expect("a name")).collect();
         assert_eq!(FILES.map(|(file, _)| file).to_vec(), listed);
     }
 
-    /// The section of docs/training.md on exit codes.
+    /// The section of docs/runs.md on exit codes.
     #[test]
     fn exit_codes_are_those_that_the_documentation_lists() {
-        let page = include_str!("../../../docs/training.md");
-        for (class, code, about) in Class::ALL {
+        let page = include_str!("../../../docs/runs.md");
+        for (class, code, _) in Class::ALL {
             assert_eq!(class.code(), code);
+        }
+        let classes = Class::ALL.map(|(_, code, about)| (code, about));
+        for (code, about) in classes.into_iter().chain([ENDED]) {
             assert!(page.contains(&format!("\n| {code} | {about} |")), "{code}: {about}");
         }
     }

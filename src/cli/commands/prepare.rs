@@ -18,7 +18,7 @@ use crate::data::{Preparation, PreparedFiles, n_bytes, prepare};
 #[derive(Args)]
 pub(crate) struct Prepare {
     /// Text files, in order; folders, of which each file is a document; `.jsonl` files, of which each line is one; quoted
-    /// patterns of names, such as "part-*.txt"; `-` is standard input
+    /// patterns of names, such as "part-*.txt"; `-` is standard input. Where some are documents, each file is one
     #[arg(value_name = "TEXT", required = true)]
     texts: Vec<PathBuf>,
     /// bytes, gpt2 (whose vocabulary is built in) or a `tokenizer.json` file
@@ -32,10 +32,14 @@ pub(crate) struct Prepare {
     /// Field that holds a prompt: it comes before the text, and is not trained to be said
     #[arg(long, value_name = "NAME")]
     prompt_field: Option<String>,
-    /// Token behind each document, also of the files given [default: the tokenizer's own, behind the documents of folders
-    /// and `.jsonl` files]
+    /// Token behind each document; with it, each file is one [default: the tokenizer's own, where a folder or a `.jsonl` file
+    /// makes documents]
     #[arg(long, value_name = "TOKEN")]
     end_of_text: Option<String>,
+    /// Begins each document with what the tokenizer.json puts before a text, such as a begin-of-text token; with it, each file
+    /// is a document
+    #[arg(long)]
+    begin_of_text: bool,
     /// Where to write: ids of two bytes into `.bin`, of four into `.u32.bin`
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -64,6 +68,7 @@ impl Prepare {
             field: self.field,
             prompt_field: self.prompt_field,
             end_of_text: self.end_of_text,
+            begin_of_text: self.begin_of_text,
         };
         let start = Instant::now();
         let prepared = prepare(&texts, &how, &out, |bytes| bar.inc(bytes));

@@ -3,6 +3,7 @@
 use std::fs::{OpenOptions, remove_file};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, ensure};
@@ -10,11 +11,17 @@ use chimera_core::model::{Architecture, PRESETS, Preset};
 use chimera_core::notation::significant;
 use clap::{Args, ValueHint};
 
-use crate::cli::parts::console::{print, write_whole};
+use crate::cli::parts::console::{print, tell, write_whole};
+use crate::cli::parts::costs::whole_in;
 use crate::cli::parts::offered::{device_name, offered};
 use crate::cli::parts::progress::bar;
 use crate::device::{Device, Precision, n_cores};
-use crate::profile::{Sample, Workers, measure, samples};
+use crate::profile::{LEAST_ROUNDS, Sample, Workers, measure, samples};
+
+/// Between two lines of progress where standard error is no terminal.
+const BETWEEN_LINES: Duration = Duration::from_secs(15);
+/// Who is told why measuring took longer: at so many times what was asked for.
+const MUCH: f64 = 1.25;
 
 /// Measures this machine, so that `plan`, `train --profile` and `train --predict` know what models take
 ///
@@ -31,7 +38,7 @@ pub(crate) struct Profile {
     #[arg(long = "preset", value_name = "NAME,…", value_delimiter = ',', value_parser = offered(preset, presets), hide_possible_values = true)]
     presets: Vec<String>,
     /// Samples of a micro-batch of these presets, such as 1,2,4
-    #[arg(long, value_name = "B,…", value_delimiter = ',', default_values_t = [1, 4], value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(long, value_name = "B,…", value_delimiter = ',', default_values_t = [1, 4], allow_hyphen_values = true, value_parser = whole_in(1..=1 << 20))]
     micro_batch_size: Vec<u32>,
     /// Device: cpu, cuda, cuda:N, wgpu or wgpu:N
     #[arg(long, value_name = "DEVICE", default_value = "cpu", value_parser = device_name(), hide_possible_values = true)]
@@ -41,9 +48,9 @@ pub(crate) struct Profile {
     precision: Precision,
     /// Threads per worker; may be a list [default: all cores with one worker, and one thread with one worker and with a
     /// worker for each core]
-    #[arg(long, value_name = "COUNT,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1 << 10))]
+    #[arg(long, value_name = "COUNT,…", value_delimiter = ',', allow_hyphen_values = true, value_parser = whole_in(1..=1 << 10))]
     threads: Vec<u32>,
-    /// Seconds to measure for, about
+    /// Seconds to measure for, about; every size is timed three times, however long that takes
     #[arg(long, value_name = "SECONDS", default_value_t = 90.0, allow_negative_numbers = true)]
     time: f64,
     /// File for the profile
@@ -80,9 +87,18 @@ impl Profile {
         can_be_written(&self.out)?; // measuring takes minutes
         let (samples, settings) = (self.samples(), self.settings());
         let bar = bar("sizes measured");
+        let last_line = Mutex::new(Instant::now());
         let progress = |workers: Workers, n_done: usize, n: usize| {
             let Workers { workers, threads } = workers;
-            bar.set_message(format!("{workers} worker(s) of {threads} thread(s)"));
+            let who = format!("{workers} worker(s) of {threads} thread(s)");
+            if bar.is_hidden() {
+                let mut last = last_line.lock().unwrap_or_else(PoisonError::into_inner);
+                if last.elapsed() >= BETWEEN_LINES {
+                    *last = Instant::now();
+                    tell(format_args!("measuring with {who}: {n_done} of {n} sizes in this round"));
+                }
+            }
+            bar.set_message(who);
             bar.set_length(n as u64);
             bar.set_position(n_done as u64);
         };
@@ -114,7 +130,14 @@ impl Profile {
             ));
         }
         let seconds = began.elapsed().as_secs_f64();
-        print(format!("{text}\nprofile: {} ({seconds:.0} s)", self.out.display()))
+        let beyond = match seconds > MUCH * self.time + 1.0 {
+            true => format!(
+                ", and not {} s: every size is timed {LEAST_ROUNDS} times, however long that takes",
+                self.time
+            ),
+            false => String::new(),
+        };
+        print(format!("{text}\nprofile: {} ({seconds:.0} s{beyond})", self.out.display()))
     }
 
     fn samples(&self) -> Vec<Sample> {

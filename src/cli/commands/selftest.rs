@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use clap::{Args, ValueEnum};
@@ -31,7 +31,7 @@ pub(crate) struct Selftest {
     #[arg(long = "part", value_name = "NAME")]
     parts: Vec<String>,
     /// Seconds for all of it; what is not done by then fails
-    #[arg(long, value_name = "SECONDS", default_value_t = 540.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 540.0, allow_negative_numbers = true)]
     time: f64,
     /// Writes everything found to a file too, after each part
     #[arg(long, value_name = "FILE")]
@@ -54,6 +54,7 @@ impl Selftest {
             None => Size::of(self.device),
         };
         let mut written = Ok(());
+        ensure!((0.0..=1e6).contains(&self.time), "--time {} is not in 0..=1e6", self.time);
         let time = Duration::try_from_secs_f64(self.time)?;
         let options = Options { parts: self.parts, device: self.device, size, time };
         let say = |line: &str| {

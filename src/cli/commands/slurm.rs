@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::cli::parts::console::{print, quoted};
-use crate::cli::parts::costs::may_be_negative;
+use crate::cli::parts::costs::{may_be_negative, whole_in};
 use crate::run::outside::OnDisk;
 use crate::settings::{Layers, Settings, Survive};
 
@@ -20,7 +20,7 @@ pub(crate) struct Slurm {
     #[arg(value_name = "FILE")]
     config: PathBuf,
     /// Machines [default: as SLURM finds room]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", value_parser = whole_in(1..=u32::MAX))]
     nodes: Option<u32>,
     /// Partition of the cluster [default: the cluster's]
     #[arg(long, value_name = "NAME")]
@@ -29,10 +29,10 @@ pub(crate) struct Slurm {
     #[arg(long, value_name = "TIME", default_value = "24:00:00")]
     time: TimeLimit,
     /// Seconds before the end at which the run is asked to stop: more than a step and a checkpoint take
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=65535))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = whole_in(1..=65_535))]
     notice: u32,
     /// GPUs of a rank, for which SLURM is asked
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", value_parser = whole_in(1..=u32::MAX))]
     gpus_per_rank: Option<u32>,
     /// How srun starts MPI: `srun --mpi=list` tells what the cluster has
     #[arg(long, value_name = "KIND", default_value = "pmix")]

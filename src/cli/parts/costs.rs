@@ -1,5 +1,6 @@
 //! What stages cost, on the command line.
 
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use anyhow::Result;
@@ -22,14 +23,14 @@ pub(crate) fn may_be_negative(arg: Arg, lists: &[&str]) -> Arg {
     }
 }
 
-/// The costs of stages, in any unit of time, and the memory there is. Where no time is given, a forward of a D-th of the
-/// model takes 1, so that schedules with more stages than workers compare with others.
+/// The costs of stages, in any unit of time, and the memory there is. Where no time of an op is given, a forward of a D-th of
+/// the model takes 1, so that schedules with more stages than workers compare with others.
 #[derive(Args, Clone)]
 #[command(mut_args(|arg| may_be_negative(arg, &TIMES)))]
 #[command(group(ArgGroup::new("times").multiple(true).args(TIMES)))]
 pub(crate) struct CostArgs {
     /// Time of a forward of one micro-batch on one stage; this and all other times are a number, or a list
-    /// with one for each stage, such as 1,1,2,1 [default: 1, or if no time is given, 1 on a D-th of the model]
+    /// with one for each stage, such as 1,1,2,1 [default: 1, or if no time of an op is given, 1 on a D-th of the model]
     #[arg(long, value_name = "F")]
     forward: Option<Times>,
     /// Time of a whole backward, half of it for each half [default: 2]
@@ -71,8 +72,7 @@ impl CostArgs {
 
     /// Whether the time of any op is given.
     pub(crate) fn has_ops(&self) -> bool {
-        let ops = GivenTimes { message: None, transfer: None, ..self.given() };
-        ops != GivenTimes::default()
+        self.given().has_ops()
     }
 
     /// The costs of a timetable's stages, whose moves take what is given, if it is.
@@ -143,6 +143,17 @@ impl FromStr for Times {
 pub(crate) fn whole<N: FromStr>(text: &str) -> Result<N, String> {
     let number = text.trim().parse();
     number.map_err(|_| format!("`{text}` is not a whole number from 0 to 2^64 - 1"))
+}
+
+/// Reads a whole number of a range.
+pub(crate) fn whole_in(
+    range: RangeInclusive<u32>,
+) -> impl Fn(&str) -> Result<u32, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let number = text.trim().parse().ok().filter(|number| range.contains(number));
+        let (least, most) = (range.start(), range.end());
+        number.ok_or_else(|| format!("`{text}` is not a whole number from {least} to {most}"))
+    }
 }
 
 pub(crate) fn number(text: &str) -> Result<f64, String> {

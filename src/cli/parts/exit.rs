@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use chimera_core::analyze::{Reason, Refusal};
+use chimera_core::analyze::{Reason, Refusal, Savings};
 use chimera_core::device::DeviceError;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::interchange::ReadError;
@@ -31,13 +31,28 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
-/// What to do about an order that holds too much.
-fn remedy(error: &anyhow::Error) -> Option<&'static str> {
-    let is_memory = |reason: &Reason| matches!(reason, Reason::Memory { .. });
-    error.downcast_ref::<Refusal>().filter(|refusal| is_memory(&refusal.reason)).map(|_| {
-        "\nto hold fewer, add what is not there yet of --recompute full, --offload auto and --bpipe, or take a schedule that holds fewer \
-         (`chimera schedule compare`); or raise --memory-cap"
-    })
+/// What to do about an order that holds too much, beside what it does already.
+fn remedy(error: &anyhow::Error) -> Option<String> {
+    let Reason::Memory { savings, .. } = error.downcast_ref::<Refusal>()?.reason else {
+        return None;
+    };
+    let recompute = (!savings.recomputes).then_some("--recompute full");
+    let moves: &[&str] = match savings {
+        Savings { shares: true, .. } => &["--offload auto in the place of --bpipe"],
+        Savings { offloads: true, .. } => &[],
+        _ => &["--offload auto", "--bpipe"],
+    };
+    let options: Vec<&str> = recompute.into_iter().chain(moves.iter().copied()).collect();
+    let add = match &options[..] {
+        [] => String::new(),
+        [before @ .., last] if !before.is_empty() => {
+            format!("add {} or {last}, or ", before.join(", "))
+        }
+        only => format!("add {}, or ", only.concat()),
+    };
+    Some(format!(
+        "\nto hold fewer, {add}take a schedule that holds fewer (`chimera schedule compare`); or raise --memory-cap"
+    ))
 }
 
 /// An error that stands for several.

@@ -11,6 +11,8 @@ use crate::formats::files::{open_regular, text_regular};
 use crate::observe::{Lines, Metrics};
 use crate::run::{is_at_work, is_error, settings_in};
 
+/// The metrics of a run whose settings name no other file.
+const METRICS: &str = "metrics.jsonl";
 /// Steps over which speed is averaged.
 const N_RECENT: usize = 20;
 /// Longer settings or error files are not those of a run.
@@ -20,8 +22,12 @@ const MAX_BYTES: u64 = 16 << 20;
 pub(crate) struct Followed {
     folder: PathBuf,
     pub(crate) metrics: PathBuf,
+    /// Whether the settings name the file of the metrics: it is then not in the folder by itself.
+    is_named: bool,
     /// Bytes of the metrics that have been read; they end with a line.
     n_read: u64,
+    /// Lines of the metrics that have been read.
+    n_lines: u64,
     pub(crate) n_steps: Option<u64>,
     /// Step and loss.
     pub(crate) losses: Vec<(f64, f64)>,
@@ -33,6 +39,8 @@ pub(crate) struct Followed {
     pub(crate) last: Option<Metrics>,
     /// Lines of the metrics that are left out: they are no step, or none that comes after the one before.
     pub(crate) n_damaged: usize,
+    /// The first of these lines, from 1.
+    first_damaged: Option<u64>,
     pub(crate) state: Standing,
 }
 
@@ -53,8 +61,10 @@ impl Followed {
         let metrics = settings.get("metrics").and_then(toml::Value::as_str);
         Ok(Followed {
             folder: folder.to_path_buf(),
-            metrics: metrics.map_or_else(|| folder.join("metrics.jsonl"), PathBuf::from),
+            metrics: metrics.map_or_else(|| folder.join(METRICS), PathBuf::from),
+            is_named: metrics.is_some(),
             n_read: 0,
+            n_lines: 0,
             n_steps: steps.and_then(|steps| u64::try_from(steps).ok()),
             losses: Vec::new(),
             validations: Vec::new(),
@@ -62,6 +72,7 @@ impl Followed {
             step_s: Vec::new(),
             last: None,
             n_damaged: 0,
+            first_damaged: None,
             state: Standing::AtWork,
         })
     }
@@ -109,13 +120,8 @@ impl Followed {
     /// has cut some off.
     pub(crate) fn read(&mut self) -> Result<()> {
         self.state = state(&self.folder);
-        let mut file = open_regular(&self.metrics).with_context(|| {
-            let hint = match self.metrics.is_relative() && !self.metrics.exists() {
-                true => ": follow the run from the folder in which it was started",
-                false => "",
-            };
-            format!("cannot read {}{hint}", self.metrics.display())
-        })?;
+        let mut file = open_regular(&self.metrics)
+            .with_context(|| format!("cannot read {}{}", self.metrics.display(), self.remedy()))?;
         if file.metadata()?.len() < self.n_read {
             *self = Followed { state: self.state.clone(), ..Followed::open(&self.folder)? };
         }
@@ -123,28 +129,57 @@ impl Followed {
         let mut lines = Lines::of(BufReader::new(file));
         while let Some(line) = lines.next_line()? {
             self.n_read += line.len() as u64;
+            self.n_lines += 1;
             let last = self.last.as_ref().map(|last| last.step);
+            let is_next = |metrics: &Metrics| last.is_none_or(|last| last < metrics.step);
             match serde_json::from_slice(line) {
-                Ok(Metrics { step, .. }) if last.is_some_and(|last| last >= step) => {
+                Ok(metrics) if is_next(&metrics) => self.add(metrics),
+                _ => {
                     self.n_damaged += 1;
+                    self.first_damaged.get_or_insert(self.n_lines);
                 }
-                Ok(metrics) => self.add(metrics),
-                Err(_) => self.n_damaged += 1,
             }
         }
         ensure!(
             self.last.is_some() || self.n_damaged == 0,
-            "{}: no metrics of a step",
-            self.metrics.display()
+            "{}: no metrics of a step in any of its {} line(s): is it of another program?",
+            self.metrics.display(),
+            self.n_lines
         );
         Ok(())
+    }
+
+    /// Which lines of the metrics are left out, in words, if some are.
+    pub(crate) fn damage(&self) -> Option<String> {
+        let (first, file) = (self.first_damaged?, self.metrics.display());
+        let others = match self.n_damaged {
+            1 => "it is".to_string(),
+            n => format!("it and {} more are", n - 1),
+        };
+        Some(format!(
+            "{file}: line {first} is not the metrics of a step that comes after the one before: {others} left out"
+        ))
+    }
+
+    /// What to do where there are no metrics.
+    fn remedy(&self) -> &'static str {
+        match (self.metrics.exists(), self.is_named, self.metrics.is_relative()) {
+            (true, ..) => "",
+            (_, false, _) => {
+                ", which a run writes from its first step on: copy it too, if this folder is a copy of a run"
+            }
+            (_, true, true) => {
+                ", which the settings name by its way from the folder in which the run was started: follow the run from there"
+            }
+            (_, true, false) => ", which the settings name: is the run one of another machine?",
+        }
     }
 
     fn add(&mut self, metrics: Metrics) {
         // A step may have been skipped; and what no f32 can be would leave the curve no bounds.
         let sound = |loss: &f64| loss.abs() <= f64::from(f32::MAX);
         let point = |loss| (metrics.step as f64, loss);
-        self.losses.extend(Some(metrics.loss).filter(sound).map(point));
+        self.losses.extend(metrics.loss.filter(sound).map(point));
         self.validations.extend(metrics.validation_loss.filter(sound).map(point));
         self.tokens_per_s.push(metrics.tokens_per_s as u64);
         self.step_s.push(metrics.step_s);

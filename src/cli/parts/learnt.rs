@@ -92,6 +92,6 @@ impl Trial<'_> {
         let Config { seed, sequence, .. } = *self.run.config();
         let how =
             Sampling { temperature: 0.8, seed, window: Some(sequence), ..Sampling::default() };
-        Ok(tokenizer.decode(&model.sample(&prompt, count, &how, |_| Ok(true))?))
+        Ok(tokenizer.decode(&model.sample(&prompt, count, &how, |_| Ok(true))?)?)
     }
 }

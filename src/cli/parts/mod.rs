@@ -29,3 +29,4 @@ pub(crate) mod signed;
 pub(crate) mod stop_strings;
 pub(crate) mod suggest;
 pub(crate) mod within_step;
+pub(crate) mod written;

@@ -7,12 +7,15 @@ use chimera_core::model::Cut;
 use toml::Value;
 
 use crate::cli::parts::console::{require_folder, tell, warn};
-use crate::data::tokenizer::{TOKENIZER, Tokenizer, save_tokenizer};
-use crate::data::{tokenizer_file_of, tokenizer_of};
+use crate::cli::parts::suggest;
+use crate::data::tokenizer::{MAX_BYTES, TOKENIZER, Tokenizer, tokenizer_content, write_tokenizer};
+use crate::data::{end_of_text, tokenizer_file_of, tokenizer_of};
+use crate::formats::SpecialIds;
 use crate::formats::checkpoint::{Checkpoint, MANIFEST, Store};
+use crate::formats::files::read_regular;
 use crate::formats::hf::{self, CONFIG, DropoutRates, Pretrained};
 use crate::formats::save::{save, saved_steps};
-use crate::run::{RUNS, SETTINGS, is_run, newest_first, settings_in};
+use crate::run::{RUNS, SETTINGS, is_at_work, is_run, newest_first, settings_in};
 use crate::settings::MODEL;
 
 /// A trained model, and where its text came from.
@@ -96,10 +99,26 @@ fn of_run(run: &Path) -> Result<Loaded> {
             tell(format_args!("model: {}", run.display()));
             of_folder(run)
         }
-        _ => bail!(
-            "{} is a run without weights: name the folder of its --save, or train without --no-save",
-            run.display()
-        ),
+        _ => bail!("{} is a run without weights: {}", run.display(), why_no_weights(run)),
+    }
+}
+
+/// Why a run has neither weights nor a finished checkpoint, and what to do.
+fn why_no_weights(run: &Path) -> String {
+    if is_at_work(run) {
+        return "it still trains, and has no finished checkpoint yet: wait until it has one (--save-every), or is done"
+            .into();
+    }
+    let settings = settings_in(run).unwrap_or_default();
+    if let Some(dir) = settings.get("save").and_then(Value::as_str) {
+        return format!("it saves them elsewhere when it is done: name {dir}");
+    }
+    match settings.get("no-save").and_then(Value::as_bool) {
+        Some(true) => "it was trained with --no-save: train it without".into(),
+        _ => {
+            let go_on = suggest::to_resume(settings.contains_key("out"), run);
+            format!("it ended before it had a finished checkpoint: train it with {go_on}")
+        }
     }
 }
 
@@ -120,13 +139,30 @@ fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
     let weights = weights.collect::<Result<_>>()?;
     let sequence = manifest.setting("sequence").ok().map(str::parse).transpose()?;
     let sequence = sequence.unwrap_or(config.context);
-    let model = Pretrained { config, dropout: DropoutRates::all(dropout), weights };
-    let data = manifest.value("data").and_then(|data| Ok(data.try_into()?)).with_context(place)?;
+    let data = manifest.value("data").and_then(|data| Ok(data.try_into()?));
+    let data: Vec<PathBuf> = data.with_context(place)?;
+    // Earlier checkpoints do not say it.
+    let end = manifest.end_of_text.or_else(|| end_of_text(&data).ok());
+    let ids = SpecialIds::of(&config, manifest.special_ids.as_ref(), end);
+    let model = Pretrained { config, dropout: DropoutRates::all(dropout), ids, weights };
     let place = checkpoint.path().to_path_buf();
     Ok(Loaded { model, place, sequence, text: Vocabulary::Data(data) })
 }
 
 impl Loaded {
+    /// Takes samples of `context` tokens, where the model has positions of any number and its own context is shorter.
+    ///
+    /// # Errors
+    /// If there are no such samples.
+    pub(crate) fn extend(&mut self, context: usize) -> Result<()> {
+        let config = &mut self.model.config;
+        if context > config.context && config.has_open_context() {
+            config.context = context;
+            config.validate()?;
+        }
+        Ok(())
+    }
+
     /// What turns text into the tokens of the model and back: what `named` says, else what the model came with,
     /// else what the size of its vocabulary tells. `None` if tokens are written as ids.
     pub(crate) fn tokenizer(&self, named: Option<&str>) -> Result<Option<Tokenizer>> {
@@ -148,11 +184,16 @@ impl Loaded {
 
     /// Writes it into a folder as other programs read it, with its tokenizer if it has a file of that. Returns the
     /// file of the weights.
+    ///
+    /// # Errors
+    /// If it cannot be written, or another tokenizer is there.
     pub(crate) fn save(&self, dir: &Path) -> Result<PathBuf> {
-        let Pretrained { config, dropout, weights } = &self.model;
-        let path = save(dir, config, dropout, weights)?;
-        if let Some(tokenizer) = self.tokenizer_file()? {
-            save_tokenizer(dir, &tokenizer)?;
+        let Pretrained { config, dropout, ids, weights } = &self.model;
+        let tokenizer = self.tokenizer_file()?.map(|file| tokenizer_content(&file)).transpose()?;
+        refuse_other_tokenizer(dir, tokenizer.as_deref(), "the model: choose another folder")?;
+        let path = save(dir, config, dropout, ids, weights)?;
+        if let Some(tokenizer) = tokenizer {
+            write_tokenizer(dir, &tokenizer)?;
         }
         Ok(path)
     }
@@ -174,6 +215,20 @@ impl Loaded {
             Vocabulary::Data(files) => Ok(tokenizer_file_of(files)?.filter(|file| file.exists())),
         }
     }
+}
+
+/// Refuses a folder for a model where a `tokenizer.json` is that does not hold the model's `own`: it would be lost, or be
+/// taken for the model's. `whose` says of what `own` is, and what else to choose.
+pub(crate) fn refuse_other_tokenizer(dir: &Path, own: Option<&[u8]>, whose: &str) -> Result<()> {
+    let file = dir.join(TOKENIZER);
+    let is_there = file.symlink_metadata().is_ok();
+    let found = || read_regular(&file, MAX_BYTES).ok().flatten();
+    ensure!(
+        !is_there || own.is_some() && found().as_deref() == own,
+        "{} is not the tokenizer of {whose}, or remove the file",
+        file.display()
+    );
+    Ok(())
 }
 
 /// Warns where bytes are given to a model that knows as many ids as GPT-2's tokenizer has.

@@ -11,7 +11,7 @@ use chimera_core::timetable::Timetable;
 use clap::Args;
 
 use crate::cli::parts::console::warn;
-use crate::cli::parts::costs::{CostArgs, Times, may_be_negative, number};
+use crate::cli::parts::costs::{CostArgs, Times, may_be_negative, number, whole_in};
 use crate::cli::parts::measured_network::{MeasuredLink, MeasuredNetwork, read};
 use crate::cli::parts::shape::JobArgs;
 use crate::plan::Hardware;
@@ -31,7 +31,7 @@ pub(crate) struct LinkArgs {
     #[arg(long, value_name = "FILE")]
     network: Option<MeasuredNetwork>,
     /// Ranks of a node, R, which must divide D or be a multiple of it [default: all]
-    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "R", value_parser = whole_in(1..=u32::MAX))]
     ranks_per_node: Option<u32>,
     /// Between ranks of a node: time of a message and of each byte, such as 1e-6,1e-10, or the file of a
     /// `chimera comm bench --json`, in seconds [default: 0,0]
@@ -189,7 +189,10 @@ impl NetworkArgs {
         let (depth, n_stages) = (placement.n_workers(), placement.n_stages());
         let job = self.job()?;
         let width = job.width;
-        ensure!((1..=MAX_WIDTH).contains(&width), "--width {width} is not in 1..={MAX_WIDTH}");
+        ensure!(
+            (1..=MAX_WIDTH).contains(&width),
+            "`width` is {width}; it must be a whole number from 1 to {MAX_WIDTH}"
+        );
         let network = self.links.network(width, width * depth)?;
         ensure!(
             network.fits(depth),

@@ -2,7 +2,6 @@
 
 use anyhow::Result;
 use chimera_core::analyze::{MeasuredCosts, Timeline, simulate};
-use chimera_core::engine::StepReport;
 use chimera_core::render::chrome::{self, Ran};
 use chimera_core::render::{svg, text};
 use serde_json::{Value, json};
@@ -13,10 +12,10 @@ use crate::cli::parts::kernels;
 use crate::cli::parts::learnt::{Learnt, learnt};
 use crate::cli::parts::predicted;
 use crate::cli::parts::progress::Say;
-use crate::cli::parts::report::{MEASURED, PLANNED, SUMMARY};
 use crate::device::OpenDevice;
+use crate::observe::Metrics;
 use crate::plan::{Figure, Need, Prediction};
-use crate::run::{Folder, Run, Trained};
+use crate::run::{MEASURED, PLANNED, Place, Run, SUMMARY, Trained};
 
 /// The file of the run's folder that shows its last step.
 const DRAWING: &str = "pipeline.svg";
@@ -24,25 +23,26 @@ const DRAWING: &str = "pipeline.svg";
 /// A run that is done.
 pub(crate) struct Outcome<'r> {
     pub(crate) run: &'r Run,
-    pub(crate) folder: &'r Folder,
+    pub(crate) place: &'r Place,
     pub(crate) say: &'r Say,
     /// What was said of the machine before the first step.
     pub(crate) hints: Vec<String>,
+    /// The metrics of its last step, if they are known.
+    pub(crate) last: Option<Metrics>,
 }
 
 impl Outcome<'_> {
     /// Validation loss, a sample, and the measured pipeline. Writes all files of the run but its report, and returns the
     /// summary for scripts.
-    pub(crate) fn show(&self, trained: &Trained, seconds: f64) -> Result<Value> {
-        let Outcome { run, folder, say, .. } = *self;
+    pub(crate) fn show(&self, trained: &Trained, seconds: Option<f64>) -> Result<Value> {
+        let Outcome { run, place, say, ref last, .. } = *self;
         let Learnt { loss: validation_loss, perplexity, sample } = learnt(run, trained, say)?;
         let unit = match perplexity {
             Some(perplexity) => format!("nats per token, perplexity {perplexity:.2}"),
             None => "nats, per masked token and per pair".into(),
         };
-        say.line(&format!(
-            "validation loss {validation_loss:.4} {unit}, after {seconds:.1} s of training"
-        ));
+        let after = seconds.map_or(String::new(), |s| format!(", after {s:.1} s of training"));
+        say.line(&format!("validation loss {validation_loss:.4} {unit}{after}"));
         if let Some(text) = sample {
             say.line("sample:");
             for line in text.trim().lines() {
@@ -63,7 +63,8 @@ impl Outcome<'_> {
             }
         }
         kernels::table(&trained.kernels).iter().for_each(|line| say.line(line));
-        let prediction = run.prediction()?;
+        // Where no step was seen, there is nothing to hold against it.
+        let prediction = run.prediction()?.filter(|_| trained.last.is_some());
         advice.extend(prediction.and_then(|prediction| prediction.doubt.clone()));
         let figures =
             prediction.map(|prediction| self.predicted(prediction, trained)).transpose()?;
@@ -76,10 +77,10 @@ impl Outcome<'_> {
             advice.push(suggestion.sentence());
         }
         let summary = json!({
-            "run": folder.path(), "steps": trained.n_steps,
-            "loss": trained.last.as_ref().map(|last| last.loss),
+            "run": place.path(), "steps": trained.n_steps,
+            "loss": last.as_ref().and_then(|last| last.loss),
             "validation_loss": validation_loss, "perplexity": perplexity, "seconds": seconds,
-            "bubble_ratio": trained.last.as_ref().map(StepReport::bubble_ratio),
+            "bubble_ratio": last.as_ref().map(|last| last.bubble_ratio),
             "bubble_by_cause": bubble.as_ref().map(causes),
             "measured_over_simulated": overhead,
             "prediction": figures,
@@ -89,7 +90,7 @@ impl Outcome<'_> {
         let mut whole = summary.clone();
         whole["advice"] = json!(advice);
         whole["planned_by"] = self.trace(trained, prediction)?.into();
-        folder.write(SUMMARY, &format!("{whole:#}\n"))?;
+        place.write(SUMMARY, &format!("{whole:#}\n"))?;
         Ok(summary)
     }
 
@@ -99,7 +100,7 @@ impl Outcome<'_> {
         trained: &Trained,
         prediction: Option<&Prediction>,
     ) -> Result<Option<&'static str>> {
-        let Outcome { run, folder, .. } = *self;
+        let Outcome { run, place, .. } = *self;
         let (Some(timeline), Some(waits)) = (trained.timelines.last(), trained.waits.last()) else {
             return Ok(None);
         };
@@ -116,7 +117,7 @@ impl Outcome<'_> {
         let traces =
             [(PLANNED, ran(planned, Vec::new())), (MEASURED, ran(timeline.clone(), waits.clone()))];
         for (name, ran) in traces {
-            folder.write(name, &chrome::training(&[ran], &[], Some(&sizes)))?;
+            place.write(name, &chrome::training(&[ran], &[], Some(&sizes)))?;
         }
         Ok(Some(by))
     }
@@ -155,7 +156,7 @@ impl Outcome<'_> {
 
     /// The pipeline as it ran, here and in the folder.
     fn draw(&self, timeline: &Timeline, overhead: Option<&str>) -> Result<()> {
-        let Outcome { run, folder, say, .. } = *self;
+        let Outcome { run, place, say, .. } = *self;
         let (name, d) = (run.program().schedule(), run.config().depth);
         let what = match run.program().window().n_steps() {
             1 => "the last step".to_string(),
@@ -170,8 +171,8 @@ impl Outcome<'_> {
             say.line(overhead);
         }
         let title = format!("{name}, {workers}, {what} as it ran, in seconds");
-        folder.write(DRAWING, &svg::timeline(timeline, &title))?;
-        say.line(&format!("drawing: {}", folder.path().join(DRAWING).display()));
+        place.write(DRAWING, &svg::timeline(timeline, &title))?;
+        say.line(&format!("drawing: {}", place.path().join(DRAWING).display()));
         Ok(())
     }
 }

@@ -8,7 +8,8 @@ use anyhow::{Context, Result, ensure};
 use glob::{MatchOptions, Pattern, glob_with};
 
 /// The paths themselves, and in the place of each that is not there but is a pattern (`*`, `**`, `?`, `[a-z]`) those that
-/// fit it in the order of their names, but hidden ones and empty files. `**` follows no links to folders, which may lead back.
+/// fit it in the order of their names, but hidden ones and empty files. `**` follows no links to folders, which may lead back,
+/// and stands for files, unless folders alone fit: whoever is given a folder reads all that is in it.
 ///
 /// # Errors
 /// If a pattern is malformed, or fits nothing.
@@ -37,19 +38,21 @@ pub(crate) fn matching(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(all)
 }
 
-/// All below the folder where the wildcards begin that fits a pattern, in the order of names.
+/// The files below the folder where the wildcards begin that fit a pattern, in the order of names; the folders if there are no
+/// files.
 fn fitting_below(pattern: &str, options: MatchOptions) -> Result<Vec<PathBuf>> {
     let fits = Pattern::new(pattern)?;
     let options = MatchOptions { require_literal_separator: true, ..options };
     let is_plain = |part: &&std::ffi::OsStr| !part.to_string_lossy().contains(['*', '?', '[']);
     let folder: PathBuf = Path::new(pattern).iter().take_while(is_plain).collect();
-    let mut all = Vec::new();
+    let (mut files, mut folders) = (Vec::new(), Vec::new());
     walk(&folder, &mut |path| {
         if fits.matches_path_with(path, options) {
-            all.push(path.to_path_buf());
+            let found = if path.is_dir() { &mut folders } else { &mut files };
+            found.push(path.to_path_buf());
         }
     })?;
-    Ok(all)
+    Ok(if files.is_empty() { folders } else { files })
 }
 
 /// Visits all below a folder in the order of names, but through links to folders.
@@ -99,6 +102,9 @@ mod tests {
         assert_eq!(found("**/deep/*.txt").unwrap(), ["deep/d.txt", "deep/link.txt"]);
         assert_eq!(found("deep/*.txt").unwrap(), ["deep/d.txt", "deep/link.txt"]);
         assert!(found("**/e*y.txt").unwrap_err().contains("are empty"));
+        let all = ["[x].txt", "a.txt", "b.txt", "c.md", "deep/d.txt", "deep/link.txt"];
+        assert_eq!(found("**").unwrap(), all, "each file once");
+        assert_eq!(found("**/deep").unwrap(), ["deep"], "no file fits");
         assert_eq!(found("de?p").unwrap(), ["deep"], "a folder fits too");
         assert_eq!(found("[x].txt").unwrap(), ["[x].txt"], "a file of that name goes before");
         assert_eq!(found("none.txt").unwrap(), ["none.txt"], "who reads it refuses it");

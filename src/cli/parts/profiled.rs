@@ -81,12 +81,9 @@ impl Profiled {
     /// # Errors
     /// If the profile has no times of a layer, or the model cannot be cut so.
     pub(crate) fn costs(&self, timetable: &Timetable) -> Result<StageCosts> {
-        self.costs_at(timetable, self.times.clone())
-    }
-
-    fn costs_at(&self, timetable: &Timetable, times: ProfiledTimes) -> Result<StageCosts> {
         can_be_cut(&self.config, timetable.units_per_micro, timetable.n_slices())?;
-        Priced::new(&self.config.model(), Some(times)).costs(&self.config, timetable)
+        let priced = Priced::new(&self.config.model(), Some(self.times.clone()));
+        priced.costs(&self.config, timetable)
     }
 
     /// Costs of compute and of a network, and what reductions, updates and the step sync take between threads.
@@ -98,21 +95,26 @@ impl Profiled {
         priced.with_step(&self.config, costs, program)
     }
 
-    /// The plan at the times that ops take where others compute beside them for as long as the plan says that they do.
+    /// The plan at the times that all takes where others compute beside it for as long as the plan says that they do, and
+    /// these times.
+    ///
+    /// # Errors
+    /// If the profile has no times of a layer, or the plan cannot be made at them.
     pub(crate) fn beside_others(
-        &self,
+        self,
         plan: Scheduled<NetworkCosts<WorkerCosts>>,
         network: &NetworkArgs,
         given: &CostArgs,
-    ) -> Result<Scheduled<NetworkCosts<WorkerCosts>>> {
+    ) -> Result<(Scheduled<NetworkCosts<WorkerCosts>>, Profiled)> {
         if self.config.width * self.config.depth <= 1 {
-            return Ok(plan);
+            return Ok((plan, self));
         }
         let program = plan.prove()?;
         let costs = self.with_step(network.with_sums(plan.costs().clone(), &program)?, &program)?;
         let busy = 1.0 - simulate(&program, &costs).bubble_ratio();
-        let stages = self.costs_at(&plan.timetable, self.times.with_others_busy(busy))?;
+        let beside = Profiled { times: self.times.with_others_busy(busy), ..self };
+        let stages = beside.costs(&plan.timetable)?;
         let stages = given.with_transfers(stages, &plan.timetable)?;
-        plan.at(network, stages)
+        Ok((plan.at(network, stages)?, beside))
     }
 }

@@ -96,7 +96,7 @@ impl<'s> Progress<'s> {
         if let Some(line) = validation_line(metrics, best) {
             self.line(&line);
         }
-        let message = format!("loss {} {tokens_per_s:.0} tokens/s", fixed(loss, 4));
+        let message = format!("{} {tokens_per_s:.0} tokens/s", loss_of(loss));
         self.bar.set_message(message.clone());
         self.bar.inc(1);
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -142,13 +142,18 @@ impl<'s> Progress<'s> {
     }
 }
 
+/// The loss of a step, or why it has none.
+pub(crate) fn loss_of(loss: Option<f64>) -> String {
+    loss.map_or("no targets".into(), |loss| format!("loss {}", fixed(loss, 4)))
+}
+
 /// A step's numbers, its own with `width` digits.
 fn step_line(metrics: &Metrics, width: usize) -> String {
     let mfu = metrics.mfu.map_or(String::new(), |mfu| format!("  mfu {:.0}%", 100.0 * mfu));
     format!(
-        "step {:>width$}  loss {}  norm {}  lr {:.1e}  {:>5} tok  {:>5.0} tok/s  {:>4.0} ms{mfu}  bubble {:.0}%  {}",
+        "step {:>width$}  {}  norm {}  lr {:.1e}  {:>5} tok  {:>5.0} tok/s  {:>4.0} ms{mfu}  bubble {:.0}%  {}",
         metrics.step,
-        fixed(metrics.loss, 4),
+        loss_of(metrics.loss),
         fixed(metrics.grad_norm, 3),
         metrics.lr,
         count(metrics.tokens_seen),
@@ -199,11 +204,25 @@ mod tests {
 
     #[test]
     fn numbers_that_explode_stay_short() {
-        let metrics = Metrics { loss: 1.5e9, grad_norm: 27_340_184_899_267_048.0, ..metrics() };
+        let metrics =
+            Metrics { loss: Some(1.5e9), grad_norm: 27_340_184_899_267_048.0, ..metrics() };
         let line = step_line(&metrics, 3);
         assert!(line.contains("loss 1.50e9  norm 2.73e16  "), "{line}");
-        let none = Metrics { loss: f64::NAN, grad_norm: f64::INFINITY, ..metrics };
+        let none = Metrics { loss: Some(f64::NAN), grad_norm: f64::INFINITY, ..metrics };
         assert!(step_line(&none, 3).contains("loss NaN  norm inf  "));
+    }
+
+    #[test]
+    fn a_step_without_targets_has_no_loss() {
+        let none = Metrics { loss: None, grad_norm: 0.0, ..metrics() };
+        assert!(step_line(&none, 3).contains("step  36  no targets  norm 0.000  "));
+        let json = serde_json::to_string(&none).unwrap();
+        assert!(!json.contains("\"loss\""), "{json}");
+        assert_eq!(serde_json::from_str::<Metrics>(&json).unwrap().loss, None);
+        // What is no number is another matter.
+        let unsound = serde_json::to_string(&Metrics { loss: Some(f64::NAN), ..none }).unwrap();
+        let loss = serde_json::from_str::<Metrics>(&unsound).unwrap().loss;
+        assert!(loss.is_some_and(f64::is_nan), "{unsound}");
     }
 
     #[test]

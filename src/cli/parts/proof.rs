@@ -71,7 +71,8 @@ pub(crate) fn summary(program: &Program, timeline: &Timeline, unit: &str) -> Str
 pub(crate) fn named(program: &Program) -> String {
     let cut = match (program.rules().n_slices(), program.units_per_micro()) {
         (1, 1) => String::new(),
-        (1, _) => ", backwards halved".to_string(),
+        (1, 2) => ", backwards halved".to_string(),
+        (1, n_parts) => format!(", in {n_parts} parts"),
         (n_slices, _) => format!(", sequences in {n_slices} slices"),
     };
     format!("{}{cut}", program.schedule())

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Error, Result, ensure};
-use chimera_core::analyze::{NetworkCosts, Refusal, Timeline, simulate};
+use chimera_core::analyze::{NetworkCosts, Refusal, Savings, Timeline, simulate};
 use chimera_core::costs::{Costs, StageCosts, UniformCosts};
 use chimera_core::ids::Rank;
 use chimera_core::lower::{Lowering, Offloading, Recompute, lower_at, narrow};
@@ -25,11 +25,16 @@ use crate::settings::{Config, RecomputedStages, Scaling, UnfitStages};
 
 /// Ranks that have died.
 #[derive(Args)]
-#[command(mut_args(|arg| arg.allow_negative_numbers(true)))]
 pub(crate) struct LostArgs {
     /// Ranks that have died: shows the step of those that live, as `train --survive narrow` goes on with it
-    #[arg(long, value_name = "RANKS", value_delimiter = ',')]
+    #[arg(long, value_name = "RANKS", value_delimiter = ',', value_parser = rank, allow_hyphen_values = true)]
     lost: Vec<u32>,
+}
+
+/// The number of a rank.
+fn rank(word: &str) -> Result<u32, String> {
+    let why = |_| format!("`{word}` is no rank: ranks have numbers from 0, such as 2 or 0,3");
+    word.trim().parse().map_err(why)
 }
 
 impl LostArgs {
@@ -53,6 +58,8 @@ pub(crate) struct Scheduled<C = StageCosts> {
     /// Whether some activations are offloaded, if that was chosen together with them.
     pub(crate) offloads: Option<bool>,
     pub(crate) how: Lowering,
+    /// What passes were to do so that workers hold fewer activations.
+    savings: Savings,
     costs: C,
 }
 
@@ -206,13 +213,14 @@ impl<C: Foreseen> Scheduled<C> {
             ordered.passes = config.passes();
         }
         let ordered = recomputed_at(&config, ordered, &costs)?;
+        let savings = ordered.passes.savings();
         let timetable = ordered.passed(&how, &costs)?;
         let recomputed = is_open.then(|| match config.recompute {
             Recompute::None => "none".to_string(),
             _ => config.recompute_stages.to_string(),
         });
         let offloads = (is_open && may_offload).then(|| timetable.has(Kind::Offload));
-        Ok(Scheduled { timetable, search, recomputed, offloads, how, costs })
+        Ok(Scheduled { timetable, search, recomputed, offloads, how, savings, costs })
     }
 
     /// The step as the ranks that live take it, at the `costs` of the whole timetable's stages in theirs.
@@ -243,7 +251,8 @@ impl<C: Foreseen> Scheduled<C> {
     }
 
     fn lowered(&self) -> Result<Program, Refusal> {
-        lower_at(&self.timetable, &self.how, self.costs.known())
+        let program = lower_at(&self.timetable, &self.how, self.costs.known());
+        program.map_err(|refusal| refusal.asked_for(self.savings))
     }
 
     /// What a step takes.

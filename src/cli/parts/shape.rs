@@ -66,11 +66,8 @@ groups! {
 impl ShapeArgs {
     /// The options of the passes among these.
     pub(crate) fn passes(&self) -> ShapeArgs {
-        let is_pass =
-            |key: &str| OPTIONS.iter().any(|o| o.name == key && o.drawn == Some(Drawn::Passes));
-        let passes = self.0.iter().filter(|(key, _)| is_pass(key));
-        let passes = passes.map(|(key, value)| (key, value.clone()));
-        ShapeArgs(passes.fold(Settings::default(), |all, (key, value)| all.with(key, value)))
+        let others = OPTIONS.iter().filter(|option| option.drawn != Some(Drawn::Passes));
+        ShapeArgs(others.fold(self.0.clone(), |left, other| left.without(other.name)))
     }
 
     /// Refuses what was given beside a file but is not so in its timetable, which has its shape.

@@ -1,34 +1,37 @@
-//! Strings that end a text which is written as it comes.
+//! What ends a text that is written as it comes: strings, or ids.
 
-/// Passes on a text up to the first of some strings, and holds back what could begin one.
-#[derive(Debug, Default)]
-pub(crate) struct StopStrings {
-    strings: Vec<String>,
-    held: String,
+/// Passes on a sequence up to the first of some others within it, and holds back what could begin one.
+#[derive(Debug)]
+pub(crate) struct Stops<T> {
+    stops: Vec<Vec<T>>,
+    held: Vec<T>,
 }
 
-impl StopStrings {
-    pub(crate) fn new(strings: Vec<String>) -> StopStrings {
-        StopStrings { strings, held: String::new() }
+impl<T: PartialEq> Stops<T> {
+    /// What ends a sequence: none of `stops` is empty.
+    pub(crate) fn new(stops: Vec<Vec<T>>) -> Stops<T> {
+        Stops { stops, held: Vec::new() }
     }
 
-    /// What `text` adds to what may be written, and whether one of the strings has come.
-    pub(crate) fn push(&mut self, text: &str) -> (String, bool) {
-        self.held += text;
-        if let Some(at) = self.strings.iter().filter_map(|stop| self.held.find(stop)).min() {
+    /// What `more` adds to what may be written, and whether one of them has come.
+    pub(crate) fn push(&mut self, more: impl IntoIterator<Item = T>) -> (Vec<T>, bool) {
+        self.held.extend(more);
+        let first = |stop: &Vec<T>| self.held.windows(stop.len()).position(|part| part == stop);
+        if let Some(at) = self.stops.iter().filter_map(first).min() {
             self.held.truncate(at);
             return (std::mem::take(&mut self.held), true);
         }
-        let begins_one =
-            |rest: &str| self.strings.iter().any(|stop| !rest.is_empty() && stop.starts_with(rest));
-        let starts = self.held.char_indices().map(|(at, _)| at);
-        let held = starts.into_iter().find(|at| begins_one(&self.held[*at..]));
-        let rest = self.held.split_off(held.unwrap_or(self.held.len()));
+        let begins_one = |at: &usize| {
+            let rest = &self.held[*at..];
+            self.stops.iter().any(|stop| stop.starts_with(rest))
+        };
+        let held = (0..self.held.len()).find(begins_one).unwrap_or(self.held.len());
+        let rest = self.held.split_off(held);
         (std::mem::replace(&mut self.held, rest), false)
     }
 
-    /// What was held back, where no text comes any more.
-    pub(crate) fn rest(self) -> String {
+    /// What was held back, where nothing comes any more.
+    pub(crate) fn rest(self) -> Vec<T> {
         self.held
     }
 }
@@ -39,16 +42,17 @@ mod tests {
 
     /// What is written of some pieces, and how many of them it takes.
     fn written(stops: &[&str], pieces: &[&str]) -> (String, usize) {
-        let mut stops = StopStrings::new(stops.iter().map(|s| (*s).to_owned()).collect());
+        let mut stops = Stops::new(stops.iter().map(|s| s.chars().collect()).collect());
         let mut all = String::new();
         for (n, piece) in pieces.iter().enumerate() {
-            let (text, is_over) = stops.push(piece);
-            all += &text;
+            let (text, is_over) = stops.push(piece.chars());
+            all.extend(text);
             if is_over {
                 return (all, n + 1);
             }
         }
-        (all + &stops.rest(), pieces.len())
+        all.extend(stops.rest());
+        (all, pieces.len())
     }
 
     #[test]
@@ -60,5 +64,13 @@ mod tests {
         assert_eq!(written(&["END"], &["a EN"]), ("a EN".into(), 1));
         assert_eq!(written(&["aab"], &["a", "a", "a", "b", "c"]), ("a".into(), 4));
         assert_eq!(written(&["é"], &["naïv", "é"]), ("naïv".into(), 2));
+    }
+
+    #[test]
+    fn ids_are_compared_whole() {
+        let mut stops = Stops::new(vec![vec![2], vec![7, 8]]);
+        assert_eq!(stops.push([32, 20, 7]), (vec![32, 20], false));
+        assert_eq!(stops.push([9]), (vec![7, 9], false));
+        assert_eq!(stops.push([7, 8, 2]), (vec![], true));
     }
 }

@@ -1,12 +1,14 @@
 //! What a `tokenizer.json` says, by Hugging Face's `tokenizers`.
 
-use std::panic::{UnwindSafe, catch_unwind, set_hook, take_hook};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::sync::{Arc, Once};
 
 use serde::de::IgnoredAny;
-use tokenizers::Tokenizer;
+use tokenizers::{Encoding, Token, Tokenizer};
 
 use super::TokenizerError;
+use super::pieces::WholeToken;
 
 /// The tokenizer of a file. Clones share it.
 #[derive(Clone, Debug)]
@@ -14,6 +16,7 @@ pub struct FileTokenizer {
     tokenizer: Arc<Tokenizer>,
     /// What the file holds: a model takes it along after hours of training, when the file may be gone.
     content: Arc<[u8]>,
+    whole: Arc<[WholeToken]>,
 }
 
 impl FileTokenizer {
@@ -27,7 +30,14 @@ impl FileTokenizer {
         let mut tokenizer = parsed.map_err(|e| e.to_string())?;
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
-        Ok(FileTokenizer { tokenizer: Arc::new(tokenizer), content: content.into() })
+        let added = tokenizer.get_added_tokens_decoder().into_values();
+        let whole = added.map(|token| WholeToken {
+            takes_before: token.lstrip,
+            takes_behind: token.rstrip,
+            content: token.content,
+        });
+        let whole = whole.filter(WholeToken::can_be_torn).collect();
+        Ok(FileTokenizer { tokenizer: Arc::new(tokenizer), content: content.into(), whole })
     }
 
     pub(super) fn content(&self) -> &[u8] {
@@ -47,25 +57,65 @@ impl FileTokenizer {
         self.tokenizer.id_to_token(id)
     }
 
-    pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        match self.tokenizer.encode_fast(text, false) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(error) => Err(TokenizerError::Encode(error.to_string())),
+    /// Tokens that a cut of a text may not tear, or part from the blanks that they take in.
+    pub(super) fn whole(&self) -> &[WholeToken] {
+        &self.whole
+    }
+
+    /// The ids that stand before a text alone, by the post-processor.
+    pub(super) fn beginning(&self) -> Result<Vec<u32>, TokenizerError> {
+        let probe = Encoding::from_tokens(vec![Token::new(0, String::new(), (0, 0))], 0);
+        let probed = silently(|| self.tokenizer.post_process(probe, None, true));
+        match probed {
+            Some(Ok(probed)) => {
+                let marked = probed.get_ids().iter().zip(probed.get_special_tokens_mask());
+                Ok(marked
+                    .take_while(|(_, is_special)| **is_special == 1)
+                    .map(|(id, _)| *id)
+                    .collect())
+            }
+            Some(Err(error)) => Err(TokenizerError::Encode(error.to_string())),
+            None => Err(TokenizerError::Encode(INCONSISTENT.into())),
         }
     }
 
-    pub(super) fn decode(&self, ids: &[u32]) -> String {
-        self.tokenizer.decode(ids, false).unwrap_or_default()
+    pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        match silently(|| self.tokenizer.encode_fast(text, false)) {
+            Some(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
+            Some(Err(error)) => Err(TokenizerError::Encode(error.to_string())),
+            None => Err(TokenizerError::Encode(INCONSISTENT.into())),
+        }
+    }
+
+    pub(super) fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        match silently(|| self.tokenizer.decode(ids, false)) {
+            Some(text) => Ok(text.unwrap_or_default()),
+            None => Err(TokenizerError::Decode(INCONSISTENT.into())),
+        }
     }
 }
 
+/// What is wrong with a file on which the library panics.
+const INCONSISTENT: &str = "its tokenizer.json is inconsistent";
+
+thread_local! {
+    /// Whether nobody is told of panics of this thread.
+    static IS_SILENT: Cell<bool> = const { Cell::new(false) };
+}
+
 /// What `work` gives unless it panics, which nobody is told.
-fn silently<T>(work: impl FnOnce() -> T + UnwindSafe) -> Option<T> {
-    static HOOK: Mutex<()> = Mutex::new(()); // one at a time, or hooks were put back in another order
-    let _own = HOOK.lock().unwrap_or_else(PoisonError::into_inner);
-    let hook = take_hook();
-    set_hook(Box::new(|_| ()));
-    let done = catch_unwind(work).ok();
-    set_hook(hook);
+fn silently<T>(work: impl FnOnce() -> T) -> Option<T> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let tell = take_hook();
+        set_hook(Box::new(move |panic| {
+            if !IS_SILENT.get() {
+                tell(panic);
+            }
+        }));
+    });
+    let before = IS_SILENT.replace(true);
+    let done = catch_unwind(AssertUnwindSafe(work)).ok();
+    IS_SILENT.set(before);
     done
 }

@@ -15,6 +15,7 @@ use chimera_core::ids::Rank;
 
 pub use file::FileTokenizer;
 pub use pieces::pieces;
+use pieces::pieces_around;
 pub use stream::Stream;
 
 use crate::formats::files::{self, read_regular};
@@ -93,6 +94,9 @@ pub enum TokenizerError {
     /// The tokenizer cannot express a text.
     #[error("the tokenizer cannot encode this text: {0}")]
     Encode(String),
+    /// The tokenizer cannot make a text of ids.
+    #[error("the tokenizer cannot make a text of these ids: {0}")]
+    Decode(String),
 }
 
 /// A way to cut text into tokens.
@@ -170,19 +174,27 @@ impl Tokenizer {
         if alike {
             return Ok(());
         }
-        let differs = (0..self.vocab().min(data.vocab()) as u32).find_map(|id| {
+        let mut differs = None;
+        for id in 0..self.vocab().min(data.vocab()) as u32 {
+            // Not all ids below the highest need be there.
+            let has = |tokenizer: &Tokenizer| match tokenizer {
+                Tokenizer::File(file) => file.token_of(id).is_some(),
+                Tokenizer::Bytes | Tokenizer::Gpt2 => true,
+            };
+            if !has(self) || !has(data) {
+                continue;
+            }
             let (of_model, of_data) = match (self, data) {
                 (Tokenizer::File(ours), Tokenizer::File(theirs)) => {
-                    (ours.token_of(id)?, theirs.token_of(id)?)
+                    (ours.token_of(id).unwrap_or_default(), theirs.token_of(id).unwrap_or_default())
                 }
-                (Tokenizer::File(file), _) | (_, Tokenizer::File(file)) => {
-                    file.token_of(id)?; // not all ids below the highest need be there
-                    (self.decode(&[id]), data.decode(&[id]))
-                }
-                _ => (self.decode(&[id]), data.decode(&[id])),
+                _ => (self.decode(&[id])?, data.decode(&[id])?),
             };
-            (of_model != of_data).then_some((id, of_data, of_model))
-        });
+            if of_model != of_data {
+                differs = Some((id, of_data, of_model));
+                break;
+            }
+        }
         let Some((id, of_data, of_model)) = differs else { return Ok(()) };
         let name = match (self, data) {
             (_, Tokenizer::Bytes) => return Err(TokenizerError::OnlyBytes),
@@ -242,12 +254,40 @@ impl Tokenizer {
         }
     }
 
+    /// The ids that stand before a text alone, as its begin-of-text token, where the tokenizer's file says so.
+    ///
+    /// # Errors
+    /// If the file does not say it soundly.
+    pub fn beginning(&self) -> Result<Vec<u32>, TokenizerError> {
+        let Tokenizer::File(tokenizer) = self else { return Ok(Vec::new()) };
+        let ids = tokenizer.beginning()?;
+        match ids.iter().find(|id| **id as usize >= self.vocab()) {
+            Some(id) => {
+                let reason =
+                    format!("its tokenizer.json begins a text with id {id}, which it lacks");
+                Err(TokenizerError::Encode(reason))
+            }
+            None => Ok(ids),
+        }
+    }
+
+    /// Cuts a text into [pieces] that together have its ids: none tears a token that the tokenizer's file adds as a whole.
+    pub fn pieces<'t>(&'t self, text: &'t str) -> Box<dyn Iterator<Item = &'t str> + 't> {
+        match self {
+            Tokenizer::File(tokenizer) => Box::new(pieces_around(text, tokenizer.whole())),
+            Tokenizer::Bytes | Tokenizer::Gpt2 => Box::new(pieces(text)),
+        }
+    }
+
     /// The text of ids. What is no UTF-8 becomes `�`, and ids that are not in the vocabulary are left out.
-    pub fn decode(&self, ids: &[u32]) -> String {
+    ///
+    /// # Errors
+    /// [`TokenizerError::Decode`] if the tokenizer's file is inconsistent.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
         match (self.bytes(ids), self) {
-            (Some(bytes), _) => String::from_utf8_lossy(&bytes).into_owned(),
+            (Some(bytes), _) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
             (None, Tokenizer::File(tokenizer)) => tokenizer.decode(ids),
-            (None, _) => String::new(),
+            (None, _) => Ok(String::new()),
         }
     }
 
@@ -261,14 +301,6 @@ impl Tokenizer {
     }
 }
 
-/// Puts a copy of the `tokenizer.json` at `from` beside the model in `dir`, where others look for it.
-///
-/// # Errors
-/// A [`Fault`], with the file.
-pub fn save_tokenizer(dir: &Path, from: &Path) -> Result<(), Fault> {
-    copy(from, &dir.join(TOKENIZER))
-}
-
 /// Writes `content` as the `tokenizer.json` of the model in `dir`.
 ///
 /// # Errors
@@ -277,20 +309,27 @@ pub fn write_tokenizer(dir: &Path, content: &[u8]) -> Result<(), Fault> {
     publish(&dir.join(TOKENIZER), content)
 }
 
+/// What a `tokenizer.json` holds, whether it is one or not.
+///
+/// # Errors
+/// A [`Fault`], with the file.
+pub fn tokenizer_content(from: &Path) -> Result<Vec<u8>, Fault> {
+    let read = read_regular(from, MAX_BYTES).and_then(|content| {
+        let too_large = || Error::other(format!("it is larger than {MAX_BYTES} bytes"));
+        content.ok_or_else(too_large)
+    });
+    read.map_err(|e| {
+        let message = format!("cannot read tokenizer {}: {e}", from.display());
+        Fault::new(Class::Io, Rank(0), message)
+    })
+}
+
 /// Copies a `tokenizer.json`.
 ///
 /// # Errors
 /// A [`Fault`], with the file that cannot be read or written.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), Fault> {
-    let read = read_regular(from, MAX_BYTES).and_then(|content| {
-        let too_large = || Error::other(format!("it is larger than {MAX_BYTES} bytes"));
-        content.ok_or_else(too_large)
-    });
-    let content = read.map_err(|e| {
-        let message = format!("cannot read tokenizer {}: {e}", from.display());
-        Fault::new(Class::Io, Rank(0), message)
-    })?;
-    publish(to, &content)
+    publish(to, &tokenizer_content(from)?)
 }
 
 fn publish(path: &Path, content: &[u8]) -> Result<(), Fault> {
@@ -326,7 +365,7 @@ mod tests {
         // As OpenAI's encoder has them.
         let ids = Tokenizer::Gpt2.encode("Hello world").unwrap();
         assert_eq!(ids, [15496, 995]);
-        assert_eq!(Tokenizer::Gpt2.decode(&[50256, 60_000, 995]), "<|endoftext|> world");
+        assert_eq!(Tokenizer::Gpt2.decode(&[50256, 60_000, 995]).unwrap(), "<|endoftext|> world");
         assert_eq!(Tokenizer::Gpt2.encode("<|endoftext|>").unwrap().len(), 7);
     }
 
@@ -335,7 +374,7 @@ mod tests {
         let words = read(WORDS.as_bytes()).unwrap();
         assert_eq!(words.vocab(), 8);
         assert_eq!(words.encode("pipe stage, worker").unwrap(), [1, 2, 0, 7]);
-        assert_eq!(words.decode(&[2, 5, 1]), "stage pipe");
+        assert_eq!(words.decode(&[2, 5, 1]).unwrap(), "stage pipe");
     }
 
     #[test]
@@ -368,6 +407,83 @@ mod tests {
         }
     }
 
+    /// The library panics on a token that is shorter than what is to be taken from its ends.
+    #[test]
+    fn a_file_that_cannot_be_decoded_is_refused() {
+        let strip = r#"{"type": "Strip", "content": "e", "start": 0, "stop": 9}"#;
+        let file = WORDS.replace("\"pipe\"", "\"e\"");
+        let words =
+            read(file.replace("\"decoder\": null", &format!("\"decoder\": {strip}")).as_bytes());
+        let words = words.unwrap();
+        let refusal = words.decode(&[1]).unwrap_err().to_string();
+        assert!(refusal.ends_with("its tokenizer.json is inconsistent"), "{refusal}");
+        assert!(Stream::new(&words).push(&[1]).is_err());
+        assert_eq!(words.encode("e").unwrap(), [1]);
+    }
+
+    #[test]
+    fn a_text_begins_as_the_template_says() {
+        let template = |begins: u32| {
+            let piece =
+                |name: &str| format!(r#"{{"SpecialToken": {{"id": "{name}", "type_id": 0}}}}"#);
+            let text = r#"{"Sequence": {"id": "A", "type_id": 0}}"#;
+            let other = text.replace('A', "B");
+            let special = |name: &str, id: u32| {
+                format!(r#""{name}": {{"id": "{name}", "ids": [{id}], "tokens": ["{name}"]}}"#)
+            };
+            let template = format!(
+                r#"{{"type": "TemplateProcessing", "single": [{}, {text}, {}], "pair": [{text}, {other}],
+                "special_tokens": {{{}, {}}}}}"#,
+                piece("pipe"),
+                piece("stage"),
+                special("pipe", begins),
+                special("stage", 2),
+            );
+            let file = WORDS
+                .replace("\"post_processor\": null", &format!("\"post_processor\": {template}"));
+            read(file.as_bytes()).unwrap()
+        };
+        assert_eq!(template(1).beginning().unwrap(), [1], "what stands behind it does not count");
+        assert_eq!(template(1).encode("worker").unwrap(), [7]);
+        let refusal = template(8).beginning().unwrap_err().to_string();
+        assert!(refusal.ends_with("begins a text with id 8, which it lacks"), "{refusal}");
+        assert!(read(WORDS.as_bytes()).unwrap().beginning().unwrap().is_empty());
+        assert!(Tokenizer::Gpt2.beginning().unwrap().is_empty());
+    }
+
+    /// A blank within a token is no place to cut, nor one that a token takes in.
+    #[test]
+    fn added_tokens_are_not_torn() {
+        let added = |id: u32, content: &str, takes: &str| {
+            format!(
+                r#"{{"id": {id}, "content": "{content}", "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": false}}"#
+            )
+            .replace(&format!("\"{takes}\": false"), &format!("\"{takes}\": true"))
+        };
+        let tokens =
+            [added(8, "New York", ""), added(9, "[R]", "rstrip"), added(10, "[L]", "lstrip")];
+        let file = WORDS
+            .replace("\"added_tokens\": []", &format!("\"added_tokens\": [{}]", tokens.join(", ")))
+            .replace(
+                "{\"type\": \"Whitespace\"}",
+                r#"{"type": "Metaspace", "replacement": "_", "prepend_scheme": "never"}"#,
+            );
+        let tokenizer = read(file.as_bytes()).unwrap();
+        for line in ["New York ", "xxx\tNew York\t", "pipe [R] stage\t", "\tpipe\n[L]x"] {
+            let text = line.repeat(200_000 / line.len());
+            let pieces: Vec<&str> = tokenizer.pieces(&text).collect();
+            assert!(pieces.concat() == text && pieces.len() > 2, "{line}");
+            let ids: Vec<u32> =
+                pieces.iter().flat_map(|piece| tokenizer.encode(piece).unwrap()).collect();
+            let whole = tokenizer.encode(&text).unwrap();
+            let of = |token: u32, ids: &[u32]| ids.iter().filter(|id| **id == token).count();
+            for token in 8..11 {
+                assert_eq!(of(token, &ids), of(token, &whole), "{line}: {token}");
+            }
+        }
+    }
+
     /// GPT-2's own `tokenizer.json` has to pass for `gpt2`, and one with further tokens for what it was before.
     #[test]
     fn ids_that_stand_for_other_texts_are_refused() {
@@ -384,7 +500,7 @@ mod tests {
         ] {
             assert!(model.check_data(data).is_ok());
         }
-        let ids = (0..50_257).map(|id| (Tokenizer::Gpt2.decode(&[id]), id));
+        let ids = (0..50_257).map(|id| (Tokenizer::Gpt2.decode(&[id]).unwrap(), id));
         // What is no UTF-8 alone has the same name more than once.
         let ids: std::collections::BTreeMap<_, _> = ids.collect();
         let vocabulary = serde_json::to_string(&ids).unwrap();
@@ -409,7 +525,7 @@ mod tests {
     fn long_runs_are_encoded() {
         for text in [" ".repeat(3 << 20) + "x", "a".repeat(200_000), "\n".repeat(200_000)] {
             let ids = Tokenizer::Gpt2.encode(&text).unwrap();
-            assert!(Tokenizer::Gpt2.decode(&ids) == text);
+            assert!(Tokenizer::Gpt2.decode(&ids).unwrap() == text);
         }
     }
 
@@ -419,7 +535,7 @@ mod tests {
             for tokenizer in [Tokenizer::Bytes, Tokenizer::Gpt2] {
                 let ids = tokenizer.encode(&text).unwrap();
                 prop_assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab()));
-                prop_assert_eq!(tokenizer.decode(&ids), text.clone());
+                prop_assert_eq!(tokenizer.decode(&ids).unwrap(), text.clone());
             }
         }
     }

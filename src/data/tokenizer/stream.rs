@@ -1,6 +1,6 @@
 //! The text of ids that come one by one.
 
-use super::Tokenizer;
+use super::{Tokenizer, TokenizerError};
 
 /// Gives the text of ids as soon as later ones cannot change it: all that it gave is what
 /// [`Tokenizer::decode`] makes of all ids.
@@ -22,33 +22,39 @@ impl<'t> Stream<'t> {
     }
 
     /// What further ids add to the text.
-    pub fn push(&mut self, ids: &[u32]) -> String {
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::decode`].
+    pub fn push(&mut self, ids: &[u32]) -> Result<String, TokenizerError> {
         if let Some(bytes) = self.tokenizer.bytes(ids) {
             self.bytes.extend(bytes);
             let end = self.bytes.len() - incomplete(&self.bytes);
             let text = String::from_utf8_lossy(&self.bytes[..end]).into_owned();
             self.bytes.drain(..end);
-            return text;
+            return Ok(text);
         }
         self.ids.extend(ids);
-        let text = self.new_text();
+        let text = self.new_text()?;
         if text.is_empty() || text.ends_with('\u{fffd}') || self.ends_with_a_byte() {
-            return String::new();
+            return Ok(String::new());
         }
         self.ids.drain(..self.n_given);
         self.n_given = self.ids.len();
-        text
+        Ok(text)
     }
 
     /// What was kept back, where no id comes any more.
-    pub fn rest(self) -> String {
-        self.new_text() + &String::from_utf8_lossy(&self.bytes)
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::decode`].
+    pub fn rest(self) -> Result<String, TokenizerError> {
+        Ok(self.new_text()? + &String::from_utf8_lossy(&self.bytes))
     }
 
-    fn new_text(&self) -> String {
-        let given = self.tokenizer.decode(&self.ids[..self.n_given]);
-        let text = self.tokenizer.decode(&self.ids);
-        text.strip_prefix(&given).unwrap_or_default().to_string()
+    fn new_text(&self) -> Result<String, TokenizerError> {
+        let given = self.tokenizer.decode(&self.ids[..self.n_given])?;
+        let text = self.tokenizer.decode(&self.ids)?;
+        Ok(text.strip_prefix(&given).unwrap_or_default().to_string())
     }
 
     /// Tokens such as `<0xE2>` in a row are a text or none as a whole.
@@ -86,8 +92,8 @@ mod tests {
     /// What each id adds, and what is left then.
     fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
         let mut stream = Stream::new(tokenizer);
-        let mut texts: Vec<String> = ids.iter().map(|id| stream.push(&[*id])).collect();
-        texts.push(stream.rest());
+        let mut texts: Vec<String> = ids.iter().map(|id| stream.push(&[*id]).unwrap()).collect();
+        texts.push(stream.rest().unwrap());
         texts
     }
 
@@ -121,7 +127,7 @@ mod tests {
             for ids in [&[0, 3, 4, 0, 5, 1][..], &[3, 3, 9, 2, 0], &[9, 4, 5], &[9], &[]] {
                 assert_eq!(
                     streamed(&tokenizer, ids).concat(),
-                    tokenizer.decode(ids),
+                    tokenizer.decode(ids).unwrap(),
                     "{decoder}: {ids:?}"
                 );
             }
@@ -133,7 +139,7 @@ mod tests {
         fn all_that_is_given_is_the_text(ids in prop::collection::vec(0u32..300, 0..40), text in "\\PC{0,20}") {
             for tokenizer in [Tokenizer::Bytes, Tokenizer::Gpt2] {
                 let ids = [ids.clone(), tokenizer.encode(&text).unwrap()].concat();
-                prop_assert_eq!(streamed(&tokenizer, &ids).concat(), tokenizer.decode(&ids));
+                prop_assert_eq!(streamed(&tokenizer, &ids).concat(), tokenizer.decode(&ids).unwrap());
             }
         }
     }

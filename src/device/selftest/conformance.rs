@@ -55,14 +55,14 @@ impl Compute for Equivalence<'_> {
     type Output = ();
 
     fn on<K: Layers>(self, by_rank: &[K]) {
-        let runs = [("dapple", 1), ("1f1b", 2), ("1f1b", 4), ("chimera", 2), ("chimera", 4)];
+        let runs = [("1f1b", 1), ("1f1b", 2), ("1f1b", 4), ("chimera", 2), ("chimera", 4)];
         compare(self.0, by_rank, "GPT-2", small, &runs);
         if by_rank[0].has_llama_layers() {
             compare(self.0, by_rank, "a Llama", small_llama, &[("1f1b", 2), ("chimera", 4)]);
         }
         if self.0.size == Size::Full {
             let what = "two layers of GPT-2's width";
-            compare(self.0, by_rank, what, wide, &[("dapple", 1), ("1f1b", 2)]);
+            compare(self.0, by_rank, what, wide, &[("1f1b", 1), ("1f1b", 2)]);
         }
     }
 }
@@ -75,7 +75,7 @@ fn compare<K: Layers>(
     schedules: &[(&'static str, usize)],
 ) {
     let what = format!("training {model} on the CPU");
-    let Some(expected) = suite.train(&what, &run("dapple", 1), &[Candle::cpu()]) else {
+    let Some(expected) = suite.train(&what, &run("1f1b", 1), &[Candle::cpu()]) else {
         return;
     };
     for &(schedule, depth) in schedules {

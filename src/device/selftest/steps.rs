@@ -36,7 +36,7 @@ impl Compute for StepTrials<'_> {
         let n_micro_batches = 2 * DEPTH as u32;
         let tokens = (micro_batch_size * n_micro_batches as usize * model.context) as f64;
         let (mut alone, mut loss_of_one) = (None, None);
-        for (schedule, depth) in [("dapple", 1), ("1f1b", DEPTH), ("chimera", DEPTH)] {
+        for (schedule, depth) in [("1f1b", 1), ("1f1b", DEPTH), ("chimera", DEPTH)] {
             let what = format!("{schedule} with {depth} worker(s)");
             let (shape, model) = (Shape::new(depth, n_micro_batches), model.clone());
             let recompute = Recompute::None;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::{Unusable, has_manifest, no_manifest};
+use crate::formats::SpecialIds;
 use crate::formats::files::text_regular;
 use crate::settings::llama_of;
 
@@ -59,6 +60,12 @@ pub struct Manifest {
     /// moments.
     #[serde(default = "moments", skip_serializing_if = "are_moments")]
     pub optimizer_state: Vec<String>,
+    /// Which tokens begin, end and pad a text, where the training began with a model that says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub special_ids: Option<SpecialIds>,
+    /// The token behind each document of the data, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end_of_text: Option<u32>,
     /// What a search found as its schedule, if one did, as JSON: another search may find another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timetable: Option<String>,

@@ -15,6 +15,7 @@ use std::fs::{File, symlink_metadata};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use chimera_core::device::Elements;
 use chimera_core::engine::{Optimizer, Snapshot, StateTensor};
 use chimera_core::stage::Param;
@@ -28,7 +29,6 @@ pub use store::{Entry, Store};
 
 pub(crate) use crate::formats::files::tensors::bytes;
 
-use crate::formats::files::io_fault;
 use crate::formats::files::tensors::{self, NamedTensor, TensorFile};
 
 /// The value of `resume` that takes the newest checkpoint of a run.
@@ -202,7 +202,7 @@ impl Checkpoint {
             words,
         });
         let written = tensors::write(&Disk::default(), to, named.collect(), None);
-        Ok(written.map_err(|e| io_fault("weights", to, &e))?)
+        written.with_context(|| format!("cannot write weights {}", to.display()))
     }
 }
 

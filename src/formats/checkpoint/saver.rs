@@ -107,6 +107,11 @@ impl Saver {
         &self.store
     }
 
+    /// Tells of what else goes wrong beside the training.
+    pub(crate) fn tell(&self, problem: &str) {
+        (self.warn)(problem);
+    }
+
     /// Tells of a save on the way that failed.
     pub(super) fn warn(&self, fault: &Fault) {
         (self.warn)(&goes_on(fault));

@@ -166,7 +166,7 @@ impl Store {
     }
 
     /// Writes a checkpoint: one file for the tensors of each part that has any, then the manifest, of which
-    /// `manifest` lacks the files. Older ones are removed when it is published, and not before.
+    /// `manifest` lacks the files. The oldest of those that are to be kept is removed when it is published, and not before.
     ///
     /// # Errors
     /// If a value is not finite, or the files cannot be written; what was written of them is removed.
@@ -189,8 +189,10 @@ impl Store {
         }
     }
 
-    /// Makes the folder of a checkpoint, before its files are written.
+    /// Makes the folder of a checkpoint, before its files are written. More checkpoints than are to be kept go first:
+    /// on a full disk there would be no room for it.
     pub(super) fn begin(&self, step: u64) -> Result<(), Fault> {
+        let _ = self.prune(); // what cannot be removed is told when the checkpoint is published
         let folder = self.folder_of(step);
         let make = || {
             if !self.folder.exists() {

@@ -1,7 +1,7 @@
 //! Files that are complete or not there, after a kill or a loss of power at any moment.
 
 use std::ffi::OsStr;
-use std::fs::{File, create_dir_all, remove_dir_all, remove_file, rename};
+use std::fs::{File, OpenOptions, create_dir_all, remove_dir_all, remove_file, rename};
 use std::io::{BufWriter, Result, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,12 +36,16 @@ impl Disk {
     }
 
     /// Writes a file under another name, and gives it its own when it is on disk. What cannot be written
-    /// leaves nothing behind.
+    /// leaves nothing behind. A device or a pipe stays what it is, and is written to.
     pub fn write(
         &self,
         path: &Path,
         fill: impl FnOnce(&mut dyn Write) -> Result<()>,
     ) -> Result<Written> {
+        if path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+            let file = self.pass("create", path, || OpenOptions::new().write(true).open(path))?;
+            return self.fill(path, file, fill).map(|(written, _)| written);
+        }
         let part = own_part_of(path);
         self.write_part(&part, fill)
             .and_then(|written| self.rename(&part, path).map(|()| written))
@@ -56,12 +60,22 @@ impl Disk {
         fill: impl FnOnce(&mut dyn Write) -> Result<()>,
     ) -> Result<Written> {
         let file = self.pass("create", part, || super::replace(part))?;
-        let out = Out { disk: self, path: part, file, bytes: 0, hasher: blake3::Hasher::new() };
+        let (written, file) = self.fill(part, file, fill)?;
+        self.pass("sync", part, || file.sync_all())?;
+        Ok(written)
+    }
+
+    fn fill(
+        &self,
+        path: &Path,
+        file: File,
+        fill: impl FnOnce(&mut dyn Write) -> Result<()>,
+    ) -> Result<(Written, File)> {
+        let out = Out { disk: self, path, file, bytes: 0, hasher: blake3::Hasher::new() };
         let mut out = BufWriter::with_capacity(CHUNK, out);
         fill(&mut out)?;
         let Out { file, bytes, hasher, .. } = out.into_inner().map_err(|e| e.into_error())?;
-        self.pass("sync", part, || file.sync_all())?;
-        Ok(Written { bytes, blake3: hasher.finalize().to_string() })
+        Ok((Written { bytes, blake3: hasher.finalize().to_string() }, file))
     }
 
     pub(crate) fn create_dir(&self, path: &Path) -> Result<()> {
@@ -161,6 +175,23 @@ mod tests {
         assert!(failed.is_err());
         assert_eq!(std::fs::read(at("a.json.part")).unwrap(), b"mine");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn pipes_are_written_to_and_not_replaced() {
+        use std::os::unix::fs::FileTypeExt;
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || std::fs::read(pipe).unwrap()
+        });
+        Disk::default().write(&pipe, |out| out.write_all(b"whole")).unwrap();
+        assert_eq!(reader.join().unwrap(), b"whole");
+        assert!(pipe.metadata().unwrap().file_type().is_fifo());
     }
 
     #[test]

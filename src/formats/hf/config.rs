@@ -9,11 +9,12 @@ use serde::Deserialize;
 use super::CONFIG;
 use super::dropout::DropoutRates;
 use super::table::{FORMATS, format};
+use crate::formats::SpecialIds;
 use crate::formats::checkpoint::{MANIFEST, Store};
 use crate::formats::files::read_regular;
 
 /// Larger files are refused before they are read.
-const MAX_CONFIG_BYTES: u64 = 1 << 20;
+pub(super) const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
 /// The model in `dir`, and what is dropped when it is trained.
 ///
@@ -62,8 +63,10 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
 }
 
 /// `config.json` of a model.
-pub(crate) fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> String {
-    (format(config.architecture).to_json)(config, dropout)
+pub(crate) fn to_json(config: &ModelConfig, dropout: &DropoutRates, ids: &SpecialIds) -> String {
+    let mut keys = (format(config.architecture).to_json)(config, dropout);
+    ids.put_into(&mut keys);
+    format!("{keys:#}\n")
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use chimera_core::model::ModelConfig;
+use serde_json::Value;
 
 use super::dropout::DropoutRates;
 
@@ -11,8 +12,8 @@ pub(super) struct HfFormat {
     pub(super) model_types: &'static [&'static str],
     /// Reads `config.json`. What the model here does not compute is refused with the key that says so.
     pub(super) parse: fn(&[u8]) -> Result<(ModelConfig, DropoutRates)>,
-    /// Writes `config.json`.
-    pub(super) to_json: fn(&ModelConfig, &DropoutRates) -> String,
+    /// Writes `config.json`, with the usual ids of tokens that begin, end and pad a text.
+    pub(super) to_json: fn(&ModelConfig, &DropoutRates) -> Value,
     /// Our name of a tensor, or `None` if it is no weight.
     pub(super) from_hf: fn(&str) -> Option<String>,
     /// The name of a tensor, or of a part of one, in a model with its head.

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail, ensure};
 use chimera_core::layers::Activation;
 use chimera_core::model::{Architecture, Llama, ModelConfig, RopeScaling};
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::dropout::DropoutRates;
 use super::format::HfFormat;
@@ -35,21 +35,21 @@ struct Keys {
     intermediate_size: usize,
     max_position_embeddings: usize,
     vocab_size: usize,
-    #[serde(default)]
-    tie_word_embeddings: bool,
+    tie_word_embeddings: Option<bool>,
     #[serde(default = "silu")]
     hidden_act: String,
     #[serde(default = "epsilon")]
     rms_norm_eps: f64,
     rope_theta: Option<f64>,
-    rope_scaling: Option<RopeKeys>,
-    rope_parameters: Option<RopeKeys>,
-    #[serde(default)]
-    attention_bias: bool,
-    #[serde(default)]
-    mlp_bias: bool,
-    #[serde(default)]
-    attention_dropout: f64,
+    rope_scaling: Option<Map<String, Value>>,
+    rope_parameters: Option<Map<String, Value>>,
+    original_max_position_embeddings: Option<f64>,
+    partial_rotary_factor: Option<f64>,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    attention_dropout: Option<f64>,
+    embd_pdrop: Option<f64>,
+    resid_pdrop: Option<f64>,
     #[serde(default, deserialize_with = "present")]
     sliding_window: Option<Option<usize>>,
     #[serde(default)]
@@ -82,9 +82,14 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     let keys: Keys = serde_json::from_slice(text)?;
     let (hidden, heads) = (keys.hidden_size, keys.num_attention_heads);
     let is_qwen = keys.model_type == "qwen2";
+    let rope = rope(&keys)?;
+    // What is said with the frequencies goes before what is said of all.
+    let turned = rope.as_ref().and_then(|rope| rope.partial_rotary_factor);
+    let turned = turned.or(keys.partial_rotary_factor).unwrap_or(1.0);
     for (fits, key, found, wanted) in [
-        (!keys.attention_bias, "attention_bias", json!(true), "false"),
-        (!keys.mlp_bias, "mlp_bias", json!(true), "false"),
+        (keys.attention_bias != Some(true), "attention_bias", json!(true), "false"),
+        (keys.mlp_bias != Some(true), "mlp_bias", json!(true), "false"),
+        (turned == 1.0, "partial_rotary_factor", json!(turned), "1"),
     ] {
         ensure!(fits, "`{key}` is {found}, but the model here is a Llama with {wanted}");
     }
@@ -94,9 +99,9 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
         (None, "mistral") => Some(8),
         (None, _) => None,
     };
-    let rope = keys.rope_parameters.as_ref().or(keys.rope_scaling.as_ref());
-    let theta = rope.and_then(|rope| rope.rope_theta).or(keys.rope_theta);
-    let scaling = rope.map(|rope| scaling(rope, keys.max_position_embeddings)).transpose()?;
+    let theta = rope.as_ref().and_then(|rope| rope.rope_theta).or(keys.rope_theta);
+    let (longest, original) = (keys.max_position_embeddings, keys.original_max_position_embeddings);
+    let scaling = rope.map(|rope| scaling(&rope, longest, original)).transpose()?;
     let rope_scaling = scaling.unwrap_or(RopeScaling::None);
     let context = match rope_scaling {
         RopeScaling::Dynamic { factor, original } => RopeScaling::dynamic_context(factor, original),
@@ -120,13 +125,28 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
         heads,
         context,
         vocab: keys.vocab_size,
-        tied: keys.tie_word_embeddings,
+        tied: keys.tie_word_embeddings.unwrap_or(false),
         llama: Some(llama),
         end_of_text: None,
     };
     config.validate()?;
-    let attention = keys.attention_dropout;
-    Ok((config, DropoutRates { embedding: 0.0, residual: 0.0, attention }))
+    let dropout = DropoutRates {
+        embedding: keys.embd_pdrop.unwrap_or(0.0),
+        residual: keys.resid_pdrop.unwrap_or(0.0),
+        attention: keys.attention_dropout.unwrap_or(0.0),
+    };
+    Ok((config, dropout))
+}
+
+/// What is said of rotary frequencies: as in `transformers`, all of it by `rope_scaling` where that says anything.
+fn rope(keys: &Keys) -> Result<Option<RopeKeys>> {
+    let said = [("rope_scaling", &keys.rope_scaling), ("rope_parameters", &keys.rope_parameters)];
+    let said = said.into_iter().filter_map(|(key, said)| Some((key, said.as_ref()?)));
+    let Some((key, said)) = said.into_iter().find(|(_, said)| !said.is_empty()) else {
+        return Ok(None);
+    };
+    let rope = serde_json::from_value(Value::Object(said.clone()));
+    rope.map(Some).with_context(|| format!("`{key}`"))
 }
 
 /// The names of the functions of a gate.
@@ -154,15 +174,28 @@ fn window(keys: &Keys) -> Result<Option<usize>> {
         "qwen2" if keys.use_sliding_window => keys.sliding_window.unwrap_or(Some(4096)),
         _ => None,
     };
-    let is_windowed = |layer: usize| match &keys.layer_types {
-        Some(types) => types.get(layer).is_some_and(|kind| kind == of_all),
-        None => keys.model_type != "qwen2" || layer >= keys.max_window_layers.unwrap_or(28),
-    };
     if let Some(kind) =
         keys.layer_types.iter().flatten().find(|kind| ![of_all, none].contains(&kind.as_str()))
     {
         bail!("`layer_types` has {kind:?}, but layers here are {of_all:?} or {none:?}");
     }
+    if keys.model_type == "mistral" {
+        // `transformers` asks `sliding_window` alone.
+        let wanted = if window.is_some() { of_all } else { none };
+        let other = keys.layer_types.iter().flatten().find(|kind| *kind != wanted);
+        let said = json!(window);
+        return match other {
+            None => Ok(window),
+            Some(kind) => bail!(
+                "`layer_types` has {kind:?}, but `sliding_window` is {said}, and all layers of a mistral follow that: make \
+                 them agree"
+            ),
+        };
+    }
+    let is_windowed = |layer: usize| match &keys.layer_types {
+        Some(types) => types.get(layer).is_some_and(|kind| kind == of_all),
+        None => keys.model_type != "qwen2" || layer >= keys.max_window_layers.unwrap_or(28),
+    };
     let n_windowed = (0..keys.num_hidden_layers.min(1 << 14)).filter(|n| is_windowed(*n)).count();
     match window {
         None => Ok(None),
@@ -186,13 +219,17 @@ const ENDS: [(usize, [Option<u32>; 2]); 4] = [
     (151_936, [None, Some(151_643)]),
 ];
 
-/// `config.json` of a model: of the first kind that has its biases and its window.
-fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> String {
+/// `config.json` of a model: of the first kind that has its biases, its window and its heads.
+fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> Value {
     let llama = config.llama.unwrap_or_else(|| Llama::usual(config.hidden, config.heads));
     let (architecture, model_type) = match (llama.qkv_bias, llama.window) {
         (true, _) => ("Qwen2ForCausalLM", "qwen2"),
         (false, Some(_)) => ("MistralForCausalLM", "mistral"),
-        (false, None) => ("LlamaForCausalLM", "llama"),
+        // `transformers` opens no other llama.
+        (false, None) if config.hidden.is_multiple_of(config.heads.max(1)) => {
+            ("LlamaForCausalLM", "llama")
+        }
+        (false, None) => ("MistralForCausalLM", "mistral"),
     };
     let ends = ENDS.iter().find(|(vocab, _)| *vocab == config.vocab);
     let [begin, end] = ends.map_or([None; 2], |(_, ends)| *ends);
@@ -225,6 +262,12 @@ fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> String {
     if let Some(dim) = llama.head_dim {
         keys["head_dim"] = json!(dim);
     }
+    // `transformers` has no such rates, and drops nothing there.
+    for (key, rate) in [("embd_pdrop", dropout.embedding), ("resid_pdrop", dropout.residual)] {
+        if rate != 0.0 {
+            keys[key] = json!(rate);
+        }
+    }
     match model_type {
         "qwen2" => {
             keys["use_sliding_window"] = json!(llama.window.is_some());
@@ -237,7 +280,7 @@ fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> String {
             keys["mlp_bias"] = json!(false);
         }
     }
-    format!("{keys:#}\n")
+    keys
 }
 
 /// What precedes the name of a tensor of the body, in a model with a head.
@@ -245,7 +288,7 @@ const BODY: &str = "model.";
 /// The only tensor outside of the body.
 const HEAD: &str = "lm_head.weight";
 /// A constant that older versions saved beside the weights: the rotary frequencies.
-const FREQUENCIES: &str = ".rotary_emb.inv_freq";
+const FREQUENCIES: &str = "rotary_emb.inv_freq";
 
 /// Our name of a tensor or of a part of one, or `None` if it is no weight.
 fn from_hf(name: &str) -> Option<String> {
@@ -266,7 +309,6 @@ fn copies(config: &ModelConfig) -> Vec<(&'static str, &'static str)> {
 #[cfg(test)]
 mod tests {
     use chimera_core::model::{Cut, Preset};
-    use serde_json::Value;
 
     use super::super::names::parts;
     use super::*;
@@ -292,12 +334,29 @@ mod tests {
             scaled("llama3:factor=8,original=64,low=1,high=4"),
             scaled("yarn:factor=4,original=32"),
             ModelConfig { context: 128, ..dynamic },
+            ModelConfig { hidden: 100, ..with(Llama { head_dim: Some(16), ..plain_llama }) },
         ]);
         all
     }
 
+    /// What a configuration with other keys is read as.
+    fn changed(of: &ModelConfig, others: Value) -> Result<(ModelConfig, DropoutRates)> {
+        let mut keys = to_json(of, &RATES);
+        keys.as_object_mut().unwrap().extend(others.as_object().unwrap().clone());
+        parse(keys.to_string().as_bytes())
+    }
+
+    /// The scaling of a Llama of at most 128 tokens with these keys, and the base.
+    fn rope_of(others: Value) -> (String, f64) {
+        let llama = &Preset::named("llama-tiny").unwrap().config;
+        let mut keys = json!({"max_position_embeddings": 128, "rope_theta": 77.0});
+        keys.as_object_mut().unwrap().extend(others.as_object().unwrap().clone());
+        let llama = changed(llama, keys).unwrap().0.llama.unwrap();
+        (llama.rope_scaling.to_string(), llama.rope_theta)
+    }
+
     fn refusal(of: &ModelConfig, key: &str, value: Value) -> String {
-        let mut keys: Value = serde_json::from_str(&to_json(of, &RATES)).unwrap();
+        let mut keys = to_json(of, &RATES);
         keys[key] = value;
         format!("{:#}", parse(keys.to_string().as_bytes()).unwrap_err())
     }
@@ -305,7 +364,7 @@ mod tests {
     #[test]
     fn what_is_written_reads_back() {
         for config in models() {
-            let text = to_json(&config, &RATES);
+            let text = to_json(&config, &RATES).to_string();
             assert_eq!(parse(text.as_bytes()).unwrap(), (config, RATES), "{text}");
         }
     }
@@ -347,7 +406,15 @@ mod tests {
                 "`rope_scaling` has the object `full_attention`",
             ),
             (llama, "rope_scaling", json!({"type": "linear", "factor": 0}), "`factor` of rope"),
-            (llama, "rope_scaling", json!({"type": "yarn", "factor": 2, "mscale": 1}), "`mscale`"),
+            (llama, "rope_scaling", json!({"type": "yarn", "truncate": false}), "`truncate`"),
+            (llama, "partial_rotary_factor", json!(0.5), "`partial_rotary_factor` is 0.5"),
+            (
+                llama,
+                "rope_parameters",
+                json!({"partial_rotary_factor": 0.25}),
+                "`partial_rotary_factor` is 0.25",
+            ),
+            (llama, "rope_scaling", json!({"factor": "two"}), "`rope_scaling`: invalid type"),
             (qwen, "layer_types", json!(["chunked"]), "`layer_types` has \"chunked\""),
         ] {
             let refusal = refusal(&of.config, key, value);
@@ -360,6 +427,103 @@ mod tests {
         assert!(found.contains("`layer_types` gives 1 of 8 layers"), "{found}");
         assert!(parse(b"{}").unwrap_err().to_string().contains("missing field `model_type`"));
         assert!(parse("[".repeat(1 << 19).as_bytes()).is_err());
+    }
+
+    #[test]
+    fn the_older_key_says_all_of_the_frequencies() {
+        let linear = json!({"rope_type": "linear", "factor": 2});
+        let other = json!({"rope_type": "default", "rope_theta": 5e5});
+        for nothing in [Value::Null, json!({})] {
+            let keys = json!({"rope_scaling": nothing, "rope_parameters": other});
+            assert_eq!(rope_of(keys), ("none".into(), 5e5));
+        }
+        let both = json!({"rope_scaling": linear, "rope_parameters": other});
+        assert_eq!(rope_of(both), ("linear:factor=2".into(), 77.0));
+    }
+
+    #[test]
+    fn the_length_before_is_said_beside_the_scaling_or_is_the_longest() {
+        let yarn = |more: Value| {
+            let mut keys = json!({"rope_type": "yarn", "factor": 2, "attention_factor": 1});
+            keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            keys
+        };
+        let llama3 = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4});
+        let within = yarn(json!({"original_max_position_embeddings": 16}));
+        let beside =
+            |rope: &Value| json!({"rope_scaling": rope, "original_max_position_embeddings": 32});
+        let of_yarn = |factor: u32, original: u32| {
+            format!("yarn:factor={factor},original={original},fast=32,slow=1,attention=1")
+        };
+        assert_eq!(rope_of(json!({"rope_scaling": within})).0, of_yarn(2, 16));
+        assert_eq!(rope_of(beside(&within)).0, of_yarn(2, 32));
+        assert_eq!(rope_of(json!({"rope_scaling": yarn(json!({}))})).0, of_yarn(2, 128));
+        let ratio = yarn(json!({"factor": null, "beta_fast": 0, "beta_slow": 0}));
+        assert_eq!(rope_of(beside(&ratio)).0, of_yarn(4, 32));
+        let of_llama3 = |original: u32| format!("llama3:factor=8,original={original},low=1,high=4");
+        assert_eq!(rope_of(json!({"rope_scaling": llama3})).0, of_llama3(128));
+        assert_eq!(rope_of(beside(&llama3)).0, of_llama3(32));
+    }
+
+    #[test]
+    fn both_scales_of_yarn_say_its_attention() {
+        let attention = |above: f64, below: f64| {
+            let yarn =
+                json!({"type": "yarn", "factor": 4, "mscale": above, "mscale_all_dim": below});
+            let (scaling, _) = rope_of(json!({"rope_scaling": yarn}));
+            scaling.rsplit_once('=').unwrap().1.parse::<f64>().unwrap()
+        };
+        let usual = RopeScaling::yarn_attention(4.0);
+        assert_eq!([attention(0.0, 0.0), attention(1.0, 0.0)], [usual; 2]);
+        assert_eq!(attention(0.7, 0.7), 1.0);
+        let scale = |weight: f64| 0.1 * weight * 4f64.ln() + 1.0;
+        assert!((attention(2.0, 0.5) - scale(2.0) / scale(0.5)).abs() < 1e-12);
+    }
+
+    #[test]
+    fn keys_of_no_value_have_their_defaults() {
+        let llama = &Preset::named("llama-tiny").unwrap().config;
+        let keys = ["attention_dropout", "tie_word_embeddings", "attention_bias", "mlp_bias"];
+        let nulls: Map<_, _> = keys.map(|key| (key.to_owned(), Value::Null)).into_iter().collect();
+        let (config, dropout) = changed(llama, Value::Object(nulls)).unwrap();
+        assert_eq!((config.tied, dropout), (false, DropoutRates::all(0.0)));
+    }
+
+    #[test]
+    fn one_rate_of_dropout_comes_back() {
+        let llama = &Preset::named("llama-tiny").unwrap().config;
+        let text = to_json(llama, &DropoutRates::all(0.125)).to_string();
+        assert_eq!(parse(text.as_bytes()).unwrap().1.one(), Some(0.125));
+        assert_eq!(to_json(llama, &RATES).get("resid_pdrop"), None);
+    }
+
+    #[test]
+    fn all_layers_of_a_mistral_have_its_window() {
+        let mistral = &models()[5];
+        let types = |kind: &str, window: Value| {
+            let keys = json!({"model_type": "mistral", "layer_types": vec![kind; 8], "sliding_window": window});
+            let config = changed(mistral, keys).map_err(|refusal| format!("{refusal:#}"))?.0;
+            Ok::<_, String>(config.llama.unwrap().window)
+        };
+        assert_eq!(types("sliding_attention", json!(7)), Ok(Some(7)));
+        assert_eq!(types("full_attention", Value::Null), Ok(None));
+        let refusal = types("full_attention", json!(7)).unwrap_err();
+        assert!(
+            refusal.contains("`layer_types` has \"full_attention\", but `sliding_window` is 7")
+        );
+        let refusal = types("sliding_attention", Value::Null).unwrap_err();
+        assert!(refusal.contains("but `sliding_window` is null"), "{refusal}");
+    }
+
+    /// `transformers` refuses a llama whose heads do not divide its features, and nothing of a mistral.
+    #[test]
+    fn heads_that_do_not_divide_the_features_are_of_a_mistral() {
+        let models = models();
+        let keys = to_json(models.last().unwrap(), &RATES);
+        assert_eq!(
+            (&keys["model_type"], &keys["sliding_window"]),
+            (&json!("mistral"), &Value::Null)
+        );
     }
 
     /// As the files of the models have them.
@@ -412,6 +576,8 @@ mod tests {
         assert_eq!(names(5), [(gate, 0..256), (up, 256..512)]);
         assert_eq!(to_hf("layers.1.mlp.up_proj.weight"), "model.layers.1.mlp.up_proj.weight");
         assert_eq!(to_hf(HEAD), HEAD);
-        assert_eq!(from_hf("model.layers.0.self_attn.rotary_emb.inv_freq"), None);
+        for constant in ["layers.0.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"] {
+            assert_eq!(from_hf(&format!("model.{constant}")), None);
+        }
     }
 }

@@ -17,6 +17,7 @@ mod names;
 mod read;
 mod rope;
 mod shard;
+mod special_ids;
 mod table;
 
 pub use config::read_config;
@@ -25,6 +26,7 @@ pub use read::{HfModel, Pretrained, read};
 
 pub(crate) use config::to_json;
 pub(crate) use names::{parts, to_hf, twin};
+pub(crate) use special_ids::GENERATION;
 
 /// The sizes of the model.
 pub(crate) const CONFIG: &str = "config.json";

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use chimera_core::model::{Architecture, Cut, ModelConfig};
 use chimera_core::stage::Param;
 use safetensors::tensor::TensorInfo;
@@ -13,8 +13,9 @@ use super::config::read_config;
 use super::dropout::DropoutRates;
 use super::files::shards;
 use super::names::{parts as parts_of, twin};
-use super::shard::ShardFile;
+use super::shard::{ShardFile, precision};
 use super::table::format;
+use crate::formats::SpecialIds;
 
 /// The most names that a refusal lists.
 const N_NAMED: usize = 3;
@@ -26,6 +27,8 @@ pub struct Pretrained {
     pub config: ModelConfig,
     /// What is dropped when it is trained.
     pub dropout: DropoutRates,
+    /// Which tokens begin, end and pad a text.
+    pub ids: SpecialIds,
     /// Every tensor by its parameter, in the order of [`ModelConfig::params`].
     pub weights: Vec<(Param, Vec<f32>)>,
 }
@@ -42,7 +45,8 @@ pub fn read(dir: &Path) -> Result<Pretrained> {
         Ok((param, values))
     });
     let weights = weights.collect::<Result<_>>()?;
-    Ok(Pretrained { config: source.config, dropout: source.dropout, weights })
+    let HfModel { config, dropout, ids, .. } = source;
+    Ok(Pretrained { config, dropout, ids, weights })
 }
 
 /// A model on disk, whose names and shapes were found to fit; nothing of its values is held.
@@ -50,6 +54,7 @@ pub struct HfModel {
     dir: PathBuf,
     config: ModelConfig,
     dropout: DropoutRates,
+    ids: SpecialIds,
     tensors: Vec<Tensor>,
     /// By name, which of them.
     index: HashMap<String, usize>,
@@ -77,7 +82,7 @@ impl HfModel {
     /// # Errors
     /// Names file and tensor of whatever does not fit.
     pub fn open(dir: &Path) -> Result<HfModel> {
-        let (config, dropout) = read_config(dir)?;
+        let ((config, dropout), ids) = (read_config(dir)?, SpecialIds::read(dir)?);
         let params = config.params(&Cut::whole(&config));
         let mut places = places(config.architecture, shards(dir)?)?;
         let copies = (format(config.architecture).copies)(&config).into_iter();
@@ -140,12 +145,17 @@ impl HfModel {
                 tensor.copies.push(copy);
             }
         }
-        Ok(HfModel { dir: dir.to_path_buf(), config, dropout, tensors, index })
+        Ok(HfModel { dir: dir.to_path_buf(), config, dropout, ids, tensors, index })
     }
 
     /// What it is.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// Which tokens begin, end and pad a text.
+    pub fn ids(&self) -> &SpecialIds {
+        &self.ids
     }
 
     /// All parameters, in the order of [`ModelConfig::params`].
@@ -161,11 +171,12 @@ impl HfModel {
         let place = || self.dir.display().to_string();
         let nth = self.index.get(name).with_context(|| format!("{} has no {name}", place()))?;
         let Tensor { param, parts, copies } = &self.tensors[*nth];
-        let parts: Vec<_> = parts.iter().map(TensorPlace::values).collect::<Result<_>>()?;
-        let values = parts.concat();
+        let read: Vec<_> = parts.iter().map(TensorPlace::values).collect::<Result<_>>()?;
+        let values = read.concat();
         for copy in copies {
+            let same = || Ok::<_, Error>(copy.is_of(parts, &copy.values()?, &values));
             ensure!(
-                copy.tensor.shape == param.shape && copy.values()? == values,
+                copy.tensor.shape == param.shape && same()?,
                 "{}: {} differs from {name}, but config.json ties them: \
                  set `tie_word_embeddings` to false",
                 place(),
@@ -179,6 +190,20 @@ impl HfModel {
 impl TensorPlace {
     fn values(&self) -> Result<Vec<f32>> {
         self.shard.values(&self.name, &self.tensor)
+    }
+
+    /// Whether values of this place are those of others, as far as numbers of either type tell.
+    fn is_of(&self, others: &[TensorPlace], ours: &[f32], theirs: &[f32]) -> bool {
+        let types = others.iter().map(|other| other.tensor.dtype);
+        if types.clone().all(|dtype| dtype == self.tensor.dtype) {
+            return ours == theirs;
+        }
+        let [relative, least] = types.fold(precision(self.tensor.dtype), |[a, b], dtype| {
+            let [c, d] = precision(dtype);
+            [a.max(c), b.max(d)]
+        });
+        let mut both = ours.iter().zip(theirs);
+        both.all(|(a, b)| (a - b).abs() <= (relative * b.abs()).max(least))
     }
 }
 

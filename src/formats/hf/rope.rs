@@ -11,6 +11,7 @@ pub(super) struct RopeKeys {
     rope_type: Option<String>,
     r#type: Option<String>,
     pub(super) rope_theta: Option<f64>,
+    pub(super) partial_rotary_factor: Option<f64>,
     factor: Option<f64>,
     original_max_position_embeddings: Option<f64>,
     low_freq_factor: Option<f64>,
@@ -21,26 +22,21 @@ pub(super) struct RopeKeys {
     mscale: Option<f64>,
     mscale_all_dim: Option<f64>,
     truncate: Option<bool>,
-    partial_rotary_factor: Option<f64>,
     #[serde(flatten)]
     others: Map<String, Value>,
 }
 
-/// The scaling of rotary frequencies.
-pub(super) fn scaling(rope: &RopeKeys, context: usize) -> Result<RopeScaling> {
+/// The scaling of rotary frequencies in a model of at most `longest` tokens. What is said beside it of the tokens `before`
+/// goes before what it says.
+pub(super) fn scaling(rope: &RopeKeys, longest: usize, before: Option<f64>) -> Result<RopeScaling> {
     let kind = rope.rope_type.as_deref().or(rope.r#type.as_deref()).unwrap_or("default");
     let need = |value: Option<f64>, key: &str| {
         value.with_context(|| format!("`rope_scaling` of type {kind:?} lacks `{key}`"))
     };
-    let whole = rope.partial_rotary_factor.is_none_or(|part| part == 1.0);
-    for (fits, key) in [
-        (whole, "partial_rotary_factor"),
-        (rope.mscale.is_none(), "mscale"),
-        (rope.mscale_all_dim.is_none(), "mscale_all_dim"),
-        (rope.truncate.unwrap_or(true), "truncate"),
-    ] {
-        ensure!(fits, "`rope_scaling` has `{key}`, which the models here do not compute");
-    }
+    ensure!(
+        rope.truncate.unwrap_or(true),
+        "`rope_scaling` has `truncate`, which the models here do not compute"
+    );
     let nested = rope.others.iter().find(|(_, value)| value.is_object());
     if let Some((key, _)) = nested {
         bail!(
@@ -53,24 +49,24 @@ pub(super) fn scaling(rope: &RopeKeys, context: usize) -> Result<RopeScaling> {
         if rope.rope_type.is_none() && rope.r#type.is_none() { "missing" } else { "\"default\"" }
     );
     let factor = || need(rope.factor, "factor");
-    let original = rope.original_max_position_embeddings;
+    let original = before.or(rope.original_max_position_embeddings).unwrap_or(longest as f64);
     Ok(match kind {
         "default" => RopeScaling::None,
         "linear" => RopeScaling::Linear { factor: factor()? },
-        "dynamic" => RopeScaling::Dynamic { factor: factor()?, original: context as f64 },
-        "yarn" => RopeScaling::Yarn {
-            factor: factor()?,
-            original: original.unwrap_or(context as f64),
-            fast: rope.beta_fast.unwrap_or(32.0),
-            slow: rope.beta_slow.unwrap_or(1.0),
-            attention: match rope.attention_factor {
-                Some(attention) => attention,
-                None => RopeScaling::yarn_attention(factor()?),
-            },
-        },
+        "dynamic" => RopeScaling::Dynamic { factor: factor()?, original: longest as f64 },
+        "yarn" => {
+            let factor = rope.factor.unwrap_or(longest as f64 / original);
+            RopeScaling::Yarn {
+                factor,
+                original,
+                fast: said(rope.beta_fast).unwrap_or(32.0),
+                slow: said(rope.beta_slow).unwrap_or(1.0),
+                attention: rope.attention_factor.unwrap_or_else(|| attention(rope, factor)),
+            }
+        }
         "llama3" => RopeScaling::Llama3 {
             factor: factor()?,
-            original: need(original, "original_max_position_embeddings")?,
+            original,
             low: need(rope.low_freq_factor, "low_freq_factor")?,
             high: need(rope.high_freq_factor, "high_freq_factor")?,
         },
@@ -79,6 +75,20 @@ pub(super) fn scaling(rope: &RopeKeys, context: usize) -> Result<RopeScaling> {
              \"llama3\""
         ),
     })
+}
+
+/// A number, of which 0 says nothing.
+fn said(number: Option<f64>) -> Option<f64> {
+    number.filter(|number| *number != 0.0)
+}
+
+/// What YaRN multiplies cosines and sines by where that is not said.
+fn attention(rope: &RopeKeys, factor: f64) -> f64 {
+    let of = |weight: f64| 1.0 + weight * (RopeScaling::yarn_attention(factor) - 1.0);
+    match said(rope.mscale).zip(said(rope.mscale_all_dim)) {
+        Some((above, below)) => of(above) / of(below),
+        None => RopeScaling::yarn_attention(factor),
+    }
 }
 
 /// `rope_scaling` of a model.

@@ -50,6 +50,15 @@ impl ShardFile {
     }
 }
 
+/// How far a number is from its nearest neighbour of a type, as a part of it, and at least.
+pub(super) fn precision(dtype: Dtype) -> [f32; 2] {
+    match dtype {
+        Dtype::F16 => [2f32.powi(-10), 2f32.powi(-24)],
+        Dtype::BF16 => [2f32.powi(-7), f32::MIN_POSITIVE],
+        _ => [0.0, 0.0],
+    }
+}
+
 /// The number whose bits in half precision these are.
 fn of_f16(bits: u16) -> f32 {
     let [sign, magnitude] = [bits >> 15, bits & 0x7FFF].map(u32::from);

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::{LayerCost, LayerCosts};
 use crate::formats::files::text_at_most;
+use crate::formats::unique_keys::UniqueKeys;
 
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 16 << 20;
@@ -42,7 +43,10 @@ impl LayerCosts {
     }
 
     fn of(text: &str) -> Result<LayerCosts> {
-        let value: Value = serde_json::from_str(text).context("it is no JSON")?;
+        let UniqueKeys(value) = match serde_json::from_str(text) {
+            Err(error) if error.is_data() => return Err(error.into()), // a key twice
+            read => read.context("it is no JSON")?,
+        };
         let file = Fields::of(&value, "", FIELDS)?;
         file.whole("format", FORMAT, FORMAT, None)?;
         let micro_batch_size = file.whole("micro_batch_size", 1, 1 << 20, None)?;
@@ -179,6 +183,8 @@ mod tests {
                 "\"micro_batch_size\": 1.5",
                 "micro_batch_size is 1.5; it must be a whole number",
             ),
+            ("\"repeat\": 3", "\"repeat\": 3, \"repeat\": 4", "duplicate field `repeat` at line 4"),
+            ("\"format\": 1", "\"format\": 1, \"format\": 1", "duplicate field `format` at line 1"),
             ("\"name\": \"table\"", "\"name\": 7", "layers[0].name is 7; it must be a text"),
         ] {
             assert!(GOOD.contains(from), "{from}");

@@ -139,7 +139,11 @@ impl<K: Layers> CausalLm<K> {
             kernels.rows(&x, end - 1, 1)
         });
         let last = last.collect::<Result<Vec<_>, _>>()?;
-        let last = kernels.join(&last.iter().collect::<Vec<_>>())?;
-        self.logits_of(&self.head.stage(&self.config, texts.len())?, last)
+        // A pass through the head takes as many rows as a sample may have, and there may be more texts.
+        let logits = last.chunks(self.config.context).map(|some| {
+            let rows = kernels.join(&some.iter().collect::<Vec<_>>())?;
+            self.logits_of(&self.head.stage(&self.config, some.len())?, rows)
+        });
+        Ok(logits.collect::<Result<Vec<_>>>()?.concat())
     }
 }

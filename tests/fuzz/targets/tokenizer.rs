@@ -14,6 +14,9 @@ libfuzzer_sys::fuzz_target!(init: std::panic::set_hook(Box::new(|_| {})), |bytes
     let Ok(tokenizer) = Tokenizer::read(&path) else { return };
     if let Ok(ids) = tokenizer.encode("pipe, stage and worker") {
         assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab()));
-        tokenizer.decode(&ids);
+        let _ = tokenizer.decode(&ids);
+    }
+    if let Ok(ids) = tokenizer.beginning() {
+        assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab()));
     }
 });

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// Exit codes that a command may have: those of docs/training.md, and that of a second signal.
+/// Exit codes that a command may have: those of docs/runs.md, and that of a second signal.
 const DOCUMENTED: [i32; 11] = [0, 2, 3, 4, 5, 6, 7, 8, 9, 75, 130];
 /// KiB of address space: a file that is read without a limit soon has them, a tiny training never.
 const ADDRESS_SPACE: u64 = 6 << 20;

@@ -4,7 +4,7 @@
 use super::action;
 use crate::ids::{StageId, WorkerId};
 use crate::interchange::form::MAX_COUNT;
-use crate::interchange::json::{MAX_BYTES, ReadError};
+use crate::interchange::json::{MAX_BYTES, ReadError, is_unprintable};
 use crate::op::{Cell, Kind, Op};
 use crate::placement::Placement;
 use crate::timetable::Timetable;
@@ -189,6 +189,6 @@ impl Table {
 fn shown(text: &str) -> String {
     let most = 40;
     let end = if text.chars().nth(most).is_some() { "…" } else { "" };
-    let start = text.chars().take(most).map(|c| if c.is_control() { '\u{fffd}' } else { c });
+    let start = text.chars().take(most).map(|c| if is_unprintable(c) { '\u{fffd}' } else { c });
     start.collect::<String>() + end
 }

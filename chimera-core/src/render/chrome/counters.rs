@@ -98,7 +98,7 @@ pub(super) fn counters(
             counter.change(event.worker, event.start, more);
             counter.change(event.worker, event.end, -less);
         }
-        for unit in cell.ops().flat_map(|op| op.span.units()) {
+        for unit in cell.ops().flat_map(|op| op.micro_batch_units()) {
             let span = spans.entry((event.worker, unit)).or_insert((event.start, event.end));
             *span = (span.0.min(event.start), span.1.max(event.end));
         }
@@ -124,7 +124,13 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::super::tests::{events, program};
+    use super::super::trace;
     use super::*;
+    use crate::analyze::simulate;
+    use crate::costs::{PerStage, UniformCosts, WithOwnWork};
+    use crate::effects::{OwnWork, Pieces};
+    use crate::lower::{Lowering, fill};
+    use crate::program::Program;
     use crate::schedule::{SCHEDULES, Shape};
 
     /// The values of each counter by process and name, in order of time.
@@ -160,5 +166,23 @@ mod tests {
                 assert!((highest - peak).abs() < 1e-5, "{name}: {highest}, not {peak}");
             }
         }
+    }
+
+    /// Six pieces fit into the idle time of each worker, which has two micro-batches.
+    #[test]
+    fn pieces_of_work_are_no_micro_batches_in_flight() {
+        let plain = program("gpipe", Shape::new(2, 2));
+        let training = UniformCosts::new(1.0, 2.0, 0.0);
+        let costs = WithOwnWork::new(&training, vec![PerStage(vec![0.5])]);
+        let work = OwnWork { name: "factors".into(), pieces: Pieces::Anytime(100) };
+        let filled = fill(&plain, &[work], &Lowering::default(), &costs).unwrap();
+        let in_flight = |program: &Program| {
+            let trace = trace(program, &simulate(program, &costs));
+            let trace: Value = serde_json::from_str(&trace).unwrap();
+            let tracks = tracks(trace["traceEvents"].as_array().unwrap());
+            let is_in_flight = |(_, name): &(u64, String)| name == "micro-batches in flight";
+            tracks.into_iter().filter(|(key, _)| is_in_flight(key)).collect::<Vec<_>>()
+        };
+        assert_eq!(in_flight(&filled), in_flight(&plain));
     }
 }

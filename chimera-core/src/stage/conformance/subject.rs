@@ -46,6 +46,11 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
         let samples = (0..SAMPLES).map(|sample| {
             let (mut input, mut target) = (Vec::new(), Vec::new());
             data.sample(0, sample as u64, &mut input, &mut target).expect("samples can be read");
+            assert_eq!(
+                target.len(),
+                data.target_len(),
+                "numbers that sample {sample} appends to `target`"
+            );
             (input, target)
         });
         let (input, target) = samples.unzip();
@@ -161,7 +166,7 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
     ) -> Vec<S::Deferred> {
         let (mut carried, mut deferred) = (FxHashMap::default(), Vec::new());
         let stages = forward.stages.into_iter().zip(forward.grads).enumerate();
-        for (n, ((_, saved), of_loss)) in stages.rev() {
+        for (n, ((inputs, saved), of_loss)) in stages.rev() {
             let (id, on) = (StageId(n as u16), (&self.stages[n], self.device));
             let edges = self.graph.outputs(id).iter();
             let mut dy: Vec<_> = edges.filter_map(|to| carried.remove(&(id, *to))).collect();
@@ -171,6 +176,10 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
             });
             let (dx, rest) = result.unwrap_or_else(|e| panic!("stage {n} backward: {e}"));
             assert_eq!(dx.len(), self.edges(n).n_inputs(), "gradients of the inputs of stage {n}");
+            // Of saved activations that were treated, inputs are not there any more.
+            for (dx, x) in dx.iter().zip(&inputs) {
+                self.has_shape(Some(self.device.shape(x)), Some(dx), n, "gradient of an input");
+            }
             if let [dx] = &dx[..] {
                 self.has_shape(on.0.input_shape(samples[1]), Some(dx), n, "gradient");
             }
@@ -191,7 +200,11 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
             let stage = &self.stages[n];
             let added =
                 self.with_micro(n, samples, |micro| stage.backward_weight(micro, deferred, into));
-            added.expect("the weight half of a backward pass");
+            added.unwrap_or_else(|e| panic!("stage {n}, the weight half of a backward pass: {e}"));
+            for (gradient, Param { name, shape, .. }) in into.iter().zip(stage.params()) {
+                let got = self.device.shape(gradient);
+                assert_eq!(&got, shape, "the gradient of {name} of stage {n} has another shape");
+            }
         }
     }
 

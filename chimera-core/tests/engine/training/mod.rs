@@ -177,6 +177,10 @@ impl Data for Masked {
     fn n_targets(&self) -> usize {
         PREDICTIONS as usize
     }
+
+    fn target_len(&self) -> usize {
+        PREDICTIONS as usize + 1
+    }
 }
 
 pub(crate) fn config(tied: bool) -> ModelConfig {

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use self::table::{HEADS, cells, table};
 use crate::cli::parts::console::{print, warn};
-use crate::cli::parts::costs::may_be_negative;
+use crate::cli::parts::costs::{may_be_negative, whole_in};
 use crate::cli::parts::network::LinkArgs;
 use crate::cli::parts::offered::offered;
 use crate::cli::parts::progress::bar;
@@ -46,10 +46,10 @@ const SECONDS: f64 = 60.0;
                     --costs <FILE>")]
 pub(crate) struct Plan {
     /// Ranks there are, W x D
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=8192))]
+    #[arg(long, value_name = "COUNT", value_parser = whole_in(1..=8192))]
     ranks: u32,
     /// Samples of a step, W x N x B
-    #[arg(long, value_name = "SAMPLES", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(long, value_name = "SAMPLES", value_parser = whole_in(1..=1 << 20))]
     batch: u32,
     /// Data sheets of devices and links, by name or as a TOML file: for --flops, --memory, links, --device and
     /// --precision, unless they are given. Training is taken to reach 45 % of the peak
@@ -68,7 +68,7 @@ pub(crate) struct Plan {
     #[command(flatten)]
     links: LinkArgs,
     /// How many configurations to show, fastest simulated step first, without the optimizer's update
-    #[arg(long, value_name = "COUNT", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "COUNT", default_value_t = 10, value_parser = whole_in(1..=u32::MAX))]
     top: u32,
     #[command(flatten)]
     layers: Box<Layers>,

@@ -29,6 +29,7 @@ pub(super) fn cells(way: &Candidate, range: Option<[f64; 2]>) -> [String; HEADS.
     let config = &way.config;
     let mut schedule = match way.scaling() {
         _ if config.depth == 1 => "data parallel".to_string(),
+        _ if !way.reads_scaling() => config.schedule.to_string(),
         "direct" => config.schedule.to_string(),
         scaling => format!("{} {scaling}", config.schedule),
     };

@@ -71,7 +71,7 @@ impl Simulate {
         if profiled.is_none() {
             self.network.check_unit(&self.costs)?;
         }
-        let of_stages = |timetable: &Timetable| match &profiled {
+        let of_stages = |profiled: &Option<Profiled>, timetable: &Timetable| match profiled {
             Some(profiled) => self.costs.with_transfers(profiled.costs(timetable)?, timetable),
             None => self.costs.of_stages(timetable),
         };
@@ -80,18 +80,21 @@ impl Simulate {
             &self.name,
             &self.shape,
             &self.costs,
-            (&of_stages, profiled.is_some()),
+            (&|timetable| of_stages(&profiled, timetable), profiled.is_some()),
         )?;
-        let plan = match &profiled {
-            Some(profiled) => profiled.beside_others(plan, &self.network, &self.costs)?,
-            None => plan,
+        let (plan, profiled) = match profiled {
+            Some(profiled) => {
+                let (plan, beside) = profiled.beside_others(plan, &self.network, &self.costs)?;
+                (plan, Some(beside))
+            }
+            None => (plan, None),
         };
         ensure!(
             !self.lost.is_some() || self.network.job()?.width == 1,
             "--lost is about the ranks of one group: leave --width out"
         );
         let plan = plan.without(&self.lost, &|whole, narrowed| {
-            self.network.of_messages(narrowed, false, of_stages(whole)?)
+            self.network.of_messages(narrowed, false, of_stages(&profiled, whole)?)
         })?;
         let layout = profiled.as_ref().map(|p| p.layout(&plan.timetable)).transpose()?;
         let unit = if profiled.is_some() { "second" } else { self.costs.unit() };
@@ -170,8 +173,9 @@ impl Simulate {
                 figures["offload"] = json!(if offloads { "auto" } else { "none" });
             }
             if let Some(Report { progress, like }) = &plan.search {
-                figures["search"] = json!({"lower_bound": progress.lower_bound,
-                                           "orders": progress.n_orders, "schedule": like});
+                let bound = Some(progress.lower_bound).filter(|_| progress.has_bound());
+                figures["search"] =
+                    json!({"lower_bound": bound, "orders": progress.n_orders, "schedule": like});
             }
             if program.window().update() != Update::Flush {
                 figures["steps"] = json!(program.window().n_steps());

@@ -9,10 +9,12 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use ratatui::backend::TestBackend;
+use ratatui::buffer::Cell;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyModifiers};
 use ratatui::crossterm::execute;
 use ratatui::crossterm::terminal::{EnterAlternateScreen, size};
 use ratatui::layout::Rect;
+use ratatui::text::Span;
 use ratatui::{Terminal, TerminalOptions, Viewport};
 
 use crate::cli::parts::followed::Followed;
@@ -93,9 +95,31 @@ fn picture(run: &Followed) -> Result<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height))?;
     terminal.draw(|frame| view::draw(frame, run))?;
     let cells = terminal.backend().buffer().content();
-    let line = |row: &[ratatui::buffer::Cell]| {
-        row.iter().map(|cell| cell.symbol()).collect::<String>().trim_end().to_string()
-    };
     let lines: Vec<String> = cells.chunks(usize::from(width)).map(line).collect();
     Ok(lines.join("\n").trim_end().to_string())
+}
+
+/// A row as text. Behind a letter that is two cells wide there is a cell that nobody sees.
+fn line(row: &[Cell]) -> String {
+    let (mut line, mut at) = (String::new(), 0);
+    while let Some(cell) = row.get(at) {
+        line.push_str(cell.symbol());
+        at += Span::raw(cell.symbol()).width().max(1);
+    }
+    line.trim_end().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::buffer::Buffer;
+    use ratatui::style::Style;
+
+    use super::*;
+
+    #[test]
+    fn wide_letters_have_no_gaps() {
+        let mut buffer = Buffer::empty(Rect::new(0, 0, 12, 1));
+        buffer.set_string(0, 0, "a\u{65e5}\u{672c} b", Style::new());
+        assert_eq!(line(buffer.content()), "a\u{65e5}\u{672c} b");
+    }
 }

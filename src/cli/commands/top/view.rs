@@ -8,6 +8,7 @@ use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, LineGauge, Paragr
 
 use crate::cli::parts::console::{count, duration, fixed};
 use crate::cli::parts::followed::Followed;
+use crate::cli::parts::progress::loss_of;
 use crate::observe::{Metrics, RankMetrics};
 
 /// Rows of the part about speed.
@@ -53,8 +54,8 @@ fn numbers(last: &Metrics) -> String {
     };
     let most = last.ranks.iter().map(|rank| rank.bytes).max().unwrap_or(last.bytes);
     format!(
-        "loss {}  grad norm {}  lr {:.2e}{seen}  bubble {:.3}  {:.0} MiB at most{mfu}{recovered}",
-        fixed(last.loss, 4),
+        "{}  grad norm {}  lr {:.2e}{seen}  bubble {:.3}  {:.0} MiB at most{mfu}{recovered}",
+        loss_of(last.loss),
         fixed(last.grad_norm, 3),
         last.lr,
         last.bubble_ratio,

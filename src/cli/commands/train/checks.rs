@@ -1,11 +1,13 @@
 //! What a run is refused for before it has a folder, though its settings are sound.
 
+use std::path::Path;
+
 use anyhow::{Result, ensure};
 
 use crate::cli::parts::console::warn;
+use crate::cli::parts::model::refuse_other_tokenizer;
 use crate::data::n_ignored;
-use crate::data::tokenizer::{MAX_BYTES, TOKENIZER, Tokenizer};
-use crate::formats::files::read_regular;
+use crate::data::tokenizer::{TOKENIZER, Tokenizer};
 use crate::run::Run;
 
 /// Refuses data that does not fit the model or the folder of its weights.
@@ -31,19 +33,22 @@ fn check_initial_tokenizer(run: &Run) -> Result<()> {
     }
 }
 
-/// Refuses a folder for the weights whose `tokenizer.json` is not that of the data: it would be lost, or be taken for the
-/// model's.
+/// Refuses a folder for the weights whose `tokenizer.json` is not that of the data. A folder of a name that is not said is
+/// empty.
 fn check_saved_tokenizer(run: &Run) -> Result<()> {
-    let file = run.config().save.as_ref().map(|dir| dir.join(TOKENIZER));
-    let Some(file) = file.filter(|file| file.symlink_metadata().is_ok()) else { return Ok(()) };
-    let own = run.corpus().tokenizer().and_then(Tokenizer::content);
-    let found = read_regular(&file, MAX_BYTES).ok().flatten();
-    ensure!(
-        own.is_some() && found.as_deref() == own,
-        "{} is not the tokenizer of the data: choose another folder to --save into, or remove the file",
-        file.display()
-    );
-    Ok(())
+    let config = run.config();
+    let (folder, whose) = match (&config.save, &config.out) {
+        (Some(_), out) => (out, "the data: choose another folder to --save into"),
+        (None, Some(_)) => (&config.out, "the data: choose another --out"),
+        (None, None) => return Ok(()),
+    };
+    let dir = config.weights_dir(folder.as_deref().unwrap_or(Path::new("")));
+    dir.map_or(Ok(()), |dir| refuse_other_tokenizer(&dir, tokenizer_of(run), whose))
+}
+
+/// The `tokenizer.json` of the data as it was at the start, if it has one.
+pub(super) fn tokenizer_of(run: &Run) -> Option<&[u8]> {
+    run.corpus().tokenizer().and_then(Tokenizer::content)
 }
 
 /// Refuses data of which nothing is to be predicted: the loss would be 0.
@@ -56,6 +61,9 @@ fn check_targets(run: &Run) -> Result<()> {
         run.corpus().has_targets()?,
         "no token of the data to train on is a target: {cause}: choose data with answers"
     );
+    if !run.corpus().validation_has_ignored() {
+        return Ok(());
+    }
     let targets = run.validation()?.target;
     ensure!(
         targets.len() > n_ignored(&targets),

@@ -1,6 +1,7 @@
 //! `chimera train`: progress on the terminal around a [`Run`].
 
 mod checks;
+mod concluded;
 #[cfg_attr(not(feature = "mpi"), path = "no_ranks.rs")]
 pub(crate) mod ranks;
 mod stop;
@@ -15,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use clap::{Args, Parser};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 pub(crate) use self::stop::Stop;
 use self::telling::{shared_cores, told};
@@ -27,7 +28,7 @@ use crate::cli::parts::report;
 use crate::cli::parts::shape::warn_of_unread;
 use crate::cli::parts::suggest;
 use crate::formats::checkpoint::Checkpoint;
-use crate::observe::Prometheus;
+use crate::observe::{Metrics, Prometheus};
 use crate::run::outside::OnDisk;
 use crate::run::{Folder, Place, Run, Trained};
 use crate::settings::args::explained;
@@ -120,13 +121,18 @@ impl Train {
         outcome
     }
 
-    /// Concludes a run that had all its steps before: what is to be saved is in its checkpoint.
+    /// Concludes a run that had all its steps before: what is to be saved is in its checkpoint. One that was killed behind
+    /// its last step gets its summary now.
     pub(crate) fn conclude_trained(&self, run: &Run, place: &Place, say: &Say) -> Result<()> {
         say.line("nothing is left to train: raise --steps to go on");
         place.remove_errors()?;
         weights::keep_from_checkpoint(run, place, say)?;
+        let summary = concluded::summary(run, place, say)?;
+        if place.goes_on(run.config()) {
+            write_report(run, place.path(), say);
+        }
         if self.json {
-            print_summary(&json!({ "run": place.path(), "steps": run.first_step() }))?;
+            print_summary(&summary)?;
         }
         Ok(())
     }
@@ -163,7 +169,10 @@ impl Train {
             return Err(Fault { step: n_steps.checked_sub(1), ..fault }.into());
         }
         let hints = shared_cores(run).into_iter().collect();
-        let summary = Outcome { run, folder, say, hints }.show(&trained, seconds)?;
+        let last = trained.last.as_ref();
+        let last = last.map(|last| Metrics::of(last, run.tokens_per_step(), None));
+        let outcome = Outcome { run, place: folder.place(), say, hints, last };
+        let summary = outcome.show(&trained, Some(seconds))?;
         if self.json {
             write_report(run, folder.path(), say); // who has read the summary may read it too
             print_summary(&summary)?;

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use crate::cli::parts::model;
+use super::checks::tokenizer_of;
+use crate::cli::parts::model::{self, refuse_other_tokenizer};
 use crate::cli::parts::progress::Say;
-use crate::data::tokenizer::{Tokenizer, write_tokenizer};
+use crate::data::tokenizer::write_tokenizer;
 use crate::formats::hf::DropoutRates;
 use crate::formats::save::{prepare, save, saved_steps, write_steps};
 use crate::run::{Place, Run, Trained};
@@ -19,7 +20,12 @@ pub(super) fn keep(run: &Run, trained: &Trained, folder: &Path, say: &Say) -> Re
     let (named, n_steps) = (config.save.is_some(), trained.n_steps);
     let is_kept = n_steps == config.steps || named && trained.last.is_some();
     let Some(dir) = config.weights_dir(folder).filter(|_| is_kept) else { return Ok(()) };
-    let path = write(run, trained, &dir).map_err(|e| {
+    // What a user has put there meanwhile is neither replaced nor taken for the model's.
+    let is_free = || match named {
+        true => refuse_other_tokenizer(&dir, tokenizer_of(run), "the data: choose another folder"),
+        false => Ok(()),
+    };
+    let path = is_free().and_then(|()| write(run, trained, &dir)).map_err(|e| {
         let elsewhere = named.then(|| write_own(run, trained, folder));
         match elsewhere {
             Some(Ok(path)) => e.context(format!("the weights are in {}", path.display())),
@@ -38,7 +44,7 @@ pub(super) fn keep_from_checkpoint(run: &Run, place: &Place, say: &Say) -> Resul
     if config.save.is_none() && saved_steps(&dir) == Some(n_steps) {
         return Ok(());
     }
-    place.prepare_weights(config, place.has_saved(config, n_steps))?;
+    place.prepare_kept(config, checkpoint, n_steps)?;
     let path = model::load(Some(checkpoint))?.save(&dir)?;
     tell(run, &dir, &path, n_steps, say)
 }
@@ -55,8 +61,8 @@ fn write_own(run: &Run, trained: &Trained, folder: &Path) -> Result<PathBuf> {
 /// Writes the weights as other programs read them, with the `tokenizer.json` that the data had at the start, if any.
 fn write(run: &Run, trained: &Trained, dir: &Path) -> Result<PathBuf> {
     let dropout = DropoutRates::all(run.config().dropout);
-    let path = save(dir, run.model(), &dropout, &trained.weights)?;
-    if let Some(content) = run.corpus().tokenizer().and_then(Tokenizer::content) {
+    let path = save(dir, run.model(), &dropout, &run.special_ids(), &trained.weights)?;
+    if let Some(content) = tokenizer_of(run) {
         write_tokenizer(dir, content)?;
     }
     Ok(path)

@@ -5,13 +5,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use super::{MEASURED, PLANNED, SUMMARY};
 use crate::cli::parts::comparison::{Comparison, TraceSummary, median};
 use crate::cli::parts::followed::Followed;
 use crate::formats::files::text_regular;
 use crate::formats::trace::{self, TracedRun};
 use crate::plan::Figure;
-use crate::run::{SETTINGS, settings_in};
+use crate::run::{MEASURED, PLANNED, SETTINGS, SUMMARY, settings_in};
 
 /// Longer files are not those of a run.
 const MAX_BYTES: u64 = 16 << 20;

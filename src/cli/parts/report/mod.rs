@@ -14,19 +14,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 
 use self::gathered::Gathered;
-use crate::cli::parts::console::{require_folder, write_whole};
+use crate::cli::parts::console::{require_folder, warn, write_whole};
 use crate::run::SETTINGS;
 
-/// The last step as it was planned, as a trace.
-pub(crate) const PLANNED: &str = "planned.trace.json";
-/// The last step as it ran, as a trace.
-pub(crate) const MEASURED: &str = "measured.trace.json";
-/// What the run came to.
-pub(crate) const SUMMARY: &str = "summary.json";
 /// The page, unless another file is named.
 const PAGE: &str = "report.html";
 
-/// Writes the page of the run in a folder, into that folder unless `out` names a file. Returns where it is.
+/// Writes the page of the run in a folder, into that folder unless `out` names a file. Returns where it is. Warns of metrics
+/// that are left out.
 ///
 /// # Errors
 /// If the folder is no run's, its settings cannot be read, or the page cannot be written.
@@ -37,7 +32,11 @@ pub(crate) fn write(folder: &Path, out: Option<PathBuf>) -> Result<PathBuf> {
         "{} has no {SETTINGS}, so it is not the folder of a run: name one that `chimera train` made, such as runs/0001",
         folder.display()
     );
-    written(&Gathered::of(folder)?, folder, out)
+    let gathered = Gathered::of(folder)?;
+    if let Some(damage) = gathered.run.damage() {
+        warn(&damage);
+    }
+    written(&gathered, folder, out)
 }
 
 /// Writes the page of a run that this process has trained, and whose folder it still holds.

@@ -35,7 +35,9 @@ pub(super) fn head(run: &Gathered) -> String {
     let mut figures: Vec<(String, String)> = Vec::new();
     let mut figure = |what: &str, value: String| figures.push((what.into(), value));
     if let Some(last) = &run.run.last {
-        figure("loss of the last step", fixed(last.loss, 4));
+        let loss =
+            last.loss.map_or("none: no token of it is a target".into(), |loss| fixed(loss, 4));
+        figure("loss of the last step", loss);
         figure("step", format!("{} s", significant(last.step_s, 4)));
         figure("tokens/s", significant(last.tokens_per_s, 4));
         figure("bubble ratio", fixed(last.bubble_ratio, 4));

@@ -1,0 +1,147 @@
+//! When the updates are done that stand within the rows of a window of steps, before the ops that read new weights.
+
+use super::timeline::{Event, Timeline, Work};
+use crate::ids::WorkerId;
+use crate::op::Lane;
+use crate::program::{Instr, Program};
+
+/// By worker and compute cell of its row: when the gradients are summed and the weights updated that the row waits for right
+/// before the cell; `None` where it waits for none, and without an end for the agreement of all workers.
+pub(super) struct UpdateWaits(Vec<Vec<Option<f64>>>);
+
+impl UpdateWaits {
+    /// The waits of a simulated or measured timeline of `program`.
+    pub(super) fn of(program: &Program, timeline: &Timeline) -> UpdateWaits {
+        let mut busy = vec![Vec::new(); program.rows().len()];
+        let mut summed = vec![0.0f64; program.buckets().len()];
+        for event in &timeline.events {
+            match event.work {
+                Work::Reduce(bucket) => {
+                    let summed = &mut summed[bucket.index()];
+                    *summed = summed.max(event.end);
+                }
+                Work::Cell(_) | Work::Step(_) => busy[event.worker.index()].push(event),
+                Work::Move(_) => {}
+            }
+        }
+        // A sum begins when all members have come to it, and a member may wait for another sum before.
+        loop {
+            let before = summed.clone();
+            let row = |(worker, busy): (WorkerId, &Vec<&Event>)| {
+                row_waits(program, worker, busy, &mut summed)
+            };
+            let waits = (0..).map(WorkerId).zip(&busy).map(row).collect();
+            if summed == before {
+                return UpdateWaits(waits);
+            }
+        }
+    }
+
+    /// When the updates are done that a worker waits for right before a compute cell of its row.
+    pub(super) fn before(&self, worker: WorkerId, nth_cell: usize) -> Option<f64> {
+        self.0.get(worker.index())?.get(nth_cell).copied().flatten()
+    }
+}
+
+/// The waits of a row, as far as it is known when buckets are `summed`; tells there when the worker begins each of its sums.
+fn row_waits(
+    program: &Program,
+    worker: WorkerId,
+    busy: &[&Event],
+    summed: &mut [f64],
+) -> Vec<Option<f64>> {
+    let mut busy = busy.iter().peekable();
+    let (mut now, mut awaited, mut waits) = (0.0f64, None, Vec::new());
+    for instr in &program.rows()[worker.index()] {
+        match instr {
+            Instr::Run(cell) if cell.lane() == Lane::Compute => {
+                if let Some(event) = busy.find(|event| matches!(event.work, Work::Cell(_))) {
+                    now = event.end;
+                }
+                waits.push(awaited.take());
+            }
+            Instr::Reduce(bucket) => {
+                let summed = &mut summed[bucket.index()];
+                *summed = summed.max(now);
+            }
+            Instr::Await(bucket) => {
+                now = now.max(summed[bucket.index()]);
+                awaited = Some(now.max(awaited.unwrap_or(0.0)));
+            }
+            Instr::Step(bucket) => {
+                let is_it = |event: &&&Event| event.work == Work::Step(*bucket);
+                if let Some(event) = busy.next_if(is_it) {
+                    now = event.end;
+                }
+                awaited = Some(now.max(awaited.unwrap_or(0.0)));
+            }
+            Instr::Agree => awaited = Some(f64::INFINITY),
+            _ => {}
+        }
+    }
+    waits
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::analyze::{IdleTime, simulate, simulated_idle};
+    use crate::costs::{Costs, StageCosts, UniformCosts};
+    use crate::ids::{BucketId, WorkerId};
+    use crate::lower::{Lowering, free_border, lower};
+    use crate::op::Op;
+    use crate::schedule::{SCHEDULES, Shape, find};
+
+    /// The idle time of all workers in two steps without a border, by cause, and how much there is of it.
+    fn shares(schedule: &str, shape: &Shape, costs: &impl Costs) -> (IdleTime, f64) {
+        let timetable = find(schedule).expect("known").timetable(shape).expect("fits");
+        let program = lower(&free_border(timetable, 2), &Lowering::default()).expect("proven");
+        let timeline = simulate(&program, costs);
+        let each = simulated_idle(&program, &timeline, costs);
+        (IdleTime::shares(&each, timeline.makespan()), timeline.bubble_ratio())
+    }
+
+    /// The first forward of the second step has its input at once, but not its weights.
+    #[test]
+    fn a_wait_is_not_the_order_s_if_the_later_op_reads_weights_of_an_update_to_come() {
+        let stages = [2.0, 4.0].map(|backward| UniformCosts::new(1.0, backward, 0.0));
+        let (shares, _) = shares("gpipe", &Shape::new(2, 2), &StageCosts::new(stages.to_vec()));
+        assert_eq!(shares.order, 0.0, "{shares:?}");
+        assert!(shares.gradient > 0.0, "{shares:?}");
+    }
+
+    /// Both workers of GEMS hold both stages, and end a step one after the other.
+    #[test]
+    fn a_wait_for_gradients_of_another_replica_is_the_step_sync_though_their_sum_is_free() {
+        let (shares, _) = shares("gems", &Shape::new(2, 2), &UniformCosts::new(1.0, 2.0, 0.0));
+        assert!(shares.sync > 0.0 && shares.reduction == 0.0, "{shares:?}");
+        assert!(shares.other.abs() < 1e-9, "{shares:?}");
+    }
+
+    #[test]
+    fn all_idle_time_between_steps_has_a_cause() {
+        struct WithUpdates {
+            reduce: f64,
+            step: f64,
+        }
+        impl Costs for WithUpdates {
+            fn op(&self, worker: WorkerId, op: &Op) -> f64 {
+                UniformCosts::new(1.0, 2.0, 0.0).op(worker, op)
+            }
+            fn reduce(&self, _: BucketId) -> f64 {
+                self.reduce
+            }
+            fn step(&self, _: BucketId) -> f64 {
+                self.step
+            }
+        }
+        for schedule in SCHEDULES {
+            for (reduce, step) in [(0.0, 0.0), (3.0, 0.0), (0.0, 0.5), (3.0, 0.5)] {
+                let costs = WithUpdates { reduce, step };
+                let (shares, bubble) = shares(schedule.name(), &Shape::new(4, 8), &costs);
+                let what = format!("{} {reduce} {step}: {shares:?} of {bubble}", schedule.name());
+                assert!((shares.total() - bubble).abs() < 1e-9, "{what}");
+                assert!(shares.other.abs() < 1e-9, "{what}");
+            }
+        }
+    }
+}

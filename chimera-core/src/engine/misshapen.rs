@@ -1,0 +1,110 @@
+//! Refuses what a caller's stage or data gives in another shape than it should, before it spoils the training in silence.
+
+use super::stage_shapes::wrong_gradient;
+use super::state::{StageOn, State};
+use crate::comm::{Comm, Endpoint};
+use crate::device::Device;
+use crate::fault::{Class, Fault};
+use crate::op::Op;
+
+impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
+    /// Refuses a loss that is not one number.
+    pub(super) fn check_loss(&self, op: &Op, loss: &S::Tensor) -> Result<(), Fault> {
+        let shape = self.device.shape(loss);
+        match shape.iter().product() {
+            1 => Ok(()),
+            n => Err(self.misshapen(
+                op,
+                format!(
+                    "{} gave a loss of shape {shape:?}, which has {n} elements: `Output::Loss` takes the sum over all targets \
+                     of the micro-batch, one number",
+                    op.stage
+                ),
+            )),
+        }
+    }
+
+    /// Notes of which shapes the gradients of an op's inputs will have to be.
+    pub(super) fn note_inputs(&mut self, op: &Op, inputs: &[S::Tensor]) {
+        let n_units = usize::from(op.span.len);
+        let shapes: Vec<Vec<usize>> = inputs.iter().map(|x| self.device.shape(x)).collect();
+        let of_unit = |mut shape: Vec<usize>| {
+            let rows = shape.first_mut().filter(|rows| rows.is_multiple_of(n_units));
+            rows.map(|rows| *rows /= n_units).map(|()| shape)
+        };
+        // What cannot be cut into units is refused where it is cut.
+        let shapes = match n_units {
+            1 => Some(shapes),
+            _ => shapes.into_iter().map(of_unit).collect(),
+        };
+        for unit in op.span.units() {
+            let at = (op.pipe, op.stage, unit);
+            shapes.clone().map(|shapes| self.steps.input_shapes.insert(at, shapes));
+        }
+    }
+
+    /// Refuses gradients of the inputs of one unit that do not have the inputs' shapes.
+    pub(super) fn check_input_gradients(
+        &mut self,
+        op: &Op,
+        gradients: &[S::Tensor],
+    ) -> Result<(), Fault> {
+        let at = (op.pipe, op.stage, op.span.start);
+        let inputs = self.steps.input_shapes.remove(&at).unwrap_or_default();
+        let pairs = inputs.into_iter().zip(gradients).map(|(x, dx)| (x, self.device.shape(dx)));
+        match pairs.into_iter().find(|(x, dx)| x != dx) {
+            None => Ok(()),
+            Some((x, dx)) => Err(self.misshapen(
+                op,
+                format!(
+                    "{} gave an input gradient of shape {dx:?} for an input of shape {x:?}: the input half of a backward gives \
+                     the gradient of each input in the input's shape",
+                    op.stage
+                ),
+            )),
+        }
+    }
+
+    /// Refuses gradients of weights that do not have the shapes of their parameters.
+    pub(super) fn check_gradients(&self, op: &Op) -> Result<(), Fault> {
+        let held = self.stages.held(op.stage);
+        let each = held.stage.params().iter().zip(&held.grads);
+        let each = each.map(|(param, gradient)| (param, self.device.shape(gradient)));
+        match each.into_iter().find(|(param, got)| *got != param.shape) {
+            None => Ok(()),
+            Some((param, got)) => {
+                Err(self.misshapen(op, wrong_gradient(op.stage, param, &got).to_string()))
+            }
+        }
+    }
+
+    /// Refuses a sample that has other targets than its data says.
+    pub(super) fn check_targets(
+        &self,
+        op: &Op,
+        (step, sample): (u64, u64),
+        n: usize,
+    ) -> Result<(), Fault> {
+        let data = self.job.data;
+        let (targets, length) = (data.n_targets(), data.target_len());
+        if n == length {
+            return Ok(());
+        }
+        let said = match length == targets {
+            true => format!("Data::n_targets says {targets}"),
+            false => format!("Data::target_len says {length}"),
+        };
+        Err(self.misshapen(
+            op,
+            format!(
+                "sample {sample} of step {step} has {n} targets, and {said}: the loss would be another mean. Append as many \
+                 to `target` in Data::sample, or say in Data::target_len how many numbers the targets of a sample are"
+            ),
+        ))
+    }
+
+    /// A fault of what the caller has to mend.
+    fn misshapen(&self, op: &Op, message: String) -> Fault {
+        self.at(Fault::new(Class::Usage, self.comm.rank(), message), op)
+    }
+}

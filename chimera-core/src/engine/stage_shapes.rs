@@ -1,0 +1,55 @@
+//! What a stage's parameters and gradients have to be for the engine to train them.
+
+use rustc_hash::FxHashMap;
+
+use super::update_rule::UpdateRule;
+use crate::device::DeviceError;
+use crate::ids::{PipeId, StageId};
+use crate::stage::{Init, Param, Stage};
+
+/// Extents of inputs, by pipe, stage and unit.
+pub(super) type InputShapes = FxHashMap<(PipeId, StageId, u32), Vec<Vec<usize>>>;
+
+/// Why a stage's parameters cannot be initialised, or have no state of the optimizer, if so.
+pub(super) fn unfit_params<S: Stage>(
+    stage: &S,
+    id: StageId,
+    rule: &dyn UpdateRule,
+) -> Option<String> {
+    stage.params().iter().find_map(|param| {
+        let Param { name, shape, init, .. } = param;
+        let n_elements = shape.iter().try_fold(1usize, |n, extent| n.checked_mul(*extent));
+        let Some(n_elements) = n_elements else {
+            return Some(format!(
+                "`{name}` of {id} has more elements than memory can have: {shape:?}"
+            ));
+        };
+        if let Init::Values(values) = init
+            && values.len() != n_elements
+        {
+            let n_values = values.len();
+            return Some(format!(
+                "Init::Values gives {n_values} values to `{name}` of {id}, whose shape {shape:?} has {n_elements} elements: \
+                 give one for each"
+            ));
+        }
+        let kept = rule.state(param);
+        let twice = kept.iter().enumerate().find(|(n, name)| kept[..*n].contains(name));
+        twice.map(|(_, twice)| {
+            format!(
+                "optimizer {} keeps two state tensors `{twice}` of `{name}`, and checkpoints know them by their names: give each \
+                 a name of its own in UpdateRule::state",
+                rule.name()
+            )
+        })
+    })
+}
+
+/// Why a gradient of a parameter cannot be used.
+pub(super) fn wrong_gradient(stage: StageId, param: &Param, got: &[usize]) -> DeviceError {
+    let Param { name, shape, .. } = param;
+    DeviceError::other(format!(
+        "{stage} left a gradient of shape {got:?} for its parameter `{name}`, which has {shape:?}: the weight half of a backward \
+         adds to the tensors that it is given, and leaves them their shapes"
+    ))
+}

@@ -1,0 +1,52 @@
+//! What a training is refused for before it begins, and what all its ranks must have in common.
+
+use super::Trainer;
+use crate::engine::Fields;
+use crate::fault::{Class, Fault};
+use crate::ids::Rank;
+
+impl<I: Copy + Send + Sync + 'static> Trainer<'_, I> {
+    /// Refuses settings that cannot be trained with.
+    pub(super) fn check_settings(&self, rank: Rank) -> Result<(), Fault> {
+        let why = match (self.training.check(), self.width, self.micro_batch_size) {
+            (Err(why), ..) => why,
+            (_, 0, _) => "width is 0: set the number of pipeline groups to 1 or more".into(),
+            (.., 0) => {
+                "micro_batch_size is 0: set the samples of a micro-batch to 1 or more".into()
+            }
+            _ => return self.check_steps(rank),
+        };
+        Err(Fault::new(Class::Usage, rank, why))
+    }
+
+    /// Refuses steps that are not whole windows of the program: the last window would train some that nobody asked for.
+    fn check_steps(&self, rank: Rank) -> Result<(), Fault> {
+        let (steps, window) = (self.training.steps, self.program.window().n_steps());
+        match steps.is_multiple_of(u64::from(window)) {
+            true => Ok(()),
+            false => {
+                let why = format!(
+                    "the program has a window of {window} steps, and {steps} steps are no whole windows: choose a multiple of {window}"
+                );
+                Err(Fault::new(Class::Usage, rank, why))
+            }
+        }
+    }
+
+    /// All that the numbers of a training depend on, but for the stages and the values of its samples.
+    pub(super) fn fields(&self) -> Fields {
+        let program = self.fingerprint.get_or_init(|| self.program.fingerprint());
+        let mut fields: Fields = [
+            ("version", env!("CARGO_PKG_VERSION").to_string()),
+            ("program", program.clone()),
+            ("width", self.width.to_string()),
+            ("micro_batch_size", self.micro_batch_size.to_string()),
+            ("type of samples", std::any::type_name::<I>().to_string()),
+            ("targets of a sample", self.data.n_targets().to_string()),
+        ]
+        .map(|(name, value)| (name.into(), value))
+        .into();
+        fields.extend(self.training.fields());
+        fields
+    }
+}

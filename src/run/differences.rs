@@ -1,0 +1,107 @@
+//! In what the settings of a run differ from those that it began with, in words.
+
+use std::collections::BTreeMap;
+
+use chimera_core::schedule::{Shape, find};
+
+use crate::settings::{Config, OPTIONS, OWN_MODEL, Resume};
+
+/// What held before there were such keys.
+const EARLIER: &[(&str, &str)] = &[
+    ("model", "\"gpt2\""),
+    ("dropout", "0.0"),
+    ("document-mask", "false"),
+    ("layout", "\"balanced\""),
+    ("head-dim", "0"),
+    ("recompute-stages", "\"all\""),
+    ("kfac-every", "10"),
+    ("kfac-damping", "0.03"),
+    ("kfac-decay", "0.9"),
+    ("precision", "\"f32\""),
+    ("reduce-precision", "\"f32\""),
+];
+/// A key whose value held for another before there was that one.
+const EARLIER_KEY: (&str, &str) = ("sequence", "context");
+/// The option on which it depends whether all of the data is trained on.
+pub(super) const VALIDATION: &str = "validation-data";
+/// The options that say how old the weights are that an asynchronous schedule computes with.
+const STALENESS: [&str; 2] = ["schedule", "window"];
+
+/// The settings without which a run would be another training, in which it differs from that with the settings
+/// `was`, in words.
+pub(super) fn conflicts(was: &toml::Table, config: &Config) -> Vec<String> {
+    let name = |key: &str| if key == OWN_MODEL { "model".into() } else { key.to_string() };
+    let was = was.iter().map(|(key, value)| (name(key), value.to_string())).collect();
+    let now = settings(config);
+    let fixed = OPTIONS.iter().filter(|option| option.resume == Resume::Fixed);
+    let changes = fixed.filter_map(|option| change(option.name, &was, &now, "there"));
+    changes.chain(other_split(&was, &now, "there")).collect()
+}
+
+/// Whether settings name files to validate with.
+pub(super) fn has_validation(settings: &BTreeMap<String, String>) -> bool {
+    settings.get(VALIDATION).is_some_and(|files| files != "[]")
+}
+
+/// How another part of the data is trained on, in words, if one is: without files to validate with, its last tenth is
+/// kept for that.
+pub(super) fn other_split(
+    was: &BTreeMap<String, String>,
+    now: &BTreeMap<String, String>,
+    where_it_was: &str,
+) -> Option<String> {
+    let change = change(VALIDATION, was, now, where_it_was)?;
+    let remedy = match (has_validation(was), has_validation(now)) {
+        (true, false) => "all of `data` was trained on: name such files again",
+        (false, true) => "the last tenth of `data` was not trained on: leave it out",
+        _ => return None,
+    };
+    Some(format!("{change}: {remedy}"))
+}
+
+/// How a setting differs, in words, if it does.
+pub(super) fn change(
+    key: &str,
+    was: &BTreeMap<String, String>,
+    now: &BTreeMap<String, String>,
+    where_it_was: &str,
+) -> Option<String> {
+    let of = |settings: &BTreeMap<String, String>| {
+        let earlier = || EARLIER.iter().find(|(of, _)| *of == key);
+        let (later, before) = EARLIER_KEY;
+        let value = settings.get(key).or_else(|| settings.get(before).filter(|_| key == later));
+        value.cloned().or_else(|| earlier().map(|(_, was)| was.to_string()))
+    };
+    let (was, is) = (of(was), of(now));
+    let text = |value: Option<String>| value.unwrap_or_else(|| "not set".into());
+    (was != is).then(|| format!("{key}: {} {where_it_was}, {} now", text(was), text(is)))
+}
+
+/// All settings, as TOML values.
+pub(super) fn settings(config: &Config) -> BTreeMap<String, String> {
+    let said = OPTIONS.iter().filter_map(|option| {
+        let (value, _) = config.value(option.name)?;
+        Some((option.name.to_string(), value.to_string()))
+    });
+    said.collect()
+}
+
+/// How weights are older than in synchronous training, in words, if they are in one of two trainings and otherwise in the
+/// other.
+pub(super) fn other_staleness(
+    was: &BTreeMap<String, String>,
+    now: &BTreeMap<String, String>,
+    where_it_was: &str,
+) -> Vec<String> {
+    if !has_stale_weights(was) && !has_stale_weights(now) {
+        return Vec::new();
+    }
+    STALENESS.iter().filter_map(|key| change(key, was, now, where_it_was)).collect()
+}
+
+/// Whether a schedule lets weights change between a forward and its backward. One in a file does not.
+fn has_stale_weights(settings: &BTreeMap<String, String>) -> bool {
+    let schedule = settings.get("schedule").and_then(|name| find(name.trim_matches('"')).ok());
+    let timetable = schedule.and_then(|schedule| schedule.timetable(&Shape::new(2, 4)).ok());
+    timetable.is_some_and(|timetable| timetable.update.is_asynchronous())
+}

@@ -1,0 +1,143 @@
+//! The folder that a run is to have: found or made, and locked, before anything is written there.
+
+use std::fs::{create_dir_all, remove_dir};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::lock::Lock;
+use super::own_files::{SETTINGS, remove_errors};
+use super::runs::{RUNS, fresh};
+use super::settings_file::settings_in;
+use crate::formats::checkpoint::{AUTO, Checkpoint, Open, Store};
+use crate::formats::files::{self, io_fault};
+use crate::settings::Config;
+
+/// The folder of a run that is about to begin, which nobody else can write into.
+pub struct Place {
+    pub(super) path: PathBuf,
+    is_fresh: bool,
+    /// Whether the run has begun here before, by a rank that has died.
+    pub(super) is_again: bool,
+    /// There until the place is given up.
+    pub(super) lock: Option<Lock>,
+}
+
+impl Drop for Place {
+    /// A fresh folder in which nothing was begun goes.
+    fn drop(&mut self) {
+        drop(self.lock.take());
+        if self.is_fresh {
+            let _ = remove_dir(&self.path); // which removes none that holds anything
+        }
+    }
+}
+
+impl Place {
+    /// Makes the folder that `config` names, or a fresh one under `runs/`, and locks it.
+    pub fn claim(config: &Config) -> Result<Place> {
+        let is_auto = config.resume.as_deref() == Some(AUTO);
+        ensure!(
+            !is_auto || config.out.is_some(),
+            "resume auto needs the folder of the run: name it with --out"
+        );
+        let path = match &config.out {
+            Some(out) => {
+                create_dir_all(out)
+                    .with_context(|| format!("cannot make folder {}", out.display()))?;
+                out.clone()
+            }
+            None => fresh(Path::new(RUNS))?,
+        };
+        let lock = Some(Lock::take(&path)?);
+        Ok(Place { path, is_fresh: config.out.is_none(), is_again: false, lock })
+    }
+
+    /// Takes the folder of a run under way from a rank that has died.
+    pub fn take_over(path: PathBuf) -> Result<Place> {
+        create_dir_all(&path).with_context(|| format!("cannot make folder {}", path.display()))?;
+        let lock = Some(Lock::take(&path)?);
+        Ok(Place { path, is_fresh: false, is_again: true, lock })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The checkpoint that `config` wants to go on from; `None` if it wants none, or takes whatever is
+    /// there and none was ever finished. `tell` is told of those that cannot be used; `open` opens them.
+    pub fn checkpoint(
+        &self,
+        config: &Config,
+        tell: &dyn Fn(&str),
+        open: &mut Open<'_>,
+    ) -> Result<Option<Checkpoint>> {
+        let Some(resume) = &config.resume else { return Ok(None) };
+        if resume == AUTO {
+            return self.store().newest_by(tell, open);
+        }
+        let checkpoint = open(Path::new(resume))?;
+        let step = checkpoint.manifest().step;
+        let newest = self.store().entries()?.into_iter().rfind(|entry| entry.is_whole);
+        if let Some(newest) = newest.filter(|newest| newest.step > step) {
+            bail!(
+                "{} holds a newer checkpoint than {resume}, of step {}: choose another --out, or remove it",
+                self.path.display(),
+                newest.step
+            );
+        }
+        Ok(Some(checkpoint))
+    }
+
+    /// Where its checkpoints are.
+    pub fn store(&self) -> Store {
+        Store::of(&self.path)
+    }
+
+    /// Writes a file into the folder.
+    pub fn write(&self, name: &str, content: &str) -> Result<()> {
+        self.check()?;
+        let path = self.path.join(name);
+        Ok(files::write(&path, content.as_bytes()).map_err(|e| io_fault("file", &path, &e))?)
+    }
+
+    /// Whether the folder is still the one that this run began in.
+    pub(super) fn check(&self) -> Result<()> {
+        let lost = || {
+            io_fault(
+                "into",
+                &self.path,
+                &"the folder was removed, moved or replaced while the run trained",
+            )
+        };
+        Ok(self.is_held().then_some(()).ok_or_else(lost)?)
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.lock.as_ref().is_some_and(Lock::is_held)
+    }
+
+    /// Removes what ranks wrote of an earlier end of the run: why they failed, and what they did before it.
+    pub fn remove_errors(&self) -> Result<()> {
+        let place =
+            || format!("cannot remove the errors of an earlier run in {}", self.path.display());
+        remove_errors(&self.path).with_context(place)
+    }
+
+    /// Whether a run that has begun here goes on.
+    pub fn goes_on(&self, config: &Config) -> bool {
+        self.path.join(SETTINGS).exists() && (self.is_again || is_own(config, &self.path))
+    }
+
+    /// The settings so far of the run that goes on here.
+    pub(super) fn before(&self, config: &Config) -> Option<toml::Table> {
+        if self.goes_on(config) { settings_in(&self.path).ok() } else { None }
+    }
+}
+
+/// Whether a run in `folder` goes on there, and does not begin with the checkpoint of another.
+pub(super) fn is_own(config: &Config, folder: &Path) -> bool {
+    let holds = |resume: &str| Store::of(folder).holds(Path::new(resume));
+    config.resume.as_deref().is_some_and(|resume| resume == AUTO || holds(resume))
+}

@@ -1,0 +1,52 @@
+//! What a run is refused for whatever its data files hold: a check of settings alone finds it too.
+
+use std::collections::HashSet;
+
+use anyhow::{Result, bail};
+use chimera_core::model::ModelConfig;
+use chimera_core::stage::Param;
+
+use crate::data::{DataError, Files};
+use crate::plan::Plan;
+use crate::settings::{Config, DataWeights};
+
+/// Refuses settings that [`Run::prepare`](super::Run::prepare) would refuse though all files that they name were there.
+pub fn check_unread(plan: &Plan) -> Result<()> {
+    let (config, model) = (plan.config(), plan.model());
+    config.check_own_model(|_| false)?;
+    files(config).check_unread(model, config.sequence, config.document_mask)?;
+    check_param_groups(config, &plan.params())
+}
+
+/// The files to train on and to validate with.
+pub(super) fn files(config: &Config) -> Files<'_> {
+    let weights = config.data_weights.as_ref().map(DataWeights::as_slice);
+    Files { data: &config.data, weights, validation: &config.validation_data }
+}
+
+/// The model, with the token behind each document where tokens are to see their own document alone.
+pub(super) fn model(config: &Config) -> Result<ModelConfig, DataError> {
+    let ends = || files(config).end_of_text();
+    let end_of_text = config.document_mask.then(ends).transpose()?;
+    Ok(ModelConfig { end_of_text, ..config.model() })
+}
+
+/// Refuses rules for parameters that the model does not have.
+pub(super) fn check_param_groups(config: &Config, params: &[Vec<Param>]) -> Result<()> {
+    let Some(rules) = &config.param_groups else { return Ok(()) };
+    let Some(pattern) = rules.unused(params.iter().flatten()) else { return Ok(()) };
+    // Layers differ by their numbers alone.
+    let of_any_layer = |param: &Param| {
+        let parts = param.name.split('.');
+        let parts = parts.map(|part| if part.parse::<u32>().is_ok() { "*" } else { part });
+        parts.collect::<Vec<_>>().join(".")
+    };
+    let mut names: Vec<String> = params.iter().flatten().map(of_any_layer).collect();
+    let mut known = HashSet::new();
+    names.retain(|name| known.insert(name.clone()));
+    bail!(
+        "param-groups: no parameter is left for `{pattern}`; those of the model are {}, and each is taken by the first \
+         rule that fits",
+        names.join(", ")
+    )
+}
