@@ -21,12 +21,10 @@ impl Place {
 
     /// Makes sure that the weights of a checkpoint of step `n_steps`, of which nothing is left to train, can go where `config`
     /// says. They are of the run whose checkpoint it is: this one may have no settings, and its folder be gone again.
-    pub(crate) fn prepare_kept(
-        &self,
-        config: &Config,
-        checkpoint: &Path,
-        n_steps: u64,
-    ) -> Result<()> {
+    ///
+    /// # Errors
+    /// If other files are there, or the folder cannot be written to.
+    pub fn prepare_kept(&self, config: &Config, checkpoint: &Path, n_steps: u64) -> Result<()> {
         let whole = absolute(checkpoint).unwrap_or_else(|_| checkpoint.to_path_buf());
         let run = whole.ancestors().nth(2).filter(|run| Store::of(run).holds(checkpoint));
         match (&config.save, run.filter(|run| !is_same(run, &self.path))) {

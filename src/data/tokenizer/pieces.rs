@@ -39,6 +39,7 @@ pub(super) fn pieces_around<'t>(
 
 impl WholeToken {
     /// Whether one of the places where texts are cut may be wrong for it.
+    #[cfg(feature = "tokenizers")]
     pub(super) fn can_be_torn(&self) -> bool {
         let is_long = self.content.chars().count() > 1;
         !self.content.is_empty() && (is_long || self.takes_before || self.takes_behind)
