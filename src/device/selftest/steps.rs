@@ -11,7 +11,7 @@ use super::DEPTH;
 use super::size::Sizes;
 use super::suite::Suite;
 use super::values::{first_loss, n_differing};
-use crate::device::{Compute, Devices, OpenDevice, Precision};
+use crate::device::{Compute, Devices, OpenDevice, Precision, Usage};
 
 /// How far a model that has learnt nothing is from what its logits are expected to cost, in nats.
 const LOSS_TOLERANCE: f64 = 0.1;
@@ -53,6 +53,11 @@ impl Compute for StepTrials<'_> {
             let Some(first) = suite.train(&what, &run, by_rank) else { continue };
             let held = devices.peaks();
             devices.reset_peak();
+            // What a training does before its first step is not a step's.
+            let at_start = devices.usage();
+            let Some(_) = suite.train(&what, &TrialRun { steps: 1, ..run.clone() }, by_rank) else {
+                continue;
+            };
             let before = devices.usage();
             let Some(mut trained) = suite.train(&what, &run, by_rank) else { continue };
             let of_one = *loss_of_one.get_or_insert(trained.losses[0]);
@@ -72,7 +77,12 @@ impl Compute for StepTrials<'_> {
                     suite.measure(&format!("{what} / one worker"), median / alone, "times");
                 }
             }
-            if let (Some(before), Some(after)) = (before, devices.usage()) {
+            if let (Some(at_start), Some(before), Some(after)) = (at_start, before, devices.usage())
+            {
+                let per_step = |count: fn(&Usage) -> u64| {
+                    let of_one = (count(&before) - count(&at_start)) as f64;
+                    ((count(&after) - count(&before)) as f64 - of_one) / (steps - 1) as f64
+                };
                 let peak = after.peak_bytes as f64 / GIB;
                 suite.measure(&format!("peak memory of {what}"), peak, "GiB");
                 // What one stream gives back is another's only when it is done, and the host runs ahead by up to a step.
@@ -80,9 +90,9 @@ impl Compute for StepTrials<'_> {
                 suite.measure(&format!("memory reserved by {what}"), reserved, "GiB");
                 let grown = after.reserved_bytes as f64 / before.reserved_bytes as f64 - 1.0;
                 suite.measure(&format!("growth in a second run of {what}"), 100.0 * grown, "%");
-                let waits = (after.n_waits - before.n_waits) as f64 / steps as f64;
+                let waits = per_step(|usage| usage.n_waits);
                 suite.measure(&format!("host waits per step of {what}"), waits, "times");
-                let launches = (after.n_launches - before.n_launches) as f64 / steps as f64;
+                let launches = per_step(|usage| usage.n_launches);
                 suite.measure(&format!("launches per step of {what}"), launches, "times");
             }
             if let (Some(first), Some(again)) = (held, devices.peaks()) {
