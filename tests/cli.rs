@@ -13,6 +13,8 @@ mod costs;
 mod data;
 #[path = "cli/docs.rs"]
 mod docs;
+#[path = "cli/documents.rs"]
+mod documents;
 #[path = "cli/exchange.rs"]
 mod exchange;
 #[path = "cli/files.rs"]

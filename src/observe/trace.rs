@@ -182,15 +182,15 @@ impl<'p> Recorder<'p> {
     }
 }
 
-/// Writes a trace, which is there whole or not at all, unless its path is a link, a device or a pipe. An empty file that was
-/// made to hold it goes if it cannot be written.
+/// Writes a trace, which is there whole or not at all, unless its path is a link, which stays one. An empty file that was made
+/// to hold it goes if it cannot be written.
 fn write_trace(path: &Path, text: &[u8]) -> std::io::Result<()> {
     let found = path.symlink_metadata().ok();
-    if found.as_ref().is_some_and(|found| !found.is_file()) {
+    if found.as_ref().is_some_and(|found| found.is_symlink()) {
         return std::fs::write(path, text);
     }
     write(path, text).inspect_err(|_| {
-        if found.is_some_and(|found| found.len() == 0) {
+        if found.is_some_and(|found| found.is_file() && found.len() == 0) {
             let _ = std::fs::remove_file(path); // the error that counts is the first
         }
     })

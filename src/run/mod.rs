@@ -64,7 +64,7 @@ pub use gather::share;
 use initial::Initial;
 pub use lock::{host_name, is_at_work};
 pub use own::{Model, Own};
-pub use own_files::{MEASURED, PLANNED, SETTINGS, SUMMARY, is_error};
+pub use own_files::{DRAWING, MEASURED, METRICS, PLANNED, REPORT, SETTINGS, SUMMARY, is_error};
 pub use pace::{Pace, WithinStep};
 pub use place::Place;
 pub use processes::{PATIENCE, Seat};

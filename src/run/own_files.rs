@@ -11,25 +11,20 @@ use crate::settings::{Config, MODEL, OPTIONS, Origin};
 /// The file of a run's settings, which makes a folder a run.
 pub const SETTINGS: &str = "config.toml";
 /// The metrics of a run that names no other file.
-pub(super) const METRICS: &str = "metrics.jsonl";
+pub const METRICS: &str = "metrics.jsonl";
 /// What the run came to.
 pub const SUMMARY: &str = "summary.json";
 /// The last step as it was planned, as a trace.
 pub const PLANNED: &str = "planned.trace.json";
 /// The last step as it ran, as a trace.
 pub const MEASURED: &str = "measured.trace.json";
+/// The last step as it ran, drawn.
+pub const DRAWING: &str = "pipeline.svg";
+/// The report of the run.
+pub const REPORT: &str = "report.html";
 /// Files that a run or its report writes into its folder, or that it looks for there.
-const OWN: [&str; 9] = [
-    SETTINGS,
-    METRICS,
-    SUMMARY,
-    PLANNED,
-    MEASURED,
-    "lock",
-    "rejoin",
-    "pipeline.svg",
-    "report.html",
-];
+const OWN: [&str; 9] =
+    [SETTINGS, METRICS, SUMMARY, PLANNED, MEASURED, "lock", "rejoin", DRAWING, REPORT];
 /// Options that name what a run reads: files, or a folder of a model.
 const INPUTS: [&str; 6] = ["data", "validation-data", "init", "schedule", "profile", "predict"];
 /// What stands beside prepared data.

@@ -1,11 +1,11 @@
 //! Refuses what a caller's stage or data gives in another shape than it should, before it spoils the training in silence.
 
-use super::stage_shapes::wrong_gradient;
 use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::op::Op;
+use crate::stage::Param;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Refuses a loss that is not one number.
@@ -72,9 +72,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let each = each.map(|(param, gradient)| (param, self.device.shape(gradient)));
         match each.into_iter().find(|(param, got)| *got != param.shape) {
             None => Ok(()),
-            Some((param, got)) => {
-                Err(self.misshapen(op, wrong_gradient(op.stage, param, &got).to_string()))
-            }
+            Some((Param { name, shape, .. }, got)) => Err(self.misshapen(
+                op,
+                format!(
+                    "{} left a gradient of shape {got:?} for its parameter `{name}`, which has {shape:?}: the weight half of a \
+                     backward adds to the tensors that it is given, and leaves them their shapes",
+                    op.stage
+                ),
+            )),
         }
     }
 

@@ -123,12 +123,25 @@ impl<I> Clone for Job<'_, I> {
 impl<I> Copy for Job<'_, I> {}
 
 impl<I> Job<'_, I> {
+    /// Why there is nothing to train, whatever the program.
+    pub(crate) fn unfit(&self) -> Option<String> {
+        let why = match (self.width, self.micro_batch_size, self.data.n_targets()) {
+            (0, ..) => "width is 0: set the number of pipeline groups to 1 or more",
+            (_, 0, _) => "micro_batch_size is 0: set the samples of a micro-batch to 1 or more",
+            (.., 0) => {
+                "Data::n_targets says 0, and the loss is the mean over targets: give each sample one or more"
+            }
+            _ => return None,
+        };
+        Some(why.into())
+    }
+
     /// What cannot be trained: `None` if all parts of the job agree.
     fn conflict(&self, n_ranks: u32) -> Option<String> {
         let (program, depth) = (self.program, self.program.placement().n_workers());
         let units = program.sample_shares() as usize;
-        if self.width == 0 {
-            return Some("a width of 0 pipeline groups trains nothing: width is 1 or more".into());
+        if let Some(why) = self.unfit() {
+            return Some(why);
         }
         if n_ranks as usize != self.width * depth {
             return Some(format!(
@@ -136,19 +149,9 @@ impl<I> Job<'_, I> {
                 self.width
             ));
         }
-        if self.micro_batch_size == 0 {
-            return Some(
-                "a micro-batch of 0 samples trains nothing: micro_batch_size is 1 or more".into(),
-            );
-        }
         if !self.micro_batch_size.is_multiple_of(units) {
             let size = self.micro_batch_size;
             return Some(format!("{size} samples cannot be cut into {units} equal parts"));
-        }
-        if self.data.n_targets() == 0 {
-            return Some(
-                "Data::n_targets says 0, and the loss is the mean over targets: give each sample one or more".into(),
-            );
         }
         let update = program.window().update();
         let is_synchronous = update == Update::Flush;

@@ -10,7 +10,7 @@ use super::Worker;
 use super::handshake::{Fields, differences};
 use super::state::StageOn;
 use crate::comm::{Comm, Endpoint};
-use crate::device::{Device, Elements};
+use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::ids::{Rank, StageId};
 use crate::program::Program;
@@ -86,11 +86,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             let mut params = Vec::new();
             for (param, weight) in held.stage.params().iter().zip(held.weights.iter()) {
                 let weights = match has_replicas {
-                    true => {
-                        let words = self.copy(weight, Elements::default())?.words;
-                        let bytes: Vec<u8> = words.into_iter().flat_map(f32::to_le_bytes).collect();
-                        blake3::hash(&bytes).to_string()
-                    }
+                    true => self.hash(weight)?,
                     false => String::new(),
                 };
                 let (name, shape, tied) = (param.name.clone(), param.shape.clone(), param.tied);

@@ -25,9 +25,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         }
         for held in self.state.stages.iter() {
             for (param, weight) in held.stage.params().iter().zip(held.weights.iter()) {
-                let values = self.copy(weight, Elements::default())?.words;
-                let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
-                mine.push((param.name.clone(), blake3::hash(&bytes).to_string()));
+                mine.push((param.name.clone(), self.hash(weight)?));
             }
         }
         let state = &mut self.state;
@@ -62,5 +60,12 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             }
         }
         Ok(())
+    }
+
+    /// The BLAKE3 of a tensor, which it reads back from the device.
+    pub(super) fn hash(&self, tensor: &D::Tensor) -> Result<String, Fault> {
+        let words = self.copy(tensor, Elements::default())?.words;
+        let bytes: Vec<u8> = words.into_iter().flat_map(f32::to_le_bytes).collect();
+        Ok(blake3::hash(&bytes).to_string())
     }
 }

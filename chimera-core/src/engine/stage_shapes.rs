@@ -1,9 +1,8 @@
-//! What a stage's parameters and gradients have to be for the engine to train them.
+//! What a stage's parameters have to be for the engine to train them.
 
 use rustc_hash::FxHashMap;
 
 use super::update_rule::UpdateRule;
-use crate::device::DeviceError;
 use crate::ids::{PipeId, StageId};
 use crate::stage::{Init, Param, Stage};
 
@@ -43,13 +42,4 @@ pub(super) fn unfit_params<S: Stage>(
             )
         })
     })
-}
-
-/// Why a gradient of a parameter cannot be used.
-pub(super) fn wrong_gradient(stage: StageId, param: &Param, got: &[usize]) -> DeviceError {
-    let Param { name, shape, .. } = param;
-    DeviceError::other(format!(
-        "{stage} left a gradient of shape {got:?} for its parameter `{name}`, which has {shape:?}: the weight half of a backward \
-         adds to the tensors that it is given, and leaves them their shapes"
-    ))
 }

@@ -1,5 +1,7 @@
 //! What a training is refused for before it begins, and what all its ranks must have in common.
 
+use std::sync::atomic::AtomicBool;
+
 use super::Trainer;
 use crate::engine::Fields;
 use crate::fault::{Class, Fault};
@@ -8,15 +10,11 @@ use crate::ids::Rank;
 impl<I: Copy + Send + Sync + 'static> Trainer<'_, I> {
     /// Refuses settings that cannot be trained with.
     pub(super) fn check_settings(&self, rank: Rank) -> Result<(), Fault> {
-        let why = match (self.training.check(), self.width, self.micro_batch_size) {
-            (Err(why), ..) => why,
-            (_, 0, _) => "width is 0: set the number of pipeline groups to 1 or more".into(),
-            (.., 0) => {
-                "micro_batch_size is 0: set the samples of a micro-batch to 1 or more".into()
-            }
-            _ => return self.check_steps(rank),
-        };
-        Err(Fault::new(Class::Usage, rank, why))
+        let goes_on = AtomicBool::new(false);
+        match self.training.check().err().or_else(|| self.job(&goes_on).unfit()) {
+            Some(why) => Err(Fault::new(Class::Usage, rank, why)),
+            None => self.check_steps(rank),
+        }
     }
 
     /// Refuses steps that are not whole windows of the program: the last window would train some that nobody asked for.

@@ -10,23 +10,7 @@ from chimera.torch import Runtime, pytorch_runtime  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ranks import on_ranks  # noqa: E402
-
-WIDTH = 4
-MSE = nn.functional.mse_loss
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
-def batch(n=8):
-    torch.manual_seed(7)
-    return torch.randn(n, WIDTH, dtype=torch.float64), torch.randn(n, WIDTH, dtype=torch.float64)
-
-
-def linear(stage):
-    torch.manual_seed(stage)
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=torch.float64), nn.Tanh())
+from small import MSE, WIDTH, batch, linear, sgd  # noqa: E402
 
 
 def program(name="1f1b", depth=2, **options):

@@ -15,29 +15,14 @@ from chimera.torch._checks import evaluating  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ranks import on_ranks  # noqa: E402
+from small import MSE, WIDTH, batch, linear, sgd  # noqa: E402
 
-WIDTH = 4
-MSE = nn.functional.mse_loss
 close = functools.partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
 
 
 def adamw(parameters):
     """An optimizer that changes a weight whose gradient is zeros, and leaves one alone that has none."""
     return torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.5)
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
-def batch(n=8):
-    torch.manual_seed(7)
-    return torch.randn(n, WIDTH, dtype=torch.float64), torch.randn(n, WIDTH, dtype=torch.float64)
-
-
-def linear(stage):
-    torch.manual_seed(stage)
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=torch.float64), nn.Tanh())
 
 
 def timetable(name="1f1b", micro_batches=4, **options):

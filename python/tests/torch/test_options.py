@@ -12,23 +12,7 @@ from chimera.torch._autograd import backward, backward_input  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ranks import on_ranks  # noqa: E402
-
-WIDTH = 4
-MSE = nn.functional.mse_loss
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
-def batch(n=8, dtype=torch.float64):
-    torch.manual_seed(7)
-    return torch.randn(n, WIDTH, dtype=dtype), torch.randn(n, WIDTH, dtype=dtype)
-
-
-def linear(stage, dtype=torch.float64):
-    torch.manual_seed(stage)
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=dtype), nn.Tanh())
+from small import MSE, WIDTH, batch, linear, sgd  # noqa: E402
 
 
 def gradients(runtime):

@@ -9,10 +9,8 @@ use anyhow::{Context, Result, ensure};
 use crate::cli::parts::console::duration;
 use crate::formats::files::{open_regular, text_regular};
 use crate::observe::{Lines, Metrics};
-use crate::run::{is_at_work, is_error, settings_in};
+use crate::run::{METRICS, is_at_work, is_error, settings_in};
 
-/// The metrics of a run whose settings name no other file.
-const METRICS: &str = "metrics.jsonl";
 /// Steps over which speed is averaged.
 const N_RECENT: usize = 20;
 /// Longer settings or error files are not those of a run.

@@ -15,10 +15,7 @@ use crate::cli::parts::progress::Say;
 use crate::device::OpenDevice;
 use crate::observe::Metrics;
 use crate::plan::{Figure, Need, Prediction};
-use crate::run::{MEASURED, PLANNED, Place, Run, SUMMARY, Trained};
-
-/// The file of the run's folder that shows its last step.
-const DRAWING: &str = "pipeline.svg";
+use crate::run::{DRAWING, MEASURED, PLANNED, Place, Run, SUMMARY, Trained};
 
 /// A run that is done.
 pub(crate) struct Outcome<'r> {

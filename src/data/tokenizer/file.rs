@@ -1,6 +1,7 @@
 //! What a `tokenizer.json` says, by Hugging Face's `tokenizers`.
 
 use std::cell::Cell;
+use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::{Arc, Once};
 
@@ -65,26 +66,13 @@ impl FileTokenizer {
     /// The ids that stand before a text alone, by the post-processor.
     pub(super) fn beginning(&self) -> Result<Vec<u32>, TokenizerError> {
         let probe = Encoding::from_tokens(vec![Token::new(0, String::new(), (0, 0))], 0);
-        let probed = silently(|| self.tokenizer.post_process(probe, None, true));
-        match probed {
-            Some(Ok(probed)) => {
-                let marked = probed.get_ids().iter().zip(probed.get_special_tokens_mask());
-                Ok(marked
-                    .take_while(|(_, is_special)| **is_special == 1)
-                    .map(|(id, _)| *id)
-                    .collect())
-            }
-            Some(Err(error)) => Err(TokenizerError::Encode(error.to_string())),
-            None => Err(TokenizerError::Encode(INCONSISTENT.into())),
-        }
+        let probed = asked(|| self.tokenizer.post_process(probe, None, true))?;
+        let marked = probed.get_ids().iter().zip(probed.get_special_tokens_mask());
+        Ok(marked.take_while(|(_, is_special)| **is_special == 1).map(|(id, _)| *id).collect())
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        match silently(|| self.tokenizer.encode_fast(text, false)) {
-            Some(Ok(encoding)) => Ok(encoding.get_ids().to_vec()),
-            Some(Err(error)) => Err(TokenizerError::Encode(error.to_string())),
-            None => Err(TokenizerError::Encode(INCONSISTENT.into())),
-        }
+        Ok(asked(|| self.tokenizer.encode_fast(text, false))?.get_ids().to_vec())
     }
 
     pub(super) fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
@@ -97,6 +85,12 @@ impl FileTokenizer {
 
 /// What is wrong with a file on which the library panics.
 const INCONSISTENT: &str = "its tokenizer.json is inconsistent";
+
+/// What the library makes of a text, unless it fails or panics.
+fn asked<T, E: Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, TokenizerError> {
+    let made = silently(work).ok_or_else(|| TokenizerError::Encode(INCONSISTENT.into()))?;
+    made.map_err(|error| TokenizerError::Encode(error.to_string()))
+}
 
 thread_local! {
     /// Whether nobody is told of panics of this thread.

@@ -24,7 +24,7 @@ impl<'t> Stream<'t> {
     /// What further ids add to the text.
     ///
     /// # Errors
-    /// Those of [`Tokenizer::decode`].
+    /// If the tokenizer's file is inconsistent, as [`Tokenizer::decode`].
     pub fn push(&mut self, ids: &[u32]) -> Result<String, TokenizerError> {
         if let Some(bytes) = self.tokenizer.bytes(ids) {
             self.bytes.extend(bytes);
@@ -46,7 +46,7 @@ impl<'t> Stream<'t> {
     /// What was kept back, where no id comes any more.
     ///
     /// # Errors
-    /// Those of [`Tokenizer::decode`].
+    /// If the tokenizer's file is inconsistent, as [`Tokenizer::decode`].
     pub fn rest(self) -> Result<String, TokenizerError> {
         Ok(self.new_text()? + &String::from_utf8_lossy(&self.bytes))
     }

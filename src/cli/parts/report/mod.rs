@@ -15,10 +15,7 @@ use anyhow::{Result, ensure};
 
 use self::gathered::Gathered;
 use crate::cli::parts::console::{require_folder, warn, write_whole};
-use crate::run::SETTINGS;
-
-/// The page, unless another file is named.
-const PAGE: &str = "report.html";
+use crate::run::{REPORT, SETTINGS};
 
 /// Writes the page of the run in a folder, into that folder unless `out` names a file. Returns where it is. Warns of metrics
 /// that are left out.
@@ -47,7 +44,7 @@ pub(crate) fn of_own_run(folder: &Path) -> Result<PathBuf> {
 }
 
 fn written(gathered: &Gathered, folder: &Path, out: Option<PathBuf>) -> Result<PathBuf> {
-    let page = out.unwrap_or_else(|| folder.join(PAGE));
+    let page = out.unwrap_or_else(|| folder.join(REPORT));
     write_whole(&page, &page::html(gathered))?;
     Ok(page)
 }
