@@ -139,7 +139,7 @@ impl<V> Row<V> {
     }
 
     /// Index of the next instruction of a lane.
-    pub fn position_on(&self, lane: Lane) -> usize {
+    pub(crate) fn position_on(&self, lane: Lane) -> usize {
         match lane {
             Lane::Compute => self.next,
             Lane::Moves => self.next_move,

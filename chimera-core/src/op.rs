@@ -133,7 +133,7 @@ impl Kind {
     }
 
     /// Whether the op needs the saved activations of a forward.
-    pub fn eats_saved(self) -> bool {
+    pub(crate) fn eats_saved(self) -> bool {
         matches!(self, Kind::Backward | Kind::BackwardInput)
     }
 
@@ -273,11 +273,16 @@ pub enum Cell {
 impl Cell {
     /// The ops of the cell, in order.
     pub fn ops(&self) -> impl Iterator<Item = Op> + use<> {
-        let (first, second) = match *self {
+        let (first, second) = self.parts();
+        std::iter::once(first).chain(second)
+    }
+
+    /// Its op, or the first of a pair with the second.
+    pub(crate) fn parts(self) -> (Op, Option<Op>) {
+        match self {
             Cell::One(op) => (op, None),
             Cell::Pair(a, b) => (a, Some(b)),
-        };
-        std::iter::once(first).chain(second)
+        }
     }
 
     /// Where it runs. A pair is compute.

@@ -119,6 +119,11 @@ impl Placement {
         self.n_workers
     }
 
+    /// Number of ranks of a job of `width` groups.
+    pub(crate) fn n_ranks(&self, width: usize) -> usize {
+        width.saturating_mul(self.n_workers) // a width that no job can have is one that no job has
+    }
+
     /// Number of stages, S.
     pub fn n_stages(&self) -> usize {
         self.pipes[0].len()

@@ -149,7 +149,7 @@ impl Bucket {
 }
 
 /// What every worker of a pipeline group does in one step, or in the steps of an asynchronous window.
-/// Made by [`lower`](crate::lower::lower()) only.
+/// Made by [`lower`](crate::lower::lower()) and what builds on it alone.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Program {
     pub(crate) schedule: String,

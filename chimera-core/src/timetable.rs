@@ -2,7 +2,7 @@
 
 use crate::graph::StageGraph;
 use crate::ids::{PipeId, StageId, WorkerId};
-use crate::op::{Cell, Kind, Lane, Op};
+use crate::op::{Cell, Kind, Lane, Op, Span};
 use crate::placement::Placement;
 use crate::update::Update;
 
@@ -90,10 +90,27 @@ impl Timetable {
     }
 
     /// The timetable without moves of saved activations: each worker holds its own.
-    pub fn without_moves(&self) -> Timetable {
+    pub(crate) fn without_moves(&self) -> Timetable {
         let compute = |cell: &&Cell| cell.lane() == Lane::Compute;
         let rows = self.rows.iter().map(|row| row.iter().filter(compute).copied().collect());
         Timetable { rows: rows.collect(), ..self.clone() }
+    }
+
+    /// Each row `n` times, one behind the other, with micro-batches of their own.
+    pub(crate) fn repeated(&self, n: u32) -> Timetable {
+        let later = |by: u32| {
+            let start =
+                move |op: Op| op.span.start.saturating_add(by.saturating_mul(self.n_units()));
+            move |op: Op| Op { span: Span { start: start(op), ..op.span }, ..op }
+        };
+        let of = |row: &Vec<Cell>| {
+            (0..n).flat_map(|by| row.iter().map(move |cell| cell.map(later(by)))).collect()
+        };
+        Timetable {
+            n_micro_batches: self.n_micro_batches.saturating_mul(n),
+            rows: self.rows.iter().map(of).collect(),
+            ..self.clone()
+        }
     }
 
     /// Number of ops in all rows.

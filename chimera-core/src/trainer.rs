@@ -122,7 +122,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         D: Device,
     {
         self.check_settings(Rank(0))?;
-        let n_ranks = self.width.saturating_mul(self.program.placement().n_workers());
+        let n_ranks = self.program.placement().n_ranks(self.width);
         let n_ranks = u32::try_from(n_ranks).map_err(|_| {
             Fault::new(Class::Usage, Rank(0), format!("{n_ranks} ranks are too many"))
         })?;
@@ -239,8 +239,14 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
             };
             let now = job(&present);
             let (mut worker, before) = match kept.take() {
-                Some((kept, before)) => (Worker::rejoin(job(&before), comm, kept), before),
-                None => (Worker::new(now, device.clone(), comm, &mut stage)?, present.clone()),
+                Some((kept, before)) => (Worker::rejoin(job(&before), &mut comm, kept), before),
+                None => match Worker::new(now, device.clone(), &mut comm, &mut stage) {
+                    Ok(worker) => (worker, present.clone()),
+                    Err(fault) => {
+                        comm.abort(&fault);
+                        return Err(fault);
+                    }
+                },
             };
             let start = is_first.then_some(0);
             let recovered = worker.recover_with(now, start, &mut stage);

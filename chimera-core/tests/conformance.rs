@@ -6,8 +6,10 @@ mod faulty_device;
 #[path = "conformance/faulty_layers.rs"]
 mod faulty_layers;
 
+use std::num::NonZero;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
+use std::thread;
 
 use chimera_core::device::conformance::Case;
 use chimera_core::device::reference::Tensor;
@@ -19,7 +21,7 @@ use chimera_core::{device, layers};
 #[test]
 fn faults_are_caught() {
     use Fault::*;
-    for (fault, cases) in [
+    let faults = [
         (Nothing, &[][..]),
         (VecReversed, &["upload", "upload_words", "offload"]),
         (CopyOverwrites, &["download_into", "upload_words"]),
@@ -56,9 +58,20 @@ fn faults_are_caught() {
         (ZeroNormStays, &["lamb"]),
         (MomentumLost, &["sgd"]),
         (ProductOfOne, &["product"]),
-    ] {
-        assert_eq!(failing(fault), cases, "{fault:?}");
-    }
+    ];
+    let left = Mutex::new(faults.into_iter());
+    let next = || left.lock().unwrap().next();
+    let check = || {
+        while let Some((fault, cases)) = next() {
+            assert_eq!(failing(fault), cases, "{fault:?}");
+        }
+    };
+    thread::scope(|scope| {
+        let n = thread::available_parallelism().map_or(1, NonZero::get);
+        for _ in 0..n {
+            scope.spawn(check);
+        }
+    });
 }
 
 /// Cases that drop weights of attention.

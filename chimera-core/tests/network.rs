@@ -52,6 +52,14 @@ fn two_groups_take_what_was_computed_by_hand() {
     assert_eq!(two_by_two(1), (18.0 + 16.0, 2.0 * 2.0));
 }
 
+/// As many groups of four workers as would be one, were ranks counted in 64 bits.
+#[test]
+fn a_job_of_too_many_ranks_is_on_no_node() {
+    let many = network(usize::MAX / 4 + 2, 4, link(1.0, 0.0), link(2.0, 0.0));
+    assert_eq!(many.slowest(4), many.between);
+    assert!(!Network { ranks_per_node: 3, ..many }.fits(4));
+}
+
 /// A small bucket has one owner; a large one is shared out, among many ranks by halves.
 #[test]
 fn a_sum_takes_as_long_as_its_busiest_port() {

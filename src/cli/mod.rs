@@ -49,7 +49,8 @@ enum Command {
     #[command(subcommand)]
     Trace(trace::TraceCommand),
     Config(config::Config),
-    Checkpoint(checkpoint::Checkpoint),
+    #[command(subcommand)]
+    Checkpoint(checkpoint::CheckpointCommand),
     #[command(subcommand)]
     Comm(comm::CommCommand),
     Slurm(slurm::Slurm),

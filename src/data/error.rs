@@ -48,7 +48,7 @@ pub enum DataError {
         path: PathBuf,
         /// Its kind.
         found: &'static str,
-        /// TokenizerKind of the files before it.
+        /// The kind of the files before it.
         expected: &'static str,
     },
     /// Text to validate a model of token ids with, or the reverse.

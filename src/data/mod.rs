@@ -72,6 +72,7 @@ pub struct Corpus {
     masking: Option<Masking>,
     /// The token behind each document, where what follows it is not foreseen.
     end_of_text: Option<u32>,
+    document_end: Option<u32>,
     digest: OnceLock<Digest>,
 }
 
@@ -117,7 +118,8 @@ impl Corpus {
         let held_out = held_out.map(|tokens| Dataset::to_validate_with(tokens, window, sequence));
         let mixture = Mixture::new(weights.unwrap_or(&[1.0]));
         let corpus = Corpus::of(datasets, mixture, held_out.transpose()?, window);
-        Ok(Corpus { tokenizer, masking, end_of_text: model.end_of_text, ..corpus })
+        let (end_of_text, document_end) = (model.end_of_text, prepared::document_end(data)?);
+        Ok(Corpus { tokenizer, masking, end_of_text, document_end, ..corpus })
     }
 
     /// Splits `tokens` of an unknown tokenizer into a part to train on and one to validate with.
@@ -133,13 +135,27 @@ impl Corpus {
         held_out: Option<Dataset>,
         window: usize,
     ) -> Corpus {
-        let (tokenizer, masking, end_of_text, digest) = (None, None, None, OnceLock::new());
-        Corpus { datasets, mixture, held_out, tokenizer, window, masking, end_of_text, digest }
+        Corpus {
+            datasets,
+            mixture,
+            held_out,
+            window,
+            tokenizer: None,
+            masking: None,
+            end_of_text: None,
+            document_end: None,
+            digest: OnceLock::new(),
+        }
     }
 
     /// What the ids stand for, where that is known.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         self.tokenizer.as_ref()
+    }
+
+    /// The token behind each document of the data to train on, if every file says that there is one, and all say the same.
+    pub fn document_end(&self) -> Option<u32> {
+        self.document_end
     }
 
     /// Number of tokens to train on.

@@ -1,6 +1,7 @@
 //! From text to a file of token ids.
 
 use std::io::{self, BufReader, Read};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail, ensure};
@@ -10,7 +11,7 @@ use super::DataError;
 use super::documents::{self, BYTE_ORDER_MARK, Content, Documents, Text};
 use super::prepared::{Ends, MAX_BYTES, Prepared, Source, is_prepared};
 use super::prepared_files::{PartFile, PreparedFiles};
-use super::tokenizer::{Tokenizer, TokenizerError};
+use super::tokenizer::{TextPiece, Tokenizer, TokenizerError};
 use super::width::Width;
 use crate::formats::files::open_regular;
 
@@ -238,7 +239,8 @@ impl Writer {
     ) -> Result<u64> {
         let unreadable = |reason| DataError::Unreadable { path: path.to_path_buf(), reason };
         let mut text = open(path).map_err(unreadable)?;
-        let (mut left, mut done) = (Vec::new(), 0);
+        // The last piece that is done stays: it tells which tokens the next bytes are.
+        let (mut left, mut n_kept, mut done) = (Vec::new(), 0, 0);
         let (mut is_first, mut is_last) = (true, false);
         while !is_last {
             let n = text.by_ref().take(BLOCK).read_to_end(&mut left).map_err(unreadable)? as u64;
@@ -252,34 +254,39 @@ impl Writer {
                 done += BYTE_ORDER_MARK.len() as u64;
             }
             is_first = false;
-            let n_encoded = match tokenizer {
+            let last = match tokenizer {
                 Tokenizer::Bytes => {
                     if let Some(at) = left.iter().position(|byte| self.ends(*byte)) {
                         let at = done + at as u64;
                         bail!("byte {at} of {} {}", path.display(), ENDS_ONE);
                     }
                     self.push(left.iter().map(|byte| u32::from(*byte)), true)?;
-                    left.len()
+                    left.len()..left.len()
                 }
-                _ => self.encode_text(path, tokenizer, &left, done, is_last)?,
+                _ => {
+                    let start = done - n_kept as u64;
+                    self.encode_text(path, tokenizer, &left, start, n_kept, is_last)?
+                }
             };
-            left.drain(..n_encoded);
-            done += n_encoded as u64;
+            done += (last.end - n_kept) as u64;
+            n_kept = last.len();
+            left.drain(..last.start);
             progress(n);
         }
         Ok(done)
     }
 
-    /// Appends the ids of the bytes from `start` of a text on; returns of how many of them. The rest ends
-    /// where the next bytes may change what is a token.
+    /// Appends the ids of the bytes from `start` of a text on, of which the first `n_kept` are done; returns which are the last
+    /// piece that is done then. The rest ends where the next bytes may change what is a token.
     fn encode_text(
         &mut self,
         path: &Path,
         tokenizer: &Tokenizer,
         bytes: &[u8],
         start: u64,
+        n_kept: usize,
         is_last: bool,
-    ) -> Result<usize> {
+    ) -> Result<Range<usize>> {
         let text = match std::str::from_utf8(bytes) {
             Ok(text) => text,
             Err(e) if e.error_len().is_none() && !is_last => {
@@ -290,23 +297,23 @@ impl Writer {
                 return Err(DataError::NotText { path: path.to_path_buf(), position }.into());
             }
         };
-        let mut pieces: Vec<&str> = tokenizer.pieces(text).collect();
+        let mut pieces: Vec<TextPiece> = tokenizer.pieces(text, n_kept).collect();
         if !is_last {
             pieces.pop();
         }
-        let encoded = pieces.par_iter().map(|piece| tokenizer.encode(piece));
-        let mut at = start;
+        let encoded = pieces.par_iter().map(|piece| tokenizer.encode_piece(*piece));
+        let mut last = 0..n_kept;
         for (piece, ids) in pieces.iter().zip(encoded.collect::<Result<Vec<_>, TokenizerError>>()?)
         {
+            last = last.end..last.end + piece.text().len();
             if let Some(end) = self.end_among(&ids) {
                 let end = tokenizer.decode(&[end])?;
-                let at = at + piece.find(&end).unwrap_or(0) as u64;
+                let at = start + (last.start + piece.text().find(&end).unwrap_or(0)) as u64;
                 bail!("byte {at} of {} begins {}", path.display(), ends_one(&end));
             }
             self.push(ids.into_iter(), true)?;
-            at += piece.len() as u64;
         }
-        Ok(pieces.iter().map(|piece| piece.len()).sum())
+        Ok(last)
     }
 
     /// Appends the documents of a JSONL file; returns its size.

@@ -112,12 +112,9 @@ pub(super) fn target_files(files: &[PathBuf]) -> Result<Option<Vec<PathBuf>>, Da
 pub fn end_of_text(files: &[PathBuf]) -> Result<u32, DataError> {
     let mut common = None;
     for path in files {
-        let is_prepared = Width::of(path) != Width::U8;
-        let ends =
-            if is_prepared { Prepared::beside(path)? } else { None }.and_then(|p| p.end_of_text);
         let refuse =
             |reason: &str| DataError::Prepared { path: path.clone(), reason: reason.into() };
-        let Some(Ends { token, .. }) = ends else {
+        let Some(token) = end_in(path)? else {
             let reason = "no token ends its documents, which document-mask needs: prepare it from folders or .jsonl \
                           files, or with `chimera prepare --end-of-text`";
             return Err(refuse(reason));
@@ -133,6 +130,20 @@ pub fn end_of_text(files: &[PathBuf]) -> Result<u32, DataError> {
             ("the built-in text".into(), "it is one document: leave document-mask out".into());
         DataError::Prepared { path, reason }
     })
+}
+
+/// The token behind each document of `files`, if each keeps its documents apart, and all by the same token.
+pub(super) fn document_end(files: &[PathBuf]) -> Result<Option<u32>, DataError> {
+    let ends = files.iter().map(|path| end_in(path)).collect::<Result<Vec<_>, _>>()?;
+    let first = ends.first().copied().flatten();
+    Ok(first.filter(|_| ends.iter().all(|end| *end == first)))
+}
+
+/// The token behind each document of a file, if it keeps its documents apart.
+fn end_in(path: &Path) -> Result<Option<u32>, DataError> {
+    let is_prepared = Width::of(path) != Width::U8;
+    let prepared = if is_prepared { Prepared::beside(path)? } else { None };
+    Ok(prepared.and_then(|prepared| prepared.end_of_text).map(|ends| ends.token))
 }
 
 /// The first of `files` that would have token ids, but is not here.

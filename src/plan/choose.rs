@@ -138,22 +138,7 @@ fn first_choice<'c>(
         watched.tell(n_groups);
         outcomes
     };
-    let outcomes: Vec<Result<Fit>> = ways.into_par_iter().flat_map_iter(try_all).collect();
-    let mut choice =
-        Choice { candidates: Vec::new(), n_too_large: 0, smallest: None, n_left_out: 0 };
-    let mut refusal: Option<Error> = None;
-    for outcome in outcomes {
-        match outcome {
-            Ok(fit) => choice.add(fit),
-            // Many schedules do not have all shapes: that is told only where nothing else is left.
-            Err(error) => refusal = refusal.or(Some(error)),
-        }
-    }
-    if let Some(refusal) = refusal.filter(|_| choice.is_empty()) {
-        return Err(refusal).context("no configuration is valid; the first was rejected");
-    }
-    choice.sort();
-    Ok(choice)
+    Choice::of(ways.into_par_iter().flat_map_iter(try_all).collect())
 }
 
 /// Refuses schedules that are none to choose from.
@@ -169,8 +154,30 @@ pub(super) fn check_schedule(said: &Config) -> Result<()> {
 }
 
 impl Choice {
+    /// The choice among ways of which this became.
+    ///
+    /// # Errors
+    /// The first refusal, if no way is valid.
+    pub(super) fn of(outcomes: Vec<Result<Fit>>) -> Result<Choice> {
+        let mut choice =
+            Choice { candidates: Vec::new(), n_too_large: 0, smallest: None, n_left_out: 0 };
+        let mut refusal: Option<Error> = None;
+        for outcome in outcomes {
+            match outcome {
+                Ok(fit) => choice.add(fit),
+                // Many schedules do not have all shapes: that is told only where nothing else is left.
+                Err(error) => refusal = refusal.or(Some(error)),
+            }
+        }
+        if let Some(refusal) = refusal.filter(|_| choice.is_empty()) {
+            return Err(refusal).context("no configuration is valid; the first was rejected");
+        }
+        choice.sort();
+        Ok(choice)
+    }
+
     /// Adds what became of a way.
-    pub(super) fn add(&mut self, fit: Fit) {
+    fn add(&mut self, fit: Fit) {
         match fit {
             Fit::Fits(candidate) => self.candidates.push(candidate),
             Fit::TooLarge(config, need) => self.too_large(config, need),

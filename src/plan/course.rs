@@ -90,7 +90,7 @@ impl Course {
         order: impl FnOnce(&Config, u32) -> Result<Ordered>,
     ) -> Result<Course> {
         ensure!(
-            config.min_lr <= config.lr,
+            !config.lr_falls() || config.min_lr <= config.lr,
             "min-lr {} is above lr {}: the learning rate falls",
             config.min_lr,
             config.lr
@@ -262,12 +262,8 @@ impl Chain for ModelConfig {
         let cuts = config.cuts(self, n_stages)?;
         let flops = |cut: &Cut| self.forward_flops(cut, config.sequence);
         let mean = cuts.iter().map(flops).sum::<f64>() / n_stages as f64;
-        let is_selective = |stage: StageId| {
-            let mut stages = timetable.selective.iter().map(|(_, stage)| *stage);
-            config.recompute_of(stage) == Recompute::Selective
-                || stages.any(|selective| selective == stage)
-        };
         let units = Units::of_timetable(timetable);
+        let is_selective = is_selective(config, timetable);
         let costs = costs_by_flops(self, config.sequence, &cuts, (mean, units), is_selective);
         Ok(StageCosts::new(costs))
     }
@@ -279,6 +275,15 @@ impl Chain for ModelConfig {
 
     fn params(&self, config: &Config, n_stages: usize) -> Result<Vec<Vec<Param>>> {
         Ok(config.cuts(self, n_stages)?.iter().map(|cut| self.params(cut)).collect())
+    }
+}
+
+/// Which stages recompute a part, by the settings or by the timetable.
+pub(super) fn is_selective(config: &Config, timetable: &Timetable) -> impl Fn(StageId) -> bool {
+    move |stage| {
+        let mut stages = timetable.selective.iter().map(|(_, stage)| *stage);
+        config.recompute_of(stage) == Recompute::Selective
+            || stages.any(|selective| selective == stage)
     }
 }
 

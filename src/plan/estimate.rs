@@ -341,8 +341,8 @@ fn further_by(a: &[f64], b: &[f64], more: f64) -> Vec<f64> {
 fn candidate(config: Config, need: Need, taken: &StepTime, is_simulated: bool) -> Candidate {
     let StepTime { makespan, agree, busy } = taken;
     let total = makespan * busy.len() as f64;
-    let idle = 1.0 - busy.iter().sum::<f64>() / total;
-    let bubble_ratio = if total > 0.0 { idle } else { 0.0 };
+    let busy = if total > 0.0 { busy.iter().sum::<f64>() / total } else { 1.0 };
+    let bubble_ratio = (1.0 - busy).max(0.0); // the sum may be longer by its rounding
     Candidate { config, need, step_s: makespan + agree, bubble_ratio, is_simulated }
 }
 

@@ -7,14 +7,14 @@ use chimera_core::analyze::simulate;
 use chimera_core::costs::{Costs, SliceGrowth, StageCosts, UnevenCosts, UniformCosts};
 use chimera_core::effects::Token;
 use chimera_core::ids::{BucketId, StageId, WorkerId};
-use chimera_core::lower::{Moves, Recompute};
+use chimera_core::lower::Moves;
 use chimera_core::model::{Cut, ModelConfig};
 use chimera_core::op::Op;
 use chimera_core::program::Program;
 use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 
-use super::course::{Chain, costs_by_flops};
+use super::course::{Chain, costs_by_flops, is_selective};
 use super::need::memory_of;
 use super::units::Units;
 use crate::device::Device;
@@ -123,11 +123,7 @@ impl Chain for Priced {
             return self.model.costs(config, timetable);
         }
         let cuts = config.cuts(&self.model, timetable.placement.n_stages())?;
-        let is_selective = |stage: StageId| {
-            let mut stages = timetable.selective.iter().map(|(_, stage)| *stage);
-            config.recompute_of(stage) == Recompute::Selective
-                || stages.any(|selective| selective == stage)
-        };
+        let is_selective = is_selective(config, timetable);
         let costs = self.stages(config, &cuts, Units::of_timetable(timetable), is_selective)?;
         Ok(StageCosts::new(costs))
     }

@@ -4,7 +4,7 @@
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use chimera_core::analyze::{Awaited, Event, Wait, Work};
 use chimera_core::comm::{Endpoint, Threads};
 use chimera_core::effects::Token;
@@ -18,7 +18,7 @@ use chimera_core::schedule::{Shape, find};
 use chimera_core::stage::samples;
 
 use super::idle_stage::IdleStage;
-use super::law::middle;
+use super::law::{median, middle};
 use super::{MessageTime, ReductionTime, Workers};
 
 /// Elements of a message, and of the gradients of a reduction, that are measured.
@@ -43,14 +43,18 @@ pub(super) fn measure<K: Layers>(device: &K, by: Workers) -> Result<Exchange> {
     let (mut messages, mut reductions, mut syncs) = (Vec::new(), Vec::new(), Vec::new());
     for elements in ELEMENTS {
         let line = program("gpipe", workers)?;
-        messages.push(message(&line, &ran(device, &line, by, (elements, 1))?, elements));
+        messages.extend(message(&line, &ran(device, &line, by, (elements, 1))?, elements));
         // One worker in each of several groups: all reduce the one bucket.
         let alone = program("gpipe", 1)?;
         let ranks = ran(device, &alone, by, (1, elements))?;
-        reductions.push(reduction(&ranks, elements));
+        reductions.extend(reduction(&ranks, elements));
         syncs.extend(ranks[0].iter().enumerate().filter_map(|(step, _)| sync(&ranks, step)));
     }
-    let (sync_s, _) = middle(&mut syncs);
+    ensure!(
+        !messages.is_empty(),
+        "no worker ever waited for a message, so none could be timed: measure again when the machine has less to do"
+    );
+    let sync_s = median(&mut syncs); // one that nobody waits for takes nothing
     Ok(Exchange { messages, reductions, sync_s })
 }
 
@@ -109,8 +113,9 @@ fn ran<K: Layers>(
     ranks.context("messages between threads could not be measured")
 }
 
-/// What a message takes from the end of the op that makes it to the receiver's going on, and what it takes of its sender.
-fn message(program: &Program, ranks: &[Vec<RankStep>], elements: usize) -> MessageTime {
+/// What a message takes from the end of the op that makes it to the receiver's going on, and what it takes of its sender;
+/// `None` if nobody ever waited for one, as on a machine with much else to do: other sizes tell more than a guess.
+fn message(program: &Program, ranks: &[Vec<RankStep>], elements: usize) -> Option<MessageTime> {
     let (mut took, mut occupied) = (Vec::new(), Vec::new());
     for step in 0..N_STEPS as usize {
         let of_step: Vec<&RankStep> = ranks.iter().filter_map(|rank| rank.get(step)).collect();
@@ -125,8 +130,8 @@ fn message(program: &Program, ranks: &[Vec<RankStep>], elements: usize) -> Messa
         let forwards = first.iter().filter(|event| is_forward(event)).collect::<Vec<_>>();
         occupied.extend(forwards.windows(2).map(|pair| pair[1].start - pair[0].end));
     }
-    let ((seconds, spread), (occupies, _)) = (middle(&mut took), middle(&mut occupied));
-    MessageTime { bytes: 4 * elements, count: took.len(), seconds, spread, occupies }
+    let ((seconds, spread), (occupies, _)) = (middle(&mut took)?, middle(&mut occupied)?);
+    Some(MessageTime { bytes: 4 * elements, count: took.len(), seconds, spread, occupies })
 }
 
 fn is_forward(event: &Event) -> bool {
@@ -143,8 +148,8 @@ fn made(program: &Program, events: &[Event], token: &Token) -> Option<f64> {
 }
 
 /// What a reduction takes from the start of its last replica to the end of its last, and what it takes of a worker before it
-/// can go on with something else.
-fn reduction(ranks: &[Vec<RankStep>], elements: usize) -> ReductionTime {
+/// can go on with something else; `None` if there was none.
+fn reduction(ranks: &[Vec<RankStep>], elements: usize) -> Option<ReductionTime> {
     let (mut took, mut occupied) = (Vec::new(), Vec::new());
     for step in 0..N_STEPS as usize {
         let (mut from, mut to) = (0.0f64, 0.0f64);
@@ -157,9 +162,9 @@ fn reduction(ranks: &[Vec<RankStep>], elements: usize) -> ReductionTime {
         }
         took.push(to - from);
     }
-    let ((seconds, spread), (occupies, _)) = (middle(&mut took), middle(&mut occupied));
+    let ((seconds, spread), (occupies, _)) = (middle(&mut took)?, middle(&mut occupied)?);
     let (replicas, count) = (ranks.len(), took.len());
-    ReductionTime { replicas, elements, count, seconds, spread, occupies }
+    Some(ReductionTime { replicas, elements, count, seconds, spread, occupies })
 }
 
 /// What the step sync takes from when the last rank has come to it.
@@ -170,4 +175,36 @@ fn sync(ranks: &[Vec<RankStep>], step: usize) -> Option<f64> {
     let (from, to) =
         waits.fold((0.0f64, 0.0f64), |(from, to), wait| (from.max(wait.start), to.max(wait.end)));
     (to > from).then_some(to - from)
+}
+
+#[cfg(test)]
+mod tests {
+    use chimera_core::analyze::simulate;
+    use chimera_core::costs::UniformCosts;
+    use chimera_core::ids::WorkerId;
+
+    use super::*;
+
+    /// Steps of two workers, of which the second begins to wait for the first forward's message at `start`.
+    fn steps(program: &Program, start: f64) -> Vec<Vec<RankStep>> {
+        let timeline = simulate(program, &UniformCosts::new(1.0, 2.0, 0.0));
+        let [first, second] = [WorkerId(0), WorkerId(1)].map(|worker| {
+            let events = timeline.events.iter().filter(|event| event.worker == worker);
+            events.cloned().collect::<Vec<_>>()
+        });
+        let Work::Cell(cell) = &first[0].work else { panic!("no forward") };
+        let effects = program.rules().cell_effects(cell);
+        let token = effects.makes.iter().find(|token| token.stage != token.to).expect("a message");
+        let (awaited, end) = (Awaited::Message(*token), first[0].end + 0.25);
+        let waits = vec![Wait { worker: WorkerId(1), awaited, start, end }];
+        vec![vec![(first, vec![]); N_STEPS as usize], vec![(second, waits); N_STEPS as usize]]
+    }
+
+    #[test]
+    fn of_a_message_that_nobody_waited_for_nothing_is_known() {
+        let line = program("gpipe", 2).unwrap();
+        let time = message(&line, &steps(&line, 0.5), 256).expect("a wait");
+        assert_eq!((time.bytes, time.count, time.seconds), (1024, N_STEPS as usize, 0.25));
+        assert_eq!(message(&line, &steps(&line, 1.125), 256), None);
+    }
 }

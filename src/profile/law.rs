@@ -57,11 +57,12 @@ pub(super) fn median(figures: &mut [f64]) -> f64 {
     0.5 * (at(n.saturating_sub(1) / 2) + at(n / 2))
 }
 
-/// The median, and half of the distance between the quartiles in parts of it.
-pub(super) fn middle(times: &mut [f64]) -> (f64, f64) {
+/// The median, and half of the distance between the quartiles in parts of it; `None` of no times.
+pub(super) fn middle(times: &mut [f64]) -> Option<(f64, f64)> {
     let seconds = median(times).max(1e-9);
-    let quartile = |of: usize| times[(times.len() * of / 4).min(times.len() - 1)];
-    (seconds, 0.5 * (quartile(3) - quartile(1)) / seconds)
+    let last = times.len().checked_sub(1)?;
+    let quartile = |of: usize| times[(times.len() * of / 4).min(last)];
+    Some((seconds, 0.5 * (quartile(3) - quartile(1)) / seconds))
 }
 
 fn coordinates(extents: &[usize]) -> Vec<f64> {
@@ -113,6 +114,13 @@ mod tests {
         let twice = Law::through([(vec![2], 3.0), (vec![2], 3.0)]).expect("points");
         near(twice.at(&[2]), 3.0);
         assert!(Law::through([]).is_none());
+    }
+
+    #[test]
+    fn of_no_times_nothing_is_the_middle() {
+        assert_eq!(middle(&mut []), None);
+        assert_eq!(middle(&mut [2.0]), Some((2.0, 0.0)));
+        assert_eq!(middle(&mut [4.0, 1.0, 3.0, 2.0]), Some((2.5, 0.4)));
     }
 
     /// Time is work times the figure: it grows with size wherever it grows from point to point.

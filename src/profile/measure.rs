@@ -17,7 +17,7 @@ use super::law::{median, middle};
 use super::maps::{self, MapUpdate};
 use super::moves;
 use super::reference::ReferenceWork;
-use super::stage_pass::{Half, HalfCalls, ModelPart, PassError, ReadyStage, Work};
+use super::stage_pass::{Half, HalfCalls, ModelPart, PassError, ReadyStage, SizedPart};
 use super::{FORMAT, LayerTime, Measurements, MoveTime, PartTime, Profile, Workers, build};
 use crate::device::{Compute, Device, OpenDevice, Precision, machine};
 
@@ -188,16 +188,16 @@ impl Timings {
         samples: &[Sample],
     ) -> Measurements {
         let layer = |((layer, extents), mut times): ((&str, Vec<usize>), Vec<f64>)| {
-            let (count, (seconds, spread)) = (times.len(), middle(&mut times));
-            LayerTime { layer: layer.into(), extents, count, seconds, spread }
+            let (count, (seconds, spread)) = (times.len(), middle(&mut times)?);
+            Some(LayerTime { layer: layer.into(), extents, count, seconds, spread })
         };
         let part = |((sample, part, op), (mut all, mut layers)): (
             (usize, ModelPart, Half),
             (Vec<f64>, Vec<f64>),
         )| {
             let Sample { model, sequence, samples } = &samples[sample];
-            let (seconds, spread) = middle(&mut all);
-            PartTime {
+            let (seconds, spread) = middle(&mut all)?;
+            Some(PartTime {
                 model: model.architecture.name().into(),
                 hidden: model.hidden,
                 heads: model.heads,
@@ -209,14 +209,14 @@ impl Timings {
                 seconds,
                 spread,
                 in_layers: (median(&mut layers) / seconds).min(1.0),
-            }
+            })
         };
-        let layers = self.layers.into_iter().map(layer).collect();
+        let layers = self.layers.into_iter().filter_map(layer).collect();
         Measurements {
             workers,
             threads,
             layers,
-            parts: self.parts.into_iter().map(part).collect(),
+            parts: self.parts.into_iter().filter_map(part).collect(),
             messages: Vec::new(),
             reductions: Vec::new(),
             sync_s: 0.0,
@@ -364,7 +364,7 @@ impl Measuring<'_> {
         timings: &mut Timings,
     ) -> Result<(), PassError> {
         let Sample { model, sequence, samples } = sample;
-        let work = Work {
+        let work = SizedPart {
             model,
             part,
             n_blocks: N_BLOCKS,

@@ -3,7 +3,7 @@
 use std::sync::Barrier;
 use std::time::Instant;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use chimera_core::layers::Layers;
 
 use super::law::middle;
@@ -31,7 +31,8 @@ fn of_size<K: Layers>(device: &K, workers: usize, elements: usize) -> Result<Mov
     });
     let timed = timed.into_iter().collect::<Result<Vec<_>>>()?;
     let mut timed: Vec<f64> = timed.concat();
-    let (count, (seconds, spread)) = (timed.len(), middle(&mut timed));
+    let (seconds, spread) = middle(&mut timed).context("there is no worker")?;
+    let count = timed.len();
     Ok(MoveTime { bytes: elements * size_of::<f32>(), count, seconds, spread })
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 use chimera_core::layers::Layers;
 use chimera_core::model::{Architecture, ModelConfig};
 
-use super::stage_pass::{ModelPart, PassError, ReadyStage, Work};
+use super::stage_pass::{ModelPart, PassError, ReadyStage, SizedPart};
 
 /// Blocks of its model.
 const N_BLOCKS: usize = 2;
@@ -43,7 +43,7 @@ impl<K: Layers> ReferenceWork<K> {
             llama: None,
             end_of_text: None,
         };
-        let work = Work {
+        let work = SizedPart {
             model: &model,
             part: ModelPart::Block,
             n_blocks: N_BLOCKS,

@@ -49,7 +49,7 @@ pub(crate) struct HalfCalls {
 
 /// A part of a model, and how much it computes on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Work<'m> {
+pub(crate) struct SizedPart<'m> {
     pub(crate) model: &'m ModelConfig,
     pub(crate) part: ModelPart,
     /// How many blocks one behind the other, where the part is a block.
@@ -106,11 +106,11 @@ impl<D: Layers> ReadyStage<D> {
     /// Numbers are there only if it `computes`.
     pub(crate) fn new(
         device: &D,
-        work: &Work<'_>,
+        work: &SizedPart<'_>,
         computes: bool,
     ) -> Result<ReadyStage<D>, PassError> {
         let device = Recorded::new(device.clone())?;
-        let Work { model, part, n_blocks, sequence, samples, dropout: rate, .. } = *work;
+        let SizedPart { model, part, n_blocks, sequence, samples, dropout: rate, .. } = *work;
         let (cut, dropout) = (part.cut(n_blocks), DropoutRate { rate, seed: 1 });
         let stage = stage(device.clone(), model, sequence, dropout, cut.clone())?;
         let n_tokens = sequence * samples;
@@ -176,7 +176,7 @@ impl<D: Layers> ReadyStage<D> {
     }
 
     /// Runs forward, both kinds of recomputation and both halves of the backward, slice by slice.
-    fn sliced(&self, work: &Work<'_>) -> Result<Vec<HalfCalls>, PassError> {
+    fn sliced(&self, work: &SizedPart<'_>) -> Result<Vec<HalfCalls>, PassError> {
         let (device, stage, w, micro) = (&self.device, &self.stage, &self.weights, self.micro());
         let of = work.slices;
         let mut did = Vec::new();
@@ -295,7 +295,10 @@ pub(super) fn numbers(n: usize, scale: f32) -> Vec<f32> {
 }
 
 /// The calls of a part by what is done, of each slice on its own, on a device that computes nothing.
-pub(crate) fn calls(work: &Work<'_>, activation_bytes: u64) -> Result<Vec<HalfCalls>, PassError> {
+pub(crate) fn calls(
+    work: &SizedPart<'_>,
+    activation_bytes: u64,
+) -> Result<Vec<HalfCalls>, PassError> {
     let prepared = ReadyStage::new(&Counted::new(activation_bytes), work, false)?;
     if work.slices > 1 {
         return prepared.sliced(work);
@@ -315,7 +318,7 @@ mod tests {
 
     /// Layers and extents of all calls, by what is done.
     fn of(model: &ModelConfig, n_blocks: usize) -> Vec<(Half, Vec<(&'static str, Vec<usize>)>)> {
-        let work = Work {
+        let work = SizedPart {
             model,
             part: ModelPart::Block,
             n_blocks,
@@ -352,8 +355,15 @@ mod tests {
             };
             let rows = |part, slices: usize| {
                 let (n_blocks, sequence, samples) = (1, 6, 2);
-                let work =
-                    Work { model: &model, part, n_blocks, sequence, samples, slices, dropout: 0.0 };
+                let work = SizedPart {
+                    model: &model,
+                    part,
+                    n_blocks,
+                    sequence,
+                    samples,
+                    slices,
+                    dropout: 0.0,
+                };
                 let mut by_half: BTreeMap<Half, Vec<Call>> = BTreeMap::new();
                 for HalfCalls { half, calls, .. } in calls(&work, 4).expect("a pass") {
                     by_half.entry(half).or_default().extend(calls);

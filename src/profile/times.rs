@@ -13,7 +13,7 @@ use super::law::{Law, median};
 use super::maps;
 use super::measure::reference_now;
 use super::reference::ReferenceTime;
-use super::stage_pass::{Half, ModelPart, Work, calls};
+use super::stage_pass::{Half, ModelPart, SizedPart, calls};
 use super::{Measurements, MessageTime, Profile, ReductionTime, Workers};
 use crate::device::{Device, OpenDevice, Precision};
 
@@ -169,7 +169,7 @@ impl Laws {
     }
 
     /// What a half takes beside its layers was measured of the halves that calls are the same of.
-    fn overhead(&self, work: &Work<'_>, half: Half) -> f64 {
+    fn overhead(&self, work: &SizedPart<'_>, half: Half) -> f64 {
         let like = match half {
             Half::Recompute | Half::Restore => Half::Forward,
             half => half,
@@ -289,7 +289,7 @@ impl ProfiledTimes {
         let counts = [usize::from(cut.first), cut.blocks.len(), usize::from(cut.last)];
         for (part, count) in ModelPart::ALL.into_iter().zip(counts).filter(|(_, count)| *count > 0)
         {
-            let work = Work { model, part, n_blocks: 1, sequence, samples, slices, dropout };
+            let work = SizedPart { model, part, n_blocks: 1, sequence, samples, slices, dropout };
             let halves = self.part(&work)?;
             let of_n = |n: usize, half| {
                 halves.get(&half).map_or(OpTime::default(), |both| self.op_time(n, both))
@@ -398,7 +398,7 @@ impl ProfiledTimes {
         OpTime { seconds: n * self.blend(both), growth: n * growth }
     }
 
-    fn part(&self, work: &Work<'_>) -> Result<Halves> {
+    fn part(&self, work: &SizedPart<'_>) -> Result<Halves> {
         // Layers are alike, and so are stages that differ in how many they have.
         let model = ModelConfig { layers: 1, ..work.model.clone() };
         let key = format!(
@@ -417,7 +417,7 @@ impl ProfiledTimes {
         // By the line through the times of slices that is nearest to them.
         let grows =
             |slice: usize| (2.0 * slice as f64 + 1.0 - n) * 3.0 * n / (n * n - 1.0).max(1.0);
-        for did in calls(&Work { samples, ..*work }, self.activation_bytes)? {
+        for did in calls(&SizedPart { samples, ..*work }, self.activation_bytes)? {
             let Both { alone, beside, .. } = &*self.measured;
             let both = halves.entry(did.half).or_insert([Time::default(); 2]);
             for (sum, laws) in both.iter_mut().zip([alone, beside]) {

@@ -33,9 +33,21 @@ pub(super) fn conflicts(was: &toml::Table, config: &Config) -> Vec<String> {
     let name = |key: &str| if key == OWN_MODEL { "model".into() } else { key.to_string() };
     let was = was.iter().map(|(key, value)| (name(key), value.to_string())).collect();
     let now = settings(config);
-    let fixed = OPTIONS.iter().filter(|option| option.resume == Resume::Fixed);
-    let changes = fixed.filter_map(|option| change(option.name, &was, &now, "there"));
-    changes.chain(other_split(&was, &now, "there")).collect()
+    let mut conflicts = changes(Resume::Fixed, &was, (config, &now), "there");
+    conflicts.extend(other_split(&was, &now, "there"));
+    conflicts
+}
+
+/// How options differ that a resume treats so, in words. What a training does not read is left out: what belongs to one
+/// optimizer is nothing to another.
+pub(super) fn changes(
+    resume: Resume,
+    was: &BTreeMap<String, String>,
+    (config, now): (&Config, &BTreeMap<String, String>),
+    where_it_was: &str,
+) -> Vec<String> {
+    let read = OPTIONS.iter().filter(|o| o.resume == resume && o.read_in(config).is_ok());
+    read.filter_map(|option| change(option.name, was, now, where_it_was)).collect()
 }
 
 /// Whether settings name files to validate with.
@@ -104,4 +116,26 @@ fn has_stale_weights(settings: &BTreeMap<String, String>) -> bool {
     let schedule = settings.get("schedule").and_then(|name| find(name.trim_matches('"')).ok());
     let timetable = schedule.and_then(|schedule| schedule.timetable(&Shape::new(2, 4)).ok());
     timetable.is_some_and(|timetable| timetable.update.is_asynchronous())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::outside::OnDisk;
+    use crate::settings::Layers;
+
+    #[test]
+    fn what_nobody_reads_is_no_conflict() {
+        let of = |line: &str| Layers::parse(line).unwrap().resolve(&OnDisk).unwrap();
+        let conflicts = |was: &str, now: &str| {
+            let was = of(was).to_toml().parse::<toml::Table>().unwrap();
+            conflicts(&was, &of(now))
+        };
+        assert_eq!(conflicts("--kfac-every 5", "--kfac-every 7"), [""; 0]);
+        let of_kfac =
+            conflicts("--optimizer kfac --kfac-every 5", "--optimizer kfac --kfac-every 7");
+        assert_eq!(of_kfac, ["kfac-every: 5 there, 7 now"]);
+        let of_another = conflicts("--optimizer kfac --kfac-every 5", "");
+        assert!(of_another.iter().all(|change| !change.starts_with("kfac-")), "{of_another:?}");
+    }
 }

@@ -23,6 +23,7 @@ use crate::settings::Config;
 /// Where one run writes.
 pub struct Folder {
     place: Place,
+    first_step: u64,
     metrics: BufWriter<File>,
     metrics_path: PathBuf,
     events: Option<EventFile>,
@@ -113,7 +114,8 @@ impl Place {
         noted.unwrap_or_else(|error| {
             warn(&format!("that these metrics are of this run is not noted: {error:#}"));
         });
-        Ok(Folder { place: self, metrics: BufWriter::new(metrics), metrics_path, events, best })
+        let (place, metrics) = (self, BufWriter::new(metrics));
+        Ok(Folder { place, first_step: first, metrics, metrics_path, events, best })
     }
 
     /// Refuses a folder that holds another run than that of `config`, which begins with step `first`.
@@ -155,6 +157,11 @@ impl Folder {
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.place.path
+    }
+
+    /// The first step whose metrics this process writes: a later one than the run's where rank 0 has died.
+    pub fn first_step(&self) -> u64 {
+        self.first_step
     }
 
     /// The folder alone, which the run holds.

@@ -1,6 +1,7 @@
 //! Running: a training from settings to trained weights, over threads or processes, and the evaluation of a model.
 
 mod available_memory;
+mod cores;
 mod differences;
 mod earlier_files;
 mod error_file;
@@ -149,7 +150,7 @@ impl Run {
         }
         memory_check::check(&plan, &devices, here.part)?;
         let Plan { course, priced, cuts, memory, needs, .. } = plan;
-        let subject = Transformer { devices, model, priced, cuts, memory, needs, corpus };
+        let subject = Transformer { devices, model, priced, cuts, memory, needs, corpus, here };
         Run::of(course, subject)
     }
 
@@ -175,7 +176,7 @@ impl Run {
 
     /// Which tokens begin, end and pad a text: as the model says that the run began with, and the end as its data has it.
     pub fn special_ids(&self) -> SpecialIds {
-        SpecialIds::of(self.model(), self.said_ids().as_ref(), self.end_of_text())
+        SpecialIds::of(self.model(), self.said_ids().as_ref(), self.subject.document_end())
     }
 
     /// Windows of the text that is not trained on.

@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use chimera_core::timetable::Timetable;
 use toml::Value;
 
+use super::cores::cores_of;
 use super::launch::Launch;
 use super::settings_file::MAX_SETTINGS;
 use crate::data::{Marks, Prepared, missing_ids};
@@ -67,30 +68,30 @@ impl Outside for OnDisk {
 
     /// Ranks on several hosts are taken to have cores of their own: all ranks must come to the same answer.
     fn has_cores(&self, n_workers: i64) -> bool {
-        match Launch::found().filter(|launch| launch.n_ranks > 1) {
+        match launched() {
             None => n_cores() as i64 >= n_workers,
-            Some(launch) if launch.n_local == Some(launch.n_ranks) => {
-                processors().is_none_or(|n| n >= launch.n_ranks)
+            Some(Launch { n_ranks, n_local, .. }) if n_local == Some(n_ranks) => {
+                cores_of(n_ranks as usize) >= n_ranks as usize
             }
             Some(_) => true,
         }
     }
 
+    /// Ranks of which a launcher does not say where they are may all be on this host.
     fn threads(&self, n_workers: i64) -> i64 {
-        let cores = n_cores() as i64;
-        let neighbours = Launch::found().and_then(|launch| launch.n_local).map(i64::from);
-        cores / neighbours.unwrap_or(n_workers).max(1)
+        match launched() {
+            None => n_cores() as i64 / n_workers.max(1),
+            Some(launch) => {
+                let n_local = launch.n_local.unwrap_or(launch.n_ranks) as usize;
+                (cores_of(n_local) / n_local) as i64
+            }
+        }
     }
 }
 
-/// The processors of this host, whichever of them this process is bound to, if the host says so.
-fn processors() -> Option<u32> {
-    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
-    let count = |range: &str| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        Some(last.parse::<u32>().ok()?.checked_sub(first.parse().ok()?)? + 1)
-    };
-    online.trim().split(',').map(count).sum()
+/// The launch of several processes, which are ranks of one job.
+fn launched() -> Option<Launch> {
+    Launch::found().filter(|launch| launch.n_ranks > 1)
 }
 
 impl Config {

@@ -17,8 +17,6 @@ use chimera_core::program::{Instr, Program};
 use chimera_core::update::Update;
 
 use super::Run;
-use super::launch::Launch;
-use crate::device::n_cores;
 use crate::observe::Explain;
 use crate::plan::{Units, costs_by_flops};
 use crate::settings::Transport;
@@ -204,12 +202,8 @@ impl Run {
     /// How many workers of a pipeline group do not slow each other down.
     fn workers_at_once(&self) -> f64 {
         let config = self.config();
-        let cores = n_cores();
-        let n_ranks = config.width * config.depth;
-        let n_here = Launch::found().and_then(|launch| launch.n_local);
-        let n_here = n_here.map_or(n_ranks, |n| n as usize);
         match self.devices().one().is_some_and(|device| device.is_host()) {
-            true => cores as f64 * config.depth as f64 / (config.threads * n_here) as f64,
+            true => self.cores() as f64 / (config.threads * config.width) as f64,
             false => f64::INFINITY,
         }
     }

@@ -10,10 +10,9 @@ use chimera_core::timetable::Timetable;
 use serde::{Deserialize, Serialize};
 
 use super::differences::{
-    VALIDATION, change, has_validation, other_split, other_staleness, settings,
+    VALIDATION, change, changes, has_validation, other_split, other_staleness, settings,
 };
 use super::{Run, Subject};
-use crate::data::end_of_text;
 use crate::formats::SpecialIds;
 use crate::formats::checkpoint::{Checkpoint, Digest, FORMAT, Manifest, Saver, Store, foreseen};
 use crate::settings::{Config, OPTIONS, Opt, Resume};
@@ -52,13 +51,8 @@ impl<S: Subject> Run<S> {
         let manifest = checkpoint.manifest();
         let place = checkpoint.path().display();
         let now = settings(self.config());
-        let changed = |resume: Resume| {
-            // What belongs to one optimizer is nothing to another.
-            let is_read = |o: &Opt| o.read_in(self.config()).is_ok();
-            let options =
-                OPTIONS.iter().filter(move |option| option.resume == resume && is_read(option));
-            let change = |o: &Opt| change(o.name, &manifest.settings, &now, "in the checkpoint");
-            options.filter_map(change).collect::<Vec<String>>()
+        let changed = |resume| {
+            changes(resume, &manifest.settings, (self.config(), &now), "in the checkpoint")
         };
         let mut conflicts = changed(Resume::Fixed);
         conflicts.extend(other_split(&manifest.settings, &now, "in the checkpoint"));
@@ -157,7 +151,7 @@ impl<S: Subject> Run<S> {
             settings: settings(self.config()),
             optimizer_state: self.optimizer_state(),
             special_ids: self.said_ids(),
-            end_of_text: self.end_of_text(),
+            end_of_text: self.subject.document_end(),
             timetable: self.course.found.as_ref().map(to_json),
             shards: Vec::new(),
         }
@@ -172,11 +166,6 @@ impl<S: Subject> Run<S> {
             Some(checkpoint) => checkpoint.manifest().special_ids.clone(),
             None => self.initial.as_ref().map(|initial| initial.ids().clone()),
         }
-    }
-
-    /// The token behind each document of the data, where there is one.
-    pub(super) fn end_of_text(&self) -> Option<u32> {
-        end_of_text(&self.config().data).ok()
     }
 
     /// Names of what the optimizer keeps of any parameter, in its order.
@@ -274,9 +263,33 @@ mod tests {
     use chimera_core::schedule::{Shape, find};
 
     use super::*;
+    use crate::data::{Preparation, PreparedFiles, prepare};
     use crate::run::Here;
     use crate::run::outside::OnDisk;
     use crate::settings::Layers;
+
+    /// Checkpoints are written after hours of training, when the description may be gone.
+    #[test]
+    fn the_end_of_documents_is_known_from_the_start() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let [texts, data] = ["texts", "data.bin"].map(|name| folder.path().join(name));
+        std::fs::create_dir(&texts).unwrap();
+        std::fs::write(texts.join("1.txt"), "a text ".repeat(40)).unwrap();
+        let how = Preparation {
+            tokenizer: "bytes".into(),
+            field: "text".into(),
+            prompt_field: None,
+            end_of_text: None,
+            begin_of_text: false,
+        };
+        prepare(&[texts], &how, &PreparedFiles::new(&data), |_| ()).unwrap();
+        let settings = "--depth 1 --layers 1 --hidden 8 --heads 2 --context 8 --threads 1";
+        let layers = Layers::parse(&format!("{settings} --data {}", data.display()));
+        let run = Run::prepare(layers.unwrap().resolve(&OnDisk).unwrap()).unwrap();
+        std::fs::remove_file(folder.path().join("data.bin.json")).unwrap();
+        assert_eq!(run.manifest(0, Counts::default()).end_of_text, Some(0));
+        assert_eq!(run.special_ids().ends(), [0]);
+    }
 
     /// Another search might find another.
     #[test]

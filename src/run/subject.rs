@@ -49,6 +49,11 @@ pub trait Subject: Sync + Sized {
     /// Which data it is, if that is known without reading samples.
     fn digest(&self) -> Option<io::Result<&Digest>>;
 
+    /// The token behind each document of its text, where there is one.
+    fn document_end(&self) -> Option<u32> {
+        None
+    }
+
     /// What else all ranks must have in common.
     fn facts(&self) -> Fields {
         Fields::new()

@@ -21,7 +21,7 @@ use super::subject::Subject;
 use super::survivor::Survivor;
 use super::trained::RankTrained;
 use super::watch::{HeldOut, Watch};
-use super::{N_VALIDATION, Run, compute_threads};
+use super::{Here, N_VALIDATION, Run, compute_threads};
 use crate::data::Corpus;
 use crate::device::{Compute, Devices};
 use crate::formats::checkpoint::Digest;
@@ -38,6 +38,7 @@ pub struct Transformer {
     /// The memory that each worker of a group needs.
     pub(super) needs: Vec<Need>,
     pub(super) corpus: Corpus,
+    pub(super) here: Here,
 }
 
 impl Subject for Transformer {
@@ -85,6 +86,10 @@ impl Subject for Transformer {
 
     fn digest(&self) -> Option<io::Result<&Digest>> {
         Some(self.corpus.digest())
+    }
+
+    fn document_end(&self) -> Option<u32> {
+        self.corpus.document_end()
     }
 
     fn device_models(&self) -> Vec<String> {

@@ -4,18 +4,20 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Units by name, the binary ones first: of these the largest is taken that a number is whole in.
-const UNITS: [(&str, u64); 7] = [
+const UNITS: [(&str, u64); 9] = [
+    ("TiB", 1 << 40),
     ("GiB", 1 << 30),
     ("MiB", 1 << 20),
     ("KiB", 1 << 10),
+    ("TB", 1_000_000_000_000),
     ("GB", 1_000_000_000),
     ("MB", 1_000_000),
     ("KB", 1_000),
     ("B", 1),
 ];
-const N_BINARY: usize = 3;
+const N_BINARY: usize = 4;
 
-/// A number of bytes: `25MiB`, `25 MB`, or `4096` for bytes.
+/// A number of bytes: `25MiB`, `1.5 GB` to the nearest byte, or `4096` for bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ByteSize(u64);
 
@@ -23,6 +25,12 @@ impl ByteSize {
     /// It in bytes.
     pub fn bytes(self) -> u64 {
         self.0
+    }
+}
+
+impl From<u64> for ByteSize {
+    fn from(bytes: u64) -> ByteSize {
+        ByteSize(bytes)
     }
 }
 
@@ -37,7 +45,10 @@ impl FromStr for ByteSize {
             tail.eq_ignore_ascii_case(name).then_some((number.trim_end(), *unit))
         });
         let (number, unit) = unit.unwrap_or((text, 1));
-        let bytes = number.parse::<f64>().map(|number| number * unit as f64);
+        let bytes = number.parse::<f64>().map(|number| match unit {
+            1 => number,
+            unit => (number * unit as f64).round(),
+        });
         match bytes {
             Ok(bytes) if (0.0..=2f64.powi(53)).contains(&bytes) && bytes.fract() == 0.0 => {
                 Ok(ByteSize(bytes as u64))
@@ -67,6 +78,9 @@ mod tests {
             ("25MiB", 25 << 20, "25MiB"),
             ("25 mib", 25 << 20, "25MiB"),
             ("1.5KiB", 1536, "1536"),
+            ("0.3 KiB", 307, "307"),
+            ("2tib", 2 << 40, "2TiB"),
+            ("1TB", 1_000_000_000_000, "976562500KiB"),
             ("2GB", 2_000_000_000, "1953125KiB"),
             ("4096", 4096, "4KiB"),
             ("7B", 7, "7"),
@@ -76,7 +90,9 @@ mod tests {
             assert_eq!((size.bytes(), size.to_string().as_str()), (bytes, again), "{text}");
             assert_eq!(again.parse(), Ok(size), "{text}");
         }
-        for text in ["", "MiB", "-1", "1.5", "many", "1e30", "nan", "5 TiB", "é"] {
+        for text in
+            ["", "MiB", "-1", "1.5", "many", "1e30", "nan", "-1GiB", "infGB", "24G", "9000TiB", "é"]
+        {
             let refusal = text.parse::<ByteSize>().unwrap_err();
             assert!(refusal.contains("such as 25MiB"), "{refusal}");
         }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use chimera_core::engine::Patience;
+use chimera_core::engine::{LrSchedule, Patience};
 use chimera_core::ids::StageId;
 use chimera_core::lower::{Border, Hoist, Moves, Passes, Recompute};
 use chimera_core::model::{Cut, ModelConfig, Selection, cut};
@@ -73,6 +73,11 @@ impl Config {
             Some(speeds) => speeds.of_workers(self.depth, self.width),
             None => vec![1.0; self.depth],
         }
+    }
+
+    /// Whether the learning rate falls towards `min_lr`.
+    pub fn lr_falls(&self) -> bool {
+        self.lr_schedule != LrSchedule::Constant
     }
 
     /// What the forwards of a stage keep.

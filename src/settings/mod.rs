@@ -53,6 +53,8 @@ pub use readers::unread_options;
 pub use recomputed::{RecomputedStages, StageRecompute, UnfitStages};
 pub use scaling::Scaling;
 pub use show::markdown;
+#[cfg(feature = "cli")]
+pub(crate) use show::quoted;
 pub use speeds::Speeds;
 pub(crate) use speeds::least_of_workers;
 pub use survive::{Evict, Survive};

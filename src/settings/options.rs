@@ -290,11 +290,11 @@ options! {
             .follows("all after `warmup`; under wsd a fifth of `steps`").read_by(FALL)];
         /// Learning rate towards which it falls: a step behind the last would have it
         "min-lr" min_lr: f64 = [value("RATE").real(0.0, 1e30).follows("a tenth of `lr`").read_by(FALL)];
-        /// Decay rate of the first moment of adamw and lamb
+        /// Decay rate of the first moment of adamw and lamb, and of what muon and kfac leave to adamw
         "beta1" beta1: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9").read_by(MOMENTS)];
-        /// Decay rate of the second moment of adamw and lamb
+        /// Decay rate of the second moment of adamw and lamb, and of what muon and kfac leave to adamw
         "beta2" beta2: f64 = [value("RATE").real(0.0, 0.999_999).is("0.95").read_by(MOMENTS)];
-        /// Term that adamw and lamb add to the root of the second moment
+        /// Term that adamw and lamb, and what muon and kfac leave to adamw, add to the root of the second moment
         "eps" eps: f64 = [value("EPS").real(1e-30, 1.0).is("1e-8").read_by(MOMENTS)];
         /// Momentum of sgd and muon, and of the preconditioned gradients of kfac
         "momentum" momentum: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9").read_by(MOMENTUM)];

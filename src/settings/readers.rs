@@ -1,6 +1,5 @@
 //! Who reads options that not every training does.
 
-use chimera_core::engine::LrSchedule;
 use chimera_core::lower::Recompute;
 
 use super::{Config, Origin, RecomputedStages};
@@ -15,7 +14,7 @@ pub(super) struct Reader {
 /// Learning rates that fall.
 pub(super) const FALL: Reader = Reader {
     words: "learning rates that fall: lr-schedule cosine, linear or wsd",
-    is_in: |config| config.lr_schedule != LrSchedule::Constant,
+    is_in: Config::lr_falls,
 };
 
 /// Optimizers with moments. A caller's own may read what it likes.

@@ -1,6 +1,6 @@
 //! Printing settings with their origins.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use chimera_core::model::Partition;
 use serde_json::{Map, Value, json};
@@ -72,26 +72,27 @@ impl Layers {
     pub fn options(&self) -> String {
         let mut options = String::new();
         if let Some(file) = &self.config {
-            let _ = write!(options, " --config {}", word(&file.display().to_string()));
+            let _ = write!(options, " --config {}", quoted(file.display()));
         }
         for (key, value) in self.settings.iter() {
             let _ = write!(options, " --{key}");
             let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
             for value in values {
                 let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-                let _ = write!(options, " {}", word(&text));
+                let _ = write!(options, " {}", quoted(&text));
             }
         }
         options.trim_start().to_string()
     }
 }
 
-/// A word as a shell reads it back.
-fn word(text: &str) -> String {
+/// A word as a POSIX shell reads it back.
+pub(crate) fn quoted(word: impl fmt::Display) -> String {
+    let word = word.to_string();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,+=@%".contains(c);
-    match !text.is_empty() && text.chars().all(is_plain) {
-        true => text.to_string(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word,
+        false => format!("'{}'", word.replace('\'', r"'\''")),
     }
 }
 
@@ -156,6 +157,9 @@ mod tests {
         layers.settings = layers.settings.with("data", files);
         let wanted = r"--config run.toml --data 'a b' 'it'\''s' --depth 2 --tied true --lr 0.001";
         assert_eq!(layers.options(), wanted);
+        for (word, wanted) in [("a,b:/c=+@%", "a,b:/c=+@%"), ("", "''"), ("$a~", "'$a~'")] {
+            assert_eq!(quoted(word), wanted);
+        }
     }
 
     #[test]

@@ -27,7 +27,28 @@ fn halves_of_a_backward_cost_what_was_said() {
         ("zb-h1 --depth 2 --micro-batches 1 --input 3 --weight 1", 9.0),
         ("zb-h1 --depth 2 --micro-batches 1 --backward 4", 8.0),
         ("dapple --depth 2 --micro-batches 1 --input 3 --weight 1", 10.0),
-        ("gpipe --depth 1 --micro-batches 2 --pair 100 --recompute-time 100", 6.0),
+    ] {
+        assert_eq!(makespan(line), want, "{line}");
+    }
+}
+
+#[test]
+fn times_of_what_is_not_there_are_told_of() {
+    let times = "--pair 100 --recompute-time 100 --transfer 100";
+    let ran = chimera(&format!("simulate gpipe --depth 1 --micro-batches 2 {times} --json"));
+    let report: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+    assert_eq!(report["makespan"], 6.0);
+    for told in [
+        "`pair` has no effect: gpipe has no atomic pairs",
+        "`recompute-time` has no effect: gpipe recomputes nothing",
+        "`transfer` has no effect: gpipe moves no activations",
+    ] {
+        assert!(ran.stderr.contains(told), "{}", ran.stderr);
+    }
+    for (line, want) in [
+        ("dualpipe --depth 4 --micro-batches 8 --pair 3", 26.0),
+        ("gpipe --depth 1 --micro-batches 2 --recompute full --recompute-time 2", 10.0),
+        ("gpipe --depth 1 --micro-batches 2 --offload auto --memory-cap 2 --transfer 1", 6.0),
     ] {
         assert_eq!(makespan(line), want, "{line}");
     }

@@ -75,6 +75,10 @@ fn tokens_of_another_tokenizer_are_refused() {
     ] {
         refuse(&line, hint, folder.path());
     }
+    for model in ["run", "of-bytes"] {
+        let mixed = format!("eval --model {place}/{model} --data {place}/a.bin {place}/b.bin");
+        refuse(&mixed, "its tokenizer.json is not that of", folder.path());
+    }
     let hint = "id 0 is \"[UNK]\" in the data and \"\\0\" for the model";
     refuse(&format!("eval --model {place}/of-bytes --data {place}/a.bin"), hint, folder.path());
     succeed(&format!("eval --model {place}/run --data {place}/a.bin"));

@@ -129,7 +129,8 @@ fn ops_may_take_no_time_and_a_window_has_steps() {
 /// A transfer of 1 is hidden, one of 50 is not, and stages that recompute say so.
 #[test]
 fn stages_offload_or_recompute_whatever_is_shorter() {
-    let line = "1f1b --depth 4 --micro-batches 12 --memory-cap 2 --transfer";
+    let shape = "1f1b --depth 4 --micro-batches 12 --memory-cap 2";
+    let line = format!("{shape} --transfer");
     let both = "--offload auto --recompute auto";
     assert_eq!(
         makespan(&format!("{line} 0.5 {both}")),
@@ -137,7 +138,7 @@ fn stages_offload_or_recompute_whatever_is_shorter() {
     );
     assert_eq!(
         makespan(&format!("{line} 50 {both}")),
-        makespan(&format!("{line} 50 --recompute auto"))
+        makespan(&format!("{shape} --recompute auto"))
     );
     let drawn = ok(&format!("simulate {line} 50 {both}"));
     assert!(drawn.contains("; nothing is offloaded\n"), "{drawn}");

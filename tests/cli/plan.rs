@@ -159,6 +159,22 @@ fn a_timetable_in_a_file_is_not_said_to_scale() {
     assert!(!line.contains("auto"), "{line}");
 }
 
+/// Sizes are written as those of `train` are.
+#[test]
+fn memory_has_any_unit() {
+    let plan = |memory: &str| {
+        let ran = chimera(&format!("{JOB} --depth 2 --schedule 1f1b --memory {memory}"));
+        assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{memory}");
+        ran.stdout
+    };
+    let wanted = plan("1GiB");
+    for memory in ["1gib", "1073741824", "1048576KiB", "0.0009765625TiB"] {
+        assert_eq!(plan(memory), wanted, "{memory}");
+    }
+    let shown = chimera("config show --bucket-size 1TB").stdout;
+    assert!(shown.contains("bucket-size = \"976562500KiB\""), "{shown}");
+}
+
 /// Nor need the data be there, if what the model knows is said.
 #[test]
 fn data_may_be_elsewhere() {
@@ -176,7 +192,7 @@ fn a_gpu_can_be_planned_for_where_there_is_none() {
             chimera(&format!("{JOB} --memory 1GiB --depth 2 --schedule 1f1b --json {options}"));
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{options}");
         let plan: Value = serde_json::from_str(&ran.stdout).expect("JSON");
-        plan["ways"][0]["bytes"]["residuals"].as_f64()
+        plan["ways"][0]["bytes"]["activations"].as_f64()
     };
     assert!(bytes("--device cuda --precision bf16") < bytes("--device cuda"));
     assert_eq!(bytes("--device cpu --precision bf16"), bytes("--device cpu"));
@@ -195,7 +211,7 @@ fn what_cannot_be_planned_is_refused() {
             "--memory 1GiB --data none.bin",
             "the vocabulary follows from none.bin, which is not here",
         ),
-        ("--memory 24Gigs", "such as 24GiB"),
+        ("--memory 24Gigs", "such as 25MiB"),
     ] {
         let ran = chimera(&format!("{JOB} {options}"));
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{options}");

@@ -141,6 +141,7 @@ fn a_step_takes_what_the_papers_say() {
     // Four layers a worker, and at worker 0 two micro-batches in flight.
     assert_eq!(way["bytes"]["state"], 4.0 * 100.0 * 3.0);
     assert_eq!(way["bytes"]["activations"], 2.0 * 40.0);
+    assert_eq!(way["bytes"]["copy"], 0.0, "the keys are those of other plans");
 }
 
 /// On a network too, where sums start as a training has them start.

@@ -56,6 +56,22 @@ fn ids_are_those_of_the_text() {
     assert!(bytes.chunks(2).map(|id| id[0]).eq(text.bytes()));
 }
 
+/// What a tokenizer puts before a text is before it once, however large the text is.
+#[test]
+fn a_text_has_one_beginning() {
+    let folder = folder();
+    let place = folder.path().display();
+    let prepend = r#""normalizer": {"type": "Prepend", "prepend": "the "}"#;
+    write(folder.path().join("t.json"), WORDS.replace(r#""normalizer": null"#, prepend))
+        .expect("a file");
+    write(folder.path().join("text"), "pipe stage worker\n".repeat(300_000)).expect("a file");
+    succeed(&format!("prepare {place}/text --tokenizer {place}/t.json --out {place}/a.bin"));
+    let bytes = read(folder.path().join("a.bin")).expect("data");
+    let (first, others) = bytes.split_at(2);
+    assert_eq!((first, others.len()), (&[5, 0][..], 6 * 300_000));
+    assert!(others.chunks(6).all(|line| line == [1, 0, 2, 0, 3, 0]));
+}
+
 #[test]
 fn what_cannot_be_prepared_leaves_nothing() {
     let folder = folder();

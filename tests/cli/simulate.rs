@@ -89,7 +89,7 @@ fn one_unit_holds_for_all_that_print_times() {
         assert!(shown.contains(&format!("makespan {makespan}, ")), "{shown}");
         assert!(shown.ends_with(&format!("unit of time: {UNIT}\n")), "{shown}");
     }
-    for given in ["--message 0", "--transfer 1"] {
+    for given in ["--message 0", "--transfer 1 --offload auto"] {
         let simulated = simulate(&format!("zb-v {shape} {given}"));
         assert_eq!((&simulated["unit"], &simulated["makespan"]), (&UNIT.into(), &25.5.into()));
     }
@@ -327,7 +327,7 @@ fn all_of_one_worker_is_critical() {
     assert!(ran.stdout.contains("critical path: 17 of 17 ops"), "{}", ran.stdout);
 }
 
-/// A disk that is full under standard output is said to be there.
+/// A disk that is full under standard output is said to be there, and is no wrong usage.
 #[test]
 #[cfg(target_os = "linux")]
 fn what_cannot_be_printed_is_said_to_be_of_standard_output() {
@@ -336,4 +336,5 @@ fn what_cannot_be_printed_is_said_to_be_of_standard_output() {
     let ran = command.args(["simulate", "1f1b"]).stdout(full).output().expect("starts");
     let told = String::from_utf8_lossy(&ran.stderr);
     assert!(told.starts_with("error: cannot write to standard output: No space left"), "{told}");
+    assert_eq!(ran.status.code(), Some(9), "{told}");
 }

@@ -151,7 +151,10 @@ fn negative_numbers_are_refused_for_what_they_are() {
             "plan --ranks 4 --batch 4 --memory 1GiB --flops 1e9 --top -1",
             "`-1` is not a whole number from 1 to",
         ),
-        ("plan --ranks 4 --batch 4 --memory -1GiB --flops 1e9", "`-1GiB` is not a size"),
+        (
+            "plan --ranks 4 --batch 4 --memory -1GiB --flops 1e9",
+            "`-1GiB` is no whole number of bytes",
+        ),
         ("slurm run.toml --nodes -1", "`-1` is not a whole number from 1 to"),
         ("simulate chimera --lost -1", "`-1` is no rank: ranks have numbers from 0"),
         ("simulate chimera --lost -1,2", "`-1` is no rank: ranks have numbers from 0"),

@@ -135,7 +135,7 @@ fn plans_are_for_samples_of_the_sequence() {
              --hidden 32 --heads 2 {length}"
         ));
         let best = &plan["ways"][0];
-        let activations = best["bytes"]["residuals"].as_f64();
+        let activations = best["bytes"]["activations"].as_f64();
         (best["step_s"].as_f64(), best["tokens_per_s"].as_f64(), activations.map(f64::to_bits))
     };
     assert_eq!(plan("--context 64 --sequence 16"), plan("--context 16"));

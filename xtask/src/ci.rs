@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use crate::command::{cargo, read, run as run_command};
-use crate::features::{lint_default, lint_library};
+use crate::features::{default_tests, lint_default, lint_library};
 use crate::mpi::{self, TRANSPORT};
 use crate::{absences, cuda, gallery, layers, outside, paper, python, wgpu, words};
 
@@ -56,12 +56,7 @@ pub(crate) fn clippy() -> Result<()> {
 
 /// Runs all tests but those that need Vulkan, with further arguments for `cargo test`.
 pub(crate) fn test(args: &[String]) -> Result<()> {
-    run_command(tests().args(args))
-}
-
-/// `cargo test` for what needs neither MPI nor Vulkan.
-pub(crate) fn tests() -> Command {
-    cargo(["test", "--workspace", "--exclude", TRANSPORT, "--exclude", "chimera-backend-wgpu"])
+    run_command(default_tests().args(args))
 }
 
 /// Builds the documentation of what the default build has; warnings are errors.

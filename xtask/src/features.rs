@@ -65,6 +65,17 @@ pub(crate) fn lint_library() -> Result<()> {
     run(cargo(library).args(["--", "-D", "warnings"]))
 }
 
+/// `cargo test` for what needs neither MPI nor Vulkan.
+pub(crate) fn default_tests() -> Command {
+    cargo(["test", "--workspace", "--exclude", TRANSPORT, "--exclude", "chimera-backend-wgpu"])
+}
+
+/// The command that the default build's tests start, which is there already where they have run. A build of its package alone
+/// would ask other features of the dependencies, and build all of them anew.
+pub(crate) fn default_chimera() -> Result<PathBuf> {
+    Programs::build(default_tests().args(["--no-run", "--test=cli"]))?.program(PROGRAM, "chimera")
+}
+
 /// The programs that test what the default build leaves out.
 pub(crate) struct Tests(Programs);
 

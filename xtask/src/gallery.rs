@@ -6,16 +6,13 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::ci::tests;
-use crate::command::{Programs, files, root, run as run_command};
-use crate::features::PROGRAM;
+use crate::command::{files, root, run as run_command};
+use crate::features::default_chimera;
 
 /// Draws the gallery, or only checks that the drawings are up to date.
 pub(crate) fn run(check: bool) -> Result<()> {
     let fresh = tempfile::tempdir()?;
-    // The program that the tests start is there already where they have run.
-    let built = Programs::build(tests().args(["--no-run", "--test", "cli"]))?;
-    let mut draw = Command::new(built.program(PROGRAM, "chimera")?);
+    let mut draw = Command::new(default_chimera()?);
     run_command(draw.args(["schedule", "gallery", "--out"]).arg(fresh.path()))?;
     let gallery = root().join("docs/gallery");
     let stale = differences(fresh.path(), &gallery)?;

@@ -29,6 +29,10 @@ pub(crate) struct Args {
     /// Steps of each training; the first is not measured
     #[arg(long, value_name = "COUNT", default_value_t = 12, value_parser = clap::value_parser!(u32).range(4..))]
     steps: u32,
+    /// Rounds through all models, or configurations with --regret: what counts is the median of theirs, so that a change of
+    /// the machine's speed meets all [default: 1, or 2 with --regret and --advice]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..))]
+    rounds: Option<u8>,
     /// Profile of this machine [default: a fresh one in target/predict, or the one that is there with --keep-profile]
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
@@ -59,10 +63,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let lab = run::Lab { chimera, profile, steps: args.steps, folder: tempfile::tempdir()? };
     let (seed, cases) =
         (args.seed, |usual: u64| args.from..args.from + args.cases.unwrap_or(usual));
+    let rounds = |usual: u8| 0..args.rounds.unwrap_or(usual);
     match (args.regret, args.advice) {
-        (true, _) => regret::run(&lab, seed, cases(3)),
-        (_, true) => advice::run(&lab, seed, cases(10)),
-        _ => unseen::run(&lab, seed, cases(12)),
+        (true, _) => regret::run(&lab, seed, cases(3), rounds(2)),
+        (_, true) => advice::run(&lab, seed, cases(10), rounds(2)),
+        _ => unseen::run(&lab, seed, cases(12), rounds(1)),
     }
 }
 

@@ -6,7 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::command::{cargo, files, program, python, root, run as run_command, target};
+use crate::command::{cargo, files, python, root, run as run_command, target};
+use crate::features::default_chimera;
 
 /// With which tests, by which Python.
 #[derive(clap::Args, Default)]
@@ -55,15 +56,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     install.args(["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"]);
     run_command(install.arg(&wheel))?;
 
-    run_command(&mut cargo(["build", "--package", "chimera-pipeline", "--bin", "chimera"]))?;
-    let command = target()?.join("debug").join(program("chimera"));
     let mut tests = Command::new(&python);
     tests.args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"]).arg(folder.join("tests"));
     if !args.torch {
         tests.args(["--ignore"]).arg(folder.join("tests/torch"));
     }
     // Away from the sources, so that what is imported is what was installed.
-    run_command(tests.env("CHIMERA", command).current_dir(&wheels))?;
+    run_command(tests.env("CHIMERA", default_chimera()?).current_dir(&wheels))?;
     let Some(seconds) = args.fuzz else { return Ok(()) };
     let mut fuzz = Command::new(&python);
     fuzz.arg(folder.join("tests/fuzz.py")).arg(seconds.to_string());

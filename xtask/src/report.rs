@@ -6,7 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::command::{Programs, cargo, install, run as run_command, target};
+use crate::command::{install, run as run_command, target};
+use crate::features::default_chimera;
 
 /// Chromium under the names that systems have for it.
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
@@ -47,8 +48,7 @@ pub(crate) struct Args {
 
 /// Makes a report, opens it, and takes a picture.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let mut build = cargo(["build", "--package", "chimera-pipeline", "--bin", "chimera"]);
-    let chimera = Programs::build(&mut build)?.program("", "chimera")?;
+    let chimera = default_chimera()?;
     let browser = browser()?;
     let folder = tempfile::tempdir()?;
     let page = folder.path().join("report.html");

@@ -43,7 +43,7 @@ pub fn path_length(program: &Program, path: &[&Event], costs: &impl Costs) -> f6
     let message = |pair: &[(WorkerId, Cell)]| {
         let [(from, maker), (to, eater)] = pair else { return 0.0 };
         let made = program.rules().cell_effects(maker).makes;
-        let tokens = received.get(&(*to, first(eater))).into_iter().flatten();
+        let tokens = received.get(&(*to, eater.parts().0)).into_iter().flatten();
         let travels = tokens.filter(|token| from != to && made.contains(token));
         travels.map(|token| costs.message(token)).fold(0.0, f64::max)
     };
@@ -102,7 +102,7 @@ impl Causes {
         let made = |token: &Token| Some(timeline.events[self.makers.get(token)?.0 as usize].end);
         let eaten = rules.cell_effects(cell).eats.into_iter();
         let reloaded = eaten.filter(|token| token.kind == TokenKind::Reloaded);
-        let freed = self.freeing.get(&(worker, first(cell))).into_iter().flatten();
+        let freed = self.freeing.get(&(worker, cell.parts().0)).into_iter().flatten();
         let freed = freed.flat_map(|op| rules.effects(op).makes);
         reloaded
             .chain(freed)
@@ -112,7 +112,7 @@ impl Causes {
 
     /// The messages that a worker receives right before a cell.
     pub(super) fn received(&self, worker: WorkerId, cell: &Cell) -> &[Token] {
-        self.received.get(&(worker, first(cell))).map_or(&[], |tokens| tokens)
+        self.received.get(&(worker, cell.parts().0)).map_or(&[], |tokens| tokens)
     }
 }
 
@@ -124,7 +124,7 @@ fn received(program: &Program) -> Received {
             match instr {
                 Instr::Recv(token, _) => tokens.push(*token),
                 Instr::Run(cell) if !tokens.is_empty() => {
-                    received.insert((worker, first(cell)), std::mem::take(&mut tokens));
+                    received.insert((worker, cell.parts().0), std::mem::take(&mut tokens));
                 }
                 _ => {}
             }
@@ -142,7 +142,7 @@ fn freeing(program: &Program) -> FreeingMoves {
         let (mut gives, mut last) = (FxHashMap::<Token, Op>::default(), None);
         for instr in row {
             match instr {
-                Instr::Run(cell) => last = Some(first(cell)),
+                Instr::Run(cell) => last = Some(cell.parts().0),
                 Instr::Give(token) if instr.lane() == Lane::Moves => {
                     gives.extend(last.map(|op| (*token, op)));
                 }
@@ -154,19 +154,13 @@ fn freeing(program: &Program) -> FreeingMoves {
             match instr {
                 Instr::Take(token) => taken.extend(gives.get(token).copied()),
                 Instr::Run(cell) if !taken.is_empty() => {
-                    freeing.insert((worker, first(cell)), std::mem::take(&mut taken));
+                    freeing.insert((worker, cell.parts().0), std::mem::take(&mut taken));
                 }
                 _ => {}
             }
         }
     }
     freeing
-}
-
-fn first(cell: &Cell) -> Op {
-    match *cell {
-        Cell::One(op) | Cell::Pair(op, _) => op,
-    }
 }
 
 #[cfg(test)]

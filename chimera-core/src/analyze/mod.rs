@@ -18,6 +18,7 @@ pub mod timeline;
 mod update_waits;
 pub mod verdict;
 pub(crate) mod versions;
+pub mod windows;
 
 pub use bubble::{IdleTime, measured_idle, simulated_idle};
 pub use closed_form::{ClosedForm, Reduced};
@@ -29,6 +30,7 @@ pub use one_order::{Together, prove_in_groups, prove_in_one_order, rows_in_one_o
 pub use refusal::{Reason, Refusal, Savings};
 pub use simulate::simulate;
 pub(crate) use simulate::simulate_compute;
-pub use slack::{FreeWindow, slack, windows};
+pub use slack::slack;
 pub use timeline::{Awaited, Event, Timeline, Wait, Work};
 pub use verdict::{Diagnosis, HangReport, Need};
+pub use windows::{FreeWindow, windows};

@@ -83,14 +83,14 @@ impl Network {
 
     /// Whether all groups of `depth` workers lie alike.
     pub fn fits(&self, depth: usize) -> bool {
-        let on_one = self.ranks_per_node >= self.width * depth;
+        let on_one = self.ranks_per_node >= self.width.saturating_mul(depth);
         let (large, small) = (depth.max(self.ranks_per_node), depth.min(self.ranks_per_node));
         on_one || small > 0 && large.is_multiple_of(small)
     }
 
     /// The slowest link between any two ranks of a job with groups of `depth`.
     pub fn slowest(&self, depth: usize) -> Link {
-        let is_one_node = self.width * depth <= self.ranks_per_node;
+        let is_one_node = self.width.saturating_mul(depth) <= self.ranks_per_node;
         if is_one_node { self.inside } else { self.between }
     }
 
@@ -291,8 +291,8 @@ impl<C: Costs> Costs for NetworkCosts<C> {
     /// An all-gather of a few words, in rounds; in each of them some neighbours are on different nodes, unless all
     /// ranks are on one.
     fn agree(&self) -> f64 {
-        let n_ranks = self.network.width * self.placement.n_workers();
-        let n_rounds = n_ranks.next_power_of_two().ilog2();
+        let n_ranks = self.placement.n_ranks(self.network.width);
+        let n_rounds = usize::BITS - n_ranks.saturating_sub(1).leading_zeros();
         let link = self.network.slowest(self.placement.n_workers());
         self.compute.agree() + f64::from(n_rounds) * link.takes(1.0, 0.0)
     }

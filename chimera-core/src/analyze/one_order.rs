@@ -29,6 +29,9 @@ pub enum Together {
 
 /// An order of all messages and reductions that every worker can keep, one after another, if it posts receives
 /// when their turn comes. It is proven: a transport that issues them so does not stand still.
+///
+/// # Errors
+/// If there is no such order. There is none in a program with moves of activations, which run beside its messages.
 pub fn prove_in_one_order(program: &Program) -> Result<Vec<Together>, Refusal> {
     Ok(prove_in_groups(program)?.concat())
 }
@@ -39,6 +42,9 @@ pub fn prove_in_one_order(program: &Program) -> Result<Vec<Together>, Refusal> {
 /// # Errors
 /// If there is no such order.
 pub fn prove_in_groups(program: &Program) -> Result<Vec<Vec<Together>>, Refusal> {
+    if program.rules().has_moves() {
+        return Err(refusal(program, None, Reason::MovesBeside));
+    }
     let order = by_time(program);
     let is_message = |event: &Together| matches!(event, Together::Message(_));
     let is_one = |a: &(Together, f64), b: &(Together, f64)| {
@@ -252,7 +258,7 @@ fn words(event: &Together) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lower::{Lowering, Sync, lower};
+    use crate::lower::{Lowering, Sync, bpipe, lower};
     use crate::schedule::{Scaling, Shape, find};
 
     fn program(schedule: &str, shape: Shape, sync: Sync) -> Program {
@@ -275,6 +281,17 @@ mod tests {
                 let proof = prove_in_one_order(&program(schedule, shape, sync));
                 assert!(proof.is_ok(), "{schedule} {shape:?}: {}", proof.unwrap_err());
             }
+        }
+    }
+
+    #[test]
+    fn moves_are_in_no_order_with_messages() {
+        let timetable = find("1f1b").expect("known").timetable(&Shape::new(4, 6)).expect("fits");
+        let moved = bpipe(timetable, &UniformCosts::EQUAL).expect("sound");
+        let program = lower(&moved, &Lowering::default()).expect("proven");
+        let refusals = [prove_in_one_order(&program).err(), rows_in_one_order(&program).err()];
+        for refusal in refusals {
+            assert_eq!(refusal.map(|refusal| refusal.reason), Some(Reason::MovesBeside));
         }
     }
 

@@ -149,6 +149,9 @@ pub enum Reason {
     /// Workers issue messages and reductions in orders that do not agree.
     #[error("messages and reductions follow no common order: {}", .0.join("; "))]
     Order(Vec<String>),
+    /// An order of messages is asked for beside moves of activations.
+    #[error("moves of activations run beside messages, in no common order")]
+    MovesBeside,
     /// A token is made and never eaten.
     #[error("{0} is made and never used")]
     LeftOver(Token),

@@ -1,7 +1,4 @@
-//! What a step leaves free: windows in which a worker computes nothing, and the slack of each op.
-//!
-//! Windows are what work of one's own can fill (PipeFill, FreeRide); slack is by how much an op may slow down, to save
-//! energy for instance (EnvPipe), before the step takes longer.
+//! The slack of each op: by how much it may slow down, to save energy for instance (EnvPipe), before the step takes longer.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -9,7 +6,6 @@ use std::task::Poll;
 
 use super::simulate::occupies;
 use super::timeline::{Timeline, Work};
-use crate::activation_memory::ActivationMemory;
 use crate::costs::{Costs, is_shorter};
 use crate::effects::{Effects, Token};
 use crate::few::Few;
@@ -17,43 +13,6 @@ use crate::ids::{BucketId, ChannelId, WorkerId};
 use crate::interp::{Group, Machine};
 use crate::op::{Cell, Lane};
 use crate::program::Program;
-
-/// A time in which a worker neither computes nor updates weights.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct FreeWindow {
-    /// When it begins.
-    pub from: f64,
-    /// When it ends.
-    pub to: f64,
-    /// By how many micro-batches' saved activations the worker holds less meanwhile than at its peak.
-    pub free: f64,
-}
-
-/// The windows of each worker, from the start of the step to its end, in order.
-pub fn windows(program: &Program, timeline: &Timeline) -> Vec<Vec<FreeWindow>> {
-    let makespan = timeline.makespan();
-    let memory = ActivationMemory::new(program.placement(), program.units_per_micro());
-    let mut workers = vec![(0.0f64, 0.0f64, Vec::new()); timeline.n_workers];
-    let window = |w: usize, (from, held): (f64, f64), to: f64| {
-        let free = (program.peaks()[w] - held).max(0.0);
-        is_shorter(from, to).then_some(FreeWindow { from, to, free })
-    };
-    for event in timeline.events.iter().filter(|event| event.work.occupies()) {
-        let w = event.worker.index();
-        let (from, held, windows) = &mut workers[w];
-        windows.extend(window(w, (*from, *held), event.start));
-        *from = from.max(event.end);
-        if let Work::Cell(cell) = event.work {
-            let (more, less) = memory.change(event.worker, &cell, program.rules());
-            *held += more - less;
-        }
-    }
-    let last = |(w, (from, held, mut windows)): (usize, (f64, f64, Vec<FreeWindow>))| {
-        windows.extend(window(w, (from, held), makespan));
-        windows
-    };
-    workers.into_iter().enumerate().map(last).collect()
-}
 
 /// By how much longer each cell of each worker's row may take, while all others take what they do, before the step takes
 /// longer. `timeline` is the simulation of `program` at `costs`: orders stay those of its rows and of its reductions.
@@ -320,7 +279,7 @@ mod tests {
     use crate::costs::UniformCosts;
     use crate::lower::{Lowering, lower};
     use crate::op::Op;
-    use crate::schedule::{SCHEDULES, Shape, find};
+    use crate::schedule::{SCHEDULES, Shape};
 
     /// Costs with reductions that are long enough to be waited for; one cell takes `more`.
     struct Slowed {
@@ -390,23 +349,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn windows_of_chimera_are_those_that_pipefisher_fills() {
-        let timetable = find("chimera").expect("known").timetable(&Shape::new(8, 8)).expect("fits");
-        let program = lower(&timetable, &Lowering::default()).expect("proven");
-        let timeline = simulate(&program, &UniformCosts::new(1.0, 2.0, 0.0));
-        let windows = windows(&program, &timeline);
-        let lengths =
-            |w: usize| windows[w].iter().map(|window| window.to - window.from).collect::<Vec<_>>();
-        assert_eq!(lengths(0), [3.0, 3.0, 2.0, 2.0, 2.0]);
-        assert_eq!(lengths(1), [1.0, 2.0, 1.0, 2.0, 2.0, 2.0, 2.0]);
-        assert_eq!(lengths(2), [2.0, 1.0, 2.0, 1.0, 2.0, 4.0]);
-        assert_eq!(lengths(3), [3.0, 3.0, 6.0]);
-        assert_eq!(lengths(7), lengths(0));
-        // A worker holds nothing before its first forward and after its last backward.
-        assert!(windows.iter().flatten().all(|window| window.free >= 0.0));
-        assert_eq!(windows[3][2].free, program.peaks()[3]);
     }
 }

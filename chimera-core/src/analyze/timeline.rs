@@ -114,7 +114,8 @@ impl Timeline {
     /// Idle time over makespan times workers; 0 for an empty timeline.
     pub fn bubble_ratio(&self) -> f64 {
         let total = self.makespan() * self.n_workers as f64;
-        if total > 0.0 { 1.0 - self.busy().iter().sum::<f64>() / total } else { 0.0 }
+        let busy = if total > 0.0 { self.busy().iter().sum::<f64>() / total } else { 1.0 };
+        (1.0 - busy).max(0.0) // the sum may be longer by its rounding
     }
 
     /// The chain of events that determines the makespan, first to last: each began as soon as the one
@@ -132,18 +133,14 @@ impl Timeline {
     }
 }
 
-/// A cell among ranks; [`exchange`](crate::interchange) has a form for people.
+/// A cell among ranks; [`interchange`](crate::interchange) has a form for people.
 mod ops {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     use crate::op::{Cell, Op};
 
     pub(super) fn serialize<S: Serializer>(cell: &Cell, to: S) -> Result<S::Ok, S::Error> {
-        let (first, second) = match *cell {
-            Cell::One(op) => (op, None),
-            Cell::Pair(a, b) => (a, Some(b)),
-        };
-        (first, second).serialize(to)
+        cell.parts().serialize(to)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Cell, D::Error> {

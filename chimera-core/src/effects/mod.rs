@@ -130,7 +130,7 @@ impl Rules {
     }
 
     /// Whether the saved activations of a unit leave the memory of their worker between forward and backward.
-    pub fn is_offloaded(&self, pipe: PipeId, stage: StageId, unit: u32) -> bool {
+    pub(crate) fn is_offloaded(&self, pipe: PipeId, stage: StageId, unit: u32) -> bool {
         self.has_moves() && self.moves.offloaded.binary_search(&(pipe, stage, unit)).is_ok()
     }
 

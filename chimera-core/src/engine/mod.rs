@@ -143,7 +143,7 @@ impl<I> Job<'_, I> {
         if let Some(why) = self.unfit() {
             return Some(why);
         }
-        if n_ranks as usize != self.width * depth {
+        if n_ranks as usize != program.placement().n_ranks(self.width) {
             return Some(format!(
                 "{n_ranks} ranks are not width {} times depth {depth}",
                 self.width

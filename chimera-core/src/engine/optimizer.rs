@@ -17,9 +17,24 @@ use crate::stage::Param;
 #[derive(Clone)]
 pub struct Optimizer(Arc<dyn UpdateRule>);
 
+/// What makes an optimizer of the table.
+type Make = fn() -> Optimizer;
+
+/// The optimizers by their names.
+const TABLE: [(&str, Make); 5] = [
+    ("adamw", Optimizer::adamw),
+    ("lamb", Optimizer::lamb),
+    ("sgd", Optimizer::sgd),
+    ("muon", Optimizer::muon),
+    ("kfac", Optimizer::kfac),
+];
+
 impl Optimizer {
     /// Names on the command line, in the order of [`all`](Optimizer::all).
-    pub const NAMES: [&'static str; 5] = ["adamw", "lamb", "sgd", "muon", "kfac"];
+    pub const NAMES: [&'static str; 5] = {
+        let [(a, _), (b, _), (c, _), (d, _), (e, _)] = TABLE;
+        [a, b, c, d, e]
+    };
 
     /// An optimizer by a rule of one's own.
     pub fn new(rule: impl UpdateRule + 'static) -> Optimizer {
@@ -28,13 +43,7 @@ impl Optimizer {
 
     /// Every optimizer of the table.
     pub fn all() -> [Optimizer; 5] {
-        [
-            Optimizer::adamw(),
-            Optimizer::lamb(),
-            Optimizer::sgd(),
-            Optimizer::muon(),
-            Optimizer::kfac(),
-        ]
+        TABLE.map(|(_, make)| make())
     }
 
     /// Adam with decoupled weight decay (Loshchilov & Hutter, 2019).
@@ -104,9 +113,7 @@ impl FromStr for Optimizer {
     type Err = String;
 
     fn from_str(name: &str) -> std::result::Result<Optimizer, String> {
-        let places: [_; 5] = std::array::from_fn(|place| (Optimizer::NAMES[place], place));
-        let place = by_name("optimizer", name, &places)?;
-        Ok(Optimizer::all()[place].clone())
+        by_name("optimizer", name, &TABLE).map(|make| make())
     }
 }
 

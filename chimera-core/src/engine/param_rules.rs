@@ -49,18 +49,25 @@ impl ParamRules {
 
 /// Whether `name` is of `pattern`.
 fn fits(pattern: &str, name: &str) -> bool {
-    let mut name_chars = name.chars();
-    let mut rest = pattern.chars();
-    match rest.next() {
-        None => name.is_empty(),
-        Some('*') => {
-            let ends = name.char_indices().map(|(at, _)| at).chain([name.len()]);
-            ends.into_iter().any(|at| fits(rest.as_str(), &name[at..]))
+    let (mut wanted, mut rest) = (pattern.chars(), name.chars());
+    // What stands behind the last `*`, and what is left of the name behind the characters that it stands for.
+    let mut last = None;
+    loop {
+        match wanted.next() {
+            Some('*') => {
+                last = Some((wanted.clone(), rest.clone()));
+                continue;
+            }
+            Some(c) if rest.next().is_some_and(|next| c == '?' || c == next) => continue,
+            None if rest.as_str().is_empty() => return true,
+            _ => {}
         }
-        Some(wanted) => {
-            name_chars.next().is_some_and(|c| wanted == '?' || wanted == c)
-                && fits(rest.as_str(), name_chars.as_str())
+        // An earlier `*` need not stand for more: the last one may take what that would.
+        let Some((behind, left)) = &mut last else { return false };
+        if left.next().is_none() {
+            return false;
         }
+        (wanted, rest) = (behind.clone(), left.clone());
     }
 }
 
@@ -159,6 +166,36 @@ mod tests {
         let bias = rules.of(&param("h.1.mlp.c_fc.bias", &[2]), 0.1);
         assert_eq!(bias, (0.5, 0.0), "vectors do not decay unless a rule says so");
         assert_eq!(rules.of(&param("h.1.attn.bias", &[2]), 0.1), (1.0, 0.3));
+    }
+
+    #[test]
+    fn patterns_fit_whole_names() {
+        for (pattern, name, wanted) in [
+            ("", "", true),
+            ("", "a", false),
+            ("*", "", true),
+            ("**", "ab", true),
+            ("?", "", false),
+            ("?*", "ä", true),
+            ("a*", "ba", false),
+            ("*a", "aba", true),
+            ("*a", "ab", false),
+            ("*ab", "aab", true),
+            ("a*b*c", "abbc", true),
+            ("a*b*c", "acb", false),
+            ("*a?b", "aaab", true),
+            ("a*?", "a", false),
+        ] {
+            assert_eq!(fits(pattern, name), wanted, "{pattern} {name}");
+        }
+    }
+
+    /// Each `*` could stand for any part of the name.
+    #[test]
+    fn many_stars_take_no_time() {
+        let (pattern, name) = ("*a".repeat(1000), "a".repeat(5000));
+        assert!(fits(&pattern, &name));
+        assert!(!fits(&format!("{pattern}*b"), &name));
     }
 
     #[test]

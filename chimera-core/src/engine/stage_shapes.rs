@@ -15,7 +15,7 @@ pub(super) fn unfit_params<S: Stage>(
     id: StageId,
     rule: &dyn UpdateRule,
 ) -> Option<String> {
-    stage.params().iter().find_map(|param| {
+    let unfit = stage.params().iter().find_map(|param| {
         let Param { name, shape, init, .. } = param;
         let n_elements = shape.iter().try_fold(1usize, |n, extent| n.checked_mul(*extent));
         let Some(n_elements) = n_elements else {
@@ -41,5 +41,30 @@ pub(super) fn unfit_params<S: Stage>(
                 rule.name()
             )
         })
+    });
+    unfit.or_else(|| unfit_layers(stage.params(), id))
+}
+
+/// Why a stage's linear layers are not those that its parameters say, if so.
+fn unfit_layers(params: &[Param], id: StageId) -> Option<String> {
+    params.iter().find_map(|param| {
+        let Param { name, shape, shown: Some(layer), .. } = param else { return None };
+        let Some((_, outputs)) = param.features() else {
+            return Some(format!(
+                "`{name}` of {id} is shown as the matrix of a linear layer, and its shape {shape:?} is that of none: leave \
+                 Param::shown out"
+            ));
+        };
+        let bias = layer.bias.as_ref()?;
+        match params.iter().find(|param| param.name == *bias) {
+            Some(bias) if bias.n_elements() == outputs => None,
+            Some(Param { shape, .. }) => Some(format!(
+                "`{bias}` of {id} has shape {shape:?}, and is the bias of `{name}`, which has {outputs} outputs"
+            )),
+            None => Some(format!(
+                "`{name}` of {id} says that its bias is `{bias}`, which is no parameter of the stage: name one in \
+                 LinearLayer::bias, or none"
+            )),
+        }
     })
 }

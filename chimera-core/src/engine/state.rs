@@ -26,6 +26,9 @@ use crate::op::Op;
 use crate::stage::{Left, Reassemble, Stage};
 use crate::update::Update;
 
+/// Longer than any training: a patience may be longer than a clock can tell.
+const FOR_EVER: Duration = Duration::from_secs(1 << 32);
+
 /// A stage whose tensors are those of the device `D`.
 pub trait StageOn<D: Device>: Stage<Tensor = D::Tensor> {}
 
@@ -107,8 +110,8 @@ impl<S: Stage> Steps<S> {
 
     /// Forgets the last program for one that begins with the step `first` and has `n_steps`.
     pub(super) fn begin(&mut self, first: u64, n_steps: usize) {
-        (self.first, self.summed, self.has_updates) = (first, None, false);
-        self.is_within_update = false;
+        (self.first, self.summed, self.waited) = (first, None, Duration::ZERO);
+        (self.has_updates, self.is_within_update) = (false, false);
         self.losses.clear();
         self.rests.clear();
         self.input_shapes.clear();
@@ -167,7 +170,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// When a wait that begins now lasts too long.
     pub(super) fn deadline(&self) -> Instant {
         let Patience { first_step, later } = self.job.patience;
-        Instant::now() + if self.sync.is_first() { first_step } else { later }
+        let patience = if self.sync.is_first() { first_step } else { later };
+        Instant::now() + patience.min(FOR_EVER)
     }
 
     /// Says where this rank is, to the other ranks and to who looks at its flight recorder.

@@ -93,11 +93,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     fn program_turns(&self) -> Result<Vec<Vec<OrderedMessage>>, Fault> {
         let (program, me) = (self.job.program, self.comm.rank());
         let refused = |why: String| Fault::new(Class::Usage, me, why);
-        if program.rules().has_moves() {
-            return Err(refused(
-                "moves of activations run beside messages, in no common order".into(),
-            ));
-        }
         let order = prove_in_groups(program);
         let order = order
             .map_err(|refusal| refused(format!("messages have no common order: {refusal}")))?;

@@ -4,7 +4,8 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::state::{StageOn, State};
-use crate::comm::{Comm, Endpoint, Wrap};
+use crate::analyze::Need;
+use crate::comm::{Comm, CommError, Endpoint, Wrap};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
 use crate::program::Instr;
@@ -35,7 +36,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             match tried.as_mut().err().and_then(waited) {
                 Some(_) if turn < left => {}
                 Some(waited) => {
-                    *waited = began.elapsed();
+                    *waited = self.steps.waited + began.elapsed();
                     return Ok(Poll::Ready(tried));
                 }
                 None => return Ok(Poll::Ready(tried)),
@@ -49,11 +50,15 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    /// Lets some time pass before lanes are tried again, of which compute is blocked at `instr`.
+    /// Lets some time pass before lanes are tried again, of which compute is blocked at `instr`, and moves at `next_move`.
     ///
     /// # Errors
-    /// If it is blocked for too long.
-    pub(super) fn look_again(&mut self, instr: Instr) -> Result<(), Fault> {
+    /// If they are blocked for too long.
+    pub(super) fn look_again(
+        &mut self,
+        instr: Instr,
+        next_move: Option<Instr>,
+    ) -> Result<(), Fault> {
         let has_waited = match instr {
             Instr::Recv(token, _) => token.edge().is_some(),
             _ => matches!(instr, Instr::Await(_)),
@@ -68,13 +73,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         if self.deadline() > Instant::now() + self.steps.waited {
             return Ok(());
         }
-        let what = match instr {
-            Instr::Recv(token, _) | Instr::Take(token) => token.to_string(),
-            _ => "a move of activations".to_string(),
-        };
-        let waited = self.steps.waited.as_secs_f64();
-        let message = format!("waited {waited:.1} s for {what}");
-        Err(Fault::new(Class::Timeout, self.comm.rank(), message))
+        let waited = self.steps.waited;
+        if let Some(Instr::Recv(token, channel)) = next_move {
+            let from = self.rank_of(self.job.program.channels()[channel.index()].from, self.group);
+            let late = CommError::Timeout { from, what: token.to_string(), waited };
+            return self.on_wait(token, Need::Token(token), Err(late));
+        }
+        let message = format!("waited {:.1} s for a move of activations", waited.as_secs_f64());
+        Err(self.at(Fault::new(Class::Timeout, self.comm.rank(), message), "moves"))
     }
 
     /// How long to wait before this rank looks at something else.

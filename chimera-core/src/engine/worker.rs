@@ -25,6 +25,7 @@ use crate::device::{Device, KernelRun};
 use crate::fault::{Class, Fault};
 use crate::ids::{StageId, WorkerId};
 use crate::interp::{Advance, Row, Stop};
+use crate::op::Lane;
 use crate::program::{Instr, Program};
 use crate::stage::{Param, Stage};
 
@@ -215,7 +216,10 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
                 Ok(Advance::Ended) => return Ok(true),
                 Ok(Advance::Ran(_)) => state.steps.waited = Duration::ZERO,
                 // A wait ends before its time only if the step is discarded, or if there are moves to look after.
-                Ok(Advance::Blocked) => state.look_again(instrs[row.tried()])?,
+                Ok(Advance::Blocked) => {
+                    let next_move = instrs.get(row.position_on(Lane::Moves)).copied();
+                    state.look_again(instrs[row.tried()], next_move)?;
+                }
                 Err(Stop::Machine(fault)) => return Err(fault),
                 Err(Stop::Missing(token) | Stop::Twice(token)) => {
                     panic!("a proven program went wrong at {token} on {me}")

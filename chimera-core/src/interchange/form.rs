@@ -11,6 +11,7 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor}
 
 use crate::ids::{PipeId, StageId, WholeNumber, WorkerId};
 use crate::op::{Cell, Kind, Op, Span};
+use crate::update::Update;
 
 /// Most workers, stages and pipes of a file: as many as ids can tell apart.
 pub(super) const MAX_COUNT: usize = u16::MAX as usize;
@@ -58,8 +59,8 @@ pub(super) struct Edges {
     pub(super) losses: Vec<StageId>,
 }
 
-/// The name of an [`Update`](crate::update::Update).
-#[derive(Clone, Copy, Default, PartialEq, Eq, serde::Deserialize)]
+/// The name of an [`Update`].
+#[derive(Clone, Copy, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Rule {
     #[default]
@@ -67,6 +68,25 @@ pub(super) enum Rule {
     EachStep,
     Stash,
     DoubleBuffer,
+}
+
+impl From<Update> for Rule {
+    fn from(update: Update) -> Rule {
+        match update {
+            Update::Flush => Rule::Flush,
+            Update::EachStep { .. } => Rule::EachStep,
+            Update::Stash { .. } => Rule::Stash,
+            Update::DoubleBuffer { .. } => Rule::DoubleBuffer,
+        }
+    }
+}
+
+/// As it is written in JSON.
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = serde_json::to_string(self).map_err(|_| fmt::Error)?;
+        f.write_str(&name)
+    }
 }
 
 fn whole() -> f64 {

@@ -40,7 +40,7 @@ pub const MAX_BYTES: usize = 64 << 20;
 /// Longest name of a schedule, in bytes.
 pub const MAX_NAME: usize = 256;
 /// Most units that a micro-batch is cut into.
-const MAX_UNITS: f64 = 64.0;
+const MAX_UNITS: u32 = 1 << 16;
 
 /// Why a file is not a timetable.
 #[derive(Debug, thiserror::Error)]
@@ -98,14 +98,9 @@ pub fn to_json(timetable: &Timetable) -> String {
     if timetable.on_demand {
         let _ = writeln!(out, r#"  "on_demand": true,"#);
     }
-    let update = match timetable.update {
-        Update::Flush => None,
-        Update::EachStep { n_steps } => Some(("each-step", n_steps)),
-        Update::Stash { n_steps } => Some(("stash", n_steps)),
-        Update::DoubleBuffer { n_steps } => Some(("double-buffer", n_steps)),
-    };
-    if let Some((rule, n_steps)) = update {
-        let _ = writeln!(out, "  \"update\": \"{rule}\",\n  \"steps\": {n_steps},");
+    if timetable.update != Update::Flush {
+        let (rule, n_steps) = (Rule::from(timetable.update), timetable.update.n_steps());
+        let _ = writeln!(out, "  \"update\": {rule},\n  \"steps\": {n_steps},");
     }
     let graph = graph(&timetable.graph);
     if !graph.is_empty() {
@@ -261,10 +256,15 @@ impl File {
 
     fn units_per_micro(&self) -> Result<u32, ReadError> {
         let units = (1.0 / self.unit).round();
-        let sound = (1.0..=MAX_UNITS).contains(&units) && (units * self.unit - 1.0).abs() < 1e-9;
-        match sound {
+        let is_in_range = (1.0..=f64::from(MAX_UNITS)).contains(&units);
+        match is_in_range && (units * self.unit - 1.0).abs() < 1e-9 {
             true => Ok(units as u32),
-            false => Err(invalid("unit", format!("{} is not 1, 0.5 or another 1/k", self.unit))),
+            false => {
+                let unit = self.unit;
+                let reason =
+                    format!("{unit} is not 1, 0.5 or another 1/k, with k up to {MAX_UNITS}");
+                Err(invalid("unit", reason))
+            }
         }
     }
 

@@ -44,13 +44,13 @@ use std::fmt::Write;
 
 use rustc_hash::FxHashMap;
 
+use super::form::Rule;
 use super::json::{graph, lines, list};
 use crate::analyze::{Refusal, Together, prove_in_one_order, rows_in_one_order};
 use crate::effects::{Effects, OwnWork, Token};
 use crate::ids::{StageId, WorkerId};
 use crate::op::{Kind, Lane, Op, Span};
 use crate::program::{Bucket, Instr, Instruction, Program};
-use crate::update::Update;
 
 /// The version of the form. It changes whenever a reader of the last one could misunderstand.
 pub const FORMAT: u32 = 0;
@@ -64,12 +64,6 @@ pub fn program_to_json(program: &Program) -> String {
         Err(_) => "null".to_string(),
     };
     let placement = program.placement();
-    let update = match program.window().update() {
-        Update::Flush => "flush",
-        Update::EachStep { .. } => "each-step",
-        Update::Stash { .. } => "stash",
-        Update::DoubleBuffer { .. } => "double-buffer",
-    };
     let slices = match program.rules().n_slices() {
         1 => String::new(),
         n_slices => n_slices.to_string(),
@@ -89,7 +83,7 @@ pub fn program_to_json(program: &Program) -> String {
         ("micro_batches", program.n_micro_batches().to_string()),
         ("units_per_micro", program.units_per_micro().to_string()),
         ("slices", slices),
-        ("update", format!("\"{update}\"")),
+        ("update", Rule::from(program.window().update()).to_string()),
         ("steps", program.window().n_steps().to_string()),
         ("barrier", program.has_barrier().to_string()),
         ("placement", lines(placement.pipes().iter().map(workers))),

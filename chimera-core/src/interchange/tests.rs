@@ -127,7 +127,7 @@ fn one_wrong_thing_is_named() {
             "micro-batch: 4294967296 is not a whole number from 0 to 4294967295",
         ),
         ("\"pipes\": 1", "\"pipes\": 1, \"unit\": 0.7", "unit: 0.7 is not 1, 0.5"),
-        ("\"pipes\": 1", "\"pipes\": 1, \"unit\": 1e-300", "unit: "),
+        ("\"pipes\": 1", "\"pipes\": 1, \"unit\": 1e-300", "another 1/k, with k up to 65536"),
         ("\"pipes\": 1", "\"pipes\": 1, \"unit\": null", "invalid type: null"),
         (
             "\"pipes\": 1",
@@ -276,7 +276,10 @@ fn as_many_workers_stages_and_pipes_are_read_as_are_made() {
     let deep = find("dapple").unwrap().timetable(&Shape::new(MAX_DEPTH, 1)).unwrap();
     let chunks = Shape { n_chunks: 1 << 14, ..Shape::new(2, 2) };
     let long = find("interleaved").unwrap().timetable(&chunks).unwrap();
-    for timetable in [deep, long] {
+    let sliced = find("seq1f1b").unwrap().timetable(&Shape { n_slices: 100, ..Shape::new(2, 2) });
+    let most = Shape { n_slices: 1 << 16, ..Shape::new(1, 1) };
+    let most = find("seq1f1b").unwrap().timetable(&most);
+    for timetable in [deep, long, sliced.unwrap(), most.unwrap()] {
         assert_eq!(from_json(to_json(&timetable).as_bytes()).unwrap(), timetable);
     }
     let n = 1 << 15;

@@ -4,7 +4,7 @@
 use std::str::FromStr;
 
 use crate::notation::by_name;
-use crate::op::{Cell, Op, Span};
+use crate::op::{Cell, Op};
 use crate::timetable::Timetable;
 use crate::update::Update;
 
@@ -38,25 +38,7 @@ pub fn free_border(timetable: Timetable, n_steps: u32) -> Timetable {
     if timetable.update != Update::Flush {
         return timetable;
     }
-    let n_units = timetable.n_units();
-    let of_step = |step: u32| {
-        let later = move |op: Op| {
-            let start = op.span.start.saturating_add(step.saturating_mul(n_units));
-            Op { span: Span { start, ..op.span }, ..op }
-        };
-        move |cell: &Cell| match *cell {
-            Cell::One(op) => Cell::One(later(op)),
-            Cell::Pair(a, b) => Cell::Pair(later(a), later(b)),
-        }
-    };
-    let window =
-        |row: &Vec<Cell>| (0..n_steps).flat_map(|step| row.iter().map(of_step(step))).collect();
-    Timetable {
-        n_micro_batches: timetable.n_micro_batches.saturating_mul(n_steps),
-        update: Update::EachStep { n_steps },
-        rows: timetable.rows.iter().map(window).collect(),
-        ..timetable
-    }
+    Timetable { update: Update::EachStep { n_steps }, ..timetable.repeated(n_steps) }
 }
 
 /// The first step of a window, to be trained alone.

@@ -26,13 +26,14 @@ const MOST_WAITING: usize = 2;
 /// If a worker holds more than `how` allows.
 ///
 /// # Panics
-/// If the program has more than 255 works.
+/// If the program has work beside the training already, or `works` are more than 255.
 pub fn fill(
     program: &Program,
     works: &[OwnWork],
     how: &Lowering,
     costs: &impl Costs,
 ) -> Result<Program, Refusal> {
+    assert!(program.rules.works().is_empty(), "a program is filled once, with all works");
     let timeline = simulate(program, costs);
     let mut program = program.clone();
     program.rules.add_works(works);

@@ -148,7 +148,7 @@ impl Passes {
 
     /// Whether they move recomputations and make none. (A file may have some of its own, which can wait for
     /// their gradients.)
-    pub fn move_nothing(self) -> bool {
+    pub(crate) fn move_nothing(self) -> bool {
         self.recompute == Recompute::None && !matches!(self.hoist, Hoist::By(0) | Hoist::OnDemand)
     }
 

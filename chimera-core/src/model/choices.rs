@@ -86,6 +86,9 @@ impl Llama {
                 return Err(ModelError::NotPositive { what, value });
             }
         }
+        if matches!(self.rope_scaling, RopeScaling::Yarn { .. }) && self.rope_theta <= 1.0 {
+            return Err(ModelError::YarnTheta { theta: self.rope_theta });
+        }
         self.rope_scaling.validate(context)
     }
 }

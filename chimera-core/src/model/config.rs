@@ -367,4 +367,23 @@ mod tests {
             format!("layers is {}: choose at most 16384", usize::MAX)
         );
     }
+
+    #[test]
+    fn frequencies_that_do_not_fall_have_no_ramp() {
+        let with = |rope_theta: f64, scaling: &str| {
+            let llama = Llama {
+                rope_theta,
+                rope_scaling: scaling.parse().unwrap(),
+                ..Llama::usual(100, 5)
+            };
+            let architecture = Architecture::LLAMA;
+            ModelConfig { architecture, llama: Some(llama), ..config() }.validate()
+        };
+        let yarn = "yarn:factor=4,original=100";
+        for theta in [0.5, 1.0] {
+            assert_eq!(with(theta, yarn), Err(ModelError::YarnTheta { theta }));
+            assert_eq!(with(theta, "none"), Ok(()));
+        }
+        assert_eq!(with(1.5, yarn), Ok(()));
+    }
 }

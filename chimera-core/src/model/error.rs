@@ -77,6 +77,14 @@ pub enum ModelError {
         /// Turns below which it is divided.
         low: f64,
     },
+    /// YaRN's frequencies are to fall from pair to pair.
+    #[error(
+        "rope-theta is {theta}, but yarn rope-scaling tells frequencies apart by how they fall: choose a rope-theta above 1"
+    )]
+    YarnTheta {
+        /// The base of the frequencies.
+        theta: f64,
+    },
     /// Dynamic scaling is of one context.
     #[error(
         "dynamic rope-scaling by these numbers is for a context of factor x original, {longest} tokens, not {context}: choose \

@@ -232,6 +232,14 @@ mod tests {
     }
 
     #[test]
+    fn no_depth_is_too_large_to_be_refused() {
+        for schedule in SCHEDULES {
+            let made = schedule.timetable(&Shape::new(usize::MAX, 8));
+            assert!(made.is_err(), "{}", schedule.name());
+        }
+    }
+
+    #[test]
     fn schedules_read_what_they_say() {
         let shape = Shape::new(4, 8);
         for schedule in SCHEDULES {

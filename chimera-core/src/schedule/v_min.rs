@@ -26,9 +26,15 @@ impl Schedule for VMin {
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         let d = shape.depth as u64;
         let shift = if d.is_multiple_of(3) { 2 } else { 0 };
-        building_block::timetable(self, shape, (shape.depth + 4) / 3, PERIOD as f64, |i| Offsets {
-            forwards: [i, 2 * d - i - 1],
-            inputs: [4 * d + shift - i - 1, 2 * d + shift + i],
-        })
+        building_block::timetable(
+            self,
+            shape,
+            shape.depth.saturating_add(4) / 3,
+            PERIOD as f64,
+            |i| Offsets {
+                forwards: [i, 2 * d - i - 1],
+                inputs: [4 * d + shift - i - 1, 2 * d + shift + i],
+            },
+        )
     }
 }

@@ -362,11 +362,7 @@ const SHIFTS: [f64; 6] = [0.0, 0.5, 1.0, 2.0, 4.0, 8.0];
 
 /// What is ordered: the cells, whatever their order.
 fn all_cells(timetable: &Timetable) -> Vec<(Op, Option<Op>)> {
-    let both = |cell: &Cell| match *cell {
-        Cell::One(op) => (op, None),
-        Cell::Pair(a, b) => (a, Some(b)),
-    };
-    let mut cells: Vec<_> = timetable.rows.iter().flatten().map(both).collect();
+    let mut cells: Vec<_> = timetable.rows.iter().flatten().map(|cell| cell.parts()).collect();
     cells.sort_unstable();
     cells
 }

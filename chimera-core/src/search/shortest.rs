@@ -7,7 +7,7 @@ use super::starts::{Allowed, each};
 use crate::analyze::Refusal;
 use crate::costs::Costs;
 use crate::lower::{Hoist, Lowering, Recompute, recompute, split_backward};
-use crate::op::{Cell, Kind, Op, Span};
+use crate::op::Kind;
 use crate::placement::Placement;
 use crate::timetable::Timetable;
 
@@ -96,7 +96,7 @@ pub fn shortest<C: Costs, E>(
     }
     if let Some(half) = half {
         tried += half.progress.n_orders;
-        let whole = twice(&half.timetable);
+        let whole = Timetable { schedule: "auto".into(), ..half.timetable.repeated(2) };
         let cost = costs(&whole)?;
         from.insert(0, (whole, cost));
     }
@@ -159,23 +159,6 @@ fn recomputed(
 
 fn lowering(how: &Search) -> Lowering {
     Lowering { max_peak: how.max_peak, ..Lowering::default() }
-}
-
-/// The micro-batches of a timetable, and as many more behind them in the same order.
-fn twice(timetable: &Timetable) -> Timetable {
-    let later = |op: Op| {
-        let start = op.span.start + timetable.n_units();
-        Op { span: Span { start, ..op.span }, ..op }
-    };
-    let repeated = |row: &Vec<Cell>| {
-        row.iter().copied().chain(row.iter().map(|cell| cell.map(later))).collect()
-    };
-    Timetable {
-        schedule: "auto".into(),
-        n_micro_batches: 2 * timetable.n_micro_batches,
-        rows: timetable.rows.iter().map(repeated).collect(),
-        ..timetable.clone()
-    }
 }
 
 #[cfg(test)]

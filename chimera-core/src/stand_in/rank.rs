@@ -111,7 +111,7 @@ pub(super) fn run_rank(
     for run in 0..=how.n_runs as u64 {
         let ready = epoch.elapsed().as_secs_f64();
         let all = worker.all_gather("common start", &ready.to_le_bytes())?;
-        let start = epoch + Duration::from_secs_f64(common_start(&all, rank)?);
+        let start = common_start(&all, epoch, rank)?;
         pace.sleep_until(start);
         pace.take_calls();
         pace.take_reductions();
@@ -183,11 +183,32 @@ fn clocked(events: &[Event], calls: &[(Instant, Instant)], start: Instant) -> Ve
     clocked
 }
 
-/// When all ranks start, in seconds, given when each was ready.
-fn common_start(ready: &[Vec<u8>], rank: Rank) -> Result<f64, Fault> {
+/// When all ranks start, given when each was ready, in seconds since `epoch`.
+fn common_start(ready: &[Vec<u8>], epoch: Instant, rank: Rank) -> Result<Instant, Fault> {
     let seconds = |bytes: &Vec<u8>| Some(f64::from_le_bytes(bytes.as_slice().try_into().ok()?));
     let latest = ready.iter().map(seconds).try_fold(0.0, |latest: f64, s| Some(latest.max(s?)));
-    let latest = latest.filter(|latest| latest.is_finite());
+    let start = latest.and_then(|latest| Duration::try_from_secs_f64(latest + NOTICE_S).ok());
+    let start = start.and_then(|start| epoch.checked_add(start));
     let what = "another rank says when it is ready in words that cannot be read";
-    Ok(latest.ok_or_else(|| Fault::new(Class::Internal, rank, what.to_string()))? + NOTICE_S)
+    start.ok_or_else(|| Fault::new(Class::Internal, rank, what.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_start_after_the_last_is_ready_or_not_at_all() {
+        let epoch = Instant::now();
+        let start = |ready: &[f64]| {
+            let ready: Vec<_> = ready.iter().map(|s| s.to_le_bytes().to_vec()).collect();
+            common_start(&ready, epoch, Rank(0)).map_err(|fault| fault.class)
+        };
+        assert_eq!(start(&[0.5, 2.0, 1.0]), Ok(epoch + Duration::from_secs_f64(2.0 + NOTICE_S)));
+        for never in [1e300, f64::INFINITY] {
+            assert_eq!(start(&[0.5, never]), Err(Class::Internal));
+        }
+        let short = common_start(&[vec![0; 7]], epoch, Rank(0));
+        assert_eq!(short.map_err(|fault| fault.class), Err(Class::Internal));
+    }
 }

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use chimera_core::comm::{Endpoint, Payload, Tag, Threads, all_gather, threads};
 use chimera_core::costs::UniformCosts;
 use chimera_core::device::reference::{Reference, Tensor};
-use chimera_core::engine::{NonFinite, Worker, handshake, run_threads};
+use chimera_core::engine::{Job, NonFinite, Patience, Worker, handshake, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::{Rank, StageId};
 use chimera_core::lower::{Lowering, Passes, lower};
 use chimera_core::schedule::{Shape, find};
 use chimera_core::timetable::Timetable;
 
+use crate::moves::kept_elsewhere;
 use crate::training::faulty::{Fate, Faulty};
 use crate::training::{Outcome, Run, body, execute};
 
@@ -95,6 +96,43 @@ fn a_lost_message_is_named_when_patience_ends() {
     assert!(fault.message.ends_with(" of all ranks: lost on the way"), "{fault}");
     assert!((1.0..10.0).contains(&waited_s(fault)), "{fault}");
     assert!(end.took < Duration::from_secs(20), "{:?}", end.took);
+}
+
+/// Two workers, of which the first keeps what the second saved of micro-batch 0. Nobody but `by` loses patience.
+fn fail_beside_moves(by: Rank, fate: impl Fn(Rank, Tag) -> Fate + Copy + Send + Sync) -> Fault {
+    let run = Run { shape: Shape::new(2, 2), ..two_workers() };
+    let moved = kept_elsewhere(&timetable(&run), 1, &[[0, 1, 1, 1, 1]]);
+    let ran = execute(&run, &moved, |job, inner, stage| {
+        let later = if inner.rank() == by { run.patience } else { Duration::from_secs(60) };
+        let patience = Patience { later, ..job.patience };
+        body(Job { patience, ..job }, Faulty { inner, fate }, stage)
+    });
+    ran.map(drop).expect_err("the run fails")
+}
+
+/// Beside moves a wait is many short ones.
+#[test]
+fn a_wait_beside_moves_is_told_as_a_whole() {
+    let fault = fail_beside_moves(Rank(0), on(1, Fate::IsLost));
+    assert_eq!((fault.class, fault.rank, fault.peer), (Class::Timeout, Rank(0), Some(Rank(1))));
+    assert!((1.0..10.0).contains(&waited_s(&fault)), "{fault}");
+}
+
+/// Who waits for its own moves waits for the rank that keeps what they are to bring back.
+#[test]
+fn a_lost_move_is_named() {
+    let fault = fail_beside_moves(Rank(1), |from, tag| match tag.payload() {
+        Payload::Moved { returns: true, tensor: 0, .. } if from == Rank(0) && tag.step() == 2 => {
+            Fate::IsLost
+        }
+        _ => Fate::Arrives,
+    });
+    assert_eq!((fault.class, fault.rank, fault.peer), (Class::Timeout, Rank(1), Some(Rank(0))));
+    assert_eq!(fault.step, Some(2));
+    let named = "s for returned activations(pipe 0, stage 1, micro-batch 0) from rank 0";
+    assert!(fault.message.contains(named), "{fault}");
+    assert!(fault.message.ends_with(": lost on the way"), "{fault}");
+    assert!((1.0..10.0).contains(&waited_s(&fault)), "{fault}");
 }
 
 #[test]

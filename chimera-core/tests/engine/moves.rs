@@ -1,7 +1,13 @@
 //! Moves of saved activations: what workers hold, how long they take, and that they change no bit.
 
+use std::time::Duration;
+
 use chimera_core::analyze::{Link, Network, NetworkCosts, Timeline, Work, simulate, slack};
+use chimera_core::comm::simulated::{self, Death, Plan};
 use chimera_core::costs::UniformCosts;
+use chimera_core::device::reference::Reference;
+use chimera_core::engine::{Patience, Training};
+use chimera_core::ids::Rank;
 use chimera_core::interchange::{from_json, to_json};
 use chimera_core::lower::{Lowering, Moves, Passes, bpipe, lower, offload};
 use chimera_core::model::Architecture;
@@ -10,9 +16,10 @@ use chimera_core::program::Program;
 use chimera_core::render::text;
 use chimera_core::schedule::{SCHEDULES, Shape, find};
 use chimera_core::timetable::Timetable;
+use chimera_core::trainer::Trainer;
 use proptest::prelude::*;
 
-use crate::training::{Run, train, train_timetable};
+use crate::training::{Digits, Run, gpt2, train, train_timetable};
 
 fn timetable(schedule: &str, shape: &Shape) -> Timetable {
     find(schedule).expect("known").timetable(shape).unwrap_or_else(|unfit| panic!("{unfit}"))
@@ -288,6 +295,35 @@ fn moving_activations_changes_no_bit() {
     }
 }
 
+/// Whoever waits for moves, or for those that do, goes on without a rank that stalls.
+#[test]
+fn a_rank_that_stalls_beside_moves_is_evicted() {
+    let run = Run { width: 2, ..Run::new("1f1b", Shape::new(4, 6)) };
+    let plain = timetable("1f1b", &run.shape);
+    let moved = bpipe(plain.clone(), &costs(&plain, 1.0)).expect("sound");
+    let program = lower(&moved, &Lowering { barrier: true, ..Lowering::default() }).expect("sound");
+    let training = Training { steps: 2, ..run.training() };
+    let patience = Duration::from_millis(1500); // what is shorter is one look on this transport
+    let trainer = Trainer::new(&program, &Digits).training(training).width(run.width);
+    let trainer = trainer.patience(Patience { first_step: patience, later: patience });
+    let trained = |stalls: Vec<Death>| {
+        let plan = Plan { seed: 1, stalls, ..Plan::default() };
+        let ran = simulated::run(8, &plan, |berth| {
+            trainer.on_rendezvous(berth, Reference, gpt2(&run, &moved))
+        });
+        let outcomes: Result<Vec<_>, _> = ran.outcomes.into_iter().collect();
+        (outcomes.expect("survived"), ran.calls)
+    };
+    let (undisturbed, calls) = trained(Vec::new());
+    for (rank, eighth) in [(0, 3), (1, 5), (2, 4), (3, 2), (3, 3), (7, 6)] {
+        let call = calls[rank] * eighth / 8;
+        let (survived, _) = trained(vec![Death { rank: Rank(rank as u32), call }]);
+        for (survived, undisturbed) in survived.iter().zip(&undisturbed) {
+            assert!(survived.weights == undisturbed.weights, "{rank} {call}");
+        }
+    }
+}
+
 #[test]
 fn steps_without_a_border_move_the_same() {
     let passes = Passes { free_border: Some(3), ..Passes::default() };
@@ -375,7 +411,7 @@ proptest! {
 
 /// A timetable in which the next worker keeps some activations of `owner`. Numbers draw which, and the places of what the
 /// two workers do for it.
-fn kept_elsewhere(plain: &Timetable, owner: usize, moves: &[[usize; 5]]) -> Timetable {
+pub(crate) fn kept_elsewhere(plain: &Timetable, owner: usize, moves: &[[usize; 5]]) -> Timetable {
     let mut moved = plain.clone();
     let keeper = (owner + 1) % plain.rows.len();
     let is_forward = |op: &Op| op.kind == Kind::Forward;

@@ -64,6 +64,8 @@ fn what_cannot_go_on_is_refused() {
     assert_eq!(reason("chimera", 1, &[0, 3, 1]), "no rank that lives holds stage 0, stage 3");
     assert_eq!(reason("chimera", 2, &[8]), "rank 8 does not exist: there are 8, counted from 0");
     assert!(reason("pipedream", 2, &[0]).contains("asynchronous"));
+    // As many groups of four ranks as would be one, were ranks counted in 64 bits.
+    assert!(reason("chimera", usize::MAX / 4 + 2, &[2]).contains("pipes in all groups are more"));
 }
 
 /// By what remains of a job of two groups, and of Chimera's one.

@@ -3,11 +3,13 @@
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use chimera_core::comm::simulated::{self, Plan};
 use chimera_core::comm::{Endpoint, Threads, threads};
 use chimera_core::device::reference::{Reference, Tensor};
 use chimera_core::device::{DeviceError, Result};
 use chimera_core::engine::{Job, ParamGroup, UpdateRule, Worker, run_threads};
 use chimera_core::prelude::*;
+use chimera_core::stage::LinearLayer;
 use chimera_core::trainer::Trained;
 
 /// What a stage, its data or its optimizer does wrong.
@@ -341,6 +343,23 @@ fn names_and_initial_values_fit() {
 }
 
 #[test]
+fn a_linear_layer_has_a_matrix_and_its_bias() {
+    let fault = |shape: &'static [usize], bias: &'static str| {
+        let stage = |_, id: StageId| {
+            let mut stage = bend(id, Wrong::Nothing);
+            let layer = LinearLayer { bias: Some(bias.into()), inputs_first: false };
+            stage.params[0] = Param::new("w", shape, Init::Ones).shown(layer);
+            stage.params[1].name = "b".into();
+            Ok(stage)
+        };
+        train(Wrong::Nothing, training(), Vec::new(), stage).expect_err("refused")
+    };
+    says(&fault(&[1], "b"), Class::Usage, &["`w` of stage", "its shape [1] is that of none"]);
+    says(&fault(&[1, 1], "bais"), Class::Usage, &["its bias is `bais`, which is no parameter"]);
+    says(&fault(&[2, 1], "b"), Class::Usage, &["`b` of stage", "the bias of `w`, which has 2"]);
+}
+
+#[test]
 fn an_optimizer_keeps_what_fits() {
     let by = |state, shape: &[usize]| {
         let optimizer = Optimizer::new(Rule { state, shape: shape.to_vec() });
@@ -350,6 +369,16 @@ fn an_optimizer_keeps_what_fits() {
     says(&twice, Class::Usage, &["optimizer rule keeps two state tensors `m` of `bend."]);
     let shape = by(&["m"], &[2]);
     says(&shape, Class::Internal, &["a state tensor of shape [2] of `bend.", "which has [1]"]);
+}
+
+/// The fault of four ranks that train so many groups.
+fn trainer_of_width(program: &Program, data: &Curve, width: usize) -> Fault {
+    let trainer = Trainer::new(program, data).training(training()).micro_batch_size(2);
+    let trainer = trainer.width(width);
+    let trained = run_threads(4, |comm: &mut Threads<Tensor>| {
+        trainer.on_rank(comm, Reference, |id| Ok(bend(id, Wrong::Nothing)))
+    });
+    trained.map(|_| ()).expect_err("refused")
 }
 
 #[test]
@@ -364,6 +393,9 @@ fn settings_that_cannot_be_trained_with_are_refused() {
     says(&refusal(|trainer| trainer.width(0)), Class::Usage, &["width is 0"]);
     let size = refusal(|trainer| trainer.micro_batch_size(0));
     says(&size, Class::Usage, &["micro_batch_size is 0"]);
+    // As many groups of four ranks as would be four ranks, were they counted in 64 bits.
+    let many = trainer_of_width(&program, &data, usize::MAX / 4 + 2);
+    says(&many, Class::Usage, &["4 ranks are not width"]);
     let clip = |trainer: Trainer<'_, f64>| -> Fault {
         let training = Training { clip: Some(f64::NAN), ..training() };
         let trainer = trainer.training(training);
@@ -420,6 +452,38 @@ fn a_rank_that_fails_tells_the_others() {
     assert!(faults.iter().all(|fault| fault.rank == Rank(2)), "{faults:?}");
     assert!(faults.iter().all(|fault| fault.message == "no weights"), "{faults:?}");
     assert!(began.elapsed() < Duration::from_secs(60));
+}
+
+/// Where all meet it is no death, which the others would meet again for.
+#[test]
+fn a_rank_that_fails_at_a_meeting_tells_the_others() {
+    let (program, data) = (program(Vec::new()), Curve(Wrong::Nothing));
+    let trainer = Trainer::new(&program, &data).training(training()).micro_batch_size(2);
+    let ran = simulated::run(4, &Plan::default(), |berth| {
+        let rank = berth.rank();
+        let stage = |id| match rank == Rank(2) {
+            true => Err("no weights".into()),
+            false => Ok(bend(id, Wrong::Nothing)),
+        };
+        trainer.on_rendezvous(berth, Reference, stage).map(|_| ())
+    });
+    assert_eq!(ran.n_meetings, 1);
+    for outcome in ran.outcomes {
+        let fault = outcome.expect_err("refused");
+        assert_eq!((fault.rank, fault.message.as_str()), (Rank(2), "no weights"));
+    }
+}
+
+/// Longer than a clock can tell.
+#[test]
+fn a_patience_may_have_no_end() {
+    let (program, data) = (program(Vec::new()), Curve(Wrong::Nothing));
+    let for_ever = Patience { first_step: Duration::MAX, later: Duration::MAX };
+    let trainer = Trainer::new(&program, &data).training(training()).micro_batch_size(2);
+    let trained = trainer
+        .patience(for_ever)
+        .on_threads(|_| Ok(Reference), |_, id| Ok(bend(id, Wrong::Nothing)));
+    assert_eq!(trained.expect("trained").reports.len(), 3);
 }
 
 #[test]

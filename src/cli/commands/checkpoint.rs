@@ -4,20 +4,14 @@ use std::fmt::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 
 use crate::cli::parts::console::{print, require_folder};
-use crate::formats::checkpoint::{Checkpoint as OpenDevice, Manifest, Store};
+use crate::formats::checkpoint::{Checkpoint, Manifest, Store};
 
 /// Lists, verifies and exports the checkpoints of a run
-#[derive(Args)]
-pub(crate) struct Checkpoint {
-    #[command(subcommand)]
-    command: Command,
-}
-
 #[derive(Subcommand)]
-enum Command {
+pub(crate) enum CheckpointCommand {
     /// Lists the checkpoints of a run, the oldest first
     Ls {
         /// Folder of the run
@@ -39,12 +33,12 @@ enum Command {
     },
 }
 
-impl Checkpoint {
+impl CheckpointCommand {
     pub(crate) fn run(self) -> Result<()> {
-        match self.command {
-            Command::Ls { run } => list(run),
-            Command::Verify { checkpoint } => {
-                let checkpoint = OpenDevice::open(&checkpoint)?;
+        match self {
+            CheckpointCommand::Ls { run } => list(run),
+            CheckpointCommand::Verify { checkpoint } => {
+                let checkpoint = Checkpoint::open(&checkpoint)?;
                 let Manifest { step, shards, .. } = checkpoint.manifest();
                 let n_tensors = checkpoint.shapes().len();
                 let (mib, n_files) = (mib(checkpoint.manifest()), shards.len());
@@ -53,9 +47,9 @@ impl Checkpoint {
                     "{path}: step {step}, {n_tensors} tensors in {n_files} file(s), {mib:.1} MiB, all as written"
                 ))
             }
-            Command::Export { checkpoint, out } => {
+            CheckpointCommand::Export { checkpoint, out } => {
                 ensure!(!out.exists(), "{} is there already: choose another --out", out.display());
-                let checkpoint = OpenDevice::open(&checkpoint)?;
+                let checkpoint = Checkpoint::open(&checkpoint)?;
                 let written = checkpoint.export(&out)?;
                 print(format!("weights: {}, {} bytes", out.display(), written.bytes))
             }

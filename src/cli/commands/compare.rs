@@ -35,7 +35,7 @@ pub(crate) struct Compare {
     #[arg(long, default_value = "text")]
     format: Format,
     /// Print JSON, as `--format json` does
-    #[arg(long)]
+    #[arg(long, conflicts_with = "format")]
     json: bool,
 }
 

@@ -16,7 +16,7 @@ use crate::cli::parts::costs::{may_be_negative, whole};
 use crate::cli::parts::model;
 use crate::cli::parts::model::warn_of_bytes;
 use crate::cli::parts::offered::device_name;
-use crate::data::{self, Pairs, tokenizer_of};
+use crate::data::{self, DataError, Pairs, tokenizer_of};
 use crate::device::{Compute, Device, OpenDevice, Precision};
 use crate::formats::hf::Pretrained;
 use crate::run::evaluate::{Bert, CausalLm};
@@ -62,7 +62,11 @@ impl Eval {
             loaded.model.config.end_of_text = Some(data::end_of_text(&self.data)?);
             loaded.model.config.validate()?;
         }
-        let of_data = tokenizer_of(&self.data).ok().flatten();
+        let of_data = match tokenizer_of(&self.data) {
+            // What the ids stand for is then unknown.
+            Err(DataError::Tokenizer(_)) if !cfg!(feature = "tokenizers") => None,
+            known => known?,
+        };
         let own = loaded.own_tokenizer()?;
         if let (Some(own), Some(of_data)) = (&own, &of_data) {
             own.check_data(of_data)?;

@@ -162,9 +162,14 @@ impl Check {
                 "messages": program.n_messages(), "channel_bound": program.channel_bound(),
                 "peak_micro_batches": program.peaks(), "makespan": timeline.makespan(),
                 "bubble_ratio": timeline.bubble_ratio(), "unit": self.costs.unit(),
+                "one_order": self.one_order.then_some(true),
             });
             return print(format!("{proof:#}"));
         }
-        print(proof(&program, &timeline, &self.costs))
+        let one_order = match self.one_order {
+            true => "\nmessages and reductions have one order that every device can keep",
+            false => "",
+        };
+        print(format!("{}{one_order}", proof(&program, &timeline, &self.costs)))
     }
 }

@@ -7,10 +7,10 @@ use std::str::FromStr;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::cli::parts::console::{print, quoted};
+use crate::cli::parts::console::print;
 use crate::cli::parts::costs::{may_be_negative, whole_in};
 use crate::run::outside::OnDisk;
-use crate::settings::{Layers, Settings, Survive};
+use crate::settings::{Layers, Settings, Survive, quoted};
 
 /// Prints a batch script for SLURM, whose job saves a checkpoint before its time is over and queues itself again
 #[derive(Args)]

@@ -79,16 +79,6 @@ pub(crate) fn write(texts: &[&str]) -> Result<()> {
     written.and_then(|()| out.flush()).context("cannot write to standard output")
 }
 
-/// A word as a POSIX shell reads it back.
-pub(crate) fn quoted(word: impl Display) -> String {
-    let word = word.to_string();
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=:@%".contains(c);
-    match !word.is_empty() && word.chars().all(is_plain) {
-        true => word,
-        false => format!("'{}'", word.replace('\'', r"'\''")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,10 +5,14 @@ use std::str::FromStr;
 
 use anyhow::Result;
 use chimera_core::costs::{GivenTimes, PerStage, StageCosts};
+use chimera_core::lower::{Offloading, Recompute};
+use chimera_core::op::{Cell, Kind};
 use chimera_core::timetable::Timetable;
 use clap::{Arg, ArgGroup, Args};
 
+use crate::cli::parts::console::warn;
 use crate::cli::parts::shape::MemoryArgs;
+use crate::settings::{Config, RecomputedStages};
 
 /// The options that are times. (A group with others in it has no members of its own.)
 const TIMES: [&str; 8] =
@@ -29,8 +33,9 @@ pub(crate) fn may_be_negative(arg: Arg, lists: &[&str]) -> Arg {
 #[command(mut_args(|arg| may_be_negative(arg, &TIMES)))]
 #[command(group(ArgGroup::new("times").multiple(true).args(TIMES)))]
 pub(crate) struct CostArgs {
-    /// Time of a forward of one micro-batch on one stage; this and all other times are a number, or a list
-    /// with one for each stage, such as 1,1,2,1 [default: 1, or if no time of an op is given, 1 on a D-th of the model]
+    /// Time of a forward of one micro-batch on one stage, or on a D-th of the model where schedules are compared; this and all
+    /// other times are a number, or a list with one for each, such as 1,1,2,1 [default: 1, or if no time of an op is given, 1 on
+    /// a D-th of the model]
     #[arg(long, value_name = "F")]
     forward: Option<Times>,
     /// Time of a whole backward, half of it for each half [default: 2]
@@ -42,7 +47,7 @@ pub(crate) struct CostArgs {
     /// Time of the weight half of a backward [default: 1]
     #[arg(long, value_name = "W")]
     weight: Option<Times>,
-    /// Time of a forward and a backward as one atomic pair [default: F + I + W]
+    /// Time of a forward and a backward as one atomic pair [default: F + I + W, each of its own stage]
     #[arg(long, value_name = "P")]
     pair: Option<Times>,
     /// Time of a recomputation [default: F]
@@ -63,6 +68,23 @@ impl CostArgs {
     /// Removes the limit of memory.
     pub(crate) fn without_cap(&self) -> CostArgs {
         CostArgs { memory: MemoryArgs::default(), ..self.clone() }
+    }
+
+    /// Tells of times that were given for what the timetable does not have, and that `config` did not weigh.
+    pub(crate) fn warn_of_unread(&self, timetable: &Timetable, config: &Config) {
+        let has_pairs = timetable.rows.iter().flatten().any(|cell| matches!(cell, Cell::Pair(..)));
+        let has_moves = timetable.has(Kind::Offload) || config.offload != Offloading::None;
+        let recomputes = timetable.has(Kind::Recompute)
+            || config.recompute != Recompute::None
+            || config.recompute_stages == RecomputedStages::Auto;
+        let unread = [
+            ("pair", self.pair.is_some() && !has_pairs, "has no atomic pairs"),
+            ("recompute-time", self.recompute_time.is_some() && !recomputes, "recomputes nothing"),
+            ("transfer", self.transfer.is_some() && !has_moves, "moves no activations"),
+        ];
+        for (option, _, why) in unread.into_iter().filter(|(_, is_unread, _)| *is_unread) {
+            warn(&format!("`{option}` has no effect: {} {why}", timetable.schedule));
+        }
     }
 
     /// Whether any time is given but that of a move.

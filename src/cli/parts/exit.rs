@@ -1,5 +1,6 @@
 //! Exit codes: what each kind of error is to a script.
 
+use std::io::{Error, ErrorKind};
 use std::process::ExitCode;
 
 use chimera_core::analyze::{Reason, Refusal, Savings};
@@ -26,8 +27,8 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
 /// Whether whoever read what was written has gone away.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
-        let io = cause.downcast_ref::<std::io::Error>();
-        io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+        let io = cause.downcast_ref::<Error>();
+        io.is_some_and(|e| e.kind() == ErrorKind::BrokenPipe)
     })
 }
 
@@ -64,7 +65,7 @@ pub(crate) struct Several {
 }
 
 /// The class of an error: that of the fault that ended a run, of a refused schedule or checkpoint, of a
-/// device that failed; all else is wrong usage.
+/// device that failed, of a disk that is full; all else is wrong usage.
 pub(crate) fn class(error: &anyhow::Error) -> Class {
     error.chain().find_map(class_of).unwrap_or(Class::Usage)
 }
@@ -82,6 +83,10 @@ fn class_of(cause: &(dyn std::error::Error + 'static)) -> Option<Class> {
     }
     if cause.is::<Unusable>() {
         return Some(Class::Checkpoint);
+    }
+    let kind = cause.downcast_ref::<Error>().map(Error::kind);
+    if matches!(kind, Some(ErrorKind::StorageFull | ErrorKind::QuotaExceeded)) {
+        return Some(Class::Io);
     }
     cause.downcast_ref::<DeviceError>().map(DeviceError::class)
 }

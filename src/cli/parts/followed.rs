@@ -39,12 +39,12 @@ pub(crate) struct Followed {
     pub(crate) n_damaged: usize,
     /// The first of these lines, from 1.
     first_damaged: Option<u64>,
-    pub(crate) state: Standing,
+    pub(crate) state: RunState,
 }
 
 /// Whether a run is at work.
 #[derive(Clone, PartialEq, Debug)]
-pub(crate) enum Standing {
+pub(crate) enum RunState {
     AtWork,
     Over,
     /// For this reason.
@@ -71,7 +71,7 @@ impl Followed {
             last: None,
             n_damaged: 0,
             first_damaged: None,
-            state: Standing::AtWork,
+            state: RunState::AtWork,
         })
     }
 
@@ -95,13 +95,13 @@ impl Followed {
         };
         let left = self.seconds_left().filter(|seconds| seconds.is_finite());
         let state = match (&self.state, left) {
-            (Standing::AtWork, Some(left)) => format!("running, {} left", duration(left)),
-            (Standing::AtWork, None) => "running".to_string(),
-            (Standing::Over, _) if self.n_steps.is_some_and(|all| n_done < all) => {
+            (RunState::AtWork, Some(left)) => format!("running, {} left", duration(left)),
+            (RunState::AtWork, None) => "running".to_string(),
+            (RunState::Over, _) if self.n_steps.is_some_and(|all| n_done < all) => {
                 "stopped early".to_string()
             }
-            (Standing::Over, _) => "finished".to_string(),
-            (Standing::Failed(why), _) => format!("failed: {why}"),
+            (RunState::Over, _) => "finished".to_string(),
+            (RunState::Failed(why), _) => format!("failed: {why}"),
         };
         let damaged = match self.n_damaged {
             0 => String::new(),
@@ -192,18 +192,18 @@ impl Followed {
     }
 }
 
-fn state(folder: &Path) -> Standing {
-    if is_at_work(folder) { Standing::AtWork } else { end(folder) }
+fn state(folder: &Path) -> RunState {
+    if is_at_work(folder) { RunState::AtWork } else { end(folder) }
 }
 
 /// How a run ended: one that failed leaves an error.
-fn end(folder: &Path) -> Standing {
+fn end(folder: &Path) -> RunState {
     let files = read_dir(folder).into_iter().flatten().flatten();
     let is_error =
         |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(is_error);
     let error = files.map(|file| file.path()).filter(is_error).min();
-    let Some(error) = error else { return Standing::Over };
+    let Some(error) = error else { return RunState::Over };
     let text = text_regular(&error, MAX_BYTES).ok().flatten().unwrap_or_default();
     let error: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-    Standing::Failed(error["message"].as_str().unwrap_or("for an unknown reason").to_string())
+    RunState::Failed(error["message"].as_str().unwrap_or("for an unknown reason").to_string())
 }

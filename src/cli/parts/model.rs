@@ -9,7 +9,7 @@ use toml::Value;
 use crate::cli::parts::console::{require_folder, tell, warn};
 use crate::cli::parts::suggest;
 use crate::data::tokenizer::{MAX_BYTES, TOKENIZER, Tokenizer, tokenizer_content, write_tokenizer};
-use crate::data::{end_of_text, tokenizer_file_of, tokenizer_of};
+use crate::data::{tokenizer_file_of, tokenizer_of};
 use crate::formats::SpecialIds;
 use crate::formats::checkpoint::{Checkpoint, MANIFEST, Store};
 use crate::formats::files::read_regular;
@@ -141,9 +141,7 @@ fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
     let sequence = sequence.unwrap_or(config.context);
     let data = manifest.value("data").and_then(|data| Ok(data.try_into()?));
     let data: Vec<PathBuf> = data.with_context(place)?;
-    // Earlier checkpoints do not say it.
-    let end = manifest.end_of_text.or_else(|| end_of_text(&data).ok());
-    let ids = SpecialIds::of(&config, manifest.special_ids.as_ref(), end);
+    let ids = SpecialIds::of(&config, manifest.special_ids.as_ref(), manifest.end_of_text);
     let model = Pretrained { config, dropout: DropoutRates::all(dropout), ids, weights };
     let place = checkpoint.path().to_path_buf();
     Ok(Loaded { model, place, sequence, text: Vocabulary::Data(data) })

@@ -147,7 +147,7 @@ pub(crate) struct NetworkArgs {
 pub(crate) type WorkerCosts = UnevenCosts<StageCosts>;
 
 impl NetworkArgs {
-    /// Tells of bytes that were given and travel over no link.
+    /// Tells of what was given about links where there are none.
     pub(crate) fn warn_of_unread(&self) {
         let NetworkArgs { activation_bytes, saved_bytes, gradient_bytes, .. } = self;
         let given = [
@@ -156,8 +156,9 @@ impl NetworkArgs {
             ("gradient-bytes", gradient_bytes),
         ];
         let is_said = |bytes: &Times| bytes.0.0.iter().any(|bytes| *bytes > 0.0);
-        for (option, _) in given.iter().filter(|(_, bytes)| self.links.is_free() && is_said(bytes))
-        {
+        let of_bytes = given.iter().filter(|(_, bytes)| is_said(bytes)).map(|(option, _)| *option);
+        let of_nodes = self.links.ranks_per_node.map(|_| "ranks-per-node");
+        for option in of_bytes.chain(of_nodes).filter(|_| self.links.is_free()) {
             warn(&format!(
                 "`{option}` has no effect without links: say --inside, --between or --network"
             ));

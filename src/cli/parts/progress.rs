@@ -64,24 +64,26 @@ pub(crate) struct Progress<'s> {
     n_steps: u64,
     first_step: u64,
     every: u64,
-    began: Instant,
+    /// The step that was next when this began, and the time.
+    began: (u64, Instant),
     /// What the bar says of the last step.
     last: Mutex<String>,
 }
 
 impl<'s> Progress<'s> {
-    pub(crate) fn new(run: &Run, say: &'s Say) -> Progress<'s> {
+    /// Begins with `step`, which is not the run's first where another rank has told of the steps before.
+    pub(crate) fn new(run: &Run, step: u64, say: &'s Say) -> Progress<'s> {
         let target = match std::io::stderr().is_terminal() {
             true => ProgressDrawTarget::stderr(),
             false => ProgressDrawTarget::hidden(),
         };
         let (n_steps, first_step) = (run.config().steps, run.first_step());
         let bar = ProgressBar::with_draw_target(Some(n_steps), target);
-        bar.set_position(first_step);
+        bar.set_position(step);
         bar.reset_eta(); // the steps before were not done in no time
         style(&bar, "{bar:30} {pos}/{len} {msg}");
         let every = n_steps.div_ceil(N_LINES).max(1);
-        let (began, last) = (Instant::now(), Mutex::default());
+        let (began, last) = ((step, Instant::now()), Mutex::default());
         Progress { say, bar, n_steps, first_step, every, began, last }
     }
 
@@ -111,7 +113,7 @@ impl<'s> Progress<'s> {
         self.bar.set_message(if last.is_empty() { done.into() } else { format!("{last}, {done}") });
     }
 
-    /// The first step that this run trains.
+    /// The first step that the run trains.
     pub(crate) fn first_step(&self) -> u64 {
         self.first_step
     }
@@ -128,8 +130,9 @@ impl<'s> Progress<'s> {
 
     /// The time that is left when `n_done` steps are done, at the mean speed so far; nothing at the end.
     fn left(&self, n_done: u64) -> String {
-        let (n_left, n_here) = (self.n_steps - n_done, n_done - self.first_step);
-        let seconds = self.began.elapsed().as_secs_f64() / n_here as f64 * n_left as f64;
+        let (step, since) = self.began;
+        let (n_left, n_here) = (self.n_steps - n_done, n_done - step);
+        let seconds = since.elapsed().as_secs_f64() / n_here as f64 * n_left as f64;
         if n_left == 0 { String::new() } else { format!("  {} left", duration(seconds)) }
     }
 
@@ -183,6 +186,8 @@ fn validation_line(metrics: &Metrics, best: Option<Best>) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::outside::OnDisk;
+    use crate::settings::Layers;
 
     fn metrics() -> Metrics {
         let line = r#"{"step":36,"loss":2.7937,"grad_norm":0.247,"lr":0.00053,"tokens":4096,
@@ -200,6 +205,20 @@ mod tests {
              bubble 26%  24.5 MiB"
         );
         assert!(line.len() < 110 && "  99 min left".len() + line.len() < 125);
+    }
+
+    /// Rank 0 has died after 90 of 100 steps, and this process trained five more in as many seconds.
+    #[test]
+    fn what_is_left_follows_from_the_steps_since_a_takeover() {
+        let line = "--schedule 1f1b --depth 2 --layers 2 --hidden 8 --heads 2 --context 8 --micro-batches 4 --steps 100 \
+                    --threads 1";
+        let config = Layers::parse(line).unwrap().resolve(&OnDisk).unwrap();
+        let (run, say) = (Run::prepare(config).unwrap(), Say { to_stderr: true });
+        let mut progress = Progress::new(&run, 90, &say);
+        assert_eq!(progress.bar.position(), 90);
+        progress.began.1 -= Duration::from_secs(5);
+        assert_eq!(progress.left(95), "  5 s left");
+        assert_eq!(progress.left(100), "");
     }
 
     #[test]

@@ -102,6 +102,7 @@ impl Scheduled {
     fn of_config(config: Config, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
         let plan = Scheduled::with(&config, shape, &|timetable| costs.of_stages(timetable))?;
         shape.warn_of_unread(&config);
+        costs.warn_of_unread(&plan.timetable, &config);
         Ok(plan)
     }
 
@@ -145,6 +146,7 @@ impl Scheduled<NetworkCosts<WorkerCosts>> {
             network.of_messages(timetable, goes_to_partners, of_stages(timetable)?)
         })?;
         shape.warn_of_unread(&config);
+        costs.warn_of_unread(&plan.timetable, &config);
         Ok(plan)
     }
 

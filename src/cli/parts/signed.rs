@@ -29,9 +29,13 @@ fn tenths(x: f64) -> f64 {
 
 /// The rows as text, below a head that names what was expected; `width` is that of the first column.
 pub(crate) fn table(expected: &str, rows: &[Signed], width: usize) -> String {
-    let mut text = format!("{:width$} {expected:>10} {:>10} {:>9}", "", "measured", "error");
+    let widest = |of: fn(&Signed) -> &str| {
+        rows.iter().map(|row| of(row).chars().count()).max().unwrap_or(0).max(10)
+    };
+    let (left, right) = (widest(|row| &row.expected), widest(|row| &row.measured));
+    let mut text = format!("{:width$} {expected:>left$} {:>right$} {:>9}", "", "measured", "error");
     for Signed { what, expected, measured, error } in rows {
-        let _ = write!(text, "\n{what:width$} {expected:>10} {measured:>10} {error:>9}");
+        let _ = write!(text, "\n{what:width$} {expected:>left$} {measured:>right$} {error:>9}");
     }
     text
 }

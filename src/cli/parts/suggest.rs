@@ -4,8 +4,8 @@ use std::path::Path;
 
 use chimera_core::model::Objective;
 
-use crate::cli::parts::console::quoted;
 use crate::run::{Run, SETTINGS};
+use crate::settings::quoted;
 
 /// The command that goes on with the run in `folder`, whose settings may name that folder.
 pub(crate) fn to_resume(has_out: bool, folder: &Path) -> String {

@@ -41,7 +41,7 @@ pub(crate) fn show<T>(pace: Option<&Pace>, progress: &Progress<'_>, work: impl F
     })
 }
 
-/// StepLines about steps under way.
+/// Decides when a line says how far a step under way is.
 struct StepLines {
     first_step: u64,
     has_bar: bool,

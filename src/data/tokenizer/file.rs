@@ -75,6 +75,18 @@ impl FileTokenizer {
         Ok(asked(|| self.tokenizer.encode_fast(text, false))?.get_ids().to_vec())
     }
 
+    /// The ids of a text behind those of its first `start` bytes, unless these have other ids alone.
+    pub(super) fn encode_from(
+        &self,
+        text: &str,
+        start: usize,
+    ) -> Result<Option<Vec<u32>>, TokenizerError> {
+        let mut ids = self.encode(text)?;
+        // Some tokenizers make a token of no text at all.
+        let before = if start > 0 { self.encode(&text[..start])? } else { Vec::new() };
+        Ok(ids.starts_with(&before).then(|| ids.split_off(before.len())))
+    }
+
     pub(super) fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
         match silently(|| self.tokenizer.decode(ids, false)) {
             Some(text) => Ok(text.unwrap_or_default()),

@@ -14,8 +14,8 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
 pub use file::FileTokenizer;
-pub use pieces::pieces;
 use pieces::pieces_around;
+pub use pieces::{TextPiece, pieces};
 pub use stream::Stream;
 
 use crate::formats::files::{self, read_regular};
@@ -271,12 +271,36 @@ impl Tokenizer {
         }
     }
 
-    /// Cuts a text into [pieces] that together have its ids: none tears a token that the tokenizer's file adds as a whole.
-    pub fn pieces<'t>(&'t self, text: &'t str) -> Box<dyn Iterator<Item = &'t str> + 't> {
+    /// Cuts a text from byte `start` on into [pieces] that together [have its ids](Tokenizer::encode_piece), unless 64 KiB have
+    /// no place where tokens part.
+    ///
+    /// Every piece but the last is the same whatever follows the text.
+    pub fn pieces<'t>(
+        &'t self,
+        text: &'t str,
+        start: usize,
+    ) -> Box<dyn Iterator<Item = TextPiece<'t>> + 't> {
         match self {
-            Tokenizer::File(tokenizer) => Box::new(pieces_around(text, tokenizer.whole())),
-            Tokenizer::Bytes | Tokenizer::Gpt2 => Box::new(pieces(text)),
+            Tokenizer::File(tokenizer) => {
+                let parts = |text: &str, at| matches!(tokenizer.encode_from(text, at), Ok(Some(_)));
+                Box::new(pieces_around(text, start, tokenizer.whole(), parts))
+            }
+            Tokenizer::Bytes | Tokenizer::Gpt2 => {
+                Box::new(pieces_around(text, start, &[], |_, _| true))
+            }
         }
+    }
+
+    /// The ids of one of the [pieces](Tokenizer::pieces) of a text. What the tokenizer puts before a text, as the `▁` of
+    /// Llama's, is only in the first.
+    pub fn encode_piece(&self, piece: TextPiece) -> Result<Vec<u32>, TokenizerError> {
+        if let Tokenizer::File(tokenizer) = self {
+            let (text, start) = piece.with_before();
+            if let Some(ids) = tokenizer.encode_from(text, start)? {
+                return Ok(ids);
+            }
+        }
+        self.encode(piece.text())
     }
 
     /// The text of ids. What is no UTF-8 becomes `�`, and ids that are not in the vocabulary are left out.

@@ -33,6 +33,14 @@ impl FileTokenizer {
         match *self {}
     }
 
+    pub(super) fn encode_from(
+        &self,
+        _: &str,
+        _: usize,
+    ) -> Result<Option<Vec<u32>>, TokenizerError> {
+        match *self {}
+    }
+
     pub(super) fn whole(&self) -> &[WholeToken] {
         match *self {}
     }

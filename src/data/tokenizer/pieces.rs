@@ -1,9 +1,15 @@
 //! Cutting text where tokens end anyway.
 
+use std::iter;
+
 /// Bytes of a piece, if there is a place to cut.
 const AIM: usize = 16 << 10;
 /// The most bytes of a piece.
 const MOST: usize = 64 << 10;
+/// Bytes on either side of a cut that tell which tokens are there.
+const AROUND: usize = 64;
+/// How many places between words are tried, and how many within one.
+const TRIES: usize = 64;
 
 /// Cuts `text` into pieces of 16 KiB or so, which together are the text.
 ///
@@ -11,7 +17,27 @@ const MOST: usize = 64 << 10;
 /// line, or before a single blank between words. So the ids of the pieces are those of the whole text,
 /// unless 48 KiB have no such place.
 pub fn pieces(text: &str) -> impl Iterator<Item = &str> {
-    pieces_around(text, &[])
+    pieces_around(text, 0, &[], |_, _| true).map(|piece| piece.text())
+}
+
+/// A part of a text that is encoded by itself.
+#[derive(Clone, Copy, Debug)]
+pub struct TextPiece<'t> {
+    with_before: &'t str,
+    n_before: usize,
+}
+
+impl<'t> TextPiece<'t> {
+    /// The text of the piece.
+    pub fn text(&self) -> &'t str {
+        &self.with_before[self.n_before..]
+    }
+
+    /// The end of the text before the piece and the piece as one text, and how many bytes of it are before the piece: none
+    /// where a text begins.
+    pub(super) fn with_before(&self) -> (&'t str, usize) {
+        (self.with_before, self.n_before)
+    }
 }
 
 /// A token that is found in a text before it is cut into words.
@@ -24,16 +50,23 @@ pub(super) struct WholeToken {
     pub(super) takes_behind: bool,
 }
 
-/// [Pieces](pieces) of a text in which these tokens stay whole, unless one is longer than a piece.
+/// [Pieces](pieces) of a text from byte `start` on, in which these tokens stay whole, unless one is longer than a piece.
+///
+/// The cuts are where `parts(some, at)` is true, unless no such place is found: `some` is the text around byte `at` of it, and
+/// shows at least 64 bytes behind it. So the last piece of a text that goes on may have other cuts then.
 pub(super) fn pieces_around<'t>(
     text: &'t str,
+    start: usize,
     whole: &'t [WholeToken],
-) -> impl Iterator<Item = &'t str> {
-    let mut rest = text;
-    std::iter::from_fn(move || {
-        let (piece, after) = rest.split_at(end(rest, whole));
-        rest = after;
-        (!piece.is_empty()).then_some(piece)
+    parts: impl Fn(&str, usize) -> bool,
+) -> impl Iterator<Item = TextPiece<'t>> {
+    let mut start = start;
+    iter::from_fn(move || {
+        let end = end(text, start, whole, &parts);
+        let before = before(text, start, whole);
+        let piece = TextPiece { with_before: &text[before..end], n_before: start - before };
+        start = end;
+        (!piece.text().is_empty()).then_some(piece)
     })
 }
 
@@ -66,32 +99,55 @@ impl WholeToken {
     }
 }
 
-/// Where the first piece of `text` ends.
-fn end(text: &str, whole: &[WholeToken]) -> usize {
-    if text.len() <= AIM {
-        return text.len();
+/// Where the piece of `text` that begins at `start` ends.
+fn end(
+    text: &str,
+    start: usize,
+    whole: &[WholeToken],
+    parts: &impl Fn(&str, usize) -> bool,
+) -> usize {
+    let (len, rest) = (text.len(), text.len() - start);
+    if rest <= AIM + AROUND {
+        return len;
     }
-    let from = text.floor_char_boundary(AIM);
-    let to = text.floor_char_boundary(MOST);
-    let mut around = text[from..].char_indices().peekable();
-    let mut before = ' ';
-    while let Some((at, c)) = around.next().filter(|(at, _)| from + at < to) {
-        let after = around.peek().map_or(' ', |(_, c)| *c);
-        if !before.is_whitespace() && !after.is_whitespace() {
-            let cut = match c {
-                '\n' => Some(from + at + 1),
-                ' ' => Some(from + at),
-                _ => None,
-            };
-            if let Some(cut) =
-                cut.filter(|cut| whole.iter().all(|token| token.lets_cut(text, *cut)))
-            {
-                return cut;
-            }
-        }
-        before = c;
-    }
-    whole.iter().filter_map(|token| token.torn(text, to)).min().unwrap_or(to)
+    let from = text.floor_char_boundary(start + AIM);
+    let to = text.floor_char_boundary((start + MOST).min(len) - AROUND);
+    let lets_cut = |at: &usize| whole.iter().all(|token| token.lets_cut(text, *at));
+    let parts = |at: &usize| {
+        let before = before(text, *at, whole);
+        parts(&text[before..text.ceil_char_boundary(len.min(at + AROUND))], at - before)
+    };
+    let between_words = between_words(text, from, to).filter(lets_cut).take(TRIES).find(parts);
+    let anywhere = || {
+        let chars = (from..=to).rev().filter(|at| text.is_char_boundary(*at));
+        chars.take(TRIES).filter(lets_cut).find(parts)
+    };
+    let torn = || {
+        let begins = whole.iter().filter_map(|token| token.torn(text, to));
+        begins.filter(|at| *at > start).min().unwrap_or(to)
+    };
+    between_words.or_else(|| (rest <= MOST).then_some(len)).or_else(anywhere).unwrap_or_else(torn)
+}
+
+/// Places from `from` to `to` of `text` that no token of GPT-2 crosses.
+fn between_words(text: &str, from: usize, to: usize) -> impl Iterator<Item = usize> {
+    let rest = &text[from..];
+    let before = iter::once(' ').chain(rest.chars());
+    let after = rest.chars().skip(1);
+    let chars = rest.char_indices().map(move |(at, c)| (from + at, c));
+    let around = chars.take_while(move |(at, _)| *at < to).zip(before.zip(after));
+    around.filter_map(|((at, c), (before, after))| match c {
+        _ if before.is_whitespace() || after.is_whitespace() => None,
+        '\n' => Some(at + 1),
+        ' ' => Some(at),
+        _ => None,
+    })
+}
+
+/// Where the bytes before `at` begin that tell which tokens are there.
+fn before(text: &str, at: usize, whole: &[WholeToken]) -> usize {
+    let from = text.floor_char_boundary(at.saturating_sub(AROUND));
+    whole.iter().filter_map(|token| token.torn(text, from)).min().unwrap_or(from)
 }
 
 #[cfg(test)]
@@ -107,6 +163,15 @@ mod tests {
             let all: Vec<&str> = pieces(text).collect();
             assert!(all.concat() == text && all.iter().all(|p| (1..=MOST).contains(&p.len())));
         }
+    }
+
+    #[test]
+    fn a_token_longer_than_a_piece_is_cut() {
+        let content = "a".to_string() + &"x".repeat(90_000);
+        let text = content.repeat(3);
+        let whole = [WholeToken { content, takes_before: false, takes_behind: false }];
+        let all = pieces_around(&text, 0, &whole, |_, _| true).map(|piece| piece.text());
+        assert!(all.collect::<String>() == text);
     }
 
     proptest! {

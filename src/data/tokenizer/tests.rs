@@ -130,15 +130,96 @@ fn added_tokens_are_not_torn() {
     let tokenizer = read(file.as_bytes()).unwrap();
     for line in ["New York ", "xxx\tNew York\t", "pipe [R] stage\t", "\tpipe\n[L]x"] {
         let text = line.repeat(200_000 / line.len());
-        let pieces: Vec<&str> = tokenizer.pieces(&text).collect();
-        assert!(pieces.concat() == text && pieces.len() > 2, "{line}");
-        let ids: Vec<u32> =
-            pieces.iter().flat_map(|piece| tokenizer.encode(piece).unwrap()).collect();
-        let whole = tokenizer.encode(&text).unwrap();
-        let of = |token: u32, ids: &[u32]| ids.iter().filter(|id| **id == token).count();
-        for token in 8..11 {
-            assert_eq!(of(token, &ids), of(token, &whole), "{line}: {token}");
+        assert!(in_pieces(&tokenizer, &text) == tokenizer.encode(&text).unwrap(), "{line}");
+    }
+}
+
+/// The ids of the pieces of a text.
+fn in_pieces(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    let pieces: Vec<TextPiece> = tokenizer.pieces(text, 0).collect();
+    let texts: Vec<&str> = pieces.iter().map(TextPiece::text).collect();
+    assert!(texts.concat() == text && pieces.len() > 2);
+    pieces.iter().flat_map(|piece| tokenizer.encode_piece(*piece).unwrap()).collect()
+}
+
+/// What a tokenizer puts before a text, or before each part between added tokens, is not put before each piece.
+#[test]
+fn ids_of_pieces_are_those_of_the_whole_text() {
+    let prepend = r#"{"type": "Prepend", "prepend": "▁"}"#;
+    let replace = r#"{"type": "Replace", "pattern": {"String": " "}, "content": "▁"}"#;
+    let strip = r#"{"type": "Strip", "strip_left": true, "strip_right": true}"#;
+    let bytes = r#"{"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true}"#;
+    let words = r#"{"type": "WhitespaceSplit"}"#;
+    let digits = r#"{"type": "Digits", "individual_digits": true}"#;
+    let normalizers =
+        |all: &[&str]| format!(r#"{{"type": "Sequence", "normalizers": [{}]}}"#, all.join(", "));
+    let pre_tokenizers =
+        |all: &[&str]| format!(r#"{{"type": "Sequence", "pretokenizers": [{}]}}"#, all.join(", "));
+    let mut tokenizers = vec![
+        of_letters(prepend, "null"),
+        of_letters(&normalizers(&[prepend, replace]), "null"),
+        of_letters(&normalizers(&[&normalizers(&[strip, prepend]), replace]), "null"),
+        of_letters("null", bytes),
+    ];
+    for tokenizer in &tokenizers {
+        // No place is between words.
+        for line in ["ab", " a\n"] {
+            let text = line.repeat(132_000 / line.len());
+            assert!(in_pieces(tokenizer, &text) == tokenizer.encode(&text).unwrap(), "{line:?}");
         }
+    }
+    for scheme in ["always", "first", "never"] {
+        let metaspace = |split: bool| {
+            format!(
+                r#"{{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "{scheme}", "split": {split}}}"#
+            )
+        };
+        let nested = pre_tokenizers(&[digits, &pre_tokenizers(&[&metaspace(true)])]);
+        let of_words = pre_tokenizers(&[words, &metaspace(true)]);
+        let all = [metaspace(true), metaspace(false), nested, of_words];
+        tokenizers.extend(all.iter().map(|it| of_letters("null", it)));
+    }
+    for (n, tokenizer) in tokenizers.iter().enumerate() {
+        for line in ["ab a\nb ab ", "<s>a ab\n", "b<s> a", "ab<s>\n", "aé é\né"] {
+            let text = line.repeat(36_000 / line.len());
+            let ids = in_pieces(tokenizer, &text);
+            assert!(ids == tokenizer.encode(&text).unwrap(), "tokenizer {n}, {line:?}");
+        }
+    }
+}
+
+/// A tokenizer of a few letters.
+fn of_letters(normalizer: &str, pre_tokenizer: &str) -> Tokenizer {
+    let file = format!(
+        r#"{{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [{{"id": 13, "content": "<s>",
+        "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}}],
+        "normalizer": {normalizer}, "pre_tokenizer": {pre_tokenizer}, "post_processor": null, "decoder": null,
+        "model": {{"type": "BPE", "unk_token": "?", "fuse_unk": true, "byte_fallback": false, "vocab": {{"?": 0,
+        "▁": 1, "a": 2, "b": 3, "\n": 4, "▁a": 5, "ab": 6, "▁ab": 7, "▁▁": 8, "b▁": 9, "\nb": 10, "Ġ": 11, "Ġa": 12}},
+        "merges": [["▁", "a"], ["a", "b"], ["▁", "ab"], ["▁", "▁"], ["b", "▁"], ["\n", "b"], ["Ġ", "a"]]}}}}"#
+    );
+    read(file.as_bytes()).unwrap()
+}
+
+/// A part of a text is cut as it is in the text.
+#[test]
+fn pieces_go_on_from_any_piece() {
+    let tokenizer = read(WORDS.as_bytes()).unwrap();
+    let text = "pipe stage, worker\n".repeat(10_000);
+    let starts = |text: &str, start: usize| {
+        let mut start = start;
+        let pieces = tokenizer.pieces(text, start);
+        let ends = pieces.map(|piece| {
+            start += piece.text().len();
+            start
+        });
+        ends.collect::<Vec<_>>()
+    };
+    let ends = starts(&text, 0);
+    assert_eq!(starts(&text, ends[1]), ends[2..]);
+    for len in [100_000, 100_001, 100_007] {
+        let some = starts(&text[..len], 0);
+        assert_eq!(some[..some.len() - 1], ends[..some.len() - 1], "{len}");
     }
 }
 

@@ -251,7 +251,7 @@ fn verify(path: &Path, shard: &Shard, is_read: bool) -> Result<TensorFile, Unusa
             return Err(unusable("its content is not what was written: the hash differs".into()));
         }
     }
-    TensorFile::open(path).map_err(unusable)
+    TensorFile::open(path).map_err(unread)
 }
 
 /// Whether a folder has a manifest.

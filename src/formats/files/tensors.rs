@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Error, Read, Result, Seek, SeekFrom};
+use std::io::{Error, ErrorKind, Read, Result, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use chimera_core::device::{Dtype, Elements};
@@ -118,33 +118,38 @@ pub(crate) struct TensorFile {
 }
 
 impl TensorFile {
-    /// Reads the header, which must account for every byte of the file; an error says what is wrong with it.
-    pub(crate) fn open(path: &Path) -> std::result::Result<TensorFile, String> {
-        let told = |e: Error| e.to_string();
-        let metadata = path.metadata().map_err(told)?;
+    /// Reads the header, which must account for every byte of the file.
+    ///
+    /// # Errors
+    /// That of the system, or one without its number, which says what is wrong with the file.
+    pub(crate) fn open(path: &Path) -> Result<TensorFile> {
+        let metadata = path.metadata()?;
         if !metadata.is_file() {
-            return Err("it is not a regular file".into());
+            return Err(Error::other("it is not a regular file"));
         }
-        let (size, mut file) = (metadata.len(), File::open(path).map_err(told)?);
+        let (size, mut file) = (metadata.len(), File::open(path)?);
         let mut length = [0; LENGTH_BYTES as usize];
-        file.read_exact(&mut length).map_err(|_| "it has no header of safetensors")?;
+        file.read_exact(&mut length).map_err(|e| match e.kind() {
+            ErrorKind::UnexpectedEof => Error::other("it has no header of safetensors"),
+            _ => e,
+        })?;
         let length = u64::from_le_bytes(length);
         if length > MAX_HEADER_BYTES.min(size.saturating_sub(LENGTH_BYTES)) {
-            return Err(format!(
+            return Err(Error::other(format!(
                 "it is torn, or not of safetensors: a header of {length} bytes is too long, and the file has {size}"
-            ));
+            )));
         }
         let mut header = vec![0; length as usize];
-        file.read_exact(&mut header).map_err(told)?;
+        file.read_exact(&mut header)?;
         // Parsing checks that the tensors follow each other without a gap.
         let header: Metadata = serde_json::from_slice(&header)
-            .map_err(|e| format!("its header cannot be read: {e}"))?;
+            .map_err(|e| Error::other(format!("its header cannot be read: {e}")))?;
         let start = LENGTH_BYTES + length;
         let end = u128::from(start) + header.data_len() as u128; // the sum of lies may be beyond 64 bits
         if end != size.into() {
-            return Err(format!(
+            return Err(Error::other(format!(
                 "it is torn: its header does not account for its {size} bytes, but for {end}"
-            ));
+            )));
         }
         Ok(TensorFile { path: path.to_path_buf(), header, start })
     }
@@ -208,4 +213,35 @@ impl TensorFile {
 /// The number whose upper half these bytes are.
 pub(crate) fn of_bf16(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << u16::BITS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::write;
+
+    use super::*;
+
+    /// A checkpoint is put aside where its files are torn, and not where the system does not let them be read.
+    #[test]
+    fn errors_of_the_system_are_told_from_torn_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let torn = folder.path().join("torn");
+        let error = |path: &Path| TensorFile::open(path).err().expect("no file of tensors");
+        for (bytes, why) in [
+            (&b"short"[..], "it has no header of safetensors"),
+            (&[255; 16][..], "it is torn, or not of safetensors"),
+            (
+                &[2, 0, 0, 0, 0, 0, 0, 0, b'{', b'}', 0][..],
+                "it is torn: its header does not account",
+            ),
+        ] {
+            write(&torn, bytes).unwrap();
+            let error = error(&torn);
+            assert!(
+                error.raw_os_error().is_none() && error.to_string().starts_with(why),
+                "{error}"
+            );
+        }
+        assert!(error(&torn.join("of_a_file")).raw_os_error().is_some());
+    }
 }

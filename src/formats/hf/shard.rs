@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Error, Result, bail};
+use anyhow::{Context, Result, bail};
 use safetensors::tensor::{Dtype, TensorInfo};
 
 use crate::formats::files::tensors::{TensorFile, of_bf16};
@@ -15,8 +15,8 @@ pub(super) struct ShardFile {
 impl ShardFile {
     /// Reads the header.
     pub(super) fn open(path: &Path) -> Result<ShardFile> {
-        let file = TensorFile::open(path).map_err(Error::msg);
-        Ok(ShardFile { file: file.with_context(|| path.display().to_string())? })
+        let file = TensorFile::open(path).with_context(|| path.display().to_string());
+        Ok(ShardFile { file: file? })
     }
 
     pub(super) fn path(&self) -> &Path {

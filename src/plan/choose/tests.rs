@@ -231,6 +231,8 @@ fn what_cannot_be_is_refused() {
         assert!(refusal.contains(hint), "{refusal}");
     }
     assert!(refusal("--min-lr 1 --lr 0.5", 4, 16).contains("min-lr 1 is above"));
+    let constant = "--min-lr 1 --lr 0.5 --lr-schedule constant";
+    assert!(!chosen(&small(constant), 16, &cluster(4, PLENTY)).candidates.is_empty());
 }
 
 /// Every way can be said as options, and means the same then.

@@ -1,6 +1,6 @@
 //! The ways to train a model of given layers, and which of them is the fastest that fits.
 
-use anyhow::{Context, Error, Result, ensure};
+use anyhow::{Error, Result, ensure};
 use chimera_core::analyze::{Network, NetworkCosts, peak_bytes, peak_working_bytes, simulate};
 use chimera_core::costs::{Costs, UnevenCosts};
 use chimera_core::ids::{BucketId, WorkerId};
@@ -66,20 +66,7 @@ pub fn choose_for(
             outcomes
         })
         .collect();
-    let mut refusal: Option<Error> = None;
-    let mut choice =
-        Choice { candidates: Vec::new(), n_too_large: 0, smallest: None, n_left_out: 0 };
-    for outcome in outcomes {
-        match outcome {
-            Ok(fit) => choice.add(fit),
-            // Many schedules do not have all shapes: that is told only where nothing else is left.
-            Err(error) => refusal = refusal.or(Some(error)),
-        }
-    }
-    if let Some(refusal) = refusal.filter(|_| choice.is_empty()) {
-        return Err(refusal).context("no configuration is valid; the first was rejected");
-    }
-    choice.sort();
+    let mut choice = Choice::of(outcomes)?;
     choice.n_left_out = watched.n_left_out();
     ensure!(!choice.is_empty(), "no way to train was tried in time: choose a larger --search-time");
     Ok(choice)

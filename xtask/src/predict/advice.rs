@@ -8,8 +8,6 @@ use super::draw::Shape;
 use super::run::Lab;
 use crate::bench::median;
 
-/// Rounds through both, so that a change of the machine's speed meets both.
-const ROUNDS: usize = 2;
 /// What a suggestion may say too much or too little, in parts of what it says.
 const WITHIN: f64 = 1.0 / 3.0;
 /// What is added to drawn settings in turn: some of it leaves room for advice.
@@ -17,7 +15,7 @@ const BESIDE: [&str; 5] =
     ["--recompute full", "", "--micro-batch-size 1 --micro-batches 8", "--recompute selective", ""];
 
 /// Trains settings until so many of them got advice, follows it, and prints what it was worth.
-pub(super) fn run(lab: &Lab, seed: u64, cases: Range<u64>) -> Result<()> {
+pub(super) fn run(lab: &Lab, seed: u64, cases: Range<u64>, rounds: Range<u8>) -> Result<()> {
     println!("| model | options | suggested | said | measured | within a third |");
     println!("|---|---|---|--:|--:|---|");
     let (mut n_true, mut n_advised, mut n_without) = (0, 0, 0);
@@ -41,7 +39,7 @@ pub(super) fn run(lab: &Lab, seed: u64, cases: Range<u64>) -> Result<()> {
             Ok(measured)
         };
         let [mut before, mut after] = [Vec::new(), Vec::new()];
-        for _ in 0..ROUNDS {
+        for _ in rounds.clone() {
             after.push(step(&changed)?);
             before.push(step(&options)?);
         }

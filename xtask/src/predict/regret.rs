@@ -10,8 +10,6 @@ use crate::bench::median;
 
 /// Ranks that are planned for: threads of this machine.
 const RANKS: usize = 2;
-/// Rounds through all configurations, so that a change of the machine's speed meets all.
-const ROUNDS: usize = 2;
 /// Configurations that differ by less are taken for equally fast.
 const DIFFERS: f64 = 0.05;
 
@@ -24,7 +22,7 @@ struct Way {
 }
 
 /// Plans each case, runs all its configurations, and prints what the choice costs.
-pub(super) fn run(lab: &Lab, seed: u64, cases: Range<u64>) -> Result<()> {
+pub(super) fn run(lab: &Lab, seed: u64, cases: Range<u64>, rounds: Range<u8>) -> Result<()> {
     println!(
         "| model | batch | configurations | planned first | planned s | measured s | fastest measured | its s | regret | pairs | in \
          order | step errs by |"
@@ -33,7 +31,7 @@ pub(super) fn run(lab: &Lab, seed: u64, cases: Range<u64>) -> Result<()> {
     for case in cases {
         let shape = Shape::of_case(seed, case);
         let mut ways = ways(lab, &shape)?;
-        for _ in 0..ROUNDS {
+        for _ in rounds.clone() {
             for way in &mut ways {
                 let trained = lab.train(&way.options)?;
                 let [_, measured, _] = trained.figure("step").context("no step was predicted")?;

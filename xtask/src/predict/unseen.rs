@@ -8,31 +8,44 @@ use super::draw::Shape;
 use super::run::{Lab, Trained};
 use crate::bench::median;
 
-/// Trains each case, and prints a row for it and the errors of all.
-pub(super) fn run(lab: &Lab, seed: u64, cases: Range<u64>) -> Result<()> {
+/// Trains each case in every round, and prints a row for it, of medians, and the errors of all.
+pub(super) fn run(lab: &Lab, seed: u64, cases: Range<u64>, rounds: Range<u8>) -> Result<()> {
     println!(
         "| model | D | schedule | B | N | predicted s | measured s | step | forward | backward | reduction | update | bubble, points | \
          workers' memory | process's memory |"
     );
     println!("|---|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|");
+    let shapes: Vec<Shape> = cases.map(|case| Shape::of_case(seed, case)).collect();
+    let mut trainings: Vec<Vec<Trained>> = shapes.iter().map(|_| Vec::new()).collect();
+    for _ in rounds {
+        for (shape, of_shape) in shapes.iter().zip(&mut trainings) {
+            of_shape.push(lab.train(&shape.options())?);
+        }
+    }
     let mut errors = Vec::new();
-    for case in cases {
-        let shape = Shape::of_case(seed, case);
-        let trained = lab.train(&shape.options())?;
+    for (shape, trainings) in shapes.iter().zip(&trainings) {
+        let middle = |of: &dyn Fn(&Trained) -> Option<f64>| {
+            let values: Vec<f64> = trainings.iter().filter_map(of).collect();
+            (!values.is_empty()).then(|| median(values))
+        };
+        let step = |at: usize| middle(&|trained| Some(trained.figure("step")?[at]));
         let [predicted, measured, error] =
-            trained.figure("step").context("no step was predicted")?;
+            [step(0), step(1), step(2)].map(|figure| figure.context("no step was predicted"));
+        let (predicted, measured, error) = (predicted?, measured?, error?);
         errors.push(error.abs());
-        let Shape { depth, schedule, micro_batch_size, micro_batches, .. } = &shape;
+        let Shape { depth, schedule, micro_batch_size, micro_batches, .. } = shape;
         println!(
             "| {shape} | {depth} | {schedule} | {micro_batch_size} | {micro_batches} | {predicted:.4} | {measured:.4} | {} | {} | {} | {} | {} | {} | {} | {} |",
             percent(Some(error)),
-            percent(of_kinds(&trained, &["forward"])),
-            percent(of_kinds(&trained, &["backward", "input half", "weight half"])),
-            percent(of_kinds(&trained, &["reduction"])),
-            percent(of_kinds(&trained, &["update"])),
-            bubble(&trained),
-            percent(worst_memory(&trained)),
-            percent(trained.figure("process memory, bytes").map(|[.., error]| error)),
+            percent(middle(&|trained| of_kinds(trained, &["forward"]))),
+            percent(middle(&|trained| {
+                of_kinds(trained, &["backward", "input half", "weight half"])
+            })),
+            percent(middle(&|trained| of_kinds(trained, &["reduction"]))),
+            percent(middle(&|trained| of_kinds(trained, &["update"]))),
+            middle(&bubble).map_or(String::new(), |points| format!("{points:+.1}")),
+            percent(middle(&worst_memory)),
+            percent(middle(&|trained| Some(trained.figure("process memory, bytes")?[2]))),
         );
     }
     let worst = errors.iter().copied().fold(0.0, f64::max);
@@ -53,11 +66,10 @@ fn of_kinds(trained: &Trained, kinds: &[&str]) -> Option<f64> {
     (sum(1) > 0.0).then(|| sum(0) / sum(1) - 1.0)
 }
 
-fn bubble(trained: &Trained) -> String {
-    let bubble = trained.figure("bubble ratio");
-    bubble.map_or(String::new(), |[predicted, measured, _]| {
-        format!("{:+.1}", 100.0 * (predicted - measured))
-    })
+/// The error of the bubble, in points.
+fn bubble(trained: &Trained) -> Option<f64> {
+    let [predicted, measured, _] = trained.figure("bubble ratio")?;
+    Some(100.0 * (predicted - measured))
 }
 
 /// The error of the memory of the worker that it is largest for.

@@ -18,6 +18,7 @@ use std::fmt;
 use crate::comm::Position;
 use crate::effects::Token;
 use crate::ids::{BucketId, Rank, WorkerId};
+use crate::op::Lane;
 use crate::program::{Instr, Program};
 
 /// What is known when a wait has lasted too long.
@@ -191,13 +192,24 @@ impl HangReport<'_> {
         match need {
             Need::Token(token) => {
                 let sends = |instr: &Instr| matches!(instr, Instr::Send(t, _) if *t == token);
-                self.row(rank).iter().position(sends).is_some_and(|index| at > index)
+                let index = self.row(rank).iter().position(sends);
+                index.is_some_and(|index| at > index && self.has_tended(rank, index))
             }
             Need::Part(bucket) => is_past(Instr::Reduce(bucket)),
             Need::Sum(bucket) => is_past(Instr::Await(bucket)),
             Need::Record => is_past(Instr::Agree),
             Need::Other => false,
         }
+    }
+
+    /// Whether a rank that is past an instruction has had the time for it. Positions are those of compute: a move is done
+    /// meanwhile where compute waits.
+    fn has_tended(&self, rank: Rank, index: usize) -> bool {
+        self.row(rank)[index].lane() == Lane::Compute
+            || !matches!(
+                self.instr(rank),
+                Some(Instr::Run(_) | Instr::Send(..) | Instr::Reduce(_) | Instr::Step(_))
+            )
     }
 
     fn wait(&self, rank: Rank, position: Position) -> Wait {

@@ -1,5 +1,7 @@
 use super::*;
-use crate::lower::{Lowering, lower};
+use crate::costs::UniformCosts;
+use crate::effects::TokenKind;
+use crate::lower::{Lowering, bpipe, lower};
 use crate::schedule::{Shape, find};
 
 fn program(schedule: &str, shape: Shape) -> Program {
@@ -91,6 +93,34 @@ fn what_was_sent_is_lost() {
     let verdict = waits_in_line([is_past, Some("Agree")]);
     assert_eq!((verdict.kind, verdict.rank), (Kind::Lost, Rank(1)));
     assert!(verdict.to_string().starts_with("; rank 1 sent it and last finished "), "{verdict}");
+}
+
+/// Positions are those of compute, beside which moves are done where it waits.
+#[test]
+fn who_computes_does_no_moves_meanwhile() {
+    let timetable = find("1f1b").expect("known").timetable(&Shape::new(4, 6)).expect("fits");
+    let moved = bpipe(timetable, &UniformCosts::EQUAL).expect("sound");
+    let program = lower(&moved, &Lowering::default()).expect("proven");
+    let row = &program.rows()[3];
+    let returned = |instr: &Instr| match *instr {
+        Instr::Send(token, _) if token.kind == TokenKind::Back => Some(token),
+        _ => None,
+    };
+    let sends = row.iter().position(|instr| returned(instr).is_some()).expect("it keeps some");
+    let token = returned(&row[sends]).expect("what it returns");
+    let verdict = |is_next: fn(&Instr) -> bool| {
+        let next = sends + row[sends..].iter().position(is_next).expect("there is one");
+        let at = |instr| Some(Position::At { step: 4, instr: instr as u32 });
+        let positions = vec![at(0), at(0), at(0), at(next)];
+        let scene =
+            HangReport { program: &program, step: 4, earlier: positions.clone(), positions };
+        let Diagnosis { kind, rank, .. } = scene.verdict(Rank(0), Rank(3), Need::Token(token));
+        (kind, rank)
+    };
+    let computes = |instr: &Instr| matches!(instr, Instr::Run(_)) && instr.lane() == Lane::Compute;
+    let waits = |instr: &Instr| matches!(instr, Instr::Recv(..)) && instr.lane() == Lane::Compute;
+    assert_eq!(verdict(computes), (Kind::Stalled, Rank(3)));
+    assert_eq!(verdict(waits), (Kind::Lost, Rank(3)));
 }
 
 #[test]

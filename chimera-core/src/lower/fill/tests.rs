@@ -79,6 +79,15 @@ fn works_take_turns_and_have_their_number() {
     assert_eq!(filled.rows.iter().map(pieces).collect::<Vec<_>>(), [[0, 1, 0], [0, 1, 0]]);
 }
 
+#[test]
+#[should_panic(expected = "a program is filled once")]
+fn what_is_filled_is_not_filled_again() {
+    let program = program("gpipe", &Shape::new(2, 2), Sync::AtEnd).expect("fits");
+    let works = [(Pieces::Anytime(1), 0.5)];
+    let (once, _) = filled(&program, &works, &uniform(&program, 0.0));
+    filled(&once, &works, &uniform(&program, 0.0));
+}
+
 /// Whatever the schedule, when its sums start, and what messages and pieces take: with pieces of any time the step is as
 /// long as it was, and no piece fits any more.
 #[test]

@@ -67,6 +67,7 @@ pub fn narrow(
     dead: &[Rank],
     costs: &impl Costs,
 ) -> Result<Timetable, TooNarrow> {
+    check_width(timetable, width)?;
     let is_lost = |stage: &StageId| {
         timetable.placement.holders(width, *stage).iter().all(|rank| dead.contains(rank))
     };
@@ -74,13 +75,23 @@ pub fn narrow(
     if !lost.is_empty() {
         return Err(TooNarrow::NothingLeft(lost));
     }
-    let n_ranks = width * timetable.placement.n_workers();
+    let n_ranks = timetable.placement.n_ranks(width);
     if let Some(&rank) = dead.iter().find(|rank| rank.index() >= n_ranks) {
         return Err(TooNarrow::Unknown { rank, n_ranks });
     }
     let ranks = (0..n_ranks as u32).map(Rank);
     let living: Vec<Rank> = ranks.filter(|rank| !dead.contains(rank)).collect();
     narrow_to(timetable, width, &living, costs)
+}
+
+/// Refuses a job whose pipes or micro-batches are more than ids can tell apart.
+fn check_width(timetable: &Timetable, width: usize) -> Result<(), TooNarrow> {
+    let n_pipes = width.saturating_mul(timetable.placement.n_pipes());
+    let n_units = u64::from(timetable.n_units()).saturating_mul(width as u64);
+    match n_pipes > usize::from(u16::MAX) || u32::try_from(n_units).is_err() {
+        true => Err(TooNarrow::TooMany(n_pipes)),
+        false => Ok(()),
+    }
 }
 
 /// [`narrow`] to those that live, in ascending order, whether or not some of them hold each stage.
@@ -111,7 +122,7 @@ fn narrow_to(
         let of_pipe = timetable.selective.iter().filter(|(of, _)| *of == pipe.of);
         of_pipe.map(move |(_, stage)| (id, *stage))
     });
-    let n_ranks = width * timetable.placement.n_workers();
+    let n_ranks = timetable.placement.n_ranks(width);
     let by_time = Timetable {
         schedule: format!("{} on {} of {n_ranks} ranks", timetable.schedule, living.len()),
         placement,
@@ -161,7 +172,7 @@ impl<'p> Programs<'p> {
     /// # Errors
     /// [`TooNarrow`].
     pub fn make(&mut self, present: &[Rank]) -> Result<(), TooNarrow> {
-        let n_ranks = self.width * self.whole.placement().n_workers();
+        let n_ranks = self.whole.placement().n_ranks(self.width);
         if present.len() == n_ranks || self.narrowed.contains_key(present) {
             return Ok(());
         }
@@ -218,11 +229,7 @@ struct JobOps<'t> {
 
 impl<'t> JobOps<'t> {
     fn new(timetable: &'t Timetable, width: usize, costs: &impl Costs) -> Result<Self, TooNarrow> {
-        let n_pipes = width.saturating_mul(timetable.placement.n_pipes());
-        let n_units = u64::from(timetable.n_units()) * width as u64;
-        if n_pipes > usize::from(u16::MAX) || u32::try_from(n_units).is_err() {
-            return Err(TooNarrow::TooMany(n_pipes));
-        }
+        check_width(timetable, width)?;
         let mut rows = vec![Vec::new(); timetable.rows.len()];
         let mut takes = BTreeMap::new();
         for (place, event) in rehearse(timetable, costs)?.timeline.events.iter().enumerate() {

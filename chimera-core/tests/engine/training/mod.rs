@@ -234,7 +234,7 @@ pub(crate) fn train_stages<S: Stage<Tensor = Tensor, Item = u32>>(
 pub(crate) type Stages<'s> =
     dyn Fn(StageId) -> Result<DecoderStage<Reference>, Fault> + std::marker::Sync + 's;
 
-fn gpt2(
+pub(crate) fn gpt2(
     run: &Run,
     timetable: &Timetable,
 ) -> impl Fn(StageId) -> Result<DecoderStage<Reference>, Fault> {

@@ -7,11 +7,11 @@ use chimera_core::notation::size;
 use serde_json::{Value, json};
 
 use super::table::{HEADS, cells, table};
-use super::{Plan, parameters, untried};
-use crate::cli::parts::console::{print, quoted};
+use super::{Plan, bytes, parameters, untried};
+use crate::cli::parts::console::print;
 use crate::plan::{Candidate, Choice, Effort, LayerCosts, Ranks, choose_for};
 use crate::settings::schedules::{ALONE, Named};
-use crate::settings::{Config, RecomputedStages};
+use crate::settings::{Config, RecomputedStages, quoted};
 
 impl Plan {
     /// The choice for such a model.
@@ -81,8 +81,7 @@ fn figures(way: &Candidate) -> Value {
     let Candidate { config, need, step_s, bubble_ratio, .. } = way;
     json!({
         "step_s": step_s, "samples_per_s": samples_per_s(way), "bubble_ratio": bubble_ratio,
-        "bytes": {"state": need.state, "activations": need.activations, "working": need.working,
-                  "total": need.total()},
+        "bytes": bytes(need),
         "width": config.width, "depth": config.depth, "schedule": config.schedule.to_string(),
         "scaling": way.scaling(), "parameters": parameters(way), "micro_batch_size": config.micro_batch_size,
         "micro_batches": config.micro_batches, "recompute": way.recompute(), "command": command(way),

@@ -5,7 +5,6 @@ mod table;
 
 use std::fmt::Write;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -27,7 +26,7 @@ use crate::plan::{
     RankMemory, Speed, choose, times_of,
 };
 use crate::run::outside::OnDisk;
-use crate::settings::{Config, Layers, Origin};
+use crate::settings::{ByteSize, Config, Layers, Origin};
 
 /// Seconds that a choice takes at most, unless `--search-time` says how many.
 const SECONDS: f64 = 60.0;
@@ -58,7 +57,7 @@ pub(crate) struct Plan {
     /// Memory of a rank, such as 24GiB or 80GB; without a unit, bytes. Of ranks that have not all as much, a list such as
     /// 80GB,80GB,40GB from rank 0 on, which further ranks repeat
     #[arg(long, value_name = "SIZES", value_delimiter = ',', required_unless_present = "hardware")]
-    memory: Vec<Size>,
+    memory: Vec<ByteSize>,
     /// Achievable FLOP/s of a rank, not the data sheet's peak
     #[arg(long, value_name = "FLOPS", value_parser = positive, required_unless_present_any = ["hardware", "profile", "costs"])]
     flops: Option<f64>,
@@ -240,7 +239,7 @@ impl Plan {
         };
         Ok(Plan {
             memory: match &self.memory[..] {
-                [] => vec![Size(hardware.memory())],
+                [] => vec![ByteSize::from(hardware.memory() as u64)],
                 said => said.to_vec(),
             },
             flops,
@@ -276,7 +275,7 @@ impl Plan {
             n_said <= n_ranks,
             "--memory tells of {n_said} ranks, but there are {n_ranks}: leave out those beyond"
         );
-        let bytes = self.memory.iter().map(|size| size.0).collect();
+        let bytes = self.memory.iter().map(|size| size.bytes() as f64).collect();
         RankMemory::new(bytes).context("--memory is missing")
     }
 
@@ -326,10 +325,9 @@ impl Plan {
 
     fn way(&self, way: &Candidate, range: Option<[f64; 2]>) -> Value {
         let Candidate { config, need, step_s, bubble_ratio, is_simulated } = way;
-        let Need { state, copy, activations, working } = need;
         json!({
             "step_s": step_s, "step_s_range": range, "tokens_per_s": way.tokens_per_s(), "bubble_ratio": bubble_ratio,
-            "bytes": {"state": state, "copy": copy, "residuals": activations, "working": working, "total": need.total()},
+            "bytes": bytes(need),
             "width": config.width, "depth": config.depth, "schedule": config.schedule.to_string(), "scaling": way.scaling(),
             "parameters": parameters(way), "sync": way.sync(),
             "micro_batch_size": config.micro_batch_size, "micro_batches": config.micro_batches,
@@ -364,6 +362,14 @@ fn asked_memory(memory: &RankMemory) -> String {
     }
 }
 
+/// The memory that a rank needs.
+fn bytes(need: &Need) -> Value {
+    let Need { state, copy, activations, working } = need;
+    json!({
+        "state": state, "copy": copy, "activations": activations, "working": working, "total": need.total(),
+    })
+}
+
 /// The parameters of the schedule of a way that are not their defaults.
 fn parameters(way: &Candidate) -> Value {
     way.parameters().map(|(name, value)| (name, json!(value))).collect()
@@ -384,57 +390,5 @@ fn positive(text: &str) -> Result<f64, String> {
     match text.trim().parse::<f64>() {
         Ok(x) if (1.0..=1e30).contains(&x) => Ok(x),
         _ => Err(format!("`{text}` is not a number from 1 to 1e30")),
-    }
-}
-
-/// Bytes, written with a unit or without.
-#[derive(Clone, Copy, PartialEq, Debug)]
-struct Size(f64);
-
-const UNITS: [(&str, f64); 9] = [
-    ("KiB", 1024.0),
-    ("MiB", 1_048_576.0),
-    ("GiB", 1_073_741_824.0),
-    ("TiB", 1_099_511_627_776.0),
-    ("kB", 1e3),
-    ("MB", 1e6),
-    ("GB", 1e9),
-    ("TB", 1e12),
-    ("", 1.0),
-];
-
-impl FromStr for Size {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Size, String> {
-        let mut units = UNITS.iter().filter_map(|(unit, bytes)| {
-            let number = text.trim().strip_suffix(unit)?.trim_end();
-            Some(number.parse::<f64>().ok()? * bytes)
-        });
-        let bytes = units.next().filter(|bytes| (1.0..=1e18).contains(bytes));
-        bytes.map(Size).ok_or_else(|| {
-            format!("`{text}` is not a size from 1 to 1e18 bytes, such as 24GiB, 80GB or 512MiB")
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_size_is_a_number_with_a_unit_or_none() {
-        for (text, bytes) in [
-            ("512", 512.0),
-            ("24GiB", 24.0 * f64::from(1 << 30)),
-            ("1.5 GB", 1.5e9),
-            ("80MB", 8e7),
-            ("2KiB", 2048.0),
-        ] {
-            assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
-        }
-        for text in ["", "GiB", "-1GiB", "24gib", "24G", "0", "nan", "infGB", "1e30"] {
-            assert!(text.parse::<Size>().is_err(), "{text}");
-        }
     }
 }

@@ -8,10 +8,11 @@ use super::Train;
 use crate::settings::Config;
 
 /// What ranks do with a transport of this name; rank 0 has a result.
-pub(crate) type Work<'w, T> = dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, Fault> + 'w;
+pub(crate) type RankWork<'w, T> =
+    dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, Fault> + 'w;
 
 /// Never called: a build without MPI refuses that transport.
-pub(crate) fn with<T>(_: &Work<'_, T>) -> Result<Option<T>> {
+pub(crate) fn with<T>(_: &RankWork<'_, T>) -> Result<Option<T>> {
     bail!("this build has no MPI")
 }
 

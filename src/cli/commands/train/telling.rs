@@ -14,7 +14,7 @@ use crate::cli::parts::predicted;
 use crate::cli::parts::progress::{Progress, Say};
 use crate::cli::parts::proof::named;
 use crate::cli::parts::within_step;
-use crate::device::{OpenDevice, Precision, n_cores};
+use crate::device::{OpenDevice, Precision};
 use crate::observe::{Metrics, Prometheus, Stragglers};
 use crate::run::{Folder, Run, Trained};
 use crate::settings::{Layout, Survive};
@@ -83,7 +83,8 @@ impl<'t> Telling<'t> {
         if let Some(prometheus) = prometheus {
             say.line(&format!("metrics: http://{}/metrics", prometheus.address()));
         }
-        let (full, progress) = (full_tokens_per_s(run)?, Progress::new(run, say));
+        let full = full_tokens_per_s(run)?;
+        let progress = Progress::new(run, folder.first_step(), say);
         let (stragglers, began) = (Stragglers::default(), Instant::now());
         Ok(Telling { run, folder, prometheus, progress, stragglers, n_repeated: 0, full, began })
     }
@@ -171,13 +172,12 @@ fn full_tokens_per_s(run: &Run) -> Result<Option<f64>> {
         Some(of_a_worker) => of_a_worker * n_workers as f64,
         None if !run.devices().one().is_some_and(OpenDevice::is_host) => return Ok(None),
         None => {
-            let cores = n_cores();
             let of_a_thread = match config.precision {
                 Precision::Bf16 => measured_bf16_peak(),
                 Precision::F32 | Precision::Tf32 => None,
             };
             let of_a_thread = of_a_thread.unwrap_or_else(measured_peak);
-            cores.min(n_workers * config.threads) as f64 * of_a_thread
+            run.cores().min(n_workers * config.threads) as f64 * of_a_thread
         }
     };
     Ok(Some(peak / run.model().flops_per_token(run.config().sequence)))
@@ -235,7 +235,7 @@ pub(super) fn shared_cores(run: &Run) -> Option<String> {
     if !run.devices().one().is_some_and(OpenDevice::is_host) {
         return None;
     }
-    let cores = n_cores();
+    let cores = run.cores();
     let threads = config.width * config.depth * config.threads;
     let workers = counted((config.width * config.depth) as f64, "worker", "s");
     let of_each = match config.threads {

@@ -6,12 +6,13 @@ use chimera_core::notation::{significant, size};
 
 use super::gathered::{Gathered, RunSummary};
 use super::text::{Escaped, note};
-use crate::cli::parts::console::{fixed, quoted};
-use crate::cli::parts::followed::Standing;
+use crate::cli::parts::console::fixed;
+use crate::cli::parts::followed::RunState;
 use crate::cli::parts::predicted;
 use crate::cli::parts::signed::Signed;
 use crate::cli::parts::suggest;
 use crate::run::SETTINGS;
+use crate::settings::quoted;
 
 /// Settings that say what ran, which stand at the top.
 const SHAPE: [&str; 10] = [
@@ -166,7 +167,7 @@ pub(super) fn advice(run: &Gathered) -> String {
     let folder = run.run.folder();
     let mut lines: Vec<String> = Vec::new();
     let left = run.run.n_steps.filter(|all| n_done(run).is_none_or(|done| done < *all));
-    if left.is_some() && run.run.state != Standing::AtWork {
+    if left.is_some() && run.run.state != RunState::AtWork {
         let command = suggest::to_resume(run.table.contains_key("out"), folder);
         lines.push(format!("go on with the run: {command}"));
     }

@@ -36,7 +36,8 @@ const TO_LEAVE: Duration = Duration::from_secs(60);
 const TELL: Duration = Duration::from_secs(1);
 
 /// What ranks do with a transport of this name; rank 0 has a result.
-pub(crate) type Work<'w, T> = dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, Fault> + 'w;
+pub(crate) type RankWork<'w, T> =
+    dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, Fault> + 'w;
 
 /// What a rank has beside the transport.
 struct Job<'j> {
@@ -98,7 +99,7 @@ fn pass(point: &str) {
 }
 
 /// Lets `work` use MPI, which it is told the name of, and leaves together with the other ranks.
-pub(crate) fn with<T>(work: &Work<'_, T>) -> Result<Option<T>> {
+pub(crate) fn with<T>(work: &RankWork<'_, T>) -> Result<Option<T>> {
     let mut mpi = start(Patience::default().first_step, Mpi::start)?;
     ensure!(mpi.n_ranks() > 1, "one rank has nobody to reach: start several with mpirun or srun");
     let worked = work(&mut mpi, &Mpi::library())?;
