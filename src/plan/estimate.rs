@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::slice;
 
 use anyhow::{Result, ensure};
-use chimera_core::analyze::{Network, NetworkCosts, simulate};
+use chimera_core::analyze::{Network, NetworkCosts, bubble_ratio, simulate};
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts};
 use chimera_core::lower::Moves;
 use chimera_core::model::{Cut, Memory};
@@ -340,9 +340,7 @@ fn further_by(a: &[f64], b: &[f64], more: f64) -> Vec<f64> {
 
 fn candidate(config: Config, need: Need, taken: &StepTime, is_simulated: bool) -> Candidate {
     let StepTime { makespan, agree, busy } = taken;
-    let total = makespan * busy.len() as f64;
-    let busy = if total > 0.0 { busy.iter().sum::<f64>() / total } else { 1.0 };
-    let bubble_ratio = (1.0 - busy).max(0.0); // the sum may be longer by its rounding
+    let bubble_ratio = bubble_ratio(busy, *makespan);
     Candidate { config, need, step_s: makespan + agree, bubble_ratio, is_simulated }
 }
 
@@ -374,7 +372,7 @@ fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Result<StepTime> {
         Ok(StepTime { agree: 0.0, ..taken })
     };
     beside_others(times, way.width * way.depth, at, |taken| {
-        taken.busy.iter().sum::<f64>() / (taken.makespan * taken.busy.len() as f64)
+        1.0 - bubble_ratio(&taken.busy, taken.makespan)
     })
 }
 

@@ -31,6 +31,6 @@ pub use refusal::{Reason, Refusal, Savings};
 pub use simulate::simulate;
 pub(crate) use simulate::simulate_compute;
 pub use slack::slack;
-pub use timeline::{Awaited, Event, Timeline, Wait, Work};
+pub use timeline::{Awaited, Event, Timeline, Wait, Work, bubble_ratio};
 pub use verdict::{Diagnosis, HangReport, Need};
 pub use windows::{FreeWindow, windows};

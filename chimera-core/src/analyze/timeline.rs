@@ -113,9 +113,7 @@ impl Timeline {
 
     /// Idle time over makespan times workers; 0 for an empty timeline.
     pub fn bubble_ratio(&self) -> f64 {
-        let total = self.makespan() * self.n_workers as f64;
-        let busy = if total > 0.0 { self.busy().iter().sum::<f64>() / total } else { 1.0 };
-        (1.0 - busy).max(0.0) // the sum may be longer by its rounding
+        bubble_ratio(&self.busy(), self.makespan())
     }
 
     /// The chain of events that determines the makespan, first to last: each began as soon as the one
@@ -131,6 +129,13 @@ impl Timeline {
         path.reverse();
         path
     }
+}
+
+/// The part of a `span` of time, over all workers, in which they are idle, given how long each is `busy`; 0 of no time.
+pub fn bubble_ratio(busy: &[f64], span: f64) -> f64 {
+    let total = span * busy.len() as f64;
+    let share = if total > 0.0 { busy.iter().sum::<f64>() / total } else { 1.0 };
+    (1.0 - share).max(0.0) // the sum may be longer by its rounding
 }
 
 /// A cell among ranks; [`interchange`](crate::interchange) has a form for people.

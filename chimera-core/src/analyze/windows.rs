@@ -122,6 +122,7 @@ mod tests {
         assert!(windows.iter().flatten().all(|window| window.free >= 0.0));
         assert_eq!(windows[3][2].free, program.peaks()[3]);
     }
+
     /// What each worker of 1F1B, which has one stage of one pipe, holds at a time: its own and what it keeps of others.
     fn held_at(program: &Program, timeline: &Timeline, worker: WorkerId, at: f64) -> f64 {
         let of_event = |event: &Event| match event.work {

@@ -19,8 +19,7 @@ use clocks::common_epoch;
 use dated::{Dated, Posted};
 use rank::{RankRun, run_rank};
 
-use crate::analyze::simulate;
-use crate::analyze::timeline::Timeline;
+use crate::analyze::{Timeline, bubble_ratio, simulate};
 use crate::comm::{Comm, Endpoint, Host, Threads, all_gather_json};
 use crate::costs::Costs;
 use crate::device::reference::Tensor;
@@ -55,8 +54,7 @@ pub struct Executed {
 impl Executed {
     /// The part of all workers' time, by the wall clock, in which they did not compute.
     pub fn bubble_ratio(&self) -> f64 {
-        let total = self.wall_s * self.timeline.n_workers as f64;
-        if total > 0.0 { 1.0 - self.timeline.busy().iter().sum::<f64>() / total } else { 0.0 }
+        bubble_ratio(&self.timeline.busy(), self.wall_s)
     }
 }
 

@@ -121,7 +121,7 @@ impl TensorFile {
     /// Reads the header, which must account for every byte of the file.
     ///
     /// # Errors
-    /// That of the system, or one without its number, which says what is wrong with the file.
+    /// The system's error, or an error without a number of the system's, which says what is wrong with the file.
     pub(crate) fn open(path: &Path) -> Result<TensorFile> {
         let metadata = path.metadata()?;
         if !metadata.is_file() {
