@@ -52,8 +52,15 @@ GLOBAL lamb_step(float* w, const float* d, const float* w_square, const float* d
     EACH(i, n) w[i] -= lr * ratio * d[i];
 }
 
-GLOBAL sgd(const Updated* all, int n_all, float momentum, float grad_scale, float lr, float keep) {
-    Updated x = row_of_block(all, n_all);
+struct WithMomentum {
+    float* w;
+    const float* g;
+    float* m;
+    i64 n, first;
+};
+
+GLOBAL sgd(const WithMomentum* all, int n_all, float momentum, float grad_scale, float lr, float keep) {
+    WithMomentum x = row_of_block(all, n_all);
     EACH_OF_BLOCK(i, x.n, blockIdx.x - x.first) {
         x.m[i] = momentum * x.m[i] + x.g[i] * grad_scale;
         x.w[i] = keep * x.w[i] - lr * x.m[i];

@@ -13,7 +13,9 @@ pub mod gpu;
 pub use cpu::{measured_bf16_peak, measured_peak};
 
 use candle_core::Tensor;
-use chimera_core::device::{AdamW, Device, DeviceError, Reload, Result, Sgd, Updated};
+use chimera_core::device::{
+    AdamW, Device, DeviceError, Reload, Result, Sgd, Updated, WithMomentum,
+};
 use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Rotary};
 
 use crate::cpu::bf16::Supported;
@@ -147,7 +149,7 @@ impl Device for Candle {
         self.named("lamb", tensors.iter_mut().try_for_each(|tensor| cpu::lamb::update(tensor, by)))
     }
 
-    fn sgd(&self, tensors: &mut [Updated<'_, Tensor>], by: &Sgd) -> Result<()> {
+    fn sgd(&self, tensors: &mut [WithMomentum<'_, Tensor>], by: &Sgd) -> Result<()> {
         self.named("sgd", tensors.iter_mut().try_for_each(|tensor| cpu::sgd::update(tensor, by)))
     }
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use chimera_backend_wgpu::{Options, Tensor, Wgpu, adapters};
-use chimera_core::device::{Device, Result, Sgd, Updated};
+use chimera_core::device::{Device, Result, Sgd, WithMomentum};
 use chimera_core::layers::{Activation, Layers, Layout};
 
 /// Repetitions of which the best counts.
@@ -55,8 +55,6 @@ fn mlp(k: &Wgpu) -> Result<f64> {
     let (mut up, mut down) = (matrix(k, shapes[0])?, matrix(k, shapes[1])?);
     let [m_up, m_down] = shapes.map(|shape| k.zeros(&shape));
     let (mut m_up, mut m_down) = (m_up?, m_down?);
-    let [v_up, v_down] = shapes.map(|shape| k.zeros(&shape));
-    let (mut v_up, mut v_down) = (v_up?, v_down?);
     let by = Sgd { lr: 1e-6, momentum: 0.0, weight_decay: 0.0, grad_scale: 1.0 };
     let f = Activation::Gelu;
     best(k, || {
@@ -71,8 +69,8 @@ fn mlp(k: &Wgpu) -> Result<f64> {
         k.linear_dw(&x, &d_inner, Layout::InOut, &mut d_up, None)?;
         let dx = k.linear_dx(&d_inner, &up, Layout::InOut)?;
         let tensors = &mut [
-            Updated { w: &mut up, g: &d_up, m: &mut m_up, v: &mut v_up },
-            Updated { w: &mut down, g: &d_down, m: &mut m_down, v: &mut v_down },
+            WithMomentum { w: &mut up, g: &d_up, m: &mut m_up },
+            WithMomentum { w: &mut down, g: &d_down, m: &mut m_down },
         ];
         k.sgd(tensors, &by)?;
         Ok(dx)

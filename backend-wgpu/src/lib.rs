@@ -28,7 +28,9 @@ mod waits;
 
 use std::sync::Arc;
 
-use chimera_core::device::{AdamW, Clock, Device, Elements, Fetch, Result, Sgd, Updated};
+use chimera_core::device::{
+    AdamW, Clock, Device, Elements, Fetch, Result, Sgd, Updated, WithMomentum,
+};
 use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Rotary};
 
 pub use adapter::{Adapter, OpenError, Options, adapters, validated_adapters};
@@ -142,7 +144,7 @@ impl Device for Wgpu {
         tensors.iter().try_for_each(|tensor| self.gpu.lamb(tensor, by))
     }
 
-    fn sgd(&self, tensors: &mut [Updated<'_, Tensor>], by: &Sgd) -> Result<()> {
+    fn sgd(&self, tensors: &mut [WithMomentum<'_, Tensor>], by: &Sgd) -> Result<()> {
         tensors.iter().try_for_each(|tensor| self.gpu.sgd(tensor, by))
     }
 }

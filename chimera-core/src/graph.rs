@@ -148,12 +148,16 @@ impl StageGraph {
     }
 }
 
-/// In one line, such as `0-1, 0-3, 1-2, 2-3; losses 3`.
+/// The edges in one line, such as `0-1, 0-3, 1-2, 2-3; losses 3`.
 impl fmt::Display for StageGraph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let edges: Vec<String> = self.edges().map(|(a, b)| format!("{}-{}", a.0, b.0)).collect();
         let losses: Vec<String> = self.losses().map(|stage| stage.0.to_string()).collect();
-        write!(f, "{}; losses {}", edges.join(", "), losses.join(", "))
+        let edges = match edges.is_empty() {
+            true => "none".to_string(),
+            false => edges.join(", "),
+        };
+        write!(f, "{edges}; losses {}", losses.join(", "))
     }
 }
 
@@ -244,6 +248,8 @@ mod tests {
         let towers = StageGraph::new(5, &[0, 2], &[(0, 1), (3, 4), (1, 4), (2, 3)], &[4, 1]);
         let towers = towers.expect("a graph");
         assert_eq!(towers.to_string(), "0-1, 1-4, 2-3, 3-4; losses 1, 4");
+        let apart = StageGraph::new(2, &[0, 1], &[], &[0, 1]).expect("a graph");
+        assert_eq!(apart.to_string(), "none; losses 0, 1");
         assert_eq!(towers.inputs(StageId(4)), [StageId(1), StageId(3)]);
         assert_eq!(towers.outputs(StageId(1)), [StageId(4), towers.loss()]);
         assert_eq!(towers.sources().collect::<Vec<_>>(), [StageId(0), StageId(2)]);

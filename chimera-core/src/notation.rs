@@ -4,7 +4,7 @@ mod near;
 
 use std::collections::BTreeSet;
 
-use crate::ids::{PipeId, StageId};
+use crate::ids::{PipeId, StageId, WorkId};
 use crate::op::{Cell, Kind, Op};
 
 pub use near::{near, nearest};
@@ -12,7 +12,8 @@ pub use near::{near, nearest};
 /// How the ops of one row are written.
 ///
 /// A micro-batch id belongs to one pipe, so it says which pipe is meant. The stage is left out too,
-/// unless the row has several stages of one pipe: they are then told apart by a letter, `a` first.
+/// unless the row has several stages of one pipe: they are then told apart by a letter, `a` first, or
+/// from the 27th on by two, `aa` first.
 pub(crate) struct Labels {
     stages: BTreeSet<(PipeId, StageId)>,
     lettered: bool,
@@ -34,16 +35,15 @@ impl Labels {
         }
         let before = (op.pipe, StageId(0))..(op.pipe, op.stage);
         let nth = self.stages.range(before).count();
-        match u8::try_from(nth) {
-            Ok(nth @ 0..26) => format!("{}{}", char::from(b'a' + nth), op.span),
-            _ => format!("{}:{}", op.stage.0, op.span),
-        }
+        format!("{}{}", letters(nth), op.span)
     }
 
     /// `op` with the mark of its kind: `3` forward, `3'` backward, `3i` and `3w` its halves, `3r`
-    /// recompute, `3o` offload, `3l` reload, `3k` keep, `3t` return, `3x` work beside the training.
+    /// recompute, `3o` offload, `3l` reload, `3k` keep, `3t` return, and the [`work_mark`] of work beside
+    /// the training.
     pub(crate) fn op(&self, op: Op) -> String {
         let mark = match op.kind {
+            Kind::Work(work) => return self.micro_batches(op) + &work_mark(work),
             Kind::Forward => "",
             Kind::Backward => "'",
             Kind::BackwardInput => "i",
@@ -53,7 +53,6 @@ impl Labels {
             Kind::Reload => "l",
             Kind::Keep => "k",
             Kind::Return => "t",
-            Kind::Work(_) => "x",
         };
         self.micro_batches(op) + mark
     }
@@ -62,6 +61,26 @@ impl Labels {
     pub(crate) fn cell(&self, cell: Cell) -> String {
         let ops: Vec<String> = cell.ops().map(|op| self.op(op)).collect();
         ops.join("+")
+    }
+}
+
+/// The letters of the n-th of many, as spreadsheets name columns: `a` to `z`, then `aa`, `ab` and so on.
+fn letters(nth: usize) -> String {
+    let last = char::from(b'a' + (nth % 26) as u8);
+    match nth / 26 {
+        0 => last.to_string(),
+        before => letters(before - 1) + &last.to_string(),
+    }
+}
+
+/// The mark of a work beside the training in a drawing: `x`, `y` and `z` for the first three, then `x3`,
+/// `x4` and so on.
+pub(crate) fn work_mark(WorkId(nth): WorkId) -> String {
+    match nth {
+        0 => "x".into(),
+        1 => "y".into(),
+        2 => "z".into(),
+        _ => format!("x{nth}"),
     }
 }
 
@@ -174,7 +193,21 @@ mod tests {
         assert_eq!(label(&[op(1, 0), op(1, 3)], op(1, 3)), "3'");
         assert_eq!(label(&[op(1, 0), op(5, 3)], op(5, 3)), "b3'");
         let many: Vec<Op> = (0..30).map(|stage| op(stage, 0)).collect();
-        assert_eq!(label(&many, op(29, 3)), "29:3'");
+        assert_eq!([25, 26, 29].map(|stage| label(&many, op(stage, 3))), ["z3'", "aa3'", "ad3'"]);
+        assert_eq!([51, 52, 701, 702].map(letters), ["az", "ba", "zz", "aaa"]);
+    }
+
+    #[test]
+    fn works_are_told_apart() {
+        assert_eq!(
+            [0, 1, 2, 3, 254].map(|nth| work_mark(WorkId(nth))),
+            ["x", "y", "z", "x3", "x254"]
+        );
+        let op = |work| Op::new(Kind::Work(WorkId(work)), PipeId(0), StageId(0), 4);
+        assert_eq!(
+            [0, 1].map(|work| Labels::new([op(work).into()].into_iter()).op(op(work))),
+            ["4x", "4y"]
+        );
     }
 
     #[test]

@@ -193,9 +193,10 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
     /// The observer on rank 0 may be told the last step again that a dead rank 0 has told.
     ///
     /// # Errors
-    /// The errors of [`on_rank`](Trainer::on_rank), but for the death of a rank; if a stage is held by no rank that lives; if
-    /// the program does not let ranks be replaced: it must be synchronous, with the barrier. A sharded optimizer needs copies
-    /// ([`shadow_every`](Training::shadow_every)), and all ranks at every meeting.
+    /// The errors of [`on_rank`](Trainer::on_rank), but for the death of a rank; if a rank that takes a dead one's place does not
+    /// train the same; if a stage is held by no rank that lives; if the program does not let ranks be replaced: it must be
+    /// synchronous, with the barrier. A sharded optimizer needs copies ([`shadow_every`](Training::shadow_every)), and all ranks
+    /// at every meeting.
     pub fn on_rendezvous<S, D, C>(
         &self,
         meetings: &mut impl Rendezvous<C>,
@@ -248,6 +249,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
                     }
                 },
             };
+            worker.compare_in_recoveries(self.fields());
             let start = is_first.then_some(0);
             let recovered = worker.recover_with(now, start, &mut stage);
             let went_on = recovered.and_then(|recovered| {

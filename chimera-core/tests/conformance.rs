@@ -11,9 +11,9 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
+use chimera_core::device::Result;
 use chimera_core::device::conformance::Case;
 use chimera_core::device::reference::Tensor;
-use chimera_core::device::{Result, Updated};
 use chimera_core::layers::{Activation, Attention, Dropout, Mask};
 use chimera_core::model::{Cut, DropoutRate, Preset, stage};
 use chimera_core::{device, layers};
@@ -228,19 +228,19 @@ impl Faulty {
         Dropout { first, ..*by }
     }
 
-    /// Calls `update` on each tensor, and whether its weights are zeros.
-    fn update(
+    /// Calls `update` with whether a tensor's weights are zeros, its weights, its gradient and its moments.
+    fn update<'t, const N: usize>(
         &self,
-        tensors: &mut [Updated<'_, Shared>],
-        update: impl Fn(bool, &mut [Updated<'_, Tensor>]) -> Result<()>,
+        tensors: impl Iterator<Item = (&'t Shared, &'t Shared, [&'t Shared; N])>,
+        update: impl Fn(bool, &mut Tensor, &Tensor, [&mut Tensor; N]) -> Result<()>,
     ) -> Result<()> {
         let n = if self.has(Fault::OthersForgotten) { 1 } else { usize::MAX };
-        for Updated { w, g, m, v } in tensors.iter_mut().take(n) {
+        for (w, g, moments) in tensors.take(n) {
             let mut after = read(w);
-            let (mut m, mut v) = (m.lock().unwrap(), v.lock().unwrap());
+            let mut moments = moments.map(|moment| moment.lock().unwrap());
             let is_zero = after.data.iter().all(|w| *w == 0.0);
-            let one = Updated { w: &mut after, g: &read(g), m: &mut m, v: &mut v };
-            update(is_zero, &mut [one])?;
+            let moments = moments.each_mut().map(|moment| &mut **moment);
+            update(is_zero, &mut after, &read(g), moments)?;
             let mut w = w.lock().unwrap();
             if self.has(Fault::TailForgotten) {
                 let whole_blocks = w.data.len() / 8 * 8;

@@ -88,6 +88,7 @@ enum Wrong {
     KeepsWeights,
     Counts,
     MixesSamples,
+    IgnoresItsLossScale,
     MisshapesItsGradient,
     LeavesAGradientOut,
     MisshapesItsInputGradient,
@@ -163,7 +164,10 @@ impl Differentiable for Layer {
         if !self.is_last || micro.target.is_empty() {
             return Ok((Output::Activation(y.clone()), (x, w, y, None)));
         }
-        let scale = micro.loss_scale;
+        let scale = match self.wrong {
+            Wrong::IgnoresItsLossScale => 1.0,
+            _ => micro.loss_scale,
+        };
         let errors: Vec<f64> = y.data.iter().zip(micro.target).map(|(y, t)| y - t).collect();
         let loss = scale * errors.iter().map(|e| e * e).sum::<f64>();
         let grad = errors.iter().map(|e| 2.0 * scale * e).collect();
@@ -246,5 +250,6 @@ found! {
     a_gradient_of_another_shape_is_found, MisshapesItsGradient, "a gradient of shape [4] for the parameter `layer.";
     a_gradient_that_is_left_out_is_found, LeavesAGradientOut, "gave 0 gradient(s) of weights";
     an_input_gradient_of_another_shape_is_found, MisshapesItsInputGradient, "the gradient of an input of stage 1";
+    an_ignored_loss_scale_is_found, IgnoresItsLossScale, "a stage multiplies its summed loss by Micro::loss_scale";
     mixed_samples_are_found, MixesSamples, "losses of parts are";
 }

@@ -1,10 +1,16 @@
 //! A rank that stops anywhere is named by every rank that then waits, however long the chain.
 
+use std::collections::HashMap;
+
 use chimera_core::analyze::verdict::Kind;
 use chimera_core::analyze::{HangReport, Need};
 use chimera_core::comm::Position;
+use chimera_core::costs::UniformCosts;
+use chimera_core::effects::Token;
+use chimera_core::few::Few;
 use chimera_core::ids::{BucketId, Rank, WorkerId};
-use chimera_core::lower::{Lowering, Sync, lower};
+use chimera_core::lower::{Lowering, Sync, bpipe, lower, offload};
+use chimera_core::op::Lane;
 use chimera_core::program::{Instr, Program};
 use chimera_core::schedule::{Shape, find};
 
@@ -13,10 +19,21 @@ const STEP: u64 = 7;
 /// Ranks that run their rows as far as they can beside one that stops.
 struct Stopped<'p> {
     program: &'p Program,
-    /// By rank: index of the next instruction.
-    at: Vec<usize>,
-    /// Who stops, and before which instruction.
+    /// By worker: which lane makes a token, and where in the row.
+    makers: &'p [HashMap<Token, (Lane, usize)>],
+    /// By rank and lane: index of the next instruction.
+    at: Vec<[usize; 2]>,
+    /// Who stops, before which instruction of compute.
     stop: (Rank, usize),
+    has_stopped: bool,
+}
+
+/// Why a lane does not go on.
+enum Blocked {
+    /// It needs this of another rank.
+    By(usize, Need),
+    /// It needs what the other lane of its rank makes.
+    ByOtherLane,
 }
 
 impl Stopped<'_> {
@@ -36,38 +53,82 @@ impl Stopped<'_> {
     }
 
     fn is_past(&self, rank: usize, what: impl Fn(&Instr) -> bool) -> bool {
-        self.row(rank).iter().position(what).is_some_and(|index| self.at[rank] > index)
+        let row = self.row(rank);
+        let is_done = |index: usize| self.at[rank][row[index].lane().index()] > index;
+        row.iter().position(what).is_some_and(is_done)
     }
 
-    /// Whom a rank waits for, if it cannot go on, and what it needs.
-    fn waits_for(&self, rank: usize) -> Option<(usize, Need)> {
-        match *self.row(rank).get(self.at[rank])? {
+    /// The next instruction of a lane.
+    fn next(&self, rank: usize, lane: Lane) -> Option<usize> {
+        let at = self.at[rank][lane.index()];
+        let left = self.row(rank)[at..].iter().position(|instr| instr.lane() == lane);
+        left.map(|next| at + next)
+    }
+
+    /// Whether the other lane of a rank has not made what an instruction eats.
+    fn lacks(&self, rank: usize, instr: &Instr) -> bool {
+        let makers = &self.makers[rank % self.makers.len()];
+        let is_lacking = |token: &Token| {
+            makers.get(token).is_some_and(|(lane, index)| {
+                *lane != instr.lane() && self.at[rank][lane.index()] <= *index
+            })
+        };
+        match instr {
+            Instr::Run(cell) => self.program.rules().cell_effects(cell).eats.iter().any(is_lacking),
+            Instr::Take(token) => is_lacking(token),
+            _ => false,
+        }
+    }
+
+    /// Why a lane cannot go on, if it cannot.
+    fn blocked(&self, rank: usize, lane: Lane) -> Option<Blocked> {
+        let instr = self.row(rank)[self.next(rank, lane)?];
+        let has_moves = self.program.rules().has_moves();
+        if has_moves && self.lacks(rank, &instr) {
+            return Some(Blocked::ByOtherLane);
+        }
+        let by = |(rank, need)| Blocked::By(rank, need);
+        match instr {
             Instr::Recv(token, channel) => {
                 let from = self.rank_of(self.program.channels()[channel.index()].from, rank);
                 let sent = |i: &Instr| matches!(i, Instr::Send(t, _) if *t == token);
-                (!self.is_past(from, sent)).then_some((from, Need::Token(token)))
+                (!self.is_past(from, sent)).then_some(by((from, Need::Token(token))))
             }
             Instr::Await(bucket) => {
                 let others = || self.members(bucket).into_iter().filter(|m| *m != rank);
                 let began = |m: &usize| self.is_past(*m, |i| *i == Instr::Reduce(bucket));
                 if let Some(behind) = others().find(|m| !began(m)) {
-                    return Some((behind, Need::Part(bucket)));
+                    return Some(by((behind, Need::Part(bucket))));
                 }
                 // Whoever runs gives its sum as soon as it can; who stopped on the way there does not.
                 let (stopped, at) = (self.stop.0.index(), self.stop.1);
                 let sums_at = self.row(stopped).iter().position(|i| *i == Instr::Await(bucket))?;
-                (others().any(|m| m == stopped) && self.at[stopped] == at && at < sums_at)
-                    .then_some((stopped, Need::Sum(bucket)))
+                (others().any(|m| m == stopped) && self.has_stopped && at < sums_at)
+                    .then_some(by((stopped, Need::Sum(bucket))))
             }
+            Instr::Agree if self.next(rank, Lane::Moves).is_some() => Some(Blocked::ByOtherLane),
             Instr::Agree => {
                 let is_there = |r: &usize| {
                     let agree = self.row(*r).iter().position(|i| *i == Instr::Agree);
                     let has_begun = |agree| self.stop != (Rank(*r as u32), agree);
-                    agree.is_some_and(|agree| self.at[*r] >= agree && has_begun(agree))
+                    let has_moved = self.next(*r, Lane::Moves).is_none();
+                    let is_at = |agree| self.at[*r][Lane::Compute.index()] >= agree;
+                    agree.is_some_and(|agree| is_at(agree) && has_moved && has_begun(agree))
                 };
-                (0..self.at.len()).find(|r| !is_there(r)).map(|r| (r, Need::Record))
+                (0..self.at.len()).find(|r| !is_there(r)).map(|r| by((r, Need::Record)))
             }
             _ => None,
+        }
+    }
+
+    /// Whom a rank waits for, if it cannot go on, and what it needs.
+    fn waits_for(&self, rank: usize) -> Option<(usize, Need)> {
+        match self.blocked(rank, Lane::Compute)? {
+            Blocked::By(from, need) => Some((from, need)),
+            Blocked::ByOtherLane => match self.blocked(rank, Lane::Moves)? {
+                Blocked::By(from, need) => Some((from, need)),
+                Blocked::ByOtherLane => panic!("both lanes of {rank} wait for each other"),
+            },
         }
     }
 
@@ -76,20 +137,37 @@ impl Stopped<'_> {
         while moved {
             moved = false;
             for rank in 0..self.at.len() {
-                let is_stopped = (Rank(rank as u32), self.at[rank]) == self.stop;
-                let has_ended = self.at[rank] == self.row(rank).len();
-                if !is_stopped && !has_ended && self.waits_for(rank).is_none() {
-                    self.at[rank] += 1;
-                    moved = true;
+                // Moves go first, as in the engine.
+                for lane in [Lane::Moves, Lane::Compute] {
+                    let is_stopped = self.has_stopped && rank == self.stop.0.index();
+                    let Some(next) = self.next(rank, lane).filter(|_| !is_stopped) else {
+                        continue;
+                    };
+                    let is_stop = self.stop == (Rank(rank as u32), next);
+                    // Where there are moves, a lane that is blocked looks after the other one.
+                    if is_stop
+                        && (!self.program.rules().has_moves() || self.blocked(rank, lane).is_none())
+                    {
+                        self.has_stopped = true;
+                        self.at[rank][lane.index()] = next;
+                    } else if self.blocked(rank, lane).is_none() {
+                        self.at[rank][lane.index()] = next + 1;
+                        moved = true;
+                    }
                 }
             }
         }
     }
 
+    /// Index of the next instruction of compute, as a rank reports it.
+    fn position(&self, rank: usize) -> u32 {
+        self.next(rank, Lane::Compute).unwrap_or(self.row(rank).len()) as u32
+    }
+
     /// The verdicts of all that wait, if `is_silent` about a rank that does not answer.
     fn judge(&self, is_silent: bool) {
-        let position = |instr: &usize| Some(Position::At { step: STEP, instr: *instr as u32 });
-        let mut positions: Vec<_> = self.at.iter().map(position).collect();
+        let position = |rank| Some(Position::At { step: STEP, instr: self.position(rank) });
+        let mut positions: Vec<_> = (0..self.at.len()).map(position).collect();
         if is_silent {
             positions[self.stop.0.index()] = None;
         }
@@ -108,6 +186,43 @@ impl Stopped<'_> {
     }
 }
 
+fn makers(program: &Program, row: &[Instr]) -> HashMap<Token, (Lane, usize)> {
+    let mut makers = HashMap::new();
+    for (index, instr) in row.iter().enumerate() {
+        let made = match instr {
+            Instr::Run(cell) => program.rules().cell_effects(cell).makes,
+            Instr::Give(token) => Few::repeat(*token, 1),
+            _ => Few::new(),
+        };
+        makers.extend(made.into_iter().map(|token| (token, (instr.lane(), index))));
+    }
+    makers
+}
+
+/// Stops each rank before each instruction of its compute.
+fn check(program: &Program, width: usize) {
+    let n_ranks = width * program.rows().len();
+    let makers: Vec<_> = program.rows().iter().map(|row| makers(program, row)).collect();
+    for rank in 0..n_ranks {
+        let row = &program.rows()[rank % program.rows().len()];
+        for (index, instr) in row.iter().enumerate() {
+            if instr.lane() == Lane::Moves {
+                continue;
+            }
+            let stop = (Rank(rank as u32), index);
+            let at = vec![[0; 2]; n_ranks];
+            let mut ranks = Stopped { program, makers: &makers, at, stop, has_stopped: false };
+            ranks.run();
+            assert_eq!(ranks.position(rank) as usize, index, "it gets there");
+            ranks.judge(true);
+            // Who is at a wait that has ended looks like one whose message was lost.
+            if !matches!(instr, Instr::Recv(..) | Instr::Await(_) | Instr::Agree | Instr::Step(_)) {
+                ranks.judge(false);
+            }
+        }
+    }
+}
+
 #[test]
 fn whoever_stops_is_named_by_all_who_wait() {
     let chimera = |n_pipes| Shape { n_pipes, ..Shape::new(4, 6) };
@@ -122,21 +237,26 @@ fn whoever_stops_is_named_by_all_who_wait() {
     ] {
         let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");
         let how = Lowering { sync, ..Lowering::default() };
-        let program = lower(&timetable, &how).expect("proven");
-        let n_ranks = width * program.rows().len();
-        for rank in 0..n_ranks {
-            let row = &program.rows()[rank % program.rows().len()];
-            for (index, instr) in row.iter().enumerate() {
-                let stop = (Rank(rank as u32), index);
-                let mut ranks = Stopped { program: &program, at: vec![0; n_ranks], stop };
-                ranks.run();
-                assert_eq!(ranks.at[rank], index, "it gets there");
-                ranks.judge(true);
-                // Who is at a wait that has ended looks like one whose message was lost.
-                if matches!(instr, Instr::Run(_) | Instr::Send(..) | Instr::Reduce(_)) {
-                    ranks.judge(false);
-                }
-            }
-        }
+        check(&lower(&timetable, &how).expect("proven"), width);
     }
+}
+
+/// Ranks that wait for memory, or for activations to come back, wait for whoever their moves wait for.
+#[test]
+fn whoever_stops_beside_moves_is_named_by_all_who_wait() {
+    let costs = UniformCosts::new(1.0, 2.0, 0.0);
+    for (schedule, shape, width) in [
+        ("1f1b", Shape::new(4, 6), 1),
+        ("1f1b", Shape::new(6, 9), 1),
+        ("1f1b", Shape::new(4, 5), 2),
+        ("interleaved", Shape::new(4, 8), 1),
+    ] {
+        let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");
+        let moved = bpipe(timetable, &costs).expect("sound");
+        check(&lower(&moved, &Lowering::default()).expect("proven"), width);
+    }
+    let how = Lowering { max_peak: Some(3.0), ..Lowering::default() };
+    let timetable = find("gpipe").expect("known").timetable(&Shape::new(2, 6)).expect("fits");
+    let moved = offload(timetable, &how, &costs).expect("sound");
+    check(&lower(&moved, &how).expect("proven"), 1);
 }

@@ -54,9 +54,24 @@ impl Times {
             false => Ok(self.given.of_stages(timetable)?),
         }
     }
+
+    /// The keyword arguments that say them, as [`times`] reads them.
+    pub(crate) fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let GivenTimes { forward, backward, input, weight, pair, recompute, message, transfer } =
+            &self.given;
+        let fields = [forward, backward, input, weight, pair, recompute, message, transfer];
+        let said = PyDict::new(py);
+        for (name, field) in TIMES.into_iter().zip(fields) {
+            if let Some(PerStage(numbers)) = field {
+                said.set_item(name, numbers)?;
+            }
+        }
+        said.set_item("of_model", self.of_model)?;
+        Ok(said)
+    }
 }
 
-/// Keyword arguments that say times.
+/// Keyword arguments that say times: the fields of [`GivenTimes`] in their order, and `of_model`.
 const TIMES: [&str; 9] = [
     "forward",
     "backward",

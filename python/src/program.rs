@@ -8,7 +8,10 @@ use chimera_core::analyze::{
 };
 use chimera_core::costs::{GivenTimes, StageCosts};
 use chimera_core::ids::{StageId, WorkerId};
-use chimera_core::interchange::{program_to_json, rows_in_one_order_to_json, to_comms_csv};
+use chimera_core::interchange::{
+    program_to_json, rows_in_one_order_to_json, to_comms_csv, to_json,
+};
+use chimera_core::lower::{Lowering, Sync as SyncPolicy};
 use chimera_core::op::{Cell, Lane};
 use chimera_core::program as core;
 use chimera_core::program::Instr;
@@ -26,12 +29,33 @@ use crate::timetable::title;
 pub(crate) struct Program {
     program: Arc<core::Program>,
     timetable: Timetable,
+    /// How it was lowered.
+    how: Lowering,
     times: Times,
 }
 
 impl Program {
-    pub(crate) fn new(program: core::Program, timetable: &Timetable, times: Times) -> Program {
-        Program { program: Arc::new(program), timetable: timetable.clone(), times }
+    pub(crate) fn new(
+        program: core::Program,
+        timetable: &Timetable,
+        how: Lowering,
+        times: Times,
+    ) -> Program {
+        Program { program: Arc::new(program), timetable: timetable.clone(), how, times }
+    }
+
+    /// The keyword arguments of `lower` that it was made with.
+    fn lowered_by<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let Lowering { sync, barrier, ref tied, max_peak } = self.how;
+        let said = self.times.to_dict(py)?;
+        let name =
+            SyncPolicy::ALL.iter().find(|(_, policy)| *policy == sync).map(|(name, _)| *name);
+        let tied = tied.iter().map(|set| set.iter().map(|stage| stage.0).collect());
+        said.set_item("sync", name)?;
+        said.set_item("barrier", barrier)?;
+        said.set_item("tied", tied.collect::<Vec<Vec<u16>>>())?;
+        said.set_item("memory_cap", max_peak)?;
+        Ok(said)
     }
 
     fn drawn(&self, timeline: Measured, unit: &'static str) -> Timeline {
@@ -43,6 +67,9 @@ impl Program {
         }
     }
 }
+
+/// What a pickle calls, and with what: the timetable as JSON, keyword arguments of `lower`, and the fingerprint.
+type Reduced<'py> = (Bound<'py, PyAny>, (String, Bound<'py, PyDict>, String));
 
 /// `text` as Python reads JSON.
 fn loaded<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>> {
@@ -235,6 +262,13 @@ impl Program {
             let timeline = Measured { n_workers: self.depth(), events: measured };
             Ok(self.drawn(timeline, "a second"))
         })
+    }
+
+    /// A pickle has the timetable as JSON, and how it was lowered: only the proof makes a program.
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Reduced<'py>> {
+        let json = run(py, || Ok(to_json(&self.timetable)))?;
+        let lowered = py.import("chimera._pickled")?.getattr("lowered")?;
+        Ok((lowered, (json, self.lowered_by(py)?, self.fingerprint())))
     }
 
     fn __repr__(&self) -> String {

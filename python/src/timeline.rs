@@ -82,7 +82,7 @@ impl Timeline {
 
     /// The drawing as SVG.
     pub(crate) fn svg(&self, py: Python<'_>) -> PyResult<String> {
-        run(py, || Ok(svg::timeline(&self.timeline, &self.title)))
+        run(py, || Ok(svg::step(&self.program, &self.timeline, &self.title)))
     }
 
     /// A page with the drawing and the figures.

@@ -187,7 +187,7 @@ impl Timetable {
             };
             let costs = times.costs(&self.timetable)?;
             let program = lower_at(&self.timetable, &how, &costs)?;
-            Ok(Program::new(program, &self.timetable, times))
+            Ok(Program::new(program, &self.timetable, how, times))
         })
     }
 

@@ -1,5 +1,6 @@
 """Timetables, programs and timelines: what the command says, Python says."""
 
+import copy
 import json
 import os
 import pickle
@@ -141,6 +142,31 @@ def test_own_timetables_are_read():
     dual = chimera.schedule("dualpipe", depth=2, micro_batches=4)
     again = chimera.timetable(dual.placement, dual.rows, schedule="dualpipe")
     assert again.lower().fingerprint == dual.lower().fingerprint
+
+
+@pytest.mark.parametrize(
+    ("passes", "how"),
+    [
+        ({}, {}),
+        ({"recompute": "full", "hoist": 1}, {"sync": "at-end", "tied": [[0, 3]], "barrier": False}),
+        ({"split_backward": True}, {"sync": "eager", "memory_cap": 9, "forward": [1, 2, 3, 4], "backward": 0.1}),
+        ({"bpipe": True, "transfer": 0.25}, {"input": 1, "weight": 0.5, "message": 0.125, "of_model": True}),
+    ],
+)
+def test_a_program_is_pickled_as_it_was_lowered(passes, how):
+    program = chimera.schedule("1f1b", micro_batches=8).passes(**passes).lower(**how)
+    for copied in (pickle.loads(pickle.dumps(program)), copy.deepcopy(program)):
+        assert copied.fingerprint == program.fingerprint
+        assert copied.to_json() == program.to_json()
+        # It has the times that it was lowered with.
+        assert copied.simulate().makespan == program.simulate().makespan
+
+
+def test_a_program_of_another_version_is_no_longer_the_one_that_was_pickled():
+    function, (timetable, how, fingerprint) = chimera.schedule("chimera").lower().__reduce__()
+    assert function(timetable, how, fingerprint).fingerprint == fingerprint
+    other = str(raised(lambda: function(timetable, how, "0" * 64)))
+    assert "pickled by another version of chimera" in other and "to_json" in other
 
 
 def test_a_search_finds_what_it_says():

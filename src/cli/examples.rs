@@ -30,7 +30,7 @@ const EXAMPLES: &[(&str, Examples)] = &[
     (
         "report",
         &[
-            ("chimera report runs/0001", "a page in the run's directory"),
+            ("chimera report", "a page in the directory of the newest run"),
             ("chimera report runs/0001 --out run.html", "as another file"),
         ],
     ),

@@ -132,6 +132,13 @@ pub(super) struct Document {
     pub(super) text: String,
 }
 
+impl Document {
+    /// Bytes that are encoded.
+    pub(super) fn n_bytes(&self) -> u64 {
+        (self.text.len() + self.prompt.as_deref().map_or(0, str::len)) as u64
+    }
+}
+
 /// The documents of a JSONL file, one from each line that is not blank.
 pub(super) struct Documents<'d, R> {
     path: &'d Path,

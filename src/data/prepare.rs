@@ -8,7 +8,7 @@ use anyhow::{Result, bail, ensure};
 use rayon::prelude::*;
 
 use super::DataError;
-use super::documents::{self, BYTE_ORDER_MARK, Content, Documents, Text};
+use super::documents::{self, BYTE_ORDER_MARK, Content, Document, Documents, Text};
 use super::prepared::{Ends, MAX_BYTES, Prepared, Source, is_prepared};
 use super::prepared_files::{PartFile, PreparedFiles};
 use super::tokenizer::{TextPiece, Tokenizer, TokenizerError};
@@ -157,7 +157,7 @@ pub fn n_bytes(texts: &[PathBuf]) -> Option<u64> {
     documents::texts(texts).ok()?.iter().map(size).sum()
 }
 
-/// What was named, each with so many bytes.
+/// What was named, each with so many bytes of text.
 fn sources(texts: &[PathBuf], bytes: u64) -> Vec<Source> {
     texts.iter().map(|path| Source { path: path.display().to_string(), bytes }).collect()
 }
@@ -230,7 +230,7 @@ impl Writer {
         Writer { file, width, n_tokens: 0, beginning, end_of_text, n_documents: 0, targets }
     }
 
-    /// Appends the ids of a text; returns its size.
+    /// Appends the ids of a text; returns how many bytes were encoded.
     fn encode(
         &mut self,
         path: &Path,
@@ -241,6 +241,7 @@ impl Writer {
         let mut text = open(path).map_err(unreadable)?;
         // The last piece that is done stays: it tells which tokens the next bytes are.
         let (mut left, mut n_kept, mut done) = (Vec::new(), 0, 0);
+        let mut mark = 0;
         let (mut is_first, mut is_last) = (true, false);
         while !is_last {
             let n = text.by_ref().take(BLOCK).read_to_end(&mut left).map_err(unreadable)? as u64;
@@ -251,7 +252,8 @@ impl Writer {
                 && left.starts_with(BYTE_ORDER_MARK)
             {
                 left.drain(..BYTE_ORDER_MARK.len());
-                done += BYTE_ORDER_MARK.len() as u64;
+                mark = BYTE_ORDER_MARK.len() as u64;
+                done += mark;
             }
             is_first = false;
             let last = match tokenizer {
@@ -273,7 +275,7 @@ impl Writer {
             left.drain(..last.start);
             progress(n);
         }
-        Ok(done)
+        Ok(done - mark)
     }
 
     /// Appends the ids of the bytes from `start` of a text on, of which the first `n_kept` are done; returns which are the last
@@ -316,7 +318,7 @@ impl Writer {
         Ok(last)
     }
 
-    /// Appends the documents of a JSONL file; returns its size.
+    /// Appends the documents of a JSONL file; returns how many bytes their texts and prompts have.
     fn encode_lines(
         &mut self,
         path: &Path,
@@ -328,12 +330,14 @@ impl Writer {
         let lines = BufReader::new(open_regular(path).map_err(unreadable)?);
         let prompt = how.prompt_field.as_deref();
         let mut documents = Documents::new(path, prompt, &how.field, lines);
+        let mut n_bytes = 0;
         loop {
             let before = documents.bytes;
             let some = documents.next(BLOCK)?;
             if some.is_empty() {
-                return Ok(documents.bytes);
+                return Ok(n_bytes);
             }
+            n_bytes += some.iter().map(Document::n_bytes).sum::<u64>();
             let encoded = some.par_iter().map(|document| {
                 let prompt = document
                     .prompt

@@ -62,7 +62,7 @@ pub enum TokenizerKind {
 pub struct Source {
     /// The file or folder, as it was named.
     pub path: String,
-    /// Its size, or what the texts of the folder have together.
+    /// Bytes of it that were encoded, of all texts of a folder together: of JSONL those of the fields alone.
     pub bytes: u64,
 }
 

@@ -1,11 +1,14 @@
 //! Traces as `--trace` and `schedule export --format chrome` write them, as far as they tell work, waits and memory.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
-use serde::{Deserialize, Serialize};
+use anyhow::{Context, ensure};
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::formats::files::{text_at_most, text_regular};
 
@@ -57,10 +60,38 @@ pub(crate) struct TracedOp {
     pub(crate) micro_batches: String,
 }
 
+/// A trace as an object with its events among others, or as the list of them alone: the format allows both.
+struct File(Vec<Record>);
+
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct File {
+struct FileObject {
     trace_events: Vec<Record>,
+}
+
+impl<'de> Deserialize<'de> for File {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<File, D::Error> {
+        deserializer.deserialize_any(FileVisitor)
+    }
+}
+
+struct FileVisitor;
+
+impl<'de> Visitor<'de> for FileVisitor {
+    type Value = File;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with `traceEvents`, or a list of events")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<File, A::Error> {
+        let file = FileObject::deserialize(MapAccessDeserializer::new(fields))?;
+        Ok(File(file.trace_events))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, events: A) -> Result<File, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(events)).map(File)
+    }
 }
 
 /// A piece of work on a rank, in seconds.
@@ -115,19 +146,30 @@ impl TracedRun {
         let whole = (f64::INFINITY, f64::NEG_INFINITY);
         self.slices.iter().fold(whole, |(from, to), s| (from.min(s.start), to.max(s.end)))
     }
+
+    /// Steps of the run, as its name tells them: `step 5`, or `steps 5 to 7` of a window.
+    pub(crate) fn n_steps(&self) -> Option<u64> {
+        let name = self.name.as_deref()?;
+        if let Some(step) = name.strip_prefix("step ") {
+            return step.parse::<u64>().is_ok().then_some(1);
+        }
+        let (from, to) = name.strip_prefix("steps ")?.split_once(" to ")?;
+        let (from, to): (u64, u64) = (from.parse().ok()?, to.parse().ok()?);
+        to.checked_sub(from)?.checked_add(1)
+    }
 }
 
 /// Reads all runs of a trace, in order of their start.
-pub(crate) fn read(path: &Path) -> Result<Vec<TracedRun>> {
+pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<TracedRun>> {
     runs_in(path, text_at_most(path, MAX_BYTES))
 }
 
 /// Reads all runs of a trace that nobody named on the command line: a pipe would block for ever.
-pub(crate) fn read_regular(path: &Path) -> Result<Vec<TracedRun>> {
+pub(crate) fn read_regular(path: &Path) -> anyhow::Result<Vec<TracedRun>> {
     runs_in(path, text_regular(path, MAX_BYTES))
 }
 
-fn runs_in(path: &Path, text: io::Result<Option<String>>) -> Result<Vec<TracedRun>> {
+fn runs_in(path: &Path, text: io::Result<Option<String>>) -> anyhow::Result<Vec<TracedRun>> {
     let text = text
         .with_context(|| format!("cannot read {}", path.display()))?
         .with_context(|| format!("{} is longer than {MAX_BYTES} bytes", path.display()))?;
@@ -141,8 +183,8 @@ fn runs_in(path: &Path, text: io::Result<Option<String>>) -> Result<Vec<TracedRu
 
 /// The runs in the text of a trace. A slice of the category `step` is around each rank's part of a run; a simulated
 /// step has none, and is one run.
-fn runs(text: &str) -> Result<Vec<TracedRun>> {
-    let File { trace_events } = serde_json::from_str(text)?;
+fn runs(text: &str) -> anyhow::Result<Vec<TracedRun>> {
+    let File(trace_events) = serde_json::from_str(text)?;
     let is_sound = |r: &Record| r.ts.is_finite() && r.dur.is_finite() && r.dur >= 0.0;
     ensure!(trace_events.iter().all(is_sound), "a time in it is no number, or negative");
     let time = |ts: f64| ts / MICROSECONDS;
@@ -240,8 +282,35 @@ mod tests {
     }
 
     #[test]
+    fn a_run_tells_how_many_steps_it_has() {
+        for (name, n_steps) in [
+            (Some("step 5"), Some(1)),
+            (Some("steps 5 to 7"), Some(3)),
+            (Some("steps 7 to 5"), None),
+            (Some("steps 0 to 18446744073709551615"), None),
+            (Some("step one"), None),
+            (None, None),
+        ] {
+            let run = TracedRun { name: name.map(str::to_string), ..TracedRun::default() };
+            assert_eq!(run.n_steps(), n_steps, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_list_of_events_is_a_trace_too() {
+        let events = r#"[{"ph":"X","name":"F0","cat":"forward","ts":0,"dur":1e6}]"#;
+        assert_eq!(runs(events).unwrap(), runs(&format!(r#"{{"traceEvents":{events}}}"#)).unwrap());
+        let refused = runs("3").unwrap_err().to_string();
+        assert!(
+            refused.contains("expected an object with `traceEvents`, or a list of events"),
+            "{refused}"
+        );
+    }
+
+    #[test]
     fn what_is_no_trace_is_refused() {
-        for bad in ["", "{}", r#"{"traceEvents":[]}"#, r#"{"traceEvents":[{"ph":"X","dur":-1}]}"#] {
+        let dur = r#"{"traceEvents":[{"ph":"X","dur":-1}]}"#;
+        for bad in ["", "{}", "[]", "[3]", r#"{"traceEvents":[]}"#, dur] {
             assert!(runs(bad).is_err(), "{bad}");
         }
     }

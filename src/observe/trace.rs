@@ -20,9 +20,9 @@ pub(crate) struct Recorder<'p> {
     steps: Range<u64>,
     width: usize,
     sizes: Sizes,
-    program: &'p Program,
-    /// The program of the last steps, which may be a shorter one.
-    last_program: &'p Program,
+    /// The programs of a run: of its steps, and of the last ones, which may be shorter; then those of single steps of a window
+    /// without a border.
+    programs: Vec<&'p Program>,
     /// Seconds from when the trace begins to when the clock of the ranks does.
     offset: f64,
     state: Mutex<Recorded>,
@@ -40,7 +40,8 @@ pub(crate) struct Recorded {
 
 /// What one pipeline group did in one run of a program.
 struct Recording {
-    is_last_program: bool,
+    /// The place of its program.
+    program: usize,
     group: usize,
     step: u64,
     timeline: Timeline,
@@ -65,10 +66,12 @@ impl<'p> Recorder<'p> {
         steps: Range<u64>,
         width: usize,
         sizes: Sizes,
-        [program, last_program]: [&'p Program; 2],
+        programs: [&'p Program; 2],
     ) -> Recorder<'p> {
+        let bordered = programs.into_iter().filter_map(Program::bordered);
+        let programs = programs.into_iter().chain(bordered).collect();
         let (offset, state) = (0.0, Mutex::default());
-        Recorder { path, steps, width, sizes, program, last_program, offset, state }
+        Recorder { path, steps, width, sizes, programs, offset, state }
     }
 
     /// Goes on with what was recorded before, in times of ranks whose clock begins at `epoch`.
@@ -120,9 +123,10 @@ impl<'p> Recorder<'p> {
         let is_same = |run: &Recording| (run.group, run.step) == (group, step);
         let nth = state.runs.iter().rposition(is_same).unwrap_or_else(|| {
             let timeline = Timeline { n_workers, events: Vec::new() };
-            let is_last_program = std::ptr::eq(did.program, self.last_program);
+            let is_its = |program: &&Program| std::ptr::eq(*program, did.program);
+            let program = self.programs.iter().position(is_its).unwrap_or(0);
             let (waits, kernels) = (Vec::new(), Vec::new());
-            let run = Recording { is_last_program, group, step, timeline, waits, kernels };
+            let run = Recording { program, group, step, timeline, waits, kernels };
             state.runs.push(run);
             state.runs.len() - 1
         });
@@ -161,7 +165,7 @@ impl<'p> Recorder<'p> {
     fn write(&self, state: &mut Recorded) -> Result<(), Fault> {
         state.is_complete = true;
         let ran = |run: &Recording| Ran {
-            program: if run.is_last_program { self.last_program } else { self.program },
+            program: self.programs[run.program],
             group: run.group,
             step: run.step,
             timeline: run.timeline.clone(),

@@ -12,7 +12,8 @@ use rayon::prelude::*;
 use super::candidate::{Candidate, Cluster, Fit, no_flush};
 use super::estimate::{ConfigGroup, MOST_SIMULATED};
 use super::need::Need;
-use super::ways::{MOST_CELLS, is_free, is_synchronous, ways};
+use super::no_way::why_none;
+use super::ways::{is_free, is_synchronous, ways};
 use crate::settings::Config;
 use crate::settings::schedules::Named;
 
@@ -127,10 +128,10 @@ fn first_choice<'c>(
     let ways = ways(said, batch, cluster.n_ranks);
     ensure!(
         !ways.is_empty(),
-        "{} rank(s) and a batch of {batch} leave no way to train a model of {} layers: W x D must be the ranks, W x B x \
-         N the batch, D at most the layers, and N x D at most {MOST_CELLS}, with what was said of them",
+        "{} rank(s) and a batch of {batch} leave no way to train a model of {} layers: {}",
         cluster.n_ranks,
-        said.layers
+        said.layers,
+        why_none(said, cluster.n_ranks, batch, said.layers, None)
     );
     let n_groups = ways.len();
     let try_all = |ways: Vec<Config>| {

@@ -15,7 +15,7 @@ use crate::formats::files::text_at_most;
 pub const EFFICIENCIES: [f64; 3] = [0.3, 0.45, 0.6];
 
 /// The part of a device's memory that a training can take; the rest is the driver's and the libraries'.
-const USABLE: f64 = 0.92;
+pub const USABLE: f64 = 0.92;
 
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 1 << 16;

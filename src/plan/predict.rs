@@ -1,20 +1,18 @@
 //! What a step of a run is predicted to take by a profile, and how well it was.
 
-use std::collections::BTreeMap;
+mod summary;
 
 use anyhow::Result;
-use chimera_core::analyze::{
-    IdleTime, Timeline, Wait, Work, measured_idle, simulate, simulated_idle,
-};
+use chimera_core::analyze::{IdleTime, Timeline, Wait, measured_idle, simulated_idle};
 use chimera_core::costs::UnevenCosts;
-use chimera_core::ids::BucketId;
 use chimera_core::model::{Cut, ModelConfig};
-use chimera_core::op::Cell;
 use chimera_core::program::Program;
 use serde::{Deserialize, Serialize};
 
+use self::summary::Summary;
 use super::Course;
 use super::priced::Stages;
+use super::varied::drawn;
 use crate::profile::{ProfiledTimes, ReferenceTime};
 
 /// A step, before it runs.
@@ -28,7 +26,7 @@ pub struct Prediction {
     pub doubt: Option<String>,
     /// The speed of the machine that was counted on, if it was measured.
     pub reference: Option<ReferenceTime>,
-    /// What each worker does in a step, or in a window of steps.
+    /// What each worker does in a step, or in a window of steps, whose ops differ by chance.
     pub timeline: Timeline,
     summary: Summary,
 }
@@ -46,16 +44,11 @@ pub struct Figure {
     pub error: f64,
 }
 
-/// What is compared of a timeline.
-#[derive(Clone, PartialEq, Debug)]
-struct Summary {
-    bubble_ratio: f64,
-    /// By worker.
-    busy: Vec<f64>,
-    /// Mean over workers, by kind of work.
-    kinds: BTreeMap<&'static str, f64>,
-    /// Mean over workers.
-    idle: IdleTime,
+/// Steps that were drawn.
+struct DrawnSteps {
+    /// The one that is longer than as many as it is shorter than.
+    middle: Timeline,
+    summary: Summary,
 }
 
 impl Prediction {
@@ -73,28 +66,36 @@ impl Prediction {
         let times = &times.longer(reference.map_or(1.0, |time| time.ratio()));
         let (config, program) = (&course.config, &course.program);
         let stages = Stages { config, model, cuts };
-        let at = |times: &ProfiledTimes| -> Result<(Timeline, IdleTime)> {
-            let costs = stages.step_costs(times, program)?;
-            let costs = UnevenCosts::new(costs, config.worker_speeds());
-            let timeline = simulate(program, &costs);
-            let idle = IdleTime::shares(&simulated_idle(program, &timeline, &costs), 1.0);
-            Ok((timeline, idle))
+        let at = |times: &ProfiledTimes| -> Result<DrawnSteps> {
+            let of = |times: &ProfiledTimes| -> Result<_> {
+                let costs = stages.step_costs(times, program)?;
+                Ok(UnevenCosts::new(costs, config.worker_speeds()))
+            };
+            let usual = of(times)?;
+            let mut draws = drawn(program, &usual, &of(&times.spread_by(1.0))?);
+            let summary = |timeline: &Timeline| {
+                let idle = simulated_idle(program, timeline, &usual);
+                Summary::of(timeline, IdleTime::shares(&idle, 1.0))
+            };
+            let summary = Summary::mean(&draws.iter().map(summary).collect::<Vec<_>>());
+            let middle = draws.swap_remove(draws.len() / 2);
+            Ok(DrawnSteps { middle, summary })
         };
         let n_workers = config.width * config.depth;
         let predicted = |times: &ProfiledTimes| {
-            beside_others(times, n_workers, at, |(timeline, _)| 1.0 - timeline.bubble_ratio())
+            beside_others(times, n_workers, at, |drawn| 1.0 - drawn.summary.bubble_ratio)
         };
         let n_steps = f64::from(program.window().n_steps().max(1));
         let step = |times: &ProfiledTimes| {
-            Ok::<_, anyhow::Error>(predicted(times)?.0.makespan() / n_steps)
+            Ok::<_, anyhow::Error>(predicted(times)?.middle.makespan() / n_steps)
         };
-        let (middle, idle) = predicted(times)?;
+        let DrawnSteps { middle, summary } = predicted(times)?;
         Ok(Prediction {
             step_s: middle.makespan() / n_steps,
             range_s: [step(&times.spread_by(-1.0))?, step(&times.spread_by(1.0))?],
             doubt: times.doubt().map(String::from),
             reference,
-            summary: Summary::of(&middle, idle),
+            summary,
             timeline: middle,
         })
     }
@@ -114,6 +115,9 @@ impl Prediction {
         let measured: Vec<Summary> = measured.collect();
         let each = |of: &dyn Fn(&Summary) -> f64| median(measured.iter().map(of).collect());
         let mut figures = vec![Figure::of("step", self.step_s, median(steps_s.to_vec()))];
+        if measured.is_empty() {
+            return figures;
+        }
         let Summary { bubble_ratio, busy, kinds, idle } = &self.summary;
         figures.push(Figure::of("bubble ratio", *bubble_ratio, each(&|s| s.bubble_ratio)));
         for (kind, predicted) in kinds {
@@ -142,47 +146,6 @@ impl Figure {
     }
 }
 
-impl Summary {
-    fn of(timeline: &Timeline, idle: IdleTime) -> Summary {
-        let begun = all_begun(timeline);
-        let mut kinds = BTreeMap::new();
-        for event in &timeline.events {
-            let start = match event.work {
-                // Before, a replica waits for the others, which is no reduction.
-                Work::Reduce(bucket) => {
-                    begun.get(&bucket).map_or(event.start, |at| at.max(event.start))
-                }
-                Work::Cell(_) | Work::Step(_) | Work::Move(_) => event.start,
-            };
-            let took = (event.end - start).max(0.0) / timeline.n_workers.max(1) as f64;
-            *kinds.entry(kind(event.work)).or_default() += took;
-        }
-        Summary { bubble_ratio: timeline.bubble_ratio(), busy: timeline.busy(), kinds, idle }
-    }
-}
-
-/// When the last replica has begun each reduction.
-fn all_begun(timeline: &Timeline) -> BTreeMap<BucketId, f64> {
-    let mut begun = BTreeMap::<BucketId, f64>::new();
-    for event in &timeline.events {
-        if let Work::Reduce(bucket) = event.work {
-            let last = begun.entry(bucket).or_insert(event.start);
-            *last = last.max(event.start);
-        }
-    }
-    begun
-}
-
-fn kind(work: Work) -> &'static str {
-    match work {
-        Work::Cell(Cell::Pair(..)) => "pairs",
-        Work::Cell(Cell::One(op)) => op.kind.name(),
-        Work::Reduce(_) => "reduction",
-        Work::Step(_) => "update",
-        Work::Move(op) => op.kind.name(),
-    }
-}
-
 /// Predicts by times beside others that compute all the time, and, once it is known for how much of it they do, again.
 pub(super) fn beside_others<T>(
     times: &ProfiledTimes,
@@ -204,10 +167,10 @@ fn median(mut figures: Vec<f64>) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use chimera_core::analyze::Event;
-    use chimera_core::ids::WorkerId;
+    use chimera_core::analyze::{Event, Work};
+    use chimera_core::ids::{BucketId, WorkerId};
     use chimera_core::lower::{Lowering, lower};
-    use chimera_core::op::Op;
+    use chimera_core::op::{Cell, Op};
     use chimera_core::schedule::{Shape, find};
 
     use super::*;

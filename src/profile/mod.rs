@@ -30,7 +30,7 @@ use crate::device::{Precision, machine};
 use crate::formats::files::text_at_most;
 
 /// The form of the file.
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
 
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 1 << 26;
@@ -399,7 +399,7 @@ mod tests {
         assert_eq!(Profile::of(&text).expect("a profile"), profile());
         assert!(text.contains("\n        {\"layer\":\"adamw\",\"extents\":[9],"), "{text}");
         for (from, to) in [
-            ("\"format\": 4", "\"format\": 3"),
+            ("\"format\": 5", "\"format\": 4"),
             ("0.0625", "0.0"),
             ("\"bytes\":65536", "\"bytes\":0"),
             ("4e-9", "-1"),
@@ -420,11 +420,11 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let text = profile().to_json().expect("JSON");
         let older =
-            text.replace("\"format\": 4", "\"format\": 3").replace("\"moves\"", "\"other\"");
+            text.replace("\"format\": 5", "\"format\": 4").replace("\"moves\"", "\"other\"");
         std::fs::write(file.path(), older).expect("written");
         let refusal = Profile::read(file.path()).expect_err("another format").to_string();
         assert!(
-            refusal.contains("is a profile of format 3, and this program reads format 4"),
+            refusal.contains("is a profile of format 4, and this program reads format 5"),
             "{refusal}"
         );
         assert!(refusal.contains("measure again with `chimera profile --out "), "{refusal}");

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use chimera_core::device::{AdamW, Counted, Device, DeviceError, Sgd, Updated};
+use chimera_core::device::{AdamW, Counted, Device, DeviceError, Sgd, Updated, WithMomentum};
 use chimera_core::layers::{Activation, Call, Layers, Recorded};
 use chimera_core::model::{Cut, DropoutRate, ModelConfig, ModelError, stage};
 use chimera_core::stage::{AnyStage, Left, Micro, Output, Param, Slice, SliceGradients, Stage};
@@ -92,6 +92,9 @@ pub(crate) struct ReadyStage<D: Layers> {
     device: Recorded<D>,
     stage: AnyStage<D::Tensor>,
     weights: Vec<D::Tensor>,
+    /// Two tensors of an optimizer's state for each parameter, where it computes. They are older than a pass, so that caches
+    /// have as little left of them as in a training.
+    moments: [Vec<D::Tensor>; 2],
     input: Vec<u32>,
     target: Vec<u32>,
     /// The input and the gradient of the output; none of the first and of the last part.
@@ -137,11 +140,29 @@ impl<D: Layers> ReadyStage<D> {
             false => device.zeros(&param.shape),
         };
         let weights = stage.params().iter().map(weight).collect::<Result<_, _>>()?;
+        let moment = || -> Result<Vec<_>, _> {
+            // Zeros that are written: the first who touches memory waits for it.
+            let zeros =
+                |param: &Param| device.upload_vec(&param.shape, numbers(param.n_elements(), 0.0));
+            stage.params().iter().filter(|_| computes).map(zeros).collect()
+        };
+        let moments = [moment()?, moment()?];
         if !cut.last {
             target.clear();
         }
         let is_on_host = device.clock()?.is_none();
-        Ok(ReadyStage { device, stage, weights, input, target, x, dy, n_tokens, is_on_host })
+        Ok(ReadyStage {
+            device,
+            stage,
+            weights,
+            moments,
+            input,
+            target,
+            x,
+            dy,
+            n_tokens,
+            is_on_host,
+        })
     }
 
     /// Runs forward and both halves of the backward.
@@ -229,10 +250,9 @@ impl<D: Layers> ReadyStage<D> {
         Ok(did)
     }
 
-    /// Reduces, measures and applies gradients by every optimizer.
+    /// Measures gradients, applies them by every optimizer, and reduces and clears them.
     pub(crate) fn update(&mut self, grads: &[D::Tensor]) -> Result<Vec<Call>, PassError> {
-        let (mut m, mut v) = (self.zeros()?, self.zeros()?);
-        let device = &self.device;
+        let (device, [m, v]) = (&self.device, &mut self.moments);
         let (rate, eps, decay) = (1e-9, 1e-8, 0.1);
         let adam = AdamW {
             lr: rate,
@@ -245,21 +265,20 @@ impl<D: Layers> ReadyStage<D> {
         };
         let sgd = Sgd { lr: rate, momentum: 0.9, weight_decay: decay, grad_scale: 1.0 };
         device.squared_norms(&grads.iter().collect::<Vec<_>>())?;
+        let tensors = self.weights.iter_mut().zip(grads).zip(m.iter_mut().zip(&mut *v));
+        let mut tensors: Vec<_> = tensors.map(|((w, g), (m, v))| Updated { w, g, m, v }).collect();
+        device.adamw(&mut tensors, &adam)?;
+        device.lamb(&mut tensors, &adam)?;
+        let tensors = self.weights.iter_mut().zip(grads).zip(&mut *m);
+        let mut tensors: Vec<_> = tensors.map(|((w, g), m)| WithMomentum { w, g, m }).collect();
+        device.sgd(&mut tensors, &sgd)?;
+        // Last, since it would leave the moments in the caches.
         for (m, grad) in m.iter_mut().zip(grads) {
             let joined = device.join(&[grad])?;
             device.accumulate(m, &joined)?;
         }
-        for optimizer in 0..3 {
-            let tensors = self.weights.iter_mut().zip(grads).zip(m.iter_mut().zip(&mut v));
-            let mut tensors: Vec<_> =
-                tensors.map(|((w, g), (m, v))| Updated { w, g, m, v }).collect();
-            match optimizer {
-                0 => device.adamw(&mut tensors, &adam)?,
-                1 => device.lamb(&mut tensors, &adam)?,
-                _ => device.sgd(&mut tensors, &sgd)?,
-            }
-        }
-        Ok(device.take()?)
+        self.zeros()?; // as the next step's gradients begin with
+        Ok(self.device.take()?)
     }
 
     fn zeros(&self) -> Result<Vec<D::Tensor>, DeviceError> {

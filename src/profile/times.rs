@@ -255,9 +255,9 @@ impl ProfiledTimes {
         ProfiledTimes { beside: beside.clamp(0.0, 1.0), ..self.clone() }
     }
 
-    /// Times that are so many spreads longer than the medians; shorter, if negative.
+    /// Times that are so many spreads longer than these; shorter, if negative.
     pub fn spread_by(&self, n_spreads: f64) -> ProfiledTimes {
-        ProfiledTimes { n_spreads, ..self.clone() }
+        ProfiledTimes { n_spreads: self.n_spreads + n_spreads, ..self.clone() }
     }
 
     /// What the reference work took when they were measured, and takes on this device now.

@@ -33,6 +33,8 @@ pub(super) fn free_memory(root: &Path) -> Option<Free> {
 pub(super) struct Resident {
     /// Bytes now.
     pub(super) bytes: f64,
+    /// Bytes of files among them, such as the program's code as far as it was used.
+    pub(super) of_files: f64,
     /// The most bytes so far.
     pub(super) peak: f64,
 }
@@ -41,7 +43,8 @@ pub(super) struct Resident {
 pub(super) fn resident(root: &Path) -> Option<Resident> {
     let text = read(&root.join("proc/self/status"))?;
     let bytes = |name: &str| Some(field(&text, name)? * 1024.0);
-    Some(Resident { bytes: bytes("VmRSS:")?, peak: bytes("VmHWM:")? })
+    let of_files = bytes("RssFile:").unwrap_or(0.0); // since Linux 4.5
+    Some(Resident { bytes: bytes("VmRSS:")?, of_files, peak: bytes("VmHWM:")? })
 }
 
 fn available(root: &Path) -> Option<f64> {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use chimera_core::analyze::{Event, Wait};
 use chimera_core::comm::{Comm, CommError, Endpoint, all_gather_json};
 use chimera_core::device::{Device, KernelRun};
-use chimera_core::engine::{Worker, ungathered};
+use chimera_core::engine::{StepTimeline, Worker, ungathered};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::program::Program;
@@ -41,20 +41,20 @@ where
     |bytes| worker.all_gather("checkpoint", bytes)
 }
 
-/// Tells rank 0's recorder of every rank; all ranks call it.
+/// Tells rank 0's recorder what every rank did in some steps, this one its `own`; all ranks call it.
 pub(super) fn record<'p, S, K, C>(
     worker: &mut Worker<'_, S, K, C>,
     me: Rank,
     recorder: &Recorder<'p>,
-    program: &'p Program,
-    steps: Range<u64>,
+    (program, steps): (&'p Program, Range<u64>),
+    StepTimeline { events, waits, kernels }: &StepTimeline,
 ) -> Result<(), Fault>
 where
     S: Stage<Tensor = K::Tensor>,
     K: Device,
     C: Comm<K::Tensor>,
 {
-    let own = serde_json::to_vec(&worker.timeline()?);
+    let own = serde_json::to_vec(&(events, waits, kernels));
     let own = own.map_err(|e| unwritable(me, &e))?;
     let all = worker.all_gather("trace", &own)?;
     for (rank, bytes) in (0..).map(Rank).zip(all).filter(|_| me == Rank(0)) {

@@ -58,7 +58,7 @@ use chimera_core::search::Report;
 use chimera_core::stage::{Data, name_conflict};
 use chimera_core::timetable::Timetable;
 
-use available_memory::{Resident, resident};
+use available_memory::resident;
 pub use error_file::write_error;
 pub use folder::Folder;
 pub use gather::share;
@@ -110,8 +110,8 @@ pub struct Run<S = Transformer> {
     /// What to begin with, unless weights are drawn at random or those of a checkpoint.
     initial: Option<Initial>,
     pace: OnceLock<Arc<Pace>>,
-    /// What this process held before it computed anything for the run.
-    before: OnceLock<Option<Resident>>,
+    /// Bytes that this process held before the training, with the program's code that it uses, as far as known.
+    before: OnceLock<Option<f64>>,
     /// What a step is predicted to take, once that was asked.
     prediction: OnceLock<Option<Prediction>>,
 }
@@ -274,13 +274,13 @@ impl<S: Subject> Run<S> {
         let saved = self.saver.as_ref().and_then(|saver| saver.finish().transpose());
         let traced = watch.recorder.map_or(Ok(Vec::new()), |recorder| recorder.finish());
         let most = *most.lock().unwrap_or_else(PoisonError::into_inner);
-        let process = before.zip(most).map(|(before, most)| [before.bytes, most.peak]);
+        let process = before.zip(most).map(|(before, most)| [before, most.peak]);
         Ok(Trained { process, ..merge(ranks?)?.with(saved, traced) })
     }
 
-    /// What this process held when that was first asked.
-    fn held_before(&self) -> Option<Resident> {
-        *self.before.get_or_init(|| resident(Path::new("/")))
+    /// Bytes that this process holds before it trains.
+    fn held_before(&self) -> Option<f64> {
+        *self.before.get_or_init(|| resident(Path::new("/")).map(|held| held.bytes))
     }
 
     fn job<'r>(&'r self, samples: &'r dyn Data<S::Item>, stop: &'r AtomicBool) -> Job<'r, S::Item> {

@@ -16,7 +16,8 @@ use crate::settings::Config;
 /// The folder of a run that is about to begin, which nobody else can write into.
 pub struct Place {
     pub(super) path: PathBuf,
-    is_fresh: bool,
+    /// Folders that were made for it, the innermost first.
+    made: Vec<PathBuf>,
     /// Whether the run has begun here before, by a rank that has died.
     pub(super) is_again: bool,
     /// There until the place is given up.
@@ -24,11 +25,11 @@ pub struct Place {
 }
 
 impl Drop for Place {
-    /// A fresh folder in which nothing was begun goes.
+    /// Folders that were made, and in which nothing was begun, go.
     fn drop(&mut self) {
         drop(self.lock.take());
-        if self.is_fresh {
-            let _ = remove_dir(&self.path); // which removes none that holds anything
+        for made in &self.made {
+            let _ = remove_dir(made); // which removes none that holds anything
         }
     }
 }
@@ -41,23 +42,28 @@ impl Place {
             !is_auto || config.out.is_some(),
             "resume auto needs the folder of the run: name it with --out"
         );
-        let path = match &config.out {
+        let (path, made) = match &config.out {
             Some(out) => {
+                let made = absent(out);
                 create_dir_all(out)
                     .with_context(|| format!("cannot make folder {}", out.display()))?;
-                out.clone()
+                (out.clone(), made)
             }
-            None => fresh(Path::new(RUNS))?,
+            None => {
+                let path = fresh(Path::new(RUNS))?;
+                (path.clone(), vec![path])
+            }
         };
-        let lock = Some(Lock::take(&path)?);
-        Ok(Place { path, is_fresh: config.out.is_none(), is_again: false, lock })
+        let mut place = Place { path, made, is_again: false, lock: None };
+        place.lock = Some(Lock::take(&place.path)?);
+        Ok(place)
     }
 
     /// Takes the folder of a run under way from a rank that has died.
     pub fn take_over(path: PathBuf) -> Result<Place> {
         create_dir_all(&path).with_context(|| format!("cannot make folder {}", path.display()))?;
         let lock = Some(Lock::take(&path)?);
-        Ok(Place { path, is_fresh: false, is_again: true, lock })
+        Ok(Place { path, made: Vec::new(), is_again: true, lock })
     }
 
     /// Where it is.
@@ -134,6 +140,12 @@ impl Place {
     pub(super) fn before(&self, config: &Config) -> Option<toml::Table> {
         if self.goes_on(config) { settings_in(&self.path).ok() } else { None }
     }
+}
+
+/// The folder and those above it that are not there, the innermost first.
+fn absent(folder: &Path) -> Vec<PathBuf> {
+    let up = folder.ancestors().filter(|path| !path.as_os_str().is_empty());
+    up.take_while(|path| path.symlink_metadata().is_err()).map(Path::to_path_buf).collect()
 }
 
 /// Whether a run in `folder` goes on there, and does not begin with the checkpoint of another.

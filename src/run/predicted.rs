@@ -6,7 +6,7 @@ use anyhow::Result;
 use chimera_core::analyze::Network;
 use chimera_core::update::Update;
 
-use super::available_memory::free_memory;
+use super::available_memory::{free_memory, resident};
 use super::{Run, Transformer};
 use crate::plan::{Advice, Cluster, Prediction, Speed, times_of};
 use crate::profile::{ProfiledTimes, ReferenceTime};
@@ -57,8 +57,13 @@ impl Run {
 
     fn predict(&self) -> Result<Option<Prediction>> {
         let Some(times) = self.profiled()? else { return Ok(None) };
-        self.held_before(); // what the reference work leaves is used by the training
+        let held = || resident(Path::new("/"));
+        let before = held();
         let reference = self.reference_now(&times)?;
+        // The training uses the memory that the reference work leaves, and its code beside.
+        let before = before.zip(held());
+        let before = before.map(|(before, now)| before.bytes - before.of_files + now.of_files);
+        let _ = self.before.set(before);
         let Transformer { model, cuts, .. } = &self.subject;
         Prediction::of(&times, reference, &self.course, model, cuts).map(Some)
     }

@@ -61,7 +61,9 @@ impl<S: Subject> Run<S> {
             &mut |worker, start| worker.recover_with(job_now, start, &mut stage);
         let trained = catch_unwind(AssertUnwindSafe(|| {
             let (worker, log) = (&mut worker, &mut log);
-            Steps { run: self, worker, recover, rank, watch, log, survivor }.train(is_initial)
+            let steps =
+                Steps { run: self, worker, recover, rank, watch, log, survivor, since: first };
+            steps.train(is_initial)
         }));
         match &trained {
             Ok(trained) => {

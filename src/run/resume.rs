@@ -100,6 +100,11 @@ impl<S: Subject> Run<S> {
         joined.or_else(resumed).unwrap_or(0)
     }
 
+    /// Windows without a border that were trained again before the first step.
+    pub fn n_repeated_before(&self) -> u64 {
+        self.start.as_ref().map_or(0, |checkpoint| checkpoint.manifest().windows.n_repeated())
+    }
+
     /// How it begins, for a process that is to take part in it later.
     pub fn beginning(&self) -> Beginning {
         Beginning {
@@ -145,6 +150,7 @@ impl<S: Subject> Run<S> {
             step,
             updates: counts.updates,
             skipped: counts.skipped,
+            windows: counts.windows,
             samples_per_step: self.course.samples_per_step(),
             next_samples: self.samples_of(step),
             data: self.digest().cloned(),

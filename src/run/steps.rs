@@ -1,11 +1,12 @@
 //! The steps of one rank, and what is done between them: evaluating, telling, tracing, saving.
 
 use std::ops::Range;
+use std::slice;
 
 use anyhow::Result;
 use chimera_core::comm::Comm;
 use chimera_core::device::Device;
-use chimera_core::engine::{Recovered, StepReport, Worker};
+use chimera_core::engine::{Recovered, StepReport, StepTimeline, Worker};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::program::Program;
@@ -34,6 +35,8 @@ pub(super) struct Steps<'s, 'p, 'r, S: Subject, T: Stage, D, C> {
     pub(super) watch: &'s Watch<'r, S::Item>,
     pub(super) log: &'s mut Log<'r>,
     pub(super) survivor: &'s mut Survivor,
+    /// The step that followed the last sound one: a checkpoint that was due since then is due still.
+    pub(super) since: u64,
 }
 
 /// Brings all ranks to one step, each with the stages that it is to hold: [`Worker::recover_with`].
@@ -64,6 +67,8 @@ where
         let saver = run.saver.as_ref().filter(|_| self.watch.by_processes);
         let mut shares = saver.map(|saver| Shares::of(saver, rank));
         let NextStep { mut step, mut stop, mut unsettled } = self.begin(initial)?;
+        // The same on all ranks, also on one that takes a dead one's place.
+        self.since = step.saturating_sub(self.worker.n_skipped_in_a_row());
         let mut in_turn = InTurn::of(&run.course);
         let mut saved = None;
         if !unsettled.is_empty() {
@@ -101,21 +106,19 @@ where
                 self.worker.check_replicas()?;
             }
             // What fewer ranks do is no part of a picture of all, nor are steps by another program.
-            let is_bordered = reports.iter().any(|report| report.is_bordered);
-            let is_whole_run = self.survivor.fewer.is_none() && is_given && !is_bordered;
+            let is_whole_run = self.survivor.fewer.is_none() && is_given;
             if is_whole_run {
                 let program = if is_whole { run.program() } else { run.last_program() };
                 self.trace(program, began..step)?;
             }
             let is_near_end = n_steps - step < N_TIMELINES * (step - began) && is_whole_run;
             if rank.index() < program.placement().n_workers() && is_whole && is_near_end {
-                let (events, waits, _) = self.worker.timeline()?;
-                let ran = RankRun { events: events.to_vec(), waits: waits.to_vec() };
-                self.survivor.trained.runs.push(ran);
+                self.keep_timeline(began, &reports)?;
             }
             saved = self.settle(&reports, stop, &mut shares)?.or(saved);
         }
         self.survivor.trained.n_steps = step;
+        self.survivor.trained.choose_runs();
         if let Some(shares) = shares {
             self.survivor.trained.saved = shares.finish(&mut gather::all_gather(self.worker))?;
         }
@@ -183,10 +186,12 @@ where
         shares: &mut Option<Shares<'r>>,
     ) -> Result<Option<u64>, Fault> {
         let (Some(first), Some(last)) = (reports.first(), reports.last()) else { return Ok(None) };
-        let (began, step) = (first.step, last.step + 1);
+        let (began, step) = (first.step.min(self.since), last.step + 1);
         let is_done = step == self.run.config().steps;
         let (is_last, is_skipped) = (is_done || is_last, last.skipped.is_some());
-        let is_saved = self.save(&State { began, step, is_done, is_last, is_skipped }, shares)?;
+        let state = State { began, step, is_done, is_last, is_skipped };
+        let is_saved = self.save(&state, shares)?;
+        self.since = state.next_began();
         self.survivor.settled = step;
         self.survivor.trained.last = Some(last.clone());
         Ok(is_saved.then_some(step))
@@ -209,7 +214,11 @@ where
             let _ = shares.finish(&mut gather::all_gather(self.worker));
         }
         let mut reports = ran?;
-        if self.log.is_kept() {
+        if self.log.is_kept() && !self.worker.bordered_steps().is_empty() {
+            for (report, ran) in reports.iter().zip(self.worker.bordered_steps()) {
+                self.log.steps(slice::from_ref(report), &ran.events, &ran.waits);
+            }
+        } else if self.log.is_kept() {
             let (events, waits, _) = self.worker.timeline()?;
             self.log.steps(&reports, events, waits);
         }
@@ -217,12 +226,13 @@ where
         Ok(reports)
     }
 
-    /// Evaluates where that is due, and lets rank 0 tell of steps that it has not told of.
+    /// Evaluates where that is due, and lets rank 0 tell of steps that it has not told of. The loss stands at the last step,
+    /// after which the weights are those that are evaluated: in a window no others are there.
     fn tell(&mut self, reports: &mut [StepReport]) -> Result<(), Fault> {
         if let Some(HeldOut { data, n_samples }) = &self.watch.held_out
-            && let Some(at) = reports.iter().rposition(|report| self.is_evaluated(report.step))
+            && reports.iter().any(|report| self.is_evaluated(report.step))
+            && let Some(report) = reports.last_mut()
         {
-            let report = &mut reports[at];
             let loss = self.worker.evaluate(report.step, &**data, *n_samples)?;
             report.validation_loss = Some(loss);
         }
@@ -245,7 +255,7 @@ where
         Ok(())
     }
 
-    /// Whether the weights are evaluated after `step`.
+    /// Whether an evaluation is due after `step`.
     fn is_evaluated(&self, step: u64) -> bool {
         let every = self.run.config().eval_every;
         every > 0 && (step + 1).is_multiple_of(every)
@@ -258,15 +268,53 @@ where
         self.run.config().times_kernels() && recorder.is_some_and(|recorder| recorder.wants(&steps))
     }
 
-    /// Tells the trace what was done in `steps`, if there is one.
+    /// Tells the trace what was done in `steps`, a run of `program`, if there is one: step by step where a border was put
+    /// between them.
     fn trace(&mut self, program: &'r Program, steps: Range<u64>) -> Result<(), Fault> {
         let recorder = self.watch.recorder.as_ref().filter(|recorder| recorder.wants(&steps));
         let Some(recorder) = recorder else { return Ok(()) };
-        if self.watch.by_processes {
-            return gather::record(self.worker, self.rank, recorder, program, steps);
+        let bordered = program.bordered().filter(|_| !self.worker.bordered_steps().is_empty());
+        let ran: Vec<_> = match bordered {
+            Some(bordered) => {
+                let each = steps.map(|step| (bordered, step..step + 1));
+                each.zip(self.worker.bordered_steps().iter().cloned()).collect()
+            }
+            None => {
+                let (events, waits, kernels) = self.worker.timeline()?;
+                let (events, waits, kernels) = (events.to_vec(), waits.to_vec(), kernels.to_vec());
+                vec![((program, steps), StepTimeline { events, waits, kernels })]
+            }
+        };
+        for ((program, steps), own) in ran.iter().filter(|((_, steps), _)| recorder.wants(steps)) {
+            let (rank, steps) = (self.rank, steps.clone());
+            if self.watch.by_processes {
+                gather::record(self.worker, rank, recorder, (program, steps), own)?;
+            } else {
+                let StepTimeline { events, waits, kernels } = own;
+                recorder.add(&Did { rank, program, steps, events, waits, kernels })?;
+            }
         }
-        let (rank, (events, waits, kernels)) = (self.rank, self.worker.timeline()?);
-        recorder.add(&Did { rank, program, steps, events, waits, kernels })
+        Ok(())
+    }
+
+    /// Keeps what this rank did in the run of the program that began with a step, or in each step where a border was put
+    /// between them.
+    fn keep_timeline(&mut self, began: u64, reports: &[StepReport]) -> Result<(), Fault> {
+        let trained = &mut self.survivor.trained;
+        let bordered = self.worker.bordered_steps();
+        if !bordered.is_empty() {
+            for (report, ran) in reports.iter().zip(bordered) {
+                let (events, waits) = (ran.events.clone(), ran.waits.clone());
+                trained.bordered_runs.push(RankRun { step: report.step, events, waits });
+            }
+            let n_over = trained.bordered_runs.len().saturating_sub(N_TIMELINES as usize);
+            trained.bordered_runs.drain(..n_over);
+            return Ok(());
+        }
+        let (events, waits, _) = self.worker.timeline()?;
+        let (events, waits) = (events.to_vec(), waits.to_vec());
+        trained.runs.push(RankRun { step: began, events, waits });
+        Ok(())
     }
 
     /// Saves a run that ends before `step`, unless that is what was `saved` last, or where the run has begun and can begin

@@ -1,6 +1,7 @@
 //! What a run leaves.
 
 use std::collections::HashSet;
+use std::mem::take;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
@@ -30,8 +31,13 @@ pub struct Trained {
     pub has_discarded: bool,
     /// Forwards in turn of the last program, where that was chosen while training.
     pub in_turn: Option<u32>,
-    /// What the workers of the first group did in the last runs of the program, each from its own start.
+    /// What the workers of the first group did in the last runs of [a program](Trained::drawn_program), each from its own
+    /// start.
     pub timelines: Vec<Timeline>,
+    /// The first step of the last of the timelines.
+    pub drawn_step: Option<u64>,
+    /// Whether the timelines are of single steps with a border, since none of the last windows was without.
+    pub is_bordered: bool,
     /// When these workers waited, and for what, by timeline.
     pub waits: Vec<Vec<Wait>>,
     /// What each kernel took in the steps that the trace shows, over all ranks, where kernels are timed: the longest first.
@@ -81,6 +87,8 @@ impl Trained {
             has_discarded: false,
             in_turn: None,
             timelines: Vec::new(),
+            drawn_step: None,
+            is_bordered: false,
             waits: Vec::new(),
             kernels: Vec::new(),
             process: None,
@@ -104,6 +112,12 @@ impl Trained {
         self.kernels = kernels;
         self.unwritten = unsaved.or(untraced);
         self
+    }
+
+    /// The program whose runs the timelines are of.
+    pub fn drawn_program<'r, S: Subject>(&self, run: &'r Run<S>) -> &'r Program {
+        let program = run.program();
+        program.bordered().filter(|_| self.is_bordered).unwrap_or(program)
     }
 
     /// Measured makespan over the makespan that the measured ops would have without any overhead: the
@@ -138,6 +152,10 @@ pub struct RankTrained {
     pub(super) weights: Vec<(Param, Vec<f32>)>,
     /// What a rank of the first group did, by run of the program.
     pub(super) runs: Vec<RankRun>,
+    /// What a rank of the first group did in steps of windows that were trained step by step, with a border.
+    pub(super) bordered_runs: Vec<RankRun>,
+    /// Whether `runs` are steps with a border.
+    pub(super) is_bordered: bool,
     /// Of ranks that save together.
     pub(super) saved: Saved,
 }
@@ -145,11 +163,21 @@ pub struct RankTrained {
 /// What a rank did in a run of the program, and when it waited.
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct RankRun {
+    /// The first step.
+    pub(super) step: u64,
     pub(super) events: Vec<Event>,
     pub(super) waits: Vec<Wait>,
 }
 
 impl RankTrained {
+    /// Takes steps with a border for the runs of the program, if there are no others.
+    pub(super) fn choose_runs(&mut self) {
+        if self.runs.is_empty() && !self.bordered_runs.is_empty() {
+            (self.runs, self.is_bordered) = (take(&mut self.bordered_runs), true);
+        }
+        self.bordered_runs.clear();
+    }
+
     /// Of another process, which says only what it did.
     pub(super) fn did(runs: Vec<RankRun>) -> RankTrained {
         RankTrained { runs, ..RankTrained::default() }
@@ -160,12 +188,13 @@ pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
     let Some(first) = ranks.first() else { bail!("no rank was trained") };
     let (n_steps, last, has_discarded) = (first.n_steps, first.last.clone(), first.has_discarded);
     let (steps_s, in_turn) = (first.steps_s.clone(), first.in_turn);
-    let n_timelines = ranks.first().map_or(0, |r| r.runs.len());
+    let (drawn_step, is_bordered) = (first.runs.last().map(|run| run.step), first.is_bordered);
+    let n_timelines = first.runs.len();
     let mut timelines = vec![Timeline::default(); n_timelines];
     let mut waits = vec![Vec::new(); n_timelines];
     let mut weights = Vec::new();
     for rank in ranks {
-        for (run, RankRun { events, waits: of_rank }) in rank.runs.into_iter().enumerate() {
+        for (run, RankRun { events, waits: of_rank, .. }) in rank.runs.into_iter().enumerate() {
             let (Some(timeline), Some(waits)) = (timelines.get_mut(run), waits.get_mut(run)) else {
                 break;
             };
@@ -187,5 +216,16 @@ pub(super) fn merge(ranks: Vec<RankTrained>) -> Result<Trained> {
         }
     }
     let after = Trained::after(n_steps);
-    Ok(Trained { weights, last, steps_s, has_discarded, in_turn, timelines, waits, ..after })
+    Ok(Trained {
+        weights,
+        last,
+        steps_s,
+        has_discarded,
+        in_turn,
+        timelines,
+        drawn_step,
+        is_bordered,
+        waits,
+        ..after
+    })
 }

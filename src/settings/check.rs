@@ -16,6 +16,8 @@ use super::{
     ByteSize, DataWeights, Layout, OPTIONS, Opt, RecomputedStages, Speeds, StepRange, peers,
 };
 
+/// What other programs call standard input and output, for which no file of this name is to be made.
+const STANDARD: &str = "-";
 /// Characters of a refused text that are shown.
 const SHOWN: usize = 200;
 
@@ -62,6 +64,9 @@ pub(super) fn check(option: &Opt, value: Value) -> Result<Value, String> {
                 Some(format!("{why}; or choose balanced or auto"))
             }
             Kind::Weights => text.parse::<DataWeights>().err(),
+            Kind::Path if text == STANDARD => {
+                Some("name a file or folder, not standard input or output (`./-` is one that is called so)".into())
+            }
             _ => None,
         });
         return Err(match why {
@@ -100,7 +105,8 @@ impl Kind {
             (Kind::Loopback, Value::String(text)) => {
                 text.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
             }
-            (Kind::Text(_) | Kind::Path, Value::String(text)) => !text.is_empty(),
+            (Kind::Text(_), Value::String(text)) => !text.is_empty(),
+            (Kind::Path, Value::String(path)) => !path.is_empty() && path != STANDARD,
             (Kind::Paths, Value::Array(paths)) => {
                 paths.iter().all(|path| path.as_str().is_some_and(|path| !path.is_empty()))
             }

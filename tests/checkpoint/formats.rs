@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use chimera::core::engine::Counts;
-use chimera::formats::checkpoint::{Checkpoint, Disk};
+use chimera::core::engine::{Counts, Optimizer, StateTensor};
+use chimera::core::stage::{Init, Param};
+use chimera::formats::checkpoint::{Checkpoint, Disk, Manifest, Store, moments};
 
-use super::{prepare, train};
+use super::{at, numbers, prepare, train};
 use crate::command::{chimera, folder};
 
 const MODEL: &str =
@@ -27,7 +28,7 @@ fn the_first_format_is_read() {
     let checkpoint = Checkpoint::open(&path).expect("a checkpoint");
     let manifest = checkpoint.manifest();
     assert_eq!((manifest.format, manifest.settings.contains_key("model")), (1, false));
-    assert_eq!(manifest.counts(), Counts { updates: 2, skipped: 0 });
+    assert_eq!(manifest.counts(), Counts { updates: 2, ..Counts::default() });
     let options = format!("{MODEL} --data {}", fixture("ids.bin").display());
     let changes = prepare(&options).resume(Some(checkpoint)).expect("resumes");
     assert!(changes.is_empty(), "{changes:?}");
@@ -37,4 +38,33 @@ fn the_first_format_is_read() {
     for (report, expected) in reports.iter().zip(LOSSES) {
         assert!((report.loss - expected).abs() < 1e-5, "{} is not {expected}", report.loss);
     }
+}
+
+/// Earlier programs kept a second moment for SGD, which it never used.
+#[test]
+fn a_second_moment_of_sgd_is_left_out() {
+    let (whole, earlier, half) = (folder(), folder(), folder());
+    let options = "--optimizer sgd --lr 0.1 --depth 2 --save-every 3";
+    let (all, trained) = train(options, None, whole.path(), Disk::default()).expect("trains");
+    let checkpoint = Checkpoint::open(&at(whole.path(), 3)).expect("a checkpoint");
+    assert_eq!(checkpoint.manifest().optimizer_state, ["m"]);
+    let tensors = checkpoint.shapes().into_iter().map(|(name, shape)| {
+        let param = Param::new(name, shape.clone(), Init::Zeros);
+        let mut tensor = checkpoint.tensor(&param, &Optimizer::sgd()).expect("whole");
+        let elements = vec![0.0; param.n_elements()].into();
+        tensor.state.push(StateTensor { name: "v", shape, elements });
+        tensor
+    });
+    let written = Manifest {
+        optimizer_state: moments(),
+        shards: Vec::new(),
+        ..checkpoint.manifest().clone()
+    };
+    Store::of(earlier.path()).save(written, &[tensors.collect()]).expect("a checkpoint");
+    let from = at(earlier.path(), 3);
+    let (rest, again) = train(options, Some(&from), half.path(), Disk::default()).expect("trains");
+    assert_eq!(numbers(&rest), numbers(&all[3..]));
+    assert!(again.weights == trained.weights);
+    let last = Checkpoint::open(&at(half.path(), 6)).expect("a checkpoint");
+    assert_eq!(last.manifest().optimizer_state, ["m"]);
 }

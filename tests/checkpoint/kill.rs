@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
-use chimera::core::engine::{Optimizer, Snapshot, StateTensor};
+use chimera::core::engine::{Optimizer, Snapshot, StateTensor, WindowHistory};
 use chimera::core::fault::Class;
 use chimera::core::stage::{Init, Param};
 use chimera::formats::checkpoint::{Checkpoint, Disk, FORMAT, Manifest, Store, moments};
@@ -22,6 +22,7 @@ fn manifest(step: u64) -> Manifest {
         step,
         updates: step,
         skipped: 0,
+        windows: WindowHistory::default(),
         samples_per_step: 1,
         next_samples: String::new(),
         data: None,

@@ -4,6 +4,8 @@
 use std::fs::{read_dir, read_to_string, write};
 use std::path::Path;
 
+use chimera::settings::Resume;
+
 use crate::command::{chimera, folder};
 
 const SCHEDULES: &str = include_str!("../../docs/schedules.md");
@@ -11,6 +13,7 @@ const SIMULATION: &str = include_str!("../../docs/simulation.md");
 const OWN_SCHEDULES: &str = include_str!("../../docs/own-schedules.md");
 const OPTIONS: &str = include_str!("../../docs/options.md");
 const PLANNING: &str = include_str!("../../docs/planning.md");
+const CHECKPOINTS: &str = include_str!("../../docs/checkpoints.md");
 
 /// The files of the pages: the JSON of one, and what its text says is wrong with others.
 fn files() -> [(&'static str, String); 5] {
@@ -48,6 +51,16 @@ fn files() -> [(&'static str, String); 5] {
 /// What stands on a page between each `start` and the end of its block.
 fn blocks(page: &'static str, start: &str) -> impl Iterator<Item = &'static str> {
     page.split(start).skip(1).map(|rest| rest.split("\n```").next().unwrap_or_default())
+}
+
+#[test]
+fn the_page_of_checkpoints_names_all_that_a_resume_may_change_and_tells() {
+    let row = CHECKPOINTS.lines().find(|line| line.contains("| taken as they are now"));
+    let row = row.expect("a row");
+    let options = chimera::settings::OPTIONS.iter();
+    let told = options.filter(|option| option.resume == Resume::Told).map(|option| option.name);
+    let missing: Vec<_> = told.filter(|name| !row.contains(&format!("`{name}`"))).collect();
+    assert_eq!(missing, [""; 0]);
 }
 
 #[test]

@@ -30,8 +30,9 @@ fn documents_are_kept_apart() {
     let described = read_to_string(folder.path().join("a.bin.json")).expect("a description");
     let described: Value = serde_json::from_str(&described).expect("JSON");
     assert_eq!(described["end_of_text"]["documents"], 3);
-    let sizes = ["1.jsonl", "2.md"].map(|name| folder.path().join("texts").join(name));
-    let bytes: u64 = sizes.iter().map(|text| text.metadata().expect("a text").len()).sum();
+    let bytes = text.replace('\0', "").len();
+    let encoded = format!("{} tokens of {bytes} bytes of text ", text.len());
+    assert!(said.contains(&encoded), "what stands around a text is none of it: {said}");
     let source = json!({"path": format!("{place}/texts"), "bytes": bytes});
     assert_eq!(described["sources"], json!([source]), "a folder is named once");
 
@@ -78,6 +79,9 @@ fn a_byte_order_mark_is_no_text() {
         bytes.as_chunks().0.iter().map(|id| u16::from_le_bytes(*id)).collect::<Vec<_>>()
     };
     assert_eq!(ids("gpt2"), [15496]);
+    let described = read_to_string(folder.path().join("gpt2.bin.json")).expect("a description");
+    let described: Value = serde_json::from_str(&described).expect("JSON");
+    assert_eq!(described["sources"][0]["bytes"], 5);
     assert_eq!(ids("bytes")[..4], [0xef, 0xbb, 0xbf, u16::from(b'H')]);
 }
 
@@ -133,7 +137,12 @@ fn steps_without_targets_have_no_loss() {
     let place = folder.path().display();
     let line = format!("{{\"q\": \"{}\", \"a\": \"answer\"}}\n", "?".repeat(60));
     write(folder.path().join("x.jsonl"), line.repeat(40)).expect("a file");
-    succeed(&format!("prepare {place}/x.jsonl --prompt-field q --field a --out {place}/x.bin"));
+    let prepare = format!("prepare {place}/x.jsonl --prompt-field q --field a --out {place}/x.bin");
+    let said = succeed(&prepare).stdout;
+    assert!(
+        said.contains(" of 2640 bytes of text "),
+        "40 prompts of 60 bytes, answers of 6: {said}"
+    );
     let train = "train --layers 2 --depth 2 --hidden 8 --heads 2 --context 8 --steps 12 --threads 1 --micro-batches 2 \
                  --micro-batch-size 1 --schedule 1f1b";
     let ran = succeed(&format!("{train} --data {place}/x.bin --out {place}/run --log {place}/log"));

@@ -78,9 +78,31 @@ fn several_pipes_are_several_files() {
         let wrote = ok(&format!("{export} --out {}", at(out)));
         assert!(wrote.starts_with(&format!("wrote {}\n", at(first))), "{wrote}");
     }
+    assert!(refused(&format!("{export} --out -"), 2).contains("2 pipes"), "standard output is one");
     // With one micro-batch there is one pipe that has work.
     let one = ok("schedule export chimera --micro-batches 1 --format pytorch-csv");
     assert_eq!(one, "0F0,0B0\n1F0,1B0\n2F0,2B0\n3F0,3B0\n");
+}
+
+/// `-` is standard output where what is written can go there, and never a file.
+#[test]
+fn a_dash_is_standard_output() {
+    let export = "schedule export 1f1b --depth 2 --format json";
+    assert_eq!(ok(&format!("{export} --out -")), ok(export));
+    let benched = ok("comm bench --out -");
+    assert!(benched.contains("\"alpha_s\""), "{benched}");
+    for line in [
+        "simulate 1f1b --trace -",
+        "schedule gallery --out -",
+        "prepare text.txt --out -",
+        "report run --out -",
+        "export model --out -",
+        "checkpoint export step --out -",
+        "selftest --json -",
+    ] {
+        let why = refused(line, 2);
+        assert!(why.contains("this cannot go to standard output: name a file"), "{line}: {why}");
+    }
 }
 
 #[test]

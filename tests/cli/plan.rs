@@ -60,7 +60,8 @@ fn what_was_said_is_not_chosen() {
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
     let (table, command) = ran.stdout.trim().rsplit_once('\n').expect("lines");
     assert!(
-        table.contains("\n1 configurations fit") && table.contains("chimera doubling"),
+        table.contains("\n1 configuration fits into 1 GiB a rank, ")
+            && table.contains("chimera doubling"),
         "{table}"
     );
     check(command);
@@ -116,6 +117,12 @@ fn data_sheets_answer_what_is_not_given() {
     assert!(given["command"].as_str().is_some_and(|line| line.contains("--precision f32")));
     let ran = chimera("plan --ranks 32 --batch 512 --hardware p100-piz-daint --preset bert-48");
     assert!(ran.stdout.contains("60 % .. 30 %") && ran.stdout.contains("\nnot measured: "));
+    let part = " a rank (92 % of the data sheet's memory), ";
+    assert!(ran.stdout.contains(part), "{}", ran.stdout);
+    let job = "plan --ranks 1 --batch 8 --hardware h100-sxm --preset tiny --memory 40GiB";
+    let given = chimera(job).stdout;
+    assert!(given.contains(" into 40 GiB a rank, ") && !given.contains(part), "{given}");
+    assert!(given.contains("  one rank  ") && !given.contains("data parallel"), "{given}");
     assert!(ran.stdout.contains("mpirun -n 32 --map-by ppr:1:node "), "{}", ran.stdout);
     let ran = chimera("plan --ranks 8 --batch 64 --hardware abacus");
     assert_eq!(ran.code, Some(2));
@@ -206,6 +213,7 @@ fn what_cannot_be_planned_is_refused() {
         ("--memory 1GiB --schedule auto", "leave it out, or name a schedule"),
         ("--memory 1GiB --schedule pipedream", "choose a synchronous schedule"),
         ("--memory 1GiB --depth 3", "leave no way to train"),
+        ("--memory 1GiB --depth 3", "--ranks must be a multiple of the depth, 3"),
         ("--memory 1GiB --heads 5", "heads"),
         (
             "--memory 1GiB --data none.bin",

@@ -196,6 +196,48 @@ fn memory_decides_what_fits() {
     let ran = memory(1000);
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
     assert!(ran.stderr.contains("fits into 1000 B a rank: the smallest, gpipe"), "{}", ran.stderr);
+    assert!(ran.stderr.contains(" for what the running op makes); "), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("logits"), "{}", ran.stderr);
+}
+
+/// Steps of some seconds make parts of a sample in each.
+#[test]
+fn samples_per_second_have_digits_whatever_their_size() {
+    let folder = folder();
+    let file = even(folder.path(), 1);
+    let ran = chimera(&format!("plan --ranks 1 --batch 1 --memory 1GiB --costs {file}"));
+    let row: Vec<&str> = ran.stdout.lines().nth(1).expect("a row").split_whitespace().collect();
+    assert_eq!(row[..2], ["3", "0.3333"], "{}", ran.stdout);
+    let fit =
+        "\n1 configuration fits into 1 GiB a rank, 0 do not; times are of the 1 layer in the file";
+    assert!(ran.stdout.contains(fit) && ran.stdout.contains("  one rank  "), "{}", ran.stdout);
+}
+
+/// Some editors begin a file with a byte order mark.
+#[test]
+fn a_byte_order_mark_is_no_part_of_the_layers() {
+    let folder = folder();
+    let file = folder.path().join("marked.json");
+    let layers = std::fs::read_to_string(example()).expect("the example");
+    write(&file, format!("\u{feff}{layers}")).expect("a file");
+    let marked = plan(&file.display().to_string(), "--top 1");
+    assert_eq!(marked.code, Some(0), "{}", marked.stderr);
+    assert_eq!(marked.stdout, plan(&example(), "--top 1").stdout);
+}
+
+/// The shape is the file's, and the batch has to be what that makes.
+#[test]
+fn a_timetable_of_another_batch_is_told_with_its_shape() {
+    let folder = folder();
+    let mine = folder.path().join("mine.json");
+    write(&mine, chimera("schedule show 1f1b --json").stdout).expect("a file");
+    let (layers, mine) = (even(folder.path(), 8), mine.display().to_string());
+    let ran = plan(&layers, &format!("--schedule {mine}"));
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
+    let why = format!(
+        "the timetable in {mine} has D = 4 and N = 4, and --batch must be W x N x B = 1 x 4 x 1 = 4"
+    );
+    assert!(ran.stderr.contains(&why), "{}", ran.stderr);
 }
 
 #[test]

@@ -177,8 +177,24 @@ fn an_earlier_end_is_told_apart() {
     done(&run);
     let summary = read_to_string(run.join("summary.json")).expect("a summary");
     write(run.join("summary.json"), summary.replace("\"steps\":3", "\"steps\":2")).expect("a file");
+    let trace = read_to_string(run.join("planned.trace.json")).expect("a trace");
+    let held = r#""traceEvents":[{"ph":"C","name":"activation memory","pid":0,"ts":0,"args":{"bytes":7.0}},"#;
+    write(run.join("planned.trace.json"), trace.replace("\"traceEvents\":[", held))
+        .expect("a file");
     let page = page(&run);
-    assert!(page.contains("this is of its end after 2 steps"), "{page}");
+    for (section, earlier) in [
+        ("Planned and measured timeline", &["this is"; 2][..]),
+        ("Memory", &["the curves are"]),
+        ("Errors of the prediction", &["this is"]),
+        ("Advice", &["what it said of itself is"]),
+    ] {
+        let content = page.split(&format!("<h2>{section}</h2>")).nth(1).expect(section);
+        let content = content.split("</section>").next().expect("its end");
+        let notes = content.matches("The run has gone on since: ").count();
+        assert_eq!(notes, earlier.len(), "{section}: {content}");
+        let note = format!("{} of its end after 2 steps.", earlier[0]);
+        assert!(content.contains(&note), "{section}: {content}");
+    }
     assert!(!page.contains("validation loss at the end"), "{page}");
 }
 
@@ -250,6 +266,68 @@ fn what_is_no_run_is_refused() {
     let ran = chimera(&format!("report {} {out}", folder.path().display()));
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
     assert!(ran.stderr.contains("cannot write none/page.html"), "{}", ran.stderr);
+}
+
+/// Of steps that are no whole windows, the last window is the last whole one.
+#[test]
+fn a_window_of_steps_is_called_one() {
+    let folder = folder();
+    let run = folder.path().join("run");
+    let model = "--layers 2 --hidden 16 --heads 2 --context 16 --depth 2 --micro-batches 2";
+    let window = "--schedule 1f1b --tied false --clip 0 --border free --window 3 --steps 8";
+    let data = text(&folder);
+    let ran = chimera(&format!(
+        "train {model} {window} --data {} --no-save --out {}",
+        data.display(),
+        run.display()
+    ));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stdout.contains("the last window of 3 steps as it ran"), "{}", ran.stdout);
+    let page = page(&run);
+    for part in [
+        "measured: the last window of 3 steps, of the first group of ranks",
+        "<td>window of 3 steps</td>",
+        "<button id=\"fit\">whole window of 3 steps</button>",
+    ] {
+        assert!(page.contains(part), "{part}: {page}");
+    }
+    assert!(!page.contains("<td>step</td>"), "{page}");
+    let drawn = drawn(&page);
+    for name in ["planned", "measured"] {
+        let slices = drawn[name]["slices"].as_array().expect("pieces");
+        let n_forwards = slices.iter().filter(|slice| slice[4] == "forward").count();
+        assert_eq!(
+            n_forwards,
+            2 * 2 * 3,
+            "{name}: on two ranks, of two micro-batches, in three steps"
+        );
+        let trace = read_to_string(run.join(format!("{name}.trace.json"))).expect("a trace");
+        assert!(trace.contains("\"steps 3 to 5\""), "{name}");
+    }
+}
+
+#[test]
+fn without_a_name_it_is_of_the_newest_run() {
+    let folder = folder();
+    let here = |line: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_chimera"));
+        command.current_dir(folder.path()).args(line.split_whitespace()).output().expect("runs")
+    };
+    for line in ["report", "top"] {
+        let refused = here(line);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(2), "{line}: {said}");
+        assert!(said.contains("there is no run in runs/: name its folder"), "{line}: {said}");
+    }
+    create_dir(folder.path().join("runs")).expect("a folder");
+    for name in ["0001", "0002"] {
+        run(&folder.path().join("runs").join(name));
+    }
+    let ran = here("report");
+    let newest = Path::new("runs").join("0002").join("report.html");
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), format!("report: {}\n", newest.display()));
+    assert!(folder.path().join(newest).is_file());
+    assert!(!folder.path().join("runs/0001/report.html").exists());
 }
 
 #[test]

@@ -85,6 +85,9 @@ fn show_draws_one_line_per_worker() {
     }
     let drawn = ok("schedule show chimera --depth 4 --micro-batches 4");
     assert!(drawn.starts_with("P0 0 1 . 2 2'- 3 3'- . 0'- . . 1'-\n"), "{drawn}");
+    let uneven = ok("schedule show 1f1b --forward 0.37 --backward 0.77");
+    let longest = uneven.lines().filter(|line| line.starts_with('P')).map(str::len).max();
+    assert_eq!(longest, Some("P0 ".len() + 100), "{uneven}");
 }
 
 #[test]

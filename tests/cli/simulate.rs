@@ -23,7 +23,21 @@ fn what_has_no_effect_is_warned_of() {
         ("schedule show 1f1b --chunks 3 --pipes 4 --json", "pipes chunks"),
         ("schedule export gems --format svg --search-time 1", "search-time"),
         ("simulate auto --placement line --scaling halving --waves 3 --search-time 0", "waves"),
-        ("schedule compare 1f1b --pipes 4", ""),
+        ("schedule compare 1f1b --pipes 4", "pipes"),
+        ("schedule compare 1f1b gpipe --pipes 4 --waves 3", "pipes waves"),
+        ("schedule compare 1f1b chimera --pipes 4 --json", ""),
+        ("schedule compare chimera \"1f1b --waves 3\"", "waves"),
+        ("schedule compare --search-time 1", "search-time"),
+        ("simulate 1f1b --sync at-end", "sync"),
+        ("simulate 1f1b --width 5", "width"),
+        ("simulate 1f1b --width 2 --speeds 1,1,1,1,0.5", ""),
+        ("simulate 1f1b --sync eager --gradient-bytes 5 --inside 1,0", "sync"),
+        ("simulate chimera --sync eager --gradient-bytes 5 --inside 1,0", ""),
+        ("simulate 1f1b --width 2 --sync eager --gradient-bytes 5 --inside 1,0", ""),
+        ("simulate 1f1b --saved-bytes 9 --inside 1,0", "saved-bytes"),
+        ("simulate 1f1b --saved-bytes 9 --inside 1,0 --bpipe", ""),
+        ("simulate interleaved --bpipe", "bpipe"),
+        ("schedule show chimera --bpipe", "bpipe"),
     ] {
         let ran = chimera(line);
         assert_eq!(ran.code, Some(0), "{line}: {}", ran.stderr);
@@ -254,7 +268,7 @@ fn a_schedule_is_run_beside_its_simulation() {
 #[test]
 fn work_fills_idle_time() {
     let simulated = simulate(
-        "chimera --depth 4 --micro-batches 4 --sync at-end --work factors=0.5 --work inverses=1 --execute 1e-3",
+        "chimera --depth 4 --micro-batches 4 --work factors=0.5 --work inverses=1 --execute 1e-3",
     );
     assert_eq!([&simulated["makespan"], &simulated["bubble_ratio"]].map(number), [16.0, 0.25]);
     assert!(number(&simulated["measured_makespan"]) > 0.0);
@@ -276,6 +290,14 @@ fn work_fills_idle_time() {
     }
     let drawn = chimera("schedule show chimera --depth 4 --micro-batches 4 --work factors=1");
     assert!(drawn.stdout.contains("P0 0  1  0x 2"), "{}", drawn.stdout);
+    assert!(drawn.stdout.contains("\nwork beside the training: x factors\n"), "{}", drawn.stdout);
+    let two =
+        "schedule show chimera --depth 4 --micro-batches 4 --work factors=0.5 --work inverses=1";
+    let drawn = chimera(two).stdout;
+    let works = "\nwork beside the training: x factors, y inverses\n";
+    assert!(drawn.contains(works) && drawn.contains(" 0y"), "{drawn}");
+    let drawn = chimera(&format!("{two} --format svg")).stdout;
+    assert!(drawn.contains(">work: factors<") && drawn.contains(">work: inverses<"), "{drawn}");
 }
 
 /// Passes on the critical path are the paper's, and so is their sum where stages are equal and messages free.

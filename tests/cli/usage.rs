@@ -137,6 +137,9 @@ fn empty_paths_are_no_paths() {
     for option in ["log", "tensorboard", "out", "metrics", "trace", "data", "save", "resume"] {
         refuse(&format!("--{option} \"\""), "it must be a text that is not empty");
     }
+    for option in ["log", "tensorboard", "metrics", "trace", "save"] {
+        refuse(&format!("--{option} -"), "name a file or folder, not standard input or output");
+    }
 }
 
 #[test]

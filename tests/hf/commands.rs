@@ -42,6 +42,22 @@ fn the_likeliest_tokens_are_those_of_the_logits() {
     assert_eq!(ran["text"], text.join(" "));
 }
 
+/// Beyond the context the oldest tokens are left out; more than the model has positions for cannot be looked back at.
+#[test]
+fn a_context_beyond_the_models_is_refused() {
+    let tied = fixture("tied");
+    let generate = format!("generate --model {} --prompt 3 --tokens 1", tied.display());
+    for context in [17, 1 << 20] {
+        let said = refusal(&format!("{generate} --context {context}"));
+        let why = format!(
+            "a context of {context} tokens is longer than the model's, which has positions for 16: choose a smaller --context"
+        );
+        assert!(said.contains(&why), "{said}");
+    }
+    let ran = chimera(&format!("{generate} --context 16"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+}
+
 #[test]
 fn a_text_ends_before_a_stop_string() {
     let tied = fixture("tied");

@@ -148,6 +148,7 @@ fn every_step_of_a_window_is_reported() {
         assert_eq!(trained.last.as_ref(), reports.last());
         assert_eq!((trained.n_steps, reports.len()), (5, 5));
         assert!(reports.iter().all(|r| r.loss > 0.0 && r.grad_norm > 0.0 && r.lr > 0.0));
+        assert_eq!((trained.drawn_step, trained.is_bordered), (Some(0), false));
         let cells = trained.timelines[0].events.len();
         assert!(trained.timelines.len() == 1 && cells >= 2 * 2 * 12, "one whole window of {cells}");
     }
@@ -262,6 +263,79 @@ fn a_free_border_leaves_the_weights_as_they_are() {
         weights(&format!("halves-{name}"), &first);
         assert!(weights(&format!("halves-{name}"), &rest) == bound, "{schedule}, resumed");
     }
+}
+
+/// Gradients are clipped in every step, so the second window in a row that is wrong is followed by one with borders.
+#[test]
+fn repeated_windows_are_counted_over_a_resume() {
+    let folder = folder();
+    let data = text(&folder);
+    let run = |name: &str, options: &str| {
+        let out = folder.path().join(name);
+        let ran = chimera(&format!(
+            "train {MODEL} --data {} --depth 2 --tied false --schedule zb-h2 --border free --window 2 --clip 0.001 \
+             --lr-schedule constant --warmup 1 --save-every 4 --resume auto --out {} {options}",
+            data.display(),
+            out.display()
+        ));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let metrics = std::fs::read_to_string(out.join("metrics.jsonl")).expect("metrics");
+        let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        let repeated: Vec<_> = lines.map(|line| line["repeated"].as_u64().unwrap_or(0)).collect();
+        (repeated, ran.stderr)
+    };
+    let (whole, _) = run("whole", "--steps 8");
+    assert_eq!(whole, [1, 1, 2, 2, 2, 2, 3, 3], "the third window is trained with borders");
+    run("halves", "--steps 4");
+    let (halves, told) = run("halves", "--steps 8");
+    assert_eq!(halves, whole);
+    assert!(!told.contains("steps from 4 on") && told.contains("steps from 6 on"), "{told}");
+    // A run with a border goes on with the count, too.
+    let (bordered, _) = run("halves", "--steps 9 --border step");
+    assert_eq!(bordered.last(), Some(&3));
+}
+
+/// Of windows that are all trained again with borders, steps are shown as those of any run.
+#[test]
+fn steps_with_a_border_are_drawn_and_traced() {
+    let folder = folder();
+    let (data, out) = (text(&folder), folder.path().join("run"));
+    let trace = folder.path().join("trace.json");
+    let options = format!(
+        "{MODEL} --data {} --depth 2 --tied false --schedule zb-h2 --border free --window 4 --clip 0.001",
+        data.display()
+    );
+    let ran = chimera(&format!(
+        "train {options} --steps 8 --out {} --trace {} --trace-steps 2..8",
+        out.display(),
+        trace.display()
+    ));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stdout.contains("the last step with a border as it ran"), "{}", ran.stdout);
+    let steps = |path: &std::path::Path| {
+        let trace = std::fs::read_to_string(path).expect("a trace");
+        let trace: Value = serde_json::from_str(&trace).expect("JSON");
+        let events = trace["traceEvents"].as_array().expect("events").clone();
+        let name = |event: &Value| event["name"].as_str().expect("a name").to_string();
+        let steps = events.iter().filter(|e| e["cat"] == "step" && e["pid"] == 0);
+        steps.map(name).collect::<Vec<_>>()
+    };
+    assert_eq!(steps(&trace), (2..8).map(|step| format!("step {step}")).collect::<Vec<_>>());
+    for name in ["measured.trace.json", "planned.trace.json"] {
+        assert_eq!(steps(&out.join(name))[..1], ["step 7"], "{name}");
+    }
+    assert!(out.join("pipeline.svg").exists());
+    let summary = std::fs::read_to_string(out.join("summary.json")).expect("a summary");
+    let summary: Value = serde_json::from_str(&summary).expect("JSON");
+    assert!(summary["bubble_by_cause"].is_object(), "{summary}");
+
+    // A window without borders goes before those with them.
+    let (reports, trained) = train(&options);
+    assert!(reports[..4].iter().all(|report| report.is_bordered));
+    assert_eq!((trained.drawn_step, trained.is_bordered), (Some(3), true));
+    assert_eq!(trained.timelines.len(), 4, "each step of the one whole window");
+    let (_, trained) = train(&format!("{options} --clip 0"));
+    assert_eq!((trained.drawn_step, trained.is_bordered), (Some(0), false));
 }
 
 /// What `--non-finite skip` does with a border, it does without.

@@ -33,6 +33,32 @@ fn the_pipeline_evaluates_as_the_whole_model_does() {
     }
 }
 
+/// The weights of a step within a window are nowhere, so the loss is that of the window's last step and stands there, also
+/// where more than one evaluation is due in the window.
+#[test]
+fn a_window_is_evaluated_at_its_last_step() {
+    let folder = folder();
+    let model = format!("{MODEL} --data {} --depth 2", text(&folder).display());
+    for (options, at) in [
+        ("--schedule pipedream-2bw --window 5 --eval-every 4", vec![4]),
+        ("--schedule pipedream-2bw --window 5 --eval-every 2", vec![4]),
+        ("--schedule zb-h2 --tied false --border free --window 3 --eval-every 2", vec![2, 4]),
+        (
+            "--schedule zb-h2 --tied false --border free --window 3 --clip 0.01 --eval-every 2",
+            vec![2, 4],
+        ),
+        ("--schedule zb-h2 --tied false --border free --window 3 --eval-every 4", vec![4]),
+    ] {
+        let options = format!("{model} {options}");
+        let (run, (reports, trained)) = (prepare(&options), train(&options));
+        let evaluated = reports.iter().filter(|r| r.validation_loss.is_some()).map(|r| r.step);
+        assert_eq!(evaluated.collect::<Vec<_>>(), at, "{options}");
+        let whole = CausalLm::new(Candle::cpu(), run.model(), &trained.weights).expect("a model");
+        let loss = whole.loss(&run.validation().expect("text")).expect("a loss");
+        assert_eq!(reports[4].validation_loss, Some(loss), "{options}");
+    }
+}
+
 /// Nothing is dropped then.
 #[test]
 fn a_bert_is_evaluated_whole() {

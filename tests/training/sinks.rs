@@ -1,5 +1,8 @@
 //! `--tensorboard` and `--prometheus`.
 
+use std::fs::create_dir;
+use std::net::TcpListener;
+
 use super::MODEL;
 use crate::command::{chimera, folder, text};
 
@@ -56,4 +59,25 @@ fn metrics_are_served_to_this_machine_alone() {
         assert_eq!(ran.code, Some(2), "{address}");
         assert!(ran.stderr.contains("an address of this machine alone"), "{}", ran.stderr);
     }
+}
+
+#[test]
+fn an_address_that_is_taken_leaves_no_folder() {
+    let folder = folder();
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address");
+    let data = text(&folder);
+    let there = folder.path().join("there");
+    create_dir(&there).expect("a folder");
+    for out in ["a/b", "there"] {
+        let ran = chimera(&format!(
+            "train {MODEL} --data {} --prometheus {address} --out {}",
+            data.display(),
+            folder.path().join(out).display()
+        ));
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains(&format!("cannot listen at {address}")), "{}", ran.stderr);
+    }
+    assert!(!folder.path().join("a").exists(), "what was made goes");
+    assert!(there.is_dir(), "what was there stays");
 }

@@ -225,7 +225,7 @@ fn compared(n_steps: usize, (adamw, kfac): (&Curve, &Curve), times: &Times) -> S
     };
     format!(
         "{found}\n\nThe simulated time is that of Chimera with D = N = 8, whose workers compute for {WORK} forwards and idle for \
-         {IDLE}, which pieces of one forward fill (`chimera simulate chimera --depth 8 --micro-batches 8 --sync at-end --work \
+         {IDLE}, which pieces of one forward fill (`chimera simulate chimera --depth 8 --micro-batches 8 --work \
          factors=1`). On one worker a step of AdamW takes {:.1} ms, one with preconditioned gradients {:.1} ms, and one with \
          all factors and inverses too {:.1} ms. So factors and inverses are {factors:.1} forwards of work for each worker, every \
          {EVERY} updates. This counts the idle time of one of these {EVERY} steps alone, {IDLE} forwards: the other {left:.1} are \

@@ -1,13 +1,13 @@
 //! Gradient descent with momentum: one pass over weights, gradient and momentum.
 
 use candle_core::{Result, Tensor};
-use chimera_core::device::{Sgd, Updated};
+use chimera_core::device::{Sgd, WithMomentum};
 
 use super::memory::{update as change, values};
 use super::{PIECE, Piece, run_all};
 
-pub(crate) fn update(tensor: &mut Updated<'_, Tensor>, by: &Sgd) -> Result<()> {
-    let Updated { w, g, m, .. } = tensor;
+pub(crate) fn update(tensor: &mut WithMomentum<'_, Tensor>, by: &Sgd) -> Result<()> {
+    let WithMomentum { w, g, m } = tensor;
     let step = Step {
         momentum: by.momentum as f32,
         keep: (1.0 - by.lr * by.weight_decay) as f32,

@@ -27,7 +27,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use chimera_core::device::{
-    AdamW, Clock, Device, DeviceError, Dtype, Elements, Overlap, Result, Sgd, Updated,
+    AdamW, Clock, Device, DeviceError, Dtype, Elements, Overlap, Result, Sgd, Updated, WithMomentum,
 };
 use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Rotary};
 
@@ -206,7 +206,7 @@ impl<D: Driver> Device for Gpu<D> {
         tensors.iter().try_for_each(|tensor| self.lamb_update(tensor, by))
     }
 
-    fn sgd(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &Sgd) -> Result<()> {
+    fn sgd(&self, tensors: &mut [WithMomentum<'_, Self::Tensor>], by: &Sgd) -> Result<()> {
         self.sgd_update(tensors, by)
     }
 }

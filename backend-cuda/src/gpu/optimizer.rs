@@ -1,8 +1,11 @@
 //! Updates of weights. Constants are worked out in f64 on the host.
 
-use chimera_core::device::{AdamW, Result, Sgd, Updated};
+use chimera_core::device::{AdamW, Result, Sgd, Updated, WithMomentum};
 
 use super::{Arg, BLOCK, CHUNK, Driver, Element, Gpu, Tensor, float, int, long};
+
+/// The weights of a tensor, its gradient and its moments.
+type WithMoments<'t, M, const N: usize> = (&'t Tensor<M>, &'t Tensor<M>, [&'t Tensor<M>; N]);
 
 impl<D: Driver> Gpu<D> {
     pub(super) fn adamw_update(
@@ -11,33 +14,42 @@ impl<D: Driver> Gpu<D> {
         by: &AdamW,
     ) -> Result<()> {
         let rates = [float(by.lr), float(1.0 - by.lr * by.weight_decay)];
+        let tensors = tensors.iter().map(|Updated { w, g, m, v }| (&**w, *g, [&**m, &**v]));
         self.update_all("adamw", tensors, &[&moments(by)[..], &rates].concat())
     }
 
     pub(super) fn sgd_update(
         &self,
-        tensors: &[Updated<'_, Tensor<D::Memory>>],
+        tensors: &[WithMomentum<'_, Tensor<D::Memory>>],
         by: &Sgd,
     ) -> Result<()> {
         let keep = 1.0 - by.lr * by.weight_decay;
+        let tensors = tensors.iter().map(|WithMomentum { w, g, m }| (&**w, *g, [&**m]));
         self.update_all("sgd", tensors, &[by.momentum, by.grad_scale, by.lr, keep].map(float))
     }
 
-    /// Starts a kernel once for all tensors: with hundreds, starting it for each takes longer than it runs.
-    fn update_all(
+    /// Starts a kernel once for all tensors, each with its weights, its gradient and its moments: with hundreds, starting it for
+    /// each takes longer than it runs.
+    fn update_all<'t, const N: usize>(
         &self,
         kernel: &'static str,
-        tensors: &[Updated<'_, Tensor<D::Memory>>],
+        tensors: impl Iterator<Item = WithMoments<'t, D::Memory, N>> + Clone,
         constants: &[Arg<'_, D::Memory>],
-    ) -> Result<()> {
-        let gradients: Vec<_> = tensors.iter().map(|t| self.wide(t.g)).collect::<Result<_>>()?;
+    ) -> Result<()>
+    where
+        D::Memory: 't,
+    {
+        let gradients = tensors.clone().map(|(_, g, _)| self.wide(g));
+        let gradients: Vec<_> = gradients.collect::<Result<_>>()?;
         let (mut rows, mut n_blocks) = (Vec::new(), 0);
-        for (Updated { w, m, v, .. }, g) in tensors.iter().zip(&gradients) {
+        for ((w, _, moments), g) in tensors.zip(&gradients) {
             let n = w.len();
-            rows.extend([w.write(), g.read(), m.write(), v.write(), long(n), long(n_blocks)]);
+            rows.extend([w.write(), g.read()]);
+            rows.extend(moments.map(Tensor::write));
+            rows.extend([long(n), long(n_blocks)]);
             n_blocks += n.div_ceil(CHUNK * BLOCK);
         }
-        let args = [&[Arg::Table(&rows), int(tensors.len())], constants].concat();
+        let args = [&[Arg::Table(&rows), int(gradients.len())], constants].concat();
         self.run(kernel, [n_blocks, 1], BLOCK, &args)
     }
 

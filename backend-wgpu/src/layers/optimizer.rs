@@ -1,6 +1,6 @@
 //! Updates of weights.
 
-use chimera_core::device::{AdamW, Result, Sgd, Updated};
+use chimera_core::device::{AdamW, Result, Sgd, Updated, WithMomentum};
 
 use super::number;
 use crate::gpu::{Call, Gpu};
@@ -45,8 +45,8 @@ impl Gpu {
         Ok(())
     }
 
-    pub(crate) fn sgd(&self, tensor: &Updated<'_, Tensor>, by: &Sgd) -> Result<()> {
-        let Updated { w, g, m, .. } = tensor;
+    pub(crate) fn sgd(&self, tensor: &WithMomentum<'_, Tensor>, by: &Sgd) -> Result<()> {
+        let WithMomentum { w, g, m } = tensor;
         let numbers = [by.lr, by.momentum, by.weight_decay, by.grad_scale];
         self.each("sgd", &SGD, &[w, m, g], &numbers.map(|x| (x as f32).to_bits()))
     }

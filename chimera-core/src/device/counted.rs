@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{AdamW, Device, Result, Sgd, Updated};
+use super::{AdamW, Device, Result, Sgd, Updated, WithMomentum};
 
 /// Bytes of an f32.
 pub(crate) const WIDE: u64 = 4;
@@ -199,7 +199,7 @@ impl Device for Counted {
         Ok(())
     }
 
-    fn sgd(&self, _: &mut [Updated<'_, Extents>], _: &Sgd) -> Result<()> {
+    fn sgd(&self, _: &mut [WithMomentum<'_, Extents>], _: &Sgd) -> Result<()> {
         Ok(())
     }
 

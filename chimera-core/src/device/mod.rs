@@ -27,7 +27,7 @@ pub use counted::{Counted, Extents};
 pub use dtype::{Dtype, Elements};
 pub use error::{DeviceError, Result};
 pub(crate) use on_host::update_on_host;
-pub use optimizers::{AdamW, Sgd, Updated};
+pub use optimizers::{AdamW, Sgd, Updated, WithMomentum};
 use reference::Reference;
 
 /// A copy to the host that is under way while the device works on.
@@ -104,9 +104,9 @@ pub trait Device: Clone + Send + Sync + 'static {
         on_host::update(self, tensors, |tensors| Reference.lamb(tensors, by))
     }
 
-    /// One update of each tensor by gradient descent, with the momentum `m`; `v` stays as it is.
-    fn sgd(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &Sgd) -> Result<()> {
-        on_host::update(self, tensors, |tensors| Reference.sgd(tensors, by))
+    /// One update of each tensor by gradient descent, with the momentum `m`.
+    fn sgd(&self, tensors: &mut [WithMomentum<'_, Self::Tensor>], by: &Sgd) -> Result<()> {
+        on_host::sgd(self, tensors, by)
     }
 
     /// Whether [`product`](Device::product) is there, which some optimizers need.

@@ -2,10 +2,10 @@
 
 use std::iter::once;
 
-use super::reference::Tensor;
-use super::{Device, Elements, Result, Updated};
+use super::reference::{Reference, Tensor};
+use super::{Device, Elements, Result, Sgd, Updated, WithMomentum};
 
-/// Updates tensors by what the reference, which computes in f64, does with their values.
+/// Updates tensors with two moments by what the reference, which computes in f64, does with their values.
 pub(super) fn update<D: Device>(
     device: &D,
     tensors: &mut [Updated<'_, D::Tensor>],
@@ -15,6 +15,20 @@ pub(super) fn update<D: Device>(
         update_on_host(device, w, g, &mut [m, v], |w, g, state| {
             let [m, v] = state else { unreachable!("two moments") };
             by_reference(&mut [Updated { w, g: &*g, m, v }])
+        })
+    })
+}
+
+/// Updates tensors with a momentum by the gradient descent of the reference, which computes in f64.
+pub(super) fn sgd<D: Device>(
+    device: &D,
+    tensors: &mut [WithMomentum<'_, D::Tensor>],
+    by: &Sgd,
+) -> Result<()> {
+    tensors.iter_mut().try_for_each(|WithMomentum { w, g, m }| {
+        update_on_host(device, w, g, &mut [m], |w, g, state| {
+            let [m] = state else { unreachable!("one momentum") };
+            Reference.sgd(&mut [WithMomentum { w, g: &*g, m }], by)
         })
     })
 }

@@ -1,6 +1,6 @@
 //! What optimizers take.
 
-/// A tensor of weights to be updated.
+/// A tensor of weights to be updated, with both moments of its gradient: what AdamW and LAMB take.
 #[derive(Debug)]
 pub struct Updated<'t, T> {
     /// The weights.
@@ -11,6 +11,17 @@ pub struct Updated<'t, T> {
     pub m: &'t mut T,
     /// The second moment.
     pub v: &'t mut T,
+}
+
+/// A tensor of weights to be updated, with its momentum alone: what gradient descent takes.
+#[derive(Debug)]
+pub struct WithMomentum<'t, T> {
+    /// The weights.
+    pub w: &'t mut T,
+    /// Their gradient.
+    pub g: &'t T,
+    /// The momentum: the decaying sum of gradients.
+    pub m: &'t mut T,
 }
 
 /// The hyperparameters of one update by AdamW (Loshchilov & Hutter, 2019, algorithm 2) or LAMB (You et al.,

@@ -83,6 +83,8 @@ pub use state::StageOn;
 pub use training::{LrSchedule, NonFinite, Training};
 pub use update_rule::UpdateRule;
 pub use updating::first_update;
+pub use validation::WindowHistory;
+pub use windows::StepTimeline;
 pub use work_piece::{DoPiece, WorkPiece};
 pub use worker::{StepReport, Worker};
 pub use worker_state::WorkerState;

@@ -48,17 +48,21 @@ impl Optimizer {
 
     /// Adam with decoupled weight decay (Loshchilov & Hutter, 2019).
     pub fn adamw() -> Optimizer {
-        Optimizer::new(ByDevice { name: "adamw", update: |group| group.adamw() })
+        Optimizer::new(ByDevice {
+            name: "adamw",
+            state: &["m", "v"],
+            update: |group| group.adamw(),
+        })
     }
 
     /// AdamW's direction, as long as the tensor times the learning rate (You et al., 2020), for large batches.
     pub fn lamb() -> Optimizer {
-        Optimizer::new(ByDevice { name: "lamb", update: |group| group.lamb() })
+        Optimizer::new(ByDevice { name: "lamb", state: &["m", "v"], update: |group| group.lamb() })
     }
 
     /// Gradient descent with momentum.
     pub fn sgd() -> Optimizer {
-        Optimizer::new(ByDevice { name: "sgd", update: |group| group.sgd() })
+        Optimizer::new(ByDevice { name: "sgd", state: &["m"], update: |group| group.sgd() })
     }
 
     /// Orthogonalized momentum for matrices (Jordan et al., 2024), AdamW for the rest.
@@ -120,6 +124,8 @@ impl FromStr for Optimizer {
 /// A rule that every device has a function for.
 struct ByDevice {
     name: &'static str,
+    /// What it keeps of each parameter.
+    state: &'static [&'static str],
     update: fn(ParamGroup<'_>) -> Result<()>,
 }
 
@@ -128,9 +134,8 @@ impl UpdateRule for ByDevice {
         self.name
     }
 
-    /// The first and the second moment; SGD leaves the second as it is.
     fn state(&self, _: &Param) -> &[&'static str] {
-        &["m", "v"]
+        self.state
     }
 
     fn update(&self, group: ParamGroup<'_>) -> Result<()> {
@@ -141,6 +146,7 @@ impl UpdateRule for ByDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stage::{Init, LinearLayer};
 
     #[test]
     fn names_are_known() {
@@ -150,5 +156,24 @@ mod tests {
         }
         let refusal = "adam".parse::<Optimizer>().unwrap_err();
         assert_eq!(refusal, "unknown optimizer `adam`: choose one of adamw, lamb, sgd, muon, kfac");
+    }
+
+    /// A tensor that no update reads costs memory, and room in checkpoints.
+    #[test]
+    fn no_state_is_kept_that_is_not_read() {
+        let layer = LinearLayer { bias: None, inputs_first: true };
+        let matrix = Param::new("w", [3, 5], Init::Zeros).shown(layer);
+        for (optimizer, expected) in [
+            (Optimizer::adamw(), &["m", "v"][..]),
+            (Optimizer::lamb(), &["m", "v"]),
+            (Optimizer::sgd(), &["m"]),
+            (Optimizer::muon(), &["m"]),
+            (
+                Optimizer::kfac(),
+                &["m", "input_factor", "output_factor", "input_inverse", "output_inverse"],
+            ),
+        ] {
+            assert_eq!(optimizer.state(&matrix), expected, "{optimizer:?}");
+        }
     }
 }

@@ -58,12 +58,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         }
         let (fields, stages): (Vec<_>, Vec<_>) =
             ranks.into_iter().map(|of| (of.fields, of.stages)).unzip();
-        if let Some(other) = fields.iter().position(|theirs| *theirs != fields[0]) {
-            let list = differences(&fields).join("\n  ");
-            let message = format!("the ranks do not train the same:\n  {list}");
-            let fault = Fault::new(Class::Mismatch, rank, message);
-            return Err(Fault { peer: Some(Rank(other as u32)), ..fault });
-        }
+        check_fields(rank, &fields)?;
         let unlike = |why: (Rank, String)| Fault {
             peer: Some(why.0),
             ..Fault::new(Class::Mismatch, rank, why.1)
@@ -72,6 +67,13 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let usage = |why| Err(Fault::new(Class::Usage, rank, why));
         conflict(self.state.job.program, &by_stage).map_or(Ok(()), usage)?;
         other_weights(&stages).map_or(Ok(()), |why| Err(unlike(why)))
+    }
+
+    /// Compares `fields`, the settings on which results depend, with those of the other ranks in every
+    /// [recovery](Worker::recover_with) that follows: a rank that takes a dead one's place must train the same. All ranks must
+    /// call it, or none.
+    pub fn compare_in_recoveries(&mut self, fields: Fields) {
+        self.fields = fields;
     }
 
     /// The parameters of the stages that are here.
@@ -96,6 +98,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         }
         Ok(stages)
     }
+}
+
+/// Refuses ranks whose settings differ.
+pub(super) fn check_fields(rank: Rank, all: &[Fields]) -> Result<(), Fault> {
+    let Some(other) = all.iter().position(|theirs| *theirs != all[0]) else { return Ok(()) };
+    let message = format!("the ranks do not train the same:\n  {}", differences(all).join("\n  "));
+    let fault = Fault::new(Class::Mismatch, rank, message);
+    Err(Fault { peer: Some(Rank(other as u32)), ..fault })
 }
 
 type ByStage<'o> = BTreeMap<StageId, &'o [ParamOutset]>;

@@ -65,7 +65,7 @@ impl<'g> ParamGroup<'g> {
         self.tensors.lamb(&by)
     }
 
-    /// Updates them by the device's gradient descent; the first of their two state tensors is its momentum.
+    /// Updates them by the device's gradient descent; their first state tensor is its momentum.
     pub fn sgd(mut self) -> Result<()> {
         let ParamGroup { training, lr, weight_decay, grad_scale, .. } = self;
         let momentum = training.momentum;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::handshake::Fields;
 use super::shadows::{CopiedStages, Ring, Slot};
 use crate::ids::{Rank, StageId};
 
@@ -19,6 +20,8 @@ pub struct Recoveries {
 /// Where one rank stands when the ranks meet.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub(super) struct Standing {
+    /// Settings on which results depend, if the caller compares them.
+    pub(super) fields: Fields,
     /// The step that it is to train next; none where it has no state.
     pub(super) next: Option<u64>,
     /// Whether it has the gradients of that step summed over all ranks, and so can make its updates by the sync of another.

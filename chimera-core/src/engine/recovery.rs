@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::agreement::Agreed;
 use super::held::copy;
 use super::moved::Moved;
+use super::outset::check_fields;
 use super::recoveries::{Recoveries, Standing};
 use super::resume_point::{ResumePoint, lost_at};
 use super::shadows::{Committed, Shadows, Slot};
@@ -78,8 +79,9 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     ///
     /// # Errors
     /// The [death](Fault::is_death) of a rank meanwhile, after which all may try again. [`Class::PeerLost`] names the stages of
-    /// which no holder lives, which is final. [`Class::Mismatch`] if replicas differ. Besides, if parts of the job do not agree,
-    /// if `stage` fails, or if a stage cannot do what the program asks of it.
+    /// which no holder lives, which is final. [`Class::Mismatch`] if replicas differ, or settings that
+    /// [are compared](Worker::compare_in_recoveries). Besides, if parts of the job do not agree, if `stage` fails, or if a stage
+    /// cannot do what the program asks of it.
     pub fn recover_with(
         &mut self,
         job: Job<'j, S::Item>,
@@ -147,7 +149,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(Recovered { next: target, replaced, last })
     }
 
-    /// Where each rank stands; this one has been without the others for `away_s`, if it was in training before.
+    /// Where each rank stands, if all train the same; this one has been without the others for `away_s`, if it was in training before.
     fn standings(&mut self, away_s: Option<f64>) -> Result<Vec<Standing>, Fault> {
         let Recoveries { n, lost_s, .. } = self.state.recoveries;
         let (stages, moved) = (&self.state.stages, &self.state.moved);
@@ -158,6 +160,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let has_sums = next.is_some() && next == self.state.steps.summed;
         let is_within_update = self.state.steps.is_within_update;
         let own = Standing {
+            fields: self.fields.clone(),
             next,
             has_sums,
             is_within_update,
@@ -174,7 +177,10 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let read = |(from, bytes): (u32, &Vec<u8>)| {
             serde_json::from_slice(bytes).map_err(|_| self.unreadable_peer(Rank(from)))
         };
-        (0..).zip(&all).map(read).collect()
+        let all: Vec<Standing> = (0..).zip(&all).map(read).collect::<Result<_, _>>()?;
+        let fields: Vec<_> = all.iter().map(|of| of.fields.clone()).collect();
+        check_fields(self.state.comm.rank(), &fields)?;
+        Ok(all)
     }
 
     pub(super) fn written(&self, what: &impl Serialize) -> Result<Vec<u8>, Fault> {

@@ -101,6 +101,7 @@ mod tests {
 
     fn newcomer() -> Standing {
         Standing {
+            fields: Vec::new(),
             next: None,
             has_sums: false,
             is_within_update: false,

@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::Worker;
 use super::kfac::Layer;
 use super::state::StageOn;
+use super::{WindowHistory, Worker};
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::{Device, Elements};
@@ -45,12 +45,23 @@ pub struct Counts {
     pub updates: u64,
     /// Steps whose gradient was thrown away.
     pub skipped: u64,
+    /// How windows without a border went.
+    pub windows: WindowHistory,
 }
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     /// So far.
     pub fn counts(&self) -> Counts {
-        Counts { updates: self.state.steps.n_updates, skipped: self.state.sync.n_skipped() }
+        Counts {
+            updates: self.state.steps.n_updates,
+            skipped: self.state.sync.n_skipped(),
+            windows: self.validation,
+        }
+    }
+
+    /// Steps that made no update, the last ones in a row; the same on all ranks.
+    pub fn n_skipped_in_a_row(&self) -> u64 {
+        self.state.sync.n_skipped_in_a_row()
     }
 
     /// The tensors of which this rank is the first replica, or which it alone updates, so that all ranks
@@ -129,6 +140,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     ) -> Result<(), Fault> {
         self.state.steps.n_updates = counts.updates;
         self.state.sync.restore(counts.skipped);
+        self.validation = counts.windows.restored();
         let rank = self.state.comm.rank();
         let device = self.state.device.clone();
         let optimizer = &self.state.job.training.optimizer;

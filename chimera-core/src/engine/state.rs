@@ -15,6 +15,7 @@ use super::stage_shapes::InputShapes;
 use super::stages::Stages;
 use super::sync::StepSync;
 use super::timing::{Moment, Timing};
+use super::waits::Waited;
 use super::work_piece::Inverse;
 use super::{Job, Patience};
 use crate::analyze::{Awaited, Work};
@@ -82,7 +83,7 @@ pub(super) struct Steps<S: Stage> {
     /// Extents of the inputs of each unit whose backward is yet to come.
     pub(super) input_shapes: InputShapes,
     /// How long this rank has waited, if another wait has to be tried again.
-    pub(super) waited: Duration,
+    pub(super) waited: Waited,
     /// Whether the transport knows which updated weights are sent.
     pub(super) has_updates: bool,
     /// Whether shards have been updated, and those of others are not all here.
@@ -102,7 +103,7 @@ impl<S: Stage> Steps<S> {
             activations: ActivationBytes::default(),
             rests: FxHashMap::default(),
             input_shapes: InputShapes::default(),
-            waited: Duration::ZERO,
+            waited: Waited::default(),
             has_updates: false,
             is_within_update: false,
         }
@@ -110,7 +111,7 @@ impl<S: Stage> Steps<S> {
 
     /// Forgets the last program for one that begins with the step `first` and has `n_steps`.
     pub(super) fn begin(&mut self, first: u64, n_steps: usize) {
-        (self.first, self.summed, self.waited) = (first, None, Duration::ZERO);
+        (self.first, self.summed, self.waited) = (first, None, Waited::default());
         (self.has_updates, self.is_within_update) = (false, false);
         self.losses.clear();
         self.rests.clear();

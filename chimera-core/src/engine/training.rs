@@ -124,7 +124,8 @@ pub struct Training {
 }
 
 impl Default for Training {
-    /// AdamW as GPT-2-like models are trained with, without warm-up, decay or clipping.
+    /// AdamW with the moments' decay that GPT-2-like models are trained with: one step, whose learning rate begins without
+    /// warm-up and falls along a cosine to a tenth; no weight decay, no clipping.
     fn default() -> Training {
         Training {
             seed: 0,

@@ -3,7 +3,9 @@
 use super::Training;
 use super::param_group::{GroupTensors, HostTensor, ParamGroup};
 use crate::device::reference::Tensor;
-use crate::device::{AdamW, Device, DeviceError, Elements, Result, Sgd, Updated, update_on_host};
+use crate::device::{
+    AdamW, Device, DeviceError, Elements, Result, Sgd, Updated, WithMomentum, update_on_host,
+};
 use crate::stage::Param;
 
 /// One update of a stage.
@@ -93,23 +95,37 @@ struct DeviceGroup<'g, D: Device> {
 }
 
 impl<D: Device> DeviceGroup<'_, D> {
-    /// The parameters with the two moments that the device's own optimizers move.
+    /// The parameters with the two moments that the device's AdamW and LAMB move.
     fn updated(&mut self) -> Result<Vec<Updated<'_, D::Tensor>>> {
+        self.with_state(|w, g, [m, v]| Updated { w, g, m, v })
+    }
+
+    /// The parameters with the momentum that the device's gradient descent moves.
+    fn with_momentum(&mut self) -> Result<Vec<WithMomentum<'_, D::Tensor>>> {
+        self.with_state(|w, g, [m]| WithMomentum { w, g, m })
+    }
+
+    /// What `view` makes of each parameter's weights, its gradient and the first `N` tensors of its state.
+    fn with_state<'s, const N: usize, V>(
+        &'s mut self,
+        view: impl Fn(&'s mut D::Tensor, &'s D::Tensor, &'s mut [D::Tensor; N]) -> V,
+    ) -> Result<Vec<V>> {
         let mut all = Vec::with_capacity(self.tensors.len());
-        for OnDevice { param, weights: w, gradient: g, state, .. } in &mut self.tensors {
+        for OnDevice { param, weights, gradient, state, .. } in &mut self.tensors {
             let n_kept = state.len();
-            let [m, v, ..] = &mut **state else {
+            let Some(state) = state.first_chunk_mut::<N>() else {
                 return Err(DeviceError::Failed {
                     device: self.device.name(),
                     op: "update",
                     reason: format!(
-                        "the optimizer keeps {n_kept} state tensors of {}, and two are needed",
+                        "the optimizer keeps {n_kept} state tensors of {}, and this update needs {N}: name as many in \
+                         UpdateRule::state",
                         param.name
                     ),
                 });
             };
-            [&*m, &*v].into_iter().try_for_each(|x| check_state(param, &self.device.shape(x)))?;
-            all.push(Updated { w: &mut **w, g: *g, m, v });
+            state.iter().try_for_each(|kept| check_state(param, &self.device.shape(kept)))?;
+            all.push(view(weights, gradient, state));
         }
         Ok(all)
     }
@@ -152,7 +168,7 @@ impl<'g, D: Device> GroupTensors<'g> for DeviceGroup<'g, D> {
 
     fn sgd(&mut self, by: &Sgd) -> Result<()> {
         let device = self.device;
-        device.sgd(&mut self.updated()?, by)
+        device.sgd(&mut self.with_momentum()?, by)
     }
 
     fn on_host(
@@ -187,5 +203,50 @@ impl<'g, D: Device> GroupTensors<'g> for DeviceGroup<'g, D> {
             })?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::reference::Reference;
+    use crate::engine::{Optimizer, UpdateRule};
+    use crate::stage::Init;
+
+    /// The device's gradient descent, by a caller's rule.
+    struct Descent(&'static [&'static str]);
+
+    impl UpdateRule for Descent {
+        fn name(&self) -> &str {
+            "descent"
+        }
+
+        fn state(&self, _: &Param) -> &[&'static str] {
+            self.0
+        }
+
+        fn update(&self, group: ParamGroup<'_>) -> Result<()> {
+            group.sgd()
+        }
+    }
+
+    #[test]
+    fn gradient_descent_needs_one_state_tensor() {
+        let params = [Param::new("w", [2], Init::Zeros)];
+        let updated = |state: &'static [&'static str]| {
+            let optimizer = Optimizer::new(Descent(state));
+            let training = Training { optimizer, lr: 1.0, min_lr: 1.0, ..Training::default() };
+            let gradients = [Tensor::new(&[2], vec![1.0, -2.0])];
+            let mut weights = [Tensor::zeros(&[2])];
+            let mut states = [state.iter().map(|_| Tensor::zeros(&[2])).collect()];
+            first_update(&Reference, &training, &params, &mut weights, &gradients, &mut states)?;
+            let [kept] = states;
+            Ok::<_, DeviceError>((weights, kept))
+        };
+        let (weights, kept) = updated(&["momentum"]).unwrap();
+        assert_eq!((&*weights[0].data, &*kept[0].data), (&[-1.0, 2.0][..], &[1.0, -2.0][..]));
+        let refusal = updated(&[]).unwrap_err().to_string();
+        let wanted = "keeps 0 state tensors of w, and this update needs 1: name as many in UpdateRule::state";
+        assert!(refusal.contains(wanted), "{refusal}");
     }
 }

@@ -1,11 +1,13 @@
 //! How windows without a border went.
 
+use serde::{Deserialize, Serialize};
+
 /// The most windows in a row that are trained step by step from the start, after wrong ones.
 const MOST_CAREFUL: u32 = 32;
 
-/// How windows went so far whose updates wait for nobody; the same on all ranks.
-#[derive(Default)]
-pub(super) struct Validation {
+/// How windows went so far whose updates wait for nobody; the same on all ranks. A checkpoint keeps it.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct WindowHistory {
     n_repeated: u64,
     /// Windows yet to be trained step by step from the start, since those before would have been wrong.
     n_careful: u32,
@@ -13,10 +15,19 @@ pub(super) struct Validation {
     next_careful: u32,
 }
 
-impl Validation {
+impl WindowHistory {
     /// Windows that were trained again.
-    pub(super) fn n_repeated(&self) -> u64 {
+    pub fn n_repeated(&self) -> u64 {
         self.n_repeated
+    }
+
+    /// This history with no more careful windows than wrong ones can lead to: a file may say anything.
+    pub(super) fn restored(self) -> WindowHistory {
+        WindowHistory {
+            n_careful: self.n_careful.min(MOST_CAREFUL),
+            next_careful: self.next_careful.min(MOST_CAREFUL),
+            ..self
+        }
     }
 
     /// Whether the window that begins is to be trained step by step from the start.
@@ -45,7 +56,7 @@ mod tests {
 
     #[test]
     fn more_windows_are_trained_with_care_after_each_wrong_one() {
-        let mut validation = Validation::default();
+        let mut validation = WindowHistory::default();
         let mut careful = Vec::new();
         for _ in 0..8 {
             let mut n = 0;
@@ -61,5 +72,13 @@ mod tests {
         validation.right();
         validation.wrong();
         assert!(!validation.begin());
+    }
+
+    #[test]
+    fn a_file_asks_for_no_more_careful_windows_than_there_can_be() {
+        let said = WindowHistory { n_repeated: 7, n_careful: u32::MAX, next_careful: u32::MAX };
+        let mut restored = said.restored();
+        assert_eq!(restored.n_repeated(), 7);
+        assert_eq!((0..100).filter(|_| restored.begin()).count(), 32);
     }
 }

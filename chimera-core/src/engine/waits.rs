@@ -17,6 +17,27 @@ const TURN: Duration = Duration::from_millis(5);
 const MOVES: Duration = Duration::from_micros(100);
 /// Between two looks at whether to stop.
 const LOOK: Duration = Duration::from_millis(50);
+/// A turn that lasted so much longer than it should is that of a rank that was itself stopped, which is no waiting.
+const STOPPED: Duration = Duration::from_secs(1);
+
+/// How long a rank has waited for what it tries again and again.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Waited {
+    total: Duration,
+    /// When it last tried.
+    until: Option<Instant>,
+}
+
+impl Waited {
+    /// Adds a turn that was to last `turn` and ends `now`. It began where the last one ended, the first one at `began`. One that
+    /// ends early, as on simulated transports, counts as it was meant.
+    fn add(&mut self, turn: Duration, began: Instant, now: Instant) {
+        let lasted = now.saturating_duration_since(self.until.unwrap_or(began));
+        let was_stopped = lasted > turn.saturating_add(STOPPED);
+        self.total += if was_stopped { turn } else { lasted.max(turn) };
+        self.until = Some(now);
+    }
+}
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Tries until a deadline that `attempt` is given, again and again, for as long as this rank waits for another one.
@@ -29,22 +50,25 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     ) -> Result<Poll<Result<T, E>>, Fault> {
         let beside_moves = self.job.program.rules().has_moves();
         let (began, deadline) = (Instant::now(), self.deadline());
-        let mut left = deadline.saturating_duration_since(began).saturating_sub(self.steps.waited);
+        let patience = deadline.saturating_duration_since(began);
+        let mut so_far = self.steps.waited;
         loop {
+            let left = patience.saturating_sub(so_far.total);
             let turn = if beside_moves { MOVES } else { self.turn() }.min(left);
-            let mut tried = attempt(self, Instant::now() + turn);
+            let start = Instant::now();
+            let mut tried = attempt(self, start + turn);
             match tried.as_mut().err().and_then(waited) {
                 Some(_) if turn < left => {}
                 Some(waited) => {
-                    *waited = self.steps.waited + began.elapsed();
+                    *waited = self.steps.waited.total + began.elapsed();
                     return Ok(Poll::Ready(tried));
                 }
                 None => return Ok(Poll::Ready(tried)),
             }
-            left -= turn; // not by the clock: a rank that was stopped has not waited
+            so_far.add(turn, start, Instant::now());
             self.poll_sums()?;
             if self.is_to_discard() || beside_moves {
-                self.steps.waited += turn;
+                self.steps.waited = so_far;
                 return Ok(Poll::Pending);
             }
         }
@@ -66,14 +90,15 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         if has_waited || !self.job.program.rules().has_moves() {
             return Ok(());
         }
+        let start = Instant::now();
         self.comm.flush().or_else(|error| self.on_wire("moves", Err(error)))?;
         std::thread::sleep(MOVES);
-        self.steps.waited += MOVES;
+        self.steps.waited.add(MOVES, start, Instant::now());
         self.poll_sums()?;
-        if self.deadline() > Instant::now() + self.steps.waited {
+        let waited = self.steps.waited.total;
+        if self.deadline() > Instant::now() + waited {
             return Ok(());
         }
-        let waited = self.steps.waited;
         if let Some(Instr::Recv(token, channel)) = next_move {
             let from = self.rank_of(self.job.program.channels()[channel.index()].from, self.group);
             let late = CommError::Timeout { from, what: token.to_string(), waited };
@@ -102,5 +127,32 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     pub(super) fn poll_sums(&mut self) -> Result<(), Fault> {
         let polled = self.reductions.poll(&self.device, &mut self.comm);
         polled.or_else(|(bucket, error)| self.on_sum(bucket, Err(error)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sleeps last longer than asked for: so do waits that are made of many.
+    #[test]
+    fn turns_last_as_long_as_the_clock_says() {
+        let start = Instant::now();
+        let at = |micros| start + Duration::from_micros(micros);
+        let mut waited = Waited::default();
+        waited.add(MOVES, at(0), at(160));
+        // What was done between two turns belongs to the wait.
+        waited.add(MOVES, at(200), at(400));
+        assert_eq!(waited.total, Duration::from_micros(400));
+    }
+
+    #[test]
+    fn a_rank_that_was_stopped_has_not_waited() {
+        let start = Instant::now();
+        let mut waited = Waited::default();
+        waited.add(MOVES, start, start + Duration::from_secs(30));
+        assert_eq!(waited.total, MOVES);
+        waited.add(LOOK, start, start + Duration::from_secs(30));
+        assert_eq!(waited.total, MOVES + LOOK, "what ends early counts as it was meant");
     }
 }

@@ -11,18 +11,44 @@ use std::sync::Arc;
 use super::held::{Held, copy};
 use super::state::StageOn;
 use super::worker::{StepReport, Worker};
+use crate::analyze::{Event, Wait};
 use crate::comm::{Comm, Endpoint};
-use crate::device::{Device, Result};
+use crate::device::{Device, KernelRun, Result};
 use crate::fault::Fault;
 use crate::program::Program;
 
 /// How far below the limit a norm is that is surely not clipped: sums in another order round otherwise.
 const SURELY: f64 = 1.0 - 1e-9;
 
+/// What a rank did in one step, in seconds since the job's epoch.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StepTimeline {
+    /// Start and end of everything that it did.
+    pub events: Vec<Event>,
+    /// When it waited.
+    pub waits: Vec<Wait>,
+    /// Its kernels, where they are timed.
+    pub kernels: Vec<KernelRun>,
+}
+
 /// What updates of a stage overwrite.
 struct Overwritten<T> {
     weights: Vec<T>,
     state: Vec<Option<Vec<T>>>,
+}
+
+/// Makes the report of a step that was trained again one of both passes: time and idle time are of the two together, and
+/// bytes are of the higher peak.
+fn add_lost(report: &mut StepReport, lost: &StepReport) {
+    let (again, both) = (report.step_s, report.step_s + lost.step_s);
+    for (load, lost_load) in report.ranks.iter_mut().zip(&lost.ranks) {
+        load.bytes = load.bytes.max(lost_load.bytes);
+        if both > 0.0 {
+            let idle = load.bubble_ratio * again + lost_load.bubble_ratio * lost.step_s;
+            load.bubble_ratio = idle / both;
+        }
+    }
+    (report.step_s, report.copy_s) = (both, report.copy_s + lost.copy_s);
 }
 
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
@@ -38,27 +64,22 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let rank = self.state.comm.rank();
         let kept = self.overwritten().map_err(|e| e.into_fault(rank))?;
         let (next, n_updates) = (self.next, self.state.steps.n_updates);
-        let mut window = self.run_program(first)?;
+        let window = self.run_program(first)?;
         if window.is_empty() {
             return Ok(window);
         }
         let is_sound = self.state.sync.is_sound() && window.iter().all(|r| self.is_unclipped(r));
         if is_sound {
             self.validation.right();
-            window.iter_mut().for_each(|report| report.n_repeated = self.validation.n_repeated());
             return Ok(window);
         }
+        self.timeline()?; // kernels of this window are not those of the steps that follow
         self.put_back(kept);
         (self.next, self.state.steps.n_updates) = (next, n_updates);
         self.validation.wrong();
         let mut reports = self.run_bordered(first, bordered)?;
         // What the window took is theirs.
-        for (report, lost) in reports.iter_mut().zip(&window) {
-            report.step_s += lost.step_s;
-            for (load, lost) in report.ranks.iter_mut().zip(&lost.ranks) {
-                load.bytes = load.bytes.max(lost.bytes);
-            }
-        }
+        reports.iter_mut().zip(&window).for_each(|(report, lost)| add_lost(report, lost));
         Ok(reports)
     }
 
@@ -74,6 +95,11 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         for step in first..first + u64::from(window.window().n_steps()) {
             let trained = self.run_program(step)?;
             let is_over = trained.last().is_none_or(|report| report.stop);
+            if !trained.is_empty() {
+                let (events, waits, kernels) = self.timeline()?;
+                let (events, waits, kernels) = (events.to_vec(), waits.to_vec(), kernels.to_vec());
+                self.bordered_steps.push(StepTimeline { events, waits, kernels });
+            }
             reports.extend(trained);
             if is_over {
                 break;
@@ -84,6 +110,12 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             (report.is_bordered, report.n_repeated) = (true, self.validation.n_repeated());
         }
         Ok(reports)
+    }
+
+    /// What this rank did in each step of the last run, where that was a window that was trained step by step with a
+    /// border, of which the [timeline](Worker::timeline) has the last step alone. Empty after any other run.
+    pub fn bordered_steps(&self) -> &[StepTimeline] {
+        &self.bordered_steps
     }
 
     /// Whether a step's gradient was not to be clipped.
@@ -110,5 +142,42 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         for (held, Overwritten { weights, state }) in self.state.stages.iter_mut().zip(kept) {
             (held.weights, held.state) = (Arc::new(weights), state);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::agreement::Load;
+    use super::super::recoveries::Recoveries;
+    use super::*;
+
+    fn report(step_s: f64, copy_s: f64, loads: [(f64, u64); 2]) -> StepReport {
+        StepReport {
+            step: 0,
+            loss: 1.0,
+            has_targets: true,
+            grad_norm: 1.0,
+            lr: 0.1,
+            step_s,
+            copy_s,
+            ranks: loads.map(|(bubble_ratio, bytes)| Load { bubble_ratio, bytes }).to_vec(),
+            validation_loss: None,
+            skipped: None,
+            n_skipped: 0,
+            is_bordered: true,
+            n_repeated: 1,
+            recoveries: Recoveries::default(),
+            stop: false,
+        }
+    }
+
+    #[test]
+    fn time_and_idle_time_are_of_the_same_passes() {
+        let mut again = report(3.0, 0.5, [(0.5, 7), (0.0, 1)]);
+        add_lost(&mut again, &report(1.0, 0.25, [(0.0, 2), (0.5, 9)]));
+        assert_eq!(again, report(4.0, 0.75, [(0.375, 7), (0.125, 9)]));
+        let mut instant = report(0.0, 0.0, [(0.5, 1), (0.5, 1)]);
+        add_lost(&mut instant, &report(0.0, 0.0, [(0.0, 1), (0.0, 1)]));
+        assert_eq!(instant.bubble_ratio(), 0.5, "no time has no other share");
     }
 }

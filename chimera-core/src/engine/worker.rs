@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::agreement::{Load, Totals};
 use super::flight_recorder::FlightRecorder;
+use super::handshake::Fields;
 use super::kfac::Layer;
 use super::moved::Moved;
 use super::ranges::InRanges;
@@ -15,7 +16,9 @@ use super::stages::Stages;
 use super::state::{StageOn, State, Steps};
 use super::sync::StepSync;
 use super::timing::Timing;
-use super::validation::Validation;
+use super::validation::WindowHistory;
+use super::waits::Waited;
+use super::windows::StepTimeline;
 use super::worker_state::{WorkerState, reductions};
 use super::{Job, bf16};
 use crate::analyze::Need;
@@ -86,7 +89,11 @@ pub struct Worker<'j, S: Stage, D, C> {
     pub(super) me: WorkerId,
     /// The step to be trained next, if this rank has the weights for it.
     pub(super) next: Option<u64>,
-    pub(super) validation: Validation,
+    /// Settings that are compared with those of the others where they meet again.
+    pub(super) fields: Fields,
+    pub(super) validation: WindowHistory,
+    /// The timelines of the steps of the last window, if it was trained step by step.
+    pub(super) bordered_steps: Vec<StepTimeline>,
 }
 
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
@@ -149,6 +156,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     ///
     /// Where updates of a window without a border should have waited, it trains the window's steps again, one by one.
     pub fn run(&mut self, first: u64) -> Result<Vec<StepReport>, Fault> {
+        self.bordered_steps.clear();
         self.state.timing.begin_run(first);
         let ran = match self.program().bordered().filter(|_| self.state.validates_window()) {
             Some(bordered) => self.run_validated(first, bordered),
@@ -214,7 +222,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             state.report(Position::At { step: first, instr: at as u32 });
             match row.advance(instrs, program.rules(), &mut InRanges(state)) {
                 Ok(Advance::Ended) => return Ok(true),
-                Ok(Advance::Ran(_)) => state.steps.waited = Duration::ZERO,
+                Ok(Advance::Ran(_)) => state.steps.waited = Waited::default(),
                 // A wait ends before its time only if the step is discarded, or if there are moves to look after.
                 Ok(Advance::Blocked) => {
                     let next_move = instrs.get(row.position_on(Lane::Moves)).copied();
@@ -335,7 +343,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
                 skipped: sync.skipped().map(str::to_owned),
                 n_skipped: sync.n_skipped(),
                 is_bordered: false,
-                n_repeated: 0,
+                n_repeated: self.validation.n_repeated(),
                 recoveries: recoveries.clone(),
                 stop: agreed.stop && index + 1 == n_steps,
             })

@@ -13,7 +13,7 @@ use super::stages::Stages;
 use super::state::{StageOn, State, Steps};
 use super::sync::StepSync;
 use super::timing::Timing;
-use super::validation::Validation;
+use super::validation::WindowHistory;
 use super::{Job, Training, Worker};
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
@@ -126,7 +126,9 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         };
         state.is_interruptible = state.is_interruptible();
         state.stages.iter_mut().flat_map(|held| &mut held.layers).for_each(Layer::forget);
-        Worker { state, me, next, validation: Validation::default() }
+        let (fields, validation, bordered_steps) =
+            (Vec::new(), WindowHistory::default(), Vec::new());
+        Worker { state, me, next, fields, validation, bordered_steps }
     }
 
     /// Goes on as the rank of another job's program that it is on this transport. Stages that it holds in both keep what

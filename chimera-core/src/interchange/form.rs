@@ -7,7 +7,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::ids::{PipeId, StageId, WholeNumber, WorkerId};
 use crate::op::{Cell, Kind, Op, Span};
@@ -33,7 +33,7 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) slices: bool,
     #[serde(default)]
-    pub(super) selective: Vec<(PipeId, StageId)>,
+    pub(super) selective: Vec<Two<PipeId, StageId>>,
     #[serde(default)]
     pub(super) on_demand: bool,
     #[serde(default)]
@@ -55,7 +55,7 @@ pub(super) struct File {
 #[serde(deny_unknown_fields)]
 pub(super) struct Edges {
     pub(super) sources: Vec<StageId>,
-    pub(super) edges: Vec<(StageId, StageId)>,
+    pub(super) edges: Vec<Two<StageId, StageId>>,
     pub(super) losses: Vec<StageId>,
 }
 
@@ -145,7 +145,7 @@ struct RawCell {
     #[serde(default, deserialize_with = "present")]
     micro_batches: Option<Ids>,
     #[serde(default, deserialize_with = "present")]
-    pair: Option<(Object<RawOp>, Object<RawOp>)>,
+    pair: Option<Two<Object<RawOp>, Object<RawOp>>>,
 }
 
 #[derive(serde::Deserialize)]
@@ -178,7 +178,7 @@ impl<'de> Deserialize<'de> for Cell {
                 pipe: None,
                 stage: None,
                 micro_batches: None,
-                pair: Some((a, b)),
+                pair: Some(Two(a, b)),
             } => Ok(Cell::Pair(a.0.into(), b.0.into())),
             _ => Err(D::Error::custom(
                 "a cell has `kind`, `pipe`, `stage` and `micro_batches`, or `pair` alone",
@@ -207,6 +207,36 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
 
     fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Object<T>, A::Error> {
         T::deserialize(MapAccessDeserializer::new(fields)).map(Object)
+    }
+}
+
+/// A list of exactly two; of a tuple of another length serde says where the text goes on.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Two<A, B>(pub(super) A, pub(super) B);
+
+impl<'de, A: Deserialize<'de>, B: Deserialize<'de>> Deserialize<'de> for Two<A, B> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(TwoVisitor(PhantomData))
+    }
+}
+
+struct TwoVisitor<A, B>(PhantomData<(A, B)>);
+
+impl<'de, A: Deserialize<'de>, B: Deserialize<'de>> Visitor<'de> for TwoVisitor<A, B> {
+    type Value = Two<A, B>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of two")
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, mut items: S) -> Result<Two<A, B>, S::Error> {
+        let other = |has: &str| S::Error::custom(format!("a list of two has {has}"));
+        let first = items.next_element()?.ok_or_else(|| other("no entry"))?;
+        let second = items.next_element()?.ok_or_else(|| other("one entry alone"))?;
+        match items.next_element::<IgnoredAny>()? {
+            None => Ok(Two(first, second)),
+            Some(_) => Err(other("more than two entries")),
+        }
     }
 }
 
@@ -252,7 +282,8 @@ impl<'de> Visitor<'de> for IdsVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut ids: A) -> Result<Span, A::Error> {
         let first = ids.next_element()?;
-        let MicroBatch(first) = first.ok_or_else(|| A::Error::invalid_length(0, &self))?;
+        let MicroBatch(first) = first
+            .ok_or_else(|| A::Error::custom("`micro_batches` is empty: an op has one or more"))?;
         let mut span = Span::one(first);
         while let Some(MicroBatch(id)) = ids.next_element()? {
             let next = span.start.checked_add(u32::from(span.len));
@@ -288,7 +319,7 @@ where
             let mut list = Vec::new();
             while let Some(item) = items.next_element()? {
                 if list.len() == MAX_COUNT {
-                    return Err(A::Error::invalid_length(MAX_COUNT + 1, &self));
+                    return Err(A::Error::custom(format!("more than {MAX_COUNT} lists")));
                 }
                 list.push(item);
             }

@@ -26,7 +26,7 @@
 
 use std::fmt::Write;
 
-use super::form::{Edges, File, MAX_COUNT, Object, Rule};
+use super::form::{Edges, File, MAX_COUNT, Object, Rule, Two};
 use crate::effects::Rules;
 use crate::graph::StageGraph;
 use crate::ids::{PipeId, StageId, WorkerId};
@@ -184,7 +184,7 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
         is_sliced: file.slices,
         update,
         rows: file.rows,
-        selective: file.selective,
+        selective: file.selective.iter().map(|Two(pipe, stage)| (*pipe, *stage)).collect(),
         on_demand: file.on_demand,
     };
     let rules = Rules::of(&timetable);
@@ -243,11 +243,11 @@ impl File {
             let reason = format!("{counted} is not in 1 to {} (stages)", self.stages);
             return Err(invalid("counted_stages", reason));
         }
-        for (at, (pipe, stage)) in self.selective.iter().enumerate() {
+        for (at, Two(pipe, stage)) in self.selective.iter().enumerate() {
             let path = || format!("selective[{at}]");
             below(path, "pipe", pipe.index(), self.pipes, "pipes")?;
             below(path, "stage", stage.index(), self.stages, "stages")?;
-            if at > 0 && self.selective[at - 1] >= (*pipe, *stage) {
+            if at > 0 && self.selective[at - 1] >= Two(*pipe, *stage) {
                 return Err(invalid(path(), "does not follow the one before"));
             }
         }
@@ -295,7 +295,7 @@ impl File {
             return Ok(StageGraph::chain(self.stages));
         };
         let ids = |stages: &[StageId]| stages.iter().map(|stage| stage.0).collect::<Vec<_>>();
-        let edges: Vec<_> = edges.iter().map(|(from, to)| (from.0, to.0)).collect();
+        let edges: Vec<_> = edges.iter().map(|Two(from, to)| (from.0, to.0)).collect();
         StageGraph::new(self.stages, &ids(sources), &edges, &ids(losses))
             .map_err(|e| invalid("graph", e.to_string()))
     }
@@ -343,7 +343,10 @@ impl File {
 fn same(path: &str, len: usize, count: usize, of: &str) -> Result<(), ReadError> {
     match len == count {
         true => Ok(()),
-        false => Err(invalid(path, format!("{len} entries, but {of} is {count}"))),
+        false => {
+            let entries = if len == 1 { "entry" } else { "entries" };
+            Err(invalid(path, format!("{len} {entries}, but {of} is {count}")))
+        }
     }
 }
 

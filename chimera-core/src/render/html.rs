@@ -30,7 +30,7 @@ pub fn page(program: &Program, timeline: &Timeline, title: &str) -> String {
          <meta name=\"viewport\" content=\"width=device-width\">\n<title>{escaped}</title>\n\
          <style>{STYLE}</style>\n</head>\n<body>\n{drawing}{figures}{workers}</body>\n</html>\n",
         escaped = Escaped(title),
-        drawing = svg::timeline(timeline, title),
+        drawing = svg::step(program, timeline, title),
         figures = figures(program, timeline),
         workers = workers(program, timeline),
     )

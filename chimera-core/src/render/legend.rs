@@ -25,15 +25,24 @@ impl<'a> Legend<'a> {
         Legend { into, left, right, x: left, y }
     }
 
-    /// An entry for each kind, each pipe if there are several, and whatever else was `used`. Returns
-    /// where the last line ends.
-    pub(super) fn draw(mut self, used: &BTreeSet<Paint>) -> f64 {
+    /// An entry for each kind, each of `works` by its name, each pipe if there are several, and whatever
+    /// else was `used`. Returns where the last line ends.
+    pub(super) fn draw(mut self, used: &BTreeSet<Paint>, works: &[String]) -> f64 {
         for kind in Kind::ALL {
             let of_kind = |paint: &&Paint| matches!(paint, Paint::Op(_, k) if *k == kind);
             self.entry(used.iter().filter(of_kind), &kind_name(kind));
         }
-        let beside = used.iter().filter(|paint| matches!(paint, Paint::Beside(_)));
-        self.entry(beside, "work beside the training");
+        let name_of = |paint: &Paint| match paint {
+            Paint::Beside(work) => Some(works.get(work.index())),
+            _ => None,
+        };
+        for paint in used {
+            if let Some(Some(name)) = name_of(paint) {
+                self.entry([paint].into_iter(), &format!("work: {name}"));
+            }
+        }
+        let unnamed = used.iter().filter(|paint| matches!(name_of(paint), Some(None)));
+        self.entry(unnamed, "work beside the training");
         for (paint, name) in
             [(Paint::Step, "optimizer"), (Paint::Sum, "gradient reduction"), (Paint::Idle, "idle")]
         {
@@ -58,7 +67,7 @@ impl<'a> Legend<'a> {
             return;
         }
         let swatches = SWATCH * paints.len() as f64;
-        let width = swatches + 6.0 + name.len() as f64 * CHAR + 18.0;
+        let width = swatches + 6.0 + name.chars().count() as f64 * CHAR + 18.0;
         if self.x > self.left && self.x + width > self.right {
             self.x = self.left;
             self.y += LINE;

@@ -17,6 +17,7 @@ use super::xml::{Area, Escaped, rect, text, vertical};
 use super::{WorkerRow, n_pipes, number, row_labels, rows, work_label};
 use crate::analyze::{Event, Timeline, Work};
 use crate::op::Cell;
+use crate::program::Program;
 
 /// The least width, and times of it the greatest.
 const WIDTH: f64 = 960.0;
@@ -34,6 +35,10 @@ const ROWS: f64 = 640.0;
 const LEAST: f64 = 1.5;
 /// Width of a character at font size 1, on average.
 const CHAR: f64 = 0.56;
+/// Width of a digit at font size 1, in the wide ones of the fonts that a viewer may choose.
+const DIGIT: f64 = 0.6;
+/// Smaller labels cannot be read.
+const LEAST_LABEL: f64 = 7.0;
 
 /// One timeline under `title`, with makespan and bubble ratio, a time axis and a legend.
 pub fn timeline(timeline: &Timeline, title: &str) -> String {
@@ -45,9 +50,20 @@ pub fn timeline(timeline: &Timeline, title: &str) -> String {
 /// The size of the drawing is bounded by the number of workers, not by that of events: those too narrow
 /// to be seen are drawn together with their neighbours.
 pub fn stack(panels: &[(&str, &Timeline)]) -> String {
+    drawing(panels, Vec::new())
+}
+
+/// The [`timeline`] of a step of `program`, whose works beside the training the legend names.
+pub fn step(program: &Program, timeline: &Timeline, title: &str) -> String {
+    let works = program.rules().works().iter().map(|work| work.name.clone());
+    drawing(&[(title, timeline)], works.collect())
+}
+
+fn drawing(panels: &[(&str, &Timeline)], works: Vec<String>) -> String {
     let longest = panels.iter().map(|(_, timeline)| timeline.makespan()).fold(0.0, f64::max);
     let width = width(panels, longest);
     let mut sheet = Sheet::new(width, (LEFT, width - MARGIN), longest);
+    sheet.works = works;
     for (title, timeline) in panels {
         sheet.panel(title, timeline);
     }
@@ -85,6 +101,8 @@ struct Sheet {
     /// Pixels per unit of time.
     scale: f64,
     used: BTreeSet<Paint>,
+    /// Names of works beside the training, if they are known.
+    works: Vec<String>,
 }
 
 impl Sheet {
@@ -99,6 +117,7 @@ impl Sheet {
             longest,
             scale: if measurable { (span.1 - span.0) / longest } else { 0.0 },
             used: BTreeSet::new(),
+            works: Vec::new(),
         }
     }
 
@@ -189,7 +208,7 @@ impl Sheet {
         if x > 0.0 { (left + x).min(right) } else { left }
     }
 
-    /// A block; where there is room, with a label and a tip that shows when pointed at.
+    /// A block; where there is room, with a label, as large as fits, and a tip that shows when pointed at.
     fn block(&mut self, area: Area, paint: Paint, event: &Event, label: &str) {
         self.used.insert(paint);
         if area.width < 5.0 || area.height < 3.0 {
@@ -202,8 +221,9 @@ impl Sheet {
             self.blocks,
             r#"<rect {area} rx="{radius:.2}" class="{paint}"><title>{tip}</title></rect>"#
         );
-        let size = (area.height * 0.6).min(13.0);
-        if size > 7.0 && label.len() as f64 * size * CHAR + 2.0 <= area.width {
+        let fitting = (area.width - 2.0) / (label.len() as f64 * DIGIT);
+        let size = (area.height * 0.6).min(13.0).min(fitting);
+        if size > LEAST_LABEL && !label.is_empty() {
             let x = area.x + area.width / 2.0;
             let y = area.y + area.height / 2.0 + size * 0.36;
             let ink = paint.ink();
@@ -235,7 +255,7 @@ impl Sheet {
     fn legend(&mut self, left: f64) {
         self.used.insert(Paint::Idle);
         let legend = Legend::new(&mut self.blocks, (left, self.y + 8.0), self.width);
-        self.y = legend.draw(&self.used) + 10.0;
+        self.y = legend.draw(&self.used, &self.works) + 10.0;
     }
 
     fn finish(self, title: &str, about: &str) -> String {
@@ -302,7 +322,7 @@ fn tick(least: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{BucketId, PipeId, StageId, WorkerId};
+    use crate::ids::{BucketId, PipeId, StageId, WorkId, WorkerId};
     use crate::op::{Kind, Op};
 
     fn busy(n_workers: u16, n_events: u32, lasts: f64) -> Timeline {
@@ -325,6 +345,48 @@ mod tests {
         assert!(drawing.contains(block), "{drawing}");
         assert!(drawing.contains("2 workers · makespan 2 · bubble ratio 0.0 %"));
         assert_eq!(drawing.matches(r#"class="mid dark""#).count(), 8);
+    }
+
+    /// Font sizes of the labels in a drawing.
+    fn label_sizes(drawing: &str) -> Vec<f64> {
+        let labels = drawing.lines().filter_map(|line| line.split_once("font-size=\""));
+        let sizes = labels.filter_map(|(_, rest)| rest.split_once('"')?.0.parse().ok());
+        sizes.collect()
+    }
+
+    #[test]
+    fn a_label_is_as_large_as_its_block_has_room_for() {
+        let sizes = label_sizes(&timeline(&busy(1, 240, 1.0), "two and three digits"));
+        assert_eq!(sizes.len(), 240, "none is left out");
+        assert!(sizes[0] > 12.0 && sizes[50] < sizes[0] && sizes[200] < sizes[50], "{sizes:?}");
+        for (nth, size) in sizes.iter().enumerate() {
+            let width = (WIDEST * WIDTH - LEFT - MARGIN) / 240.0 - 1.0;
+            assert!(nth.to_string().len() as f64 * DIGIT * size <= width, "{nth}: {size}");
+        }
+        assert!(label_sizes(&timeline(&busy(1, 700, 1.0), "too many")).len() < 700);
+    }
+
+    #[test]
+    fn the_legend_names_works_beside_the_training() {
+        let mut works = busy(1, 1, 1.0);
+        for nth in 0..2 {
+            let op = Op::new(Kind::Work(WorkId(nth)), PipeId(0), StageId(0), 0);
+            let start = 1.0 + f64::from(nth);
+            works.events.push(Event {
+                worker: WorkerId(0),
+                work: Work::Cell(op.into()),
+                start,
+                end: start + 1.0,
+                after: None,
+            });
+        }
+        let unnamed = timeline(&works, "works");
+        assert_eq!(unnamed.matches(">work beside the training<").count(), 1, "{unnamed}");
+        let named = drawing(&[("works", &works)], vec!["a<b".into(), "inverses".into()]);
+        for name in [">work: a&lt;b<", ">work: inverses<"] {
+            assert!(named.contains(name), "{name}: {named}");
+        }
+        assert!(!named.contains("work beside the training<"), "{named}");
     }
 
     #[test]

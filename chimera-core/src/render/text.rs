@@ -6,25 +6,30 @@
 //! optimizer's update of bucket 2. Gradient reductions, `g2`, run beside a worker's row: they share a line below it,
 //! which begins with `+` and is filled up with `+` while any of them runs. Moves of saved activations share a line that
 //! begins with `>`: `3o` offloads those of micro-batch 3, `3l` reloads them, `3t` returns them to the worker that does.
+//! `3x` is a piece of work beside the training, `3y` one of a second such work; [`work_marks`] says which is which.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use super::screen::{Line, Picture, Screen};
 use super::{WorkerRow, goes_up, n_pipes, number, row_labels, rows, work_label};
 use crate::analyze::{Event, Timeline, Work};
-use crate::ids::PipeId;
-use crate::notation::Labels;
+use crate::ids::{PipeId, WorkId};
+use crate::notation::{Labels, work_mark};
 use crate::op::{Cell, Kind, Op};
 
 /// Drawings with more columns than this are scaled, since nobody reads them column by column.
 const MAX_COLUMNS: usize = 2000;
+/// Drawings in which an op needs more columns than this are scaled: lines would be many screens of filling.
+const MAX_OP_COLUMNS: f64 = 8.0;
 /// Width of a scaled drawing, in characters.
 const SCALED_WIDTH: usize = 100;
 
 /// The timeline with one column per unit of time.
 ///
 /// The unit is the greatest common divisor of all starts and ends. Work of several columns is filled
-/// up with `-`. Where there is no such unit, as in measured times, it is drawn [`scaled`].
+/// up with `-`. Where there is no such unit, as in measured times, or an op lasts many of them, as where ops
+/// take 0.37 and 0.77, it is drawn [`scaled`].
 ///
 /// ```text
 /// P0 0 1 . . 0'- . 1'-
@@ -71,18 +76,27 @@ pub fn scaled_on(timeline: &Timeline, width: usize, screen: Screen<'_>) -> Strin
         picture.lane('>', &scale.moves(row, &labels).0);
         picture.lane('+', &scale.reductions(row, &labels).0);
     }
+    let beside = marks_beside(timeline);
     let legend = match n_pipes {
         0 | 1 => "- forward, = backward",
         _ => "- forward, = backward, in the other direction ~ and ≈",
     };
-    let is_beside = |event: &Event| is_beside(event.work);
-    let beside = if timeline.events.iter().any(is_beside) { ", x work beside them" } else { "" };
+    let beside = match &beside[..] {
+        "" => String::new(),
+        marks => format!(", {marks} work beside them"),
+    };
     let _ = writeln!(
         picture.text,
         "{legend}{beside}; + reduction, * update, . idle; total time {}",
         number(makespan)
     );
     picture.text
+}
+
+/// What the marks of works of these names stand for in a drawing, such as `x factors, y inverses`.
+pub fn work_marks<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let mark = |(nth, name): (u8, &str)| format!("{} {name}", work_mark(WorkId(nth)));
+    (0..=u8::MAX).zip(names).map(mark).collect::<Vec<_>>().join(", ")
 }
 
 fn columns(timeline: &Timeline, unit: f64, screen: Screen<'_>) -> String {
@@ -226,7 +240,7 @@ impl Block<'_> {
 }
 
 /// The greatest unit of which all starts and ends are multiples, if it makes a drawing of at most
-/// [`MAX_COLUMNS`].
+/// [`MAX_COLUMNS`] and no op of more than [`MAX_OP_COLUMNS`].
 fn unit(timeline: &Timeline) -> Option<f64> {
     let least = timeline.makespan() / MAX_COLUMNS as f64;
     let tolerance = least * 1e-3;
@@ -244,7 +258,10 @@ fn unit(timeline: &Timeline) -> Option<f64> {
         unit = a;
     }
     let whole = |time: f64| (time / unit - (time / unit).round()).abs() < 1e-2;
-    (unit >= least && unit > 0.0 && times().all(whole)).then_some(unit)
+    let ops = timeline.events.iter().filter(|event| matches!(event.work, Work::Cell(_)));
+    let longest = ops.map(|event| event.end - event.start).fold(0.0, f64::max);
+    let is_short = (longest / unit).round() <= MAX_OP_COLUMNS;
+    (unit >= least && unit > 0.0 && is_short && times().all(whole)).then_some(unit)
 }
 
 /// The op that gives work its look.
@@ -256,15 +273,24 @@ fn last_op(work: Work) -> Option<Op> {
     }
 }
 
-/// Whether it is beside the training.
-fn is_beside(work: Work) -> bool {
-    last_op(work).is_some_and(|op| matches!(op.kind, Kind::Work(_)))
+/// The characters that fill up work beside the training, one after the other.
+fn marks_beside(timeline: &Timeline) -> String {
+    let works = timeline.events.iter().filter_map(|event| match last_op(event.work)?.kind {
+        Kind::Work(work) => Some(filled_with(work)),
+        _ => None,
+    });
+    works.collect::<BTreeSet<char>>().into_iter().map(String::from).collect::<Vec<_>>().join(" ")
+}
+
+/// The first character of its mark.
+fn filled_with(work: WorkId) -> char {
+    work_mark(work).chars().next().unwrap_or('x')
 }
 
 fn fill(work: Work, n_pipes: usize) -> char {
     let Some(last) = last_op(work) else { return '*' };
-    if is_beside(work) {
-        return 'x';
+    if let Kind::Work(work) = last.kind {
+        return filled_with(work);
     }
     let forward = matches!(last.kind, Kind::Forward | Kind::Recompute);
     match (goes_up(last.pipe, n_pipes), forward) {
@@ -321,6 +347,31 @@ P1 . 0 0'- 1 1'- . .
         for unit in [1.0, 0.1, 1.0 / 3.0, 1e-6, 4096.0] {
             assert_eq!(timeline(&drawn(ONE_F_ONE_B, unit)), ONE_F_ONE_B);
         }
+    }
+
+    #[test]
+    fn an_op_of_many_columns_makes_a_scaled_drawing() {
+        let picture = |columns: usize| format!("P0 0 1 0'{}\n", "-".repeat(2 * columns - 3));
+        assert_eq!(timeline(&drawn(&picture(8), 0.25)), picture(8));
+        let long = drawn(&picture(9), 0.25);
+        assert_eq!(timeline(&long), scaled(&long, SCALED_WIDTH));
+    }
+
+    #[test]
+    fn works_are_told_apart_by_their_marks() {
+        let events = (0..2u8).map(|nth| Event {
+            worker: WorkerId(0),
+            work: Work::Cell(Op::new(Kind::Work(WorkId(nth)), PipeId(0), StageId(0), 0).into()),
+            start: f64::from(nth),
+            end: f64::from(nth) + 1.0,
+            after: None,
+        });
+        let works = Timeline { n_workers: 1, events: events.collect() };
+        assert_eq!(timeline(&works), "P0 0x 0y\n");
+        let drawing = scaled(&works, 8);
+        assert!(drawing.starts_with("P0 0xxx0yyy\n"), "{drawing}");
+        assert!(drawing.contains(", x y work beside them;"), "{drawing}");
+        assert_eq!(work_marks(["factors", "inverses"]), "x factors, y inverses");
     }
 
     #[test]

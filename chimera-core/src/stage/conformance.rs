@@ -2,7 +2,8 @@
 //!
 //! A test of a model calls [`all`] with a device, a function that makes the stages of one cut, and samples, or [`graph`] where
 //! the stages are no chain. It checks
-//! gradients against differences of the loss, that gradients are added, that halves of the backward pass may wait and
+//! gradients against differences of the loss, that loss and gradients grow with [`Micro::loss_scale`](super::Micro::loss_scale),
+//! that gradients are added, that halves of the backward pass may wait and
 //! go in any order, that recomputed and split activations, and those that were moved, give the gradients that whole ones
 //! give, that slices of sequences add up to whole ones where a stage has them, and that a stage keeps nothing between two calls.
 
@@ -20,6 +21,8 @@ use crate::graph::StageGraph;
 const SLOPE: f64 = 2e-2;
 /// Length of a step along a direction of all weights.
 const STEP: f64 = 1e-2;
+/// Factor of a second loss scale; a power of two, which rounds nothing.
+const OTHER_SCALE: f64 = 4.0;
 
 /// Checks the stages of a model, first to last, as `stages` makes them.
 ///
@@ -50,6 +53,7 @@ pub fn graph<D, S>(
     subject().has_names();
     subject().repeats_itself();
     subject().gradients_are_slopes();
+    subject().heeds_its_loss_scale();
     subject().gradients_are_added();
     subject().micro_batches_go_in_any_order();
     subject().recomputes();
@@ -94,6 +98,21 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
                 "the loss changes by {slope} along a direction whose gradient is {expected}"
             );
         }
+    }
+
+    /// With one scale alone nothing tells whether a stage multiplies by it or by a factor of its own.
+    fn heeds_its_loss_scale(&mut self) {
+        let (loss, gradients) = self.plain();
+        self.loss_scale *= OTHER_SCALE;
+        let (got, got_gradients) = self.plain();
+        let expected = OTHER_SCALE * loss;
+        assert!(
+            (got - expected).abs() <= ROUNDING * expected.abs(),
+            "the loss is {got} where {expected} is expected of a loss_scale {OTHER_SCALE} times as large as one that gives \
+             {loss}: a stage multiplies its summed loss by Micro::loss_scale"
+        );
+        let what = "gradients are not those of the loss times Micro::loss_scale";
+        is_near(&got_gradients, &scaled(&gradients, OTHER_SCALE), what);
     }
 
     fn gradients_are_added(&self) {

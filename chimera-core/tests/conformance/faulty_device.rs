@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use chimera_core::device::reference::{Reference, Tensor};
-use chimera_core::device::{AdamW, Clock, Device, Elements, Fetch, Result, Sgd, Updated};
+use chimera_core::device::{
+    AdamW, Clock, Device, Elements, Fetch, Result, Sgd, Updated, WithMomentum,
+};
 
 use super::{Fault, Faulty, Shared, read, share};
 
@@ -147,20 +149,28 @@ impl Device for Faulty {
     }
 
     fn adamw(&self, tensors: &mut [Updated<'_, Shared>], by: &AdamW) -> Result<()> {
-        self.update(tensors, |_, tensors| Reference.adamw(tensors, by))
-    }
-
-    fn lamb(&self, tensors: &mut [Updated<'_, Shared>], by: &AdamW) -> Result<()> {
-        self.update(tensors, |zero, tensors| match self.fault {
-            Fault::TrustIgnored => Reference.adamw(tensors, by),
-            Fault::ZeroNormStays if zero => Ok(()),
-            _ => Reference.lamb(tensors, by),
+        self.update(tensors.iter().map(with_moments), |_, w, g, [m, v]| {
+            Reference.adamw(&mut [Updated { w, g, m, v }], by)
         })
     }
 
-    fn sgd(&self, tensors: &mut [Updated<'_, Shared>], by: &Sgd) -> Result<()> {
+    fn lamb(&self, tensors: &mut [Updated<'_, Shared>], by: &AdamW) -> Result<()> {
+        self.update(tensors.iter().map(with_moments), |zero, w, g, [m, v]| {
+            let one = &mut [Updated { w, g, m, v }];
+            match self.fault {
+                Fault::TrustIgnored => Reference.adamw(one, by),
+                Fault::ZeroNormStays if zero => Ok(()),
+                _ => Reference.lamb(one, by),
+            }
+        })
+    }
+
+    fn sgd(&self, tensors: &mut [WithMomentum<'_, Shared>], by: &Sgd) -> Result<()> {
         let momentum = if self.has(Fault::MomentumLost) { 0.0 } else { by.momentum };
-        self.update(tensors, |_, tensors| Reference.sgd(tensors, &Sgd { momentum, ..*by }))
+        let tensors = tensors.iter().map(|tensor| (&*tensor.w, tensor.g, [&*tensor.m]));
+        self.update(tensors, |_, w, g, [m]| {
+            Reference.sgd(&mut [WithMomentum { w, g, m }], &Sgd { momentum, ..*by })
+        })
     }
 
     fn has_products(&self) -> bool {
@@ -174,4 +184,9 @@ impl Device for Faulty {
         }
         Reference.product(&a, &b).map(share)
     }
+}
+
+/// Weights, gradient and both moments of a tensor.
+fn with_moments<'t>(tensor: &'t Updated<'_, Shared>) -> (&'t Shared, &'t Shared, [&'t Shared; 2]) {
+    (&*tensor.w, tensor.g, [&*tensor.m, &*tensor.v])
 }

@@ -11,6 +11,7 @@ mod narrow;
 mod one_order;
 mod outset;
 mod own_work;
+mod replacements;
 mod staleness;
 mod stop;
 mod training;

@@ -303,7 +303,7 @@ fn a_rank_that_stalls_beside_moves_is_evicted() {
     let moved = bpipe(plain.clone(), &costs(&plain, 1.0)).expect("sound");
     let program = lower(&moved, &Lowering { barrier: true, ..Lowering::default() }).expect("sound");
     let training = Training { steps: 2, ..run.training() };
-    let patience = Duration::from_millis(1500); // what is shorter is one look on this transport
+    let patience = Duration::from_secs(3); // what is shorter than a second is one look on this transport
     let trainer = Trainer::new(&program, &Digits).training(training).width(run.width);
     let trainer = trainer.patience(Patience { first_step: patience, later: patience });
     let trained = |stalls: Vec<Death>| {

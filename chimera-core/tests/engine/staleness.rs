@@ -1,7 +1,7 @@
 //! Asynchronous schedules train as one worker does that reads weights of the same age.
 
 use chimera_core::device::reference::{Reference, Tensor};
-use chimera_core::device::{AdamW, Device, Sgd, Updated};
+use chimera_core::device::{AdamW, Device, Sgd, Updated, WithMomentum};
 use chimera_core::engine::Optimizer;
 use chimera_core::model::{DecoderStage, cut};
 use chimera_core::schedule::Shape;
@@ -44,13 +44,13 @@ impl Piece {
             let weight_decay = if param.decay { run.training().weight_decay } else { 0.0 };
             let by = AdamW { weight_decay, ..by };
             let AdamW { lr, grad_scale, .. } = by;
-            let tensors = &mut [Updated { w: &mut weights[i], g: &sums[i], m, v }];
+            let (w, g) = (&mut weights[i], &sums[i]);
             let updated = match run.optimizer.name() {
-                "adamw" => Reference.adamw(tensors, &by),
-                "lamb" => Reference.lamb(tensors, &by),
+                "adamw" => Reference.adamw(&mut [Updated { w, g, m, v }], &by),
+                "lamb" => Reference.lamb(&mut [Updated { w, g, m, v }], &by),
                 "sgd" => {
                     let by = Sgd { lr, momentum: 0.9, weight_decay, grad_scale };
-                    Reference.sgd(tensors, &by)
+                    Reference.sgd(&mut [WithMomentum { w, g, m }], &by)
                 }
                 other => panic!("the device has no function of {other}"),
             };

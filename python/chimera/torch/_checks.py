@@ -93,6 +93,18 @@ def refuse_wrapped(module: torch.nn.Module, stage: int, instead: str) -> None:
             raise Error(f"stage {stage} is in {type(part).__name__}, which sums gradients before those of all pipes are there: {instead}")
 
 
+def refuse_synchronized(module: torch.nn.Module, stage: int) -> None:
+    """Raises for a stage that talks to other ranks in each forward and backward."""
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.SyncBatchNorm):
+            raise Error(
+                f"`{name or type(part).__name__}` of stage {stage} is a SyncBatchNorm, which sums over a process group within each forward "
+                "and backward: ranks of a pipeline come there at other times and with other micro-batches, so that they would wait for "
+                "ever or add what does not belong together: give it a BatchNorm (without convert_sync_batchnorm), a GroupNorm or a "
+                "LayerNorm"
+            )
+
+
 def refuse_sharded(module: torch.nn.Module, stage: int, instead: str) -> None:
     """Raises for a stage of which a rank has parts of tensors alone."""
     for name, parameter in module.named_parameters():

@@ -81,6 +81,7 @@ class PyTorchRuntime:
 
     def _on_device(self, module: torch.nn.Module, stage: int) -> torch.nn.Module:
         _checks.refuse_wrapped(module, stage, f"shard it with fully_shard, {_INSTEAD}, which trains groups side by side")
+        _checks.refuse_synchronized(module, stage)
         is_sharded = any(isinstance(parameter, DTensor) for parameter in module.parameters())
         return module if is_sharded else module.to(self.device)
 

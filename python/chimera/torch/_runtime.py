@@ -21,6 +21,12 @@ from ._versions import Versions
 _GOOD_STEPS = 2000
 """Number of good steps in a row after which a dynamic loss scale is doubled."""
 
+_INITIAL_SCALE = 65536.0
+"""The dynamic loss scale at the beginning."""
+
+_SCALE, _N_GOOD = "loss_scale", "loss_scale.good_steps"
+"""Names in a state beside those of the stages, which begin with a number."""
+
 _TAGGED = ("gloo", "mpi")
 """Backends whose messages have tags."""
 
@@ -90,7 +96,7 @@ class Runtime:
         _checks.check_alike(program, options, self._group)
         _check_numbers(clip, autocast, loss_scale)
         self._is_dynamic, self._n_good = loss_scale == "dynamic", 0
-        self._loss_scale = 65536.0 if self._is_dynamic else float(loss_scale)
+        self._loss_scale = _INITIAL_SCALE if self._is_dynamic else float(loss_scale)
         self._broadcasts_buffers, self._guard = broadcast_buffers, _checks.Guard()
         rank, n_ranks, depth = dist.get_rank(self._group), dist.get_world_size(self._group), program.depth
         self._check(n_ranks, tied)
@@ -175,6 +181,7 @@ class Runtime:
 
     def _prepared(self, module: torch.nn.Module, stage: int) -> torch.nn.Module:
         _checks.refuse_wrapped(module, stage, "give the module itself, Runtime sums gradients over replicas and groups")
+        _checks.refuse_synchronized(module, stage)
         _checks.refuse_sharded(module, stage, "give whole tensors, or train with chimera.torch.pytorch_runtime")
         return module.to(self.device)
 
@@ -346,7 +353,10 @@ class Runtime:
         return [bucket.optimizer for bucket in of_one if bucket.optimizer is not None]
 
     def state_dict(self) -> dict[str, Any]:
-        """All tensors of the model on rank 0, each once, as `STAGE.NAME`; elsewhere nothing. Every rank must call it."""
+        """All tensors of the model on rank 0, each once, as `STAGE.NAME`; elsewhere nothing. Every rank must call it.
+
+        A dynamic loss scale is there too, as `loss_scale`, with the good steps since it changed.
+        """
         own: dict[str, Any] = {}
         if self._first == 0:
             for index, stage in self._stages.items():
@@ -356,10 +366,19 @@ class Runtime:
         root = dist.get_process_group_ranks(self._group)[0]
         parts: list[Any] | None = [None] * dist.get_world_size(self._group) if dist.get_rank() == root else None
         dist.gather_object(own, parts, dst=root, group=self._group)
-        return {name: tensor for part in parts or [] for name, tensor in part.items()}
+        state = {name: tensor for part in parts or [] for name, tensor in part.items()}
+        if parts is not None and self._is_dynamic:
+            state[_SCALE] = torch.tensor(self._loss_scale, dtype=torch.float64)
+            state[_N_GOOD] = torch.tensor(self._n_good)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads the stages of this worker from what `state_dict` returned on rank 0: give it to every rank."""
+        """Loads the stages of this worker from what `state_dict` returned on rank 0: give it to every rank.
+
+        A dynamic loss scale goes on from the one that was saved, and begins anew where there is none.
+        """
+        scale = self._saved_scale(state) if self._is_dynamic else (self._loss_scale, self._n_good)
+        state = {name: tensor for name, tensor in state.items() if name not in (_SCALE, _N_GOOD)}
         strange = sorted({name.partition(".")[0] for name in state} - {str(stage) for stage in range(self.program.stages)})
         if strange or not state:
             found = f"tensors of stage {', '.join(strange)}" if strange else "no tensors"
@@ -370,6 +389,23 @@ class Runtime:
         for index, stage in self._stages.items():
             prefix = f"{index}."
             stage.module.load_state_dict({n[len(prefix) :]: t for n, t in state.items() if n.startswith(prefix)})
+        self._loss_scale, self._n_good = scale
+
+    @staticmethod
+    def _saved_scale(state: Mapping[str, Any]) -> tuple[float, int]:
+        """A dynamic loss scale in a state, and its good steps; states of earlier versions have none."""
+        if _SCALE not in state:
+            return _INITIAL_SCALE, 0
+        try:
+            scale, n_good = float(state[_SCALE]), int(state.get(_N_GOOD, 0))
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            scale, n_good = math.nan, 0
+        if not (1 <= scale < math.inf and n_good >= 0):
+            raise Error(
+                f"the state has the loss scale {state[_SCALE]!r} after {state.get(_N_GOOD, 0)!r} good steps, which is none: leave both "
+                f"`{_SCALE}` and `{_N_GOOD}` out of it to begin with {_INITIAL_SCALE:g}"
+            )
+        return scale, n_good
 
     def timeline(self) -> Timeline:
         """The last step as the hosts of the first pipeline group measured it. Every rank must call it."""

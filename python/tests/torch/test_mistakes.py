@@ -80,6 +80,11 @@ def alone():
     wrapped = lambda s: nn.Sequential(nn.parallel.DistributedDataParallel(linear(s), process_group=group))
     says("stage 0 is in DistributedDataParallel.*give the module itself", lambda: make(wrapped))
     says("stage 0 is in DistributedDataParallel.*fully_shard", lambda: pytorch_runtime(one, wrapped, MSE, group=group))
+    synchronized = lambda s: nn.Sequential(linear(s), nn.Sequential(nn.SyncBatchNorm(WIDTH)))
+    words = "`1.0` of stage 0 is a SyncBatchNorm.*give it a BatchNorm .without convert_sync_batchnorm., a GroupNorm or a LayerNorm"
+    says(words, lambda: make(synchronized))
+    says(words, lambda: pytorch_runtime(one, synchronized, MSE, group=group))
+    says("`SyncBatchNorm` of stage 0 is", lambda: make(lambda s: nn.SyncBatchNorm(WIDTH)))
     says("is not in `group`", lambda: Runtime(one, linear, MSE, sgd, group=other))
     sparse = lambda s: nn.Sequential(nn.Embedding(9, WIDTH, sparse=True), nn.Linear(WIDTH, WIDTH))
     says("a gradient is sparse.*sparse=False", lambda: make(sparse).step(torch.arange(8), y.float()))

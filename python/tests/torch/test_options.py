@@ -89,7 +89,7 @@ def mixed():
     half.step(x * float("nan"), y)
     assert half.last.is_skipped
     after = half.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(torch.equal(before[name], after[name]) for name in before if not name.startswith("loss_scale"))
     half.step(x, y)
     assert not half.last.is_skipped
 
@@ -104,6 +104,40 @@ def saved():
     assert abs(other.evaluate(*batch()) - loss) > 1e-6
     other.load_state_dict(state[0])
     assert abs(other.evaluate(*batch()) - loss) < 1e-12
+
+
+def state_of(runtime):
+    """What `state_dict` returns on rank 0, on every rank."""
+    state = [runtime.state_dict()]
+    torch.distributed.broadcast_object_list(state)
+    return state[0]
+
+
+def scale_saved():
+    """A training that goes on scales losses as it did; a state of before the scale was saved begins anew."""
+    program, (x, y) = chimera.schedule("chimera", depth=2, micro_batches=4).lower(), batch(dtype=torch.float32)
+    make = lambda scale="dynamic": Runtime(program, lambda s: linear(s, torch.float32), MSE, sgd, loss_scale=scale)
+    scale_of = lambda state: (state["loss_scale"].item(), state["loss_scale.good_steps"].item())
+    runtime, other = make(), make()
+    for given in (x * float("nan"), x * float("nan"), x):
+        runtime.step(given, y)
+    state = state_of(runtime)
+    assert scale_of(state) == (16384, 1)
+    other.load_state_dict(state)
+    assert scale_of(state_of(other)) == (16384, 1)
+    other.step(x * float("nan"), y)
+    assert scale_of(state_of(other)) == (8192, 0)
+    older = {name: tensor for name, tensor in state.items() if not name.startswith("loss_scale")}
+    other.load_state_dict(older)
+    assert scale_of(state_of(other)) == (65536, 0)
+    for wrong in (float("nan"), 0.5, [1, 2]):
+        with pytest.raises(chimera.Error, match="the state has the loss scale"):
+            other.load_state_dict({**older, "loss_scale": torch.tensor(wrong)})
+    fixed = make(1024)
+    fixed.load_state_dict(state)
+    assert state_of(fixed).keys() == older.keys()
+    with pytest.raises(chimera.Error, match="the state has no tensors"):
+        fixed.load_state_dict({"loss_scale": torch.tensor(1.0)})
 
 
 def frozen():
@@ -266,7 +300,7 @@ def run_all():
 
     for schedule in ("1f1b", "chimera"):
         tied(schedule)
-    for check in (recomputed, scaled, mixed, saved, frozen, replicas, passed_on, without_barrier, not_finite, refused):
+    for check in (recomputed, scaled, mixed, saved, scale_saved, frozen, replicas, passed_on, without_barrier, not_finite, refused):
         check()
 
 

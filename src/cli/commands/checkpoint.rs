@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Subcommand;
 
 use crate::cli::parts::console::{print, require_folder};
+use crate::cli::parts::output::written_path;
 use crate::formats::checkpoint::{Checkpoint, Manifest, Store};
 
 /// Lists, verifies and exports the checkpoints of a run
@@ -28,7 +29,7 @@ pub(crate) enum CheckpointCommand {
         /// Folder of the checkpoint
         checkpoint: PathBuf,
         /// The file; it must not be there yet
-        #[arg(long, value_name = "FILE")]
+        #[arg(long, value_name = "FILE", value_parser = written_path())]
         out: PathBuf,
     },
 }

@@ -16,6 +16,7 @@ use crate::cli::parts::console::{print, write_whole};
 use crate::cli::parts::costs::whole_in;
 use crate::cli::parts::measured_network::MeasuredLink;
 use crate::cli::parts::offered::offered;
+use crate::cli::parts::output::is_standard_output;
 use crate::run::host_name;
 use crate::settings::{Survive, Transport};
 
@@ -54,7 +55,8 @@ pub(crate) struct Bench {
     /// Ranks that are threads
     #[arg(long, value_name = "COUNT", default_value_t = 2, allow_negative_numbers = true, value_parser = whole_in(2..=256))]
     ranks: u32,
-    /// Also writes what `--json` prints into a file, which `plan` and `simulate` read with --network
+    /// Also writes what `--json` prints into a file, which `plan` and `simulate` read with --network; `-` prints it as
+    /// `--json` does
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     out: Option<PathBuf>,
     /// Prints JSON: `alpha_s` and `beta_s_per_byte` of messages, and all times in seconds
@@ -121,10 +123,11 @@ impl Bench {
         };
         let Some(report) = report else { return Ok(()) };
         let json = serde_json::to_string_pretty(&report)?;
-        if let Some(path) = &self.out {
-            write_whole(path, &json)?;
+        let is_piped = self.out.as_deref().is_some_and(is_standard_output);
+        if let Some(path) = self.out.filter(|_| !is_piped) {
+            write_whole(&path, &json)?;
         }
-        print(if self.json { json } else { report.table() })
+        print(if self.json || is_piped { json } else { report.table() })
     }
 }
 

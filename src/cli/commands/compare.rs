@@ -9,7 +9,7 @@ use chimera_core::schedule::Shape;
 use clap::{Args, ValueHint};
 use serde_json::json;
 
-use crate::cli::parts::console::{figure, print};
+use crate::cli::parts::console::{figure, print, warn};
 use crate::cli::parts::costs::{CostArgs, unit_line};
 use crate::cli::parts::drawing::Format;
 use crate::cli::parts::entry::{Contender, ContenderRun, why_not};
@@ -68,6 +68,7 @@ impl Compare {
                 names.iter().map(|n| Contender::parse(n, &self.shape)).collect::<Result<_>>()?
             }
         };
+        self.warn_of_unread(&entries);
         let comparison = Comparison::of(&entries, &self.shape, &self.costs)?;
         if comparison.runs.is_empty() {
             let message = format!("nothing to compare:{}", comparison.refusals());
@@ -80,6 +81,27 @@ impl Compare {
             return print(comparison.svg(&comparison.title()));
         }
         print(comparison.text())
+    }
+
+    /// Warns of options for all that no entry reads, and of an entry's own that it does not read.
+    fn warn_of_unread(&self, entries: &[Contender]) {
+        let unread: Vec<_> = entries.iter().map(|entry| entry.unread(&self.shape)).collect();
+        let Some((first, others)) = unread.split_first() else { return };
+        let is_for_all = |option: &str| self.shape.0.iter().any(|(key, _)| key == option);
+        let by_all = |option: &str| {
+            others.iter().all(|unread| unread.iter().any(|(other, _)| *other == option))
+        };
+        for (option, told) in first.iter().filter(|(option, _)| is_for_all(option)) {
+            match others {
+                [] => warn(told),
+                _ if by_all(option) => {
+                    warn(&format!("`{option}` has no effect: none of these schedules reads it"));
+                }
+                _ => {}
+            }
+        }
+        let own = unread.iter().flatten().filter(|(option, _)| !is_for_all(option));
+        own.for_each(|(_, told)| warn(told));
     }
 }
 

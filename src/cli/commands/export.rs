@@ -11,9 +11,9 @@ use chimera_core::render::{chrome, html, svg};
 use chimera_core::timetable::Timetable;
 use clap::{Args, ValueEnum, ValueHint};
 
-use crate::cli::parts::console::{print, write_whole};
 use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::drawing::title;
+use crate::cli::parts::output::{deliver, is_standard_output};
 use crate::cli::parts::scheduled::Scheduled;
 use crate::cli::parts::shape::{ShapeArgs, schedule_name};
 
@@ -56,7 +56,7 @@ pub(crate) enum Format {
 /// Where to write.
 #[derive(Args)]
 pub(crate) struct To {
-    /// The file [default: standard output]. Of several pipes, `pytorch-csv` writes FILE.pipe0.csv and
+    /// The file, or `-` [default: standard output]. Of several pipes, `pytorch-csv` writes FILE.pipe0.csv and
     /// so on
     #[arg(long, value_name = "FILE", requires = "format")]
     out: Option<PathBuf>,
@@ -122,7 +122,7 @@ impl To {
             Some(pipe) => Some(PipeId(pipe)),
             None => pipes.first().copied().filter(|_| pipes.len() == 1),
         };
-        match (one, self.out) {
+        match (one, self.out.filter(|out| !is_standard_output(out))) {
             (Some(pipe), _) if !pipes.contains(&pipe) => {
                 bail!("no micro-batch goes through {pipe}: choose one of --pipe {choice}")
             }
@@ -146,13 +146,4 @@ fn of_pipe(out: &Path, PipeId(pipe): PipeId) -> PathBuf {
     let mut file = if ends { out.with_extension("") } else { out.to_path_buf() }.into_os_string();
     file.push(format!(".pipe{pipe}.csv"));
     file.into()
-}
-
-/// Writes `text` into a file, and says so, or on standard output.
-fn deliver(out: Option<&Path>, text: &str) -> Result<()> {
-    let Some(out) = out else {
-        return print(text);
-    };
-    write_whole(out, text)?;
-    print(format!("wrote {}", out.display()))
 }

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 
 use crate::cli::parts::console::print;
 use crate::cli::parts::model;
+use crate::cli::parts::output::written_path;
 use crate::formats::save::prepare;
 
 /// Writes a trained model for other programs
@@ -19,7 +20,7 @@ pub(crate) struct Export {
     #[arg(long, value_enum, default_value = "hf")]
     format: Format,
     /// Folder to write into, which holds no model yet
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = written_path())]
     out: PathBuf,
 }
 

@@ -12,6 +12,7 @@ use crate::cli::commands::compare::{Comparison, HEADS, figures};
 use crate::cli::parts::console::write_whole;
 use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::entry::{Contender, ContenderRun};
+use crate::cli::parts::output::written_path;
 use crate::cli::parts::own_work::WorkArgs;
 use crate::cli::parts::shape::ShapeArgs;
 
@@ -37,7 +38,7 @@ const MORE: [(&str, &str); 4] = [
 #[derive(Args)]
 pub(crate) struct Gallery {
     /// The folder; it is made if it is not there
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = written_path())]
     out: PathBuf,
 }
 
@@ -62,7 +63,7 @@ impl Gallery {
         let comparison = Comparison::of(&entries, &setting.shape, &setting.costs)?;
         let elsewhere = setting.elsewhere(&comparison)?;
         for run in comparison.runs.iter().chain(&elsewhere) {
-            write(&file(run), svg::timeline(&run.timeline, &caption(run)))?;
+            write(&file(run), svg::step(&run.program, &run.timeline, &caption(run)))?;
         }
         write("comparison.svg", comparison.svg(&comparison.title()))?;
         write("1f1b-and-chimera.svg", setting.frontispiece()?)?;

@@ -11,6 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::parts::console::{print, tell};
 use crate::cli::parts::offered::offered;
+use crate::cli::parts::output::written_path;
 use crate::cli::parts::patterns::matching;
 use crate::data::{Preparation, PreparedFiles, n_bytes, prepare};
 
@@ -41,7 +42,7 @@ pub(crate) struct Prepare {
     #[arg(long)]
     begin_of_text: bool,
     /// Where to write: ids of two bytes into `.bin`, of four into `.u32.bin`
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = written_path())]
     out: PathBuf,
 }
 

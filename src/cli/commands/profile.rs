@@ -14,6 +14,7 @@ use clap::{Args, ValueHint};
 use crate::cli::parts::console::{print, tell, write_whole};
 use crate::cli::parts::costs::whole_in;
 use crate::cli::parts::offered::{device_name, offered};
+use crate::cli::parts::output::is_standard_output;
 use crate::cli::parts::progress::bar;
 use crate::device::{Device, Precision, n_cores};
 use crate::profile::{LEAST_ROUNDS, Sample, Workers, measure, samples};
@@ -53,7 +54,7 @@ pub(crate) struct Profile {
     /// Seconds to measure for, about; every size is timed three times, however long that takes
     #[arg(long, value_name = "SECONDS", default_value_t = 90.0, allow_negative_numbers = true)]
     time: f64,
-    /// File for the profile
+    /// File for the profile; `-` is standard output
     #[arg(long, value_name = "FILE", default_value = "profile.json", value_hint = ValueHint::FilePath)]
     out: PathBuf,
 }
@@ -115,7 +116,11 @@ impl Profile {
         );
         bar.finish_and_clear();
         let profile = measured?;
-        write_whole(&self.out, &profile.to_json()?)?;
+        let is_piped = is_standard_output(&self.out);
+        match is_piped {
+            true => print(profile.to_json()?)?,
+            false => write_whole(&self.out, &profile.to_json()?)?,
+        }
         let mut text = format!("{}, {}, {}", profile.machine, profile.device, profile.precision);
         for measured in &profile.measured {
             let mut spreads: Vec<f64> = measured.parts.iter().map(|part| part.spread).collect();
@@ -137,7 +142,14 @@ impl Profile {
             ),
             false => String::new(),
         };
-        print(format!("{text}\nprofile: {} ({seconds:.0} s{beyond})", self.out.display()))
+        let place =
+            if is_piped { "standard output".into() } else { self.out.display().to_string() };
+        let text = format!("{text}\nprofile: {place} ({seconds:.0} s{beyond})");
+        match is_piped {
+            true => tell(text),
+            false => print(text)?,
+        }
+        Ok(())
     }
 
     fn samples(&self) -> Vec<Sample> {

@@ -7,6 +7,8 @@ use anyhow::{Result, ensure};
 use clap::{Args, ValueHint};
 
 use crate::cli::parts::console::print;
+use crate::cli::parts::followed::named_or_newest;
+use crate::cli::parts::output::written_path;
 use crate::cli::parts::report;
 use crate::formats::files::open_regular;
 
@@ -19,11 +21,11 @@ const HEAD_BYTES: u64 = 4096;
 /// errors of the prediction, advice, settings
 #[derive(Args)]
 pub(crate) struct Report {
-    /// Directory of the run, active or finished
+    /// Directory of the run, active or finished [default: the newest in `runs`]
     #[arg(value_name = "RUN", value_hint = ValueHint::DirPath)]
-    run: PathBuf,
+    run: Option<PathBuf>,
     /// File for the page, in the place of an earlier report [default: report.html in the directory of the run]
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE", value_parser = written_path(), value_hint = ValueHint::FilePath)]
     out: Option<PathBuf>,
 }
 
@@ -36,7 +38,7 @@ impl Report {
                 out.display()
             );
         }
-        let page = report::write(&self.run, self.out)?;
+        let page = report::write(&named_or_newest(self.run)?, self.out)?;
         print(format!("report: {}", page.display()))
     }
 }
@@ -67,7 +69,7 @@ mod tests {
             assert_eq!(is_report(&at(name)), expected, "{name}");
         }
         let out = Some(at("notes.html"));
-        let report = Report { run: folder.path().to_path_buf(), out };
+        let report = Report { run: Some(folder.path().to_path_buf()), out };
         let refusal = report.run().unwrap_err().to_string();
         assert!(refusal.ends_with("choose another --out, or remove it"), "{refusal}");
     }

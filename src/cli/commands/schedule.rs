@@ -132,17 +132,28 @@ impl Show {
         let program = plan.prove()?;
         let timeline = plan.simulate(&program);
         let filled = self.work.fill((&program, &timeline), &plan.how, plan.costs())?;
-        let timeline = filled.map_or(timeline, |filled| filled.timeline);
+        let (drawn, timeline) = match &filled {
+            Some(filled) => (&filled.program, &filled.timeline),
+            None => (&program, &timeline),
+        };
         if self.format == Format::Svg {
-            return print(svg::timeline(&timeline, &title(&plan.timetable, &self.costs)));
+            return print(svg::step(drawn, timeline, &title(&plan.timetable, &self.costs)));
         }
-        let drawing = text::timeline_on(&timeline, screen(false, 0));
+        let drawing = text::timeline_on(timeline, screen(false, 0));
+        let works = drawn.rules().works();
+        let works = match works.is_empty() {
+            true => String::new(),
+            false => {
+                let marks = text::work_marks(works.iter().map(|work| work.name.as_str()));
+                format!("work beside the training: {marks}\n")
+            }
+        };
         let search = plan.search.map(|report| format!("\n{report}"));
         let search = search.unwrap_or_default();
         print(format!(
-            "{}\n{}{search}",
+            "{}\n{works}{}{search}",
             drawing.trim_end(),
-            summary(&program, &timeline, self.costs.unit())
+            summary(&program, timeline, self.costs.unit())
         ))
     }
 }

@@ -11,6 +11,7 @@ use clap::{Args, ValueEnum};
 
 use crate::cli::parts::console::print;
 use crate::cli::parts::offered::device_name;
+use crate::cli::parts::output::written_path;
 use crate::device::Device;
 use crate::device::selftest::{Check, Options, Size, run};
 
@@ -34,7 +35,7 @@ pub(crate) struct Selftest {
     #[arg(long, value_name = "SECONDS", default_value_t = 540.0, allow_negative_numbers = true)]
     time: f64,
     /// Writes everything found to a file too, after each part
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = written_path())]
     json: Option<PathBuf>,
 }
 

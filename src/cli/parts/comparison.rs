@@ -39,6 +39,9 @@ struct KindTime {
 pub(crate) struct Comparison {
     /// What the runs are called in their traces.
     runs: [Option<String>; 2],
+    /// Steps of each run, if its trace tells them: several are a window.
+    #[serde(skip)]
+    n_steps: [Option<u64>; 2],
     step: Compared,
     bubble_ratio: Compared,
     /// Work by kind; `message` is the time for which ranks stood still until a value came that had been made.
@@ -50,6 +53,7 @@ pub(crate) struct Comparison {
 /// What is compared of a run.
 pub(crate) struct TraceSummary {
     name: Option<String>,
+    n_steps: Option<u64>,
     step: f64,
     busy: BTreeMap<u32, f64>,
     kinds: BTreeMap<String, Total>,
@@ -80,11 +84,20 @@ impl TraceSummary {
         kinds.insert("message".into(), Total { count: run.arrows.len(), seconds_per_rank: stood });
         let n_ranks = busy.len().max(1) as f64;
         kinds.values_mut().for_each(|kind| kind.seconds_per_rank /= n_ranks);
-        TraceSummary { name: run.name.clone(), step: (end - start) * seconds, busy, kinds }
+        let (name, n_steps) = (run.name.clone(), run.n_steps());
+        TraceSummary { name, n_steps, step: (end - start) * seconds, busy, kinds }
     }
 
     fn bubble_ratio(&self) -> f64 {
         1.0 - self.busy.values().sum::<f64>() / (self.step * self.busy.len() as f64)
+    }
+}
+
+/// A number of steps in words, as they ran without a border between them.
+pub(crate) fn length(n_steps: u64) -> String {
+    match n_steps {
+        1 => "step".into(),
+        n => format!("window of {n} steps"),
     }
 }
 
@@ -139,8 +152,9 @@ impl Comparison {
         let workers: Vec<f64> = planned.busy.values().copied().collect();
         let ranks = measured.busy.values().zip(workers.iter().cycle());
         let ranks = ranks.map(|(m, p)| Compared { planned: *p, measured: *m }).collect();
+        let n_steps = [planned.n_steps, measured.n_steps];
         let runs = [planned.name, measured.name];
-        Ok(Comparison { runs, step, bubble_ratio, kinds, ranks })
+        Ok(Comparison { runs, n_steps, step, bubble_ratio, kinds, ranks })
     }
 
     /// By how much longer the run's work takes than the plan's, where that is more than a plan errs.
@@ -156,6 +170,16 @@ impl Comparison {
         signed::table("planned", &self.rows(), 22)
     }
 
+    /// What is compared: a step, or a window of steps.
+    fn compared(&self) -> String {
+        match self.n_steps {
+            [Some(planned), Some(measured)] if planned != measured => {
+                format!("{}, {}", length(planned), length(measured))
+            }
+            [planned, measured] => length(measured.or(planned).unwrap_or(1)),
+        }
+    }
+
     /// Step, kinds of work, ranks and bubble; an error says how much longer was measured than planned.
     pub(crate) fn rows(&self) -> Vec<Signed> {
         let row = |what: String, Compared { planned, measured }: Compared| {
@@ -165,7 +189,7 @@ impl Comparison {
             let error = if is_planned { percent(measured / planned - 1.0) } else { String::new() };
             Signed { what, expected: figure(planned), measured: figure(measured), error }
         };
-        let mut rows = vec![row("step".into(), self.step)];
+        let mut rows = vec![row(self.compared(), self.step)];
         for (name, KindTime { planned, measured }) in &self.kinds {
             let each = |total: &Total| total.seconds_per_rank;
             let what = match planned.count == measured.count || planned.count == 0 {
@@ -185,5 +209,38 @@ impl Comparison {
             error: points(measured - planned),
         });
         rows
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_of_steps_is_not_called_a_step() {
+        let slice = Slice {
+            rank: 0,
+            kind: "forward".into(),
+            start: 0.0,
+            end: 1.0,
+            is_busy: true,
+            lane: 0,
+            name: "F0".into(),
+            ops: Vec::new(),
+        };
+        let of = |name: Option<&str>| {
+            let (name, slices) = (name.map(str::to_string), vec![slice.clone()]);
+            TraceSummary::of(&TracedRun { name, slices, ..TracedRun::default() }, 1.0)
+        };
+        for (planned, measured, what) in [
+            (None, None, "step"),
+            (None, Some("step 4"), "step"),
+            (None, Some("steps 3 to 5"), "window of 3 steps"),
+            (Some("steps 3 to 5"), Some("steps 3 to 5"), "window of 3 steps"),
+            (Some("steps 6 to 7"), Some("steps 3 to 5"), "window of 2 steps, window of 3 steps"),
+        ] {
+            let compared = Comparison::of(of(planned), of(measured)).expect("one rank each");
+            assert_eq!(compared.rows()[0].what, what);
+        }
     }
 }

@@ -70,7 +70,8 @@ impl CostArgs {
         CostArgs { memory: MemoryArgs::default(), ..self.clone() }
     }
 
-    /// Tells of times that were given for what the timetable does not have, and that `config` did not weigh.
+    /// Tells of times that were given for what the timetable does not have, and that `config` did not weigh, and of moves that it
+    /// was asked for and does not have.
     pub(crate) fn warn_of_unread(&self, timetable: &Timetable, config: &Config) {
         let has_pairs = timetable.rows.iter().flatten().any(|cell| matches!(cell, Cell::Pair(..)));
         let has_moves = timetable.has(Kind::Offload) || config.offload != Offloading::None;
@@ -81,6 +82,11 @@ impl CostArgs {
             ("pair", self.pair.is_some() && !has_pairs, "has no atomic pairs"),
             ("recompute-time", self.recompute_time.is_some() && !recomputes, "recomputes nothing"),
             ("transfer", self.transfer.is_some() && !has_moves, "moves no activations"),
+            (
+                "bpipe",
+                config.bpipe && !timetable.has(Kind::Offload),
+                "moves no activations, since its workers hold as many as their partners, up to one",
+            ),
         ];
         for (option, _, why) in unread.into_iter().filter(|(_, is_unread, _)| *is_unread) {
             warn(&format!("`{option}` has no effect: {} {why}", timetable.schedule));
@@ -151,6 +157,13 @@ pub(crate) fn unit_line(unit: &str) -> String {
 /// One number for all stages, or one for each, between commas.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Times(pub(crate) PerStage);
+
+impl Times {
+    /// Whether any of them is more than nothing.
+    pub(crate) fn has_any(&self) -> bool {
+        self.0.0.iter().any(|time| *time > 0.0)
+    }
+}
 
 impl FromStr for Times {
     type Err = String;

@@ -14,7 +14,7 @@ use crate::cli::parts::own_work::{FilledStep, WorkArgs};
 use crate::cli::parts::scheduled::Scheduled;
 use crate::cli::parts::shape::ShapeArgs;
 use crate::settings::UnfitStages;
-use crate::settings::schedules::is_file;
+use crate::settings::schedules::{Named, is_file};
 
 /// A schedule at a shape.
 pub(crate) struct Contender {
@@ -59,6 +59,17 @@ impl Contender {
             .map_err(|error| anyhow!("`{text}`: {}", in_one_line(&error)))?;
         let shape = ShapeArgs(words.shape.0.over(&shape.0));
         Ok(Contender { label, words: Words { shape, ..words } })
+    }
+
+    /// Options of `shape` and of its own that it does not read, each with what to tell of it; nothing of a name that is none.
+    pub(crate) fn unread(&self, shape: &ShapeArgs) -> Vec<(&'static str, String)> {
+        let shape = ShapeArgs(self.words.shape.0.over(&shape.0));
+        let (Ok(mut config), Ok(schedule)) = (shape.0.drawn(), self.words.name.parse::<Named>())
+        else {
+            return Vec::new();
+        };
+        config.schedule = schedule;
+        shape.unread(&config)
     }
 
     /// Proves and simulates it, with the costs of a D-th of the model.

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use crate::cli::parts::console::duration;
 use crate::formats::files::{open_regular, text_regular};
 use crate::observe::{Lines, Metrics};
-use crate::run::{METRICS, is_at_work, is_error, settings_in};
+use crate::run::{METRICS, RUNS, is_at_work, is_error, newest_first, settings_in};
 
 /// Steps over which speed is averaged.
 const N_RECENT: usize = 20;
@@ -49,6 +49,12 @@ pub(crate) enum RunState {
     Over,
     /// For this reason.
     Failed(String),
+}
+
+/// The folder of the run that was named, or else of the newest in `runs`.
+pub(crate) fn named_or_newest(run: Option<PathBuf>) -> Result<PathBuf> {
+    let newest = || newest_first(Path::new(RUNS)).into_iter().next();
+    run.or_else(newest).with_context(|| format!("there is no run in {RUNS}/: name its folder"))
 }
 
 impl Followed {

@@ -16,6 +16,7 @@ pub(crate) mod model;
 pub(crate) mod network;
 pub(crate) mod offered;
 pub(crate) mod outcome;
+pub(crate) mod output;
 pub(crate) mod own_work;
 pub(crate) mod patterns;
 pub(crate) mod predicted;

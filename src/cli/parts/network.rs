@@ -6,6 +6,7 @@ use std::str::FromStr;
 use anyhow::{Result, bail, ensure};
 use chimera_core::analyze::{ClosedForm, Link, Network, NetworkCosts, Reduced, ReductionAlgorithm};
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts};
+use chimera_core::op::Kind;
 use chimera_core::program::Program;
 use chimera_core::timetable::Timetable;
 use clap::Args;
@@ -155,12 +156,36 @@ impl NetworkArgs {
             ("saved-bytes", saved_bytes),
             ("gradient-bytes", gradient_bytes),
         ];
-        let is_said = |bytes: &Times| bytes.0.0.iter().any(|bytes| *bytes > 0.0);
-        let of_bytes = given.iter().filter(|(_, bytes)| is_said(bytes)).map(|(option, _)| *option);
+        let of_bytes = given.iter().filter(|(_, bytes)| bytes.has_any()).map(|(option, _)| *option);
         let of_nodes = self.links.ranks_per_node.map(|_| "ranks-per-node");
         for option in of_bytes.chain(of_nodes).filter(|_| self.links.is_free()) {
             warn(&format!(
                 "`{option}` has no effect without links: say --inside, --between or --network"
+            ));
+        }
+    }
+
+    /// Tells of bytes of saved activations that the links do not carry, since the timetable moves none to other workers.
+    pub(crate) fn warn_of_unmoved(&self, timetable: &Timetable) {
+        if self.saved_bytes.has_any() && !self.links.is_free() && !timetable.has(Kind::Keep) {
+            warn(&format!(
+                "`saved-bytes` has no effect: {} moves no activations to other workers, as --bpipe does",
+                timetable.schedule
+            ));
+        }
+    }
+
+    /// Tells of a width and a policy of gradient reductions where none takes time; the step sync may, and then depends on the
+    /// width.
+    pub(crate) fn warn_of_free_reductions(&self, step_sync_takes_time: bool) {
+        let Ok(job) = self.job() else { return };
+        let is_wide = job.width > 1 && job.speeds.is_none() && !step_sync_takes_time;
+        let has_sync = self.job.0.iter().any(|(key, _)| key == "sync");
+        let given = [("width", is_wide), ("sync", has_sync)];
+        for (option, _) in given.into_iter().filter(|(_, is_unread)| *is_unread) {
+            warn(&format!(
+                "`{option}` has no effect: no gradient reduction takes time, since no two workers hold the same stage or no links \
+                 (--inside, --between, --network) take any"
             ));
         }
     }

@@ -145,6 +145,7 @@ impl Scheduled<NetworkCosts<WorkerCosts>> {
             let goes_to_partners = bpipe || timetable.has(Kind::Keep);
             network.of_messages(timetable, goes_to_partners, of_stages(timetable)?)
         })?;
+        network.warn_of_unmoved(&plan.timetable);
         shape.warn_of_unread(&config);
         costs.warn_of_unread(&plan.timetable, &config);
         Ok(plan)

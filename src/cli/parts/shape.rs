@@ -96,13 +96,21 @@ impl ShapeArgs {
     /// Warns of options that were given and that the schedule does not read; those beside a file have to
     /// [`fit`](Self::fit).
     pub(crate) fn warn_of_unread(&self, config: &Config) {
-        if matches!(config.schedule, Named::File(_)) {
-            return;
+        if !matches!(config.schedule, Named::File(_)) {
+            self.unread(config).iter().for_each(|(_, told)| warn(told));
         }
+    }
+
+    /// Options that were given and that the schedule of `config` does not read, each with what to tell of it.
+    pub(crate) fn unread(&self, config: &Config) -> Vec<(&'static str, String)> {
         let given = self.of_shape().map(|(option, _)| option);
         let given = given.chain(self.0.iter().map(|(key, _)| key).filter(|key| *key == "border"));
         let given = given.filter(|option| says_something(config, option));
-        unread(&config.schedule, config.placement, given).iter().for_each(|told| warn(told));
+        let told = |option| {
+            let told = unread(&config.schedule, config.placement, [option]).pop()?;
+            Some((option, told))
+        };
+        given.filter_map(told).collect()
     }
 
     /// The options of the shape that were given, with their values.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use chimera_core::engine::Counts;
+use chimera_core::engine::{Counts, WindowHistory};
 use chimera_core::model::ModelConfig;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -47,6 +47,9 @@ pub struct Manifest {
     /// Steps whose gradient was thrown away; earlier programs did not say.
     #[serde(default)]
     pub skipped: u64,
+    /// How windows without a border went; earlier programs did not say.
+    #[serde(default, skip_serializing_if = "is_none_wrong")]
+    pub windows: WindowHistory,
     /// Samples of a step.
     pub samples_per_step: u64,
     /// BLAKE3 of the samples of the next step: where the training stands in which data.
@@ -87,7 +90,7 @@ pub struct Shard {
 impl Manifest {
     /// What the training had counted.
     pub fn counts(&self) -> Counts {
-        Counts { updates: self.updates, skipped: self.skipped }
+        Counts { updates: self.updates, skipped: self.skipped, windows: self.windows }
     }
 
     /// A setting, as TOML.
@@ -183,6 +186,11 @@ pub fn moments() -> Vec<String> {
 
 fn are_moments(state: &[String]) -> bool {
     state == moments()
+}
+
+/// Whether a training had no window that was trained again.
+fn is_none_wrong(windows: &WindowHistory) -> bool {
+    *windows == WindowHistory::default()
 }
 
 const HEAD: &str = "{\n  \"blake3\": \"";

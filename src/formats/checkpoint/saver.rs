@@ -41,7 +41,7 @@ type Ended = (Result<PathBuf, Fault>, Vec<Vec<Snapshot>>);
 /// Where the training stands between two programs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct State {
-    /// The step that the last program began with.
+    /// The step that the last program began with; where programs before it ended in skipped steps, the first of those.
     pub began: u64,
     /// Steps that were trained.
     pub step: u64,
@@ -51,6 +51,14 @@ pub struct State {
     pub is_last: bool,
     /// Whether the last step made no update.
     pub is_skipped: bool,
+}
+
+impl State {
+    /// Where the next state [began](State::began): a checkpoint that is due on a skipped step stays due until a step makes an
+    /// update.
+    pub fn next_began(&self) -> u64 {
+        if self.is_skipped { self.began } else { self.step }
+    }
 }
 
 impl Saver {
@@ -149,4 +157,35 @@ pub(super) fn begin_writer<T: Send + 'static>(
 
 fn goes_on(fault: &Fault) -> String {
     format!("{}; training goes on", fault.message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps that were done where a checkpoint is due, of programs of `n` steps each, of which those that end in `skipped`
+    /// make no update.
+    fn due(every: u64, n: u64, skipped: &[u64]) -> Vec<u64> {
+        let folder = tempfile::TempDir::new().unwrap();
+        let saver = Saver::new(Store::of(folder.path()), every, |_| ());
+        let (mut began, mut all) = (0, Vec::new());
+        for step in (n..=24).step_by(n as usize) {
+            let is_skipped = skipped.contains(&step);
+            let state = State { began, step, is_done: false, is_last: false, is_skipped };
+            if saver.is_due(&state) {
+                all.push(step);
+            }
+            began = state.next_began();
+        }
+        all
+    }
+
+    #[test]
+    fn a_checkpoint_that_is_due_on_a_skipped_step_follows_the_next_sound_one() {
+        assert_eq!(due(10, 1, &[]), [10, 20]);
+        assert_eq!(due(10, 1, &[9, 19]), [10, 20]);
+        assert_eq!(due(10, 1, &[10, 11, 20]), [12, 21]);
+        assert_eq!(due(10, 4, &[12]), [16, 20]);
+        assert_eq!(due(2, 1, &[2, 3, 4, 5]), [6, 8, 10, 12, 14, 16, 18, 20, 22, 24]);
+    }
 }

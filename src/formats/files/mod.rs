@@ -14,6 +14,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
+/// What some editors begin a file with.
+const BYTE_ORDER_MARK: char = '\u{feff}';
+
 /// Opens a regular file for reading; anything else is refused at once.
 pub fn open_regular(path: &Path) -> Result<File> {
     match path.metadata()?.is_file() {
@@ -42,9 +45,14 @@ pub fn text_at_most(path: &Path, most: u64) -> Result<Option<String>> {
     text(read_at_most(path, most)?)
 }
 
+/// The bytes as text, without the byte order mark that some editors begin a file with.
 fn text(bytes: Option<Vec<u8>>) -> Result<Option<String>> {
     let text = bytes.map(String::from_utf8).transpose();
-    text.map_err(|e| Error::new(ErrorKind::InvalidData, e))
+    let text = text.map_err(|e| Error::new(ErrorKind::InvalidData, e))?;
+    Ok(text.map(|text| match text.strip_prefix(BYTE_ORDER_MARK) {
+        Some(rest) => rest.to_string(),
+        None => text,
+    }))
 }
 
 /// What is left to read, or `None` if that is longer than `most` bytes.
@@ -135,5 +143,15 @@ mod tests {
         assert_eq!(at_most(&b"abc"[..], 3).unwrap().as_deref(), Some(&b"abc"[..]));
         assert_eq!(at_most(&b"abcd"[..], 3).unwrap(), None);
         assert_eq!(at_most(&b""[..], 0).unwrap(), Some(vec![]));
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_a_text() {
+        for (bytes, wanted) in
+            [("\u{feff}{}", "{}"), ("{}\u{feff}", "{}\u{feff}"), ("\u{feff}", ""), ("", "")]
+        {
+            assert_eq!(text(Some(bytes.into())).unwrap().as_deref(), Some(wanted), "{bytes}");
+        }
+        assert_eq!(text(None).unwrap(), None);
     }
 }

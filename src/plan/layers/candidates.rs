@@ -13,6 +13,7 @@ use super::{LayerCost, LayerCosts, costs_of};
 use crate::plan::candidate::{Candidate, Fit, no_flush};
 use crate::plan::choose::{Choice, Effort, Watched, check_schedule};
 use crate::plan::estimate::MOST_SIMULATED;
+use crate::plan::no_way::why_none;
 use crate::plan::ways::ways;
 use crate::plan::{Course, Need};
 use crate::settings::{Config, OPTIONS, Origin};
@@ -52,10 +53,10 @@ pub fn choose_for(
     let groups: Vec<Vec<Config>> = groups.filter(|group| !group.is_empty()).collect();
     ensure!(
         !groups.is_empty(),
-        "{} rank(s), a batch of {batch} and micro-batches of {size} leave no way to train a model of {} layers: W x D must \
-         be the ranks, W x N x {size} the batch, and D at most the layers, with what was said of them",
+        "{} rank(s), a batch of {batch} and micro-batches of {size} leave no way to train a model of {} layers: {}",
         ranks.n_ranks,
-        model.n_layers()
+        model.n_layers(),
+        why_none(&known, ranks.n_ranks, batch, known.layers, Some(size))
     );
     let n_groups = groups.len();
     let outcomes: Vec<Result<Fit>> = groups

@@ -1,6 +1,6 @@
 //! A device on `Vec<f64>`, and a model that is no transformer and reads numbers: layers of two kinds, trained under
 //! every synchronous schedule as on one worker.
-use chimera_core::device::{Device, Result, Sgd, Updated};
+use chimera_core::device::{Device, Result, Sgd, WithMomentum};
 use chimera_core::stage::{Autograd, Data, Differentiable, Init, Micro, Output, Param};
 
 #[derive(Clone, Debug)]
@@ -48,8 +48,8 @@ impl Device for Host {
         let norms: Vec<f64> = arrays.iter().map(|a| a.1.iter().map(|x| x * x).sum()).collect();
         Ok(Array(vec![norms.len()], norms))
     }
-    fn sgd(&self, arrays: &mut [Updated<'_, Array>], by: &Sgd) -> Result<()> {
-        for Updated { w, g, .. } in arrays {
+    fn sgd(&self, arrays: &mut [WithMomentum<'_, Array>], by: &Sgd) -> Result<()> {
+        for WithMomentum { w, g, .. } in arrays {
             w.1.iter_mut().zip(&g.1).for_each(|(w, g)| *w -= by.lr * by.grad_scale * g);
         }
         Ok(())

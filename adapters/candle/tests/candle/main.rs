@@ -2,6 +2,7 @@
 
 mod llama;
 mod page;
+mod precision;
 mod readme;
 mod resume;
 mod schedules;

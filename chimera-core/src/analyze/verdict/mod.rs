@@ -10,14 +10,16 @@
 //! rank 1  ▸ Run B(stage 2, 5)    stalled in compute
 //! ```
 
+mod moves;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 
+use self::moves::MoveProgress;
 use crate::comm::Position;
 use crate::effects::Token;
-use crate::ids::{BucketId, Rank, WorkerId};
+use crate::ids::{BucketId, ChannelId, Rank, WorkerId};
 use crate::op::Lane;
 use crate::program::{Instr, Program};
 
@@ -107,12 +109,17 @@ impl fmt::Display for Need {
 impl HangReport<'_> {
     /// Why `by` waits in vain for what it needs of `from`, which is itself for a sum that the transport makes.
     pub fn verdict(&self, by: Rank, from: Rank, need: Need) -> Diagnosis {
-        let mut seen: Vec<Rank> = (from != by).then_some(by).into_iter().collect();
+        let (waits_on, token) = match need {
+            Need::Token(token) => (Instr::Recv(token, ChannelId(0)).lane(), Some(token)),
+            _ => (Lane::Compute, None),
+        };
+        let mut seen: Vec<_> = (from != by).then_some((by, waits_on)).into_iter().collect();
         let (mut rank, mut need, mut words) = (from, need, String::new());
+        let moves = MoveProgress::of(self, (by, token));
         loop {
             let end =
                 |kind, what: String| Diagnosis { kind, rank, words: format!("{words}{what}") };
-            let moves = self.earlier.get(rank.index()) != self.positions.get(rank.index());
+            let goes_on = self.earlier.get(rank.index()) != self.positions.get(rank.index());
             let Some(position) = self.positions.get(rank.index()).copied().flatten() else {
                 let known = self.known(rank);
                 let what = format!(
@@ -121,11 +128,11 @@ impl HangReport<'_> {
                 );
                 return end(Kind::Silent, what);
             };
-            if moves {
+            if goes_on {
                 let doing = self.doing(rank);
                 return end(Kind::Slow, format!("; {rank} {doing}: slow, but it goes on"));
             }
-            let has_given = self.has_given(rank, position, need);
+            let has_given = self.has_given(&moves, rank, position, need);
             let is_sending = matches!(self.instr(rank), Some(Instr::Send(..)));
             // A transport that keeps one order for all may hold a message up behind what is for who is silent.
             if let Some(silent) = self.silent().filter(|_| has_given || is_sending) {
@@ -140,19 +147,22 @@ impl HangReport<'_> {
                 let what = format!("; {rank} sent it and {}: lost on the way", self.doing(rank));
                 return end(Kind::Lost, what);
             }
-            if seen.contains(&rank) {
+            let lane = self.lane_of(rank, need);
+            if seen.contains(&(rank, lane)) {
                 let what = "; so they wait for each other, which a proven program cannot: a bug";
                 return end(Kind::Cycle, what.into());
             }
-            seen.push(rank);
+            seen.push((rank, lane));
             // Outside of the program all wait for all.
             let silent = self.silent().filter(|_| self.instr(rank).is_none());
-            let wait = silent
-                .map_or_else(|| self.wait(rank, position), |silent| Wait::For(silent, Need::Other));
+            let wait = match silent {
+                Some(silent) => Wait::For(silent, Need::Other),
+                None => self.wait(&moves, (rank, lane), position),
+            };
             let (next, needs) = match wait {
                 Wait::For(next, needs) => (next, needs),
                 Wait::Nobody => {
-                    let (doing, place) = (self.doing(rank), self.place(rank));
+                    let (doing, place) = (self.doing(rank), self.place(&moves, rank));
                     return end(Kind::Stalled, format!("; {rank} {doing}: stalled {place}"));
                 }
                 Wait::Sent => {
@@ -182,7 +192,7 @@ impl HangReport<'_> {
     }
 
     /// Whether a rank at `position` has let go of what is needed.
-    fn has_given(&self, rank: Rank, position: Position, need: Need) -> bool {
+    fn has_given(&self, moves: &MoveProgress, rank: Rank, position: Position, need: Need) -> bool {
         let at = match position {
             Position::At { step, instr } if step == self.step => instr as usize,
             Position::At { step, .. } => return step > self.step,
@@ -193,7 +203,10 @@ impl HangReport<'_> {
             Need::Token(token) => {
                 let sends = |instr: &Instr| matches!(instr, Instr::Send(t, _) if *t == token);
                 let index = self.row(rank).iter().position(sends);
-                index.is_some_and(|index| at > index && self.has_tended(rank, index))
+                index.is_some_and(|index| match self.row(rank)[index].lane() {
+                    Lane::Compute => at > index,
+                    Lane::Moves => moves.has_done(rank, index),
+                })
             }
             Need::Part(bucket) => is_past(Instr::Reduce(bucket)),
             Need::Sum(bucket) => is_past(Instr::Await(bucket)),
@@ -202,22 +215,27 @@ impl HangReport<'_> {
         }
     }
 
-    /// Whether a rank that is past an instruction has had the time for it. Positions are those of compute: a move is done
-    /// meanwhile where compute waits.
-    fn has_tended(&self, rank: Rank, index: usize) -> bool {
-        self.row(rank)[index].lane() == Lane::Compute
-            || !matches!(
-                self.instr(rank),
-                Some(Instr::Run(_) | Instr::Send(..) | Instr::Reduce(_) | Instr::Step(_))
-            )
+    /// Where a rank does what is needed of it.
+    fn lane_of(&self, rank: Rank, need: Need) -> Lane {
+        let Need::Token(token) = need else { return Lane::Compute };
+        let sends = |instr: &&Instr| matches!(instr, Instr::Send(t, _) if *t == token);
+        self.row(rank).iter().find(sends).map_or(Lane::Compute, Instr::lane)
     }
 
-    fn wait(&self, rank: Rank, position: Position) -> Wait {
+    fn wait(&self, moves: &MoveProgress, (rank, lane): (Rank, Lane), position: Position) -> Wait {
         let Position::At { step, .. } = position else { return Wait::Nobody };
         let Some(instr) = self.instr(rank).filter(|_| step == self.step) else {
             return Wait::Nobody;
         };
-        match instr {
+        // Compute may wait for the moves beside it, and these for a message, or for compute.
+        let awaits_moves = moves.awaited(self, rank).is_some();
+        let received = moves.received(self, rank).filter(|_| lane == Lane::Moves || awaits_moves);
+        let awaited = match received {
+            Some(received) => received,
+            None if awaits_moves => return Wait::Nobody,
+            None => instr,
+        };
+        match awaited {
             Instr::Recv(token, channel) => {
                 let from = self.program.channels()[channel.index()].from;
                 Wait::For(self.beside(rank, from), Need::Token(token))
@@ -278,7 +296,9 @@ impl HangReport<'_> {
             if step != self.step || other == rank {
                 continue;
             }
-            for done in self.row(other).iter().take(instr as usize) {
+            // Positions are those of compute.
+            let done = self.row(other).iter().take(instr as usize);
+            for done in done.filter(|instr| instr.lane() == Lane::Compute) {
                 let given = match *done {
                     Instr::Recv(token, channel) => {
                         let from = self.program.channels()[channel.index()].from;
@@ -326,8 +346,9 @@ impl HangReport<'_> {
     }
 
     /// Where a rank that waits for nobody is.
-    fn place(&self, rank: Rank) -> &'static str {
+    fn place(&self, moves: &MoveProgress, rank: Rank) -> &'static str {
         match self.instr(rank) {
+            Some(_) if moves.awaited(self, rank).is_some() => "in a move of activations",
             Some(Instr::Run(_)) => "in compute",
             Some(Instr::Step(_)) => "in the optimizer",
             Some(Instr::Send(..) | Instr::Recv(..)) => "in the transport",

@@ -1,7 +1,6 @@
 use super::*;
 use crate::costs::UniformCosts;
-use crate::effects::TokenKind;
-use crate::lower::{Lowering, bpipe, lower};
+use crate::lower::{Lowering, bpipe, lower, offload};
 use crate::schedule::{Shape, find};
 
 fn program(schedule: &str, shape: Shape) -> Program {
@@ -95,32 +94,44 @@ fn what_was_sent_is_lost() {
     assert!(verdict.to_string().starts_with("; rank 1 sent it and last finished "), "{verdict}");
 }
 
-/// Positions are those of compute, beside which moves are done where it waits.
+/// Workers 0 and 3 keep activations for each other: worker 3 waits for memory that its moves free once worker 0, which is
+/// in compute, has looked after its own.
 #[test]
-fn who_computes_does_no_moves_meanwhile() {
+fn who_waits_for_its_moves_is_not_blamed() {
     let timetable = find("1f1b").expect("known").timetable(&Shape::new(4, 6)).expect("fits");
-    let moved = bpipe(timetable, &UniformCosts::EQUAL).expect("sound");
+    let moved = bpipe(timetable, &UniformCosts::new(1.0, 2.0, 0.0)).expect("sound");
     let program = lower(&moved, &Lowering::default()).expect("proven");
-    let row = &program.rows()[3];
-    let returned = |instr: &Instr| match *instr {
-        Instr::Send(token, _) if token.kind == TokenKind::Back => Some(token),
-        _ => None,
-    };
-    let sends = row.iter().position(|instr| returned(instr).is_some()).expect("it keeps some");
-    let token = returned(&row[sends]).expect("what it returns");
-    let verdict = |is_next: fn(&Instr) -> bool| {
-        let next = sends + row[sends..].iter().position(is_next).expect("there is one");
-        let at = |instr| Some(Position::At { step: 4, instr: instr as u32 });
-        let positions = vec![at(0), at(0), at(0), at(next)];
-        let scene =
-            HangReport { program: &program, step: 4, earlier: positions.clone(), positions };
-        let Diagnosis { kind, rank, .. } = scene.verdict(Rank(0), Rank(3), Need::Token(token));
-        (kind, rank)
-    };
-    let computes = |instr: &Instr| matches!(instr, Instr::Run(_)) && instr.lane() == Lane::Compute;
-    let waits = |instr: &Instr| matches!(instr, Instr::Recv(..)) && instr.lane() == Lane::Compute;
-    assert_eq!(verdict(computes), (Kind::Stalled, Rank(3)));
-    assert_eq!(verdict(waits), (Kind::Lost, Rank(3)));
+    let at = [
+        Some("Run(B(pipe 0, stage 0, micro-batch 2))"),
+        Some("Recv(gradient(pipe 0, stage 2, micro-batch 5)"),
+        Some("Recv(gradient(pipe 0, stage 3, micro-batch 5)"),
+        Some("Take(memory that a move frees for activations(pipe 0, stage 3, micro-batch 5)"),
+    ];
+    let scene = scene(&program, &at);
+    let Some(Instr::Recv(token, _)) = scene.instr(Rank(1)) else { panic!("no receive") };
+    let verdict = scene.verdict(Rank(1), Rank(2), Need::Token(token));
+    assert_eq!((verdict.kind, verdict.rank), (Kind::Stalled, Rank(0)), "{verdict}");
+    let words = verdict.to_string();
+    let chain = ", which waits for gradient(pipe 0, stage 3, micro-batch 5) from rank 3, which waits for \
+                 offloaded activations(pipe 0, stage 0, micro-batch 5) from rank 0; rank 0 last finished ";
+    assert!(words.starts_with(chain) && words.ends_with(": stalled in compute"), "{words}");
+}
+
+/// Nobody else is needed for what a host keeps.
+#[test]
+fn who_does_not_move_what_it_could_is_stalled() {
+    let timetable = find("gpipe").expect("known").timetable(&Shape::new(2, 6)).expect("fits");
+    let how = Lowering { max_peak: Some(3.0), ..Lowering::default() };
+    let moved = offload(timetable, &how, &UniformCosts::new(1.0, 2.0, 0.0)).expect("sound");
+    let program = lower(&moved, &how).expect("proven");
+    let take = program.rows()[0].iter().find(|instr| matches!(instr, Instr::Take(_)));
+    let take = format!("{:?}", take.expect("a wait for memory"));
+    let scene =
+        scene(&program, &[Some(&take), Some("Recv(activation(pipe 0, stage 0, micro-batch 3)")]);
+    let Some(Instr::Recv(token, _)) = scene.instr(Rank(1)) else { panic!("no receive") };
+    let verdict = scene.verdict(Rank(1), Rank(0), Need::Token(token));
+    assert_eq!((verdict.kind, verdict.rank), (Kind::Stalled, Rank(0)), "{verdict}");
+    assert!(verdict.to_string().ends_with(": stalled in a move of activations"), "{verdict}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::trials::{Trials, f32s, is_same, trial};
 use super::{EMPTY, Outcome, SHAPES};
 use crate::device::reference::Tensor;
-use crate::device::{AdamW, Device, Result, Sgd, Updated};
+use crate::device::{AdamW, Device, Result, Sgd, Updated, WithMomentum};
 
 /// The last one is large enough for a norm in one f32 to lose digits.
 fn updated_shapes() -> Vec<&'static [usize]> {
@@ -24,7 +24,10 @@ pub(super) fn adamw<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
             });
         }
     }
-    together(trials, |device, tensors| device.adamw(tensors, &moments(3, 1e-8, 0.1)))
+    together(trials, 2, |device, tensors| {
+        let mut tensors: Vec<_> = tensors.iter_mut().map(|four| updated(four)).collect();
+        device.adamw(&mut tensors, &moments(3, 1e-8, 0.1))
+    })
 }
 
 /// From weights that are zero too, whose norm is no measure of a step.
@@ -57,28 +60,34 @@ pub(super) fn lamb<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
         device.lamb(&mut [Updated { w, g, m, v }], &moments(1, 1e-8, 0.0))?;
         []
     });
-    together(trials, |device, tensors| device.lamb(tensors, &moments(3, 1e-8, 0.1)))
+    together(trials, 2, |device, tensors| {
+        let mut tensors: Vec<_> = tensors.iter_mut().map(|four| updated(four)).collect();
+        device.lamb(&mut tensors, &moments(3, 1e-8, 0.1))
+    })
 }
 
 pub(super) fn sgd<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     for shape in updated_shapes() {
         for momentum in [0.0, 0.9] {
             let [odd, even, w] = [(); 3].map(|()| trials.normal(shape));
-            let [m, v] = [(); 2].map(|()| Tensor::zeros(shape));
+            let m = Tensor::zeros(shape);
             let label = format!("five updates, momentum {momentum}");
-            trial!(trials, label, [odd, even], [w, m, v], |device| {
+            trial!(trials, label, [odd, even], [w, m], |device| {
                 for update in 1..=5 {
                     let (lr, grad_scale) = (0.1 / update as f64, 0.2 + 0.1 * update as f64);
                     let g = if update % 2 == 1 { odd } else { even };
                     let by = Sgd { lr, momentum, weight_decay: 0.1, grad_scale };
-                    device.sgd(&mut [Updated { w, g, m, v }], &by)?;
+                    device.sgd(&mut [WithMomentum { w, g, m }], &by)?;
                 }
                 []
             });
         }
     }
     let by = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.1, grad_scale: 0.5 };
-    together(trials, |device, tensors| device.sgd(tensors, &by))
+    together(trials, 1, |device, tensors| {
+        let mut tensors: Vec<_> = tensors.iter_mut().map(|three| with_momentum(three)).collect();
+        device.sgd(&mut tensors, &by)
+    })
 }
 
 /// Of devices that have products.
@@ -93,10 +102,12 @@ pub(super) fn product<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     Ok(())
 }
 
-/// Tensors that are updated at once get the bits that each gets alone.
+/// Tensors that are updated at once get the bits that each gets alone. `update` takes the weights, the gradient
+/// and `n_moments` moments of each.
 fn together<D: Device>(
     trials: &mut Trials<'_, D>,
-    update: impl Fn(&D, &mut [Updated<'_, D::Tensor>]) -> Result<()>,
+    n_moments: usize,
+    update: impl Fn(&D, &mut [Vec<D::Tensor>]) -> Result<()>,
 ) -> Outcome {
     let device = trials.device;
     update(device, &mut [])?;
@@ -106,17 +117,19 @@ fn together<D: Device>(
             v
         };
         let [w, g, m, v] = [(); 4].map(|()| trials.normal(shape));
-        [w, g, m, squares(v)]
+        let mut all = vec![w, g, m, squares(v)];
+        all.truncate(2 + n_moments);
+        all
     });
-    let drawn: Vec<[Tensor; 4]> = drawn.collect();
+    let drawn: Vec<Vec<Tensor>> = drawn.collect();
     let upload = |x: &Tensor| device.upload(&x.shape, &f32s(x));
     let upload_all = || -> Result<Vec<Vec<D::Tensor>>> {
-        drawn.iter().map(|four| four.iter().map(upload).collect()).collect()
+        drawn.iter().map(|all| all.iter().map(upload).collect()).collect()
     };
     let (mut at_once, mut alone) = (upload_all()?, upload_all()?);
-    update(device, &mut at_once.iter_mut().filter_map(|four| updated(four)).collect::<Vec<_>>())?;
+    update(device, &mut at_once)?;
     for (number, (at_once, alone)) in at_once.iter().zip(&mut alone).enumerate() {
-        update(device, &mut updated(alone).into_iter().collect::<Vec<_>>())?;
+        update(device, std::slice::from_mut(alone))?;
         for (x, y) in at_once.iter().zip(alone) {
             let same = is_same(&device.download(x)?, &device.download(y)?);
             let at = format!("tensor {number} of several");
@@ -126,9 +139,14 @@ fn together<D: Device>(
     Ok(())
 }
 
-fn updated<T>(tensors: &mut [T]) -> Option<Updated<'_, T>> {
-    let [w, g, m, v] = tensors else { return None };
-    Some(Updated { w, g, m, v })
+fn updated<T>(tensors: &mut [T]) -> Updated<'_, T> {
+    let [w, g, m, v] = tensors else { unreachable!("two moments") };
+    Updated { w, g, m, v }
+}
+
+fn with_momentum<T>(tensors: &mut [T]) -> WithMomentum<'_, T> {
+    let [w, g, m] = tensors else { unreachable!("one momentum") };
+    WithMomentum { w, g, m }
 }
 
 fn moments(update: u64, eps: f64, weight_decay: f64) -> AdamW {

@@ -10,7 +10,7 @@ pub use tensor::Tensor;
 
 pub(crate) use tensor::{add, dot, log_sum_exp};
 
-use super::{AdamW, Device, Reload, Result, Sgd, Updated};
+use super::{AdamW, Device, Reload, Result, Sgd, Updated, WithMomentum};
 
 /// The device: this thread, in f64.
 #[derive(Clone, Copy, Debug, Default)]
@@ -100,8 +100,8 @@ impl Device for Reference {
     }
 
     /// `m ← momentum m + g`, `w ← w - lr weight_decay w - lr m`
-    fn sgd(&self, tensors: &mut [Updated<'_, Tensor>], by: &Sgd) -> Result<()> {
-        for Updated { w, g, m, .. } in tensors {
+    fn sgd(&self, tensors: &mut [WithMomentum<'_, Tensor>], by: &Sgd) -> Result<()> {
+        for WithMomentum { w, g, m } in tensors {
             for ((w, g), m) in w.data.iter_mut().zip(&g.data).zip(&mut m.data) {
                 *m = by.momentum * *m + g * by.grad_scale;
                 *w -= by.lr * by.weight_decay * *w;

@@ -46,14 +46,15 @@ impl Side {
     }
 }
 
-/// What is kept of a parameter: the moments, of which preconditioned ones use the first.
+/// What is kept of a parameter that is no matrix of a preconditioned layer: the moments. The bias of such a layer uses the
+/// first alone, but a parameter does not say that it is one.
 const MOMENTS: &[&str] = &["m", "v"];
-/// What is kept of the matrix of a preconditioned layer: moments, factors and inverses.
+/// What is kept of the matrix of a preconditioned layer: momentum, factors and inverses.
 const OF_MATRIX: &[&str] =
-    &["m", "v", "input_factor", "output_factor", "input_inverse", "output_inverse"];
+    &["m", "input_factor", "output_factor", "input_inverse", "output_inverse"];
 /// The place of the first factor among them, and that of the first inverse.
-const FACTORS: usize = 2;
-const INVERSES: usize = 4;
+const FACTORS: usize = 1;
+const INVERSES: usize = 3;
 
 /// The rule: momentum of preconditioned gradients, each as long as a step of AdamW. What is not preconditioned is updated
 /// by AdamW.
@@ -72,10 +73,10 @@ impl UpdateRule for Kfac {
         let Some((inputs, outputs)) = param.features() else { return param.shape.clone() };
         let bias = usize::from(param.shown.as_ref().is_some_and(|layer| layer.bias.is_some()));
         match index {
-            2 => vec![inputs + 1; 2],
-            3 => vec![outputs; 2],
-            4 => vec![inputs + bias; 2],
-            5 => vec![blocks(param).iter().map(|n| n * n).sum()],
+            1 => vec![inputs + 1; 2],
+            2 => vec![outputs; 2],
+            3 => vec![inputs + bias; 2],
+            4 => vec![blocks(param).iter().map(|n| n * n).sum()],
             _ => param.shape.clone(),
         }
     }

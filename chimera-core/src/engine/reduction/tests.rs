@@ -1,6 +1,6 @@
 use super::*;
 use crate::collective::MOST_DIRECT;
-use crate::comm::{Delayed, Endpoint, threads};
+use crate::comm::{Delayed, Endpoint, Threads, Wrap, threads};
 use crate::device::reference::{Reference, Tensor};
 
 const SHAPES: [&[usize]; 5] = [&[3000, 3], &[5], &[1100], &[40, 30, 2], &[0, 3]];
@@ -104,6 +104,67 @@ fn parts_and_sums_in_bf16_are_the_same_for_all() {
         for sums in reduced(n, BucketLayout::shared(shapes(), n as usize), true) {
             let sums: Vec<_> = sums.into_iter().flatten().collect();
             assert!(sums == expected, "{n} members");
+        }
+    }
+}
+
+/// A transport that reduces by itself, which is to be asked for no buffer without elements: not every one has a sum of these.
+struct Reducing(Threads<Tensor>);
+
+impl Wrap for Reducing {
+    type Inner = Threads<Tensor>;
+
+    fn inner(&self) -> &Threads<Tensor> {
+        &self.0
+    }
+
+    fn inner_mut(&mut self) -> &mut Threads<Tensor> {
+        &mut self.0
+    }
+}
+
+impl Comm<Tensor> for Reducing {
+    fn send(&mut self, _: Rank, tag: Tag, _: Tensor) -> Result<(), CommError> {
+        panic!("a message of {tag:?}")
+    }
+
+    fn try_recv(&mut self, _: Rank, tag: Tag) -> Result<Option<Tensor>, CommError> {
+        panic!("a wait for {tag:?}")
+    }
+
+    fn recv(&mut self, _: Rank, tag: Tag, _: Instant) -> Result<Tensor, CommError> {
+        panic!("a wait for {tag:?}")
+    }
+
+    fn has_all_reduce(&self, _: &[Rank]) -> bool {
+        true
+    }
+
+    fn all_reduce(&mut self, _: &[Rank], _: Tag, tensor: Tensor) -> Result<(), CommError> {
+        panic!("an all-reduce of {:?}", tensor.shape)
+    }
+}
+
+/// Of a stage without parameters, or with parameters that have no elements.
+#[test]
+fn a_bucket_without_elements_is_not_all_reduced() {
+    for shapes in [vec![], vec![vec![0, 3]], vec![vec![0], vec![2, 0]]] {
+        for n in [2, 3, 9] {
+            for comm in threads(n) {
+                let mut comm = Reducing(comm);
+                let parts: Vec<_> = shapes.iter().map(|shape| Tensor::zeros(shape)).collect();
+                let layout = Arc::new(BucketLayout::shared(shapes.clone(), n as usize));
+                let members = (0..n).map(Rank).collect();
+                let (bucket, own) = ((BucketId(0), 0), parts.clone());
+                let how = (layout, false);
+                let sum = Reduction::start(&Reference, &mut comm, 0, bucket, members, how, own);
+                let mut sum = sum.expect("started");
+                let deadline = Instant::now() + Duration::from_secs(60);
+                sum.wait(&Reference, &mut comm, deadline).expect("nothing to wait for");
+                let sums: Vec<_> =
+                    sum.finish(&Reference).expect("sums").into_iter().flatten().collect();
+                assert!(sums == parts, "{shapes:?}");
+            }
         }
     }
 }

@@ -14,8 +14,8 @@ const MAX_ACTIONS: usize = 1 << 22;
 
 /// The timetable that `bytes` hold, of one pipe, to be known as `schedule`.
 ///
-/// A byte order mark, either end of line, blanks around a cell and quotes around a whole cell are taken,
-/// as spreadsheets write them.
+/// A byte order mark, either end of line, blanks around a cell, quotes around a whole cell and blank lines at
+/// the end are taken, as spreadsheets and editors write them.
 ///
 /// # Errors
 /// If the file is too long or is not such a CSV; if a stage is on two ranks or on none; if a micro-batch
@@ -27,7 +27,8 @@ pub fn from_csv(bytes: &[u8], schedule: &str) -> Result<Timetable, ReadError> {
     }
     let text = std::str::from_utf8(bytes).map_err(|e| ReadError::Form(e.to_string()))?;
     let mut sheet = Table::default();
-    for line in text.strip_prefix('\u{feff}').unwrap_or(text).lines() {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    for line in text.trim_end_matches(['\n', '\r', ' ', '\t']).lines() {
         sheet.row(line)?;
     }
     let workers = sheet.workers()?;

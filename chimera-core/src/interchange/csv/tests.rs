@@ -43,6 +43,7 @@ fn what_spreadsheets_and_pytorch_write_is_read() {
         ",0F0,0F1,,,0B0,0B1,\n,,1F0,1B0,1F1,1I1,1W1",
         "\"0F0\",\"0F1\",0B0,0B1,\"\"\n 1F0 ,\t1B0,1F1,\" 1I1 \",1W1\n",
         "00F0,0F01,0B0,0B1\n1F0,1B0,1F1,1I1,1W1\n",
+        "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1I1,1W1\n\n \t\r\n\n",
     ] {
         assert_eq!(read(text).unwrap(), same, "{text}");
     }
@@ -117,7 +118,8 @@ fn one_wrong_thing_is_named_with_row_and_column() {
             "row 1 (rank 0), column 5: 0F1 is missing: each of the micro-batches",
         ),
         ("0F0,0F1,0B0,0B1\n", "\n", "row 1 (rank 0), column 1: the row has no action"),
-        ("1W1\n", "1W1\n\n", "row 3 (rank 2), column 1: the row has no action"),
+        ("0B1\n1F0", "0B1\n\n1F0", "row 2 (rank 1), column 1: the row has no action"),
+        ("1W1\n", "1W1\n,\n", "row 3 (rank 2), column 2: the row has no action"),
     ] {
         let bad = GOOD.replacen(from, to, 1);
         assert_ne!(bad, GOOD, "{from}");

@@ -1,7 +1,9 @@
 //! The device that is noted.
 
 use super::Recorded;
-use crate::device::{AdamW, Clock, Device, Dtype, Elements, Fetch, Overlap, Result, Sgd, Updated};
+use crate::device::{
+    AdamW, Clock, Device, Dtype, Elements, Fetch, Overlap, Result, Sgd, Updated, WithMomentum,
+};
 
 impl<D: Device> Device for Recorded<D> {
     type Tensor = D::Tensor;
@@ -50,17 +52,17 @@ impl<D: Device> Device for Recorded<D> {
     }
 
     fn adamw(&self, tensors: &mut [Updated<'_, D::Tensor>], by: &AdamW) -> Result<()> {
-        let n = self.updates(tensors);
+        let n = self.n_elements(tensors.iter().map(|tensor| tensor.g));
         self.call("adamw", &[n], |device| device.adamw(tensors, by))
     }
 
     fn lamb(&self, tensors: &mut [Updated<'_, D::Tensor>], by: &AdamW) -> Result<()> {
-        let n = self.updates(tensors);
+        let n = self.n_elements(tensors.iter().map(|tensor| tensor.g));
         self.call("lamb", &[n], |device| device.lamb(tensors, by))
     }
 
-    fn sgd(&self, tensors: &mut [Updated<'_, D::Tensor>], by: &Sgd) -> Result<()> {
-        let n = self.updates(tensors);
+    fn sgd(&self, tensors: &mut [WithMomentum<'_, D::Tensor>], by: &Sgd) -> Result<()> {
+        let n = self.n_elements(tensors.iter().map(|tensor| tensor.g));
         self.call("sgd", &[n], |device| device.sgd(tensors, by))
     }
 

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::{Attention, Mask};
-use crate::device::{Clock, Device, Result, Updated};
+use crate::device::{Clock, Device, Result};
 
 /// A device whose calls are noted. Clones note together.
 #[derive(Clone)]
@@ -100,10 +100,6 @@ impl<D: Device> Recorded<D> {
 
     fn n_elements<'t>(&self, tensors: impl IntoIterator<Item = &'t D::Tensor>) -> usize {
         tensors.into_iter().map(|t| self.device.shape(t).iter().product::<usize>()).sum()
-    }
-
-    fn updates(&self, tensors: &[Updated<'_, D::Tensor>]) -> usize {
-        self.n_elements(tensors.iter().map(|tensor| tensor.g))
     }
 
     /// Heads of all samples, rows of a sample, keys that each may see, and features of a head.

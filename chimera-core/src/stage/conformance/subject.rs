@@ -21,7 +21,7 @@ pub(super) struct Subject<'c, D: Device, S: Stage> {
     pub(super) weights: Vec<Vec<D::Tensor>>,
     input: Vec<Vec<S::Item>>,
     target: Vec<Vec<S::Item>>,
-    loss_scale: f64,
+    pub(super) loss_scale: f64,
 }
 
 /// What a forward pass through all stages leaves.

@@ -3,12 +3,12 @@
 use std::fmt::Write;
 
 use anyhow::{Result, bail};
-use chimera_core::notation::size;
+use chimera_core::notation::{significant, size};
 use serde_json::{Value, json};
 
 use super::table::{HEADS, cells, table};
-use super::{Plan, bytes, parameters, untried};
-use crate::cli::parts::console::print;
+use super::{Plan, bytes, fitting, parameters, untried};
+use crate::cli::parts::console::{counted, print};
 use crate::plan::{Candidate, Choice, Effort, LayerCosts, Ranks, choose_for};
 use crate::settings::schedules::{ALONE, Named};
 use crate::settings::{Config, RecomputedStages, quoted};
@@ -26,7 +26,7 @@ impl Plan {
         let ranks = Ranks { n_ranks, memory, network: self.links.network(1, n_ranks)? };
         let choice = choose_for(model, said, self.batch as usize, &ranks, effort)?;
         if choice.candidates.is_empty() {
-            bail!("{}", too_large(&choice, memory))
+            bail!("{}", self.no_layers_fit(&choice, memory))
         }
         Ok(choice)
     }
@@ -55,20 +55,43 @@ impl Plan {
         heads[2] = "samples/s";
         let line = |way: &&Candidate| {
             let mut cells = cells(way, None);
-            cells[2] = format!("{:.1}", samples_per_s(way));
+            cells[2] = significant(samples_per_s(way), 4);
             cells[HEADS.len() - 2].clear(); // the optimizer is not ours to shard
             cells
         };
         let mut text = table(heads, ways.iter().map(line));
         let _ = write!(
             text,
-            "\n{} configurations fit, {} do not; times are of the {} layers in the file, without the optimizer's update",
-            choice.candidates.len(),
+            "\n{} into {} a rank{}, {} do not; times are of the {} in the file, without the optimizer's update",
+            fitting(choice.candidates.len()),
+            size(self.memory()?.least()),
+            self.part_of_sheet(),
             choice.n_too_large,
-            model.n_layers(),
+            counted(model.n_layers() as f64, "layer", "s"),
         );
         text.push_str(&untried(choice, seconds));
         print(format!("{text}\n\n{}", command(best)))
+    }
+
+    /// Why there is nothing to show.
+    fn no_layers_fit(&self, choice: &Choice, memory: f64) -> String {
+        let memory = size(memory) + " a rank" + &self.part_of_sheet();
+        let Some((config, need)) = &choice.smallest else {
+            return format!("no configuration fits into {memory}");
+        };
+        format!(
+            "none of {} configurations fits into {memory}: the smallest, {} with width {} and depth {}, needs {} on its peak \
+             rank ({} for weights, gradients and the optimizer's state, {} for saved activations and {} for what the running \
+             op makes); choose more ranks, or measure the layers with a smaller micro-batch",
+            choice.n_too_large,
+            config.schedule,
+            config.width,
+            config.depth,
+            size(need.total()),
+            size(need.state),
+            size(need.activations),
+            size(need.working),
+        )
     }
 }
 
@@ -127,21 +150,4 @@ fn command(way: &Candidate) -> String {
         }
     }
     command + " --format json"
-}
-
-/// Why there is nothing to show.
-fn too_large(choice: &Choice, memory: f64) -> String {
-    let memory = size(memory);
-    let Some((config, need)) = &choice.smallest else {
-        return format!("no configuration fits into {memory} a rank");
-    };
-    format!(
-        "none of {} configurations fits into {memory} a rank: the smallest, {} with width {} and depth {}, needs {} on its \
-         peak rank ({need}); choose more ranks, or measure the layers with a smaller micro-batch",
-        choice.n_too_large,
-        config.schedule,
-        config.width,
-        config.depth,
-        size(need.total()),
-    )
 }

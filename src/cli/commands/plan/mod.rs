@@ -23,7 +23,7 @@ use crate::cli::parts::progress::bar;
 use crate::device::n_cores;
 use crate::plan::{
     Advice, Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, LayerCosts, Need,
-    RankMemory, Speed, choose, times_of,
+    RankMemory, Speed, USABLE, choose, times_of,
 };
 use crate::run::outside::OnDisk;
 use crate::settings::{ByteSize, Config, Layers, Origin};
@@ -51,7 +51,7 @@ pub(crate) struct Plan {
     #[arg(long, value_name = "SAMPLES", value_parser = whole_in(1..=1 << 20))]
     batch: u32,
     /// Data sheets of devices and links, by name or as a TOML file: for --flops, --memory, links, --device and
-    /// --precision, unless they are given. Training is taken to reach 45 % of the peak
+    /// --precision, unless they are given. Training is taken to reach 45 % of the peak, and to have 92 % of the memory
     #[arg(long, value_name = "NAME|FILE", value_parser = offered(StringValueParser::new(), Hardware::names), hide_possible_values = true)]
     hardware: Option<String>,
     /// Memory of a rank, such as 24GiB or 80GB; without a unit, bytes. Of ranks that have not all as much, a list such as
@@ -74,6 +74,9 @@ pub(crate) struct Plan {
     /// Prints JSON
     #[arg(long)]
     json: bool,
+    /// Whether the memory is the part of a data sheet's that can be used.
+    #[arg(skip)]
+    is_sheet_memory: bool,
 }
 
 /// Where the times of messages and gradient reductions are from.
@@ -182,9 +185,10 @@ impl Plan {
         let mut text = table(heads, ways.iter().map(|(way, range)| cells(way, *range)));
         let _ = write!(
             text,
-            "\n{} configurations fit into {} a rank, {} do not; times are {} the optimizer's update{}",
-            choice.candidates.len(),
+            "\n{} into {} a rank{}, {} do not; times are {} the optimizer's update{}",
+            fitting(choice.candidates.len()),
             asked_memory(&cluster.memory),
+            self.part_of_sheet(),
             choice.n_too_large,
             if is_measured { "with" } else { "without" },
             if is_foreseen { "; with ~ they are estimated from shorter steps" } else { "" },
@@ -243,6 +247,7 @@ impl Plan {
                 said => said.to_vec(),
             },
             flops,
+            is_sheet_memory: self.memory.is_empty(),
             hardware: self.hardware.clone().filter(|_| self.flops.is_none()),
             links: self.links.or_hardware(&hardware, self.ranks),
             layers: Box::new(layers),
@@ -336,20 +341,36 @@ impl Plan {
         })
     }
 
+    /// Which part of a data sheet's memory ranks have, where it is one's.
+    fn part_of_sheet(&self) -> String {
+        match self.is_sheet_memory {
+            true => format!(" ({:.0} % of the data sheet's memory)", 100.0 * USABLE),
+            false => String::new(),
+        }
+    }
+
     /// Why there is nothing to show.
     fn too_large(&self, choice: &Choice, memory: f64) -> String {
-        let memory = size(memory);
+        let memory = size(memory) + " a rank" + &self.part_of_sheet();
         let Some((config, need)) = &choice.smallest else {
-            return format!("no configuration fits into {memory} a rank");
+            return format!("no configuration fits into {memory}");
         };
         let Config { width, depth, schedule, micro_batch_size, .. } = config;
         format!(
-            "none of {} configurations fits into {memory} a rank: the smallest, {schedule} with width {width}, depth \
+            "none of {} configurations fits into {memory}: the smallest, {schedule} with width {width}, depth \
              {depth} and micro-batch-size {micro_batch_size}, needs {} on its peak rank ({need}); choose more \
              ranks, a shorter sequence, a smaller model, on GPUs precision bf16, or leave settings open that you gave",
             choice.n_too_large,
             size(need.total()),
         )
+    }
+}
+
+/// How many configurations fit, in words.
+fn fitting(n: usize) -> String {
+    match n {
+        1 => "1 configuration fits".to_string(),
+        n => format!("{n} configurations fit"),
     }
 }
 

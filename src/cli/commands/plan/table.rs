@@ -28,6 +28,7 @@ pub(super) const HEADS: [&str; 13] = [
 pub(super) fn cells(way: &Candidate, range: Option<[f64; 2]>) -> [String; HEADS.len()] {
     let config = &way.config;
     let mut schedule = match way.scaling() {
+        _ if config.depth == 1 && config.width == 1 => "one rank".to_string(),
         _ if config.depth == 1 => "data parallel".to_string(),
         _ if !way.reads_scaling() => config.schedule.to_string(),
         "direct" => config.schedule.to_string(),

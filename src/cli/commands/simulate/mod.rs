@@ -24,6 +24,7 @@ use crate::cli::parts::closed_form;
 use crate::cli::parts::console::{figure, print, write_whole};
 use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::network::NetworkArgs;
+use crate::cli::parts::output::written_path;
 use crate::cli::parts::own_work::WorkArgs;
 use crate::cli::parts::profiled::Profiled;
 use crate::cli::parts::progress::spin;
@@ -54,7 +55,7 @@ pub(crate) struct Simulate {
     #[arg(long)]
     closed_form: bool,
     /// Writes the simulated step as a trace for ui.perfetto.dev, and for `chimera trace compare`
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE", value_parser = written_path(), value_hint = ValueHint::FilePath)]
     trace: Option<PathBuf>,
     #[command(flatten)]
     work: WorkArgs,
@@ -116,6 +117,9 @@ impl Simulate {
             Ran::Elsewhere => return Ok(()),
         };
         let sync = Synchronised::of(&timeline, &costs);
+        if sync.sums == 0.0 {
+            self.network.warn_of_free_reductions(sync.agreement > 0.0);
+        }
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
         let bubble = IdleTime::shares(&simulated_idle(&program, &timeline, &costs), makespan);
         let form = match self.closed_form {

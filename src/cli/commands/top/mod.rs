@@ -3,7 +3,7 @@
 mod view;
 
 use std::io::{IsTerminal, stdout};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -17,8 +17,7 @@ use ratatui::layout::Rect;
 use ratatui::text::Span;
 use ratatui::{Terminal, TerminalOptions, Viewport};
 
-use crate::cli::parts::followed::Followed;
-use crate::run::{RUNS, newest_first};
+use crate::cli::parts::followed::{Followed, named_or_newest};
 
 /// How often the run is looked at.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -40,10 +39,7 @@ pub(crate) struct Top {
 
 impl Top {
     pub(crate) fn run(self) -> Result<()> {
-        let newest = || newest_first(Path::new(RUNS)).into_iter().next();
-        let path = self.run.or_else(newest);
-        let path = path.with_context(|| format!("there is no run in {RUNS}/: name its folder"))?;
-        let mut run = Followed::open(&path)?;
+        let mut run = Followed::open(&named_or_newest(self.run)?)?;
         run.read()?;
         if self.once || !stdout().is_terminal() {
             return crate::cli::parts::console::print(picture(&run)?);

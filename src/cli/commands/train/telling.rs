@@ -86,7 +86,8 @@ impl<'t> Telling<'t> {
         let full = full_tokens_per_s(run)?;
         let progress = Progress::new(run, folder.first_step(), say);
         let (stragglers, began) = (Stragglers::default(), Instant::now());
-        Ok(Telling { run, folder, prometheus, progress, stragglers, n_repeated: 0, full, began })
+        let n_repeated = run.n_repeated_before();
+        Ok(Telling { run, folder, prometheus, progress, stragglers, n_repeated, full, began })
     }
 
     /// Trains by `go`, which tells of every step.

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-use crate::cli::parts::comparison::{Comparison, TraceSummary, median};
+use crate::cli::parts::comparison::{Comparison, TraceSummary, length, median};
 use crate::cli::parts::followed::Followed;
+use crate::cli::parts::outcome::NOT_DRAWN;
 use crate::formats::files::text_regular;
 use crate::formats::trace::{self, TracedRun};
 use crate::plan::Figure;
@@ -14,6 +15,9 @@ use crate::run::{MEASURED, PLANNED, SETTINGS, SUMMARY, settings_in};
 
 /// Longer files are not those of a run.
 const MAX_BYTES: u64 = 16 << 20;
+
+/// When a run writes what its end has.
+const AT_THE_END: &str = "a run writes it when it has done all its steps";
 
 /// What is there, or in words why it is not.
 pub(super) type Known<T> = Result<T, String>;
@@ -45,11 +49,13 @@ pub(super) struct RunSummary {
     pub(super) planned_by: Option<String>,
 }
 
-/// A run of the schedule as it was measured.
+/// A run of the schedule as it was measured: a step, or a window of steps.
 pub(super) struct MeasuredStep {
     pub(super) run: TracedRun,
     /// Which one it is, in words.
     pub(super) which: String,
+    /// Whether the run wrote it at its end.
+    pub(super) is_of_end: bool,
 }
 
 impl Gathered {
@@ -59,8 +65,9 @@ impl Gathered {
         let mut run = Followed::open(folder)?;
         let metrics = known(run.read());
         let ended = known(ended(&folder.join(SUMMARY)));
-        let planned = known(only(&folder.join(PLANNED)));
-        let measured = known(measured(folder, table.get("trace").and_then(toml::Value::as_str)));
+        let named = table.get("trace").and_then(toml::Value::as_str);
+        let planned = known(only(&folder.join(PLANNED), ended.is_ok()));
+        let measured = known(measured(folder, named, ended.is_ok()));
         let comparison = match (&planned, &measured) {
             (Ok(planned), Ok(MeasuredStep { run, .. })) => {
                 let [planned, measured] = [planned, run].map(|run| TraceSummary::of(run, 1.0));
@@ -83,31 +90,38 @@ fn known<T>(outcome: Result<T>) -> Known<T> {
 }
 
 fn ended(path: &Path) -> Result<RunSummary> {
-    absent(path, "a run writes it when it has done all its steps")?;
+    absent(path, AT_THE_END)?;
     let place = || format!("{} cannot be read", path.display());
     let text = text_regular(path, MAX_BYTES).with_context(place)?;
     let text = text.with_context(|| format!("it is longer than {MAX_BYTES} bytes"));
     serde_json::from_str(&text.with_context(place)?).with_context(place)
 }
 
-fn only(path: &Path) -> Result<TracedRun> {
-    absent(path, "a run writes it when it has done all its steps")?;
+/// The one run of the schedule in a file that a run writes when it `has_ended`.
+fn only(path: &Path, has_ended: bool) -> Result<TracedRun> {
+    let why = match has_ended {
+        true => format!("{NOT_DRAWN}; or the run was killed after them, before it wrote its end"),
+        false => AT_THE_END.to_string(),
+    };
+    absent(path, &why)?;
     median(trace::read_regular(path)?)
 }
 
 /// The trace that the settings name, which has all ranks, or else the last step of the first group.
-fn measured(folder: &Path, named: Option<&str>) -> Result<MeasuredStep> {
+fn measured(folder: &Path, named: Option<&str>, has_ended: bool) -> Result<MeasuredStep> {
     let path = folder.join(MEASURED);
     let last = || -> Result<MeasuredStep> {
-        let run = only(&path)?;
-        Ok(MeasuredStep { run, which: "the last step, of the first group of ranks".into() })
+        let run = only(&path, has_ended)?;
+        let last = length(run.n_steps().unwrap_or(1));
+        let which = format!("the last {last}, of the first group of ranks");
+        Ok(MeasuredStep { run, which, is_of_end: true })
     };
     let Some(named) = named.map(PathBuf::from) else { return last() };
     match trace::read_regular(&named).and_then(median) {
         Ok(run) => {
             let name = run.name.clone().unwrap_or_else(|| "a step".into());
             let which = format!("{name}, of median length among those in {}", named.display());
-            Ok(MeasuredStep { run, which })
+            Ok(MeasuredStep { run, which, is_of_end: false })
         }
         Err(error) => {
             let measured = last().with_context(|| format!("{error:#}"))?;
@@ -117,8 +131,22 @@ fn measured(folder: &Path, named: Option<&str>) -> Result<MeasuredStep> {
     }
 }
 
-/// Says of a file that is not there when it would be.
-fn absent(path: &Path, when: &str) -> Result<()> {
-    anyhow::ensure!(path.exists(), "{} is not there: {when}", path.display());
+/// Says of a file that is not there why it is not.
+fn absent(path: &Path, why: &str) -> Result<()> {
+    anyhow::ensure!(path.exists(), "{} is not there: {why}", path.display());
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_run_that_ended_did_not_write_is_not_promised() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(PLANNED);
+        let why = |has_ended| only(&path, has_ended).map(drop).unwrap_err().to_string();
+        assert!(why(false).ends_with("a run writes it when it has done all its steps"));
+        assert!(why(true).contains("is not there: none of its last steps was a whole run"));
+    }
 }

@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 use super::curve;
 use super::gathered::{Gathered, MeasuredStep};
 use super::lanes::Lanes;
-use super::tables::{advice, head, memory, prediction, settings};
+use super::tables::{advice, gone_on, head, memory, prediction, settings};
 use super::text::{Escaped, note};
+use crate::cli::parts::comparison::length;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -70,17 +71,22 @@ fn timelines(run: &Gathered) -> (String, Value) {
     let mut data = json!({});
     let by = run.ended.as_ref().ok().and_then(|ended| ended.planned_by.clone());
     let by = by.unwrap_or_else(|| "times that the run does not name".into());
-    let planned = run.planned.as_ref().map(|run| (run, format!("simulated by {by}")));
-    let measured = run.measured.as_ref().map(|MeasuredStep { run, which }| (run, which.clone()));
+    let planned = run.planned.as_ref().map(|run| (run, format!("simulated by {by}"), true));
+    let measured = run.measured.as_ref();
+    let measured =
+        measured.map(|MeasuredStep { run, which, is_of_end }| (run, which.clone(), *is_of_end));
+    let mut whole = "step".to_string();
     for (name, known) in [("planned", planned), ("measured", measured)] {
         let _ = match known {
-            Ok((traced, which)) => {
+            Ok((traced, which, is_of_end)) => {
                 let lanes = Lanes::of(traced);
                 data[name] = lanes.data;
                 let omitted = lanes.omitted.map_or(String::new(), |omitted| format!("; {omitted}"));
+                whole = length(traced.n_steps().unwrap_or(1));
+                let earlier = if is_of_end { gone_on(run, "this is") } else { String::new() };
                 write!(
                     html,
-                    "<h3>{name}: {}{}</h3>\n<canvas id=\"{name}\" tabindex=\"0\"></canvas>\n",
+                    "<h3>{name}: {}{}</h3>\n{earlier}<canvas id=\"{name}\" tabindex=\"0\"></canvas>\n",
                     Escaped(&which),
                     Escaped(&omitted)
                 )
@@ -91,10 +97,12 @@ fn timelines(run: &Gathered) -> (String, Value) {
     if data.as_object().is_none_or(|data| data.is_empty()) {
         return (html, data);
     }
-    let controls = "<p class=\"controls\"><button id=\"in\">zoom in</button> <button id=\"out\">zoom out</button> \
-                    <button id=\"fit\">whole step</button> <span id=\"kinds\"></span></p>\n\
+    let controls = format!(
+        "<p class=\"controls\"><button id=\"in\">zoom in</button> <button id=\"out\">zoom out</button> \
+                    <button id=\"fit\">whole {whole}</button> <span id=\"kinds\"></span></p>\n\
                     <p class=\"about\">Both have the same time scale. Point at a piece to see what it is; drag to move; \
                     zoom with the buttons, Ctrl and the wheel, or + and -. Below each row of compute are its \
-                    gradient reductions.</p>\n";
+                    gradient reductions.</p>\n"
+    );
     (format!("{controls}{html}"), data)
 }

@@ -73,6 +73,17 @@ fn current(run: &Gathered) -> Option<&RunSummary> {
     run.ended.as_ref().ok().filter(|ended| n_done(run).is_none_or(|done| done == ended.steps))
 }
 
+/// Says that a run has gone on since its end, so that `what` is of then; nothing of a run that has not.
+pub(super) fn gone_on(run: &Gathered, what: &str) -> String {
+    match (&run.ended, current(run)) {
+        (Ok(ended), None) => {
+            let n = ended.steps;
+            note(&format!("The run has gone on since: {what} of its end after {n} steps."))
+        }
+        _ => String::new(),
+    }
+}
+
 /// Steps that the metrics have.
 fn n_done(run: &Gathered) -> Option<u64> {
     run.run.last.as_ref().map(|last| last.step.saturating_add(1))
@@ -83,11 +94,20 @@ pub(super) fn memory(run: &Gathered) -> String {
     let counts = |traced: &crate::formats::trace::TracedRun| !traced.memory.is_empty();
     let is_planned = run.planned.as_ref().is_ok_and(counts);
     let is_measured = run.measured.as_ref().is_ok_and(|measured| counts(&measured.run));
+    // A trace of its own name goes on with the run.
+    let is_of_end = run.measured.as_ref().is_ok_and(|measured| measured.is_of_end);
+    let earlier = match (is_of_end || !is_measured, is_planned) {
+        (true, _) => gone_on(run, "the curves are"),
+        (false, true) => gone_on(run, "the planned curves are"),
+        (false, false) => String::new(),
+    };
     let mut html = match is_planned || is_measured {
-        true => "<canvas id=\"memory\"></canvas>\n<p class=\"about\">Activation memory over time, on the time scale \
+        true => {
+            earlier
+                + "<canvas id=\"memory\"></canvas>\n<p class=\"about\">Activation memory over time, on the time scale \
                  above: saved activations and deferred weight work, counted from the sizes of what ops make, at the \
                  planned times (dashed) and the measured times (solid). It is counted, not asked of the device.</p>\n"
-            .to_string(),
+        }
         false => note("No trace counts bytes over time, so only peaks are shown."),
     };
     let ranks = run.run.last.as_ref().map_or(&[][..], |last| &last.ranks);
@@ -114,13 +134,6 @@ pub(super) fn prediction(run: &Gathered) -> String {
     let mut html = match &run.ended {
         Err(why) => note(why),
         Ok(ended) => {
-            let stale = match current(run) {
-                Some(_) => String::new(),
-                None => note(&format!(
-                    "The run has gone on since: this is of its end after {} steps.",
-                    ended.steps
-                )),
-            };
             let by_profile = match &ended.prediction {
                 Some(figures) => {
                     let about = "<p class=\"about\">Predicted by the profile before the run. An error above zero: more \
@@ -131,7 +144,7 @@ pub(super) fn prediction(run: &Gathered) -> String {
                     "The run was not predicted by a profile: train with --predict PROFILE, which `chimera profile` makes.",
                 ),
             };
-            stale + &by_profile
+            gone_on(run, "this is") + &by_profile
         }
     };
     html.push_str("<h3>Timelines</h3>\n");
@@ -165,6 +178,7 @@ fn table(expected: &str, rows: &[Signed]) -> String {
 /// What the run said of itself, and what to do next.
 pub(super) fn advice(run: &Gathered) -> String {
     let folder = run.run.folder();
+    let mut earlier = String::new();
     let mut lines: Vec<String> = Vec::new();
     let left = run.run.n_steps.filter(|all| n_done(run).is_none_or(|done| done < *all));
     if left.is_some() && run.run.state != RunState::AtWork {
@@ -173,6 +187,9 @@ pub(super) fn advice(run: &Gathered) -> String {
     }
     if let Ok(ended) = &run.ended {
         lines.extend(ended.advice.iter().cloned());
+        if !ended.advice.is_empty() {
+            earlier = gone_on(run, "what it said of itself is");
+        }
     }
     if run.measured.is_err() {
         let settings = quoted(folder.join(SETTINGS).display());
@@ -184,7 +201,7 @@ pub(super) fn advice(run: &Gathered) -> String {
         return note("There is none.");
     }
     let lines = lines.iter().map(|line| format!("<li>{}</li>\n", Escaped(line)));
-    format!("<ul>\n{}</ul>\n", lines.collect::<String>())
+    format!("{earlier}<ul>\n{}</ul>\n", lines.collect::<String>())
 }
 
 /// All settings, with the origin of each.
