@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use chimera_core::analyze::{Event, Wait};
 use chimera_core::comm::{Comm, CommError, Endpoint, all_gather_json};
 use chimera_core::device::{Device, KernelRun};
-use chimera_core::engine::{StepTimeline, Worker, ungathered};
+use chimera_core::engine::{Worker, ungathered};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::program::Program;
@@ -41,22 +41,26 @@ where
     |bytes| worker.all_gather("checkpoint", bytes)
 }
 
-/// Tells rank 0's recorder what every rank did in some steps, this one its `own`; all ranks call it.
+/// What a rank did in some steps, as it tells [`record`].
+pub(super) fn written(did: &Did<'_, '_>) -> Result<Vec<u8>, Fault> {
+    let own = serde_json::to_vec(&(did.events, did.waits, did.kernels));
+    own.map_err(|e| unwritable(did.rank, &e))
+}
+
+/// Tells rank 0's recorder what every rank did in some steps, this one its [own](written); all ranks call it.
 pub(super) fn record<'p, S, K, C>(
     worker: &mut Worker<'_, S, K, C>,
     me: Rank,
     recorder: &Recorder<'p>,
     (program, steps): (&'p Program, Range<u64>),
-    StepTimeline { events, waits, kernels }: &StepTimeline,
+    own: &[u8],
 ) -> Result<(), Fault>
 where
     S: Stage<Tensor = K::Tensor>,
     K: Device,
     C: Comm<K::Tensor>,
 {
-    let own = serde_json::to_vec(&(events, waits, kernels));
-    let own = own.map_err(|e| unwritable(me, &e))?;
-    let all = worker.all_gather("trace", &own)?;
+    let all = worker.all_gather("trace", own)?;
     for (rank, bytes) in (0..).map(Rank).zip(all).filter(|_| me == Rank(0)) {
         let (events, waits, kernels): (Vec<Event>, Vec<Wait>, Vec<KernelRun>) =
             read_from(rank, &bytes, me)?;

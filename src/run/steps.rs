@@ -273,25 +273,26 @@ where
     fn trace(&mut self, program: &'r Program, steps: Range<u64>) -> Result<(), Fault> {
         let recorder = self.watch.recorder.as_ref().filter(|recorder| recorder.wants(&steps));
         let Some(recorder) = recorder else { return Ok(()) };
-        let bordered = program.bordered().filter(|_| !self.worker.bordered_steps().is_empty());
-        let ran: Vec<_> = match bordered {
-            Some(bordered) => {
-                let each = steps.map(|step| (bordered, step..step + 1));
-                each.zip(self.worker.bordered_steps().iter().cloned()).collect()
+        let n_bordered = self.worker.bordered_steps().len();
+        let (program, runs): (_, Vec<Range<u64>>) = match program.bordered() {
+            Some(bordered) if n_bordered > 0 => {
+                (bordered, steps.map(|step| step..step + 1).take(n_bordered).collect())
             }
-            None => {
-                let (events, waits, kernels) = self.worker.timeline()?;
-                let (events, waits, kernels) = (events.to_vec(), waits.to_vec(), kernels.to_vec());
-                vec![((program, steps), StepTimeline { events, waits, kernels })]
-            }
+            _ => (program, vec![steps]),
         };
-        for ((program, steps), own) in ran.iter().filter(|((_, steps), _)| recorder.wants(steps)) {
-            let (rank, steps) = (self.rank, steps.clone());
+        let wanted = runs.into_iter().enumerate().filter(|(_, steps)| recorder.wants(steps));
+        for (number, steps) in wanted {
+            let rank = self.rank;
+            let (events, waits, kernels) = match self.worker.bordered_steps().get(number) {
+                Some(StepTimeline { events, waits, kernels }) => (&**events, &**waits, &**kernels),
+                None => self.worker.timeline()?,
+            };
+            let did = Did { rank, program, steps, events, waits, kernels };
             if self.watch.by_processes {
-                gather::record(self.worker, rank, recorder, (program, steps), own)?;
+                let (own, steps) = (gather::written(&did)?, did.steps);
+                gather::record(self.worker, rank, recorder, (program, steps), &own)?;
             } else {
-                let StepTimeline { events, waits, kernels } = own;
-                recorder.add(&Did { rank, program, steps, events, waits, kernels })?;
+                recorder.add(&did)?;
             }
         }
         Ok(())

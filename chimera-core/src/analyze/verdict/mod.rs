@@ -201,9 +201,7 @@ impl HangReport<'_> {
         let is_past = |what: Instr| self.index(rank, what).is_some_and(|index| at > index);
         match need {
             Need::Token(token) => {
-                let sends = |instr: &Instr| matches!(instr, Instr::Send(t, _) if *t == token);
-                let index = self.row(rank).iter().position(sends);
-                index.is_some_and(|index| match self.row(rank)[index].lane() {
+                self.sends(rank, token).is_some_and(|index| match self.row(rank)[index].lane() {
                     Lane::Compute => at > index,
                     Lane::Moves => moves.has_done(rank, index),
                 })
@@ -218,8 +216,13 @@ impl HangReport<'_> {
     /// Where a rank does what is needed of it.
     fn lane_of(&self, rank: Rank, need: Need) -> Lane {
         let Need::Token(token) = need else { return Lane::Compute };
-        let sends = |instr: &&Instr| matches!(instr, Instr::Send(t, _) if *t == token);
-        self.row(rank).iter().find(sends).map_or(Lane::Compute, Instr::lane)
+        self.sends(rank, token).map_or(Lane::Compute, |index| self.row(rank)[index].lane())
+    }
+
+    /// Index of the instruction by which a rank sends a token.
+    fn sends(&self, rank: Rank, token: Token) -> Option<usize> {
+        let sends = |instr: &Instr| matches!(instr, Instr::Send(t, _) if *t == token);
+        self.row(rank).iter().position(sends)
     }
 
     fn wait(&self, moves: &MoveProgress, (rank, lane): (Rank, Lane), position: Position) -> Wait {
@@ -228,7 +231,7 @@ impl HangReport<'_> {
             return Wait::Nobody;
         };
         // Compute may wait for the moves beside it, and these for a message, or for compute.
-        let awaits_moves = moves.awaited(self, rank).is_some();
+        let awaits_moves = moves.are_awaited(self, rank);
         let received = moves.received(self, rank).filter(|_| lane == Lane::Moves || awaits_moves);
         let awaited = match received {
             Some(received) => received,
@@ -348,7 +351,7 @@ impl HangReport<'_> {
     /// Where a rank that waits for nobody is.
     fn place(&self, moves: &MoveProgress, rank: Rank) -> &'static str {
         match self.instr(rank) {
-            Some(_) if moves.awaited(self, rank).is_some() => "in a move of activations",
+            Some(_) if moves.are_awaited(self, rank) => "in a move of activations",
             Some(Instr::Run(_)) => "in compute",
             Some(Instr::Step(_)) => "in the optimizer",
             Some(Instr::Send(..) | Instr::Recv(..)) => "in the transport",

@@ -94,11 +94,10 @@ impl MoveProgress {
         self.moves.get(rank.index()).is_some_and(|next| *next > index)
     }
 
-    /// The instruction of moves by which the compute of a rank can go on, if it waits for its moves.
-    pub(super) fn awaited(&self, report: &HangReport<'_>, rank: Rank) -> Option<usize> {
-        let tokens = self.row(report, rank)?;
-        let needs = needed(report.program, tokens, &report.instr(rank)?)?;
-        (!self.has_done(rank, needs)).then_some(needs)
+    /// Whether the compute of a rank waits for its moves.
+    pub(super) fn are_awaited(&self, report: &HangReport<'_>, rank: Rank) -> bool {
+        let needs = || needed(report.program, self.row(report, rank)?, &report.instr(rank)?);
+        needs().is_some_and(|needs| !self.has_done(rank, needs))
     }
 
     /// The message that the moves of a rank wait for, if they do.
@@ -150,7 +149,7 @@ impl MoveProgress {
                 if self.is_stalled[rank.index()] || !self.may_wait(report, rank) {
                     continue;
                 }
-                let is_blocked = self.awaited(report, rank).is_some();
+                let is_blocked = self.are_awaited(report, rank);
                 while let Some(next) = self.next(report, rank) {
                     if !self.can_run(report, rank, &report.row(rank)[next]) {
                         break;
@@ -159,7 +158,7 @@ impl MoveProgress {
                     has_moved = true;
                 }
                 let is_agreed = matches!(report.instr(rank), Some(Instr::Agree));
-                let goes_on = is_blocked && !is_agreed && self.awaited(report, rank).is_none();
+                let goes_on = is_blocked && !is_agreed && !self.are_awaited(report, rank);
                 if goes_on && rank != self.asks.0 {
                     return Some(rank);
                 }
@@ -174,7 +173,7 @@ impl MoveProgress {
         match report.instr(rank) {
             Some(instr @ Instr::Recv(..)) => !self.can_run(report, rank, &instr),
             Some(Instr::Await(_) | Instr::Agree) => true,
-            Some(Instr::Run(_) | Instr::Take(_)) => self.awaited(report, rank).is_some(),
+            Some(Instr::Run(_) | Instr::Take(_)) => self.are_awaited(report, rank),
             _ => false,
         }
     }
