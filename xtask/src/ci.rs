@@ -13,14 +13,15 @@ use crate::features::{default_tests, lint_default, lint_library};
 use crate::mpi::{self, TRANSPORT};
 use crate::{absences, cuda, gallery, layers, outside, paper, python, wgpu, words};
 
-/// The chores of CI, in order. The documentation is built by `mpi`, with that transport's.
+/// The chores of CI, in order: first those that only read the sources, whose findings are known at once. The
+/// documentation is built by `mpi`, with that transport's.
 const CHORES: &[(&str, fn() -> Result<()>)] = &[
     ("format", format),
-    ("clippy", clippy),
-    ("test", || test(&[])),
     ("absences", absences::run),
     ("layers", layers::run),
     ("words", words::run),
+    ("clippy", clippy),
+    ("test", || test(&[])),
     ("outside", outside::run),
     ("python", || python::run(&python::Args::default())),
     ("gallery", || gallery::run(true)),

@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use super::Worker;
-use super::handshake::{Fields, differences};
+use super::fields::{Fields, differences};
 use super::state::StageOn;
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;

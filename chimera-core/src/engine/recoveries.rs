@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::handshake::Fields;
+use super::fields::Fields;
 use super::shadows::{CopiedStages, Ring, Slot};
 use crate::ids::{Rank, StageId};
 

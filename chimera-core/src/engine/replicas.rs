@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use super::Worker;
-use super::handshake::Fields;
+use super::fields::Fields;
 use super::state::StageOn;
 use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, all_gather};

@@ -15,7 +15,7 @@ use super::stage_shapes::InputShapes;
 use super::stages::Stages;
 use super::sync::StepSync;
 use super::timing::{Moment, Timing};
-use super::waits::Waited;
+use super::waited::Waited;
 use super::work_piece::Inverse;
 use super::{Job, Patience};
 use crate::analyze::{Awaited, Work};

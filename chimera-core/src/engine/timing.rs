@@ -9,6 +9,17 @@ use crate::analyze::timeline::{Awaited, Event, Wait, Work};
 use crate::device::{Clock, KernelRun, Result};
 use crate::ids::WorkerId;
 
+/// What a rank did in one step, in seconds since the job's epoch.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StepTimeline {
+    /// Start and end of everything that it did.
+    pub events: Vec<Event>,
+    /// When it waited.
+    pub waits: Vec<Wait>,
+    /// Its kernels, where they are timed.
+    pub kernels: Vec<KernelRun>,
+}
+
 /// Times of one rank, in seconds since the job's epoch.
 pub(super) struct Timing {
     epoch: Instant,

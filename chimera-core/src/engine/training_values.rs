@@ -1,6 +1,6 @@
 //! Which values of a [`Training`] can be trained with, and all of them as names and values.
 
-use super::handshake::Fields;
+use super::fields::Fields;
 use super::training::{LrSchedule, Training};
 
 impl Training {

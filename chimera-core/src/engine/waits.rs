@@ -17,27 +17,6 @@ const TURN: Duration = Duration::from_millis(5);
 const MOVES: Duration = Duration::from_micros(100);
 /// Between two looks at whether to stop.
 const LOOK: Duration = Duration::from_millis(50);
-/// A turn that lasted so much longer than it should is that of a rank that was itself stopped, which is no waiting.
-const STOPPED: Duration = Duration::from_secs(1);
-
-/// How long a rank has waited for what it tries again and again.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Waited {
-    total: Duration,
-    /// When it last tried.
-    until: Option<Instant>,
-}
-
-impl Waited {
-    /// Adds a turn that was to last `turn` and ends `now`. It began where the last one ended, the first one at `began`. One that
-    /// ends early, as on simulated transports, counts as it was meant.
-    fn add(&mut self, turn: Duration, began: Instant, now: Instant) {
-        let lasted = now.saturating_duration_since(self.until.unwrap_or(began));
-        let was_stopped = lasted > turn.saturating_add(STOPPED);
-        self.total += if was_stopped { turn } else { lasted.max(turn) };
-        self.until = Some(now);
-    }
-}
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Tries until a deadline that `attempt` is given, again and again, for as long as this rank waits for another one.
@@ -127,32 +106,5 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     pub(super) fn poll_sums(&mut self) -> Result<(), Fault> {
         let polled = self.reductions.poll(&self.device, &mut self.comm);
         polled.or_else(|(bucket, error)| self.on_sum(bucket, Err(error)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Sleeps last longer than asked for: so do waits that are made of many.
-    #[test]
-    fn turns_last_as_long_as_the_clock_says() {
-        let start = Instant::now();
-        let at = |micros| start + Duration::from_micros(micros);
-        let mut waited = Waited::default();
-        waited.add(MOVES, at(0), at(160));
-        // What was done between two turns belongs to the wait.
-        waited.add(MOVES, at(200), at(400));
-        assert_eq!(waited.total, Duration::from_micros(400));
-    }
-
-    #[test]
-    fn a_rank_that_was_stopped_has_not_waited() {
-        let start = Instant::now();
-        let mut waited = Waited::default();
-        waited.add(MOVES, start, start + Duration::from_secs(30));
-        assert_eq!(waited.total, MOVES);
-        waited.add(LOOK, start, start + Duration::from_secs(30));
-        assert_eq!(waited.total, MOVES + LOOK, "what ends early counts as it was meant");
     }
 }

@@ -10,26 +10,15 @@ use std::sync::Arc;
 
 use super::held::{Held, copy};
 use super::state::StageOn;
+use super::timing::StepTimeline;
 use super::worker::{StepReport, Worker};
-use crate::analyze::{Event, Wait};
 use crate::comm::{Comm, Endpoint};
-use crate::device::{Device, KernelRun, Result};
+use crate::device::{Device, Result};
 use crate::fault::Fault;
 use crate::program::Program;
 
 /// How far below the limit a norm is that is surely not clipped: sums in another order round otherwise.
 const SURELY: f64 = 1.0 - 1e-9;
-
-/// What a rank did in one step, in seconds since the job's epoch.
-#[derive(Clone, PartialEq, Debug)]
-pub struct StepTimeline {
-    /// Start and end of everything that it did.
-    pub events: Vec<Event>,
-    /// When it waited.
-    pub waits: Vec<Wait>,
-    /// Its kernels, where they are timed.
-    pub kernels: Vec<KernelRun>,
-}
 
 /// What updates of a stage overwrite.
 struct Overwritten<T> {
