@@ -12,12 +12,13 @@ use anyhow::{Context, Result};
 use chimera_core::layers::{Call, Layers};
 use chimera_core::model::{Architecture, Llama, ModelConfig};
 
+use super::cache_filler::CacheFiller;
 use super::exchange::{self, Exchange};
 use super::law::{median, middle};
 use super::maps::{self, MapUpdate};
 use super::moves;
 use super::reference::ReferenceWork;
-use super::stage_pass::{Half, HalfCalls, ModelPart, PassError, ReadyStage, SizedPart};
+use super::stage_pass::{Half, HalfCalls, ModelPart, Moments, PassError, ReadyStage, SizedPart};
 use super::{FORMAT, LayerTime, Measurements, MoveTime, PartTime, Profile, Workers, build};
 use crate::device::{Compute, Device, OpenDevice, Precision, machine};
 
@@ -301,8 +302,11 @@ impl Measuring<'_> {
     /// Measures as one worker of several. A worker that has failed still keeps the others' pace.
     fn worker<K: Layers>(&self, device: &K, pace: &Turns<'_>) -> Result<Timings, PassError> {
         let models = self.samples.iter().map(|sample| &sample.model);
-        let prepared = ReferenceWork::new(device)
-            .and_then(|work| Ok((work, maps::of_blocks(device, models)?)));
+        let prepared = ReferenceWork::new(device).and_then(|work| {
+            let filler =
+                (!self.samples.is_empty()).then(|| CacheFiller::new(device)).transpose()?;
+            Ok((work, maps::of_blocks(device, models)?, filler))
+        });
         let (mut timings, mut prepared) = match prepared {
             Ok(prepared) => (Ok(Timings::default()), Some(prepared)),
             Err(error) => (Err(error), None),
@@ -331,14 +335,23 @@ impl Measuring<'_> {
             for number in 0..=self.samples.len() {
                 turn(&mut |all| {
                     pace.barrier.wait();
-                    let work = prepared.as_mut().map(|(reference, _)| reference);
+                    let work = prepared.as_mut().map(|(reference, ..)| reference);
                     let timed = work.map(ReferenceWork::time).transpose()?;
                     all.reference.extend(timed.filter(|_| pass > 0));
                     Ok(())
                 });
                 let Some(sample) = self.samples.get(number) else { continue };
                 for part in ModelPart::ALL {
-                    turn(&mut |all| self.part(device, pace, (number, part, sample), pass > 0, all));
+                    let filler = prepared.as_ref().and_then(|(.., filler)| filler.as_ref());
+                    turn(&mut |all| {
+                        let did = self.part(device, pace, (part, sample), filler)?;
+                        if pass > 0 {
+                            let (halves, updates) = did;
+                            all.add(number, part, halves);
+                            all.add_calls(updates);
+                        }
+                        Ok(())
+                    });
                 }
                 if pace.leads {
                     (self.progress)(self.workers, number + 1, self.samples.len());
@@ -346,7 +359,7 @@ impl Measuring<'_> {
             }
             turn(&mut |all| {
                 pace.barrier.wait();
-                let maps = prepared.as_mut().map_or(&mut [][..], |(_, maps)| &mut maps[..]);
+                let maps = prepared.as_mut().map_or(&mut [][..], |(_, maps, _)| &mut maps[..]);
                 let timed = maps.iter_mut().map(MapUpdate::time).collect::<Result<Vec<_>, _>>()?;
                 all.add_calls(timed.into_iter().filter(|_| pass > 0));
                 Ok(())
@@ -355,14 +368,14 @@ impl Measuring<'_> {
         timings
     }
 
+    /// What a stage of a part did, and the calls of its update.
     fn part<K: Layers>(
         &self,
         device: &K,
         pace: &Turns<'_>,
-        (number, part, sample): (usize, ModelPart, &Sample),
-        counts: bool,
-        timings: &mut Timings,
-    ) -> Result<(), PassError> {
+        (part, sample): (ModelPart, &Sample),
+        filler: Option<&CacheFiller<K>>,
+    ) -> Result<(Vec<HalfCalls>, Vec<Call>), PassError> {
         let Sample { model, sequence, samples } = sample;
         let work = SizedPart {
             model,
@@ -373,15 +386,14 @@ impl Measuring<'_> {
             slices: 1,
             dropout: 0.0,
         };
+        // A training does all of a step between two updates: caches have nothing left of the moments.
+        let moments = Moments::new(device, &work);
+        let filled = filler.map_or(Ok(()), CacheFiller::fill);
         let prepared = ReadyStage::new(device, &work, true);
         pace.barrier.wait();
-        let mut prepared = prepared?;
+        let (mut moments, mut prepared) = (moments?, prepared?);
+        filled?;
         let (did, grads) = prepared.pass()?;
-        let calls = prepared.update(&grads)?;
-        if counts {
-            timings.add(number, part, did);
-            timings.add_calls(calls);
-        }
-        Ok(())
+        Ok((did, prepared.update(&grads, &mut moments)?))
     }
 }

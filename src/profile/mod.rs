@@ -5,6 +5,7 @@
 //! computes nothing (`stage_pass`). So a profile holds times of layers by their extents, measured within whole stages
 //! (`measure`), and between extents they are interpolated (`law`): one profile predicts models of other sizes too.
 
+mod cache_filler;
 mod exchange;
 mod idle_stage;
 mod law;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use chimera_core::layers::Layers;
 use chimera_core::model::{Architecture, ModelConfig};
 
-use super::stage_pass::{ModelPart, PassError, ReadyStage, SizedPart};
+use super::stage_pass::{ModelPart, Moments, PassError, ReadyStage, SizedPart};
 
 /// Blocks of its model.
 const N_BLOCKS: usize = 2;
@@ -28,7 +28,7 @@ impl ReferenceTime {
 }
 
 /// Blocks of a GPT-2 that are trained: products, and updates that memory limits.
-pub(super) struct ReferenceWork<K: Layers>(ReadyStage<K>);
+pub(super) struct ReferenceWork<K: Layers>(ReadyStage<K>, Moments<K>);
 
 impl<K: Layers> ReferenceWork<K> {
     pub(super) fn new(device: &K) -> Result<ReferenceWork<K>, PassError> {
@@ -52,14 +52,14 @@ impl<K: Layers> ReferenceWork<K> {
             slices: 1,
             dropout: 0.0,
         };
-        ReadyStage::new(device, &work, true).map(ReferenceWork)
+        Ok(ReferenceWork(ReadyStage::new(device, &work, true)?, Moments::new(device, &work)?))
     }
 
     /// Does it once, and returns the seconds.
     pub(super) fn time(&mut self) -> Result<f64, PassError> {
         let start = Instant::now();
         let (_, grads) = self.0.pass()?;
-        self.0.update(&grads)?;
+        self.0.update(&grads, &mut self.1)?;
         Ok(start.elapsed().as_secs_f64())
     }
 }

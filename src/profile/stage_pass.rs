@@ -92,9 +92,6 @@ pub(crate) struct ReadyStage<D: Layers> {
     device: Recorded<D>,
     stage: AnyStage<D::Tensor>,
     weights: Vec<D::Tensor>,
-    /// Two tensors of an optimizer's state for each parameter, where it computes. They are older than a pass, so that caches
-    /// have as little left of them as in a training.
-    moments: [Vec<D::Tensor>; 2],
     input: Vec<u32>,
     target: Vec<u32>,
     /// The input and the gradient of the output; none of the first and of the last part.
@@ -103,6 +100,20 @@ pub(crate) struct ReadyStage<D: Layers> {
     n_tokens: usize,
     /// Whether the host's clock times it.
     is_on_host: bool,
+}
+
+/// Two tensors of an optimizer's state for each parameter of a part.
+pub(super) struct Moments<D: Layers>([Vec<D::Tensor>; 2]);
+
+impl<D: Layers> Moments<D> {
+    pub(super) fn new(device: &D, work: &SizedPart<'_>) -> Result<Moments<D>, DeviceError> {
+        let params = work.model.params(&work.part.cut(work.n_blocks));
+        // Zeros that are written: the first who touches memory waits for it.
+        let zeros =
+            |param: &Param| device.upload_vec(&param.shape, numbers(param.n_elements(), 0.0));
+        let moment = || params.iter().map(zeros).collect::<Result<Vec<_>, _>>();
+        Ok(Moments([moment()?, moment()?]))
+    }
 }
 
 impl<D: Layers> ReadyStage<D> {
@@ -140,29 +151,11 @@ impl<D: Layers> ReadyStage<D> {
             false => device.zeros(&param.shape),
         };
         let weights = stage.params().iter().map(weight).collect::<Result<_, _>>()?;
-        let moment = || -> Result<Vec<_>, _> {
-            // Zeros that are written: the first who touches memory waits for it.
-            let zeros =
-                |param: &Param| device.upload_vec(&param.shape, numbers(param.n_elements(), 0.0));
-            stage.params().iter().filter(|_| computes).map(zeros).collect()
-        };
-        let moments = [moment()?, moment()?];
         if !cut.last {
             target.clear();
         }
         let is_on_host = device.clock()?.is_none();
-        Ok(ReadyStage {
-            device,
-            stage,
-            weights,
-            moments,
-            input,
-            target,
-            x,
-            dy,
-            n_tokens,
-            is_on_host,
-        })
+        Ok(ReadyStage { device, stage, weights, input, target, x, dy, n_tokens, is_on_host })
     }
 
     /// Runs forward and both halves of the backward.
@@ -251,8 +244,12 @@ impl<D: Layers> ReadyStage<D> {
     }
 
     /// Measures gradients, applies them by every optimizer, and reduces and clears them.
-    pub(crate) fn update(&mut self, grads: &[D::Tensor]) -> Result<Vec<Call>, PassError> {
-        let (device, [m, v]) = (&self.device, &mut self.moments);
+    pub(crate) fn update(
+        &mut self,
+        grads: &[D::Tensor],
+        Moments([m, v]): &mut Moments<D>,
+    ) -> Result<Vec<Call>, PassError> {
+        let device = &self.device;
         let (rate, eps, decay) = (1e-9, 1e-8, 0.1);
         let adam = AdamW {
             lr: rate,

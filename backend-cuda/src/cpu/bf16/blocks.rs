@@ -85,7 +85,7 @@ impl RoundedProduct<'_> {
             let last = across.end.min(first + PANELS * kernel::COLUMNS);
             let source = Source::of(self.b.t(), first..last, deep.clone());
             // SAFETY: the processor has the instructions; the source is part of the operand, the panels are of its size.
-            unsafe { pack::pack(source, kernel::COLUMNS, into.as_mut_ptr()) };
+            unsafe { pack::pack::<{ kernel::COLUMNS }>(source, into.as_mut_ptr()) };
         };
         // At least one: chunks cannot be empty.
         let chunk = (PANELS * panel).max(1);
@@ -134,7 +134,7 @@ impl RoundedProduct<'_> {
         packed.resize(len.max(packed.len()), 0);
         let source = Source::of(self.a, down.clone(), deep.clone());
         // SAFETY: the processor has the instructions; the source is part of the operand, the panels are of its size.
-        unsafe { pack::pack(source, kernel::ROWS, packed.as_mut_ptr()) };
+        unsafe { pack::pack::<{ kernel::ROWS }>(source, packed.as_mut_ptr()) };
         for panel in panels {
             let left = across.start + panel * kernel::COLUMNS;
             let b = &columns[panel * kernel::COLUMNS * n_pairs..][..kernel::COLUMNS * n_pairs];

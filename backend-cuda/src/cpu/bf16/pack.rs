@@ -4,10 +4,10 @@
 //! two in its low half.
 
 use std::arch::x86_64::{
-    __m512bh, __m512i, __mmask16, _mm256_storeu_si256, _mm512_castsi512_si256, _mm512_cvtne2ps_pbh,
-    _mm512_extracti64x4_epi64, _mm512_loadu_si512, _mm512_maskz_loadu_ps, _mm512_permutexvar_epi16,
-    _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
-    _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    __m512bh, __m512i, __mmask16, _MM_HINT_T0, _mm_prefetch, _mm256_storeu_si256,
+    _mm512_castsi512_si256, _mm512_cvtne2ps_pbh, _mm512_extracti64x4_epi64, _mm512_loadu_si512,
+    _mm512_maskz_loadu_ps, _mm512_permutexvar_epi16, _mm512_setzero_si512, _mm512_shuffle_i32x4,
+    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 use std::mem::transmute;
 use std::ops::Range;
@@ -45,7 +45,7 @@ impl Source {
     }
 }
 
-/// Packs a source into panels that are `width` lanes wide, 8 or a multiple of 16. Whole groups of [`LANES`] are written,
+/// Packs a source into panels that are `WIDTH` lanes wide, 8 or a multiple of 16. Whole groups of [`LANES`] are written,
 /// with zeros in lanes that the source does not have.
 ///
 /// # Safety
@@ -53,56 +53,50 @@ impl Source {
 /// The processor has AVX-512 with BW and BF16; the source's elements can be read; `into` is valid for writing
 /// the pairs of all panels, in panels 8 wide those of an even number of them.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-pub(super) unsafe fn pack(source: Source, width: usize, into: *mut u32) {
-    let n_pairs = source.len.div_ceil(2);
-    let place = |lane: usize| {
-        let panel = into.wrapping_add(lane / width * width * n_pairs);
-        panel.wrapping_add(lane % width)
-    };
-    for first in (0..source.lanes).step_by(LANES) {
-        let group = Source {
-            from: source.from.wrapping_add(first * source.lane_step),
-            lanes: LANES.min(source.lanes - first),
-            ..source
-        };
-        let to = Group { low: place(first), high: place(first + LANES / 2), step: width };
-        // SAFETY: the group is part of the source, and its places are part of the panels.
-        unsafe {
-            if source.lane_step == 1 {
-                interleave(group, to);
-            } else {
-                debug_assert_eq!(source.step, 1);
-                transpose(group, to);
-            }
+pub(super) unsafe fn pack<const WIDTH: usize>(source: Source, into: *mut u32) {
+    let panels = Panels::<WIDTH> { into, n_pairs: source.len.div_ceil(2) };
+    // SAFETY: the caller's promise.
+    unsafe {
+        if source.lane_step == 1 {
+            interleave(source, panels);
+        } else {
+            debug_assert_eq!(source.step, 1);
+            transpose(source, panels);
         }
     }
 }
 
-/// Where a group of [`LANES`] goes: its first pair of the first lane and of the ninth, and how far the next pairs are.
+/// Where lanes go: panels `WIDTH` lanes wide, of so many pairs of each lane.
 #[derive(Clone, Copy)]
-struct Group {
-    low: *mut u32,
-    high: *mut u32,
-    step: usize,
+struct Panels<const WIDTH: usize> {
+    into: *mut u32,
+    n_pairs: usize,
 }
 
-impl Group {
-    /// Writes a pair of each lane.
+impl<const WIDTH: usize> Panels<WIDTH> {
+    /// Writes a pair of each of [`LANES`] lanes from `first` on.
     ///
     /// # Safety
     ///
-    /// The panels have room for this pair.
+    /// The panels have room for this pair of these lanes.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    unsafe fn write(self, pair: usize, lanes: __m512i) {
+    unsafe fn write(self, first: usize, pair: usize, lanes: __m512i) {
+        let place = |lane: usize| {
+            let panel = lane / WIDTH * WIDTH * self.n_pairs;
+            self.into.wrapping_add(panel + pair * WIDTH + lane % WIDTH)
+        };
         let (low, high) = (_mm512_castsi512_si256(lanes), _mm512_extracti64x4_epi64::<1>(lanes));
         // SAFETY: the caller's promise.
         unsafe {
-            _mm256_storeu_si256(self.low.add(pair * self.step).cast(), low);
-            _mm256_storeu_si256(self.high.add(pair * self.step).cast(), high);
+            _mm256_storeu_si256(place(first).cast(), low);
+            _mm256_storeu_si256(place(first + LANES / 2).cast(), high);
         }
     }
 }
+
+/// Pairs that are asked for ahead of time: rows of a matrix lie so far apart that no processor guesses the next one.
+const AHEAD: usize = 4;
 
 /// Lanes beside each other: two vectors, a neighbour of each lane each, become the pairs.
 ///
@@ -111,22 +105,28 @@ impl Group {
 /// As for [`pack`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn interleave(source: Source, to: Group) {
-    let lanes = mask(source.lanes);
+unsafe fn interleave<const WIDTH: usize>(source: Source, panels: Panels<WIDTH>) {
     // SAFETY: the array is as large as a vector.
     let order = unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) };
-    for pair in 0..source.len.div_ceil(2) {
-        let from = source.from.wrapping_add(2 * pair * source.step);
-        let second = if 2 * pair + 1 < source.len { lanes } else { 0 };
-        // SAFETY: elements under the masks are the source's.
-        let (a, b) = unsafe {
-            let a = _mm512_maskz_loadu_ps(lanes, from);
-            (a, _mm512_maskz_loadu_ps(second, from.wrapping_add(source.step)))
-        };
-        // SAFETY: both are 64 bytes of which every value is valid.
-        let rounded = unsafe { transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(b, a)) };
-        // SAFETY: one of the pairs that the panels have room for.
-        unsafe { to.write(pair, _mm512_permutexvar_epi16(order, rounded)) };
+    for pair in 0..panels.n_pairs {
+        let is_whole = 2 * pair + 1 < source.len;
+        for first in (0..source.lanes).step_by(LANES) {
+            let lanes = mask(source.lanes - first);
+            let from = source.from.wrapping_add(2 * pair * source.step + first);
+            let next = from.wrapping_add(2 * AHEAD * source.step);
+            _mm_prefetch::<_MM_HINT_T0>(next.cast());
+            _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(source.step).cast());
+            // SAFETY: elements under the masks are the source's.
+            let (a, b) = unsafe {
+                let a = _mm512_maskz_loadu_ps(lanes, from);
+                let second = if is_whole { lanes } else { 0 };
+                (a, _mm512_maskz_loadu_ps(second, from.wrapping_add(source.step)))
+            };
+            // SAFETY: both are 64 bytes of which every value is valid.
+            let rounded = unsafe { transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(b, a)) };
+            // SAFETY: one of the pairs that the panels have room for.
+            unsafe { panels.write(first, pair, _mm512_permutexvar_epi16(order, rounded)) };
+        }
     }
 }
 
@@ -148,25 +148,26 @@ const ORDER: [u16; 2 * LANES] = {
 /// As for [`pack`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn transpose(source: Source, to: Group) {
-    for start in (0..source.len).step_by(2 * LANES) {
-        let left = source.len - start;
-        let (low, high) = (mask(left), mask(left.saturating_sub(LANES)));
-        let mut square = [_mm512_setzero_si512(); LANES];
-        for (lane, row) in square.iter_mut().enumerate().take(source.lanes) {
-            let from = source.from.wrapping_add(lane * source.lane_step + start);
-            // SAFETY: elements under the masks are the source's.
-            let (a, b) = unsafe {
-                let a = _mm512_maskz_loadu_ps(low, from);
-                (a, _mm512_maskz_loadu_ps(high, from.wrapping_add(LANES)))
-            };
-            // SAFETY: both are 64 bytes of which every value is valid.
-            *row = unsafe { transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(b, a)) };
-        }
-        let square = transposed(square);
-        for (nth, lanes) in square.into_iter().enumerate().take(left.div_ceil(2)) {
-            // SAFETY: one of the pairs that the panels have room for.
-            unsafe { to.write(start / 2 + nth, lanes) };
+unsafe fn transpose<const WIDTH: usize>(source: Source, panels: Panels<WIDTH>) {
+    for first in (0..source.lanes).step_by(LANES) {
+        for start in (0..source.len).step_by(2 * LANES) {
+            let left = source.len - start;
+            let (low, high) = (mask(left), mask(left.saturating_sub(LANES)));
+            let mut square = [_mm512_setzero_si512(); LANES];
+            for (lane, row) in square.iter_mut().enumerate().take(source.lanes - first) {
+                let from = source.from.wrapping_add((first + lane) * source.lane_step + start);
+                // SAFETY: elements under the masks are the source's.
+                let (a, b) = unsafe {
+                    let a = _mm512_maskz_loadu_ps(low, from);
+                    (a, _mm512_maskz_loadu_ps(high, from.wrapping_add(LANES)))
+                };
+                // SAFETY: both are 64 bytes of which every value is valid.
+                *row = unsafe { transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(b, a)) };
+            }
+            for (nth, lanes) in transposed(square).into_iter().enumerate().take(left.div_ceil(2)) {
+                // SAFETY: one of the pairs that the panels have room for.
+                unsafe { panels.write(first, start / 2 + nth, lanes) };
+            }
         }
     }
 }
