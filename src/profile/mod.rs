@@ -13,8 +13,10 @@ mod maps;
 mod measure;
 mod moves;
 mod reference;
+mod samples;
 mod stage_pass;
 mod times;
+mod timings;
 
 use std::fmt::Write;
 use std::path::Path;
@@ -22,8 +24,9 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-pub use measure::{LEAST_ROUNDS, MeasureProgress, Sample, measure, samples};
+pub use measure::{LEAST_ROUNDS, MeasureProgress, measure};
 pub use reference::ReferenceTime;
+pub use samples::{Sample, samples};
 use stage_pass::{Half, ModelPart};
 pub use times::{ExchangeTime, OpTime, ProfiledTimes, StageTimes};
 

@@ -158,10 +158,9 @@ impl<D: Layers> ReadyStage<D> {
         Ok(ReadyStage { device, stage, weights, input, target, x, dy, n_tokens, is_on_host })
     }
 
-    /// Runs forward and both halves of the backward.
-    pub(crate) fn pass(&self) -> Result<(Vec<HalfCalls>, Vec<D::Tensor>), PassError> {
+    /// Runs forward and both halves of the backward, which adds to gradients.
+    pub(crate) fn pass(&self, grads: &mut [D::Tensor]) -> Result<Vec<HalfCalls>, PassError> {
         let micro = self.micro();
-        let mut grads = self.zeros()?;
         self.device.take()?;
         let (x, dy) = (self.x.clone(), self.dy.clone());
         let (forward, (output, saved)) =
@@ -173,8 +172,8 @@ impl<D: Layers> ReadyStage<D> {
         let (input, (_dx, deferred)) = self
             .timed(Half::Input, || self.stage.backward_input(&self.weights, &micro, saved, dy))?;
         let (weight, ()) =
-            self.timed(Half::Weight, || self.stage.backward_weight(&micro, deferred, &mut grads))?;
-        Ok((vec![forward, input, weight], grads))
+            self.timed(Half::Weight, || self.stage.backward_weight(&micro, deferred, grads))?;
+        Ok(vec![forward, input, weight])
     }
 
     /// Runs both kinds of recomputation.
@@ -278,7 +277,8 @@ impl<D: Layers> ReadyStage<D> {
         Ok(self.device.take()?)
     }
 
-    fn zeros(&self) -> Result<Vec<D::Tensor>, DeviceError> {
+    /// Gradients to which nothing was added yet.
+    pub(super) fn zeros(&self) -> Result<Vec<D::Tensor>, DeviceError> {
         self.stage.params().iter().map(|param| self.device.zeros(&param.shape)).collect()
     }
 
@@ -319,7 +319,7 @@ pub(crate) fn calls(
     if work.slices > 1 {
         return prepared.sliced(work);
     }
-    let (mut did, _) = prepared.pass()?;
+    let mut did = prepared.pass(&mut prepared.zeros()?)?;
     did.extend(prepared.recomputations()?);
     Ok(did)
 }

@@ -1,5 +1,7 @@
 //! Matrices in memory, as operands of products.
 
+use std::ops::Range;
+
 /// A matrix in memory, read by steps; so transposes, heads and row ranges need no copy.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix<'a> {
@@ -27,5 +29,18 @@ impl<'a> Matrix<'a> {
             column_step: self.row_step,
             ..self
         }
+    }
+
+    /// One row.
+    pub(super) fn row(self, row: usize) -> Self {
+        assert!(row < self.rows);
+        Self { data: &self.data[row * self.row_step..], rows: 1, ..self }
+    }
+
+    /// Some columns, of which there is one at least.
+    pub(super) fn columns(self, columns: Range<usize>) -> Self {
+        assert!(columns.start < columns.end && columns.end <= self.columns);
+        let data = &self.data[columns.start * self.column_step..];
+        Self { data, columns: columns.len(), ..self }
     }
 }
