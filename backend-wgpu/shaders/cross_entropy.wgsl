@@ -77,11 +77,13 @@ fn cross_entropy(
     if wanted >= by.rows {
         return;
     }
-    let factor = select(0.0, by.scale / part.y, is_counted);
+    let factor = by.scale / part.y;
     for (var i = lane; i < by.vocab; i += 4u * LANES) {
         let ids = vec4(i, i + LANES, i + 2u * LANES, i + 3u * LANES);
         let four = vec4(logit(at, ids.x), logit(at, ids.y), logit(at, ids.z), logit(at, ids.w));
-        let gradient = exp4(four - part.x) * factor - select(vec4(0.0), vec4(by.scale), ids == vec4(target_id));
+        let counted = exp4(four - part.x) * factor - select(vec4(0.0), vec4(by.scale), ids == vec4(target_id));
+        // Chosen, not multiplied by zero: the logits of a row that is ignored need not be finite.
+        let gradient = select(vec4(0.0), counted, is_counted);
         store(at, ids.x, gradient.x);
         store(at, ids.y, gradient.y);
         store(at, ids.z, gradient.z);

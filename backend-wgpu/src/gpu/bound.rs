@@ -48,13 +48,15 @@ impl Gpu {
     }
 
     pub(super) fn window<'a>(&self, slice: &Slice<'a>) -> Window<'a> {
+        // An empty slice may lie at the end of its memory, where nothing can be bound.
+        let first = if slice.len == 0 { 0 } else { slice.start as u64 };
         let aligned = self.limits.alignment / ELEMENT;
-        let before = slice.start as u64 % aligned;
+        let before = first % aligned;
         let size = (before + slice.len as u64).max(1) * ELEMENT;
         assert!(size <= self.limits.max_binding, "{} elements are bound at once", slice.len);
         Window {
             buffer: slice.memory.buffer(),
-            offset: (slice.start as u64 - before) * ELEMENT,
+            offset: (first - before) * ELEMENT,
             size,
             start: before as u32,
         }

@@ -65,7 +65,7 @@ impl Gpu {
         let seen = self.seen(op, by, qkv.n_rows())?;
         let out = self.tensor(op, &[rows, by.heads * heads.dim])?;
         let log_sum = self.tensor(op, &[rows, by.heads])?;
-        for block in self.samples(op, qkv, heads)? {
+        for block in self.samples(op, qkv, heads, 1)? {
             let seen = self.seen_of(&seen, &block);
             let qkv = qkv.rows(block.start, block.len());
             let [out, log_sum] = [&out, &log_sum].map(|t| t.rows(block.start, block.len() - past));
@@ -96,7 +96,7 @@ impl Gpu {
         let (rows, heads) = (qkv.n_rows(), Heads::of(qkv, by));
         let seen = self.seen(op, by, qkv.n_rows())?;
         let d_qkv = self.tensor(op, &[rows, qkv.width()])?;
-        for block in self.samples(op, qkv, heads)? {
+        for block in self.samples(op, qkv, heads, by.heads / by.kv_heads)? {
             let (start, len) = (block.start, block.len());
             let seen = self.seen_of(&seen, &block);
             let [d_qkv, dy, qkv] = [&d_qkv, dy, qkv].map(|t| t.rows(start, len));
@@ -146,17 +146,20 @@ impl Gpu {
         seen.as_ref().map_or(self.nothing(), of_block)
     }
 
-    /// The rows, in blocks of whole samples.
+    /// The rows, in blocks of whole samples, for kernels of which an invocation goes through `n_heads` heads of queries.
     fn samples(
         &self,
         op: &'static str,
         qkv: &Tensor,
-        Heads { by, dim }: Heads<'_>,
+        heads @ Heads { by, dim }: Heads<'_>,
+        n_heads: usize,
     ) -> Result<impl Iterator<Item = Range<usize>> + use<>> {
-        // For each head that shares a key: a round for four rows of the sample, and twice one for each of their vectors.
+        // A workgroup meets the rows of its invocations' windows four at a time, from a multiple of four on.
+        let met = heads.window().unwrap_or(by.context) + self.tuning().queries as usize;
+        let fours = (met.div_ceil(4) + 1).min(by.context.div_ceil(4));
+        // For each head: a round for four rows, and twice one for each of their vectors.
         let quads = dim.div_ceil(4);
-        let of_head = 1 + by.context.div_ceil(4) * (1 + 2 * quads);
-        let rounds = by.heads / by.kv_heads * of_head + 2 * quads;
+        let rounds = n_heads * (1 + fours * (1 + 2 * quads)) + 2 * quads;
         self.check_rounds(op, rounds)?;
         // A sample takes a workgroup's number along one dimension.
         let most = self.max_groups() as usize * by.context;
@@ -202,15 +205,19 @@ impl<'a> Heads<'a> {
         Heads { by, dim: by.head_dim(qkv.width()) }
     }
 
-    /// Of a call for the rows from `row` on.
+    /// How many rows up to itself a row sees, unless the mask is data.
+    fn window(self) -> Option<usize> {
+        match self.by.mask {
+            Mask::Causal => Some(self.by.context),
+            Mask::Window(rows) => Some(rows.min(self.by.context)),
+            Mask::Documents(_) | Mask::Lengths(_) => None,
+        }
+    }
+
+    /// The numbers of a call for the rows from `row` on.
     fn numbers(self, row: usize) -> [u32; 11] {
         let Heads { by, dim } = self;
         let scale = 1.0 / (dim as f32).sqrt();
-        let window = match by.mask {
-            Mask::Causal => by.context,
-            Mask::Window(rows) => rows.min(by.context),
-            Mask::Documents(_) | Mask::Lengths(_) => 0,
-        };
         let drop = by.dropout.unwrap_or(Dropout::NONE);
         let first = drop.first.wrapping_add(by.weight(row, 0));
         [
@@ -218,7 +225,7 @@ impl<'a> Heads<'a> {
             number(by.kv_heads),
             number(by.context),
             scale.to_bits(),
-            number(window),
+            number(self.window().unwrap_or(0)),
             drop.key[0],
             drop.key[1],
             first as u32,

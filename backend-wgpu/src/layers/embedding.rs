@@ -2,7 +2,7 @@
 
 use chimera_core::device::Result;
 
-use super::number;
+use super::{MAX_ROUNDS, cut, number};
 use crate::gpu::{Call, Gpu};
 use crate::shader::{EMBEDDING, Kernel};
 use crate::tensor::Tensor;
@@ -75,7 +75,9 @@ impl Gpu {
     ) -> Result<()> {
         let op = "embedding_dw";
         let (rows, hidden) = (ids.len(), dy.width());
-        for block in self.blocks(op, rows, hidden, 1)? {
+        let blocks = self.blocks(op, rows, hidden, 1)?;
+        // All rows of a block may have the same id or, with a context of one, the same position.
+        for block in blocks.flat_map(|block| cut(block, MAX_ROUNDS)) {
             let dy = dy.rows(block.start, block.len());
             let order = Order::of(ids.get(block.clone()).unwrap_or_default());
             let on_device = self.upload_ids(op, &order.words())?;

@@ -43,6 +43,9 @@ impl<'a> Matrix<'a> {
     /// The memory from the first to the last element of a block.
     fn block(self, rows: &Range<usize>, columns: &Range<usize>) -> Slice<'a> {
         let (rows, columns) = if self.is_across { (columns, rows) } else { (rows, columns) };
+        if rows.is_empty() || columns.is_empty() {
+            return self.tensor.slice(0, 0);
+        }
         let width = self.tensor.width();
         let len = (rows.len() - 1) * width + columns.len();
         self.tensor.slice(rows.start * width + columns.start, len)
@@ -162,11 +165,14 @@ impl Gpu {
         let way = Way::of(self.tuning().products.of(m, n));
         let [most_columns, most_rows] =
             way.tile.map(|side| (self.max_groups() as usize).saturating_mul(side as usize));
+        // An empty sum has one part, which writes zeros and what is added to them.
+        let empty = (depth == 0 && !with.adds).then_some(0..0);
         for rows in self.blocks(op, m, by_m, 1)?.flat_map(|rows| cut(rows, most_rows)) {
             let columns = self.blocks(op, n, by_n, 1)?;
             for columns in columns.flat_map(|columns| cut(columns, most_columns)) {
                 let inner = self.blocks(op, depth, by_depth, 1)?;
-                for inner in inner.flat_map(|inner| cut(inner, MAX_ROUNDS)) {
+                let inner = inner.flat_map(|inner| cut(inner, MAX_ROUNDS));
+                for inner in inner.chain(empty.clone()) {
                     // Bias and residual come with the first part of a sum.
                     let with = match inner.start {
                         0 => with,

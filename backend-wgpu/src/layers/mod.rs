@@ -68,7 +68,7 @@ impl Gpu {
     }
 }
 
-/// Cuts rows or columns, of which the workgroups along one dimension compute `most`.
+/// Cuts rows or columns into parts of at most `most`, for the workgroups along one dimension or for a loop's rounds.
 fn cut(all: Range<usize>, most: usize) -> impl Iterator<Item = Range<usize>> {
     let Range { start, end } = all;
     (start..end).step_by(most).map(move |start| start..end.min(start + most))
