@@ -14,6 +14,8 @@ mod files;
 #[cfg(target_os = "linux")]
 #[path = "training/memory.rs"]
 mod memory;
+#[path = "training/messages.rs"]
+mod messages;
 #[path = "training/optimizers.rs"]
 mod optimizers;
 #[path = "training/sequence.rs"]

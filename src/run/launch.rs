@@ -71,8 +71,9 @@ pub struct Launch {
     pub local: Option<u32>,
 }
 
-/// Launchers by their variables: number of ranks, rank, and the same within this machine. The first that is
-/// complete counts: what starts processes within an allocation of SLURM is closer than SLURM.
+/// Launchers by their variables: number of ranks, rank, and the same within this machine. The first whose number and rank
+/// are set counts: what starts processes within an allocation of SLURM is closer than SLURM. What it lacks within this
+/// machine comes from another with the same number and rank.
 const LAUNCHERS: [(&str, [&str; 4]); 3] = [
     (
         "Open MPI",
@@ -97,15 +98,31 @@ impl Launch {
     }
 
     fn of(variable: impl Fn(&str) -> Option<String>) -> Option<Launch> {
+        let rows = LAUNCHERS.into_iter();
+        let mut all = rows.filter_map(|(launcher, names)| Launch::by(launcher, names, &variable));
+        let mut closest = all.next()?;
+        let this = (closest.n_ranks, closest.rank);
+        // `srun --mpi=pmi2` sets PMI's size and rank, and says only in SLURM's variables where ranks run.
+        for other in all.filter(|other| (other.n_ranks, other.rank) == this) {
+            closest.n_local = closest.n_local.or(other.n_local);
+            closest.local = closest.local.or(other.local);
+        }
+        Some(closest)
+    }
+
+    /// What the variables of one launcher say, if they are complete.
+    fn by(
+        launcher: &'static str,
+        [size, rank, local_size, local_rank]: [&'static str; 4],
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Option<Launch> {
         let number = |name: &str| variable(name)?.trim().parse::<u32>().ok();
-        LAUNCHERS.into_iter().find_map(|(launcher, [size, rank, local_size, local_rank])| {
-            let n_ranks = number(size)?;
-            let rank = number(rank).filter(|rank| *rank < n_ranks)?;
-            let n_local = variable(local_size).and_then(|sizes| on_each_machine(&sizes));
-            let n_local = n_local.filter(|n| (1..=n_ranks).contains(n));
-            let local = number(local_rank).filter(|local| *local < n_ranks);
-            Some(Launch { launcher, variable: size, n_ranks, rank, n_local, local })
-        })
+        let n_ranks = number(size)?;
+        let rank = number(rank).filter(|rank| *rank < n_ranks)?;
+        let n_local = variable(local_size).and_then(|sizes| on_each_machine(&sizes));
+        let n_local = n_local.filter(|n| (1..=n_ranks).contains(n));
+        let local = number(local_rank).filter(|local| *local < n_ranks);
+        Some(Launch { launcher, variable: size, n_ranks, rank, n_local, local })
     }
 }
 
@@ -160,6 +177,25 @@ mod tests {
         assert_eq!((found.launcher, found.n_local), ("MPICH or PMI", None));
         for none in ["", "PMI_SIZE=2", "PMI_SIZE=2 PMI_RANK=2", "PMI_SIZE=x PMI_RANK=0"] {
             assert_eq!(launch(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn what_pmi_lacks_within_a_machine_comes_from_slurm() {
+        let pmi = "PMI_SIZE=4 PMI_RANK=3";
+        let slurm = "SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=3 SLURM_STEP_TASKS_PER_NODE=2(x2) \
+                     SLURM_LOCALID=1";
+        let within = |variables: String| {
+            let found = launch(&variables).expect("a launcher");
+            assert_eq!(found.launcher, "MPICH or PMI", "{variables}");
+            (found.n_local, found.local)
+        };
+        assert_eq!(within(format!("{pmi} {slurm}")), (Some(2), Some(1)));
+        let hydra = format!("{pmi} MPI_LOCALNRANKS=4 MPI_LOCALRANKID=3");
+        assert_eq!(within(format!("{hydra} {slurm}")), (Some(4), Some(3)));
+        // SLURM may have started another process, which started this one.
+        for other in ["SLURM_STEP_NUM_TASKS=8", "SLURM_PROCID=1"] {
+            assert_eq!(within(format!("{pmi} {slurm} {other}")), (None, None), "{other}");
         }
     }
 

@@ -62,10 +62,23 @@ where
 {
     /// All steps from where the run stands; weights are those to begin with if they are `initial`.
     pub(super) fn train(mut self, initial: bool) -> Result<RankTrained, Fault> {
+        let saver = self.run.saver.as_ref().filter(|_| self.watch.by_processes);
+        let mut shares = saver.map(|saver| Shares::of(saver, self.rank));
+        let trained = self.train_and_save(initial, &mut shares);
+        if trained.is_err() && shares.as_ref().is_some_and(Shares::is_unfinished) {
+            self.survivor.settled = 0; // the ranks that meet again begin the save again
+        }
+        trained
+    }
+
+    /// All steps, with the save of each that is due, and the end of the last save.
+    fn train_and_save(
+        &mut self,
+        initial: bool,
+        shares: &mut Option<Shares<'r>>,
+    ) -> Result<RankTrained, Fault> {
         let (run, rank) = (self.run, self.rank);
         let n_steps = run.config().steps;
-        let saver = run.saver.as_ref().filter(|_| self.watch.by_processes);
-        let mut shares = saver.map(|saver| Shares::of(saver, rank));
         let NextStep { mut step, mut stop, mut unsettled } = self.begin(initial)?;
         // The same on all ranks, also on one that takes a dead one's place.
         self.since = step.saturating_sub(self.worker.n_skipped_in_a_row());
@@ -73,7 +86,7 @@ where
         let mut saved = None;
         if !unsettled.is_empty() {
             self.tell(&mut unsettled)?;
-            saved = self.settle(&unsettled, stop, &mut shares)?;
+            saved = self.settle(&unsettled, stop, shares)?;
         }
         while step < n_steps && !stop {
             let began = step;
@@ -87,10 +100,10 @@ where
             }
             let program = self.worker.program();
             self.worker.time_kernels(self.times_kernels(step, program));
-            let reports = self.run(program, step, &mut shares)?;
+            let reports = self.run(program, step, shares)?;
             if reports.is_empty() {
                 self.survivor.trained.has_discarded = self.worker.has_discarded();
-                self.save_stopped(step, saved, &mut shares)?;
+                self.save_stopped(step, saved, shares)?;
                 break;
             }
             for report in &reports {
@@ -115,12 +128,15 @@ where
             if rank.index() < program.placement().n_workers() && is_whole && is_near_end {
                 self.keep_timeline(began, &reports)?;
             }
-            saved = self.settle(&reports, stop, &mut shares)?.or(saved);
+            saved = self.settle(&reports, stop, shares)?.or(saved);
         }
         self.survivor.trained.n_steps = step;
         self.survivor.trained.choose_runs();
         if let Some(shares) = shares {
-            self.survivor.trained.saved = shares.finish(&mut gather::all_gather(self.worker))?;
+            let saved = shares.finish(&mut gather::all_gather(self.worker))?;
+            // Before a death the last save may have ended, and then none is begun again.
+            let trained = &mut self.survivor.trained;
+            trained.saved = saved.or(trained.saved.take());
         }
         let weights = self.weights(n_steps)?;
         Ok(RankTrained { weights, ..self.survivor.trained.clone() })
@@ -208,7 +224,7 @@ where
         if let Err(fault) = &ran
             && fault.class == Class::NonFinite
             && program.window().update() == Update::Flush
-            && let Some(shares) = shares.take()
+            && let Some(mut shares) = shares.take()
         {
             // All ranks have agreed on it, so all can finish what they save. The fault counts.
             let _ = shares.finish(&mut gather::all_gather(self.worker));

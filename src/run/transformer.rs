@@ -5,7 +5,8 @@ use std::sync::Mutex;
 
 use anyhow::Result;
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, HostStaged, Threads};
-use chimera_core::engine::{Job, run_threads};
+use chimera_core::effects::Token;
+use chimera_core::engine::{Job, factor_shapes, run_threads};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::StageId;
 use chimera_core::layers::Layers;
@@ -148,23 +149,46 @@ impl Subject for Transformer {
 }
 
 impl Run {
-    /// Elements of the longest tensor that ranks send each other: of an activation, or of all gradients of a stage, each
-    /// of which begins at a multiple of 64.
+    /// Words of the longest tensor that ranks send each other, or more: the buffer in which a stage's gradients are reduced,
+    /// an activation between stages, or a saved activation that another rank keeps.
     pub fn longest_tensor(&self) -> usize {
-        let (Course { config, program, last, .. }, model) = (&self.course, self.model());
-        let samples = |program: &Program| {
-            let unit = config.micro_batch_size.div_ceil(program.units_per_micro() as usize);
-            let units = |instr: &Instr| match instr {
-                Instr::Recv(token, _) => usize::from(token.span.len),
-                _ => 0,
-            };
-            program.rows().iter().flatten().map(units).max().unwrap_or(0) * unit
+        let Course { program, last, .. } = &self.course;
+        let programs = [program].into_iter().chain(last);
+        let received = programs.map(|program| self.longest_received(program));
+        let params = self.subject.params();
+        let reduced = params.iter().map(|params| self.reduced_elements(params));
+        received.chain(reduced).max().unwrap_or(0)
+    }
+
+    /// Words of the longest tensor that a worker of `program` receives from another one, or more: no saved activation is
+    /// longer than all that a unit saves.
+    fn longest_received(&self, program: &Program) -> usize {
+        let Config { micro_batch_size, sequence, .. } = *self.config();
+        let unit = micro_batch_size.div_ceil(program.units_per_micro() as usize);
+        let of_sample = |token: &Token| match token.edge() {
+            Some(_) => sequence * self.model().hidden,
+            None => {
+                let saved = self.subject.memory.get(token.stage.index()).map(|it| it.sample.saved);
+                (saved.unwrap_or_default() / size_of::<f32>() as f64).ceil() as usize
+            }
         };
-        let n_samples = [program].into_iter().chain(last).map(samples).max().unwrap_or(0);
-        let padded = |param: &Param| param.n_elements().next_multiple_of(64);
-        let weights =
-            self.subject.params().iter().map(|params| params.iter().map(padded).sum()).max();
-        weights.unwrap_or(0).max(n_samples * config.sequence * model.hidden)
+        let words = |instr: &Instr| match instr {
+            Instr::Recv(token, _) => {
+                of_sample(token).saturating_mul(unit * usize::from(token.span.len))
+            }
+            _ => 0,
+        };
+        program.rows().iter().flatten().map(words).max().unwrap_or(0)
+    }
+
+    /// Elements of the buffer in which the gradients of a stage are reduced, and with them its factors where the optimizer
+    /// preconditions gradients. Each tensor begins at a multiple of 64.
+    fn reduced_elements(&self, params: &[Param]) -> usize {
+        let preconditions = self.config().optimizer.preconditions();
+        let factors = if preconditions { factor_shapes(params) } else { Vec::new() };
+        let gradients = params.iter().map(Param::n_elements);
+        let factors = factors.iter().map(|shape| shape.iter().product());
+        gradients.chain(factors).map(|n: usize| n.next_multiple_of(64)).sum()
     }
 
     /// Trains the row of the rank that `comm` is an end of, on `kernels`.

@@ -15,7 +15,7 @@ use chimera::formats::checkpoint::{Checkpoint, Disk, FORMAT, Manifest, Store, mo
 use super::{at, train};
 use crate::command::folder;
 
-fn manifest(step: u64) -> Manifest {
+pub(super) fn manifest(step: u64) -> Manifest {
     Manifest {
         format: FORMAT,
         written_by: "a test".into(),
@@ -35,7 +35,7 @@ fn manifest(step: u64) -> Manifest {
     }
 }
 
-fn tensor(name: &str, n: usize, value: f32) -> Snapshot {
+pub(super) fn tensor(name: &str, n: usize, value: f32) -> Snapshot {
     let (name, shape) = (name.to_string(), vec![n]);
     let param = Param::new(name, shape, Init::Zeros);
     let elements = |value| vec![value; n].into();

@@ -3,7 +3,7 @@
 use std::io::{Error, ErrorKind};
 use std::mem::take;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
@@ -11,9 +11,11 @@ use std::time::Duration;
 use chimera::core::comm::Host;
 use chimera::core::engine::{StepReport, run_threads};
 use chimera::core::fault::{Class, Fault};
-use chimera::formats::checkpoint::{Checkpoint, Disk, Store};
+use chimera::core::ids::Rank;
+use chimera::formats::checkpoint::{Checkpoint, Disk, MANIFEST, Saver, Shares, State, Store};
 use chimera::run::Trained;
 
+use super::kill::{manifest, tensor};
 use super::{at, numbers, prepare};
 use crate::command::folder;
 
@@ -101,4 +103,56 @@ fn a_rank_that_cannot_write_costs_a_checkpoint_and_no_step() {
             assert_eq!((whole, lost.exists()), ([is_last, true, !is_last], false), "{case}");
         }
     }
+}
+
+/// An all-gather of one rank.
+fn alone(own: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
+    Ok(vec![own.to_vec()])
+}
+
+/// An all-gather in which another rank dies.
+fn lost(_: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
+    Err(Fault::new(Class::PeerLost, Rank(0), "rank 1 has died"))
+}
+
+/// A rank that is lost in a save leaves it unfinished, with no thread that writes on, and whoever begins it again ends it.
+#[test]
+fn a_save_that_a_death_interrupts_is_begun_again() {
+    let folder = folder();
+    let n_changes = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&n_changes);
+    let slow = Disk::gated(move |_, _| {
+        sleep(Duration::from_millis(20));
+        counted.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    });
+    let saver = Saver::new(Store::of(folder.path()).on(slow), 1, |warning| panic!("{warning}"));
+    let begin = || {
+        let state = State { began: 1, step: 2, is_done: true, is_last: true, is_skipped: false };
+        let (mut shares, part) = (Shares::of(&saver, Rank(0)), vec![tensor("a", 3, 1.0)]);
+        assert!(!shares.is_unfinished());
+        shares.begin(&mut alone, &state, manifest(2), part).expect("no other rank");
+        shares
+    };
+
+    let mut shares = begin();
+    shares.poll(&mut lost).expect_err("a death while it is written");
+    assert!(shares.is_unfinished());
+    drop(shares);
+    let written = n_changes.load(Ordering::Relaxed);
+    sleep(Duration::from_millis(100));
+    assert_eq!(n_changes.load(Ordering::Relaxed), written);
+    assert!(!at(folder.path(), 2).join(MANIFEST).exists());
+
+    let mut shares = begin();
+    shares.settle(&mut alone).expect("no other rank");
+    assert!(at(folder.path(), 2).join(MANIFEST).exists());
+    shares.finish(&mut lost).expect_err("a death before all know where it is");
+    assert!(shares.is_unfinished());
+    drop(shares);
+
+    let mut shares = begin();
+    let saved = shares.finish(&mut alone).expect("no other rank").expect("a save");
+    assert_eq!(saved.expect("published before"), at(folder.path(), 2));
+    assert!(!shares.is_unfinished());
 }

@@ -73,7 +73,7 @@ pub use agreement::Load;
 pub use fields::Fields;
 pub use flight_recorder::{Did, Doing, FlightRecorder};
 pub use handshake::{handshake, ungathered};
-pub use kfac::{kfac_work, unpreconditioned};
+pub use kfac::{factor_shapes, kfac_work, unpreconditioned};
 pub use optimizer::Optimizer;
 pub use param_group::{HostTensor, ParamGroup};
 pub use param_rules::{ParamRule, ParamRules};

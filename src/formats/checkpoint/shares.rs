@@ -107,7 +107,14 @@ impl<'s> Shares<'s> {
             self.end(&under_way.state, publisher.join().unwrap_or_else(|_| Err(writer_died())));
             under_way.status = Status::Over;
         }
-        let all: Vec<Status> = self.share(all_gather, &under_way.status)?;
+        let shared: Result<Vec<Status>, Fault> = self.share(all_gather, &under_way.status);
+        let all = match shared {
+            Ok(all) => all,
+            Err(fault) => {
+                self.under_way = Some(under_way); // its threads may still write
+                return Err(fault);
+            }
+        };
         if all.iter().any(|status| matches!(status, Status::Over)) {
             return Ok(()); // how it ended, rank 0 says at the end
         }
@@ -134,12 +141,19 @@ impl<'s> Shares<'s> {
     /// # Errors
     /// If a rank is lost.
     pub fn finish(
-        mut self,
+        &mut self,
         all_gather: &mut AllGather<'_>,
     ) -> Result<Option<Result<PathBuf, Fault>>, Fault> {
         self.settle(all_gather)?;
         let last: Vec<Option<_>> = self.share(all_gather, &self.last)?;
+        self.last = None;
         Ok(last.into_iter().next().flatten())
+    }
+
+    /// Whether a save is under way, or has ended and [`finish`](Shares::finish) has not said how. After a death it is to be
+    /// begun again, even where this is so on one rank alone.
+    pub fn is_unfinished(&self) -> bool {
+        self.under_way.is_some() || self.last.is_some()
     }
 
     /// Waits for the save under way, telling each other now and then that it is: no rank takes a slow disk

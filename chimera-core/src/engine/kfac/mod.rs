@@ -103,8 +103,9 @@ fn blocks(param: &Param) -> Vec<usize> {
     }
 }
 
-/// Extents of the factors of a stage's layers, in their order.
-pub(super) fn factor_shapes(params: &[Param]) -> Vec<Vec<usize>> {
+/// Extents of K-FAC's factors of a stage with these parameters: two for each linear layer, in the order of the layers. They
+/// are reduced behind the stage's gradients, in one buffer.
+pub fn factor_shapes(params: &[Param]) -> Vec<Vec<usize>> {
     let shown = params.iter().filter(|param| param.features().is_some());
     shown.flat_map(|param| [FACTORS, FACTORS + 1].map(|i| Kfac.state_shape(param, i))).collect()
 }
