@@ -15,7 +15,8 @@ pub trait Piece: Module {
     type Item: Copy + Send + Sync + 'static;
 
     /// Runs the module on `x`, the activation of the piece before, or on the inputs of the samples, which are tensors
-    /// of `burn`.
+    /// of `burn`. Whatever it draws at random has to follow from `micro`: recomputation runs it again. burn's own dropout
+    /// draws anew, so it must not be recomputed.
     fn run(&self, burn: &Burn, micro: &Micro<'_, Self::Item>, x: Option<&Array>) -> Ran;
 }
 
@@ -113,8 +114,10 @@ impl<P: Piece> Differentiable for Differentiated<P> {
         micro: &Micro<'_, P::Item>,
         x: Option<Array>,
     ) -> Result<(Output<Array>, Graph)> {
-        let weights: Vec<Array> = w.iter().map(Array::leaf).collect();
-        let x = x.as_ref().map(Array::leaf);
+        // burn's layers take a device that differentiates for one that trains: they would drop out in an evaluation.
+        let given = |x: &Array| if micro.training { x.leaf() } else { x.clone() };
+        let weights: Vec<Array> = w.iter().map(given).collect();
+        let x = x.as_ref().map(given);
         let piece = self.piece.clone().map(&mut Given(weights.iter()));
         let (y, output) = match piece.run(&self.burn, micro, x.as_ref()) {
             Ran::Activation(y) => (y.flat.clone(), Output::Activation(y.detached())),

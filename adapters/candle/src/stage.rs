@@ -24,7 +24,9 @@ pub trait Piece: Send {
     /// matrix.
     fn build(&self, vb: VarBuilder<'_>) -> candle_core::Result<Self::Module>;
 
-    /// Runs the layers on `x`, the activation of the piece before, or on the inputs of the samples.
+    /// Runs the layers on `x`, the activation of the piece before, or on the inputs of the samples. Whatever it draws at
+    /// random has to follow from `micro`: recomputation runs it again. The dropout of `candle-nn` draws anew, so it must not be
+    /// recomputed; and it asks whether this is training, which [`Micro::training`] says.
     fn forward(
         &self,
         module: &Self::Module,

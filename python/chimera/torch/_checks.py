@@ -63,6 +63,7 @@ def make_stages(
     are tied, differ in more than their values.
     """
     made: dict[int, torch.nn.Module] = {}
+    tensors: dict[int, Tensors] = {}
     failure: Exception | None = None
     try:
         for stage in numbers:
@@ -71,17 +72,22 @@ def make_stages(
                 raise Error(f"`stages({stage})` returned {_a(module)}: return an nn.Module")
             made[stage] = prepare(module, stage)
         _check_shared(made, tied)
+        tensors = {stage: _tensors(module) for stage, module in made.items()}
     except Exception as error:
         failure = error
-    told = None if failure is None else f"{type(failure).__name__}: {failure}"
-    all_of_them = _gathered((told, {stage: _tensors(module) for stage, module in made.items()}), group)
+    raise_together(failure, "make its stages", group)
+    _check_replicas(_gathered(tensors, group), tied)
+    return made
+
+
+def raise_together(failure: Exception | None, act: str, group: Any) -> None:
+    """Raises on all ranks if one has failed to `act`: the others would wait for it."""
+    all_of_them = _gathered(None if failure is None else f"{type(failure).__name__}: {failure}", group)
     if failure is not None:
         raise failure
-    for rank, (told, _) in enumerate(all_of_them):
+    for rank, told in enumerate(all_of_them):
         if told is not None:
-            raise Error(f"rank {rank} of the group could not make its stages: {told}")
-    _check_replicas([tensors for _, tensors in all_of_them], tied)
-    return made
+            raise Error(f"rank {rank} of the group could not {act}: {told}")
 
 
 def refuse_wrapped(module: torch.nn.Module, stage: int, instead: str) -> None:

@@ -111,31 +111,21 @@ class Bucket:
 
 
 class Updated(Bucket):
-    """A bucket with its optimizer; in a window the optimizer of the first update serves all."""
+    """A bucket with its optimizer."""
 
-    def __init__(
-        self,
-        parameters: Sequence[torch.nn.Parameter],
-        ranks: Sequence[int],
-        group: Any,
-        buffers: Callable[[], Sequence[torch.Tensor]],
-        frozen: Sequence[torch.Tensor],
-        optimizer: MakeOptimizer,
-        scheduler: MakeScheduler | None,
-        first: Updated | None,
-    ) -> None:
-        super().__init__(parameters, ranks, group, buffers)
-        self.optimizer: torch.optim.Optimizer | None = None
-        self.scheduler: Any = None
-        self._square: torch.Tensor | None = None
-        if first is not None:
-            self.optimizer, self.scheduler = first.optimizer, first.scheduler
-            return
-        # Before there is an optimizer, which may copy the weights that it is given.
-        self.make_equal(frozen)
+    optimizer: torch.optim.Optimizer | None = None
+    scheduler: Any = None
+    _square: torch.Tensor | None = None
+
+    def make_optimizer(self, optimizer: MakeOptimizer, scheduler: MakeScheduler | None) -> None:
+        """Makes its optimizer, which may copy the weights: they must be those of all replicas by then."""
         if self.parameters:
             self.optimizer = optimizer(self.parameters)
             self.scheduler = scheduler(self.optimizer) if scheduler else None
+
+    def take_optimizer(self, first: Updated) -> None:
+        """Takes that of the first update of a window, which serves all."""
+        self.optimizer, self.scheduler = first.optimizer, first.scheduler
 
     def begin(self) -> None:
         super().begin()

@@ -37,7 +37,7 @@ class StepReport(NamedTuple):
     loss: float
     """The mean loss over all pipeline groups."""
     grad_norm: float
-    """The norm of all gradients together, each tensor counted once, before clipping."""
+    """The norm of all gradients together, each tensor counted once, before clipping; of a window that of its last update."""
     is_skipped: bool
     """Whether a loss or gradient was not finite, so that no weight was updated.
 
@@ -68,7 +68,8 @@ class Runtime:
     - `broadcast_buffers` gives replicas the buffers of the first after each step, as DistributedDataParallel does before each
       forward: the statistics of a batch norm are those of the micro-batches that the first replica computes.
 
-    A mistake that ranks can tell from their arguments and modules raises `chimera.Error` on all of them.
+    A mistake in these arguments and modules raises on all ranks. A batch that one rank alone refuses leaves the others
+    waiting for it: they go on when it is given another one, or fail when their group's time is over.
     """
 
     def __init__(
@@ -206,6 +207,7 @@ class Runtime:
         ]
         groups = _checks.make_groups(ranks_of, self._group)
         buckets: list[Updated] = []
+        failure: Exception | None = None
         for index, (bucket, ranks) in enumerate(zip(self._file["buckets"], ranks_of)):
             here = [self._stages[s].module for s in dict.fromkeys(bucket["stages"]) if s in self._stages]
             is_tied = bucket["update"] == 0 and index >= n_stages
@@ -215,17 +217,17 @@ class Runtime:
                 own = [self._stages[s].module.get_parameter(names[s]) for s in names if s in self._stages][:1]
             else:
                 own = [p for module in here for p in module.parameters() if id(p) not in tied_here]
-            made = Updated(
-                [p for p in own if p.requires_grad],
-                ranks,
-                groups.get(tuple(ranks)),
-                buffers_of([] if is_tied else here),
-                [p for p in own if not p.requires_grad],
-                optimizer,
-                scheduler,
-                buckets[index % self._n_of_update] if bucket["update"] else None,
-            )
+            made = Updated([p for p in own if p.requires_grad], ranks, groups.get(tuple(ranks)), buffers_of([] if is_tied else here))
             buckets.append(made)
+            if bucket["update"]:
+                made.take_optimizer(buckets[index % self._n_of_update])
+                continue
+            made.make_equal([p for p in own if not p.requires_grad])
+            try:
+                made.make_optimizer(optimizer, scheduler)
+            except Exception as error:
+                failure = failure or error
+        _checks.raise_together(failure, "make its optimizers", self._group)
         return buckets
 
     def step(self, x: Any = None, target: Any = None) -> float:
@@ -351,6 +353,11 @@ class Runtime:
         """The optimizers of this worker, by bucket."""
         of_one = self._buckets[: self._n_of_update]
         return [bucket.optimizer for bucket in of_one if bucket.optimizer is not None]
+
+    @property
+    def schedulers(self) -> list[Any]:
+        """The schedulers of this worker, by bucket, where `scheduler` makes some."""
+        return [bucket.scheduler for bucket in self._buckets[: self._n_of_update] if bucket.scheduler is not None]
 
     def state_dict(self) -> dict[str, Any]:
         """All tensors of the model on rank 0, each once, as `STAGE.NAME`; elsewhere nothing. Every rank must call it.

@@ -45,9 +45,13 @@ class Versions:
                 leaf.grad = None
 
     def place(self, update: int) -> None:
-        """Gives the module the gradients of an update."""
-        for name, grad in self._sums.pop(update, {}).items():
-            self._module.get_parameter(name).grad = grad
+        """Gives the module the gradients of an update, and takes those of the last one away."""
+        if self._rule == "flush":
+            return
+        sums = self._sums.pop(update, {})
+        for name, parameter in self._module.named_parameters():
+            if parameter.requires_grad:
+                parameter.grad = sums.get(name)
 
     def updated(self) -> None:
         """Takes the module's weights as the next version."""

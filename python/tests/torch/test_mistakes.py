@@ -138,6 +138,15 @@ def on_both():
         Runtime(program(), fails, MSE, sgd)
     with pytest.raises(RuntimeError if rank == 1 else chimera.Error, match="no such file"):
         pytorch_runtime(program(), fails, MSE)
+    lazy = lambda stage: linear(stage) if rank == 0 else nn.LazyLinear(WIDTH)
+    with pytest.raises(RuntimeError if rank == 1 else chimera.Error, match="uninitialized"):
+        Runtime(program(), lazy, MSE, sgd)
+
+    def no_optimizer(parameters):
+        return sgd(parameters) if rank == 0 else fails(1)
+
+    with pytest.raises(RuntimeError if rank == 1 else chimera.Error, match="no such file"):
+        Runtime(program("chimera"), linear, MSE, no_optimizer)
     says("ranks have different `clip`: 1.0, 2.0: give every rank the same", lambda: Runtime(program(), linear, MSE, sgd, clip=1.0 + rank))
 
     def other(stage):

@@ -119,6 +119,29 @@ def unused():
                 assert module.unused.grad is None and (module.seldom.grad is not None) == (stage == 0)
 
 
+class Seldom(Part):
+    """A weight that the first samples of the batch alone read."""
+
+    def add(self, stage):
+        self.seldom = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y * self.seldom if (x[:, 0] > 50).all() else y
+
+
+def seldom_in_windows():
+    """An update has the gradients of its own micro-batches alone: what only the first of a window reads is updated once."""
+    for name in ("pipedream", "pipedream-2bw"):
+        runtime = Runtime(timetable(name).lower(), Seldom, MSE, sgd)
+        assert runtime._n_updates > 1, name
+        x, y = batch(runtime._n_units)
+        x[0, 0] = 100
+        runtime.step(x, y)
+        for stage, module in runtime.modules.items():
+            assert module.seldom.grad is None and torch.equal(module.seldom, Seldom(0).seldom) == (stage == 1), name
+
+
 class Twice(Part):
     """Two weights to which autograd hands one tensor as their gradient, and one whose gradient has no memory of its own."""
 
@@ -239,7 +262,7 @@ def optimizers_see_the_weights_of_the_first():
 
 
 def run_all():
-    for check in (tied_and_frozen, tied_under_two_names, unused, clipped_after_a_split, batch_norms, in_place, not_contiguous):
+    for check in (tied_and_frozen, tied_under_two_names, unused, seldom_in_windows, clipped_after_a_split, batch_norms, in_place, not_contiguous):
         check()
     optimizers_see_the_weights_of_the_first()
 
