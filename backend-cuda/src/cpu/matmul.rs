@@ -46,7 +46,7 @@ pub(super) unsafe fn matmul(
         return unsafe { product.run(supported, threads) };
     }
     let _ = operands; // others have f32 alone
-    let product = Product { into, row_step, add, scale, a, b };
+    let product = UnroundedProduct { into, row_step, add, scale, a, b };
     // SAFETY: the caller's promise.
     unsafe {
         match b.row_step {
@@ -73,7 +73,7 @@ fn is_slow(column_step: usize) -> bool {
 
 /// The arguments of [`matmul`], whose promise they carry, in f32.
 #[derive(Clone, Copy)]
-struct Product<'a> {
+struct UnroundedProduct<'a> {
     into: *mut f32,
     row_step: usize,
     add: bool,
@@ -82,11 +82,11 @@ struct Product<'a> {
     b: Matrix<'a>,
 }
 
-impl<'a> Product<'a> {
-    /// That of one row of the left operand.
-    fn row(self, row: usize) -> Product<'a> {
+impl<'a> UnroundedProduct<'a> {
+    /// The product of one row of the left operand.
+    fn row(self, row: usize) -> UnroundedProduct<'a> {
         let into = self.into.wrapping_add(row * self.row_step);
-        Product { into, a: self.a.row(row), ..self }
+        UnroundedProduct { into, a: self.a.row(row), ..self }
     }
 
     /// Multiplies by a copy of the right operand whose rows are consecutive, some columns at a time.
@@ -103,7 +103,7 @@ impl<'a> Product<'a> {
             scratch.resize(depth * b.columns, 0.0);
             turn(&mut scratch, b);
             let b = Matrix::new(&scratch, depth, b.columns, b.columns);
-            let part = Product { into: self.into.wrapping_add(left), b, ..self };
+            let part = UnroundedProduct { into: self.into.wrapping_add(left), b, ..self };
             // SAFETY: columns of the result.
             unsafe { part.run(threads) };
         }
@@ -116,7 +116,7 @@ impl<'a> Product<'a> {
     ///
     /// As for [`matmul`].
     unsafe fn run(self, threads: usize) {
-        let Product { into, row_step, add, scale, a, b } = self;
+        let UnroundedProduct { into, row_step, add, scale, a, b } = self;
         // SAFETY: both operands end inside of their slices, and `into` is the caller's promise.
         unsafe {
             gemm::gemm(
@@ -209,7 +209,7 @@ mod tests {
                 };
                 let (a, b) = (values(rows * depth, 7919), values(depth * columns, 40_013));
                 let begin = values(rows * columns, 611);
-                let product = |into: &mut Vec<f32>| Product {
+                let product = |into: &mut Vec<f32>| UnroundedProduct {
                     into: into.as_mut_ptr(),
                     row_step: columns,
                     add: true,
