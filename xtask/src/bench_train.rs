@@ -143,17 +143,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             for (precision, rates) in args.precisions.iter().zip(rates) {
                 let mut words = words_of(&model);
                 let [depth, threads] = run.cores();
-                words.extend(["--depth".into(), depth.to_string()]);
                 words.extend(["--steps".into(), args.steps.to_string()]);
                 words.extend(["--precision".into(), format!("{precision:?}").to_lowercase()]);
                 let rate = match run.by {
                     Trainer::Chimera(schedule) => {
+                        words.extend(["--depth".into(), depth.to_string()]);
                         words.extend(["--threads".into(), threads.to_string()]);
                         words.extend(["--schedule".into(), schedule.into()]);
                         ours(&chimera, folder.path(), &data, &words)?
                     }
                     Trainer::Peer(peer) => {
-                        peers.tokens_per_s(peer, &words, threads, model.n_params())?
+                        peers.tokens_per_s(peer, &words, [depth, threads], model.n_params())?
                     }
                 };
                 eprintln!("round {}: {}, {precision:?}: {rate:.0} tokens/s", round + 1, run.name);

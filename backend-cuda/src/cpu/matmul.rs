@@ -57,16 +57,16 @@ pub(super) unsafe fn matmul(
     }
 }
 
-/// Rows that are multiplied one by one if columns of the right operand are consecutive: as dot products they take a fifth of
-/// what blocks take.
-const FEW: usize = 12;
+/// So many rows are multiplied one by one if columns of the right operand are consecutive: two take a fifth as dot products of what
+/// they take as a block, eight three quarters.
+const FEW: usize = 8;
 
 /// Whether consecutive columns lie so far apart that the `gemm` crate is slow to read them. For AVX-512 it reads an element of 64
-/// columns at a time; if they lie a multiple of 2 KiB apart, they fall on the same few lines of the nearest cache, which has
+/// columns at a time; if they lie a multiple of 4 KiB apart, they fall on the same few lines of the nearest cache, which has
 /// lost each when its next element is read.
 fn is_slow(column_step: usize) -> bool {
     #[cfg(target_arch = "x86_64")]
-    return column_step.is_multiple_of(512) && std::is_x86_feature_detected!("avx512f");
+    return column_step.is_multiple_of(1024) && std::is_x86_feature_detected!("avx512f");
     #[cfg(not(target_arch = "x86_64"))]
     false
 }

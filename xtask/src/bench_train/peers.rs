@@ -59,19 +59,20 @@ impl Peers {
         self.versions.iter().map(|version| format!(", {version}")).collect()
     }
 
-    /// Tokens per second of one run, of a model that must have `n_params` parameters.
+    /// Tokens per second of one run, of a model that must have `n_params` parameters. candle and burn have no pipeline.
     pub(super) fn tokens_per_s(
         &self,
         peer: Peer,
         words: &[String],
-        threads: u16,
+        [depth, threads]: [u16; 2],
         n_params: u64,
     ) -> Result<f64> {
-        let threads = threads.to_string();
+        let [depth, threads] = [depth, threads].map(|n| n.to_string());
         let mut command = match peer {
             Peer::Torch | Peer::TorchCompile => {
                 let mut command = Command::new(&self.python);
-                command.arg(TORCH).args(["--threads", &threads, "--schedule", "1F1B"]);
+                command.arg(TORCH).args(["--depth", &depth, "--threads", &threads]);
+                command.args(["--schedule", "1F1B"]);
                 if peer == Peer::TorchCompile {
                     command.arg("--compile");
                 }
