@@ -57,8 +57,8 @@ pub(super) unsafe fn matmul(
     }
 }
 
-/// So many rows are multiplied one by one if columns of the right operand are consecutive: two take a fifth as dot products of what
-/// they take as a block, eight three quarters.
+/// The most rows that are multiplied one by one if columns of the right operand are consecutive: two rows take a fifth as dot products
+/// of what they take as a block, eight three quarters.
 const FEW: usize = 8;
 
 /// Whether consecutive columns lie so far apart that the `gemm` crate is slow to read them. For AVX-512 it reads an element of 64
