@@ -261,7 +261,8 @@ struct ReadyPart<K: Layers> {
     moments: Moments<K>,
 }
 
-/// A stage of a part after a micro-batch, and moments that caches have nothing left of: a training does all of a step between two updates.
+/// A stage of a part after a micro-batch, and moments that caches have nothing left of: a training does all of a step between
+/// two updates.
 fn ready<K: Layers>(
     device: &K,
     part: ModelPart,

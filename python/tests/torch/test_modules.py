@@ -89,16 +89,23 @@ def tied_under_two_names():
                 close(module.state_dict()[name], tensor)
 
 
-class Unused(Part):
-    """A weight that no forward reads, and one that the first samples of the batch alone read."""
+class Seldom(Part):
+    """A weight that the first samples of the batch alone read."""
 
     def add(self, stage):
-        self.unused = nn.Parameter(torch.ones(3, dtype=torch.float64))
         self.seldom = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
 
     def forward(self, x):
         y = self.linear(x)
         return y * self.seldom if (x[:, 0] > 50).all() else y
+
+
+class Unused(Seldom):
+    """A weight that no forward reads beside it."""
+
+    def add(self, stage):
+        super().add(stage)
+        self.unused = nn.Parameter(torch.ones(3, dtype=torch.float64))
 
 
 def unused():
@@ -117,17 +124,6 @@ def unused():
             runtime.step(x, y)
             for stage, module in runtime.modules.items():
                 assert module.unused.grad is None and (module.seldom.grad is not None) == (stage == 0)
-
-
-class Seldom(Part):
-    """A weight that the first samples of the batch alone read."""
-
-    def add(self, stage):
-        self.seldom = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
-
-    def forward(self, x):
-        y = self.linear(x)
-        return y * self.seldom if (x[:, 0] > 50).all() else y
 
 
 def seldom_in_windows():
