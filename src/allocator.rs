@@ -109,10 +109,10 @@ impl Ranges {
         Self { free: BTreeMap::new(), by_len: BTreeSet::new(), untouched: [0; 2] }
     }
 
-    /// The start of `len` bytes, and whether they were never in use. The smallest range that is large enough is taken; if
-    /// there is none, the last one grows by what is missing.
+    /// The start of `len` bytes, and whether they were never in use. If no range is large enough, the last one grows by what
+    /// is missing.
     fn take(&mut self, len: usize) -> Option<(usize, bool)> {
-        if let Some(&(found, start)) = self.by_len.range((len, 0)..).next() {
+        if let Some((start, found)) = self.fit(len) {
             self.remove(start, found);
             if found > len {
                 self.insert(start + len, found - len);
@@ -135,6 +135,18 @@ impl Ranges {
         }
         self.untouched[0] = start + len;
         Some((start, had == 0))
+    }
+
+    /// The free range that `len` bytes are taken from: the smallest that is large enough, if hardly anything is left of it, or
+    /// else the first. The rest of a range that is cut stays in use only for what is smaller, so it is those in front that
+    /// are cut, and the last ones stay whole.
+    fn fit(&self, len: usize) -> Option<(usize, usize)> {
+        let &(smallest, start) = self.by_len.range((len, 0)..).next()?;
+        if smallest - len <= len / 8 {
+            return Some((start, smallest));
+        }
+        let first = self.free.iter().find(|(_, its_len)| **its_len >= len)?;
+        Some((*first.0, *first.1))
     }
 
     /// Makes a block that was in use free, joined with its neighbours.

@@ -22,9 +22,11 @@ use crate::run::{DRAWING, MEASURED, PLANNED, Place, Run, SUMMARY, Trained};
 pub(crate) const NOT_DRAWN: &str = "none of its last steps was a whole run of its schedule: they were fewer than a window, \
                                     trained by fewer ranks, or by another `in-turn`";
 
-/// The most that the command's allocator holds for the workers, in parts of the most that they have in use at once: it was 2 to 9 % more
-/// in drawn models, since what is free lies between blocks that are not.
-const HELD_BY_USED: f64 = 1.05;
+/// The most that the command's allocator holds for the workers, in parts of the most that they have in use at once, since
+/// some of what is free lies between blocks that are not; and bytes of what is beside that: small blocks, and code that a training is
+/// the first to use. Both are as they were in drawn models of 100 MB to 1.1 GB.
+const HELD_BY_USED: f64 = 1.02;
+const SMALL_BLOCKS_AND_CODE: f64 = 5e6;
 
 /// A run that is done.
 pub(crate) struct Outcome<'r> {
@@ -153,7 +155,8 @@ impl Outcome<'_> {
             figures.push(Figure::of("peak memory, bytes", all(&kept), last.bytes() as f64));
         }
         if let Some([before, most]) = trained.process.filter(|_| self.on_host()) {
-            let expected = before + HELD_BY_USED * all(&Need::total);
+            let workers = HELD_BY_USED * all(&Need::total);
+            let expected = before + SMALL_BLOCKS_AND_CODE + workers;
             figures.push(Figure::of("process memory, bytes", expected, most));
         }
         if let (Some(before), Some(after)) = (prediction.reference, self.run.reference()?) {
