@@ -19,7 +19,7 @@ fn program(schedule: &str, shape: &Shape) -> Program {
 
 fn network(width: usize, ranks_per_node: usize, inside: Link, between: Link) -> Network {
     let reductions = ReductionAlgorithm::Halving;
-    Network { width, ranks_per_node, inside, between, blocking: false, reductions }
+    Network { width, ranks_per_node, inside, between, adapters: 1, blocking: false, reductions }
 }
 
 /// Traffic that is equal for every stage.
@@ -117,8 +117,9 @@ fn the_ranks_of_a_node_share_its_link() {
 #[test]
 fn recursive_doubling_sends_everything_in_every_round() {
     let program = program("dapple", &Shape::new(1, 1));
-    let sum = |width, ranks_per_node| {
+    let sum = |width, ranks_per_node, adapters| {
         let network = Network {
+            adapters,
             reductions: ReductionAlgorithm::Doubling,
             ..network(width, ranks_per_node, Link::default(), link(1.0, 0.5))
         };
@@ -126,11 +127,15 @@ fn recursive_doubling_sends_everything_in_every_round() {
         NetworkCosts::new(COMPUTE, network, &program, &traffic).reduce(BucketId(0))
     };
     let round = 1.0 + 12.0 / 2.0;
-    assert_eq!([1, 2, 8, 128].map(|width| sum(width, 1)), [0.0, round, 3.0 * round, 7.0 * round]);
+    assert_eq!(
+        [1, 2, 8, 128].map(|width| sum(width, 1, 1)),
+        [0.0, round, 3.0 * round, 7.0 * round]
+    );
     // Two of six give theirs to a partner first, and are given the sum last.
-    assert_eq!(sum(6, 1), 4.0 * round);
+    assert_eq!(sum(6, 1, 1), 4.0 * round);
     // Four ranks of a node send over its link at once in the round between the two nodes.
-    assert_eq!(sum(8, 4), 4.0 * 12.0 / 2.0);
+    assert_eq!(sum(8, 4, 1), 4.0 * 12.0 / 2.0);
+    assert_eq!(sum(8, 4, 4), round, "each by an adapter of its own");
 }
 
 /// In 1F1B on two workers the first sends two activations before it can go on, the last a gradient.

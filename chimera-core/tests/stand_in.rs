@@ -53,6 +53,7 @@ fn reduced(schedule: &str, blocking: bool) -> (Program, impl Costs + Sync + use<
         ranks_per_node: 2,
         inside: Link { alpha: 0.1, beta: 1e-3 },
         between: Link { alpha: 0.25, beta: 2e-3 },
+        adapters: 1,
         blocking,
         reductions: ReductionAlgorithm::Halving,
     };

@@ -225,6 +225,7 @@ impl Program {
                 ranks_per_node: ranks.map_or(width * depth, |n| n as usize),
                 inside,
                 between: link(between)?.unwrap_or(inside),
+                adapters: 1,
                 blocking: false,
                 reductions: ReductionAlgorithm::Halving,
             };

@@ -124,7 +124,13 @@ fn options(from: &Config, to: &Config) -> String {
     let changed = KEYS.iter().filter_map(|key| {
         let (value, _) = to.value(key)?;
         let is_same = from.value(key).is_some_and(|(known, _)| known == value);
-        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let text = match &to.layout {
+            // A list: what stands between stages elsewhere would be a shell's.
+            Layout::Is(partition) if *key == "layout" => {
+                partition.blocks().iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+            }
+            _ => value.as_str().map_or_else(|| value.to_string(), str::to_owned),
+        };
         (!is_same).then(|| format!("--{key} {text}"))
     });
     changed.collect::<Vec<_>>().join(" ")

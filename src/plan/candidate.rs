@@ -8,6 +8,7 @@ use toml::Value;
 
 use super::need::Need;
 use super::rank_memory::RankMemory;
+use super::ways::is_free;
 use crate::profile::ProfiledTimes;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, Layout, RecomputedStages, Scaling, Settings};
@@ -70,7 +71,8 @@ impl Candidate {
     /// What is to be said for it on top of what was `said`.
     pub fn settings(&self, said: &Settings) -> Settings {
         let config = &self.config;
-        let says_recompute = said.iter().any(|(key, _)| key == "recompute");
+        // Files count too: what they say holds wherever nothing else is said.
+        let says_recompute = !is_free(config, "recompute");
         let chosen = [
             ("width", true),
             ("depth", true),

@@ -14,8 +14,8 @@ use super::estimate::{ConfigGroup, MOST_SIMULATED};
 use super::need::Need;
 use super::no_way::why_none;
 use super::ways::{is_free, is_synchronous, ways};
-use crate::settings::Config;
 use crate::settings::schedules::Named;
+use crate::settings::{Config, Survive};
 
 /// A pipeline with so many micro-batches for each worker idles for some hundredths of a step at most: more are only tried
 /// where memory asks for smaller ones.
@@ -96,17 +96,27 @@ pub fn choose(
     effort: &Effort<'_>,
 ) -> Result<Choice> {
     let watched = Watched::begin(effort);
-    let is_sharing_free =
-        is_free(said, "shard-optimizer") && !said.mpi_allreduce && !said.optimizer.preconditions();
+    let is_survivable = match said.survive {
+        Survive::Off => true,
+        Survive::Respawn => said.shadow_every > 0,
+        Survive::Narrow => false,
+    };
+    let is_sharing_free = is_free(said, "shard-optimizer")
+        && is_survivable
+        && !said.mpi_allreduce
+        && !said.optimizer.preconditions();
     let group = || ConfigGroup::new(cluster, is_sharing_free);
     let mut choice = first_choice(said, batch, cluster, &watched, group)?;
     let simulated = || ConfigGroup::simulated(cluster, is_sharing_free);
-    choice.settle(top, &watched, simulated);
+    let refusal = choice.settle(top, &watched, simulated);
     choice.let_off(top, &watched, || simulated().letting_off());
     if is_free(said, "sync") {
         choice.start_sums(top, &watched, simulated);
     }
     choice.n_left_out = watched.n_left_out();
+    if let Some(refusal) = refusal.filter(|_| choice.is_empty()) {
+        return Err(refusal).context("no configuration is valid; the first was rejected");
+    }
     ensure!(
         !choice.is_empty(),
         "no way to train was tried within {} s: choose a larger --search-time, or say more of the way",
@@ -218,13 +228,15 @@ impl Choice {
         });
     }
 
-    /// Simulates what is foreseen of the `top` fastest, until nothing foreseen could be among them or the time is over.
+    /// Simulates what is foreseen of the `top` fastest, until nothing foreseen could be among them or the time is over. Returns
+    /// why the first of those that turned out to be no way at all is none.
     fn settle<'c>(
         &mut self,
         top: usize,
         watched: &Watched<'_>,
         group: impl Fn() -> ConfigGroup<'c> + Sync,
-    ) {
+    ) -> Option<Error> {
+        let mut refusal = None;
         while let Some(slowest) = self.candidates.iter().take(top).next_back() {
             let limit = slowest.step_s * (1.0 + DOUBT);
             let is_open = |c: &mut Candidate| {
@@ -233,7 +245,7 @@ impl Choice {
             };
             let open: Vec<Candidate> = self.candidates.extract_if(.., is_open).collect();
             if open.is_empty() {
-                return;
+                break;
             }
             let simulate = |open: Candidate| match watched.is_over() {
                 false => group().outcome(open.config),
@@ -243,12 +255,18 @@ impl Choice {
                 }
             };
             let simulated: Vec<Result<Fit>> = open.into_par_iter().map(simulate).collect();
-            simulated.into_iter().flatten().for_each(|fit| self.add(fit));
+            for outcome in simulated {
+                match outcome {
+                    Ok(fit) => self.add(fit),
+                    Err(error) => refusal = refusal.or(Some(error)),
+                }
+            }
             self.sort();
             if watched.is_over() {
-                return;
+                break;
             }
         }
+        refusal
     }
 
     /// Lets stages of the `top` fastest that recompute keep their activations as far as memory allows.

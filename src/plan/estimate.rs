@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::slice;
 
 use anyhow::{Result, ensure};
-use chimera_core::analyze::{Network, NetworkCosts, bubble_ratio, simulate};
+use chimera_core::analyze::{Network, NetworkCosts, behind_makespan, bubble_ratio, simulate};
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts};
 use chimera_core::lower::Moves;
 use chimera_core::model::{Cut, Memory};
@@ -64,6 +64,7 @@ pub(super) struct ConfigGroup<'c> {
 /// What a step takes in time.
 struct StepTime {
     makespan: f64,
+    /// The step sync, unless it lies within the makespan.
     agree: f64,
     /// By worker.
     busy: Vec<f64>,
@@ -144,7 +145,7 @@ impl<'c> ConfigGroup<'c> {
             MOST_SIMULATED / depth
         );
         let plan = self.plan(&way, n)?;
-        let peaks = Peaks::of(&way, &plan.memory, &plan.course.program);
+        let peaks = Peaks::of_course(&way, &plan.memory, &plan.course);
         let (way, need, beyond) = self.need(way, &plan, &peaks);
         if beyond > 0.0 {
             return Ok(Fit::TooLarge(way, need));
@@ -167,7 +168,7 @@ impl<'c> ConfigGroup<'c> {
             if plan.cuts.len() * n > MOST_FORWARDS {
                 return Ok(None);
             }
-            peaks.push(Peaks::of(way, &plan.memory, &plan.course.program));
+            peaks.push(Peaks::of_course(way, &plan.memory, &plan.course));
             plans.push(plan);
             let ([.., a, b, c], [.., first, second, third]) = (&peaks[..], &plans[..]) else {
                 continue;
@@ -367,9 +368,7 @@ fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Result<StepTime> {
     };
     let stages = Stages { config: way, model, cuts };
     let at = |times: &ProfiledTimes| -> Result<StepTime> {
-        let taken = simulated(plan, way, cluster, stages.step_costs(times, program)?);
-        // Updates come behind the agreement, which so lies within the makespan.
-        Ok(StepTime { agree: 0.0, ..taken })
+        Ok(simulated(plan, way, cluster, stages.step_costs(times, program)?))
     };
     beside_others(times, way.width * way.depth, at, |taken| {
         1.0 - bubble_ratio(&taken.busy, taken.makespan)
@@ -400,7 +399,11 @@ fn simulated<C: Costs>(plan: &Plan, way: &Config, cluster: &Cluster, compute: C)
         .with_saved(&saved)
         .with_sums(program, &own, &tied);
     let timeline = simulate(program, &costs);
-    StepTime { makespan: timeline.makespan(), agree: costs.agree(), busy: timeline.busy() }
+    StepTime {
+        makespan: timeline.makespan(),
+        agree: behind_makespan(program, &timeline, &costs),
+        busy: timeline.busy(),
+    }
 }
 
 #[cfg(test)]

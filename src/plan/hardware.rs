@@ -148,13 +148,10 @@ impl Hardware {
         self.memory_bytes * USABLE
     }
 
-    /// Links within a node, and between nodes of so many ranks, each of which has a link of its own.
-    pub fn links(&self, ranks_per_node: u32) -> [Link; 2] {
-        let link = |wire: LinkRates, n: f64| Link {
-            alpha: wire.latency_s,
-            beta: 1.0 / wire.bytes_per_s / n,
-        };
-        [link(self.inside, 1.0), link(self.between, f64::from(ranks_per_node))]
+    /// Links of a rank within its node, and to other nodes, for which each has an adapter of its own.
+    pub fn links(&self) -> [Link; 2] {
+        [self.inside, self.between]
+            .map(|wire| Link { alpha: wire.latency_s, beta: 1.0 / wire.bytes_per_s })
     }
 }
 
@@ -178,7 +175,7 @@ mod tests {
             let hardware = Hardware::find(name).expect(name);
             assert!(hardware.sources.iter().all(|source| source.starts_with("https://")), "{name}");
             assert!(!hardware.sources.is_empty() && hardware.memory() > 1e10, "{name}");
-            let [inside, between] = hardware.links(hardware.ranks_per_node);
+            let [inside, between] = hardware.links();
             assert!(inside.alpha <= between.alpha, "{name}");
         }
     }

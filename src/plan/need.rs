@@ -13,6 +13,7 @@ use chimera_core::notation::size;
 use chimera_core::program::Program;
 use chimera_core::stage::Param;
 
+use super::Course;
 use super::training::training;
 use crate::device::Device;
 use crate::settings::Config;
@@ -102,6 +103,20 @@ impl Peaks {
             kept: peak_bytes(program, &by_sample, samples),
             used: peak_working_bytes(program, &by_sample, samples),
         }
+    }
+
+    /// Peaks of a course: of any of the programs that it may take in turn, the highest.
+    pub(super) fn of_course(config: &Config, memory: &[Memory], course: &Course) -> Peaks {
+        let higher = |mut peaks: Vec<f64>, others: Vec<f64>| {
+            peaks.iter_mut().zip(others).for_each(|(peak, other)| *peak = peak.max(other));
+            peaks
+        };
+        let of = |program| Peaks::of(config, memory, program);
+        let others = course.in_turn.iter().map(|(_, program)| of(program));
+        others.fold(of(&course.program), |peaks, other| Peaks {
+            kept: higher(peaks.kept, other.kept),
+            used: higher(peaks.used, other.used),
+        })
     }
 }
 

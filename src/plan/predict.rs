@@ -3,7 +3,9 @@
 mod summary;
 
 use anyhow::Result;
-use chimera_core::analyze::{IdleTime, Timeline, Wait, measured_idle, simulated_idle};
+use chimera_core::analyze::{
+    IdleTime, Timeline, Wait, behind_makespan, measured_idle, simulated_idle,
+};
 use chimera_core::costs::UnevenCosts;
 use chimera_core::model::{Cut, ModelConfig};
 use chimera_core::program::Program;
@@ -48,6 +50,8 @@ pub struct Figure {
 struct DrawnSteps {
     /// The one that is longer than as many as it is shorter than.
     middle: Timeline,
+    /// How long it takes with its step sync.
+    takes: f64,
     summary: Summary,
 }
 
@@ -79,19 +83,19 @@ impl Prediction {
             };
             let summary = Summary::mean(&draws.iter().map(summary).collect::<Vec<_>>());
             let middle = draws.swap_remove(draws.len() / 2);
-            Ok(DrawnSteps { middle, summary })
+            let takes = middle.makespan() + behind_makespan(program, &middle, &usual);
+            Ok(DrawnSteps { middle, takes, summary })
         };
         let n_workers = config.width * config.depth;
         let predicted = |times: &ProfiledTimes| {
             beside_others(times, n_workers, at, |drawn| 1.0 - drawn.summary.bubble_ratio)
         };
         let n_steps = f64::from(program.window().n_steps().max(1));
-        let step = |times: &ProfiledTimes| {
-            Ok::<_, anyhow::Error>(predicted(times)?.middle.makespan() / n_steps)
-        };
-        let DrawnSteps { middle, summary } = predicted(times)?;
+        let step =
+            |times: &ProfiledTimes| Ok::<_, anyhow::Error>(predicted(times)?.takes / n_steps);
+        let DrawnSteps { middle, takes, summary } = predicted(times)?;
         Ok(Prediction {
-            step_s: middle.makespan() / n_steps,
+            step_s: takes / n_steps,
             range_s: [step(&times.spread_by(-1.0))?, step(&times.spread_by(1.0))?],
             doubt: times.doubt().map(String::from),
             reference,

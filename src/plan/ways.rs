@@ -27,8 +27,12 @@ const MOST_IN_TURN: usize = 4;
 /// largest micro-batches first, and of these what recomputes least. Schedules are not asked whether they have the shape.
 pub(super) fn ways(said: &Config, batch: usize, n_ranks: usize) -> Vec<Vec<Config>> {
     let keeps = |key: &str, is_said: bool| is_said || is_free(said, key);
-    // What forwards keep is for memory to say.
-    let is_chosen = said.recompute_stages == RecomputedStages::Auto;
+    // What forwards keep is for memory to say: as much as was said, or more.
+    let least_kept = (said.recompute_stages == RecomputedStages::Auto).then_some(said.recompute);
+    let keeps_enough = |way: &Config| {
+        let position = |kind| RECOMPUTES.iter().position(|known| *known == kind);
+        least_kept.is_some_and(|least| position(way.recompute) <= position(least))
+    };
     let mut ways = Vec::new();
     for width in divisors(n_ranks).filter(|width| batch.is_multiple_of(*width)) {
         let (depth, samples) = (n_ranks / width, batch / width);
@@ -50,7 +54,7 @@ pub(super) fn ways(said: &Config, batch: usize, n_ranks: usize) -> Vec<Vec<Confi
                 way.micro_batches * depth <= MOST_CELLS
                     && keeps("micro-batch-size", way.micro_batch_size == said.micro_batch_size)
                     && keeps("micro-batches", way.micro_batches == said.micro_batches)
-                    && (is_chosen || keeps("recompute", way.recompute == said.recompute))
+                    && (keeps_enough(way) || keeps("recompute", way.recompute == said.recompute))
                     && (is_direct || way.scaling == said.scaling || way.micro_batches > depth)
             };
             let sizes = divisors(samples).collect::<Vec<_>>().into_iter().rev();

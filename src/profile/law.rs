@@ -60,9 +60,24 @@ pub(super) fn median(figures: &mut [f64]) -> f64 {
 /// The median, and half of the distance between the quartiles in parts of it; `None` of no times.
 pub(super) fn middle(times: &mut [f64]) -> Option<(f64, f64)> {
     let seconds = median(times).max(1e-9);
+    Some((seconds, half_range(times)? / seconds))
+}
+
+/// What many of them take together, for each, and half of the distance between the quartiles in parts of it; `None` of no
+/// times. It is the mean of those that took at most twice the median: a step meets most of what delays a call now and then, and
+/// hardly ever what stops the whole machine.
+pub(super) fn usual(times: &mut [f64]) -> Option<(f64, f64)> {
+    let longest = 2.0 * median(times);
+    let n = times.partition_point(|time| *time <= longest).max(1);
+    let seconds = (times.iter().take(n).sum::<f64>() / n as f64).max(1e-9);
+    Some((seconds, half_range(times)? / seconds))
+}
+
+/// Half of the distance between the quartiles of sorted times.
+fn half_range(times: &[f64]) -> Option<f64> {
     let last = times.len().checked_sub(1)?;
     let quartile = |of: usize| times[(times.len() * of / 4).min(last)];
-    Some((seconds, 0.5 * (quartile(3) - quartile(1)) / seconds))
+    Some(0.5 * (quartile(3) - quartile(1)))
 }
 
 fn coordinates(extents: &[usize]) -> Vec<f64> {
@@ -121,6 +136,13 @@ mod tests {
         assert_eq!(middle(&mut []), None);
         assert_eq!(middle(&mut [2.0]), Some((2.0, 0.0)));
         assert_eq!(middle(&mut [4.0, 1.0, 3.0, 2.0]), Some((2.5, 0.4)));
+    }
+
+    #[test]
+    fn a_long_call_counts_and_one_that_was_stopped_does_not() {
+        assert_eq!(usual(&mut []), None);
+        assert_eq!(usual(&mut [2.0]), Some((2.0, 0.0)));
+        assert_eq!(usual(&mut [9.0, 2.0, 4.0, 2.0, 2.0]), Some((2.5, 0.4)));
     }
 
     /// Time is work times the figure: it grows with size wherever it grows from point to point.

@@ -16,7 +16,7 @@ use super::maps::{self, MapUpdate};
 use super::moves;
 use super::reference::ReferenceWork;
 use super::samples::{N_BLOCKS, Sample};
-use super::stage_pass::{ModelPart, Moments, PassError, ReadyStage, SizedPart};
+use super::stage_pass::{HalfCalls, ModelPart, Moments, PassError, ReadyStage, SizedPart};
 use super::timings::Timings;
 use super::{FORMAT, Measurements, MoveTime, Profile, Workers, build};
 use crate::device::{Compute, Device, OpenDevice, Precision, machine};
@@ -210,30 +210,30 @@ impl Measuring<'_> {
                     },
                 );
                 let Some(sample) = self.samples.get(number) else { continue };
-                for part in ModelPart::ALL {
-                    let filler = prepared.as_ref().and_then(|(.., filler)| filler.as_ref());
-                    let ready = || ready(device, part, sample, filler);
-                    let passed = pace.together(&mut timings, ready, |all, mut ready| {
-                        let did = ready.stage.pass(&mut ready.grads)?;
+                let filler = prepared.as_ref().and_then(|(.., filler)| filler.as_ref());
+                let ready = || ReadyParts::new(device, sample, filler);
+                let passed = pace.together(&mut timings, ready, |all, mut ready| {
+                    for (part, did) in ready.pass()? {
                         if counts {
                             all.add(number, part, did);
                         }
-                        Ok(ready)
-                    });
-                    // Stages are updated after the step sync: all at once.
-                    pace.together(
-                        &mut timings,
-                        || Ok(passed),
-                        |all, passed| {
-                            let Some(ReadyPart { mut stage, grads, mut moments }) = passed else {
-                                return Ok(());
-                            };
+                    }
+                    Ok(ready)
+                });
+                // Stages are updated after the step sync: all at once.
+                pace.together(
+                    &mut timings,
+                    || Ok(passed),
+                    |all, passed| {
+                        for ReadyPart { mut stage, grads, mut moments, .. } in
+                            passed.into_iter().flat_map(|ready| ready.0)
+                        {
                             let calls = stage.update(&grads, &mut moments)?;
                             all.add_calls(calls.into_iter().filter(|_| counts));
-                            Ok(())
-                        },
-                    );
-                }
+                        }
+                        Ok(())
+                    },
+                );
                 if pace.leads {
                     (self.progress)(self.workers, number + 1, self.samples.len());
                 }
@@ -256,33 +256,54 @@ impl Measuring<'_> {
 
 /// A part of a model in the midst of a training.
 struct ReadyPart<K: Layers> {
+    part: ModelPart,
     stage: ReadyStage<K>,
     grads: Vec<K::Tensor>,
     moments: Moments<K>,
 }
 
-/// A stage of a part after a micro-batch, and moments that caches have nothing left of: a training does all of a step between
+/// All parts of a model after a micro-batch, and moments that caches have nothing left of: a training does all of a step between
 /// two updates.
-fn ready<K: Layers>(
-    device: &K,
-    part: ModelPart,
-    Sample { model, sequence, samples }: &Sample,
-    filler: Option<&CacheFiller<K>>,
-) -> Result<ReadyPart<K>, PassError> {
-    let work = SizedPart {
-        model,
-        part,
-        n_blocks: N_BLOCKS,
-        sequence: *sequence,
-        samples: *samples,
-        slices: 1,
-        dropout: 0.0,
-    };
-    let moments = Moments::new(device, &work)?;
-    filler.map_or(Ok(()), CacheFiller::fill)?;
-    let stage = ReadyStage::new(device, &work, true)?;
-    // A micro-batch finds memory and caches as the one before it left them.
-    let mut grads = stage.zeros()?;
-    stage.pass(&mut grads)?;
-    Ok(ReadyPart { stage, grads, moments })
+struct ReadyParts<K: Layers>(Vec<ReadyPart<K>>);
+
+impl<K: Layers> ReadyParts<K> {
+    fn new(
+        device: &K,
+        Sample { model, sequence, samples }: &Sample,
+        filler: Option<&CacheFiller<K>>,
+    ) -> Result<ReadyParts<K>, PassError> {
+        let work = |part| SizedPart {
+            model,
+            part,
+            n_blocks: N_BLOCKS,
+            sequence: *sequence,
+            samples: *samples,
+            slices: 1,
+            dropout: 0.0,
+        };
+        let moments = ModelPart::ALL.map(|part| Moments::new(device, &work(part)));
+        filler.map_or(Ok(()), CacheFiller::fill)?;
+        let parts = ModelPart::ALL.into_iter().zip(moments).map(|(part, moments)| {
+            let stage = ReadyStage::new(device, &work(part), true)?;
+            let grads = stage.zeros()?;
+            Ok(ReadyPart { part, stage, grads, moments: moments? })
+        });
+        let mut ready = ReadyParts(parts.collect::<Result<_, PassError>>()?);
+        // A micro-batch finds memory and caches as the one before it left them.
+        ready.pass()?;
+        Ok(ready)
+    }
+
+    /// Runs forward and backward of all parts, in the order of a model: what a part left in the caches is gone by as much as
+    /// the others take.
+    fn pass(&mut self) -> Result<Vec<(ModelPart, Vec<HalfCalls>)>, PassError> {
+        let ahead = self.0.iter().map(|ready| ready.stage.forward());
+        let ahead = ahead.collect::<Result<Vec<_>, _>>()?;
+        let mut did = Vec::new();
+        for (ready, (forward, passed)) in self.0.iter_mut().zip(ahead).rev() {
+            let [input, weight] = ready.stage.backward(passed, &mut ready.grads)?;
+            did.push((ready.part, vec![forward, input, weight]));
+        }
+        Ok(did)
+    }
 }

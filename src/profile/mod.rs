@@ -160,9 +160,9 @@ pub struct LayerTime {
     pub extents: Vec<usize>,
     /// Calls that were timed.
     pub count: usize,
-    /// Their median.
+    /// The mean of those that took at most twice the median.
     pub seconds: f64,
-    /// Half of the distance between their quartiles, in parts of the median.
+    /// Half of the distance between the quartiles, in parts of that mean.
     pub spread: f64,
 }
 
@@ -186,9 +186,9 @@ pub struct PartTime {
     part: ModelPart,
     /// What is done of it.
     op: Half,
-    /// The median.
+    /// The mean of those passes that took at most twice the median.
     pub seconds: f64,
-    /// Half of the distance between the quartiles, in parts of the median.
+    /// Half of the distance between the quartiles, in parts of that mean.
     pub spread: f64,
     /// The part of it that is spent in layers.
     pub in_layers: f64,
@@ -230,9 +230,11 @@ impl Profile {
                 && parts.iter().all(|p| is_time(&p.seconds) && (0.0..=1.0).contains(&p.in_layers))
                 && parts.iter().all(|p| [p.sequence, p.samples, p.hidden].iter().all(is_size))
                 && messages.iter().all(|m| is_time(&m.seconds) && is_time(&m.occupies))
-                && messages.iter().all(|m| is_size(&m.bytes))
+                && messages.iter().all(|m| is_size(&m.bytes) && is_share(&m.spread))
                 && reductions.iter().all(|r| is_time(&r.seconds) && is_time(&r.occupies))
-                && reductions.iter().all(|r| r.replicas > 1 && r.elements > 0)
+                && reductions
+                    .iter()
+                    .all(|r| r.replicas > 1 && r.elements > 0 && is_share(&r.spread))
                 && moves.iter().all(|m| is_time(&m.seconds) && is_share(&m.spread) && m.bytes > 0)
                 && is_share(sync_s)
                 && is_time(reference_s)

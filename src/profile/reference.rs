@@ -58,9 +58,11 @@ impl<K: Layers> ReferenceWork<K> {
     /// Does it once, and returns the seconds.
     pub(super) fn time(&mut self) -> Result<f64, PassError> {
         let start = Instant::now();
-        let mut grads = self.0.zeros()?;
-        self.0.pass(&mut grads)?;
-        self.0.update(&grads, &mut self.1)?;
+        let ReferenceWork(stage, moments) = self;
+        let mut grads = stage.zeros()?;
+        let (_, passed) = stage.forward()?;
+        stage.backward(passed, &mut grads)?;
+        stage.update(&grads, moments)?;
         Ok(start.elapsed().as_secs_f64())
     }
 }

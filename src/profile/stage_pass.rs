@@ -102,6 +102,13 @@ pub(crate) struct ReadyStage<D: Layers> {
     is_on_host: bool,
 }
 
+/// What a backward takes of its forward.
+pub(super) struct Passed<D: Layers> {
+    saved: <AnyStage<D::Tensor> as Stage>::Saved,
+    /// The gradient of the output.
+    dy: D::Tensor,
+}
+
 /// Two tensors of an optimizer's state for each parameter of a part.
 pub(super) struct Moments<D: Layers>([Vec<D::Tensor>; 2]);
 
@@ -158,22 +165,32 @@ impl<D: Layers> ReadyStage<D> {
         Ok(ReadyStage { device, stage, weights, input, target, x, dy, n_tokens, is_on_host })
     }
 
-    /// Runs forward and both halves of the backward, which adds to gradients.
-    pub(crate) fn pass(&self, grads: &mut [D::Tensor]) -> Result<Vec<HalfCalls>, PassError> {
+    /// Runs a forward.
+    pub(super) fn forward(&self) -> Result<(HalfCalls, Passed<D>), PassError> {
         let micro = self.micro();
         self.device.take()?;
         let (x, dy) = (self.x.clone(), self.dy.clone());
-        let (forward, (output, saved)) =
+        let (calls, (output, saved)) =
             self.timed(Half::Forward, || self.stage.forward(&self.weights, &micro, x))?;
         let dy = match output {
             Output::Loss { grad, .. } => grad,
             Output::Activation(y) => dy.unwrap_or(y),
         };
+        Ok((calls, Passed { saved, dy }))
+    }
+
+    /// Runs both halves of the backward behind a forward, which adds to gradients.
+    pub(super) fn backward(
+        &self,
+        Passed { saved, dy }: Passed<D>,
+        grads: &mut [D::Tensor],
+    ) -> Result<[HalfCalls; 2], PassError> {
+        let micro = self.micro();
         let (input, (_dx, deferred)) = self
             .timed(Half::Input, || self.stage.backward_input(&self.weights, &micro, saved, dy))?;
         let (weight, ()) =
             self.timed(Half::Weight, || self.stage.backward_weight(&micro, deferred, grads))?;
-        Ok(vec![forward, input, weight])
+        Ok([input, weight])
     }
 
     /// Runs both kinds of recomputation.
@@ -319,7 +336,9 @@ pub(crate) fn calls(
     if work.slices > 1 {
         return prepared.sliced(work);
     }
-    let mut did = prepared.pass(&mut prepared.zeros()?)?;
+    let (forward, passed) = prepared.forward()?;
+    let mut did = vec![forward];
+    did.extend(prepared.backward(passed, &mut prepared.zeros()?)?);
     did.extend(prepared.recomputations()?);
     Ok(did)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use chimera_core::layers::Call;
 
-use super::law::{median, middle};
+use super::law::{median, usual};
 use super::samples::{N_BLOCKS, Sample};
 use super::stage_pass::{Half, HalfCalls, ModelPart};
 use super::{LayerTime, Measurements, PartTime, Workers};
@@ -57,7 +57,7 @@ impl Timings {
         samples: &[Sample],
     ) -> Measurements {
         let layer = |((layer, extents), mut times): ((&str, Vec<usize>), Vec<f64>)| {
-            let (count, (seconds, spread)) = (times.len(), middle(&mut times)?);
+            let (count, (seconds, spread)) = (times.len(), usual(&mut times)?);
             Some(LayerTime { layer: layer.into(), extents, count, seconds, spread })
         };
         let part = |((sample, part, op), (mut all, mut layers)): (
@@ -65,7 +65,7 @@ impl Timings {
             (Vec<f64>, Vec<f64>),
         )| {
             let Sample { model, sequence, samples } = &samples[sample];
-            let (seconds, spread) = middle(&mut all)?;
+            let (seconds, spread) = usual(&mut all)?;
             Some(PartTime {
                 model: model.architecture.name().into(),
                 hidden: model.hidden,
@@ -77,7 +77,7 @@ impl Timings {
                 op,
                 seconds,
                 spread,
-                in_layers: (median(&mut layers) / seconds).min(1.0),
+                in_layers: (usual(&mut layers)?.0 / seconds).min(1.0),
             })
         };
         let layers = self.layers.into_iter().filter_map(layer).collect();

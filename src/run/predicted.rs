@@ -44,6 +44,8 @@ impl Run {
     /// If the profile cannot be used.
     pub fn advice(&self) -> Result<Option<Advice>> {
         let (config, free) = (self.config(), free_memory(Path::new("/")));
+        // What this run holds is free for another.
+        let held = resident(Path::new("/")).map_or(0.0, |held| held.bytes - held.of_files);
         // Every change to a schedule that is searched for would be a search of its own.
         if self.program().window().update() != Update::Flush || config.schedule == Named::Auto {
             return Ok(None);
@@ -51,7 +53,7 @@ impl Run {
         let (Some(times), Some(free)) = (self.profiled()?, free) else { return Ok(None) };
         let n_ranks = config.width * config.depth;
         let (speed, network) = (Speed::Measured(times), Network::free(n_ranks));
-        let memory = free.bytes / n_ranks as f64;
+        let memory = (free.bytes + held) / n_ranks as f64;
         Advice::on(config, &Cluster { n_ranks, memory: memory.into(), speed, network })
     }
 

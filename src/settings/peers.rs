@@ -54,8 +54,13 @@ const ABSENT: &[(&[&str], &str)] = &[
         "there is no tensor parallelism: cut the model by layers, with `depth`",
     ),
     (
-        &["global-batch-size"],
+        &["global-batch-size", "batch-size", "batch"],
         "the global batch is `width` * `micro-batches` * `micro-batch-size`: choose these",
+    ),
+    (&["epochs", "num-train-epochs"], "choose `steps`"),
+    (
+        &["gpus", "nodes", "nproc-per-node", "world-size"],
+        "`width` * `depth` ranks are threads, or processes that mpirun or srun starts",
     ),
     (
         &["checkpoint", "checkpointing"],
@@ -123,6 +128,9 @@ mod tests {
             ("--tp 2", "no tensor parallelism"),
             ("--tensor-model-parallel-size 2", "no tensor parallelism"),
             ("--global-batch-size 512", "choose these"),
+            ("--batch-size 4", "choose these"),
+            ("--epochs 3", "choose `steps`"),
+            ("--gpus 2", "mpirun or srun"),
             ("--bf16", "choose `precision` bf16"),
             ("--checkpoint x", "`save-every` saves checkpoints"),
         ] {

@@ -90,7 +90,10 @@ fn a_table_is_printed_for_people() {
     assert_eq!(rows[1], ["chimera", "26", "1.269", "0.077", "4", "2", "72"]);
     assert_eq!(rows[2][..5], ["chimera", "--scaling", "direct", "30", "1.100"]);
     assert_eq!(rows[3], ["dapple", "33", "1.000", "0.273", "4", "1", "48"]);
-    assert_eq!(table.lines().last(), Some("unit of time: a forward of a D-th of the model"));
+    assert_eq!(
+        table.lines().last(),
+        Some("unit of time: a micro-batch's forward through 1/D of the model")
+    );
     assert_eq!(rows.len(), 4 + 2);
     let widths: Vec<usize> = table.lines().take(4).map(|line| line.chars().count()).collect();
     assert!(widths.iter().all(|width| *width == widths[0]), "{table}");
@@ -227,7 +230,7 @@ fn a_comparison_is_drawn() {
         ">--scaling direct<",
         "left out: gpipe: worker 0, cell 4",
         "D = 4, N = 8",
-        "unit of time: a forward of a D-th of the model",
+        "unit of time: a micro-batch's forward through 1/D of the model",
     ] {
         assert!(svg.contains(text), "{text}");
     }

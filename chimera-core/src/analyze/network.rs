@@ -7,7 +7,8 @@
 //! byte (Hockney, Parallel Computing 20, 1994). Messages of a pipeline have the network to themselves. A reduction goes
 //! round by round, as the module `collective` says. Each round takes as long as the busiest port sends or receives,
 //! or the busiest link between nodes. Ports and links are full duplex; what a node's ranks send to other nodes
-//! shares its link, within a reduction and between reductions.
+//! shares its link, within a reduction and between reductions. The link carries as many messages at their full rate as the
+//! node has adapters.
 //!
 //! A transport may be worse than that: its messages may occupy the worker that sends them ([`Network::blocking`]), and it
 //! may reduce by another algorithm ([`ReductionAlgorithm`]).
@@ -49,8 +50,10 @@ pub struct Network {
     pub ranks_per_node: usize,
     /// Between two ranks of a node.
     pub inside: Link,
-    /// Between two nodes; all ranks of a node share its bandwidth.
+    /// Between two nodes, of one message.
     pub between: Link,
+    /// Messages that a node sends to others at once without one slowing another down; all ranks of a node share them.
+    pub adapters: usize,
     /// Whether the worker that sends a message does nothing else until it has arrived.
     pub blocking: bool,
     /// How gradients are reduced.
@@ -76,6 +79,7 @@ impl Network {
             ranks_per_node: n_ranks,
             inside: Link::default(),
             between: Link::default(),
+            adapters: 1,
             blocking: false,
             reductions: ReductionAlgorithm::default(),
         }
@@ -360,7 +364,7 @@ impl Network {
                     ports[me].out += time;
                     ports[part.peer].into += time;
                     if from != to {
-                        let time = self.between.beta * bytes(part);
+                        let time = self.between.beta * bytes(part) / self.adapters.max(1) as f64;
                         nodes.entry(from).or_default().out += time;
                         nodes.entry(to).or_default().into += time;
                     }

@@ -16,6 +16,13 @@ use crate::interp::{Group, Machine};
 use crate::op::{Cell, Lane};
 use crate::program::Program;
 
+/// The part of a step behind the makespan of its simulation: the step sync, unless it comes before updates that the
+/// timeline has.
+pub fn behind_makespan(program: &Program, simulated: &Timeline, costs: &impl Costs) -> f64 {
+    let has_updates = simulated.events.iter().any(|event| matches!(event.work, Work::Step(_)));
+    if has_updates && program.has_barrier() { 0.0 } else { costs.agree() }
+}
+
 /// When everything happens if each worker does its row as early as it can.
 pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {
     // A cell has a send and a receive or so.

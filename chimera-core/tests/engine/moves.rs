@@ -111,6 +111,7 @@ fn a_move_to_another_worker_takes_its_bytes_over_their_link() {
             ranks_per_node,
             inside: Link { alpha: 0.25, beta: 0.0625 },
             between: Link { alpha: 1.0, beta: 0.125 },
+            adapters: 1,
             ..Network::free(4)
         };
         let costs = NetworkCosts::of_messages(free, network, program.placement(), 1, &[0.0; 4])

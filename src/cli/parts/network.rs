@@ -42,6 +42,8 @@ pub(crate) struct LinkArgs {
     #[arg(long, value_name = "ALPHA,BETA|FILE")]
     between: Option<Wire>,
     /// As data sheets say, if any do.
+    #[arg(skip = 1usize)]
+    adapters: usize,
     #[arg(skip)]
     blocking: bool,
     #[arg(skip)]
@@ -53,12 +55,14 @@ impl LinkArgs {
     pub(crate) fn or_hardware(&self, hardware: &Hardware, n_ranks: u32) -> LinkArgs {
         let of_node = self.ranks_per_node().unwrap_or(hardware.ranks_per_node);
         let ranks_per_node = of_node.min(n_ranks);
-        let [inside, between] = hardware.links(ranks_per_node).map(Wire::given);
+        let [inside, between] = hardware.links().map(Wire::given);
+        let said = self.between().or(self.inside);
         LinkArgs {
             network: None,
             ranks_per_node: Some(ranks_per_node),
             inside: self.inside().or(Some(inside)),
-            between: self.between().or(self.inside).or(Some(between)),
+            between: said.or(Some(between)),
+            adapters: if said.is_none() { ranks_per_node as usize } else { 1 },
             blocking: hardware.blocking,
             reductions: hardware.reductions,
         }
@@ -119,6 +123,7 @@ impl LinkArgs {
             ranks_per_node,
             inside,
             between: self.between().map_or(inside, |wire| wire.link),
+            adapters: self.adapters,
             blocking: self.blocking,
             reductions: self.reductions,
         })

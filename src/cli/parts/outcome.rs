@@ -25,7 +25,7 @@ pub(crate) const NOT_DRAWN: &str = "none of its last steps was a whole run of it
 /// The most that the command's allocator holds for the workers, in parts of the most that they have in use at once, since
 /// some of what is free lies between blocks that are not; and bytes of what is beside that: small blocks, and code that a training is
 /// the first to use. Both are as they were in drawn models of 100 MB to 1.1 GB.
-const HELD_BY_USED: f64 = 1.02;
+const HELD_BY_USED: f64 = 1.015;
 const SMALL_BLOCKS_AND_CODE: f64 = 5e6;
 
 /// A run that is done.
@@ -65,7 +65,8 @@ impl Outcome<'_> {
             self.draw(trained, timeline, overhead.as_deref())?;
             advice.extend(overhead);
             if let Some(bubble) = &bubble {
-                let line = by_cause("bubble of the last run of the schedule", bubble);
+                let length = length(program.window().n_steps().into());
+                let line = by_cause(&format!("bubble of the last {length}"), bubble);
                 say.line(&line);
                 advice.push(line);
             }

@@ -15,6 +15,7 @@ use crate::cli::parts::shape::{ProfiledArgs, ShapeArgs};
 use crate::plan::{Chain, Priced, StepCosts, can_be_cut, times_of, with_layout};
 use crate::profile::ProfiledTimes;
 use crate::run::outside::OnDisk;
+use crate::settings::schedules::Named;
 use crate::settings::{Config, Layers, Settings};
 
 /// A model here, and the times of its layers.
@@ -52,7 +53,12 @@ impl Profiled {
             schedule != "-",
             "--profile has to know the timetable's depth beforehand: name its file instead of standard input"
         );
-        let with_schedule = Settings::default().with("schedule", schedule);
+        let mut with_schedule = Settings::default().with("schedule", schedule);
+        if !matches!(schedule.parse(), Ok(Named::File(_))) {
+            // What is drawn has fewer micro-batches than a training, where nobody says how many.
+            let n = shape.0.drawn()?.micro_batches as i64;
+            with_schedule = with_schedule.with("micro-batches", n);
+        }
         let settings = [&shape.0, &costs.memory.0, &network.job.0, said];
         let settings = settings.into_iter().fold(with_schedule, |all, some| some.over(&all));
         let config = Layers { config: None, settings }.resolve(&OnDisk)?;

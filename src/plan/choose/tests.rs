@@ -20,6 +20,7 @@ fn cluster(n_ranks: usize, memory: f64) -> Cluster {
         ranks_per_node: n_ranks,
         inside: free,
         between: free,
+        adapters: 1,
         blocking: false,
         reductions: ReductionAlgorithm::Halving,
     };
@@ -33,6 +34,7 @@ fn on_two_nodes(beta: f64) -> Cluster {
         ranks_per_node: 2,
         inside: Link { alpha: 1e-6, beta: 1e-9 },
         between: Link { alpha: 1e-5, beta },
+        adapters: 1,
         ..cluster.network
     };
     cluster

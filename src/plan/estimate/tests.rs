@@ -23,6 +23,7 @@ fn cluster(depth: usize, beta: f64) -> Cluster {
         ranks_per_node: depth,
         inside: link,
         between: link,
+        adapters: 1,
         blocking: false,
         reductions: ReductionAlgorithm::Halving,
     };

@@ -81,8 +81,8 @@ fn check(model: &LayerCosts, said: &Config) -> Result<()> {
         matches!(origin, Some(Origin::CommandLine | Origin::File(..)))
     };
     let of_a_model = OPTIONS.iter().filter(|option| ["Model", "Data"].contains(&option.heading));
-    let mut others =
-        of_a_model.map(|option| option.name).chain(["profile", "shard-optimizer", "layout"]);
+    let of_others = ["profile", "shard-optimizer", "layout", "reduce-precision"];
+    let mut others = of_a_model.map(|option| option.name).chain(of_others);
     if let Some(other) = others.find(|key| is_said(key)) {
         anyhow::bail!(
             "{other} is for the models here, and --costs names another: leave {other} out"

@@ -185,6 +185,7 @@ impl Job {
             ranks_per_node: 1,
             inside: constants.link,
             between: constants.link,
+            adapters: 1,
             blocking: true,
             reductions: constants.reductions,
         };

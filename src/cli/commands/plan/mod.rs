@@ -30,6 +30,8 @@ use crate::settings::{ByteSize, Config, Layers, Origin};
 
 /// Seconds that a choice takes at most, unless `--search-time` says how many.
 const SECONDS: f64 = 60.0;
+/// Less memory of a rank than this was meant in another unit.
+const LEAST_MEMORY: u64 = 1 << 20;
 
 /// Finds the fastest configurations that fit into memory on every rank; options of `train` that are given, or that a
 /// file has, are kept
@@ -167,7 +169,7 @@ impl Plan {
             ways.map(|way| Ok((way, self.range(way, cluster)?))).collect::<Result<Vec<_>>>()?;
         let is_measured = matches!(cluster.speed, Speed::Measured(_));
         let link_times = self.link_times(&cluster.speed);
-        let advice = Advice::on(&best.config, cluster)?;
+        let advice = is_measured.then(|| Advice::on(&best.config, cluster)).transpose()?.flatten();
         if self.json {
             let shown = ways.iter().map(|(way, range)| self.way(way, *range)).collect::<Vec<_>>();
             let figures = json!({
@@ -280,6 +282,12 @@ impl Plan {
             n_said <= n_ranks,
             "--memory tells of {n_said} ranks, but there are {n_ranks}: leave out those beyond"
         );
+        if let Some(few) = self.memory.iter().find(|size| size.bytes() < LEAST_MEMORY) {
+            bail!(
+                "--memory {few} is {} byte(s) a rank: give it with its unit, such as 24GiB",
+                few.bytes()
+            );
+        }
         let bytes = self.memory.iter().map(|size| size.bytes() as f64).collect();
         RankMemory::new(bytes).context("--memory is missing")
     }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::{Context, Result, ensure};
 use chimera_core::analyze::{
-    IdleTime, Timeline, Work, link, path_length, simulate, simulated_idle,
+    IdleTime, Work, behind_makespan, link, path_length, simulate, simulated_idle,
 };
 use chimera_core::comm::{Comm, Host};
 use chimera_core::costs::Costs;
@@ -85,7 +85,7 @@ impl ExecuteArgs {
             "--execute: stand-in stages save nothing that could be moved: leave --bpipe and --offload out"
         );
         let simulated = simulate(program, costs);
-        let step = step(program, &simulated, costs);
+        let step = simulated.makespan() + behind_makespan(program, &simulated, costs);
         let whole = step * seconds_per_unit * (N_RUNS + 1) as f64;
         ensure!(step > 0.0, "--execute: the schedule takes no time: give its stages costs");
         ensure!(
@@ -136,13 +136,6 @@ impl ExecuteArgs {
         };
         Ok(Ran::Here(Measured::of(runs, simulated, program, costs, seconds_per_unit)))
     }
-}
-
-/// How long a simulated step is with its step sync, which lies within the makespan where updates stand behind it.
-fn step(program: &Program, simulated: &Timeline, costs: &impl Costs) -> f64 {
-    let has_updates = simulated.events.iter().any(|e| matches!(e.work, Work::Step(_)));
-    let is_within = has_updates && program.has_barrier();
-    simulated.makespan() + if is_within { 0.0 } else { costs.agree() }
 }
 
 impl Measured {

@@ -7,10 +7,11 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use chimera_core::analyze::{
-    Event, FreeWindow, IdleTime, Timeline, Work, peak_kept, simulate, simulated_idle, slack,
-    windows,
+    Event, FreeWindow, IdleTime, Timeline, Work, behind_makespan, peak_kept, simulate,
+    simulated_idle, slack, windows,
 };
 use chimera_core::costs::Costs;
+use chimera_core::program::Program;
 use chimera_core::render::chrome;
 use chimera_core::search::Report;
 use chimera_core::timetable::Timetable;
@@ -116,7 +117,7 @@ impl Simulate {
             Ran::Here(measured) => Some(measured),
             Ran::Elsewhere => return Ok(()),
         };
-        let sync = Synchronised::of(&timeline, &costs);
+        let sync = Synchronised::of(&program, &timeline, &costs);
         if sync.sums == 0.0 {
             self.network.warn_of_free_reductions(sync.agreement > 0.0);
         }
@@ -234,7 +235,7 @@ impl Simulate {
             write!(
                 text,
                 "\n{ranks} ranks: step {step:.6}; gradient reductions of a worker {sums:.6}, the last ends {exposed:.6} after \
-                 the last op; agreement {agreement:.6}"
+                 the last op; step sync {agreement:.6}"
             )?;
         }
         if let Some(form) = &form {
@@ -256,14 +257,14 @@ struct Synchronised {
     sums: f64,
     /// How long after all compute the last sum of any worker ends.
     exposed: f64,
-    /// The agreement, unless updates stand behind it, so that it lies within the makespan.
+    /// The step sync, unless it lies within the makespan.
     agreement: f64,
 }
 
 impl Synchronised {
-    fn of(timeline: &Timeline, costs: &impl Costs) -> Synchronised {
+    fn of(program: &Program, timeline: &Timeline, costs: &impl Costs) -> Synchronised {
         let mut sums = vec![0.0; timeline.n_workers];
-        let (mut last_op, mut last, mut has_updates) = (0.0f64, 0.0f64, false);
+        let (mut last_op, mut last) = (0.0f64, 0.0f64);
         for event in &timeline.events {
             match event.work {
                 Work::Reduce(_) => {
@@ -271,12 +272,11 @@ impl Synchronised {
                     last = last.max(event.end);
                 }
                 Work::Cell(_) => last_op = last_op.max(event.end),
-                Work::Step(_) => has_updates = true,
-                Work::Move(_) => {}
+                Work::Step(_) | Work::Move(_) => {}
             }
         }
         let sums = sums.into_iter().fold(0.0, f64::max);
-        let agreement = if has_updates { 0.0 } else { costs.agree() };
+        let agreement = behind_makespan(program, timeline, costs);
         Synchronised { sums, exposed: (last - last_op).max(0.0), agreement }
     }
 }

@@ -23,16 +23,16 @@ impl Lanes {
         let all: BTreeSet<u32> = run.slices.iter().map(|slice| slice.rank).collect();
         let ranks: Vec<u32> = all.iter().copied().take(MOST_RANKS).collect();
         let is_shown = |rank: u32| ranks.binary_search(&rank).is_ok();
-        let shown = run.slices.iter().chain(&run.waits).filter(|slice| is_shown(slice.rank));
-        let slices: Vec<Value> = shown.take(MOST_SLICES).map(|s| slice(s, start)).collect();
-        let n_pieces = run.slices.len() + run.waits.len();
-        let omitted = match (all.len() > ranks.len(), n_pieces > MOST_SLICES) {
-            (true, _) => Some(format!("the first {MOST_RANKS} of {} ranks are drawn", all.len())),
-            (false, true) => {
-                Some(format!("the first {MOST_SLICES} of {n_pieces} pieces are drawn"))
-            }
-            (false, false) => None,
-        };
+        let shown = || run.slices.iter().chain(&run.waits).filter(|slice| is_shown(slice.rank));
+        let slices: Vec<Value> = shown().take(MOST_SLICES).map(|s| slice(s, start)).collect();
+        let cut = [
+            (ranks.len(), all.len(), "ranks"),
+            (slices.len(), shown().count(), "pieces of these ranks"),
+        ];
+        let cut: Vec<String> = (cut.iter().filter(|(drawn, all, _)| drawn < all))
+            .map(|(drawn, all, what)| format!("the first {drawn} of {all} {what} are drawn"))
+            .collect();
+        let omitted = (!cut.is_empty()).then(|| cut.join("; "));
         let mut memory: BTreeMap<u32, Vec<[f64; 2]>> = BTreeMap::new();
         for held in run.memory.iter().filter(|held| is_shown(held.rank)) {
             memory.entry(held.rank).or_default().push([held.at - start, held.bytes]);
