@@ -199,7 +199,8 @@ template <int WIDTH, int ROWS> __device__ void attend_dkv(float* shared, BACKWAR
     const int G = STEP_GROUPS;
     Drop by = DROP;
     Tile<WIDTH> *k = (Tile<WIDTH>*)shared, *v = k + OWN_ROWS / TILE, *q = v + OWN_ROWS / TILE, *d = q + 2;
-    float *log_sums = (float*)(d + 2), *deltas = log_sums + 2 * TILE;
+    // The number of a row stands behind its features, where tiles have room: a block takes all that some chips have.
+    auto place = [](const Cell* tile, int row) { return (float*)(tile + row * PITCH + WIDTH); };
     int n_sharing = heads / kv_heads, sample = blockIdx.x / kv_heads, first_head = blockIdx.x % kv_heads * n_sharing;
     Mask mask = MASK(sample);
     Head shares = HEAD(sample, first_head);
@@ -212,7 +213,7 @@ template <int WIDTH, int ROWS> __device__ void attend_dkv(float* shared, BACKWAR
         load_tile<WIDTH>(q[into], qkv + head.in_qkv(head.q), head.width, start, context, dim);
         load_tile<WIDTH>(d[into], dy + head.in_result(), head.hidden, start, context, dim);
         int i = threadIdx.x % (2 * TILE), query = start + i % TILE;
-        float* number = (i < TILE ? log_sums : deltas) + into * TILE + i % TILE;
+        float* number = place(i < TILE ? q[into] : d[into], i % TILE);
         i64 at = (head.rows + query) * heads + head.head;
         if (query < context) copy_async<4>(number, (i < TILE ? log_sum : delta) + at);
         else *number = 0.0f; // no key is seen from there
@@ -240,7 +241,6 @@ template <int WIDTH, int ROWS> __device__ void attend_dkv(float* shared, BACKWAR
         for (int part = 0; part < TILE / STEP; part++) {
             int start = tile + part * STEP;
             const Cell *queries = q[now] + part * STEP * PITCH, *dys = d[now] + part * STEP * PITCH;
-            const float *tops = log_sums + now * TILE + part * STEP, *means = deltas + now * TILE + part * STEP;
             if (start + STEP <= from) continue;
             unsigned kept[ROWS] = {}; // found here, where few registers are taken
             if (by.threshold) {
@@ -256,14 +256,14 @@ template <int WIDTH, int ROWS> __device__ void attend_dkv(float* shared, BACKWAR
                 EACH_ROW(r) hide(p, r, start, mask.first_row(mine + 8 * r), mask.end_row(mine + 8 * r));
             }
             EACH_COLUMN(j) {
-                float highest = LOG2_E * tops[column(j)];
+                float highest = LOG2_E * *place(queries, column(j));
                 EACH_ROW(r) p.at(r, j) = power_of_two(unit * p.at(r, j) - highest);
             }
             Result<ROWS, G> ds = multiply<G>(values, dys);
             if (by.threshold)
                 EACH_ROW(r) EACH_COLUMN(j) ds.at(r, j) = IS_KEPT(kept, r, j) ? by.scale * ds.at(r, j) : 0.0f;
             EACH_COLUMN(j) {
-                float mean = means[column(j)];
+                float mean = *place(dys, column(j));
                 EACH_ROW(r) ds.at(r, j) = p.at(r, j) * (ds.at(r, j) - mean);
             }
             if (by.threshold)

@@ -1,8 +1,9 @@
 //! What holds for split backwards and recomputation, whatever the schedule.
 
-use chimera_core::analyze::{Timeline, peak_kept, simulate};
+use chimera_core::analyze::{Reason, Timeline, peak_kept, simulate};
 use chimera_core::costs::UniformCosts;
 use chimera_core::ids::WorkerId;
+use chimera_core::interchange::from_json;
 use chimera_core::lower::{Hoist, Lowering, Passes, Recompute, lower, recompute, split_backward};
 use chimera_core::op::{Cell, Kind, Op};
 use chimera_core::program::Program;
@@ -334,6 +335,70 @@ fn micro_batches_of_no_parts_are_refused() {
         Timetable { units_per_micro: 0, is_sliced: true, n_micro_batches, rows, ..timetable };
     let refused = lower(&none, &Lowering::default()).expect_err("nothing to train on").to_string();
     assert!(refused.contains("units_per_micro is at least 1"), "{refused}");
+}
+
+/// The room of moves is counted one by one.
+#[test]
+fn a_move_of_several_micro_batches_is_refused() {
+    let mut moved = timetable("gpipe", &Shape::new(1, 2));
+    let Cell::One(forward) = moved.rows[0][0] else { panic!("a pair") };
+    let of_both = |kind| {
+        let mut op = Op { kind, ..forward };
+        op.span.len = 2;
+        op
+    };
+    let cells = [Kind::Offload, Kind::Reload].map(|kind| Cell::One(of_both(kind)));
+    moved.rows[0].splice(2..2, cells);
+    let refusal = lower(&moved, &Lowering::default()).expect_err("two at once");
+    assert_eq!(refusal.reason, Reason::SeveralMoves(of_both(Kind::Offload)));
+}
+
+/// Two pipes of one stage each and three steps, of which the second has no micro-batch of the second pipe.
+#[test]
+fn a_worker_may_have_no_micro_batch_of_a_step_between_two() {
+    let row = |pipe: u32, micro_batches: &[u32]| {
+        let op = |kind: &str, micro_batch: &u32| {
+            format!(
+                r#"{{"kind":"{kind}","pipe":{pipe},"stage":0,"micro_batches":[{micro_batch}]}}"#
+            )
+        };
+        let ops = micro_batches.iter().flat_map(|n| [op("F", n), op("B", n)]);
+        format!("[{}]", ops.collect::<Vec<_>>().join(","))
+    };
+    let json = format!(
+        r#"{{"schedule":"uneven steps","depth":2,"stages":1,"pipes":2,"micro_batches":6,"update":"each-step","steps":3,
+        "placement":[[0],[1]],"rows":[{},{}]}}"#,
+        row(0, &[0, 2, 3, 4]),
+        row(1, &[1, 5]),
+    );
+    let timetable = from_json(json.as_bytes()).expect("a timetable");
+    let program =
+        lower(&timetable, &Lowering::default()).unwrap_or_else(|refusal| panic!("{refusal}"));
+    assert_eq!(program.window().n_steps(), 3);
+}
+
+/// Three pipes of one stage each and two steps: a slow worker has the first alone, and two others share the second.
+#[test]
+fn the_second_of_two_steps_may_be_on_other_workers() {
+    let row = |pipe: u32, micro_batches: &[u32]| {
+        let op = |kind: &str, micro_batch: &u32| {
+            format!(
+                r#"{{"kind":"{kind}","pipe":{pipe},"stage":0,"micro_batches":[{micro_batch}]}}"#
+            )
+        };
+        let ops = micro_batches.iter().flat_map(|n| [op("F", n), op("B", n)]);
+        format!("[{}]", ops.collect::<Vec<_>>().join(","))
+    };
+    let json = format!(
+        r#"{{"schedule":"apart","depth":3,"stages":1,"pipes":3,"micro_batches":8,"update":"each-step","steps":2,
+        "placement":[[0],[1],[2]],"rows":[{},{},{}]}}"#,
+        row(0, &[4, 5]),
+        row(1, &[6, 7]),
+        row(2, &[0, 1, 2, 3]),
+    );
+    let timetable = from_json(json.as_bytes()).expect("a timetable");
+    let refusal = lower(&timetable, &Lowering::default()).err().map(|refusal| refusal.to_string());
+    assert_eq!(refusal, None);
 }
 
 macro_rules! drawings {

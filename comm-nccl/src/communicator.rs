@@ -51,6 +51,7 @@ impl Communicator {
         rank: u32,
         n_ranks: u32,
         deadline: Instant,
+        why_over: &dyn Fn() -> Option<CommError>,
     ) -> Result<Communicator, CommError> {
         let mut handle: Handle = std::ptr::null_mut();
         let mut config = Config::non_blocking();
@@ -60,11 +61,11 @@ impl Communicator {
         };
         let communicator = Communicator { library, handle: Mutex::new(Some(Open(handle))) };
         communicator.in_progress(outcome, handle).map_err(CommError::Failed)?;
-        let met = communicator.settle(deadline, &|| false);
-        met.and_then(|is_done| {
-            let late = || CommError::Failed("not all ranks met in NCCL in time".into());
-            is_done.then_some(communicator).ok_or_else(late)
-        })
+        if communicator.settle(deadline, &|| why_over().is_some())? {
+            return Ok(communicator);
+        }
+        let late = || CommError::Failed("not all ranks met in NCCL in time".into());
+        Err(why_over().unwrap_or_else(late))
     }
 
     /// Adds messages to their queue, of which none waits for another, and waits until NCCL has taken them, which a peer

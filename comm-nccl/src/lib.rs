@@ -107,7 +107,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         let id = id.ok_or_else(|| CommError::Failed("rank 0 cannot start NCCL".into()))?;
         let lane = gpu.driver().lane()?;
         lane.enter()?;
-        let communicator = Communicator::new(library, id, me.0, n_ranks, deadline)?;
+        let communicator = Communicator::new(library, id, me.0, n_ranks, deadline, &why_over)?;
         let watched = Arc::new(Watchdog::new(communicator, lane, patience.first_step));
         let watching = watched.watch(why_over);
         let watching =
@@ -143,7 +143,9 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
             })?;
         }
         self.until(deadline, ROOT, "the device", |nccl| Ok(nccl.watched.is_idle().then_some(())))?;
-        self.watched.communicator.close(deadline)
+        let closed = self.watched.communicator.close(deadline);
+        // If the watchdog has ended NCCL meanwhile, it knows why.
+        closed.or_else(|error| self.watched.check().and(Err(error)))
     }
 
     /// What this rank has issued so far.

@@ -13,7 +13,7 @@ use chimera_backend_candle::gpu::cuda::Cuda;
 use chimera_backend_candle::gpu::{Format, Gpu};
 use chimera_comm_nccl::{Counts, Library, Nccl};
 use chimera_core::comm::{
-    Comm, CommError, Endpoint, Host, OrderedMessage, Tag, Threads, conformance, threads,
+    Comm, CommError, Endpoint, Host, OrderedMessage, Tag, Threads, all_gather, conformance, threads,
 };
 use chimera_core::device::Device;
 use chimera_core::device::reference::Reference;
@@ -218,6 +218,20 @@ fn the_start_has_a_time_limit() {
     let began = Nccl::start(library(), &emulated::gpu(0, Format::F32), present, patience, || None);
     assert!(matches!(began.err(), Some(CommError::Timeout { from: Rank(1), .. })));
     drop(absent);
+}
+
+/// A rank that goes away on the way to NCCL is known by the ranks' own transport.
+#[test]
+fn a_start_ends_when_the_transport_below_does() {
+    let mut ends = threads::<Host>(2);
+    let (mut absent, present) = (ends.pop().expect("two"), ends.pop().expect("two"));
+    let gone = std::thread::spawn(move || all_gather(&mut absent, &[], soon()).map(drop));
+    let lost = CommError::Failed("rank 1 is gone".into());
+    let why_over = || Some(CommError::Failed("rank 1 is gone".into()));
+    let gpu = emulated::gpu(0, Format::F32);
+    let began = Nccl::start(library(), &gpu, present, PATIENCE, why_over);
+    assert_eq!(began.err(), Some(lost));
+    gone.join().expect("no panic").expect("an exchange");
 }
 
 #[test]

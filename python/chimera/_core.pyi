@@ -7,7 +7,7 @@ Numbers = Union[float, Sequence[float]]
 """One number for all stages, or one for each."""
 
 class Times(TypedDict, total=False):
-    """Times of ops and messages, in any unit. Without any, a micro-batch's forward through 1/D of the model takes 1."""
+    """Times of ops and messages, in any unit. Without any, a forward of a micro-batch through 1/D of the model takes 1."""
 
     forward: Optional[Numbers]
     backward: Optional[Numbers]

@@ -141,8 +141,7 @@ pub fn prepare(
         }
         let (documents, n_targets) = (writer.documents(), writer.n_targets());
         let prepared = Prepared::new(&tokenizer, writer.finish()?, documents, n_targets, sources);
-        let is_file = matches!(tokenizer, Tokenizer::File(_));
-        out.publish(&prepared, is_file.then(|| Path::new(&how.tokenizer)))?;
+        out.publish(&prepared, tokenizer.content())?;
         Ok(prepared)
     });
     if written.is_err() {

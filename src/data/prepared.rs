@@ -229,6 +229,13 @@ impl Prepared {
         if !(1..=1 << 24).contains(&prepared.vocab) {
             return Err(refuse(format!("a vocabulary of {} ids", prepared.vocab)));
         }
+        let end = prepared.end_of_text.as_ref().map(|ends| ends.token);
+        if let Some(token) = end.filter(|token| *token as usize >= prepared.vocab) {
+            return Err(refuse(format!(
+                "token {token} ends documents, but the vocabulary has {} ids",
+                prepared.vocab
+            )));
+        }
         let bytes = prepared.tokens.checked_mul(Width::of(data).bytes() as u64);
         match data.metadata() {
             Ok(metadata) if Some(metadata.len()) != bytes => Err(refuse(format!(

@@ -123,12 +123,12 @@ impl PreparedFiles {
         Ok((PartFile::new(part, ids), targets))
     }
 
-    /// Gives the files that are written their names, the ids last, with a description and a copy of the `tokenizer.json`
-    /// if there is one.
+    /// Gives the files that are written their names, the ids last, with a description and what the `tokenizer.json` held
+    /// that they were made with, if there is one.
     ///
     /// # Errors
     /// If they were discarded or replaced meanwhile, or cannot be written.
-    pub(super) fn publish(&self, prepared: &Prepared, tokenizer: Option<&Path>) -> Result<()> {
+    pub(super) fn publish(&self, prepared: &Prepared, tokenizer: Option<&[u8]>) -> Result<()> {
         let mut hold = self.hold();
         let Hold::Taken(ids) = &*hold else { bail!("{} was discarded", self.data.display()) };
         let part = part_of(&self.data);
@@ -144,7 +144,7 @@ impl PreparedFiles {
             named(&part_of(&targets), &targets)?;
         }
         if let Some(tokenizer) = tokenizer {
-            tokenizer::copy(tokenizer, &tokenizer_beside(&self.data))?;
+            tokenizer::publish(&tokenizer_beside(&self.data), tokenizer)?;
         }
         let described = beside(&self.data);
         let written = files::write(&described, prepared.text()?.as_bytes());

@@ -121,6 +121,11 @@ impl Plan {
             program.schedule(),
             model.architecture
         );
+        ensure!(
+            program.rules().graph().is_chain(),
+            "schedule {} has stages that are no chain, and the models here are cut into one: choose another schedule, or train              stages of your own (docs/library.md)",
+            program.schedule()
+        );
         let cuts = config.cuts(&model, course.n_stages())?;
         let memory = memory_of(config, &model, &cuts);
         let weights = Weights::of(&model, &cuts);

@@ -34,7 +34,7 @@ use crate::device::{Precision, machine};
 use crate::formats::files::text_at_most;
 
 /// The form of the file.
-const FORMAT: u32 = 5;
+const FORMAT: u32 = 6;
 
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 1 << 26;
@@ -405,7 +405,7 @@ mod tests {
         assert_eq!(Profile::of(&text).expect("a profile"), profile());
         assert!(text.contains("\n        {\"layer\":\"adamw\",\"extents\":[9],"), "{text}");
         for (from, to) in [
-            ("\"format\": 5", "\"format\": 4"),
+            ("\"format\": 6", "\"format\": 4"),
             ("0.0625", "0.0"),
             ("\"bytes\":65536", "\"bytes\":0"),
             ("4e-9", "-1"),
@@ -426,11 +426,11 @@ mod tests {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let text = profile().to_json().expect("JSON");
         let older =
-            text.replace("\"format\": 5", "\"format\": 4").replace("\"moves\"", "\"other\"");
+            text.replace("\"format\": 6", "\"format\": 4").replace("\"moves\"", "\"other\"");
         std::fs::write(file.path(), older).expect("written");
         let refusal = Profile::read(file.path()).expect_err("another format").to_string();
         assert!(
-            refusal.contains("is a profile of format 4, and this program reads format 5"),
+            refusal.contains("is a profile of format 4, and this program reads format 6"),
             "{refusal}"
         );
         assert!(refusal.contains("measure again with `chimera profile --out "), "{refusal}");

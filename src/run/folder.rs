@@ -13,7 +13,7 @@ use super::error_file::write_error;
 use super::lock::{Lock, is_at_work};
 use super::metrics_writer::{note_writer, other_writer};
 use super::own_files::{METRICS, SETTINGS, resolved};
-use super::place::Place;
+use super::place::{Place, is_own};
 use super::settings_file::{check_whole, is_same, path_in};
 use crate::formats::checkpoint::{Entry, Store};
 use crate::formats::files::{self, io_fault, prepare_dir};
@@ -137,7 +137,8 @@ impl Place {
             self.path.display(),
             conflicts.join("\n  ")
         );
-        let is_fresh = config.resume.is_none() && !self.path.join(SETTINGS).exists();
+        // A run that begins with the checkpoint of another, too, would prune those that are here.
+        let is_fresh = !is_own(config, &self.path) && !self.path.join(SETTINGS).exists();
         let has_checkpoints = |entries: Vec<Entry>| entries.iter().any(|entry| entry.is_whole);
         ensure!(
             !is_fresh || !self.store().entries().is_ok_and(has_checkpoints),

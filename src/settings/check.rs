@@ -169,7 +169,7 @@ mod tests {
         for (key, meant) in [
             ("dept", "depth"),
             ("microbatches", "micro-batches"),
-            ("batch-size", "micro-batch-size"),
+            ("micro-batch", "micro-batches"),
             ("weigth-decay", "weight-decay"),
         ] {
             let refusal = check(key, Value::Integer(1)).unwrap_err();

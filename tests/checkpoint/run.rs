@@ -310,6 +310,13 @@ fn a_folder_with_checkpoints_is_not_begun_anew() {
     let anew = go("--steps 4 --save-every 1");
     assert_eq!(anew.code, Some(2), "{}", anew.stderr);
     assert!(anew.stderr.contains("holds checkpoints: --resume auto"), "{}", anew.stderr);
+    // Nor does a run that begins with the checkpoint of another one.
+    let other = chimera(&line(&folder, "other", "--steps 3 --save-every 3"));
+    assert_eq!(other.code, Some(0), "{}", other.stderr);
+    let checkpoint = folder.path().join("other/checkpoints/step-00000003");
+    let fork = go(&format!("--steps 6 --save-every 1 --resume {}", checkpoint.display()));
+    assert_eq!(fork.code, Some(2), "{}", fork.stderr);
+    assert!(fork.stderr.contains("holds checkpoints: --resume auto"), "{}", fork.stderr);
     let on = go("--steps 4 --resume auto");
     assert_eq!(on.code, Some(0), "{}", on.stderr);
 }

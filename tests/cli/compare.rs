@@ -92,7 +92,7 @@ fn a_table_is_printed_for_people() {
     assert_eq!(rows[3], ["dapple", "33", "1.000", "0.273", "4", "1", "48"]);
     assert_eq!(
         table.lines().last(),
-        Some("unit of time: a micro-batch's forward through 1/D of the model")
+        Some("unit of time: a forward of a micro-batch through 1/D of the model")
     );
     assert_eq!(rows.len(), 4 + 2);
     let widths: Vec<usize> = table.lines().take(4).map(|line| line.chars().count()).collect();
@@ -230,7 +230,7 @@ fn a_comparison_is_drawn() {
         ">--scaling direct<",
         "left out: gpipe: worker 0, cell 4",
         "D = 4, N = 8",
-        "unit of time: a micro-batch's forward through 1/D of the model",
+        "unit of time: a forward of a micro-batch through 1/D of the model",
     ] {
         assert!(svg.contains(text), "{text}");
     }

@@ -220,6 +220,7 @@ fn what_cannot_be_planned_is_refused() {
             "the vocabulary follows from none.bin, which is not here",
         ),
         ("--memory 24Gigs", "such as 25MiB"),
+        ("--memory 24", "is 24 byte(s) a rank: give it with its unit, such as 24GiB"),
     ] {
         let ran = chimera(&format!("{JOB} {options}"));
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{options}");

@@ -345,4 +345,14 @@ fn descriptions_that_lie_are_refused() {
         write(format!("{data}.json"), sound.replace(was, is)).expect("a file");
         refuse(&format!("{MODEL} --data {data}"), hint, folder.path());
     }
+    let lines = folder.path().join("lines.jsonl");
+    write(&lines, "{\"text\":\"In the beginning\"}\n".repeat(40)).expect("lines");
+    succeed(&format!("prepare {} --tokenizer gpt2 --out {place}/lines.bin", lines.display()));
+    let described = format!("{place}/lines.bin.json");
+    let sound = read_to_string(&described).expect("a description");
+    let wrong = sound.replace("\"token\": 50256", "\"token\": 50257");
+    assert_ne!(wrong, sound);
+    write(&described, wrong).expect("a file");
+    let hint = "token 50257 ends documents, but the vocabulary has 50257 ids";
+    refuse(&format!("{MODEL} --data {place}/lines.bin"), hint, folder.path());
 }

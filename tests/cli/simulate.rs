@@ -86,7 +86,7 @@ fn makespans_are_those_of_the_papers() {
 /// Where no time is given, all schedules of a shape cut the same model.
 #[test]
 fn one_unit_holds_for_all_that_print_times() {
-    const UNIT: &str = "a micro-batch's forward through 1/D of the model";
+    const UNIT: &str = "a forward of a micro-batch through 1/D of the model";
     let shape = "--depth 4 --micro-batches 8";
     let compared = chimera(&format!("schedule compare --json {shape}")).stdout;
     let compared: Value = serde_json::from_str(&compared).expect("JSON");

@@ -53,6 +53,22 @@ fn check(folder: &TempDir, text: &str) {
     }
 }
 
+/// A job says how its ranks talk, and whether they compute on GPUs.
+#[test]
+fn a_script_keeps_the_transport_and_tells_of_gpus() {
+    let folder = folder();
+    let config = folder.path().join("run.toml");
+    let settings =
+        "depth = 4\nout = \"run\"\nsave-every = 100\ndevice = \"cuda\"\ntransport = \"nccl\"\n";
+    write(&config, settings).expect("settings");
+    let ran = chimera(&format!("slurm \"{}\" --gpus-per-rank 1", config.display()));
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""));
+    assert!(ran.stdout.contains(" --transport nccl "), "{}", ran.stdout);
+    let ran = chimera(&format!("slurm \"{}\"", config.display()));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("add --gpus-per-rank 1"), "{}", ran.stderr);
+}
+
 #[test]
 fn what_cannot_be_queued_again_is_refused() {
     let folder = folder();

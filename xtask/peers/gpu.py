@@ -152,6 +152,8 @@ def main():
 
     def selftest(name, limit, *parts):
         found = f"{args.json}.{len(results.found['runs'])}"
+        if os.path.exists(found):
+            os.remove(found)  # an older run's
         options = [option for part in parts for option in ("--part", part)]
         command = [args.chimera, "selftest", "--device", "cuda", "--json", found, *options]
         # Its own limit comes first, so that it says what hung.

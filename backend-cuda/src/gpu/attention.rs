@@ -192,7 +192,7 @@ impl Sizes {
             64 => "tiled_attention",
             _ => "tiled_attention_128",
         };
-        [self.tiled(tiled, self.heads, 2, 1, 0), self.generic("attention", self.heads, 1)]
+        [self.tiled(tiled, self.heads, 2, 1), self.generic("attention", self.heads, 1)]
     }
 
     fn backward(&self) -> [Launches; 2] {
@@ -204,8 +204,8 @@ impl Sizes {
         // As far as registers go.
         let rows = if self.width() == 64 && self.cell == Element::Bf16 { 2 } else { 1 };
         [
-            [self.tiled(dq, heads, rows, 2, 0), self.generic("attention_dq", heads, 2)],
-            [self.tiled(dkv, kv_heads, rows, 2, 2), self.generic("attention_dkv", kv_heads, 2)],
+            [self.tiled(dq, heads, rows, 2), self.generic("attention_dq", heads, 2)],
+            [self.tiled(dkv, kv_heads, rows, 2), self.generic("attention_dkv", kv_heads, 2)],
         ]
     }
 
@@ -220,20 +220,19 @@ impl Sizes {
         AttentionLaunch { kernel, heads, own: OWN, shared: floats * size_of::<f32>() }
     }
 
-    /// Own matrices, of so many times 16 rows to a warp; and two tiles and so many numbers for each of their rows: these,
-    /// and those that come next. Heads of more features than there are tiles for take more than any chip has.
+    /// Own matrices, of so many times 16 rows to a warp; and two tiles, and the two that come next. Heads of more features
+    /// than there are tiles for take more than any chip has.
     fn tiled(
         &self,
         kernel: &'static str,
         heads: usize,
         rows: usize,
         n_own: usize,
-        numbers: usize,
     ) -> AttentionLaunch {
         let own = rows * THREADS / WARP * 16;
         let features = self.width() * self.cell.bytes();
         let (tile, row) = (TILE / features, features + PADDING);
-        let next = 2 * (2 * tile * row + numbers * tile * size_of::<f32>());
+        let next = 4 * tile * row;
         let shared = if self.dim > MOST_TILED { usize::MAX } else { n_own * own * row + next };
         AttentionLaunch { kernel, heads, own, shared }
     }

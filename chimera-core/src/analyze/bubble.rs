@@ -185,7 +185,8 @@ fn held_before(program: &Program, worker: WorkerId, memory: &ActivationMemory) -
 struct BusyRow<'t> {
     /// Compute and updates.
     busy: Vec<&'t Event>,
-    reductions: Vec<&'t Event>,
+    /// When reductions are under way, one after another.
+    reductions: Vec<IdleGap>,
     moves: Vec<&'t Event>,
 }
 
@@ -194,7 +195,10 @@ fn rows(timeline: &Timeline) -> Vec<BusyRow<'_>> {
     for event in &timeline.events {
         let row = &mut rows[event.worker.index()];
         match event.work {
-            Work::Reduce(_) => row.reductions.push(event),
+            Work::Reduce(_) => {
+                let from = row.reductions.last().map_or(event.start, |p| p.to.max(event.start));
+                row.reductions.push(IdleGap { from, to: event.end.max(from) });
+            }
             Work::Cell(_) | Work::Step(_) => row.busy.push(event),
             Work::Move(_) => row.moves.push(event),
         }
@@ -345,15 +349,15 @@ impl IdleTime {
     fn add_rest(
         &mut self,
         gap: IdleGap,
-        reductions: &[&Event],
+        reductions: &[IdleGap],
         rest: impl Fn(&mut IdleTime) -> &mut f64,
     ) {
-        let (mut reducing, mut from) = (0.0, gap.from);
-        for reduction in reductions {
-            let part = IdleGap { from: reduction.start.max(from), to: reduction.end.min(gap.to) };
-            reducing += part.len();
-            from = from.max(part.to);
-        }
+        let first = reductions.partition_point(|part| part.to <= gap.from);
+        let parts = reductions[first..].iter().take_while(|part| part.from < gap.to);
+        let within = |part: &IdleGap| {
+            IdleGap { from: part.from.max(gap.from), to: part.to.min(gap.to) }.len()
+        };
+        let reducing: f64 = parts.map(within).sum();
         self.reduction += reducing;
         *rest(self) += gap.len() - reducing;
     }

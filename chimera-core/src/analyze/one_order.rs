@@ -118,8 +118,8 @@ fn shared(instr: &Instr) -> Option<Together> {
 fn by_time(program: &Program) -> Vec<(Together, f64)> {
     let timeline = simulate(program, &UniformCosts::new(1.0, 1.0, 0.0));
     let mut times: FxHashMap<Together, f64> = FxHashMap::default();
-    for (w, row) in (0..).map(WorkerId).zip(program.rows()) {
-        let cells = timeline.row(w).filter(|event| matches!(event.work, Work::Cell(_)));
+    for (row, events) in program.rows().iter().zip(timeline.rows()) {
+        let cells = events.into_iter().filter(|event| matches!(event.work, Work::Cell(_)));
         let (mut ends, mut clock) = (cells.map(|event| event.end), 0.0);
         for instr in row {
             match *instr {
@@ -153,28 +153,41 @@ fn by_time(program: &Program) -> Vec<(Together, f64)> {
 /// to all of its parts.
 fn keep(program: &Program, groups: &[Vec<Together>]) -> Result<(), Refusal> {
     let mut workers: Vec<Queue> = program.rows().iter().map(|row| Queue::new(row)).collect();
-    let mut n_done = 0;
-    loop {
-        let moved = workers.iter_mut().map(Queue::compute).fold(false, |any, moved| any | moved);
-        let can = |event: &Together| workers.iter().all(|w| w.can(event));
-        let next = groups.get(n_done).filter(|group| group.iter().all(can));
-        if let Some(group) = next {
-            for event in group {
-                workers.iter_mut().for_each(|w| w.finish(event));
-            }
-            n_done += 1;
-        } else if !moved {
+    workers.iter_mut().for_each(Queue::compute);
+    let mut awaited = None;
+    for group in groups {
+        let has_come =
+            |event: &&Together| parts(program, event).all(|w| workers[w.index()].can(event));
+        awaited = group.iter().find(|event| !has_come(event));
+        if awaited.is_some() {
             break;
+        }
+        for event in group {
+            parts(program, event).for_each(|w| workers[w.index()].finish(event));
+        }
+        for event in group {
+            parts(program, event).for_each(|w| workers[w.index()].compute());
         }
     }
     let Some(stuck) = workers.iter().position(|w| w.at < w.row.len()) else {
         return Ok(());
     };
-    let mut group = groups.get(n_done).into_iter().flatten();
-    let next = group.find(|event| !workers.iter().all(|w| w.can(event)));
-    let waits = next.map(|event| format!("all wait with {}", words(event)));
+    let waits = awaited.map(|event| format!("all wait with {}", words(event)));
     let reason = Reason::Order(waits.into_iter().collect());
     Err(refusal(program, Some((WorkerId(stuck as u16), workers[stuck].at)), reason))
+}
+
+/// The workers that take part in an event.
+fn parts(program: &Program, event: &Together) -> impl Iterator<Item = WorkerId> {
+    let (ends, members, all) = match *event {
+        Together::Message(Token { pipe, stage, to, .. }) => {
+            let ends = [stage, to].map(|stage| program.placement().worker(pipe, stage));
+            (Some(ends), &[][..], 0)
+        }
+        Together::Reduction(bucket) => (None, &program.buckets()[bucket.index()].members[..], 0),
+        Together::Agreement => (None, &[][..], program.rows().len() as u16),
+    };
+    ends.into_iter().flatten().chain(members.iter().copied()).chain((0..all).map(WorkerId))
 }
 
 /// A worker that computes as far as what it shares with others lets it.
@@ -206,9 +219,8 @@ impl<'p> Queue<'p> {
         Queue { row, at: 0, open }
     }
 
-    /// Runs what waits for nothing; returns whether there was any.
-    fn compute(&mut self) -> bool {
-        let before = self.at;
+    /// Runs what waits for nothing.
+    fn compute(&mut self) {
         while let Some(instr) = self.row.get(self.at) {
             let waits_for = match *instr {
                 Instr::Recv(token, _) => Some(Together::Message(token)),
@@ -235,7 +247,6 @@ impl<'p> Queue<'p> {
             }
             self.at += 1;
         }
-        self.at > before
     }
 
     fn can(&self, event: &Together) -> bool {

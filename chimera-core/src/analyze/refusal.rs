@@ -172,6 +172,9 @@ pub enum Reason {
     /// An op covers several slices of a sequence, which need one another.
     #[error("{0} covers several slices of the sequence: each slice has ops of its own")]
     SeveralSlices(Op),
+    /// A move of several micro-batches, whose room is counted one by one.
+    #[error("{0} moves several micro-batches at once: give each a move of its own")]
+    SeveralMoves(Op),
     /// Stages share tensors, which would be updated at different times.
     #[error(
         "without a flush the ends of the pipe update at different times, so that they cannot share a \

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::task::Poll;
 
+use rustc_hash::FxHashMap;
+
 use super::simulate::occupies;
 use super::timeline::{Timeline, Work};
 use crate::costs::{Costs, is_shorter};
@@ -107,26 +109,29 @@ impl<'p, C: Costs> Dependences<'p, C> {
     /// Lets sums that share a worker or a link come one after the other, as they did.
     fn add_order_of_sums(&mut self, timeline: &Timeline) {
         let mut sums: Vec<(BucketId, f64)> = Vec::new();
+        let mut seen = vec![false; self.program.buckets.len()];
         for event in &timeline.events {
             if let Work::Reduce(bucket) = event.work
-                && !sums.iter().any(|(earlier, _)| *earlier == bucket)
+                && !std::mem::replace(&mut seen[bucket.index()], true)
             {
                 sums.push((bucket, event.start));
             }
         }
         sums.sort_by(|(_, a), (_, b)| a.total_cmp(b));
-        for (at, (second, _)) in sums.iter().enumerate() {
-            for (first, _) in &sums[..at] {
-                let members = |bucket: &BucketId| &self.program.buckets[bucket.index()].members;
-                if members(first).iter().any(|worker| members(second).contains(worker)) {
-                    self.next[first.index()].push((second.index(), 0.0));
+        // To wait for the last sum of a worker or a link is to wait for all before it.
+        let mut last_of_workers: Vec<Option<usize>> = vec![None; self.program.rows.len()];
+        let mut last_of_links: FxHashMap<usize, After> = FxHashMap::default();
+        for (bucket, _) in sums {
+            let (sum, takes) = (bucket.index(), self.takes[bucket.index()]);
+            for member in &self.program.buckets[sum].members {
+                if let Some(before) = last_of_workers[member.index()].replace(sum) {
+                    self.next[before].push((sum, 0.0));
                 }
+            }
+            for (link, busy) in self.costs.links(bucket) {
                 // A link may be free again before the sum is done.
-                let (links, takes) = (self.costs.links(*second), self.takes[first.index()]);
-                for (link, busy) in self.costs.links(*first) {
-                    if links.iter().any(|(other, _)| other == link) {
-                        self.next[first.index()].push((second.index(), busy - takes));
-                    }
+                if let Some((before, delay)) = last_of_links.insert(*link, (sum, busy - takes)) {
+                    self.next[before].push((sum, delay));
                 }
             }
         }

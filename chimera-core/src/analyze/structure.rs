@@ -108,6 +108,9 @@ fn well_formed(
     if timetable.is_sliced && op.span.len > 1 {
         return Err(Reason::SeveralSlices(*op));
     }
+    if op.kind.lane() == Lane::Moves && op.span.len > 1 {
+        return Err(Reason::SeveralMoves(*op));
+    }
     Ok(())
 }
 

@@ -97,9 +97,11 @@ impl Timeline {
         self.events.iter().map(|e| e.end).fold(0.0, f64::max)
     }
 
-    /// The events of `worker`, in order.
-    pub(super) fn row(&self, worker: WorkerId) -> impl Iterator<Item = &Event> {
-        self.events.iter().filter(move |e| e.worker == worker)
+    /// By worker: its events, in order.
+    pub(crate) fn rows(&self) -> Vec<Vec<&Event>> {
+        let mut rows = vec![Vec::new(); self.n_workers];
+        self.events.iter().for_each(|event| rows[event.worker.index()].push(event));
+        rows
     }
 
     /// Time each worker spends in compute and optimizer updates.

@@ -44,16 +44,18 @@ impl Versions {
         let mut made = Few::new();
         for op in cell.ops() {
             let effects = rules.effects(&op);
+            // All that it eats, so that the other op of a pair finds its own.
             let tokens = effects.eats.iter().zip(&mut eaten);
             let versions = tokens.filter(|(token, _)| is_version(token)).map(|(_, v)| v);
-            let versions: Few<u32> = match op.kind {
+            let versions: Few<u32> = versions.collect();
+            let versions = match op.kind {
                 Kind::Forward => Few::repeat(self.read(worker, &op)?, usize::from(op.span.len)),
-                Kind::Recompute => versions.collect(),
+                Kind::Recompute => versions,
                 Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return | Kind::Work(_) => {
                     Few::new()
                 }
                 Kind::Backward | Kind::BackwardInput | Kind::BackwardWeight => {
-                    versions.for_each(|v| self.free(worker, op.stage, v));
+                    versions.into_iter().for_each(|v| self.free(worker, op.stage, v));
                     Few::new()
                 }
             };
@@ -211,5 +213,27 @@ mod tests {
         let wide = *op;
         let refusal = lower(&timetable, &Lowering::default()).map(drop).expect_err("two updates");
         assert_eq!(refusal.reason, Reason::TwoUpdates(wide));
+    }
+
+    /// 1F1B whose last worker runs each forward in a pair with the backward before it: in either order of the pair, backwards
+    /// are done with the versions that their own forwards read.
+    #[test]
+    fn ops_of_a_pair_have_their_own_versions() {
+        let shape = Shape { window: 6, ..Shape::new(2, 1) };
+        let plain = find("pipedream").expect("known").timetable(&shape).expect("fits");
+        let versions = |is_forward_first: bool| {
+            let mut paired = plain.clone();
+            let ops: Vec<Op> = plain.rows[1].iter().flat_map(Cell::ops).collect();
+            let [first, between @ .., last] = &ops[..] else { panic!("a row of few ops") };
+            let pairs = between.chunks(2).map(|pair| match is_forward_first {
+                true => Cell::Pair(pair[1], pair[0]),
+                false => Cell::Pair(pair[0], pair[1]),
+            });
+            let ends = [Cell::One(*first), Cell::One(*last)];
+            paired.rows[1] = [&ends[..1], &pairs.collect::<Vec<_>>(), &ends[1..]].concat();
+            lower(&paired, &Lowering::default()).expect("proven").weight_versions().to_vec()
+        };
+        assert_eq!(versions(true), versions(false));
+        assert_eq!(versions(true)[1], 2);
     }
 }

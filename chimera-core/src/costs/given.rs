@@ -4,7 +4,7 @@
 use super::{StageCosts, UniformCosts};
 use crate::timetable::Timetable;
 
-/// Times of ops and messages, in any unit. Where none of an op is given, a micro-batch's forward through 1/D of the model takes 1, so that
+/// Times of ops and messages, in any unit. Where none of an op is given, a forward of a micro-batch through 1/D of the model takes 1, so that
 /// schedules with more stages than workers compare with others.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct GivenTimes {
@@ -77,7 +77,11 @@ impl PerStage {
 impl GivenTimes {
     /// What takes 1.
     pub fn unit(&self) -> &'static str {
-        if self.has_ops() { "as given" } else { "a micro-batch's forward through 1/D of the model" }
+        if self.has_ops() {
+            "as given"
+        } else {
+            "a forward of a micro-batch through 1/D of the model"
+        }
     }
 
     /// Whether the time of any op is given: messages and moves are none.

@@ -55,8 +55,9 @@ fn add<C: Costs>(
     timeline: &Timeline,
     pieces: impl Fn(&IdleRow<'_, C>) -> Vec<PlacedPiece>,
 ) {
-    for w in 0..program.rows.len() {
-        let row = IdleRow::new(program, costs, timeline, WorkerId(w as u16));
+    let makespan = timeline.makespan();
+    for (w, events) in timeline.rows().iter().enumerate() {
+        let row = IdleRow::new(program, costs, WorkerId(w as u16), (events, makespan));
         let mut pieces = pieces(&row);
         pieces.sort_by_key(|(at, _)| *at); // those of one place keep their order
         let mut pieces = pieces.into_iter().peekable();
@@ -93,20 +94,20 @@ impl<'p, C: Costs> IdleRow<'p, C> {
     fn new(
         program: &'p Program,
         costs: &'p C,
-        timeline: &Timeline,
         worker: WorkerId,
+        (events, makespan): (&[&Event], f64),
     ) -> IdleRow<'p, C> {
         let instrs = &program.rows[worker.index()];
         let mut row = IdleRow { program, costs, worker, instrs, idle: Vec::new() };
-        row.find_idle(timeline);
+        row.find_idle(events, makespan);
         row
     }
 
-    fn find_idle(&mut self, timeline: &Timeline) {
-        let (worker, costs) = (self.worker, self.costs);
-        let of_worker = || timeline.events.iter().filter(|event| event.worker == worker);
-        let mut busy = of_worker().filter(|event| event.work.occupies());
-        let standstills: Vec<_> = of_worker().filter_map(|event| self.standstill(event)).collect();
+    fn find_idle(&mut self, events: &[&Event], makespan: f64) {
+        let costs = self.costs;
+        let mut busy = events.iter().filter(|event| event.work.occupies());
+        let standstills: Vec<_> =
+            events.iter().filter_map(|event| self.standstill(event)).collect();
         let (mut at, mut free) = (0, 0.0);
         let until = |idle: &mut Vec<Idle>, at, free, to| {
             let is_whole = !standstills.iter().any(|(from, end)| *from < to && *end > free);
@@ -135,7 +136,7 @@ impl<'p, C: Costs> IdleRow<'p, C> {
                 _ => {} // it waits, or takes no time
             }
         }
-        until(&mut self.idle, at, free, timeline.makespan());
+        until(&mut self.idle, at, free, makespan);
     }
 
     /// From when to when compute stands still for a move.

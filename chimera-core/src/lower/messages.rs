@@ -145,7 +145,7 @@ impl<'t> Channels<'t> {
     /// The channel on which `token` travels, if it travels.
     fn of(&mut self, token: &Token) -> Option<ChannelId> {
         let Some((from, to)) = token.edge() else { return self.of_move(token) };
-        let edge = self.graph.outputs(from).iter().position(|end| *end == to)?;
+        let edge = self.graph.outputs(from).binary_search(&to).ok()?;
         let edge = self.first_edge[from.index()] + edge;
         let is_gradient = usize::from(token.kind == TokenKind::Gradient);
         let routes = &mut self.routes[2 * token.pipe.index() + is_gradient];

@@ -70,7 +70,14 @@ pub(super) fn buckets(
 pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
     let Program { rows, buckets, window, has_barrier, .. } = program;
     let mut order: Vec<BucketId> = (0..buckets.len()).map(|b| BucketId(b as u32)).collect();
-    order.sort_by(|a, b| ends.latest(*a).total_cmp(&ends.latest(*b)).then(a.cmp(b)));
+    // Updates of a stage follow each other, also where a worker is done with one before another is with the one before.
+    let (mut latest, n_of_update) =
+        (ends.latest.clone(), buckets.len() / window.n_updates() as usize);
+    for bucket in n_of_update..buckets.len() {
+        latest[bucket] = latest[bucket].max(latest[bucket - n_of_update]);
+    }
+    let latest = |bucket: BucketId| latest[bucket.index()];
+    order.sort_by(|a, b| latest(*a).total_cmp(&latest(*b)).then(a.cmp(b)));
     for (place, bucket) in order.iter().enumerate() {
         buckets[bucket.index()].order = place as u32;
     }
@@ -225,9 +232,16 @@ impl Ends {
         }
         let waits = matches!(self.window.update(), Update::EachStep { .. });
         for op in cell.ops().filter(|op| waits && op.kind == Kind::Forward) {
-            let Some(before) = self.window.update_of(op.span).checked_sub(1) else { continue };
-            for bucket in self.by_stage.get(&(op.stage, before)).into_iter().flatten() {
-                worker.first_use.entry(*bucket).or_insert(worker.n_cells);
+            // Also of updates whose steps had no forward of the stage here.
+            for before in (0..self.window.update_of(op.span)).rev() {
+                let buckets = self.by_stage.get(&(op.stage, before)).into_iter().flatten();
+                let n_known = worker.first_use.len();
+                for bucket in buckets {
+                    worker.first_use.entry(*bucket).or_insert(worker.n_cells);
+                }
+                if worker.first_use.len() == n_known {
+                    break;
+                }
             }
         }
         for op in cell.ops().filter(|op| op.kind.adds_gradient()) {
@@ -238,10 +252,6 @@ impl Ends {
             }
         }
         worker.n_cells += 1;
-    }
-
-    fn latest(&self, bucket: BucketId) -> f64 {
-        self.latest[bucket.index()]
     }
 }
 

@@ -144,14 +144,16 @@ struct ListSchedule<'g> {
 struct SavedActivations {
     held: f64,
     by_pipe: Vec<f64>,
-    by_micro: Vec<Share>,
-    /// The first micro-batch that has cells left.
+    /// Of the micro-batches that it has cells of, ascending.
+    shares: Vec<Share>,
+    /// The first of them that has cells left.
     first: usize,
 }
 
 /// What one micro-batch has of a worker's room.
 #[derive(Clone, Copy, Default)]
 struct Share {
+    micro: u32,
     pipe: u16,
     /// Cells that it has not run here.
     n_left: u32,
@@ -161,17 +163,22 @@ struct Share {
 }
 
 impl SavedActivations {
+    fn share(&mut self, micro: u32) -> &mut Share {
+        let at = self.shares.partition_point(|share| share.micro < micro);
+        &mut self.shares[at]
+    }
+
     fn run(&mut self, node: &Node) {
         let Node { added, freed, .. } = *node;
         self.held += node.adds - node.frees;
         self.by_pipe[usize::from(added.pipe)] += node.adds;
         self.by_pipe[usize::from(freed.pipe)] -= node.frees;
-        let share = &mut self.by_micro[added.micro as usize];
+        let share = self.share(added.micro);
         share.n_left -= 1;
         share.wants -= node.adds;
         share.holds += node.adds;
-        self.by_micro[freed.micro as usize].holds -= node.frees;
-        while self.by_micro.get(self.first).is_some_and(|share| share.n_left == 0) {
+        self.share(freed.micro).holds -= node.frees;
+        while self.shares.get(self.first).is_some_and(|share| share.n_left == 0) {
             self.first += 1;
         }
     }
@@ -185,7 +192,7 @@ impl SavedActivations {
             if free < 0.0 {
                 return false;
             }
-            for (micro, share) in self.by_micro.iter().enumerate().skip(self.first) {
+            for share in &self.shares[self.first..] {
                 // Whoever comes later wants no more than a whole micro-batch.
                 if free >= 1.0 {
                     break;
@@ -193,7 +200,7 @@ impl SavedActivations {
                 if pipe.is_some_and(|pipe| share.pipe != pipe) {
                     continue;
                 }
-                let adds = if micro == node.added.micro as usize { node.adds } else { 0.0 };
+                let adds = if share.micro == node.added.micro { node.adds } else { 0.0 };
                 if share.wants - adds > free {
                     return false;
                 }
@@ -221,12 +228,20 @@ impl<'g> ListSchedule<'g> {
         let room = SavedActivations {
             held: 0.0,
             by_pipe: vec![0.0; pipes.max().map_or(0, |last| last + 1)],
-            by_micro: vec![Share::default(); graph.n_micro_batches],
+            shares: Vec::new(),
             first: 0,
         };
         let mut room = vec![room; d];
+        let owners = |node: &Node| [node.added.micro, node.freed.micro];
+        let mut micros: Vec<_> =
+            graph.nodes.iter().flat_map(|n| owners(n).map(|micro| (n.worker, micro))).collect();
+        micros.sort_unstable();
+        micros.dedup();
+        for (worker, micro) in micros {
+            room[usize::from(worker)].shares.push(Share { micro, ..Share::default() });
+        }
         for node in &graph.nodes {
-            let share = &mut room[usize::from(node.worker)].by_micro[node.added.micro as usize];
+            let share = room[usize::from(node.worker)].share(node.added.micro);
             share.pipe = node.added.pipe;
             share.n_left += 1;
             share.wants += node.adds;

@@ -7,10 +7,11 @@ use std::str::FromStr;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::cli::parts::console::print;
+use crate::cli::parts::console::{print, warn};
 use crate::cli::parts::costs::{may_be_negative, whole_in};
+use crate::device::Device;
 use crate::run::outside::OnDisk;
-use crate::settings::{Layers, Settings, Survive, quoted};
+use crate::settings::{Layers, Settings, Survive, Transport, quoted};
 
 /// Prints a batch script for SLURM, whose job saves a checkpoint before its time is over and queues itself again
 #[derive(Args)]
@@ -77,6 +78,14 @@ impl Slurm {
             survives || self.spare.is_none(),
             "--spare is for processes that take dead ranks' places: let {file} say `survive`, or leave --spare out"
         );
+        let are_on_host =
+            Device::named(&config.device, config.depth)?.iter().all(|device| device.is_host());
+        if !are_on_host && self.gpus_per_rank.is_none() {
+            warn(&format!(
+                "the workers of {file} compute on GPUs, and the job asks for none: add --gpus-per-rank 1, unless its nodes are given \
+                 out with all of theirs"
+            ));
+        }
         let spare = self.spare.unwrap_or((config.survive == Survive::Respawn).into());
         let n_ranks = config.width * config.depth;
         // The launcher of ranks that survive deaths runs in the script, and SLURM's signal goes to steps but to that.
@@ -93,8 +102,12 @@ impl Slurm {
         head.extend(self.nodes.map(|n| format!("--nodes={n}")));
         head.extend(self.partition.map(|name| format!("--partition={name}")));
         head.extend(self.gpus_per_rank.map(|n| format!("--gpus-per-task={n}")));
+        let transport = match config.transport {
+            Transport::Nccl => "nccl",
+            _ => "mpi",
+        };
         let train = format!(
-            "chimera train --config {} --transport mpi --threads {threads} --resume auto",
+            "chimera train --config {} --transport {transport} --threads {threads} --resume auto",
             quoted(file)
         );
         let launch = match survives {

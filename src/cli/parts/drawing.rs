@@ -33,7 +33,7 @@ pub(crate) enum Format {
     Json,
 }
 
-/// A title such as `chimera, D = 4, N = 8; unit of time: a micro-batch's forward through 1/D of the model`.
+/// A title such as `chimera, D = 4, N = 8; unit of time: a forward of a micro-batch through 1/D of the model`.
 pub(crate) fn title(timetable: &Timetable, costs: &CostArgs) -> String {
     let (d, n) = (timetable.rows.len(), timetable.micro_batches_per_step());
     let steps = match timetable.update.n_steps() {

@@ -348,15 +348,11 @@ pub fn tokenizer_content(from: &Path) -> Result<Vec<u8>, Fault> {
     })
 }
 
-/// Copies a `tokenizer.json`.
+/// Writes a `tokenizer.json`.
 ///
 /// # Errors
-/// A [`Fault`], with the file that cannot be read or written.
-pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), Fault> {
-    publish(to, &tokenizer_content(from)?)
-}
-
-fn publish(path: &Path, content: &[u8]) -> Result<(), Fault> {
+/// A [`Fault`], with the file that cannot be written.
+pub(crate) fn publish(path: &Path, content: &[u8]) -> Result<(), Fault> {
     files::write(path, content).map_err(|e| files::io_fault("tokenizer", path, &e))
 }
 

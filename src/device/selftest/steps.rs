@@ -210,7 +210,10 @@ impl Compute for Memory<'_> {
 
 /// What a GPU of this name can do with dense matrices, in FLOP/s, by its data sheet.
 fn peak_flops(name: &str, precision: Precision) -> Option<f64> {
+    // Boards with less power are slower than their name.
+    let is_other =
+        ["PCIe", "NVL"].iter().any(|board| name.contains(board)) && !name.contains("A100");
     let known = [("H200", 989.5e12), ("H100", 989.5e12), ("A100", 312e12)];
-    let (_, peak) = known.into_iter().find(|(part, _)| name.contains(part))?;
+    let (_, peak) = known.into_iter().find(|(part, _)| name.contains(part) && !is_other)?;
     (precision == Precision::Bf16).then_some(peak)
 }

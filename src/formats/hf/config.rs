@@ -23,6 +23,7 @@ pub(super) const MAX_CONFIG_BYTES: u64 = 1 << 20;
 pub fn read_config(dir: &Path) -> Result<(ModelConfig, DropoutRates)> {
     let path = dir.join(CONFIG);
     let has_checkpoints = dir.join(MANIFEST).exists() || Store::of(dir).folder().exists();
+    ensure!(dir.exists(), "{} is not there: name the folder of a model", dir.display());
     ensure!(
         path.exists() || !has_checkpoints,
         "{} holds checkpoints, not a model: `chimera export` makes one of them",

@@ -122,6 +122,40 @@ fn the_optimizer_is_shared_out_where_it_has_to_be() {
     assert_eq!(shared.step_s, whole.step_s);
 }
 
+/// A rank that dies would take its part of the optimizer with it.
+#[test]
+fn what_has_to_survive_is_not_shared_out() {
+    let whole = chosen(&small("--width 4 --recompute full"), 4, &cluster(4, PLENTY));
+    let memory = whole.candidates[0].need.total() - 1.0;
+    for (survive, fits) in [("narrow", false), ("respawn", false), ("off", true)] {
+        let layers = small(&format!("--width 4 --recompute full --survive {survive}"));
+        let choice = chosen(&layers, 4, &cluster(4, memory));
+        assert_eq!(!choice.candidates.is_empty(), fits, "{survive}");
+    }
+}
+
+/// A run whose k is chosen again holds what the largest k takes.
+#[test]
+fn all_that_is_taken_in_turn_has_room() {
+    let need = |options: &str| {
+        let layers = small(&format!(
+            "--depth 2 --width 1 --schedule 1f1b --micro-batch-size 1 --recompute none {options}"
+        ));
+        chosen(&layers, 16, &cluster(2, PLENTY)).candidates[0].need.activations
+    };
+    assert_eq!(need("--adapt-every 5"), need("--in-turn 8"));
+    assert!(need("--adapt-every 5") > need("--in-turn 1"));
+}
+
+/// What stages keep is for memory to say, down to what was said.
+#[test]
+fn stages_keep_at_least_what_was_said() {
+    let options = "--depth 2 --recompute selective --recompute-stages auto";
+    let choice = chosen(&small(options), 16, &cluster(2, PLENTY));
+    assert!(choice.candidates.iter().any(|candidate| candidate.recompute() == "none"));
+    assert!(choice.candidates.iter().all(|candidate| candidate.recompute() != "full"));
+}
+
 /// What was known before steps were foreseen: to simulate all is the measure.
 #[test]
 fn foreseeing_changes_no_choice() {

@@ -51,7 +51,11 @@ impl Blas {
         let handle = result::create_handle().map_err(|e| said(&e))?;
         // SAFETY: it is given back once, by `drop`.
         let workspace = unsafe { malloc_sync(WORKSPACE_BYTES) };
-        let workspace = workspace.map_err(|e: DriverError| super::said(&e))?;
+        let workspace = workspace.map_err(|e: DriverError| {
+            // SAFETY: nobody has it but this function, which ends.
+            let _ = unsafe { result::destroy_handle(handle) };
+            super::said(&e)
+        })?;
         let (stream, plans) = (stream.clone(), HashMap::new());
         let compute = match format {
             Format::F32 | Format::Bf16 => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,

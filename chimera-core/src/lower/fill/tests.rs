@@ -107,8 +107,9 @@ fn the_step_is_as_long_as_it_was() {
                 let off = (timeline.makespan() - makespan).abs();
                 assert!(off < 1e-9 * makespan, "{name} {depth} {n}: {off} of {makespan}");
                 let costs = WithOwnWork::new(&costs, vec![PerStage(vec![takes])]);
-                for worker in (0..depth as u16).map(WorkerId) {
-                    let row = IdleRow::new(&filled, &costs, &timeline, worker);
+                for (worker, events) in (0..).map(WorkerId).zip(timeline.rows()) {
+                    let events = (&events[..], timeline.makespan());
+                    let row = IdleRow::new(&filled, &costs, worker, events);
                     let longest = row.idle.iter().map(|idle| idle.to - idle.from);
                     let longest = longest.fold(0.0, f64::max);
                     assert!(longest < takes, "{name} {depth} {n}: idle for {longest}");

@@ -1,6 +1,8 @@
 //! Which saved activations of a worker's row leave its memory, and when they come back.
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::{BTreeMap, BTreeSet};
+
+use rustc_hash::FxHashMap;
 
 use crate::activation_memory::{ActivationMemory, ROUNDING};
 use crate::effects::{Rules, Token, TokenKind};
@@ -46,13 +48,16 @@ impl MovingRow {
         let mut moving = Moving {
             most,
             held: 0.0,
-            here: Vec::new(),
-            away: Vec::new(),
-            has_moved: FxHashSet::default(),
+            here: FxHashMap::default(),
+            arrivals: BTreeSet::new(),
+            n_arrived: 0,
+            may_go: BTreeMap::new(),
+            away: BTreeMap::new(),
             uses,
             cells: Vec::new(),
             memory,
         };
+        let mut eating = (0..row.len()).filter(|at| !eaten[*at].is_empty()).peekable();
         for (at, cell) in row.iter().enumerate() {
             for token in &eaten[at] {
                 moving.reload(token, at, at);
@@ -62,10 +67,10 @@ impl MovingRow {
                 let Some(last) = moving.last_needed(at, true) else { break };
                 moving.offload(&last, at.saturating_sub(1));
             }
-            let next = (at + 1..row.len()).find(|next| !eaten[*next].is_empty());
+            eating.next_if_eq(&at);
             while let Some(token) = moving.first_away() {
                 // A backward makes room in time; what it frees is there for the next one.
-                let may_swap = !eaten[at].is_empty() && next == Some(moving.uses[&token]);
+                let may_swap = !eaten[at].is_empty() && eating.peek() == Some(&moving.uses[&token]);
                 if !moving.has_room(&token, &changes[at..], at, may_swap) {
                     break;
                 }
@@ -73,9 +78,10 @@ impl MovingRow {
             }
             moving.cells.push(Placed { cell: *cell, with: at });
             moving.held += more - less;
-            moving.here.retain(|token| !eaten[at].contains(token));
-            let makes = rules.cell_effects(cell).makes;
-            moving.here.extend(makes.into_iter().filter(|token| moving.uses.contains_key(token)));
+            eaten[at].iter().for_each(|token| moving.leave(token));
+            for token in rules.cell_effects(cell).makes {
+                moving.make(token);
+            }
         }
         MovingRow { cells: moving.cells }
     }
@@ -96,11 +102,15 @@ fn op(kind: Kind, token: &Token) -> Op {
 struct Moving<'m> {
     most: f64,
     held: f64,
-    /// In memory, in the order in which they came.
-    here: Vec<Token>,
-    away: Vec<Token>,
-    /// What has gone once, which does not go again.
-    has_moved: FxHashSet<Token>,
+    /// In memory, each with its place among all arrivals.
+    here: FxHashMap<Token, usize>,
+    /// The places of those in memory.
+    arrivals: BTreeSet<usize>,
+    n_arrived: usize,
+    /// Those in memory that have not gone once, by their use and then by their arrival.
+    may_go: BTreeMap<(usize, usize), Token>,
+    /// By their use, and then in the order in which they went.
+    away: BTreeMap<(usize, usize), Token>,
     /// By which cell each is eaten.
     uses: FxHashMap<Token, usize>,
     cells: Vec<Placed>,
@@ -115,13 +125,15 @@ impl Moving<'_> {
 
     /// Of those in memory, the one that is needed last, behind the cell `after`; perhaps none that was made last.
     fn last_needed(&self, after: usize, spares_newest: bool) -> Option<Token> {
-        let n = self.here.len().saturating_sub(usize::from(spares_newest && self.here.len() > 1));
-        let may_go = |token: &Token| self.uses[token] > after && !self.has_moved.contains(token);
-        self.here[..n].iter().copied().filter(may_go).max_by_key(|token| self.uses[token])
+        let spares = spares_newest && self.arrivals.len() > 1;
+        let newest = self.arrivals.last().filter(|_| spares);
+        let mut last = self.may_go.range((after + 1, 0)..).rev();
+        let (_, token) = last.find(|((_, arrival), _)| Some(arrival) != newest)?;
+        Some(*token)
     }
 
     fn first_away(&self) -> Option<Token> {
-        self.away.iter().copied().min_by_key(|token| self.uses[token])
+        self.away.first_key_value().map(|(_, token)| *token)
     }
 
     /// Whether there is room for what is away, before the cell `at` and until it is needed, while cells change what is held
@@ -142,24 +154,45 @@ impl Moving<'_> {
             })
     }
 
+    /// Counts what a cell makes among what is in memory, if it is ever needed.
+    fn make(&mut self, token: Token) {
+        let Some(used) = self.uses.get(&token).copied() else { return };
+        let arrival = self.arrive(&token);
+        self.may_go.insert((used, arrival), token);
+    }
+
+    fn arrive(&mut self, token: &Token) -> usize {
+        let arrival = self.n_arrived;
+        self.n_arrived += 1;
+        self.here.insert(*token, arrival);
+        self.arrivals.insert(arrival);
+        arrival
+    }
+
+    fn leave(&mut self, token: &Token) {
+        let Some(arrival) = self.here.remove(token) else { return };
+        self.arrivals.remove(&arrival);
+        self.may_go.remove(&(self.uses[token], arrival));
+    }
+
     fn offload(&mut self, token: &Token, with: usize) {
-        self.here.retain(|other| other != token);
-        self.away.push(*token);
-        self.has_moved.insert(*token);
+        self.leave(token);
+        self.away.insert((self.uses[token], self.cells.len()), *token);
         self.held -= self.amount(token);
         self.cells.push(Placed { cell: op(Kind::Offload, token).into(), with });
     }
 
     /// Brings back what a cell needs, if it is away, in the place of others that are needed later.
     fn reload(&mut self, token: &Token, needed: usize, with: usize) {
-        let Some(at) = self.away.iter().position(|other| other == token) else { return };
+        let mut with_it = self.away.range((self.uses[token], 0)..=(self.uses[token], usize::MAX));
+        let Some((&key, _)) = with_it.find(|(_, other)| *other == token) else { return };
         let amount = self.amount(token);
         while self.held + amount > self.most + ROUNDING {
             let Some(last) = self.last_needed(needed, false) else { break };
             self.offload(&last, with);
         }
-        self.away.remove(at);
-        self.here.push(*token);
+        self.away.remove(&key);
+        self.arrive(token);
         self.held += amount;
         self.cells.push(Placed { cell: op(Kind::Reload, token).into(), with });
     }

@@ -30,8 +30,8 @@ use crate::settings::{ByteSize, Config, Layers, Origin};
 
 /// Seconds that a choice takes at most, unless `--search-time` says how many.
 const SECONDS: f64 = 60.0;
-/// Less memory of a rank than this was meant in another unit.
-const LEAST_MEMORY: u64 = 1 << 20;
+/// Fewer bytes of a rank than this were meant to be GiB.
+const LEAST_MEMORY: u64 = 1000;
 
 /// Finds the fastest configurations that fit into memory on every rank; options of `train` that are given, or that a
 /// file has, are kept
@@ -58,10 +58,10 @@ pub(crate) struct Plan {
     hardware: Option<String>,
     /// Memory of a rank, such as 24GiB or 80GB; without a unit, bytes. Of ranks that have not all as much, a list such as
     /// 80GB,80GB,40GB from rank 0 on, which further ranks repeat
-    #[arg(long, value_name = "SIZES", value_delimiter = ',', required_unless_present = "hardware")]
+    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     memory: Vec<ByteSize>,
     /// Achievable FLOP/s of a rank, not the data sheet's peak
-    #[arg(long, value_name = "FLOPS", value_parser = positive, required_unless_present_any = ["hardware", "profile", "costs"])]
+    #[arg(long, value_name = "FLOPS", value_parser = positive)]
     flops: Option<f64>,
     /// JSON file of the layers of a model that is not ours, with their times and bytes
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "flops")]
@@ -97,6 +97,11 @@ impl Plan {
     pub(crate) fn run(self) -> Result<()> {
         let asked = self.on_hardware()?;
         let said = asked.layers.resolve(&OnDisk)?;
+        let is_told_speed = asked.flops.is_some() || self.costs.is_some() || said.profile.is_some();
+        ensure!(
+            is_told_speed && !asked.memory.is_empty(),
+            "say what a rank can do: --hardware NAME, or --memory with --flops, --profile or --costs"
+        );
         let model = self.costs.as_deref().map(LayerCosts::read).transpose();
         let model = model.context("--costs")?;
         let seconds = match said.value("search-time") {
