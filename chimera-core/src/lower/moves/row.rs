@@ -107,7 +107,7 @@ struct Moving<'m> {
     /// The places of those in memory.
     arrivals: BTreeSet<usize>,
     n_arrived: usize,
-    /// Those in memory that have not gone once, by their use and then by their arrival.
+    /// In memory, and not gone once yet, by use and then by arrival.
     may_go: BTreeMap<(usize, usize), Token>,
     /// By their use, and then in the order in which they went.
     away: BTreeMap<(usize, usize), Token>,
