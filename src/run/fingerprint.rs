@@ -1,9 +1,9 @@
 //! What the ranks of a run must have in common, field by field.
 
-use std::io;
-
 use chimera_core::engine::Fields;
 
+use super::resume::samples_hash;
+use super::watch::HeldOut;
 use super::{Beginning, Run, Subject};
 use crate::formats::checkpoint::Digest;
 use crate::settings::schedules::Named;
@@ -56,20 +56,13 @@ impl<S: Subject> Run<S> {
 
     /// BLAKE3 of the samples that are validated with, of which every rank reads its own.
     fn held_out_hash(&self) -> String {
-        let hash = || -> io::Result<String> {
-            let Some(held_out) = self.subject.held_out(&self.course)? else {
-                return Ok("none".into());
-            };
-            let mut hasher = blake3::Hasher::new();
-            for sample in 0..held_out.n_samples {
-                let (mut input, mut target) = (Vec::new(), Vec::new());
-                held_out.data.sample(0, sample, &mut input, &mut target)?;
-                S::hash(&input, &mut hasher);
-                S::hash(&target, &mut hasher);
+        match self.subject.held_out(&self.course) {
+            Ok(Some(HeldOut { data, n_samples })) => {
+                format!("{n_samples} samples, {}", samples_hash::<S>(&*data, 0, n_samples))
             }
-            Ok(format!("{} samples, {}", held_out.n_samples, hasher.finalize()))
-        };
-        hash().unwrap_or_else(|error| format!("unreadable: {error}"))
+            Ok(None) => "none".into(),
+            Err(error) => format!("unreadable: {error}"),
+        }
     }
 
     /// BLAKE3 of the weights that the run begins with; those drawn at random follow from the seed.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail, ensure};
 use chimera_core::engine::Counts;
 use chimera_core::interchange::{from_json, to_json};
+use chimera_core::stage::Data;
 use chimera_core::timetable::Timetable;
 use serde::{Deserialize, Serialize};
 
@@ -212,21 +213,30 @@ impl<S: Subject> Run<S> {
 
     /// BLAKE3 of a step's first samples.
     pub(super) fn samples_of(&self, step: u64) -> String {
-        let (mut input, mut target) = (Vec::new(), Vec::new());
-        let samples = self.subject.samples(&self.course);
-        let mut hasher = blake3::Hasher::new();
-        for sample in 0..self.course.samples_per_step().min(N_HASHED) {
-            input.clear();
-            target.clear();
-            // No data is like data that cannot be read; a run that needs it ends by itself.
-            if let Err(error) = samples.sample(step, sample, &mut input, &mut target) {
-                return format!("unreadable: {error}");
-            }
-            S::hash(&input, &mut hasher);
-            S::hash(&target, &mut hasher);
-        }
-        hasher.finalize().to_string()
+        let n_samples = self.course.samples_per_step().min(N_HASHED);
+        samples_hash::<S>(&*self.subject.samples(&self.course), step, n_samples)
     }
+}
+
+/// BLAKE3 of the first samples of a step.
+pub(super) fn samples_hash<S: Subject>(
+    data: &dyn Data<S::Item>,
+    step: u64,
+    n_samples: u64,
+) -> String {
+    let (mut input, mut target) = (Vec::new(), Vec::new());
+    let mut hasher = blake3::Hasher::new();
+    for sample in 0..n_samples {
+        input.clear();
+        target.clear();
+        // No data is like data that cannot be read; a run that needs it ends by itself.
+        if let Err(error) = data.sample(step, sample, &mut input, &mut target) {
+            return format!("unreadable: {error}");
+        }
+        S::hash(&input, &mut hasher);
+        S::hash(&target, &mut hasher);
+    }
+    hasher.finalize().to_string()
 }
 
 /// In what data with the same tokens differs from that of a checkpoint.
