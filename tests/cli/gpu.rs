@@ -34,6 +34,17 @@ fn bf16_is_for_processors_that_have_it() {
 }
 
 #[test]
+fn a_part_that_has_no_time_has_not_passed() {
+    let folder = folder();
+    let json = folder.path().join("report.json");
+    let ran = chimera(&format!("selftest --part kernels --time 0 --json {}", json.display()));
+    assert_eq!(ran.code, Some(101), "{}{}", ran.stdout, ran.stderr);
+    let report: Value = serde_json::from_str(&read_to_string(&json).expect("a report")).unwrap();
+    let checks = report["checks"].as_array().expect("checks");
+    assert!(!checks.is_empty() && checks.iter().all(|check| check["passed"] == false), "{report}");
+}
+
+#[test]
 fn the_processor_passes_its_test() {
     let folder = folder();
     let json = folder.path().join("report.json");
@@ -45,6 +56,7 @@ fn the_processor_passes_its_test() {
         let check = checks.iter().find(|check| check["what"] == what);
         let check = check.unwrap_or_else(|| panic!("{what} is not among {checks:?}"));
         assert!(check["value"].as_f64() <= check["limit"].as_f64(), "{check}");
+        assert_eq!(check["passed"], true, "{check}");
     }
     assert!(report["measurements"].as_array().is_some_and(|all| all.len() > 10), "{report}");
 }

@@ -89,7 +89,7 @@ impl Device for Candle {
 
     fn join(&self, tensors: &[&Tensor]) -> Result<Tensor> {
         match tensors {
-            [one] => self.ran("join", one.copy()), // concatenated, it would share its memory
+            [one] => self.ran("join", copied(one)), // concatenated, it would share its memory
             all => self.ran("join", Tensor::cat(all, 0)),
         }
     }
@@ -120,7 +120,7 @@ impl Device for Candle {
         }
         // A copy, also of what is on this device: the other rank may give the memory back in a thread of its own.
         let copy = match tensor.device().same_device(&self.device) {
-            true => tensor.copy(),
+            true => copied(&tensor),
             false => tensor.to_device(&self.device),
         };
         let copy = self.ran("import", copy)?;
@@ -172,5 +172,32 @@ impl Device for Candle {
         let values = Elements { dtype, words }.to_f64(shape.iter().product());
         let tensor = Tensor::from_vec(values, shape, &self.device);
         self.ran("upload_words", tensor.and_then(|tensor| tensor.to_dtype(self.dtype)))
+    }
+}
+
+/// A copy of a tensor's own elements: `Tensor::copy` copies all that a view is a part of.
+fn copied(tensor: &Tensor) -> candle_core::Result<Tensor> {
+    match tensor.elem_count() {
+        0 => tensor.copy(), // CUDA allocates no empty memory
+        _ => tensor.force_contiguous(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Storage;
+
+    use super::*;
+
+    #[test]
+    fn a_joined_view_is_copied_alone() -> candle_core::Result<()> {
+        let device = Candle::cpu(DType::F32);
+        let whole = Tensor::arange(0f32, 12.0, device.device())?.reshape((6, 2))?;
+        let joined = device.join(&[&whole.narrow(0, 2, 2)?]).expect("joined");
+        assert_eq!(joined.to_vec2::<f32>()?, [[4.0, 5.0], [6.0, 7.0]]);
+        let (storage, _) = joined.storage_and_layout();
+        let Storage::Cpu(storage) = &*storage else { panic!("it is on the CPU") };
+        assert_eq!(storage.as_slice::<f32>()?.len(), 4);
+        Ok(())
     }
 }

@@ -15,6 +15,8 @@ const PADDING: usize = 16;
 const MOST_TILED: usize = 128;
 /// Threads that go through a row of a head together, for the sum of its gradient times its result.
 const DELTA_LANES: usize = 8;
+/// Blocks of a grid's second dimension.
+const MOST_DOWN: usize = 65_535;
 /// Features of a head that the registers of a warp hold.
 const MOST_FEATURES: usize = 256;
 
@@ -114,8 +116,12 @@ impl<D: Driver> Gpu<D> {
             float(1.0 / (sizes.dim as f64).sqrt()),
         ];
         let args = [args, &heads, &dropout(by.dropout.as_ref())].concat();
-        // Rows go down: there a grid has 65,535 blocks at most.
+        // Rows go down: there are fewer blocks of them.
         let grid = [sizes.samples * launch.heads, rows.div_ceil(launch.own)];
+        if grid[1] > MOST_DOWN {
+            let reason = format!("{rows} rows of a head, at most {}", MOST_DOWN * launch.own);
+            return Err(self.failed(launch.kernel, reason + ": choose a smaller context"));
+        }
         self.run_shared(launch.kernel, grid, THREADS, launch.shared, &args)
     }
 

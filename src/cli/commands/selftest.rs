@@ -13,7 +13,7 @@ use crate::cli::parts::console::print;
 use crate::cli::parts::offered::device_name;
 use crate::cli::parts::output::written_path;
 use crate::device::Device;
-use crate::device::selftest::{Check, Options, Size, run};
+use crate::device::selftest::{Options, Size, run};
 
 /// Tries every kernel and whole trainings on a device, and measures it
 ///
@@ -71,12 +71,11 @@ impl Selftest {
             }
         })?;
         written?;
-        let n_failed = report.checks.iter().filter(|check| !check.passes()).count();
         let n = report.checks.len();
-        if n_failed > 0 {
-            let failed: Vec<&str> =
-                report.checks.iter().filter(|c| !Check::passes(c)).map(|c| &*c.what).collect();
-            let message = format!("{n_failed} of {n} checks failed: {}", failed.join("; "));
+        let failed = report.checks.iter().filter(|check| !check.passed);
+        let failed: Vec<&str> = failed.map(|check| &*check.what).collect();
+        if !failed.is_empty() {
+            let message = format!("{} of {n} checks failed: {}", failed.len(), failed.join("; "));
             return Err(anyhow!(Fault::new(Class::Internal, Rank(0), message)));
         }
         print(format!("{}: all {n} checks passed\n", report.device))

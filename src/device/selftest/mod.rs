@@ -75,10 +75,7 @@ pub fn run(
     for part in all.into_iter().filter(|part| options.parts.is_empty() || is_asked(part)) {
         report.device.clone_from(&part.device);
         let Part { name, limit, act, precision, .. } = part;
-        let failed = |at: String| {
-            let what = format!("{name}, {precision}");
-            Found::Check(Check { what, value: f64::INFINITY, limit: 0.0, at })
-        };
+        let failed = |at| Found::Check(Check::failed(format!("{name}, {precision}"), at));
         let began = Instant::now();
         if began >= by {
             report.add(failed("no time was left".into()), &mut observe);
@@ -95,7 +92,9 @@ pub fn run(
                 Ok(found) => report.add(found, &mut observe),
                 // Its thread is left to itself: it ends with the process.
                 Err(RecvTimeoutError::Timeout) => {
-                    break Some(format!("not done in {:.0} s", began.elapsed().as_secs_f64()));
+                    let seconds = began.elapsed().as_secs_f64();
+                    let so = "it goes on, and may slow what is measured behind it";
+                    break Some(format!("not done in {seconds:.0} s; {so}"));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     break at_work.join().is_err().then(|| "it panicked".to_string());

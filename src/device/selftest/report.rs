@@ -22,7 +22,9 @@ pub struct Report {
 pub struct Check {
     /// What was tried.
     pub what: String,
-    /// What came out: a relative error, or a count.
+    /// Whether it holds.
+    pub passed: bool,
+    /// What came out: a relative error, or a count. In JSON `null`, where nothing or no number came out.
     pub value: f64,
     /// What it may be at most.
     pub limit: f64,
@@ -42,9 +44,13 @@ pub struct Measurement {
 }
 
 impl Check {
-    /// Whether it holds.
-    pub fn passes(&self) -> bool {
-        self.value <= self.limit
+    pub(super) fn new(what: String, value: f64, limit: f64, at: String) -> Self {
+        Self { what, passed: value <= limit, value, limit, at }
+    }
+
+    /// Of what brought no value, for the reason `at`.
+    pub(super) fn failed(what: String, at: String) -> Self {
+        Self::new(what, f64::INFINITY, 0.0, at)
     }
 }
 
@@ -60,7 +66,7 @@ impl Report {
         match found {
             Found::Check(check) => {
                 let Check { what, value, at, .. } = &check;
-                let (verdict, at) = if check.passes() { ("ok", "") } else { ("FAILED", &**at) };
+                let (verdict, at) = if check.passed { ("ok", "") } else { ("FAILED", &**at) };
                 observe(&format!("{what:<52} {value:>9.1e} {verdict:>7}  {at}"));
                 self.checks.push(check);
             }

@@ -25,7 +25,7 @@ pub(super) struct Suite {
 impl Suite {
     pub(super) fn check(&mut self, what: String, value: f64, limit: f64, at: String) {
         let what = format!("{what}, {}", self.precision);
-        self.tell(Found::Check(Check { what, value, limit, at }));
+        self.tell(Found::Check(Check::new(what, value, limit, at)));
     }
 
     pub(super) fn fail(&mut self, what: &str, reason: &dyn fmt::Display) {

@@ -34,6 +34,9 @@ fn compare(suite: &mut Suite, at: Heads, generic: &Devices, tiled: &Devices) {
         Ok((_, Err(e), _) | (_, _, Err(e))) => return suite.fail(&what, &e),
         Err(e) => return suite.fail(&what, &e),
     };
+    if tiled == generic {
+        suite.note(&format!("{what}: this chip takes the generic kernels for both"));
+    }
     let parts = ["results", "gradients"];
     for (i, part) in parts.into_iter().enumerate() {
         let (error, row) = worst_row(&tiled[i], &generic[i], dim);

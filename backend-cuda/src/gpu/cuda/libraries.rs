@@ -77,18 +77,23 @@ impl Library {
     }
 
     fn too_old(&self, found: &str) -> String {
+        let (file, unversioned) = (self.file(), self.unversioned());
+        // The unversioned name is asked for first, and packages of Python do not have it.
         format!(
-            "{found} is too old: this program needs {} of CUDA {MAJOR}; put the folder of {} first in LD_LIBRARY_PATH",
-            self.title,
-            self.file()
+            "{found} is too old: this program needs {} of CUDA {MAJOR}; put a folder first in LD_LIBRARY_PATH that has {file}, \
+             and {unversioned} as a link to it",
+            self.title
         )
     }
 
     /// The names by which cudarc looks for it, as far as they are of this version or of none.
     fn names(&self) -> Vec<String> {
-        let unversioned = if cfg!(windows) { "" } else { "lib" }.to_string() + self.name;
-        let suffix = std::env::consts::DLL_SUFFIX;
-        vec![format!("{unversioned}{suffix}"), self.file()]
+        vec![self.unversioned(), self.file()]
+    }
+
+    fn unversioned(&self) -> String {
+        let prefix = if cfg!(windows) { "" } else { "lib" };
+        format!("{prefix}{}{}", self.name, std::env::consts::DLL_SUFFIX)
     }
 
     /// The name that its packages give it.
