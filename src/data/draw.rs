@@ -55,6 +55,14 @@ impl Masking {
         Ok(Masking { marks, n_ids, vocab, is_known, sequence, predictions })
     }
 
+    /// Refuses data that does not say what its ids are, for a model whose tokenizer has other ids that are no text.
+    pub(super) fn check_model(&self, own: &Tokenizer) -> Result<(), DataError> {
+        match Marks::known(own).filter(|known| !self.is_known && *known != self.marks) {
+            Some(known) => Err(DataError::OtherMarks { used: self.marks.all(), own: known.all() }),
+            None => Ok(()),
+        }
+    }
+
     /// Refuses ids that are no text.
     pub(super) fn check(&self, tokens: &mut Tokens) -> Result<(), DataError> {
         let &Masking { n_ids, vocab, is_known, .. } = self;

@@ -134,6 +134,17 @@ pub enum DataError {
         /// Number of ids needed.
         needed: usize,
     },
+    /// Ids of a BERT's marks that are a guess, and other ones of the model.
+    #[error(
+        "the data does not say what its ids stand for: {used:?} would be [PAD], [CLS], [SEP] and [MASK], but to the \
+         model's tokenizer these are {own:?}: `chimera prepare` its text with --tokenizer and the model's tokenizer.json"
+    )]
+    OtherMarks {
+        /// The ids that samples would have.
+        used: [u32; 4],
+        /// Those of the tokenizer.
+        own: [u32; 4],
+    },
     /// Samples without room for two segments and their marks.
     #[error(
         "a BERT's samples are two segments and three marks: choose sequence {least} or more, not {sequence}"

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use chimera_core::model::ModelConfig;
 
 use super::draw::Masking;
+use super::tokenizer::Tokenizer;
 use super::{Batch, DataError, Tokens, tokenizer_of};
 
 /// A text that nothing is trained on, all of it cut into samples.
@@ -35,6 +36,14 @@ impl Pairs {
             true => Ok(Pairs { tokens, masking }),
             false => Err(DataError::Pair { tokens: tokens.len(), window }),
         }
+    }
+
+    /// Refuses data that does not say what its ids are, where a BERT of the tokenizer `own` takes other ids for its marks.
+    ///
+    /// # Errors
+    /// [`DataError::OtherMarks`].
+    pub fn check_model(&self, own: &Tokenizer) -> Result<(), DataError> {
+        self.masking.check_model(own)
     }
 
     /// Number of samples: windows side by side.
@@ -64,7 +73,6 @@ mod tests {
 
     use super::super::draw::LEAST_SEQUENCE;
     use super::super::special_tokens::Marks;
-    use super::super::tokenizer::Tokenizer;
     use super::*;
     use crate::data::{Corpus, Tokens};
 

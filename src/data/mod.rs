@@ -153,6 +153,19 @@ impl Corpus {
         self.tokenizer.as_ref()
     }
 
+    /// Refuses data for a model of the tokenizer `own`: ids that stand for other texts, and for a BERT ids that do not say
+    /// what they stand for, where the tokenizer has other special tokens than samples would.
+    ///
+    /// # Errors
+    /// What differs.
+    pub fn check_model(&self, own: &Tokenizer) -> Result<(), DataError> {
+        match (&self.tokenizer, &self.masking) {
+            (Some(of_data), _) => Ok(own.check_data(of_data)?),
+            (None, Some(masking)) => masking.check_model(own),
+            (None, None) => Ok(()),
+        }
+    }
+
     /// The token behind each document of the data to train on, if every file says that there is one, and all say the same.
     pub fn document_end(&self) -> Option<u32> {
         self.document_end

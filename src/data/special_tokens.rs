@@ -17,11 +17,14 @@ pub struct Marks {
 impl Marks {
     /// Special tokens that the tokenizer knows, or the four ids after its last.
     pub fn of(tokenizer: &Tokenizer) -> Marks {
-        let known = |token| tokenizer.special(token);
-        match (known("[PAD]"), known("[CLS]"), known("[SEP]"), known("[MASK]")) {
-            (Some(pad), Some(cls), Some(sep), Some(mask)) => Marks { pad, cls, sep, mask },
-            _ => Marks::after(tokenizer.vocab()),
-        }
+        Marks::known(tokenizer).unwrap_or_else(|| Marks::after(tokenizer.vocab()))
+    }
+
+    /// Special tokens that the tokenizer knows, if it knows all.
+    pub(super) fn known(tokenizer: &Tokenizer) -> Option<Marks> {
+        let id = |token| tokenizer.special(token);
+        let (pad, cls) = (id("[PAD]")?, id("[CLS]")?);
+        Some(Marks { pad, cls, sep: id("[SEP]")?, mask: id("[MASK]")? })
     }
 
     pub(super) fn after(n_ids: usize) -> Marks {

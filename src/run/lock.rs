@@ -29,6 +29,9 @@ struct Holder {
     host: String,
     /// Nanoseconds since 1970.
     since: u64,
+    /// When the process was started, in its machine's own ticks: numbers of processes come again, in a container at once.
+    #[serde(default)]
+    started: Option<u64>,
 }
 
 impl Lock {
@@ -90,10 +93,11 @@ pub fn is_at_work(folder: &Path) -> bool {
     let holder = open_regular(&folder.join("lock")).ok().and_then(|mut file| holder(&mut file));
     // Trying the lock itself could take it from a run that begins at this moment.
     let is_dead = |holder: &Holder| {
+        let is_other = || holder.started.is_some() && started(holder.pid) != holder.started;
         let processes = Path::new("/proc");
-        holder.host == Holder::me().host
+        holder.host == host_name()
             && processes.join("self").exists()
-            && !processes.join(holder.pid.to_string()).exists()
+            && (!processes.join(holder.pid.to_string()).exists() || is_other())
     };
     holder.is_some_and(|holder| !is_dead(&holder))
 }
@@ -108,12 +112,9 @@ impl Drop for Lock {
 
 impl Holder {
     fn me() -> Holder {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Holder {
-            pid: std::process::id(),
-            host: host_name(),
-            since: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
-        }
+        let (pid, since) = (std::process::id(), SystemTime::now().duration_since(UNIX_EPOCH));
+        let since = u64::try_from(since.unwrap_or_default().as_nanos()).unwrap_or(u64::MAX);
+        Holder { pid, host: host_name(), since, started: started(pid) }
     }
 }
 
@@ -123,6 +124,14 @@ impl std::fmt::Display for Holder {
         let age = since.and_then(|since| since.elapsed().ok()).unwrap_or_default();
         write!(f, "process {} on host {}, which began {} s ago", self.pid, self.host, age.as_secs())
     }
+}
+
+/// When a process of this machine was started, where the system says so (proc_pid_stat(5), field 22).
+fn started(pid: u32) -> Option<u64> {
+    let path = format!("/proc/{pid}/stat");
+    let stat = text_regular(Path::new(&path), MAX_BYTES).ok()??;
+    let (_, behind_its_name) = stat.rsplit_once(')')?;
+    behind_its_name.split_whitespace().nth(19)?.parse().ok()
 }
 
 fn holder(file: &mut File) -> Option<Holder> {
@@ -149,5 +158,20 @@ mod tests {
         std::fs::write(folder.path().join("lock"), "{\"pid\":1,\"host\":\"x\",\"since\":0}")
             .unwrap();
         drop(Lock::take(folder.path()).unwrap());
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_process_that_has_the_number_of_a_dead_one_is_not_at_work() {
+        let folder = tempfile::tempdir().unwrap();
+        let lock = Lock::take(folder.path()).unwrap();
+        assert!(is_at_work(folder.path()));
+        let me = Holder::me();
+        for (started, is_mine) in [(me.started, true), (None, true), (Some(1), false)] {
+            let text = serde_json::to_string(&Holder { started, ..Holder::me() }).unwrap();
+            std::fs::write(folder.path().join("lock"), text).unwrap();
+            assert_eq!(is_at_work(folder.path()), is_mine, "{started:?}, {me:?}");
+        }
+        drop(lock);
     }
 }

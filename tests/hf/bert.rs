@@ -122,14 +122,15 @@ fn the_command_evaluates_guesses() {
     assert!(ran.stderr.contains("the data has 12 tokens, but a sample takes 13"), "{}", ran.stderr);
 }
 
+const WORDS: &str = r#"{
+    "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+    "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+    "model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2,
+    "[SEP]": 3, "[MASK]": 4, "pipe": 5, "stage": 6, "worker": 7}}}"#;
+
 /// The marks of a `tokenizer.json` are taken, and the file goes with the model.
 #[test]
 fn a_tokenizer_goes_from_the_data_to_the_model() {
-    const WORDS: &str = r#"{
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
-        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
-        "model": {"type": "WordLevel", "unk_token": "[UNK]", "vocab": {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2,
-        "[SEP]": 3, "[MASK]": 4, "pipe": 5, "stage": 6, "worker": 7}}}"#;
     let folder = folder();
     let at = |name: &str| folder.path().join(name).display().to_string();
     std::fs::write(at("words.json"), WORDS).expect("written");
@@ -159,5 +160,33 @@ fn a_tokenizer_goes_from_the_data_to_the_model() {
     for name in ["model", "exported", "of-run"] {
         let path = folder.path().join(name).join("tokenizer.json");
         assert_eq!(std::fs::read_to_string(path).expect("a tokenizer"), WORDS);
+    }
+}
+
+/// Ids that do not say what they stand for would be masked by ids that are text to the model.
+#[test]
+fn undescribed_ids_are_no_data_for_a_model_with_other_marks() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(at("words.json"), WORDS).expect("written");
+    std::fs::write(at("text.txt"), "pipe stage worker stage ".repeat(50)).expect("written");
+    let model = "train --model bert --layers 2 --hidden 8 --heads 2 --context 16 --depth 2 --steps 1 --vocab 16";
+    let (data, saved) = (at("data.bin"), at("model"));
+    for line in [
+        format!("prepare {} --tokenizer {} --out {data}", at("text.txt"), at("words.json")),
+        format!("{model} --data {data} --out {} --save {saved}", at("run")),
+    ] {
+        let ran = chimera(&line);
+        assert_eq!(ran.code, Some(0), "{line}: {}", ran.stderr);
+    }
+    std::fs::remove_file(at("data.bin.json")).expect("removed");
+    for line in [
+        format!("train --init {saved} --depth 2 --steps 1 --data {data} --out {}", at("tuned")),
+        format!("eval --model {saved} --data {data}"),
+    ] {
+        let ran = chimera(&line);
+        let hint = "[12, 13, 14, 15] would be [PAD], [CLS], [SEP] and [MASK], but to the model's tokenizer these are \
+                    [0, 2, 3, 4]";
+        assert!(ran.code == Some(2) && ran.stderr.contains(hint), "{line}: {}", ran.stderr);
     }
 }

@@ -366,6 +366,14 @@ fn what_a_run_trained_last_is_its_model() {
     assert!(model().trim_end().ends_with("step-00000004"), "{}", model());
     train("--steps 4 --save-every 2 --lr-schedule constant --resume auto");
     assert!(model().trim_end().ends_with("run/model"), "{}", model());
+    // Its checkpoints are not needed then, whatever they hold.
+    for step in ["2", "4"] {
+        let weights = std::path::Path::new(&run).join(format!("checkpoints/step-0000000{step}"));
+        for file in weights.read_dir().expect("a checkpoint").flatten() {
+            std::fs::write(file.path(), "damaged").expect("written");
+        }
+    }
+    assert_eq!(model().trim_end(), format!("model: {run}/model"));
 }
 
 #[test]

@@ -16,6 +16,7 @@ use crate::cli::parts::costs::{may_be_negative, whole};
 use crate::cli::parts::model;
 use crate::cli::parts::model::warn_of_bytes;
 use crate::cli::parts::offered::device_name;
+use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, DataError, Pairs, tokenizer_of};
 use crate::device::{Compute, Device, OpenDevice, Precision};
 use crate::formats::hf::Pretrained;
@@ -77,7 +78,8 @@ impl Eval {
         let device = OpenDevice::open(self.device, 0, Precision::F32)?;
         let context = self.context.unwrap_or(loaded.sequence);
         loaded.extend(context)?;
-        device.run(Evaluation { eval: &self, place: loaded.place, context, read: loaded.model })
+        let (place, read) = (loaded.place, loaded.model);
+        device.run(Evaluation { eval: &self, place, context, own, read })
     }
 
     /// Every token from those before it.
@@ -113,10 +115,13 @@ impl Eval {
 
     /// Masked tokens from those around them.
     fn guess<K: Layers>(&self, kernels: K, evaluation: Evaluation<'_>) -> Result<()> {
-        let Evaluation { place, context, read, .. } = evaluation;
+        let Evaluation { place, context, own, read, .. } = evaluation;
         ensure!(self.stride.is_none(), "a BERT's samples lie side by side: leave --stride out");
         read.config.check_sequence(context)?;
         let pairs = Pairs::open(&self.data, &read.config, context)?;
+        if let Some(own) = &own {
+            pairs.check_model(own)?;
+        }
         let model = Bert::new(kernels, &read.config, &read.weights)?;
         drop(read.weights);
 
@@ -153,6 +158,8 @@ struct Evaluation<'e> {
     place: PathBuf,
     /// Tokens of a window or sample.
     context: usize,
+    /// The model's tokenizer, if it came with one.
+    own: Option<Tokenizer>,
     read: Pretrained,
 }
 

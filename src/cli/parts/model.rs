@@ -11,7 +11,7 @@ use crate::cli::parts::suggest;
 use crate::data::tokenizer::{MAX_BYTES, TOKENIZER, Tokenizer, tokenizer_content, write_tokenizer};
 use crate::data::{tokenizer_file_of, tokenizer_of};
 use crate::formats::SpecialIds;
-use crate::formats::checkpoint::{Checkpoint, MANIFEST, Store};
+use crate::formats::checkpoint::{Checkpoint, Entry, MANIFEST, Store};
 use crate::formats::files::read_regular;
 use crate::formats::hf::{self, CONFIG, DropoutRates, Pretrained};
 use crate::formats::save::{save, saved_steps};
@@ -70,12 +70,14 @@ fn has_model(run: &Path) -> bool {
 
 fn of_run(run: &Path) -> Result<Loaded> {
     let store = Store::of(run);
-    let newest = match store.entries().unwrap_or_default().is_empty() {
-        true => None,
-        false => store.readable(&warn)?,
-    };
     let trained = has_model(run).then(|| run.join(MODEL));
     let step = trained.as_deref().and_then(saved_steps);
+    // Checkpoints of no later step are not read: they may be large, or damaged by now.
+    let is_newer = |entry: &Entry| entry.is_whole && (trained.is_none() || Some(entry.step) > step);
+    let newest = match store.entries().unwrap_or_default().iter().any(is_newer) {
+        true => store.readable(&warn)?,
+        false => None,
+    };
     match (newest, trained) {
         (Some(newest), trained) if trained.is_none() || Some(newest.manifest().step) > step => {
             tell(format_args!("model: {}", newest.path().display()));

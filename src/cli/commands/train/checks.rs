@@ -17,15 +17,12 @@ pub(super) fn check(run: &Run) -> Result<()> {
     check_targets(run)
 }
 
-/// Refuses ids of another tokenizer than that of the model to begin with, where both are known.
+/// Refuses ids of another tokenizer than that of the model to begin with, as far as they are known.
 fn check_initial_tokenizer(run: &Run) -> Result<()> {
     let file = run.config().init.as_ref().map(|dir| dir.join(TOKENIZER));
-    let (Some(file), Some(of_data)) = (file.filter(|file| file.exists()), run.corpus().tokenizer())
-    else {
-        return Ok(());
-    };
+    let Some(file) = file.filter(|file| file.exists()) else { return Ok(()) };
     match Tokenizer::read(&file) {
-        Ok(of_model) => Ok(of_model.check_data(of_data)?),
+        Ok(of_model) => Ok(run.corpus().check_model(&of_model)?),
         Err(error) => {
             warn(&format!("whether the data has the tokens of the model is not known: {error}"));
             Ok(())
