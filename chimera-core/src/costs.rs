@@ -15,63 +15,74 @@ use crate::ids::{BucketId, StageId, WorkerId};
 use crate::op::{Cell, Kind, Op};
 
 /// How long everything takes, in any unit.
+///
+/// Costs that stand on other ones, which they name as their `base`, take from these whatever they do not write themselves.
+/// Without a base all but ops is free.
 pub trait Costs {
     /// An op of a worker, on its whole span.
     fn op(&self, worker: WorkerId, op: &Op) -> f64;
 
-    /// An atomic pair of ops.
-    fn pair(&self, worker: WorkerId, a: &Op, b: &Op) -> f64 {
-        self.op(worker, a) + self.op(worker, b)
+    /// The costs that these stand on.
+    fn base(&self) -> Option<&dyn Costs> {
+        None
     }
 
-    /// A cell of a worker.
-    fn cell(&self, worker: WorkerId, cell: &Cell) -> f64 {
-        match cell {
-            Cell::One(op) => self.op(worker, op),
-            Cell::Pair(a, b) => self.pair(worker, a, b),
+    /// An atomic pair of ops.
+    fn pair(&self, worker: WorkerId, a: &Op, b: &Op) -> f64 {
+        match self.base() {
+            Some(base) => base.pair(worker, a, b),
+            None => self.op(worker, a) + self.op(worker, b),
         }
     }
 
     /// The part of a move's time in which the worker computes nothing. Of moves between workers none is asked for: they go
     /// as messages.
-    fn move_occupies(&self, _worker: WorkerId, _op: &Op) -> f64 {
-        0.0
+    fn move_occupies(&self, worker: WorkerId, op: &Op) -> f64 {
+        self.base().map_or(0.0, |base| base.move_occupies(worker, op))
     }
 
     /// From the end of the op that makes a token to its being there on another worker.
-    fn message(&self, _token: &Token) -> f64 {
-        0.0
+    fn message(&self, token: &Token) -> f64 {
+        self.base().map_or(0.0, |base| base.message(token))
     }
 
     /// The part of a message's time that the worker that sends it can do nothing else in: o in LogGP (Alexandrov et al.,
     /// 1995).
-    fn occupies(&self, _token: &Token) -> f64 {
-        0.0
+    fn occupies(&self, token: &Token) -> f64 {
+        self.base().map_or(0.0, |base| base.occupies(token))
     }
 
     /// The part of a reduction that its start takes of each worker, which can do nothing else meanwhile.
-    fn reduce_occupies(&self, _bucket: BucketId) -> f64 {
-        0.0
+    fn reduce_occupies(&self, bucket: BucketId) -> f64 {
+        self.base().map_or(0.0, |base| base.reduce_occupies(bucket))
     }
 
     /// From when the last replica has started a reduction to its end.
-    fn reduce(&self, _bucket: BucketId) -> f64 {
-        0.0
+    fn reduce(&self, bucket: BucketId) -> f64 {
+        self.base().map_or(0.0, |base| base.reduce(bucket))
     }
 
     /// Links that a reduction takes, each by its number and for how long: a link serves one at a time.
-    fn links(&self, _bucket: BucketId) -> &[(usize, f64)] {
-        &[]
+    fn links(&self, bucket: BucketId) -> &[(usize, f64)] {
+        self.base().map_or(&[], |base| base.links(bucket))
     }
 
     /// The agreement of all workers.
     fn agree(&self) -> f64 {
-        0.0
+        self.base().map_or(0.0, |base| base.agree())
     }
 
     /// The optimizer's update of a bucket.
-    fn step(&self, _bucket: BucketId) -> f64 {
-        0.0
+    fn step(&self, bucket: BucketId) -> f64 {
+        self.base().map_or(0.0, |base| base.step(bucket))
+    }
+}
+
+/// What a cell of a worker takes.
+pub(crate) fn of_cell<C: Costs + ?Sized>(costs: &C, worker: WorkerId, cell: &Cell) -> f64 {
+    match cell {
+        Cell::One(op) => costs.op(worker, op),
+        Cell::Pair(a, b) => costs.pair(worker, a, b),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Messages and sums on a network: costs by hand, and what holds for all.
 
-use chimera_core::analyze::{Link, Network, NetworkCosts, ReductionAlgorithm, Traffic, simulate};
+use chimera_core::analyze::{Link, Network, NetworkCosts, ReductionAlgorithm, simulate};
 use chimera_core::costs::{Costs, UniformCosts};
 use chimera_core::graph::StageGraph;
 use chimera_core::ids::{BucketId, StageId};
@@ -22,6 +22,26 @@ fn network(width: usize, ranks_per_node: usize, inside: Link, between: Link) -> 
     Network { width, ranks_per_node, inside, between, adapters: 1, blocking: false, reductions }
 }
 
+/// How much travels, in bytes, by stage.
+struct Traffic {
+    activations: Vec<f64>,
+    gradients: Vec<Vec<f64>>,
+    /// The gradient of each tensor that stages share.
+    tied: Vec<f64>,
+}
+
+impl Traffic {
+    /// What it costs on a network.
+    fn on(&self, network: Network, program: &Program) -> NetworkCosts<UniformCosts> {
+        let (placement, units) = (program.placement(), program.units_per_micro());
+        NetworkCosts::of_messages(COMPUTE, network, placement, units, &self.activations).with_sums(
+            program,
+            &self.gradients,
+            &self.tied,
+        )
+    }
+}
+
 /// Traffic that is equal for every stage.
 fn traffic(program: &Program, activation: f64, tensors: &[f64]) -> Traffic {
     let n_stages = program.placement().n_stages();
@@ -37,7 +57,7 @@ fn link(alpha: f64, beta: f64) -> Link {
 fn two_by_two(ranks_per_node: usize) -> (f64, f64) {
     let program = program("dapple", &Shape::new(2, 1));
     let network = network(2, ranks_per_node, link(1.0, 0.5), link(2.0, 1.0));
-    let costs = NetworkCosts::new(COMPUTE, network, &program, &traffic(&program, 4.0, &[6.0]));
+    let costs = traffic(&program, 4.0, &[6.0]).on(network, &program);
     (simulate(&program, &costs).makespan(), costs.agree())
 }
 
@@ -66,7 +86,7 @@ fn a_sum_takes_as_long_as_its_busiest_port() {
     let program = program("dapple", &Shape::new(1, 1));
     let sum = |width, tensors: &[f64]| {
         let network = network(width, width, link(0.0, 1.0), Link::default());
-        let costs = NetworkCosts::new(COMPUTE, network, &program, &traffic(&program, 0.0, tensors));
+        let costs = traffic(&program, 0.0, tensors).on(network, &program);
         costs.reduce(BucketId(0))
     };
     assert_eq!(sum(1, &[12.0]), 0.0);
@@ -91,7 +111,7 @@ fn a_tensor_that_stages_share_is_summed_over_the_workers_of_both() {
     let takes = |width: usize| {
         let network = network(width, 2 * width, link(0.0, 1.0), Link::default());
         let traffic = Traffic { tied: vec![12.0], ..traffic(&program, 0.0, &[]) };
-        let costs = NetworkCosts::new(COMPUTE, network, &program, &traffic);
+        let costs = traffic.on(network, &program);
         (0..program.buckets().len() as u32).map(|b| costs.reduce(BucketId(b))).collect::<Vec<_>>()
     };
     let mut one = takes(1);
@@ -107,7 +127,7 @@ fn the_ranks_of_a_node_share_its_link() {
     let sum = |ranks_per_node| {
         let network = network(8, ranks_per_node, Link::default(), link(0.0, 1.0));
         let traffic = traffic(&program, 0.0, &[4096.0; 8]);
-        NetworkCosts::new(COMPUTE, network, &program, &traffic).reduce(BucketId(0))
+        traffic.on(network, &program).reduce(BucketId(0))
     };
     assert_eq!(sum(8), 0.0);
     assert_eq!(sum(4), 2.0 * 4.0 * 4.0 * 4096.0);
@@ -124,7 +144,7 @@ fn recursive_doubling_sends_everything_in_every_round() {
             ..network(width, ranks_per_node, Link::default(), link(1.0, 0.5))
         };
         let traffic = traffic(&program, 0.0, &[4.0, 8.0]);
-        NetworkCosts::new(COMPUTE, network, &program, &traffic).reduce(BucketId(0))
+        traffic.on(network, &program).reduce(BucketId(0))
     };
     let round = 1.0 + 12.0 / 2.0;
     assert_eq!(
@@ -145,7 +165,7 @@ fn messages_that_block_take_time_of_the_worker_that_sends_them() {
     let makespan = |blocking| {
         let free = network(1, 1, Link::default(), link(0.5, 0.0));
         let network = Network { blocking, ..free };
-        let costs = NetworkCosts::new(COMPUTE, network, &program, &traffic(&program, 0.0, &[]));
+        let costs = traffic(&program, 0.0, &[]).on(network, &program);
         simulate(&program, &costs).makespan()
     };
     // F, a message, F, B, F, B, a message, B.
@@ -173,7 +193,7 @@ fn a_network_that_costs_nothing_changes_nothing() {
         let program = lower(&timetable, &Lowering::default()).expect("proven");
         let free = network(3, 2, Link::default(), Link::default());
         let traffic = traffic(&program, 1e6, &[1e6, 1e7]);
-        let costs = NetworkCosts::new(COMPUTE, free, &program, &traffic);
+        let costs = traffic.on(free, &program);
         assert_eq!(simulate(&program, &costs), simulate(&program, &COMPUTE), "{}", schedule.name());
     }
 }
@@ -190,7 +210,7 @@ proptest! {
         let of = |[a, b, c, d]: [f64; 4]| network(width, ranks, link(a, b), link(a + c, b + d));
         prop_assume!(of(links).fits(depth));
         let costs = |network| {
-            NetworkCosts::new(COMPUTE, network, &program, &traffic(&program, activation, &tensors))
+            traffic(&program, activation, &tensors).on(network, &program)
         };
         let fast = costs(of(links));
         let slow = costs(of(std::array::from_fn(|i| links[i] + slower[i])));
@@ -231,7 +251,7 @@ fn an_edge_may_carry_other_bytes_than_the_activation() {
     let timetable = Timetable { graph, ..chain };
     let program = lower(&timetable, &Lowering::default()).expect("proven");
     let network = network(1, 3, link(1.0, 0.5), Link::default());
-    let costs = NetworkCosts::new(COMPUTE, network, &program, &traffic(&program, 4.0, &[]));
+    let costs = traffic(&program, 4.0, &[]).on(network, &program);
     let costs = costs.with_edge(StageId(0), StageId(2), 10.0);
     let sent = program.rows().iter().flatten().filter_map(|instr| match instr {
         Instr::Send(token, _) => Some(((token.stage.0, token.to.0), costs.message(token))),

@@ -1,7 +1,7 @@
 //! Programs run with stages that sleep, held against their simulation.
 
 use chimera_core::analyze::{
-    Link, Network, NetworkCosts, ReductionAlgorithm, Traffic, Work, link, path_length, simulate,
+    Link, Network, NetworkCosts, ReductionAlgorithm, Work, link, path_length, simulate,
 };
 use chimera_core::comm::{Host, Threads};
 use chimera_core::costs::{Costs, GivenTimes, PerStage, UniformCosts};
@@ -57,13 +57,11 @@ fn reduced(schedule: &str, blocking: bool) -> (Program, impl Costs + Sync + use<
         blocking,
         reductions: ReductionAlgorithm::Halving,
     };
-    let traffic = Traffic {
-        activations: vec![200.0; n_stages],
-        gradients: vec![vec![2000.0]; n_stages],
-        tied: Vec::new(),
-    };
-    let compute = UniformCosts::new(1.0, 2.0, 0.0).per_units(program.units_per_micro());
-    let costs = NetworkCosts::new(compute, network, &program, &traffic);
+    let (placement, units) = (program.placement(), program.units_per_micro());
+    let compute = UniformCosts::new(1.0, 2.0, 0.0).per_units(units);
+    let activations = vec![200.0; n_stages];
+    let costs = NetworkCosts::of_messages(compute, network, placement, units, &activations)
+        .with_sums(&program, &vec![vec![2000.0]; n_stages], &[]);
     (program, costs)
 }
 

@@ -295,20 +295,12 @@ impl<C> StepCosts<C> {
 }
 
 impl<C: Costs> Costs for StepCosts<C> {
+    fn base(&self) -> Option<&dyn Costs> {
+        Some(&self.compute)
+    }
+
     fn op(&self, worker: WorkerId, op: &Op) -> f64 {
         self.compute.op(worker, op)
-    }
-
-    fn pair(&self, worker: WorkerId, a: &Op, b: &Op) -> f64 {
-        self.compute.pair(worker, a, b)
-    }
-
-    fn move_occupies(&self, worker: WorkerId, op: &Op) -> f64 {
-        self.compute.move_occupies(worker, op)
-    }
-
-    fn message(&self, token: &Token) -> f64 {
-        self.compute.message(token)
     }
 
     fn occupies(&self, token: &Token) -> f64 {
@@ -322,10 +314,6 @@ impl<C: Costs> Costs for StepCosts<C> {
     fn reduce(&self, bucket: BucketId) -> f64 {
         let ExchangeTime { takes, occupies } = self.reduction(bucket);
         self.compute.reduce(bucket) + takes - occupies
-    }
-
-    fn links(&self, bucket: BucketId) -> &[(usize, f64)] {
-        self.compute.links(bucket)
     }
 
     fn agree(&self) -> f64 {

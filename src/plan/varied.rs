@@ -7,8 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use chimera_core::analyze::{Timeline, simulate};
 use chimera_core::costs::Costs;
-use chimera_core::effects::Token;
-use chimera_core::ids::{BucketId, WorkerId};
+use chimera_core::ids::WorkerId;
 use chimera_core::op::Op;
 use chimera_core::program::Program;
 use rand::SeedableRng;
@@ -57,6 +56,10 @@ impl<C: Costs> Varied<'_, C> {
 }
 
 impl<C: Costs> Costs for Varied<'_, C> {
+    fn base(&self) -> Option<&dyn Costs> {
+        Some(self.usual)
+    }
+
     fn op(&self, worker: WorkerId, op: &Op) -> f64 {
         let both = [self.usual, self.longer].map(|costs| costs.op(worker, op));
         self.vary(worker, op, both)
@@ -69,34 +72,6 @@ impl<C: Costs> Costs for Varied<'_, C> {
 
     fn move_occupies(&self, worker: WorkerId, op: &Op) -> f64 {
         self.usual.move_occupies(worker, op).min(self.op(worker, op))
-    }
-
-    fn message(&self, token: &Token) -> f64 {
-        self.usual.message(token)
-    }
-
-    fn occupies(&self, token: &Token) -> f64 {
-        self.usual.occupies(token)
-    }
-
-    fn reduce_occupies(&self, bucket: BucketId) -> f64 {
-        self.usual.reduce_occupies(bucket)
-    }
-
-    fn reduce(&self, bucket: BucketId) -> f64 {
-        self.usual.reduce(bucket)
-    }
-
-    fn links(&self, bucket: BucketId) -> &[(usize, f64)] {
-        self.usual.links(bucket)
-    }
-
-    fn agree(&self) -> f64 {
-        self.usual.agree()
-    }
-
-    fn step(&self, bucket: BucketId) -> f64 {
-        self.usual.step(bucket)
     }
 }
 

@@ -69,14 +69,6 @@ impl RecomputedStages {
     pub const WORDS: [(&'static str, RecomputedStages); 2] =
         [("all", RecomputedStages::All), (AUTO, RecomputedStages::Auto)];
 
-    /// Whether a stage is one of them. Until `auto` is known, all are.
-    pub fn has(&self, stage: StageId) -> bool {
-        match self {
-            RecomputedStages::All | RecomputedStages::Auto => true,
-            RecomputedStages::These(stages) => stages.contains_key(&stage.0),
-        }
-    }
-
     /// What the forwards of a stage keep, where `recompute` says what those of a stage among these keep.
     pub fn of(&self, stage: StageId, recompute: Recompute) -> Recompute {
         match self {
@@ -211,8 +203,8 @@ mod tests {
             assert_eq!(written.parse(), Ok(stages));
         }
         let some: RecomputedStages = "0-1,3".parse().unwrap();
-        assert!(some.has(StageId(1)) && !some.has(StageId(2)));
-        assert!(RecomputedStages::Auto.has(StageId(2)));
+        let keeps = |stage| some.of(StageId(stage), Recompute::Full);
+        assert_eq!([keeps(1), keeps(2)], [Recompute::Full, Recompute::None]);
         let layers: RecomputedStages = "0:2,1".parse().unwrap();
         let selections = [0, 1, 2].map(|stage| layers.selection(StageId(stage)));
         assert_eq!(selections, [Selection::InputsOf(2), Selection::Dear, Selection::Dear]);

@@ -145,6 +145,8 @@ struct Checker<'p> {
 #[derive(Clone, Default)]
 struct SyncState {
     phases: FxHashMap<BucketId, Phase>,
+    /// Buckets of the worker whose sum it has not waited for.
+    n_unsummed: usize,
     last_started: Option<BucketId>,
     has_agreed: bool,
 }
@@ -159,6 +161,10 @@ enum Phase {
 
 impl<'p> Checker<'p> {
     fn new(program: &'p Program, max_peak: Option<f64>, versions: Option<Versions>) -> Checker<'p> {
+        let mut workers = vec![SyncState::default(); program.rows.len()];
+        for member in program.buckets.iter().flat_map(|bucket| &bucket.members) {
+            workers[member.index()].n_unsummed += 1;
+        }
         Checker {
             program,
             max_peak,
@@ -166,7 +172,7 @@ impl<'p> Checker<'p> {
             queues: vec![VecDeque::new(); program.channels.len()],
             n_started: vec![0; program.buckets.len()],
             buckets_of: Bucket::by_stage(&program.buckets),
-            workers: vec![SyncState::default(); program.rows.len()],
+            workers,
             n_agreed: 0,
             activations: ActivationMemory::new(&program.placement, program.units_per_micro),
             versions,
@@ -256,11 +262,15 @@ impl<'p> Checker<'p> {
             Phase::Summed => (Some(Phase::Started), "wait for the gradient reduction"),
             Phase::Stepped => (Some(Phase::Summed), "update"),
         };
-        if self.workers[worker.index()].phases.insert(bucket, phase) != before {
+        let state = &mut self.workers[worker.index()];
+        if state.phases.insert(bucket, phase) != before {
             return Err(Reason::Synchronisation(format!(
                 "the {what} of {bucket} comes twice or too early: reduction, sum and update come once \
                  each, in this order"
             )));
+        }
+        if phase == Phase::Summed {
+            state.n_unsummed -= 1;
         }
         Ok(())
     }
@@ -328,6 +338,10 @@ impl Machine for Checker<'_> {
     }
 
     fn reduce(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Reason> {
+        if !self.program.buckets[bucket.index()].members.contains(&worker) {
+            let reason = format!("{worker} starts the reduction of {bucket}, of which it is none");
+            return Err(Reason::Synchronisation(reason));
+        }
         let order = |b: BucketId| self.program.buckets[b.index()].order;
         let last = self.workers[worker.index()].last_started.replace(bucket);
         if let Some(last) = last.filter(|last| order(*last) >= order(bucket)) {
@@ -348,7 +362,7 @@ impl Machine for Checker<'_> {
 
     fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Reason> {
         let progress = &mut self.workers[worker.index()];
-        if self.program.has_barrier && progress.phases.values().any(|p| *p == Phase::Started) {
+        if self.program.has_barrier && progress.n_unsummed > 0 {
             let reason =
                 "the agreement comes before a gradient reduction that it needs".to_string();
             return Err(Reason::Synchronisation(reason));
@@ -430,6 +444,24 @@ pub(super) mod tests {
         row.swap(agree, agree + 1);
         let refusal = prove(&early, None).err().expect("the update comes too early");
         assert!(refusal.to_string().contains("comes before the agreement"), "{refusal}");
+    }
+
+    /// The agreement is about the norm of all sums.
+    #[test]
+    fn sums_come_before_the_agreement_behind_a_barrier() {
+        let whole = program(true);
+        let last = (0..).map(BucketId).zip(&whole.buckets).max_by_key(|(_, bucket)| bucket.order);
+        let (last, bucket) = last.expect("buckets");
+        let mut late = whole.clone();
+        for member in &bucket.members {
+            let row = &mut late.rows[member.index()];
+            row.retain(|instr| !matches!(instr, Instr::Reduce(b) | Instr::Await(b) if *b == last));
+            let agree = row.iter().position(|i| *i == Instr::Agree).expect("an agreement");
+            row.splice(agree + 1..agree + 1, [Instr::Reduce(last), Instr::Await(last)]);
+        }
+        let refusal = prove(&late, None).err().expect("the sum comes too late");
+        let hint = "the agreement comes before a gradient reduction that it needs";
+        assert!(refusal.to_string().contains(hint), "{refusal}");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use super::timeline::{Event, Timeline, Work};
-use crate::costs::Costs;
+use crate::costs::{Costs, of_cell};
 use crate::effects::{Token, TokenKind};
 use crate::few::Few;
 use crate::ids::WorkerId;
@@ -38,7 +38,7 @@ pub fn path_length(program: &Program, path: &[&Event], costs: &impl Costs) -> f6
         Work::Reduce(_) | Work::Step(_) | Work::Move(_) => None,
     });
     let cells: Vec<(WorkerId, Cell)> = cells.collect();
-    let compute: f64 = cells.iter().map(|(worker, cell)| costs.cell(*worker, cell)).sum();
+    let compute: f64 = cells.iter().map(|(worker, cell)| of_cell(costs, *worker, cell)).sum();
     let received = received(program);
     let message = |pair: &[(WorkerId, Cell)]| {
         let [(from, maker), (to, eater)] = pair else { return 0.0 };

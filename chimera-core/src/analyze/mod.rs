@@ -25,7 +25,7 @@ pub use closed_form::{ClosedForm, Reduced};
 pub use critical::{link, path_length};
 pub use measured::MeasuredCosts;
 pub use memory::{peak_bytes, peak_kept, peak_working_bytes};
-pub use network::{Link, Network, NetworkCosts, ReductionAlgorithm, Traffic};
+pub use network::{Link, Network, NetworkCosts, ReductionAlgorithm};
 pub use one_order::{Together, prove_in_groups, prove_in_one_order, rows_in_one_order};
 pub use refusal::{Reason, Refusal, Savings};
 pub(crate) use simulate::simulate_compute;

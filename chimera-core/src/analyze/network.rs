@@ -122,17 +122,6 @@ impl Network {
     }
 }
 
-/// How much travels, in bytes, by stage.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub struct Traffic {
-    /// The activation behind each stage, for a whole micro-batch; its gradient is as large.
-    pub activations: Vec<f64>,
-    /// The gradient of each tensor of each stage, but for those that stages share.
-    pub gradients: Vec<Vec<f64>>,
-    /// The gradient of each tensor that stages share.
-    pub tied: Vec<f64>,
-}
-
 /// Costs of compute, and beside what they say of messages and sums what a network takes for them.
 #[derive(Clone, Debug)]
 pub struct NetworkCosts<C> {
@@ -150,18 +139,8 @@ pub struct NetworkCosts<C> {
 }
 
 impl<C: Costs> NetworkCosts<C> {
-    /// The costs of `program` on `network`.
-    ///
-    /// # Panics
-    /// Unless the network fits the program's workers, and `traffic` has an entry for each stage.
-    pub fn new(compute: C, network: Network, program: &Program, traffic: &Traffic) -> Self {
-        let (placement, units) = (program.placement(), program.units_per_micro());
-        let messages =
-            NetworkCosts::of_messages(compute, network, placement, units, &traffic.activations);
-        messages.with_sums(program, &traffic.gradients, &traffic.tied)
-    }
-
-    /// The costs of all but sums, whatever the order of ops: what the search for one needs to know.
+    /// The costs of all but sums, whatever the order of ops: what the search for one needs to know. `activations` are the
+    /// bytes of the activation behind each stage, for a whole micro-batch; its gradient is as large.
     ///
     /// # Panics
     /// Unless the network fits the placement's workers, and `activations` has an entry for each stage.
@@ -199,7 +178,8 @@ impl<C: Costs> NetworkCosts<C> {
         NetworkCosts { saved: saved.to_vec(), ..self }
     }
 
-    /// Costs of messages, and of the reductions of `program`, of gradients as in [`Traffic`].
+    /// Costs of messages, and of the reductions of `program`: of the gradient of each tensor of each stage, in bytes, but for
+    /// those that stages share, which are `tied`.
     ///
     /// # Panics
     /// Unless `gradients` has an entry for each stage.
@@ -259,16 +239,12 @@ impl<C: Costs> NetworkCosts<C> {
 }
 
 impl<C: Costs> Costs for NetworkCosts<C> {
+    fn base(&self) -> Option<&dyn Costs> {
+        Some(&self.compute)
+    }
+
     fn op(&self, worker: WorkerId, op: &Op) -> f64 {
         self.compute.op(worker, op) + self.moves(worker, op)
-    }
-
-    fn pair(&self, worker: WorkerId, a: &Op, b: &Op) -> f64 {
-        self.compute.pair(worker, a, b)
-    }
-
-    fn move_occupies(&self, worker: WorkerId, op: &Op) -> f64 {
-        self.compute.move_occupies(worker, op)
     }
 
     fn message(&self, token: &Token) -> f64 {
@@ -278,10 +254,6 @@ impl<C: Costs> Costs for NetworkCosts<C> {
     fn occupies(&self, token: &Token) -> f64 {
         let travels = if self.network.blocking { self.travels(token) } else { 0.0 };
         self.compute.occupies(token) + travels
-    }
-
-    fn reduce_occupies(&self, bucket: BucketId) -> f64 {
-        self.compute.reduce_occupies(bucket)
     }
 
     fn reduce(&self, bucket: BucketId) -> f64 {
@@ -299,10 +271,6 @@ impl<C: Costs> Costs for NetworkCosts<C> {
         let n_rounds = usize::BITS - n_ranks.saturating_sub(1).leading_zeros();
         let link = self.network.slowest(self.placement.n_workers());
         self.compute.agree() + f64::from(n_rounds) * link.takes(1.0, 0.0)
-    }
-
-    fn step(&self, bucket: BucketId) -> f64 {
-        self.compute.step(bucket)
     }
 }
 

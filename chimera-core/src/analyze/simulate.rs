@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use super::check::interpret;
 use super::refusal::Refusal;
 use super::timeline::{Event, Timeline, Work};
-use crate::costs::Costs;
+use crate::costs::{Costs, of_cell};
 use crate::effects::{Effects, Token};
 use crate::few::Few;
 use crate::ids::{BucketId, ChannelId, WorkerId};
@@ -150,7 +150,7 @@ impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
     /// Records work that begins at `start`; returns when it is done. Synchronisation that costs nothing
     /// leaves no event.
     fn work(&mut self, worker: WorkerId, work: Work, start: Ready, takes: f64) -> Ready {
-        if takes == 0.0 && !matches!(work, Work::Cell(_)) {
+        if takes == 0.0 && matches!(work, Work::Reduce(_) | Work::Step(_)) {
             return start;
         }
         let end = start.at + takes;
@@ -219,7 +219,7 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
                 true => self.work(worker, Work::Move(*op), start, self.costs.op(worker, op)),
                 false => start,
             },
-            _ => self.work(worker, Work::Cell(*cell), start, self.costs.cell(worker, cell)),
+            _ => self.work(worker, Work::Cell(*cell), start, of_cell(self.costs, worker, cell)),
         };
         if occupies > 0.0 {
             let goes_on = Ready { at: start.at + occupies, by: end.by };

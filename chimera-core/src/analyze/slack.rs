@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::simulate::occupies;
 use super::timeline::{Timeline, Work};
-use crate::costs::{Costs, is_shorter};
+use crate::costs::{Costs, is_shorter, of_cell};
 use crate::effects::{Effects, Token};
 use crate::few::Few;
 use crate::ids::{BucketId, ChannelId, WorkerId};
@@ -177,7 +177,7 @@ impl<C: Costs> Machine for Dependences<'_, C> {
         }
         let takes = match cell {
             Cell::One(op) if lane == Lane::Moves && !self.program.rules.is_transfer(op) => 0.0,
-            _ => self.costs.cell(worker, cell),
+            _ => of_cell(self.costs, worker, cell),
         };
         let node = self.add(worker, lane, takes);
         if occupies > 0.0 {
@@ -294,14 +294,19 @@ mod tests {
         occupies: f64,
     }
 
+    impl Slowed {
+        fn more_of(&self, worker: WorkerId, cell: Cell) -> f64 {
+            if self.slow == Some((worker, cell)) { self.more } else { 0.0 }
+        }
+    }
+
     impl Costs for Slowed {
         fn op(&self, worker: WorkerId, op: &Op) -> f64 {
-            self.usual.op(worker, op)
+            self.usual.op(worker, op) + self.more_of(worker, Cell::One(*op))
         }
 
-        fn cell(&self, worker: WorkerId, cell: &Cell) -> f64 {
-            let more = if self.slow == Some((worker, *cell)) { self.more } else { 0.0 };
-            self.usual.cell(worker, cell) + more
+        fn pair(&self, worker: WorkerId, a: &Op, b: &Op) -> f64 {
+            self.usual.pair(worker, a, b) + self.more_of(worker, Cell::Pair(*a, *b))
         }
 
         fn message(&self, token: &Token) -> f64 {

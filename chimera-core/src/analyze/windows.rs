@@ -1,19 +1,11 @@
 //! Windows in which a worker computes nothing, which work of one's own can fill (PipeFill, FreeRide).
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
-use std::task::Poll;
 
-use rustc_hash::FxHashMap;
-
-use super::timeline::{Event, Timeline, Work};
+use super::timeline::{Timeline, Work};
 use crate::activation_memory::ActivationMemory;
 use crate::costs::is_shorter;
-use crate::effects::{Effects, Token};
-use crate::few::Few;
-use crate::ids::{BucketId, ChannelId, WorkerId};
-use crate::interp::{Group, Machine};
-use crate::op::{Cell, Lane, Op};
+use crate::ids::WorkerId;
 use crate::program::Program;
 
 /// A time in which a worker neither computes nor updates weights.
@@ -62,7 +54,7 @@ impl HeldOverTime {
     fn of(program: &Program, timeline: &Timeline) -> HeldOverTime {
         let memory = ActivationMemory::new(program.placement(), program.units_per_micro());
         let mut changes = vec![Vec::new(); timeline.n_workers];
-        for event in timeline.events.iter().chain(&unrecorded_moves(program, timeline)) {
+        for event in &timeline.events {
             let mut change = |worker: WorkerId, more: f64, less: f64| {
                 changes[worker.index()].extend([(event.start, more), (event.end, -less)]);
             };
@@ -104,129 +96,10 @@ impl HeldOverTime {
     }
 }
 
-/// The moves of a program of which its timeline has no event, since they take no time.
-fn unrecorded_moves(program: &Program, timeline: &Timeline) -> Vec<Event> {
-    if !program.rules().has_moves() {
-        return Vec::new();
-    }
-    let mut replay = Replay {
-        program,
-        cells: vec![VecDeque::new(); timeline.n_workers],
-        moves: FxHashMap::default(),
-        free: vec![[0.0; 2]; timeline.n_workers],
-        queues: vec![VecDeque::new(); program.channels().len()],
-        unrecorded: Vec::new(),
-    };
-    for event in &timeline.events {
-        match event.work {
-            Work::Cell(_) => replay.cells[event.worker.index()].push_back(event.end),
-            Work::Move(op) => _ = replay.moves.insert((event.worker, op), event.end),
-            _ => {}
-        }
-    }
-    let end = Group::new(program).run(&mut replay);
-    debug_assert_eq!(end, Ok(true), "a proven program runs to its end");
-    replay.unrecorded
-}
-
-/// A machine whose tokens carry the time at which they are ready, where cells and moves end as in a timeline, and moves
-/// that it lacks take place as soon as they can.
-struct Replay<'p> {
-    program: &'p Program,
-    /// By worker: when the cells of compute end that have not run yet.
-    cells: Vec<VecDeque<f64>>,
-    /// When moves end.
-    moves: FxHashMap<(WorkerId, Op), f64>,
-    /// When the lanes of each worker are free.
-    free: Vec<[f64; 2]>,
-    queues: Vec<VecDeque<f64>>,
-    unrecorded: Vec<Event>,
-}
-
-impl Replay<'_> {
-    fn free_on(&mut self, worker: WorkerId, lane: Lane) -> &mut f64 {
-        &mut self.free[worker.index()][lane.index()]
-    }
-}
-
-impl Machine for Replay<'_> {
-    type Value = f64;
-    type Error = Infallible;
-
-    fn run(
-        &mut self,
-        worker: WorkerId,
-        cell: &Cell,
-        effects: &Effects,
-        eaten: Few<f64>,
-    ) -> Result<Few<f64>, Infallible> {
-        let start = eaten.into_iter().fold(*self.free_on(worker, cell.lane()), f64::max);
-        let recorded = match cell {
-            Cell::One(op) if cell.lane() == Lane::Moves => {
-                let end = self.moves.get(&(worker, *op)).copied();
-                if end.is_none() && self.program.rules().is_transfer(op) {
-                    let work = Work::Move(*op);
-                    self.unrecorded.push(Event { worker, work, start, end: start, after: None });
-                }
-                end
-            }
-            _ => self.cells[worker.index()].pop_front(),
-        };
-        let end = recorded.unwrap_or(start);
-        *self.free_on(worker, cell.lane()) = end;
-        Ok(Few::repeat(end, effects.makes.len()))
-    }
-
-    fn has_room(&mut self, _: ChannelId) -> bool {
-        true
-    }
-
-    fn send(
-        &mut self,
-        _: WorkerId,
-        _: Token,
-        channel: ChannelId,
-        value: f64,
-    ) -> Result<(), Infallible> {
-        self.queues[channel.index()].push_back(value);
-        Ok(())
-    }
-
-    fn recv(&mut self, _: WorkerId, _: Token, channel: ChannelId) -> Result<Poll<f64>, Infallible> {
-        let arrived = self.queues[channel.index()].pop_front();
-        Ok(arrived.map_or(Poll::Pending, Poll::Ready))
-    }
-
-    fn reduce(&mut self, _: WorkerId, _: BucketId) -> Result<(), Infallible> {
-        Ok(())
-    }
-
-    fn await_sum(&mut self, _: WorkerId, _: BucketId) -> Result<Poll<()>, Infallible> {
-        Ok(Poll::Ready(()))
-    }
-
-    fn agree(&mut self, _: WorkerId) -> Result<Poll<()>, Infallible> {
-        Ok(Poll::Ready(()))
-    }
-
-    fn step(&mut self, _: WorkerId, _: BucketId) -> Result<(), Infallible> {
-        Ok(())
-    }
-
-    fn give(&mut self, worker: WorkerId, lane: Lane) -> f64 {
-        *self.free_on(worker, lane)
-    }
-
-    fn take(&mut self, worker: WorkerId, lane: Lane, room: f64) {
-        let free = self.free_on(worker, lane);
-        *free = free.max(room);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::analyze::simulate;
+    use crate::analyze::{Event, simulate};
     use crate::costs::UniformCosts;
     use crate::lower::{Lowering, bpipe, lower, offload};
     use crate::op::Kind;
@@ -293,7 +166,7 @@ mod tests {
         }
     }
 
-    /// Moves that take no time leave no event: what is free is as where they take next to none.
+    /// What is free is as where moves take next to none.
     #[test]
     fn moves_that_take_no_time_count() {
         const NEXT_TO_NONE: f64 = 1e-9;
@@ -307,7 +180,6 @@ mod tests {
             for timetable in [shared, hosted] {
                 let program = lower(&timetable, &Lowering::default()).expect("proven");
                 let timeline = simulate(&program, &costs);
-                assert!(timeline.events.iter().all(|e| !matches!(e.work, Work::Move(_))));
                 let timed = simulate(&program, &UniformCosts { transfer: NEXT_TO_NONE, ..costs });
                 let moves = timed.events.iter().filter(|e| matches!(e.work, Work::Move(_)));
                 let moved: Vec<f64> = moves.map(|e| e.end).collect();

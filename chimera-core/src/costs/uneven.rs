@@ -1,8 +1,7 @@
 //! Workers that are not all as fast.
 
 use super::Costs;
-use crate::effects::Token;
-use crate::ids::{BucketId, WorkerId};
+use crate::ids::WorkerId;
 use crate::op::{Lane, Op};
 
 /// Costs of compute that some workers are slower at than others. Messages, moves, reductions and updates take what they
@@ -26,6 +25,10 @@ impl<C> UnevenCosts<C> {
 }
 
 impl<C: Costs> Costs for UnevenCosts<C> {
+    fn base(&self) -> Option<&dyn Costs> {
+        Some(&self.compute)
+    }
+
     fn op(&self, worker: WorkerId, op: &Op) -> f64 {
         let takes = self.compute.op(worker, op);
         match op.kind.lane() {
@@ -36,37 +39,5 @@ impl<C: Costs> Costs for UnevenCosts<C> {
 
     fn pair(&self, worker: WorkerId, a: &Op, b: &Op) -> f64 {
         self.compute.pair(worker, a, b) / self.speed(worker)
-    }
-
-    fn move_occupies(&self, worker: WorkerId, op: &Op) -> f64 {
-        self.compute.move_occupies(worker, op)
-    }
-
-    fn message(&self, token: &Token) -> f64 {
-        self.compute.message(token)
-    }
-
-    fn occupies(&self, token: &Token) -> f64 {
-        self.compute.occupies(token)
-    }
-
-    fn reduce_occupies(&self, bucket: BucketId) -> f64 {
-        self.compute.reduce_occupies(bucket)
-    }
-
-    fn reduce(&self, bucket: BucketId) -> f64 {
-        self.compute.reduce(bucket)
-    }
-
-    fn links(&self, bucket: BucketId) -> &[(usize, f64)] {
-        self.compute.links(bucket)
-    }
-
-    fn agree(&self) -> f64 {
-        self.compute.agree()
-    }
-
-    fn step(&self, bucket: BucketId) -> f64 {
-        self.compute.step(bucket)
     }
 }

@@ -112,8 +112,8 @@ impl Rules {
 
     /// Works that read what backwards show.
     pub(crate) fn works_on_backward(&self) -> impl Iterator<Item = WorkId> {
-        let works = (0..).map(WorkId).zip(&self.works);
-        works.filter(|(_, work)| work.pieces == Pieces::OnBackward).map(|(id, _)| id)
+        let on_backward = |(_, work): &(usize, &OwnWork)| work.pieces == Pieces::OnBackward;
+        self.works.iter().enumerate().filter(on_backward).map(|(id, _)| WorkId(id as u8))
     }
 
     /// Whether an op adds to what is summed over the replicas of its stage.

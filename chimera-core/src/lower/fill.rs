@@ -205,8 +205,8 @@ fn anytime<C: Costs>(row: &IdleRow<'_, C>) -> Vec<PlacedPiece> {
     let (program, worker) = (row.program, row.worker);
     let mut kinds = Vec::new();
     for (pipe, stage) in held(program, worker) {
-        for (work, own) in (0..).map(WorkId).zip(program.rules.works()) {
-            let op = Op { kind: Kind::Work(work), pipe, stage, span: Span::one(0) };
+        for (id, own) in program.rules.works().iter().enumerate() {
+            let op = Op { kind: Kind::Work(WorkId(id as u8)), pipe, stage, span: Span::one(0) };
             if let Pieces::Anytime(most) = own.pieces
                 && row.takes(&op) > 0.0
             {

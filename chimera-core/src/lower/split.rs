@@ -6,8 +6,7 @@ use std::collections::VecDeque;
 use super::{Lowering, Rehearsal, offload, rehearse};
 use crate::activation_memory::{ActivationMemory, is_within};
 use crate::analyze::{Refusal, Timeline, Work};
-use crate::costs::Costs;
-use crate::costs::is_shorter;
+use crate::costs::{Costs, is_shorter, of_cell};
 use crate::effects::Rules;
 use crate::ids::WorkerId;
 use crate::op::{Cell, Kind, Op};
@@ -99,7 +98,7 @@ struct Split {
 impl Split {
     fn of(worker: WorkerId, cell: &Cell, costs: &impl Costs) -> Split {
         let apart: f64 = cell.ops().map(|op| costs.op(worker, &op)).sum();
-        if is_shorter(costs.cell(worker, cell), apart) {
+        if is_shorter(of_cell(costs, worker, cell), apart) {
             return Split { cell: *cell, leaves: Vec::new() };
         }
         let mut leaves = Vec::new();
@@ -186,7 +185,7 @@ impl<C: Costs> Room<'_, C> {
                 filled.push(cell);
             }
             held += more - less;
-            clock = start.max(clock) + self.costs.cell(worker, &split.cell);
+            clock = start.max(clock) + of_cell(self.costs, worker, &split.cell);
             filled.push(split.cell);
             left.extend(&split.leaves);
         }

@@ -174,11 +174,6 @@ impl Cut {
     pub fn whole(config: &ModelConfig) -> Cut {
         Cut { blocks: 0..config.layers, first: true, last: true, ..Cut::default() }
     }
-
-    /// All of a model but its head.
-    pub fn body(config: &ModelConfig) -> Cut {
-        Cut { last: false, ..Cut::whole(config) }
-    }
 }
 
 /// What the layers of a model are: one of the table of models.

@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use crate::activation_memory::ActivationMemory;
-use crate::costs::Costs;
+use crate::costs::{Costs, of_cell};
 use crate::effects::{Rules, Token};
 use crate::ids::{PipeId, StageId, WorkerId};
 use crate::op::{Cell, Kind, Op};
@@ -138,7 +138,7 @@ impl Graph {
             for cell in row {
                 let id = nodes.len() as u32;
                 let worker = WorkerId(w as u16);
-                let takes = costs.cell(worker, cell);
+                let takes = of_cell(costs, worker, cell);
                 let (adds, frees) = activations.change(worker, cell, &rules);
                 let (keeps, drops) = activations.kept_change(worker, cell, &rules);
                 let (added, freed) = owners(cell, timetable.units_per_micro.max(1));

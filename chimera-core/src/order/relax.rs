@@ -3,7 +3,7 @@
 use super::bound::lower_bound;
 use super::capped::capped_bound;
 use super::graph::Graph;
-use crate::costs::{Costs, is_shorter};
+use crate::costs::{Costs, is_shorter, of_cell};
 use crate::ids::WorkerId;
 use crate::op::{Cell, Kind, Op};
 use crate::timetable::Timetable;
@@ -40,7 +40,7 @@ fn apart(timetable: &Timetable, costs: &impl Costs) -> Option<Timetable> {
         let mut parts = Vec::with_capacity(row.len());
         for cell in row {
             let takes: f64 = cell.ops().flat_map(halves).map(|op| costs.op(worker, &op)).sum();
-            if is_shorter(costs.cell(worker, cell), takes) {
+            if is_shorter(of_cell(costs, worker, cell), takes) {
                 return None;
             }
             for op in cell.ops().flat_map(halves) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 
 use super::pace::Pace;
-use crate::costs::Costs;
+use crate::costs::{Costs, of_cell};
 use crate::device::Result;
 use crate::device::reference::Tensor;
 use crate::graph::StageGraph;
@@ -82,7 +82,7 @@ pub(super) fn n_calls(op: &Op) -> usize {
 
 /// The ops of a cell, and the part of its cost that falls to each.
 fn shares(worker: WorkerId, cell: &Cell, costs: &impl Costs) -> Vec<(Op, f64)> {
-    let whole = costs.cell(worker, cell);
+    let whole = of_cell(costs, worker, cell);
     let ops: Vec<Op> = cell.ops().collect();
     let alone: Vec<f64> = ops.iter().map(|op| costs.op(worker, op)).collect();
     let sum: f64 = alone.iter().sum();

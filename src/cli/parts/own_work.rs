@@ -60,6 +60,8 @@ pub(crate) struct FilledStep<'c, C> {
     pub(crate) program: Program,
     pub(crate) costs: WithOwnWork<'c, C>,
     pub(crate) timeline: Timeline,
+    /// By worker: work, begin and end of each piece.
+    pieces: Vec<Vec<(WorkId, f64, f64)>>,
 }
 
 impl WorkArgs {
@@ -91,25 +93,25 @@ impl WorkArgs {
         let costs = WithOwnWork::new(costs, takes);
         let program = fill(program, &works.iter().map(own).collect::<Vec<_>>(), how, &costs)?;
         let timeline = simulate(&program, &costs);
-        Ok(Some(FilledStep { works: works.clone(), idle, program, costs, timeline }))
+        let pieces = pieces(&timeline);
+        Ok(Some(FilledStep { works: works.clone(), idle, program, costs, timeline, pieces }))
     }
 }
 
-impl<C> FilledStep<'_, C> {
-    /// The pieces of a worker: work, begin and end of each.
-    fn of_worker(&self, worker: usize) -> impl Iterator<Item = (WorkId, f64, f64)> {
-        let of_worker = self.timeline.events.iter().filter(move |e| e.worker.index() == worker);
-        of_worker.filter_map(|event| match event.work {
-            Work::Cell(Cell::One(Op { kind: Kind::Work(work), .. })) => {
-                Some((work, event.start, event.end))
-            }
-            _ => None,
-        })
+fn pieces(timeline: &Timeline) -> Vec<Vec<(WorkId, f64, f64)>> {
+    let mut pieces = vec![Vec::new(); timeline.n_workers];
+    for event in &timeline.events {
+        if let Work::Cell(Cell::One(Op { kind: Kind::Work(work), .. })) = event.work {
+            pieces[event.worker.index()].push((work, event.start, event.end));
+        }
     }
+    pieces
+}
 
+impl<C> FilledStep<'_, C> {
     /// The pieces of a worker: `[name, from, to]` each.
     pub(crate) fn json(&self, worker: usize) -> Value {
-        let pieces = self.of_worker(worker);
+        let pieces = self.pieces[worker].iter();
         pieces.map(|(work, from, to)| json!([self.works[work.index()].name, from, to])).collect()
     }
 
@@ -121,13 +123,16 @@ impl<C> FilledStep<'_, C> {
             "\nwork in idle time, pieces that fit\nworker  {}  idle after it\n",
             heads.join("  ")
         );
-        for (worker, idle) in self.idle.iter().enumerate() {
+        for (worker, (idle, pieces)) in self.idle.iter().zip(&self.pieces).enumerate() {
+            let (mut counts, mut filled) = (vec![0; heads.len()], 0.0);
+            for (work, from, to) in pieces {
+                counts[work.index()] += 1;
+                filled += to - from;
+            }
             write!(text, "{worker:>6}")?;
-            for (work, head) in heads.iter().enumerate() {
-                let n = self.of_worker(worker).filter(|piece| piece.0.index() == work).count();
+            for (n, head) in counts.iter().zip(&heads) {
                 write!(text, "  {n:>width$}", width = head.chars().count())?;
             }
-            let filled: f64 = self.of_worker(worker).map(|(_, from, to)| to - from).sum();
             writeln!(text, "  {:>13}", figure((idle - filled).max(0.0)))?;
         }
         Ok(text.trim_end().to_string())
