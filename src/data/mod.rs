@@ -35,7 +35,7 @@ pub use batch::Batch;
 pub use error::DataError;
 pub use files::Files;
 pub use masked::Pairs;
-pub use prepare::{Preparation, STANDARD_INPUT, n_bytes, prepare};
+pub use prepare::{Preparation, STANDARD_INPUT, TEXT_FIELD, n_bytes, prepare};
 pub use prepared::{
     Ends, Prepared, Source, TokenizerKind, end_of_text, missing_ids, tokenizer_file_of,
     tokenizer_of,

@@ -17,6 +17,8 @@ use crate::formats::files::open_regular;
 
 /// Bytes of text that are encoded at once, by all threads.
 const BLOCK: u64 = 4 << 20;
+/// The field of a JSONL file's lines that holds the text, unless another is named.
+pub const TEXT_FIELD: &str = "text";
 /// The text that standard input is.
 pub const STANDARD_INPUT: &str = "-";
 
@@ -64,8 +66,13 @@ pub fn prepare(
     // Folders and patterns find what a dead process left.
     let texts: Vec<PathBuf> = texts.iter().filter(|path| !out.is_part(path)).cloned().collect();
     let mut files = documents::texts(&texts)?;
+    let has_lines = files.iter().any(|text| text.content == Content::Lines);
     ensure!(
-        how.prompt_field.is_none() || files.iter().any(|text| text.content == Content::Lines),
+        how.field == TEXT_FIELD || has_lines,
+        "--field is of .jsonl files, and none of the texts is one: name one, or leave --field out"
+    );
+    ensure!(
+        how.prompt_field.is_none() || has_lines,
         "prompts need .jsonl files, and none of the texts is one: name one, or leave --prompt-field out"
     );
     let is_left = |path: &Path| out.is_part(path) || out.is_beside(path);

@@ -14,6 +14,9 @@ use crate::data::{Batch, Tokens, n_ignored};
 pub use bert::{Bert, PairScore};
 pub use sampling::Sampling;
 
+/// Logits that the head makes at a time.
+const MOST_LOGITS: usize = 1 << 26;
+
 /// A whole model that predicts the next token, cut into stages on one device or several. The head is a stage of its own: of
 /// a long text it is asked for some rows alone.
 pub struct CausalLm<K: Layers> {
@@ -167,16 +170,23 @@ impl<K: Layers> CausalLm<K> {
         Ok(Score { n_targets, loss: sum })
     }
 
-    /// Summed loss of the targets of the last rows of one window, times `loss_scale`.
+    /// Summed loss of the targets of the last rows of one window, times `loss_scale`. The head makes the logits of some rows
+    /// at a time: those of a long window and a large vocabulary together would take more memory than the model.
     fn window_loss(&self, input: &[u32], target: &[u32], loss_scale: f64) -> Result<f64> {
-        let (head, x) = self.last_rows(input, target.len())?;
-        let micro = Micro { step: 0, sample: 0, input: &[], target, loss_scale, training: false };
-        match head.forward(&self.head.weights, &micro, Some(x))?.0 {
-            Output::Loss { loss, .. } => {
-                Ok(self.head.kernels.download(&loss)?.iter().map(|l| f64::from(*l)).sum())
+        let (x, kernels) = (self.body_rows(input)?, &self.head.kernels);
+        let (mut row, mut sum) = (input.len() - target.len(), 0.0);
+        for target in target.chunks((MOST_LOGITS / self.config.vocab).max(1)) {
+            let micro =
+                Micro { step: 0, sample: 0, input: &[], target, loss_scale, training: false };
+            let x = kernels.rows(&x, row, target.len())?;
+            let head = self.head.stage(&self.config, target.len())?;
+            if let Output::Loss { loss, .. } = head.forward(&self.head.weights, &micro, Some(x))?.0
+            {
+                sum += kernels.download(&loss)?.iter().map(|l| f64::from(*l)).sum::<f64>();
             }
-            Output::Activation(_) => Ok(0.0), // there are targets
+            row += target.len();
         }
+        Ok(sum)
     }
 
     /// The logits of what comes after each of the last `n_rows` tokens of `input`: `[n_rows, vocab]`.
@@ -185,8 +195,10 @@ impl<K: Layers> CausalLm<K> {
     /// If `input` is longer than the context, or has an id that the model does not know.
     pub fn logits(&self, input: &[u32], n_rows: usize) -> Result<Vec<f32>> {
         self.must_know(input)?;
-        let (head, x) = self.last_rows(input, n_rows.min(input.len()))?;
-        self.logits_of(&head, x)
+        let n_rows = n_rows.min(input.len());
+        let x = self.body_rows(input)?;
+        let x = self.head.kernels.rows(&x, input.len() - n_rows, n_rows)?;
+        self.logits_of(&self.head.stage(&self.config, n_rows)?, x)
     }
 
     /// What the head makes of rows of the body.
@@ -207,22 +219,17 @@ impl<K: Layers> CausalLm<K> {
         }
     }
 
-    /// The last rows of what the body makes of one sample, and the head for so many.
-    fn last_rows(&self, input: &[u32], n_rows: usize) -> Result<(AnyStage<K::Tensor>, K::Tensor)> {
+    /// What the body makes of one sample: a row for each token.
+    fn body_rows(&self, input: &[u32]) -> Result<K::Tensor> {
         let micro =
             Micro { step: 0, sample: 0, input, target: &[], loss_scale: 1.0, training: false };
-        let x = self.through(|_, piece, x| {
+        self.through(|_, piece, x| {
             let stage = piece.stage(&self.config, input.len())?;
             match stage.forward(&piece.weights, &micro, x)?.0 {
                 Output::Activation(x) => Ok(x),
                 Output::Loss { .. } => Err(anyhow!("the body has no loss")),
             }
-        })?;
-        let head = self.head.stage(&self.config, n_rows)?;
-        if n_rows == input.len() {
-            return Ok((head, x));
-        }
-        Ok((head, self.head.kernels.rows(&x, input.len() - n_rows, n_rows)?))
+        })
     }
 
     /// What comes out of the last stage, where `forward` goes through the one that is given, of that number.

@@ -287,7 +287,7 @@ options! {
         "lr-schedule" lr_schedule: LrSchedule = [is("cosine")];
         /// Last steps, over which the learning rate falls: the first of them has `lr` still
         "decay-steps" decay_steps: Option<u64> = [value("STEPS").whole(2, 1 << 40)
-            .follows("all after `warmup`; under wsd a fifth of `steps`").read_by(FALL)];
+            .follows("all after `warmup`; under wsd a fifth of `steps`, at least 2").read_by(FALL)];
         /// Learning rate towards which it falls: a step behind the last would have it
         "min-lr" min_lr: f64 = [value("RATE").real(0.0, 1e30).follows("a tenth of `lr`").read_by(FALL)];
         /// Decay rate of the first moment of adamw and lamb, and of what muon and kfac leave to adamw

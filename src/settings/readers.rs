@@ -60,7 +60,7 @@ pub fn unread_options(config: &Config) -> Vec<String> {
         let words = option.read_in(config).err()?;
         Some(format!("`{}` has no effect: it is for {words}", option.name))
     });
-    let too_long = (is_said("warmup") && config.warmup >= config.steps).then(|| {
+    let too_long = (is_said("warmup") && config.warmup > config.steps).then(|| {
         format!(
             "`warmup` {} does not end within the {} steps of the training, which never comes to lr {}",
             config.warmup, config.steps, config.lr

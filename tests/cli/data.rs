@@ -117,6 +117,26 @@ fn the_tokenizer_goes_with_the_weights() {
     assert_eq!(read_to_string(at("saved/tokenizer.json")).expect("a file"), "mine");
     write(at("saved/tokenizer.json"), WORDS).expect("a file");
     succeed(&format!("{MODEL} --data {place}/a.bin --save {place}/saved"));
+
+    // Ids that do not say what they are have the tokenizer of the model that they train.
+    remove_file(at("a.bin.json")).expect("removed");
+    let tune = format!(
+        "train --init {place}/saved --data {place}/a.bin --depth 2 --threads 1 --save-every 2 --lr-schedule constant \
+         --out {place}/tuned"
+    );
+    for options in ["--steps 2", "--steps 4 --resume auto"] {
+        succeed(&format!("{tune} {options}"));
+        let own = at("tuned/model/tokenizer.json");
+        assert_eq!(read_to_string(&own).expect("a tokenizer"), WORDS, "{options}");
+        remove_file(own).expect("removed");
+    }
+}
+
+#[test]
+fn a_field_is_of_lines_of_json() {
+    let folder = folder();
+    let line = format!("prepare {} --field body --out x.bin", text(&folder).display());
+    refuse(&line, "--field is of .jsonl files, and none of the texts is one", folder.path());
 }
 
 /// Of whatever model, and wherever it is saved: readers of the folder take what lies there for the model's.

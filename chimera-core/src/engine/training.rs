@@ -175,7 +175,7 @@ impl Training {
         }
         let after_warmup = self.steps.saturating_sub(self.warmup).max(1);
         let usual = match self.lr_schedule {
-            LrSchedule::Wsd => self.steps.div_ceil(5),
+            LrSchedule::Wsd => self.steps.div_ceil(5).max(2), // the first has the highest rate still
             _ => after_warmup,
         };
         let decay_steps = self.decay_steps.unwrap_or(usual).clamp(1, after_warmup);
@@ -232,6 +232,8 @@ mod tests {
                 assert!((t.lr_at(step) - lr).abs() < 1e-12, "{:?} {step}", t.decay_steps);
             }
         }
+        let short = Training { steps: 4, warmup: 1, ..of(LrSchedule::Wsd) };
+        assert_eq!([1, 2, 3].map(|step| short.lr_at(step)), [1.0, 1.0, 0.6]);
         let t = of(LrSchedule::Cosine);
         assert_eq!((t.grad_scale(1.0), t.grad_scale(4.0)), (1.0, 0.5));
     }

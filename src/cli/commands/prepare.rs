@@ -13,7 +13,7 @@ use crate::cli::parts::console::{print, tell};
 use crate::cli::parts::offered::offered;
 use crate::cli::parts::output::written_path;
 use crate::cli::parts::patterns::matching;
-use crate::data::{Preparation, PreparedFiles, n_bytes, prepare};
+use crate::data::{Preparation, PreparedFiles, TEXT_FIELD, n_bytes, prepare};
 
 /// Cuts text into tokens to train on, and describes them in a file beside
 #[derive(Args)]
@@ -28,7 +28,7 @@ pub(crate) struct Prepare {
     #[arg(value_parser = offered(StringValueParser::new(), || vec!["bytes", "gpt2"]))]
     tokenizer: String,
     /// Field of a `.jsonl` file's lines that holds the text
-    #[arg(long, value_name = "NAME", default_value = "text")]
+    #[arg(long, value_name = "NAME", default_value = TEXT_FIELD)]
     field: String,
     /// Field that holds a prompt: it comes before the text, and is not trained to be said
     #[arg(long, value_name = "NAME")]

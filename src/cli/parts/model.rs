@@ -231,12 +231,19 @@ pub(crate) fn refuse_other_tokenizer(dir: &Path, own: Option<&[u8]>, whose: &str
     Ok(())
 }
 
-/// Warns where bytes are given to a model that knows as many ids as GPT-2's tokenizer has.
+/// Warns where bytes are given to a model that says no tokenizer, and knows more ids than one trained on bytes.
 pub(crate) fn warn_of_bytes(data: Option<&Tokenizer>, vocab: usize) {
-    if let (Some(Tokenizer::Bytes), Some(Tokenizer::Gpt2)) = (data, Tokenizer::of_vocab(vocab)) {
+    /// Bytes, and room for special tokens.
+    const OF_BYTES: usize = 512;
+    let name = match Tokenizer::of_vocab(vocab) {
+        Some(Tokenizer::Gpt2) => "gpt2",
+        _ if vocab > OF_BYTES => "FILE",
+        _ => return,
+    };
+    if matches!(data, Some(Tokenizer::Bytes)) {
         warn(&format!(
-            "the data is bytes, but a model of {vocab} ids was likely trained on GPT-2's tokens: `chimera prepare \
-             --tokenizer gpt2` makes them"
+            "the data is bytes, but a model of {vocab} ids was likely trained on other tokens: `chimera prepare \
+             --tokenizer {name}` makes them"
         ));
     }
 }

@@ -13,12 +13,17 @@ use super::format::HfFormat;
 pub(super) const FORMAT: HfFormat =
     HfFormat { model_types: &["gpt2"], parse, to_json, from_hf, to_hf, copies, twin: |_| None };
 
-/// What decides sizes and architecture; where a key may be absent, its default in `transformers`.
+/// What decides sizes and architecture, also by the names that all models of `transformers` have for it; where a key may be
+/// absent, its default there.
 #[derive(Deserialize)]
 struct Keys {
+    #[serde(alias = "num_hidden_layers")]
     n_layer: usize,
+    #[serde(alias = "hidden_size")]
     n_embd: usize,
+    #[serde(alias = "num_attention_heads")]
     n_head: usize,
+    #[serde(alias = "max_position_embeddings")]
     n_positions: usize,
     vocab_size: usize,
     #[serde(default = "yes")]
@@ -185,6 +190,20 @@ mod tests {
         let mut keys = to_json(&sizes(), &RATES);
         keys[key] = value;
         format!("{:#}", parse(keys.to_string().as_bytes()).unwrap_err())
+    }
+
+    #[test]
+    fn sizes_may_have_the_names_that_all_models_share() {
+        let mut text = to_json(&sizes(), &RATES).to_string();
+        for (own, shared) in [
+            ("n_layer", "num_hidden_layers"),
+            ("n_embd", "hidden_size"),
+            ("n_head", "num_attention_heads"),
+            ("n_positions", "max_position_embeddings"),
+        ] {
+            text = text.replace(&format!("\"{own}\""), &format!("\"{shared}\""));
+        }
+        assert_eq!(parse(text.as_bytes()).unwrap(), (sizes(), RATES));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a run is refused for before it has a folder, though its settings are sound.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 
@@ -19,8 +19,7 @@ pub(super) fn check(run: &Run) -> Result<()> {
 
 /// Refuses ids of another tokenizer than that of the model to begin with, as far as they are known.
 fn check_initial_tokenizer(run: &Run) -> Result<()> {
-    let file = run.config().init.as_ref().map(|dir| dir.join(TOKENIZER));
-    let Some(file) = file.filter(|file| file.exists()) else { return Ok(()) };
+    let Some(file) = initial_tokenizer(run) else { return Ok(()) };
     match Tokenizer::read(&file) {
         Ok(of_model) => Ok(run.corpus().check_model(&of_model)?),
         Err(error) => {
@@ -30,7 +29,7 @@ fn check_initial_tokenizer(run: &Run) -> Result<()> {
     }
 }
 
-/// Refuses a folder for the weights whose `tokenizer.json` is not that of the data. A folder of a name that is not said is
+/// Refuses a folder for the weights whose `tokenizer.json` is not that of the weights. A folder of a name that is not said is
 /// empty.
 fn check_saved_tokenizer(run: &Run) -> Result<()> {
     let config = run.config();
@@ -40,12 +39,22 @@ fn check_saved_tokenizer(run: &Run) -> Result<()> {
         (None, None) => return Ok(()),
     };
     let dir = config.weights_dir(folder.as_deref().unwrap_or(Path::new("")));
-    dir.map_or(Ok(()), |dir| refuse_other_tokenizer(&dir, tokenizer_of(run), whose))
+    dir.map_or(Ok(()), |dir| refuse_other_tokenizer(&dir, tokenizer_of(run).as_deref(), whose))
 }
 
-/// The `tokenizer.json` of the data as it was at the start, if it has one.
-pub(super) fn tokenizer_of(run: &Run) -> Option<&[u8]> {
-    run.corpus().tokenizer().and_then(Tokenizer::content)
+/// The `tokenizer.json` that goes with the weights: that of the model to begin with, if it has all ids of the data's, since
+/// it may have more; else that of the data as it was at the start, if it has one.
+pub(super) fn tokenizer_of(run: &Run) -> Option<Vec<u8>> {
+    let of_data = run.corpus().tokenizer();
+    let of_model = initial_tokenizer(run).and_then(|file| Tokenizer::read(&file).ok());
+    let of_model = of_model.filter(|own| of_data.is_none_or(|data| data.vocab() <= own.vocab()));
+    of_model.as_ref().or(of_data)?.content().map(<[u8]>::to_vec)
+}
+
+/// The `tokenizer.json` beside the model that a run began with, if there is one.
+fn initial_tokenizer(run: &Run) -> Option<PathBuf> {
+    let file = run.config().init.as_ref()?.join(TOKENIZER);
+    file.exists().then_some(file)
 }
 
 /// Refuses data of which nothing is to be predicted: the loss would be 0.

@@ -22,7 +22,10 @@ pub(super) fn keep(run: &Run, trained: &Trained, folder: &Path, say: &Say) -> Re
     let Some(dir) = config.weights_dir(folder).filter(|_| is_kept) else { return Ok(()) };
     // What a user has put there meanwhile is neither replaced nor taken for the model's.
     let is_free = || match named {
-        true => refuse_other_tokenizer(&dir, tokenizer_of(run), "the data: choose another folder"),
+        true => {
+            let own = tokenizer_of(run);
+            refuse_other_tokenizer(&dir, own.as_deref(), "the data: choose another folder")
+        }
         false => Ok(()),
     };
     let path = is_free().and_then(|()| write(run, trained, &dir)).map_err(|e| {
@@ -58,12 +61,12 @@ fn write_own(run: &Run, trained: &Trained, folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Writes the weights as other programs read them, with the `tokenizer.json` that the data had at the start, if any.
+/// Writes the weights as other programs read them, with the `tokenizer.json` of the model to begin with or of the data.
 fn write(run: &Run, trained: &Trained, dir: &Path) -> Result<PathBuf> {
     let dropout = DropoutRates::all(run.config().dropout);
     let path = save(dir, run.model(), &dropout, &run.special_ids(), &trained.weights)?;
     if let Some(content) = tokenizer_of(run) {
-        write_tokenizer(dir, content)?;
+        write_tokenizer(dir, &content)?;
     }
     Ok(path)
 }
