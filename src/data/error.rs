@@ -142,7 +142,7 @@ pub enum DataError {
     OtherMarks {
         /// The ids that samples would have.
         used: [u32; 4],
-        /// Those of the tokenizer.
+        /// The ids that they have in the tokenizer.
         own: [u32; 4],
     },
     /// Samples without room for two segments and their marks.

@@ -11,13 +11,14 @@ use self::types::Types;
 use crate::command::{root, rust_files};
 
 /// Folders with sources of the project.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "chimera-core",
     "src",
     "backend-cuda",
     "backend-wgpu",
     "comm-mpi",
     "comm-nccl",
+    "adapters",
     "python",
     "xtask",
     "tests",

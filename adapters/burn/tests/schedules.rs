@@ -177,7 +177,7 @@ fn weights(model: &Model) -> Weights {
     found.1
 }
 
-/// The same steps by a schedule.
+/// The steps of `plain`, by a schedule.
 fn piped(model: &Model, name: &str, shape: &Shape, passes: &Passes) -> Weights {
     let timetable = find(name).expect("a schedule").timetable(shape);
     let timetable = timetable.unwrap_or_else(|e| panic!("{name}: {e}"));

@@ -75,7 +75,7 @@ fn plain() -> Result<BTreeMap<String, Tensor>> {
     Ok(vars.into_iter().map(|(name, var)| (name, var.as_tensor().clone())).collect())
 }
 
-/// The same steps by a schedule.
+/// The steps of `plain`, by a schedule.
 fn piped(name: &str, shape: Shape, passes: Passes, width: usize) -> BTreeMap<String, Tensor> {
     let n_micro_batches = shape.n_micro_batches / width as u32;
     let timetable = find(name).expect("a schedule").timetable(&Shape { n_micro_batches, ..shape });
