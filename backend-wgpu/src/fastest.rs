@@ -47,19 +47,23 @@ impl Adapter {
         if let Some(speeds) = kept() {
             return Ok(Some(speeds));
         }
-        let measured = self.measure()?;
-        // Of several who measure at once all take what the first has kept.
         static PARTS: AtomicU64 = AtomicU64::new(0);
         let (process, nth) = (std::process::id(), PARTS.fetch_add(1, Ordering::Relaxed));
         let part = file.with_extension(format!("{process}.{nth}.part"));
+        // To measure takes seconds: not for what cannot be kept.
+        if fs::create_dir_all(folder).and_then(|()| fs::write(&part, "")).is_err() {
+            return Ok(None);
+        }
+        // Of several who measure at once all take what the first has kept.
         let damaged = file.exists();
-        let _ = fs::create_dir_all(folder)
-            .and_then(|()| fs::write(&part, measured.to_string()))
-            .and_then(
-                |()| if damaged { fs::rename(&part, &file) } else { fs::hard_link(&part, &file) },
-            );
+        let measured = self.measure().map(|measured| {
+            let _ = fs::write(&part, measured.to_string()).and_then(|()| match damaged {
+                true => fs::rename(&part, &file),
+                false => fs::hard_link(&part, &file),
+            });
+        });
         let _ = fs::remove_file(&part);
-        Ok(kept())
+        measured.map(|()| kept())
     }
 
     /// What speeds depend on: the adapter with its driver, and the kernels.

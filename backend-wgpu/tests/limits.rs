@@ -175,6 +175,15 @@ fn a_tensor_that_no_memory_holds_is_out_of_memory() {
 }
 
 #[test]
+fn more_heads_than_workgroups_are_refused() {
+    const HEADS: usize = 70_000;
+    let k = open();
+    let qkv = k.zeros(&[1, 3 * HEADS]).unwrap();
+    let refusal = k.attention(&qkv, &Attention::causal(HEADS, 1)).unwrap_err().to_string();
+    assert!(refusal.contains("70000 heads, and the adapter takes 65535"), "{refusal}");
+}
+
+#[test]
 fn a_row_that_cannot_be_bound_is_named() {
     let adapter = adapters().into_iter().next().expect("an adapter");
     let options = Options { max_binding: Some(1 << 10), ..Options::default() };

@@ -115,6 +115,8 @@ pub fn end_of_text(files: &[PathBuf]) -> Result<u32, DataError> {
         let refuse =
             |reason: &str| DataError::Prepared { path: path.clone(), reason: reason.into() };
         let Some(token) = end_in(path)? else {
+            let unreadable = |reason| DataError::Unreadable { path: path.clone(), reason };
+            path.metadata().map_err(unreadable)?;
             let reason = "no token ends its documents, which document-mask needs: prepare it from folders or .jsonl \
                           files, or with `chimera prepare --end-of-text`";
             return Err(refuse(reason));

@@ -54,6 +54,15 @@ impl Trouble {
             other => Trouble::Failed(other.to_string()),
         }
     }
+
+    /// What a lost device means: wgpu gives up one that has no memory left in the middle of a call, and says so in words
+    /// alone.
+    fn of_loss(reason: wgpu::DeviceLostReason, message: &str) -> Trouble {
+        match message {
+            "Out of memory" => Trouble::OutOfMemory,
+            _ => Trouble::Failed(format!("the device was lost ({reason:?}): {message}")),
+        }
+    }
 }
 
 /// What a kernel can be given.
@@ -95,8 +104,7 @@ impl Gpu {
         }));
         let first = Arc::clone(&trouble);
         device.set_device_lost_callback(move |reason, message| {
-            let reason = format!("the device was lost ({reason:?}): {message}");
-            let _ = first.set(Trouble::Failed(reason));
+            let _ = first.set(Trouble::of_loss(reason, &message));
         });
         let pool = Arc::new(Pool::default());
         let nothing = pool.own(memory::buffer(&device, Pool::size(ELEMENT)));
@@ -257,6 +265,11 @@ mod tests {
         let error = k.upload(&[2], &[1.0, 2.0]).unwrap_err();
         assert_eq!(error.class(), Class::OutOfMemory);
         assert!(error.to_string().contains("no room for upload"), "{error}");
+        let lost = |message| Trouble::of_loss(wgpu::DeviceLostReason::Unknown, message);
+        assert!(matches!(lost("Out of memory"), Trouble::OutOfMemory));
+        assert!(
+            matches!(lost("the cable"), Trouble::Failed(reason) if reason.contains("the cable"))
+        );
     }
 
     #[test]

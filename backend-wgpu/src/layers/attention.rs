@@ -161,6 +161,11 @@ impl Gpu {
         let quads = dim.div_ceil(4);
         let rounds = n_heads * (1 + fours * (1 + 2 * quads)) + 2 * quads;
         self.check_rounds(op, rounds)?;
+        if by.heads > self.max_groups() as usize {
+            let (heads, most) = (by.heads, self.max_groups());
+            let reason = format!("{heads} heads, and the adapter takes {most}: choose fewer heads");
+            return Err(self.failed(op, reason));
+        }
         // A sample takes a workgroup's number along one dimension.
         let most = self.max_groups() as usize * by.context;
         let blocks = self.blocks(op, qkv.n_rows(), qkv.width(), by.context)?;
