@@ -32,7 +32,7 @@ pub struct Timetable {
     /// Stages of pipes whose forwards keep those saved activations that are dear to make again, where others
     /// that are recomputed keep their input alone.
     pub selective: Vec<(PipeId, StageId)>,
-    /// Whether a recomputation waits for what the cell behind it waits for, as in frameworks that
+    /// Whether a recomputation waits for the gradient that its backward receives, as in frameworks that
     /// recompute within the backward. Else it runs meanwhile.
     pub on_demand: bool,
 }

@@ -1,11 +1,12 @@
 //! What holds for split backwards and recomputation, whatever the schedule.
 
-use chimera_core::analyze::{Reason, Timeline, peak_kept, simulate};
-use chimera_core::costs::UniformCosts;
-use chimera_core::ids::WorkerId;
+use chimera_core::analyze::{Event, Reason, Timeline, Work, peak_kept, simulate};
+use chimera_core::costs::{StageCosts, UniformCosts};
+use chimera_core::ids::{PipeId, StageId, WorkerId};
 use chimera_core::interchange::from_json;
 use chimera_core::lower::{Hoist, Lowering, Passes, Recompute, lower, recompute, split_backward};
 use chimera_core::op::{Cell, Kind, Op};
+use chimera_core::placement::Placement;
 use chimera_core::program::Program;
 use chimera_core::render::text;
 use chimera_core::schedule::{SCHEDULES, Scaling, Shape, find};
@@ -249,6 +250,45 @@ fn recomputing_on_demand_makes_backwards_longer() {
             }
         }
     }
+}
+
+/// Behind it stands a pair, whose forward waits for an activation that the recomputation has no use for.
+#[test]
+fn recomputing_on_demand_waits_for_its_own_gradient_alone() {
+    let t = timetable("dualpipe-v", &Shape::new(2, 4));
+    let again = recomputed(&t, Hoist::OnDemand, None);
+    let (program, _) = run(&again, &how(None), PLAIN);
+    let messages = [0.0, 0.0, 1.0, 0.0].map(|message| UniformCosts::new(1.0, 2.0, message));
+    assert_eq!(simulate(&program, &StageCosts::new(messages.to_vec())).makespan(), 36.0);
+}
+
+/// Each receive stands where it is needed first, and each channel keeps its order.
+#[test]
+fn an_early_recomputation_on_demand_waits_for_its_gradient() {
+    let op = |kind, stage, unit| Op::new(kind, PipeId(0), StageId(stage), unit).into();
+    use Kind::{Backward as B, Forward as F, Recompute as R};
+    let row = |stage, ops: &[(Kind, u32)]| -> Vec<Cell> {
+        ops.iter().map(|(kind, unit)| op(*kind, stage, *unit)).collect()
+    };
+    let last = row(1, &[(F, 0), (B, 0), (F, 1), (B, 1)]);
+    let timed = |first: &[(Kind, u32)]| {
+        let rows = vec![row(0, first), last.clone()];
+        let placement = Placement::line(2);
+        let t = Timetable::new("own", placement, 2, rows);
+        let t = Timetable { on_demand: true, ..t };
+        lower(&t, &how(None)).map(|program| {
+            let events = simulate(&program, &UniformCosts::new(1.0, 1.0, 3.0)).events;
+            let recomputes = |event: &&Event| match event.work {
+                Work::Cell(cell) => cell.ops().any(|op| op.kind == R),
+                _ => false,
+            };
+            events.iter().filter(recomputes).map(|event| event.start).collect::<Vec<_>>()
+        })
+    };
+    // The last stage is done with each at 6 and 8, or once it has the second one, at 14.
+    assert_eq!(timed(&[(F, 0), (F, 1), (R, 0), (B, 0), (R, 1), (B, 1)]), Ok(vec![9.0, 11.0]));
+    assert_eq!(timed(&[(F, 0), (R, 0), (F, 1), (B, 0), (R, 1), (B, 1)]), Ok(vec![9.0, 19.0]));
+    assert_eq!(timed(&[(F, 0), (F, 1), (R, 1), (R, 0), (B, 0), (B, 1)]), Ok(vec![11.0, 12.0]));
 }
 
 /// Right before its backward, a recomputation is alone with its saved activations.

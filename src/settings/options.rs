@@ -187,8 +187,8 @@ options! {
             [value("STAGES").is("all").free().searched().drawn(Passes).see("training.md#recomputation")];
         /// Memory of a rank in GiB, within which `recompute-stages` auto keeps
         "rank-memory" rank_memory: Option<f64> = [value("GIB").real(0.0, 1e6).follows("no limit").own().read_by(CHOOSES)];
-        /// How many cells before its backward a recomputation runs, auto for the shortest step within `memory-cap`, or
-        /// on-demand to wait for the gradient first
+        /// How many cells before its backward a recomputation runs, auto for the shortest step of those that it tries within
+        /// `memory-cap`, or on-demand to wait for the gradient first
         "hoist" hoist: Hoist =
             [value("CELLS").is("0").free().searched().drawn(Passes).see("schedules.md#splitting-and-recomputing")];
         /// Split backwards, and move the halves for weight gradients into idle time

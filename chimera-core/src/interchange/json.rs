@@ -14,7 +14,7 @@
 //! micro-batches are cut in two, `"unit": 0.5` stands beside the counts and the ids count halves; `"slices": true` says that
 //! the parts are slices of sequences and not of samples;
 //! `"selective": [[0, 1]]` names, by pipe and stage, what is recomputed selectively, and with
-//! `"on_demand": true` recomputations wait for what their backwards wait for. An asynchronous timetable has `"update": "stash"` or `"double-buffer"` and the `"steps"` of its window, whose
+//! `"on_demand": true` recomputations wait for the gradients that their backwards receive. An asynchronous timetable has `"update": "stash"` or `"double-buffer"` and the `"steps"` of its window, whose
 //! micro-batches `micro_batches` counts together. Stages that are no chain have
 //! `"graph": {"sources": [0], "edges": [[0, 1], [0, 2], [1, 2]], "losses": [2]}`: which begin with the samples, which
 //! feed which, and which have a loss. Where ranks were lost, `"counted_stages": 2` says of how many stages of a pipe the saved

@@ -25,7 +25,7 @@ pub enum Hoist {
     /// saved activations would exceed [`Lowering::max_peak`](super::Lowering::max_peak).
     By(usize),
     /// By the number of cells, up to D, with the least makespan, and the least of several such, of those
-    /// that are tried: 1, 2, 4 and so on, and then around the best.
+    /// that are tried: all up to 16, then 32, 64 and so on, and then around the best.
     Auto,
 }
 
@@ -53,6 +53,9 @@ impl fmt::Display for Hoist {
     }
 }
 
+/// Up to as many cells every number is tried.
+const EACH: usize = 16;
+
 /// The number of cells, up to `most`, that takes the least time of those that [`Hoist::Auto`] tries.
 pub(super) fn shortest(most: usize, takes: impl Fn(usize) -> f64) -> usize {
     let better = |cells, (best, least)| {
@@ -61,9 +64,15 @@ pub(super) fn shortest(most: usize, takes: impl Fn(usize) -> f64) -> usize {
         if is_better { (cells, time) } else { (best, least) }
     };
     let mut best = (0, takes(0));
-    let doubled = |cells: &usize| (*cells < most).then(|| most.min(2 * cells));
-    for cells in successors(Some(1), doubled) {
+    for cells in 1..=most.min(EACH) {
         best = better(cells, best);
+    }
+    let doubled = |cells: &usize| (*cells < most).then(|| most.min(2 * cells));
+    for cells in successors(Some(EACH), doubled).skip(1) {
+        best = better(cells, best);
+    }
+    if best.0 < EACH {
+        return best.0; // its neighbours have been tried
     }
     let halved = |step: &usize| (*step > 1).then(|| step.div_ceil(2));
     for step in successors(Some(best.0), halved).skip(1) {
@@ -150,9 +159,14 @@ mod tests {
                     cells.abs_diff(least) as f64 + 1.0
                 };
                 assert_eq!(shortest(most, takes), least, "{least} of {most}");
-                assert!(n_tried.get() <= 3 * most.ilog2() + 5, "{least} of {most}");
+                assert!(n_tried.get() <= EACH as u32 + 3 * most.ilog2(), "{least} of {most}");
                 let flat = |cells| if cells < least { 2.0 } else { 1.0 };
                 assert_eq!(shortest(most, flat), least, "{least} of {most}");
+                // One that is short among others that are not, as where stages differ.
+                if least <= EACH {
+                    let alone = |cells| if cells == least { 1.0 } else { 2.0 };
+                    assert_eq!(shortest(most, alone), least, "{least} of {most}");
+                }
             }
         }
     }

@@ -2,51 +2,103 @@
 //! right after it is made and received right before it is eaten. So is memory, where an op waits for what another lane
 //! frees.
 
-use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
+
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::memory::{MemoryWaits, waits};
 use crate::effects::{Effects, Rules, Token, TokenKind};
 use crate::graph::StageGraph;
 use crate::ids::{ChannelId, WorkerId};
-use crate::op::{Cell, Kind};
+use crate::op::{Cell, Kind, Op};
 use crate::placement::Placement;
 use crate::program::{Channel, Instr};
 use crate::timetable::Timetable;
 
 /// The rows of `timetable` with sends and receives, and the channels they use, in order of first use.
 ///
-/// Recomputations on demand run after the receives of the cell that they precede.
+/// A recomputation on demand runs after the receives of its own backward, and of what its channels carry before them.
 pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, Vec<Channel>) {
     let mut channels = Channels::new(&timetable.placement, rules);
     let mut effects = Effects::default();
     let memory = waits(timetable, rules);
     let mut lower_row = |(worker, row): (WorkerId, &Vec<Cell>)| {
         let mut instrs = Vec::with_capacity(row.len() * 3);
-        let mut waiting = Vec::new();
+        let mut early = timetable.on_demand.then(|| EarlyReceives::of(row, rules, &mut channels));
         for (at, cell) in row.iter().enumerate() {
-            let recomputes = matches!(cell, Cell::One(op) if op.kind == Kind::Recompute);
-            if timetable.on_demand && recomputes {
-                memory.before(worker, at, &mut channels, &mut waiting);
-                waiting.push(Instr::Run(*cell));
-                memory.after(worker, at, &mut channels, &mut waiting);
-                continue;
-            }
             rules.set_cell_effects(cell, &mut effects);
-            let received =
-                effects.eats.iter().filter_map(|t| Some(Instr::Recv(*t, channels.of(t)?)));
-            instrs.extend(received);
-            instrs.append(&mut waiting);
+            if let Some(early) = &mut early {
+                early.before(cell, &mut instrs);
+            }
+            for token in &effects.eats {
+                let Some(channel) = channels.of(token) else { continue };
+                if early.as_mut().is_none_or(|early| early.is_left(token, channel)) {
+                    instrs.push(Instr::Recv(*token, channel));
+                }
+            }
             memory.before(worker, at, &mut channels, &mut instrs);
             instrs.push(Instr::Run(*cell));
             let sent = effects.makes.iter().filter_map(|t| Some(Instr::Send(*t, channels.of(t)?)));
             instrs.extend(sent);
             memory.after(worker, at, &mut channels, &mut instrs);
         }
-        instrs.extend(waiting);
         instrs
     };
     let rows = (0..).map(WorkerId).zip(&timetable.rows).map(&mut lower_row).collect();
     (rows, channels.all)
+}
+
+/// What a row receives for recomputations on demand, before the cells that eat it.
+struct EarlyReceives {
+    /// By recomputation: the gradients that its backward receives.
+    gradients: FxHashMap<Op, Vec<(Token, ChannelId)>>,
+    /// By channel: what the row has not received yet, in order.
+    left: FxHashMap<ChannelId, VecDeque<Token>>,
+}
+
+impl EarlyReceives {
+    fn of(row: &[Cell], rules: &Rules, channels: &mut Channels<'_>) -> EarlyReceives {
+        let (mut gradients, mut left) = (FxHashMap::default(), FxHashMap::default());
+        let mut recomputed: FxHashMap<Token, Op> = FxHashMap::default();
+        for op in row.iter().flat_map(Cell::ops) {
+            let Effects { eats, makes, .. } = rules.effects(&op);
+            if op.kind == Kind::Recompute {
+                recomputed.extend(makes.iter().map(|token| (*token, op)));
+            }
+            let made_by: FxHashSet<Op> =
+                eats.iter().filter_map(|token| recomputed.get(token)).copied().collect();
+            for token in eats {
+                let Some(channel) = channels.of(&token) else { continue };
+                left.entry(channel).or_insert_with(VecDeque::new).push_back(token);
+                for recompute in made_by.iter().filter(|_| token.kind == TokenKind::Gradient) {
+                    let of_it: &mut Vec<_> = gradients.entry(*recompute).or_default();
+                    of_it.push((token, channel));
+                }
+            }
+        }
+        EarlyReceives { gradients, left }
+    }
+
+    /// Adds what is received before a cell because it is a recomputation. A channel keeps its order: what it carries before
+    /// comes before.
+    fn before(&mut self, cell: &Cell, instrs: &mut Vec<Instr>) {
+        let Cell::One(op) = cell else { return };
+        for (gradient, channel) in self.gradients.remove(op).into_iter().flatten() {
+            let Some(left) = self.left.get_mut(&channel) else { continue };
+            let n_received =
+                left.iter().position(|token| *token == gradient).map_or(0, |at| at + 1);
+            instrs.extend(left.drain(..n_received).map(|token| Instr::Recv(token, channel)));
+        }
+    }
+
+    /// Whether `token` is still to be received; by now it is.
+    fn is_left(&mut self, token: &Token, channel: ChannelId) -> bool {
+        let left = self.left.get_mut(&channel);
+        left.is_some_and(|left| {
+            let at = left.iter().position(|other| other == token);
+            at.and_then(|at| left.remove(at)).is_some()
+        })
+    }
 }
 
 impl MemoryWaits {
