@@ -184,6 +184,11 @@ impl Program {
         self.n_micro_batches
     }
 
+    /// Number of micro-batches of a step, N.
+    pub fn micro_batches_per_step(&self) -> u32 {
+        self.n_micro_batches / self.window.n_steps().max(1)
+    }
+
     /// Into how many units a micro-batch is cut.
     pub fn units_per_micro(&self) -> u32 {
         self.units_per_micro
@@ -297,7 +302,7 @@ impl Program {
     }
 
     /// The most versions of the weights of a stage that each worker holds at once; 1 in synchronous
-    /// schedules.
+    /// schedules, 0 of a worker without a stage.
     pub fn weight_versions(&self) -> &[u32] {
         &self.weight_versions
     }
@@ -340,8 +345,12 @@ impl Program {
         }
     }
 
-    /// Number of messages.
+    /// Number of messages that carry data; notices that memory is free, which moves of activations need, are none.
     pub fn n_messages(&self) -> usize {
-        self.rows.iter().flatten().filter(|i| matches!(i, Instr::Send(..))).count()
+        let carries_data = |instr: &&Instr| match instr {
+            Instr::Send(token, _) => !matches!(token.kind, TokenKind::Memory(..)),
+            _ => false,
+        };
+        self.rows.iter().flatten().filter(carries_data).count()
     }
 }

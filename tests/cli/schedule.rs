@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use chimera::core::schedule::SCHEDULES;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::command::{Ran, chimera, folder};
 
@@ -265,6 +265,69 @@ fn a_dropped_op_is_named() {
     assert!(refusal.contains("worker 1, cell 9"), "{refusal}");
     let drawing = "0 1 0' 3 1' 4 2' 3' 4'\n                       ^";
     assert!(refusal.contains(drawing), "{refusal}");
+}
+
+#[test]
+fn a_recomputation_or_a_move_that_is_forgotten_is_named() {
+    let op = |kind: &str, unit: u32| json!({"kind": kind, "pipe": 0, "stage": 0, "micro_batches": [unit]});
+    let own = |row: &[(&str, u32)]| {
+        let row: Vec<Value> = row.iter().map(|(kind, unit)| op(kind, *unit)).collect();
+        json!({"schedule": "mine", "depth": 1, "stages": 1, "pipes": 1, "micro_batches": 2,
+               "placement": [[0]], "rows": [row]})
+    };
+    let forgotten = own(&[("F", 0), ("F", 1), ("R", 0), ("B", 0), ("B", 1)]);
+    let told = refusal(&forgotten);
+    assert!(
+        told.contains("worker 0, cell 5: micro-batch 1 has no R (recompute) on stage 0"),
+        "{told}"
+    );
+    assert!(told.contains("Give each of them an R, or none"), "{told}");
+    let away = own(&[("F", 0), ("O", 0), ("F", 1), ("B", 1), ("B", 0)]);
+    let told = refusal(&away);
+    let hint = "worker 0, cell 1: micro-batch 0 has O (offload) on stage 0, but no L (reload)";
+    assert!(told.contains(hint) && is_drawn(&told), "{told}");
+    let back = own(&[("F", 0), ("F", 1), ("B", 1), ("L", 0), ("B", 0)]);
+    let told = refusal(&back);
+    let hint = "worker 0, cell 3: micro-batch 0 has L (reload) on stage 0, but no O (offload)";
+    assert!(told.contains(hint) && is_drawn(&told), "{told}");
+}
+
+/// N is of a step, whatever the window.
+#[test]
+fn micro_batches_of_a_window_are_told_by_step() {
+    let folder = folder();
+    let file = folder.path().join("window.json");
+    let window = "pipedream --depth 3 --micro-batches 4 --window 3";
+    write(&file, ok(&format!("schedule show {window} --json"))).expect("a file");
+    let proof = ok(&format!("schedule check {} --json", file.display()));
+    let proof: Value = serde_json::from_str(&proof).expect("JSON");
+    assert_eq!([&proof["micro_batches"], &proof["steps"]], [4, 3]);
+    let page = ok(&format!("schedule export {window} --format html"));
+    assert!(page.contains("N = 4, 3 steps"), "{page}");
+    for (name, n) in [("micro-batches of a step", 4), ("steps", 3)] {
+        assert!(page.contains(&format!("<td>{name}</td><td>{n}</td>")), "{page}");
+    }
+}
+
+#[test]
+fn a_worker_without_a_stage_holds_no_weights() {
+    let mut idle = timetable("gpipe");
+    idle["depth"] = json!(5);
+    idle["rows"].as_array_mut().expect("rows").push(json!([]));
+    let folder = folder();
+    let file = folder.path().join("idle.json");
+    write(&file, idle.to_string()).expect("a file");
+    let proof = ok(&format!("schedule check {} --json", file.display()));
+    let proof: Value = serde_json::from_str(&proof).expect("JSON");
+    assert_eq!(proof["weight_versions"], json!([1, 1, 1, 1, 0]));
+}
+
+#[test]
+fn work_is_no_part_of_a_timetable() {
+    let shown = chimera("schedule show gpipe --depth 2 --work a=1 --format json");
+    assert!(shown.stderr.contains("`work` has no effect: "), "{}", shown.stderr);
+    let plain = chimera("schedule show gpipe --depth 2 --json");
+    assert_eq!((shown.stdout, plain.stderr.as_str()), (plain.stdout, ""));
 }
 
 #[test]

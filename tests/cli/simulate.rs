@@ -314,6 +314,17 @@ fn the_closed_form_stands_beside_the_simulation() {
         let simulated = simulate(&format!("{schedule} --depth 4 --micro-batches 8 --closed-form"));
         assert_eq!(simulated["closed_form"]["step"], simulated["makespan"], "{schedule}");
     }
+    for cut in
+        ["seq1f1b --slices 4", "seq1f1b --slices 16", "chimera --scaling halving --micro-batches 8"]
+    {
+        let simulated = simulate(&format!("{cut} --message 0.5 --closed-form"));
+        let form = &simulated["closed_form"];
+        assert!(number(&form["over_simulated"]) >= 1.0, "{cut}: {form}");
+        assert!(
+            number(&form["c_m"]) > number(&form["c_f"]) + number(&form["c_b"]),
+            "{cut}: {form}"
+        );
+    }
     let moved = simulate("1f1b --depth 6 --micro-batches 6 --closed-form --bpipe --transfer 1");
     assert_eq!(number(&moved["closed_form"]["backward"]), 2.0, "moves run beside backwards");
 }
@@ -340,6 +351,14 @@ fn a_file_says_into_how_many_parts_it_cuts_micro_batches() {
         ran.stdout,
         ran.stderr
     );
+}
+
+/// Each of 16 activations and gradients crosses 7 edges; 17 times saved activations go away and come back.
+#[test]
+fn notices_that_memory_is_free_are_no_messages() {
+    let ran = chimera("simulate 1f1b --depth 8 --micro-batches 16 --bpipe");
+    let n = 2 * 16 * 7 + 2 * 17;
+    assert!(ran.stdout.contains(&format!(", {n} messages\n")), "{}", ran.stdout);
 }
 
 /// A pair is two ops.

@@ -55,11 +55,13 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
         }
     }
     let one = || vec![1; program.rows.len()];
-    Ok(Proof {
-        channel_bound: machine.bound,
-        peaks: machine.activations.peaks(),
-        weight_versions: machine.versions.map_or_else(one, Versions::peaks),
-    })
+    let mut weight_versions = machine.versions.map_or_else(one, Versions::peaks);
+    for (worker, versions) in (0..).map(WorkerId).zip(&mut weight_versions) {
+        if program.placement.stages_of(worker).is_empty() {
+            *versions = 0;
+        }
+    }
+    Ok(Proof { channel_bound: machine.bound, peaks: machine.activations.peaks(), weight_versions })
 }
 
 /// Runs all rows to their ends, with the least room in channels that suffices: `widen` gives each room for one message

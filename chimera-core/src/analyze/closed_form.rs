@@ -1,9 +1,10 @@
 //! The closed form of a step's time in Chimera's paper (Li & Hoefler, SC 2021, equation 1), to hold a simulation against.
 //!
-//! `T = (F + c) C_f + (B + c) C_b + R`: with C_f forwards and C_b backwards on the critical path, each followed by a
-//! message that takes c and hides behind nothing, and R, the longest part of any stage's gradient reduction that compute does
+//! `T = F C_f + B C_b + c C_m + R`: with C_f forwards and C_b backwards on the critical path, C_m messages, one behind each of
+//! its passes, which take c and hide behind nothing, and R, the longest part of any stage's gradient reduction that compute does
 //! not hide. All stages take what the slowest takes. A reduction over r replicas is Rabenseifner's,
-//! `2 log2(r) alpha + 2 (r - 1) / r beta L`, and begins when the last backward of its stage is done.
+//! `2 log2(r) alpha + 2 (r - 1) / r beta L`, and begins when the last backward of its stage is done. The paper writes
+//! `(F + c) C_f + (B + c) C_b + R`, which is the same where no pass is of a part of a micro-batch, or of several.
 
 use rustc_hash::FxHashMap;
 
@@ -22,6 +23,9 @@ pub struct ClosedForm {
     pub forwards: f64,
     /// Backwards on it, C_b.
     pub backwards: f64,
+    /// Messages on it, C_m: one behind each forward and each backward or input half of one, however much of a
+    /// micro-batch that is of.
+    pub messages: f64,
     /// Time of a forward of the slowest stage, F.
     pub forward: f64,
     /// Time of a backward of the slowest stage, with its recomputation, B.
@@ -85,15 +89,18 @@ impl ClosedForm {
         for event in timeline.critical_path() {
             let Work::Cell(cell) = event.work else { continue };
             for op in cell.ops() {
-                match op.kind {
-                    Kind::Forward => form.forwards += micro_batches(&op),
-                    Kind::Backward => form.backwards += micro_batches(&op),
-                    Kind::BackwardInput | Kind::BackwardWeight => {
-                        form.backwards += micro_batches(&op) / 2.0;
+                let (passes, messages) = match op.kind {
+                    Kind::Forward => (&mut form.forwards, 1.0),
+                    Kind::Backward | Kind::BackwardInput => (&mut form.backwards, 1.0),
+                    Kind::BackwardWeight => (&mut form.backwards, 0.0),
+                    Kind::Recompute => continue, // part of the backward
+                    Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return | Kind::Work(_) => {
+                        continue;
                     }
-                    Kind::Recompute => {} // part of the backward
-                    Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return | Kind::Work(_) => {}
-                }
+                };
+                let is_half = matches!(op.kind, Kind::BackwardInput | Kind::BackwardWeight);
+                *passes += micro_batches(&op) / if is_half { 2.0 } else { 1.0 };
+                form.messages += messages;
             }
         }
         form.reduction = exposed(program, &timeline, reduced);
@@ -102,8 +109,9 @@ impl ClosedForm {
 
     /// The time of a step, T.
     pub fn step(&self) -> f64 {
-        let ClosedForm { forwards, backwards, forward, backward, message, reduction } = *self;
-        (forward + message) * forwards + (backward + message) * backwards + reduction
+        let ClosedForm { forwards, backwards, messages, .. } = *self;
+        let compute = self.forward * forwards + self.backward * backwards;
+        compute + self.message * messages + self.reduction
     }
 
     /// A step of equal stages without messages, which has the critical path that is counted.
@@ -144,7 +152,7 @@ fn exposed(program: &Program, timeline: &Timeline, reduced: Reduced<'_>) -> f64 
 mod tests {
     use super::*;
     use crate::lower::{Lowering, lower};
-    use crate::schedule::{Shape, find};
+    use crate::schedule::{Scaling, Shape, find};
 
     fn form(schedule: &str, depth: usize, reduced: Reduced<'_>) -> ClosedForm {
         let timetable = find(schedule).expect("known").timetable(&Shape::new(depth, depth as u32));
@@ -164,6 +172,24 @@ mod tests {
             assert_eq!((form.forwards, form.backwards), (forwards, backwards), "{schedule}");
             let step = forwards * 1.5 + backwards * 2.5;
             assert_eq!(form.step(), step, "{schedule}");
+        }
+    }
+
+    /// Each slice of a sequence, and each half of a backward's samples, is followed by a message of its own.
+    #[test]
+    fn parts_of_micro_batches_are_followed_by_messages_of_their_own() {
+        let halving = Shape { scaling: Scaling::Halving, ..Shape::new(4, 8) };
+        let sliced = |n_slices| Shape { n_slices, ..Shape::new(4, 4) };
+        let cut = [("chimera", halving), ("seq1f1b", sliced(4)), ("seq1f1b", sliced(16))];
+        for (schedule, shape) in cut {
+            let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");
+            let program = lower(&timetable, &Lowering::default()).expect("proven");
+            let costs = UniformCosts::new(1.0, 2.0, 0.5).per_units(program.units_per_micro());
+            let none = Reduced { bytes: &[], width: 1, link: Link::default() };
+            let form = ClosedForm::of(&program, &costs, none);
+            let makespan = simulate(&program, &costs).makespan();
+            assert!(form.messages > form.forwards + form.backwards, "{schedule}");
+            assert!(form.step() >= makespan, "{schedule}: {} below {makespan}", form.step());
         }
     }
 

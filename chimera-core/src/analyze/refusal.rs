@@ -116,6 +116,32 @@ pub enum Reason {
         /// Which pass.
         pass: &'static str,
     },
+    /// A micro-batch is not recomputed on a stage on which others are.
+    #[error(
+        "micro-batch {unit} has no R (recompute) on {stage}, though others of its pipe have: forwards of a stage that is \
+         recomputed keep their inputs alone. Give each of them an R, or none"
+    )]
+    Unrecomputed {
+        /// The micro-batch unit.
+        unit: u32,
+        /// Where.
+        stage: StageId,
+    },
+    /// Saved activations of a micro-batch are moved away and not back, or back and not away.
+    #[error(
+        "micro-batch {unit} has {} ({}) on {stage}, but no {} ({}): activations that are moved away are moved back",
+        done.letter(), done.name(), lacks.letter(), lacks.name()
+    )]
+    LoneMove {
+        /// The micro-batch unit.
+        unit: u32,
+        /// Where.
+        stage: StageId,
+        /// The move that is there.
+        done: Kind,
+        /// The move that is not.
+        lacks: Kind,
+    },
     /// There are fewer passes than micro-batches and stages need.
     #[error(
         "{found} passes of single micro-batches cannot be all of {wanted} forwards and as many backwards"

@@ -1,6 +1,8 @@
 //! What can be checked of a timetable without running it: every op is well-formed, stands where its stage
 //! lives, and is there exactly once.
 
+use rustc_hash::FxHashSet;
+
 use super::refusal::{Reason, Refusal};
 use crate::ids::{PipeId, StageId, WorkerId};
 use crate::notation::marked_row;
@@ -50,12 +52,17 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
     each_op(timetable, |_, op| passes.add(op))?;
     match passes.absent() {
         None => Ok(window),
-        Some(absent) => {
-            // The end of the row that should have it; the first pipe's if no pipe has the micro-batch.
-            let pipe = passes.pipe_of[absent.unit as usize].unwrap_or(PipeId(0));
-            let worker = placement.worker(pipe, absent.stage);
-            let at = Some((worker, timetable.row(worker).len()));
-            Err(refusal(timetable, at, absent.reason()))
+        Some((unit, stage, reason)) => {
+            let at = match reason {
+                Reason::LoneMove { done, .. } => cell_of(timetable, done, stage, unit),
+                _ => {
+                    // The end of the row that should have it; the first pipe's if no pipe has the micro-batch.
+                    let pipe = passes.pipe_of[unit as usize].unwrap_or(PipeId(0));
+                    let worker = placement.worker(pipe, stage);
+                    Some((worker, timetable.row(worker).len()))
+                }
+            };
+            Err(refusal(timetable, at, reason))
         }
     }
 }
@@ -114,6 +121,20 @@ fn well_formed(
     Ok(())
 }
 
+/// Where the op of this kind, stage and unit stands, on whichever worker.
+fn cell_of(
+    timetable: &Timetable,
+    kind: Kind,
+    stage: StageId,
+    unit: u32,
+) -> Option<(WorkerId, usize)> {
+    let is_it = |op: Op| (op.kind, op.stage) == (kind, stage) && op.span.units().any(|u| u == unit);
+    let mut rows = (0..).map(WorkerId).zip(&timetable.rows);
+    rows.find_map(|(worker, row)| {
+        Some((worker, row.iter().position(|cell| cell.ops().any(is_it))?))
+    })
+}
+
 fn refusal(timetable: &Timetable, at: Option<(WorkerId, usize)>, reason: Reason) -> Refusal {
     let drawing = at.map(|(worker, cell)| marked_row(timetable.row(worker), cell));
     let schedule = timetable.schedule.clone();
@@ -168,35 +189,66 @@ impl PassesDone {
         Ok(())
     }
 
-    /// The first pass that is not there.
-    fn absent(&self) -> Option<Absent> {
+    /// The first pass that is not there, and why it should be.
+    fn absent(&self) -> Option<(u32, StageId, Reason)> {
+        let of = |at: usize| ((at / self.n_stages) as u32, StageId((at % self.n_stages) as u16));
+        let refused = |at, reason: fn(u32, StageId, u8) -> Reason| {
+            let (unit, stage) = of(at);
+            Some((unit, stage, reason(unit, stage, self.done[at])))
+        };
         let all = Self::FORWARD | Self::INPUT | Self::WEIGHT;
-        let at = self.done.iter().position(|done| done & all != all)?;
-        Some(Absent {
-            unit: (at / self.n_stages) as u32,
-            stage: StageId((at % self.n_stages) as u16),
-            done: self.done[at],
+        if let Some(at) = self.done.iter().position(|done| done & all != all) {
+            return refused(at, |unit, stage, done| Reason::Absent {
+                unit,
+                stage,
+                pass: pass(done),
+            });
+        }
+        let recomputes = |done: &u8| done & Self::RECOMPUTE != 0;
+        let by_unit = self.done.chunks(self.n_stages).zip(&self.pipe_of);
+        let recomputed: FxHashSet<(Option<PipeId>, usize)> = by_unit
+            .flat_map(|(stages, pipe)| {
+                let stages = stages.iter().enumerate().filter(|(_, done)| recomputes(done));
+                stages.map(|(stage, _)| (*pipe, stage))
+            })
+            .collect();
+        let is_kept = |(at, done): (usize, &u8)| {
+            let (pipe, stage) = (self.pipe_of[at / self.n_stages], at % self.n_stages);
+            !recomputes(done) && recomputed.contains(&(pipe, stage))
+        };
+        if let Some(at) = self.done.iter().enumerate().position(is_kept) {
+            return refused(at, |unit, stage, _| Reason::Unrecomputed { unit, stage });
+        }
+        let at = self.done.iter().position(|done| lone_move(*done).is_some())?;
+        refused(at, |unit, stage, done| {
+            let [done, lacks] = lone_move(done).unwrap_or([Kind::Offload, Kind::Reload]);
+            Reason::LoneMove { unit, stage, done, lacks }
         })
     }
 }
 
-/// A micro-batch unit that lacks a pass through a stage, and the passes that it has there.
-struct Absent {
-    unit: u32,
-    stage: StageId,
-    done: u8,
+/// A pass that is not among those `done`.
+fn pass(done: u8) -> &'static str {
+    let has = |bit| done & bit != 0;
+    match (has(PassesDone::FORWARD), has(PassesDone::INPUT), has(PassesDone::WEIGHT)) {
+        (false, ..) => "forward",
+        (_, false, false) => "backward",
+        (_, false, _) => "backward's input half",
+        _ => "backward's weight half",
+    }
 }
 
-impl Absent {
-    fn reason(&self) -> Reason {
-        let has = |bit| self.done & bit != 0;
-        let pass = match (has(PassesDone::FORWARD), has(PassesDone::INPUT), has(PassesDone::WEIGHT))
-        {
-            (false, ..) => "forward",
-            (_, false, false) => "backward",
-            (_, false, _) => "backward's input half",
-            _ => "backward's weight half",
-        };
-        Reason::Absent { unit: self.unit, stage: self.stage, pass }
-    }
+/// A move among those `done` without the one back, and that one.
+fn lone_move(done: u8) -> Option<[Kind; 2]> {
+    let pairs = [
+        (PassesDone::OFFLOAD, PassesDone::RELOAD, [Kind::Offload, Kind::Reload]),
+        (PassesDone::KEEP, PassesDone::RETURN, [Kind::Keep, Kind::Return]),
+    ];
+    pairs.into_iter().find_map(|(away, back, [moved, returned])| {
+        match (done & away != 0, done & back != 0) {
+            (true, false) => Some([moved, returned]),
+            (false, true) => Some([returned, moved]),
+            _ => None,
+        }
+    })
 }

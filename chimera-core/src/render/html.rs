@@ -46,7 +46,8 @@ fn figures(program: &Program, timeline: &Timeline) -> String {
         ("workers", placement.n_workers().to_string()),
         ("stages", stages),
         ("pipes", placement.n_pipes().to_string()),
-        ("micro-batches", program.n_micro_batches().to_string()),
+        ("micro-batches of a step", program.micro_batches_per_step().to_string()),
+        ("steps", program.window().n_steps().to_string()),
         ("makespan", number(timeline.makespan())),
         ("bubble ratio", number(timeline.bubble_ratio())),
         ("messages", program.n_messages().to_string()),
@@ -97,6 +98,8 @@ mod tests {
             assert!(page.contains(&format!("<title>{cell}: ")), "{cell}");
         }
         assert!(page.contains("<td>makespan</td><td>16</td>"));
+        assert!(page.contains("<td>micro-batches of a step</td><td>4</td>"));
+        assert!(page.contains("<td>steps</td><td>1</td>"));
         assert!(page.contains("<tr><td>P1</td><td>1, 2</td><td>12</td><td>4</td><td>4</td></tr>"));
         for outside in ["src=", "href=", "<script", "@import", "url(h"] {
             assert!(!page.contains(outside), "{outside}");

@@ -71,6 +71,14 @@ fn rows(timeline: &Timeline) -> Vec<WorkerRow<'_>> {
     rows
 }
 
+/// What a drawing says of moves that it has no room for, since they have no width.
+const UNDRAWN_MOVES: &str = "moves that take no time are not drawn";
+
+/// Whether some moves of saved activations take no time.
+fn has_undrawn_moves(timeline: &Timeline) -> bool {
+    timeline.events.iter().any(|e| matches!(e.work, Work::Move(_)) && e.end <= e.start)
+}
+
 /// Number of pipes that a timeline shows: one more than the greatest id.
 fn n_pipes(timeline: &Timeline) -> usize {
     let cells = timeline.events.iter().filter_map(|event| match event.work {
@@ -94,6 +102,33 @@ fn number(x: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::analyze::simulate;
+    use crate::costs::UniformCosts;
+    use crate::lower::{Lowering, bpipe, lower};
+    use crate::schedule::{Shape, find};
+
+    #[test]
+    fn a_drawing_tells_of_moves_that_it_leaves_out() {
+        let timetable = find("1f1b").unwrap().timetable(&Shape::new(4, 8)).unwrap();
+        let free = UniformCosts::new(1.0, 2.0, 0.0);
+        let shared = bpipe(timetable.clone(), &free).unwrap();
+        let drawn = |timetable, costs| {
+            let program = lower(timetable, &Lowering::default()).unwrap();
+            let timeline = simulate(&program, &costs);
+            let scaled = text::scaled(&timeline, 80);
+            let (text, svg) = (text::timeline(&timeline), svg::step(&program, &timeline, ""));
+            [text, scaled, svg, html::page(&program, &timeline, "")]
+        };
+        for (plain, told) in drawn(&timetable, free).iter().zip(drawn(&shared, free)) {
+            assert!(told.contains(UNDRAWN_MOVES) && !plain.contains(UNDRAWN_MOVES), "{told}");
+        }
+        let [plain, told] =
+            [&timetable, &shared].map(|timetable| drawn(timetable, free)[0].clone());
+        assert_eq!(told, format!("{plain}{UNDRAWN_MOVES}\n"));
+        for drawing in drawn(&shared, UniformCosts { transfer: 0.5, ..free }) {
+            assert!(!drawing.contains(UNDRAWN_MOVES), "{drawing}");
+        }
+    }
 
     #[test]
     fn the_upper_half_of_an_even_number_of_pipes_goes_up() {

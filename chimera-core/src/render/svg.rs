@@ -14,7 +14,9 @@ use std::fmt::Write;
 use super::legend::Legend;
 use super::palette::{Paint, style};
 use super::xml::{Area, Escaped, rect, text, vertical};
-use super::{WorkerRow, n_pipes, number, row_labels, rows, work_label};
+use super::{
+    UNDRAWN_MOVES, WorkerRow, has_undrawn_moves, n_pipes, number, row_labels, rows, work_label,
+};
 use crate::analyze::{Event, Timeline, Work};
 use crate::op::Cell;
 use crate::program::Program;
@@ -294,8 +296,12 @@ impl Merged<'_> {
 
 fn summary(timeline: &Timeline) -> String {
     let s = if timeline.n_workers == 1 { "" } else { "s" };
+    let moves = match has_undrawn_moves(timeline) {
+        true => format!(" · {UNDRAWN_MOVES}"),
+        false => String::new(),
+    };
     format!(
-        "{} worker{s} · makespan {} · bubble ratio {:.1} %",
+        "{} worker{s} · makespan {} · bubble ratio {:.1} %{moves}",
         timeline.n_workers,
         number(timeline.makespan()),
         timeline.bubble_ratio() * 100.0

@@ -12,7 +12,10 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use super::screen::{Line, Picture, Screen};
-use super::{WorkerRow, goes_up, n_pipes, number, row_labels, rows, work_label};
+use super::{
+    UNDRAWN_MOVES, WorkerRow, goes_up, has_undrawn_moves, n_pipes, number, row_labels, rows,
+    work_label,
+};
 use crate::analyze::{Event, Timeline, Work};
 use crate::ids::{PipeId, WorkId};
 use crate::notation::{Labels, work_mark};
@@ -41,10 +44,14 @@ pub fn timeline(timeline: &Timeline) -> String {
 
 /// The [`timeline`] on a screen: what is wider is cut into bands of columns, one below the other.
 pub fn timeline_on(timeline: &Timeline, screen: Screen<'_>) -> String {
-    match unit(timeline) {
-        Some(unit) => columns(timeline, unit, screen),
-        None => scaled_on(timeline, SCALED_WIDTH, screen),
+    let Some(unit) = unit(timeline) else {
+        return scaled_on(timeline, SCALED_WIDTH, screen);
+    };
+    let mut drawing = columns(timeline, unit, screen);
+    if has_undrawn_moves(timeline) {
+        let _ = writeln!(drawing, "{UNDRAWN_MOVES}");
     }
+    drawing
 }
 
 /// The timeline squeezed or stretched to `width` characters of equal time.
@@ -85,9 +92,13 @@ pub fn scaled_on(timeline: &Timeline, width: usize, screen: Screen<'_>) -> Strin
         "" => String::new(),
         marks => format!(", {marks} work beside them"),
     };
+    let moves = match has_undrawn_moves(timeline) {
+        true => format!("; {UNDRAWN_MOVES}"),
+        false => String::new(),
+    };
     let _ = writeln!(
         picture.text,
-        "{legend}{beside}; + reduction, * update, . idle; total time {}",
+        "{legend}{beside}; + reduction, * update, . idle{moves}; total time {}",
         number(makespan)
     );
     picture.text

@@ -256,9 +256,16 @@ fn an_unsafe_move_is_refused_with_its_row() {
     let plain = timetable("1f1b", &Shape::new(4, 6));
     let mut moved = bpipe(plain.clone(), &costs(&plain, 1.0)).expect("sound");
     let reload = |cell: &Cell| cell.ops().any(|op| op.kind == Kind::Reload);
+    let mut late = moved.clone();
+    let at = late.rows[0].iter().position(reload).expect("a move back");
+    let back = late.rows[0].remove(at);
+    late.rows[0].push(back);
+    let refusal = lower(&late, &Lowering::default()).expect_err("too late").to_string();
+    assert!(refusal.contains('^'), "{refusal}");
     moved.rows[0].retain(|cell| !reload(cell));
     let refusal = lower(&moved, &Lowering::default()).expect_err("nothing comes back").to_string();
-    assert!(refusal.contains("deadlock") && refusal.contains("reloaded activations"), "{refusal}");
+    let hint = "has O (offload) on stage 0, but no L (reload): activations that are moved away are moved back";
+    assert!(refusal.contains("worker 0, cell ") && refusal.contains(hint), "{refusal}");
     assert!(refusal.contains('^'), "{refusal}");
     let mut away = plain;
     let op = away.rows[2][0].ops().next().expect("an op");

@@ -127,6 +127,7 @@ impl Show {
         let plan = Scheduled::of(&self.name, &self.shape, &self.costs)?;
         let plan = plan.without(&self.lost, &|whole, _| self.costs.of_stages(whole))?;
         if self.json || self.format == Format::Json {
+            self.work.warn_of_json();
             return print(interchange::to_json(&plan.timetable));
         }
         let program = plan.prove()?;
@@ -168,7 +169,7 @@ impl Check {
         if self.json {
             let proof = json!({
                 "schedule": timetable.schedule, "proven": true, "depth": timetable.rows.len(),
-                "stages": program.placement().n_stages(), "micro_batches": timetable.n_micro_batches,
+                "stages": program.placement().n_stages(), "micro_batches": program.micro_batches_per_step(),
                 "steps": program.window().n_steps(), "weight_versions": program.weight_versions(),
                 "messages": program.n_messages(), "channel_bound": program.channel_bound(),
                 "peak_micro_batches": program.peaks(), "makespan": timeline.makespan(),

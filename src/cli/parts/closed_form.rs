@@ -7,7 +7,7 @@ use crate::cli::parts::console::figure;
 
 /// A line with the terms, and how far their sum is from what was `simulated`.
 pub(crate) fn line(form: &ClosedForm, simulated: f64) -> String {
-    let ClosedForm { forwards, backwards, forward, backward, message, reduction } = *form;
+    let ClosedForm { forwards, backwards, messages, forward, backward, message, reduction } = *form;
     let step = form.step();
     let percent = (step / simulated - 1.0) * 100.0;
     let side = if percent < 0.0 { "below" } else { "above" };
@@ -16,13 +16,13 @@ pub(crate) fn line(form: &ClosedForm, simulated: f64) -> String {
         false => String::new(),
     };
     format!(
-        "closed form: (F {} + c {}) x C_f {} + (B {} + c {}) x C_b {} + R {} = {}{distance}",
+        "closed form: F {} x C_f {} + B {} x C_b {} + c {} x C_m {} + R {} = {}{distance}",
         figure(forward),
-        figure(message),
         figure(forwards),
         figure(backward),
-        figure(message),
         figure(backwards),
+        figure(message),
+        figure(messages),
         figure(reduction),
         figure(step)
     )
@@ -31,7 +31,7 @@ pub(crate) fn line(form: &ClosedForm, simulated: f64) -> String {
 /// The terms as JSON.
 pub(crate) fn terms(form: &ClosedForm, simulated: f64) -> Value {
     json!({
-        "c_f": form.forwards, "c_b": form.backwards, "forward": form.forward, "backward": form.backward,
+        "c_f": form.forwards, "c_b": form.backwards, "c_m": form.messages, "forward": form.forward, "backward": form.backward,
         "message": form.message, "unoverlapped_reduction": form.reduction, "step": form.step(),
         "over_simulated": form.step() / simulated,
     })

@@ -150,7 +150,7 @@ impl ContenderRun {
 
     /// In words, if it is not what `shape` says.
     pub(crate) fn other_shape(&self, shape: &Shape) -> Option<String> {
-        let n = self.program.n_micro_batches() / self.program.window().n_steps();
+        let n = self.program.micro_batches_per_step();
         let d = self.program.placement().n_workers();
         let is_other = (d, n) != (shape.depth, shape.n_micro_batches);
         is_other.then(|| format!("it is made for D = {d}, N = {n}"))

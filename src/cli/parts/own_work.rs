@@ -14,7 +14,7 @@ use chimera_core::program::Program;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::cli::parts::console::figure;
+use crate::cli::parts::console::{figure, warn};
 
 /// More pieces than anybody reads.
 const MOST_PIECES: f64 = 1e6;
@@ -65,6 +65,16 @@ pub(crate) struct FilledStep<'c, C> {
 }
 
 impl WorkArgs {
+    /// Warns that the JSON of a timetable has no work beside the training.
+    pub(crate) fn warn_of_json(&self) {
+        if !self.work.is_empty() {
+            warn(
+                "`work` has no effect: a timetable's JSON holds the training alone, and work is added where a program is \
+                 drawn or simulated",
+            );
+        }
+    }
+
     /// Fills the idle time of each worker of a step that is simulated as `timeline`; nothing without work.
     pub(crate) fn fill<'c, C: Costs>(
         &self,

@@ -8,12 +8,23 @@ use crate::activation_memory::{ActivationMemory, rounded};
 use crate::analyze::memory::{kept_bytes_change, saved_bytes};
 use crate::analyze::{Timeline, Work};
 use crate::ids::WorkerId;
+use crate::op::{Kind, Lane, Op};
+use crate::program::{Instr, Program};
 
 /// A counter of each worker: how it changes, and when.
 struct Counter {
     name: &'static str,
     unit: &'static str,
-    changes: Vec<Vec<(f64, f64)>>,
+    changes: Vec<Vec<Change>>,
+}
+
+/// By how much a counter changes, and when.
+#[derive(Clone)]
+struct Change {
+    time: f64,
+    /// Which of the changes at one time comes first.
+    order: usize,
+    by: f64,
 }
 
 impl Counter {
@@ -23,18 +34,18 @@ impl Counter {
 
     /// Adds `amount` to the counter of a worker between two times.
     fn add(&mut self, worker: WorkerId, (from, to): (f64, f64), amount: f64) {
-        self.change(worker, from, amount);
-        self.change(worker, to, -amount);
+        self.change(worker, (from, 0), amount);
+        self.change(worker, (to, 0), -amount);
     }
 
-    fn change(&mut self, worker: WorkerId, time: f64, by: f64) {
+    fn change(&mut self, worker: WorkerId, (time, order): (f64, usize), by: f64) {
         if let Some(changes) = self.changes.get_mut(worker.index()).filter(|_| by != 0.0) {
-            changes.push((time, by));
+            changes.push(Change { time, order, by });
         }
     }
 
-    /// A zero at `start`, and an event at each time at which the counter of a worker changes; `first` is the process
-    /// of worker 0.
+    /// A zero at `start`, and an event at each time at which the counter of a worker changes, after one with the most that
+    /// it is at that time, if that is more; `first` is the process of worker 0.
     fn events(mut self, first: usize, start: f64) -> Vec<Value> {
         let mut events = Vec::new();
         for (pid, changes) in (first..).zip(&mut self.changes) {
@@ -45,14 +56,49 @@ impl Counter {
                 }));
             };
             event(start, 0.0);
-            changes.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let mut now = 0.0;
-            for at_once in changes.chunk_by(|a, b| a.0 == b.0) {
-                now += at_once.iter().map(|(_, by)| by).sum::<f64>();
-                event(at_once[0].0, now);
+            changes.sort_by(|a, b| a.time.total_cmp(&b.time).then(a.order.cmp(&b.order)));
+            let mut now = 0.0f64;
+            for at_once in changes.chunk_by(|a, b| a.time == b.time) {
+                let (before, mut most) = (now, now);
+                for change in at_once {
+                    now += change.by;
+                    most = most.max(now);
+                }
+                if rounded(most) > rounded(before.max(now)) {
+                    event(at_once[0].time, most);
+                }
+                event(at_once[0].time, now);
             }
         }
         events
+    }
+}
+
+/// Where ops stand in their rows, which is the order in which memory is given out.
+struct Places(FxHashMap<(WorkerId, Op), usize>);
+
+impl Places {
+    fn of(program: &Program) -> Places {
+        let rows = (0..).map(WorkerId).zip(program.rows());
+        let ops = rows.flat_map(|(worker, row)| {
+            row.iter().enumerate().filter_map(move |(at, instr)| match instr {
+                Instr::Run(cell) => Some(((worker, cell.parts().0), at)),
+                _ => None,
+            })
+        });
+        Places(ops.collect())
+    }
+
+    /// The place of the start of an op on a worker, which may be the other one of a move.
+    fn start(&self, worker: WorkerId, op: Op) -> usize {
+        let others = [Kind::Keep, Kind::Reload].map(|kind| Op { kind, ..op });
+        let mut ops =
+            [op].into_iter().chain(others.into_iter().filter(|_| op.kind.lane() == Lane::Moves));
+        2 * ops.find_map(|op| self.0.get(&(worker, op))).copied().unwrap_or(0)
+    }
+
+    fn end(&self, worker: WorkerId, op: Op) -> usize {
+        self.start(worker, op) + 1
     }
 }
 
@@ -72,6 +118,7 @@ pub(super) fn counters(
     let mut under_way = Counter::new("messages under way", "messages", n_workers);
     let activations = ActivationMemory::new(program.placement(), program.units_per_micro());
     let mut spans: FxHashMap<(WorkerId, u32), (f64, f64)> = FxHashMap::default();
+    let places = Places::of(program);
     let is_known = |worker: WorkerId| worker.index() < program.placement().n_workers();
     for event in timeline.events.iter().filter(|event| is_known(event.worker)) {
         if let Work::Move(op) = event.work {
@@ -80,8 +127,12 @@ pub(super) fn counters(
                 None => activations.moved(&op),
             };
             let (from, to) = program.move_of(&op);
-            from.into_iter().for_each(|worker| memory.change(worker, event.end, -amount));
-            to.into_iter().for_each(|worker| memory.change(worker, event.start, amount));
+            if let Some(worker) = from {
+                memory.change(worker, (event.end, places.end(worker, op)), -amount);
+            }
+            if let Some(worker) = to {
+                memory.change(worker, (event.start, places.start(worker, op)), amount);
+            }
         }
         let Work::Cell(cell) = event.work else { continue };
         let (held, kept) = match told.sizes {
@@ -94,9 +145,10 @@ pub(super) fn counters(
             ),
         };
         let changes = [(&mut memory, held), (&mut inputs, kept)];
+        let (first, worker) = (cell.parts().0, event.worker);
         for (counter, (more, less)) in changes {
-            counter.change(event.worker, event.start, more);
-            counter.change(event.worker, event.end, -less);
+            counter.change(worker, (event.start, places.start(worker, first)), more);
+            counter.change(worker, (event.end, places.end(worker, first)), -less);
         }
         for unit in cell.ops().flat_map(|op| op.micro_batch_units()) {
             let span = spans.entry((event.worker, unit)).or_insert((event.start, event.end));
@@ -129,9 +181,8 @@ mod tests {
     use crate::analyze::simulate;
     use crate::costs::{PerStage, UniformCosts, WithOwnWork};
     use crate::effects::{OwnWork, Pieces};
-    use crate::lower::{Lowering, fill};
-    use crate::program::Program;
-    use crate::schedule::{SCHEDULES, Shape};
+    use crate::lower::{Lowering, bpipe, fill, lower, offload};
+    use crate::schedule::{SCHEDULES, Shape, find};
 
     /// The values of each counter by process and name, in order of time.
     fn tracks(events: &[Value]) -> BTreeMap<(u64, String), Vec<f64>> {
@@ -164,6 +215,39 @@ mod tests {
                 let highest = tracks[&(worker, "activation memory".to_string())].iter();
                 let highest = highest.copied().fold(0.0, f64::max);
                 assert!((highest - peak).abs() < 1e-5, "{name}: {highest}, not {peak}");
+            }
+        }
+    }
+
+    /// Moves that take no time count too, in the order in which memory is given out.
+    #[test]
+    fn the_highest_counter_is_the_peak_where_activations_are_moved() {
+        let costs = UniformCosts::new(1.0, 2.0, 0.0);
+        let capped = Lowering { max_peak: Some(1.0), ..Lowering::default() };
+        let moved = |name: &str, depth, n, is_shared: bool| {
+            let timetable = find(name).unwrap().timetable(&Shape::new(depth, n)).unwrap();
+            let moved = match is_shared {
+                true => bpipe(timetable, &costs),
+                false => offload(timetable, &capped, &costs),
+            };
+            lower(&moved.unwrap(), &Lowering::default()).unwrap()
+        };
+        for (name, depth, n, is_shared) in
+            [("gpipe", 2, 4, false), ("gpipe", 4, 12, false), ("1f1b", 4, 8, true)]
+        {
+            let program = moved(name, depth, n, is_shared);
+            for costs in [costs, UniformCosts { transfer: 0.5, ..costs }] {
+                let trace = trace(&program, &simulate(&program, &costs));
+                let trace: Value = serde_json::from_str(&trace).unwrap();
+                let tracks = tracks(trace["traceEvents"].as_array().unwrap());
+                for (worker, peak) in (0..).zip(program.peaks()) {
+                    let track = &tracks[&(worker, "activation memory".to_string())];
+                    let highest = track.iter().copied().fold(0.0, f64::max);
+                    // Slower moves may come at times at which there is more room.
+                    let is_peak = highest == *peak || costs.transfer > 0.0 && highest < *peak;
+                    assert!(is_peak, "{name}, worker {worker}: {highest}, not {peak}: {track:?}");
+                    assert!(track.iter().all(|held| *held >= 0.0), "{name}: {track:?}");
+                }
             }
         }
     }
