@@ -268,7 +268,7 @@ every instruction it panics. In every case
 
 - the launcher returns within a minute, and not with 0;
 - every other rank that knows the folder of the run leaves `error.<rank>.json`, which names the rank that was struck,
-  with code 5 (killed), 6 (stopped, and the verdict says that it does not answer) or 101 (panicked), and, struck
+  with code 5 (killed), 6 (stopped, and the diagnosis says that it does not answer) or 101 (panicked), and, struck
   within a step, `ops.<rank>.jsonl`; within a second, but for one that is stopped;
 - no process, temporary file or shared memory is left, of ours or of the launcher;
 - the same command goes on from the last checkpoint, leaves no part of an interrupted save, and its losses and

@@ -1,6 +1,6 @@
 //! Ranks that are stalled, whom the others go on without.
 //!
-//! A wait that is too long does not tell a stalled rank from a slow one. So the rank that a verdict names is looked at for as
+//! A wait that is too long does not tell a stalled rank from a slow one. So the rank that a diagnosis names is looked at for as
 //! long again as was waited for it: one that answers otherwise than before at any look goes on, and stays.
 
 use std::time::{Duration, Instant};

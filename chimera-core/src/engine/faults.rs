@@ -87,17 +87,17 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             Err(cause) => return self.on_wire(op, Err(cause)),
         };
         let report = HangReport { program, step, positions, earlier };
-        let verdict = report.verdict(by, from, need);
+        let diagnosis = report.diagnosis(by, from, need);
         let mut is_evicted = false;
-        if report.stands_still(&verdict) && self.comm.can_evict(verdict.rank) {
-            match evict_stalled(&mut self.comm, verdict.rank, &report.positions, waited) {
+        if report.stands_still(&diagnosis) && self.comm.can_evict(diagnosis.rank) {
+            match evict_stalled(&mut self.comm, diagnosis.rank, &report.positions, waited) {
                 Ok(is_done) => is_evicted = is_done,
                 Err(cause) => return self.on_wire(op, Err(cause)),
             }
         }
         let explained = |fault: Fault| Fault {
-            peer: Some(verdict.rank),
-            message: format!("{}{verdict}", fault.message),
+            peer: Some(diagnosis.rank),
+            message: format!("{}{diagnosis}", fault.message),
             ..fault
         };
         self.on_wire(op, result).map_err(|fault| evicted(explained(fault), is_evicted, waited))

@@ -30,7 +30,7 @@ use crate::costs::{Costs, UniformCosts};
 use crate::effects::Rules;
 use crate::ids::StageId;
 use crate::op::Kind;
-use crate::order::Merit;
+use crate::order::OrderObjective;
 use crate::program::Program;
 use crate::timetable::Timetable;
 use crate::update::Update;
@@ -168,7 +168,7 @@ impl Passes {
         let (mut timetable, mut limit) = (timetable, how.max_peak);
         if self.recompute != Recompute::None {
             if self.split_backward && limit.is_none() {
-                limit = Some(rehearse(&timetable, costs)?.merit.peak);
+                limit = Some(dry_run(&timetable, costs)?.objective.peak);
             }
             timetable = recompute(&timetable, |_, _| self.recompute, self.hoist, how, costs)?;
         }
@@ -196,21 +196,21 @@ impl Passes {
 }
 
 /// What a pass learns of a timetable by running it.
-struct Rehearsal {
+struct DryRun {
     timeline: Timeline,
-    merit: Merit,
+    objective: OrderObjective,
 }
 
-fn rehearse(timetable: &Timetable, costs: &impl Costs) -> Result<Rehearsal, Refusal> {
+fn dry_run(timetable: &Timetable, costs: &impl Costs) -> Result<DryRun, Refusal> {
     let how = Lowering { sync: Sync::AtEnd, ..Lowering::default() };
     let program = lower(timetable, &how)?;
     let timeline = simulate(&program, costs);
-    let merit = merit(&program, &timeline);
-    Ok(Rehearsal { timeline, merit })
+    let objective = objective(&program, &timeline);
+    Ok(DryRun { timeline, objective })
 }
 
 /// How good the order of a program is that takes this time.
-pub(crate) fn merit(program: &Program, timeline: &Timeline) -> Merit {
+pub(crate) fn objective(program: &Program, timeline: &Timeline) -> OrderObjective {
     let kept = peak_kept(program).into_iter().fold(0.0, f64::max);
-    Merit { makespan: timeline.makespan(), peak: program.peak(), kept }
+    OrderObjective { makespan: timeline.makespan(), peak: program.peak(), kept }
 }

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use self::partners::Partners;
 use self::row::{MovingRow, written};
-use super::{Lowering, rehearse};
+use super::{Lowering, dry_run};
 use crate::activation_memory::ActivationMemory;
 use crate::analyze::{Refusal, Timeline};
 use crate::costs::{Costs, UniformCosts, is_shorter};
@@ -77,7 +77,7 @@ pub fn offload(
     how: &Lowering,
     costs: &impl Costs,
 ) -> Result<Timetable, Refusal> {
-    let before = rehearse(&timetable, costs)?;
+    let before = dry_run(&timetable, costs)?;
     let offloaded = |most: f64| {
         let rows = rows(&timetable, |_| most);
         Timetable { rows: rows.iter().map(written).collect(), ..timetable.clone() }
@@ -87,12 +87,12 @@ pub fn offload(
     }
     // With more memory a step takes no longer, so the least that costs no time is found by halving.
     let makespan = before.timeline.makespan();
-    let steps = (before.merit.peak * f64::from(timetable.units_per_micro)).ceil() as u32;
+    let steps = (before.objective.peak * f64::from(timetable.units_per_micro)).ceil() as u32;
     let most = |step: u32| f64::from(step) / f64::from(timetable.units_per_micro);
     let (mut too_few, mut enough) = (0, steps);
     while enough - too_few > 1 {
         let middle = too_few.midpoint(enough);
-        let moved = rehearse(&offloaded(most(middle)), costs);
+        let moved = dry_run(&offloaded(most(middle)), costs);
         let fits = moved.is_ok_and(|moved| !is_shorter(makespan, moved.timeline.makespan()));
         if fits { enough = middle } else { too_few = middle }
     }
@@ -111,7 +111,7 @@ const PACES: [f64; 4] = [1.0, 0.5, 0.25, 0.0];
 /// # Errors
 /// If the timetable is not sound, or none of the orders is.
 pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refusal> {
-    let timeline = rehearse(&timetable, costs)?.timeline;
+    let timeline = dry_run(&timetable, costs)?.timeline;
     let peaks = peaks(&timetable);
     let last = peaks.len() - 1;
     let unit = 1.0 / f64::from(timetable.units_per_micro);
@@ -127,7 +127,7 @@ pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refu
     let moved = |timeline: &Timeline, pace: f64| {
         let partners = Partners { rules, memory, timeline, costs, pace };
         let moved = Timetable { rows: partners.keep(&rows), ..timetable.clone() };
-        rehearse(&moved, costs).map(|moving| (moving.timeline.makespan(), moved))
+        dry_run(&moved, costs).map(|moving| (moving.timeline.makespan(), moved))
     };
     let takes = |moved: &Result<(f64, Timetable), Refusal>| {
         moved.as_ref().map_or(f64::INFINITY, |(makespan, _)| *makespan)
@@ -135,7 +135,7 @@ pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refu
     let by_costs = PACES.map(|pace| moved(&timeline, pace)).into_iter();
     let shortest = match by_costs.min_by(|a, b| takes(a).total_cmp(&takes(b))) {
         Some(Ok(shortest)) => Ok(shortest),
-        _ => moved(&rehearse(&timetable, &UniformCosts::EQUAL)?.timeline, 0.0),
+        _ => moved(&dry_run(&timetable, &UniformCosts::EQUAL)?.timeline, 0.0),
     };
     shortest.map(|(_, moved)| moved)
 }

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use super::hoist::{Hoist, hoisted, shortest};
-use super::{Lowering, rehearse};
+use super::{Lowering, dry_run};
 use crate::analyze::Refusal;
 use crate::costs::Costs;
 use crate::effects::Rules;
@@ -59,12 +59,12 @@ pub fn recompute(
         Hoist::OnDemand => Ok(Timetable { on_demand: true, ..next_to_backwards }),
         Hoist::By(cells) => Ok(hoisted(cells)),
         Hoist::Auto => {
-            rehearse(&next_to_backwards, costs)?;
+            dry_run(&next_to_backwards, costs)?;
             // An order alone does not know of the updates within a window.
             let takes = |cells| match hoisted(cells) {
                 hoisted if hoisted.update == Update::Flush => makespan(&hoisted, costs),
                 hoisted => {
-                    rehearse(&hoisted, costs).map_or(f64::INFINITY, |made| made.merit.makespan)
+                    dry_run(&hoisted, costs).map_or(f64::INFINITY, |made| made.objective.makespan)
                 }
             };
             Ok(hoisted(shortest(timetable.placement.n_workers(), takes)))
@@ -118,8 +118,8 @@ mod tests {
         let costs = UniformCosts::new(1.0, 2.0, 0.0);
         let how = Lowering { max_peak, ..Lowering::default() };
         let all = recompute(&timetable, |_, _| Recompute::Full, hoist, &how, &costs).unwrap();
-        let rehearsal = rehearse(&all, &costs).unwrap();
-        (rehearsal.merit.makespan, rehearsal.merit.peak)
+        let run = dry_run(&all, &costs).unwrap();
+        (run.objective.makespan, run.objective.peak)
     }
 
     /// After Mario: Chimera with D = N = 8, F = R = 1, B = 2; 36 without recomputation.
@@ -138,7 +138,7 @@ mod tests {
         for costs in [UniformCosts::new(1.0, 2.0, 0.0), UniformCosts::new(0.3, 0.6, 0.0)] {
             let how = Lowering::default();
             let all = recompute(&timetable, |_, _| Recompute::Full, Hoist::Auto, &how, &costs);
-            assert_eq!(rehearse(&all.unwrap(), &costs).unwrap().merit.peak, 1.0);
+            assert_eq!(dry_run(&all.unwrap(), &costs).unwrap().objective.peak, 1.0);
         }
     }
 

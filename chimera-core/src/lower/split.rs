@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Lowering, Rehearsal, offload, rehearse};
+use super::{DryRun, Lowering, dry_run, offload};
 use crate::activation_memory::{ActivationMemory, is_within};
 use crate::analyze::{Refusal, Timeline, Work};
 use crate::costs::{Costs, is_shorter, of_cell};
@@ -30,7 +30,7 @@ pub fn split_backward(
     how: &Lowering,
     costs: &impl Costs,
 ) -> Result<Timetable, Refusal> {
-    split(timetable, how, costs, |split| rehearse(split, costs))
+    split(timetable, how, costs, |split| dry_run(split, costs))
 }
 
 /// [`split_backward`] before [`offload`], which takes saved activations away, but not deferred weight work: of all places for
@@ -40,37 +40,37 @@ pub(super) fn split_before_offload(
     how: &Lowering,
     costs: &impl Costs,
 ) -> Result<Timetable, Refusal> {
-    split(timetable, how, costs, |split| rehearse(&offload(split.clone(), how, costs)?, costs))
+    split(timetable, how, costs, |split| dry_run(&offload(split.clone(), how, costs)?, costs))
 }
 
-/// What is best by a rehearsal.
+/// What is best by a dry run.
 fn split(
     timetable: &Timetable,
     how: &Lowering,
     costs: &impl Costs,
-    rehearse: impl Fn(&Timetable) -> Result<Rehearsal, Refusal>,
+    dry_run: impl Fn(&Timetable) -> Result<DryRun, Refusal>,
 ) -> Result<Timetable, Refusal> {
     let workers = (0..).map(WorkerId).zip(&timetable.rows);
     let rows: Vec<Vec<Split>> = workers
         .map(|(w, row)| row.iter().map(|cell| Split::of(w, cell, costs)).collect())
         .collect();
-    let rehearsed = |rows| {
+    let tried = |rows| {
         let all = Timetable { rows, ..timetable.clone() };
-        rehearse(&all).map(|rehearsal| (all, rehearsal))
+        dry_run(&all).map(|run| (all, run))
     };
     // Right behind their input halves, weight halves change nothing but that messages leave sooner.
-    let mut best = rehearsed(rows.iter().map(|row| behind(row)).collect())?;
+    let mut best = tried(rows.iter().map(|row| behind(row)).collect())?;
     if timetable.update != Update::Flush {
         return Ok(best.0);
     }
-    let (_, late) = rehearsed(rows.iter().map(|row| at_end(row)).collect())?;
+    let (_, late) = tried(rows.iter().map(|row| at_end(row)).collect())?;
     let room = Room {
         rules: Rules::of(timetable),
         activations: ActivationMemory::new(&timetable.placement, timetable.units_per_micro),
         costs,
     };
     // Often there is something as short that holds no more than before.
-    let limits = [Some(best.1.merit.peak), how.max_peak];
+    let limits = [Some(best.1.objective.peak), how.max_peak];
     for (limit, fit) in limits.into_iter().flat_map(|l| [(l, Fit::Whole), (l, Fit::Some)]) {
         let mut guide = late.timeline.clone();
         // A weight half that has to go early delays others, which find other idle time then.
@@ -79,7 +79,7 @@ fn split(
             let fill = |(w, row): (usize, &Vec<Split>)| {
                 room.fill(WorkerId(w as u16), row, &starts[w], fit, limit)
             };
-            let filled = rehearsed(rows.iter().enumerate().map(fill).collect())?;
+            let filled = tried(rows.iter().enumerate().map(fill).collect())?;
             guide.clone_from(&filled.1.timeline);
             if is_better(&filled.1, &best.1, how.max_peak) {
                 best = filled;
@@ -195,10 +195,10 @@ impl<C: Costs> Room<'_, C> {
 }
 
 /// Whether `one` keeps to the limit where `other` does not, or else is better.
-fn is_better(one: &Rehearsal, other: &Rehearsal, limit: Option<f64>) -> bool {
-    let is_over = |r: &Rehearsal| !is_within(r.merit.peak, limit);
+fn is_better(one: &DryRun, other: &DryRun, limit: Option<f64>) -> bool {
+    let is_over = |r: &DryRun| !is_within(r.objective.peak, limit);
     match is_over(one) == is_over(other) {
-        true => one.merit.is_better_than(&other.merit),
+        true => one.objective.is_better_than(&other.objective),
         false => is_over(other),
     }
 }

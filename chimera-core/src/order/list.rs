@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::graph::{Edge, Graph, Node};
-use super::merit::Merit;
+use super::objective::OrderObjective;
 use crate::activation_memory::ROUNDING;
 use crate::op::Cell;
 
@@ -36,7 +36,7 @@ impl Order {
     }
 
     /// How good it is.
-    pub(crate) fn merit(&self, graph: &Graph) -> Merit {
+    pub(crate) fn objective(&self, graph: &Graph) -> OrderObjective {
         let most = |changes: fn(&Node) -> (f64, f64)| {
             let peak = |row: &Vec<u32>| {
                 let (mut held, mut most) = (0.0f64, 0.0f64);
@@ -49,7 +49,7 @@ impl Order {
             };
             self.rows.iter().map(peak).fold(0.0, f64::max)
         };
-        Merit {
+        OrderObjective {
             makespan: self.makespan,
             peak: most(|node| (node.adds, node.frees)),
             kept: most(|node| (node.keeps, node.drops)),

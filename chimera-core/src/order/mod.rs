@@ -9,7 +9,7 @@ mod capped;
 mod graph;
 mod justify;
 mod list;
-mod merit;
+mod objective;
 mod relax;
 #[cfg(test)]
 mod tests;
@@ -18,5 +18,5 @@ pub(crate) use graph::{Graph, makespan, unordered};
 pub(crate) use justify::{justified, releases, staggered};
 pub use list::Limits;
 pub(crate) use list::{Keys, Order, list};
-pub(crate) use merit::Merit;
+pub(crate) use objective::OrderObjective;
 pub(crate) use relax::bound;

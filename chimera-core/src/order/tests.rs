@@ -184,10 +184,10 @@ proptest! {
             let program = proven(&timetable, &order, &graph, limits.worker);
             prop_assert!((simulate(&program, &costs).makespan() - order.makespan).abs() < 1e-9);
             prop_assert!(order.makespan >= lower_bound(&graph) - 1e-9);
-            let merit = order.merit(&graph);
-            prop_assert!((merit.peak - program.peak()).abs() < 1e-5);
+            let objective = order.objective(&graph);
+            prop_assert!((objective.peak - program.peak()).abs() < 1e-5);
             let kept = peak_kept(&program).into_iter().fold(0.0, f64::max);
-            prop_assert!((merit.kept - kept).abs() < 1e-5 && (kept > 0.0) == recomputes);
+            prop_assert!((objective.kept - kept).abs() < 1e-5 && (kept > 0.0) == recomputes);
         }
     }
 

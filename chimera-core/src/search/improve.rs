@@ -14,9 +14,9 @@ use crate::analyze::structure;
 use crate::analyze::{Timeline, Work, simulate};
 use crate::costs::Costs;
 use crate::costs::is_shorter;
-use crate::lower::{Lowering, Sync, lower, merit};
+use crate::lower::{Lowering, Sync, lower, objective};
 use crate::op::{Cell, Op};
-use crate::order::{Graph, Keys, Limits, Merit, Order, bound, justified, list, releases};
+use crate::order::{Graph, Keys, Limits, Order, OrderObjective, bound, justified, list, releases};
 use crate::timetable::Timetable;
 
 /// What bounds a search.
@@ -83,15 +83,15 @@ pub fn search<C: Costs>(
     how: &Search,
     mut observe: impl FnMut(&Progress),
 ) -> Option<Found> {
-    let mut hunt = SearchState::new(how);
+    let mut state = SearchState::new(how);
     for (timetable, costs) in starts {
-        if hunt.has_found() && hunt.is_late() {
-            hunt.leave_out();
+        if state.has_found() && state.is_late() {
+            state.leave_out();
             break;
         }
-        hunt.start(timetable, costs);
+        state.start(timetable, costs);
     }
-    hunt.run(how.n_orders, how.time_limit, &mut observe)
+    state.run(how.n_orders, how.time_limit, &mut observe)
 }
 
 /// A search under way.
@@ -102,7 +102,7 @@ pub(super) struct SearchState<'h> {
     problems: Vec<Problem>,
     best: Option<Timetable>,
     /// Of the best.
-    merit: Merit,
+    objective: OrderObjective,
     pub(super) progress: Progress,
 }
 
@@ -115,7 +115,7 @@ impl<'h> SearchState<'h> {
             began: Instant::now(),
             problems: Vec::new(),
             best: None,
-            merit: Merit::NONE,
+            objective: OrderObjective::NONE,
             progress: Progress { makespan: f64::INFINITY, lower_bound: f64::INFINITY, n_orders: 0 },
         }
     }
@@ -135,7 +135,11 @@ impl<'h> SearchState<'h> {
     }
 
     /// Takes a start; how good it is, if it keeps to the limit.
-    pub(super) fn start(&mut self, timetable: &Timetable, costs: &impl Costs) -> Option<Merit> {
+    pub(super) fn start(
+        &mut self,
+        timetable: &Timetable,
+        costs: &impl Costs,
+    ) -> Option<OrderObjective> {
         // It may be in no useful order, but must have every op once and where its stage is.
         structure::check(timetable, &[]).ok()?;
         let cells = all_cells(timetable);
@@ -150,16 +154,17 @@ impl<'h> SearchState<'h> {
         let problem = &mut self.problems[known];
         let program = lower(timetable, &self.lowering).ok()?;
         let timeline = simulate(&program, costs);
-        let merit = merit(&program, &timeline);
-        problem.start_from(timetable, &timeline, &merit);
-        if merit.is_better_than(&self.merit) {
-            self.keep(timetable.clone(), merit);
+        let objective = objective(&program, &timeline);
+        problem.start_from(timetable, &timeline, &objective);
+        if objective.is_better_than(&self.objective) {
+            self.keep(timetable.clone(), objective);
         }
-        Some(merit)
+        Some(objective)
     }
 
-    fn keep(&mut self, timetable: Timetable, merit: Merit) {
-        (self.progress.makespan, self.merit, self.best) = (merit.makespan, merit, Some(timetable));
+    fn keep(&mut self, timetable: Timetable, objective: OrderObjective) {
+        (self.progress.makespan, self.objective, self.best) =
+            (objective.makespan, objective, Some(timetable));
     }
 
     /// Tries so many orders, as long as there is time. Nothing found yet, every set of ops is tried once,
@@ -206,14 +211,14 @@ impl<'h> SearchState<'h> {
     /// Keeps the best order of a problem if it is better than all.
     fn gain(&mut self, at: usize) -> bool {
         let problem = &mut self.problems[at];
-        let merit = problem.merit();
-        if !merit.is_better_than(&self.merit) {
+        let objective = problem.objective();
+        if !objective.is_better_than(&self.objective) {
             return false;
         }
         let timetable = problem.timetable().filter(|t| lower(t, &self.lowering).is_ok());
         debug_assert!(timetable.is_some(), "an order of the list scheduler is refused");
         match timetable {
-            Some(timetable) => self.keep(timetable, merit),
+            Some(timetable) => self.keep(timetable, objective),
             None => problem.best = None,
         }
         true
@@ -256,13 +261,18 @@ impl Problem {
     }
 
     /// How good the best order is.
-    fn merit(&self) -> Merit {
-        self.best.as_ref().map_or(Merit::NONE, |best| best.merit(&self.graph))
+    fn objective(&self) -> OrderObjective {
+        self.best.as_ref().map_or(OrderObjective::NONE, |best| best.objective(&self.graph))
     }
 
-    /// Takes over the order of a start of this merit, if it is better.
-    fn start_from(&mut self, timetable: &Timetable, timeline: &Timeline, merit: &Merit) {
-        if !merit.is_better_than(&self.merit()) {
+    /// Takes over the order of a start of this objective, if it is better.
+    fn start_from(
+        &mut self,
+        timetable: &Timetable,
+        timeline: &Timeline,
+        objective: &OrderObjective,
+    ) {
+        if !objective.is_better_than(&self.objective()) {
             return;
         }
         let ids: FxHashMap<Cell, u32> =
@@ -278,7 +288,7 @@ impl Problem {
                 starts[*id as usize] = event.start;
             }
         }
-        self.best = Some(Order { rows, starts, makespan: merit.makespan });
+        self.best = Some(Order { rows, starts, makespan: objective.makespan });
     }
 
     /// Draws keys, lists and justifies them, and keeps the order if it is no longer than the best, even if

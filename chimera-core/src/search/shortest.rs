@@ -31,11 +31,11 @@ pub fn shortest<C: Costs, E>(
 ) -> Result<Option<Found>, E> {
     let began = Instant::now();
     let left = || how.time_limit.saturating_sub(began.elapsed());
-    let mut hunt = SearchState::new(how);
+    let mut state = SearchState::new(how);
     let (mut from, mut fitting) = (Vec::<(Timetable, C)>::new(), Vec::new());
     for timetable in each(placement, n_micro_batches, allowed) {
-        if hunt.has_found() && left().is_zero() {
-            hunt.leave_out();
+        if state.has_found() && left().is_zero() {
+            state.leave_out();
             break;
         }
         let cost = costs(&timetable)?;
@@ -44,10 +44,10 @@ pub fn shortest<C: Costs, E>(
         if from.iter().any(|(other, _)| other.rows == start.rows) {
             continue;
         }
-        if let Some(merit) = hunt.start(&start, &cost) {
-            fitting.push((merit, timetable));
+        if let Some(objective) = state.start(&start, &cost) {
+            fitting.push((objective, timetable));
         }
-        observe(&hunt.progress);
+        observe(&state.progress);
         from.push((start, cost));
     }
     // A pass runs a start many times: only the best go through, and begin in the first half of the time.
@@ -60,14 +60,14 @@ pub fn shortest<C: Costs, E>(
         let cost = costs(&start)?;
         for timetable in passed(start, allowed, how, &cost, &has_time) {
             let cost = costs(&timetable)?;
-            hunt.start(&timetable, &cost);
-            observe(&hunt.progress);
+            state.start(&timetable, &cost);
+            observe(&state.progress);
             from.push((timetable, cost));
         }
     }
     let is_long = n_micro_batches as usize >= 4 * placement.n_workers();
     if !n_micro_batches.is_multiple_of(2) || !is_long {
-        return Ok(hunt.run(how.n_orders, how.time_limit, observe));
+        return Ok(state.run(how.n_orders, how.time_limit, observe));
     }
     let part = |of: u32| Search {
         n_orders: how.n_orders / u64::from(of),
@@ -77,7 +77,7 @@ pub fn shortest<C: Costs, E>(
     let eighth = part(8);
     // The bound of all ops that are allowed, not of those alone that are still ordered.
     let mut lower_bound = f64::INFINITY;
-    let first = hunt.run(eighth.n_orders, began.elapsed() + eighth.time_limit, &mut |progress| {
+    let first = state.run(eighth.n_orders, began.elapsed() + eighth.time_limit, &mut |progress| {
         lower_bound = progress.lower_bound;
         observe(progress);
     });
@@ -107,11 +107,11 @@ pub fn shortest<C: Costs, E>(
         lower_bound,
         ..*progress
     };
-    let mut hunt = SearchState::new(&rest); // it may be late, but begins with what was found
+    let mut state = SearchState::new(&rest); // it may be late, but begins with what was found
     for (timetable, cost) in &from {
-        hunt.start(timetable, cost);
+        state.start(timetable, cost);
     }
-    let found = hunt.run(n_orders, rest.time_limit, &mut |progress| observe(&all(progress)));
+    let found = state.run(n_orders, rest.time_limit, &mut |progress| observe(&all(progress)));
     Ok(found.map(|found| Found { progress: all(&found.progress), ..found }))
 }
 

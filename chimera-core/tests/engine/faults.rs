@@ -162,7 +162,7 @@ fn a_lost_part_of_a_sum_is_named() {
 
 /// Whichever of many ranks loses patience first, all end with its word.
 #[test]
-fn all_ranks_end_with_one_verdict() {
+fn all_ranks_end_with_one_diagnosis() {
     let run = Run { patience: Duration::from_secs(1), ..chimera() };
     let end = fail(&run, on(5, Fate::IsLost));
     assert_eq!(end.of_ranks.len(), 8);
@@ -179,9 +179,9 @@ fn a_stalled_rank_is_named() {
     let fault = &end.reported;
     assert_eq!((fault.class, fault.rank, fault.peer), (Class::Timeout, Rank(0), Some(Rank(1))));
     assert_eq!(end.of_ranks, [fault.clone(), fault.clone()]);
-    let verdict = "; rank 1 last finished B(pipe 0, stage 1, micro-batch 0) and is sending \
+    let diagnosis = "; rank 1 last finished B(pipe 0, stage 1, micro-batch 0) and is sending \
                    gradient(pipe 0, stage 1, micro-batch 0): stalled in the transport";
-    assert!(fault.message.ends_with(verdict), "{fault}");
+    assert!(fault.message.ends_with(diagnosis), "{fault}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod homes;
 use std::collections::BTreeMap;
 
 use self::homes::Homes;
-use super::{Lowering, lower, rehearse};
+use super::{Lowering, dry_run, lower};
 use crate::analyze::Refusal;
 use crate::analyze::timeline::Work;
 use crate::costs::{Costs, UniformCosts};
@@ -195,14 +195,14 @@ fn sooner(
     urgency: Vec<f64>,
     costs: &impl Costs,
 ) -> Result<Timetable, TooNarrow> {
-    let known = rehearse(&by_time, costs)?.merit;
+    let known = dry_run(&by_time, costs)?.objective;
     let graph = Graph::of(&by_time, costs);
     let keys = Keys { urgency, releases: Vec::new(), patience: 0.0 };
     let limits = Limits { worker: Some(known.peak), pipe: None };
     let Some(order) = list(&graph, &keys, &limits) else { return Ok(by_time) };
     let other = Timetable { rows: order.cells(&graph), ..by_time.clone() };
-    Ok(match rehearse(&other, costs) {
-        Ok(rehearsal) if rehearsal.merit.makespan < known.makespan => other,
+    Ok(match dry_run(&other, costs) {
+        Ok(run) if run.objective.makespan < known.makespan => other,
         _ => by_time,
     })
 }
@@ -232,7 +232,7 @@ impl<'t> JobOps<'t> {
         check_width(timetable, width)?;
         let mut rows = vec![Vec::new(); timetable.rows.len()];
         let mut takes = BTreeMap::new();
-        for (place, event) in rehearse(timetable, costs)?.timeline.events.iter().enumerate() {
+        for (place, event) in dry_run(timetable, costs)?.timeline.events.iter().enumerate() {
             let Work::Cell(cell) = event.work else { continue };
             rows[event.worker.index()].push(Timed { start: event.start, place, cell });
             let n_ops = cell.ops().count() as f64;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use chimera_core::analyze::verdict::Kind;
+use chimera_core::analyze::diagnosis::Kind;
 use chimera_core::analyze::{HangReport, Need};
 use chimera_core::comm::Position;
 use chimera_core::costs::UniformCosts;
@@ -164,7 +164,7 @@ impl Stopped<'_> {
         self.next(rank, Lane::Compute).unwrap_or(self.row(rank).len()) as u32
     }
 
-    /// The verdicts of all that wait, if `is_silent` about a rank that does not answer.
+    /// The diagnoses of all that wait, if `is_silent` about a rank that does not answer.
     fn judge(&self, is_silent: bool) {
         let position = |rank| Some(Position::At { step: STEP, instr: self.position(rank) });
         let mut positions: Vec<_> = (0..self.at.len()).map(position).collect();
@@ -177,8 +177,13 @@ impl Stopped<'_> {
         let mut n_waiting = 0;
         for rank in (0..self.at.len()).filter(|r| *r != self.stop.0.index()) {
             let Some((from, need)) = self.waits_for(rank) else { continue };
-            let verdict = scene.verdict(Rank(rank as u32), Rank(from as u32), need);
-            assert_eq!((verdict.kind, verdict.rank), (kind, self.stop.0), "{:?}{verdict}", self.at);
+            let diagnosis = scene.diagnosis(Rank(rank as u32), Rank(from as u32), need);
+            assert_eq!(
+                (diagnosis.kind, diagnosis.rank),
+                (kind, self.stop.0),
+                "{:?}{diagnosis}",
+                self.at
+            );
             n_waiting += 1;
         }
         let is_behind_all = self.is_past(self.stop.0.index(), |i| *i == Instr::Agree);

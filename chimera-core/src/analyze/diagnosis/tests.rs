@@ -26,15 +26,15 @@ fn waits_in_line(last: [Option<&str>; 2]) -> Diagnosis {
     let need = "Recv(gradient(pipe 0, stage 1, micro-batch 1)";
     let scene = scene(&program, &[Some(need), last[0], last[1]]);
     let Some(Instr::Recv(token, _)) = scene.instr(Rank(0)) else { panic!("no receive") };
-    scene.verdict(Rank(0), Rank(1), Need::Token(token))
+    scene.diagnosis(Rank(0), Rank(1), Need::Token(token))
 }
 
 #[test]
 fn who_computes_is_stalled() {
-    let verdict = waits_in_line([Some("Run(B(pipe 0, stage 1, micro-batch 1))"), None]);
-    assert_eq!((verdict.kind, verdict.rank), (Kind::Stalled, Rank(1)));
+    let diagnosis = waits_in_line([Some("Run(B(pipe 0, stage 1, micro-batch 1))"), None]);
+    assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Stalled, Rank(1)));
     assert_eq!(
-        verdict.to_string(),
+        diagnosis.to_string(),
         "; rank 1 last finished F(pipe 0, stage 1, micro-batch 2) and is in \
          B(pipe 0, stage 1, micro-batch 1): stalled in compute"
     );
@@ -49,9 +49,9 @@ fn who_stands_at_an_instruction_makes_no_progress() {
         let positions = vec![at(0), row_1];
         let report =
             HangReport { program: &program, step: 4, earlier: positions.clone(), positions };
-        let verdict = report.verdict(Rank(0), Rank(1), Need::Other);
-        assert_eq!(verdict.rank, Rank(1));
-        report.stands_still(&verdict)
+        let diagnosis = report.diagnosis(Rank(0), Rank(1), Need::Other);
+        assert_eq!(diagnosis.rank, Rank(1));
+        report.stands_still(&diagnosis)
     };
     let end = program.rows()[1].len() as u32;
     let is_run = |instr: &Instr| matches!(instr, Instr::Run(_));
@@ -63,10 +63,10 @@ fn who_stands_at_an_instruction_makes_no_progress() {
 #[test]
 fn a_chain_of_waits_ends_at_the_first_that_does_not_advance() {
     let waits = Some("Recv(gradient(pipe 0, stage 2, micro-batch 1)");
-    let verdict = waits_in_line([waits, Some("Run(B(pipe 0, stage 2, micro-batch 1))")]);
-    assert_eq!((verdict.kind, verdict.rank), (Kind::Stalled, Rank(2)));
+    let diagnosis = waits_in_line([waits, Some("Run(B(pipe 0, stage 2, micro-batch 1))")]);
+    assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Stalled, Rank(2)));
     assert_eq!(
-        verdict.to_string(),
+        diagnosis.to_string(),
         ", which waits for gradient(pipe 0, stage 2, micro-batch 1) from rank 2; rank 2 last finished \
          F(pipe 0, stage 2, micro-batch 1) and is in B(pipe 0, stage 2, micro-batch 1): stalled in compute"
     );
@@ -75,23 +75,26 @@ fn a_chain_of_waits_ends_at_the_first_that_does_not_advance() {
 #[test]
 fn who_does_not_answer_is_known_by_what_it_sent() {
     let waits = Some("Recv(gradient(pipe 0, stage 2, micro-batch 1)");
-    let verdict = waits_in_line([waits, None]);
-    assert_eq!((verdict.kind, verdict.rank), (Kind::Silent, Rank(2)));
+    let diagnosis = waits_in_line([waits, None]);
+    assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Silent, Rank(2)));
     assert!(
-        verdict.to_string().ends_with(
+        diagnosis.to_string().ends_with(
             "; rank 2 does not answer and is known to have finished \
              B(pipe 0, stage 2, micro-batch 0): stopped, or out of reach"
         ),
-        "{verdict}"
+        "{diagnosis}"
     );
 }
 
 #[test]
 fn what_was_sent_is_lost() {
     let is_past = Some("Run(B(pipe 0, stage 1, micro-batch 2))");
-    let verdict = waits_in_line([is_past, Some("Agree")]);
-    assert_eq!((verdict.kind, verdict.rank), (Kind::Lost, Rank(1)));
-    assert!(verdict.to_string().starts_with("; rank 1 sent it and last finished "), "{verdict}");
+    let diagnosis = waits_in_line([is_past, Some("Agree")]);
+    assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Lost, Rank(1)));
+    assert!(
+        diagnosis.to_string().starts_with("; rank 1 sent it and last finished "),
+        "{diagnosis}"
+    );
 }
 
 /// Workers 0 and 3 keep activations for each other: worker 3 waits for memory that its moves free once worker 0, which is
@@ -109,9 +112,9 @@ fn who_waits_for_its_moves_is_not_blamed() {
     ];
     let scene = scene(&program, &at);
     let Some(Instr::Recv(token, _)) = scene.instr(Rank(1)) else { panic!("no receive") };
-    let verdict = scene.verdict(Rank(1), Rank(2), Need::Token(token));
-    assert_eq!((verdict.kind, verdict.rank), (Kind::Stalled, Rank(0)), "{verdict}");
-    let words = verdict.to_string();
+    let diagnosis = scene.diagnosis(Rank(1), Rank(2), Need::Token(token));
+    assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Stalled, Rank(0)), "{diagnosis}");
+    let words = diagnosis.to_string();
     let chain = ", which waits for gradient(pipe 0, stage 3, micro-batch 5) from rank 3, which waits for \
                  offloaded activations(pipe 0, stage 0, micro-batch 5) from rank 0; rank 0 last finished ";
     assert!(words.starts_with(chain) && words.ends_with(": stalled in compute"), "{words}");
@@ -129,16 +132,16 @@ fn who_does_not_move_what_it_could_is_stalled() {
     let scene =
         scene(&program, &[Some(&take), Some("Recv(activation(pipe 0, stage 0, micro-batch 3)")]);
     let Some(Instr::Recv(token, _)) = scene.instr(Rank(1)) else { panic!("no receive") };
-    let verdict = scene.verdict(Rank(1), Rank(0), Need::Token(token));
-    assert_eq!((verdict.kind, verdict.rank), (Kind::Stalled, Rank(0)), "{verdict}");
-    assert!(verdict.to_string().ends_with(": stalled in a move of activations"), "{verdict}");
+    let diagnosis = scene.diagnosis(Rank(1), Rank(0), Need::Token(token));
+    assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Stalled, Rank(0)), "{diagnosis}");
+    assert!(diagnosis.to_string().ends_with(": stalled in a move of activations"), "{diagnosis}");
 }
 
 #[test]
 fn what_was_sent_is_held_up_by_who_does_not_answer() {
-    let verdict = waits_in_line([Some("Run(B(pipe 0, stage 1, micro-batch 2))"), None]);
-    assert_eq!((verdict.kind, verdict.rank), (Kind::Silent, Rank(2)));
-    let words = verdict.to_string();
+    let diagnosis = waits_in_line([Some("Run(B(pipe 0, stage 1, micro-batch 2))"), None]);
+    assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Silent, Rank(2)));
+    let words = diagnosis.to_string();
     let held_up = "; rank 1 sent it, which is lost, or held up on the way; rank 2 does not answer ";
     assert!(words.starts_with(held_up), "{words}");
 }
@@ -146,9 +149,9 @@ fn what_was_sent_is_held_up_by_who_does_not_answer() {
 #[test]
 fn who_sends_is_held_up_by_who_does_not_answer() {
     let sends = Some("Send(gradient(pipe 0, stage 1, micro-batch 0)");
-    let verdict = waits_in_line([sends, None]);
-    assert_eq!((verdict.kind, verdict.rank), (Kind::Silent, Rank(2)));
-    let words = verdict.to_string();
+    let diagnosis = waits_in_line([sends, None]);
+    assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Silent, Rank(2)));
+    let words = diagnosis.to_string();
     let held_up = "is sending gradient(pipe 0, stage 1, micro-batch 0), which is held up; rank 2 does not answer";
     assert!(words.contains(held_up), "{words}");
 }
@@ -156,17 +159,17 @@ fn who_sends_is_held_up_by_who_does_not_answer() {
 #[test]
 fn a_lost_message_further_off_is_found() {
     let waits = Some("Recv(gradient(pipe 0, stage 2, micro-batch 1)");
-    let verdict = waits_in_line([waits, Some("Agree")]);
-    assert_eq!((verdict.kind, verdict.rank), (Kind::Lost, Rank(2)));
+    let diagnosis = waits_in_line([waits, Some("Agree")]);
+    assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Lost, Rank(2)));
 }
 
 /// Where patience is short: nobody waits for each other while a message is under way.
 #[test]
 fn what_the_one_that_asks_has_sent_is_lost_too() {
     let waits = Some("Recv(activation(pipe 0, stage 0, micro-batch 2)");
-    let verdict = waits_in_line([waits, Some("Agree")]);
-    assert_eq!((verdict.kind, verdict.rank), (Kind::Lost, Rank(0)));
-    assert!(verdict.to_string().contains(" from rank 0; rank 0 sent it and "), "{verdict}");
+    let diagnosis = waits_in_line([waits, Some("Agree")]);
+    assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Lost, Rank(0)));
+    assert!(diagnosis.to_string().contains(" from rank 0; rank 0 sent it and "), "{diagnosis}");
 }
 
 #[test]
@@ -174,9 +177,12 @@ fn ranks_that_wait_for_each_other_are_a_bug() {
     let program = program("chimera", Shape::new(2, 2));
     // Within a program this cannot be, so rank 0 waits for something else.
     let scene = scene(&program, &[Some("Run("), Some("Recv(activation")]);
-    let verdict = scene.verdict(Rank(0), Rank(1), Need::Other);
-    assert_eq!((verdict.kind, verdict.rank), (Kind::Cycle, Rank(0)));
-    assert!(verdict.to_string().contains(" from rank 0; so they wait for each other"), "{verdict}");
+    let diagnosis = scene.diagnosis(Rank(0), Rank(1), Need::Other);
+    assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Cycle, Rank(0)));
+    assert!(
+        diagnosis.to_string().contains(" from rank 0; so they wait for each other"),
+        "{diagnosis}"
+    );
 }
 
 /// In a sum and in the agreement everyone waits for the last.
@@ -190,13 +196,13 @@ fn the_last_to_begin_a_sum_is_found() {
         (Some("Agree"), Kind::Lost),
     ] {
         let scene = scene(&program, &[waits, other]);
-        let verdict = scene.verdict(Rank(0), Rank(1), Need::Part(BucketId(0)));
-        assert_eq!((verdict.kind, verdict.rank), (kind, Rank(1)), "{verdict}");
+        let diagnosis = scene.diagnosis(Rank(0), Rank(1), Need::Part(BucketId(0)));
+        assert_eq!((diagnosis.kind, diagnosis.rank), (kind, Rank(1)), "{diagnosis}");
     }
     let agrees = scene(&program, &[Some("Agree"), waits]);
-    let verdict = agrees.verdict(Rank(0), Rank(1), Need::Record);
-    assert_eq!((verdict.kind, verdict.rank), (Kind::Lost, Rank(1)));
-    assert!(verdict.to_string().ends_with("which all have sent: lost on the way"), "{verdict}");
+    let diagnosis = agrees.diagnosis(Rank(0), Rank(1), Need::Record);
+    assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Lost, Rank(1)));
+    assert!(diagnosis.to_string().ends_with("which all have sent: lost on the way"), "{diagnosis}");
 }
 
 #[test]
@@ -204,9 +210,9 @@ fn who_goes_on_is_slow() {
     let program = program("dapple", Shape::new(2, 2));
     let mut scene = scene(&program, &[Some("Recv("), Some("Run(B(")]);
     scene.earlier[1] = Some(Position::At { step: 4, instr: 0 });
-    let verdict = scene.verdict(Rank(0), Rank(1), Need::Other);
-    assert_eq!((verdict.kind, verdict.rank), (Kind::Slow, Rank(1)));
-    assert!(verdict.to_string().ends_with(": slow, but it goes on"), "{verdict}");
+    let diagnosis = scene.diagnosis(Rank(0), Rank(1), Need::Other);
+    assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Slow, Rank(1)));
+    assert!(diagnosis.to_string().ends_with(": slow, but it goes on"), "{diagnosis}");
 }
 
 /// Between two steps all wait for all: for a rank that waits itself, too, if another one is silent.
@@ -217,9 +223,9 @@ fn who_is_silent_keeps_all_waiting_between_steps() {
         |rank: usize| Some(Position::At { step: 4, instr: program.rows()[rank].len() as u32 });
     let positions = vec![done(0), done(1), None];
     let scene = HangReport { program: &program, step: 4, earlier: positions.clone(), positions };
-    let verdict = scene.verdict(Rank(0), Rank(1), Need::Other);
-    assert_eq!((verdict.kind, verdict.rank), (Kind::Silent, Rank(2)), "{verdict}");
-    assert!(verdict.to_string().starts_with(
+    let diagnosis = scene.diagnosis(Rank(0), Rank(1), Need::Other);
+    assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Silent, Rank(2)), "{diagnosis}");
+    assert!(diagnosis.to_string().starts_with(
         ", which waits for something outside of the program from rank 2; rank 2 does not answer"
     ));
 }
@@ -236,8 +242,8 @@ fn who_is_silent_keeps_others_from_the_first_step() {
     else {
         panic!("no receive")
     };
-    let verdict = scene.verdict(Rank(0), Rank(1), Need::Token(*token));
-    assert_eq!((verdict.kind, verdict.rank), (Kind::Silent, Rank(2)), "{verdict}");
+    let diagnosis = scene.diagnosis(Rank(0), Rank(1), Need::Token(*token));
+    assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Silent, Rank(2)), "{diagnosis}");
 }
 
 #[test]
@@ -253,8 +259,8 @@ fn ranks_outside_of_the_step_are_told_as_such() {
     ] {
         scene.positions[1] = Some(position);
         scene.earlier[1] = Some(position);
-        let verdict = scene.verdict(Rank(0), Rank(1), Need::Other);
-        assert_eq!((verdict.kind, verdict.to_string().as_str()), (Kind::Stalled, words));
+        let diagnosis = scene.diagnosis(Rank(0), Rank(1), Need::Other);
+        assert_eq!((diagnosis.kind, diagnosis.to_string().as_str()), (Kind::Stalled, words));
     }
 }
 
@@ -267,16 +273,16 @@ fn a_sum_of_the_transport_waits_for_who_has_not_begun_it() {
     else {
         panic!("no sum")
     };
-    let verdict = |other| {
+    let diagnosis = |other| {
         let scene = scene(&program, &[Some("Await"), other]);
-        scene.verdict(Rank(0), Rank(0), Need::Sum(bucket))
+        scene.diagnosis(Rank(0), Rank(0), Need::Sum(bucket))
     };
-    let silent = verdict(None);
+    let silent = diagnosis(None);
     assert_eq!((silent.kind, silent.rank), (Kind::Silent, Rank(1)));
     assert!(
         silent.to_string().starts_with(", which waits for its part of the gradient reduction of"),
         "{silent}"
     );
-    let busy = verdict(Some("Run(F(pipe 0, stage 1, micro-batch 0))"));
+    let busy = diagnosis(Some("Run(F(pipe 0, stage 1, micro-batch 0))"));
     assert_eq!((busy.kind, busy.rank), (Kind::Stalled, Rank(1)));
 }

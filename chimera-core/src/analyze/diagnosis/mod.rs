@@ -108,7 +108,7 @@ impl fmt::Display for Need {
 
 impl HangReport<'_> {
     /// Why `by` waits in vain for what it needs of `from`, which is itself for a sum that the transport makes.
-    pub fn verdict(&self, by: Rank, from: Rank, need: Need) -> Diagnosis {
+    pub fn diagnosis(&self, by: Rank, from: Rank, need: Need) -> Diagnosis {
         let (waits_on, token) = match need {
             Need::Token(token) => (Instr::Recv(token, ChannelId(0)).lane(), Some(token)),
             _ => (Lane::Compute, None),
@@ -175,12 +175,12 @@ impl HangReport<'_> {
         }
     }
 
-    /// Whether the rank that a verdict names has made no progress between the two looks, and is where it should: it does not
+    /// Whether the rank that a diagnosis names has made no progress between the two looks, and is where it should: it does not
     /// answer, or stands at an instruction. Between steps it may write files, which takes the time that it takes.
-    pub fn stands_still(&self, verdict: &Diagnosis) -> bool {
-        match verdict.kind {
+    pub fn stands_still(&self, diagnosis: &Diagnosis) -> bool {
+        match diagnosis.kind {
             Kind::Silent => true,
-            Kind::Stalled => self.instr(verdict.rank).is_some(),
+            Kind::Stalled => self.instr(diagnosis.rank).is_some(),
             Kind::Slow | Kind::Lost | Kind::Cycle => false,
         }
     }

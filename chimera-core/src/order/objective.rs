@@ -5,7 +5,7 @@ use crate::costs::is_shorter;
 
 /// What an order is judged by.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) struct Merit {
+pub(crate) struct OrderObjective {
     pub(crate) makespan: f64,
     /// The most micro-batches whose activations any worker holds.
     pub(crate) peak: f64,
@@ -14,14 +14,14 @@ pub(crate) struct Merit {
     pub(crate) kept: f64,
 }
 
-impl Merit {
+impl OrderObjective {
     /// Objective value of an empty order.
-    pub(crate) const NONE: Merit =
-        Merit { makespan: f64::INFINITY, peak: f64::INFINITY, kept: f64::INFINITY };
+    pub(crate) const NONE: OrderObjective =
+        OrderObjective { makespan: f64::INFINITY, peak: f64::INFINITY, kept: f64::INFINITY };
 
     /// Whether it is shorter, or as short and holds fewer saved activations, or as many and keeps less, by more
     /// than rounding.
-    pub(crate) fn is_better_than(&self, other: &Merit) -> bool {
+    pub(crate) fn is_better_than(&self, other: &OrderObjective) -> bool {
         if is_shorter(self.makespan, other.makespan) || is_shorter(other.makespan, self.makespan) {
             return self.makespan < other.makespan;
         }
