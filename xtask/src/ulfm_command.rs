@@ -288,11 +288,17 @@ impl<L: Fn() -> Command> Lab<L> {
         Ok(())
     }
 
-    /// Kills a rank, lets the others train on for a while, and has a process take its place.
+    /// Kills a rank, lets the others train on for a while, and has a process take its place: also that of rank 0, in whose
+    /// place another one led.
     fn rejoin(&self) -> Result<()> {
         let undisturbed = self.train("", REJOINED, "narrow")?;
+        [1, 0].into_iter().try_for_each(|rank| self.rejoin_as(rank, &undisturbed))
+    }
+
+    fn rejoin_as(&self, rank: u32, undisturbed: &TempDir) -> Result<()> {
         let folder = TempDir::new()?;
-        let command = &mut self.command("1 KILL at 30.5 FILE", REJOINED, "narrow", folder.path());
+        let strike = format!("{rank} KILL at 30.5 FILE");
+        let command = &mut self.command(&strike, REJOINED, "narrow", folder.path());
         let mut running = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         while running.try_wait()?.is_none() && !folder.path().join("struck").exists() {
             sleep(Duration::from_millis(20));
@@ -309,7 +315,7 @@ impl<L: Fn() -> Command> Lab<L> {
         let apart = apart.map(|(a, b)| (loss(a) - loss(b)).abs()).fold(0.0, f64::max);
         ensure!(apart <= APART, "a rank joined again, and losses are {apart:e} apart");
         println!(
-            "a rank died in step 30, and another took its place in step {joined}: losses are within {apart:.1e} of the undisturbed \
+            "rank {rank} died in step 30, and another took its place in step {joined}: losses are within {apart:.1e} of the undisturbed \
              ones until {AFTERWARDS} steps later"
         );
         Ok(())

@@ -1,5 +1,5 @@
 //! Ranks whose run survives deaths: after each they meet again, with a process in the place of the dead one or without it,
-//! and go on. The first that is there does what rank 0 does beside training.
+//! and go on. The first that is there does what rank 0 does beside training, until one before it is there again.
 //!
 //! A meeting begins with where every rank stands. If none has begun, all start up together; who finds that others have
 //! begun joins them, asking them nothing but that. The steps, and what comes after the last one, are gone through again by
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use chimera_comm_mpi::{Mpi, MpiRendezvous};
-use chimera_core::comm::Endpoint;
+use chimera_core::comm::{Endpoint, Meeting};
 use chimera_core::engine::StepReport;
 use chimera_core::fault::{Class, Fault, panicked};
 use chimera_core::ids::{Rank, listed};
@@ -33,8 +33,9 @@ use crate::cli::commands::train::telling::Telling;
 use crate::cli::commands::train::{Stop, Train};
 use crate::cli::parts::console::{tell, warn};
 use crate::cli::parts::progress::Say;
+use crate::observe::Prometheus;
 use crate::run::launch::Launch;
-use crate::run::{Beginning, Run, Survivor};
+use crate::run::{Beginning, Folder, Run, Survivor};
 use crate::settings::{Config, Evict, Survive};
 
 /// For all to write down why a run fails.
@@ -62,6 +63,15 @@ struct Surviving<'s> {
     /// Whether processes are to take the place of the ranks that are missing.
     rejoins: bool,
     n_in_vain: u32,
+}
+
+/// How a rank's attempts end that no death of another rank ends.
+enum Ended<T> {
+    Done(T, Met),
+    /// The others are done without this rank.
+    Over,
+    /// A rank before this one, which led, is there again, and all have met.
+    Led(Meeting<Mpi>),
 }
 
 /// Trains as the rank that this process is, or takes the place of, and ends it. Where it panics, it ends as by a signal, so
@@ -144,52 +154,85 @@ fn as_rank(train: &Train, config: &Config, why: &str, known_as: &Cell<Rank>) -> 
 impl Surviving<'_> {
     /// From the first meeting to the end of the run.
     fn train(&mut self, meetings: &mut MpiRendezvous) -> Result<()> {
-        let begun = self.until(meetings, None, Self::begin)?;
-        let Some((Some(begun), mut met)) = begun else { return Ok(()) };
+        let begun = self.until(meetings, None, false, Self::begin)?;
+        let Ended::Done(Some(begun), met) = begun else { return Ok(()) };
         self.beginning = Some(begun.run.beginning());
         let ReadyRun { run, mut root } = begun;
-        if root.is_none() {
-            // Until the run is over, or it is this rank that leads.
-            let follow = |rank: &mut Self, met: &mut Met| match met.comm.rank() {
-                ROOT => rank.take_over(&run).map(Some),
-                _ => rank.go_on(&run, None, met).map(|()| None),
+        let mut met = Some(met);
+        loop {
+            let (taken, at) = match (root.take(), met.take()) {
+                (Some(root), Some(met)) => (root, met),
+                (_, met) => {
+                    // Until the run is over, or it is this rank that leads.
+                    let follow = |rank: &mut Self, met: &mut Met| match met.comm.rank() {
+                        ROOT => rank.take_over(&run).map(Some),
+                        _ => rank.go_on(&run, None, met).map(|()| None),
+                    };
+                    match self.until(meetings, met, false, follow)? {
+                        Ended::Done(Some(taken), last) => (taken, last),
+                        _ => return Ok(()),
+                    }
+                }
             };
-            let Some((Some(taken), last)) = self.until(meetings, Some(met), follow)? else {
-                return Ok(());
-            };
-            (root, met) = (Some(taken), last);
+            // What a rank leads with is gone before the one that leads now hears that it does.
+            match self.lead(meetings, &run, taken, at)? {
+                Some(meeting) => met = self.hear(meeting)?,
+                None => return Ok(()),
+            }
         }
-        let Some((mut folder, prometheus)) = root else { return Ok(()) };
+    }
+
+    /// Does what rank 0 does until the run is over, or until a rank before this one leads: all have met then.
+    fn lead(
+        &mut self,
+        meetings: &mut MpiRendezvous,
+        run: &Run,
+        (mut folder, prometheus): (Folder, Option<Prometheus>),
+        met: Met,
+    ) -> Result<Option<Meeting<Mpi>>> {
         let (path, say) = (folder.path().to_path_buf(), Say { to_stderr: self.train.json });
-        let telling = Telling::begin(&run, &mut folder, prometheus.as_ref(), &say);
+        let telling = Telling::begin(run, &mut folder, prometheus.as_ref(), &say);
         let ended = match telling {
             Ok(mut telling) => {
                 let mut root = Root { telling: &mut telling, say: &say };
                 let went_on =
-                    |rank: &mut Self, met: &mut Met| rank.go_on(&run, Some(&mut root), met);
-                self.until(meetings, Some(met), went_on).map(drop)
+                    |rank: &mut Self, met: &mut Met| rank.go_on(run, Some(&mut root), met);
+                match self.until(meetings, Some(met), true, went_on) {
+                    Ok(Ended::Led(meeting)) => {
+                        telling.end();
+                        return Ok(Some(meeting));
+                    }
+                    ended => ended.map(drop),
+                }
             }
             Err(error) => Err(self.failed(met.comm, error)),
         };
-        self.train.close(&run, &path, &say, &ended);
-        ended
+        self.train.close(run, &path, &say, &ended);
+        ended.map(|()| None)
     }
 
-    /// Does `attempt` at every meeting until no death of a rank ends it; none if the others are done without this rank.
+    /// Does `attempt` at every meeting until no death of a rank ends it, and while this rank leads, if it `leads`.
     fn until<T>(
         &mut self,
         meetings: &mut MpiRendezvous,
         mut met: Option<Met>,
+        leads: bool,
         mut attempt: impl FnMut(&mut Self, &mut Met) -> Result<T>,
-    ) -> Result<Option<(T, Met)>> {
+    ) -> Result<Ended<T>> {
         loop {
             let next = match met.take() {
                 Some(met) => Some(met),
-                None => self.meet(meetings)?,
+                None => match self.meet(meetings)? {
+                    None => return Ok(Ended::Over),
+                    Some(meeting) if leads && meeting.comm.rank() != ROOT => {
+                        return Ok(Ended::Led(meeting));
+                    }
+                    Some(meeting) => self.hear(meeting)?,
+                },
             };
-            let Some(mut met) = next else { return Ok(None) };
+            let Some(mut met) = next else { continue };
             match attempt(self, &mut met) {
-                Ok(done) => return Ok(Some((done, met))),
+                Ok(done) => return Ok(Ended::Done(done, met)),
                 Err(error) if is_death(&error) => {
                     let fault = fault_of(&error, ROOT);
                     if fault.class == Class::Evicted {

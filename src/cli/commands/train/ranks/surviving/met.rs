@@ -58,32 +58,41 @@ impl Met {
 }
 
 impl Surviving<'_> {
-    /// Meets all ranks, and hears where they stand.
-    pub(super) fn meet(&mut self, meetings: &mut MpiRendezvous) -> Result<Option<Met>> {
+    /// Meets all ranks; none if they are done without this one.
+    pub(super) fn meet(&mut self, meetings: &mut MpiRendezvous) -> Result<Option<Meeting<Mpi>>> {
         let me = meetings.rank();
         if take(&mut self.rejoins) {
             meetings.replace_missing();
         }
-        loop {
-            let met = meetings.meet().map_err(|e| anyhow::Error::from(e.into_fault(me)));
-            let met = met.inspect_err(|error| self.told(me, error))?;
-            let Some(Meeting { mut comm, present, .. }) = met else { return Ok(None) };
-            self.leads.store(comm.rank() == ROOT, Ordering::Relaxed);
-            let own = Standing {
-                host: host_name(),
-                beginning: self.beginning.clone(),
-                folder: self.known.folder.get().cloned(),
-                next: self.survivor.next(),
-                n_in_vain: self.n_in_vain,
-            };
-            match share(&mut comm, &own, self.config.patience().first_step) {
-                Ok(all) => match self.take_stock(me, &all) {
-                    Ok(()) => return Ok(Some(Met { comm, all, present })),
-                    Err(error) => return Err(self.failed(comm, error)),
-                },
-                Err(fault) if fault.is_death() => comm.abort(&fault),
-                Err(fault) => return Err(self.failed(comm, fault.into())),
+        let met = meetings.meet().map_err(|e| anyhow::Error::from(e.into_fault(me)));
+        let met = met.inspect_err(|error| self.told(me, error))?;
+        if let Some(meeting) = &met {
+            self.leads.store(meeting.comm.rank() == ROOT, Ordering::Relaxed);
+        }
+        Ok(met)
+    }
+
+    /// Hears where the ranks stand that have met; none if one of them has died since.
+    pub(super) fn hear(&mut self, meeting: Meeting<Mpi>) -> Result<Option<Met>> {
+        let Meeting { mut comm, present, .. } = meeting;
+        let me = present[comm.rank().index()];
+        let own = Standing {
+            host: host_name(),
+            beginning: self.beginning.clone(),
+            folder: self.known.folder.get().cloned(),
+            next: self.survivor.next(),
+            n_in_vain: self.n_in_vain,
+        };
+        match share(&mut comm, &own, self.config.patience().first_step) {
+            Ok(all) => match self.take_stock(me, &all) {
+                Ok(()) => Ok(Some(Met { comm, all, present })),
+                Err(error) => Err(self.failed(comm, error)),
+            },
+            Err(fault) if fault.is_death() => {
+                comm.abort(&fault);
+                Ok(None)
             }
+            Err(fault) => Err(self.failed(comm, fault.into())),
         }
     }
 
