@@ -243,6 +243,7 @@ fn a_second_signal_ends_the_run_at_once() {
     wait_for(&running.output.path().join("stdout"), "first step: about ");
     signal(&running, "-TERM");
     wait_for(&running.output.path().join("stderr"), "press Ctrl-C again");
+    std::thread::sleep(Duration::from_millis(1100)); // sooner it would be one wish with the first
     let second = Instant::now();
     signal(&running, "-INT");
     let ran = running.wait();

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -11,9 +12,14 @@ use crate::cli::parts::console::{duration, tell};
 use crate::formats::checkpoint::Store;
 use crate::run::{Pace, Run};
 
+/// Signals that come so soon after the first are one wish with it: `timeout` of GNU and launchers signal a process, and then its
+/// whole group.
+const ONE_WISH: Duration = Duration::from_secs(1);
+
 /// Whether a run is to stop, and what can be said of it.
 pub(crate) struct Stop {
     requested: AtomicBool,
+    first: OnceLock<Instant>,
     run: OnceLock<Begun>,
 }
 
@@ -27,14 +33,18 @@ struct Begun {
 }
 
 impl Stop {
-    /// A wish that the first SIGINT or SIGTERM makes, after `look`, which says whether this process tells so; a second one
-    /// ends the process at once, saving nothing.
+    /// A wish that the first SIGINT or SIGTERM makes, after `look`, which says whether this process tells so; a second one that
+    /// comes a second later or more ends the process at once, saving nothing.
     pub(crate) fn on_signal(look: impl Fn() -> bool + Send + 'static) -> Result<Arc<Stop>> {
-        let stop = Arc::new(Stop { requested: AtomicBool::new(false), run: OnceLock::new() });
+        let (requested, first, run) = (AtomicBool::new(false), OnceLock::new(), OnceLock::new());
+        let stop = Arc::new(Stop { requested, first, run });
         let on_signal = Arc::clone(&stop);
         ctrlc::set_handler(move || {
             let tells = look();
             let is_second = on_signal.requested.swap(true, Ordering::Relaxed);
+            if on_signal.first.get_or_init(Instant::now).elapsed() < ONE_WISH && is_second {
+                return;
+            }
             let run = on_signal.run.get();
             match is_second {
                 false if tells => tell(stopping(run)),
