@@ -69,6 +69,24 @@ fn a_script_keeps_the_transport_and_tells_of_gpus() {
     assert!(ran.stderr.contains("add --gpus-per-rank 1"), "{}", ran.stderr);
 }
 
+/// Only the first start of a fork begins with the other run's checkpoint.
+#[test]
+fn a_script_of_a_fork_begins_with_its_checkpoint() {
+    let folder = folder();
+    let config = folder.path().join("fork.toml");
+    let from = "base/checkpoints/step-00000003";
+    let settings = format!("out = \"my run\"\nsave-every = 5\nresume = \"{from}\"\n");
+    for survive in ["", "survive = \"respawn\"\n"] {
+        write(&config, format!("{settings}{survive}")).expect("settings");
+        let ran = chimera(&format!("slurm {}", config.display()));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        let first = format!("resume=auto\n[ -e 'my run/config.toml' ] || resume={from}\n");
+        assert!(ran.stdout.contains(&first), "{}", ran.stdout);
+        assert!(ran.stdout.contains(" --resume \"$resume\""), "{}", ran.stdout);
+        check(&folder, &ran.stdout);
+    }
+}
+
 #[test]
 fn what_cannot_be_queued_again_is_refused() {
     let folder = folder();

@@ -10,6 +10,8 @@ use clap::Args;
 use crate::cli::parts::console::{print, warn};
 use crate::cli::parts::costs::{may_be_negative, whole_in};
 use crate::device::Device;
+use crate::formats::checkpoint::AUTO;
+use crate::run::SETTINGS;
 use crate::run::outside::OnDisk;
 use crate::settings::{Layers, Settings, Survive, Transport, quoted};
 
@@ -106,10 +108,22 @@ impl Slurm {
             Transport::Nccl => "nccl",
             _ => "mpi",
         };
+        let fork = config.resume.as_ref().filter(|resume| *resume != AUTO);
+        let resume = if fork.is_some() { "\"$resume\"" } else { AUTO };
         let train = format!(
-            "chimera train --config {} --transport {transport} --threads {threads} --resume auto",
+            "chimera train --config {} --transport {transport} --threads {threads} --resume {resume}",
             quoted(file)
         );
+        let first = match (fork, &config.out) {
+            (Some(fork), Some(out)) => format!(
+                "\n# The first start begins with the checkpoint of another run.\n\
+                 resume=auto\n\
+                 [ -e {} ] || resume={}\n",
+                quoted(out.join(SETTINGS).display()),
+                quoted(fork)
+            ),
+            _ => String::new(),
+        };
         let launch = match survives {
             true => surviving(n_ranks, &train),
             false => launched(&self.mpi, threads, &train),
@@ -118,7 +132,7 @@ impl Slurm {
         print(format!(
             "#!/bin/sh\n\
              # {} x {} worker(s); submit it where the files that {file} names are.\n\
-             {head}\n\
+             {head}{first}\n\
              {launch}\n\
              exit $code",
             config.width, config.depth,
