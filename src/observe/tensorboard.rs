@@ -25,8 +25,8 @@ pub(crate) struct EventFile {
 
 impl EventFile {
     /// Makes an event file in `folder`, which is made if it is not there, of steps from `first` on, with the `settings`
-    /// of the run as a text. What other files there say of these steps TensorBoard then leaves aside: a run that is
-    /// resumed trains them again.
+    /// of the run as a text. What other files there say of these steps TensorBoard then leaves aside: a run that goes on, or
+    /// begins again, trains them again.
     pub(crate) fn create(folder: &Path, first: u64, settings: &str) -> Result<EventFile> {
         if cfg!(not(feature = "logs")) {
             let why = "this build writes no files for TensorBoard: build with `--features logs`";
@@ -38,10 +38,8 @@ impl EventFile {
         let file = OpenOptions::new().write(true).create_new(true).open(&path)?;
         let mut events = EventFile { file, path };
         events.write(&bytes_field(3, b"brain.Event:2"))?;
-        if first > 0 {
-            let start = bytes_field(7, &varint_field(1, START));
-            events.write(&[varint_field(2, first), start].concat())?;
-        }
+        let start = bytes_field(7, &varint_field(1, START));
+        events.write(&[varint_field(2, first), start].concat())?;
         let markdown = format!("```toml\n{}\n```", settings.trim_end());
         events.summary(first, &text("config", &markdown))?;
         Ok(events)
@@ -161,12 +159,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_goes_on_says_from_where() {
+    fn a_file_says_from_which_step_on_it_counts() {
         let folder = tempfile::TempDir::new().unwrap();
-        let events = EventFile::create(folder.path(), 300, "").unwrap();
-        let bytes = std::fs::read(events.path()).unwrap();
-        let start = [0x10, 0xac, 0x02, 0x3a, 0x02, 0x08, 0x01];
-        assert!(bytes.windows(start.len()).any(|window| window == start), "{bytes:?}");
+        for (name, first, start) in [
+            ("resumed", 300, &[0x10, 0xac, 0x02, 0x3a, 0x02, 0x08, 0x01][..]),
+            ("again", 0, &[0x10, 0x00, 0x3a, 0x02, 0x08, 0x01]),
+        ] {
+            let events = EventFile::create(&folder.path().join(name), first, "").unwrap();
+            let bytes = std::fs::read(events.path()).unwrap();
+            assert!(bytes.windows(start.len()).any(|window| window == start), "{name}: {bytes:?}");
+        }
     }
 
     /// The fields of a message: of 4 or 8 bytes or any number of them, or a varint as its own bytes.

@@ -24,7 +24,7 @@ fn trained() -> TempDir {
 type Damage = fn(&Path);
 
 /// What may happen to a file of a checkpoint, and what is then said of it.
-const DAMAGES: [(Damage, &str); 8] = [
+const DAMAGES: [(Damage, &str); 9] = [
     (|at| cut(&at.join("shard-0000.safetensors")), "shard-0000.safetensors: it has "),
     (|at| flip(&at.join("shard-0001.safetensors"), 9), "shard-0001.safetensors: its content"),
     (|at| flip(&at.join("shard-0001.safetensors"), 20_000), "shard-0001.safetensors: its content"),
@@ -35,6 +35,7 @@ const DAMAGES: [(Damage, &str); 8] = [
     (swap, "shard-0000.safetensors: it"),
     (|at| flip(&at.join(MANIFEST), 100), "manifest.json: its content"),
     (|at| cut(&at.join(MANIFEST)), "manifest.json: it cannot be read"),
+    (format_flipped, "manifest.json: its content"),
     (outside, "manifest.json: `../shard-0000.safetensors` is no plain name"),
 ];
 
@@ -69,6 +70,12 @@ fn newer(at: &Path) {
     forge(at, "\"format\": 1", "\"format\": 2");
 }
 
+/// Damage that looks like a later format.
+fn format_flipped(at: &Path) {
+    let text = read_to_string(at.join(MANIFEST)).expect("a manifest");
+    write(at.join(MANIFEST), text.replacen("\"format\": 1", "\"format\": 9", 1)).expect("written");
+}
+
 fn outside(at: &Path) {
     forge(at, "shard-0000", "../shard-0000");
 }
@@ -94,6 +101,15 @@ fn a_broken_checkpoint_is_refused_with_file_and_reason() {
         let refusal = store.newest(&|_| ()).err().expect("nothing is left").to_string();
         assert!(refusal.contains(reason) && at(run.path(), 3).exists(), "{nth}: {refusal}");
     }
+}
+
+#[test]
+fn the_checkpoint_that_may_be_meant_is_whole() {
+    let run = trained();
+    create_dir(at(run.path(), 7)).expect("an interrupted save");
+    let refusal = Checkpoint::open(run.path()).err().expect("no checkpoint").to_string();
+    let meant = format!("did you mean {}?", at(run.path(), 6).display());
+    assert!(refusal.ends_with(&meant), "{refusal}");
 }
 
 /// What another version wrote, or what the system does not let this process read, may be sound: the search ends there,

@@ -31,12 +31,12 @@ fn an_event_file_has_one_event_per_step() {
     let [file] = &files[..] else { panic!("{files:?}") };
     let bytes = std::fs::read(file).expect("events");
     let records = records(&bytes);
-    assert_eq!(records.len(), 2 + 5);
+    assert_eq!(records.len(), 3 + 5);
     let has =
         |record: &[u8], word: &str| record.windows(word.len()).any(|at| at == word.as_bytes());
     assert!(has(records[0], "brain.Event:2"));
-    assert!(has(records[1], "config") && has(records[1], "micro-batches = "));
-    for (step, record) in records[2..].iter().enumerate() {
+    assert!(has(records[2], "config") && has(records[2], "micro-batches = "));
+    for (step, record) in records[3..].iter().enumerate() {
         for tag in ["train/loss", "perf/tokens_per_s", "bytes/rank_1", "perf/mfu"] {
             assert!(has(record, tag), "{tag}");
         }

@@ -163,6 +163,11 @@ impl Manifest {
         let damaged = |reason: &str| Unusable::new(path, reason);
         let unparsed = |e: serde_json::Error| damaged(&format!("it cannot be read: {e}"));
         let Version { format } = serde_json::from_str(text).map_err(unparsed)?;
+        let sealed = text.strip_prefix(HEAD).and_then(|text| text.split_once(NECK));
+        // Damage may stand for another format, while a later one may begin in another way.
+        if sealed.is_some_and(|(hash, rest)| blake3::hash(rest.as_bytes()).to_string() != hash) {
+            return Err(damaged("its content is not what was written: the hash differs"));
+        }
         if format > FORMAT {
             let reason = format!(
                 "it has format {format}, and this program reads up to {FORMAT}: use the version of \
@@ -170,11 +175,7 @@ impl Manifest {
             );
             return Err(Unusable::unread(path, reason));
         }
-        let sealed = text.strip_prefix(HEAD).and_then(|text| text.split_once(NECK));
-        let (hash, rest) = sealed.ok_or_else(|| damaged("it does not begin with its hash"))?;
-        if blake3::hash(rest.as_bytes()).to_string() != hash {
-            return Err(damaged("its content is not what was written: the hash differs"));
-        }
+        sealed.ok_or_else(|| damaged("it does not begin with its hash"))?;
         serde_json::from_str(text).map_err(unparsed)
     }
 }
