@@ -1,6 +1,9 @@
 //! Checkpoints: a resumed training is the one that was never interrupted, and whatever happens to its
 //! files, it goes on from whole ones or says why not.
 
+#[cfg(unix)]
+#[path = "checkpoint/again.rs"]
+mod again;
 #[path = "checkpoint/broken.rs"]
 mod broken;
 #[path = "checkpoint/folder.rs"]

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::formats::SpecialIds;
 use crate::formats::checkpoint::MANIFEST;
-use crate::formats::files::disk::Disk;
+use crate::formats::files::disk::{Disk, remove_parts};
 use crate::formats::files::tensors::{self, NamedTensor};
 use crate::formats::files::{io_fault, prepare_dir, text_regular, write};
 use crate::formats::hf::{CONFIG, DropoutRates, GENERATION, WEIGHTS, parts, to_hf, to_json, twin};
@@ -128,6 +128,11 @@ pub fn prepare(dir: &Path, goes_on: bool) -> Result<()> {
         dir.display()
     );
     prepare_dir(dir).with_context(|| format!("cannot save into {}", dir.display()))
+}
+
+/// Removes what killed processes have left half written of a model in `dir`, where no other process writes one.
+pub(crate) fn remove_half_written(dir: &Path) {
+    remove_parts(dir, &[WEIGHTS, CONFIG, GENERATION, STEPS, CLAIM]);
 }
 
 /// Whether a model is in `dir`.

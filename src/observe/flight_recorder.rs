@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::remove_file;
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::Result;
@@ -12,18 +12,23 @@ use chimera_core::engine::{Did, Doing, FlightRecorder};
 use chimera_core::ids::Rank;
 use serde_json::json;
 
-use crate::formats::files::{io_fault, replace};
+use crate::formats::files::{FolderId, io_fault, replace};
 
 /// Writes down what the ranks of this process did last, each once. It comes after the error file, which needs less
 /// room on a full disk and less time before a launcher kills.
 pub struct Explain {
-    folder: PathBuf,
+    folder: FolderId,
     ranks: Mutex<BTreeMap<Rank, FlightRecorder>>,
 }
 
 impl Explain {
     pub(crate) fn into(folder: &Path) -> Explain {
-        Explain { folder: folder.to_path_buf(), ranks: Mutex::default() }
+        Explain { folder: FolderId::of(folder), ranks: Mutex::default() }
+    }
+
+    /// Whether the folder is still that of the run.
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.folder.is_there()
     }
 
     pub(crate) fn follow(&self, rank: Rank, recent: FlightRecorder) {
@@ -40,7 +45,7 @@ impl Explain {
     pub fn write(&self, rank: Rank) -> Result<()> {
         let recent = self.ranks.lock().unwrap_or_else(PoisonError::into_inner).remove(&rank);
         let Some(recent) = recent else { return Ok(()) };
-        let path = self.folder.join(format!("ops.{}.jsonl", rank.0));
+        let path = self.folder.path().join(format!("ops.{}.jsonl", rank.0));
         let create = || {
             let mut out = BufWriter::new(replace(&path)?);
             recent.all().iter().try_for_each(|did| writeln!(out, "{}", line(did)))?;

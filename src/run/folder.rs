@@ -14,10 +14,11 @@ use super::lock::{Lock, is_at_work};
 use super::metrics_writer::{note_writer, other_writer};
 use super::own_files::{METRICS, SETTINGS, resolved};
 use super::place::{Place, is_own};
-use super::settings_file::{check_whole, is_same, path_in};
-use crate::formats::checkpoint::{Entry, Store};
-use crate::formats::files::{self, io_fault, prepare_dir};
-use crate::observe::{Best, EventFile, Explain, Metrics};
+use super::planned_checkpoint::forked_from;
+use super::settings_file::{is_same, path_in};
+use crate::formats::checkpoint::Store;
+use crate::formats::files::{self, io_fault, is_at, prepare_dir};
+use crate::observe::{Best, EventFile, Explain, Metrics, history};
 use crate::settings::Config;
 
 /// Where one run writes.
@@ -52,10 +53,15 @@ impl Place {
                 other.display()
             );
         }
-        let (goes_on, has_saved) = (self.goes_on(config), self.has_saved(config, first));
+        let (goes_on, has_saved) = (self.goes_on(config), self.has_saved(config));
         let before = self.before(config);
         self.refuse_another(config, first, before.as_ref())?;
-        let settings = config.to_toml();
+        let mut said = config.clone();
+        // Without a checkpoint of its own a fork begins there again.
+        if let Some(from) = forked_from(&self.path).filter(|_| goes_on) {
+            said.resume = Some(from.display().to_string());
+        }
+        let settings = said.to_toml();
         let unwritten = |e: std::io::Error| io_fault("settings", &shown, &e);
         let mut undos = Vec::new();
         // Those of a new run mark the folder as taken; those of one that goes on are the last to change.
@@ -82,12 +88,13 @@ impl Place {
         undos.extend(events.as_ref().map(|events| Undo::of_new(events.path())));
         let had_metrics = is_same(path_before("metrics").unwrap_or(&own_metrics), &metrics_path);
         let is_own = self.is_again || had_metrics || is_same(&metrics_path, &own_metrics);
+        let has_trained = self.is_again || first > 0 && self.store().has_whole();
         let (metrics, best) = if goes_on && is_own && other.is_none() {
             Behind {
                 path: &metrics_path,
                 first,
                 is_named: config.metrics.is_some(),
-                had_metrics: first > 0 && had_metrics,
+                had_metrics: had_metrics && has_trained,
             }
             .open(warn)
             .with_context(|| format!("cannot go on with {}", metrics_path.display()))?
@@ -99,7 +106,7 @@ impl Place {
             undos.push(undo);
             (metrics, None)
         };
-        self.remove_errors()?;
+        self.remove_leftovers()?;
         if goes_on {
             files::write(&shown, settings.as_bytes()).map_err(unwritten)?;
         }
@@ -125,10 +132,6 @@ impl Place {
         first: u64,
         before: Option<&toml::Table>,
     ) -> Result<()> {
-        // Behind a checkpoint they are written anew.
-        if first == 0 && !self.is_again && self.goes_on(config) {
-            check_whole(&self.path)?;
-        }
         let conflicts = before.filter(|_| first == 0).map(|before| conflicts(before, config));
         let conflicts = conflicts.unwrap_or_default();
         ensure!(
@@ -139,9 +142,8 @@ impl Place {
         );
         // A run that begins with the checkpoint of another, too, would prune those that are here.
         let is_fresh = !is_own(config, &self.path) && !self.path.join(SETTINGS).exists();
-        let has_checkpoints = |entries: Vec<Entry>| entries.iter().any(|entry| entry.is_whole);
         ensure!(
-            !is_fresh || !self.store().entries().is_ok_and(has_checkpoints),
+            !is_fresh || !self.store().has_whole(),
             "{} holds checkpoints: --resume auto goes on with them; or choose another --out, or remove them",
             self.path.display()
         );
@@ -170,13 +172,14 @@ impl Folder {
         &self.place
     }
 
-    /// Adds a step to the metrics.
+    /// Adds a step to the metrics; `warn` is told if their file was taken away.
     ///
     /// # Errors
     /// If that cannot be written, or the folder is no more the one that this run began in: what is saved next might
     /// belong to another run.
-    pub fn record(&mut self, metrics: &Metrics) -> Result<()> {
+    pub fn record(&mut self, metrics: &Metrics, warn: &dyn Fn(&str)) -> Result<()> {
         self.place.check()?;
+        self.reopen_metrics(metrics.step, warn)?;
         let text = serde_json::to_string(metrics)?;
         let written = writeln!(self.metrics, "{text}").and_then(|()| self.metrics.flush());
         written.map_err(|e| io_fault("metrics", &self.metrics_path, &e))?;
@@ -187,20 +190,38 @@ impl Folder {
         Ok(())
     }
 
+    /// Makes the file of the metrics anew if it was removed or replaced, from `step` on.
+    fn reopen_metrics(&mut self, step: u64, warn: &dyn Fn(&str)) -> Result<()> {
+        let (file, path) = (self.metrics.get_ref(), &self.metrics_path);
+        let is_device = file.metadata().is_ok_and(|found| !found.is_file());
+        // A link that a user named is followed.
+        if is_device || is_at(file, &path.canonicalize().unwrap_or_else(|_| path.clone())) {
+            return Ok(());
+        }
+        warn(&format!(
+            "{} was removed or replaced while the run trained: it goes on there from step {step}",
+            path.display()
+        ));
+        let is_named = *path != self.place.path.join(METRICS);
+        let file = history::open(path, is_named).map_err(|e| io_fault("metrics", path, &e))?;
+        self.metrics = BufWriter::new(file);
+        Ok(())
+    }
+
     /// The best validation loss of the run, before it was resumed too.
     pub fn best_validation(&self) -> Option<Best> {
         self.best
     }
 
-    /// Writes why a run failed, and what its ranks did before it; nothing of one that was stopped on request. Returns
-    /// what could not be written: the error that counts is the first.
+    /// Writes why a run failed, and what its ranks did before it; nothing of one that was stopped on request, or whose
+    /// folder is another one's by now. Returns what could not be written: the error that counts is the first.
     pub fn write_failure(
         &self,
         error: &anyhow::Error,
         explain: Option<&Explain>,
     ) -> Vec<anyhow::Error> {
         match error.downcast_ref::<Fault>() {
-            Some(fault) if fault.class != Class::Requeue => {
+            Some(fault) if fault.class != Class::Requeue && self.place.is_held() => {
                 let explained = explain.map_or(Ok(()), Explain::write_all);
                 [self.write_error(fault), explained].into_iter().filter_map(Result::err).collect()
             }
@@ -208,12 +229,8 @@ impl Folder {
         }
     }
 
-    /// Writes `error.<rank>.json`, unless the folder is no more that of this run. On a full disk it takes the room
-    /// of the lock.
-    pub fn write_error(&self, fault: &Fault) -> Result<()> {
-        if !self.place.is_held() {
-            return Ok(());
-        }
+    /// Writes `error.<rank>.json`. On a full disk it takes the room of the lock.
+    fn write_error(&self, fault: &Fault) -> Result<()> {
         let write = || write_error(self.path(), fault.rank, fault);
         write().or_else(|_| {
             self.place.lock.as_ref().map(Lock::free_room);

@@ -37,14 +37,14 @@ impl<S: Subject> Run<S> {
         self.resume(checkpoint)?;
         let (first, steps) = (self.first_step(), self.config().steps);
         if first == steps {
-            place.remove_errors()?;
+            place.remove_leftovers()?;
             return self.trained_before();
         }
         self.save_into(place.store(), tell.clone());
         let mut folder = place.begin(self.config(), first, &tell)?;
         let explain = self.explain_in(folder.path());
         let trained = self.train(stop, |report| {
-            folder.record(&Metrics::of(report, self.tokens_per_step(), None))?;
+            folder.record(&Metrics::of(report, self.tokens_per_step(), None), &tell)?;
             observe(report)
         });
         if let Err(error) = &trained {

@@ -24,6 +24,7 @@ mod own;
 mod own_files;
 mod pace;
 mod place;
+mod planned_checkpoint;
 mod predicted;
 mod processes;
 mod rank;
@@ -251,6 +252,11 @@ impl<S: Subject> Run<S> {
     /// the process from another thread can do that too.
     pub fn explain_in(&mut self, folder: &Path) -> Arc<Explain> {
         Arc::clone(self.explain.insert(Arc::new(Explain::into(folder))))
+    }
+
+    /// Whether the folder where ranks explain themselves is still the one that the run began in.
+    pub fn has_its_folder(&self) -> bool {
+        self.explain.as_ref().is_none_or(|explain| explain.is_in_place())
     }
 
     /// Trains, telling `observe` of every step; `stop` ends it after the last whole step, or after the one

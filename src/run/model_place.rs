@@ -6,10 +6,12 @@ use anyhow::{Result, ensure};
 
 use super::lock::is_at_work;
 use super::own_files::check_outputs;
-use super::place::{Place, is_own};
+use super::place::Place;
 use super::settings_file::{is_same, path_in};
+use crate::data::tokenizer::TOKENIZER;
 use crate::formats::checkpoint::Store;
-use crate::formats::save::{Claim, holds_model, prepare, saved_steps};
+use crate::formats::files::disk::remove_parts;
+use crate::formats::save::{Claim, holds_model, prepare, remove_half_written, saved_steps};
 use crate::settings::{Config, MODEL};
 
 impl Place {
@@ -19,12 +21,11 @@ impl Place {
         self.prepare_weights_of(&self.path, config, has_saved)
     }
 
-    /// Makes sure that the weights of a checkpoint of step `n_steps`, of which nothing is left to train, can go where `config`
-    /// says. They are of the run whose checkpoint it is: this one may have no settings, and its folder be gone again.
+    /// Makes sure that the weights of a checkpoint, of which nothing is left to train, can go where `config` says. They are of the run whose checkpoint it is: this one may have no settings, and its folder be gone again.
     ///
     /// # Errors
     /// If other files are there, or the folder cannot be written to.
-    pub fn prepare_kept(&self, config: &Config, checkpoint: &Path, n_steps: u64) -> Result<()> {
+    pub fn prepare_kept(&self, config: &Config, checkpoint: &Path) -> Result<()> {
         let whole = absolute(checkpoint).unwrap_or_else(|_| checkpoint.to_path_buf());
         let run = whole.ancestors().nth(2).filter(|run| Store::of(run).holds(checkpoint));
         match (&config.save, run.filter(|run| !is_same(run, &self.path))) {
@@ -33,7 +34,7 @@ impl Place {
                 let has_saved = Claim::of(dir)?.is_some_and(is_of_run);
                 self.prepare_weights_of(run, config, has_saved)
             }
-            _ => self.prepare_weights(config, self.has_saved(config, n_steps)),
+            _ => self.prepare_weights(config, self.has_saved(config)),
         }
     }
 
@@ -67,6 +68,8 @@ impl Place {
             let has_saved = claim.is_some_and(|c| c.has_saved && is_same(&c.run, run));
             Claim::make(&dir, run, has_saved)?;
         }
+        remove_half_written(&dir);
+        remove_parts(&dir, &[TOKENIZER]);
         Ok(())
     }
 
@@ -75,10 +78,10 @@ impl Place {
         is_same(&claim.run, &self.path)
     }
 
-    /// Whether a model where `config` wants the weights is this run's, which begins with step `first`.
-    pub(super) fn has_saved(&self, config: &Config, first: u64) -> bool {
+    /// Whether a model where `config` wants the weights is this run's.
+    pub(super) fn has_saved(&self, config: &Config) -> bool {
         let Some(dir) = config.weights_dir(&self.path) else { return false };
-        let is_here = self.goes_on(config) || first > 0 && is_own(config, &self.path);
+        let is_here = self.goes_on(config);
         let claim = Claim::of(&dir).ok().flatten();
         if config.save.is_some() {
             let is_claimed = claim.is_some_and(|claim| claim.has_saved && self.is_of(&claim));

@@ -8,10 +8,10 @@ use toml::Value;
 
 use super::cores::cores_of;
 use super::launch::Launch;
+use super::planned_checkpoint::planned_checkpoint;
 use super::settings_file::MAX_SETTINGS;
 use crate::data::{Marks, Prepared, missing_ids};
 use crate::device::n_cores;
-use crate::formats::checkpoint::foreseen;
 use crate::formats::files::text_at_most;
 use crate::formats::hf::read_config;
 use crate::formats::timetable::read;
@@ -36,7 +36,7 @@ impl Outside for OnDisk {
     }
 
     fn start(&self, init: &Path, resume: Option<&str>, out: Option<&Path>) -> Result<Start> {
-        let resumed = resume.map(|resume| foreseen(resume, out)).transpose()?.flatten();
+        let resumed = resume.map(|resume| planned_checkpoint(resume, out)).transpose()?.flatten();
         let (origin, model, dropout) = match resumed {
             Some((path, manifest)) => {
                 let origin = Origin::Checkpoint(path);
@@ -62,7 +62,7 @@ impl Outside for OnDisk {
     }
 
     fn before(&self, option: &str, resume: &str, out: Option<&Path>) -> Option<Value> {
-        let (_, manifest) = foreseen(resume, out).ok()??;
+        let (_, manifest) = planned_checkpoint(resume, out).ok()??;
         manifest.value(option).ok()
     }
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf, absolute};
 
 use anyhow::{Result, bail, ensure};
 
+use crate::formats::files::disk::remove_parts;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, MODEL, OPTIONS, Origin};
 
@@ -99,14 +100,15 @@ pub(super) fn resolved(path: &Path) -> PathBuf {
     path.ancestors().find_map(there).unwrap_or_else(|| path.clone())
 }
 
-/// Removes what tells of an earlier failure.
-pub(super) fn remove_errors(folder: &Path) -> std::io::Result<()> {
+/// Removes what tells of an earlier failure, and what a killed process has left half written.
+pub(super) fn remove_leftovers(folder: &Path) -> std::io::Result<()> {
     for entry in read_dir(folder)? {
         let entry = entry?;
         if entry.file_name().to_str().is_some_and(is_of_a_failure) {
             remove_file(entry.path())?;
         }
     }
+    remove_parts(folder, &OWN);
     Ok(())
 }
 

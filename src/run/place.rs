@@ -4,14 +4,17 @@ use std::fs::{create_dir_all, remove_dir};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
 
 use super::lock::Lock;
-use super::own_files::{SETTINGS, remove_errors};
+use super::own_files::{SETTINGS, SUMMARY, remove_leftovers};
+use super::planned_checkpoint::{forked_from, unusable_fork};
 use super::runs::{RUNS, fresh};
-use super::settings_file::settings_in;
+use super::settings_file::{MAX_SETTINGS, check_whole, settings_in};
 use crate::formats::checkpoint::{AUTO, Checkpoint, Open, Store};
-use crate::formats::files::{self, io_fault};
-use crate::settings::Config;
+use crate::formats::files::{self, LOST, io_fault, text_regular};
+use crate::formats::save::saved_steps;
+use crate::settings::{Config, MODEL};
 
 /// The folder of a run that is about to begin, which nobody else can write into.
 pub struct Place {
@@ -72,7 +75,7 @@ impl Place {
     }
 
     /// The checkpoint that `config` wants to go on from; `None` if it wants none, or takes whatever is
-    /// there and none was ever finished. `tell` is told of those that cannot be used; `open` opens them.
+    /// there, none was ever finished, and the run began with none. `tell` is told of those that cannot be used; `open` opens them.
     pub fn checkpoint(
         &self,
         config: &Config,
@@ -81,7 +84,8 @@ impl Place {
     ) -> Result<Option<Checkpoint>> {
         let Some(resume) = &config.resume else { return Ok(None) };
         if resume == AUTO {
-            return self.store().newest_by(tell, open);
+            let own = self.store().newest_by(tell, open)?;
+            return if own.is_some() { Ok(own) } else { self.first_checkpoint(open) };
         }
         let checkpoint = open(Path::new(resume))?;
         let step = checkpoint.manifest().step;
@@ -94,6 +98,42 @@ impl Place {
             );
         }
         Ok(Some(checkpoint))
+    }
+
+    /// The checkpoint of another run with which the run that has begun here began, if it did.
+    ///
+    /// # Errors
+    /// If that cannot be used, the settings are not whole, or the run has done all its steps.
+    fn first_checkpoint(&self, open: &mut Open<'_>) -> Result<Option<Checkpoint>> {
+        if !self.is_again && self.path.join(SETTINGS).exists() {
+            check_whole(&self.path)?;
+            self.refuse_finished()?;
+        }
+        let Some(from) = forked_from(&self.path) else { return Ok(None) };
+        let opened = open(&from).map_err(|error| match error.downcast() {
+            Ok(unusable) => unusable_fork(&self.path, unusable).into(),
+            Err(other) => other,
+        });
+        opened.map(Some)
+    }
+
+    /// Refuses to train a run again that has done all its steps and kept no checkpoint.
+    fn refuse_finished(&self) -> Result<()> {
+        let summary = text_regular(&self.path.join(SUMMARY), MAX_SETTINGS).ok().flatten();
+        let summary = summary.and_then(|text| serde_json::from_str::<Value>(&text).ok());
+        let done = summary.and_then(|summary| summary["steps"].as_u64());
+        let model = self.path.join(MODEL);
+        let saved = saved_steps(&model);
+        let Some(n_steps) = done.or(saved) else { return Ok(()) };
+        let with_its_weights = match saved {
+            Some(_) => format!(", with --init {} to go on with its weights", model.display()),
+            None => String::new(),
+        };
+        bail!(
+            "nothing is left to train: the run in {} has done its {n_steps} steps, and it kept no checkpoint to go on from. \
+             Choose another --out{with_its_weights}; or remove this one to train it again",
+            self.path.display()
+        )
     }
 
     /// Where its checkpoints are.
@@ -110,13 +150,7 @@ impl Place {
 
     /// Whether the folder is still the one that this run began in.
     pub(super) fn check(&self) -> Result<()> {
-        let lost = || {
-            io_fault(
-                "into",
-                &self.path,
-                &"the folder was removed, moved or replaced while the run trained",
-            )
-        };
+        let lost = || io_fault("into", &self.path, &LOST);
         Ok(self.is_held().then_some(()).ok_or_else(lost)?)
     }
 
@@ -124,16 +158,16 @@ impl Place {
         self.lock.as_ref().is_some_and(Lock::is_held)
     }
 
-    /// Removes what ranks wrote of an earlier end of the run: why they failed, and what they did before it.
-    pub fn remove_errors(&self) -> Result<()> {
-        let place =
-            || format!("cannot remove the errors of an earlier run in {}", self.path.display());
-        remove_errors(&self.path).with_context(place)
+    /// Removes what an earlier end of the run left: why its ranks failed, what they did before it, and half written files.
+    pub fn remove_leftovers(&self) -> Result<()> {
+        let place = || format!("cannot remove what an earlier run left in {}", self.path.display());
+        remove_leftovers(&self.path).with_context(place)
     }
 
-    /// Whether a run that has begun here goes on.
+    /// Whether a run that has begun here goes on: its settings are here, or where they are lost, its checkpoints.
     pub fn goes_on(&self, config: &Config) -> bool {
-        self.path.join(SETTINGS).exists() && (self.is_again || is_own(config, &self.path))
+        let has_begun = || self.path.join(SETTINGS).exists() || self.store().has_whole();
+        (self.is_again || is_own(config, &self.path)) && has_begun()
     }
 
     /// The settings so far of the run that goes on here.

@@ -13,9 +13,10 @@ use serde::{Deserialize, Serialize};
 use super::differences::{
     VALIDATION, change, changes, has_validation, other_split, other_staleness, settings,
 };
+use super::planned_checkpoint::planned_checkpoint;
 use super::{Run, Subject};
 use crate::formats::SpecialIds;
-use crate::formats::checkpoint::{Checkpoint, Digest, FORMAT, Manifest, Saver, Store, foreseen};
+use crate::formats::checkpoint::{Checkpoint, Digest, FORMAT, Manifest, Saver, Store};
 use crate::settings::{Config, OPTIONS, Opt, Resume};
 
 /// How the ranks of a job have begun, for a process that takes a dead one's place.
@@ -90,7 +91,7 @@ impl<S: Subject> Run<S> {
 
     /// Saves checkpoints as the settings say; `warn` is told what could not be saved on the way.
     pub fn save_into(&mut self, store: Store, warn: impl Fn(&str) + Send + Sync + 'static) {
-        let store = store.keeping(self.course.config.keep);
+        let store = store.keeping(self.course.config.keep).bound();
         self.saver = Some(Saver::new(store, self.course.config.save_every, warn));
     }
 
@@ -255,7 +256,7 @@ fn other_targets(was: &Digest, now: &Digest) -> &'static str {
 /// What a search has found for the run that is to go on, so that it need not search again.
 pub(super) fn kept(config: &Config) -> Result<Option<Timetable>> {
     let Some(resume) = &config.resume else { return Ok(None) };
-    match foreseen(resume, config.out.as_deref())? {
+    match planned_checkpoint(resume, config.out.as_deref())? {
         Some((_, manifest)) => found(&manifest, &settings(config)),
         None => Ok(None),
     }

@@ -134,7 +134,7 @@ fn a_folder_that_is_taken_away_ends_the_run() {
 #[test]
 fn a_folder_that_is_replaced_belongs_to_the_other_run() {
     let place = folder();
-    let running = start(&line(&place, "--steps 1000000 --save-every 1"));
+    let running = start(&line(&place, "--steps 1000000 --save-every 1 --report"));
     wait_for(|| has_trained(&place));
     rename(run(&place), place.path().join("moved")).expect("renamed");
     create_dir(run(&place)).expect("a folder");
@@ -143,7 +143,24 @@ fn a_folder_that_is_replaced_belongs_to_the_other_run() {
     assert_eq!(ran.code, Some(9), "{}", ran.stderr);
     let names: Vec<_> =
         read_dir(run(&place)).expect("a folder").map(|e| e.expect("one").file_name()).collect();
-    assert!(names.contains(&"lock".into()) && !names.contains(&"error.0.json".into()), "{names:?}");
+    assert_eq!(names, ["lock"]);
+}
+
+#[test]
+fn metrics_that_are_taken_away_go_on_in_a_new_file() {
+    let place = folder();
+    let running = start(&line(&place, "--steps 1000000"));
+    for _ in 0..2 {
+        wait_for(|| has_trained(&place));
+        fs::remove_file(run(&place).join("metrics.jsonl")).expect("a file");
+    }
+    wait_for(|| has_trained(&place));
+    super::run::signal(&running, "-TERM");
+    let ran = running.wait();
+    assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    assert_eq!(ran.stderr.matches("was removed or replaced while the run trained").count(), 2);
+    let steps = steps(&run(&place));
+    assert!(steps.is_sorted() && steps[0] > 0, "{steps:?}");
 }
 
 /// Only the link goes when its turn to be pruned has come.

@@ -51,6 +51,9 @@ fn metrics_that_a_run_never_wrote_are_kept() {
         let ran =
             chimera(&format!("train {MODEL} --data {data} --out {} {options}", out.display()));
         assert_eq!(ran.code, Some(0), "{options}: {}", ran.stderr);
+        // As if it was killed before its end: a finished run without checkpoints is not trained again.
+        remove_file(out.join("summary.json")).expect("a summary");
+        remove_dir_all(out.join("model")).expect("a model");
     };
     let n_lines = || read_to_string(&metrics).expect("metrics").lines().count();
     let named = format!("--resume auto --metrics {}", metrics.display());

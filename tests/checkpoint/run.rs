@@ -12,14 +12,14 @@ use serde_json::Value;
 use super::{MODEL, at};
 use crate::command::{Ran, Running, chimera, folder, start, start_with, text};
 
-fn line(folder: &tempfile::TempDir, run: &str, options: &str) -> String {
+pub(super) fn line(folder: &tempfile::TempDir, run: &str, options: &str) -> String {
     let (data, out) = (text(folder), folder.path().join(run));
     let model = MODEL.replace("--steps 6", "");
     format!("train {model} --depth 2 --data {} --out {} {options}", data.display(), out.display())
 }
 
 /// Step and loss of each line of the metrics, as they are written.
-fn losses(run: &Path) -> Vec<(u64, String)> {
+pub(super) fn losses(run: &Path) -> Vec<(u64, String)> {
     let text = read_to_string(run.join("metrics.jsonl")).expect("metrics");
     let pair = |line: &str| {
         let step = serde_json::from_str::<Value>(line).expect("a whole line")["step"].as_u64();
@@ -29,7 +29,7 @@ fn losses(run: &Path) -> Vec<(u64, String)> {
     text.lines().map(pair).collect()
 }
 
-fn wait_for(what: impl Fn() -> bool) {
+pub(super) fn wait_for(what: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !what() {
         assert!(Instant::now() < deadline, "it never happens");
@@ -37,7 +37,7 @@ fn wait_for(what: impl Fn() -> bool) {
     }
 }
 
-fn signal(running: &Running, name: &str) {
+pub(super) fn signal(running: &Running, name: &str) {
     let status = Command::new("kill").args([name, &running.child.id().to_string()]).status();
     assert!(status.is_ok_and(|status| status.success()));
 }

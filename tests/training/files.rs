@@ -96,7 +96,7 @@ proptest! {
             validation_loss: None, skipped: None, n_skipped: 0, is_bordered: false, n_repeated: 0, recoveries: Recoveries::default(), stop: false,
         };
         let metrics = Metrics::of(&report, 1, Some(1.0));
-        Folder::create(run.config()).and_then(|mut f| f.record(&metrics)).expect("a line");
+        Folder::create(run.config()).and_then(|mut f| f.record(&metrics, &|_| ())).expect("a line");
         let metrics = folder.path().join("metrics.jsonl");
         for (key, number) in [
             ("loss", loss), ("grad_norm", grad_norm), ("lr", lr), ("step_s", step_s),

@@ -34,23 +34,6 @@ use crate::formats::files::tensors::{self, NamedTensor, TensorFile};
 /// The value of `resume` that takes the newest checkpoint of a run.
 pub const AUTO: &str = "auto";
 
-/// What the checkpoint says of itself from which a run in `out` will go on, if it can be used: of `resume`, or
-/// the newest. It may turn out that it cannot, and that an older one is taken.
-pub fn foreseen(resume: &str, out: Option<&Path>) -> Result<Option<(PathBuf, Manifest)>, Unusable> {
-    let read = |path: PathBuf| Manifest::read(&path).map(|manifest| (path, manifest));
-    if resume != AUTO {
-        return read(resume.into()).map(Some);
-    }
-    let entries = out.and_then(|out| Store::of(out).entries().ok()).unwrap_or_default();
-    for entry in entries.iter().rev().filter(|entry| entry.is_whole) {
-        match read(entry.path()) {
-            Err(unusable) if unusable.is_damage() => {}
-            found => return found.map(Some),
-        }
-    }
-    Ok(None)
-}
-
 /// Why a checkpoint cannot be used (exit code 4).
 #[derive(thiserror::Error, Serialize, Deserialize, Clone, PartialEq, Debug)]
 #[error("{}: {reason}", path.display())]
@@ -268,8 +251,9 @@ fn is_step(path: &Path) -> bool {
 }
 
 fn no_manifest(path: &Path) -> String {
-    match Store::of(path).entries().ok().and_then(|entries| entries.last().map(Entry::path)) {
-        Some(newest) => format!("it is no checkpoint: did you mean {}?", newest.display()),
+    let entries = Store::of(path).entries().unwrap_or_default();
+    match entries.into_iter().rfind(|entry| entry.is_whole) {
+        Some(newest) => format!("it is no checkpoint: did you mean {}?", newest.path().display()),
         None if !path.exists() => "there is no such folder".into(),
         None if !path.is_dir() => "it is a file: name a folder".into(),
         None if is_step(path) => format!("it has no {MANIFEST}: its save was interrupted"),

@@ -55,6 +55,12 @@ impl Store {
         Store { keep: keep.max(MIN_KEPT), ..self }
     }
 
+    /// Writes nothing once another folder has the name of the run's.
+    pub(crate) fn bound(self) -> Store {
+        let run = self.folder.parent().unwrap_or(&self.folder);
+        Store { disk: self.disk.clone().within(run), ..self }
+    }
+
     /// Writes to another disk.
     pub fn on(self, disk: Disk) -> Store {
         Store { disk, ..self }
@@ -77,6 +83,11 @@ impl Store {
         }
         entries.sort_by_key(|entry| entry.step);
         Ok(entries)
+    }
+
+    /// Whether any save was finished, as far as that can be read.
+    pub(crate) fn has_whole(&self) -> bool {
+        self.entries().is_ok_and(|entries| entries.iter().any(|entry| entry.is_whole))
     }
 
     /// The newest checkpoint that can be used; those that are damaged are put aside, of which `tell` is told, and

@@ -1,10 +1,12 @@
 //! Files that are complete or not there, after a kill or a loss of power at any moment.
 
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions, create_dir_all, remove_dir_all, remove_file, rename};
-use std::io::{BufWriter, Result, Write};
+use std::fs::{File, OpenOptions, create_dir_all, read_dir, remove_dir_all, remove_file, rename};
+use std::io::{BufWriter, Error, Result, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use super::{FolderId, LOST};
 
 /// Bytes of one write: a part of a core's cache, so that what is hashed need not be read again to be written.
 pub(super) const CHUNK: usize = 1 << 18;
@@ -16,6 +18,8 @@ const PART: &str = ".part";
 #[derive(Clone, Default)]
 pub struct Disk {
     gate: Option<Gate>,
+    /// The folder without which nothing is changed.
+    home: Option<FolderId>,
 }
 
 type Gate = Arc<dyn Fn(&'static str, &Path) -> Result<()> + Send + Sync>;
@@ -32,7 +36,12 @@ impl Disk {
     /// Asks `gate` before each change, by its kind and its path; an error takes the place of the change. So
     /// tests stop a save at every point, or fill the disk.
     pub fn gated(gate: impl Fn(&'static str, &Path) -> Result<()> + Send + Sync + 'static) -> Disk {
-        Disk { gate: Some(Arc::new(gate)) }
+        Disk { gate: Some(Arc::new(gate)), home: None }
+    }
+
+    /// Refuses every change once another folder has this one's name, or it is gone.
+    pub(crate) fn within(self, home: &Path) -> Disk {
+        Disk { home: Some(FolderId::of(home)), ..self }
     }
 
     /// Writes a file under another name, and gives it its own when it is on disk. What cannot be written
@@ -110,6 +119,9 @@ impl Disk {
         make: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         self.gate.as_ref().map_or(Ok(()), |gate| gate(change, path))?;
+        if self.home.as_ref().is_some_and(|home| !home.is_there()) {
+            return Err(Error::other(LOST));
+        }
         make()
     }
 }
@@ -128,6 +140,16 @@ pub(crate) fn is_part_of(name: &OsStr, path: &Path) -> bool {
         rest.strip_prefix('.')?.strip_suffix(PART)
     };
     process().is_some_and(|id| !id.is_empty() && id.bytes().all(|digit| digit.is_ascii_digit()))
+}
+
+/// Removes what killed processes have left half written of these files of `folder`.
+pub(crate) fn remove_parts(folder: &Path, names: &[&str]) {
+    for entry in read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        if names.iter().any(|whole| is_part_of(&name, Path::new(whole))) {
+            let _ = remove_file(entry.path()); // it only takes room
+        }
+    }
 }
 
 /// The name of a file until it is whole, where the folder is this process's own.

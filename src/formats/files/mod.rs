@@ -6,9 +6,9 @@
 pub(crate) mod disk;
 pub(crate) mod tensors;
 
-use std::fs::{File, OpenOptions, create_dir_all, remove_file};
+use std::fs::{File, Metadata, OpenOptions, create_dir_all, remove_file};
 use std::io::{Error, ErrorKind, Read, Result};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use chimera_core::fault::{Class, Fault};
@@ -16,6 +16,8 @@ use chimera_core::ids::Rank;
 
 /// What some editors begin a file with.
 const BYTE_ORDER_MARK: char = '\u{feff}';
+/// Why a run writes no more into its folder.
+pub(crate) const LOST: &str = "the folder was removed, moved or replaced while the run trained";
 
 /// Opens a regular file for reading; anything else is refused at once.
 pub fn open_regular(path: &Path) -> Result<File> {
@@ -84,11 +86,44 @@ pub(crate) fn replace(path: &Path) -> Result<File> {
     }
 }
 
+/// A folder as it was found, told from another one that comes to have its name.
+#[derive(Clone)]
+pub(crate) struct FolderId {
+    path: PathBuf,
+    /// `None` where it was not there, or the system tells no folders apart.
+    id: Option<(u64, u64)>,
+}
+
+impl FolderId {
+    pub(crate) fn of(path: &Path) -> FolderId {
+        FolderId { path: path.to_path_buf(), id: id(path.metadata()) }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether its name still leads to it.
+    pub(crate) fn is_there(&self) -> bool {
+        self.id.is_none() || self.id == id(self.path.metadata())
+    }
+}
+
+/// What tells a file or folder from every other one.
+#[cfg(unix)]
+fn id(found: Result<Metadata>) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    found.ok().map(|found| (found.dev(), found.ino()))
+}
+
+#[cfg(not(unix))]
+fn id(_: Result<Metadata>) -> Option<(u64, u64)> {
+    None
+}
+
 /// Whether an open file is the one of this name.
 #[cfg(unix)]
 pub(crate) fn is_at(file: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let id = |found: std::io::Result<std::fs::Metadata>| found.ok().map(|m| (m.dev(), m.ino()));
     let held = id(file.metadata());
     held.is_some() && held == id(path.symlink_metadata())
 }

@@ -125,7 +125,7 @@ impl Train {
     /// its last step gets its summary now.
     pub(crate) fn conclude_trained(&self, run: &Run, place: &Place, say: &Say) -> Result<()> {
         say.line("nothing is left to train: raise --steps to go on");
-        place.remove_errors()?;
+        place.remove_leftovers()?;
         weights::keep_from_checkpoint(run, place, say)?;
         let summary = concluded::summary(run, place, say)?;
         if place.goes_on(run.config()) {
@@ -190,7 +190,7 @@ impl Train {
             say.line(&format!("next: {}", suggest::to_try(run, dir)));
         }
         let is_written = self.json && outcome.is_ok();
-        if !is_written {
+        if !is_written && run.has_its_folder() {
             write_report(run, folder, say);
         }
     }

@@ -98,7 +98,7 @@ impl<'t> Telling<'t> {
             if run.model().objective() == Objective::MaskedTokens {
                 metrics.perplexity = None; // its loss is of two kinds
             }
-            folder.record(&metrics)?;
+            folder.record(&metrics, &|problem| progress.warn(problem))?;
             if !report.recoveries.replaced.is_empty() {
                 progress.warn(&recovered(report));
             }

@@ -47,7 +47,7 @@ pub(super) fn keep_from_checkpoint(run: &Run, place: &Place, say: &Say) -> Resul
     if config.save.is_none() && saved_steps(&dir) == Some(n_steps) {
         return Ok(());
     }
-    place.prepare_kept(config, checkpoint, n_steps)?;
+    place.prepare_kept(config, checkpoint)?;
     let path = model::load(Some(checkpoint))?.save(&dir)?;
     tell(run, &dir, &path, n_steps, say)
 }

@@ -129,16 +129,15 @@ pub(super) fn note_if_over(me: Rank, liveness: LivenessMonitor, known: Arc<Known
     });
 }
 
-/// Writes the error file of this rank, if the run has a folder, and then what it did last.
+/// Writes the error file of this rank, if the run still has its folder, and then what it did last.
 fn note(me: Rank, fault: &Fault, known: &Known) {
     let Some(folder) = known.folder.get() else { return };
-    if known.noted.swap(true, Ordering::Relaxed) {
+    let explain = known.explain.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let is_lost = explain.as_ref().is_some_and(|explain| !explain.is_in_place());
+    if is_lost || known.noted.swap(true, Ordering::Relaxed) {
         return;
     }
-    let explain = || {
-        let explain = known.explain.lock().unwrap_or_else(PoisonError::into_inner);
-        explain.as_ref().map_or(Ok(()), |explain| explain.write(me))
-    };
+    let explain = || explain.map_or(Ok(()), |explain| explain.write(me));
     for also in [write_error(folder, me, fault), explain()].into_iter().filter_map(Result::err) {
         tell(format_args!("{also:#}")); // the error that counts is the first
     }
