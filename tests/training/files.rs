@@ -1,7 +1,7 @@
 //! What a run writes.
 
 use std::collections::BTreeMap;
-use std::fs::{read, read_dir, read_to_string};
+use std::fs::{read, read_dir, read_to_string, remove_dir_all, remove_file};
 use std::path::Path;
 use std::process::Command;
 
@@ -231,6 +231,9 @@ fn a_run_without_checkpoints_is_not_overwritten_by_another() {
         chimera(&format!("train {MODEL} {place} {more}"))
     };
     assert_eq!(train("").code, Some(0));
+    // As if it was killed before its end.
+    remove_file(out.join("summary.json")).expect("a summary");
+    remove_dir_all(out.join("model")).expect("a model");
     let whole = || (read(out.join("metrics.jsonl")).ok(), read(out.join("config.toml")).ok());
     let before = whole();
     let refused = train("--seed 7 --resume auto");
