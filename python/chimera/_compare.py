@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 import shlex
 from typing import Any, NamedTuple
@@ -48,8 +50,9 @@ def compare(
 ) -> Comparison:
     """Compares schedules, or all of them, on one model.
 
-    A name may have options of its own, as on the command line: `"chimera --scaling doubling"`. Times are those of a
-    D-th of the model: a schedule with v stages per worker cuts each D-th into v. Speed-up is over 1F1B.
+    A name may have options of its own, as on the command line: `"chimera --scaling doubling"`; what has the name of an
+    earlier one is numbered. Times are those of a D-th of the model: a schedule with v stages per worker cuts each D-th
+    into v. Speed-up is over 1F1B with as many workers and micro-batches.
     """
     times = {key: options.pop(key) for key in list(options) if key in _TIMES}
     shape = {"depth": depth, "micro_batches": micro_batches, **options}
@@ -57,13 +60,19 @@ def compare(
     entries: dict[str, Entry] = {}
     left_out: dict[str, str] = {}
     seen: dict[str, str] = {}
-    baseline = _run("1f1b", {**shape, "in_turn": 1}, None, times)
+
+    @functools.cache
+    def of_1f1b(depth: int, micro_batches: int) -> float:
+        its_shape = {**shape, "depth": depth, "micro_batches": micro_batches, "in_turn": 1}
+        return _run(_made("1f1b", its_shape, times), "1f1b", None, times)[1].makespan
+
     for name in wanted:
         if not isinstance(name, (str, Timetable)):
             raise TypeError(f"{name!r} is neither the name of a schedule nor a timetable")
-        label = name if isinstance(name, str) else name.schedule
+        label = _unused(name if isinstance(name, str) else name.schedule, {*entries, *left_out})
         try:
-            program, entry = _run(name, shape, memory_cap, times)
+            made = _made(name, shape, times) if isinstance(name, str) else name
+            program, entry = _run(made, label, memory_cap, times)
         except (Unfit, Refusal) as error:
             left_out[label] = str(error).splitlines()[0].split(": ", 1)[-1]
             continue
@@ -71,7 +80,8 @@ def compare(
         if like != label:
             left_out[label] = f"as {like}"
         else:
-            entries[label] = entry._replace(speed_up=baseline[1].makespan / entry.makespan if entry.makespan else None)
+            baseline = of_1f1b(made.depth, made.micro_batches)
+            entries[label] = entry._replace(speed_up=baseline / entry.makespan if entry.makespan else None)
     ranked = sorted(entries.values(), key=lambda entry: (entry.makespan, entry.peak))
     return Comparison(ranked, left_out)
 
@@ -79,10 +89,13 @@ def compare(
 _TIMES = ("forward", "backward", "input", "weight", "pair", "recompute_time", "message", "transfer")
 
 
-def _run(
-    name: str | Timetable, shape: dict[str, Any], memory_cap: float | None, times: dict[str, Any]
-) -> tuple[Program, Entry]:
-    made, label = (_made(name, shape, times), name) if isinstance(name, str) else (name, name.schedule)
+def _unused(label: str, used: set[str]) -> str:
+    """The label, or with the first number from 2 that makes it another than those used."""
+    labels = (label if number == 1 else f"{label} ({number})" for number in itertools.count(1))
+    return next(label for label in labels if label not in used)
+
+
+def _run(made: Timetable, label: str, memory_cap: float | None, times: dict[str, Any]) -> tuple[Program, Entry]:
     program = made.lower(memory_cap=memory_cap, of_model=True, **times)
     timeline = program.simulate()
     steps = program.micro_batches // made.micro_batches

@@ -1,6 +1,6 @@
 //! Why something fails, as exceptions of Python.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use chimera_core::analyze::Refusal as Refused;
 use chimera_core::costs::Miscounted;
@@ -131,6 +131,14 @@ impl From<Refused> for Failure {
     }
 }
 
+/// Ends the work that [`run`] is at where a signal has come that raises, such as Ctrl-C. What observes a search returns nothing
+/// by which to stop it, so that the error unwinds through it.
+pub(crate) fn raise_if_interrupted() {
+    if let Err(error) = Python::attach(|py| py.check_signals()) {
+        resume_unwind(Box::new(error));
+    }
+}
+
 /// Runs `work` without the lock of the interpreter. No panic gets through: it becomes a [`Bug`].
 pub(crate) fn run<T: Send>(
     py: Python<'_>,
@@ -139,6 +147,9 @@ pub(crate) fn run<T: Send>(
     let caught = py.detach(|| catch_unwind(AssertUnwindSafe(work)));
     match caught {
         Ok(result) => result.map_err(PyErr::from),
+        Err(panic) if panic.is::<PyErr>() => {
+            Err(*panic.downcast::<PyErr>().expect("it is one of Python"))
+        }
         Err(panic) => {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied());

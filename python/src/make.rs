@@ -13,8 +13,8 @@ use chimera_core::timetable as core;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::errors::{Failure, run};
-use crate::options::{real, times, whole};
+use crate::errors::{Failure, raise_if_interrupted, run};
+use crate::options::{Whole, number, real, seed, times, whole};
 use crate::timetable::Timetable;
 
 /// Most of `depth`, `pipes`, `chunks` and `waves`.
@@ -50,16 +50,16 @@ pub(crate) fn schedules(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
 pub(crate) fn schedule(
     py: Python<'_>,
     name: &str,
-    depth: i64,
-    micro_batches: Option<i64>,
-    pipes: i64,
-    chunks: i64,
+    #[pyo3(from_py_with = number)] depth: i64,
+    micro_batches: Option<Whole>,
+    #[pyo3(from_py_with = number)] pipes: i64,
+    #[pyo3(from_py_with = number)] chunks: i64,
     scaling: &str,
-    in_turn: i64,
-    waves: i64,
-    in_flight: Option<i64>,
-    window: i64,
-    slices: i64,
+    #[pyo3(from_py_with = number)] in_turn: i64,
+    #[pyo3(from_py_with = number)] waves: i64,
+    in_flight: Option<Whole>,
+    #[pyo3(from_py_with = number)] window: i64,
+    #[pyo3(from_py_with = number)] slices: i64,
     times: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Timetable> {
     let times = self::times(
@@ -78,7 +78,8 @@ pub(crate) fn schedule(
         ],
     )?;
     run(py, || {
-        let in_flight = in_flight.map(|k| whole("in_flight", k, MOST_MICRO_BATCHES)).transpose()?;
+        let in_flight =
+            in_flight.map(|k| whole("in_flight", k.0, MOST_MICRO_BATCHES)).transpose()?;
         let (scaling, is_auto) = scaling_of(scaling)?;
         let shape = Shape {
             n_pipes: whole("pipes", pipes, MOST)? as usize,
@@ -110,17 +111,17 @@ pub(crate) fn schedule(
 pub(crate) fn auto(
     py: Python<'_>,
     placement: &str,
-    depth: i64,
-    micro_batches: Option<i64>,
-    pipes: i64,
-    chunks: i64,
-    waves: i64,
+    #[pyo3(from_py_with = number)] depth: i64,
+    micro_batches: Option<Whole>,
+    #[pyo3(from_py_with = number)] pipes: i64,
+    #[pyo3(from_py_with = number)] chunks: i64,
+    #[pyo3(from_py_with = number)] waves: i64,
     scaling: &str,
     recompute: &str,
     split_backward: bool,
     memory_cap: Option<f64>,
     search_time: f64,
-    search_seed: u64,
+    #[pyo3(from_py_with = seed)] search_seed: u64,
     times: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Timetable> {
     let times = self::times(
@@ -157,8 +158,12 @@ pub(crate) fn auto(
         let source = Source::Search(placement.parse::<Where>()?, search);
         let passes = Passes { recompute: recompute.parse()?, split_backward, ..Passes::default() };
         let request = Request { source, shape, passes };
-        let ordered = request
-            .timetable(&|timetable: &core::Timetable| times.costs(timetable), &mut |_| ())?;
+        let ordered = request.timetable(
+            &|timetable: &core::Timetable| times.costs(timetable),
+            &mut |_| {
+                raise_if_interrupted();
+            },
+        )?;
         Ok(Timetable { timetable: ordered.timetable, search: ordered.search })
     })
 }
@@ -190,9 +195,9 @@ pub(crate) fn parse(
     })
 }
 
-fn plain_shape(depth: i64, micro_batches: Option<i64>) -> Result<Shape, Failure> {
+fn plain_shape(depth: i64, micro_batches: Option<Whole>) -> Result<Shape, Failure> {
     let depth = whole("depth", depth, MOST)?;
-    let micro_batches = micro_batches.unwrap_or(i64::from(depth));
+    let micro_batches = micro_batches.map_or(i64::from(depth), |n| n.0);
     Ok(Shape::new(depth as usize, whole("micro_batches", micro_batches, MOST_MICRO_BATCHES)?))
 }
 

@@ -1,10 +1,12 @@
 //! Keyword arguments: times of ops, links, and numbers in their ranges.
 
+use std::fmt;
+
 use chimera_core::analyze::Link;
 use chimera_core::costs::{GivenTimes, PerStage, StageCosts};
 use chimera_core::notation::near;
 use chimera_core::timetable::Timetable;
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -144,10 +146,64 @@ pub(crate) fn link(given: Option<(f64, f64)>) -> Result<Option<Link>, Failure> {
     }
 }
 
+/// A whole number of Python, which may have any size: one that is too large stands for itself by the nearest that is not.
+#[derive(Clone, Copy)]
+pub(crate) struct Whole(pub(crate) i64);
+
+impl fmt::Display for Whole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            i64::MAX => f.write_str("2^63 or more"),
+            i64::MIN => f.write_str("-2^63 or less"),
+            number => write!(f, "{number}"),
+        }
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Whole {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, 'py, PyAny>) -> PyResult<Whole> {
+        number(&given).map(Whole)
+    }
+}
+
+/// The number of a [`Whole`], for arguments with a default.
+pub(crate) fn number(given: &Bound<'_, PyAny>) -> PyResult<i64> {
+    given.extract::<i64>().or_else(|error| {
+        match error.is_instance_of::<PyOverflowError>(given.py()) {
+            true => Ok(if given.lt(0)? { i64::MIN } else { i64::MAX }),
+            false => Err(error),
+        }
+    })
+}
+
+/// The seed of a search.
+pub(crate) fn seed(given: &Bound<'_, PyAny>) -> PyResult<u64> {
+    given.extract::<u64>().map_err(|error| {
+        match error.is_instance_of::<PyOverflowError>(given.py()) {
+            true => Error::new_err(format!(
+                "`search_seed` is {given}: choose a number from 0 to {}",
+                u64::MAX
+            )),
+            false => error,
+        }
+    })
+}
+
 /// A whole number in a range that begins with 1.
 pub(crate) fn whole(name: &str, value: i64, most: u32) -> Result<u32, Failure> {
     u32::try_from(value).ok().filter(|n| (1..=most).contains(n)).ok_or_else(|| {
+        let value = Whole(value);
         Failure::Invalid(format!("`{name}` is {value}: choose a number from 1 to {most}"))
+    })
+}
+
+/// A worker, stage or pipe, of so many.
+pub(crate) fn id(what: &str, value: Whole, n: usize) -> Result<u16, Failure> {
+    let is_there = |id: &u16| usize::from(*id) < n;
+    u16::try_from(value.0).ok().filter(is_there).ok_or_else(|| {
+        Failure::Invalid(format!("there is no {what} {value}: choose one from 0 to {}", n - 1))
     })
 }
 

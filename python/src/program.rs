@@ -20,7 +20,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{Failure, run};
-use crate::options::{Numbers, Times, link, times, whole};
+use crate::options::{Numbers, Times, Whole, id, link, number, times, whole};
 use crate::timeline::Timeline;
 use crate::timetable::title;
 
@@ -114,16 +114,15 @@ impl Program {
     }
 
     /// The stages that a worker holds.
-    fn stages_of(&self, worker: u16) -> Vec<u16> {
-        self.program.placement().stages_of(WorkerId(worker)).iter().map(|stage| stage.0).collect()
+    fn stages_of(&self, worker: Whole) -> PyResult<Vec<u16>> {
+        let worker = WorkerId(id("worker", worker, self.depth())?);
+        Ok(self.program.placement().stages_of(worker).iter().map(|stage| stage.0).collect())
     }
 
     /// The workers that hold a stage, in the order of their pipes.
-    fn replicas(&self, stage: u16) -> PyResult<Vec<u16>> {
-        if usize::from(stage) >= self.stages() {
-            return Err(Failure::Invalid(format!("there is no stage {stage}")).into());
-        }
-        let replicas = self.program.placement().replicas(StageId(stage));
+    fn replicas(&self, stage: Whole) -> PyResult<Vec<u16>> {
+        let stage = StageId(id("stage", stage, self.stages())?);
+        let replicas = self.program.placement().replicas(stage);
         Ok(replicas.iter().map(|worker| worker.0).collect())
     }
 
@@ -199,8 +198,8 @@ impl Program {
     pub(crate) fn simulate(
         &self,
         py: Python<'_>,
-        width: i64,
-        ranks_per_node: Option<i64>,
+        #[pyo3(from_py_with = number)] width: i64,
+        ranks_per_node: Option<Whole>,
         inside: Option<(f64, f64)>,
         between: Option<(f64, f64)>,
         activation_bytes: Option<Numbers>,
@@ -219,7 +218,8 @@ impl Program {
             let inside = link(inside)?.unwrap_or_default();
             let depth = self.depth();
             let width = whole("width", width, 65_535)? as usize;
-            let ranks = ranks_per_node.map(|n| whole("ranks_per_node", n, u32::MAX)).transpose()?;
+            let ranks =
+                ranks_per_node.map(|n| whole("ranks_per_node", n.0, u32::MAX)).transpose()?;
             let network = Network {
                 width,
                 ranks_per_node: ranks.map_or(width * depth, |n| n as usize),
@@ -236,12 +236,17 @@ impl Program {
 
     /// A timeline of a measured step: events `(worker, instruction, start, end)`, each of a row's instruction by its
     /// index, in seconds. Messages and waits are left out.
-    fn timeline(&self, py: Python<'_>, events: Vec<(u16, usize, f64, f64)>) -> PyResult<Timeline> {
+    fn timeline(
+        &self,
+        py: Python<'_>,
+        events: Vec<(Whole, Whole, f64, f64)>,
+    ) -> PyResult<Timeline> {
         run(py, || {
             let mut measured = Vec::with_capacity(events.len());
             for (worker, index, start, end) in events {
-                let row = self.program.rows().get(usize::from(worker));
-                let instr = row.and_then(|row| row.get(index)).ok_or_else(|| {
+                let row = usize::try_from(worker.0).ok().and_then(|w| self.program.rows().get(w));
+                let instr = row.and_then(|row| row.get(usize::try_from(index.0).ok()?));
+                let instr = instr.ok_or_else(|| {
                     Failure::Invalid(format!("worker {worker} has no instruction {index}"))
                 })?;
                 if !(start >= 0.0 && end >= start && end.is_finite()) {
@@ -257,7 +262,8 @@ impl Program {
                     Instr::Step(bucket) => Work::Step(bucket),
                     _ => continue,
                 };
-                measured.push(Event { worker: WorkerId(worker), work, start, end, after: None });
+                let worker = WorkerId(worker.0 as u16); // there are no more
+                measured.push(Event { worker, work, start, end, after: None });
             }
             measured.sort_by(|a, b| a.start.total_cmp(&b.start));
             let timeline = Measured { n_workers: self.depth(), events: measured };

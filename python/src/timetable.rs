@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{Failure, run};
-use crate::options::{real, times};
+use crate::options::{Whole, id, real, times};
 use crate::program::Program;
 use crate::timeline::Timeline;
 
@@ -171,18 +171,24 @@ impl Timetable {
         &self,
         py: Python<'_>,
         sync: &str,
-        tied: Option<Vec<Vec<u16>>>,
+        tied: Option<Vec<Vec<Whole>>>,
         barrier: bool,
         memory_cap: Option<f64>,
         times: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Program> {
         let times = self::times(times, &["sync", "tied", "barrier", "memory_cap"])?;
         run(py, move || {
-            let stages = |set: Vec<u16>| set.into_iter().map(StageId).collect();
+            let stage = |stage: Whole| match u16::try_from(stage.0) {
+                Ok(stage) => Ok(StageId(stage)),
+                Err(_) => Err(Failure::Invalid(format!(
+                    "a tied tensor cannot live on stage {stage}, which does not exist"
+                ))),
+            };
+            let stages = |set: Vec<Whole>| set.into_iter().map(stage).collect::<Result<_, _>>();
             let how = Lowering {
                 sync: sync.parse()?,
                 barrier,
-                tied: tied.unwrap_or_default().into_iter().map(stages).collect(),
+                tied: tied.unwrap_or_default().into_iter().map(stages).collect::<Result<_, _>>()?,
                 max_peak: memory_cap.map(|cap| real("memory_cap", cap, 1e6)).transpose()?,
             };
             let costs = times.costs(&self.timetable)?;
@@ -198,10 +204,12 @@ impl Timetable {
 
     /// One pipe as CSV that PyTorch's pipelining runtime loads (`compute_only`).
     #[pyo3(signature = (pipe=None))]
-    fn to_csv(&self, py: Python<'_>, pipe: Option<u16>) -> PyResult<String> {
+    fn to_csv(&self, py: Python<'_>, pipe: Option<Whole>) -> PyResult<String> {
         run(py, || {
             let pipes: BTreeSet<PipeId> = self.timetable.ops().map(|op| op.pipe).collect();
-            let one = pipe.map(PipeId).or(pipes.first().copied().filter(|_| pipes.len() == 1));
+            let n_pipes = self.timetable.placement.n_pipes();
+            let pipe = pipe.map(|pipe| id("pipe", pipe, n_pipes).map(PipeId)).transpose()?;
+            let one = pipe.or(pipes.first().copied().filter(|_| pipes.len() == 1));
             let Some(pipe) = one else {
                 let choice: Vec<_> = pipes.iter().map(|pipe| pipe.0.to_string()).collect();
                 return Err(Failure::Invalid(format!(

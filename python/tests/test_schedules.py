@@ -192,7 +192,16 @@ def test_a_search_finds_what_it_says():
         (lambda: chimera.schedule("gpipe").lower(tied=[[9]]), "a tied tensor cannot live on stage 9"),
         (lambda: chimera.schedule("gpipe").lower(memory_cap=1), "more than the limit of 1"),
         (lambda: chimera.schedule("gpipe").lower().simulate(ranks_per_node=3), "--ranks-per-node 3: groups of 4"),
-        (lambda: chimera.schedule("gpipe").lower().replicas(9), "there is no stage 9"),
+        (lambda: chimera.schedule("gpipe").lower(tied=[[-1]]), "a tied tensor cannot live on stage -1"),
+        (lambda: chimera.schedule("gpipe").lower().replicas(9), "there is no stage 9: choose one from 0 to 3"),
+        (lambda: chimera.schedule("gpipe").lower().stages_of(99), "there is no worker 99: choose one from 0 to 3"),
+        (lambda: chimera.schedule("gpipe").lower().stages_of(-1), "there is no worker -1"),
+        (lambda: chimera.schedule("chimera").to_csv(-1), "there is no pipe -1: choose one from 0 to 1"),
+        (lambda: chimera.schedule("gpipe", depth=2**70), "`depth` is 2^63 or more: choose a number from 1 to 8192"),
+        (lambda: chimera.schedule("gpipe", micro_batches=-(2**70)), "`micro_batches` is -2^63 or less"),
+        (lambda: chimera.schedule("gpipe").lower().simulate(width=2**70), "`width` is 2^63 or more"),
+        (lambda: chimera.schedule("gpipe").lower().timeline([(0, -1, 0, 1)]), "worker 0 has no instruction -1"),
+        (lambda: chimera.auto(search_seed=-1), "`search_seed` is -1: choose a number from 0 to"),
         (lambda: chimera.schedule("gpipe").lower().timeline([(9, 0, 0, 1)]), "worker 9 has no instruction 0"),
         (lambda: chimera.schedule("gpipe").passes(hoist=2), "hoist 2 moves recomputations"),
         (lambda: chimera.schedule("chimera").to_csv(), "choose one of pipe 0, 1"),
@@ -286,19 +295,6 @@ def test_stages_may_be_a_graph():
     rows = [[("F", 0, 0, 0), ("F", 0, 1, 0), ("B", 0, 1, 0), ("B", 0, 0, 0)]]
     towers = {"sources": [0, 1], "edges": [], "losses": [0, 1]}
     assert chimera.timetable([[0, 0]], rows, graph=towers).lower().messages == 0
-
-
-def test_a_name_that_is_compared_may_have_options_without_values():
-    compared = chimera.compare("1f1b", "1f1b --split-backward", "1f1b --recompute=full", micro_batches=8)
-    split = chimera.schedule("1f1b", micro_batches=8).passes(split_backward=True, of_model=True).lower(of_model=True)
-    assert {entry.name: entry.makespan for entry in compared.entries}["1f1b --split-backward"] == split.simulate().makespan
-    assert len(compared.entries) == 3
-
-
-def test_times_of_transfers_are_compared_too():
-    moved = chimera.schedule("1f1b", micro_batches=8).passes(offload="auto", memory_cap=2, transfer=0)
-    quick, slow = (chimera.compare(moved, micro_batches=8, transfer=time).entries[0].makespan for time in (0, 100))
-    assert slow > quick
 
 
 def test_own_timetables_may_have_numbers_of_other_types():

@@ -84,7 +84,11 @@ pub fn shortest<C: Costs, E>(
     if first.as_ref().is_some_and(|first| first.progress.is_optimal()) || left().is_zero() {
         return Ok(first);
     }
-    let half = shortest(placement, n_micro_batches / 2, allowed, &part(2), costs, &mut |_| ())?;
+    // What is found for half of the micro-batches says nothing of all: `observe` is told what is known by then.
+    let known = first.as_ref().map(|first| first.progress);
+    let mut observe_half = |_: &Progress| known.iter().for_each(&mut *observe);
+    let half =
+        shortest(placement, n_micro_batches / 2, allowed, &part(2), costs, &mut observe_half)?;
     let (mut tried, mut seed) = (eighth.n_orders, how.seed);
     match first {
         Some(first) => {
