@@ -129,6 +129,46 @@ def tensor_batch(batch: Any, name: str, n: int, instead: str) -> torch.Tensor:
     return batch
 
 
+def one_loss(loss: Any) -> torch.Tensor:
+    """What `loss_fn` returned, if it is one number as a tensor."""
+    if not isinstance(loss, torch.Tensor):
+        raise Error(f"`loss_fn` returned {_a(loss)}: return the mean over the samples as a tensor, without `.item()`")
+    if loss.numel() != 1:
+        raise Error(
+            f"`loss_fn` returned a tensor of shape {list(loss.shape)}: return the mean over the samples, one number, such as by "
+            'reduction="mean"'
+        )
+    return loss
+
+
+def refuse_hooks(module: torch.nn.Module, stage: int) -> None:
+    """Raises for hooks of parameters, which versions of the weights do not have."""
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise Error(
+                f"`{name}` of stage {stage} has a hook, and an asynchronous schedule takes gradients of copies of it, which would not call "
+                "the hook: remove it, and change gradients in the optimizer, or choose a synchronous schedule"
+            )
+
+
+class Trained:
+    """The parameters that needed gradients when a runtime was made, which alone are trained."""
+
+    def __init__(self, modules: Mapping[int, torch.nn.Module]) -> None:
+        self._modules = modules
+        self._names = {stage: set(_trained(module)) for stage, module in modules.items()}
+
+    def check(self, runtime: str) -> None:
+        """Raises where others need gradients by now. Those that need none any more are left alone."""
+        for stage, module in self._modules.items():
+            for name in _trained(module):
+                if name not in self._names[stage]:
+                    raise Error(
+                        f"`{name}` of stage {stage} needs a gradient, and did not when this runtime was made, so that it would not be "
+                        f"trained: make a new {runtime} of these modules"
+                    )
+
+
 @contextlib.contextmanager
 def evaluating(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
     """Puts modules into evaluation mode, and each of their parts back into the mode that it had."""
@@ -210,6 +250,10 @@ def _tensors(module: torch.nn.Module) -> Tensors:
     for name, buffer in module.named_buffers(remove_duplicate=False):
         tensors[name] = About(tuple(buffer.shape), str(buffer.dtype), "buffer")
     return tensors
+
+
+def _trained(module: torch.nn.Module) -> list[str]:
+    return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
 
 
 def _check_shared(made: dict[int, torch.nn.Module], tied: Iterable[Mapping[int, str]]) -> None:

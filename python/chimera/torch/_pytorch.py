@@ -76,8 +76,10 @@ class PyTorchRuntime:
         is_nccl = dist.get_backend(self._group) == "nccl"
         self.device = torch.device(device) if device is not None else torch.device("cuda" if is_nccl else "cpu")
         self.modules = _checks.make_stages(program.stages_of(self.worker), stages, self._on_device, (), self._group)
+        self._trained = _checks.Trained(self.modules)
         self._buckets = self._make_buckets(file["buckets"])
-        self.schedule = self._make_schedule(file["placement"], rows, loss_fn)
+        self.schedule = self._make_schedule(file["placement"], rows, lambda *given: _checks.one_loss(loss_fn(*given)))
+        self._shapes: list[int] | None = None
 
     def _on_device(self, module: torch.nn.Module, stage: int) -> torch.nn.Module:
         _checks.refuse_wrapped(module, stage, f"shard it with fully_shard, {_INSTEAD}, which trains groups side by side")
@@ -127,10 +129,12 @@ class PyTorchRuntime:
         ranks, so that replicas stay equal to the bit; FSDP has summed them over other pipelines before.
         """
         _checks.Guard.check_gradients()
+        self._trained.check("chimera.torch.pytorch_runtime")
         inputs = self._inputs(x, target)
         for bucket in self._buckets:
             bucket.begin()
         with self._guard.step():
+            self._check_shapes(inputs)
             self.schedule.step(return_outputs=False, **inputs)
             for bucket in self._buckets:
                 bucket.start()
@@ -145,8 +149,21 @@ class PyTorchRuntime:
         """The mean loss of a batch, on all ranks of this pipeline. Modules are in evaluation mode meanwhile."""
         inputs = self._inputs(x, target)
         with torch.no_grad(), _checks.evaluating(self.modules.values()), self._guard.step():
+            self._check_shapes(inputs)
             self.schedule.evaluate(**inputs)
             return self._loss()
+
+    def _check_shapes(self, inputs: dict[str, Any]) -> None:
+        """Has PyTorch learn the shapes of messages anew if micro-batches have others than before, on any rank."""
+        x, targets = inputs["arg_mbs"], inputs["target_mbs"]
+        firsts = [*(x[0] if x else ()), *(targets[:1] if targets else ())]
+        own = torch.tensor([hash(tuple((*tensor.shape, str(tensor.dtype)) for tensor in firsts))], device=self.device)
+        rows = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
+        dist.all_gather(rows, own, group=self._group)
+        shapes = torch.cat(rows).tolist()
+        if self._shapes not in (None, shapes):
+            self.schedule.forget_shapes()
+        self._shapes = shapes
 
     def _inputs(self, x: Any, target: Any) -> dict[str, Any]:
         targets = self._micro_batches(target, "target", self.program.stages - 1)

@@ -120,7 +120,7 @@ class Updated(Bucket):
     def make_optimizer(self, optimizer: MakeOptimizer, scheduler: MakeScheduler | None) -> None:
         """Makes its optimizer, which may copy the weights: they must be those of all replicas by then."""
         if self.parameters:
-            self.optimizer = optimizer(self.parameters)
+            self.optimizer = _checked(optimizer(self.parameters), self.parameters)
             self.scheduler = scheduler(self.optimizer) if scheduler else None
 
     def take_optimizer(self, first: Updated) -> None:
@@ -148,6 +148,20 @@ class Updated(Bucket):
 def buffers_of(modules: Sequence[torch.nn.Module]) -> Callable[[], list[torch.Tensor]]:
     """What returns the buffers that the modules have by then."""
     return lambda: [buffer for module in modules for buffer in module.buffers()]
+
+
+def _checked(made: Any, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimizer, if it is one of some of these parameters and of no others."""
+    groups = getattr(made, "param_groups", None)
+    if groups is None or not callable(getattr(made, "step", None)):
+        raise Error(f"`optimizer` returned a {type(made).__name__}: return an optimizer, such as torch.optim.AdamW(parameters)")
+    held, known = [p for group in groups for p in group["params"]], {id(p) for p in parameters}
+    if not held or any(id(p) not in known for p in held):
+        raise Error(
+            f"`optimizer` returned a {type(made).__name__} of {'other' if held else 'no'} parameters, which would not train those it was "
+            "given: make one of the parameters that it is given, or of some of them"
+        )
+    return made  # type: ignore[no-any-return]
 
 
 def _grad(parameter: torch.nn.Parameter) -> torch.Tensor | None:

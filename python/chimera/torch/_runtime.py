@@ -113,6 +113,7 @@ class Runtime:
         last = program.stages - 1
         made = _checks.make_stages(program.stages_of(self.worker), stages, self._prepared, tied, self._group)
         _tie(made, tied)
+        self._trained = _checks.Trained(made)
         self._stages = {
             s: Stage(
                 s,
@@ -184,6 +185,8 @@ class Runtime:
         _checks.refuse_wrapped(module, stage, "give the module itself, Runtime sums gradients over replicas and groups")
         _checks.refuse_synchronized(module, stage)
         _checks.refuse_sharded(module, stage, "give whole tensors, or train with chimera.torch.pytorch_runtime")
+        if self._file["update"] != "flush":
+            _checks.refuse_hooks(module, stage)
         return module.to(self.device)
 
     def _make_buckets(
@@ -242,6 +245,7 @@ class Runtime:
         changed before that is known, and every rank raises `chimera.Error`.
         """
         _checks.Guard.check_gradients()
+        self._trained.check("Runtime")
         weight = self._n_updates / (self._n_units * self.width)
         x, target = self._units(x, "x", 0), self._units(target, "target", self.program.stages - 1)
         for bucket in self._buckets:
@@ -382,8 +386,23 @@ class Runtime:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads the stages of this worker from what `state_dict` returned on rank 0: give it to every rank.
 
-        A dynamic loss scale goes on from the one that was saved, and begins anew where there is none.
+        A dynamic loss scale goes on from the one that was saved, and begins anew where there is none. Where a rank cannot
+        load its stages, all raise, and none has loaded anything.
         """
+        failure: Exception | None = None
+        try:
+            scale, parts = self._scale_and_parts(state)
+        except Exception as error:
+            failure = error
+        _checks.raise_together(failure, "load its stages", self._group)
+        for index, part in parts.items():
+            self._stages[index].module.load_state_dict(part)
+        self._loss_scale, self._n_good = scale
+
+    def _scale_and_parts(self, state: Mapping[str, Any]) -> tuple[tuple[float, int], dict[int, dict[str, Any]]]:
+        """The loss scale in a state, and the part of each stage of this worker, which can be loaded."""
+        if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+            raise Error(f"the state is {state!r:.60}: give every rank what `state_dict` returned on rank 0, tensors by their names")
         scale = self._saved_scale(state) if self._is_dynamic else (self._loss_scale, self._n_good)
         state = {name: tensor for name, tensor in state.items() if name not in (_SCALE, _N_GOOD)}
         strange = sorted({name.partition(".")[0] for name in state} - {str(stage) for stage in range(self.program.stages)})
@@ -393,10 +412,10 @@ class Runtime:
                 f"the state has {found}, and the program stages 0 to {self.program.stages - 1}: give every rank what "
                 "`state_dict` returned on rank 0 under a program of as many stages"
             )
-        for index, stage in self._stages.items():
-            prefix = f"{index}."
-            stage.module.load_state_dict({n[len(prefix) :]: t for n, t in state.items() if n.startswith(prefix)})
-        self._loss_scale, self._n_good = scale
+        parts = {s: {n[len(f"{s}.") :]: t for n, t in state.items() if n.startswith(f"{s}.")} for s in self._stages}
+        for index, part in parts.items():
+            _check_part(index, part, self._stages[index].module.state_dict())
+        return scale, parts
 
     @staticmethod
     def _saved_scale(state: Mapping[str, Any]) -> tuple[float, int]:
@@ -430,6 +449,19 @@ def _check_numbers(clip: Any, autocast: Any, loss_scale: Any) -> None:
         raise Error(f'`loss_scale` is {loss_scale!r}: choose a number above 0, or "dynamic"')
     if autocast is not None and not (isinstance(autocast, torch.dtype) and autocast.is_floating_point):
         raise Error(f"`autocast` is {autocast!r}: choose torch.bfloat16 or torch.float16, or None")
+
+
+def _check_part(stage: int, part: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises unless a stage can take its part of a state whole: it would be loaded in half."""
+    cure = "give what `state_dict` returned for the same modules"
+    for here, there, what in ((wanted, part, "lacks"), (part, wanted, "has, beside those of the module,")):
+        names = [f"`{name}`" for name in here if name not in there]
+        if names:
+            raise Error(f"the state of stage {stage} {what} {', '.join(names)}: {cure}")
+    for name, tensor in wanted.items():
+        shapes = [list(t.shape) if isinstance(t, torch.Tensor) else None for t in (part[name], tensor)]
+        if shapes[0] != shapes[1]:
+            raise Error(f"the state has a `{name}` of stage {stage} of shape {shapes[0]}, and the module one of {shapes[1]}: {cure}")
 
 
 def _is_number(value: Any) -> bool:

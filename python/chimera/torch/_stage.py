@@ -8,7 +8,7 @@ from typing import Any, Callable, NamedTuple
 import torch
 
 from .. import Error
-from . import _autograd
+from . import _autograd, _checks
 from ._versions import Versions, Weights
 
 Loss = Callable[[torch.Tensor, Any], torch.Tensor]
@@ -29,6 +29,7 @@ class Kept(NamedTuple):
     target: Any
     random_state: Any
     weights: Weights
+    buffers: Weights
 
 
 class Stage:
@@ -53,7 +54,7 @@ class Stage:
             mixed = torch.autocast(self._device.type, dtype=self._autocast)
         with mixed:
             output = torch.func.functional_call(self.module, weights, (x,)) if weights else self.module(x)
-            return self._activation(output) if self._loss_fn is None else self._loss(self._loss_fn(output, target))
+            return self._activation(output) if self._loss_fn is None else _checks.one_loss(self._loss_fn(output, target))
 
     def _activation(self, output: Any) -> torch.Tensor:
         if not isinstance(output, torch.Tensor):
@@ -68,21 +69,19 @@ class Stage:
             )
         return output
 
-    def _loss(self, loss: Any) -> torch.Tensor:
-        if not isinstance(loss, torch.Tensor):
-            raise Error(f"`loss_fn` returned a {type(loss).__name__}: return the mean over the samples as a tensor, without `.item()`")
-        if loss.numel() != 1:
-            raise Error(
-                f"`loss_fn` returned a tensor of shape {list(loss.shape)}: return the mean over the samples, one number, such as by "
-                'reduction="mean"'
-            )
-        return loss
-
     def save(self, x: torch.Tensor, target: Any, weights: Weights, buffers: Weights | None = None) -> tuple[torch.Tensor, Saved]:
         """The output, and what its backward needs. A forward changes `buffers` in the place of the module's, if they are given."""
         leaf = x.detach()
         leaf.requires_grad_(self._index > 0 and (leaf.is_floating_point() or leaf.is_complex()))
-        output = self.forward(leaf, target, {**weights, **buffers} if buffers else weights)
+        try:
+            output = self.forward(leaf, target, {**weights, **buffers} if buffers else weights)
+        except RuntimeError as error:
+            if "leaf Variable that requires grad" in str(error):
+                raise Error(
+                    f"stage {self._index} changes a tensor in place that needs a gradient, such as its input: begin it with an operation "
+                    f"that makes a new tensor (inplace=False) ({error})"
+                ) from error
+            raise
         if self._loss_fn is not None and not output.requires_grad and self._is_trained(leaf):
             raise Error(
                 "the loss has no gradient: `loss_fn` must compute it from the output of the last stage, without `detach`, `no_grad` or "
@@ -95,7 +94,8 @@ class Stage:
 
     def keep(self, x: torch.Tensor, target: Any, weights: Weights) -> tuple[torch.Tensor, Kept]:
         """The output, and what a recomputation needs."""
-        kept = Kept(x.detach(), target, _random_state(self._device), weights)
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        kept = Kept(x.detach(), target, _random_state(self._device), weights, buffers)
         version = kept.x._version
         with torch.no_grad():
             output = self.forward(x, target, weights)
@@ -107,12 +107,11 @@ class Stage:
         return output, kept
 
     def recompute(self, kept: Kept) -> Saved:
-        """The forward again, with the random numbers that it had. Buffers stay as they are: the first forward has changed them."""
-        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        """The forward again, with the random numbers and buffers that it had. The module's stay as they are by now."""
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             _set_random_state(kept.random_state, self._device)
-            return self.save(kept.x, kept.target, kept.weights, buffers)[1]
+            return self.save(kept.x, kept.target, kept.weights, kept.buffers)[1]
 
     def backward(self, saved: Saved, grad: torch.Tensor, update: int) -> torch.Tensor | None:
         """Adds the gradients of the weights to those of an update; returns the gradient of the input."""

@@ -12,8 +12,11 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.autograd.graph import Node
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._backward import _get_grad_fn_or_grad_acc
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
+from torch.utils._pytree import tree_map_only
 
 WAIT_SEND_F = _ComputationType.WAIT_SEND_F
 """What torch before 2.15 does not have: importing this file fails there."""
@@ -52,6 +55,31 @@ class VirtualStage(PipelineStage):
         if not self.is_last and self.has_backward:
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
+    # Messages are contiguous, and PyTorch takes the strides that it sends for those that it receives.
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        return _contiguous(super().forward_maybe_with_nosync(*args, **kwargs))
+
+    def _compute_outputs(self, *args: Any, **kwargs: Any) -> Any:
+        return _contiguous(super()._compute_outputs(*args, **kwargs))
+
+    def _compute_input_grads(self, *args: Any, **kwargs: Any) -> Any:
+        return _contiguous(super()._compute_input_grads(*args, **kwargs))
+
+    def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False) -> Any:
+        """A part of the backward. Where an output leads to no input, the input half is all of it.
+
+        PyTorch's weight half knows the parameters alone that lie between an output and an input which needs a gradient.
+        There is none behind a frozen stage, nor where a stage detaches its input. The whole is not left to the weight
+        half: PyTorch detaches the outputs of the last stage before that.
+        """
+        is_whole = backward_type == "input" and not _lead_to(bwd_kwargs["stage_output"], bwd_kwargs["input_values"])
+        if is_whole:
+            outputs = bwd_kwargs["stage_output"]
+            backward_type, bwd_kwargs = "full", {**bwd_kwargs, "stage_output": outputs[0] if self.is_last else outputs}
+        grads, groups = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward=last_backward)
+        return _contiguous(grads), [] if is_whole else groups
+
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """The weight half; of a first stage, whose input half does nothing, the whole backward.
 
@@ -75,7 +103,10 @@ class VirtualSchedule(_PipelineScheduleRuntime):
     `micro_batch_losses` has the losses of the last step that this rank computed, by micro-batch.
     """
 
-    _has_backward: bool  # PyTorch's
+    # PyTorch's
+    _has_backward: bool
+    _stages_forward_initialized: bool
+    _stages_backward_initialized: bool
 
     def __init__(
         self, stages: list[VirtualStage], rows: list[str], ranks: dict[int, int], n_micro_batches: int, loss_fn: Any
@@ -103,6 +134,10 @@ class VirtualSchedule(_PipelineScheduleRuntime):
         finally:
             self._has_backward = before
 
+    def forget_shapes(self) -> None:
+        """Learns the shapes of messages anew in the next step, as all ranks must."""
+        self._stages_forward_initialized = self._stages_backward_initialized = False
+
     # PyTorch finds losses by their place in the order of computation, and knows one last stage.
 
     def _maybe_compute_loss(self, stage: Any, output: Any, target_mbs: Any, mb_index: int, *rest: Any) -> None:
@@ -123,6 +158,28 @@ class VirtualSchedule(_PipelineScheduleRuntime):
         self.micro_batch_losses.clear()
         self._graphs.clear()
         super()._step_microbatches(*args, **kwargs)
+
+
+def _contiguous(values: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.contiguous(), values)
+
+
+def _lead_to(outputs: Any, inputs: Any) -> bool:
+    """Whether the graph of each output that has one leads to an input which needs a gradient."""
+    ends = {_get_grad_fn_or_grad_acc(x) for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad}
+
+    def leads(root: Node) -> bool:
+        seen, stack = set(), [root]
+        while stack:
+            node = stack.pop()
+            if node in ends:
+                return True
+            if node not in seen:
+                seen.add(node)
+                stack += [child for child, _ in node.next_functions if child is not None]
+        return False
+
+    return all(leads(root) for root in map(_get_grad_fn_or_grad_acc, outputs) if root is not None)
 
 
 def _with_parameters_gathered(row: list[Any], stages: set[int]) -> list[Any]:

@@ -89,6 +89,26 @@ def alone():
     sparse = lambda s: nn.Sequential(nn.Embedding(9, WIDTH, sparse=True), nn.Linear(WIDTH, WIDTH))
     says("a gradient is sparse.*sparse=False", lambda: make(sparse).step(torch.arange(8), y.float()))
 
+    hooked = linear(0)
+    hooked[0].weight.register_hook(lambda grad: grad * 2)
+    accumulated = linear(0)
+    accumulated[0].bias.register_post_accumulate_grad_hook(lambda parameter: None)
+    for name, module in (("0.weight", hooked), ("0.bias", accumulated)):
+        words = f"`{name}` of stage 0 has a hook, and an asynchronous schedule.*choose a synchronous schedule"
+        says(words, lambda: make(lambda s: module, program=program("pipedream-2bw", depth=1)))
+        make(lambda s: module).step(x, y)
+    in_place = lambda s: nn.Sequential(*[nn.ReLU(inplace=True)] * s, linear(s))
+    says(r"stage 1 changes a tensor in place.*\(inplace=False\)", lambda: make(in_place, program=two).step(x, y))
+
+    for optimizer, words in (
+        (lambda ps: None, "`optimizer` returned a NoneType: return an optimizer, such as torch.optim.AdamW"),
+        (lambda ps: sgd([nn.Parameter(x)]), "`optimizer` returned a SGD of other parameters"),
+        (lambda ps: sgd([*ps, nn.Parameter(x)]), "`optimizer` returned a SGD of other parameters"),
+        (lambda ps: sgd([{"params": []}]), "`optimizer` returned a SGD of no parameters"),
+    ):
+        says(words, lambda: Runtime(one, linear, MSE, optimizer, group=group))
+    Runtime(one, linear, MSE, lambda ps: sgd(ps[:1]), group=group).step(x, y)
+
     shared = linear(0)
     words = r"stages 0 and 1 have a parameter in common, `0.weight` and `0.weight`: lower with tied=\[\[0, 1\]\]"
     says(words, lambda: make(lambda s: shared, program=two))
