@@ -1,7 +1,8 @@
 //! A model of the caller's, with all that a run has: checkpoints, exact resume, metrics, traces and logs.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 use bytemuck::NoUninit;
@@ -44,7 +45,8 @@ pub trait Model: Sync {
     /// Opens the device of a rank.
     fn device(&self, rank: Rank) -> Result<Self::Device, DeviceError>;
 
-    /// Makes a stage, of `n_stages`. Its parameters have the same names and shapes however many stages there are.
+    /// Makes a stage, of `n_stages`. Its parameters have the same names and shapes however many stages there are. Those that are
+    /// [tied](Param::tied) are shared by all stages that have one of the name; a stage alone may call it tied all the same.
     ///
     /// # Errors
     /// If it cannot be cut into so many stages: the run is refused before it starts.
@@ -63,7 +65,7 @@ pub trait Model: Sync {
         None
     }
 
-    /// What it is evaluated on every `eval-every` steps, and how many samples that has.
+    /// What it is evaluated on every `eval-every` steps, and how many samples that has: one or more.
     fn held_out(&self) -> Option<(&dyn Data<Self::Item>, u64)> {
         None
     }
@@ -81,6 +83,8 @@ pub struct Own<M: Model> {
     device: M::Device,
     /// Parameters by stage.
     params: Vec<Vec<Param>>,
+    /// Sets of stages that share tensors, by the number of all stages: a search asks often.
+    ties: Mutex<BTreeMap<usize, Vec<Vec<StageId>>>>,
     /// What a sample takes on each stage.
     bytes: Vec<StageBytes>,
     /// Options that were said and that are of the models here.
@@ -94,9 +98,10 @@ impl<M: Model> Run<Own<M>> {
     /// # Errors
     /// If the settings have no such schedule, or the model cannot be cut for it.
     pub fn with_model(config: Config, model: M) -> Result<Run<Own<M>>> {
+        let n_held_out = model.held_out().map_or(0, |(_, n_samples)| n_samples);
         ensure!(
-            config.eval_every == 0 || model.held_out().is_some(),
-            "eval-every evaluates on samples that are not trained on, and {} has none: implement Model::held_out",
+            config.eval_every == 0 || n_held_out > 0,
+            "eval-every evaluates on samples that are not trained on, and {} has none: let Model::held_out give one or more",
             model.name()
         );
         ensure!(config.init.is_none(), "init is for the models of this program");
@@ -117,7 +122,8 @@ impl<M: Model> Run<Own<M>> {
         let found = resume::kept(&config)?;
         let device = model.device(Rank(0))?;
         config.optimizer.check(&device).map_err(anyhow::Error::msg)?;
-        let mut own = Own { model, device, params: Vec::new(), bytes: Vec::new(), unread };
+        let (params, ties, bytes) = (Vec::new(), Mutex::default(), Vec::new());
+        let mut own = Own { model, device, params, ties, bytes, unread };
         let course = own.plan(config, found)?;
         Run::of(course, own)
     }
@@ -158,6 +164,11 @@ impl<M: Model> Own<M> {
         let made = self.model.stage(&self.device, stage, n_stages);
         let place = || format!("{} cannot be cut into {n_stages} stages", self.model.name());
         Ok(made.with_context(place)?.params().to_vec())
+    }
+
+    /// Parameters by stage, as the stages say them.
+    fn said_params(&self, n_stages: usize) -> Result<Vec<Vec<Param>>> {
+        (0..n_stages as u16).map(|id| self.params_of(StageId(id), n_stages)).collect()
     }
 
     /// A name of a parameter under which a checkpoint would keep what the optimizer has of another one.
@@ -211,16 +222,56 @@ impl<M: Model> Chain for Own<M> {
     }
 
     fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>> {
-        // A model that cannot be cut so is refused when all of its stages are asked for.
-        let first = self.params_of(StageId(0), n_stages).unwrap_or_default();
-        let ends = vec![StageId(0), StageId(n_stages as u16 - 1)];
-        let are_tied = n_stages > 1 && first.iter().any(|param| param.tied);
-        if are_tied { vec![ends] } else { Vec::new() }
+        let mut known = self.ties.lock().unwrap_or_else(PoisonError::into_inner);
+        // A model that cannot be cut so is refused when its parameters are asked for.
+        let found = || ties(&self.said_params(n_stages).unwrap_or_default());
+        known.entry(n_stages).or_insert_with(found).clone()
     }
 
     fn params(&self, _: &Config, n_stages: usize) -> Result<Vec<Vec<Param>>> {
-        (0..n_stages as u16).map(|id| self.params_of(StageId(id), n_stages)).collect()
+        let (mut params, ties) = (self.said_params(n_stages)?, self.tied(n_stages));
+        check_ties(&params, &ties)?;
+        for (stage, params) in (0..).map(StageId).zip(&mut params) {
+            if !ties.iter().flatten().any(|tied| *tied == stage) {
+                params.iter_mut().for_each(|param| param.tied = false); // no other stage has it
+            }
+        }
+        Ok(params)
     }
+}
+
+/// Sets of stages that share tensors, which are those of one name.
+fn ties(params: &[Vec<Param>]) -> Vec<Vec<StageId>> {
+    let mut by_name: BTreeMap<&str, BTreeSet<StageId>> = BTreeMap::new();
+    for (stage, params) in (0..).map(StageId).zip(params) {
+        for param in params.iter().filter(|param| param.tied) {
+            by_name.entry(&param.name).or_default().insert(stage);
+        }
+    }
+    let ties: BTreeSet<_> = by_name.into_values().filter(|stages| stages.len() > 1).collect();
+    ties.into_iter().map(|stages| stages.into_iter().collect()).collect()
+}
+
+/// Refuses stages of a tie that do not share all of their tied tensors.
+fn check_ties(params: &[Vec<Param>], ties: &[Vec<StageId>]) -> Result<()> {
+    let tied = |stage: StageId| {
+        let tied = params[stage.index()].iter().filter(|param| param.tied);
+        tied.map(|param| (param.name.as_str(), &param.shape[..])).collect::<BTreeSet<_>>()
+    };
+    for stages in ties {
+        for pair in stages.windows(2) {
+            let [one, other] = [tied(pair[0]), tied(pair[1])];
+            if let Some((name, shape)) = one.symmetric_difference(&other).next() {
+                bail!(
+                    "{} and {} share tensors, but not `{name}` of {shape:?}: stages that share any tensor share all that are \
+                     tied in one of them, by one name and of one shape",
+                    pair[0],
+                    pair[1]
+                );
+            }
+        }
+    }
+    Ok(())
 }
 
 impl<M: Model> Subject for Own<M> {
@@ -328,5 +379,28 @@ impl<M: Model> Subject for Own<M> {
         let mut staged = HostStaged::new(device.clone(), comm);
         let pool = compute_threads(run.config().threads, rank)?;
         pool.install(|| run.train_rank(job, device.clone(), &mut staged, watch, survivor, stages))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chimera_core::stage::Init;
+
+    use super::*;
+
+    #[test]
+    fn stages_that_share_tensors_are_found_by_their_names() {
+        let param = |name: &str, tied| Param { tied, ..Param::new(name, [2], Init::Zeros) };
+        let mut params = vec![
+            vec![param("a", true), param("b", true)],
+            vec![param("alone", true)],
+            vec![param("b", true), param("own", false), param("a", true)],
+        ];
+        let found = ties(&params);
+        assert_eq!(found, [[StageId(0), StageId(2)]]);
+        check_ties(&params, &found).unwrap();
+        params[2].push(param("c", true));
+        let refusal = check_ties(&params, &ties(&params)).unwrap_err().to_string();
+        assert!(refusal.starts_with("stage 0 and stage 2 share tensors, but not `c`"), "{refusal}");
     }
 }

@@ -155,6 +155,12 @@ pub enum Reason {
     /// A tied tensor is said to live on a stage that does not exist.
     #[error("a tied tensor cannot live on {0}, which does not exist")]
     Tied(StageId),
+    /// A stage is said to share tensors with two sets of stages.
+    #[error(
+        "{0} is in two sets of tied stages, and can be in one, whose stages share all of their tied tensors: cut the model so \
+         that no stage holds tensors that it shares with different stages, or untie some"
+    )]
+    TiedTwice(StageId),
     /// An op eats a token that is not there.
     #[error("it needs {0}, which is not made before it")]
     Missing(Token),

@@ -10,7 +10,7 @@ use crate::op::{Cell, Kind, Lane, Op};
 use crate::timetable::Timetable;
 use crate::update::{Update, Window};
 
-/// Checks a timetable, and that `tied` names stages of it; returns its window.
+/// Checks a timetable, and that `tied` names stages of it, each once; returns its window.
 pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Window, Refusal> {
     let placement = &timetable.placement;
     let (rows, workers) = (timetable.rows.len(), placement.n_workers());
@@ -37,6 +37,11 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
     let unknown = tied.iter().flatten().find(|s| s.index() >= placement.n_stages());
     if let Some(stage) = unknown {
         return refuse(Reason::Tied(*stage));
+    }
+    let mut is_tied = vec![false; stages];
+    let twice = tied.iter().flatten().find(|s| std::mem::replace(&mut is_tied[s.index()], true));
+    if let Some(stage) = twice {
+        return refuse(Reason::TiedTwice(*stage));
     }
     // Counts come from files: nothing is allocated for passes that are surely not there.
     let mut found = 0;

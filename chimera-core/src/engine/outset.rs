@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Worker;
 use super::fields::{Fields, differences};
+use super::shards::is_shared;
 use super::state::StageOn;
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
@@ -148,7 +149,7 @@ fn conflict(program: &Program, by_stage: &ByStage<'_>) -> Option<String> {
         name_conflict(params.iter().map(|param| (*stage, param.name.as_str())))
     };
     let own = by_stage.iter().flat_map(|(stage, params)| {
-        let own = params.iter().filter(|param| !param.tied);
+        let own = params.iter().filter(|param| !is_shared(program, *stage, param.tied));
         own.map(|param| (*stage, param.name.as_str()))
     });
     let mut ties = program.buckets_of_update().iter().filter(|bucket| bucket.stages.len() > 1);

@@ -27,8 +27,12 @@ pub struct ParamRule {
 
 impl ParamRules {
     /// The multiple of the learning rate and the weight decay of a parameter. Without a rule they are 1 and
-    /// `weight_decay`, or 0 where the parameter does not [decay](Param::decay).
+    /// `weight_decay`, or 0 where the parameter does not [decay](Param::decay). Both are 0 of one that is
+    /// [frozen](Param::frozen).
     pub fn of(&self, param: &Param, weight_decay: f64) -> (f64, f64) {
+        if param.frozen {
+            return (0.0, 0.0);
+        }
         let usual = if param.decay { weight_decay } else { 0.0 };
         let rule = self.0.iter().find(|rule| fits(&rule.pattern, &param.name));
         rule.map_or((1.0, usual), |rule| (rule.lr, rule.weight_decay.unwrap_or(usual)))
@@ -166,6 +170,8 @@ mod tests {
         let bias = rules.of(&param("h.1.mlp.c_fc.bias", &[2]), 0.1);
         assert_eq!(bias, (0.5, 0.0), "vectors do not decay unless a rule says so");
         assert_eq!(rules.of(&param("h.1.attn.bias", &[2]), 0.1), (1.0, 0.3));
+        let frozen = Param { frozen: true, ..param("h.1.attn.weight", &[2, 2]) };
+        assert_eq!(rules.of(&frozen, 0.1), (0.0, 0.0));
     }
 
     #[test]

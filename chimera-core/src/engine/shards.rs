@@ -16,6 +16,12 @@ use crate::stage::Param;
 /// two places on one rank.
 pub(super) type Places = Vec<(StageId, usize)>;
 
+/// Whether a parameter of a stage is shared with other stages of the program: a tied one of a stage that is in no tie is its own.
+pub(super) fn is_shared(program: &Program, stage: StageId, is_tied: bool) -> bool {
+    let mut ties = program.buckets_of_update().iter().filter(|bucket| bucket.stages.len() > 1);
+    is_tied && ties.any(|bucket| bucket.stages.contains(&stage))
+}
+
 /// By bucket of an update and tensor: where a worker that holds these stages keeps it. A bucket of one
 /// stage holds its tensors of its own, one of several stages those they share, by name.
 pub(super) fn layout<'p>(
@@ -27,7 +33,8 @@ pub(super) fn layout<'p>(
         let mut tensors: Vec<(&str, Places)> = Vec::new();
         for &stage in stages {
             let params = params(stage).unwrap_or_default();
-            for (index, param) in params.iter().enumerate().filter(|(_, p)| p.tied == is_tied) {
+            let is_its = |param: &Param| is_shared(program, stage, param.tied) == is_tied;
+            for (index, param) in params.iter().enumerate().filter(|(_, param)| is_its(param)) {
                 match tensors.iter_mut().find(|(name, _)| *name == param.name) {
                     Some((_, places)) => places.push((stage, index)),
                     None => tensors.push((&param.name, vec![(stage, index)])),

@@ -59,12 +59,6 @@ impl<S: Stage> Stages<S> {
         let layout = layout(job.program, params);
         let owners = owners(job.program, job.width, &layout, params);
         let mut stages = Stages { held, layout, owners };
-        let n_places: usize = stages.layout.iter().flatten().map(Vec::len).sum();
-        let n_params: usize = stages.iter().map(|h| h.stage.params().len()).sum();
-        if n_places != n_params {
-            let message = "a tied tensor is in no bucket: name its stages in Lowering::tied";
-            return Err(Fault::new(Class::Usage, rank, message));
-        }
         let Stages { held, layout, owners } = &mut stages;
         let rule = &*job.training.optimizer;
         for (places, owner) in layout.iter().flatten().zip(owners.iter().flatten()) {

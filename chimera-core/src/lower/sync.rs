@@ -40,7 +40,7 @@ impl FromStr for Sync {
     }
 }
 
-/// For every update one bucket per stage, then one per set of stages that share tensors.
+/// For every update one bucket per stage, then one per set of stages that share tensors, unless it has one stage alone.
 pub(super) fn buckets(
     placement: &Placement,
     tied: &[Vec<StageId>],
@@ -48,7 +48,7 @@ pub(super) fn buckets(
 ) -> Vec<Bucket> {
     let alone = (0..placement.n_stages()).map(|s| vec![StageId(s as u16)]);
     let of_first: Vec<Bucket> = alone
-        .chain(tied.iter().cloned())
+        .chain(tied.iter().filter(|stages| stages.len() > 1).cloned())
         .map(|stages| {
             let mut seen = vec![false; placement.n_workers()];
             let mut members =

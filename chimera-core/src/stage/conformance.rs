@@ -84,7 +84,11 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
 
     fn gradients_are_slopes(&mut self) {
         let (_, gradients) = self.plain();
-        for direction in [along(&gradients), signs(&gradients)] {
+        for mut direction in [along(&gradients), signs(&gradients)] {
+            for (stage, direction) in self.stages.iter().zip(&mut direction) {
+                let each = stage.params().iter().zip(direction);
+                each.filter(|(param, _)| param.frozen).for_each(|(_, values)| values.fill(0.0));
+            }
             let expected = dot(&gradients, &direction);
             self.move_weights(&scaled(&direction, STEP));
             let above = self.forward([0, SAMPLES]).loss;

@@ -2,6 +2,11 @@
 
 /// Source of samples. A (step, sample) always gives the same sample, on every rank.
 ///
+/// Steps are counted from 0, and only those that are trained are asked for: a training of n steps of m samples each needs n times m
+/// samples, and its checkpoint at the end none beyond them. Any of them may be asked for several times, and in any order. What is held
+/// out for evaluations is asked for with the number of the step behind which it is evaluated, or of step 0, and has the same
+/// samples in each.
+///
 /// `I` is the type of a sample's numbers: `u32` for the ids of tokens, `f32` or `f64` for measured values.
 pub trait Data<I = u32>: Sync {
     /// Appends the inputs and targets of sample number `sample` of `step`'s global batch.

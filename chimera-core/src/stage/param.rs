@@ -52,7 +52,8 @@ pub fn name_conflict<'n>(names: impl IntoIterator<Item = (StageId, &'n str)>) ->
         let (other, stage) = (other.0, stage.0);
         Some(format!(
             "a parameter of stage {other} and one of stage {stage} are both `{name}`, and checkpoints know parameters by their \
-             names: give each a name of its own, such as `{stage}.{name}`"
+             names: give each a name of its own, such as `{stage}.{name}`, or, if it is one tensor that the stages share, set \
+             `Param::tied` in both and name them in `Lowering::tied`, which a `run::Model` does by itself"
         ))
     })
 }
@@ -68,9 +69,13 @@ pub struct Param {
     pub init: Init,
     /// Whether weight decay applies (matrices, not biases and norms).
     pub decay: bool,
-    /// Whether the last and the first stage share this tensor (a tied head); its gradient is then
-    /// summed over the workers of both.
+    /// Whether other stages share this tensor, by its name, as the last and the first one do with a tied head; its gradient is
+    /// then summed over the workers of all of them. [`Lowering::tied`](crate::lower::Lowering::tied) names the stages, which
+    /// share all of their tied tensors. In a stage that it does not name, a tied tensor is one of the stage's own.
     pub tied: bool,
+    /// Whether its weights stay as they begin, by a learning rate of 0, whatever the rules for its name say. Its gradient is best
+    /// left at zeros, which count in no norm.
+    pub frozen: bool,
     /// Extents of the linear maps that lie beside each other in a matrix, along one of its two sides: one of a plain
     /// matrix, three of fused queries, keys and values. None of tables, norms and biases. Optimizers that take a matrix as
     /// a whole, such as Muon, read it.
@@ -85,7 +90,8 @@ impl Param {
         let shape = shape.into();
         let linear_maps = if shape.len() == 2 { vec![shape[0]] } else { Vec::new() };
         let decay = shape.len() > 1;
-        Param { name: name.into(), decay, shape, init, tied: false, linear_maps, shown: None }
+        let (name, tied, frozen, shown) = (name.into(), false, false, None);
+        Param { name, decay, shape, init, tied, frozen, linear_maps, shown }
     }
 
     /// This tensor as a matrix in which linear maps of these extents lie beside each other.
@@ -147,6 +153,10 @@ mod tests {
         assert_eq!(conflict(&[(0, "0.weight"), (0, "0.bias"), (1, "1.weight")]), None);
         let why = conflict(&[(0, "weight"), (1, "bias"), (1, "weight")]).expect("a conflict");
         assert!(why.starts_with("a parameter of stage 0 and one of stage 1 are both `weight`"));
+        assert!(
+            why.contains("set `Param::tied` in both and name them in `Lowering::tied`"),
+            "{why}"
+        );
         let why = conflict(&[(0, "bias"), (1, "weight"), (1, "weight")]).expect("a conflict");
         assert!(why.starts_with("two parameters of stage 1 are both `weight`"), "{why}");
         let why = conflict(&[(2, "")]).expect("a conflict");
