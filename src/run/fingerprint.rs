@@ -36,7 +36,7 @@ impl<S: Subject> Run<S> {
             add("last program", last.fingerprint());
         }
         add("first step", self.first_step().to_string());
-        let samples = self.samples_of(self.first_step());
+        let samples = self.samples_of(self.trained_step(self.first_step()));
         add(
             "data",
             match self.subject.digest() {

@@ -146,6 +146,7 @@ impl<S: Subject> Run<S> {
 
     /// The manifest of a checkpoint after so many steps and updates, but for its files.
     pub(super) fn manifest(&self, step: u64, counts: Counts) -> Manifest {
+        let sampled = self.trained_step(step);
         Manifest {
             format: FORMAT,
             written_by: format!("chimera {}", env!("CARGO_PKG_VERSION")),
@@ -154,7 +155,8 @@ impl<S: Subject> Run<S> {
             skipped: counts.skipped,
             windows: counts.windows,
             samples_per_step: self.course.samples_per_step(),
-            next_samples: self.samples_of(step),
+            next_samples: self.samples_of(sampled),
+            samples_step: (sampled != step).then_some(sampled),
             data: self.digest().cloned(),
             settings: settings(self.config()),
             optimizer_state: self.optimizer_state(),
@@ -200,10 +202,11 @@ impl<S: Subject> Run<S> {
                 Some(now) if now.blake3 == was.blake3 => other_targets(was, now).into(),
                 _ => "other tokens than in the checkpoint".into(),
             }),
-            _ if self.samples_of(manifest.step) != manifest.next_samples => {
-                Some(format!("other samples in step {} than in the checkpoint", manifest.step))
+            _ => {
+                let step = manifest.samples_step.unwrap_or(manifest.step);
+                let is_other = self.samples_of(step) != manifest.next_samples;
+                is_other.then(|| format!("other samples in step {step} than in the checkpoint"))
             }
-            _ => None,
         }
     }
 
@@ -216,6 +219,11 @@ impl<S: Subject> Run<S> {
     pub(super) fn samples_of(&self, step: u64) -> String {
         let n_samples = self.course.samples_per_step().min(N_HASHED);
         samples_hash::<S>(&*self.subject.samples(&self.course), step, n_samples)
+    }
+
+    /// The step, or the last one that is trained if it is beyond: data need not have its samples.
+    pub(super) fn trained_step(&self, step: u64) -> u64 {
+        step.min(self.config().steps.saturating_sub(1))
     }
 }
 

@@ -25,6 +25,7 @@ pub(super) fn manifest(step: u64) -> Manifest {
         windows: WindowHistory::default(),
         samples_per_step: 1,
         next_samples: String::new(),
+        samples_step: None,
         data: None,
         settings: Default::default(),
         optimizer_state: moments(),

@@ -52,8 +52,11 @@ pub struct Manifest {
     pub windows: WindowHistory,
     /// Samples of a step.
     pub samples_per_step: u64,
-    /// BLAKE3 of the samples of the next step: where the training stands in which data.
+    /// BLAKE3 of the samples of the next step, or of `samples_step`: where the training stands in which data.
     pub next_samples: String,
+    /// The step whose samples those are, where it is not the next one: after the last step of a training there need be no more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub samples_step: Option<u64>,
     /// The data; earlier programs did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Digest>,
