@@ -28,8 +28,14 @@ impl Candle {
     ///
     /// # Errors
     /// If candle was built without the feature `cuda`, or the machine lacks the GPU.
-    pub fn cuda(ordinal: usize, dtype: DType) -> candle_core::Result<Candle> {
-        Ok(Candle::new(candle_core::Device::new_cuda_with_stream(ordinal)?, dtype))
+    pub fn cuda(ordinal: usize, dtype: DType) -> Result<Candle> {
+        let device = candle_core::Device::new_cuda_with_stream(ordinal);
+        let device = device.map_err(|e| DeviceError::Failed {
+            device: format!("GPU {ordinal}"),
+            op: "open",
+            reason: e.to_string(),
+        })?;
+        Ok(Candle::new(device, dtype))
     }
 
     /// The device.

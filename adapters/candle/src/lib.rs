@@ -4,7 +4,7 @@
 //! [`Candle`] is a device of candle in any type of floating-point numbers, as the engine wants it. A [`Piece`] says how a
 //! piece of the model is built and run, and [`stage`](stage()) makes a stage of it; [`regression`](regression()) makes one of a
 //! module alone. Every op of a piece must have a
-//! backward in candle: `rms_norm_slow` and `rope_slow` have one, the fused ones have none.
+//! backward in candle, which the fused ones have not: [`Piece::forward`] says what to take in their place.
 
 mod device;
 mod regression;

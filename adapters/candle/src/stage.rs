@@ -1,6 +1,7 @@
 //! A piece of a candle model as a stage.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{DType, Device, Shape, Tensor, Var};
@@ -21,12 +22,25 @@ pub trait Piece: Send {
 
     /// Builds the layers of the tensors that `vb` gives by name, the same ones at each call. How each begins is what
     /// the layers ask for, drawn from the seed of the training and the name; a tensor has weight decay if it is a
-    /// matrix.
+    /// matrix. No layer may write into these tensors, as batch norm does into its running statistics: they are copies, so such a
+    /// training is refused.
     fn build(&self, vb: VarBuilder<'_>) -> candle_core::Result<Self::Module>;
 
     /// Runs the layers on `x`, the activation of the piece before, or on the inputs of the samples. Whatever it draws at
     /// random has to follow from `micro`: recomputation runs it again. The dropout of `candle-nn` draws anew, so it must not be
     /// recomputed; and it asks whether this is training, which [`Micro::training`] says.
+    ///
+    /// All of it must have a backward in candle. Some fused ops have none; the others cost more time:
+    ///
+    /// | without a backward | take |
+    /// |---|---|
+    /// | `LayerNorm::forward`, `ops::layer_norm` | `ops::layer_norm_slow` |
+    /// | `RmsNorm::forward`, `ops::rms_norm` | `RmsNorm::forward_diff`, `ops::rms_norm_slow` |
+    /// | `ops::softmax_last_dim` | `ops::softmax` |
+    /// | `rotary_emb::rope`, `rope_i`, `rope_thd` | `rotary_emb::rope_slow`, `rope_i_slow` |
+    /// | `ops::sdpa` | products and `ops::softmax` |
+    ///
+    /// A backward in which no gradient comes back to `x`, or to none of the piece's parameters, ends the training.
     fn forward(
         &self,
         module: &Self::Module,
@@ -61,7 +75,8 @@ pub fn stage<P: Piece>(candle: &Candle, piece: P) -> candle_core::Result<CandleS
     );
     piece.build(vb)?;
     let params = std::mem::take(&mut *asked.0.lock().unwrap_or_else(PoisonError::into_inner));
-    Ok(Autograd::new(Differentiated { piece, params, candle: candle.clone() }, candle.clone()))
+    let (is_checked, device) = (AtomicBool::new(false), candle.clone());
+    Ok(Autograd::new(Differentiated { piece, params, candle: device, is_checked }, candle.clone()))
 }
 
 /// A piece that candle differentiates.
@@ -70,6 +85,8 @@ pub struct Differentiated<P> {
     piece: P,
     params: Vec<Param>,
     candle: Candle,
+    /// Whether it is known that the piece leaves its weights as they are.
+    is_checked: AtomicBool,
 }
 
 /// What candle recorded in a forward pass.
@@ -97,13 +114,19 @@ impl<P: Piece> Differentiated<P> {
         let by_name = names.zip(weights.iter().map(|var| var.as_tensor().clone())).collect();
         let (dtype, device) = (self.candle.tensor_dtype(), self.candle.device());
         let module = self.piece.build(VarBuilder::from_tensors(by_name, dtype, device))?;
-        Ok(match self.piece.forward(&module, micro, x.as_ref().map(Var::as_tensor))? {
+        let ran = self.piece.forward(&module, micro, x.as_ref().map(Var::as_tensor))?;
+        if micro.training && !self.is_checked.swap(true, Ordering::Relaxed) {
+            self.check_unwritten(w, &weights)?;
+        }
+        Ok(match ran {
             Ran::Activation(y) => {
                 let output = Output::Activation(y.detach());
                 (output, Graph { weights, x, y, is_loss: false })
             }
             Ran::Loss(y) => {
-                let loss = y.detach().reshape(1)?;
+                let loss = y.detach();
+                // Any other is refused by the engine, which says of which stage it is.
+                let loss = if loss.elem_count() == 1 { loss.reshape(1)? } else { loss };
                 let grad = loss.ones_like()?;
                 (Output::Loss { loss, grad }, Graph { weights, x, y, is_loss: true })
             }
@@ -119,14 +142,52 @@ impl<P: Piece> Differentiated<P> {
             true => y.backward()?,
             false => (&y * dy)?.sum_all()?.backward()?,
         };
-        let mut of = |var: &Var| match gradients.remove(var) {
-            // Without what it was made of, which may be all of the graph, and which the stage before would differentiate, too.
-            Some(gradient) => Ok(gradient.detach()),
-            None => var.zeros_like(), // the output does not depend on it
+        // Without what it was made of, which may be all of the graph, and which the stage before would differentiate, too.
+        let mut of = |var: &Var| gradients.remove(var).map(|gradient| gradient.detach());
+        let dx = x.as_ref().map(|x| (x, of(x)));
+        let dw: Vec<(&Var, Option<Tensor>)> = weights.iter().map(|w| (w, of(w))).collect();
+        let is_cut_off = matches!(&dx, Some((x, None)) if x.dtype().is_float()); // ids have no gradient
+        let is_untrained = !dw.is_empty() && dw.iter().all(|(_, gradient)| gradient.is_none());
+        // The loss of a micro-batch without a target that counts may be a constant.
+        if (is_cut_off || is_untrained) && !(is_loss && is_zero(&y)?) {
+            let what =
+                if is_cut_off { "the activation of the stage before" } else { "any parameter" };
+            candle_core::bail!(
+                "no gradient comes back to {what}: on the way to the output is an op without a backward in candle, or a \
+                 detach. Fused ops have none: in place of LayerNorm::forward take candle_nn::ops::layer_norm_slow, of \
+                 RmsNorm::forward its forward_diff or rms_norm_slow, of softmax_last_dim softmax, of rope rope_slow, of \
+                 rope_i rope_i_slow. Where none is wanted of x, add (x * x.zeros_like()?)?.sum_all()? to the output: its \
+                 gradient is 0"
+            );
+        }
+        // Some weights may be of no use to a micro-batch, as of layers that it passes by.
+        let or_zeros = |(var, gradient): (&Var, Option<Tensor>)| match gradient {
+            Some(gradient) => Ok(gradient),
+            None => var.zeros_like(),
         };
-        let dx = x.as_ref().map(&mut of).transpose()?;
-        Ok((dx, weights.iter().map(of).collect::<candle_core::Result<_>>()?))
+        let dx = dx.map(or_zeros).transpose()?;
+        Ok((dx, dw.into_iter().map(or_zeros).collect::<candle_core::Result<_>>()?))
     }
+
+    /// Refuses a piece that wrote into its weights: what it wrote is lost, since each forward is given copies.
+    fn check_unwritten(&self, given: &[Tensor], weights: &[Var]) -> candle_core::Result<()> {
+        let each = self.params.iter().zip(given.iter().zip(weights));
+        for (Param { name, .. }, (given, weight)) in each.filter(|(_, (w, _))| w.elem_count() > 0) {
+            if !is_zero(&given.ne(weight.as_tensor())?)? {
+                candle_core::bail!(
+                    "the piece writes into its weight `{name}`, as batch norm does into its running statistics: stages keep \
+                     nothing between two calls, and what it writes is lost. Take a norm without statistics of its own, such \
+                     as layer_norm_slow or group_norm, or run the layer as in an evaluation"
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether all elements are 0.
+fn is_zero(x: &Tensor) -> candle_core::Result<bool> {
+    Ok(x.detach().to_dtype(DType::F32)?.abs()?.sum_all()?.to_scalar::<f32>()? == 0.0)
 }
 
 impl<P: Piece> Differentiable for Differentiated<P> {

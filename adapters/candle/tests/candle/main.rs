@@ -4,6 +4,8 @@ mod llama;
 mod page;
 mod precision;
 mod readme;
+mod refused;
 mod resume;
+mod runs;
 mod schedules;
 mod suites;

@@ -159,6 +159,16 @@ fn read_the_checkpoint(path: &std::path::Path) -> Result<()> {
     Ok(())
 }
 
+/// Compiled alone: it takes GPUs.
+#[expect(dead_code)]
+fn gpus_of_the_page(trainer: &Trainer<'_, f32>, n_gpus: usize) -> Result<()> {
+    let stage = |candle: &Candle, id: StageId| {
+        Ok(stage(candle, Layer(id.index())).map_err(|e| e.to_string())?)
+    };
+    trainer.on_threads(|rank| Candle::cuda(rank.index() % n_gpus, DType::F32), stage)?;
+    Ok(())
+}
+
 /// Stages that are no chain.
 #[test]
 fn a_graph_is_lowered() -> Result<()> {
@@ -179,7 +189,7 @@ fn the_page_has_this_code() {
     let page = include_str!("../../../../docs/library.md");
     let own = squeeze(include_str!("page.rs"));
     let blocks: Vec<&str> = page.split("```rust\n").skip(1).collect();
-    assert_eq!(blocks.len(), 7);
+    assert_eq!(blocks.len(), 8);
     for block in blocks {
         let block = block.split("```").next().unwrap_or_default();
         assert!(own.contains(&squeeze(block)), "put this in:\n{block}");

@@ -1,9 +1,9 @@
 //! Stages of candle modules that candle differentiates, on GPUs.
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{DType, Device, Tensor};
 use candle_nn::{linear, seq};
 use chimera_candle::{Candle, regression};
-use chimera_core::device::DeviceError;
+use chimera_core::device::{DeviceError, Result};
 use chimera_core::prelude::*;
 use chimera_core::stage::samples;
 
@@ -24,7 +24,9 @@ fn train_on_two_gpus() {
 #[test]
 #[ignore = "it takes an emulated GPU: candle_trains_its_modules_on_gpus starts it on one"]
 fn train_with_a_stream_per_thread() {
-    train_as_on_the_processor(|_| Ok(Candle::new(Device::new_cuda(0)?, DType::F32)));
+    train_as_on_the_processor(|_| {
+        Ok(Candle::new(Device::new_cuda(0).map_err(DeviceError::other)?, DType::F32))
+    });
 }
 
 fn train_as_on_the_processor(open: fn(usize) -> Result<Candle>) {
@@ -48,13 +50,7 @@ fn train(open: fn(usize) -> Result<Candle>) -> Vec<f64> {
     let program = program.expect("proven");
     let trainer = Trainer::new(&program, &data).training(training).micro_batch_size(2);
     let trained = trainer.on_threads(
-        |rank| {
-            open(rank.index()).map_err(|e| DeviceError::Failed {
-                device: "cuda".into(),
-                op: "start",
-                reason: e.to_string(),
-            })
-        },
+        |rank| open(rank.index()),
         |candle: &Candle, id: StageId| {
             let names = [0, 1].map(|n| format!("layer.{}", 2 * id.index() + n));
             regression(candle, 3, move |vb| {
