@@ -65,9 +65,9 @@ impl Array {
         Array { flat, shape: self.shape.clone() }
     }
 
-    /// This tensor as one whose gradient is wanted.
-    pub(crate) fn leaf(&self) -> Array {
-        self.alike(self.flat.clone().autodiff().require_grad())
+    /// This tensor as the beginning of what is differentiated; its own gradient `is_wanted`, or not.
+    pub(crate) fn leaf(&self, is_wanted: bool) -> Array {
+        self.alike(self.flat.clone().autodiff().set_require_grad(is_wanted))
     }
 
     /// This tensor without what was recorded of it.

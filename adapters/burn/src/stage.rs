@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param as BurnParam};
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param as BurnParam};
 use burn::tensor::Tensor;
-use chimera_core::device::{Device as _, Result};
+use chimera_core::device::{Device as _, DeviceError, Result};
 use chimera_core::stage::{Autograd, Differentiable, Init, Micro, Output, Param};
 
 use crate::{Array, Burn};
@@ -39,11 +39,24 @@ pub type BurnStage<P> = Autograd<Differentiated<P>, Burn>;
 /// is a matrix. Paths must be unique in the model: a stage is best the whole model without what others hold, its layers a
 /// `Vec<Option<Layer>>`, where each keeps its index. Weights begin as they are in the module, so all replicas of a stage
 /// must be made of clones of one module, or of modules with equal numbers.
-pub fn stage<P: Piece>(burn: &Burn, piece: P) -> BurnStage<P> {
+///
+/// A parameter that burn would not train, such as those of a module after `no_grad` or `freeze`, is a [frozen](Param::frozen) one:
+/// it is saved with the others, and stays as it begins.
+///
+/// # Errors
+/// If a batch norm would update its running statistics: stages keep nothing between two calls.
+pub fn stage<P: Piece>(burn: &Burn, piece: P) -> Result<BurnStage<P>> {
     let mut found = Found::default();
     piece.visit(&mut found);
+    if let Some(name) = found.running {
+        return Err(DeviceError::other(format!(
+            "`{name}` is updated in every forward pass, by the module itself, and a stage keeps nothing between two calls: \
+             replicas would have others, and checkpoints none. Take a norm without statistics of its own, such as LayerNorm \
+             or GroupNorm, or freeze the batch norm (Module::freeze), which then stays as it is"
+        )));
+    }
     let differentiated = Differentiated { piece, params: found.params, burn: burn.clone() };
-    Autograd::new(differentiated, burn.clone())
+    Ok(Autograd::new(differentiated, burn.clone()))
 }
 
 /// The parameters of a module.
@@ -51,6 +64,10 @@ pub fn stage<P: Piece>(burn: &Burn, piece: P) -> BurnStage<P> {
 struct Found {
     path: Vec<String>,
     params: Vec<Param>,
+    /// Paths of layers that do in a training what they do not in an evaluation.
+    in_training: Vec<Vec<String>>,
+    /// A running statistic that a training updates.
+    running: Option<String>,
 }
 
 impl ModuleVisitor for Found {
@@ -62,11 +79,28 @@ impl ModuleVisitor for Found {
         self.path.pop();
     }
 
+    fn visit_flag(&mut self, flag: &BurnParam<Flag>) {
+        if let Some((name, layer)) = self.path.split_last()
+            && name == "training"
+            && flag.is_enabled()
+        {
+            self.in_training.push(layer.to_vec());
+        }
+    }
+
     fn visit_float<const D: usize>(&mut self, param: &BurnParam<Tensor<D>>) {
+        if let Some((name, layer)) = self.path.split_last()
+            && ["running_mean", "running_var"].contains(&name.as_str())
+            && self.in_training.iter().any(|known| known == layer)
+        {
+            self.running.get_or_insert(self.path.join("."));
+        }
         let values: Vec<f32> = param.val().into_data().iter().collect();
         let shape = param.val().dims().to_vec();
         let init = Init::Values(Arc::from(values));
-        self.params.push(Param::new(self.path.join("."), shape, init));
+        // On a device that does not differentiate no tensor says by itself whether it is to be trained.
+        let frozen = !param.valid().train().is_require_grad();
+        self.params.push(Param { frozen, ..Param::new(self.path.join("."), shape, init) });
     }
 }
 
@@ -115,9 +149,13 @@ impl<P: Piece> Differentiable for Differentiated<P> {
         x: Option<Array>,
     ) -> Result<(Output<Array>, Graph)> {
         // burn's layers take a device that differentiates for one that trains: they would drop out in an evaluation.
-        let given = |x: &Array| if micro.training { x.leaf() } else { x.clone() };
-        let weights: Vec<Array> = w.iter().map(given).collect();
-        let x = x.as_ref().map(given);
+        let given = |x: &Array, is_trained| match micro.training {
+            true => x.leaf(is_trained),
+            false => x.clone(),
+        };
+        let weights = w.iter().zip(&self.params).map(|(w, param)| given(w, !param.frozen));
+        let weights: Vec<Array> = weights.collect();
+        let x = x.as_ref().map(|x| given(x, true));
         let piece = self.piece.clone().map(&mut Given(weights.iter()));
         let (y, output) = match piece.run(&self.burn, micro, x.as_ref()) {
             Ran::Activation(y) => (y.flat.clone(), Output::Activation(y.detached())),

@@ -189,7 +189,7 @@ fn piped(model: &Model, name: &str, shape: &Shape, passes: &Passes) -> Weights {
     let trainer = Trainer::new(&program, &data).training(training()).micro_batch_size(B);
     let trained = trainer.on_threads(
         |_| Ok(in_f64()),
-        |burn, id| Ok(stage(burn, model.stage(id.index(), n_stages))),
+        |burn, id| Ok(stage(burn, model.stage(id.index(), n_stages))?),
     );
     let trained = trained.unwrap_or_else(|fault| panic!("{name}: {fault}"));
     let burn = in_f64();
@@ -239,6 +239,6 @@ fn burn_is_a_device() {
 #[test]
 fn a_piece_is_a_stage() {
     let burn = in_f64();
-    let made = || (0..2).map(|id| stage(&burn, MODEL.stage(id, 2))).collect();
+    let made = || (0..2).map(|id| stage(&burn, MODEL.stage(id, 2)).expect("a stage")).collect();
     conformance::all(&burn, made, &data());
 }
