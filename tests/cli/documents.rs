@@ -227,7 +227,7 @@ fn answers_alone_are_trained_on() {
     let hint = "no token ends its documents, which document-mask needs";
     refused(&format!("{MODEL} --document-mask true --data {}", text.display()), hint);
     let hint = "cannot read data file";
-    refused(&format!("{MODEL} --document-mask true --data {place}/none.txt"), hint);
+    refused(&format!("{MODEL} --document-mask true --data {place}/none.bin"), hint);
     let hint = "samples are no documents side by side: leave document-mask out";
     refused(&format!("train --model bert --document-mask true --data {place}/x.bin"), hint);
     write(folder.path().join("x.bin.targets"), [1]).expect("a file");

@@ -232,7 +232,7 @@ fn options_without_effect_are_warned_of() {
         "warning: `pipes` has no effect: 1f1b does not read it, chimera and auto on mirrored do";
     assert_eq!(told, [wanted]);
     let unread = "--rank-memory 2 --optimizer sgd --beta1 0.5 --lr-schedule constant --decay-steps 3 --kfac-every 2 \
-        --warmup 1 --trace-steps 0..1 --trace-kernels";
+        --warmup 2 --trace-steps 0..1 --trace-kernels";
     let ran = train(&folder, &folder.path().join("other"), unread);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let told: Vec<_> = ran.stderr.lines().filter(|line| line.starts_with("warning: ")).collect();
@@ -243,7 +243,7 @@ fn options_without_effect_are_warned_of() {
         "`kfac-every` has no effect: it is for optimizer kfac",
         "`trace-steps` has no effect: it is for runs with trace",
         "`trace-kernels` has no effect: it is for runs with trace",
-        "`warmup` 1 does not end within the 1 steps of the training",
+        "`warmup` 2 does not end within the 1 steps of the training",
     ]) {
         assert!(told.contains(wanted), "{told}");
     }

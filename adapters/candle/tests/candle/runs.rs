@@ -96,7 +96,7 @@ impl Stage for Tied {
 struct Table(Vec<f32>);
 
 impl Table {
-    /// Those of some steps.
+    /// Samples of some steps.
     fn of(n_steps: u64) -> Table {
         Table((0..SAMPLES * n_steps * 4).map(|n| (0.7 * n as f32).sin()).collect())
     }

@@ -75,10 +75,10 @@ impl Counter {
 }
 
 /// Where ops stand in their rows, which is the order in which memory is given out.
-struct Places(FxHashMap<(WorkerId, Op), usize>);
+struct RowPlaces(FxHashMap<(WorkerId, Op), usize>);
 
-impl Places {
-    fn of(program: &Program) -> Places {
+impl RowPlaces {
+    fn of(program: &Program) -> RowPlaces {
         let rows = (0..).map(WorkerId).zip(program.rows());
         let ops = rows.flat_map(|(worker, row)| {
             row.iter().enumerate().filter_map(move |(at, instr)| match instr {
@@ -86,7 +86,7 @@ impl Places {
                 _ => None,
             })
         });
-        Places(ops.collect())
+        RowPlaces(ops.collect())
     }
 
     /// The place of the start of an op on a worker, which may be the other one of a move.
@@ -118,7 +118,7 @@ pub(super) fn counters(
     let mut under_way = Counter::new("messages under way", "messages", n_workers);
     let activations = ActivationMemory::new(program.placement(), program.units_per_micro());
     let mut spans: FxHashMap<(WorkerId, u32), (f64, f64)> = FxHashMap::default();
-    let places = Places::of(program);
+    let places = RowPlaces::of(program);
     let is_known = |worker: WorkerId| worker.index() < program.placement().n_workers();
     for event in timeline.events.iter().filter(|event| is_known(event.worker)) {
         if let Work::Move(op) = event.work {
