@@ -161,7 +161,8 @@ def _checked(made: Any, parameters: Sequence[torch.nn.Parameter]) -> torch.optim
             f"`optimizer` returned a {type(made).__name__} of {'other' if held else 'no'} parameters, which would not train those it was "
             "given: make one of the parameters that it is given, or of some of them"
         )
-    return made  # type: ignore[no-any-return]
+    optimizer: torch.optim.Optimizer = made
+    return optimizer
 
 
 def _grad(parameter: torch.nn.Parameter) -> torch.Tensor | None:
