@@ -52,11 +52,7 @@ pub(crate) fn load(dir: Option<&Path>) -> Result<Loaded> {
 
 /// The newest run under `runs/` that has weights.
 fn newest_run() -> Result<PathBuf> {
-    let has_checkpoint = |run: &PathBuf| {
-        let entries = Store::of(run).entries().unwrap_or_default();
-        entries.iter().any(|entry| entry.is_whole)
-    };
-    let has_weights = |run: &PathBuf| has_model(run) || has_checkpoint(run);
+    let has_weights = |run: &PathBuf| has_model(run) || Store::of(run).has_whole();
     let newest = newest_first(Path::new(RUNS)).into_iter().find(has_weights);
     newest.with_context(|| {
         format!("no run in {RUNS}/ has a model: train first, or name the folder of a model")

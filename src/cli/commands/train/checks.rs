@@ -1,37 +1,32 @@
 //! What a run is refused for before it has a folder, though its settings are sound.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Result, ensure};
 
 use crate::cli::parts::console::warn;
 use crate::cli::parts::model::refuse_other_tokenizer;
 use crate::data::n_ignored;
-use crate::data::tokenizer::{TOKENIZER, Tokenizer};
+use crate::data::tokenizer::{TOKENIZER, Tokenizer, TokenizerError};
 use crate::run::Run;
 
 /// Refuses data that does not fit the model or the folder of its weights.
 pub(super) fn check(run: &Run) -> Result<()> {
-    check_initial_tokenizer(run)?;
-    check_saved_tokenizer(run)?;
-    check_targets(run)
-}
-
-/// Refuses ids of another tokenizer than that of the model to begin with, as far as they are known.
-fn check_initial_tokenizer(run: &Run) -> Result<()> {
-    let Some(file) = initial_tokenizer(run) else { return Ok(()) };
-    match Tokenizer::read(&file) {
-        Ok(of_model) => Ok(run.corpus().check_model(&of_model)?),
-        Err(error) => {
+    let of_model = initial_tokenizer(run);
+    match &of_model {
+        Some(Ok(of_model)) => run.corpus().check_model(of_model)?,
+        Some(Err(error)) => {
             warn(&format!("whether the data has the tokens of the model is not known: {error}"));
-            Ok(())
         }
+        None => {}
     }
+    check_saved_tokenizer(run, of_model.and_then(Result::ok).as_ref())?;
+    check_targets(run)
 }
 
 /// Refuses a folder for the weights whose `tokenizer.json` is not that of the weights. A folder of a name that is not said is
 /// empty.
-fn check_saved_tokenizer(run: &Run) -> Result<()> {
+fn check_saved_tokenizer(run: &Run, of_model: Option<&Tokenizer>) -> Result<()> {
     let config = run.config();
     let (folder, whose) = match (&config.save, &config.out) {
         (Some(_), out) => (out, "the data: choose another folder to --save into"),
@@ -39,22 +34,27 @@ fn check_saved_tokenizer(run: &Run) -> Result<()> {
         (None, None) => return Ok(()),
     };
     let dir = config.weights_dir(folder.as_deref().unwrap_or(Path::new("")));
-    dir.map_or(Ok(()), |dir| refuse_other_tokenizer(&dir, tokenizer_of(run).as_deref(), whose))
+    dir.map_or(Ok(()), |dir| refuse_other_tokenizer(&dir, content(run, of_model), whose))
 }
 
-/// The `tokenizer.json` that goes with the weights: that of the model to begin with, if it has all ids of the data's, since
-/// it may have more; else that of the data as it was at the start, if it has one.
+/// The `tokenizer.json` that goes with the weights of a run, if there is one.
 pub(super) fn tokenizer_of(run: &Run) -> Option<Vec<u8>> {
+    let of_model = initial_tokenizer(run).and_then(Result::ok);
+    content(run, of_model.as_ref()).map(<[u8]>::to_vec)
+}
+
+/// The `tokenizer.json` of the model to begin with, if that has all ids of the data's, since it may have more; else that of the
+/// data as it was at the start, if it has one.
+fn content<'r>(run: &'r Run, of_model: Option<&'r Tokenizer>) -> Option<&'r [u8]> {
     let of_data = run.corpus().tokenizer();
-    let of_model = initial_tokenizer(run).and_then(|file| Tokenizer::read(&file).ok());
     let of_model = of_model.filter(|own| of_data.is_none_or(|data| data.vocab() <= own.vocab()));
-    of_model.as_ref().or(of_data)?.content().map(<[u8]>::to_vec)
+    of_model.or(of_data)?.content()
 }
 
 /// The `tokenizer.json` beside the model that a run began with, if there is one.
-fn initial_tokenizer(run: &Run) -> Option<PathBuf> {
+fn initial_tokenizer(run: &Run) -> Option<Result<Tokenizer, TokenizerError>> {
     let file = run.config().init.as_ref()?.join(TOKENIZER);
-    file.exists().then_some(file)
+    file.exists().then(|| Tokenizer::read(&file))
 }
 
 /// Refuses data of which nothing is to be predicted: the loss would be 0.

@@ -20,16 +20,15 @@ pub(super) fn keep(run: &Run, trained: &Trained, folder: &Path, say: &Say) -> Re
     let (named, n_steps) = (config.save.is_some(), trained.n_steps);
     let is_kept = n_steps == config.steps || named && trained.last.is_some();
     let Some(dir) = config.weights_dir(folder).filter(|_| is_kept) else { return Ok(()) };
+    let own = tokenizer_of(run);
     // What a user has put there meanwhile is neither replaced nor taken for the model's.
     let is_free = || match named {
-        true => {
-            let own = tokenizer_of(run);
-            refuse_other_tokenizer(&dir, own.as_deref(), "the data: choose another folder")
-        }
+        true => refuse_other_tokenizer(&dir, own.as_deref(), "the data: choose another folder"),
         false => Ok(()),
     };
-    let path = is_free().and_then(|()| write(run, trained, &dir)).map_err(|e| {
-        let elsewhere = named.then(|| write_own(run, trained, folder));
+    let write = |dir: &Path| write(run, trained, own.as_deref(), dir);
+    let path = is_free().and_then(|()| write(&dir)).map_err(|e| {
+        let elsewhere = named.then(|| write_own(trained, folder, write));
         match elsewhere {
             Some(Ok(path)) => e.context(format!("the weights are in {}", path.display())),
             _ => e,
@@ -53,20 +52,24 @@ pub(super) fn keep_from_checkpoint(run: &Run, place: &Place, say: &Say) -> Resul
 }
 
 /// Writes the weights into the run's own folder, unless a model is there that no run saved.
-fn write_own(run: &Run, trained: &Trained, folder: &Path) -> Result<PathBuf> {
+fn write_own(
+    trained: &Trained,
+    folder: &Path,
+    write: impl Fn(&Path) -> Result<PathBuf>,
+) -> Result<PathBuf> {
     let dir = folder.join(MODEL);
     prepare(&dir, saved_steps(&dir).is_some())?;
-    let path = write(run, trained, &dir)?;
+    let path = write(&dir)?;
     write_steps(&dir, trained.n_steps)?;
     Ok(path)
 }
 
-/// Writes the weights as other programs read them, with the `tokenizer.json` of the model to begin with or of the data.
-fn write(run: &Run, trained: &Trained, dir: &Path) -> Result<PathBuf> {
+/// Writes the weights as other programs read them, with the `tokenizer.json` that goes with them.
+fn write(run: &Run, trained: &Trained, tokenizer: Option<&[u8]>, dir: &Path) -> Result<PathBuf> {
     let dropout = DropoutRates::all(run.config().dropout);
     let path = save(dir, run.model(), &dropout, &run.special_ids(), &trained.weights)?;
-    if let Some(content) = tokenizer_of(run) {
-        write_tokenizer(dir, &content)?;
+    if let Some(content) = tokenizer {
+        write_tokenizer(dir, content)?;
     }
     Ok(path)
 }
