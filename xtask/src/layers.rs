@@ -39,13 +39,8 @@ const STACKS: [Stack; 2] = [
             "partition",
             "program",
             "interp",
-            // What carries it out.
-            "fault",
             "collective",
             "shards",
-            "device",
-            "layers",
-            "comm",
             // How it is made, proven and shown.
             "order",
             "schedule",
@@ -56,6 +51,10 @@ const STACKS: [Stack; 2] = [
             "interchange",
             "render",
             // How it trains.
+            "fault",
+            "device",
+            "layers",
+            "comm",
             "stage",
             "model",
             "engine",

@@ -82,6 +82,19 @@ pub struct Wait {
     pub end: f64,
 }
 
+/// One kernel, or one product of matrices, that a device has done.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct KernelRun {
+    /// The kernel's name, or `product m x k x n`.
+    pub name: String,
+    /// When it began, in seconds.
+    pub start: f64,
+    /// How long it took.
+    pub seconds: f64,
+    /// Floating-point operations of a product; 0 for other kernels, which count none.
+    pub flops: f64,
+}
+
 /// The events of one step, in order of time for each worker.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Timeline {

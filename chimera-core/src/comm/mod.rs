@@ -14,7 +14,6 @@ mod delayed;
 mod frame;
 mod host;
 mod mailbox;
-mod position;
 mod rendezvous;
 pub mod simulated;
 mod tag;
@@ -25,10 +24,10 @@ mod wrap;
 
 use std::time::{Duration, Instant};
 
+pub use crate::analyze::Position;
 pub use all_gather::{all_gather, all_gather_json};
 pub use delayed::{Delayed, Stamped};
 pub use host::{Host, HostStaged};
-pub use position::Position;
 pub use rendezvous::{Meeting, Rendezvous, StagedRendezvous};
 pub use tag::{Payload, Tag};
 pub use threads::{Threads, threads};

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::fmt::Display;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::Result;
+use crate::analyze::KernelRun;
 
 /// The clock of a device that works on its own.
 pub trait Clock: Send {
@@ -37,19 +38,6 @@ pub trait Clock: Send {
 
     /// Closes the range that was opened last in this thread.
     fn end_range(&mut self) {}
-}
-
-/// One kernel, or one product of matrices, that a device has done.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct KernelRun {
-    /// The kernel's name, or `product m x k x n`.
-    pub name: String,
-    /// When it began, in seconds.
-    pub start: f64,
-    /// How long it took.
-    pub seconds: f64,
-    /// Floating-point operations of a product; 0 for other kernels, which count none.
-    pub flops: f64,
 }
 
 /// What all runs of a kernel, or all products of one size, take together.

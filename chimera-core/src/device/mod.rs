@@ -22,7 +22,8 @@ mod on_host;
 mod optimizers;
 pub mod reference;
 
-pub use clock::{Clock, KernelRun, KernelTime};
+pub use crate::analyze::KernelRun;
+pub use clock::{Clock, KernelTime};
 pub use counted::{Counted, Extents};
 pub use dtype::{Dtype, Elements};
 pub use error::{DeviceError, Result};

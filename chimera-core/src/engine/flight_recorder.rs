@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::analyze::Position;
 use crate::analyze::{Awaited, Work};
-use crate::comm::Position;
 
 /// How many things are kept.
 const N_RECENT: usize = 2000;

@@ -11,13 +11,14 @@
 //! ```
 
 mod moves;
+mod position;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
 
 use self::moves::MoveProgress;
-use crate::comm::Position;
+pub use self::position::Position;
 use crate::effects::Token;
 use crate::ids::{BucketId, ChannelId, Rank, WorkerId};
 use crate::op::Lane;

@@ -7,8 +7,7 @@
 
 use rustc_hash::FxHashMap;
 
-use super::HangReport;
-use crate::comm::Position;
+use super::{HangReport, Position};
 use crate::effects::Token;
 use crate::ids::Rank;
 use crate::op::Lane;
