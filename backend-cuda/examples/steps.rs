@@ -4,10 +4,10 @@
 //! `cargo run --release -p chimera-backend-candle --example steps -- [hidden] [context] [rounds]`
 
 use chimera_backend_candle::Candle;
-use chimera_core::equivalence::{RunError, TrialRun};
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Shape;
+use chimera_testkit::equivalence::{RunError, TrialRun};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

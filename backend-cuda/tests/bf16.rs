@@ -2,11 +2,11 @@
 //! BF16 has nothing to test here, and says so.
 
 use chimera_backend_candle::{Candle, measured_bf16_peak};
-use chimera_core::equivalence::{RunError, TrialRun};
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, Llama, ModelConfig};
 use chimera_core::schedule::Shape;
 use chimera_core::{device, layers};
+use chimera_testkit::equivalence::{RunError, TrialRun};
 use rayon::{ThreadPoolBuildError, ThreadPoolBuilder};
 
 /// The device, if there is one.

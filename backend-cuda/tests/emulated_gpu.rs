@@ -15,7 +15,6 @@ use chimera_core::comm::{Endpoint, Host, HostStaged, Threads};
 use chimera_core::device::reference::Reference;
 use chimera_core::device::{Device, DeviceError, Dtype};
 use chimera_core::engine::run_threads;
-use chimera_core::equivalence::{RunError, TrialRun};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::layers::{Activation, IGNORED, Layers, Layout};
@@ -23,6 +22,7 @@ use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, Llama, ModelConfig};
 use chimera_core::schedule::Shape;
 use chimera_core::{device, layers};
+use chimera_testkit::equivalence::{RunError, TrialRun};
 
 #[test]
 fn f32_conforms() {

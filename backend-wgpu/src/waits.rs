@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use chimera_core::comm::{Comm, CommError, Host, HostStaged, Tag, Threads, Wrap};
 use chimera_core::engine::run_threads;
-use chimera_core::equivalence::TrialRun;
 use chimera_core::ids::Rank;
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Shape;
+use chimera_testkit::equivalence::TrialRun;
 
 use crate::{Options, Wgpu, adapters};
 

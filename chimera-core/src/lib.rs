@@ -1,43 +1,17 @@
 //! One description of a pipeline schedule, from which the same code proves it safe, predicts its time
 //! and memory, draws it, and trains a real network with it.
 //!
+//! This crate is a facade over three others: `chimera-pipeline-schedule` (schedules, proofs, simulation, drawings),
+//! `chimera-pipeline-engine` (devices, transports, stages, training) and `chimera-pipeline-models`.
+//!
 //! Start at [`schedule`] (how schedules are made), [`effects`] (the one rule that everything follows
 //! from), [`lower`] (the only way to a runnable program) and [`engine`] (which runs one).
 
-mod activation_memory;
-pub mod analyze;
-mod collective;
-pub mod comm;
-pub mod costs;
-pub mod device;
-pub mod effects;
-pub mod engine;
-pub mod equivalence;
-pub mod fault;
-pub mod few;
-pub mod graph;
-pub mod ids;
-pub mod interchange;
-pub mod interp;
-pub mod layers;
-pub mod ledger;
-pub mod lower;
-pub mod model;
-pub mod notation;
-pub mod op;
-mod order;
-pub mod partition;
-pub mod placement;
 pub mod prelude;
-pub mod program;
-pub mod render;
-pub mod request;
-pub mod schedule;
-pub mod search;
-mod shards;
-pub mod stage;
-pub mod stand_in;
-pub mod survival;
-pub mod timetable;
-pub mod trainer;
-pub mod update;
+
+pub use chimera_engine::{comm, device, engine, fault, layers, stage, trainer};
+pub use chimera_models::model;
+pub use chimera_schedule::{
+    analyze, costs, effects, few, graph, ids, interchange, interp, ledger, lower, notation, op,
+    partition, placement, program, render, request, schedule, search, timetable, update,
+};

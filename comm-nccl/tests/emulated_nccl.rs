@@ -18,12 +18,12 @@ use chimera_core::comm::{
 use chimera_core::device::Device;
 use chimera_core::device::reference::Reference;
 use chimera_core::engine::Patience;
-use chimera_core::equivalence::{RunError, TrialRun};
 use chimera_core::fault::Class;
 use chimera_core::ids::Rank;
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::{Scaling, Shape};
+use chimera_testkit::equivalence::{RunError, TrialRun};
 
 type End = Nccl<Cuda, Threads<Host>>;
 

@@ -40,7 +40,7 @@ impl Bench {
 /// A text that is there in every checkout.
 pub(crate) fn sources(folder: &Path) -> Result<PathBuf> {
     let mut text = Vec::new();
-    for file in files(&root().join("chimera-core/src"))? {
+    for file in files(&root().join("chimera-core"))? {
         text.extend(fs::read(file)?);
     }
     let path = folder.join("text.txt");

@@ -18,9 +18,9 @@ struct Stack {
     modules: &'static [&'static str],
 }
 
-const STACKS: [Stack; 2] = [
+const STACKS: [Stack; 5] = [
     Stack {
-        sources: "chimera-core/src",
+        sources: "chimera-core/schedule/src",
         modules: &[
             // What a schedule says.
             "ids",
@@ -50,20 +50,16 @@ const STACKS: [Stack; 2] = [
             "request",
             "interchange",
             "render",
-            // How it trains.
-            "fault",
-            "device",
-            "layers",
-            "comm",
-            "stage",
-            "model",
-            "engine",
-            "stand_in",
-            "trainer",
-            "equivalence",
-            "survival",
-            "prelude",
         ],
+    },
+    Stack {
+        sources: "chimera-core/engine/src",
+        modules: &["fault", "device", "layers", "comm", "stage", "engine", "trainer"],
+    },
+    Stack { sources: "chimera-core/models/src", modules: &["model"] },
+    Stack {
+        sources: "chimera-core/testkit/src",
+        modules: &["simulated", "stand_in", "equivalence", "survival"],
     },
     Stack {
         sources: "src",

@@ -8,12 +8,16 @@ use crate::command::{cargo, program, read, run as run_command, target};
 use crate::mpi::open_mpi;
 
 /// Crates of the workspace that are published, by their folders.
-const PUBLISHED: [&str; 7] = [
+const PUBLISHED: [&str; 11] = [
     ".",
     "adapters/candle",
     "backend-cuda",
     "backend-wgpu",
     "chimera-core",
+    "chimera-core/engine",
+    "chimera-core/models",
+    "chimera-core/schedule",
+    "chimera-core/testkit",
     "comm-mpi",
     "comm-nccl",
 ];

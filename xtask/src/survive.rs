@@ -6,7 +6,7 @@ use std::thread::{available_parallelism, scope};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use chimera_core::survival::{Ending, Scenario};
+use chimera_testkit::survival::{Ending, Scenario};
 
 /// What is drawn.
 #[derive(clap::Args)]

@@ -4,10 +4,10 @@
 //! BERT's lengths: a few bytes.
 
 use chimera_backend_candle::gpu::Format;
-use chimera_core::equivalence::{RunError, TrialRun};
 use chimera_core::lower::Recompute::{self, Full, None, Selective};
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Shape;
+use chimera_testkit::equivalence::{RunError, TrialRun};
 
 use super::{emulated, llama};
 

@@ -7,8 +7,8 @@ use std::process::Command;
 use chimera_backend_candle::gpu::Format;
 use chimera_core::device::reference::Reference;
 use chimera_core::device::{Device, DeviceError, Overlap};
-use chimera_core::equivalence::RunError;
 use chimera_core::layers::{Layers, Layout};
+use chimera_testkit::equivalence::RunError;
 
 use super::{emulated, run};
 

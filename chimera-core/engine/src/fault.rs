@@ -3,10 +3,9 @@
 use std::cell::RefCell;
 use std::fmt;
 
+use chimera_schedule::ids::{BucketId, Rank};
+use chimera_schedule::op::Op;
 use serde::{Deserialize, Serialize};
-
-use crate::ids::{BucketId, Rank};
-use crate::op::Op;
 
 /// The classes of failure; each has an exit code of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

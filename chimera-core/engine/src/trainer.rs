@@ -7,15 +7,16 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use chimera_schedule::ids::{Rank, StageId};
+use chimera_schedule::lower::Programs;
+use chimera_schedule::program::Program;
+
 use crate::comm::{Comm, Endpoint, Meeting, Rendezvous, Threads};
 use crate::device::{Device, DeviceError};
 use crate::engine::{
     DoPiece, Job, Patience, Recovered, StepReport, Training, Worker, WorkerState, run_threads,
 };
 use crate::fault::{Class, Fault};
-use crate::ids::{Rank, StageId};
-use crate::lower::Programs;
-use crate::program::Program;
 use crate::stage::{Data, Stage};
 
 /// A training: what runs, on what, and how.
@@ -95,7 +96,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         Trainer { observe: Some(observe), ..self }
     }
 
-    /// Calls `own_work` for each piece of [work beside the training](crate::lower::fill) that the program has.
+    /// Calls `own_work` for each piece of [work beside the training](chimera_schedule::lower::fill) that the program has.
     pub fn own_work(self, own_work: &'t DoPiece<'t>) -> Self {
         Trainer { own_work: Some(own_work), ..self }
     }
@@ -187,7 +188,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
 
     /// Trains one rank and goes on where others die: their places are taken by ranks that come to the next meeting and get
     /// weights and optimizer state from the replicas of their stages. The step under way is computed again, to the same bits.
-    /// Where a meeting is without some ranks, the others train [what all would](crate::lower::narrow()), up to the rounding of
+    /// Where a meeting is without some ranks, the others train [what all would](chimera_schedule::lower::narrow()), up to the rounding of
     /// sums, until a meeting has all ranks again.
     ///
     /// The observer on rank 0 may be told the last step again that a dead rank 0 has told.

@@ -13,34 +13,36 @@ use std::ops::Range;
 use rustc_hash::FxHashSet;
 
 /// The most members that reduce directly, in their own order.
-pub(crate) const MOST_DIRECT: usize = 8;
+pub const MOST_DIRECT: usize = 8;
 
 /// What one member does at once: all its sends, then all its receives, in order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Round {
+pub struct Round {
     /// The segments that the member keeps and adds up; `None` where it receives sums.
-    pub(crate) adds_up: Option<Range<usize>>,
-    pub(crate) sends: Vec<Part>,
-    /// By member. Where it adds up, its own part is among them, at its place in the sum.
-    pub(crate) recvs: Vec<Part>,
+    pub adds_up: Option<Range<usize>>,
+    /// Segments that this member sends, by peer.
+    pub sends: Vec<Part>,
+    /// Segments that this member receives, by peer. Where it adds up, its own part is among them, at its place in the sum.
+    pub recvs: Vec<Part>,
 }
 
 /// Segments that go between this member and another one.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Part {
-    pub(crate) peer: usize,
+pub struct Part {
+    /// The other member.
+    pub peer: usize,
     /// Positions in the [order](segments) of segments.
-    pub(crate) segments: Range<usize>,
+    pub segments: Range<usize>,
 }
 
 /// The members by the position of their segments in the buffer.
-pub(crate) fn segments(n_members: usize) -> Vec<usize> {
+pub fn segments(n_members: usize) -> Vec<usize> {
     let core = n_core(n_members);
     (0..core).flat_map(|i| [i, i + core]).filter(|i| *i < n_members).collect()
 }
 
 /// How many members add: the others have a partner that adds for them.
-pub(crate) fn n_core(n_members: usize) -> usize {
+pub fn n_core(n_members: usize) -> usize {
     match n_members {
         0..=MOST_DIRECT => n_members,
         _ => 1 << n_members.ilog2(),
@@ -48,7 +50,7 @@ pub(crate) fn n_core(n_members: usize) -> usize {
 }
 
 /// The rounds of member `me`. Where owners keep the sums, none are sent back.
-pub(crate) fn rounds(n_members: usize, me: usize, keeps_sums: bool) -> Vec<Round> {
+pub fn rounds(n_members: usize, me: usize, keeps_sums: bool) -> Vec<Round> {
     match n_members {
         0 | 1 => Vec::new(),
         2..=MOST_DIRECT => direct(n_members, me, keeps_sums),
@@ -58,17 +60,19 @@ pub(crate) fn rounds(n_members: usize, me: usize, keeps_sums: bool) -> Vec<Round
 
 /// A message of a reduction, between two members.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Transfer {
-    pub(crate) from: usize,
-    pub(crate) to: usize,
+pub struct Transfer {
+    /// The sender.
+    pub from: usize,
+    /// The receiver.
+    pub to: usize,
     /// Positions in the [order](segments) of segments.
-    pub(crate) segments: Range<usize>,
+    pub segments: Range<usize>,
     /// Whether the receiver adds them up.
-    pub(crate) adds: bool,
+    pub adds: bool,
 }
 
 /// All messages of a reduction, in waves: what is sent in one hangs on those before it alone.
-pub(crate) fn waves(n_members: usize, keeps_sums: bool) -> Vec<Vec<Transfer>> {
+pub fn waves(n_members: usize, keeps_sums: bool) -> Vec<Vec<Transfer>> {
     let mut plans: Vec<_> =
         (0..n_members).map(|me| rounds(n_members, me, keeps_sums).into_iter().peekable()).collect();
     let mut sent = vec![false; n_members];

@@ -78,8 +78,8 @@ pub trait Costs {
     }
 }
 
-/// What a cell of a worker takes.
-pub(crate) fn of_cell<C: Costs + ?Sized>(costs: &C, worker: WorkerId, cell: &Cell) -> f64 {
+/// Time of a cell on a worker.
+pub fn of_cell<C: Costs + ?Sized>(costs: &C, worker: WorkerId, cell: &Cell) -> f64 {
     match cell {
         Cell::One(op) => costs.op(worker, op),
         Cell::Pair(a, b) => costs.pair(worker, a, b),

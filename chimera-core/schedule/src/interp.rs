@@ -134,12 +134,12 @@ impl<V> Row<V> {
     }
 
     /// Index of the last instruction that ran, or could not.
-    pub(crate) fn tried(&self) -> usize {
+    pub fn tried(&self) -> usize {
         self.tried
     }
 
     /// Index of the next instruction of a lane.
-    pub(crate) fn position_on(&self, lane: Lane) -> usize {
+    pub fn position_on(&self, lane: Lane) -> usize {
         match lane {
             Lane::Compute => self.next,
             Lane::Moves => self.next_move,

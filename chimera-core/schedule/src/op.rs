@@ -6,9 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{PipeId, StageId, WorkId};
 
-/// What an op does with its stage.
+/// What an op does with its stage. A new kind is a breaking change: every engine must know how to run it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-#[non_exhaustive]
 pub enum Kind {
     /// The forward pass.
     Forward,

@@ -120,7 +120,7 @@ impl Placement {
     }
 
     /// Number of ranks of a job of `width` groups.
-    pub(crate) fn n_ranks(&self, width: usize) -> usize {
+    pub fn n_ranks(&self, width: usize) -> usize {
         width.saturating_mul(self.n_workers) // a width that no job can have is one that no job has
     }
 

@@ -6,11 +6,11 @@ use std::ops::Range;
 
 /// Shares are cut at multiples of so many elements: 4 KiB of f32, below which a message costs more for itself than for
 /// its bytes.
-pub(crate) const UNIT: usize = 1024;
+pub const UNIT: usize = 1024;
 
 /// The owner of each tensor of these sizes, as an index into the replicas: largest first, each to the least
 /// loaded.
-pub(crate) fn assign_whole(sizes: &[usize], n_members: usize) -> Vec<usize> {
+pub fn assign_whole(sizes: &[usize], n_members: usize) -> Vec<usize> {
     let mut by_size: Vec<usize> = (0..sizes.len()).collect();
     by_size.sort_by_key(|&i| Reverse(sizes[i]));
     // The first of several that are least loaded.
@@ -28,7 +28,7 @@ pub(crate) fn assign_whole(sizes: &[usize], n_members: usize) -> Vec<usize> {
 
 /// `n_shares` even shares of `n`, one behind the other, which end at multiples of `unit`; the last may have less, or
 /// nothing.
-pub(crate) fn even_shares(n: usize, n_shares: usize, unit: usize) -> Vec<Range<usize>> {
+pub fn even_shares(n: usize, n_shares: usize, unit: usize) -> Vec<Range<usize>> {
     let cut = |share: usize| {
         let exact = (n as u128 * share as u128).div_ceil(n_shares as u128) as usize;
         exact.next_multiple_of(unit).min(n)

@@ -1,26 +1,25 @@
 //! A training of random tokens, small or large, that every device must do as the
-//! [`Reference`](crate::device::reference) does: the whole of schedule, engine, model and layers.
+//! [`Reference`](chimera_engine::device::reference) does: the whole of schedule, engine, model and layers.
 //!
 //! Losses on a device are compared with those on another, of another schedule or of one worker. What random
 //! tokens teach is little, but their losses hang on every weight and gradient.
 
+use chimera_engine::comm::{Comm, CommError, Endpoint, Threads};
+use chimera_engine::device::DeviceError;
+use chimera_engine::engine::{Training, run_threads};
+use chimera_engine::fault::{Class, Fault};
+use chimera_engine::layers::Layers;
+use chimera_engine::stage::{Data, Param};
+use chimera_engine::trainer::Trainer;
+use chimera_models::model::{DropoutRate, Memory, ModelConfig, ModelError, cut, memory, stage};
+use chimera_schedule::analyze::{Refusal, peak_working_bytes};
+use chimera_schedule::costs::UniformCosts;
+use chimera_schedule::ids::{Rank, StageId, WorkerId};
+use chimera_schedule::lower::{Lowering, Passes, Recompute, lower};
+use chimera_schedule::program::Program;
+use chimera_schedule::schedule::{Shape, Unfit, UnknownSchedule, find};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-
-use crate::analyze::{Refusal, peak_working_bytes};
-use crate::comm::{Comm, CommError, Endpoint, Threads};
-use crate::costs::UniformCosts;
-use crate::device::DeviceError;
-use crate::engine::{Training, run_threads};
-use crate::fault::{Class, Fault};
-use crate::ids::{Rank, StageId, WorkerId};
-use crate::layers::Layers;
-use crate::lower::{Lowering, Passes, Recompute, lower};
-use crate::model::{DropoutRate, Memory, ModelConfig, ModelError, cut, memory, stage};
-use crate::program::Program;
-use crate::schedule::{Shape, Unfit, UnknownSchedule, find};
-use crate::stage::{Data, Param};
-use crate::trainer::Trainer;
 
 /// What to train, and how.
 #[derive(Clone, Debug)]
@@ -197,9 +196,10 @@ impl Data for TokensByPlace<'_> {
 
 #[cfg(test)]
 mod tests {
+    use chimera_engine::device::reference::Reference;
+    use chimera_models::model::Architecture;
+
     use super::*;
-    use crate::device::reference::Reference;
-    use crate::model::Architecture;
 
     #[test]
     fn a_pipeline_trains_as_one_worker() {

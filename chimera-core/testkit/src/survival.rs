@@ -1,29 +1,29 @@
 //! Trainings in which ranks die, drawn from seeds: whoever lives, and who takes a dead rank's place, must end with the
 //! bits of the training that nothing happened to, or say which stages died with their last holders.
 //!
-//! The whole engine runs on the [simulated](crate::comm::simulated) transport, so a failure is had again from its seed.
+//! The whole engine runs on the [simulated](crate::simulated) transport, so a failure is had again from its seed.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::mem::{replace, take};
 use std::time::Duration;
 
+use crate::simulated::{Death, Plan, Simulated, run};
+use chimera_engine::device::reference::{Reference, Tensor};
+use chimera_engine::engine::{Patience, Training};
+use chimera_engine::fault::{Class, Fault};
+use chimera_engine::trainer::{Trained, Trainer};
+use chimera_models::model::{Architecture, DropoutRate, ModelConfig, cut, stage};
+use chimera_schedule::costs::UniformCosts;
+use chimera_schedule::ids::{Rank, StageId};
+use chimera_schedule::lower::{Lowering, Passes, Recompute, lower};
+use chimera_schedule::program::Program;
+use chimera_schedule::schedule::{SCHEDULES, Schedule, Shape};
+use chimera_schedule::update::Update;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::comm::simulated::{Death, Plan, Simulated, run};
-use crate::costs::UniformCosts;
-use crate::device::reference::{Reference, Tensor};
-use crate::engine::{Patience, Training};
 use crate::equivalence::TokensByPlace;
-use crate::fault::{Class, Fault};
-use crate::ids::{Rank, StageId};
-use crate::lower::{Lowering, Passes, Recompute, lower};
-use crate::model::{Architecture, DropoutRate, ModelConfig, cut, stage};
-use crate::program::Program;
-use crate::schedule::{SCHEDULES, Schedule, Shape};
-use crate::trainer::{Trained, Trainer};
-use crate::update::Update;
 
 /// A training, and what happens to it.
 pub struct Scenario {

@@ -2,11 +2,11 @@
 
 use chimera_backend_candle::Candle;
 use chimera_core::device::{DeviceError, Dtype};
-use chimera_core::equivalence::TrialRun;
 use chimera_core::layers::Layers;
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, Llama, ModelConfig};
 use chimera_core::schedule::Shape;
+use chimera_testkit::equivalence::TrialRun;
 
 use super::size::Size;
 use super::suite::Suite;

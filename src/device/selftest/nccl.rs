@@ -8,7 +8,7 @@ use chimera_comm_nccl::{Library, Nccl};
 use chimera_core::comm::{Endpoint, Host, Threads, conformance, threads};
 use chimera_core::device::Device as _;
 use chimera_core::engine::Patience;
-use chimera_core::equivalence::RunError;
+use chimera_testkit::equivalence::RunError;
 
 use super::conformance::small;
 use super::suite::Suite;

@@ -1,11 +1,11 @@
 //! StepTrials of GPT-2: how fast they are and what they use.
 
 use chimera_core::device::KernelTime;
-use chimera_core::equivalence::{TrialResult, TrialRun};
 use chimera_core::layers::Layers;
 use chimera_core::lower::Recompute;
 use chimera_core::model::ModelConfig;
 use chimera_core::schedule::Shape;
+use chimera_testkit::equivalence::{TrialResult, TrialRun};
 
 use super::DEPTH;
 use super::size::Sizes;

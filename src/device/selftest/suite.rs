@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::mpsc::Sender;
 
 use anyhow::Result;
-use chimera_core::equivalence::{TrialResult, TrialRun};
 use chimera_core::layers::Layers;
+use chimera_testkit::equivalence::{TrialResult, TrialRun};
 
 use super::report::{Check, Found, Measurement};
 use super::size::Size;

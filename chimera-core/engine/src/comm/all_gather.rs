@@ -2,11 +2,11 @@
 
 use std::time::Instant;
 
+use chimera_schedule::ids::Rank;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::{CommError, Endpoint};
-use crate::ids::Rank;
 
 /// Gives `bytes` to every rank and returns those of all ranks, by rank. All ranks call it in the same order.
 ///

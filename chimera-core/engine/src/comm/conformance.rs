@@ -7,11 +7,12 @@
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
+use chimera_schedule::effects::{Token, TokenKind};
+use chimera_schedule::ids::{BucketId, PipeId, Rank, StageId};
+use chimera_schedule::op::Span;
+
 use super::{Comm, CommError, Host, Payload, Position, Tag, all_gather};
-use crate::effects::{Token, TokenKind};
 use crate::fault::{Class, Fault};
-use crate::ids::{BucketId, PipeId, Rank, StageId};
-use crate::op::Span;
 
 /// Elements of messages around the limits of eager protocols, and of one of 64 MiB in f32.
 const SIZES: [usize; 9] = [0, 1, 1000, 1008, 1024, 4097, 65_536, 3_000_001, 1 << 24];

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use chimera_schedule::ids::Rank;
 use rustc_hash::FxHashMap;
 
 use super::{Comm, CommError, Endpoint, Tag, Wrap};
-use crate::ids::Rank;
 
 /// Delays every tensor by a time that depends on its tag, so that messages of different channels
 /// overtake each other.

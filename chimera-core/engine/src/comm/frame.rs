@@ -101,11 +101,11 @@ fn tensor(content: &[u8]) -> Option<Frame> {
 
 #[cfg(test)]
 mod tests {
+    use chimera_schedule::ids::Rank;
     use proptest::prelude::*;
 
     use super::*;
     use crate::fault::Class;
-    use crate::ids::Rank;
 
     fn frames() -> Vec<Frame> {
         let tag = Tag::private(3, 9);

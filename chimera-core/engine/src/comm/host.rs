@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use chimera_schedule::ids::Rank;
+
 use super::{Comm, CommError, Tag, Wrap};
 use crate::device::{Device, Dtype, Fetch};
-use crate::ids::Rank;
 
 /// A tensor in host memory, as transports between processes carry it.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -189,10 +190,11 @@ impl<D: Device, C: Comm<Host>> Comm<D::Tensor> for HostStaged<D, C> {
 
 #[cfg(test)]
 mod tests {
+    use chimera_schedule::ids::Rank;
+
     use super::{CommError, Host};
     use crate::device::DeviceError;
     use crate::fault::Class;
-    use crate::ids::Rank;
 
     #[test]
     fn a_message_that_no_memory_holds_is_out_of_memory() {

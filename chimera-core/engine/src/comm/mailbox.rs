@@ -1,18 +1,18 @@
-//! What has come for a rank and was not received yet, for transports that put messages there from other threads.
+//! Messages that have come for a rank and were not received yet, for transports that put them there from other threads.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use chimera_schedule::ids::Rank;
 use rustc_hash::FxHashMap;
 
 use super::{CommError, Tag};
 use crate::fault::Fault;
-use crate::ids::Rank;
 
-/// The mailbox of one rank.
-pub(super) struct Mailbox<T> {
+/// The mailbox of one rank: a transport puts what comes into it from any thread, and the rank takes it out.
+pub struct Mailbox<T> {
     inbox: Mutex<Inbox<T>>,
     arrived: Condvar,
 }
@@ -38,45 +38,65 @@ impl<T> Default for Mailbox<T> {
 }
 
 impl<T> Mailbox<T> {
-    /// Puts a tensor in; `false` if one from there with this tag was not received yet.
-    pub(super) fn put(&self, from: Rank, tag: Tag, tensor: T) -> bool {
+    /// Puts a tensor in; returns false if an earlier one with this sender and tag was not received yet.
+    pub fn put(&self, from: Rank, tag: Tag, tensor: T) -> bool {
         self.change(|inbox| inbox.tensors.insert((from, tag), tensor).is_none())
     }
 
-    pub(super) fn put_bytes(&self, from: Rank, bytes: Vec<u8>) {
+    /// Appends bytes to those that came from a rank.
+    pub fn put_bytes(&self, from: Rank, bytes: Vec<u8>) {
         self.change(|inbox| inbox.bytes.entry(from).or_default().push_back(bytes));
     }
 
-    /// Nothing more comes from a rank: it has ended, or sent what is `unreadable`.
-    pub(super) fn end(&self, from: Rank, unreadable: Option<String>) {
+    /// Notes that nothing more comes from a rank: it has ended, or what it sent is `unreadable`.
+    pub fn end(&self, from: Rank, unreadable: Option<String>) {
         self.change(|inbox| {
             inbox.gone.entry(from).or_insert(unreadable);
         });
     }
 
-    /// Ends every wait. The first cause stands.
-    pub(super) fn abort(&self, cause: &Fault) {
+    /// Ends every wait with a cause. The first cause counts.
+    pub fn abort(&self, cause: &Fault) {
         self.change(|inbox| inbox.aborted.get_or_insert_with(|| cause.clone()).clone());
     }
 
-    /// Whether the run goes on, as far as is known here.
-    pub(super) fn check(&self) -> Result<(), CommError> {
+    /// Fails if the run was aborted.
+    ///
+    /// # Errors
+    /// The cause of the abort.
+    pub fn check(&self) -> Result<(), CommError> {
         self.lock().check()
     }
 
-    pub(super) fn try_take(&self, from: Rank, tag: Tag) -> Result<Option<T>, CommError> {
+    /// Takes a tensor out if it has come.
+    ///
+    /// # Errors
+    /// The cause of an abort.
+    pub fn try_take(&self, from: Rank, tag: Tag) -> Result<Option<T>, CommError> {
         self.look(|inbox| inbox.tensors.remove(&(from, tag)))
     }
 
-    pub(super) fn take(&self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError> {
+    /// Takes a tensor out, and waits for it until the deadline.
+    ///
+    /// # Errors
+    /// An abort, a sender that has ended, or the deadline.
+    pub fn take(&self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError> {
         self.wait(from, &tag, deadline, |inbox| inbox.tensors.remove(&(from, tag)))
     }
 
-    pub(super) fn try_take_bytes(&self, from: Rank) -> Result<Option<Vec<u8>>, CommError> {
+    /// Takes the next bytes from a rank if any have come.
+    ///
+    /// # Errors
+    /// The cause of an abort.
+    pub fn try_take_bytes(&self, from: Rank) -> Result<Option<Vec<u8>>, CommError> {
         self.look(|inbox| inbox.next_bytes(from))
     }
 
-    pub(super) fn take_bytes(&self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError> {
+    /// Takes the next bytes from a rank, and waits for them until the deadline.
+    ///
+    /// # Errors
+    /// An abort, a sender that has ended, or the deadline.
+    pub fn take_bytes(&self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError> {
         self.wait(from, &"control data", deadline, |inbox| inbox.next_bytes(from))
     }
 

@@ -15,7 +15,6 @@ mod frame;
 mod host;
 mod mailbox;
 mod rendezvous;
-pub mod simulated;
 mod tag;
 mod threads;
 mod turn;
@@ -24,10 +23,11 @@ mod wrap;
 
 use std::time::{Duration, Instant};
 
-pub use crate::analyze::Position;
 pub use all_gather::{all_gather, all_gather_json};
+pub use chimera_schedule::analyze::Position;
 pub use delayed::{Delayed, Stamped};
 pub use host::{Host, HostStaged};
+pub use mailbox::Mailbox;
 pub use rendezvous::{Meeting, Rendezvous, StagedRendezvous};
 pub use tag::{Payload, Tag};
 pub use threads::{Threads, threads};
@@ -35,9 +35,10 @@ pub use turn::OrderedMessage;
 pub use wire::{Framed, Wire};
 pub use wrap::Wrap;
 
+use chimera_schedule::ids::Rank;
+
 use crate::device::DeviceError;
 use crate::fault::{Class, Fault};
-use crate::ids::Rank;
 
 /// Why a message did not come.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]

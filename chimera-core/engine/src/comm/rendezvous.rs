@@ -1,8 +1,9 @@
 //! Where ranks meet to get their ends of a transport: at the start, and again whenever one of them has died.
 
+use chimera_schedule::ids::Rank;
+
 use super::{Comm, CommError, Host, HostStaged};
 use crate::device::Device;
-use crate::ids::Rank;
 
 /// The place where all ranks of a training meet. One rank's view of it.
 ///

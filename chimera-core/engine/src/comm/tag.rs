@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use crate::effects::{Fill, Token, TokenKind};
-use crate::ids::{BucketId, PipeId, StageId};
-use crate::op::{Lane, Span};
+use chimera_schedule::effects::{Fill, Token, TokenKind};
+use chimera_schedule::ids::{BucketId, PipeId, StageId};
+use chimera_schedule::op::{Lane, Span};
 
 /// Names a message: each (sender, receiver, tag) is used once.
 ///

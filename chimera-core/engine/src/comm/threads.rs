@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use chimera_schedule::ids::Rank;
+
 use super::mailbox::Mailbox;
 use super::{Comm, CommError, Endpoint, Liveness, Position, Tag};
 use crate::fault::Fault;
-use crate::ids::Rank;
 
 /// The ends of a transport between `n_ranks` threads, by rank.
 pub fn threads<T: Send>(n_ranks: u32) -> Vec<Threads<T>> {

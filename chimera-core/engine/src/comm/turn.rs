@@ -1,7 +1,8 @@
 //! The place of a message in the order in which a transport issues them.
 
+use chimera_schedule::ids::Rank;
+
 use super::Tag;
-use crate::ids::Rank;
 
 /// A message as one of its two ranks sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

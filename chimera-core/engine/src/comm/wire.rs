@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use chimera_schedule::ids::Rank;
+
 use super::frame::Frame;
 use super::mailbox::Mailbox;
 use super::{Comm, CommError, Endpoint, Host, Liveness, Position, Tag};
 use crate::fault::Fault;
-use crate::ids::Rank;
 
 /// How long an answer to a question for progress is waited for at a time.
 const TICK: Duration = Duration::from_millis(1);

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use chimera_schedule::ids::Rank;
+
 use super::{CommError, Endpoint, Liveness, OrderedMessage, Position};
 use crate::fault::Fault;
-use crate::ids::Rank;
 
 /// A transport that stands on another one of the same ranks. It is an [`Endpoint`] by that one, and writes only what
 /// it does to tensors.

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::fmt::Display;
 
+use chimera_schedule::analyze::KernelRun;
 use serde::Serialize;
 
 use super::Result;
-use crate::analyze::KernelRun;
 
 /// The clock of a device that works on its own.
 pub trait Clock: Send {

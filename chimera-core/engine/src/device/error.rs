@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use chimera_schedule::ids::Rank;
+
 use crate::fault::{Class, Fault};
-use crate::ids::Rank;
 
 /// What went wrong on a device.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -49,7 +50,7 @@ impl DeviceError {
     /// Any other error, such as that of the framework in which a stage is written.
     ///
     /// ```
-    /// use chimera_core::device::DeviceError;
+    /// use chimera_engine::device::DeviceError;
     ///
     /// let number = "seven".parse::<f64>().map_err(DeviceError::other);
     /// assert_eq!(number.unwrap_err().to_string(), "invalid float literal");

@@ -22,7 +22,7 @@ mod on_host;
 mod optimizers;
 pub mod reference;
 
-pub use crate::analyze::KernelRun;
+pub use chimera_schedule::analyze::KernelRun;
 pub use clock::{Clock, KernelTime};
 pub use counted::{Counted, Extents};
 pub use dtype::{Dtype, Elements};

@@ -1,6 +1,6 @@
 //! What all ranks tell each other once per program.
 
-use crate::ids::Rank;
+use chimera_schedule::ids::Rank;
 
 /// One rank's part of the agreement.
 #[derive(Clone, PartialEq, Debug, Default)]

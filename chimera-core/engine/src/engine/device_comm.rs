@@ -3,9 +3,10 @@
 
 use std::time::Instant;
 
+use chimera_schedule::ids::Rank;
+
 use crate::comm::{Comm, CommError, Endpoint, Tag, Wrap};
 use crate::device::Device;
-use crate::ids::Rank;
 
 pub(super) struct DeviceComm<D, C> {
     device: D,

@@ -8,13 +8,14 @@
 
 use std::sync::atomic::Ordering;
 
+use chimera_schedule::analyze::Need;
+use chimera_schedule::ids::WorkerId;
+
 use super::agreement::{Record, Totals};
 use super::state::{StageOn, State};
-use crate::analyze::Need;
 use crate::comm::{Comm, Liveness, Position, all_gather};
 use crate::device::Device;
 use crate::fault::Fault;
-use crate::ids::WorkerId;
 
 /// Seconds of the last step or window from which on ranks ask each other before the next one whether to stop.
 const LONG: f64 = 1.0;

@@ -5,15 +5,15 @@
 
 use std::time::Instant;
 
+use chimera_schedule::analyze::Need;
+use chimera_schedule::ids::PipeId;
 use rustc_hash::FxHashMap;
 
 use super::state::StageOn;
 use super::worker::Worker;
-use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
-use crate::ids::PipeId;
 use crate::stage::{Data, Micro, Output};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {

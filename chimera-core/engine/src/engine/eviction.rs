@@ -5,8 +5,9 @@
 
 use std::time::{Duration, Instant};
 
+use chimera_schedule::ids::Rank;
+
 use crate::comm::{CommError, Liveness, Position};
-use crate::ids::Rank;
 
 /// How long other ranks may take to say where they are.
 pub(super) const ANSWER: Duration = Duration::from_secs(1);

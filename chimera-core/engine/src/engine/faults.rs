@@ -4,14 +4,15 @@ use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
 
+use chimera_schedule::analyze::{HangReport, Need};
+use chimera_schedule::ids::{BucketId, Rank};
+
 use super::eviction::{ANSWER, evict_stalled};
 use super::reduction::ReduceError;
 use super::state::{StageOn, State};
-use crate::analyze::{HangReport, Need};
 use crate::comm::{Comm, CommError, Endpoint, Liveness, Position};
 use crate::device::{Device, DeviceError};
 use crate::fault::{Class, Fault};
-use crate::ids::{BucketId, Rank};
 
 /// After it a rank that goes on is elsewhere.
 const MOMENT: Duration = Duration::from_millis(100);

@@ -1,6 +1,6 @@
 //! What ranks compare before they train together.
 
-use crate::ids::{Rank, listed};
+use chimera_schedule::ids::{Rank, listed};
 
 /// What a rank is about to train, as names and values; those of all ranks must be the same.
 pub type Fields = Vec<(String, String)>;

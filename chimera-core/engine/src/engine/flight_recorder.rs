@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::analyze::Position;
-use crate::analyze::{Awaited, Work};
+use chimera_schedule::analyze::Position;
+use chimera_schedule::analyze::{Awaited, Work};
 
 /// How many things are kept.
 const N_RECENT: usize = 2000;
@@ -66,8 +66,9 @@ impl FlightRecorder {
 
 #[cfg(test)]
 mod tests {
+    use chimera_schedule::ids::BucketId;
+
     use super::*;
-    use crate::ids::BucketId;
 
     #[test]
     fn only_the_last_are_kept() {

@@ -2,12 +2,13 @@
 
 use std::time::Instant;
 
+use chimera_schedule::ids::Rank;
+
 use super::eviction::{ANSWER, evict_stalled};
 use super::faults::evicted;
 use super::fields::{Fields, differences};
 use crate::comm::{CommError, Endpoint, all_gather};
 use crate::fault::{Class, Fault};
-use crate::ids::Rank;
 
 /// Exchanges the fields of all ranks, and waits until `deadline` for those of the last.
 ///

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use crate::collective::{n_core, segments};
+use chimera_schedule::collective::{n_core, segments};
+use chimera_schedule::shards::{UNIT, even_shares};
+
 use crate::device::{Device, Result};
-use crate::shards::{UNIT, even_shares};
 
 /// Each tensor begins at a multiple of so many elements, for kernels that load several at once.
 const ALIGNMENT: usize = 64;

@@ -4,6 +4,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Poll;
 
+use chimera_schedule::analyze::Need;
+use chimera_schedule::analyze::timeline::{Awaited, Work};
+use chimera_schedule::effects::{Effects, Token, TokenKind};
+use chimera_schedule::few::Few;
+use chimera_schedule::ids::{BucketId, ChannelId, Rank, WorkerId};
+use chimera_schedule::interp::Machine;
+use chimera_schedule::op::{Cell, Lane};
+use chimera_schedule::program::Bucket;
+use chimera_schedule::update::Update;
+
 use super::agreement::{Agreed, Culprit, Record};
 use super::ops::Value;
 use super::reduction::{ReduceError, Reduction};
@@ -12,19 +22,10 @@ use super::state::{StageOn, State};
 use super::timing::Since;
 use super::training::{MOST_SKIPPED, NonFinite};
 use super::updating::Step;
-use crate::analyze::Need;
-use crate::analyze::timeline::{Awaited, Work};
 use crate::comm::{Comm, CommError, Endpoint, Payload, Tag, all_gather};
 use crate::device::{Device, Overlap};
-use crate::effects::{Effects, Token, TokenKind};
 use crate::fault::{Class, Fault, Underway};
-use crate::few::Few;
-use crate::ids::{BucketId, ChannelId, Rank, WorkerId};
-use crate::interp::Machine;
-use crate::op::{Cell, Lane};
-use crate::program::Bucket;
 use crate::stage::slice_range;
-use crate::update::Update;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C> {
     type Value = Value<S>;

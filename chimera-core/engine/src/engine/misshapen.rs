@@ -1,10 +1,11 @@
 //! Refuses what a caller's stage or data gives in another shape than it should, before it spoils the training in silence.
 
+use chimera_schedule::op::Op;
+
 use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
-use crate::op::Op;
 use crate::stage::Param;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {

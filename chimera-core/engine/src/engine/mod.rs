@@ -1,6 +1,6 @@
 //! Trains a network by running each worker's row of a program.
 //!
-//! The engine is the [machine](crate::interp::Machine) whose tokens carry tensors. It knows stages,
+//! The engine is the [machine](chimera_schedule::interp::Machine) whose tokens carry tensors. It knows stages,
 //! weights, sums over replicas and the optimizer; it never learns the name of a schedule, and only
 //! executes what the program's rows say.
 //!
@@ -92,9 +92,10 @@ pub use work_piece::{DoPiece, WorkPiece};
 pub use worker::{StepReport, Worker};
 pub use worker_state::WorkerState;
 
-use crate::program::Program;
+use chimera_schedule::program::Program;
+use chimera_schedule::update::Update;
+
 use crate::stage::Data;
-use crate::update::Update;
 
 /// Everything that all ranks of a run have in common.
 pub struct Job<'j, I = u32> {

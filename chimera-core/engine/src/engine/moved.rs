@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use chimera_schedule::ids::StageId;
+
 use super::held::Held;
-use crate::ids::StageId;
 use crate::stage::Stage;
 
 /// The stages that are not where they were before the program changed, until all of them have come.

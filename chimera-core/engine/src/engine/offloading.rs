@@ -3,15 +3,16 @@
 use std::collections::VecDeque;
 use std::task::Poll;
 
+use chimera_schedule::analyze::Need;
+use chimera_schedule::effects::{Token, TokenKind, UnitAt};
+use chimera_schedule::ids::Rank;
+use chimera_schedule::op::{Kind, Op};
+
 use super::ops::Value;
 use super::state::{StageOn, State};
-use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
-use crate::effects::{Token, TokenKind, UnitAt};
 use crate::fault::{Class, Fault};
-use crate::ids::Rank;
-use crate::op::{Kind, Op};
 use crate::stage::Left;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {

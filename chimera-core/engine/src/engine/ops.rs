@@ -3,16 +3,17 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use chimera_schedule::effects::{Token, TokenKind};
+use chimera_schedule::ids::StageId;
+use chimera_schedule::op::{Kind, Op};
+
 use super::Job;
 use super::held::{Held, Weights};
 use super::state::{StageOn, State};
 use super::work_piece::Shown;
 use crate::comm::{Comm, Endpoint};
 use crate::device::{self, Device};
-use crate::effects::{Token, TokenKind};
 use crate::fault::{Class, Fault};
-use crate::ids::StageId;
-use crate::op::{Kind, Op};
 use crate::stage::{ForwardResult, Left, Micro, Output, Slice, Stage, StageEdges};
 
 /// What a live token carries.

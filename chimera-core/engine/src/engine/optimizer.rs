@@ -5,12 +5,13 @@ use std::ops::Deref;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use chimera_schedule::notation::by_name;
+
 use super::kfac::Kfac;
 use super::muon::Muon;
 use super::param_group::ParamGroup;
 use super::update_rule::UpdateRule;
 use crate::device::{Device, Result};
-use crate::notation::by_name;
 use crate::stage::Param;
 
 /// An update rule, of the table or a caller's. Two optimizers of one name are equal.

@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use chimera_schedule::ids::{Rank, StageId};
+use chimera_schedule::program::Program;
 use serde::{Deserialize, Serialize};
 
 use super::Worker;
@@ -13,8 +15,6 @@ use super::state::StageOn;
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
-use crate::ids::{Rank, StageId};
-use crate::program::Program;
 use crate::stage::name_conflict;
 
 /// What one rank is about to train.

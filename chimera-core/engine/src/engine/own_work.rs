@@ -6,6 +6,9 @@
 
 use std::sync::Arc;
 
+use chimera_schedule::ids::{BucketId, StageId, WorkId};
+use chimera_schedule::op::Op;
+
 use super::kfac::{KfacPiece, Side};
 use super::ops::Value;
 use super::state::{StageOn, State};
@@ -13,8 +16,6 @@ use super::work_piece::{Inverse, Shown, WorkPiece};
 use crate::comm::{Comm, Endpoint};
 use crate::device::{Device, DeviceError};
 use crate::fault::{Class, Fault};
-use crate::ids::{BucketId, StageId, WorkId};
-use crate::op::Op;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Whether the step under way takes factors.

@@ -3,16 +3,17 @@
 use std::fmt::Display;
 use std::task::Poll;
 
+use chimera_schedule::effects::{Effects, Token};
+use chimera_schedule::few::Few;
+use chimera_schedule::ids::{BucketId, ChannelId, WorkerId};
+use chimera_schedule::interp::Machine;
+use chimera_schedule::op::{Cell, Lane};
+
 use super::ops::Value;
 use super::state::{StageOn, State};
 use crate::comm::Comm;
 use crate::device::Device;
-use crate::effects::{Effects, Token};
 use crate::fault::Fault;
-use crate::few::Few;
-use crate::ids::{BucketId, ChannelId, WorkerId};
-use crate::interp::Machine;
-use crate::op::{Cell, Lane};
 
 /// The engine, with a named range around each instruction that computes.
 pub(super) struct InRanges<'s, 'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>>(

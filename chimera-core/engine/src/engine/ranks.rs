@@ -3,9 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use chimera_schedule::ids::Rank;
+
 use crate::comm::{Endpoint, Threads, threads};
 use crate::fault::{Class, Fault, panicked};
-use crate::ids::Rank;
 
 /// Runs `body` once per rank, each on a thread of its own with its end of a transport, and returns
 /// what they return, by rank.

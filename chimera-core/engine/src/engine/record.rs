@@ -1,11 +1,12 @@
 //! What one rank has to say in the agreement.
 
+use chimera_schedule::ids::{BucketId, StageId};
+
 use super::agreement::{Record, Totals};
 use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
 use crate::fault::Fault;
-use crate::ids::{BucketId, StageId};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// This rank's part of the agreement.

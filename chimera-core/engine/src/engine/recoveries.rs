@@ -1,10 +1,10 @@
 //! What ranks say of themselves where they meet after a death, and what the deaths so far have cost.
 
+use chimera_schedule::ids::{Rank, StageId};
 use serde::{Deserialize, Serialize};
 
 use super::fields::Fields;
 use super::shadows::{CopiedStages, Ring, Slot};
-use crate::ids::{Rank, StageId};
 
 /// Recoveries from deaths of ranks, as all ranks know them.
 #[derive(Clone, PartialEq, Debug, Default)]

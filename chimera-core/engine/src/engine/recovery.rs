@@ -8,6 +8,11 @@
 
 use std::collections::BTreeMap;
 
+use chimera_schedule::analyze::Need;
+use chimera_schedule::ids::{Rank, StageId};
+use chimera_schedule::interp::Machine;
+use chimera_schedule::program::{Instr, Program};
+use chimera_schedule::update::Update;
 use serde::Serialize;
 
 use super::agreement::Agreed;
@@ -20,14 +25,9 @@ use super::shadows::{Committed, Shadows, Slot};
 use super::state::StageOn;
 use super::timing::Since;
 use super::{Job, StepReport, Training, Worker};
-use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
-use crate::ids::{Rank, StageId};
-use crate::interp::Machine;
-use crate::program::{Instr, Program};
-use crate::update::Update;
 
 /// Where all ranks stand after a recovery.
 #[derive(Clone, PartialEq, Debug)]
@@ -73,7 +73,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     }
 
     /// Brings all ranks to one step, on a transport on which nothing is under way, and goes on with the program of `job`: the
-    /// one that this rank had, [that of fewer ranks](crate::lower::narrow()), or that of all again. All ranks call it. `start`
+    /// one that this rank had, [that of fewer ranks](chimera_schedule::lower::narrow()), or that of all again. All ranks call it. `start`
     /// is the step that the training begins with, for a rank that has the weights for it; `None` for one that takes a dead
     /// rank's place. `stage` makes the stages that this rank has not held before.
     ///

@@ -5,18 +5,19 @@
 //! reduce by itself ([`Comm::has_all_reduce`]), it does, and only the first holds. Nothing here waits before
 //! [`wait`](Reduction::wait), so that a reduction proceeds while its members compute.
 //!
-//! [`collective`]: crate::collective
+//! [`collective`]: chimera_schedule::collective
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use chimera_schedule::analyze::Need;
+use chimera_schedule::collective::{Part, Round, rounds, segments};
+use chimera_schedule::ids::{BucketId, Rank};
+
 use super::bf16;
 use super::layout::{BucketLayout, Piece, cut};
-use crate::analyze::Need;
-use crate::collective::{Part, Round, rounds, segments};
 use crate::comm::{Comm, CommError, Payload, Tag};
 use crate::device::{Device, DeviceError};
-use crate::ids::{BucketId, Rank};
 
 /// Why a reduction failed.
 #[derive(Debug)]

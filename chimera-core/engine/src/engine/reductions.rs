@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use chimera_schedule::ids::BucketId;
+
 use super::reduction::{ReduceError, Reduction};
 use super::shards::{BucketPart, of_bucket};
 use super::timing::Moment;
 use crate::comm::Comm;
 use crate::device::Device;
-use crate::ids::BucketId;
 
 /// Reductions in the order in which they were started.
 pub(super) struct Reductions<T> {

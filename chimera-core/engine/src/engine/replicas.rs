@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use chimera_schedule::analyze::Need;
+use chimera_schedule::ids::Rank;
+
 use super::Worker;
 use super::fields::Fields;
 use super::state::StageOn;
-use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, all_gather};
 use crate::device::{Device, Elements};
 use crate::fault::{Class, Fault};
-use crate::ids::Rank;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     /// Compares the weights of all replicas by their hashes; all ranks call it at the same time. Moments

@@ -7,9 +7,10 @@
 
 use std::collections::BTreeSet;
 
+use chimera_schedule::ids::StageId;
+
 use super::recoveries::Standing;
 use super::shadows::{CopiedStages, Ring};
-use crate::ids::StageId;
 
 /// What a recovery goes on from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

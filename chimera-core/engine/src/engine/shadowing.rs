@@ -10,6 +10,9 @@
 use std::collections::BTreeMap;
 use std::mem::take;
 
+use chimera_schedule::analyze::Need;
+use chimera_schedule::ids::{Rank, StageId};
+
 use super::Worker;
 use super::held::copy;
 use super::recoveries::Standing;
@@ -17,11 +20,9 @@ use super::recovery::replica;
 use super::resume_point::Copies;
 use super::shadows::{Shadow, Shadows, Slot};
 use super::state::{StageOn, State};
-use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
 use crate::fault::Fault;
-use crate::ids::{Rank, StageId};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     /// Everything that this rank holds.

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use chimera_schedule::ids::{Rank, StageId};
 use serde::{Deserialize, Serialize};
-
-use crate::ids::{Rank, StageId};
 
 /// A tensor of a stage: its weights (0), or what the optimizer keeps of it.
 pub(super) type Slot = (StageId, usize, usize);

@@ -4,12 +4,13 @@
 use std::mem::take;
 use std::sync::Arc;
 
+use chimera_schedule::ids::{BucketId, Rank, StageId, WorkerId};
+use chimera_schedule::program::Program;
+use chimera_schedule::shards::assign_whole;
+
 use super::Optimizer;
 use super::kfac::factor_shapes;
 use super::layout::BucketLayout;
-use crate::ids::{BucketId, Rank, StageId, WorkerId};
-use crate::program::Program;
-use crate::shards::assign_whole;
 use crate::stage::Param;
 
 /// Where a rank keeps one tensor of a bucket: stage and index of the parameter. A tied tensor may have

@@ -4,12 +4,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use chimera_schedule::op::{Kind, Op};
+
 use super::ops::Value;
 use super::state::{StageOn, State};
 use crate::comm::Comm;
 use crate::device::Device;
 use crate::fault::Fault;
-use crate::op::{Kind, Op};
 use crate::stage::{Output, Slice, SliceGradients};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {

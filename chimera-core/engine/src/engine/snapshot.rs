@@ -6,14 +6,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use chimera_schedule::analyze::Need;
+use chimera_schedule::ids::{Rank, StageId};
+
 use super::kfac::Layer;
 use super::state::StageOn;
 use super::{WindowHistory, Worker};
-use crate::analyze::Need;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::{Device, Elements};
 use crate::fault::{Class, Fault};
-use crate::ids::{Rank, StageId};
 use crate::stage::Param;
 
 /// A tensor of the model and what the optimizer keeps of it, in the device's own types.

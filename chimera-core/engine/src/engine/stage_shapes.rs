@@ -1,9 +1,9 @@
 //! What a stage's parameters have to be for the engine to train them.
 
+use chimera_schedule::ids::{PipeId, StageId};
 use rustc_hash::FxHashMap;
 
 use super::update_rule::UpdateRule;
-use crate::ids::{PipeId, StageId};
 use crate::stage::{Init, Param, Stage};
 
 /// Extents of inputs, by pipe, stage and unit.

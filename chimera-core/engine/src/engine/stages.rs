@@ -3,6 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use chimera_schedule::ids::{BucketId, PipeId, Rank, StageId, WorkerId};
+use chimera_schedule::op::Op;
+use chimera_schedule::program::Program;
+use chimera_schedule::update::{Update, Window};
+
 use super::Job;
 use super::held::{Held, Weights};
 use super::shards::{Places, layout, of_bucket, owners};
@@ -10,11 +15,7 @@ use super::stage_shapes::unfit_params;
 use super::updating::Step;
 use crate::device::{Device, DeviceError, Result};
 use crate::fault::{Class, Fault};
-use crate::ids::{BucketId, PipeId, Rank, StageId, WorkerId};
-use crate::op::Op;
-use crate::program::Program;
 use crate::stage::{Param, Stage};
-use crate::update::{Update, Window};
 
 /// The stages that a rank holds, and where their tensors are.
 pub(super) struct Stages<S: Stage> {

@@ -3,6 +3,11 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use chimera_schedule::analyze::{Awaited, Work};
+use chimera_schedule::effects::UnitAt;
+use chimera_schedule::ids::{BucketId, Rank, WorkerId};
+use chimera_schedule::op::Op;
+use chimera_schedule::update::Update;
 use rustc_hash::FxHashMap;
 
 use super::device_comm::DeviceComm;
@@ -18,14 +23,9 @@ use super::timing::{Moment, Timing};
 use super::waited::Waited;
 use super::work_piece::Inverse;
 use super::{Job, Patience};
-use crate::analyze::{Awaited, Work};
 use crate::comm::{Comm, Liveness, OrderedMessage, Position};
 use crate::device::Device;
-use crate::effects::UnitAt;
-use crate::ids::{BucketId, Rank, WorkerId};
-use crate::op::Op;
 use crate::stage::{Left, Reassemble, Stage};
-use crate::update::Update;
 
 /// Longer than any training: a patience may be longer than a clock can tell.
 const FOR_EVER: Duration = Duration::from_secs(1 << 32);

@@ -4,10 +4,11 @@
 use std::fmt::Display;
 use std::time::Instant;
 
+use chimera_schedule::analyze::timeline::{Awaited, Event, Wait, Work};
+use chimera_schedule::ids::WorkerId;
+
 use super::flight_recorder::{Did, Doing, FlightRecorder};
-use crate::analyze::timeline::{Awaited, Event, Wait, Work};
 use crate::device::{Clock, KernelRun, Result};
-use crate::ids::WorkerId;
 
 /// What a rank did in one step, in seconds since the job's epoch.
 #[derive(Clone, PartialEq, Debug)]
@@ -255,8 +256,9 @@ impl Marks {
 
 #[cfg(test)]
 mod tests {
+    use chimera_schedule::ids::BucketId;
+
     use super::*;
-    use crate::ids::BucketId;
 
     const ME: WorkerId = WorkerId(0);
     const STEP: Work = Work::Step(BucketId(0));

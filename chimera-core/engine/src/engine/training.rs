@@ -3,9 +3,10 @@
 use std::f64::consts::PI;
 use std::str::FromStr;
 
+use chimera_schedule::notation::by_name;
+
 use super::optimizer::Optimizer;
 use super::param_rules::ParamRules;
-use crate::notation::by_name;
 
 /// What to do when a step's loss or gradient is not finite.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,19 +6,19 @@
 use std::sync::Arc;
 use std::task::Poll;
 
+use chimera_schedule::analyze::{Need, Together, prove_in_groups};
+use chimera_schedule::collective::{Transfer, waves};
+use chimera_schedule::effects::Token;
+use chimera_schedule::ids::{BucketId, ChannelId, Rank};
+use chimera_schedule::program::{Instr, Program};
 use rustc_hash::FxHashMap;
 
 use super::reduction::ReduceError;
 use super::shards::BucketPart;
 use super::state::{StageOn, State};
-use crate::analyze::{Need, Together, prove_in_groups};
-use crate::collective::{Transfer, waves};
 use crate::comm::{Comm, Endpoint, OrderedMessage, Payload, Tag};
 use crate::device::Device;
-use crate::effects::Token;
 use crate::fault::{Class, Fault};
-use crate::ids::{BucketId, ChannelId, Rank};
-use crate::program::{Instr, Program};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Says to a transport that needs an order which messages the program that begins has.

@@ -1,13 +1,14 @@
 //! Weights that one replica updates and the others take, where the optimizer is shared out.
 
+use chimera_schedule::analyze::{Awaited, Need};
+use chimera_schedule::ids::{BucketId, Rank, WorkerId};
+
 use super::faults::shape_fault;
 use super::held::copy;
 use super::state::{StageOn, State};
-use crate::analyze::{Awaited, Need};
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
 use crate::fault::Fault;
-use crate::ids::{BucketId, Rank, WorkerId};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Sends the tensors that this rank has updated to the other replicas.

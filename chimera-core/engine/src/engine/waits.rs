@@ -3,13 +3,14 @@
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use chimera_schedule::analyze::Need;
+use chimera_schedule::program::Instr;
+use chimera_schedule::update::Update;
+
 use super::state::{StageOn, State};
-use crate::analyze::Need;
 use crate::comm::{Comm, CommError, Endpoint, Wrap};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
-use crate::program::Instr;
-use crate::update::Update;
 
 /// Between two looks at the sums under way.
 const TURN: Duration = Duration::from_millis(5);

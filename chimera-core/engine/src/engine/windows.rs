@@ -8,6 +8,8 @@
 
 use std::sync::Arc;
 
+use chimera_schedule::program::Program;
+
 use super::held::{Held, copy};
 use super::state::StageOn;
 use super::timing::StepTimeline;
@@ -15,7 +17,6 @@ use super::worker::{StepReport, Worker};
 use crate::comm::{Comm, Endpoint};
 use crate::device::{Device, Result};
 use crate::fault::Fault;
-use crate::program::Program;
 
 /// How far below the limit a norm is that is surely not clipped: sums in another order round otherwise.
 const SURELY: f64 = 1.0 - 1e-9;

@@ -3,11 +3,12 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use super::kfac::Side;
-use crate::ids::{Rank, StageId};
-use crate::op::Op;
+use chimera_schedule::ids::{Rank, StageId};
+use chimera_schedule::op::Op;
 
-/// Does a piece of [`OwnWork`](crate::effects::OwnWork) on the rank that comes to it; the error says in words why it
+use super::kfac::Side;
+
+/// Does a piece of [`OwnWork`](chimera_schedule::effects::OwnWork) on the rank that comes to it; the error says in words why it
 /// cannot, and ends the training.
 pub type DoPiece<'j> = dyn Fn(&WorkPiece<'_>) -> Result<(), String> + Sync + 'j;
 
@@ -25,7 +26,7 @@ pub struct WorkPiece<'p> {
 }
 
 impl WorkPiece<'_> {
-    /// Of work [on backwards](crate::effects::Pieces::OnBackward): input and output gradient of each linear layer that the
+    /// Of work [on backwards](chimera_schedule::effects::Pieces::OnBackward): input and output gradient of each linear layer that the
     /// stage [shows](crate::stage::Stage::operands). None if there are none, or they are no tensors of type `T`.
     pub fn operands<T: 'static>(&self) -> Option<&[[T; 2]]> {
         self.shown?.downcast_ref::<Vec<[T; 2]>>().map(Vec::as_slice)

@@ -4,6 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use chimera_schedule::analyze::Need;
+use chimera_schedule::analyze::timeline::{Event, Wait};
+use chimera_schedule::ids::{StageId, WorkerId};
+use chimera_schedule::interp::{Advance, Row, Stop};
+use chimera_schedule::op::Lane;
+use chimera_schedule::program::{Instr, Program};
+
 use super::agreement::{Load, Totals};
 use super::fields::Fields;
 use super::flight_recorder::FlightRecorder;
@@ -20,15 +27,9 @@ use super::validation::WindowHistory;
 use super::waited::Waited;
 use super::worker_state::{WorkerState, reductions};
 use super::{Job, bf16};
-use crate::analyze::Need;
-use crate::analyze::timeline::{Event, Wait};
 use crate::comm::{Comm, Endpoint, Position, all_gather};
 use crate::device::{Device, KernelRun};
 use crate::fault::{Class, Fault};
-use crate::ids::{StageId, WorkerId};
-use crate::interp::{Advance, Row, Stop};
-use crate::op::Lane;
-use crate::program::{Instr, Program};
 use crate::stage::{Param, Stage};
 
 /// What all ranks know after a step; the same bits on every rank.

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use chimera_schedule::ids::{StageId, WorkerId};
+
 use super::device_comm::DeviceComm;
 use super::kfac::Layer;
 use super::moved::Moved;
@@ -18,7 +20,6 @@ use super::{Job, Training, Worker};
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
 use crate::fault::{Class, Fault};
-use crate::ids::{StageId, WorkerId};
 use crate::stage::{Param, Stage};
 
 /// A [`Worker`] without its transport: the weights and the optimizer state of its stages, and how far it has come.

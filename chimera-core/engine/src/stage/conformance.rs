@@ -11,11 +11,12 @@ mod gradients;
 mod slices;
 mod subject;
 
+use chimera_schedule::graph::StageGraph;
+
 use self::gradients::{Gradients, ROUNDING, along, bits, dot, is_near, scaled, signs};
 use self::subject::{Passed, SAMPLES, Subject};
 use super::{Data, Stage};
 use crate::device::Device;
-use crate::graph::StageGraph;
 
 /// Error of a gradient, beside what differences of a loss in f32 can tell.
 const SLOPE: f64 = 2e-2;

@@ -1,9 +1,10 @@
 //! Calls a stage as its edges ask for.
 
+use chimera_schedule::graph::StageGraph;
+use chimera_schedule::ids::StageId;
+
 use super::{Micro, Output, Stage};
 use crate::device::{Device, DeviceError, Result};
-use crate::graph::StageGraph;
-use crate::ids::StageId;
 
 /// The edges of a stage.
 #[derive(Clone, Copy)]

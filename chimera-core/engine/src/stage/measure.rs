@@ -1,7 +1,8 @@
 //! How much memory a stage takes: it runs once, on the device that it will train on.
 
+use chimera_schedule::costs::StageBytes;
+
 use super::{Micro, Output, Stage};
-use crate::costs::StageBytes;
 use crate::device::{Device, Result};
 
 /// What a sample takes on `stage`, which runs forward and backward on a micro-batch of `n_samples` with weights of

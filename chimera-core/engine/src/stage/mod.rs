@@ -3,7 +3,7 @@
 //!
 //! A stage has four required functions: its parameters, a forward pass, and the two halves of a backward pass, that
 //! of the input and that of the weights. Everything else has a default, which is always correct and at times slower.
-//! Where stages are no chain but a [graph](crate::graph::StageGraph), one that has several input edges, an activation for
+//! Where stages are no chain but a [graph](chimera_schedule::graph::StageGraph), one that has several input edges, an activation for
 //! each output edge, or an activation and a loss, has [`Stage::forward_edges`] and [`Stage::backward_input_edges`] too.
 //! A framework with automatic differentiation implements [`Differentiable`] instead, a forward pass and a
 //! vector-Jacobian product, and [`Autograd`] makes a stage of it. [`conformance`] is the suite that every stage calls.
@@ -28,7 +28,7 @@ pub use init::initial;
 pub use measure::measure;
 pub use param::{Init, LinearLayer, Param, name_conflict};
 pub use samples::samples;
-pub(crate) use slice::slice_range;
+pub use slice::slice_range;
 pub use slice::{Left, Slice, SliceGradients};
 
 use self::edges::no_edges;

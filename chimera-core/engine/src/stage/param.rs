@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::ids::StageId;
+use chimera_schedule::ids::StageId;
 
 /// How the initial values of a tensor are drawn, from (seed, name) alone.
 #[derive(Clone, PartialEq, Debug)]
@@ -70,7 +70,7 @@ pub struct Param {
     /// Whether weight decay applies (matrices, not biases and norms).
     pub decay: bool,
     /// Whether other stages share this tensor, by its name, as the last and the first one do with a tied head; its gradient is
-    /// then summed over the workers of all of them. [`Lowering::tied`](crate::lower::Lowering::tied) names the stages, which
+    /// then summed over the workers of all of them. [`Lowering::tied`](chimera_schedule::lower::Lowering::tied) names the stages, which
     /// share all of their tied tensors. In a stage that it does not name, a tied tensor is one of the stage's own.
     pub tied: bool,
     /// Whether its weights stay as they begin, by a learning rate of 0, whatever the rules for its name say. Its gradient is best

@@ -7,7 +7,7 @@ use super::Data;
 /// Data of `n_targets` targets a sample: `sample` appends the inputs and targets of a step's sample, by the numbers of both.
 ///
 /// ```
-/// use chimera_core::stage::{Data, samples};
+/// use chimera_engine::stage::{Data, samples};
 ///
 /// let squares = samples(1, |step, sample, input: &mut Vec<f64>, target: &mut Vec<f64>| {
 ///     let x = (8 * step + sample) as f64;

@@ -54,7 +54,7 @@ pub(super) fn no_slices<T>(op: &'static str, n_slices: usize) -> Result<T> {
 }
 
 /// Which of a sequence of `len` positions the slice number `index` of `of` has.
-pub(crate) fn slice_range(index: usize, of: usize, len: usize) -> Range<usize> {
+pub fn slice_range(index: usize, of: usize, len: usize) -> Range<usize> {
     len * index / of..len * (index + 1) / of
 }
 

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::AtomicBool;
 
+use chimera_schedule::ids::Rank;
+
 use super::Trainer;
 use crate::engine::Fields;
 use crate::fault::{Class, Fault};
-use crate::ids::Rank;
 
 impl<I: Copy + Send + Sync + 'static> Trainer<'_, I> {
     /// Refuses settings that cannot be trained with.

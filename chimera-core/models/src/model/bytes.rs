@@ -1,12 +1,13 @@
 //! How much memory the passes of a stage take: they run once, for one sample, on a device that only counts.
 
+use chimera_engine::device::{Counted, Device, Extents, Result};
+use chimera_engine::layers::{Activation, Layers};
+use chimera_engine::stage::{Micro, Output, Slice, Stage};
+use chimera_schedule::costs::StageBytes;
+
 use super::config::{Cut, DropoutRate, ModelConfig};
 use super::error::ModelError;
 use super::table::stage;
-use crate::costs::StageBytes;
-use crate::device::{Counted, Device, Extents, Result};
-use crate::layers::{Activation, Layers};
-use crate::stage::{Micro, Output, Slice, Stage};
 
 /// Dropped or not, whatever the probability.
 const RATE: f64 = 0.5;

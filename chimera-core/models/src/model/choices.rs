@@ -1,8 +1,9 @@
 //! What Llama-style models choose beside the sizes that all models have.
 
+use chimera_engine::layers::Activation;
+
 use super::error::ModelError;
 use super::rope::RopeScaling;
-use crate::layers::Activation;
 
 /// What a Llama-style model chooses beside the sizes that all models have. Mistral is one with a sliding window, Qwen2
 /// one with biases of queries, keys and values.

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::ops::Range;
 
+use chimera_engine::stage::{Init, Param};
+
 use super::choices::{Llama, NONE};
 use super::error::ModelError;
 use super::form::DecoderForm;
 use super::rope::RopeScaling;
-use crate::stage::{Init, Param};
 
 /// A model: its layers and their sizes.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,6 +1,6 @@
 //! Why there is no such model.
 
-use crate::device::DeviceError;
+use chimera_engine::device::DeviceError;
 
 /// Why a model cannot be made as asked.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]

@@ -1,9 +1,10 @@
 //! What tells the decoders of the table of models apart.
 
+use chimera_engine::device::Result;
+use chimera_engine::layers::{Activation, Layers, Layout, Mask};
+
 use super::operands::Norm;
 use super::rope::RopeScaling;
-use crate::device::Result;
-use crate::layers::{Activation, Layers, Layout, Mask};
 
 /// What tells decoders apart, beside their sizes.
 #[derive(Clone, Copy, Debug)]

@@ -1,12 +1,13 @@
 //! Saved activations, whole or what selective recomputation keeps of them.
 
+use chimera_engine::device::{DeviceError, Result};
+use chimera_engine::layers::Layers;
+use chimera_engine::stage::TakenApart;
+
 use super::config::Selection;
 use super::parts::part;
-use crate::device::{DeviceError, Result};
-use crate::layers::Layers;
-use crate::stage::TakenApart;
 
-/// Saved activations of a stage, of which [`Stage::select`](crate::stage::Stage::select) makes a selection.
+/// Saved activations of a stage, of which [`Stage::select`](chimera_engine::stage::Stage::select) makes a selection.
 #[derive(Debug)]
 pub enum Kept<W, S> {
     /// All that the backward pass needs.

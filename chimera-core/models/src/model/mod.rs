@@ -3,7 +3,7 @@
 //! A model is a configuration ([`ModelConfig`], or a row of [`PRESETS`]). [`cut`] divides its chain
 //! `embedding, block, …, block, head` into contiguous pieces of equal cost, a [`Partition`] says by hand
 //! what each holds, and [`DecoderStage`]
-//! or [`BertStage`] runs one piece on any [`Layers`](crate::layers::Layers). [`initial`](crate::stage::initial) draws the weights per named
+//! or [`BertStage`] runs one piece on any [`Layers`](chimera_engine::layers::Layers). [`initial`](chimera_engine::stage::initial) draws the weights per named
 //! tensor, so that a model is the same however it is cut.
 //!
 //! Models are written with whole layers and hand-written gradients, not on autograd: a pipeline needs

@@ -1,7 +1,7 @@
 //! What the weight half of a backward pass multiplies, layer by layer.
 
-use crate::device::Result;
-use crate::layers::{Layers, Layout};
+use chimera_engine::device::Result;
+use chimera_engine::layers::{Layers, Layout};
 
 /// The operands of a norm's weight gradient.
 #[derive(Debug)]

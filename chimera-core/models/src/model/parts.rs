@@ -1,7 +1,7 @@
 //! The tensors that a stage keeps: their size, and their parts.
 
-use crate::device::Result;
-use crate::layers::Layers;
+use chimera_engine::device::Result;
+use chimera_engine::layers::Layers;
 
 /// Device memory of tensors.
 pub(super) fn bytes<'t, D: Layers>(

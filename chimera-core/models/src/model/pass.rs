@@ -3,12 +3,13 @@
 use std::cell::RefCell;
 use std::collections::btree_map::Entry;
 
+use chimera_engine::device::Result;
+use chimera_engine::layers::{Attention, Dropout, Layers, Layout};
+use chimera_engine::stage::{Left, Micro};
+
 use super::cache::{KvCache, Texts};
 use super::config::DropoutRate;
 use super::slices::PassSlice;
-use crate::device::Result;
-use crate::layers::{Attention, Dropout, Layers, Layout};
-use crate::stage::{Left, Micro};
 
 /// The layer of the dropout behind the embedding.
 pub(super) const EMBEDDED: u64 = 0;

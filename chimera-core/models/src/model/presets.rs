@@ -1,9 +1,10 @@
 //! Models by name.
 
+use chimera_engine::layers::Activation;
+
 use super::choices::Llama;
 use super::config::{Architecture, ModelConfig};
 use super::rope::RopeScaling;
-use crate::layers::Activation;
 
 /// A model with a name.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,7 +1,8 @@
 //! The tensors and the work of a model, whatever its architecture.
 
+use chimera_engine::stage::Param;
+
 use super::config::{Cut, ModelConfig, Objective, Selection};
-use crate::stage::Param;
 
 impl ModelConfig {
     /// Number of parameters; a tied table counts once.
@@ -52,7 +53,7 @@ impl ModelConfig {
     }
 
     /// The part of the forward work on a sample of `sequence` tokens that grows along it, as
-    /// [`SliceGrowth`](crate::costs::SliceGrowth) counts it: attention, unless a window limits what tokens see.
+    /// [`SliceGrowth`](chimera_schedule::costs::SliceGrowth) counts it: attention, unless a window limits what tokens see.
     pub fn growing_flops(&self, cut: &Cut, sequence: usize) -> f64 {
         let visible = |tokens: usize| self.architecture.0.visible(self, tokens) as f64;
         // The second half of the tokens sees more than the first by twice what it sees more than the mean.

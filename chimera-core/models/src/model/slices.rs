@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use crate::device::Result;
-use crate::layers::{Attention, Layers, join_samples, rows_of_samples};
-use crate::stage::Left;
+use chimera_engine::device::Result;
+use chimera_engine::layers::{Attention, Layers, join_samples, rows_of_samples};
+use chimera_engine::stage::Left;
 
 /// A slice on its way through the blocks of a stage, forward or backward. What a slice leaves are the queries, keys and
 /// values of each block.

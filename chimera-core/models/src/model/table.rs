@@ -2,12 +2,13 @@
 
 use std::str::FromStr;
 
+use chimera_engine::layers::Layers;
+use chimera_engine::stage::{AnyStage, erase};
+use chimera_schedule::notation::by_name;
+
 use super::config::{Architecture, Cut, DropoutRate, ModelConfig};
 use super::error::ModelError;
 use super::{bert, gpt2, llama};
-use crate::layers::Layers;
-use crate::notation::by_name;
-use crate::stage::{AnyStage, erase};
 
 macro_rules! models {
     ($($(#[$about:meta])+ $NAME:ident in $folder:ident;)+) => {

@@ -45,7 +45,7 @@ pub struct Rules {
 }
 
 /// One unit at a stage of a pipe.
-pub(crate) type UnitAt = (PipeId, StageId, u32);
+pub type UnitAt = (PipeId, StageId, u32);
 
 impl Rules {
     /// The rules of a timetable: a stage of a pipe is recomputed if it has a [`Kind::Recompute`].
@@ -111,7 +111,7 @@ impl Rules {
     }
 
     /// Works that read what backwards show.
-    pub(crate) fn works_on_backward(&self) -> impl Iterator<Item = WorkId> {
+    pub fn works_on_backward(&self) -> impl Iterator<Item = WorkId> {
         let on_backward = |(_, work): &(usize, &OwnWork)| work.pieces == Pieces::OnBackward;
         self.works.iter().enumerate().filter(on_backward).map(|(id, _)| WorkId(id as u8))
     }

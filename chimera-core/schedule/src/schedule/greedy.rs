@@ -2,10 +2,12 @@
 //! urgent of the ops that may run.
 //!
 //! ```
-//! use chimera_core::costs::UniformCosts;
-//! use chimera_core::prelude::*;
-//! use chimera_core::schedule::greedy::{Greedy, Limits};
-//! use chimera_core::schedule::{Citation, Unfit};
+//! use chimera_schedule::costs::UniformCosts;
+//! use chimera_schedule::lower::{Lowering, lower};
+//! use chimera_schedule::placement::Placement;
+//! use chimera_schedule::schedule::greedy::{Greedy, Limits};
+//! use chimera_schedule::schedule::{Citation, Schedule, Shape, Unfit};
+//! use chimera_schedule::timetable::Timetable;
 //!
 //! struct BackwardsFirst;
 //!

@@ -12,12 +12,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use scheduler::{Scheduler, Turn};
+use chimera_engine::fault::{Fault, panicked};
+use chimera_schedule::ids::Rank;
 
-use super::mailbox::Mailbox;
-use super::{Comm, CommError, Endpoint, Liveness, Meeting, Position, Rendezvous, Tag};
-use crate::fault::{Fault, panicked};
-use crate::ids::Rank;
+use chimera_engine::comm::Mailbox;
+use chimera_engine::comm::{
+    Comm, CommError, Endpoint, Liveness, Meeting, Position, Rendezvous, Tag,
+};
+use scheduler::{Scheduler, Turn};
 
 /// What happens in a simulated run, beside what its ranks do.
 #[derive(Clone, Debug, Default)]
@@ -305,9 +307,10 @@ fn die() -> ! {
 
 #[cfg(test)]
 mod tests {
+    use chimera_engine::comm::{Host, all_gather, conformance};
+    use chimera_engine::fault::Class;
+
     use super::*;
-    use crate::comm::{Host, all_gather, conformance};
-    use crate::fault::Class;
 
     fn plan(seed: u64) -> Plan {
         Plan { seed, most_delay: 20, ..Plan::default() }

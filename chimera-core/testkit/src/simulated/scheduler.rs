@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem::replace;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use chimera_engine::comm::Mailbox;
+use chimera_engine::comm::{CommError, Position};
+use chimera_engine::fault::{Class, Fault};
+use chimera_schedule::ids::Rank;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
 
 use super::{Death, Met, Plan, die, stuck};
-use crate::comm::mailbox::Mailbox;
-use crate::comm::{CommError, Position};
-use crate::fault::{Class, Fault};
-use crate::ids::Rank;
 
 /// Lets one rank run at a time.
 pub(super) struct Scheduler<T> {

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::comm::{CommError, Endpoint};
-use crate::ids::Rank;
+use chimera_engine::comm::{CommError, Endpoint};
+use chimera_schedule::ids::Rank;
 
 /// Questions that a rank is asked: the quickest answer counts.
 const N_QUESTIONS: usize = 16;
@@ -58,8 +58,9 @@ fn seconds(from: Rank, bytes: &[u8]) -> Result<f64, CommError> {
 
 #[cfg(test)]
 mod tests {
+    use chimera_engine::comm::threads;
+
     use super::*;
-    use crate::comm::threads;
 
     /// Threads share a clock, so what they find is one moment.
     #[test]

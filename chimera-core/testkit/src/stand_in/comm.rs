@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use chimera_engine::comm::{Comm, CommError, Payload, Tag, Wrap};
+use chimera_engine::device::reference::Tensor;
+use chimera_schedule::analyze::timeline::{Event, Work};
+use chimera_schedule::effects::Token;
+use chimera_schedule::ids::{BucketId, Rank, WorkerId};
+use chimera_schedule::program::Program;
 use rustc_hash::FxHashMap;
 
 use super::dated::Dated;
 use super::pace::Pace;
 use super::reductions::ReductionOrder;
-use crate::analyze::timeline::{Event, Work};
-use crate::comm::{Comm, CommError, Payload, Tag, Wrap};
-use crate::device::reference::Tensor;
-use crate::effects::Token;
-use crate::ids::{BucketId, Rank, WorkerId};
-use crate::program::Program;
 
 /// What a rank spends on reaching others.
 pub(super) trait Delays: Send {

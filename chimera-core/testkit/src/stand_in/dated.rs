@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::comm::{Comm, CommError, Host, Tag, Wrap};
-use crate::device::reference::Tensor;
-use crate::ids::Rank;
+use chimera_engine::comm::{Comm, CommError, Host, Tag, Wrap};
+use chimera_engine::device::reference::Tensor;
+use chimera_schedule::ids::Rank;
 
 /// A tensor with the time at which it arrives.
 pub(super) struct Dated<T> {

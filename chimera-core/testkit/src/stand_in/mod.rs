@@ -15,18 +15,18 @@ mod stage;
 
 use std::time::{Duration, Instant};
 
+use chimera_engine::comm::{Comm, Endpoint, Host, Threads, all_gather_json};
+use chimera_engine::device::reference::Tensor;
+use chimera_engine::engine::run_threads;
+use chimera_engine::fault::{Class, Fault};
+use chimera_schedule::analyze::{Timeline, bubble_ratio, simulate};
+use chimera_schedule::costs::Costs;
+use chimera_schedule::ids::Rank;
+use chimera_schedule::program::Program;
+
 use clocks::common_epoch;
 use dated::{Dated, Posted};
 use rank::{RankRun, run_rank};
-
-use crate::analyze::{Timeline, bubble_ratio, simulate};
-use crate::comm::{Comm, Endpoint, Host, Threads, all_gather_json};
-use crate::costs::Costs;
-use crate::device::reference::Tensor;
-use crate::engine::run_threads;
-use crate::fault::{Class, Fault};
-use crate::ids::Rank;
-use crate::program::Program;
 
 /// How a program is run with stand-in stages.
 #[derive(Clone, Copy)]

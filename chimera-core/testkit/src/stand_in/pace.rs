@@ -3,8 +3,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::comm::Tag;
-use crate::ids::BucketId;
+use chimera_engine::comm::Tag;
+use chimera_schedule::ids::BucketId;
 
 /// The clock of one rank, shared by its stages and its end of the transport.
 ///

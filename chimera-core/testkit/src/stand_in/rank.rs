@@ -4,6 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use chimera_engine::comm::Comm;
+use chimera_engine::device::reference::{Reference, Tensor};
+use chimera_engine::engine::{Job, Optimizer, Patience, Training, WorkPiece, Worker};
+use chimera_engine::fault::{Class, Fault};
+use chimera_schedule::analyze::timeline::{Event, Timeline, Work};
+use chimera_schedule::costs::Costs;
+use chimera_schedule::effects::Token;
+use chimera_schedule::ids::{BucketId, Rank, WorkerId};
+use chimera_schedule::program::{Instr, Program};
 use serde::{Deserialize, Serialize};
 
 use super::Execution;
@@ -12,15 +21,6 @@ use super::dated::Dated;
 use super::pace::Pace;
 use super::reductions::ReductionOrder;
 use super::stage::{Blank, StandIn, Times, n_calls};
-use crate::analyze::timeline::{Event, Timeline, Work};
-use crate::comm::Comm;
-use crate::costs::Costs;
-use crate::device::reference::{Reference, Tensor};
-use crate::effects::Token;
-use crate::engine::{Job, Optimizer, Patience, Training, WorkPiece, Worker};
-use crate::fault::{Class, Fault};
-use crate::ids::{BucketId, Rank, WorkerId};
-use crate::program::{Instr, Program};
 
 /// From the moment at which all ranks are ready to the common start.
 const NOTICE_S: f64 = 2e-3;

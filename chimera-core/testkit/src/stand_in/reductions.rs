@@ -6,12 +6,11 @@
 
 use std::time::{Duration, Instant};
 
+use chimera_schedule::analyze::timeline::{Timeline, Work};
+use chimera_schedule::costs::Costs;
+use chimera_schedule::ids::{BucketId, Rank, WorkerId};
+use chimera_schedule::program::{Bucket, Program};
 use rustc_hash::FxHashMap;
-
-use crate::analyze::timeline::{Timeline, Work};
-use crate::costs::Costs;
-use crate::ids::{BucketId, Rank, WorkerId};
-use crate::program::{Bucket, Program};
 
 /// The reductions of a program, in the order in which they are served.
 pub(super) struct ReductionOrder {

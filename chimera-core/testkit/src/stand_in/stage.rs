@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use chimera_engine::device::Result;
+use chimera_engine::device::reference::Tensor;
+use chimera_engine::stage::{Data, Init, Left, Micro, Output, Param, Slice, SliceGradients, Stage};
+use chimera_schedule::costs::{Costs, of_cell};
+use chimera_schedule::graph::StageGraph;
+use chimera_schedule::ids::{StageId, WorkerId};
+use chimera_schedule::op::{Cell, Kind, Op};
+use chimera_schedule::program::{Instr, Program};
 use rustc_hash::FxHashMap;
 
 use super::pace::Pace;
-use crate::costs::{Costs, of_cell};
-use crate::device::Result;
-use crate::device::reference::Tensor;
-use crate::graph::StageGraph;
-use crate::ids::{StageId, WorkerId};
-use crate::op::{Cell, Kind, Op};
-use crate::program::{Instr, Program};
-use crate::stage::{Data, Init, Left, Micro, Output, Param, Slice, SliceGradients, Stage};
 
 /// How long the engine's calls of a worker's stages take: by kind of op, stage, and unit of the window.
 pub(super) struct Times {

@@ -11,7 +11,7 @@ use chimera_core::costs::Costs;
 use chimera_core::fault::Fault;
 use chimera_core::ids::{BucketId, Rank};
 use chimera_core::program::Program;
-use chimera_core::stand_in::{Executed, Execution, execute, execute_rank};
+use chimera_testkit::stand_in::{Executed, Execution, execute, execute_rank};
 use clap::Args;
 use serde_json::{Value, json};
 

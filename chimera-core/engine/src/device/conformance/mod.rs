@@ -1,7 +1,7 @@
 //! The suite that every implementation of [`Device`] calls, ours or a third party's.
 //!
 //! ```
-//! use chimera_core::device::{conformance, reference::Reference};
+//! use chimera_engine::device::{conformance, reference::Reference};
 //!
 //! conformance::run(&Reference, 1e-6);
 //! ```
@@ -22,9 +22,9 @@ pub(crate) mod trials;
 
 use std::fmt;
 
-use super::{Device, DeviceError};
-
 use trials::Trials;
+
+use super::{Device, DeviceError};
 
 /// Tries every case.
 ///

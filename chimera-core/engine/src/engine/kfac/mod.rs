@@ -17,13 +17,14 @@ pub(super) use layer::Layer;
 pub(super) use work::KfacPiece;
 pub use work::kfac_work;
 
+use chimera_schedule::program::Program;
+use chimera_schedule::update::Update;
+
 use super::Training;
 use super::param_group::ParamGroup;
 use super::update_rule::UpdateRule;
 use crate::device::Result;
-use crate::program::Program;
 use crate::stage::Param;
-use crate::update::Update;
 
 /// Which of a layer's operands a factor is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,7 +1,8 @@
 //! K-FAC's work beside the training, as a program has it.
 
+use chimera_schedule::effects::{OwnWork, Pieces};
+
 use super::{FACTORS, Kfac, Side, blocks};
-use crate::effects::{OwnWork, Pieces};
 use crate::engine::update_rule::UpdateRule;
 use crate::stage::Param;
 
@@ -34,7 +35,7 @@ impl KfacPiece {
 /// The work that K-FAC has beside a training of stages with these parameters, whose units have so many rows; and by work
 /// what a piece takes on each stage, in forwards of a unit through that stage, by floating-point operations.
 ///
-/// A step of a program that [has it](crate::lower::fill) is as long as one that takes factors: in others these pieces do
+/// A step of a program that [has it](chimera_schedule::lower::fill) is as long as one that takes factors: in others these pieces do
 /// nothing.
 pub fn kfac_work(stages: &[Vec<Param>], rows: f64) -> (Vec<OwnWork>, Vec<Vec<f64>>) {
     let n_inverses = |params: &Vec<Param>| 2 * params.iter().filter_map(Param::features).count();

@@ -1,5 +1,6 @@
+use chimera_schedule::collective::MOST_DIRECT;
+
 use super::*;
-use crate::collective::MOST_DIRECT;
 use crate::comm::{Delayed, Endpoint, Threads, Wrap, threads};
 use crate::device::reference::{Reference, Tensor};
 

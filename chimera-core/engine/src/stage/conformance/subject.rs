@@ -1,11 +1,11 @@
 //! The stages that the suite examines, and passes through all of them.
 
+use chimera_schedule::graph::StageGraph;
+use chimera_schedule::ids::StageId;
 use rustc_hash::FxHashMap;
 
 use super::gradients::Gradients;
 use crate::device::Device;
-use crate::graph::StageGraph;
-use crate::ids::StageId;
 use crate::stage::{Data, Init, Micro, Output, Param, Stage, StageEdges, initial};
 
 /// Samples of a step that the suite reads.

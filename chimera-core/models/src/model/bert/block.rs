@@ -1,12 +1,13 @@
 //! One transformer block, post-norm. Without dropout: `mid = norm(x + attention(x))`,
 //! `y = norm(mid + mlp(mid))`.
 
+use chimera_engine::device::Result;
+use chimera_engine::layers::{Activation, Layers, Layout};
+
 use super::super::kept::{KeptBlock, Tensors};
 use super::super::operands::{Linear, Norm};
 use super::super::pass::{Pass, projections};
 use super::EPSILON;
-use crate::device::Result;
-use crate::layers::{Activation, Layers, Layout};
 
 /// Weight tensors of a block.
 pub(super) const TENSORS: usize = 12;

@@ -1,12 +1,13 @@
 //! Words, positions and segments, their sum normalised.
 
+use chimera_engine::device::Result;
+use chimera_engine::layers::{Layers, Layout};
+use chimera_engine::stage::Micro;
+
 use super::super::operands::Norm;
 use super::super::pass::{EMBEDDED, Pass};
 use super::EPSILON;
 use super::sample::SampleShape;
-use crate::device::Result;
-use crate::layers::{Layers, Layout};
-use crate::stage::Micro;
 
 /// Weight tensors of the embedding: three tables, and a norm.
 pub(super) const TENSORS: usize = 5;

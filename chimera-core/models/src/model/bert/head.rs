@@ -3,13 +3,14 @@
 //! Both read few rows of the last block's output. A gather of rows is an embedding whose table they are, and
 //! the gradient of that adds them back.
 
+use chimera_engine::device::Result;
+use chimera_engine::layers::{Activation, Layers, Layout};
+use chimera_engine::stage::{Micro, Output};
+
 use super::super::operands::{Linear, Norm};
 use super::super::pass::Pass;
 use super::EPSILON;
 use super::sample::SampleShape;
-use crate::device::Result;
-use crate::layers::{Activation, Layers, Layout};
-use crate::stage::{Micro, Output};
 
 /// Weight tensors of the heads beside the decoder's matrix.
 pub(super) const TENSORS: usize = 9;

@@ -9,17 +9,16 @@ mod tensors;
 
 use std::ops::Range;
 
+use chimera_engine::device::Result;
+use chimera_engine::layers::{Attention, Layers, Layout, Mask};
+use chimera_engine::stage::{Micro, Output, Param, Stage, TakenApart};
+use sample::SampleShape;
+
 use super::config::{self, Cut, DropoutRate, ModelConfig, Objective};
 use super::error::ModelError;
 use super::kept::{Kept, KeptBlock, Tensors};
 use super::parts::bytes;
 use super::pass::Pass;
-
-use crate::device::Result;
-use crate::layers::{Attention, Layers, Layout, Mask};
-use crate::stage::{Micro, Output, Param, Stage, TakenApart};
-
-use sample::SampleShape;
 
 /// What the layer norms of BERT add to the variance.
 const EPSILON: f64 = 1e-12;

@@ -5,7 +5,7 @@
 //! whether the second segment is another text than what follows the first (1) or what follows it (0).
 //! Every sample has as many predictions, so their mean over a batch is the mean over its samples.
 
-use crate::stage::Micro;
+use chimera_engine::stage::Micro;
 
 /// The extents of every sample.
 #[derive(Clone, Copy, Debug)]

@@ -1,9 +1,10 @@
 //! The tensors of a BERT, and the work of its heads.
 
+use chimera_engine::stage::{Init, LinearLayer, Param};
+
 use super::super::config::{Cut, DEVIATION, ModelConfig, param};
 use super::block;
 use super::head;
-use crate::stage::{Init, LinearLayer, Param};
 
 /// Number of parameters; a tied table counts once.
 pub(super) fn n_params(config: &ModelConfig) -> u64 {

@@ -1,7 +1,8 @@
 //! One pre-norm transformer block. Without dropout `mid = x + attention(norm(x))`, `y = mid + mlp(norm(mid))`.
 
-use crate::device::Result;
-use crate::layers::{Layers, Rotary};
+use chimera_engine::device::Result;
+use chimera_engine::layers::{Layers, Rotary};
+
 use crate::model::form::DecoderForm;
 use crate::model::kept::{KeptBlock, Tensors};
 use crate::model::operands::{Linear, Norm};

@@ -1,7 +1,7 @@
 //! Which tokens of a sample are of one document: each ends with a token that says so, or with the sample.
 
-use crate::device::{Device, Result};
-use crate::layers::Mask;
+use chimera_engine::device::{Device, Result};
+use chimera_engine::layers::Mask;
 
 /// The documents of some samples.
 pub(super) struct Documents {

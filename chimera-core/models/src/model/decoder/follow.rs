@@ -1,8 +1,9 @@
 //! Going through texts token by token: what attention needs of the tokens before is kept, not computed again.
 
+use chimera_engine::device::Result;
+use chimera_engine::layers::Layers;
+
 use super::{DecoderStage, Pass};
-use crate::device::Result;
-use crate::layers::Layers;
 use crate::model::cache::{KvCache, Texts};
 use crate::model::config::{Cut, ModelConfig};
 use crate::model::error::ModelError;

@@ -12,6 +12,14 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::slice::ChunksExact;
 
+use block::Blocks;
+use chimera_engine::device::Result;
+use chimera_engine::layers::{Attention, Layers, Layout, Mask};
+use chimera_engine::stage::{Left, Micro, Output, Param, Slice, SliceGradients, Stage, TakenApart};
+use documents::{Documents, rows_of};
+use saved::SavedHead;
+use slice::Made;
+
 use super::config::{Cut, DropoutRate, ModelConfig};
 use super::error::ModelError;
 use super::form::DecoderForm;
@@ -20,15 +28,6 @@ use super::operands::{Linear, Norm};
 use super::parts::bytes;
 use super::pass::{EMBEDDED, Pass};
 use super::rope::frequencies;
-
-use crate::device::Result;
-use crate::layers::{Attention, Layers, Layout, Mask};
-use crate::stage::{Left, Micro, Output, Param, Slice, SliceGradients, Stage, TakenApart};
-
-use block::Blocks;
-use documents::{Documents, rows_of};
-use saved::SavedHead;
-use slice::Made;
 
 pub use follow::decoder;
 pub(super) use params::params;

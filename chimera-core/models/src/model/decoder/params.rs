@@ -1,7 +1,8 @@
 //! The tensors that all decoders hold in one order.
 
+use chimera_engine::stage::{Init, Param};
+
 use crate::model::config::{Cut, DEVIATION, ModelConfig, param};
-use crate::stage::{Init, Param};
 
 /// The tensors of a stage, in the order in which it holds them: the token table `tokens` and what else the embedding
 /// has, those of each block, the final norm, and the head.

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use chimera_engine::device::Result;
+
 use super::block;
-use crate::device::Result;
 use crate::model::kept::{KeptBlock, Tensors};
 use crate::model::operands::{Linear, Norm};
 

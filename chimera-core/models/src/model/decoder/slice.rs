@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
+use chimera_engine::device::{DeviceError, Result};
+use chimera_engine::layers::{Attention, Layers, Mask};
+use chimera_engine::stage::{Left, Micro, Slice, slice_range};
+
 use super::block::Blocks;
 use super::{DecoderStage, Pass};
-use crate::device::{DeviceError, Result};
-use crate::layers::{Attention, Layers, Mask};
 use crate::model::slices::PassSlice;
-use crate::stage::{Left, Micro, Slice, slice_range};
 
 /// What a slice made on its way through a stage.
 pub(super) struct Made<R, T> {

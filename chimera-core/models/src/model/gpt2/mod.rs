@@ -4,9 +4,10 @@ mod tensors;
 
 use super::config::{self, Cut, ModelConfig};
 pub(super) use super::decoder::stage;
+use chimera_engine::layers::{Activation, Layout, Mask};
+use chimera_engine::stage::Param;
+
 use super::form::{DecoderForm, NormForm};
-use crate::layers::{Activation, Layout, Mask};
-use crate::stage::Param;
 
 /// What all GPT-2s have in common.
 pub(super) struct Family;

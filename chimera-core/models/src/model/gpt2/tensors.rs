@@ -1,8 +1,9 @@
 //! The tensors of a GPT-2.
 
+use chimera_engine::stage::{Init, LinearLayer, Param};
+
 use crate::model::config::{Cut, DEVIATION, ModelConfig, param};
 use crate::model::decoder;
-use crate::stage::{Init, LinearLayer, Param};
 
 /// Number of parameters; a tied table counts once.
 pub(super) fn n_params(config: &ModelConfig) -> u64 {

@@ -5,9 +5,10 @@ mod tensors;
 
 use super::config::{self, Cut, ModelConfig};
 pub(super) use super::decoder::stage;
+use chimera_engine::layers::{Layout, Mask};
+use chimera_engine::stage::Param;
+
 use super::form::{DecoderForm, NormForm};
-use crate::layers::{Layout, Mask};
-use crate::stage::Param;
 
 /// What all Llamas have in common.
 pub(super) struct Family;

@@ -1,9 +1,10 @@
 //! The tensors of a Llama, and its work.
 
+use chimera_engine::stage::{Init, LinearLayer, Param};
+
 use crate::model::choices::Llama;
 use crate::model::config::{Cut, DEVIATION, ModelConfig, param};
 use crate::model::decoder;
-use crate::stage::{Init, LinearLayer, Param};
 
 /// Features of the keys of one token, and of its values.
 fn keys(config: &ModelConfig) -> usize {

@@ -1,0 +1,301 @@
+//! What the models here compute with: about twenty layer-level functions, each backward apart.
+//!
+//! Models are written once over [`Layers`] and run on every device. The functions sit at the level
+//! of layers, not of tensor primitives: that is what the models here need, it leaves each device free
+//! to fuse, and it keeps a backend small. Autograd is not used: a pipeline wants the input half and
+//! the weight half of a backward pass apart, and weights as arguments.
+//!
+//! The conventions of [`device`](crate::device) hold, and
+//! - activations are matrices `[rows, features]` with `rows = samples * context`: the tokens of one sample are
+//!   consecutive rows;
+//! - `_dx` computes the gradient of the input, `_dw` **adds** the gradients of the weights to
+//!   accumulators.
+//!
+//! [`Reference`](crate::device::reference::Reference) implements them too, as the oracle of [`conformance`], the suite
+//! that every backend calls.
+
+mod arguments;
+pub mod conformance;
+mod counted;
+mod dropout;
+mod recorded;
+mod reference;
+mod sliced;
+
+pub use arguments::{Activation, Attention, Layout, Mask, Rotary};
+pub use dropout::{Dropout, threefry};
+pub use recorded::{Call, Recorded};
+pub use sliced::{join_samples, rows_of_samples};
+
+use crate::device::{Device, DeviceError, Result};
+
+/// The target of a row that counts for nothing, such as a token of a prompt.
+pub const IGNORED: u32 = u32::MAX;
+
+/// The layers of a device, see the [module](self).
+pub trait Layers: Device {
+    /// `tokens[ids[r]] + positions[r mod context]` for each row `r`: `[ids.len(), hidden]` from
+    /// `tokens: [vocab, hidden]` and `positions: [at least context, hidden]`.
+    fn embedding(
+        &self,
+        ids: &[u32],
+        context: usize,
+        tokens: &Self::Tensor,
+        positions: &Self::Tensor,
+    ) -> Result<Self::Tensor>;
+
+    /// Adds the gradients of [`embedding`](Layers::embedding) for `dy: [ids.len(), hidden]`.
+    fn embedding_dw(
+        &self,
+        ids: &[u32],
+        context: usize,
+        dy: &Self::Tensor,
+        d_tokens: &mut Self::Tensor,
+        d_positions: &mut Self::Tensor,
+    ) -> Result<()>;
+
+    /// `x w + bias + residual`: `[rows, outputs]` from `x: [rows, inputs]`, `w` in `layout`,
+    /// `bias: [outputs]`, `residual: [rows, outputs]`.
+    fn linear(
+        &self,
+        x: &Self::Tensor,
+        w: &Self::Tensor,
+        layout: Layout,
+        bias: Option<&Self::Tensor>,
+        residual: Option<&Self::Tensor>,
+    ) -> Result<Self::Tensor>;
+
+    /// `dy wᵀ`: the gradient of [`linear`](Layers::linear)'s `x`. (That of `residual` is `dy`.)
+    fn linear_dx(
+        &self,
+        dy: &Self::Tensor,
+        w: &Self::Tensor,
+        layout: Layout,
+    ) -> Result<Self::Tensor>;
+
+    /// Adds `xᵀ dy` to `dw`, in `layout`, and the column sums of `dy` to `d_bias`.
+    fn linear_dw(
+        &self,
+        x: &Self::Tensor,
+        dy: &Self::Tensor,
+        layout: Layout,
+        dw: &mut Self::Tensor,
+        d_bias: Option<&mut Self::Tensor>,
+    ) -> Result<()>;
+
+    /// Normalises each row to mean 0 and variance 1 (biased, plus `epsilon`), times `gain: [features]`
+    /// plus `bias: [features]`. Also returns `[rows, 2]`: each row's mean and reciprocal deviation.
+    fn layer_norm(
+        &self,
+        x: &Self::Tensor,
+        gain: &Self::Tensor,
+        bias: &Self::Tensor,
+        epsilon: f64,
+    ) -> Result<(Self::Tensor, Self::Tensor)>;
+
+    /// The gradient of [`layer_norm`](Layers::layer_norm)'s `x`, plus `residual` if given (the
+    /// gradient that reaches `x` on the path around the layer).
+    fn layer_norm_dx(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        stats: &Self::Tensor,
+        gain: &Self::Tensor,
+        residual: Option<&Self::Tensor>,
+    ) -> Result<Self::Tensor>;
+
+    /// Adds the gradients of `gain` and `bias`.
+    fn layer_norm_dw(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        stats: &Self::Tensor,
+        d_gain: &mut Self::Tensor,
+        d_bias: &mut Self::Tensor,
+    ) -> Result<()>;
+
+    /// `f` of each element.
+    fn activation(&self, x: &Self::Tensor, f: Activation) -> Result<Self::Tensor>;
+
+    /// The gradient of [`activation`](Layers::activation)'s `x`, and `f(x)` again: a backward pass has
+    /// both for the price of one, so the larger of the two need not be kept since the forward pass.
+    fn activation_dx(
+        &self,
+        dy: &Self::Tensor,
+        x: &Self::Tensor,
+        f: Activation,
+    ) -> Result<(Self::Tensor, Self::Tensor)>;
+
+    /// Whether the functions of Llama-style models are there: [`rms_norm`](Layers::rms_norm), [`gated`](Layers::gated)
+    /// and [`rotary`](Layers::rotary), each with its gradients, and [`attention`](Layers::attention) with fewer heads of
+    /// keys than of queries and with a sliding window. Such a model is refused before it starts on a device without them.
+    fn has_llama_layers(&self) -> bool {
+        false
+    }
+
+    /// Divides each row by the root of its mean square (plus `epsilon`), times `gain: [features]` (Zhang & Sennrich,
+    /// 2019). Also returns `[rows, 1]`: what each row was multiplied by.
+    fn rms_norm(
+        &self,
+        _x: &Self::Tensor,
+        _gain: &Self::Tensor,
+        _epsilon: f64,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        Err(absent(self, "rms_norm"))
+    }
+
+    /// The gradient of [`rms_norm`](Layers::rms_norm)'s `x`, plus `residual` if given.
+    fn rms_norm_dx(
+        &self,
+        _dy: &Self::Tensor,
+        _x: &Self::Tensor,
+        _stats: &Self::Tensor,
+        _gain: &Self::Tensor,
+        _residual: Option<&Self::Tensor>,
+    ) -> Result<Self::Tensor> {
+        Err(absent(self, "rms_norm_dx"))
+    }
+
+    /// Adds the gradient of `gain`.
+    fn rms_norm_dw(
+        &self,
+        _dy: &Self::Tensor,
+        _x: &Self::Tensor,
+        _stats: &Self::Tensor,
+        _d_gain: &mut Self::Tensor,
+    ) -> Result<()> {
+        Err(absent(self, "rms_norm_dw"))
+    }
+
+    /// `f(gate) up`, element by element: `[rows, features]` from `x: [rows, 2 features]`, which holds gate and up side by
+    /// side.
+    fn gated(&self, _x: &Self::Tensor, _f: Activation) -> Result<Self::Tensor> {
+        Err(absent(self, "gated"))
+    }
+
+    /// The gradient of [`gated`](Layers::gated)'s `x`, and its result again.
+    fn gated_dx(
+        &self,
+        _dy: &Self::Tensor,
+        _x: &Self::Tensor,
+        _f: Activation,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        Err(absent(self, "gated_dx"))
+    }
+
+    /// Cosines and then sines of the angles `frequencies` times each position, times `factor`:
+    /// `[context, 2 frequencies.len()]`.
+    fn rotary_table(
+        &self,
+        frequencies: &[f64],
+        factor: f64,
+        context: usize,
+    ) -> Result<Self::Tensor> {
+        let row = |position: usize| {
+            let angles = frequencies.iter().map(move |frequency| position as f64 * frequency);
+            let cosines = angles.clone().map(move |angle| (factor * angle.cos()) as f32);
+            cosines.chain(angles.map(move |angle| (factor * angle.sin()) as f32))
+        };
+        let table = (0..context).flat_map(row).collect();
+        self.upload_vec(&[context, 2 * frequencies.len()], table)
+    }
+
+    /// Turns the first `by.heads` heads of each row of `x` (Su et al., 2021, RoPE): features `i` and `i + d/2` of a head
+    /// of `d` become `cos a - sin b` and `cos b + sin a`. `table: [context, d]` is a
+    /// [`rotary_table`](Layers::rotary_table); row `r` is at position `r mod context`. What is behind these heads stays as it is. The gradient of
+    /// `x` is the same function of `dy`, with the sines negated, as `by.backward` says.
+    fn rotary(
+        &self,
+        _x: &Self::Tensor,
+        _table: &Self::Tensor,
+        _by: Rotary,
+    ) -> Result<Self::Tensor> {
+        Err(absent(self, "rotary"))
+    }
+
+    /// Drops elements of `x`, and multiplies the others by `1/(1 - rate)`; plus `residual` if given. Its
+    /// own gradient: that of `x` is the dropout of `dy` by the same choice, without a residual.
+    fn dropout(
+        &self,
+        x: &Self::Tensor,
+        by: &Dropout,
+        residual: Option<&Self::Tensor>,
+    ) -> Result<Self::Tensor>;
+
+    /// Self-attention of each sample on its own, scaled by the root of a head's features: every row queries the keys
+    /// that the mask lets it see.
+    /// `qkv: [rows, (heads + 2 kv_heads) d]` holds queries, keys, values side by side, each split into heads of `d`.
+    /// Returns the mixed values `[rows, heads d]` and the log-sum-exp of the scores `[rows, heads]`.
+    fn attention(
+        &self,
+        qkv: &Self::Tensor,
+        by: &Attention<'_>,
+    ) -> Result<(Self::Tensor, Self::Tensor)>;
+
+    /// The gradient of [`attention`](Layers::attention)'s `qkv`; `out` and `log_sum` are its results.
+    fn attention_dx(
+        &self,
+        dy: &Self::Tensor,
+        qkv: &Self::Tensor,
+        out: &Self::Tensor,
+        log_sum: &Self::Tensor,
+        by: &Attention<'_>,
+    ) -> Result<Self::Tensor>;
+
+    /// [`attention`](Layers::attention) of rows that follow the first `past` rows of their sample, the only one:
+    /// `cache`, at first zeros of `[by.context, (heads + 2 kv_heads) d]`, holds their keys and values in an order of the
+    /// device's own, and then those of `qkv` too. Nothing is dropped, and nothing hidden but what comes later or lies
+    /// before the window. This default keeps all rows in the place of `cache`, and computes what earlier rows see too.
+    fn attention_after(
+        &self,
+        qkv: &Self::Tensor,
+        cache: &mut Self::Tensor,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        let n = self.shape(qkv)[0];
+        *cache = self.join(&[&self.rows(cache, 0, past)?, qkv])?;
+        let by = Attention { context: past + n, ..*by };
+        let (out, log_sum) = self.attention(cache, &by)?;
+        Ok((self.rows(&out, past, n)?, self.rows(&log_sum, past, n)?))
+    }
+
+    /// [`attention`](Layers::attention) of the rows of each sample from `first` on alone: `qkv` has all rows of each sample,
+    /// the results those from `first` on. Nothing is dropped. This default computes what earlier rows see too.
+    fn attention_slice(
+        &self,
+        qkv: &Self::Tensor,
+        first: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Self::Tensor, Self::Tensor)> {
+        sliced::forward(self, qkv, first, by)
+    }
+
+    /// The gradient of [`attention_slice`](Layers::attention_slice)'s `qkv`, of all rows; `mixed` are its results.
+    fn attention_slice_dx(
+        &self,
+        dy: &Self::Tensor,
+        qkv: &Self::Tensor,
+        mixed: (&Self::Tensor, &Self::Tensor),
+        first: usize,
+        by: &Attention<'_>,
+    ) -> Result<Self::Tensor> {
+        sliced::backward(self, dy, qkv, mixed, first, by)
+    }
+
+    /// Softmax cross-entropy of `logits: [rows, vocab]` against `targets` (one class per row), forward
+    /// and backward in one pass. Returns the sum over rows of the loss in nats times `scale`, shape
+    /// `[1]`, and its gradient `scale * (softmax - one_hot)`, which may take the memory of `logits`. A row whose target is
+    /// [`IGNORED`] has neither loss nor gradient.
+    fn cross_entropy(
+        &self,
+        logits: Self::Tensor,
+        targets: &[u32],
+        scale: f64,
+    ) -> Result<(Self::Tensor, Self::Tensor)>;
+}
+
+/// The refusal of a device that has no such function.
+fn absent<D: Layers>(device: &D, op: &'static str) -> DeviceError {
+    DeviceError::Failed { device: device.name(), op, reason: "it has no such function".into() }
+}

@@ -1,0 +1,73 @@
+//! Attention of the last rows of each sample alone, by attention of all of them.
+
+use std::ops::Range;
+
+use super::{Activation, Attention, Layers};
+use crate::device::{Device, Result};
+
+/// A log-sum-exp at which every weight of the softmax is 0.
+const NO_WEIGHT: f32 = 1e30;
+
+/// Computes what earlier rows see too, and leaves it out.
+pub(super) fn forward<D: Layers>(
+    device: &D,
+    qkv: &D::Tensor,
+    first: usize,
+    by: &Attention<'_>,
+) -> Result<(D::Tensor, D::Tensor)> {
+    let (out, log_sum) = device.attention(qkv, by)?;
+    let last = |x| rows_of_samples(device, x, by.context, first..by.context);
+    Ok((last(&out)?, last(&log_sum)?))
+}
+
+/// Earlier rows have no gradient, so that their queries add nothing to any.
+pub(super) fn backward<D: Layers>(
+    device: &D,
+    dy: &D::Tensor,
+    qkv: &D::Tensor,
+    (out, log_sum): (&D::Tensor, &D::Tensor),
+    first: usize,
+    by: &Attention<'_>,
+) -> Result<D::Tensor> {
+    if first == 0 {
+        return device.attention_dx(dy, qkv, out, log_sum, by);
+    }
+    let n_samples = device.shape(qkv)[0] / by.context;
+    let width = device.shape(dy)[1];
+    // Of the type of an activation, as tensors that are joined with one must be.
+    let none = device.activation(&device.zeros(&[n_samples * first, width])?, Activation::Tanh)?;
+    let weightless = n_samples * first * by.heads;
+    let weightless =
+        device.upload_vec(&[n_samples * first, by.heads], vec![NO_WEIGHT; weightless])?;
+    let behind = |before, x| join_samples(device, &[before, x], n_samples);
+    let (dy, out) = (behind(&none, dy)?, behind(&none, out)?);
+    device.attention_dx(&dy, qkv, &out, &behind(&weightless, log_sum)?, by)
+}
+
+/// These `rows` of each sample of `x`, whose samples have `context` of them: a tensor of its own.
+pub fn rows_of_samples<D: Device>(
+    device: &D,
+    x: &D::Tensor,
+    context: usize,
+    rows: Range<usize>,
+) -> Result<D::Tensor> {
+    let n_samples = device.shape(x)[0] / context;
+    let of_sample = |sample| device.rows(x, sample * context + rows.start, rows.len());
+    let parts = (0..n_samples).map(of_sample).collect::<Result<Vec<_>>>()?;
+    device.join(&parts.iter().collect::<Vec<_>>())
+}
+
+/// For each sample its rows of the first part, then those of the second, and so on.
+pub fn join_samples<D: Device>(
+    device: &D,
+    parts: &[&D::Tensor],
+    n_samples: usize,
+) -> Result<D::Tensor> {
+    let rows = |part: &D::Tensor, sample| {
+        let of_sample = device.shape(part)[0] / n_samples;
+        device.rows(part, sample * of_sample, of_sample)
+    };
+    let of_samples = (0..n_samples).flat_map(|sample| parts.iter().map(move |part| (part, sample)));
+    let rows = of_samples.map(|(part, sample)| rows(part, sample)).collect::<Result<Vec<_>>>()?;
+    device.join(&rows.iter().collect::<Vec<_>>())
+}

@@ -1,0 +1,255 @@
+//! The suite of stages: the models here pass it, a toy of autograd passes it and trains like one worker, and each of
+//! its laws is broken by some toy and found.
+
+use std::cell::RefCell;
+
+use chimera_engine::device::Result;
+use chimera_engine::device::reference::{Reference, Tensor};
+use chimera_engine::stage::{
+    Autograd, Data, Differentiable, Init, Micro, Output, Param, Stage, conformance,
+};
+use chimera_models::model::{
+    Architecture, BertStage, Cut, DecoderStage, Llama, ModelConfig, Partition,
+};
+
+#[test]
+fn models_conform() {
+    for layout in ["E3TH", "E2T|1TH", "E1T|1T|1TH", "E|3T|H"] {
+        let layout: Partition = layout.parse().expect("a partition");
+        let cuts = |model: &ModelConfig| layout.cuts(model, layout.blocks().len()).expect("cuts");
+        for tied in [false, true] {
+            let config = |architecture| ModelConfig {
+                architecture,
+                layers: 3,
+                hidden: 8,
+                heads: 2,
+                context: 4,
+                vocab: 11,
+                tied,
+                llama: None,
+                end_of_text: None,
+            };
+            let gpt2 = config(Architecture::GPT2);
+            let stage = |cut: Cut| DecoderStage::new(Reference, &gpt2, 4, cut).expect("a stage");
+            let stages = || cuts(&gpt2).into_iter().map(stage).collect();
+            conformance::all(&Reference, stages, &Ids { is_bert: false });
+            let choices =
+                Llama { kv_heads: 1, head_dim: Some(6), window: Some(3), ..Llama::usual(8, 2) };
+            let llama = ModelConfig { llama: Some(choices), ..config(Architecture::LLAMA) };
+            let stage = |cut: Cut| DecoderStage::new(Reference, &llama, 4, cut).expect("a stage");
+            let stages = || cuts(&llama).into_iter().map(stage).collect();
+            conformance::all(&Reference, stages, &Ids { is_bert: false });
+            let bert = config(Architecture::BERT);
+            let stage = |cut: Cut| BertStage::new(Reference, &bert, 4, 1, cut).expect("a stage");
+            let stages = || cuts(&bert).into_iter().map(stage).collect();
+            conformance::all(&Reference, stages, &Ids { is_bert: true });
+        }
+    }
+}
+
+/// Token ids that follow from their place; a sample of BERT says its length, second segment and predicted place first.
+struct Ids {
+    is_bert: bool,
+}
+
+impl Data for Ids {
+    fn sample(
+        &self,
+        _: u64,
+        sample: u64,
+        input: &mut Vec<u32>,
+        target: &mut Vec<u32>,
+    ) -> std::io::Result<()> {
+        let ids = |from: u64| (from..from + 4).map(|i| (i * i + 3 * i + 1) as u32 % 11);
+        if self.is_bert {
+            input.extend([4 - sample as u32 % 2, 2, 1]);
+            target.extend([ids(sample).next().unwrap_or_default(), sample as u32 % 2]);
+        } else {
+            target.extend(ids(4 * sample + 1));
+        }
+        input.extend(ids(4 * sample));
+        Ok(())
+    }
+
+    fn n_targets(&self) -> usize {
+        if self.is_bert { 1 } else { 4 }
+    }
+
+    fn target_len(&self) -> usize {
+        if self.is_bert { 2 } else { 4 }
+    }
+}
+
+/// What a toy does wrong.
+#[derive(Clone, Copy, PartialEq)]
+enum Wrong {
+    Nothing,
+    HalvesItsGradient,
+    KeepsWeights,
+    Counts,
+    MixesSamples,
+    IgnoresItsLossScale,
+    MisshapesItsGradient,
+    LeavesAGradientOut,
+    MisshapesItsInputGradient,
+}
+
+/// `tanh(x w)` on rows of two numbers, with a squared error behind the last.
+struct Layer {
+    params: [Param; 1],
+    is_first: bool,
+    is_last: bool,
+    wrong: Wrong,
+    kept: RefCell<Option<Tensor>>,
+    n_calls: RefCell<f64>,
+}
+
+/// Inputs, weights, outputs, and the gradient of the loss where the layer is the last.
+type Graph = (Tensor, Tensor, Tensor, Option<Tensor>);
+
+fn layers(n: usize, wrong: Wrong) -> Vec<Autograd<Layer, Reference>> {
+    let layer = |i: usize| Layer {
+        params: [Param::new(format!("layer.{i}"), [2, 2], Init::Uniform(1.0))],
+        is_first: i == 0,
+        is_last: i + 1 == n,
+        wrong,
+        kept: RefCell::new(None),
+        n_calls: RefCell::new(0.0),
+    };
+    (0..n).map(|i| Autograd::new(layer(i), Reference)).collect()
+}
+
+fn tensor(shape: &[usize], data: Vec<f64>) -> Tensor {
+    Tensor { shape: shape.to_vec(), data }
+}
+
+/// `a b` of rows of two, `b` as it is or transposed.
+fn product(a: &Tensor, b: &Tensor, is_transposed: bool) -> Tensor {
+    let at = |i: usize, j: usize| if is_transposed { b.data[2 * j + i] } else { b.data[2 * i + j] };
+    let row = |row: &[f64]| [0, 1].map(|j| row[0] * at(0, j) + row[1] * at(1, j));
+    tensor(&a.shape, a.data.chunks(2).flat_map(row).collect())
+}
+
+impl Differentiable for Layer {
+    type Tensor = Tensor;
+    type Item = f64;
+    type Graph = Graph;
+
+    fn params(&self) -> &[Param] {
+        &self.params
+    }
+
+    fn forward(
+        &self,
+        w: &[Tensor],
+        micro: &Micro<'_, f64>,
+        x: Option<Tensor>,
+    ) -> Result<(Output<Tensor>, Graph)> {
+        let rows = micro.input.len() / 2;
+        let x = x.unwrap_or_else(|| tensor(&[rows, 2], micro.input.to_vec()));
+        assert_eq!(self.is_first, x.data == micro.input);
+        let mut kept = self.kept.borrow_mut();
+        let w = match self.wrong {
+            Wrong::KeepsWeights => kept.get_or_insert_with(|| w[0].clone()).clone(),
+            _ => w[0].clone(),
+        };
+        let mut y = product(&x, &w, false);
+        y.data.iter_mut().for_each(|y| *y = y.tanh());
+        *self.n_calls.borrow_mut() += 1.0;
+        match self.wrong {
+            Wrong::Counts => y.data[0] += 0.1 * *self.n_calls.borrow(),
+            Wrong::MixesSamples => y.data[0] += 0.1 * rows as f64,
+            _ => {}
+        }
+        if !self.is_last || micro.target.is_empty() {
+            return Ok((Output::Activation(y.clone()), (x, w, y, None)));
+        }
+        let scale = match self.wrong {
+            Wrong::IgnoresItsLossScale => 1.0,
+            _ => micro.loss_scale,
+        };
+        let errors: Vec<f64> = y.data.iter().zip(micro.target).map(|(y, t)| y - t).collect();
+        let loss = scale * errors.iter().map(|e| e * e).sum::<f64>();
+        let grad = errors.iter().map(|e| 2.0 * scale * e).collect();
+        let of_loss = tensor(&y.shape, grad);
+        let output = Output::Loss { loss: tensor(&[1], vec![loss]), grad: tensor(&[1], vec![1.0]) };
+        Ok((output, (x, w, y, Some(of_loss))))
+    }
+
+    fn vjp(&self, graph: Graph, dy: Tensor) -> Result<(Option<Tensor>, Vec<Tensor>)> {
+        let (x, w, y, of_loss) = graph;
+        let mut dz = of_loss.unwrap_or(dy);
+        dz.data.iter_mut().zip(&y.data).for_each(|(dy, y)| *dy *= 1.0 - y * y);
+        let mut dw = vec![0.0; 4];
+        for (x, dz) in x.data.chunks(2).zip(dz.data.chunks(2)) {
+            (0..4).for_each(|i| dw[i] += x[i / 2] * dz[i % 2]);
+        }
+        if self.wrong == Wrong::HalvesItsGradient {
+            dw.iter_mut().for_each(|g| *g /= 2.0);
+        }
+        let mut dx = (!self.is_first).then(|| product(&dz, &w, true));
+        if let (Wrong::MisshapesItsInputGradient, Some(dx)) = (self.wrong, &mut dx) {
+            dx.shape = vec![dx.data.len()];
+        }
+        let gradients = match self.wrong {
+            Wrong::MisshapesItsGradient => vec![tensor(&[4], dw)],
+            Wrong::LeavesAGradientOut => Vec::new(),
+            _ => vec![tensor(&[2, 2], dw)],
+        };
+        Ok((dx, gradients))
+    }
+}
+
+/// Points on a curve.
+struct Curve;
+
+impl Data<f64> for Curve {
+    fn sample(
+        &self,
+        step: u64,
+        sample: u64,
+        input: &mut Vec<f64>,
+        target: &mut Vec<f64>,
+    ) -> std::io::Result<()> {
+        let at = (7 * step + sample) as f64;
+        input.extend([at.sin(), at.cos()]);
+        target.extend([(0.7 * at).sin(), 0.3]);
+        Ok(())
+    }
+
+    fn n_targets(&self) -> usize {
+        2
+    }
+}
+
+#[test]
+fn a_stage_of_autograd_conforms() {
+    for n in 1..=3 {
+        conformance::all(&Reference, || layers(n, Wrong::Nothing), &Curve);
+    }
+    let boxed = || -> Vec<Box<dyn Stage<Tensor = Tensor, Item = f64, Saved = Graph, Deferred = Vec<Tensor>>>> {
+        layers(2, Wrong::Nothing).into_iter().map(|stage| Box::new(stage) as _).collect()
+    };
+    conformance::all(&Reference, boxed, &Curve);
+}
+
+macro_rules! found {
+    ($($test:ident, $wrong:ident, $message:literal;)*) => {$(
+        #[test]
+        #[should_panic(expected = $message)]
+        fn $test() {
+            conformance::all(&Reference, || layers(2, Wrong::$wrong), &Curve);
+        }
+    )*};
+}
+
+found! {
+    a_wrong_gradient_is_found, HalvesItsGradient, "along a direction whose gradient is";
+    a_kept_weight_is_found, KeepsWeights, "the loss changes by";
+    a_counter_is_found, Counts, "a forward pass run twice gives two losses";
+    a_gradient_of_another_shape_is_found, MisshapesItsGradient, "a gradient of shape [4] for the parameter `layer.";
+    a_gradient_that_is_left_out_is_found, LeavesAGradientOut, "gave 0 gradient(s) of weights";
+    an_input_gradient_of_another_shape_is_found, MisshapesItsInputGradient, "the gradient of an input of stage 1";
+    an_ignored_loss_scale_is_found, IgnoresItsLossScale, "a stage multiplies its summed loss by Micro::loss_scale";
+    mixed_samples_are_found, MixesSamples, "losses of parts are";
+}

@@ -1,0 +1,72 @@
+//! Ranks die at any instruction, in recoveries and at the end, over all synchronous schedules.
+
+use chimera_testkit::survival::{Ending, Scenario};
+
+#[test]
+fn trainings_survive_deaths() {
+    survive(Scenario::draw);
+}
+
+/// Whoever lives goes on without the others until they are back.
+#[test]
+fn trainings_go_on_with_fewer_ranks() {
+    survive(Scenario::draw_narrow);
+}
+
+/// What no replica holds goes from copies to whoever is to hold it among fewer ranks.
+#[test]
+fn trainings_go_on_with_fewer_ranks_without_replicas() {
+    survive(Scenario::draw_narrow_shadowed);
+}
+
+/// What no replica holds comes back from copies in the memory of the next rank.
+#[test]
+fn trainings_survive_deaths_of_what_is_held_once() {
+    survive(Scenario::draw_shadowed);
+}
+
+/// Who makes no progress is evicted, and nobody else.
+#[test]
+fn trainings_evict_ranks_that_are_stalled() {
+    survive(Scenario::draw_stalled);
+}
+
+/// A rank that has initial weights, since it takes another's place, gives them to nobody, whatever dies before it has its own.
+#[test]
+fn initial_weights_are_nobodys_state() {
+    for seed in [20_021_597, 20_058_294] {
+        let scenario = Scenario::draw_narrow_shadowed(seed);
+        let ending =
+            scenario.check().unwrap_or_else(|why| panic!("seed {seed}, {scenario}: {why}"));
+        assert!(matches!(ending, Ending::Survived { n_recoveries: 1.. }), "{scenario}");
+    }
+}
+
+/// A rank says of which stages it has copies of a step by what it has, not by what the rank before it holds since.
+#[test]
+fn copies_are_of_what_was_held_then() {
+    let scenario = Scenario::draw_narrow_shadowed(40_003_675);
+    scenario.check().unwrap_or_else(|why| panic!("{scenario}: {why}"));
+}
+
+/// Ranks that heard of a death go back to copies; where one more dies before the others have heard, what ranks hold of different
+/// steps is not taken for one state.
+#[test]
+fn what_is_held_of_different_steps_is_not_one_state() {
+    let scenario = Scenario::draw_narrow_shadowed(70_065_287);
+    let ending = scenario.check().unwrap_or_else(|why| panic!("{scenario}: {why}"));
+    assert_eq!(ending, Ending::Lost, "{scenario}");
+}
+
+fn survive(draw: fn(u64) -> Scenario) {
+    let (mut n_recovered, mut n_lost) = (0, 0);
+    for seed in 0..300 {
+        let scenario = draw(seed);
+        match scenario.check() {
+            Ok(Ending::Survived { n_recoveries }) => n_recovered += u64::from(n_recoveries > 0),
+            Ok(Ending::Lost) => n_lost += 1,
+            Err(why) => panic!("seed {seed}, {scenario}: {why}"),
+        }
+    }
+    assert!(n_recovered > 100 && n_lost > 10, "{n_recovered} recovered, {n_lost} lost a stage");
+}
