@@ -4,12 +4,13 @@
 //! shorter. Most keys are those of the best order so far, shaken within a stretch of time (iterated
 //! greedy). It ends at the lower bound.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rustc_hash::FxHashMap;
 
+use super::clock::Clock;
 use crate::analyze::structure;
 use crate::analyze::{Timeline, Work, simulate};
 use crate::costs::Costs;
@@ -31,12 +32,20 @@ pub struct Search {
     pub time_limit: Duration,
     /// Key of the random draws.
     pub seed: u64,
+    /// The clock of `time_limit`.
+    pub clock: Clock,
 }
 
 impl Default for Search {
     /// No memory limit, twenty thousand orders, ten seconds.
     fn default() -> Search {
-        Search { max_peak: None, n_orders: 20_000, time_limit: Duration::from_secs(10), seed: 1 }
+        Search {
+            max_peak: None,
+            n_orders: 20_000,
+            time_limit: Duration::from_secs(10),
+            seed: 1,
+            clock: Clock::default(),
+        }
     }
 }
 
@@ -98,7 +107,7 @@ pub fn search<C: Costs>(
 pub(super) struct SearchState<'h> {
     how: &'h Search,
     lowering: Lowering,
-    began: Instant,
+    began: Duration,
     problems: Vec<Problem>,
     best: Option<Timetable>,
     /// Of the best.
@@ -112,7 +121,7 @@ impl<'h> SearchState<'h> {
         SearchState {
             how,
             lowering: Lowering { sync: Sync::AtEnd, max_peak: how.max_peak, ..Lowering::default() },
-            began: Instant::now(),
+            began: how.clock.now(),
             problems: Vec::new(),
             best: None,
             objective: OrderObjective::NONE,
@@ -126,7 +135,7 @@ impl<'h> SearchState<'h> {
     }
 
     pub(super) fn is_late(&self) -> bool {
-        self.began.elapsed() >= self.how.time_limit
+        self.how.clock.since(self.began) >= self.how.time_limit
     }
 
     /// Leaves starts out, of whose orders nothing is known then.
@@ -175,10 +184,10 @@ impl<'h> SearchState<'h> {
         time_limit: Duration,
         observe: &mut dyn FnMut(&Progress),
     ) -> Option<Found> {
-        let began = self.began;
-        let is_late = || began.elapsed() >= time_limit;
+        let (clock, began) = (self.how.clock, self.began);
+        let is_late = || clock.since(began) >= time_limit;
         let mut rng = ChaCha8Rng::seed_from_u64(self.how.seed);
-        let mut told = Instant::now();
+        let mut told = clock.now();
         observe(&self.progress);
         let mut is_first = true;
         loop {
@@ -194,8 +203,8 @@ impl<'h> SearchState<'h> {
                 is_done = false;
                 self.progress.n_orders += problem.try_one(&mut rng, &is_late);
                 let gained = self.gain(at);
-                if gained || told.elapsed() > Duration::from_millis(100) {
-                    told = Instant::now();
+                if gained || clock.since(told) > Duration::from_millis(100) {
+                    told = clock.now();
                     observe(&self.progress);
                 }
             }

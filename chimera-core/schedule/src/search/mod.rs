@@ -2,11 +2,13 @@
 //! whole way from a placement. [`auto`] is that way for a shape.
 
 mod auto;
+mod clock;
 mod improve;
 mod shortest;
 mod starts;
 
 pub use auto::{ABOUT, AUTO, AutoError, Report, Where, auto};
+pub use clock::Clock;
 pub use improve::{Found, Progress, Search, search};
 pub use shortest::shortest;
 pub use starts::{Allowed, starts};

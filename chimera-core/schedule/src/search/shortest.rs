@@ -1,7 +1,5 @@
 //! The whole way from a placement to the shortest order found on it.
 
-use std::time::Instant;
-
 use super::improve::{Found, Progress, Search, SearchState};
 use super::starts::{Allowed, each};
 use crate::analyze::Refusal;
@@ -29,8 +27,8 @@ pub fn shortest<C: Costs, E>(
     costs: &impl Fn(&Timetable) -> Result<C, E>,
     observe: &mut dyn FnMut(&Progress),
 ) -> Result<Option<Found>, E> {
-    let began = Instant::now();
-    let left = || how.time_limit.saturating_sub(began.elapsed());
+    let began = how.clock.now();
+    let left = || how.time_limit.saturating_sub(how.clock.since(began));
     let mut state = SearchState::new(how);
     let (mut from, mut fitting) = (Vec::<(Timetable, C)>::new(), Vec::new());
     for timetable in each(placement, n_micro_batches, allowed) {
@@ -77,10 +75,11 @@ pub fn shortest<C: Costs, E>(
     let eighth = part(8);
     // The bound of all ops that are allowed, not of those alone that are still ordered.
     let mut lower_bound = f64::INFINITY;
-    let first = state.run(eighth.n_orders, began.elapsed() + eighth.time_limit, &mut |progress| {
-        lower_bound = progress.lower_bound;
-        observe(progress);
-    });
+    let first =
+        state.run(eighth.n_orders, how.clock.since(began) + eighth.time_limit, &mut |progress| {
+            lower_bound = progress.lower_bound;
+            observe(progress);
+        });
     if first.as_ref().is_some_and(|first| first.progress.is_optimal()) || left().is_zero() {
         return Ok(first);
     }
