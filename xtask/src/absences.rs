@@ -1,10 +1,12 @@
 //! The arrows between crates: who must not depend on what, proven by `cargo tree`.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
 
-use crate::command::{cargo, read};
+use crate::command::{cargo, read, root, rust_files};
 
 /// Crates that bring a device or a transport in; the default build has none of them.
 const DEVICES: [&str; 12] = [
@@ -24,6 +26,22 @@ const DEVICES: [&str; 12] = [
 /// What core must not know: devices' tensors, the command line, files of settings.
 const OUTSIDE_CORE: [&str; 5] =
     ["candle-core", "chimera-pipeline", "chimera-backend-candle", "clap", "toml"];
+/// Packages that the crate of schedules must not know: no tensor, no thread pool, no engine.
+const OUTSIDE_SCHEDULE: [&str; 6] = [
+    "candle-core",
+    "chimera-pipeline-engine",
+    "chimera-pipeline-models",
+    "crossbeam-channel",
+    "rayon",
+    "rustix",
+];
+/// Packages that the engine must not know: no model.
+const OUTSIDE_ENGINE: [&str; 3] =
+    ["candle-core", "chimera-pipeline-models", "chimera-pipeline-testkit"];
+/// Words that no source of the crate of schedules may contain: it starts no thread and reads nothing from the system.
+const NOT_IN_SCHEDULE: [&str; 5] =
+    ["std::thread", "std::fs", "std::net", "std::env", "std::process"];
+
 /// What backends must not know.
 const OUTSIDE_BACKENDS: [&str; 3] = ["chimera-pipeline", "clap", "toml"];
 
@@ -47,10 +65,14 @@ const COMMAND: [&str; 11] = [
 ];
 
 /// Package and what its default build must not contain.
-const ABSENCES: [(&str, &[&str]); 9] = [
+const ABSENCES: [(&str, &[&str]); 13] = [
     ("chimera-pipeline", &DEVICES),
     ("chimera-pipeline-core", &DEVICES),
     ("chimera-pipeline-core", &OUTSIDE_CORE),
+    ("chimera-pipeline-core", &["chimera-pipeline-testkit"]),
+    ("chimera-pipeline-schedule", &OUTSIDE_SCHEDULE),
+    ("chimera-pipeline-engine", &OUTSIDE_ENGINE),
+    ("chimera-pipeline-models", &["candle-core", "chimera-pipeline-testkit"]),
     ("chimera-backend-candle", &DEVICES),
     ("chimera-backend-candle", &OUTSIDE_BACKENDS),
     ("chimera-comm-mpi", &OUTSIDE_TRANSPORTS),
@@ -80,6 +102,18 @@ pub(crate) fn run() -> Result<()> {
         );
         eprintln!("chimera-pipeline {}: {n} crates of at most {most}", flags.join(" "));
     }
+    refuse_words(&root().join("chimera-core/schedule/src"), &NOT_IN_SCHEDULE)
+}
+
+/// Refuses any of `words` in the sources below a folder.
+fn refuse_words(folder: &Path, words: &[&str]) -> Result<()> {
+    for file in rust_files(folder)? {
+        let text = fs::read_to_string(&file)?;
+        if let Some(word) = words.iter().find(|word| text.contains(**word)) {
+            bail!("{} names {word}, which this crate must not use", file.display());
+        }
+    }
+    eprintln!("{}: none of {}", folder.display(), words.join(", "));
     Ok(())
 }
 
