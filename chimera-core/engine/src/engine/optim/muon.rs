@@ -1,9 +1,9 @@
 //! Muon: momentum whose matrices are made orthogonal (Jordan et al., 2024).
 
-use super::param_group::{HostTensor, ParamGroup};
-use super::update_rule::UpdateRule;
 use crate::device::Result;
 use crate::device::reference::{Tensor, add, dot};
+use crate::engine::optim::param_group::{HostTensor, ParamGroup};
+use crate::engine::optim::update_rule::UpdateRule;
 use crate::stage::Param;
 
 /// Coefficients of the iteration, which brings all singular values near 1 as fast as can be.
@@ -15,7 +15,7 @@ const ADAMW_RMS: f64 = 0.2;
 
 /// The rule: Nesterov momentum, of which each linear map takes the nearest orthogonal matrix as its step. Whatever is no
 /// linear map is updated by AdamW.
-pub(super) struct Muon;
+pub(crate) struct Muon;
 
 impl UpdateRule for Muon {
     fn name(&self) -> &str {

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use chimera_schedule::notation::by_name;
 
-use super::kfac::Kfac;
-use super::muon::Muon;
-use super::param_group::ParamGroup;
-use super::update_rule::UpdateRule;
 use crate::device::{Device, Result};
+use crate::engine::optim::kfac::Kfac;
+use crate::engine::optim::muon::Muon;
+use crate::engine::optim::param_group::ParamGroup;
+use crate::engine::optim::update_rule::UpdateRule;
 use crate::stage::Param;
 
 /// An update rule, of the table or a caller's. Two optimizers of one name are equal.

@@ -1,8 +1,8 @@
 //! The parameters of one update, as a rule sees them: their tensors stay on whatever device they are on.
 
-use super::Training;
 use crate::device::reference::Tensor;
 use crate::device::{AdamW, Result, Sgd};
+use crate::engine::Training;
 use crate::stage::Param;
 
 /// Some parameters of a stage, with the hyperparameters of one update.
@@ -22,7 +22,7 @@ pub struct ParamGroup<'g> {
     pub grad_scale: f64,
     /// Whether their gradients are preconditioned.
     pub is_preconditioned: bool,
-    pub(super) tensors: Box<dyn GroupTensors<'g> + 'g>,
+    pub(crate) tensors: Box<dyn GroupTensors<'g> + 'g>,
 }
 
 /// One parameter on the host, in f64: the values of every device's types fit.
@@ -33,14 +33,14 @@ pub struct HostTensor<'t> {
     pub weights: &'t mut [f64],
     /// Its gradient, after clipping.
     pub gradient: &'t [f64],
-    /// Its state, in the order of [`UpdateRule::state`](super::UpdateRule::state).
+    /// Its state, in the order of [`UpdateRule::state`](crate::engine::UpdateRule::state).
     pub state: Vec<&'t mut [f64]>,
-    pub(super) product: &'t Product<'t>,
+    pub(crate) product: &'t Product<'t>,
 }
 
 impl HostTensor<'_> {
     /// `a bᵀ` of two matrices, in the precision of the device, for rules that
-    /// [need products](super::UpdateRule::needs_products).
+    /// [need products](crate::engine::UpdateRule::needs_products).
     pub fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         (self.product)(a, b)
     }
@@ -85,10 +85,10 @@ impl<'g> ParamGroup<'g> {
 }
 
 /// `a bᵀ` of two matrices.
-pub(super) type Product<'t> = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + 't;
+pub(crate) type Product<'t> = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + 't;
 
 /// Some parameters on a device of any type.
-pub(super) trait GroupTensors<'g> {
+pub(crate) trait GroupTensors<'g> {
     fn split(
         self: Box<Self>,
         is_first: &dyn Fn(&Param) -> bool,

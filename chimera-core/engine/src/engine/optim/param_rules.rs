@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use crate::device::Device;
     use crate::device::reference::{Reference, Tensor};
-    use crate::engine::updating::{OnDevice, Step};
+    use crate::engine::optim::updating::{OnDevice, Step};
     use crate::engine::{LrSchedule, Optimizer, Training};
     use crate::stage::{Init, initial};
 

@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use chimera_schedule::notation::by_name;
 
-use super::optimizer::Optimizer;
-use super::param_rules::ParamRules;
+use crate::engine::optim::optimizer::Optimizer;
+use crate::engine::optim::param_rules::ParamRules;
 
 /// What to do when a step's loss or gradient is not finite.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,7 +18,7 @@ pub enum NonFinite {
 }
 
 /// Steps in a row without a sound gradient after which weights will give no other.
-pub(super) const MOST_SKIPPED: u64 = 20;
+pub(crate) const MOST_SKIPPED: u64 = 20;
 
 impl NonFinite {
     /// Every choice with its name on the command line.
@@ -191,7 +191,7 @@ impl Training {
     }
 
     /// The factor that brings a gradient of this norm under the limit.
-    pub(super) fn grad_scale(&self, norm: f64) -> f64 {
+    pub(crate) fn grad_scale(&self, norm: f64) -> f64 {
         self.clip.map_or(1.0, |clip| (clip / norm).min(1.0))
     }
 }

@@ -1,7 +1,7 @@
 //! Which values of a [`Training`] can be trained with, and all of them as names and values.
 
-use super::fields::Fields;
-use super::training::{LrSchedule, Training};
+use crate::engine::fields::Fields;
+use crate::engine::optim::training::{LrSchedule, Training};
 
 impl Training {
     /// Why its values cannot be trained with, if they cannot.

@@ -1,7 +1,7 @@
 //! What an optimizer is: a rule that updates weights, and what it keeps of them.
 
-use super::param_group::ParamGroup;
 use crate::device::Result;
+use crate::engine::optim::param_group::ParamGroup;
 use crate::stage::Param;
 
 /// How weights follow their gradients.
@@ -42,7 +42,7 @@ pub trait UpdateRule: Send + Sync {
         false
     }
 
-    /// Whether the rule multiplies matrices, by [`HostTensor::product`](super::HostTensor::product). A training on a
+    /// Whether the rule multiplies matrices, by [`HostTensor::product`](crate::engine::HostTensor::product). A training on a
     /// device without products is refused before its first step.
     fn needs_products(&self) -> bool {
         false

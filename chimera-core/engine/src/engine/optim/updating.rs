@@ -1,26 +1,26 @@
 //! The tensors that a rule updates, behind which it does not see what device they are on.
 
-use super::Training;
-use super::param_group::{GroupTensors, HostTensor, ParamGroup};
 use crate::device::reference::Tensor;
 use crate::device::{
     AdamW, Device, DeviceError, Elements, Result, Sgd, Updated, WithMomentum, update_on_host,
 };
+use crate::engine::Training;
+use crate::engine::optim::param_group::{GroupTensors, HostTensor, ParamGroup};
 use crate::stage::Param;
 
 /// One update of a stage.
-pub(super) struct Step<'t> {
-    pub(super) training: &'t Training,
+pub(crate) struct Step<'t> {
+    pub(crate) training: &'t Training,
     /// Number of the step.
-    pub(super) step: u64,
+    pub(crate) step: u64,
     /// Number of the update, from 0.
-    pub(super) update: u64,
-    pub(super) grad_scale: f64,
+    pub(crate) update: u64,
+    pub(crate) grad_scale: f64,
 }
 
 impl Step<'_> {
     /// Updates tensors, each of which is all of its parameter, in groups of one learning rate and weight decay.
-    pub(super) fn update<D: Device>(
+    pub(crate) fn update<D: Device>(
         &self,
         device: &D,
         tensors: Vec<OnDevice<'_, D::Tensor>>,
@@ -57,7 +57,7 @@ impl Step<'_> {
 
 /// Updates parameters as the first step of a training does, of which nothing is clipped: for whoever measures an optimizer, or tests
 /// one. `weights`, `gradients` and `states` have an entry for each of `params`; a state has the tensors that
-/// [`UpdateRule::state`](super::UpdateRule::state) names.
+/// [`UpdateRule::state`](crate::engine::UpdateRule::state) names.
 ///
 /// # Errors
 /// If the device fails.
@@ -81,12 +81,12 @@ pub fn first_update<D: Device>(
 }
 
 /// A parameter on its device, with its state.
-pub(super) struct OnDevice<'t, T> {
-    pub(super) param: &'t Param,
-    pub(super) weights: &'t mut T,
-    pub(super) gradient: &'t T,
-    pub(super) state: &'t mut [T],
-    pub(super) is_preconditioned: bool,
+pub(crate) struct OnDevice<'t, T> {
+    pub(crate) param: &'t Param,
+    pub(crate) weights: &'t mut T,
+    pub(crate) gradient: &'t T,
+    pub(crate) state: &'t mut [T],
+    pub(crate) is_preconditioned: bool,
 }
 
 struct DeviceGroup<'g, D: Device> {

@@ -9,10 +9,10 @@ use chimera_schedule::analyze::Need;
 use chimera_schedule::ids::PipeId;
 use rustc_hash::FxHashMap;
 
-use super::state::StageOn;
-use super::worker::Worker;
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
+use crate::engine::rank::worker::Worker;
+use crate::engine::state::rank_state::StageOn;
 use crate::fault::{Class, Fault};
 use crate::stage::{Data, Micro, Output};
 

@@ -6,11 +6,11 @@ use std::time::Instant;
 use chimera_schedule::analyze::Need;
 use chimera_schedule::ids::Rank;
 
-use super::Worker;
-use super::fields::Fields;
-use super::state::StageOn;
 use crate::comm::{Comm, Endpoint, all_gather};
 use crate::device::{Device, Elements};
+use crate::engine::Worker;
+use crate::engine::fields::Fields;
+use crate::engine::state::rank_state::StageOn;
 use crate::fault::{Class, Fault};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
@@ -64,7 +64,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     }
 
     /// The BLAKE3 of a tensor, which it reads back from the device.
-    pub(super) fn hash(&self, tensor: &D::Tensor) -> Result<String, Fault> {
+    pub(crate) fn hash(&self, tensor: &D::Tensor) -> Result<String, Fault> {
         let words = self.copy(tensor, Elements::default())?.words;
         let bytes: Vec<u8> = words.into_iter().flat_map(f32::to_le_bytes).collect();
         Ok(blake3::hash(&bytes).to_string())

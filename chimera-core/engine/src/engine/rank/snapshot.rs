@@ -9,11 +9,11 @@ use std::time::Instant;
 use chimera_schedule::analyze::Need;
 use chimera_schedule::ids::{Rank, StageId};
 
-use super::kfac::Layer;
-use super::state::StageOn;
-use super::{WindowHistory, Worker};
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::{Device, Elements};
+use crate::engine::optim::kfac::Layer;
+use crate::engine::state::rank_state::StageOn;
+use crate::engine::{WindowHistory, Worker};
 use crate::fault::{Class, Fault};
 use crate::stage::Param;
 
@@ -189,7 +189,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     }
 
     /// A tensor's elements, in the memory of others.
-    pub(super) fn copy(&self, tensor: &D::Tensor, others: Elements) -> Result<Elements, Fault> {
+    pub(crate) fn copy(&self, tensor: &D::Tensor, others: Elements) -> Result<Elements, Fault> {
         let (device, mut words) = (&self.state.device, others.words);
         words.clear();
         let copied = device.download_words(tensor, &mut words);

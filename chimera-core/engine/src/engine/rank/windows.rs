@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use chimera_schedule::program::Program;
 
-use super::held::{Held, copy};
-use super::state::StageOn;
-use super::timing::StepTimeline;
-use super::worker::{StepReport, Worker};
 use crate::comm::{Comm, Endpoint};
 use crate::device::{Device, Result};
+use crate::engine::rank::worker::{StepReport, Worker};
+use crate::engine::report::timing::StepTimeline;
+use crate::engine::state::held_stage::{Held, copy};
+use crate::engine::state::rank_state::StageOn;
 use crate::fault::Fault;
 
 /// How far below the limit a norm is that is surely not clipped: sums in another order round otherwise.
@@ -43,7 +43,7 @@ fn add_lost(report: &mut StepReport, lost: &StepReport) {
 
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     /// Trains a window from the step `first`, and again by the program of its steps with a border if an update was wrong.
-    pub(super) fn run_validated(
+    pub(crate) fn run_validated(
         &mut self,
         first: u64,
         bordered: &'j Program,
@@ -137,9 +137,9 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::agreement::Load;
-    use super::super::recoveries::Recoveries;
     use super::*;
+    use crate::engine::state::recoveries::Recoveries;
+    use crate::engine::sync::agreement::Load;
 
     fn report(step_s: f64, copy_s: f64, loads: [(f64, u64); 2]) -> StepReport {
         StepReport {

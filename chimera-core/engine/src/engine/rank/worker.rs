@@ -11,24 +11,25 @@ use chimera_schedule::interp::{Advance, Row, Stop};
 use chimera_schedule::op::Lane;
 use chimera_schedule::program::{Instr, Program};
 
-use super::agreement::{Load, Totals};
-use super::fields::Fields;
-use super::flight_recorder::FlightRecorder;
-use super::kfac::Layer;
-use super::moved::Moved;
-use super::ranges::InRanges;
-use super::recoveries::Recoveries;
-use super::shadows::Shadows;
-use super::stages::Stages;
-use super::state::{StageOn, State, Steps};
-use super::sync::StepSync;
-use super::timing::{StepTimeline, Timing};
-use super::validation::WindowHistory;
-use super::waited::Waited;
-use super::worker_state::{WorkerState, reductions};
-use super::{Job, bf16};
 use crate::comm::{Comm, Endpoint, Position, all_gather};
 use crate::device::{Device, KernelRun};
+use crate::engine::Job;
+use crate::engine::fields::Fields;
+use crate::engine::optim::kfac::Layer;
+use crate::engine::rank::worker_state::{WorkerState, reductions};
+use crate::engine::reduce::bf16;
+use crate::engine::report::flight_recorder::FlightRecorder;
+use crate::engine::report::timing::{StepTimeline, Timing};
+use crate::engine::report::wait_time::Waited;
+use crate::engine::row::ranges::InRanges;
+use crate::engine::state::program_change::Moved;
+use crate::engine::state::rank_state::{StageOn, State, Steps};
+use crate::engine::state::recoveries::Recoveries;
+use crate::engine::state::shadows::Shadows;
+use crate::engine::state::stages::Stages;
+use crate::engine::sync::agreement::{Load, Totals};
+use crate::engine::sync::step_sync::StepSync;
+use crate::engine::sync::validation::WindowHistory;
 use crate::fault::{Class, Fault};
 use crate::stage::{Param, Stage};
 
@@ -85,15 +86,15 @@ impl StepReport {
 
 /// The engine of one rank.
 pub struct Worker<'j, S: Stage, D, C> {
-    pub(super) state: State<'j, S, D, C>,
-    pub(super) me: WorkerId,
+    pub(crate) state: State<'j, S, D, C>,
+    pub(crate) me: WorkerId,
     /// The step to be trained next, if this rank has the weights for it.
-    pub(super) next: Option<u64>,
+    pub(crate) next: Option<u64>,
     /// Settings that are compared with those of the others where they meet again.
-    pub(super) fields: Fields,
-    pub(super) validation: WindowHistory,
+    pub(crate) fields: Fields,
+    pub(crate) validation: WindowHistory,
     /// The timelines of the steps of the last window, if it was trained step by step.
-    pub(super) bordered_steps: Vec<StepTimeline>,
+    pub(crate) bordered_steps: Vec<StepTimeline>,
 }
 
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
@@ -173,7 +174,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     }
 
     /// Runs the program once.
-    pub(super) fn run_program(&mut self, first: u64) -> Result<Vec<StepReport>, Fault> {
+    pub(crate) fn run_program(&mut self, first: u64) -> Result<Vec<StepReport>, Fault> {
         let program = self.state.job.program;
         self.begin(first).map_err(|f| Fault { step: Some(first), ..f })?;
         if self.state.ends_here()? {
@@ -321,7 +322,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(())
     }
 
-    pub(super) fn reports(&self, first: u64) -> Result<Vec<StepReport>, Fault> {
+    pub(crate) fn reports(&self, first: u64) -> Result<Vec<StepReport>, Fault> {
         let State { sync, comm, job, recoveries, .. } = &self.state;
         let agreed = sync.agreed().ok_or_else(|| {
             Fault::new(Class::Internal, comm.rank(), "the program ends without an agreement")

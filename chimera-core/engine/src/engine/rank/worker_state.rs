@@ -4,38 +4,38 @@ use std::collections::{BTreeSet, VecDeque};
 
 use chimera_schedule::ids::{StageId, WorkerId};
 
-use super::device_comm::DeviceComm;
-use super::kfac::Layer;
-use super::moved::Moved;
-use super::recoveries::Recoveries;
-use super::reductions::Reductions;
-use super::shadows::Shadows;
-use super::shards::{HowSummed, parts};
-use super::stages::Stages;
-use super::state::{StageOn, State, Steps};
-use super::sync::StepSync;
-use super::timing::Timing;
-use super::validation::WindowHistory;
-use super::{Job, Training, Worker};
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
+use crate::engine::optim::kfac::Layer;
+use crate::engine::reduce::reductions::Reductions;
+use crate::engine::reduce::shards::{HowSummed, parts};
+use crate::engine::report::timing::Timing;
+use crate::engine::state::device_comm::DeviceComm;
+use crate::engine::state::program_change::Moved;
+use crate::engine::state::rank_state::{StageOn, State, Steps};
+use crate::engine::state::recoveries::Recoveries;
+use crate::engine::state::shadows::Shadows;
+use crate::engine::state::stages::Stages;
+use crate::engine::sync::step_sync::StepSync;
+use crate::engine::sync::validation::WindowHistory;
+use crate::engine::{Job, Training, Worker};
 use crate::fault::{Class, Fault};
 use crate::stage::{Param, Stage};
 
 /// A [`Worker`] without its transport: the weights and the optimizer state of its stages, and how far it has come.
 pub struct WorkerState<S: Stage, D> {
-    pub(super) group: usize,
-    pub(super) me: WorkerId,
-    pub(super) device: D,
-    pub(super) stages: Stages<S>,
-    pub(super) moved: Moved<S>,
-    pub(super) reductions: Reductions<S::Tensor>,
-    pub(super) steps: Steps<S>,
-    pub(super) sync: StepSync,
-    pub(super) recoveries: Recoveries,
-    pub(super) shadows: Shadows<S::Tensor>,
-    pub(super) timing: Timing,
-    pub(super) next: Option<u64>,
+    pub(crate) group: usize,
+    pub(crate) me: WorkerId,
+    pub(crate) device: D,
+    pub(crate) stages: Stages<S>,
+    pub(crate) moved: Moved<S>,
+    pub(crate) reductions: Reductions<S::Tensor>,
+    pub(crate) steps: Steps<S>,
+    pub(crate) sync: StepSync,
+    pub(crate) recoveries: Recoveries,
+    pub(crate) shadows: Shadows<S::Tensor>,
+    pub(crate) timing: Timing,
+    pub(crate) next: Option<u64>,
 }
 
 impl<S: Stage, D> WorkerState<S, D> {
@@ -134,7 +134,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
 
     /// Goes on as the rank of another job's program that it is on this transport. Stages that it holds in both keep what
     /// they have; those that `stage` makes are yet to be given their weights.
-    pub(super) fn change_program(
+    pub(crate) fn change_program(
         &mut self,
         job: Job<'j, S::Item>,
         stage: impl FnMut(StageId) -> Result<S, Fault>,
@@ -166,7 +166,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
 }
 
 /// No reductions yet, of the buckets that a rank with these stages has.
-pub(super) fn reductions<S: Stage>(
+pub(crate) fn reductions<S: Stage>(
     job: &Job<'_, S::Item>,
     stages: &Stages<S>,
 ) -> Reductions<S::Tensor> {

@@ -13,20 +13,20 @@ use std::mem::take;
 use chimera_schedule::analyze::Need;
 use chimera_schedule::ids::{Rank, StageId};
 
-use super::Worker;
-use super::held::copy;
-use super::recoveries::Standing;
-use super::recovery::replica;
-use super::resume_point::Copies;
-use super::shadows::{Shadow, Shadows, Slot};
-use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
+use crate::engine::Worker;
+use crate::engine::recover::recovery::replica;
+use crate::engine::recover::resume_point::Copies;
+use crate::engine::state::held_stage::copy;
+use crate::engine::state::rank_state::{StageOn, State};
+use crate::engine::state::recoveries::Standing;
+use crate::engine::state::shadows::{Shadow, Shadows, Slot};
 use crate::fault::Fault;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     /// Everything that this rank holds.
-    pub(super) fn slots(&self) -> Vec<Slot> {
+    pub(crate) fn slots(&self) -> Vec<Slot> {
         let stages = &self.state.stages;
         let of =
             |id| stages.held(id).slots().into_iter().map(move |(tensor, slot)| (id, tensor, slot));
@@ -34,7 +34,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     }
 
     /// Begins to keep copies among these ranks, with those of where all stand now.
-    pub(super) fn begin_shadows(&mut self, all: &[Standing], step: u64) -> Result<(), Fault> {
+    pub(crate) fn begin_shadows(&mut self, all: &[Standing], step: u64) -> Result<(), Fault> {
         if self.state.job.training.shadow_every == 0 {
             return Ok(());
         }
@@ -67,7 +67,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     }
 
     /// Behind a step that all ranks have the sync of: lets go of older copies, and makes those that are due.
-    pub(super) fn shadow(&mut self, next: u64) -> Result<(), Fault> {
+    pub(crate) fn shadow(&mut self, next: u64) -> Result<(), Fault> {
         let every = self.state.job.training.shadow_every;
         let shadows = &mut self.state.shadows;
         if every == 0 || shadows.other.is_empty() {
@@ -108,7 +108,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     ///
     /// The part of a sharded optimizer that a dead rank had goes back to who takes its place. Stages go to whoever is to hold
     /// them once all have the program of those who live.
-    pub(super) fn go_back(
+    pub(crate) fn go_back(
         &mut self,
         copies: Copies,
         mut all: Vec<Standing>,
@@ -185,7 +185,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     }
 
     /// Gives a rank the copies of a stage that nobody has.
-    pub(super) fn give_copy(&mut self, stage: StageId, to: Rank, step: u64) -> Result<(), Fault> {
+    pub(crate) fn give_copy(&mut self, stage: StageId, to: Rank, step: u64) -> Result<(), Fault> {
         let state = &mut self.state;
         let Some(shadow) = state.shadows.of(step) else { return Ok(()) };
         let of_stage = shadow.other.iter().filter(|((of, ..), _)| *of == stage);
@@ -220,7 +220,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Takes the copy of the rank before this one, if one is on its way.
-    pub(super) fn take_shadow(&mut self) -> Result<(), Fault> {
+    pub(crate) fn take_shadow(&mut self) -> Result<(), Fault> {
         let Some(step) = self.shadows.awaited.take() else { return Ok(()) };
         let from = neighbour(self.comm.rank(), self.shadows.n_ranks - 1, self.shadows.n_ranks);
         let mut other = BTreeMap::new();

@@ -15,18 +15,18 @@ use chimera_schedule::program::{Instr, Program};
 use chimera_schedule::update::Update;
 use serde::Serialize;
 
-use super::agreement::Agreed;
-use super::held::copy;
-use super::moved::Moved;
-use super::outset::check_fields;
-use super::recoveries::{Recoveries, Standing};
-use super::resume_point::{ResumePoint, lost_at};
-use super::shadows::{Committed, Shadows, Slot};
-use super::state::StageOn;
-use super::timing::Since;
-use super::{Job, StepReport, Training, Worker};
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
+use crate::engine::recover::resume_point::{ResumePoint, lost_at};
+use crate::engine::report::timing::Since;
+use crate::engine::startup::compare::check_fields;
+use crate::engine::state::held_stage::copy;
+use crate::engine::state::program_change::Moved;
+use crate::engine::state::rank_state::StageOn;
+use crate::engine::state::recoveries::{Recoveries, Standing};
+use crate::engine::state::shadows::{Committed, Shadows, Slot};
+use crate::engine::sync::agreement::Agreed;
+use crate::engine::{Job, StepReport, Training, Worker};
 use crate::fault::{Class, Fault};
 
 /// Where all ranks stand after a recovery.
@@ -183,7 +183,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(all)
     }
 
-    pub(super) fn written(&self, what: &impl Serialize) -> Result<Vec<u8>, Fault> {
+    pub(crate) fn written(&self, what: &impl Serialize) -> Result<Vec<u8>, Fault> {
         let me = self.state.comm.rank();
         serde_json::to_vec(what).map_err(|e| Fault::new(Class::Internal, me, e.to_string()))
     }
@@ -226,7 +226,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     }
 
     /// Takes what ranks had agreed on, as `from` says.
-    pub(super) fn resume_from(&mut self, committed: Committed, from: Rank) -> Result<(), Fault> {
+    pub(crate) fn resume_from(&mut self, committed: Committed, from: Rank) -> Result<(), Fault> {
         let agreed = match committed.records.is_empty() {
             true => None,
             false => {
@@ -239,7 +239,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(())
     }
 
-    pub(super) fn committed(&self) -> Committed {
+    pub(crate) fn committed(&self) -> Committed {
         let sync = &self.state.sync;
         Committed {
             n_updates: self.state.steps.n_updates,
@@ -347,7 +347,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Fault::new(Class::Internal, self.state.comm.rank(), message)
     }
 
-    pub(super) fn unreadable_peer(&self, from: Rank) -> Fault {
+    pub(crate) fn unreadable_peer(&self, from: Rank) -> Fault {
         let message = format!("{from} said in the recovery what cannot be read");
         let fault = Fault::new(Class::Mismatch, self.state.comm.rank(), message);
         Fault { peer: Some(from), ..fault }
@@ -355,7 +355,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
 }
 
 /// A tensor of which there are replicas, or copies.
-pub(super) fn replica(step: u64, (stage, tensor, slot): Slot) -> Tag {
+pub(crate) fn replica(step: u64, (stage, tensor, slot): Slot) -> Tag {
     Tag::new(step, Payload::Replica { stage, tensor: tensor as u32, slot: slot as u32 })
 }
 

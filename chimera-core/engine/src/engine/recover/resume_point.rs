@@ -9,12 +9,12 @@ use std::collections::BTreeSet;
 
 use chimera_schedule::ids::StageId;
 
-use super::recoveries::Standing;
-use super::shadows::{CopiedStages, Ring};
+use crate::engine::state::recoveries::Standing;
+use crate::engine::state::shadows::{CopiedStages, Ring};
 
 /// What a recovery goes on from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum ResumePoint {
+pub(crate) enum ResumePoint {
     /// What ranks hold that stand at a step, or can make the updates that lead there.
     Held(u64),
     /// Copies of an earlier step.
@@ -23,15 +23,15 @@ pub(super) enum ResumePoint {
 
 /// Copies of a step, among so many ranks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Copies {
-    pub(super) step: u64,
-    pub(super) n_ranks: usize,
+pub(crate) struct Copies {
+    pub(crate) step: u64,
+    pub(crate) n_ranks: usize,
 }
 
 impl ResumePoint {
     /// The newest step of which ranks that live have everything; `None` if there is none. Of a sharded optimizer each rank has
     /// a part of its own, and gives others what it has updated: none makes an update by itself.
-    pub(super) fn newest(
+    pub(crate) fn newest(
         all: &[Standing],
         stages: &[StageId],
         is_sharded: bool,
@@ -58,7 +58,7 @@ impl ResumePoint {
 }
 
 /// The stages that no rank holds which can reach this step.
-pub(super) fn lost_at(all: &[Standing], stages: &[StageId], step: u64) -> Vec<StageId> {
+pub(crate) fn lost_at(all: &[Standing], stages: &[StageId], step: u64) -> Vec<StageId> {
     let reach = all.iter().filter(|of| of.can_reach(step));
     let held: BTreeSet<&StageId> = reach.flat_map(|of| &of.has).collect();
     stages.iter().filter(|stage| !held.contains(stage)).copied().collect()
@@ -66,7 +66,7 @@ pub(super) fn lost_at(all: &[Standing], stages: &[StageId], step: u64) -> Vec<St
 
 impl Copies {
     /// The place among them of a rank that has its own, and what it has.
-    pub(super) fn of(self, standing: &Standing) -> Option<(&Ring, &CopiedStages)> {
+    pub(crate) fn of(self, standing: &Standing) -> Option<(&Ring, &CopiedStages)> {
         let ring = standing.ring.as_ref().filter(|ring| ring.n_ranks == self.n_ranks)?;
         Some((ring, standing.shadows.iter().find(|of| of.step == self.step)?))
     }

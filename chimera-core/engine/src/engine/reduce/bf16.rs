@@ -6,25 +6,25 @@
 use crate::device::{Device, Dtype, Result};
 
 /// The elements of `tensor`, rounded, as words. The device is waited for.
-pub(super) fn pack<D: Device>(device: &D, tensor: &D::Tensor) -> Result<D::Tensor> {
+pub(crate) fn pack<D: Device>(device: &D, tensor: &D::Tensor) -> Result<D::Tensor> {
     let words = Dtype::Bf16.of_f32(device.download(tensor)?);
     device.upload_vec(&[words.len()], words)
 }
 
 /// The `n` elements that words hold.
-pub(super) fn unpack<D: Device>(device: &D, words: &D::Tensor, n: usize) -> Result<D::Tensor> {
+pub(crate) fn unpack<D: Device>(device: &D, words: &D::Tensor, n: usize) -> Result<D::Tensor> {
     device.upload_vec(&[n], Dtype::Bf16.to_f32(device.download(words)?, n))
 }
 
 /// The elements of `tensor`, rounded.
-pub(super) fn round<D: Device>(device: &D, tensor: &D::Tensor) -> Result<D::Tensor> {
+pub(crate) fn round<D: Device>(device: &D, tensor: &D::Tensor) -> Result<D::Tensor> {
     let values = device.download(tensor)?;
     let n = values.len();
     device.upload_vec(&[n], Dtype::Bf16.to_f32(Dtype::Bf16.of_f32(values), n))
 }
 
 /// Whether a word of f32 keeps its bits on a device.
-pub(super) fn keeps_words<D: Device>(device: &D) -> Result<bool> {
+pub(crate) fn keeps_words<D: Device>(device: &D) -> Result<bool> {
     Ok(device.dtype(&device.zeros(&[1])?) == Dtype::F32)
 }
 

@@ -11,7 +11,7 @@ use crate::device::{Device, Result};
 const ALIGNMENT: usize = 64;
 
 /// The tensors of a bucket, one behind the other, and the segment of each replica.
-pub(super) struct BucketLayout {
+pub(crate) struct BucketLayout {
     shapes: Vec<Vec<usize>>,
     /// By tensor: its elements in the buffer.
     places: Vec<Range<usize>>,
@@ -25,7 +25,7 @@ pub(super) struct BucketLayout {
 
 impl BucketLayout {
     /// A buffer of which each replica that adds has an even share.
-    pub(super) fn shared(shapes: Vec<Vec<usize>>, n_members: usize) -> BucketLayout {
+    pub(crate) fn shared(shapes: Vec<Vec<usize>>, n_members: usize) -> BucketLayout {
         let order = (0..shapes.len()).collect();
         let mut layout = BucketLayout::of(shapes, order);
         let shares = even_shares(layout.n_elements, n_core(n_members), UNIT);
@@ -44,7 +44,7 @@ impl BucketLayout {
     }
 
     /// A buffer of which each replica has the tensors that it owns, and keeps their sums.
-    pub(super) fn owned(
+    pub(crate) fn owned(
         shapes: Vec<Vec<usize>>,
         owners: &[usize],
         n_members: usize,
@@ -80,22 +80,22 @@ impl BucketLayout {
     }
 
     /// Elements of the whole buffer.
-    pub(super) fn n_elements(&self) -> usize {
+    pub(crate) fn n_elements(&self) -> usize {
         self.n_elements
     }
 
     /// Whether the sum of each tensor stays with the replica that owns it.
-    pub(super) fn keeps_sums(&self) -> bool {
+    pub(crate) fn keeps_sums(&self) -> bool {
         self.keeps_sums
     }
 
     /// Where each tensor lies in the buffer, and its extents.
-    pub(super) fn tensors(&self) -> impl Iterator<Item = (&Range<usize>, &[usize])> {
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (&Range<usize>, &[usize])> {
         self.places.iter().zip(self.shapes.iter().map(Vec::as_slice))
     }
 
     /// Where segments at these positions lie in the buffer.
-    pub(super) fn elements(&self, segments: &Range<usize>) -> Range<usize> {
+    pub(crate) fn elements(&self, segments: &Range<usize>) -> Range<usize> {
         match self.segments.get(segments.clone()) {
             Some([first, .., last]) => first.start..last.end,
             Some([one]) => one.clone(),
@@ -104,7 +104,7 @@ impl BucketLayout {
     }
 
     /// The buffer, of which each tensor and each gap between two is a piece.
-    pub(super) fn pieces<D: Device>(
+    pub(crate) fn pieces<D: Device>(
         &self,
         device: &D,
         tensors: Vec<D::Tensor>,
@@ -126,13 +126,13 @@ impl BucketLayout {
 }
 
 /// Elements of the buffer, as a tensor of one extent.
-pub(super) struct Piece<T> {
-    pub(super) elements: Range<usize>,
-    pub(super) tensor: T,
+pub(crate) struct Piece<T> {
+    pub(crate) elements: Range<usize>,
+    pub(crate) tensor: T,
 }
 
 /// These elements of the buffer, which lie in some pieces of it.
-pub(super) fn cut<D: Device>(
+pub(crate) fn cut<D: Device>(
     device: &D,
     pieces: &[Piece<D::Tensor>],
     elements: &Range<usize>,

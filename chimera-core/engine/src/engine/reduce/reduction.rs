@@ -14,14 +14,14 @@ use chimera_schedule::analyze::Need;
 use chimera_schedule::collective::{Part, Round, rounds, segments};
 use chimera_schedule::ids::{BucketId, Rank};
 
-use super::bf16;
-use super::layout::{BucketLayout, Piece, cut};
 use crate::comm::{Comm, CommError, Payload, Tag};
 use crate::device::{Device, DeviceError};
+use crate::engine::reduce::bf16;
+use crate::engine::reduce::layout::{BucketLayout, Piece, cut};
 
 /// Why a reduction failed.
 #[derive(Debug)]
-pub(super) enum ReduceError {
+pub(crate) enum ReduceError {
     /// The transport, and what was needed of the other rank.
     Comm(CommError, Need),
     Device(DeviceError),
@@ -36,7 +36,7 @@ pub(super) enum ReduceError {
 
 impl ReduceError {
     /// How long the wait was, if it was too long.
-    pub(super) fn waited_mut(&mut self) -> Option<&mut Duration> {
+    pub(crate) fn waited_mut(&mut self) -> Option<&mut Duration> {
         match self {
             ReduceError::Comm(error, _) => error.waited_mut(),
             ReduceError::Device(_) | ReduceError::Shape { .. } => None,
@@ -51,7 +51,7 @@ impl From<DeviceError> for ReduceError {
 }
 
 /// A reduction under way, as one member sees it.
-pub(super) struct Reduction<T> {
+pub(crate) struct Reduction<T> {
     bucket: BucketId,
     /// Which part of it.
     part: u32,
@@ -75,7 +75,7 @@ pub(super) struct Reduction<T> {
 impl<T: Clone + Send> Reduction<T> {
     /// Starts the reduction of `parts`, this rank's gradients, which lie in the buffer as `layout` says and go between
     /// ranks in bf16 where it says so.
-    pub(super) fn start<D, C>(
+    pub(crate) fn start<D, C>(
         device: &D,
         comm: &mut C,
         step: u64,
@@ -120,7 +120,7 @@ impl<T: Clone + Send> Reduction<T> {
     }
 
     /// Gets as far as it can without waiting.
-    pub(super) fn poll<D, C>(&mut self, device: &D, comm: &mut C) -> Result<(), ReduceError>
+    pub(crate) fn poll<D, C>(&mut self, device: &D, comm: &mut C) -> Result<(), ReduceError>
     where
         D: Device<Tensor = T>,
         C: Comm<T>,
@@ -129,12 +129,12 @@ impl<T: Clone + Send> Reduction<T> {
     }
 
     /// Whether nothing is left to wait for.
-    pub(super) fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.at == self.rounds.len()
     }
 
     /// Waits for all sums until `deadline`, and may be called again.
-    pub(super) fn wait<D, C>(
+    pub(crate) fn wait<D, C>(
         &mut self,
         device: &D,
         comm: &mut C,
@@ -149,7 +149,7 @@ impl<T: Clone + Send> Reduction<T> {
 
     /// The sums, once nothing is left to wait for; `None` for those that others keep. They may share memory with the
     /// other members' copies.
-    pub(super) fn finish<D>(self, device: &D) -> Result<Vec<Option<T>>, ReduceError>
+    pub(crate) fn finish<D>(self, device: &D) -> Result<Vec<Option<T>>, ReduceError>
     where
         D: Device<Tensor = T>,
     {

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use chimera_schedule::ids::BucketId;
 
-use super::reduction::{ReduceError, Reduction};
-use super::shards::{BucketPart, of_bucket};
-use super::timing::Moment;
 use crate::comm::Comm;
 use crate::device::Device;
+use crate::engine::reduce::reduction::{ReduceError, Reduction};
+use crate::engine::reduce::shards::{BucketPart, of_bucket};
+use crate::engine::report::timing::Moment;
 
 /// Reductions in the order in which they were started.
-pub(super) struct Reductions<T> {
+pub(crate) struct Reductions<T> {
     /// By bucket of an update: its parts.
     parts: Vec<Vec<Arc<BucketPart>>>,
     /// By bucket of an update: its parts where factors of linear layers are summed too; none where the optimizer takes none.
@@ -22,17 +22,17 @@ pub(super) struct Reductions<T> {
 }
 
 /// The reduction of a part of a bucket.
-pub(super) struct UnderWay<T> {
-    pub(super) bucket: BucketId,
+pub(crate) struct UnderWay<T> {
+    pub(crate) bucket: BucketId,
     /// Which tensors it sums.
-    pub(super) part: Arc<BucketPart>,
-    pub(super) sum: Reduction<T>,
+    pub(crate) part: Arc<BucketPart>,
+    pub(crate) sum: Reduction<T>,
     /// When it was started.
-    pub(super) start: Moment,
+    pub(crate) start: Moment,
 }
 
 impl<T: Clone + Send> Reductions<T> {
-    pub(super) fn new(
+    pub(crate) fn new(
         parts: Vec<Vec<Arc<BucketPart>>>,
         with_factors: Vec<Vec<Arc<BucketPart>>>,
         is_bf16: bool,
@@ -41,45 +41,45 @@ impl<T: Clone + Send> Reductions<T> {
     }
 
     /// The parts of a bucket, with factors or without.
-    pub(super) fn parts(&self, bucket: BucketId, takes_factors: bool) -> &[Arc<BucketPart>] {
+    pub(crate) fn parts(&self, bucket: BucketId, takes_factors: bool) -> &[Arc<BucketPart>] {
         let parts = if takes_factors { &self.with_factors } else { &self.parts };
         of_bucket::<Vec<_>>(parts, bucket)
     }
 
     /// Whether gradients go between replicas in bf16.
-    pub(super) fn is_bf16(&self) -> bool {
+    pub(crate) fn is_bf16(&self) -> bool {
         self.is_bf16
     }
 
     /// Takes on a reduction that was started.
-    pub(super) fn push(&mut self, reduction: UnderWay<T>) {
+    pub(crate) fn push(&mut self, reduction: UnderWay<T>) {
         self.under_way.push(reduction);
     }
 
     /// The first part of a bucket that is still to be waited for, if one is.
-    pub(super) fn take(&mut self, bucket: BucketId) -> Option<UnderWay<T>> {
+    pub(crate) fn take(&mut self, bucket: BucketId) -> Option<UnderWay<T>> {
         let at = self.under_way.iter().position(|under_way| under_way.bucket == bucket)?;
         Some(self.under_way.remove(at))
     }
 
     /// One that still needs messages, if one does.
-    pub(super) fn take_unfinished(&mut self) -> Option<UnderWay<T>> {
+    pub(crate) fn take_unfinished(&mut self) -> Option<UnderWay<T>> {
         let at = self.under_way.iter().position(|under_way| !under_way.sum.is_done())?;
         Some(self.under_way.remove(at))
     }
 
     /// Forgets those of a program that is not finished.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.under_way.clear();
     }
 
     /// Whether one of them still needs messages.
-    pub(super) fn is_summing(&self) -> bool {
+    pub(crate) fn is_summing(&self) -> bool {
         self.under_way.iter().any(|under_way| !under_way.sum.is_done())
     }
 
     /// Gets each as far as it can without waiting; fails with the bucket of the first that cannot go on.
-    pub(super) fn poll<D, C>(
+    pub(crate) fn poll<D, C>(
         &mut self,
         device: &D,
         comm: &mut C,

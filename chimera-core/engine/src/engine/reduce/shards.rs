@@ -8,24 +8,24 @@ use chimera_schedule::ids::{BucketId, Rank, StageId, WorkerId};
 use chimera_schedule::program::Program;
 use chimera_schedule::shards::assign_whole;
 
-use super::Optimizer;
-use super::kfac::factor_shapes;
-use super::layout::BucketLayout;
+use crate::engine::Optimizer;
+use crate::engine::optim::kfac::factor_shapes;
+use crate::engine::reduce::layout::BucketLayout;
 use crate::stage::Param;
 
 /// Where a rank keeps one tensor of a bucket: stage and index of the parameter. A tied tensor may have
 /// two places on one rank.
-pub(super) type Places = Vec<(StageId, usize)>;
+pub(crate) type Places = Vec<(StageId, usize)>;
 
 /// Whether a parameter of a stage is shared with other stages of the program: a tied one of a stage that is in no tie is its own.
-pub(super) fn is_shared(program: &Program, stage: StageId, is_tied: bool) -> bool {
+pub(crate) fn is_shared(program: &Program, stage: StageId, is_tied: bool) -> bool {
     let mut ties = program.buckets_of_update().iter().filter(|bucket| bucket.stages.len() > 1);
     is_tied && ties.any(|bucket| bucket.stages.contains(&stage))
 }
 
 /// By bucket of an update and tensor: where a worker that holds these stages keeps it. A bucket of one
 /// stage holds its tensors of its own, one of several stages those they share, by name.
-pub(super) fn layout<'p>(
+pub(crate) fn layout<'p>(
     program: &Program,
     params: impl Fn(StageId) -> Option<&'p [Param]>,
 ) -> Vec<Vec<Places>> {
@@ -51,7 +51,7 @@ pub(super) fn layout<'p>(
 }
 
 /// By bucket of an update and tensor of a layout: its owner. The same on all ranks that hold it.
-pub(super) fn owners<'p>(
+pub(crate) fn owners<'p>(
     program: &Program,
     width: usize,
     layout: &[Vec<Places>],
@@ -66,26 +66,26 @@ pub(super) fn owners<'p>(
 }
 
 /// Tensors of a bucket that are summed together.
-pub(super) struct BucketPart {
+pub(crate) struct BucketPart {
     /// Which of the bucket's, ascending. Factors of linear layers come after its gradients.
-    pub(super) tensors: Vec<usize>,
+    pub(crate) tensors: Vec<usize>,
     /// How they lie in the buffer that is reduced.
-    pub(super) layout: Arc<BucketLayout>,
+    pub(crate) layout: Arc<BucketLayout>,
 }
 
 /// How the tensors of a bucket are summed.
 #[derive(Clone, Copy)]
-pub(super) struct HowSummed {
+pub(crate) struct HowSummed {
     /// Whether each replica has the tensors that it owns, else an even share.
-    pub(super) keeps_sums: bool,
+    pub(crate) keeps_sums: bool,
     /// Whether the factors of a bucket's stage are summed with its gradients.
-    pub(super) with_factors: bool,
+    pub(crate) with_factors: bool,
     /// A part has at least so many elements, if tensors before its own are left.
-    pub(super) part_elements: usize,
+    pub(crate) part_elements: usize,
 }
 
 /// By bucket of an update: its parts, the one with the last tensors first, whose gradients a backward makes first.
-pub(super) fn parts<'p>(
+pub(crate) fn parts<'p>(
     program: &Program,
     width: usize,
     layout: &[Vec<Places>],
@@ -152,7 +152,7 @@ fn sizes(shapes: &[Vec<usize>]) -> Vec<usize> {
 }
 
 /// What a list by bucket of an update has of a bucket of any update.
-pub(super) fn of_bucket<T>(list: &[T], bucket: BucketId) -> &T {
+pub(crate) fn of_bucket<T>(list: &[T], bucket: BucketId) -> &T {
     &list[bucket.index() % list.len()]
 }
 

@@ -41,7 +41,7 @@ pub struct FlightRecorder {
 }
 
 impl FlightRecorder {
-    pub(super) fn add(&self, did: Did) {
+    pub(crate) fn add(&self, did: Did) {
         let mut all = self.did.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() == N_RECENT {
             all.pop_front();
@@ -49,7 +49,7 @@ impl FlightRecorder {
         all.push_back(did);
     }
 
-    pub(super) fn at(&self, position: Position) {
+    pub(crate) fn at(&self, position: Position) {
         self.position.store(position.to_bits(), Ordering::Relaxed);
     }
 

@@ -7,8 +7,8 @@ use std::time::Instant;
 use chimera_schedule::analyze::timeline::{Awaited, Event, Wait, Work};
 use chimera_schedule::ids::WorkerId;
 
-use super::flight_recorder::{Did, Doing, FlightRecorder};
 use crate::device::{Clock, KernelRun, Result};
+use crate::engine::report::flight_recorder::{Did, Doing, FlightRecorder};
 
 /// What a rank did in one step, in seconds since the job's epoch.
 #[derive(Clone, PartialEq, Debug)]
@@ -22,21 +22,21 @@ pub struct StepTimeline {
 }
 
 /// Times of one rank, in seconds since the job's epoch.
-pub(super) struct Timing {
+pub(crate) struct Timing {
     epoch: Instant,
     marks: Marks,
-    pub(super) events: Vec<Event>,
-    pub(super) waits: Vec<Wait>,
+    pub(crate) events: Vec<Event>,
+    pub(crate) waits: Vec<Wait>,
     /// Kernels of the device, while they are timed.
-    pub(super) kernels: Vec<KernelRun>,
+    pub(crate) kernels: Vec<KernelRun>,
     times_kernels: bool,
     /// By the host's clock.
-    pub(super) recent: FlightRecorder,
+    pub(crate) recent: FlightRecorder,
     /// Seconds of compute since they were last taken.
     busy_s: f64,
     /// What has only the host's times so far.
     unsettled: Vec<Unsettled>,
-    pub(super) since: Since,
+    pub(crate) since: Since,
 }
 
 /// The marks of a device's clock, if it has one.
@@ -51,27 +51,27 @@ struct Marks {
 }
 
 /// Time since the last agreement.
-pub(super) struct Since {
-    pub(super) start: Instant,
+pub(crate) struct Since {
+    pub(crate) start: Instant,
     /// Seconds of copying the state to the host.
-    pub(super) copy_s: f64,
+    pub(crate) copy_s: f64,
 }
 
 impl Since {
     /// None has passed yet.
-    pub(super) fn now() -> Since {
+    pub(crate) fn now() -> Since {
         Since { start: Instant::now(), copy_s: 0.0 }
     }
 
     /// Takes what has lasted since `began` for no part of a step.
-    pub(super) fn leave_out(&mut self, began: Instant) {
+    pub(crate) fn leave_out(&mut self, began: Instant) {
         self.start += began.elapsed();
     }
 }
 
 /// A point in time; of a device with a clock, the one at which it comes to this point of its work.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Moment {
+pub(crate) struct Moment {
     host_s: f64,
     mark: usize,
 }
@@ -94,7 +94,7 @@ enum Of {
 }
 
 impl Timing {
-    pub(super) fn new(epoch: Instant, clock: Option<Box<dyn Clock>>) -> Timing {
+    pub(crate) fn new(epoch: Instant, clock: Option<Box<dyn Clock>>) -> Timing {
         Timing {
             epoch,
             marks: Marks { clock, ..Marks::default() },
@@ -110,24 +110,24 @@ impl Timing {
     }
 
     /// Counts from another epoch on.
-    pub(super) fn restart(&mut self, epoch: Instant) {
+    pub(crate) fn restart(&mut self, epoch: Instant) {
         self.clear();
         self.epoch = epoch;
     }
 
     /// Whether kernels of the runs that come are timed, as far as the device tells their times.
-    pub(super) fn time_kernels(&mut self, is_on: bool) {
+    pub(crate) fn time_kernels(&mut self, is_on: bool) {
         self.times_kernels = is_on;
     }
 
     /// A run of the program begins with a step.
-    pub(super) fn begin_run(&mut self, step: u64) {
+    pub(crate) fn begin_run(&mut self, step: u64) {
         self.begin_range(&format_args!("step {step}"));
         self.switch_kernels(true);
     }
 
     /// A run has ended. Kernels until the next one belong to no step.
-    pub(super) fn end_run(&mut self) {
+    pub(crate) fn end_run(&mut self) {
         self.switch_kernels(false);
         self.end_range();
     }
@@ -139,21 +139,21 @@ impl Timing {
     }
 
     /// Opens a range of what the host asks the device for, which a profiler shows by its name.
-    pub(super) fn begin_range(&mut self, name: &dyn Display) {
+    pub(crate) fn begin_range(&mut self, name: &dyn Display) {
         if let Some(clock) = &mut self.marks.clock {
             clock.begin_range(name);
         }
     }
 
     /// Closes the range that was opened last.
-    pub(super) fn end_range(&mut self) {
+    pub(crate) fn end_range(&mut self) {
         if let Some(clock) = &mut self.marks.clock {
             clock.end_range();
         }
     }
 
     /// Forgets events, waits and kernels. Compute that has no times yet still counts.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.events.clear();
         self.waits.clear();
         self.kernels.clear();
@@ -161,13 +161,13 @@ impl Timing {
         self.marks.forget();
     }
 
-    pub(super) fn now(&mut self) -> Moment {
+    pub(crate) fn now(&mut self) -> Moment {
         let mark = self.marks.mark();
         Moment { host_s: self.epoch.elapsed().as_secs_f64(), mark }
     }
 
     /// Notes work that is done now.
-    pub(super) fn worked(&mut self, step: u64, worker: WorkerId, work: Work, start: Moment) {
+    pub(crate) fn worked(&mut self, step: u64, worker: WorkerId, work: Work, start: Moment) {
         let end = self.now();
         let is_compute = !matches!(work, Work::Reduce(_));
         let (from, to) = (start.host_s, end.host_s);
@@ -177,7 +177,7 @@ impl Timing {
     }
 
     /// Notes a wait that ends now.
-    pub(super) fn waited(&mut self, step: u64, worker: WorkerId, awaited: Awaited, start: Moment) {
+    pub(crate) fn waited(&mut self, step: u64, worker: WorkerId, awaited: Awaited, start: Moment) {
         let end = self.now();
         let (from, to) = (start.host_s, end.host_s);
         self.recent.add(Did { step, what: Doing::Wait(awaited), start: from, end: to });
@@ -186,7 +186,7 @@ impl Timing {
     }
 
     /// Notes compute that is no event.
-    pub(super) fn computed(&mut self, start: Moment) {
+    pub(crate) fn computed(&mut self, start: Moment) {
         let end = self.now();
         self.add(start, end, Of::Other, true);
     }
@@ -200,7 +200,7 @@ impl Timing {
     }
 
     /// Waits until the device has done all so far, and takes its times.
-    pub(super) fn settle(&mut self) -> Result<()> {
+    pub(crate) fn settle(&mut self) -> Result<()> {
         let Some(clock) = self.marks.clock.as_mut().filter(|_| !self.unsettled.is_empty()) else {
             return Ok(());
         };
@@ -226,7 +226,7 @@ impl Timing {
     }
 
     /// Seconds of compute, as far as settled, since this was last asked.
-    pub(super) fn take_busy_s(&mut self) -> f64 {
+    pub(crate) fn take_busy_s(&mut self) -> f64 {
         std::mem::take(&mut self.busy_s)
     }
 }

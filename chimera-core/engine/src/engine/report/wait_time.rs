@@ -7,8 +7,8 @@ const STOPPED: Duration = Duration::from_secs(1);
 
 /// How long a rank has waited for what it tries again and again.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Waited {
-    pub(super) total: Duration,
+pub(crate) struct Waited {
+    pub(crate) total: Duration,
     /// When it last tried.
     until: Option<Instant>,
 }
@@ -16,7 +16,7 @@ pub(super) struct Waited {
 impl Waited {
     /// Adds a turn that was to last `turn` and ends `now`. It began where the last one ended, the first one at `began`. One that
     /// ends early, as on simulated transports, counts as it was meant.
-    pub(super) fn add(&mut self, turn: Duration, began: Instant, now: Instant) {
+    pub(crate) fn add(&mut self, turn: Duration, began: Instant, now: Instant) {
         let lasted = now.saturating_duration_since(self.until.unwrap_or(began));
         let was_stopped = lasted > turn.saturating_add(STOPPED);
         self.total += if was_stopped { turn } else { lasted.max(turn) };

@@ -11,10 +11,10 @@ use std::sync::atomic::Ordering;
 use chimera_schedule::analyze::Need;
 use chimera_schedule::ids::WorkerId;
 
-use super::agreement::{Record, Totals};
-use super::state::{StageOn, State};
 use crate::comm::{Comm, Liveness, Position, all_gather};
 use crate::device::Device;
+use crate::engine::state::rank_state::{StageOn, State};
+use crate::engine::sync::agreement::{Record, Totals};
 use crate::fault::Fault;
 
 /// Seconds of the last step or window from which on ranks ask each other before the next one whether to stop.
@@ -22,18 +22,18 @@ const LONG: f64 = 1.0;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Whether this rank knows that the run is to stop.
-    pub(super) fn is_stopping(&self) -> bool {
+    pub(crate) fn is_stopping(&self) -> bool {
         self.job.stop.load(Ordering::Relaxed) || self.comm.stop_requested() == Some(true)
     }
 
     /// Whether a step can be discarded: no weight changes before the step sync, all ranks can be told, and no
     /// library's sum waits for ranks that never begin it.
-    pub(super) fn can_discard(&self) -> bool {
+    pub(crate) fn can_discard(&self) -> bool {
         self.job.program.has_barrier() && self.is_interruptible
     }
 
     /// Whether the transport lets ranks leave a step.
-    pub(super) fn is_interruptible(&self) -> bool {
+    pub(crate) fn is_interruptible(&self) -> bool {
         let (program, width) = (self.job.program, self.job.width);
         let mut buckets = self.stages.buckets();
         self.comm.stop_requested().is_some()
@@ -41,7 +41,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Whether the step under way is to be discarded, before this rank's step sync.
-    pub(super) fn is_to_discard(&mut self) -> bool {
+    pub(crate) fn is_to_discard(&mut self) -> bool {
         if !self.can_discard() {
             return false;
         }
@@ -53,7 +53,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Discards the step under way, whose sync is the instruction `sync_at`, together with all other ranks.
-    pub(super) fn discard(&mut self, worker: WorkerId, sync_at: usize) -> Result<(), Fault> {
+    pub(crate) fn discard(&mut self, worker: WorkerId, sync_at: usize) -> Result<(), Fault> {
         let (step, instr) = (self.steps.first, sync_at as u32);
         self.report(Position::At { step, instr });
         let steps = vec![Totals::default(); self.steps.squared_norms.len()];
@@ -66,7 +66,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
 
     /// Whether some rank knows that the run is to stop, before a program that has to be finished once it is begun:
     /// a wish that came after the last step sync would otherwise wait for all of it. Short ones are not worth asking.
-    pub(super) fn ends_here(&mut self) -> Result<bool, Fault> {
+    pub(crate) fn ends_here(&mut self) -> Result<bool, Fault> {
         let is_long = self.sync.agreed().is_none_or(|agreed| agreed.span_s >= LONG);
         if self.can_discard() || !is_long {
             return Ok(false);

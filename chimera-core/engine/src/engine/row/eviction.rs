@@ -10,7 +10,7 @@ use chimera_schedule::ids::Rank;
 use crate::comm::{CommError, Liveness, Position};
 
 /// How long other ranks may take to say where they are.
-pub(super) const ANSWER: Duration = Duration::from_secs(1);
+pub(crate) const ANSWER: Duration = Duration::from_secs(1);
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);
@@ -20,7 +20,7 @@ const LOOK: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// If a rank has died meanwhile, or has said why the run is over.
-pub(super) fn evict_stalled(
+pub(crate) fn evict_stalled(
     comm: &mut impl Liveness,
     stalled: Rank,
     known: &[Option<Position>],

@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 use chimera_schedule::analyze::{HangReport, Need};
 use chimera_schedule::ids::{BucketId, Rank};
 
-use super::eviction::{ANSWER, evict_stalled};
-use super::reduction::ReduceError;
-use super::state::{StageOn, State};
 use crate::comm::{Comm, CommError, Endpoint, Liveness, Position};
 use crate::device::{Device, DeviceError};
+use crate::engine::reduce::reduction::ReduceError;
+use crate::engine::row::eviction::{ANSWER, evict_stalled};
+use crate::engine::state::rank_state::{StageOn, State};
 use crate::fault::{Class, Fault};
 
 /// After it a rank that goes on is elsewhere.
 const MOMENT: Duration = Duration::from_millis(100);
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    pub(super) fn at(&self, fault: Fault, op: impl ToString) -> Fault {
+    pub(crate) fn at(&self, fault: Fault, op: impl ToString) -> Fault {
         Fault {
             step: fault.step.or(Some(self.steps.first)),
             op: fault.op.or(Some(op.to_string())),
@@ -27,12 +27,12 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Data that cannot be read.
-    pub(super) fn unreadable(&self, step: u64, reason: &io::Error) -> Fault {
+    pub(crate) fn unreadable(&self, step: u64, reason: &io::Error) -> Fault {
         let fault = Fault::new(Class::Io, self.comm.rank(), reason.to_string());
         Fault { step: Some(step), ..fault }
     }
 
-    pub(super) fn on_device<T>(
+    pub(crate) fn on_device<T>(
         &self,
         op: impl ToString,
         result: Result<T, DeviceError>,
@@ -40,7 +40,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         result.map_err(|e| self.explained(self.at(e.into_fault(self.comm.rank()), op)))
     }
 
-    pub(super) fn on_wire<T>(
+    pub(crate) fn on_wire<T>(
         &self,
         op: impl ToString,
         result: Result<T, CommError>,
@@ -69,7 +69,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// As [`on_wire`](State::on_wire), of a wait for what is needed: one that lasted too long is explained.
-    pub(super) fn on_wait<T>(
+    pub(crate) fn on_wait<T>(
         &mut self,
         op: impl ToString,
         need: Need,
@@ -112,7 +112,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Refuses what a peer sent if it is not of the shape that its stage names.
-    pub(super) fn check_shape(
+    pub(crate) fn check_shape(
         &self,
         from: Rank,
         expected: Option<Vec<usize>>,
@@ -129,7 +129,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    pub(super) fn on_sum<T>(
+    pub(crate) fn on_sum<T>(
         &mut self,
         bucket: BucketId,
         result: Result<T, ReduceError>,
@@ -148,7 +148,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
 
 /// `fault`, which names a rank that is stalled; if that one was evicted, after as long again as it was `waited` for, the others
 /// go on without it.
-pub(super) fn evicted(fault: Fault, is_evicted: bool, waited: Duration) -> Fault {
+pub(crate) fn evicted(fault: Fault, is_evicted: bool, waited: Duration) -> Fault {
     if !is_evicted {
         return fault;
     }
@@ -157,7 +157,7 @@ pub(super) fn evicted(fault: Fault, is_evicted: bool, waited: Duration) -> Fault
     Fault { class: Class::Evicted, message, ..fault }
 }
 
-pub(super) fn shape_fault(
+pub(crate) fn shape_fault(
     rank: Rank,
     from: Rank,
     what: &dyn fmt::Display,

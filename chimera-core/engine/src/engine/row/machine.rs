@@ -14,16 +14,16 @@ use chimera_schedule::op::{Cell, Lane};
 use chimera_schedule::program::Bucket;
 use chimera_schedule::update::Update;
 
-use super::agreement::{Agreed, Culprit, Record};
-use super::ops::Value;
-use super::reduction::{ReduceError, Reduction};
-use super::reductions::UnderWay;
-use super::state::{StageOn, State};
-use super::timing::Since;
-use super::training::{MOST_SKIPPED, NonFinite};
-use super::updating::Step;
 use crate::comm::{Comm, CommError, Endpoint, Payload, Tag, all_gather};
 use crate::device::{Device, Overlap};
+use crate::engine::optim::training::{MOST_SKIPPED, NonFinite};
+use crate::engine::optim::updating::Step;
+use crate::engine::reduce::reduction::{ReduceError, Reduction};
+use crate::engine::reduce::reductions::UnderWay;
+use crate::engine::report::timing::Since;
+use crate::engine::row::ops::Value;
+use crate::engine::state::rank_state::{StageOn, State};
+use crate::engine::sync::agreement::{Agreed, Culprit, Record};
 use crate::fault::{Class, Fault, Underway};
 use crate::stage::slice_range;
 
@@ -323,7 +323,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// What all ranks conclude from the record of each, and the records.
-    pub(super) fn gather_records(
+    pub(crate) fn gather_records(
         &mut self,
         worker: WorkerId,
         own: &Record,

@@ -8,16 +8,16 @@ use chimera_schedule::effects::{Token, TokenKind, UnitAt};
 use chimera_schedule::ids::Rank;
 use chimera_schedule::op::{Kind, Op};
 
-use super::ops::Value;
-use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
+use crate::engine::row::ops::Value;
+use crate::engine::state::rank_state::{StageOn, State};
 use crate::fault::{Class, Fault};
 use crate::stage::Left;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Runs a move on the values it eats. What goes to another rank is sent, and comes from it, by the messages around it.
-    pub(super) fn run_move(
+    pub(crate) fn run_move(
         &mut self,
         op: &Op,
         eaten: VecDeque<Value<S>>,
@@ -71,7 +71,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Sends moved activations: how many tensors they are, and these.
-    pub(super) fn send_moved(
+    pub(crate) fn send_moved(
         &mut self,
         to: Rank,
         token: Token,
@@ -87,7 +87,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Receives moved activations, if they are on their way.
-    pub(super) fn recv_moved(
+    pub(crate) fn recv_moved(
         &mut self,
         from: Rank,
         token: Token,

@@ -7,17 +7,17 @@ use chimera_schedule::effects::{Token, TokenKind};
 use chimera_schedule::ids::StageId;
 use chimera_schedule::op::{Kind, Op};
 
-use super::Job;
-use super::held::{Held, Weights};
-use super::state::{StageOn, State};
-use super::work_piece::Shown;
 use crate::comm::{Comm, Endpoint};
 use crate::device::{self, Device};
+use crate::engine::Job;
+use crate::engine::state::held_stage::{Held, Weights};
+use crate::engine::state::rank_state::{StageOn, State};
+use crate::engine::state::work_piece::Shown;
 use crate::fault::{Class, Fault};
 use crate::stage::{ForwardResult, Left, Micro, Output, Slice, Stage, StageEdges};
 
 /// What a live token carries.
-pub(super) enum Value<S: Stage> {
+pub(crate) enum Value<S: Stage> {
     /// An activation or a gradient.
     Tensor(S::Tensor),
     /// The checkpointed inputs, one for each input edge. A source has none: its samples come with the micro-batch. Of a slice
@@ -45,7 +45,7 @@ pub(super) enum Value<S: Stage> {
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Runs one op on the values it eats; returns those it makes, in the order of its effects.
-    pub(super) fn run_op(
+    pub(crate) fn run_op(
         &mut self,
         op: &Op,
         mut eaten: VecDeque<Value<S>>,
@@ -153,7 +153,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// The weights for each unit of an op: of the versions that it eats last, or the only one there is.
-    pub(super) fn versions(&self, op: &Op, eaten: &mut VecDeque<Value<S>>) -> Vec<Weights<S>> {
+    pub(crate) fn versions(&self, op: &Op, eaten: &mut VecDeque<Value<S>>) -> Vec<Weights<S>> {
         let n_versions = eaten.iter().filter(|v| matches!(v, Value::Version(_))).count();
         if n_versions == 0 {
             return units(op).map(|_| Arc::clone(&self.stages.held(op.stage).weights)).collect();
@@ -162,7 +162,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// The versions that an op hands on, if weights may change before its backward.
-    pub(super) fn kept_versions<I: IntoIterator<Item = Weights<S>>>(
+    pub(crate) fn kept_versions<I: IntoIterator<Item = Weights<S>>>(
         &self,
         weights: I,
     ) -> impl Iterator<Item = Value<S>> + use<S, D, C, I> {
@@ -219,7 +219,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Adds the gradients of one unit; returns what it shows.
-    pub(super) fn backward_weight(
+    pub(crate) fn backward_weight(
         &mut self,
         op: &Op,
         deferred: S::Deferred,
@@ -295,12 +295,12 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Where a stage stands among the others.
-    pub(super) fn edges(&self, stage: StageId) -> StageEdges {
+    pub(crate) fn edges(&self, stage: StageId) -> StageEdges {
         StageEdges::of(self.job.program.rules().graph(), stage)
     }
 
     /// Bytes that `values` keep for backwards to come.
-    pub(super) fn kept_bytes<'v>(
+    pub(crate) fn kept_bytes<'v>(
         &self,
         tokens: &[Token],
         values: impl Iterator<Item = &'v Value<S>>,
@@ -336,7 +336,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
 
     /// The samples of an op: number `(group*N + m)*B + i` of its step's global batch for sample `i` of
     /// the step's micro-batch `m`. An op on a slice of sequences has the samples of the micro-batch whole.
-    pub(super) fn batch(&self, op: &Op) -> Result<Batch<S::Item>, Fault> {
+    pub(crate) fn batch(&self, op: &Op) -> Result<Batch<S::Item>, Fault> {
         let program = self.job.program;
         let n_slices = program.rules().n_slices();
         let unit_samples = self.job.micro_batch_size as u64 / u64::from(program.sample_shares());
@@ -362,7 +362,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// How many targets of a step's global batch count.
-    pub(super) fn n_counted(&self, step: u64) -> Result<u64, Fault> {
+    pub(crate) fn n_counted(&self, step: u64) -> Result<u64, Fault> {
         let Job { program, data, width, micro_batch_size, .. } = &self.job;
         let n_micros = program.window().units_per_step() / program.units_per_micro();
         let n_samples = *width as u64 * u64::from(n_micros) * *micro_batch_size as u64;
@@ -394,7 +394,7 @@ fn units(op: &Op) -> impl Iterator<Item = Op> + use<> {
 }
 
 /// The samples of an op.
-pub(super) struct Batch<I> {
+pub(crate) struct Batch<I> {
     step: u64,
     sample: u64,
     input: Vec<I>,
@@ -403,7 +403,7 @@ pub(super) struct Batch<I> {
 }
 
 impl<I> Batch<I> {
-    pub(super) fn micro(&self) -> Micro<'_, I> {
+    pub(crate) fn micro(&self) -> Micro<'_, I> {
         let Batch { step, sample, input, target, loss_scale } = self;
         Micro {
             step: *step,
@@ -418,7 +418,7 @@ impl<I> Batch<I> {
 
 /// Tokens of a kind always carry the same kind of value, so another one is a bug.
 impl<S: Stage> Value<S> {
-    pub(super) fn tensor(self) -> S::Tensor {
+    pub(crate) fn tensor(self) -> S::Tensor {
         match self {
             Value::Tensor(tensor) => tensor,
             other => panic!("a tensor was expected, not {}", other.name()),
@@ -446,14 +446,14 @@ impl<S: Stage> Value<S> {
         }
     }
 
-    pub(super) fn shown(self) -> Shown<S::Tensor> {
+    pub(crate) fn shown(self) -> Shown<S::Tensor> {
         match self {
             Value::Shown(shown) => shown,
             other => panic!("shown operands were expected, not {}", other.name()),
         }
     }
 
-    pub(super) fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             Value::Tensor(_) => "a tensor",
             Value::Inputs(..) => "checkpointed inputs",

@@ -9,23 +9,23 @@ use std::sync::Arc;
 use chimera_schedule::ids::{BucketId, StageId, WorkId};
 use chimera_schedule::op::Op;
 
-use super::kfac::{KfacPiece, Side};
-use super::ops::Value;
-use super::state::{StageOn, State};
-use super::work_piece::{Inverse, Shown, WorkPiece};
 use crate::comm::{Comm, Endpoint};
 use crate::device::{Device, DeviceError};
+use crate::engine::optim::kfac::{KfacPiece, Side};
+use crate::engine::row::ops::Value;
+use crate::engine::state::rank_state::{StageOn, State};
+use crate::engine::state::work_piece::{Inverse, Shown, WorkPiece};
 use crate::fault::{Class, Fault};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Whether the step under way takes factors.
-    pub(super) fn takes_factors(&self) -> bool {
+    pub(crate) fn takes_factors(&self) -> bool {
         self.job.training.takes_factors(self.steps.n_updates)
     }
 
     /// What a backward shows of one unit: nothing where nobody reads it. If the step takes factors and the program has no
     /// pieces for them, they are taken here.
-    pub(super) fn show(
+    pub(crate) fn show(
         &mut self,
         op: &Op,
         deferred: &S::Deferred,
@@ -53,7 +53,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// The values of an op that shows this of its units: for each work on backwards those of all units.
-    pub(super) fn made_shown<'s>(
+    pub(crate) fn made_shown<'s>(
         &self,
         units: &'s [Shown<S::Tensor>],
     ) -> impl Iterator<Item = Value<S>> + use<'s, '_, S, D, C> {
@@ -62,7 +62,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Does a piece.
-    pub(super) fn run_piece(
+    pub(crate) fn run_piece(
         &mut self,
         op: &Op,
         work: WorkId,
@@ -133,7 +133,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// This rank's sums of factors that go with a bucket's gradients.
-    pub(super) fn take_factors(&mut self, bucket: BucketId) -> Result<Vec<S::Tensor>, Fault> {
+    pub(crate) fn take_factors(&mut self, bucket: BucketId) -> Result<Vec<S::Tensor>, Fault> {
         let mut sums = Vec::new();
         let Some(stage) = self.shown_stage(bucket) else { return Ok(sums) };
         let State { stages, device, .. } = &mut *self;
@@ -143,7 +143,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Puts the sums over all replicas in their place.
-    pub(super) fn put_factors(&mut self, bucket: BucketId, sums: Vec<Option<S::Tensor>>) {
+    pub(crate) fn put_factors(&mut self, bucket: BucketId, sums: Vec<Option<S::Tensor>>) {
         let Some(stage) = self.shown_stage(bucket) else { return };
         let mut sums = sums.into_iter().flatten();
         for layer in &mut self.stages.held_mut(stage).layers {
@@ -154,7 +154,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Asks for the inverses of factors that a stage has averaged, if it is here.
-    pub(super) fn ask_for_inverses(&mut self, stage: StageId) {
+    pub(crate) fn ask_for_inverses(&mut self, stage: StageId) {
         let n_layers = self.stages.find(stage).map_or(0, |held| held.layers.len());
         self.inverses.retain(|inverse| inverse.stage != stage);
         for layer in 0..n_layers {

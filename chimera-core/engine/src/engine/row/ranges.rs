@@ -9,15 +9,15 @@ use chimera_schedule::ids::{BucketId, ChannelId, WorkerId};
 use chimera_schedule::interp::Machine;
 use chimera_schedule::op::{Cell, Lane};
 
-use super::ops::Value;
-use super::state::{StageOn, State};
 use crate::comm::Comm;
 use crate::device::Device;
+use crate::engine::row::ops::Value;
+use crate::engine::state::rank_state::{StageOn, State};
 use crate::fault::Fault;
 
 /// The engine, with a named range around each instruction that computes.
-pub(super) struct InRanges<'s, 'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>>(
-    pub(super) &'s mut State<'j, S, D, C>,
+pub(crate) struct InRanges<'s, 'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>>(
+    pub(crate) &'s mut State<'j, S, D, C>,
 );
 
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> InRanges<'_, 'j, S, D, C> {

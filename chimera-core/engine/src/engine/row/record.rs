@@ -2,15 +2,15 @@
 
 use chimera_schedule::ids::{BucketId, StageId};
 
-use super::agreement::{Record, Totals};
-use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
+use crate::engine::state::rank_state::{StageOn, State};
+use crate::engine::sync::agreement::{Record, Totals};
 use crate::fault::Fault;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// This rank's part of the agreement.
-    pub(super) fn own_record(&mut self) -> Result<Record, Fault> {
+    pub(crate) fn own_record(&mut self) -> Result<Record, Fault> {
         let start = self.now();
         let window = self.job.program.window();
         let totals = |squared_norm: &f64| Totals { loss: 0.0, squared_norm: *squared_norm };
@@ -56,14 +56,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Whether this rank is the first replica of a bucket.
-    pub(super) fn is_lead(&self, bucket: BucketId) -> bool {
+    pub(crate) fn is_lead(&self, bucket: BucketId) -> bool {
         let lead = self.job.program.buckets()[bucket.index()].members.first();
         self.group == 0 && lead.map(|w| self.rank_of(*w, 0)) == Some(self.comm.rank())
     }
 
     /// Adds the squared norms of a bucket's gradients to `sum`; the first that is not finite is the culprit, if
     /// there is none.
-    pub(super) fn add_norms(
+    pub(crate) fn add_norms(
         &self,
         bucket: BucketId,
         sum: &mut f64,
@@ -110,7 +110,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// All elements, one tensor after the other.
-    pub(super) fn numbers<'t>(
+    pub(crate) fn numbers<'t>(
         &self,
         tensors: impl Iterator<Item = &'t S::Tensor>,
     ) -> Result<Vec<f64>, Fault> {
@@ -130,7 +130,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Bytes of what a rank holds all the time.
-    pub(super) fn state_bytes(&self) -> [(&'static str, u64); 3] {
+    pub(crate) fn state_bytes(&self) -> [(&'static str, u64); 3] {
         let (_, me) = self.job.program.placement().group_and_worker(self.comm.rank());
         let n_versions = u64::from(self.job.program.weight_versions()[me.index()]);
         let [weights, gradients, moments] = self.stages.bytes(&self.device, n_versions);

@@ -2,15 +2,15 @@
 
 use chimera_schedule::op::Op;
 
-use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
+use crate::engine::state::rank_state::{StageOn, State};
 use crate::fault::{Class, Fault};
 use crate::stage::Param;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Refuses a loss that is not one number.
-    pub(super) fn check_loss(&self, op: &Op, loss: &S::Tensor) -> Result<(), Fault> {
+    pub(crate) fn check_loss(&self, op: &Op, loss: &S::Tensor) -> Result<(), Fault> {
         let shape = self.device.shape(loss);
         match shape.iter().product() {
             1 => Ok(()),
@@ -26,7 +26,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Notes of which shapes the gradients of an op's inputs will have to be.
-    pub(super) fn note_inputs(&mut self, op: &Op, inputs: &[S::Tensor]) {
+    pub(crate) fn note_inputs(&mut self, op: &Op, inputs: &[S::Tensor]) {
         let n_units = usize::from(op.span.len);
         let shapes: Vec<Vec<usize>> = inputs.iter().map(|x| self.device.shape(x)).collect();
         let of_unit = |mut shape: Vec<usize>| {
@@ -45,7 +45,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Refuses gradients of the inputs of one unit that do not have the inputs' shapes.
-    pub(super) fn check_input_gradients(
+    pub(crate) fn check_input_gradients(
         &mut self,
         op: &Op,
         gradients: &[S::Tensor],
@@ -67,7 +67,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Refuses gradients of weights that do not have the shapes of their parameters.
-    pub(super) fn check_gradients(&self, op: &Op) -> Result<(), Fault> {
+    pub(crate) fn check_gradients(&self, op: &Op) -> Result<(), Fault> {
         let held = self.stages.held(op.stage);
         let each = held.stage.params().iter().zip(&held.grads);
         let each = each.map(|(param, gradient)| (param, self.device.shape(gradient)));
@@ -85,7 +85,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Refuses a sample that has other targets than its data says.
-    pub(super) fn check_targets(
+    pub(crate) fn check_targets(
         &self,
         op: &Op,
         (step, sample): (u64, u64),

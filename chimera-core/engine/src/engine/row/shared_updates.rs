@@ -3,16 +3,16 @@
 use chimera_schedule::analyze::{Awaited, Need};
 use chimera_schedule::ids::{BucketId, Rank, WorkerId};
 
-use super::faults::shape_fault;
-use super::held::copy;
-use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
+use crate::engine::row::faults::shape_fault;
+use crate::engine::state::held_stage::copy;
+use crate::engine::state::rank_state::{StageOn, State};
 use crate::fault::Fault;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Sends the tensors that this rank has updated to the other replicas.
-    pub(super) fn give_weights(&mut self, bucket: BucketId) -> Result<(), Fault> {
+    pub(crate) fn give_weights(&mut self, bucket: BucketId) -> Result<(), Fault> {
         let (rank, step) = (self.comm.rank(), self.sum_number(bucket));
         let others = self.job.program.replicas(self.job.width, bucket);
         let others: Vec<Rank> = others.into_iter().filter(|m| *m != rank).collect();
@@ -31,7 +31,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
 
     /// Waits for the tensors that other replicas have updated. Only behind the row, so that replicas with
     /// their updates in another order do not wait for each other.
-    pub(super) fn take_weights(&mut self, worker: WorkerId) -> Result<(), Fault> {
+    pub(crate) fn take_weights(&mut self, worker: WorkerId) -> Result<(), Fault> {
         if !self.job.training.shard_optimizer || self.sync.skipped().is_some() {
             return Ok(());
         }

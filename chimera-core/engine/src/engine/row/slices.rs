@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use chimera_schedule::op::{Kind, Op};
 
-use super::ops::Value;
-use super::state::{StageOn, State};
 use crate::comm::Comm;
 use crate::device::Device;
+use crate::engine::row::ops::Value;
+use crate::engine::state::rank_state::{StageOn, State};
 use crate::fault::Fault;
 use crate::stage::{Output, Slice, SliceGradients};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Runs the forward of a slice.
-    pub(super) fn forward_slice(
+    pub(crate) fn forward_slice(
         &mut self,
         op: &Op,
         mut eaten: VecDeque<Value<S>>,
@@ -64,7 +64,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Runs the backward of a slice, or its input half.
-    pub(super) fn backward_slice(
+    pub(crate) fn backward_slice(
         &mut self,
         op: &Op,
         mut eaten: VecDeque<Value<S>>,

@@ -13,16 +13,16 @@ use chimera_schedule::ids::{BucketId, ChannelId, Rank};
 use chimera_schedule::program::{Instr, Program};
 use rustc_hash::FxHashMap;
 
-use super::reduction::ReduceError;
-use super::shards::BucketPart;
-use super::state::{StageOn, State};
 use crate::comm::{Comm, Endpoint, OrderedMessage, Payload, Tag};
 use crate::device::Device;
+use crate::engine::reduce::reduction::ReduceError;
+use crate::engine::reduce::shards::BucketPart;
+use crate::engine::state::rank_state::{StageOn, State};
 use crate::fault::{Class, Fault};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Says to a transport that needs an order which messages the program that begins has.
-    pub(super) fn follow_program(&mut self) -> Result<(), Fault> {
+    pub(crate) fn follow_program(&mut self) -> Result<(), Fault> {
         if !self.comm.needs_order() {
             return Ok(());
         }
@@ -38,7 +38,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Says to a transport that needs an order which weights are sent, once it is certain that they are updated.
-    pub(super) fn follow_updates(&mut self) -> Result<(), Fault> {
+    pub(crate) fn follow_updates(&mut self) -> Result<(), Fault> {
         if !self.comm.needs_order() || std::mem::replace(&mut self.steps.has_updates, true) {
             return Ok(());
         }

@@ -7,9 +7,9 @@ use chimera_schedule::analyze::Need;
 use chimera_schedule::program::Instr;
 use chimera_schedule::update::Update;
 
-use super::state::{StageOn, State};
 use crate::comm::{Comm, CommError, Endpoint, Wrap};
 use crate::device::Device;
+use crate::engine::state::rank_state::{StageOn, State};
 use crate::fault::{Class, Fault};
 
 /// Between two looks at the sums under way.
@@ -23,7 +23,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Tries until a deadline that `attempt` is given, again and again, for as long as this rank waits for another one.
     /// `waited` finds the time in an error that says it was too long. Pending if the step is to be discarded, and after a
     /// while too where there are moves, so that the other lane is looked after.
-    pub(super) fn wait<T, E>(
+    pub(crate) fn wait<T, E>(
         &mut self,
         waited: fn(&mut E) -> Option<&mut Duration>,
         mut attempt: impl FnMut(&mut Self, Instant) -> Result<T, E>,
@@ -58,7 +58,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     ///
     /// # Errors
     /// If they are blocked for too long.
-    pub(super) fn look_again(
+    pub(crate) fn look_again(
         &mut self,
         instr: Instr,
         next_move: Option<Instr>,
@@ -104,7 +104,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    pub(super) fn poll_sums(&mut self) -> Result<(), Fault> {
+    pub(crate) fn poll_sums(&mut self) -> Result<(), Fault> {
         let polled = self.reductions.poll(&self.device, &mut self.comm);
         polled.or_else(|(bucket, error)| self.on_sum(bucket, Err(error)))
     }

@@ -8,12 +8,12 @@ use chimera_schedule::ids::{Rank, StageId};
 use chimera_schedule::program::Program;
 use serde::{Deserialize, Serialize};
 
-use super::Worker;
-use super::fields::{Fields, differences};
-use super::shards::is_shared;
-use super::state::StageOn;
 use crate::comm::{Comm, Endpoint};
 use crate::device::Device;
+use crate::engine::Worker;
+use crate::engine::fields::{Fields, differences};
+use crate::engine::reduce::shards::is_shared;
+use crate::engine::state::rank_state::StageOn;
 use crate::fault::{Class, Fault};
 use crate::stage::name_conflict;
 
@@ -102,7 +102,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
 }
 
 /// Refuses ranks whose settings differ.
-pub(super) fn check_fields(rank: Rank, all: &[Fields]) -> Result<(), Fault> {
+pub(crate) fn check_fields(rank: Rank, all: &[Fields]) -> Result<(), Fault> {
     let Some(other) = all.iter().position(|theirs| *theirs != all[0]) else { return Ok(()) };
     let message = format!("the ranks do not train the same:\n  {}", differences(all).join("\n  "));
     let fault = Fault::new(Class::Mismatch, rank, message);

@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use chimera_schedule::ids::Rank;
 
-use super::eviction::{ANSWER, evict_stalled};
-use super::faults::evicted;
-use super::fields::{Fields, differences};
 use crate::comm::{CommError, Endpoint, all_gather};
+use crate::engine::fields::{Fields, differences};
+use crate::engine::row::eviction::{ANSWER, evict_stalled};
+use crate::engine::row::faults::evicted;
 use crate::fault::{Class, Fault};
 
 /// Exchanges the fields of all ranks, and waits until `deadline` for those of the last.

@@ -8,13 +8,13 @@ use chimera_schedule::ids::Rank;
 use crate::comm::{Comm, CommError, Endpoint, Tag, Wrap};
 use crate::device::Device;
 
-pub(super) struct DeviceComm<D, C> {
+pub(crate) struct DeviceComm<D, C> {
     device: D,
     comm: C,
 }
 
 impl<D, C> DeviceComm<D, C> {
-    pub(super) fn new(device: D, comm: C) -> Self {
+    pub(crate) fn new(device: D, comm: C) -> Self {
         DeviceComm { device, comm }
     }
 }

@@ -2,34 +2,34 @@
 
 use std::sync::Arc;
 
-use super::kfac::{Layer, Side};
-use super::training::Training;
-use super::update_rule::UpdateRule;
-use super::updating::{OnDevice, Step};
 use crate::device::{Device, Result};
+use crate::engine::optim::kfac::{Layer, Side};
+use crate::engine::optim::training::Training;
+use crate::engine::optim::update_rule::UpdateRule;
+use crate::engine::optim::updating::{OnDevice, Step};
 use crate::stage::{Param, Stage, initial};
 
 /// A stage with its weights, gradients and the state of the optimizer, in the order of its parameters.
-pub(super) struct Held<S: Stage> {
-    pub(super) stage: S,
-    pub(super) weights: Weights<S>,
+pub(crate) struct Held<S: Stage> {
+    pub(crate) stage: S,
+    pub(crate) weights: Weights<S>,
     /// The version before, in a double buffer.
-    pub(super) previous: Option<Weights<S>>,
+    pub(crate) previous: Option<Weights<S>>,
     /// Updates since the start of the program.
-    pub(super) n_updates: u32,
-    pub(super) grads: Vec<S::Tensor>,
+    pub(crate) n_updates: u32,
+    pub(crate) grads: Vec<S::Tensor>,
     /// What the update rule keeps of each; `None` where another rank updates the tensor.
-    pub(super) state: Vec<Option<Vec<S::Tensor>>>,
+    pub(crate) state: Vec<Option<Vec<S::Tensor>>>,
     /// The linear layers whose operands the stage shows.
-    pub(super) layers: Vec<Layer<S::Tensor>>,
+    pub(crate) layers: Vec<Layer<S::Tensor>>,
 }
 
 /// One version of a stage's weights, which lives as long as somebody has to read it.
-pub(super) type Weights<S> = Arc<Vec<<S as Stage>::Tensor>>;
+pub(crate) type Weights<S> = Arc<Vec<<S as Stage>::Tensor>>;
 
 impl<S: Stage> Held<S> {
     /// A stage with initial weights.
-    pub(super) fn new<D: Device<Tensor = S::Tensor>>(
+    pub(crate) fn new<D: Device<Tensor = S::Tensor>>(
         stage: S,
         device: &D,
         seed: u64,
@@ -46,7 +46,7 @@ impl<S: Stage> Held<S> {
     }
 
     /// State of zeros for a tensor that this rank updates.
-    pub(super) fn begin_state<D: Device<Tensor = S::Tensor>>(
+    pub(crate) fn begin_state<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,
         index: usize,
@@ -61,7 +61,7 @@ impl<S: Stage> Held<S> {
 
     /// Zeros for the gradients of the next update. Never cleared in place: the sums of the last may be
     /// shared with other ranks.
-    pub(super) fn clear_gradients<D: Device<Tensor = S::Tensor>>(
+    pub(crate) fn clear_gradients<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,
     ) -> Result<()> {
@@ -73,7 +73,7 @@ impl<S: Stage> Held<S> {
 
     /// Updates those of some tensors that are this rank's to update, which makes the next version of the weights:
     /// in place, unless the present one is still to be read. With `keeps_previous` it is, by forwards to come.
-    pub(super) fn update<D: Device<Tensor = S::Tensor>>(
+    pub(crate) fn update<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,
         indices: impl Iterator<Item = usize>,
@@ -121,7 +121,7 @@ impl<S: Stage> Held<S> {
     }
 
     /// Computes an inverse that comes into use with the next factors.
-    pub(super) fn invert<D: Device<Tensor = S::Tensor>>(
+    pub(crate) fn invert<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,
         (layer, side): (usize, Side),
@@ -138,7 +138,7 @@ impl<S: Stage> Held<S> {
     }
 
     /// Puts this replica's sums of factors behind `sums`.
-    pub(super) fn take_factors<D: Device<Tensor = S::Tensor>>(
+    pub(crate) fn take_factors<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,
         sums: &mut Vec<S::Tensor>,
@@ -152,14 +152,14 @@ impl<S: Stage> Held<S> {
 
 impl<S: Stage> Held<S> {
     /// All that a rank holds of a stage: of each tensor its weights (0), and what the optimizer keeps of it.
-    pub(super) fn slots(&self) -> Vec<(usize, usize)> {
+    pub(crate) fn slots(&self) -> Vec<(usize, usize)> {
         let n_kept = self.state.iter().map(|kept| kept.as_ref().map_or(0, Vec::len));
         let of = |(tensor, n_kept)| (0..=n_kept).map(move |slot| (tensor, slot));
         n_kept.enumerate().flat_map(of).collect()
     }
 
     /// One of them, if this rank holds it.
-    pub(super) fn value(&self, tensor: usize, slot: usize) -> Option<&S::Tensor> {
+    pub(crate) fn value(&self, tensor: usize, slot: usize) -> Option<&S::Tensor> {
         match slot.checked_sub(1) {
             None => Some(&self.weights[tensor]),
             Some(kept) => self.state[tensor].as_ref().map(|all| &all[kept]),
@@ -167,7 +167,7 @@ impl<S: Stage> Held<S> {
     }
 
     /// Puts another one in its place.
-    pub(super) fn put(&mut self, tensor: usize, slot: usize, value: S::Tensor) {
+    pub(crate) fn put(&mut self, tensor: usize, slot: usize, value: S::Tensor) {
         match (slot.checked_sub(1), &mut self.state[tensor]) {
             (Some(kept), Some(all)) => all[kept] = value,
             _ => Arc::make_mut(&mut self.weights)[tensor] = value,
@@ -176,7 +176,7 @@ impl<S: Stage> Held<S> {
 }
 
 /// Clones of a device's tensors share memory, which updates write to.
-pub(super) fn copy<D: Device>(device: &D, tensor: &D::Tensor) -> Result<D::Tensor> {
+pub(crate) fn copy<D: Device>(device: &D, tensor: &D::Tensor) -> Result<D::Tensor> {
     let mut copy = device.zeros(&device.shape(tensor))?;
     device.accumulate(&mut copy, tensor)?;
     Ok(copy)

@@ -3,8 +3,8 @@
 use chimera_schedule::ids::{Rank, StageId};
 use serde::{Deserialize, Serialize};
 
-use super::fields::Fields;
-use super::shadows::{CopiedStages, Ring, Slot};
+use crate::engine::fields::Fields;
+use crate::engine::state::shadows::{CopiedStages, Ring, Slot};
 
 /// Recoveries from deaths of ranks, as all ranks know them.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -19,43 +19,43 @@ pub struct Recoveries {
 
 /// Where one rank stands when the ranks meet.
 #[derive(Serialize, Deserialize, Clone, Debug)]
-pub(super) struct Standing {
+pub(crate) struct Standing {
     /// Settings on which results depend, if the caller compares them.
-    pub(super) fields: Fields,
+    pub(crate) fields: Fields,
     /// The step that it is to train next; none where it has no state.
-    pub(super) next: Option<u64>,
+    pub(crate) next: Option<u64>,
     /// Whether it has the gradients of that step summed over all ranks, and so can make its updates by the sync of another.
-    pub(super) has_sums: bool,
+    pub(crate) has_sums: bool,
     /// Whether it is within the update of a sharded optimizer, and so has tensors of before it and of behind it.
-    pub(super) is_within_update: bool,
+    pub(crate) is_within_update: bool,
     /// Stages that it has the weights of, as they are before that step.
-    pub(super) has: Vec<StageId>,
+    pub(crate) has: Vec<StageId>,
     /// Seconds since its last step sync, if it was in training before.
-    pub(super) away_s: Option<f64>,
+    pub(crate) away_s: Option<f64>,
     /// Recoveries that it knows of, and their seconds.
-    pub(super) n: u64,
-    pub(super) lost_s: f64,
+    pub(crate) n: u64,
+    pub(crate) lost_s: f64,
     /// All tensors of its stages.
-    pub(super) slots: Vec<Slot>,
+    pub(crate) slots: Vec<Slot>,
     /// What it has copies of, by step.
-    pub(super) shadows: Vec<CopiedStages>,
+    pub(crate) shadows: Vec<CopiedStages>,
     /// Among whom they are, if it has any.
-    pub(super) ring: Option<Ring>,
+    pub(crate) ring: Option<Ring>,
 }
 
 impl Standing {
     /// Whether what it holds is of this step, or is so once it has made the updates of the step before.
-    pub(super) fn can_reach(&self, step: u64) -> bool {
+    pub(crate) fn can_reach(&self, step: u64) -> bool {
         self.next.is_some_and(|next| next == step || self.has_sums && next + 1 == step)
     }
 
     /// Whether all that it holds is of this step.
-    pub(super) fn is_at(&self, step: u64) -> bool {
+    pub(crate) fn is_at(&self, step: u64) -> bool {
         self.next == Some(step) && !self.is_within_update
     }
 
     /// Makes it one that takes a dead rank's place: what it holds is of no use to others.
-    pub(super) fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         (self.next, self.has_sums) = (None, false);
         self.has.clear();
     }
@@ -63,7 +63,7 @@ impl Standing {
 
 impl Recoveries {
     /// Counts what has led to a meeting of all ranks, if it was a death: at the first meeting none was in training before.
-    pub(super) fn count(&mut self, standings: &[Standing], replaced: &[Rank]) {
+    pub(crate) fn count(&mut self, standings: &[Standing], replaced: &[Rank]) {
         self.n = standings.iter().map(|standing| standing.n).max().unwrap_or(0);
         let longest = |of: &dyn Fn(&Standing) -> f64| standings.iter().map(of).fold(0.0, f64::max);
         self.lost_s = longest(&|standing| standing.lost_s);

@@ -3,14 +3,14 @@
 use chimera_schedule::ids::{PipeId, StageId};
 use rustc_hash::FxHashMap;
 
-use super::update_rule::UpdateRule;
+use crate::engine::optim::update_rule::UpdateRule;
 use crate::stage::{Init, Param, Stage};
 
 /// Extents of inputs, by pipe, stage and unit.
-pub(super) type InputShapes = FxHashMap<(PipeId, StageId, u32), Vec<Vec<usize>>>;
+pub(crate) type InputShapes = FxHashMap<(PipeId, StageId, u32), Vec<Vec<usize>>>;
 
 /// Why a stage's parameters cannot be initialised, or have no state of the optimizer, if so.
-pub(super) fn unfit_params<S: Stage>(
+pub(crate) fn unfit_params<S: Stage>(
     stage: &S,
     id: StageId,
     rule: &dyn UpdateRule,

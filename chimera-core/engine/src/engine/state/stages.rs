@@ -8,17 +8,17 @@ use chimera_schedule::op::Op;
 use chimera_schedule::program::Program;
 use chimera_schedule::update::{Update, Window};
 
-use super::Job;
-use super::held::{Held, Weights};
-use super::shards::{Places, layout, of_bucket, owners};
-use super::stage_shapes::unfit_params;
-use super::updating::Step;
 use crate::device::{Device, DeviceError, Result};
+use crate::engine::Job;
+use crate::engine::optim::updating::Step;
+use crate::engine::reduce::shards::{Places, layout, of_bucket, owners};
+use crate::engine::state::held_stage::{Held, Weights};
+use crate::engine::state::stage_shapes::unfit_params;
 use crate::fault::{Class, Fault};
 use crate::stage::{Param, Stage};
 
 /// The stages that a rank holds, and where their tensors are.
-pub(super) struct Stages<S: Stage> {
+pub(crate) struct Stages<S: Stage> {
     /// By stage; `None` where another worker holds it.
     held: Vec<Option<Held<S>>>,
     /// By bucket of an update and tensor.
@@ -30,7 +30,7 @@ pub(super) struct Stages<S: Stage> {
 impl<S: Stage> Stages<S> {
     /// The stages of worker `me`: those of `known` as they are, others as `stage` makes them, with initial weights. What
     /// is not of this worker stays in `known`.
-    pub(super) fn new<D: Device<Tensor = S::Tensor>>(
+    pub(crate) fn new<D: Device<Tensor = S::Tensor>>(
         job: &Job<'_, S::Item>,
         device: &D,
         (rank, me): (Rank, WorkerId),
@@ -76,69 +76,69 @@ impl<S: Stage> Stages<S> {
     }
 
     /// No stages.
-    pub(super) fn none() -> Self {
+    pub(crate) fn none() -> Self {
         Stages { held: Vec::new(), layout: Vec::new(), owners: Vec::new() }
     }
 
     /// Lets go of all.
-    pub(super) fn into_held(self) -> BTreeMap<StageId, Held<S>> {
+    pub(crate) fn into_held(self) -> BTreeMap<StageId, Held<S>> {
         let stages = (0..).map(StageId).zip(self.held);
         stages.filter_map(|(id, held)| Some((id, held?))).collect()
     }
 
     /// All that are here.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Held<S>> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Held<S>> {
         self.held.iter().flatten()
     }
 
     /// All that are here.
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Held<S>> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Held<S>> {
         self.held.iter_mut().flatten()
     }
 
     /// Which are here.
-    pub(super) fn ids(&self) -> impl Iterator<Item = StageId> {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = StageId> {
         let stages = (0..).map(StageId).zip(&self.held);
         stages.filter(|(_, held)| held.is_some()).map(|(id, _)| id)
     }
 
     /// A stage, if it is here.
-    pub(super) fn find(&self, stage: StageId) -> Option<&Held<S>> {
+    pub(crate) fn find(&self, stage: StageId) -> Option<&Held<S>> {
         self.held.get(stage.index())?.as_ref()
     }
 
     /// The proof places every op where its stage is, so a stage that is not here is a bug.
-    pub(super) fn held(&self, stage: StageId) -> &Held<S> {
+    pub(crate) fn held(&self, stage: StageId) -> &Held<S> {
         self.find(stage).unwrap_or_else(|| panic!("{stage} is not on this worker"))
     }
 
     /// As [`held`](Stages::held).
-    pub(super) fn held_mut(&mut self, stage: StageId) -> &mut Held<S> {
+    pub(crate) fn held_mut(&mut self, stage: StageId) -> &mut Held<S> {
         held_mut(&mut self.held, stage)
     }
 
     /// Buckets of an update.
-    pub(super) fn buckets(&self) -> impl Iterator<Item = BucketId> + use<S> {
+    pub(crate) fn buckets(&self) -> impl Iterator<Item = BucketId> + use<S> {
         (0..self.layout.len() as u32).map(BucketId)
     }
 
     /// Where this rank keeps the tensors of all buckets of an update.
-    pub(super) fn layout(&self) -> &[Vec<Places>] {
+    pub(crate) fn layout(&self) -> &[Vec<Places>] {
         &self.layout
     }
 
     /// Where this rank keeps the tensors of a bucket.
-    pub(super) fn places(&self, bucket: BucketId) -> &[Places] {
+    pub(crate) fn places(&self, bucket: BucketId) -> &[Places] {
         of_bucket::<Vec<_>>(&self.layout, bucket)
     }
 
     /// The owners of a bucket's tensors.
-    pub(super) fn owners(&self, bucket: BucketId) -> &[Rank] {
+    pub(crate) fn owners(&self, bucket: BucketId) -> &[Rank] {
         of_bucket::<Vec<_>>(&self.owners, bucket)
     }
 
     /// Stage and index of every tensor that `rank` owns, at the first of its places.
-    pub(super) fn owned_by(&self, rank: Rank) -> impl Iterator<Item = (StageId, usize)> {
+    pub(crate) fn owned_by(&self, rank: Rank) -> impl Iterator<Item = (StageId, usize)> {
         let tensors = self.layout.iter().flatten().zip(self.owners.iter().flatten());
         let mine = tensors.filter(move |(_, owner)| **owner == rank);
         mine.filter_map(|(places, _)| places.first().copied())
@@ -146,7 +146,7 @@ impl<S: Stage> Stages<S> {
 
     /// The version of the weights that a forward reads: the newest, or the one that the rule of the
     /// double buffer names even where a newer one is there.
-    pub(super) fn version(&self, op: &Op, window: &Window) -> &Weights<S> {
+    pub(crate) fn version(&self, op: &Op, window: &Window) -> &Weights<S> {
         let held = self.held(op.stage);
         let version = match window.update() {
             Update::Flush | Update::EachStep { .. } | Update::Stash { .. } => held.n_updates,
@@ -159,7 +159,7 @@ impl<S: Stage> Stages<S> {
     }
 
     /// This rank's parts of a bucket's sums: the gradients of all places of each tensor, of which it lets go.
-    pub(super) fn take_gradients<D: Device<Tensor = S::Tensor>>(
+    pub(crate) fn take_gradients<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,
         bucket: BucketId,
@@ -170,7 +170,7 @@ impl<S: Stage> Stages<S> {
 
     /// Updates those tensors of a bucket and a stage that are this rank's to update, see [`Held::update`]. Returns the
     /// stage, if it is here.
-    pub(super) fn update<D: Device<Tensor = S::Tensor>>(
+    pub(crate) fn update<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,
         bucket: BucketId,
@@ -186,14 +186,14 @@ impl<S: Stage> Stages<S> {
     }
 
     /// Puts the sum of a bucket's tensor in the place of its gradients.
-    pub(super) fn put_sum(&mut self, bucket: BucketId, tensor: usize, sum: &S::Tensor) {
+    pub(crate) fn put_sum(&mut self, bucket: BucketId, tensor: usize, sum: &S::Tensor) {
         for &(stage, index) in &of_bucket::<Vec<_>>(&self.layout, bucket)[tensor] {
             held_mut(&mut self.held, stage).grads[index] = sum.clone();
         }
     }
 
     /// Puts a tensor that its owner updated in the place of the weights.
-    pub(super) fn put_weight(&mut self, places: &Places, weight: &S::Tensor) {
+    pub(crate) fn put_weight(&mut self, places: &Places, weight: &S::Tensor) {
         for &(stage, index) in places {
             let held = held_mut(&mut self.held, stage);
             Arc::make_mut(&mut held.weights)[index] = weight.clone();
@@ -201,7 +201,7 @@ impl<S: Stage> Stages<S> {
     }
 
     /// Bytes of what a rank holds all the time, with so many versions of its weights.
-    pub(super) fn bytes<D: Device<Tensor = S::Tensor>>(
+    pub(crate) fn bytes<D: Device<Tensor = S::Tensor>>(
         &self,
         device: &D,
         n_versions: u64,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use chimera_schedule::ids::{Rank, StageId};
 use chimera_schedule::op::Op;
 
-use super::kfac::Side;
+use crate::engine::optim::kfac::Side;
 
 /// Does a piece of [`OwnWork`](chimera_schedule::effects::OwnWork) on the rank that comes to it; the error says in words why it
 /// cannot, and ends the training.
@@ -22,7 +22,7 @@ pub struct WorkPiece<'p> {
     pub rank: Rank,
     /// The step under way; of a piece of any time in a window of several steps, the first of them.
     pub step: u64,
-    pub(super) shown: Option<&'p dyn Any>,
+    pub(crate) shown: Option<&'p dyn Any>,
 }
 
 impl WorkPiece<'_> {
@@ -34,12 +34,12 @@ impl WorkPiece<'_> {
 }
 
 /// The operands of one unit's linear layers.
-pub(super) type Shown<T> = Arc<Vec<[T; 2]>>;
+pub(crate) type Shown<T> = Arc<Vec<[T; 2]>>;
 
 /// An inverse that comes into use with the next factors.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Inverse {
-    pub(super) stage: StageId,
-    pub(super) layer: usize,
-    pub(super) side: Side,
+pub(crate) struct Inverse {
+    pub(crate) stage: StageId,
+    pub(crate) layer: usize,
+    pub(crate) side: Side,
 }

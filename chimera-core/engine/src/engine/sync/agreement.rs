@@ -4,32 +4,32 @@ use chimera_schedule::ids::Rank;
 
 /// One rank's part of the agreement.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(super) struct Record {
+pub(crate) struct Record {
     /// Of each step of the program.
-    pub(super) steps: Vec<Totals>,
+    pub(crate) steps: Vec<Totals>,
     /// Seconds of compute since the last agreement.
-    pub(super) busy_s: f64,
+    pub(crate) busy_s: f64,
     /// Seconds of copying the state to the host since then.
-    pub(super) copy_s: f64,
+    pub(crate) copy_s: f64,
     /// Seconds since the last agreement.
-    pub(super) span_s: f64,
+    pub(crate) span_s: f64,
     /// Bytes of weights, gradients, moments and saved activations at their peak.
-    pub(super) bytes: f64,
+    pub(crate) bytes: f64,
     /// Whether it was asked to stop.
-    pub(super) stop: bool,
+    pub(crate) stop: bool,
     /// Whether it has left the step unfinished, so that all have to.
-    pub(super) discards: bool,
+    pub(crate) discards: bool,
     /// The first of its losses or gradients that is not finite.
-    pub(super) culprit: String,
+    pub(crate) culprit: String,
 }
 
 /// What adds up over ranks, of one step.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub(super) struct Totals {
+pub(crate) struct Totals {
     /// Sum of the scaled losses of its micro-batches.
-    pub(super) loss: f64,
+    pub(crate) loss: f64,
     /// Squared norm of the gradients that it counts; each tensor is counted by one rank.
-    pub(super) squared_norm: f64,
+    pub(crate) squared_norm: f64,
 }
 
 impl Totals {
@@ -41,7 +41,7 @@ impl Totals {
     }
 
     /// Norm of the whole gradient.
-    pub(super) fn grad_norm(self) -> f64 {
+    pub(crate) fn grad_norm(self) -> f64 {
         self.squared_norm.sqrt()
     }
 }
@@ -50,7 +50,7 @@ impl Totals {
 const N_NUMBERS: usize = 6;
 
 impl Record {
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let [stop, discards] = [self.stop, self.discards].map(|flag| f64::from(u8::from(flag)));
         let numbers: [f64; N_NUMBERS] =
             [self.busy_s, self.copy_s, self.span_s, self.bytes, stop, discards];
@@ -99,28 +99,28 @@ pub struct Load {
 
 /// What all ranks conclude from all records; the same on every rank, since sums run in order of rank.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Agreed {
-    pub(super) steps: Vec<Totals>,
-    pub(super) span_s: f64,
-    pub(super) copy_s: f64,
-    pub(super) ranks: Vec<Load>,
-    pub(super) stop: bool,
-    pub(super) is_discarded: bool,
-    pub(super) culprit: Option<Culprit>,
+pub(crate) struct Agreed {
+    pub(crate) steps: Vec<Totals>,
+    pub(crate) span_s: f64,
+    pub(crate) copy_s: f64,
+    pub(crate) ranks: Vec<Load>,
+    pub(crate) stop: bool,
+    pub(crate) is_discarded: bool,
+    pub(crate) culprit: Option<Culprit>,
 }
 
 /// The first rank with a loss that is not finite, else with such a gradient.
 #[derive(Clone, PartialEq, Debug)]
-pub(super) struct Culprit {
-    pub(super) rank: Rank,
-    pub(super) what: String,
+pub(crate) struct Culprit {
+    pub(crate) rank: Rank,
+    pub(crate) what: String,
     /// The step of the program.
-    pub(super) step: usize,
+    pub(crate) step: usize,
 }
 
 impl Agreed {
     /// `Err` names the rank whose record cannot be read.
-    pub(super) fn of(records: &[Vec<u8>], n_steps: usize) -> Result<Agreed, Rank> {
+    pub(crate) fn of(records: &[Vec<u8>], n_steps: usize) -> Result<Agreed, Rank> {
         let mut all = Vec::with_capacity(records.len());
         for (r, bytes) in (0..).zip(records) {
             all.push(Record::from_bytes(bytes, n_steps).ok_or(Rank(r))?);

@@ -22,7 +22,7 @@ impl WindowHistory {
     }
 
     /// This history with no more careful windows than wrong ones can lead to: a file may say anything.
-    pub(super) fn restored(self) -> WindowHistory {
+    pub(crate) fn restored(self) -> WindowHistory {
         WindowHistory {
             n_careful: self.n_careful.min(MOST_CAREFUL),
             next_careful: self.next_careful.min(MOST_CAREFUL),
@@ -31,19 +31,19 @@ impl WindowHistory {
     }
 
     /// Whether the window that begins is to be trained step by step from the start.
-    pub(super) fn begin(&mut self) -> bool {
+    pub(crate) fn begin(&mut self) -> bool {
         let is_careful = self.n_careful > 0;
         self.n_careful = self.n_careful.saturating_sub(1);
         is_careful
     }
 
     /// Counts a window that was right.
-    pub(super) fn right(&mut self) {
+    pub(crate) fn right(&mut self) {
         self.next_careful = 0;
     }
 
     /// Counts a window that is trained again.
-    pub(super) fn wrong(&mut self) {
+    pub(crate) fn wrong(&mut self) {
         self.n_repeated += 1;
         self.n_careful = self.next_careful;
         self.next_careful = (2 * self.next_careful).clamp(1, MOST_CAREFUL);

@@ -3,11 +3,11 @@
 use super::{FACTORS, INVERSES, Kfac, Side, blocks, cholesky};
 use crate::device::{Device, DeviceError, Elements, Result};
 use crate::engine::Training;
-use crate::engine::update_rule::UpdateRule;
+use crate::engine::optim::update_rule::UpdateRule;
 use crate::stage::Param;
 
 /// A linear layer of a stage, and what is under way of its factors.
-pub(in crate::engine) struct Layer<T> {
+pub(crate) struct Layer<T> {
     /// Indices of its matrix and of its bias among the stage's parameters.
     pub(super) matrix: usize,
     pub(super) bias: Option<usize>,
@@ -19,7 +19,7 @@ pub(in crate::engine) struct Layer<T> {
 
 impl<T: Clone> Layer<T> {
     /// The layers of a stage with these parameters.
-    pub(in crate::engine) fn all(params: &[Param]) -> Vec<Layer<T>> {
+    pub(crate) fn all(params: &[Param]) -> Vec<Layer<T>> {
         let place = |name: &String| params.iter().position(|param| param.name == *name);
         let of = |(matrix, param): (usize, &Param)| {
             let layer = param.shown.as_ref()?;
@@ -30,22 +30,22 @@ impl<T: Clone> Layer<T> {
     }
 
     /// Index of its matrix.
-    pub(in crate::engine) fn matrix(&self) -> usize {
+    pub(crate) fn matrix(&self) -> usize {
         self.matrix
     }
 
     /// Forgets the sums of an update.
-    pub(in crate::engine) fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.sums = [None, None];
     }
 
     /// Forgets inverses that are not in use, which can be computed again.
-    pub(in crate::engine) fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.next = [None, None];
     }
 
     /// Adds the products of a micro-batch's operand.
-    pub(in crate::engine) fn add<D: Device<Tensor = T>>(
+    pub(crate) fn add<D: Device<Tensor = T>>(
         &mut self,
         device: &D,
         side: Side,
@@ -62,7 +62,7 @@ impl<T: Clone> Layer<T> {
     }
 
     /// Takes this replica's sums, zeros if it had no micro-batch.
-    pub(in crate::engine) fn take_sums<D: Device<Tensor = T>>(
+    pub(crate) fn take_sums<D: Device<Tensor = T>>(
         &mut self,
         device: &D,
         params: &[Param],
@@ -76,12 +76,12 @@ impl<T: Clone> Layer<T> {
     }
 
     /// Puts the sums over all replicas in their place.
-    pub(in crate::engine) fn put_sums(&mut self, sums: [T; 2]) {
+    pub(crate) fn put_sums(&mut self, sums: [T; 2]) {
         self.sums = sums.map(Some);
     }
 
     /// Computes the inverse of a factor that comes into use with the next factors.
-    pub(in crate::engine) fn invert<D: Device<Tensor = T>>(
+    pub(crate) fn invert<D: Device<Tensor = T>>(
         &mut self,
         device: &D,
         (side, param): (Side, &Param),
@@ -94,7 +94,7 @@ impl<T: Clone> Layer<T> {
     }
 
     /// Whether an inverse that comes into use is computed.
-    pub(in crate::engine) fn is_inverted(&self, side: Side) -> bool {
+    pub(crate) fn is_inverted(&self, side: Side) -> bool {
         self.next[side.index()].is_some()
     }
 

@@ -13,22 +13,22 @@ mod layer;
 mod precondition;
 mod work;
 
-pub(super) use layer::Layer;
-pub(super) use work::KfacPiece;
+pub(crate) use layer::Layer;
+pub(crate) use work::KfacPiece;
 pub use work::kfac_work;
 
 use chimera_schedule::program::Program;
 use chimera_schedule::update::Update;
 
-use super::Training;
-use super::param_group::ParamGroup;
-use super::update_rule::UpdateRule;
 use crate::device::Result;
+use crate::engine::Training;
+use crate::engine::optim::param_group::ParamGroup;
+use crate::engine::optim::update_rule::UpdateRule;
 use crate::stage::Param;
 
 /// Which of a layer's operands a factor is of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Side {
+pub(crate) enum Side {
     /// Its input.
     Input,
     /// The gradient of its output.
@@ -36,10 +36,10 @@ pub(super) enum Side {
 }
 
 impl Side {
-    pub(super) const BOTH: [Side; 2] = [Side::Input, Side::Output];
+    pub(crate) const BOTH: [Side; 2] = [Side::Input, Side::Output];
 
     /// Its place among two.
-    pub(super) fn index(self) -> usize {
+    pub(crate) fn index(self) -> usize {
         match self {
             Side::Input => 0,
             Side::Output => 1,
@@ -59,7 +59,7 @@ const INVERSES: usize = 3;
 
 /// The rule: momentum of preconditioned gradients, each as long as a step of AdamW. What is not preconditioned is updated
 /// by AdamW.
-pub(super) struct Kfac;
+pub(crate) struct Kfac;
 
 impl UpdateRule for Kfac {
     fn name(&self) -> &str {
@@ -130,7 +130,7 @@ pub fn unpreconditioned(program: &Program, training: &Training) -> Option<String
 
 impl Training {
     /// Whether factors are taken in an update, counted from 0.
-    pub(super) fn takes_factors(&self, update: u64) -> bool {
+    pub(crate) fn takes_factors(&self, update: u64) -> bool {
         self.optimizer.preconditions() && update.is_multiple_of(self.kfac_every.max(1))
     }
 }

@@ -12,7 +12,7 @@ const ADAMW_RMS: f64 = 0.2;
 impl<T: Clone> Layer<T> {
     /// Averages the factors where this update takes some, and puts the layer's preconditioned gradient in the place of its
     /// gradient: as long as makes momentum's steps as long as those of AdamW. Returns the parameters that it has.
-    pub(in crate::engine) fn precondition<D: Device<Tensor = T>>(
+    pub(crate) fn precondition<D: Device<Tensor = T>>(
         &mut self,
         device: &D,
         params: &[Param],

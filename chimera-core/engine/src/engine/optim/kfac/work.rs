@@ -3,12 +3,12 @@
 use chimera_schedule::effects::{OwnWork, Pieces};
 
 use super::{FACTORS, Kfac, Side, blocks};
-use crate::engine::update_rule::UpdateRule;
+use crate::engine::optim::update_rule::UpdateRule;
 use crate::stage::Param;
 
 /// What a piece does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::engine) enum KfacPiece {
+pub(crate) enum KfacPiece {
     /// Adds to the factors what the operands of one backward give.
     Factors,
     /// Computes an inverse.
@@ -27,7 +27,7 @@ impl KfacPiece {
     }
 
     /// What pieces of a work of this name do.
-    pub(in crate::engine) fn of(name: &str) -> Option<KfacPiece> {
+    pub(crate) fn of(name: &str) -> Option<KfacPiece> {
         KfacPiece::ALL.into_iter().find(|piece| piece.name() == name)
     }
 }

@@ -1,0 +1,11 @@
+//! A rank's state: its stages with weights, gradients and optimizer state, and where it stands in a step.
+
+pub(crate) mod device_comm;
+pub(crate) mod held_stage;
+pub(crate) mod program_change;
+pub(crate) mod rank_state;
+pub(crate) mod recoveries;
+pub(crate) mod shadows;
+pub(crate) mod stage_shapes;
+pub(crate) mod stages;
+pub(crate) mod work_piece;
