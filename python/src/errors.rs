@@ -2,13 +2,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use chimera_core::analyze::Refusal as Refused;
-use chimera_core::costs::Miscounted;
-use chimera_core::interchange::ReadError;
-use chimera_core::interchange::csv::Inexpressible;
-use chimera_core::request::UnfitPasses;
-use chimera_core::schedule::{Unfit as DoesNotFit, UnknownSchedule};
-use chimera_core::search::AutoError;
+use chimera_schedule::analyze::Refusal as Refused;
+use chimera_schedule::costs::Miscounted;
+use chimera_schedule::interchange::ReadError;
+use chimera_schedule::interchange::csv::Inexpressible;
+use chimera_schedule::request::UnfitPasses;
+use chimera_schedule::schedule::{Unfit as DoesNotFit, UnknownSchedule};
+use chimera_schedule::search::AutoError;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;

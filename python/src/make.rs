@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use chimera_core::interchange::json::{MAX_NAME, is_unprintable};
-use chimera_core::interchange::{from_csv, from_json};
-use chimera_core::lower::Passes;
-use chimera_core::notation::by_name;
-use chimera_core::request::{Request, Source};
-use chimera_core::schedule::{self as table, Parameter, SCHEDULES, Scaling, Shape};
-use chimera_core::search::{Search, Where};
-use chimera_core::timetable as core;
+use chimera_schedule::interchange::json::{MAX_NAME, is_unprintable};
+use chimera_schedule::interchange::{from_csv, from_json};
+use chimera_schedule::lower::Passes;
+use chimera_schedule::notation::by_name;
+use chimera_schedule::request::{Request, Source};
+use chimera_schedule::schedule::{self as table, Parameter, SCHEDULES, Scaling, Shape};
+use chimera_schedule::search::{Search, Where};
+use chimera_schedule::timetable as core;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use chimera_core::analyze::Link;
-use chimera_core::costs::{GivenTimes, PerStage, StageCosts};
-use chimera_core::notation::near;
-use chimera_core::timetable::Timetable;
+use chimera_schedule::analyze::Link;
+use chimera_schedule::costs::{GivenTimes, PerStage, StageCosts};
+use chimera_schedule::notation::near;
+use chimera_schedule::timetable::Timetable;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

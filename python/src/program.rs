@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
-use chimera_core::analyze::{
+use chimera_schedule::analyze::{
     Event, Network, NetworkCosts, ReductionAlgorithm, Timeline as Measured, Work, peak_kept,
     simulate,
 };
-use chimera_core::costs::{GivenTimes, StageCosts};
-use chimera_core::ids::{StageId, WorkerId};
-use chimera_core::interchange::{
+use chimera_schedule::costs::{GivenTimes, StageCosts};
+use chimera_schedule::ids::{StageId, WorkerId};
+use chimera_schedule::interchange::{
     program_to_json, rows_in_one_order_to_json, to_comms_csv, to_json,
 };
-use chimera_core::lower::{Lowering, Sync as SyncPolicy};
-use chimera_core::op::{Cell, Lane};
-use chimera_core::program as core;
-use chimera_core::program::Instr;
-use chimera_core::timetable::Timetable;
+use chimera_schedule::lower::{Lowering, Sync as SyncPolicy};
+use chimera_schedule::op::{Cell, Lane};
+use chimera_schedule::program as core;
+use chimera_schedule::program::Instr;
+use chimera_schedule::timetable::Timetable;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use chimera_core::analyze::{Event, Timeline as Times, Work, windows};
-use chimera_core::program::Program;
-use chimera_core::render::{chrome, html, svg, text};
+use chimera_schedule::analyze::{Event, Timeline as Times, Work, windows};
+use chimera_schedule::program::Program;
+use chimera_schedule::render::{chrome, html, svg, text};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

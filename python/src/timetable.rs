@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use chimera_core::graph::StageGraph;
-use chimera_core::ids::{PipeId, StageId, WorkerId};
-use chimera_core::interchange::{to_csv, to_json};
-use chimera_core::lower::{Hoist, Lowering, Moves, Passes, Recompute, lower_at};
-use chimera_core::op::{Cell, Op};
-use chimera_core::request::{Request, Source};
-use chimera_core::schedule::Shape;
-use chimera_core::search::Report;
-use chimera_core::timetable as core;
+use chimera_schedule::graph::StageGraph;
+use chimera_schedule::ids::{PipeId, StageId, WorkerId};
+use chimera_schedule::interchange::{to_csv, to_json};
+use chimera_schedule::lower::{Hoist, Lowering, Moves, Passes, Recompute, lower_at};
+use chimera_schedule::op::{Cell, Op};
+use chimera_schedule::request::{Request, Source};
+use chimera_schedule::schedule::Shape;
+use chimera_schedule::search::Report;
+use chimera_schedule::timetable as core;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
