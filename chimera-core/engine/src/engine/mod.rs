@@ -40,7 +40,7 @@ pub use recover::recovery::{Recovered, unsurvivable};
 pub use reduce::shards::owned_elements;
 pub use report::flight_recorder::{Did, Doing, FlightRecorder};
 pub use report::timing::StepTimeline;
-pub use startup::exchange::{handshake, ungathered};
+pub use startup::handshake::{handshake, ungathered};
 pub use state::rank_state::StageOn;
 pub use state::recoveries::Recoveries;
 pub use state::work_piece::{DoPiece, WorkPiece};

@@ -1,4 +1,4 @@
 //! The start of a run: ranks compare what they are about to train.
 
 pub(crate) mod compare;
-pub(crate) mod exchange;
+pub(crate) mod handshake;
