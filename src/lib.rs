@@ -17,7 +17,9 @@ pub mod run;
 pub mod settings;
 
 #[cfg(feature = "candle")]
-pub use chimera_backend_candle as candle;
+pub use chimera_backend_cpu as candle;
+#[cfg(feature = "cuda")]
+pub use chimera_backend_cuda as cuda;
 #[cfg(feature = "wgpu")]
 pub use chimera_backend_wgpu as wgpu;
 #[cfg(feature = "mpi")]

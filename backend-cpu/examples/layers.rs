@@ -1,13 +1,13 @@
 //! Prints what each layer costs on the processor, and a whole transformer layer against the time its
 //! matrix products alone would take.
 //!
-//! `cargo run --release -p chimera-backend-candle --example layers -- [threads]`
+//! `cargo run --release -p chimera-backend-cpu --example layers -- [threads]`
 
 use std::cell::RefCell;
 use std::time::Instant;
 
 use candle_core::Tensor;
-use chimera_backend_candle::{Candle, measured_peak};
+use chimera_backend_cpu::{Candle, measured_peak};
 use chimera_core::device::{AdamW, Device, Result, Updated};
 use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout};
 

@@ -1,12 +1,12 @@
 //! Prints how fast matrix products of one thread are, in f32 and in bf16, in turns, by the time of a processor that
 //! they take.
 //!
-//! `cargo run --release -p chimera-backend-candle --example products`
+//! `cargo run --release -p chimera-backend-cpu --example products`
 
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use chimera_backend_candle::Candle;
+use chimera_backend_cpu::Candle;
 use chimera_core::device::{Device, Result};
 use chimera_core::layers::{Layers, Layout};
 

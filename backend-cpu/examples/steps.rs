@@ -1,9 +1,9 @@
 //! Prints what a step of GPT-2 takes on one thread, in f32 and in bf16, in turns: by the time of processors, which others of
 //! the machine do not add to, and by the clock.
 //!
-//! `cargo run --release -p chimera-backend-candle --example steps -- [hidden] [context] [rounds]`
+//! `cargo run --release -p chimera-backend-cpu --example steps -- [hidden] [context] [rounds]`
 
-use chimera_backend_candle::Candle;
+use chimera_backend_cpu::Candle;
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Shape;

@@ -1,16 +1,15 @@
-//! Chimera's [`Device`] and [`Layers`] on the CPU, with candle's tensors ([`Candle`]), and on NVIDIA GPUs ([`gpu`]).
+//! Chimera's [`Device`] and [`Layers`] on the CPU, with candle's tensors ([`Candle`]).
 //!
 //! Candle holds the memory and names the device; the layers are written here, since composing them
 //! from tensor primitives costs a pass over memory per primitive, and since candle's own fused ones
-//! have no backward. On the CPU a layer is a matrix product or one fused loop, and uses as many
+//! have no backward. A layer is a matrix product or one fused loop, and uses as many
 //! threads as the current rayon pool has: run each worker inside a pool of its own.
 
 #![allow(unsafe_code)] // matrix products take pointers, and results are written before they are read
 
-mod cpu;
-pub mod gpu;
+mod kernels;
 
-pub use cpu::{measured_bf16_peak, measured_peak};
+pub use kernels::{measured_bf16_peak, measured_peak};
 
 use candle_core::Tensor;
 use chimera_core::device::{
@@ -18,9 +17,9 @@ use chimera_core::device::{
 };
 use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Rotary};
 
-use crate::cpu::bf16::Supported;
-use crate::cpu::matmul::Operands;
-use crate::cpu::pool::{FilePool, Stored};
+use crate::kernels::bf16::Supported;
+use crate::kernels::matmul::Operands;
+use crate::kernels::pool::{FilePool, Stored};
 
 /// A device of candle.
 #[derive(Clone, Debug)]
@@ -83,7 +82,7 @@ impl Device for Candle {
     }
 
     fn download_into(&self, tensor: &Tensor, into: &mut Vec<f32>) -> Result<()> {
-        let copied = cpu::copy_into(tensor, into);
+        let copied = kernels::copy_into(tensor, into);
         self.named("download", copied)
     }
 
@@ -127,30 +126,36 @@ impl Device for Candle {
     }
 
     fn join(&self, tensors: &[&Tensor]) -> Result<Tensor> {
-        self.named("join", cpu::join(tensors))
+        self.named("join", kernels::join(tensors))
     }
 
     fn accumulate(&self, into: &mut Tensor, x: &Tensor) -> Result<()> {
-        self.named("accumulate", cpu::sums::accumulate(into, x))
+        self.named("accumulate", kernels::sums::accumulate(into, x))
     }
 
     fn squared_norms(&self, tensors: &[&Tensor]) -> Result<Tensor> {
-        self.named("squared_norms", cpu::sums::squared_norms(tensors))
+        self.named("squared_norms", kernels::sums::squared_norms(tensors))
     }
 
     fn adamw(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
         self.named(
             "adamw",
-            tensors.iter_mut().try_for_each(|tensor| cpu::adamw::update(tensor, by)),
+            tensors.iter_mut().try_for_each(|tensor| kernels::adamw::update(tensor, by)),
         )
     }
 
     fn lamb(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
-        self.named("lamb", tensors.iter_mut().try_for_each(|tensor| cpu::lamb::update(tensor, by)))
+        self.named(
+            "lamb",
+            tensors.iter_mut().try_for_each(|tensor| kernels::lamb::update(tensor, by)),
+        )
     }
 
     fn sgd(&self, tensors: &mut [WithMomentum<'_, Tensor>], by: &Sgd) -> Result<()> {
-        self.named("sgd", tensors.iter_mut().try_for_each(|tensor| cpu::sgd::update(tensor, by)))
+        self.named(
+            "sgd",
+            tensors.iter_mut().try_for_each(|tensor| kernels::sgd::update(tensor, by)),
+        )
     }
 
     fn has_products(&self) -> bool {
@@ -158,7 +163,10 @@ impl Device for Candle {
     }
 
     fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        self.named("product", cpu::linear::forward(Operands::F32, a, b, Layout::OutIn, None, None))
+        self.named(
+            "product",
+            kernels::linear::forward(Operands::F32, a, b, Layout::OutIn, None, None),
+        )
     }
 }
 
@@ -170,7 +178,7 @@ impl Layers for Candle {
         tokens: &Tensor,
         positions: &Tensor,
     ) -> Result<Tensor> {
-        let y = cpu::embedding::forward(ids, context, tokens, positions);
+        let y = kernels::embedding::forward(ids, context, tokens, positions);
         self.named("embedding", y)
     }
 
@@ -182,7 +190,7 @@ impl Layers for Candle {
         d_tokens: &mut Tensor,
         d_positions: &mut Tensor,
     ) -> Result<()> {
-        let done = cpu::embedding::backward(ids, context, dy, d_tokens, d_positions);
+        let done = kernels::embedding::backward(ids, context, dy, d_tokens, d_positions);
         self.named("embedding_dw", done)
     }
 
@@ -194,12 +202,12 @@ impl Layers for Candle {
         bias: Option<&Tensor>,
         residual: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let y = cpu::linear::forward(self.operands, x, w, layout, bias, residual);
+        let y = kernels::linear::forward(self.operands, x, w, layout, bias, residual);
         self.named("linear", y)
     }
 
     fn linear_dx(&self, dy: &Tensor, w: &Tensor, layout: Layout) -> Result<Tensor> {
-        self.named("linear_dx", cpu::linear::backward_input(self.operands, dy, w, layout))
+        self.named("linear_dx", kernels::linear::backward_input(self.operands, dy, w, layout))
     }
 
     fn linear_dw(
@@ -210,7 +218,7 @@ impl Layers for Candle {
         dw: &mut Tensor,
         d_bias: Option<&mut Tensor>,
     ) -> Result<()> {
-        let done = cpu::linear::backward_weight(
+        let done = kernels::linear::backward_weight(
             self.operands,
             x,
             dy,
@@ -228,7 +236,7 @@ impl Layers for Candle {
         bias: &Tensor,
         epsilon: f64,
     ) -> Result<(Tensor, Tensor)> {
-        self.named("layer_norm", cpu::norm::forward(x, gain, Some(bias), epsilon))
+        self.named("layer_norm", kernels::norm::forward(x, gain, Some(bias), epsilon))
     }
 
     fn layer_norm_dx(
@@ -239,7 +247,7 @@ impl Layers for Candle {
         gain: &Tensor,
         residual: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let dx = cpu::norm::backward_input(dy, x, stats, gain, residual);
+        let dx = kernels::norm::backward_input(dy, x, stats, gain, residual);
         self.named("layer_norm_dx", dx)
     }
 
@@ -251,16 +259,16 @@ impl Layers for Candle {
         d_gain: &mut Tensor,
         d_bias: &mut Tensor,
     ) -> Result<()> {
-        let done = cpu::norm::backward_weight(dy, x, stats, d_gain, Some(d_bias));
+        let done = kernels::norm::backward_weight(dy, x, stats, d_gain, Some(d_bias));
         self.named("layer_norm_dw", done)
     }
 
     fn activation(&self, x: &Tensor, f: Activation) -> Result<Tensor> {
-        self.named("activation", cpu::activation::forward(x, f))
+        self.named("activation", kernels::activation::forward(x, f))
     }
 
     fn activation_dx(&self, dy: &Tensor, x: &Tensor, f: Activation) -> Result<(Tensor, Tensor)> {
-        self.named("activation_dx", cpu::activation::backward(dy, x, f))
+        self.named("activation_dx", kernels::activation::backward(dy, x, f))
     }
 
     fn has_llama_layers(&self) -> bool {
@@ -268,7 +276,7 @@ impl Layers for Candle {
     }
 
     fn rms_norm(&self, x: &Tensor, gain: &Tensor, epsilon: f64) -> Result<(Tensor, Tensor)> {
-        self.named("rms_norm", cpu::norm::forward(x, gain, None, epsilon))
+        self.named("rms_norm", kernels::norm::forward(x, gain, None, epsilon))
     }
 
     fn rms_norm_dx(
@@ -279,7 +287,7 @@ impl Layers for Candle {
         gain: &Tensor,
         residual: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let dx = cpu::norm::backward_input(dy, x, stats, gain, residual);
+        let dx = kernels::norm::backward_input(dy, x, stats, gain, residual);
         self.named("rms_norm_dx", dx)
     }
 
@@ -290,27 +298,27 @@ impl Layers for Candle {
         stats: &Tensor,
         d_gain: &mut Tensor,
     ) -> Result<()> {
-        self.named("rms_norm_dw", cpu::norm::backward_weight(dy, x, stats, d_gain, None))
+        self.named("rms_norm_dw", kernels::norm::backward_weight(dy, x, stats, d_gain, None))
     }
 
     fn gated(&self, x: &Tensor, f: Activation) -> Result<Tensor> {
-        self.named("gated", cpu::gated::forward(x, f))
+        self.named("gated", kernels::gated::forward(x, f))
     }
 
     fn gated_dx(&self, dy: &Tensor, x: &Tensor, f: Activation) -> Result<(Tensor, Tensor)> {
-        self.named("gated_dx", cpu::gated::backward(dy, x, f))
+        self.named("gated_dx", kernels::gated::backward(dy, x, f))
     }
 
     fn rotary(&self, x: &Tensor, table: &Tensor, by: Rotary) -> Result<Tensor> {
-        self.named("rotary", cpu::rotary::turn(x, table, by))
+        self.named("rotary", kernels::rotary::turn(x, table, by))
     }
 
     fn dropout(&self, x: &Tensor, by: &Dropout, residual: Option<&Tensor>) -> Result<Tensor> {
-        self.named("dropout", cpu::dropout::forward(x, by, residual))
+        self.named("dropout", kernels::dropout::forward(x, by, residual))
     }
 
     fn attention(&self, qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
-        self.named("attention", cpu::attention::forward(qkv, by))
+        self.named("attention", kernels::attention::forward(qkv, by))
     }
 
     fn attention_dx(
@@ -321,7 +329,7 @@ impl Layers for Candle {
         log_sum: &Tensor,
         by: &Attention<'_>,
     ) -> Result<Tensor> {
-        let dx = cpu::attention::backward(dy, qkv, out, log_sum, by);
+        let dx = kernels::attention::backward(dy, qkv, out, log_sum, by);
         self.named("attention_dx", dx)
     }
 
@@ -332,7 +340,7 @@ impl Layers for Candle {
         past: usize,
         by: &Attention<'_>,
     ) -> Result<(Tensor, Tensor)> {
-        self.named("attention_after", cpu::attention::after(qkv, cache, past, by))
+        self.named("attention_after", kernels::attention::after(qkv, cache, past, by))
     }
 
     fn attention_slice(
@@ -341,7 +349,7 @@ impl Layers for Candle {
         first: usize,
         by: &Attention<'_>,
     ) -> Result<(Tensor, Tensor)> {
-        let mixed = cpu::attention::forward_from(qkv, first, by);
+        let mixed = kernels::attention::forward_from(qkv, first, by);
         self.named("attention_slice", mixed)
     }
 
@@ -353,7 +361,7 @@ impl Layers for Candle {
         first: usize,
         by: &Attention<'_>,
     ) -> Result<Tensor> {
-        let dx = cpu::attention::backward_from(dy, qkv, mixed, first, by);
+        let dx = kernels::attention::backward_from(dy, qkv, mixed, first, by);
         self.named("attention_slice_dx", dx)
     }
 
@@ -363,7 +371,7 @@ impl Layers for Candle {
         targets: &[u32],
         scale: f64,
     ) -> Result<(Tensor, Tensor)> {
-        let loss = cpu::cross_entropy::both(logits, targets, scale);
+        let loss = kernels::cross_entropy::both(logits, targets, scale);
         self.named("cross_entropy", loss)
     }
 }

@@ -1,7 +1,7 @@
 //! The processor with products in bf16: the suites that every device passes, and training. A processor without AVX-512
 //! BF16 has nothing to test here, and says so.
 
-use chimera_backend_candle::{Candle, measured_bf16_peak};
+use chimera_backend_cpu::{Candle, measured_bf16_peak};
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, Llama, ModelConfig};
 use chimera_core::schedule::Shape;

@@ -1,6 +1,6 @@
 //! The suites that every device passes, with one thread and with several.
 
-use chimera_backend_candle::Candle;
+use chimera_backend_cpu::Candle;
 use chimera_core::{device, layers};
 use rayon::{ThreadPoolBuildError, ThreadPoolBuilder};
 

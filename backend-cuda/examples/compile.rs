@@ -1,11 +1,11 @@
 //! Compiles the kernels for the chips that are named, without a GPU, and prints what each kernel needs:
-//! `cargo run -p chimera-backend-candle --features cuda --example compile -- sm_90 sm_80`. It fails on a kernel that
+//! `cargo run -p chimera-backend-cuda --features cuda --example compile -- sm_90 sm_80`. It fails on a kernel that
 //! keeps anything in local memory, or whose blocks need more registers than a multiprocessor has.
 
 use std::process::ExitCode;
 
-use chimera_backend_candle::gpu::Format;
-use chimera_backend_candle::gpu::cuda::{by_kernel, compile, fault};
+use chimera_backend_cuda::Format;
+use chimera_backend_cuda::cuda::{by_kernel, compile, fault};
 
 fn main() -> ExitCode {
     for chip in std::env::args().skip(1) {

@@ -27,24 +27,24 @@ pub fn kernels(source: &str) -> impl Iterator<Item = &str> {
 }
 
 const SOURCE: &str = concat!(
-    include_str!("../../kernels/prelude.cu"),
-    include_str!("../../kernels/pointwise.cu"),
-    include_str!("../../kernels/sums.cu"),
-    include_str!("../../kernels/norm.cu"),
-    include_str!("../../kernels/embedding.cu"),
-    include_str!("../../kernels/attention.cu"),
-    include_str!("../../kernels/cross_entropy.cu"),
-    include_str!("../../kernels/optimizer.cu"),
+    include_str!("../kernels/prelude.cu"),
+    include_str!("../kernels/pointwise.cu"),
+    include_str!("../kernels/sums.cu"),
+    include_str!("../kernels/norm.cu"),
+    include_str!("../kernels/embedding.cu"),
+    include_str!("../kernels/attention.cu"),
+    include_str!("../kernels/cross_entropy.cu"),
+    include_str!("../kernels/optimizer.cu"),
 );
 
 /// What tensor cores take, by format.
-const F32_PRODUCTS: &str = include_str!("../../kernels/tensor_cores_f32.cu");
-const BF16_PRODUCTS: &str = include_str!("../../kernels/tensor_cores_bf16.cu");
+const F32_PRODUCTS: &str = include_str!("../kernels/tensor_cores_f32.cu");
+const BF16_PRODUCTS: &str = include_str!("../kernels/tensor_cores_bf16.cu");
 
 /// What they are used for.
 const TILED: &str = concat!(
-    include_str!("../../kernels/tensor_cores.cu"),
-    include_str!("../../kernels/tiled_attention.cu"),
+    include_str!("../kernels/tensor_cores.cu"),
+    include_str!("../kernels/tiled_attention.cu"),
 );
 
 /// A place to run kernels in order: on CUDA one stream of one device.

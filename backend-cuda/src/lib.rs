@@ -1,5 +1,5 @@
-//! [`Device`] and [`Layers`] on a GPU: the project's own CUDA kernels (`kernels/*.cu`) and matrix products of the
-//! vendor's library, behind the trait [`Driver`].
+//! Chimera's [`Device`] and [`Layers`] on NVIDIA GPUs: the project's own CUDA kernels (`kernels/*.cu`) and matrix products
+//! of the vendor's library, over the trait [`Driver`]. The feature `cuda` brings the driver itself, module `cuda`.
 //!
 //! With bf16 activations and their gradients are bf16, as are the operands of matrix products; weights,
 //! their gradients, moments, statistics and sums stay f32. An operand that comes as f32 where an activation

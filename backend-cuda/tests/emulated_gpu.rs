@@ -10,7 +10,7 @@ mod memory;
 #[path = "emulated/mistakes.rs"]
 mod mistakes;
 
-use chimera_backend_candle::gpu::Format;
+use chimera_backend_cuda::Format;
 use chimera_core::comm::{Endpoint, Host, HostStaged, Threads};
 use chimera_core::device::reference::Reference;
 use chimera_core::device::{Device, DeviceError, Dtype};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use chimera_backend_candle::Candle;
+use chimera_backend_cpu::Candle;
 use chimera_comm_mpi::Mpi;
 use chimera_core::comm::{
     Comm, CommError, Endpoint, Host, HostStaged, Tag, all_gather, conformance,

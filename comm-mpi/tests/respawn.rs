@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use chimera_backend_candle::Candle;
+use chimera_backend_cpu::Candle;
 use chimera_comm_mpi::{Mpi, MpiRendezvous};
 use chimera_core::comm::{
     Comm, CommError, Endpoint, Host, Meeting, Rendezvous, StagedRendezvous, Tag, Wrap,

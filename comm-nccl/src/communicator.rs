@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use chimera_backend_candle::gpu::At;
+use chimera_backend_cuda::At;
 use chimera_core::comm::CommError;
 
 use crate::library::{BYTE, Config, Handle, Library, Outcome, UniqueId};

@@ -1,6 +1,6 @@
 //! What the other transport carries for this one.
 
-use chimera_backend_candle::gpu::Element;
+use chimera_backend_cuda::Element;
 use chimera_core::comm::{CommError, Host, Tag};
 use chimera_core::ids::Rank;
 

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use chimera_backend_candle::gpu::{Driver, Gpu, Lane, Tensor};
+use chimera_backend_cuda::{Driver, Gpu, Lane, Tensor};
 use chimera_core::comm::{
     Comm, CommError, Endpoint, Host, HostStaged, Liveness, OrderedMessage, Payload, Position, Tag,
     Wrap, all_gather,

@@ -7,7 +7,7 @@ use std::error::Error as _;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
 use std::path::PathBuf;
 
-use chimera_backend_candle::gpu::library_folders;
+use chimera_backend_cuda::library_folders;
 
 /// The names of the library, as its packages have it and as development packages do.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chimera_backend_candle::gpu::{At, Driver, Lane, Tensor};
+use chimera_backend_cuda::{At, Driver, Lane, Tensor};
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, OrderedMessage, Tag};
 use chimera_core::ids::Rank;
 

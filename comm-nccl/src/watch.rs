@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use chimera_backend_candle::gpu::Lane;
+use chimera_backend_cuda::Lane;
 use chimera_core::comm::CommError;
 use chimera_core::ids::Rank;
 

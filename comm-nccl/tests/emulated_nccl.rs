@@ -9,8 +9,8 @@ mod emulated;
 use std::sync::{Arc, Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
-use chimera_backend_candle::gpu::cuda::Cuda;
-use chimera_backend_candle::gpu::{Format, Gpu};
+use chimera_backend_cuda::cuda::Cuda;
+use chimera_backend_cuda::{Format, Gpu};
 use chimera_comm_nccl::{Counts, Library, Nccl};
 use chimera_core::comm::{
     Comm, CommError, Endpoint, Host, OrderedMessage, Tag, Threads, all_gather, conformance, threads,

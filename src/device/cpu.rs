@@ -1,7 +1,7 @@
 //! The processor.
 
 use anyhow::{Context, Result};
-use chimera_backend_candle::Candle;
+use chimera_backend_cpu::Candle;
 use chimera_core::device::Device;
 
 use super::backend::Backend;

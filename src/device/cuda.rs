@@ -1,8 +1,8 @@
 //! GPUs of CUDA by number.
 
 use anyhow::{Result, anyhow, ensure};
-use chimera_backend_candle::gpu::cuda::{self, Cuda};
-use chimera_backend_candle::gpu::{Format, Gpu};
+use chimera_backend_cuda::cuda::{self, Cuda};
+use chimera_backend_cuda::{Format, Gpu};
 use chimera_core::device::{Device, DeviceError};
 
 use super::backend::{Backend, Usage};

@@ -96,7 +96,7 @@ macro_rules! kinds {
 
 kinds! {
     #[cfg(feature = "candle")]
-    Cpu(chimera_backend_candle::Candle), "cpu", [Precision::F32, Precision::Bf16];
+    Cpu(chimera_backend_cpu::Candle), "cpu", [Precision::F32, Precision::Bf16];
     #[cfg(feature = "cuda")]
     Cuda(super::cuda::CudaStream), "cuda", [Precision::F32, Precision::Tf32, Precision::Bf16];
     #[cfg(feature = "wgpu")]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use chimera_backend_candle::gpu::{Gpu, cuda::Cuda};
+use chimera_backend_cuda::{Gpu, cuda::Cuda};
 use chimera_comm_nccl::{Library, Nccl};
 use chimera_core::comm::{Comm, CommError, Host};
 use chimera_core::engine::Job;

@@ -9,9 +9,10 @@ use anyhow::{Result, bail, ensure};
 use crate::command::{cargo, read, root, rust_files};
 
 /// Crates that bring a device or a transport in; the default build has none of them.
-const DEVICES: [&str; 12] = [
+const DEVICES: [&str; 13] = [
     "chimera-comm-mpi",
     "chimera-comm-nccl",
+    "chimera-backend-cuda",
     "chimera-backend-wgpu",
     "candle-kernels",
     "candle-flash-attn",
@@ -25,7 +26,7 @@ const DEVICES: [&str; 12] = [
 ];
 /// What core must not know: devices' tensors, the command line, files of settings.
 const OUTSIDE_CORE: [&str; 5] =
-    ["candle-core", "chimera-pipeline", "chimera-backend-candle", "clap", "toml"];
+    ["candle-core", "chimera-pipeline", "chimera-backend-cpu", "clap", "toml"];
 /// Packages that the crate of schedules must not know: no tensor, no thread pool, no engine.
 const OUTSIDE_SCHEDULE: [&str; 6] = [
     "candle-core",
@@ -46,8 +47,14 @@ const NOT_IN_SCHEDULE: [&str; 5] =
 const OUTSIDE_BACKENDS: [&str; 3] = ["chimera-pipeline", "clap", "toml"];
 
 /// What transports must not know.
-const OUTSIDE_TRANSPORTS: [&str; 5] =
-    ["candle-core", "chimera-pipeline", "chimera-backend-candle", "clap", "toml"];
+const OUTSIDE_TRANSPORTS: [&str; 6] = [
+    "candle-core",
+    "chimera-pipeline",
+    "chimera-backend-cpu",
+    "chimera-backend-cuda",
+    "clap",
+    "toml",
+];
 
 /// What only the command needs, and the library without default features must not contain.
 const COMMAND: [&str; 11] = [
@@ -65,7 +72,7 @@ const COMMAND: [&str; 11] = [
 ];
 
 /// Package and what its default build must not contain.
-const ABSENCES: [(&str, &[&str]); 13] = [
+const ABSENCES: [(&str, &[&str]); 17] = [
     ("chimera-pipeline", &DEVICES),
     ("chimera-pipeline-core", &DEVICES),
     ("chimera-pipeline-core", &OUTSIDE_CORE),
@@ -73,12 +80,16 @@ const ABSENCES: [(&str, &[&str]); 13] = [
     ("chimera-pipeline-schedule", &OUTSIDE_SCHEDULE),
     ("chimera-pipeline-engine", &OUTSIDE_ENGINE),
     ("chimera-pipeline-models", &["candle-core", "chimera-pipeline-testkit"]),
-    ("chimera-backend-candle", &DEVICES),
-    ("chimera-backend-candle", &OUTSIDE_BACKENDS),
+    ("chimera-backend-cpu", &DEVICES),
+    ("chimera-backend-cpu", &OUTSIDE_BACKENDS),
+    ("chimera-backend-cuda", &DEVICES),
+    ("chimera-backend-cuda", &OUTSIDE_BACKENDS),
+    ("chimera-backend-cuda", &["chimera-backend-cpu"]),
+    ("chimera-backend-wgpu", &OUTSIDE_BACKENDS),
+    ("chimera-backend-wgpu", &["candle-core", "chimera-backend-cpu", "chimera-backend-cuda"]),
     ("chimera-comm-mpi", &OUTSIDE_TRANSPORTS),
     ("chimera-comm-nccl", &OUTSIDE_BACKENDS),
-    ("chimera-backend-wgpu", &OUTSIDE_BACKENDS),
-    ("chimera-backend-wgpu", &["candle-core", "chimera-backend-candle"]),
+    ("chimera-comm-nccl", &["chimera-backend-cpu"]),
 ];
 
 /// The library as others embed it: flags of a build, and the most crates of all versions that it may have.

@@ -46,7 +46,7 @@ pub(crate) fn check() -> Result<()> {
     let tests = Tests::build(&compiler)?;
     let cache = target()?.join("cuda/emulated"); // of kernels, which are not for the user's
     let emulated = [
-        ("backend-cuda", "chimera_backend_candle"),
+        ("backend-cuda", "chimera_backend_cuda"),
         ("backend-cuda", "emulated_gpu"),
         ("comm-nccl", "chimera_comm_nccl"),
         ("comm-nccl", "emulated_nccl"),
@@ -67,7 +67,7 @@ pub(crate) fn build(args: &Args) -> Result<()> {
     if args.beside_candle {
         return beside_candle::run();
     }
-    let options = ["run", "--quiet", "--package", "chimera-backend-candle", "--features", "cuda"];
+    let options = ["run", "--quiet", "--package", "chimera-backend-cuda", "--features", "cuda"];
     let mut compiler = cargo(options);
     compiler.args(["--example", "compile", "--"]);
     compile(compiler, &args.chips)?;

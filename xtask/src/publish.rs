@@ -8,9 +8,10 @@ use crate::command::{cargo, program, read, run as run_command, target};
 use crate::mpi::open_mpi;
 
 /// Crates of the workspace that are published, by their folders.
-const PUBLISHED: [&str; 11] = [
+const PUBLISHED: [&str; 12] = [
     ".",
     "adapters/candle",
+    "backend-cpu",
     "backend-cuda",
     "backend-wgpu",
     "chimera-core",

@@ -11,9 +11,10 @@ use self::types::Types;
 use crate::command::{root, rust_files};
 
 /// Folders with sources of the project.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "chimera-core",
     "src",
+    "backend-cpu",
     "backend-cuda",
     "backend-wgpu",
     "comm-mpi",

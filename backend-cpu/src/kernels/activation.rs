@@ -20,7 +20,7 @@ macro_rules! with_function {
     ($activation:expr, $F:ident => $work:expr, [$($name:ident),*]) => {
         match $activation {
             $(Activation::$name => {
-                type $F = $crate::cpu::activation::$name;
+                type $F = $crate::kernels::activation::$name;
                 $work
             })*
         }

@@ -3,6 +3,8 @@
 //! All libraries are opened when they are first asked for. A program built with this starts everywhere, and
 //! [`Cuda::new`] says what a machine lacks.
 
+#![allow(unsafe_code)] // the driver and its libraries are C
+
 #[cfg(feature = "candle-cuda")]
 mod candle;
 mod clock;

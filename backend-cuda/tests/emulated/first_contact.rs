@@ -4,7 +4,7 @@
 use std::env;
 use std::process::Command;
 
-use chimera_backend_candle::gpu::Format;
+use chimera_backend_cuda::Format;
 use chimera_core::device::Device;
 use libloading::os::unix::Library;
 

@@ -3,7 +3,7 @@
 //! What a rank sent is counted on neither side until it is taken. The model leaves out losses until the agreement and
 //! BERT's lengths: a few bytes.
 
-use chimera_backend_candle::gpu::Format;
+use chimera_backend_cuda::Format;
 use chimera_core::lower::Recompute::{self, Full, None, Selective};
 use chimera_core::model::{Architecture, ModelConfig};
 use chimera_core::schedule::Shape;

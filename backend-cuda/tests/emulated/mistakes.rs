@@ -4,7 +4,7 @@
 use std::env;
 use std::process::Command;
 
-use chimera_backend_candle::gpu::Format;
+use chimera_backend_cuda::Format;
 use chimera_core::device::reference::Reference;
 use chimera_core::device::{Device, DeviceError, Overlap};
 use chimera_core::layers::{Layers, Layout};

@@ -11,8 +11,8 @@ use std::mem;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use chimera_backend_candle::gpu::cuda::Cuda;
-use chimera_backend_candle::gpu::{Format, Gpu};
+use chimera_backend_cuda::cuda::Cuda;
+use chimera_backend_cuda::{Format, Gpu};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 /// A stream of the GPU of this number, whose memory holds no numbers before it is written.

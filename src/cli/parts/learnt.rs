@@ -1,7 +1,7 @@
 //! What a trained model makes of text that it has not seen, and what it writes itself.
 
 use anyhow::Result;
-use chimera_backend_candle::Candle;
+use chimera_backend_cpu::Candle;
 use chimera_core::layers::Layers;
 use chimera_core::model::Objective;
 

@@ -1,6 +1,6 @@
 //! What must hold on every device: its kernels compute what the reference does, and training learns as on the CPU.
 
-use chimera_backend_candle::Candle;
+use chimera_backend_cpu::Candle;
 use chimera_core::device::{DeviceError, Dtype};
 use chimera_core::layers::Layers;
 use chimera_core::lower::Recompute;

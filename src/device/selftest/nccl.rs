@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chimera_backend_candle::gpu::{Gpu, cuda::Cuda};
+use chimera_backend_cuda::{Gpu, cuda::Cuda};
 use chimera_comm_nccl::{Library, Nccl};
 use chimera_core::comm::{Endpoint, Host, Threads, conformance, threads};
 use chimera_core::device::Device as _;

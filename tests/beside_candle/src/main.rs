@@ -1,7 +1,7 @@
 //! Starts candle's CUDA and ours in one program, and says what each finds: `cargo xtask cuda --beside-candle`.
 
-use chimera_backend_candle::gpu::Format;
-use chimera_backend_candle::gpu::cuda::{Cuda, devices, libraries};
+use chimera_backend_cuda::Format;
+use chimera_backend_cuda::cuda::{Cuda, devices, libraries};
 
 fn main() {
     println!("libraries: {}", libraries());

@@ -4,8 +4,8 @@ use half::bf16;
 use rayon::ThreadPoolBuilder;
 
 use super::Supported;
-use crate::cpu::matmul::{Operands, matmul};
-use crate::cpu::matrix::Matrix;
+use crate::kernels::matmul::{Operands, matmul};
+use crate::kernels::matrix::Matrix;
 
 /// Whether the processor has the instructions; a test that needs them ends here if not.
 macro_rules! supported {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use chimera_backend_candle::{measured_bf16_peak, measured_peak};
+use chimera_backend_cpu::{measured_bf16_peak, measured_peak};
 use chimera_core::engine::{Recoveries, StepReport};
 use chimera_core::ids::{Rank, StageId, listed};
 use chimera_core::model::Objective;

@@ -1,8 +1,8 @@
 //! How long memory lives that both sides use, and who waits for whom.
 
 use candle_core::{Result, Tensor};
-use chimera_backend_candle::gpu::cuda::Cuda;
-use chimera_backend_candle::gpu::{Format, Gpu};
+use chimera_backend_cuda::cuda::Cuda;
+use chimera_backend_cuda::{Format, Gpu};
 use chimera_core::device::Device;
 
 use super::tensors::{devices, gpu};

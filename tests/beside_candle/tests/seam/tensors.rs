@@ -3,8 +3,8 @@
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::cuda_backend::cudarc::driver::DevicePtr;
 use candle_core::{DType, Device as CandleDevice, Result, Storage, Tensor};
-use chimera_backend_candle::gpu::cuda::Cuda;
-use chimera_backend_candle::gpu::{Format, Gpu};
+use chimera_backend_cuda::cuda::Cuda;
+use chimera_backend_cuda::{Format, Gpu};
 use chimera_core::device::Device;
 
 /// A device of candle's in which each thread has a stream, and one with a stream of its own.
