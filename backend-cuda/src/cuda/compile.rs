@@ -8,7 +8,7 @@ use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys;
 
 use super::super::{Format, source};
-use super::device::has_tensor_cores;
+use super::capability::has_tensor_cores;
 use super::libraries::NVRTC;
 
 /// An image of all kernels for a chip (`sm_90`), and what the compiler says of them: registers, shared memory,

@@ -6,6 +6,7 @@ use chimera_core::device::Result;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
+use super::capability::has_tensor_cores;
 use super::libraries::DRIVER;
 use super::{compile, failed, product, said};
 
@@ -22,11 +23,6 @@ pub struct Device {
     pub memory_bytes: u64,
     /// Whether its driver has stream-ordered memory pools; without, memory is kept in blocks.
     pub has_pools: bool,
-}
-
-/// Whether the tensor cores of this compute capability take TF32 and bf16: since Ampere they do.
-pub(super) fn has_tensor_cores(capability: (i32, i32)) -> bool {
-    capability >= (8, 0)
 }
 
 impl fmt::Display for Device {

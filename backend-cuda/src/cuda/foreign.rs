@@ -6,7 +6,8 @@ use std::sync::Arc;
 use chimera_core::device::Result;
 use cudarc::driver::CudaStream;
 
-use super::memory::{Memory, Stream};
+use super::memory::Memory;
+use super::stream::Stream;
 use super::{Cuda, failed};
 
 impl Cuda {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Weak};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaEvent, CudaStream, sys};
 
-use super::memory::Stream;
-use super::pool::Counts;
+use super::counts::Counts;
+use super::stream::Stream;
 
 /// Sizes are multiples of it, as are the driver's.
 const GRAIN: usize = 512;

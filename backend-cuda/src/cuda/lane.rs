@@ -7,8 +7,9 @@ use cudarc::driver::CudaEvent;
 use cudarc::driver::result::DriverError;
 
 use super::super::{At, Lane};
-use super::memory::{Ends, Held, Memory, Stream};
+use super::memory::{Ends, Held, Memory};
 use super::pool::Pool;
+use super::stream::Stream;
 use super::{failed, out_of_memory, said};
 
 /// A stream of a GPU for NCCL.

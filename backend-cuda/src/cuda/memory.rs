@@ -5,57 +5,14 @@ use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use chimera_core::device::{DeviceError, Result};
+use chimera_core::device::Result;
 use cudarc::driver::result::DriverError;
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
+use cudarc::driver::{CudaStream, sys};
 
-use super::super::order::{Line, Position, Users};
+use super::super::order::Users;
+use super::lock;
 use super::pool::Pool;
-use super::{lock, said};
-
-/// A stream, the number of its GPU, and what it follows.
-#[derive(Clone)]
-pub(super) struct Stream(pub(super) Arc<CudaStream>, pub(super) usize, Arc<Position>);
-
-impl PartialEq for Stream {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl Line for Stream {
-    type Event = CudaEvent;
-
-    fn record(&self) -> Result<CudaEvent> {
-        self.0.record_event(None).map_err(|e| self.failed("record", &e))
-    }
-
-    fn wait(&self, event: &CudaEvent) -> Result<()> {
-        self.0.wait(event).map_err(|e| self.failed("wait", &e))
-    }
-
-    fn position(&self) -> &Position {
-        &self.2
-    }
-}
-
-impl Stream {
-    /// One that was made, of the GPU of this number.
-    pub(super) fn of(stream: Arc<CudaStream>, ordinal: usize) -> Stream {
-        Stream(stream, ordinal, Arc::new(Position::new()))
-    }
-
-    pub(super) fn new(
-        context: &Arc<CudaContext>,
-        ordinal: usize,
-    ) -> std::result::Result<Stream, DriverError> {
-        Ok(Stream::of(context.new_stream()?, ordinal))
-    }
-
-    fn failed(&self, op: &'static str, e: &DriverError) -> DeviceError {
-        super::failed(&format!("cuda:{}", self.1), op, said(e))
-    }
-}
+use super::stream::Stream;
 
 /// An allocation, given back in the order of the streams that used it.
 pub struct Memory {

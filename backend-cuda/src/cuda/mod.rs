@@ -7,9 +7,11 @@
 
 #[cfg(feature = "candle-cuda")]
 mod candle;
+mod capability;
 mod clock;
 mod compile;
 mod compiled;
+mod counts;
 mod device;
 mod foreign;
 mod kept;
@@ -22,6 +24,7 @@ mod pool;
 mod product;
 mod staging;
 mod start;
+mod stream;
 mod timed;
 mod usage;
 
@@ -48,10 +51,11 @@ pub use usage::Usage;
 use super::order::follow;
 use super::{Arg, Download, Driver, Format, Launch, Plus, Product};
 use clock::StreamClock;
-use memory::{Ends, Held, Stream};
+use memory::{Ends, Held};
 use pool::Pool;
 use product::Blas;
 use staging::Staging;
+use stream::Stream;
 use timed::{Timed, What};
 
 /// The most arguments that a kernel has.

@@ -8,7 +8,10 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 
 use super::super::{Element, Plus, Product};
-use super::product::WORKSPACE_BYTES;
+
+/// Scratch memory of cuBLAS, as its manual advises for Hopper. Its own, so that the same product always
+/// gives the same bits, whatever other streams do.
+pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// A boundary beyond which algorithms do not care.
 const MOST_ALIGNED: usize = 256;

@@ -11,9 +11,10 @@ use std::sync::{Arc, Mutex, Weak};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, sys};
 
+use super::counts::Counts;
 use super::kept::Kept;
 use super::lock;
-use super::memory::Stream;
+use super::stream::Stream;
 
 /// Pools that are alive.
 static OPEN: Mutex<Vec<Weak<Pool>>> = Mutex::new(Vec::new());
@@ -34,17 +35,6 @@ enum Supply {
 unsafe impl Send for Pool {}
 // SAFETY: the driver is thread-safe, and what is kept is behind a lock.
 unsafe impl Sync for Pool {}
-
-/// Bytes of a pool.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Counts {
-    /// In use.
-    pub(super) used: u64,
-    /// The most that were in use.
-    pub(super) peak: u64,
-    /// That it holds, in use or not.
-    pub(super) reserved: u64,
-}
 
 impl Pool {
     /// The pool of a GPU; a new one, if the program has none there.

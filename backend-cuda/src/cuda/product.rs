@@ -10,12 +10,9 @@ use cudarc::driver::result::{DriverError, malloc_sync, memory_free};
 
 use super::super::{Format, MatrixRef, Plus, Product};
 use super::libraries::CUBLAS;
-use super::memory::{Memory, Stream};
-use super::plan::{Plan, Shape};
-
-/// Scratch memory of cuBLAS, as its manual advises for Hopper. Its own, so that the same product always
-/// gives the same bits, whatever other streams do.
-pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
+use super::memory::Memory;
+use super::plan::{Plan, Shape, WORKSPACE_BYTES};
+use super::stream::Stream;
 
 /// A handle of the library, for one stream.
 pub(super) struct Blas {

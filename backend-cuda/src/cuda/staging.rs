@@ -4,7 +4,7 @@
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaEvent, sys};
 
-use super::memory::Stream;
+use super::stream::Stream;
 
 /// Bytes of one half.
 const HALF: usize = 2 << 20;

@@ -9,11 +9,12 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, CudaStream, sys};
 
 use super::super::{Format, kernels};
-use super::device::has_tensor_cores;
-use super::memory::{Ends, Stream};
+use super::capability::has_tensor_cores;
+use super::memory::Ends;
 use super::pool::Pool;
 use super::product::Blas;
 use super::staging::Staging;
+use super::stream::Stream;
 use super::{Cuda, Functions, Inner, LoadedKernel, compile, count, failed, said};
 
 impl Cuda {
