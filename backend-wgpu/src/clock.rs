@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use chimera_core::device::{Clock, Result};
 
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, STAMPS};
 
 /// A clock of one device. Marks with no work between them share a timestamp.
 pub(crate) struct QueueClock {
@@ -14,9 +14,6 @@ pub(crate) struct QueueClock {
     /// The timestamp of each mark.
     marks: Vec<usize>,
 }
-
-/// Timestamps of a set.
-pub(crate) const STAMPS: u32 = 256;
 
 impl QueueClock {
     pub(crate) fn new(gpu: Arc<Gpu>) -> QueueClock {

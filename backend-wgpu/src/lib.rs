@@ -14,7 +14,6 @@
 mod adapter;
 mod clock;
 mod fastest;
-mod fetched;
 mod freivalds;
 mod gpu;
 mod layers;
@@ -39,8 +38,7 @@ pub use tensor::Tensor;
 pub use tuning::{Product, Products, Target};
 
 use clock::QueueClock;
-use fetched::Fetched;
-use gpu::Gpu;
+use gpu::{Fetched, Gpu};
 
 /// A device of wgpu. Clones share it, and may use it from any thread.
 #[derive(Clone, Debug)]

@@ -6,8 +6,8 @@ use std::sync::mpsc::channel;
 use chimera_core::device::{DeviceError, Result};
 use wgpu::{BufferDescriptor, BufferUsages, ErrorFilter, MapMode, PollType, SubmissionIndex};
 
+use super::fetched::Fetched;
 use super::{ELEMENT, Gpu};
-use crate::fetched::Fetched;
 use crate::pool::{Memory, Pool};
 use crate::tensor::{Slice, Tensor};
 

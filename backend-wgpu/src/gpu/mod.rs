@@ -1,6 +1,7 @@
 //! One open device: recording and submission.
 
 mod bound;
+mod fetched;
 mod memory;
 mod time;
 
@@ -9,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use chimera_core::device::{DeviceError, Result};
 use wgpu::PollType;
 
-pub(crate) use time::TIMESTAMPS;
+pub(crate) use fetched::Fetched;
+pub(crate) use time::{STAMPS, TIMESTAMPS};
 
 use crate::pool::{Memory, Pool};
 use crate::shader::{Constants, Kernel, Pipelines};

@@ -6,9 +6,10 @@ use chimera_core::device::Result;
 use wgpu::{BufferUsages, Features, QuerySet, QuerySetDescriptor, QueryType};
 
 use super::Gpu;
-use crate::clock::STAMPS;
 
 const OP: &str = "clock";
+/// Timestamps of a set.
+pub(crate) const STAMPS: u32 = 256;
 /// Bytes of a timestamp.
 const TICKS: u64 = 8;
 /// What a device must have for them.

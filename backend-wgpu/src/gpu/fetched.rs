@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use chimera_core::device::{Fetch, Result};
 use wgpu::{BufferAsyncError, PollType, SubmissionIndex};
 
-use crate::gpu::Gpu;
+use super::Gpu;
 
 const OP: &str = "download";
 
