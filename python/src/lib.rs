@@ -4,6 +4,7 @@
 
 mod errors;
 mod make;
+mod notation;
 mod options;
 mod program;
 mod timeline;

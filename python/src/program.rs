@@ -20,9 +20,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{Failure, run};
+use crate::notation::title;
 use crate::options::{Numbers, Times, Whole, id, link, number, times, whole};
 use crate::timeline::Timeline;
-use crate::timetable::title;
 
 /// What every worker does in a step, proven: no deadlock, no value used that is not there.
 #[pyclass(frozen, module = "chimera")]

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::run;
-use crate::timetable::written;
+use crate::notation::written;
 
 /// Start and end of every piece of work of a step.
 #[pyclass(frozen, module = "chimera")]

@@ -6,7 +6,7 @@ use chimera_schedule::graph::StageGraph;
 use chimera_schedule::ids::{PipeId, StageId, WorkerId};
 use chimera_schedule::interchange::{to_csv, to_json};
 use chimera_schedule::lower::{Hoist, Lowering, Moves, Passes, Recompute, lower_at};
-use chimera_schedule::op::{Cell, Op};
+use chimera_schedule::op::Cell;
 use chimera_schedule::request::{Request, Source};
 use chimera_schedule::schedule::Shape;
 use chimera_schedule::search::Report;
@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{Failure, run};
+use crate::notation::{WrittenOp, title, written};
 use crate::options::{Whole, id, real, times};
 use crate::program::Program;
 use crate::timeline::Timeline;
@@ -32,6 +33,7 @@ impl Timetable {
         Timetable { timetable, search: None }
     }
 }
+
 #[pymethods]
 impl Timetable {
     /// Name of the schedule.
@@ -260,25 +262,5 @@ impl Timetable {
     fn simulated(&self, py: Python<'_>) -> PyResult<Timeline> {
         let program = self.lower(py, "eager-opt", None, true, None, None)?;
         program.simulate(py, 1, None, None, None, None, None, None)
-    }
-}
-
-/// An op as Python has it: kind, pipe, stage and units.
-pub(crate) type WrittenOp = (char, u16, u16, Vec<u32>);
-
-pub(crate) fn written(op: Op) -> WrittenOp {
-    (op.kind.letter(), op.pipe.0, op.stage.0, op.span.units().collect())
-}
-
-/// A title such as `chimera, D = 4, N = 8`.
-pub(crate) fn title(timetable: &core::Timetable) -> String {
-    let (d, n) = (timetable.rows.len(), timetable.micro_batches_per_step());
-    let mut title = format!("{}, D = {d}, N = {n}", timetable.schedule);
-    if !timetable.graph.is_chain() {
-        title = format!("{title}, edges {}", timetable.graph);
-    }
-    match timetable.update.n_steps() {
-        0 | 1 => title,
-        steps => format!("{title}, {steps} steps"),
     }
 }
