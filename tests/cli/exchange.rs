@@ -279,3 +279,18 @@ fn depth_and_micro_batches_follow_from_the_file() {
     }
     assert!(refused("train --schedule none.txt", 2).contains("a file that ends in .csv or .json"));
 }
+
+#[test]
+fn training_refuses_stages_that_are_no_chain() {
+    let folder = folder();
+    let chain = ok("schedule show 1f1b --depth 3 --micro-batches 3 --json");
+    let graph = r#""graph": {"sources": [0], "edges": [[0, 1], [0, 2], [1, 2]], "losses": [2]},"#;
+    let skips = chain.replace(r#""placement":"#, &format!(r#"{graph} "placement":"#));
+    let path = file(&folder, "skips.json", &skips);
+    let refusal = refused(&format!("train --schedule {path} --layers 3"), 2);
+    let choice = "choose another schedule, or train stages of your own (docs/library.md)";
+    assert!(
+        refusal.contains("has stages that are no chain") && refusal.contains(choice),
+        "{refusal}"
+    );
+}
