@@ -10,9 +10,9 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::bench::{METRICS, median, metrics, number, sources};
 use crate::command::{read, root, run as run_command};
-use crate::mpi::{Built, build, launch};
+use crate::measure::{METRICS, median, metrics, number, sources};
+use crate::mpi_library::{Built, build, launch};
 
 /// How often each is measured; the best counts, since all that disturbs makes it slower.
 const N_ROUNDS: usize = 5;

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::bench::{METRICS, sources, tokens_per_s};
 use crate::command::{cargo, program, read, run as run_command, target};
+use crate::measure::{METRICS, sources, tokens_per_s};
 use crate::wgpu;
 
 /// A model that software trains in seconds.

@@ -9,9 +9,8 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use crate::command::{cargo, read, run as run_command};
-use crate::features::{default_tests, lint_default, lint_library};
-use crate::mpi::{self, TRANSPORT};
-use crate::{absences, cuda, gallery, layers, outside, paper, python, wgpu, words};
+use crate::features::{TRANSPORT, default_tests, lint_default, lint_library};
+use crate::{absences, cuda, gallery, layers, mpi, outside, paper, python, wgpu, words};
 
 /// The chores of CI, in order: first those that only read the sources, whose findings are known at once. The
 /// documentation is built by `mpi`, with that transport's.

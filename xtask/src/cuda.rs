@@ -1,15 +1,16 @@
 //! NVIDIA GPUs: the program for them, its kernels compiled without one, and its test on one.
 
 use std::env;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::command::{cargo, environment, files, program, read, run, target};
+use crate::command::{cargo, files, program, read, run, target};
+use crate::cuda_packages::{install, search_path};
 use crate::features::{PROGRAM, Tests, lint};
-use crate::{beside_candle, mpi, nccl};
+use crate::mpi_library::open_mpi;
+use crate::{beside_candle, nccl};
 
 /// What compiles kernels, and the matrix products: as one toolkit has them.
 const NVRTC: &str = "nvidia-cuda-nvrtc==13.0.88";
@@ -38,7 +39,7 @@ pub(crate) struct Args {
 /// What can be known of the features `cuda` and `nccl` without a GPU: lints, everything on emulated GPUs, and whether
 /// the kernels compile for real ones.
 pub(crate) fn check() -> Result<()> {
-    let (compiler, launcher) = mpi::open_mpi()?;
+    let (compiler, launcher) = open_mpi()?;
     for features in ["chimera-pipeline/cuda", "chimera-pipeline/nccl,chimera-comm-nccl/cuda"] {
         lint(features, None)?;
     }
@@ -146,20 +147,4 @@ fn libraries(packages: &[&str]) -> Result<PathBuf> {
     let nvrtc = files(&site)?.into_iter().find(is_nvrtc);
     let folder = nvrtc.as_deref().and_then(Path::parent);
     Ok(folder.context("the package of NVRTC has no libnvrtc.so.13")?.to_path_buf())
-}
-
-/// Installs packages of Python into a folder of their own.
-pub(crate) fn install(site: &Path, packages: &[&str]) -> Result<()> {
-    let python = environment(&target()?.join("cuda/python"))?;
-    // Each at its own version: a resolver would mix those of several toolkits.
-    let options = ["-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target"];
-    run(Command::new(python).args(options).arg(site).args(packages))
-}
-
-/// `folders` before what is searched already.
-pub(crate) fn search_path(folders: &[PathBuf]) -> Result<OsString> {
-    let before = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let paths: Vec<_> =
-        env::split_paths(&before).filter(|path| !path.as_os_str().is_empty()).collect();
-    Ok(env::join_paths(folders.iter().chain(&paths))?)
 }

@@ -7,8 +7,9 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::command::{Programs, cargo, root, run};
-use crate::mpi::TRANSPORT;
 
+/// The crate that needs an MPI library to be built.
+pub(crate) const TRANSPORT: &str = "chimera-comm-mpi";
 /// What the default build leaves out.
 const ALL: &str =
     "chimera-pipeline/mpi,chimera-pipeline/wgpu,chimera-pipeline/nccl,chimera-comm-nccl/cuda";

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use crate::command::{install, read, run as run_command};
-use crate::mpi::{self, Built, launch};
+use crate::mpi_library::{Built, build, launch};
 use crate::open_mpi_5::OpenMpi5;
 use crate::struck::{Blow, Case, Setting, Site};
 use crate::ulfm_command::strike_survivors;
@@ -129,7 +129,7 @@ fn enter() -> Result<()> {
     }
     read(Command::new("unshare").args(OWN).arg("true"))
         .context("two hosts need namespaces: run it as root, and in a container with privileges")?;
-    let Built { launcher, program, .. } = mpi::build(false)?;
+    let Built { launcher, program, .. } = build(false)?;
     let surviving = OpenMpi5::install()?.chimera()?;
     let mut within = Command::new("unshare");
     within.args(OWN).arg(current_exe()?).args(["hosts", "--within", &launcher]);

@@ -15,7 +15,7 @@ use chimera_core::program::{Instr, Program};
 use chimera_core::schedule::{Shape, find};
 
 use crate::command::root;
-use crate::mpi;
+use crate::mpi_library;
 use crate::struck::{Blow, Case, Ended, N_ROUNDS, Setting, Site};
 
 /// Workers, and micro-batches.
@@ -46,7 +46,7 @@ pub(crate) struct Args {
 
 /// Strikes every point, and writes docs/reliability.md.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let built = mpi::build(false)?;
+    let built = mpi_library::build(false)?;
     let setting = Setting { soon: SOON, timeouts: TIMEOUTS, environment: Vec::new() };
     let site = Site::build(&built.launcher, &built.program, setting)?;
     let only = args.only.as_deref().unwrap_or_default();

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 
 use crate::command::{cargo, program, read, run as run_command, target};
-use crate::mpi::open_mpi;
+use crate::mpi_library::open_mpi;
 
 /// Crates of the workspace that are published, by their folders.
 const PUBLISHED: [&str; 12] = [

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::mpi::launch;
+use crate::mpi_library::launch;
 
 /// Four ranks of Chimera, whose messages are larger than what MPI sends without being asked.
 const OPTIONS: &str = "--depth 4 --micro-batches 4 --layers 4 --hidden 32 --heads 2 --context 64 \

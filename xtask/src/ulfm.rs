@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::command::{Programs, run as run_command, target};
-use crate::mpi::TRANSPORT;
+use crate::features::TRANSPORT;
 use crate::open_mpi_5::OpenMpi5;
 use crate::ulfm_command::{self, APART, Course};
 

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 use crate::command::{install, run as run_command};
 use crate::features::{PROGRAM, Tests, lint};
 use crate::mpi;
+use crate::mpi_library::open_mpi;
 
 /// Debian's software Vulkan, its loader, and the layers that check how it is used.
 const PACKAGES: [&str; 3] = ["mesa-vulkan-drivers", "libvulkan1", "vulkan-validationlayers"];
@@ -24,7 +25,7 @@ pub(crate) fn run() -> Result<()> {
     needs()?;
     let quiet = tempfile::tempdir()?; // without such a folder Mesa complains
     lint("chimera-pipeline/wgpu", None)?;
-    let (compiler, launcher) = mpi::open_mpi()?;
+    let (compiler, launcher) = open_mpi()?;
     let tests = Tests::build(&compiler)?;
     let quietly = |mut test: Command| {
         test.envs([("XDG_RUNTIME_DIR", quiet.path()), ("XDG_CACHE_HOME", quiet.path())]);

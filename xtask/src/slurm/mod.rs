@@ -9,9 +9,9 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::bench::{METRICS, metrics};
 use crate::command::{install, read, run as run_command};
-use crate::mpi::build;
+use crate::measure::{METRICS, metrics};
+use crate::mpi_library::build;
 use crate::open_mpi_5::OpenMpi5;
 use cluster::Cluster;
 
