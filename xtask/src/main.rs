@@ -68,7 +68,7 @@ enum Chore {
     Docs,
     /// Proof that no crate depends on what it must not
     Absences,
-    /// Proof that no module uses one that stands above it, and that none of a folder is in a circle
+    /// Proof that no module uses one that stands above it, and that none is in a circle
     Layers,
     /// Proof that doc comments stand alone and that retired identifiers stay away
     Words,

@@ -1,5 +1,5 @@
-//! Circles of modules within a folder, as far as paths name the modules: what a folder exports of its own counts as the
-//! folder's.
+//! Circles of modules that lie in one folder, as far as paths name the modules: what a folder exports of its own counts as
+//! the folder's.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::paths::{Source, Use, module};
 /// A module, by its path.
 type Module<'m> = &'m [String];
 
-/// The number of uses of modules by others of their folder, and what is wrong with those in a circle.
+/// Returns the number of uses between modules of one folder, and a refusal of each that is part of a circle.
 pub(super) fn check(folder: &str, sources: &[Source], uses: &[Use]) -> (usize, Vec<String>) {
     let modules: BTreeSet<Vec<String>> = sources.iter().map(|s| module(&s.path)).collect();
     let inner: Vec<_> =
@@ -30,7 +30,7 @@ pub(super) fn check(folder: &str, sources: &[Source], uses: &[Use]) -> (usize, V
     (inner.len(), refusals.collect())
 }
 
-/// The two modules of one folder, below the crate's root, of which an arrow goes from one to the other.
+/// The two modules of one folder of which an arrow goes from one to the other.
 fn siblings<'m>(
     modules: &BTreeSet<Vec<String>>,
     arrow: &'m Use,
@@ -38,8 +38,8 @@ fn siblings<'m>(
     let known = (1..=arrow.path.len()).rev().find(|n| modules.contains(&arrow.path[..*n]))?;
     let (from, to) = (&arrow.from[..], &arrow.path[..known]);
     let shared = from.iter().zip(to).take_while(|(a, b)| a == b).count();
-    let is_within = shared > 0 && shared < from.len() && shared < to.len();
-    is_within.then(|| (&from[..=shared], &to[..=shared]))
+    let is_between = shared < from.len() && shared < to.len();
+    is_between.then(|| (&from[..=shared], &to[..=shared]))
 }
 
 /// Whether arrows lead from one module to another.
@@ -78,6 +78,13 @@ mod tests {
             circle[2],
             "src/a/z.rs:1: `a::z` uses `a::x`, which comes back to it: move what both need into a module of its own"
         );
+    }
+
+    #[test]
+    fn circles_of_the_crates_own_modules_are_refused() {
+        let circle = [("a/mod.rs", "use crate::b::f;"), ("b.rs", "use crate::a::x::g;")];
+        assert_eq!(refusals(&circle).len(), 2);
+        assert_eq!(refusals(&circle[..1]), [""; 0]);
     }
 
     #[test]

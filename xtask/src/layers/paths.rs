@@ -26,15 +26,27 @@ pub(super) struct Use {
     pub(super) path: Vec<String>,
 }
 
-/// All Rust files below a folder but those of tests.
+/// All Rust files below a folder but those of modules for tests.
 pub(super) fn read(folder: &Path) -> Result<Vec<Source>> {
-    let mut files = rust_files(folder)?;
-    files.retain(|file| !file.ends_with("tests.rs"));
     let source = |file: PathBuf| {
         let text = fs::read_to_string(&file)?;
         Ok(Source { path: file.strip_prefix(folder)?.to_path_buf(), text })
     };
-    files.into_iter().map(source).collect()
+    let sources = rust_files(folder)?.into_iter().map(source).collect::<Result<_>>()?;
+    without_tests(sources)
+}
+
+/// Leaves out the files of modules that are declared for tests, and what lies below them.
+fn without_tests(mut sources: Vec<Source>) -> Result<Vec<Source>> {
+    let mut for_tests = Vec::new();
+    for source in &sources {
+        let parent = module(&source.path);
+        let names = declared(source)?.for_tests.into_iter();
+        for_tests.extend(names.map(|name| [&parent[..], &[name]].concat()));
+    }
+    let is_for_tests = |path: Vec<String>| for_tests.iter().any(|tests| path.starts_with(tests));
+    sources.retain(|source| !is_for_tests(module(&source.path)));
+    Ok(sources)
 }
 
 /// All paths of all files, in order of files and lines.
@@ -54,22 +66,35 @@ pub(super) fn all_uses(sources: &[Source]) -> Result<Vec<Use>> {
     Ok(all)
 }
 
-/// Names of the modules that a file declares, but those for tests.
-pub(super) fn declared(source: &Source) -> Result<BTreeSet<String>> {
+/// Names of the modules that a file declares.
+#[derive(Default)]
+pub(super) struct Declared {
+    /// Part of every build.
+    pub(super) built: BTreeSet<String>,
+    /// Built for tests only.
+    pub(super) for_tests: BTreeSet<String>,
+}
+
+/// Collects the modules that a file declares.
+pub(super) fn declared(source: &Source) -> Result<Declared> {
     let tokens: Vec<_> = tokens(source)?.into_iter().collect();
-    let mut modules = BTreeSet::new();
+    let mut found = Declared::default();
     let mut at = 0;
     while at < tokens.len() {
-        if is_for_tests(&tokens[at..]) {
-            at += item(&tokens[at..]);
+        let rest = &tokens[at..];
+        if is_for_tests(rest) {
+            let item = &rest[..item(rest)];
+            let names = item.windows(2).filter(|pair| is(pair.first(), "mod"));
+            found.for_tests.extend(names.map(|pair| pair[1].to_string()));
+            at += item.len();
         } else {
-            if is(tokens.get(at), "mod") {
-                modules.extend(tokens.get(at + 1).map(ToString::to_string));
+            if is(rest.first(), "mod") {
+                found.built.extend(rest.get(1).map(ToString::to_string));
             }
             at += 1;
         }
     }
-    Ok(modules)
+    Ok(found)
 }
 
 /// The path of the module that a file is.
@@ -202,5 +227,21 @@ mod tests {
         let text = "//! [`a`](crate::high::a)\n#[cfg(test)]\nuse crate::high::{a};\n\
                     #[cfg(test)]\n#[allow(unused)]\nmod tests { use crate::high::b; }\nuse crate::low::c;";
         assert_eq!(targets("middle.rs", text), [(7, "low".into())]);
+    }
+
+    #[test]
+    fn files_of_modules_for_tests_do_not_count() {
+        let source = |(path, text): (&str, &str)| Source { path: path.into(), text: text.into() };
+        let files = [
+            ("lib.rs", "mod a;\n#[cfg(test)]\nmod whole;\n#[cfg(test)]\nfn f() {}\nmod b;"),
+            ("a.rs", "#[cfg(test)]\nmod tests;"),
+            ("a/tests.rs", ""),
+            ("b.rs", ""),
+            ("whole/mod.rs", ""),
+            ("whole/part.rs", ""),
+        ];
+        let left = without_tests(files.map(source).into()).unwrap();
+        let left: Vec<_> = left.iter().map(|source| source.path.display().to_string()).collect();
+        assert_eq!(left, ["lib.rs", "a.rs", "b.rs"]);
     }
 }
