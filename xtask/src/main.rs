@@ -78,7 +78,7 @@ enum Chore {
     Burn,
     /// The Python package: its wheel is built, installed and tested
     Python(python::Args),
-    /// Packages and builds every crate as crates.io would hand it out; publishes nothing
+    /// Packages and builds every crate as the crates registry would serve it; publishes nothing
     Publish,
     /// Type-checks the library and the command with every feature and every two of them
     Powerset,

@@ -23,7 +23,8 @@ const PUBLISHED: [&str; 12] = [
     "comm-nccl",
 ];
 
-/// Packages and builds every crate as crates.io would hand it out, and compares the interfaces with those of the last tag.
+/// Packages and builds every crate as the crates registry would serve it. Compares the interfaces
+/// with those of the last tag.
 pub(crate) fn run() -> Result<()> {
     for folder in PUBLISHED {
         let manifest = format!("{folder}/Cargo.toml");
@@ -56,7 +57,7 @@ pub(crate) fn powerset() -> Result<()> {
     run_command(Command::new(installed("cargo-hack")?).args(sets).env("MPICC", compiler))
 }
 
-/// The path of a program of crates.io, installed below cargo's target folder.
+/// Installs a program from the crates registry below cargo's target folder and returns its path.
 fn installed(name: &str) -> Result<std::path::PathBuf> {
     let folder = target()?.join("tools");
     run_command(cargo(["install", "--quiet", name, "--root"]).arg(&folder))?;
