@@ -6,8 +6,8 @@ use chimera_core::prelude::*;
 use chimera_core::stage::samples;
 
 pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let timetable = find("chimera")?.timetable(&Shape::new(4, 8))?; // four workers, eight micro-batches
-    let program = lower(&timetable, &Lowering { barrier: true, ..Lowering::default() })?; // proven
+    let timetable = find("chimera")?.timetable(&Shape::new(4, 8))?; // D = 4, N = 8
+    let program = lower(&timetable, &Lowering { barrier: true, ..Lowering::default() })?;
     let data = samples(2, |_step, n, x: &mut Vec<f32>, y| {
         x.extend([(n as f32).sin(), (n as f32).cos()]);
         y.extend([0.5, (n as f32).sin().abs()]);
