@@ -8,6 +8,8 @@ use chimera::settings::Resume;
 
 use crate::command::{chimera, folder};
 
+const README: &str = include_str!("../../README.md");
+const BENCHMARKS: &str = include_str!("../../docs/benchmarks.md");
 const SCHEDULES: &str = include_str!("../../docs/schedules.md");
 const SIMULATION: &str = include_str!("../../docs/simulation.md");
 const OWN_SCHEDULES: &str = include_str!("../../docs/own-schedules.md");
@@ -115,7 +117,7 @@ fn the_table_of_options_is_that_of_the_command() {
 /// Every command of these pages, and those behind `mpirun`, is one that the command line understands.
 #[test]
 fn commands_of_the_pages_are_command_lines() {
-    let pages = [include_str!("../../README.md"), include_str!("../../docs/howto.md")];
+    let pages = [README, include_str!("../../docs/howto.md")];
     let mut n_lines = 0;
     for page in pages.map(|page| page.replace("\\\n", " ")) {
         let code = page.split("```").skip(1).step_by(2);
@@ -131,6 +133,26 @@ fn commands_of_the_pages_are_command_lines() {
         }
     }
     assert!(n_lines > 30, "{n_lines}");
+}
+
+/// A hosting site shows 96 columns of code; the rest has to be scrolled to.
+#[test]
+fn code_of_the_readme_has_at_most_96_columns() {
+    let code = README.split("```").skip(1).step_by(2).flat_map(str::lines);
+    let too_wide: Vec<&str> = code.filter(|line| line.chars().count() > 96).collect();
+    assert_eq!(too_wide, [""; 0]);
+}
+
+#[test]
+fn figures_of_the_readme_stand_in_the_benchmarks() {
+    let figures = ["8,327", "3,622", "3,729", "1.25 to 1.42", "1.5 %", "7.1 %", "8.4 %"];
+    for figure in figures {
+        assert!(README.contains(figure), "README.md lacks {figure}");
+        assert!(BENCHMARKS.contains(figure), "docs/benchmarks.md lacks {figure}");
+    }
+    // Ratios and times that the README rounds.
+    assert!(README.contains("2.3 times") && BENCHMARKS.contains("| torch | 3,622 | 2.30 |"));
+    assert!(README.contains("in 4.4 seconds") && BENCHMARKS.contains("4.41 and"));
 }
 
 #[test]
