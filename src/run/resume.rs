@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use chimera_core::engine::Counts;
 use chimera_core::interchange::{from_json, to_json};
 use chimera_core::stage::Data;
@@ -82,7 +82,8 @@ impl<S: Subject> Run<S> {
         notes.sort();
         let found = found(manifest, &now)?;
         if found.is_some() && found != self.course.found {
-            self.course = self.subject.plan(self.config().clone(), found)?;
+            let planned = self.subject.plan(self.config().clone(), found);
+            self.course = planned.with_context(|| format!("the timetable in {place}"))?;
         }
         self.course.begin(manifest.step, self.subject.chain())?;
         (self.start, self.initial) = (Some(checkpoint), None);

@@ -277,6 +277,45 @@ fn headers_that_lie_are_refused() {
     }
 }
 
+/// As a training without checks may have left them, or another program.
+#[test]
+fn weights_that_are_not_finite_are_refused_with_their_file() {
+    let run = trained();
+    let at = at(run.path(), 6);
+    let shard = at.join("shard-0000.safetensors");
+    let bytes = read(&shard).expect("a file");
+    let header = u64::from_le_bytes(*bytes.first_chunk().expect("a length")) as usize;
+    let mut broken = bytes.clone();
+    broken[8 + header..].fill(0xff);
+    write(&shard, &broken).expect("written");
+    let hash = |bytes: &[u8]| blake3::hash(bytes).to_string();
+    forge(&at, &hash(&bytes), &hash(&broken));
+    let (place, out) = (at.display(), run.path().join("out"));
+    let text = crate::command::text(&run);
+    for line in [
+        format!("checkpoint export {place} --out {}", out.display()),
+        format!("export {place} --out {}", out.display()),
+        format!("eval --model {place} --data {}", text.display()),
+        format!("generate --model {place} --prompt x"),
+    ] {
+        let ran = chimera(&line);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(7), ""), "{line}: {}", ran.stderr);
+        assert!(ran.stderr.contains("shard-0000.safetensors: "), "{line}: {}", ran.stderr);
+        assert!(ran.stderr.contains(" has values that are not finite"), "{line}: {}", ran.stderr);
+        assert!(!out.exists(), "{line}");
+    }
+}
+
+#[test]
+fn a_damaged_timetable_makes_a_checkpoint_unusable() {
+    let run = trained();
+    let at = at(run.path(), 6);
+    forge(&at, "\"shards\": ", "\"timetable\": \"{}\",\n  \"shards\": ");
+    let ran = chimera(&format!("checkpoint verify {}", at.display()));
+    assert_eq!(ran.code, Some(4), "{}", ran.stderr);
+    assert!(ran.stderr.contains("manifest.json: its timetable cannot be read: "), "{}", ran.stderr);
+}
+
 #[test]
 fn the_command_lists_verifies_and_exports() {
     let run = trained();

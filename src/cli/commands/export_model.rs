@@ -1,5 +1,6 @@
 //! `chimera export`: a trained model for other programs.
 
+use std::fs::remove_dir;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -36,8 +37,13 @@ impl Export {
     pub(crate) fn run(self) -> Result<()> {
         let Format::Hf = self.format;
         let loaded = model::load(self.model.as_deref())?;
+        let was_there = self.out.exists();
         prepare(&self.out, false)?;
-        let path = loaded.save(&self.out)?;
+        let path = loaded.save(&self.out).inspect_err(|_| {
+            if !was_there {
+                let _ = remove_dir(&self.out); // which leaves a folder alone that holds anything
+            }
+        })?;
         print(format!("wrote {}: {} parameters", path.display(), loaded.model.config.n_params()))
     }
 }

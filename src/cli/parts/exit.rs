@@ -10,7 +10,7 @@ use chimera_core::interchange::ReadError;
 use chimera_core::search::AutoError;
 
 use crate::cli::parts::console::tell;
-use crate::formats::checkpoint::Unusable;
+use crate::formats::checkpoint::{Diverged, Unusable};
 
 /// Prints an error with its causes on standard error and returns its exit code. A stop on request is no error.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
@@ -64,8 +64,8 @@ pub(crate) struct Several {
     pub(crate) message: String,
 }
 
-/// The class of an error: that of the fault that ended a run, of a refused schedule or checkpoint, of a
-/// device that failed, of a disk that is full; all else is wrong usage.
+/// The class of an error: that of the fault that ended a run, of a refused schedule or checkpoint, of weights that are not
+/// finite, of a device that failed, of a disk that is full; all else is wrong usage.
 pub(crate) fn class(error: &anyhow::Error) -> Class {
     error.chain().find_map(class_of).unwrap_or(Class::Usage)
 }
@@ -83,6 +83,9 @@ fn class_of(cause: &(dyn std::error::Error + 'static)) -> Option<Class> {
     }
     if cause.is::<Unusable>() {
         return Some(Class::Checkpoint);
+    }
+    if cause.is::<Diverged>() {
+        return Some(Class::NonFinite);
     }
     let kind = cause.downcast_ref::<Error>().map(Error::kind);
     if matches!(kind, Some(ErrorKind::StorageFull | ErrorKind::QuotaExceeded)) {

@@ -131,10 +131,11 @@ fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
     let (config, dropout) = manifest.model().with_context(place)?;
     let params = config.params(&Cut::whole(&config));
     let weights = params.into_iter().map(|param| {
-        let values = checkpoint.weights(&param.name, &param.shape)?;
+        let elements = checkpoint.finite_elements(&param.name, &param.shape)?;
+        let values = elements.to_f32(param.shape.iter().product());
         Ok((param, values))
     });
-    let weights = weights.collect::<Result<_>>()?;
+    let weights: Vec<_> = weights.collect::<Result<_>>()?;
     let sequence = manifest.setting("sequence").ok().map(str::parse).transpose()?;
     let sequence = sequence.unwrap_or(config.context);
     let data = manifest.value("data").and_then(|data| Ok(data.try_into()?));

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use chimera_core::engine::{Counts, WindowHistory};
+use chimera_core::interchange::from_json;
 use chimera_core::model::ModelConfig;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
@@ -179,7 +180,12 @@ impl Manifest {
             return Err(Unusable::unread(path, reason));
         }
         sealed.ok_or_else(|| damaged("it does not begin with its hash"))?;
-        serde_json::from_str(text).map_err(unparsed)
+        let manifest: Manifest = serde_json::from_str(text).map_err(unparsed)?;
+        if let Some(timetable) = &manifest.timetable {
+            let unread = |e| damaged(&format!("its timetable cannot be read: {e}"));
+            from_json(timetable.as_bytes()).map_err(unread)?;
+        }
+        Ok(manifest)
     }
 }
 

@@ -84,6 +84,16 @@ impl Unusable {
     }
 }
 
+/// A tensor of a sound checkpoint with a value that no model can use (exit code 7).
+#[derive(thiserror::Error, Clone, PartialEq, Debug)]
+#[error("{}: {name} has values that are not finite: choose an earlier checkpoint", file.display())]
+pub struct Diverged {
+    /// The file that holds it.
+    pub file: PathBuf,
+    /// The tensor.
+    pub name: String,
+}
+
 /// Opens the checkpoint in a folder; an error that is no [damage](Unusable::is_damage) ends the search for another.
 pub type Open<'o> = dyn FnMut(&Path) -> anyhow::Result<Checkpoint> + 'o;
 
@@ -155,6 +165,21 @@ impl Checkpoint {
         elements(&self.files[nth], name, shape)
     }
 
+    /// The elements of a tensor of this shape, all of which are finite.
+    ///
+    /// # Errors
+    /// [`Unusable`] or [`Diverged`].
+    pub fn finite_elements(&self, name: &str, shape: &[usize]) -> anyhow::Result<Elements> {
+        let elements = self.elements(name, shape)?;
+        let file = self.index.get(name).and_then(|nth| self.files.get(*nth));
+        match (elements.dtype.is_finite(&elements.words), file) {
+            (false, Some(file)) => {
+                Err(Diverged { file: file.path().to_path_buf(), name: name.into() }.into())
+            }
+            _ => Ok(elements),
+        }
+    }
+
     /// A tensor with what `optimizer` keeps of it.
     pub fn tensor(&self, param: &Param, optimizer: &Optimizer) -> Result<Snapshot, Unusable> {
         let Param { name, shape, .. } = param;
@@ -171,11 +196,14 @@ impl Checkpoint {
     }
 
     /// Writes the weights alone, as one safetensors file that any other program reads.
+    ///
+    /// # Errors
+    /// If they are not finite, cannot be read, or cannot be written.
     pub fn export(&self, to: &Path) -> anyhow::Result<Written> {
         let shapes = self.shapes();
         let mut values = Vec::new();
         for (name, shape) in &shapes {
-            values.push(self.elements(name, shape)?);
+            values.push(self.finite_elements(name, shape)?);
         }
         let named = shapes.into_iter().zip(&values);
         let named = named.map(|((name, shape), Elements { dtype, words })| NamedTensor {
