@@ -8,6 +8,8 @@ mod bert;
 mod commands;
 #[path = "hf/hostile.rs"]
 mod hostile;
+#[path = "hf/links.rs"]
+mod links;
 #[path = "hf/llama.rs"]
 mod llama;
 #[path = "hf/train.rs"]

@@ -3,12 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
 use chimera_core::model::Cut;
 use toml::Value;
 
 use crate::cli::parts::console::{require_folder, tell, warn};
 use crate::cli::parts::suggest;
-use crate::data::tokenizer::{MAX_BYTES, TOKENIZER, Tokenizer, tokenizer_content, write_tokenizer};
+use crate::data::tokenizer::{
+    MAX_BYTES, TOKENIZER, Tokenizer, TokenizerError, tokenizer_content, write_tokenizer,
+};
 use crate::data::{tokenizer_file_of, tokenizer_of};
 use crate::formats::SpecialIds;
 use crate::formats::checkpoint::{Checkpoint, Entry, MANIFEST, Store};
@@ -186,7 +190,7 @@ impl Loaded {
     /// If it cannot be written, or another tokenizer is there.
     pub(crate) fn save(&self, dir: &Path) -> Result<PathBuf> {
         let Pretrained { config, dropout, ids, weights } = &self.model;
-        let tokenizer = self.tokenizer_file()?.map(|file| tokenizer_content(&file)).transpose()?;
+        let tokenizer = self.tokenizer_file()?.map(|file| content_of(&file)).transpose()?;
         refuse_other_tokenizer(dir, tokenizer.as_deref(), "the model: choose another folder")?;
         let path = save(dir, config, dropout, ids, weights)?;
         if let Some(tokenizer) = tokenizer {
@@ -208,10 +212,20 @@ impl Loaded {
     /// The model's `tokenizer.json`, if it came with one.
     pub(crate) fn tokenizer_file(&self) -> Result<Option<PathBuf>> {
         match &self.text {
-            Vocabulary::Folder(dir) => Ok(Some(dir.join(TOKENIZER)).filter(|file| file.exists())),
+            Vocabulary::Folder(dir) => hf::file_in(dir, TOKENIZER),
             Vocabulary::Data(files) => Ok(tokenizer_file_of(files)?.filter(|file| file.exists())),
         }
     }
+}
+
+/// The content of a model's `tokenizer.json`.
+fn content_of(file: &Path) -> Result<Vec<u8>> {
+    tokenizer_content(file).map_err(|error| match error {
+        TokenizerError::Unreadable { .. } | TokenizerError::Large { .. } => {
+            Fault::new(Class::Io, Rank(0), error.to_string()).into()
+        }
+        error => error.into(),
+    })
 }
 
 /// Refuses a folder for a model where a `tokenizer.json` is that does not hold the model's `own`: it would be lost, or be

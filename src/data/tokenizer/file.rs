@@ -41,6 +41,11 @@ impl FileTokenizer {
         Ok(FileTokenizer { tokenizer: Arc::new(tokenizer), content: content.into(), whole })
     }
 
+    /// Says what is wrong with the content of a `tokenizer.json`, if anything is.
+    pub(super) fn check(content: &[u8]) -> Result<(), String> {
+        FileTokenizer::parse(content).map(drop)
+    }
+
     pub(super) fn content(&self) -> &[u8] {
         &self.content
     }

@@ -7,11 +7,9 @@ mod gpt2;
 mod pieces;
 mod stream;
 
-use std::io::Error;
 use std::path::{Path, PathBuf};
 
-use chimera_core::fault::{Class, Fault};
-use chimera_core::ids::Rank;
+use chimera_core::fault::Fault;
 
 pub use file::FileTokenizer;
 use pieces::pieces_around;
@@ -123,13 +121,8 @@ impl Tokenizer {
 
     /// Reads a `tokenizer.json`.
     pub fn read(path: &Path) -> Result<Tokenizer, TokenizerError> {
-        let path = path.to_path_buf();
-        let bytes = match read_regular(&path, MAX_BYTES) {
-            Err(reason) => return Err(TokenizerError::Unreadable { path, reason }),
-            Ok(None) => return Err(TokenizerError::Large { path }),
-            Ok(Some(bytes)) => bytes,
-        };
-        let malformed = |reason: String| TokenizerError::Malformed { path: path.clone(), reason };
+        let bytes = read_content(path)?;
+        let malformed = |reason| malformed(path, reason);
         let tokenizer = Tokenizer::File(FileTokenizer::parse(&bytes).map_err(malformed)?);
         match tokenizer.vocab() {
             0 => Err(malformed("its vocabulary is empty".into())),
@@ -333,19 +326,27 @@ pub fn write_tokenizer(dir: &Path, content: &[u8]) -> Result<(), Fault> {
     publish(&dir.join(TOKENIZER), content)
 }
 
-/// What a `tokenizer.json` holds, whether it is one or not.
+/// The content of a `tokenizer.json`, to be copied as it is. It is parsed first, so that no other file is copied.
 ///
 /// # Errors
-/// A [`Fault`], with the file.
-pub fn tokenizer_content(from: &Path) -> Result<Vec<u8>, Fault> {
-    let read = read_regular(from, MAX_BYTES).and_then(|content| {
-        let too_large = || Error::other(format!("it is larger than {MAX_BYTES} bytes"));
-        content.ok_or_else(too_large)
-    });
-    read.map_err(|e| {
-        let message = format!("cannot read tokenizer {}: {e}", from.display());
-        Fault::new(Class::Io, Rank(0), message)
-    })
+/// If the file cannot be read, is too large, or is not a tokenizer.
+pub fn tokenizer_content(path: &Path) -> Result<Vec<u8>, TokenizerError> {
+    let content = read_content(path)?;
+    FileTokenizer::check(&content).map_err(|reason| malformed(path, reason))?;
+    Ok(content)
+}
+
+fn read_content(path: &Path) -> Result<Vec<u8>, TokenizerError> {
+    let path = path.to_path_buf();
+    match read_regular(&path, MAX_BYTES) {
+        Err(reason) => Err(TokenizerError::Unreadable { path, reason }),
+        Ok(None) => Err(TokenizerError::Large { path }),
+        Ok(Some(content)) => Ok(content),
+    }
+}
+
+fn malformed(path: &Path, reason: String) -> TokenizerError {
+    TokenizerError::Malformed { path: path.to_path_buf(), reason }
 }
 
 /// Writes a `tokenizer.json`.

@@ -13,6 +13,18 @@ impl FileTokenizer {
         Err("this build reads no tokenizers: build with `--features tokenizers`".into())
     }
 
+    /// Says whether some content is at least an object with the keys of a `tokenizer.json`.
+    pub(super) fn check(content: &[u8]) -> Result<(), String> {
+        #[derive(serde::Deserialize)]
+        struct Keys {
+            #[serde(rename = "version")]
+            _version: serde::de::IgnoredAny,
+            #[serde(rename = "model")]
+            _model: serde::de::IgnoredAny,
+        }
+        serde_json::from_slice::<Keys>(content).map(drop).map_err(|e| e.to_string())
+    }
+
     pub(super) fn content(&self) -> &[u8] {
         match *self {}
     }

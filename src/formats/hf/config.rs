@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use super::CONFIG;
 use super::dropout::DropoutRates;
+use super::files::file_in;
 use super::table::{FORMATS, format};
 use crate::formats::SpecialIds;
 use crate::formats::checkpoint::{MANIFEST, Store};
@@ -21,19 +22,20 @@ pub(super) const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// # Errors
 /// A model that this project does not compute is refused with the key that says so.
 pub fn read_config(dir: &Path) -> Result<(ModelConfig, DropoutRates)> {
-    let path = dir.join(CONFIG);
     let has_checkpoints = dir.join(MANIFEST).exists() || Store::of(dir).folder().exists();
-    ensure!(dir.exists(), "{} is not there: name the folder of a model", dir.display());
-    ensure!(
-        path.exists() || !has_checkpoints,
-        "{} holds checkpoints, not a model: `chimera export` makes one of them",
-        dir.display()
-    );
-    ensure!(
-        path.exists(),
-        "{} has no {CONFIG}: name the folder of a model, of `train --save` or of Hugging Face",
-        dir.display()
-    );
+    let is_there = dir.try_exists().with_context(|| format!("cannot read {}", dir.display()))?;
+    ensure!(is_there, "{} is not there: name the folder of a model", dir.display());
+    let Some(path) = file_in(dir, CONFIG)? else {
+        ensure!(
+            !has_checkpoints,
+            "{} holds checkpoints, not a model: `chimera export` makes one of them",
+            dir.display()
+        );
+        bail!(
+            "{} has no {CONFIG}: name the folder of a model, of `train --save` or of Hugging Face",
+            dir.display()
+        );
+    };
     let text = read_small(&path, MAX_CONFIG_BYTES)?;
     parse(&text).with_context(|| path.display().to_string())
 }

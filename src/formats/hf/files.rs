@@ -1,6 +1,7 @@
-//! The files of a model's weights.
+//! The files in the folder of a model.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,17 +14,30 @@ use super::{INDEX, WEIGHTS};
 /// Larger indices are refused before they are read.
 const MAX_INDEX_BYTES: u64 = 1 << 26;
 
+/// The path of the file `name` of the model in `dir`, or `None` if there is no such file.
+///
+/// # Errors
+/// If the file cannot be looked at, or is a link out of the folder.
+pub(crate) fn file_in(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
+    let path = dir.join(name);
+    match path.symlink_metadata() {
+        Ok(_) => inside(dir, name).map(Some),
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(e) => Err(e).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
 /// The files of the weights.
 pub(super) fn shards(dir: &Path) -> Result<Vec<ShardFile>> {
-    let (whole, index) = (dir.join(WEIGHTS), dir.join(INDEX));
-    if whole.exists() {
+    if let Some(whole) = file_in(dir, WEIGHTS)? {
         return Ok(vec![ShardFile::open(&whole)?]);
     }
-    ensure!(
-        index.exists(),
-        "{} holds neither {WEIGHTS} nor {INDEX}; files of pickle (.bin, .pt) are never read",
-        dir.display()
-    );
+    let Some(index) = file_in(dir, INDEX)? else {
+        bail!(
+            "{} holds neither {WEIGHTS} nor {INDEX}; files of pickle (.bin, .pt) are never read",
+            dir.display()
+        );
+    };
     indexed(dir, &index).with_context(|| index.display().to_string())
 }
 
@@ -58,8 +72,9 @@ fn indexed(dir: &Path, index: &Path) -> Result<Vec<ShardFile>> {
     Ok(shards)
 }
 
-/// The path of a file that is named inside another one: plain, in the folder, and not a link out of it, but for those
-/// of the hub's cache, where `snapshots/<revision>` links to `blobs`.
+/// The path of a file that is named inside another one: a plain name of a file in the folder. A link out of the folder
+/// would let a model carry any file of this machine into what is exported. Links of the hub's cache are allowed, where
+/// `snapshots/<revision>` links to `blobs`. Readers refuse what is not a regular file.
 fn inside(dir: &Path, name: &str) -> Result<PathBuf> {
     let mut components = Path::new(name).components();
     let is_plain = matches!(
@@ -68,14 +83,16 @@ fn inside(dir: &Path, name: &str) -> Result<PathBuf> {
     );
     ensure!(is_plain, "`{name}` is not the plain name of a file in this folder");
     let path = dir.join(name);
-    let real = path.canonicalize().with_context(|| format!("cannot read {}", path.display()))?;
+    let unread = || format!("cannot read {}", path.display());
+    let real = path.canonicalize().with_context(unread)?;
     let folder = dir.canonicalize()?;
     let snapshots = folder.parent().filter(|parent| parent.ends_with("snapshots"));
-    let blobs =
-        snapshots.and_then(|snapshots| snapshots.with_file_name("blobs").canonicalize().ok());
+    let blobs = snapshots.map(|snapshots| snapshots.with_file_name("blobs"));
+    let is_inside = real.parent() == Some(&folder) || real.parent() == blobs.as_deref();
     ensure!(
-        real.parent() == Some(&folder) || blobs.is_some() && real.parent() == blobs.as_deref(),
-        "`{name}` is a link out of the folder: copy the file itself"
+        is_inside || !real.metadata().with_context(unread)?.is_file(),
+        "{}: `{name}` is a link out of the folder: copy the file itself",
+        dir.display()
     );
     Ok(path)
 }

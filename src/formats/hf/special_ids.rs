@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use super::CONFIG;
 use super::config::{MAX_CONFIG_BYTES, read_small};
 use super::dropout::DropoutRates;
+use super::files::file_in;
 use super::table::format;
 use crate::formats::special_ids::{KEYS, SpecialIds, object};
 
@@ -22,7 +23,8 @@ impl SpecialIds {
     /// The ids that the model in `dir` says.
     ///
     /// # Errors
-    /// If `config.json` cannot be read, or says of an id what is none.
+    /// If `config.json` cannot be read, or gives a token an id that is not one; or if `generation_config.json` leads out of
+    /// the folder.
     pub(super) fn read(dir: &Path) -> Result<SpecialIds> {
         let path = dir.join(CONFIG);
         let config: Map<String, Value> =
@@ -38,7 +40,8 @@ impl SpecialIds {
             keys.insert(key, value);
         }
         // As in `transformers`, a file that cannot be read says nothing.
-        let generation = read_small(&dir.join(GENERATION), MAX_GENERATION_BYTES).ok();
+        let generation = file_in(dir, GENERATION)?;
+        let generation = generation.and_then(|path| read_small(&path, MAX_GENERATION_BYTES).ok());
         let generation = generation.and_then(|bytes| String::from_utf8(bytes).ok());
         let generation = generation.filter(|text| object(text).is_some());
         Ok(SpecialIds { keys, generation })

@@ -8,11 +8,12 @@ use crate::cli::parts::console::warn;
 use crate::cli::parts::model::refuse_other_tokenizer;
 use crate::data::n_ignored;
 use crate::data::tokenizer::{TOKENIZER, Tokenizer, TokenizerError};
+use crate::formats::hf::file_in;
 use crate::run::Run;
 
 /// Refuses data that does not fit the model or the folder of its weights.
 pub(super) fn check(run: &Run) -> Result<()> {
-    let of_model = initial_tokenizer(run);
+    let of_model = initial_tokenizer(run)?;
     match &of_model {
         Some(Ok(of_model)) => run.corpus().check_model(of_model)?,
         Some(Err(error)) => {
@@ -39,7 +40,7 @@ fn check_saved_tokenizer(run: &Run, of_model: Option<&Tokenizer>) -> Result<()> 
 
 /// The `tokenizer.json` that goes with the weights of a run, if there is one.
 pub(super) fn tokenizer_of(run: &Run) -> Option<Vec<u8>> {
-    let of_model = initial_tokenizer(run).and_then(Result::ok);
+    let of_model = initial_tokenizer(run).ok().flatten().and_then(Result::ok);
     content(run, of_model.as_ref()).map(<[u8]>::to_vec)
 }
 
@@ -51,10 +52,10 @@ fn content<'r>(run: &'r Run, of_model: Option<&'r Tokenizer>) -> Option<&'r [u8]
     of_model.or(of_data)?.content()
 }
 
-/// The `tokenizer.json` beside the model that a run began with, if there is one.
-fn initial_tokenizer(run: &Run) -> Option<Result<Tokenizer, TokenizerError>> {
-    let file = run.config().init.as_ref()?.join(TOKENIZER);
-    file.exists().then(|| Tokenizer::read(&file))
+/// The `tokenizer.json` of the model that a run began with, if there is one; refuses a link out of the model's folder.
+fn initial_tokenizer(run: &Run) -> Result<Option<Result<Tokenizer, TokenizerError>>> {
+    let Some(dir) = &run.config().init else { return Ok(None) };
+    Ok(file_in(dir, TOKENIZER)?.map(|file| Tokenizer::read(&file)))
 }
 
 /// Refuses data of which nothing is to be predicted: the loss would be 0.
