@@ -1,5 +1,7 @@
 //! What a `tokenizer.json` says, by Hugging Face's `tokenizers`.
 
+mod growth;
+
 use std::cell::Cell;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
@@ -10,6 +12,7 @@ use tokenizers::{Encoding, Token, Tokenizer};
 
 use super::TokenizerError;
 use super::pieces::WholeToken;
+use growth::{Growth, MOST, of_decoder};
 
 /// The tokenizer of a file. Clones share it.
 #[derive(Clone, Debug)]
@@ -18,6 +21,7 @@ pub struct FileTokenizer {
     /// What the file holds: a model takes it along after hours of training, when the file may be gone.
     content: Arc<[u8]>,
     whole: Arc<[WholeToken]>,
+    growth: Arc<Growth>,
 }
 
 impl FileTokenizer {
@@ -38,7 +42,11 @@ impl FileTokenizer {
             content: token.content,
         });
         let whole = whole.filter(WholeToken::can_be_torn).collect();
-        Ok(FileTokenizer { tokenizer: Arc::new(tokenizer), content: content.into(), whole })
+        if of_decoder(tokenizer.get_decoder()) > MOST {
+            return Err(format!("its decoder would make more than {MOST} bytes of one"));
+        }
+        let growth = Arc::new(Growth::of(tokenizer.get_normalizer()));
+        Ok(FileTokenizer { tokenizer: Arc::new(tokenizer), content: content.into(), whole, growth })
     }
 
     /// Says what is wrong with the content of a `tokenizer.json`, if anything is.
@@ -77,6 +85,13 @@ impl FileTokenizer {
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let inconsistent = || TokenizerError::Encode(INCONSISTENT.into());
+        if !silently(|| self.growth.is_bounded(text)).ok_or_else(inconsistent)? {
+            let reason = format!(
+                "the normalizer of its tokenizer.json makes more than {MOST} bytes of each"
+            );
+            return Err(TokenizerError::Encode(reason));
+        }
         Ok(asked(|| self.tokenizer.encode_fast(text, false))?.get_ids().to_vec())
     }
 

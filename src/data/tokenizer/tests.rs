@@ -81,6 +81,39 @@ fn a_file_that_cannot_be_decoded_is_refused() {
     assert_eq!(words.encode("e").unwrap(), [1]);
 }
 
+/// Nine replacements of a letter by ten of it would make a billion letters of each.
+#[test]
+fn a_tokenizer_that_blows_texts_up_is_refused() {
+    let step = r#"{"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaa"}"#;
+    let steps = [step; 9].join(", ");
+    let normalizer = format!(r#"{{"type": "Sequence", "normalizers": [{steps}]}}"#);
+    let file = WORDS.replace("\"normalizer\": null", &format!("\"normalizer\": {normalizer}"));
+    let words = read(file.as_bytes()).unwrap();
+    let refusal = words.encode("pipe a stage").unwrap_err().to_string();
+    assert!(refusal.ends_with("makes more than 64 bytes of each"), "{refusal}");
+    assert_eq!(words.encode("pipe stage").unwrap(), [1, 2], "there is nothing to replace");
+    let decoder = format!(r#"{{"type": "Sequence", "decoders": [{steps}]}}"#);
+    let file = WORDS.replace("\"decoder\": null", &format!("\"decoder\": {decoder}"));
+    let refusal = read(file.as_bytes()).unwrap_err();
+    assert!(refusal.contains("its decoder would make more than 64 bytes of one"), "{refusal}");
+}
+
+/// Each of these replacements makes a text longer, but none what another one made.
+#[test]
+fn many_replacements_are_no_explosion() {
+    let step = |n: usize| {
+        format!(
+            r#"{{"type": "Replace", "pattern": {{"String": "{}"}}, "content": "<|blank_{n}|>"}}"#,
+            "_".repeat(n)
+        )
+    };
+    let steps: Vec<String> = (2..30).rev().map(step).collect();
+    let normalizer = format!(r#"{{"type": "Sequence", "normalizers": [{}]}}"#, steps.join(", "));
+    let file = WORDS.replace("\"normalizer\": null", &format!("\"normalizer\": {normalizer}"));
+    let words = read(file.as_bytes()).unwrap();
+    assert!(!words.encode(&"pipe____ ".repeat(10_000)).unwrap().is_empty());
+}
+
 #[test]
 fn a_text_begins_as_the_template_says() {
     let template = |begins: u32| {
