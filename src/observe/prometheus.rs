@@ -1,22 +1,28 @@
 //! The last step for Prometheus to scrape, on this machine alone.
 
+use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::io::{Read, Result, Write};
+use std::io::{ErrorKind, Read, Result, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Metrics;
+use crate::formats::files::open_files_limit;
 
-/// How long a client may take for its request, and for each part of the answer.
+/// How long a client may take for its request.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Longer requests are not read to their end.
 const MAX_REQUEST: usize = 8 << 10;
-/// Clients that are answered at once; more are turned away.
-const MAX_CLIENTS: usize = 256;
-/// Of a thread that answers one.
-const STACK_BYTES: usize = 128 << 10;
+/// The most clients whose requests are awaited at once.
+const MAX_CLIENTS: usize = 16;
+/// One of as many files that the process may open is for a client. The others are for data, checkpoints and peers.
+const FILES_PER_CLIENT: u64 = 8;
+/// Between two looks at clients that keep silent.
+const PAUSE: Duration = Duration::from_millis(2);
+/// After an error of the listener, such as that no file can be opened.
+const REST: Duration = Duration::from_millis(100);
 
 /// Serves `GET /metrics` until it is dropped.
 pub struct Prometheus {
@@ -28,25 +34,21 @@ pub struct Prometheus {
 struct Shared {
     page: Mutex<String>,
     is_over: AtomicBool,
-    n_clients: AtomicUsize,
 }
 
 impl Prometheus {
     /// Listens at `address`; port 0 takes one that is free.
     pub fn listen(address: SocketAddr) -> Result<Prometheus> {
+        Prometheus::listen_with(address, PATIENCE)
+    }
+
+    fn listen_with(address: SocketAddr, patience: Duration) -> Result<Prometheus> {
         let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared::default());
         let served = Arc::clone(&shared);
-        std::thread::Builder::new().name("prometheus".into()).spawn(move || {
-            for client in listener.incoming() {
-                if served.is_over.load(Ordering::Relaxed) {
-                    break;
-                }
-                // A client that goes away or keeps silent is its own loss.
-                let _ = client.and_then(|client| serve(client, &served));
-            }
-        })?;
+        let thread = std::thread::Builder::new().name("prometheus".into());
+        thread.spawn(move || serve(&listener, &served, patience))?;
         Ok(Prometheus { address, shared })
     }
 
@@ -68,45 +70,86 @@ impl Drop for Prometheus {
     }
 }
 
-/// Answers a client in a thread of its own, so that none has to wait for another.
-fn serve(client: TcpStream, shared: &Arc<Shared>) -> Result<()> {
-    if shared.n_clients.fetch_add(1, Ordering::Relaxed) >= MAX_CLIENTS {
-        shared.n_clients.fetch_sub(1, Ordering::Relaxed);
-        return Ok(());
+/// Answers clients in this one thread. It sleeps in `accept` while there are none. The oldest client that has not finished its
+/// request gives way to a new one.
+fn serve(listener: &TcpListener, shared: &Shared, patience: Duration) {
+    let most = most_clients(open_files_limit());
+    let mut clients: VecDeque<Client> = VecDeque::new();
+    loop {
+        let accepted =
+            listener.set_nonblocking(!clients.is_empty()).and_then(|()| listener.accept());
+        if shared.is_over.load(Ordering::Relaxed) {
+            return;
+        }
+        match accepted {
+            Ok((stream, _)) => {
+                if clients.len() >= most {
+                    clients.pop_front();
+                }
+                // A client that goes away is its own loss.
+                clients.extend(Client::new(stream, patience));
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::sleep(PAUSE),
+            Err(_) => std::thread::sleep(REST),
+        }
+        clients.retain_mut(|client| client.is_silent(&shared.page));
     }
-    let served = Arc::clone(shared);
-    let answered = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
-        let _ = answer(client, &served.page);
-        served.n_clients.fetch_sub(1, Ordering::Relaxed);
-    });
-    answered.map(drop).inspect_err(|_| {
-        shared.n_clients.fetch_sub(1, Ordering::Relaxed);
-    })
 }
 
-fn answer(mut client: TcpStream, page: &Mutex<String>) -> Result<()> {
-    client.set_write_timeout(Some(PATIENCE))?;
-    let deadline = Instant::now() + PATIENCE;
-    let mut request = Vec::new();
-    let mut part = [0; 1024];
-    while request.len() < MAX_REQUEST && !request.windows(4).any(|end| end == b"\r\n\r\n") {
-        let left = deadline.saturating_duration_since(Instant::now());
-        client.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
-        match client.read(&mut part)? {
-            0 => break,
-            n => request.extend_from_slice(&part[..n]),
-        }
+/// How many clients may be there at once in a process that may open `limit` files.
+fn most_clients(limit: Option<u64>) -> usize {
+    let share = limit.map_or(u64::MAX, |limit| limit / FILES_PER_CLIENT);
+    usize::try_from(share).unwrap_or(MAX_CLIENTS).clamp(1, MAX_CLIENTS)
+}
+
+/// A client that has not finished its request.
+struct Client {
+    stream: TcpStream,
+    request: Vec<u8>,
+    deadline: Instant,
+}
+
+impl Client {
+    fn new(stream: TcpStream, patience: Duration) -> Option<Client> {
+        stream.set_nonblocking(true).ok()?;
+        Some(Client { stream, request: Vec::new(), deadline: Instant::now() + patience })
     }
-    let (status, body) = match request.starts_with(b"GET /metrics ") {
-        true => ("200 OK", page.lock().unwrap_or_else(PoisonError::into_inner).clone()),
-        false => ("404 Not Found", "see /metrics\n".to_string()),
-    };
-    let length = body.len();
-    write!(
-        client,
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n\
-         Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
-    )
+
+    /// Returns true if the request may still come. Otherwise the client was answered, where that was possible.
+    fn is_silent(&mut self, page: &Mutex<String>) -> bool {
+        let mut part = [0; 1024];
+        while self.request.len() < MAX_REQUEST && !self.is_complete() {
+            match self.stream.read(&mut part) {
+                Ok(0) => break,
+                Ok(n) => self.request.extend_from_slice(&part[..n]),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                    return Instant::now() < self.deadline;
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+        // The page is smaller than what the system buffers for a new connection.
+        let _ = self.answer(page);
+        false
+    }
+
+    fn is_complete(&self) -> bool {
+        self.request.windows(4).any(|end| end == b"\r\n\r\n")
+    }
+
+    fn answer(&mut self, page: &Mutex<String>) -> Result<()> {
+        let (status, body) = match self.request.starts_with(b"GET /metrics ") {
+            true => ("200 OK", page.lock().unwrap_or_else(PoisonError::into_inner).clone()),
+            false => ("404 Not Found", "see /metrics\n".to_string()),
+        };
+        let length = body.len();
+        let answer = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\n\
+             Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+        );
+        self.stream.write_all(answer.as_bytes())
+    }
 }
 
 /// The text format of Prometheus, version 0.0.4.
@@ -195,5 +238,34 @@ mod tests {
         // One after another they would take two seconds each.
         assert!(began.elapsed() < PATIENCE * 30, "{:?}", began.elapsed());
         drop(silent);
+    }
+
+    /// Each waits for an hour, if nobody ends it.
+    #[test]
+    fn the_oldest_silent_client_gives_way() {
+        let address = "127.0.0.1:0".parse().unwrap();
+        let hour = Duration::from_secs(3600);
+        let prometheus = Prometheus::listen_with(address, hour).unwrap();
+        let address = prometheus.address();
+        let connect = |_| TcpStream::connect(address).unwrap();
+        let mut silent: Vec<TcpStream> = (0..MAX_CLIENTS + 20).map(connect).collect();
+        for client in &mut silent[..20] {
+            assert_eq!(client.read(&mut [0; 1]).unwrap(), 0, "it is closed");
+        }
+        let last = silent.last_mut().unwrap();
+        write!(last, "GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        let mut said = String::new();
+        last.read_to_string(&mut said).unwrap();
+        assert!(said.starts_with("HTTP/1.1 200 OK"), "{said}");
+    }
+
+    #[test]
+    fn clients_take_a_small_part_of_the_files_that_may_be_open() {
+        for (limit, most) in
+            [(Some(0), 1), (Some(20), 2), (Some(64), 8), (Some(256), 16), (Some(1 << 40), 16)]
+        {
+            assert_eq!(most_clients(limit), most, "{limit:?}");
+        }
+        assert_eq!(most_clients(None), MAX_CLIENTS);
     }
 }

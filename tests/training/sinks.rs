@@ -1,9 +1,19 @@
 //! `--tensorboard` and `--prometheus`.
 
 use std::fs::create_dir;
+#[cfg(target_os = "linux")]
+use std::io::{Read, Write};
 use std::net::TcpListener;
+#[cfg(target_os = "linux")]
+use std::net::{SocketAddr, TcpStream};
+#[cfg(target_os = "linux")]
+use std::process::Command;
+#[cfg(target_os = "linux")]
+use std::time::{Duration, Instant};
 
 use super::MODEL;
+#[cfg(target_os = "linux")]
+use crate::command::start_with;
 use crate::command::{chimera, folder, text};
 
 /// The records of an event file.
@@ -80,4 +90,48 @@ fn an_address_that_is_taken_leaves_no_folder() {
     }
     assert!(!folder.path().join("a").exists(), "what was made goes");
     assert!(there.is_dir(), "what was there stays");
+}
+
+/// Clients take few of the files that a process may open, so that there are some for a checkpoint.
+#[cfg(target_os = "linux")]
+#[test]
+fn silent_clients_keep_no_checkpoint_from_being_saved() {
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = free.local_addr().expect("an address");
+    drop(free);
+    let folder = folder();
+    let (data, out) = (text(&folder), folder.path().join("run"));
+    let mut bash = Command::new("bash");
+    let few = "ulimit -n 64; exec \"$0\" \"$@\"";
+    bash.args(["-c", few, env!("CARGO_BIN_EXE_chimera")]);
+    let places = format!("--data {} --out {}", data.display(), out.display());
+    let line = format!(
+        "train {MODEL} {places} --steps 1000000 --save-every 1000000 --no-save --prometheus {address}"
+    );
+    let running = start_with(bash, &line);
+    let began = Instant::now();
+    while !scraped(address).is_some_and(|page| page.contains("chimera_step ")) {
+        assert!(began.elapsed() < Duration::from_secs(120), "no step is shown");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let silent: Vec<_> = (0..100).filter_map(|_| TcpStream::connect(address).ok()).collect();
+    let page = scraped(address).expect("an answer");
+    assert!(page.starts_with("HTTP/1.1 200 OK"), "{page}");
+    let process = running.child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &process]).status().is_ok_and(|s| s.success()));
+    let ran = running.wait();
+    assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+    let checkpoints = out.join("checkpoints").read_dir().expect("a folder");
+    assert_eq!(checkpoints.count(), 1, "{}", ran.stderr);
+    drop(silent);
+}
+
+/// What a scrape gets, if anybody answers.
+#[cfg(target_os = "linux")]
+fn scraped(address: SocketAddr) -> Option<String> {
+    let mut client = TcpStream::connect(address).ok()?;
+    write!(client, "GET /metrics HTTP/1.1\r\n\r\n").ok()?;
+    let mut page = String::new();
+    client.read_to_string(&mut page).ok()?;
+    Some(page)
 }

@@ -142,6 +142,14 @@ pub(crate) fn is_too_many(error: &Error) -> bool {
     return matches!(error.raw_os_error(), Some(4)); // ERROR_TOO_MANY_OPEN_FILES
 }
 
+/// The most files that this process may open, where there is such a limit that is known.
+pub(crate) fn open_files_limit() -> Option<u64> {
+    #[cfg(unix)]
+    return rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    #[cfg(not(unix))]
+    return None;
+}
+
 /// Lets this process open as many files as the system lets it.
 pub(crate) fn raise_open_files() {
     #[cfg(unix)]
