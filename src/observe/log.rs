@@ -4,6 +4,8 @@ use std::fmt::Display;
 use std::fs::{File, OpenOptions, create_dir_all};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+#[cfg(feature = "logs")]
+use std::time::Duration;
 use std::time::SystemTime;
 
 use chimera_core::analyze::{Event, Wait};
@@ -108,7 +110,15 @@ impl<'w> Log<'w> {
 
 #[cfg(feature = "logs")]
 fn time_of_day(now: SystemTime) -> impl Display {
-    humantime::format_rfc3339_millis(now)
+    humantime::format_rfc3339_millis(calendar_time(now))
+}
+
+/// The nearest time from 1970 to 9999: `humantime` panics on others, which a wrong clock can show.
+#[cfg(feature = "logs")]
+pub(crate) fn calendar_time(now: SystemTime) -> SystemTime {
+    const SECONDS: u64 = 253_402_300_799;
+    let last = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(SECONDS));
+    now.max(SystemTime::UNIX_EPOCH).min(last.unwrap_or(now))
 }
 
 /// Seconds since 1970, in a build without calendar.
@@ -137,5 +147,22 @@ mod tests {
         let told = told.into_inner().unwrap();
         assert_eq!(told.len(), 1, "{told:?}");
         assert!(told[0].starts_with("/dev/full: lines of this log are missing: "), "{told:?}");
+    }
+}
+
+#[cfg(all(test, feature = "logs"))]
+mod clock_tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_outside_of_the_calendar_is_shown_at_its_edge() {
+        let century = Duration::from_secs(100 * 365 * 86_400);
+        for (now, shown) in [
+            (SystemTime::UNIX_EPOCH - century, "1970-01-01T00:00:00.000Z"),
+            (SystemTime::UNIX_EPOCH + century * 99, "9999-12-31T23:59:59.000Z"),
+            (SystemTime::UNIX_EPOCH, "1970-01-01T00:00:00.000Z"),
+        ] {
+            assert_eq!(time_of_day(now).to_string(), shown);
+        }
     }
 }

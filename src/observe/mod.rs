@@ -12,6 +12,8 @@ mod trace;
 pub use flight_recorder::Explain;
 pub use history::{Best, Lines};
 pub(crate) use log::Log;
+#[cfg(feature = "cli")]
+pub(crate) use log::calendar_time;
 pub use metrics::{Metrics, RankMetrics};
 pub use prometheus::Prometheus;
 pub use stragglers::Stragglers;
