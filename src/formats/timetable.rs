@@ -32,8 +32,8 @@ pub fn read(file: &Path) -> Result<Timetable, ReadError> {
     }
 }
 
-/// A name that JSON may hold too.
-fn name(file: &Path) -> String {
+/// The name of a file without its ending, as JSON may hold it.
+pub(crate) fn name(file: &Path) -> String {
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
     let mut name: String = stem.replace(is_unprintable, "?");
     name.truncate(name.floor_char_boundary(MAX_NAME));

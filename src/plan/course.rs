@@ -18,7 +18,7 @@ use chimera_core::update::Update;
 use super::preconditioned::with_kfac;
 use super::request::{passes_of_window, request_of_window};
 use super::training::training;
-use super::unfit::endless_if_refused;
+use super::unfit::{by_file_name, endless_if_refused};
 use super::units::Units;
 use crate::device::Precision;
 use crate::settings::schedules::Named;
@@ -111,11 +111,12 @@ impl Course {
         );
         let training = training(&config);
         let window = config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX));
-        let ordered = order(&config, window)?;
+        let by_name = |error| by_file_name(error, &config.schedule);
+        let ordered = order(&config, window).map_err(by_name)?;
         let (timetable, search) = (&ordered.timetable, ordered.search.clone());
         let found = (config.schedule == Named::Auto).then(|| timetable.clone());
         can_be_cut(&config, timetable.units_per_micro, timetable.n_slices())?;
-        let program = prove(&config, chain, &training, ordered)?;
+        let program = prove(&config, chain, &training, ordered).map_err(by_name)?;
         let is_synchronous = program.window().update() == Update::Flush;
         ensure!(
             config.non_finite == NonFinite::Stop

@@ -49,7 +49,7 @@ pub use predict::{Figure, Prediction};
 pub use priced::{Priced, StepCosts, times_of};
 pub use rank_memory::RankMemory;
 pub use request::request;
-pub use unfit::endless_if_refused;
+pub use unfit::{by_file_name, endless_if_refused, name_by_file};
 pub(crate) use units::Units;
 
 use crate::device::Device;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use chimera_core::analyze::simulate;
 use chimera_core::costs::{Costs, SliceGrowth, StageCosts, UnevenCosts, UniformCosts};
 use chimera_core::effects::Token;
@@ -108,7 +108,8 @@ pub fn times_of(config: &Config, path: &Path, workers: usize) -> Result<Profiled
         }
         Ok(()) => None,
     };
-    let times = ProfiledTimes::of(&profile, workers, config.threads, config.precision)?;
+    let times = ProfiledTimes::of(&profile, workers, config.threads, config.precision);
+    let times = times.with_context(|| path.display().to_string())?.of_file(path);
     let optimizer = &config.optimizer;
     let unmeasured = (!times.has_update(optimizer)).then(|| {
         let name = optimizer.name();

@@ -5,6 +5,9 @@ use chimera_core::analyze::Refusal;
 use chimera_core::notation::size;
 use chimera_core::search::AutoError;
 
+use crate::formats::timetable::name;
+use crate::settings::schedules::Named;
+
 /// A step for whose bytes a rank has no room.
 #[derive(Debug, thiserror::Error)]
 #[error(
@@ -32,6 +35,24 @@ pub(super) fn is_refused(error: &Error) -> bool {
     error.is::<Refusal>()
         || error.is::<NoRoom>()
         || matches!(error.downcast_ref(), Some(AutoError::Memory(_)))
+}
+
+/// The error with a refused timetable under the name of its file, if it is from one: the name within may be another
+/// schedule's.
+pub fn by_file_name(mut error: Error, schedule: &Named) -> Error {
+    if let Some(refusal) = error.downcast_mut::<Refusal>() {
+        name_by_file(refusal, schedule);
+    }
+    error
+}
+
+/// [`by_file_name`] of a refusal.
+pub fn name_by_file(refusal: &mut Refusal, schedule: &Named) {
+    if let Named::File(file) = schedule
+        && file.as_os_str() != "-"
+    {
+        refusal.schedule = name(file);
+    }
 }
 
 /// What a step takes that is compared with others: one that is refused is longer than all.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::AddAssign;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
@@ -30,6 +31,8 @@ pub struct ProfiledTimes {
     longer: f64,
     /// Why they may not hold here.
     doubt: Option<String>,
+    /// The profile, if it was read from a file.
+    file: Option<Arc<Path>>,
 }
 
 /// Of a worker alone, and beside others.
@@ -160,12 +163,11 @@ impl Laws {
         }
     }
 
-    fn layer(&self, layer: &str, extents: &[usize]) -> Result<Time> {
-        let (law, spread) = self.layers.get(layer).with_context(|| {
-            format!("the profile has no times of `{layer}`: measure the model too, with --model or --preset")
-        })?;
+    /// What a layer takes, or `None` if that was not measured.
+    fn layer(&self, layer: &str, extents: &[usize]) -> Option<Time> {
+        let (law, spread) = self.layers.get(layer)?;
         let seconds = law.at(extents) * work(extents);
-        Ok(Time { seconds, growth: 0.0, spread: seconds * spread })
+        Some(Time { seconds, growth: 0.0, spread: seconds * spread })
     }
 
     /// What a half takes beside its layers was measured of the halves that calls are the same of.
@@ -229,6 +231,7 @@ impl ProfiledTimes {
             beside: if workers > 1 { 1.0 } else { 0.0 },
             n_spreads: 0.0,
             longer: 1.0,
+            file: None,
             doubt: (workers > 1 && beside_workers == 1).then(|| {
                 format!(
                     "the profile measured one worker of {threads} thread(s) alone, so what {workers} take of each other, and \
@@ -236,6 +239,11 @@ impl ProfiledTimes {
                 )
             }),
         })
+    }
+
+    /// Times whose errors name the file of the profile.
+    pub fn of_file(self, file: &Path) -> ProfiledTimes {
+        ProfiledTimes { file: Some(file.into()), ..self }
     }
 
     /// Times that may not hold here, for a further reason if there is one.
@@ -382,7 +390,18 @@ impl ProfiledTimes {
 
     fn layer_of(&self, layer: &str, extents: &[usize]) -> Result<f64> {
         let Both { alone, beside, .. } = &*self.measured;
-        Ok(self.blend(&[alone.layer(layer, extents)?, beside.layer(layer, extents)?]))
+        Ok(self.blend(&[self.time(alone, layer, extents)?, self.time(beside, layer, extents)?]))
+    }
+
+    /// What a layer takes by some laws of this profile.
+    fn time(&self, laws: &Laws, layer: &str, extents: &[usize]) -> Result<Time> {
+        laws.layer(layer, extents).with_context(|| {
+            let file = self.file.as_ref().map(|file| format!(" {}", file.display()));
+            format!(
+                "the profile{} has no times of `{layer}`: measure the model too, with --model or --preset",
+                file.unwrap_or_default()
+            )
+        })
     }
 
     fn blend(&self, [alone, beside]: &[Time; 2]) -> f64 {
@@ -423,7 +442,7 @@ impl ProfiledTimes {
             for (sum, laws) in both.iter_mut().zip([alone, beside]) {
                 let overhead = laws.overhead(work, did.half);
                 for call in &did.calls {
-                    let time = laws.layer(call.layer, &call.extents)?;
+                    let time = self.time(laws, call.layer, &call.extents)?;
                     let seconds = times * overhead * time.seconds;
                     sum.seconds += seconds;
                     sum.growth += seconds * grows(did.slice);

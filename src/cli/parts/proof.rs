@@ -5,7 +5,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use chimera_core::analyze::{Timeline, peak_kept};
 use chimera_core::interchange::ReadError;
-use chimera_core::program::Program;
+use chimera_core::op::{Kind, Op};
+use chimera_core::program::{Instr, Program};
 
 use super::console::{counted, figure};
 use super::costs::{CostArgs, unit_line};
@@ -13,6 +14,8 @@ use super::drawing::edges;
 use super::scheduled::Scheduled;
 use super::shape::PassArgs;
 use crate::formats::timetable::read;
+use crate::plan::by_file_name;
+use crate::settings::schedules::Named;
 
 /// The timetable in a file, which any refusal names.
 pub(crate) fn proven(
@@ -29,7 +32,8 @@ pub(crate) fn proven(
         let program = plan.prove()?;
         Ok((plan, program))
     };
-    timetable.and_then(prove).with_context(|| file.display().to_string())
+    let named = |error| by_file_name(error, &Named::File(file.to_path_buf()));
+    timetable.and_then(prove).map_err(named).with_context(|| file.display().to_string())
 }
 
 /// What has been proven of a program, and its figures.
@@ -71,9 +75,23 @@ pub(crate) fn summary(program: &Program, timeline: &Timeline, unit: &str) -> Str
 pub(crate) fn named(program: &Program) -> String {
     let cut = match (program.rules().n_slices(), program.units_per_micro()) {
         (1, 1) => String::new(),
-        (1, 2) => ", backwards halved".to_string(),
+        (1, 2) if !cuts_forwards(program) => ", backwards halved".to_string(),
         (1, n_parts) => format!(", in {n_parts} parts"),
         (n_slices, _) => format!(", sequences in {n_slices} slices"),
     };
     format!("{}{cut}", program.schedule())
+}
+
+/// Returns true if some forward takes a part of a micro-batch.
+fn cuts_forwards(program: &Program) -> bool {
+    let n_units = program.units_per_micro();
+    let is_cut = |op: &Op| {
+        let units = op.span.units();
+        op.kind == Kind::Forward
+            && (!units.start.is_multiple_of(n_units) || !units.end.is_multiple_of(n_units))
+    };
+    program.rows().iter().flatten().any(|instr| match instr {
+        Instr::Run(cell) => cell.ops().any(|op| is_cut(&op)),
+        _ => false,
+    })
 }

@@ -19,7 +19,9 @@ use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::network::{NetworkArgs, WorkerCosts};
 use crate::cli::parts::progress::{TICK, spin};
 use crate::cli::parts::shape::{PassArgs, ShapeArgs};
-use crate::plan::{endless_if_refused, recomputed_at, recomputed_within_cap, request};
+use crate::plan::{
+    by_file_name, endless_if_refused, name_by_file, recomputed_at, recomputed_within_cap, request,
+};
 use crate::settings::schedules::Named;
 use crate::settings::{Config, RecomputedStages, Scaling, UnfitStages};
 
@@ -60,6 +62,8 @@ pub(crate) struct Scheduled<C = StageCosts> {
     pub(crate) how: Lowering,
     /// What passes were to do so that workers hold fewer activations.
     savings: Savings,
+    /// What it is called by on the command line.
+    named: Named,
     costs: C,
 }
 
@@ -175,7 +179,8 @@ impl<C: Foreseen> Scheduled<C> {
         if let Source::Timetable(timetable) = &request.source {
             shape.fit(&config.schedule, timetable)?;
         }
-        Scheduled::made(config, request, costs)
+        let made = Scheduled::made(config, request, costs);
+        made.map_err(|error| by_file_name(error, &config.schedule))
     }
 
     fn made(
@@ -223,7 +228,8 @@ impl<C: Foreseen> Scheduled<C> {
             _ => config.recompute_stages.to_string(),
         });
         let offloads = (is_open && may_offload).then(|| timetable.has(Kind::Offload));
-        Ok(Scheduled { timetable, search, recomputed, offloads, how, savings, costs })
+        let named = config.schedule;
+        Ok(Scheduled { timetable, search, recomputed, offloads, how, savings, named, costs })
     }
 
     /// The step as the ranks that live take it, at the `costs` of the whole timetable's stages in theirs.
@@ -255,7 +261,11 @@ impl<C: Foreseen> Scheduled<C> {
 
     fn lowered(&self) -> Result<Program, Refusal> {
         let program = lower_at(&self.timetable, &self.how, self.costs.known());
-        program.map_err(|refusal| refusal.asked_for(self.savings))
+        program.map_err(|refusal| {
+            let mut refusal = refusal.asked_for(self.savings);
+            name_by_file(&mut refusal, &self.named);
+            refusal
+        })
     }
 
     /// What a step takes.
