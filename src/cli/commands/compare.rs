@@ -27,6 +27,10 @@ pub(crate) struct Compare {
     /// timetables (`.json`, `.csv`); all if none is named
     #[arg(value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     names: Vec<String>,
+    /// The same as a NAME; may be repeated
+    #[arg(long = "schedule", value_name = "NAME", value_parser = schedule_name())]
+    #[arg(hide_possible_values = true, value_hint = ValueHint::AnyPath)]
+    more: Vec<String>,
     #[command(flatten)]
     shape: ShapeArgs,
     #[command(flatten)]
@@ -62,7 +66,8 @@ pub(crate) struct Comparison {
 
 impl Compare {
     pub(crate) fn run(self) -> Result<()> {
-        let entries = match &self.names[..] {
+        let names: Vec<&String> = self.names.iter().chain(&self.more).collect();
+        let entries = match &names[..] {
             [] => Contender::all(&self.shape)?,
             names => {
                 names.iter().map(|n| Contender::parse(n, &self.shape)).collect::<Result<_>>()?

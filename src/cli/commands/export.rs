@@ -9,20 +9,20 @@ use chimera_core::interchange::{program_to_json, to_comms_csv, to_csv, to_json};
 use chimera_core::program::Program;
 use chimera_core::render::{chrome, html, svg};
 use chimera_core::timetable::Timetable;
-use clap::{Args, ValueEnum, ValueHint};
+use clap::{Args, ValueEnum};
 
 use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::drawing::title;
 use crate::cli::parts::output::{deliver, is_standard_output};
 use crate::cli::parts::scheduled::Scheduled;
-use crate::cli::parts::shape::{ShapeArgs, schedule_name};
+use crate::cli::parts::shape::{ScheduleArg, ShapeArgs, required};
 
 /// Writes a schedule in a form that other programs read
 #[derive(Args)]
+#[command(mut_arg("name", required))]
 pub(crate) struct Export {
-    /// Name of the schedule, or a timetable in a `.json` or `.csv` file
-    #[arg(value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
-    name: String,
+    #[command(flatten)]
+    schedule: ScheduleArg,
     /// What to write
     #[arg(long)]
     format: Format,
@@ -71,7 +71,7 @@ impl Export {
             Format::PytorchCsv | Format::PytorchCommsCsv => Scheduled::of_whole_micro_batches,
             _ => Scheduled::of,
         };
-        let plan = of(&self.name, &self.shape, &self.costs)?;
+        let plan = of(self.schedule.name(), &self.shape, &self.costs)?;
         let program = plan.prove()?;
         self.to.write((&plan, &program), self.format, &self.costs)
     }

@@ -8,7 +8,7 @@ use chimera_core::interchange::{self};
 use chimera_core::render::{svg, text};
 use chimera_core::schedule::{self, SCHEDULES};
 use chimera_core::search::{ABOUT, AUTO};
-use clap::{Args, Subcommand, ValueHint};
+use clap::{Args, Subcommand};
 use serde_json::json;
 
 use crate::cli::commands::{compare, export, gallery, import};
@@ -18,7 +18,7 @@ use crate::cli::parts::drawing::{Format, screen, title};
 use crate::cli::parts::own_work::WorkArgs;
 use crate::cli::parts::proof::{proof, proven, summary};
 use crate::cli::parts::scheduled::{LostArgs, Scheduled};
-use crate::cli::parts::shape::{PassArgs, ShapeArgs, schedule_name};
+use crate::cli::parts::shape::{PassArgs, ScheduleArg, ShapeArgs, required};
 
 /// Lists, draws and checks schedules
 #[derive(Args)]
@@ -48,10 +48,10 @@ struct List {
 
 /// Draws a schedule
 #[derive(Args)]
+#[command(mut_arg("name", required))]
 struct Show {
-    /// Name of the schedule, or a timetable in a `.json` or `.csv` file
-    #[arg(value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
-    name: String,
+    #[command(flatten)]
+    schedule: ScheduleArg,
     #[command(flatten)]
     shape: ShapeArgs,
     #[command(flatten)]
@@ -124,7 +124,7 @@ impl List {
 
 impl Show {
     fn run(self) -> Result<()> {
-        let plan = Scheduled::of(&self.name, &self.shape, &self.costs)?;
+        let plan = Scheduled::of(self.schedule.name(), &self.shape, &self.costs)?;
         let plan = plan.without(&self.lost, &|whole, _| self.costs.of_stages(whole))?;
         if self.json || self.format == Format::Json {
             self.work.warn_of_json();

@@ -5,7 +5,7 @@ use chimera_core::lower::Border;
 use chimera_core::placement::Placement;
 use chimera_core::timetable::Timetable;
 use clap::builder::StringValueParser;
-use clap::{ArgMatches, Args, Command, Error, FromArgMatches};
+use clap::{Arg, ArgMatches, Args, Command, Error, FromArgMatches, ValueHint};
 
 use crate::cli::parts::console::warn;
 use crate::cli::parts::offered::{Offered, offered};
@@ -16,6 +16,30 @@ use crate::settings::{Config, Drawn, OPTIONS, Origin, Settings, unread_options};
 /// Reads the name of a schedule or of a file as it is, and offers the names that there are.
 pub(crate) fn schedule_name() -> Offered<StringValueParser> {
     offered(StringValueParser::new(), names)
+}
+
+/// The schedule that a command is about: its first word, or `--schedule` as `train` has it.
+#[derive(Args)]
+pub(crate) struct ScheduleArg {
+    /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` or `.csv` file
+    #[arg(value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
+    name: Option<String>,
+    /// The same as NAME
+    #[arg(long, value_name = "NAME", conflicts_with = "name", value_parser = schedule_name())]
+    #[arg(hide_possible_values = true, value_hint = ValueHint::AnyPath)]
+    schedule: Option<String>,
+}
+
+impl ScheduleArg {
+    /// The name that was given, or else the default of `simulate`. Other commands need a name.
+    pub(crate) fn name(&self) -> &str {
+        self.name.as_deref().or(self.schedule.as_deref()).unwrap_or("chimera")
+    }
+}
+
+/// Makes NAME an argument without which there must be `--schedule`.
+pub(crate) fn required(name: Arg) -> Arg {
+    name.required_unless_present("schedule")
 }
 
 /// Makes arguments of groups of options. What is not given is not there, so that what was given can be told from

@@ -16,7 +16,7 @@ use chimera_core::render::chrome;
 use chimera_core::search::Report;
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
-use clap::{Args, ValueHint};
+use clap::{Arg, Args, ValueHint};
 use serde_json::json;
 
 use self::execute::{ExecuteArgs, Ran};
@@ -31,15 +31,15 @@ use crate::cli::parts::profiled::Profiled;
 use crate::cli::parts::progress::spin;
 use crate::cli::parts::proof::summary;
 use crate::cli::parts::scheduled::{LostArgs, Scheduled};
-use crate::cli::parts::shape::{ProfiledArgs, ShapeArgs, schedule_name};
+use crate::cli::parts::shape::{ProfiledArgs, ScheduleArg, ShapeArgs};
 use crate::plan::StepCosts;
 
 /// Simulates one step of a schedule, or a window of an asynchronous one, without the optimizer
 #[derive(Args)]
+#[command(mut_arg("name", with_default))]
 pub(crate) struct Simulate {
-    /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` or `.csv` file
-    #[arg(default_value = "chimera", value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
-    name: String,
+    #[command(flatten)]
+    schedule: ScheduleArg,
     #[command(flatten)]
     shape: ShapeArgs,
     #[command(flatten)]
@@ -65,11 +65,18 @@ pub(crate) struct Simulate {
     json: bool,
 }
 
+/// Says which schedule is simulated where none is named.
+fn with_default(name: Arg) -> Arg {
+    let help = name.get_help().map_or_else(String::new, ToString::to_string);
+    name.help(format!("{help} [default: chimera]"))
+}
+
 impl Simulate {
     pub(crate) fn run(self) -> Result<()> {
         self.network.warn_of_unread();
+        let name = self.schedule.name();
         let profiled =
-            Profiled::open(&self.profiled, &self.name, &self.shape, &self.costs, &self.network)?;
+            Profiled::open(&self.profiled, name, &self.shape, &self.costs, &self.network)?;
         if profiled.is_none() {
             self.network.check_unit(&self.costs)?;
         }
@@ -79,7 +86,7 @@ impl Simulate {
         };
         let plan = Scheduled::on(
             &self.network,
-            &self.name,
+            name,
             &self.shape,
             &self.costs,
             (&|timetable| of_stages(&profiled, timetable), profiled.is_some()),
