@@ -22,8 +22,10 @@ pub(crate) struct Man {
 /// The program that the pages are of.
 const VERSION: &str = concat!("chimera ", env!("CARGO_PKG_VERSION"));
 
-/// Exit code of a command that a signal ended: the second SIGINT or SIGTERM of a training, the first SIGINT of any other.
-const ENDED: (u8, &str) = (130, "ended by a signal, nothing saved");
+/// Exit codes of a command that a signal ended: the second SIGINT or SIGTERM of a training or the first SIGINT of any other, and
+/// SIGABRT.
+const ENDED: [(u8, &str); 2] =
+    [(130, "ended by a signal, nothing saved"), (134, "no memory left for the process")];
 
 /// What `train` reads and writes in the directory of a run.
 const FILES: [(&str, &str); 13] = [
@@ -81,7 +83,7 @@ fn sections(path: &str, related: &[&str]) -> Roff {
     let mut roff = Roff::new();
     roff.control("SH", ["EXIT STATUS"]);
     let classes = Class::ALL.iter().map(|(_, code, about)| (*code, *about));
-    for (code, about) in [(0, "done")].into_iter().chain(classes).chain([ENDED]) {
+    for (code, about) in [(0, "done")].into_iter().chain(classes).chain(ENDED) {
         roff.control("TP", []).text([bold(code.to_string())]).text([roman(about)]);
     }
     if path == "train" {
@@ -144,7 +146,7 @@ mod tests {
             assert_eq!(class.code(), code);
         }
         let classes = Class::ALL.map(|(_, code, about)| (code, about));
-        for (code, about) in classes.into_iter().chain([ENDED]) {
+        for (code, about) in classes.into_iter().chain(ENDED) {
             assert!(page.contains(&format!("\n| {code} | {about} |")), "{code}: {about}");
         }
     }
