@@ -25,6 +25,10 @@ mod gpu;
 mod hostile;
 #[path = "cli/layout.rs"]
 mod layout;
+#[path = "cli/messages.rs"]
+mod messages;
+#[path = "cli/names.rs"]
+mod names;
 #[path = "cli/network.rs"]
 mod network;
 #[path = "cli/passes.rs"]

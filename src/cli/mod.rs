@@ -7,14 +7,20 @@ mod parts;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
+use clap::error::ErrorKind;
 use clap::{FromArgMatches, Parser, Subcommand};
 use commands::{
     checkpoint, comm, completions, config, devices, eval, export_model, generate, man, plan,
     prepare, profile, report, schedule, selftest, simulate, slurm, top, trace, train,
 };
 
+use crate::cli::parts::console::tell;
+use crate::cli::parts::message::shown;
 use crate::settings::args::explained;
+
+/// The most threads that one pool may have, as for the setting `threads`.
+const MAX_THREADS: u64 = 1 << 10;
 
 /// Does what the command line of this process says; what goes wrong is printed, and tells in the exit code.
 pub fn main() -> ExitCode {
@@ -66,11 +72,14 @@ impl Cli {
         let words = std::env::args_os().map(with_dashes);
         let matches = examples::command().try_get_matches_from(words);
         let cli = matches.and_then(|mut matches| Cli::from_arg_matches_mut(&mut matches));
-        cli.unwrap_or_else(|error| explained(error).exit())
+        cli.unwrap_or_else(|error| refuse(&explained(error)))
     }
 
     /// Does what the command line says.
     pub(crate) fn run(self) -> Result<()> {
+        for variable in ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"] {
+            check_threads(variable, std::env::var_os(variable))?;
+        }
         match self.command {
             Command::Train(train) => train.run(),
             Command::Top(top) => top.run(),
@@ -96,6 +105,45 @@ impl Cli {
     }
 }
 
+/// Ends the process with what is wrong with a command line, or with the help that it asks for. The message keeps its colours
+/// where all of it can be shown.
+fn refuse(error: &clap::Error) -> ! {
+    if error.kind() == ErrorKind::InvalidUtf8
+        && let Some(text) = not_utf8(&std::env::args_os().collect::<Vec<_>>())
+    {
+        tell(format_args!("error: {text}"));
+        std::process::exit(error.exit_code());
+    }
+    let text = error.to_string();
+    if !error.use_stderr() || shown(&text) == text {
+        error.exit();
+    }
+    tell(text.trim_end());
+    std::process::exit(error.exit_code())
+}
+
+/// Names the first word that is not UTF-8, and its option, if there is such a word.
+fn not_utf8(words: &[OsString]) -> Option<String> {
+    let nth = words.iter().position(|word| word.to_str().is_none())?;
+    let is_option = |word: &&str| word.starts_with("--");
+    let option = words[..nth].iter().rev().filter_map(|word| word.to_str()).find(is_option);
+    let of_option = option.map_or_else(String::new, |option| format!(" of {option}"));
+    Some(format!(
+        "the value {:?}{of_option} is not UTF-8: rename it, or name a link to it",
+        words[nth]
+    ))
+}
+
+/// Refuses so many threads that the system would run out of them.
+fn check_threads(variable: &str, value: Option<OsString>) -> Result<()> {
+    let n = value.and_then(|value| value.to_str()?.parse::<u64>().ok()).unwrap_or(0);
+    ensure!(
+        n <= MAX_THREADS,
+        "{variable} is {n}, but at most {MAX_THREADS} threads compute: unset it, or take the number of cores"
+    );
+    Ok(())
+}
+
 /// An option whose parts are parted by `-`, where they may be by `_`.
 fn with_dashes(word: OsString) -> OsString {
     let Some(option) = word.to_str().filter(|word| word.starts_with("--")) else { return word };
@@ -103,5 +151,36 @@ fn with_dashes(word: OsString) -> OsString {
     match name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)) {
         true => format!("{}{value}", name.replace('_', "-")).into(),
         false => word,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absurd_number_of_threads_is_refused() {
+        let check = |value: &str| check_threads("RAYON_NUM_THREADS", Some(value.into()));
+        for sound in ["", "0", "1", "1024", "x"] {
+            assert!(check(sound).is_ok(), "{sound}");
+        }
+        let refusal = check("20000").unwrap_err().to_string();
+        assert!(refusal.starts_with("RAYON_NUM_THREADS is 20000, but at most 1024 "), "{refusal}");
+        assert!(check_threads("RAYON_NUM_THREADS", None).is_ok());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_word_that_is_not_utf8_is_named_with_its_option() {
+        use std::os::unix::ffi::OsStringExt;
+        let words = ["train", "--data", "a.txt"].map(OsString::from).to_vec();
+        assert_eq!(not_utf8(&words), None);
+        let words = [words, vec![OsString::from_vec(b"b\xff.txt".to_vec())]].concat();
+        assert_eq!(
+            not_utf8(&words).as_deref(),
+            Some(
+                "the value \"b\\xFF.txt\" of --data is not UTF-8: rename it, or name a link to it"
+            )
+        );
     }
 }

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use chimera_core::comm::{Comm, CommError, Endpoint, Host, Tag, Threads, all_gather};
 use chimera_core::engine::run_threads;
+use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use chimera_core::notation::by_name;
 use clap::{Subcommand, ValueHint};
 use serde::Serialize;
 
 use crate::cli::commands::train::ranks;
-use crate::cli::parts::console::{print, write_whole};
+use crate::cli::parts::console::{check_writable, print, write_whole};
 use crate::cli::parts::costs::whole_in;
 use crate::cli::parts::measured_network::MeasuredLink;
 use crate::cli::parts::offered::offered;
@@ -109,12 +110,19 @@ struct Timed {
 impl Bench {
     fn run(self) -> Result<()> {
         let (is_mpi, _) = self.transport.choose(Survive::Off)?;
+        let is_piped = self.out.as_deref().is_some_and(is_standard_output);
+        let file = self.out.as_deref().filter(|_| !is_piped);
+        let check_file = || file.map_or(Ok(()), check_writable); // measuring takes seconds
         let report = if is_mpi {
             ranks::with(&|comm, transport| {
                 let me = comm.rank();
+                if me == Rank(0) {
+                    check_file().map_err(|e| Fault::new(Class::Usage, me, format!("{e:#}")))?;
+                }
                 measure(comm, transport).map_err(|e| e.into_fault(me))
             })?
         } else {
+            check_file()?;
             let ranks = run_threads(self.ranks, |comm: &mut Threads<Host>| {
                 let rank = comm.rank();
                 measure(comm, "threads").map_err(|e| e.into_fault(rank))
@@ -123,9 +131,8 @@ impl Bench {
         };
         let Some(report) = report else { return Ok(()) };
         let json = serde_json::to_string_pretty(&report)?;
-        let is_piped = self.out.as_deref().is_some_and(is_standard_output);
-        if let Some(path) = self.out.filter(|_| !is_piped) {
-            write_whole(&path, &json)?;
+        if let Some(path) = file {
+            write_whole(path, &json)?;
         }
         print(if self.json || is_piped { json } else { report.table() })
     }

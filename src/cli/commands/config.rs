@@ -11,6 +11,9 @@ use crate::run::check_unread;
 use crate::run::outside::OnDisk;
 use crate::settings::{Layers, Settings, markdown};
 
+/// The most files that a warning lists.
+const N_NAMED: usize = 8;
+
 /// Shows or checks the settings of a run
 #[derive(Args)]
 pub(crate) struct Config {
@@ -90,8 +93,15 @@ fn verdict(file: &Path) -> Result<String> {
     let layers = Layers { config: Some(file.to_path_buf()), settings: Settings::default() };
     let config = layers.resolve(&OnDisk)?;
     let (width, depth) = (config.width, config.depth);
-    for data in config.data.iter().filter(|data| !data.exists()) {
-        warn(&format!("{}: there is no {}", file.display(), data.display()));
+    let missing: Vec<_> = config.data.iter().filter(|data| !data.exists()).collect();
+    if !missing.is_empty() {
+        let names = missing.iter().take(N_NAMED).map(|data| data.display().to_string());
+        let names = names.collect::<Vec<_>>().join(", ");
+        let more = match missing.len().saturating_sub(N_NAMED) {
+            0 => String::new(),
+            n => format!(", and {n} more"),
+        };
+        warn(&format!("{}: there is no {names}{more}", file.display()));
     }
     if let Err(unknown) = config.must_know_vocab() {
         warn(&format!("{unknown}; the figures are for vocab {}", config.vocab));

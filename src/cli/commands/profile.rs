@@ -1,22 +1,22 @@
 //! `chimera profile`: what a machine's devices take for the layers of the models here.
 
-use std::fs::{OpenOptions, remove_file};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use chimera_core::model::{Architecture, PRESETS, Preset};
 use chimera_core::notation::significant;
 use clap::{Args, ValueHint};
 
-use crate::cli::parts::console::{print, tell, write_whole};
+use crate::cli::parts::console::{check_writable, print, tell, write_whole};
 use crate::cli::parts::costs::whole_in;
 use crate::cli::parts::offered::{device_name, offered};
 use crate::cli::parts::output::is_standard_output;
 use crate::cli::parts::progress::bar;
 use crate::device::{Device, Precision, n_cores};
+use crate::observe::calendar_time;
 use crate::profile::{LEAST_ROUNDS, Sample, Workers, measure, samples};
 
 /// Between two lines of progress where standard error is no terminal.
@@ -71,21 +71,10 @@ fn presets() -> Vec<&'static str> {
     PRESETS.iter().map(|preset| preset.name).collect()
 }
 
-/// Refuses a file that cannot be written.
-fn can_be_written(path: &Path) -> Result<()> {
-    let is_there = path.exists();
-    let opened = OpenOptions::new().append(true).create(true).open(path);
-    opened.with_context(|| format!("cannot write {}", path.display()))?;
-    if !is_there {
-        remove_file(path)?;
-    }
-    Ok(())
-}
-
 impl Profile {
     pub(crate) fn run(self) -> Result<()> {
         ensure!((0.0..=1e6).contains(&self.time), "--time {} is not in 0..=1e6", self.time);
-        can_be_written(&self.out)?; // measuring takes minutes
+        check_writable(&self.out)?; // measuring takes minutes
         let (samples, settings) = (self.samples(), self.settings());
         let bar = bar("sizes measured");
         let last_line = Mutex::new(Instant::now());
@@ -103,7 +92,8 @@ impl Profile {
             bar.set_length(n as u64);
             bar.set_position(n_done as u64);
         };
-        let (began, date) = (Instant::now(), humantime::format_rfc3339_seconds(SystemTime::now()));
+        let (began, date) =
+            (Instant::now(), humantime::format_rfc3339_seconds(calendar_time(SystemTime::now())));
         let time = Duration::try_from_secs_f64(self.time)?;
         let measured = measure(
             self.device,

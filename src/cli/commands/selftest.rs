@@ -9,7 +9,7 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use clap::{Args, ValueEnum};
 
-use crate::cli::parts::console::print;
+use crate::cli::parts::console::{check_writable, print};
 use crate::cli::parts::offered::device_name;
 use crate::cli::parts::output::written_path;
 use crate::device::Device;
@@ -54,6 +54,7 @@ impl Selftest {
             Some(Measured::Small) => Size::Small,
             None => Size::of(self.device),
         };
+        self.json.as_deref().map_or(Ok(()), check_writable)?; // the tests take minutes
         let mut written = Ok(());
         ensure!((0.0..=1e6).contains(&self.time), "--time {} is not in 0..=1e6", self.time);
         let time = Duration::try_from_secs_f64(self.time)?;

@@ -1,12 +1,14 @@
 //! What commands print, and where they say what they do.
 
 use std::fmt::Display;
-use std::io::Write;
+use std::fs::{OpenOptions, remove_file};
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use chimera_core::notation::significant;
 
+use crate::cli::parts::message::shown;
 use crate::formats::files;
 
 /// Writes a file that is there whole or not at all.
@@ -15,10 +17,30 @@ pub(crate) fn write_whole(path: &Path, content: &str) -> Result<()> {
     written.with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// Refuses a file that cannot be written. A pipe is not tried: its reader would take that for the end.
+pub(crate) fn check_writable(path: &Path) -> Result<()> {
+    let found = path.metadata();
+    let is_there = found.is_ok();
+    if found.is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        return Ok(());
+    }
+    let opened = OpenOptions::new().append(true).create(true).open(path);
+    opened.with_context(|| format!("cannot write {}", path.display()))?;
+    if !is_there {
+        remove_file(path)?;
+    }
+    Ok(())
+}
+
 /// Refuses a path that is no folder.
 pub(crate) fn require_folder(path: &Path) -> Result<()> {
-    ensure!(path.exists(), "{}: there is no such folder", path.display());
-    ensure!(path.is_dir(), "{} is a file: name a folder", path.display());
+    let found = match path.metadata() {
+        Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            bail!("{}: there is no such folder", path.display())
+        }
+        found => found.with_context(|| format!("cannot read {}", path.display()))?,
+    };
+    ensure!(found.is_dir(), "{} is a file: name a folder", path.display());
     Ok(())
 }
 
@@ -57,9 +79,10 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// Writes a line to standard error, where `eprintln!` would panic when that is closed or full.
-pub(crate) fn tell(line: impl Display) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+/// Writes a message to standard error, where `eprintln!` would panic when that is closed or full. All errors and warnings are
+/// printed here, as a terminal may [show](shown) them.
+pub(crate) fn tell(message: impl Display) {
+    let _ = writeln!(std::io::stderr(), "{}", shown(&message.to_string()));
 }
 
 /// Writes a line about something that ends nothing.

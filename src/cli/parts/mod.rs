@@ -12,6 +12,7 @@ pub(crate) mod followed;
 pub(crate) mod kernels;
 pub(crate) mod learnt;
 pub(crate) mod measured_network;
+pub(crate) mod message;
 pub(crate) mod model;
 pub(crate) mod network;
 pub(crate) mod offered;
