@@ -72,14 +72,14 @@ fn bash_offers_values() {
 fn zsh_and_fish_offer_schedules_and_files() {
     let zsh = chimera("completions zsh").stdout;
     assert!(zsh.contains("\n_chimera_words_or_files() {\n"), "no function");
-    // `schedule show`, `compare` and `export`, `simulate`, and three commands with `--schedule`.
-    assert_eq!(zsh.matches(":{_chimera_words_or_files gpipe 1f1b ").count(), 7);
+    // `schedule show`, `compare` and `export`, `simulate`, each with `--schedule` too, and three commands with only that.
+    assert_eq!(zsh.matches(":{_chimera_words_or_files gpipe 1f1b ").count(), 11);
     assert!(zsh.contains(":{_chimera_words_or_files bytes gpt2 ids}'"));
     assert!(zsh.contains(":DEVICE:(cpu cuda cuda\\:0 wgpu wgpu\\:0)'"));
     let fish = chimera("completions fish").stdout;
     let show = "__fish_chimera_using_subcommand schedule; and __fish_seen_subcommand_from show";
     assert!(fish.contains(&format!("complete -c chimera -n \"{show}\" -a \"gpipe 1f1b ")));
-    assert_eq!(fish.matches("-F -a \"gpipe\\t''\n1f1b\\t''\n").count(), 3);
+    assert_eq!(fish.matches("-F -a \"gpipe\\t''\n1f1b\\t''\n").count(), 7);
     assert!(fish.contains("-l device -d 'Where to compute"), "no device");
 }
 
