@@ -1,6 +1,8 @@
 //! Errors and warnings as a terminal may show them: short, and without control characters. What they quote may come from a
 //! file of anybody.
 
+/// What stands between words, and is printed as it is.
+const BLANKS: [char; 3] = [' ', '\n', '\t'];
 /// Longer messages lose their middle.
 const MAX_BYTES: usize = 6000;
 /// Bytes that such a message keeps of its end, where it often says what to do.
@@ -13,25 +15,27 @@ const WORD_START: usize = 300;
 /// The message without the end of long words and without a long middle. Control characters become escapes, and lines stay
 /// lines.
 pub(crate) fn shown(message: &str) -> String {
-    let words = message.split_inclusive([' ', '\n', '\t']);
+    let words = message.split_inclusive(BLANKS);
     without_middle(words.map(short).collect())
 }
 
-/// A word with the blank after it, or the beginning of a long one.
-fn short(word: &str) -> String {
+/// A word, or the beginning of a long one, with the blank after it.
+fn short(word_and_blank: &str) -> String {
+    let word = word_and_blank.trim_end_matches(BLANKS);
+    let blank = &word_and_blank[word.len()..];
     let n_chars = word.chars().count();
     let n_kept = if n_chars > MAX_WORD { WORD_START } else { n_chars };
     let mut kept = String::new();
     for c in word.chars().take(n_kept) {
-        match c {
-            '\n' | '\t' => kept.push(c),
-            c if c.is_control() => kept.extend(c.escape_default()),
-            c => kept.push(c),
+        if c.is_control() {
+            kept.extend(c.escape_default());
+        } else {
+            kept.push(c);
         }
     }
     match n_chars - n_kept {
-        0 => kept,
-        n => format!("{kept}… ({n} more characters) "),
+        0 => kept + blank,
+        n => format!("{kept}… ({n} more characters){blank}"),
     }
 }
 

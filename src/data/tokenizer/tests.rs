@@ -91,7 +91,7 @@ fn a_tokenizer_that_blows_texts_up_is_refused() {
     let words = read(file.as_bytes()).unwrap();
     let refusal = words.encode("pipe a stage").unwrap_err().to_string();
     assert!(refusal.ends_with("makes more than 64 bytes of each"), "{refusal}");
-    assert_eq!(words.encode("pipe stage").unwrap(), [1, 2], "there is nothing to replace");
+    assert_eq!(words.encode("pipe pipe").unwrap(), [1, 1], "there is nothing to replace");
     let decoder = format!(r#"{{"type": "Sequence", "decoders": [{steps}]}}"#);
     let file = WORDS.replace("\"decoder\": null", &format!("\"decoder\": {decoder}"));
     let refusal = read(file.as_bytes()).unwrap_err();
