@@ -22,9 +22,11 @@ pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, 
     let mut channels = Channels::new(&timetable.placement, rules);
     let mut effects = Effects::default();
     let memory = waits(timetable, rules);
+    let made = timetable.on_demand.then(|| order_of_gradients(timetable, rules));
     let mut lower_row = |(worker, row): (WorkerId, &Vec<Cell>)| {
         let mut instrs = Vec::with_capacity(row.len() * 3);
-        let mut early = timetable.on_demand.then(|| EarlyReceives::of(row, rules, &mut channels));
+        let mut early =
+            made.as_ref().map(|made| EarlyReceives::of(row, made, rules, &mut channels));
         for (at, cell) in row.iter().enumerate() {
             rules.set_cell_effects(cell, &mut effects);
             if let Some(early) = &mut early {
@@ -48,17 +50,31 @@ pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, 
     (rows, channels.all)
 }
 
+/// The place of each gradient among all gradients, row by row as they are made. A channel carries them in this order.
+fn order_of_gradients(timetable: &Timetable, rules: &Rules) -> FxHashMap<Token, usize> {
+    let cells = timetable.rows.iter().flatten();
+    let made = cells.flat_map(|cell| rules.cell_effects(cell).makes);
+    let gradients = made.filter(|token| token.kind == TokenKind::Gradient);
+    gradients.enumerate().map(|(at, token)| (token, at)).collect()
+}
+
 /// What a row receives for recomputations on demand, before the cells that eat it.
 struct EarlyReceives {
     /// By recomputation: the gradients that its backward receives.
     gradients: FxHashMap<Op, Vec<(Token, ChannelId)>>,
-    /// By channel: what the row has not received yet, in order.
+    /// By channel: what the row has not received yet; gradients in the order in which they are sent.
     left: FxHashMap<ChannelId, VecDeque<Token>>,
 }
 
 impl EarlyReceives {
-    fn of(row: &[Cell], rules: &Rules, channels: &mut Channels<'_>) -> EarlyReceives {
-        let (mut gradients, mut left) = (FxHashMap::default(), FxHashMap::default());
+    fn of(
+        row: &[Cell],
+        made: &FxHashMap<Token, usize>,
+        rules: &Rules,
+        channels: &mut Channels<'_>,
+    ) -> EarlyReceives {
+        let mut gradients = FxHashMap::default();
+        let mut left: FxHashMap<ChannelId, VecDeque<Token>> = FxHashMap::default();
         let mut recomputed: FxHashMap<Token, Op> = FxHashMap::default();
         for op in row.iter().flat_map(Cell::ops) {
             let Effects { eats, makes, .. } = rules.effects(&op);
@@ -69,21 +85,24 @@ impl EarlyReceives {
                 eats.iter().filter_map(|token| recomputed.get(token)).copied().collect();
             for token in eats {
                 let Some(channel) = channels.of(&token) else { continue };
-                left.entry(channel).or_insert_with(VecDeque::new).push_back(token);
+                left.entry(channel).or_default().push_back(token);
                 for recompute in made_by.iter().filter(|_| token.kind == TokenKind::Gradient) {
                     let of_it: &mut Vec<_> = gradients.entry(*recompute).or_default();
                     of_it.push((token, channel));
                 }
             }
         }
+        for tokens in left.values_mut() {
+            tokens.make_contiguous().sort_by_key(|token| made.get(token));
+        }
         EarlyReceives { gradients, left }
     }
 
-    /// Adds what is received before a cell because it is a recomputation. A channel keeps its order: what it carries before
+    /// Adds what is received before a cell for the recomputations in it. A channel keeps its order: what it carries before
     /// comes before.
     fn before(&mut self, cell: &Cell, instrs: &mut Vec<Instr>) {
-        let Cell::One(op) = cell else { return };
-        for (gradient, channel) in self.gradients.remove(op).into_iter().flatten() {
+        let of_cell = cell.ops().flat_map(|op| self.gradients.remove(&op).unwrap_or_default());
+        for (gradient, channel) in of_cell {
             let Some(left) = self.left.get_mut(&channel) else { continue };
             let n_received =
                 left.iter().position(|token| *token == gradient).map_or(0, |at| at + 1);
@@ -228,4 +247,64 @@ fn channel(placement: &Placement, token: &Token) -> Option<Channel> {
     let edge = token.edge().filter(|_| stage.index() < placement.n_stages())?;
     let (from, to) = (placement.worker(pipe, stage), placement.worker(pipe, to));
     (from != to).then_some(Channel { from, to, pipe, edge, kind })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::analyze::{Event, Work, simulate};
+    use crate::costs::UniformCosts;
+    use crate::ids::{PipeId, StageId};
+    use crate::lower::{Lowering, lower};
+    use crate::op::Kind::{Backward as B, Forward as F, Recompute as R};
+    use crate::op::Span;
+    use crate::program::Program;
+
+    fn op(kind: Kind, stage: u16, unit: u32) -> Op {
+        Op { kind, pipe: PipeId(0), stage: StageId(stage), span: Span::one(unit) }
+    }
+
+    fn row(stage: u16, ops: &[(Kind, u32)]) -> Vec<Cell> {
+        ops.iter().map(|(kind, unit)| op(*kind, stage, *unit).into()).collect()
+    }
+
+    /// Two stages, of which the first recomputes, on demand.
+    fn lowered(first: Vec<Cell>, last: &[(Kind, u32)]) -> Result<Program, String> {
+        let rows = vec![first, row(1, last)];
+        let timetable = Timetable::new("own", Placement::line(2), 2, rows);
+        let timetable = Timetable { on_demand: true, ..timetable };
+        lower(&timetable, &Lowering::default()).map_err(|refusal| refusal.to_string())
+    }
+
+    #[test]
+    fn recomputations_on_demand_may_come_in_another_order_than_their_backwards() {
+        let first = [(F, 0), (F, 1), (R, 0), (R, 1), (B, 1), (B, 0)];
+        let starts = |last: &[(Kind, u32)]| {
+            let program = lowered(row(0, &first), last).expect("sound");
+            let events = simulate(&program, &UniformCosts::new(1.0, 2.0, 0.0)).events;
+            let recomputes = |event: &&Event| match event.work {
+                Work::Cell(cell) => cell.ops().any(|op| op.kind == R),
+                _ => false,
+            };
+            events.iter().filter(recomputes).map(|event| event.start).collect::<Vec<_>>()
+        };
+        assert_eq!(starts(&[(F, 0), (B, 0), (F, 1), (B, 1)]), [4.0, 7.0]);
+        assert_eq!(starts(&[(F, 0), (F, 1), (B, 1), (B, 0)]), [7.0, 8.0]);
+        // The last stage's first backward needs a forward that comes after the recomputation.
+        let late = [(F, 0), (R, 0), (F, 1), (R, 1), (B, 0), (B, 1)];
+        let refused = lowered(row(0, &late), &[(F, 0), (F, 1), (B, 1), (B, 0)]);
+        assert!(refused.is_err_and(|refusal| refusal.contains("deadlock")));
+    }
+
+    #[test]
+    fn a_recomputation_on_demand_in_a_pair_waits_for_its_gradient() {
+        let mut first = row(0, &[(F, 0)]);
+        first.push(Cell::Pair(op(R, 0, 0), op(F, 0, 1)));
+        first.extend(row(0, &[(B, 0), (R, 1), (B, 1)]));
+        let program = lowered(first, &[(F, 0), (B, 0), (F, 1), (B, 1)]).expect("sound");
+        let row = &program.rows()[0];
+        let received = row.iter().position(|instr| matches!(instr, Instr::Recv(..)));
+        let pair = row.iter().position(|instr| matches!(instr, Instr::Run(Cell::Pair(..))));
+        assert!(received < pair, "{row:?}");
+    }
 }
