@@ -84,11 +84,16 @@ fn action(text: &str) -> Result<Op, String> {
     let kind = Kind::from_letter(name).filter(|kind| has_word(*kind));
     let kind = kind.ok_or_else(|| match COMMUNICATION.contains(&name) {
         true => format!("{name} is communication, which follows by itself: use `compute_only`"),
+        false if name.chars().any(|c| c.is_ascii_lowercase()) => {
+            "unknown type: choose F, B, I or W, in capitals".to_string()
+        }
         false => "unknown type: choose F, B, I or W".to_string(),
     })?;
     let (micro_batch, rest) = number(rest, "micro-batch")?;
     if !rest.is_empty() {
-        return Err("something stands behind the action: one action per cell".into());
+        let reason =
+            "something stands behind the action: one action per cell, commas between cells";
+        return Err(reason.into());
     }
     let stage = StageId(u16::try_from(stage).map_err(|_| "the stage is too large")?);
     Ok(Op { kind, pipe: PipeId(0), stage, span: Span::one(micro_batch) })
@@ -98,6 +103,9 @@ fn action(text: &str) -> Result<Op, String> {
 fn number<'t>(text: &'t str, what: &str) -> Result<(u32, &'t str), String> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, rest) = text.split_at(end);
+    if text.starts_with('#') {
+        return Err("the file has no comments: write actions only, such as 0F3".into());
+    }
     if digits.is_empty() {
         return Err(format!("the {what} is missing: write stage, type, micro-batch, such as 0F3"));
     }

@@ -19,23 +19,26 @@ const MAX_ACTIONS: usize = 1 << 22;
 ///
 /// # Errors
 /// If the file is too long or is not such a CSV; if a stage is on two ranks or on none; if a micro-batch
-/// has not exactly one forward on every stage. Whether the rest is a sound schedule is for the checker
+/// has not exactly one forward on every stage; if an action is there twice. Whether the rest is a sound schedule is for the checker
 /// to say.
 pub fn from_csv(bytes: &[u8], schedule: &str) -> Result<Timetable, ReadError> {
     if bytes.len() > MAX_BYTES {
         return Err(ReadError::TooLong);
     }
-    let text = std::str::from_utf8(bytes).map_err(|e| ReadError::Form(e.to_string()))?;
+    let text = std::str::from_utf8(bytes).map_err(|e| {
+        let whole = &bytes[..e.valid_up_to()];
+        Place::behind(whole).refuse("the file is not UTF-8 from here on: save it as UTF-8")
+    })?;
     let mut sheet = Table::default();
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    for line in text.trim_end_matches(['\n', '\r', ' ', '\t']).lines() {
+    for line in text.trim_end().lines() {
         sheet.row(line)?;
     }
     let workers = sheet.workers()?;
     let n_micro_batches = sheet.micro_batches(&workers)?;
     let n_rows = sheet.rows.len();
     let placement = Placement::new(n_rows, vec![workers])
-        .ok_or_else(|| ReadError::Form("the file has no action".into()))?;
+        .ok_or_else(|| ReadError::Form("the file has no action: write one row per rank".into()))?;
     Ok(Timetable::new(schedule, placement, n_micro_batches, sheet.rows))
 }
 
@@ -47,6 +50,14 @@ struct Place {
 }
 
 impl Place {
+    /// The place of what stands behind the start of a file.
+    fn behind(start: &[u8]) -> Place {
+        let row = start.iter().filter(|byte| **byte == b'\n').count();
+        let line = start.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
+        let column = line.iter().filter(|byte| **byte == b',').count();
+        Place { row, column }
+    }
+
     fn refuse(self, reason: impl Into<String>) -> ReadError {
         ReadError::Value { path: self.to_string(), reason: reason.into() }
     }
@@ -66,11 +77,10 @@ struct Table {
     ends: Vec<Place>,
     /// Where each stage was first seen.
     stages: Vec<Option<Place>>,
-    /// Every forward's stage and micro-batch, and where it is.
-    forwards: Vec<(StageId, u32, Place)>,
+    /// Every action's kind, stage and micro-batch, and where it is.
+    actions: Vec<(Kind, StageId, u32, Place)>,
     /// The backward with the greatest micro-batch.
     last_backward: Option<(u32, Place)>,
-    n_actions: usize,
 }
 
 impl Table {
@@ -83,9 +93,9 @@ impl Table {
         let mut cells = Vec::new();
         for (column, text) in line.split(',').enumerate() {
             place.column = column;
-            let text = text.trim_matches([' ', '\t']);
+            let text = text.trim();
             let quoted = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
-            let text = quoted.map_or(text, |text| text.trim_matches([' ', '\t']));
+            let text = quoted.map_or(text, str::trim);
             if text.is_empty() {
                 continue;
             }
@@ -103,8 +113,7 @@ impl Table {
     }
 
     fn op(&mut self, op: Op, place: Place) -> Result<(), ReadError> {
-        self.n_actions += 1;
-        if self.n_actions > MAX_ACTIONS {
+        if self.actions.len() == MAX_ACTIONS {
             return Err(place.refuse(format!("more than {MAX_ACTIONS} actions")));
         }
         let stage = op.stage.index();
@@ -124,9 +133,9 @@ impl Table {
             return Err(place.refuse(reason));
         }
         let micro_batch = op.span.start;
-        if op.kind == Kind::Forward {
-            self.forwards.push((op.stage, micro_batch, place));
-        } else if self.last_backward.is_none_or(|(greatest, _)| greatest < micro_batch) {
+        self.actions.push((op.kind, op.stage, micro_batch, place));
+        let is_greater = self.last_backward.is_none_or(|(greatest, _)| greatest < micro_batch);
+        if op.kind != Kind::Forward && is_greater {
             self.last_backward = Some((micro_batch, place));
         }
         Ok(())
@@ -136,8 +145,8 @@ impl Table {
     fn workers(&self) -> Result<Vec<WorkerId>, ReadError> {
         let absent = |stage: usize| {
             let reason = format!("stage {stage} is on no rank, but {} is", self.stages.len() - 1);
-            match self.ends.last() {
-                Some(end) => end.refuse(reason),
+            match self.stages.last().copied().flatten() {
+                Some(last) => last.refuse(reason),
                 None => ReadError::Form(reason),
             }
         };
@@ -150,23 +159,24 @@ impl Table {
 
     /// The number of micro-batches, each of which has one forward on every stage.
     fn micro_batches(&mut self, workers: &[WorkerId]) -> Result<u32, ReadError> {
-        self.forwards.sort_unstable();
-        let last = self.forwards.iter().max_by_key(|(_, micro_batch, _)| *micro_batch).copied();
-        let n = last.map_or(0, |(_, micro_batch, _)| micro_batch + 1);
+        self.actions.sort_unstable();
+        let n_forwards = self.actions.partition_point(|(kind, ..)| *kind == Kind::Forward);
+        let (forwards, others) = self.actions.split_at(n_forwards);
+        let last = forwards.iter().map(|(_, _, micro_batch, _)| *micro_batch).max();
+        let n = last.map_or(0, |micro_batch| micro_batch + 1);
         if let Some((micro_batch, place)) =
             self.last_backward.filter(|(greatest, _)| *greatest >= n)
         {
             return Err(place.refuse(format!("micro-batch {micro_batch} has no forward")));
         }
-        let mut found = self.forwards.iter().peekable();
+        check_once(others)?;
+        let mut found = forwards.iter().peekable();
         for (stage, worker) in workers.iter().enumerate() {
             let stage = StageId(stage as u16);
             for wanted in 0..n {
-                match found.next_if(|(s, m, _)| *s == stage && *m <= wanted) {
-                    Some((_, m, _)) if *m == wanted => {}
-                    Some((_, m, place)) => {
-                        return Err(place.refuse(format!("a second {}F{m}", stage.0)));
-                    }
+                match found.next_if(|(_, s, m, _)| *s == stage && *m <= wanted) {
+                    Some((_, _, m, _)) if *m == wanted => {}
+                    Some(second) => return Err(refuse_second(second)),
                     None => {
                         let reason = format!(
                             "{}F{wanted} is missing: each of the micro-batches 0 to {} goes forward \
@@ -178,12 +188,27 @@ impl Table {
                     }
                 }
             }
-            if let Some((_, m, place)) = found.next_if(|(s, ..)| *s == stage) {
-                return Err(place.refuse(format!("a second {}F{m}", stage.0)));
+            if let Some(second) = found.next_if(|(_, s, ..)| *s == stage) {
+                return Err(refuse_second(second));
             }
         }
         Ok(n)
     }
+}
+
+/// Refuses sorted actions of which two are the same.
+fn check_once(actions: &[(Kind, StageId, u32, Place)]) -> Result<(), ReadError> {
+    let name =
+        |(kind, stage, micro_batch, _): &(Kind, StageId, u32, Place)| (*kind, *stage, *micro_batch);
+    let mut pairs = actions.windows(2);
+    match pairs.find(|pair| name(&pair[0]) == name(&pair[1])) {
+        Some(pair) => Err(refuse_second(&pair[1])),
+        None => Ok(()),
+    }
+}
+
+fn refuse_second((kind, stage, micro_batch, place): &(Kind, StageId, u32, Place)) -> ReadError {
+    place.refuse(format!("a second {}{}{micro_batch}", stage.0, kind.letter()))
 }
 
 /// `text` cut short, without what could confuse a terminal.

@@ -43,6 +43,7 @@ fn what_spreadsheets_and_pytorch_write_is_read() {
         ",0F0,0F1,,,0B0,0B1,\n,,1F0,1B0,1F1,1I1,1W1",
         "\"0F0\",\"0F1\",0B0,0B1,\"\"\n 1F0 ,\t1B0,1F1,\" 1I1 \",1W1\n",
         "00F0,0F01,0B0,0B1\n1F0,1B0,1F1,1I1,1W1\n",
+        "\u{a0}0F0,0F1\u{a0},\u{3000},0B0,0B1\r\r\n1F0,1B0,1F1,1I1,1W1\u{a0}\n\u{a0}",
         "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1I1,1W1\n\n \t\r\n\n",
     ] {
         assert_eq!(read(text).unwrap(), same, "{text}");
@@ -107,7 +108,13 @@ fn one_wrong_thing_is_named_with_row_and_column() {
             "row 2 (rank 1), column 2: stage 0 is on rank 0 already, at row 1 (rank 0), column 1; a \
              stage is on one rank, and a bidirectional schedule has one file per direction",
         ),
-        ("1B0", "3B0", "row 2 (rank 1), column 6: stage 2 is on no rank, but 3 is"),
+        ("1B0", "3B0", "row 2 (rank 1), column 2: stage 2 is on no rank, but 3 is"),
+        ("0B1", "0B0", "row 1 (rank 0), column 4: a second 0B0"),
+        ("1B0", "1W1", "row 2 (rank 1), column 5: a second 1W1"),
+        ("0F0", "# mine", "row 1 (rank 0), column 1: `# mine`: the file has no comments"),
+        ("0F0,0F1", "0F0;0F1", "column 1: `0F0;0F1`: something stands behind the action: one"),
+        ("0B0", "0b0", "column 3: `0b0`: unknown type: choose F, B, I or W, in capitals"),
+        ("0B0", "None", "column 3: `None`: the stage is missing"),
         ("1B0", "1B7", "row 2 (rank 1), column 2: micro-batch 7 has no forward"),
         ("1F1", "1F0", "row 2 (rank 1), column 3: a second 1F0"),
         ("0F1", "0F0", "row 1 (rank 0), column 2: a second 0F0"),
@@ -160,7 +167,11 @@ fn hostile_files_are_refused() {
     for bad in ["", "\n", ",", "\u{feff}", "null", "{}", "0B0", "0W0", "(", ")"] {
         refusal(bad);
     }
-    assert!(from_csv(b"0F0,0B0,\xff", "x").is_err());
+    let refusal_of = |bytes: &[u8]| from_csv(bytes, "x").unwrap_err().to_string();
+    let at = refusal_of(b"0F0,0B0\n1F0,1B0,\xff");
+    assert!(at.starts_with("row 2 (rank 1), column 3: the file is not UTF-8"), "{at}");
+    let utf16 = refusal_of(b"\xff\xfe0\0F\x000\0");
+    assert!(utf16.starts_with("row 1 (rank 0), column 1: the file is not UTF-8"), "{utf16}");
     assert!(matches!(from_csv(&vec![b' '; MAX_BYTES + 1], "x"), Err(ReadError::TooLong)));
     let many_rows: String = (0..=MAX_COUNT).map(|row| format!("{row}F0,{row}B0\n")).collect();
     assert!(refusal(&many_rows).contains("row 65536 (rank 65535), column 1: more than 65535 rows"));
