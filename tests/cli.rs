@@ -41,6 +41,8 @@ mod plan_layers;
 mod prepare;
 #[path = "cli/profile.rs"]
 mod profile;
+#[path = "cli/program_reader.rs"]
+mod program_reader;
 #[path = "cli/report.rs"]
 mod report;
 #[path = "cli/schedule.rs"]

@@ -131,7 +131,7 @@ class Executor:
         for token in op["makes"]:
             about = self._tokens[token]
             # A version of the weights is within what its forward saves.
-            is_version = about["kind"] == "version"
+            is_version = about["kind"] in ("version", "recomputed-version")
             self._values[token] = None if is_version else made[about["kind"], about["units"][0]]
 
     def _forward(self, op: dict[str, Any], stage: Stage, activation: list[torch.Tensor] | None) -> dict[tuple[str, int], Any]:

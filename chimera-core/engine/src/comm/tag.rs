@@ -154,7 +154,7 @@ const AWAY: u32 = 40;
 const BACK: u32 = 41;
 
 /// Kinds of tokens by their codes.
-const TOKENS: [TokenKind; 18] = [
+const TOKENS: [TokenKind; 19] = [
     TokenKind::Activation,
     TokenKind::Gradient,
     TokenKind::Saved,
@@ -173,6 +173,7 @@ const TOKENS: [TokenKind; 18] = [
     TokenKind::Memory(Lane::Moves, Fill::Guest),
     TokenKind::Memory(Lane::Compute, Fill::Reload),
     TokenKind::Memory(Lane::Moves, Fill::Reload),
+    TokenKind::RecomputedVersion,
 ];
 
 fn encode(payload: Payload) -> (u32, [u32; 3]) {

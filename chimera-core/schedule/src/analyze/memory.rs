@@ -24,6 +24,7 @@ pub(crate) fn kept_bytes_change(
         TokenKind::Activation
         | TokenKind::Gradient
         | TokenKind::Version
+        | TokenKind::RecomputedVersion
         | TokenKind::Past
         | TokenKind::PastGradient
         | TokenKind::Away
@@ -93,7 +94,7 @@ pub(crate) fn token_bytes(
         TokenKind::Kept => stage.kept(rules, token),
         TokenKind::Deferred => stage.deferred,
         // What earlier slices left is part of what they saved or keep.
-        TokenKind::Version | TokenKind::Past => 0.0,
+        TokenKind::Version | TokenKind::RecomputedVersion | TokenKind::Past => 0.0,
         // What is under way is counted where it comes from until it has left, and where it goes to from then on.
         TokenKind::Away | TokenKind::Back | TokenKind::Memory(..) | TokenKind::Shown(_) => 0.0,
         // Of its own slice and all before it.

@@ -39,7 +39,8 @@ impl Versions {
         eaten: Few<u32>,
         rules: &Rules,
     ) -> Result<Few<u32>, Reason> {
-        let is_version = |token: &Token| token.kind == TokenKind::Version;
+        let is_version =
+            |token: &Token| matches!(token.kind, TokenKind::Version | TokenKind::RecomputedVersion);
         let mut eaten = eaten.into_iter();
         let mut made = Few::new();
         for op in cell.ops() {

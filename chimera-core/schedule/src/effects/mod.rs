@@ -248,13 +248,7 @@ impl Rules {
             self.add_past(op, e);
         }
         if self.keeps_versions {
-            let version = whole(TokenKind::Version);
-            if matches!(kind, Kind::Forward | Kind::Recompute) {
-                push_units(&mut e.makes, version);
-            }
-            if matches!(kind, Kind::Recompute | Kind::Backward | Kind::BackwardInput) {
-                push_units(&mut e.eats, version);
-            }
+            self.add_versions(kind, whole(TokenKind::Version), e);
         }
         if !self.works.is_empty() && kind.adds_gradient() {
             for work in self.works_on_backward() {
@@ -273,6 +267,26 @@ impl Rules {
                 false => TokenKind::Saved,
             };
             eats.push(Token { kind, span: Span::one(unit), ..saved });
+        }
+    }
+
+    /// A backward reads the version of the weights that its forward read, as the recomputation between them does.
+    fn add_versions(&self, kind: Kind, version: Token, e: &mut Effects) {
+        let recomputed = Token { kind: TokenKind::RecomputedVersion, ..version };
+        match kind {
+            Kind::Forward => push_units(&mut e.makes, version),
+            Kind::Recompute => {
+                push_units(&mut e.eats, version);
+                push_units(&mut e.makes, recomputed);
+            }
+            Kind::Backward | Kind::BackwardInput => {
+                match self.is_recomputed(version.pipe, version.stage) {
+                    true => push_units(&mut e.eats, recomputed),
+                    false => push_units(&mut e.eats, version),
+                }
+            }
+            Kind::BackwardWeight => {}
+            Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return | Kind::Work(_) => {}
         }
     }
 

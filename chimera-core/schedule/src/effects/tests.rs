@@ -90,12 +90,24 @@ fn a_version_lives_from_the_forward_to_the_backward() {
         assert!(forward.ends_with(&version(stage)), "{forward}");
     }
     for kind in [Kind::Backward, Kind::BackwardInput] {
-        let backward = show(&r, kind, 0, Span::one(0));
-        assert!(backward.contains(&eaten(0)), "{backward}");
+        for stage in [0, 1] {
+            let backward = show(&r, kind, stage, Span::one(0));
+            assert!(backward.contains(&eaten(stage)), "{backward}");
+        }
     }
     let recompute = show(&r, Kind::Recompute, 1, Span::one(0));
     assert!(recompute.contains(&eaten(1)) && recompute.ends_with(&version(1)), "{recompute}");
     assert!(!show(&r, Kind::BackwardWeight, 0, Span::one(0)).contains("version"));
+}
+
+#[test]
+fn a_recomputation_makes_no_version_that_a_forward_made() {
+    let r = Rules { keeps_versions: true, ..rules(3) };
+    let effects =
+        |kind| r.effects(&Op { kind, pipe: PipeId(0), stage: StageId(1), span: Span::one(0) });
+    let [forward, again, backward] = [Kind::Forward, Kind::Recompute, Kind::Backward].map(effects);
+    assert!(again.makes.iter().all(|token| !forward.makes.contains(token)));
+    assert!(again.makes.iter().all(|token| backward.eats.contains(token)));
 }
 
 #[test]

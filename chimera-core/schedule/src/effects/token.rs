@@ -28,6 +28,8 @@ pub enum TokenKind {
     /// The version of the weights that a forward read, until its backward has read it too. There is one
     /// where weights may change in between (see [`Update`](crate::update::Update)).
     Version,
+    /// The same version once a [`Kind::Recompute`](crate::op::Kind::Recompute) has read it, until the backward has read it too.
+    RecomputedVersion,
     /// What the slices of a sequence up to one leave for the next of them, such as keys and values: made by the forward of
     /// one slice, eaten by the forward of the next (see [`Timetable::is_sliced`](crate::timetable::Timetable::is_sliced)).
     Past,
@@ -61,6 +63,7 @@ impl TokenKind {
             TokenKind::Kept => "kept",
             TokenKind::Deferred => "deferred",
             TokenKind::Version => "version",
+            TokenKind::RecomputedVersion => "recomputed-version",
             TokenKind::Past => "past",
             TokenKind::PastGradient => "past-gradient",
             TokenKind::Away => "away",
@@ -88,7 +91,8 @@ impl TokenKind {
             TokenKind::Back => 10,
             TokenKind::Reloaded => 11,
             TokenKind::Memory(lane, fill) => 12 + 2 * fill as u64 + lane as u64,
-            TokenKind::Shown(work) => 20 + u64::from(work.0),
+            TokenKind::RecomputedVersion => 20,
+            TokenKind::Shown(work) => 21 + u64::from(work.0),
         }
     }
 
@@ -155,6 +159,7 @@ impl Token {
             | TokenKind::Kept
             | TokenKind::Deferred
             | TokenKind::Version
+            | TokenKind::RecomputedVersion
             | TokenKind::Past
             | TokenKind::PastGradient
             | TokenKind::Away
@@ -191,7 +196,7 @@ impl fmt::Display for Token {
             TokenKind::Saved => "saved activations",
             TokenKind::Kept => "checkpointed input",
             TokenKind::Deferred => "deferred weight work",
-            TokenKind::Version => "weight version",
+            TokenKind::Version | TokenKind::RecomputedVersion => "weight version",
             TokenKind::Past => "past of the slice",
             TokenKind::PastGradient => "gradient from later slices",
             TokenKind::Away => "offloaded activations",

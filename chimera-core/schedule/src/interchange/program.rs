@@ -31,7 +31,8 @@
 //!
 //! Where saved activations are moved, each worker has a row for its lane `"moves"` too. Lanes run beside each other: a lane
 //! waits for what it eats, which the other one may make. `{"do":"give","token":7}` makes a token that stands for memory,
-//! and `{"do":"take","token":7}` waits for one and eats it.
+//! and `{"do":"take","token":7}` waits for one and eats it. Such a token has the lane that frees the memory, as
+//! `"lane":"compute"` or `"lane":"moves"`.
 //!
 //! Work beside the training has its names as `"works"`. A piece of it is an op of kind `X`, with the place of its name as
 //! `"work":0`; of one that may be done at any time `units` is a number that counts them.
@@ -47,7 +48,7 @@ use rustc_hash::FxHashMap;
 use super::form::Rule;
 use super::json::{graph, lines, list};
 use crate::analyze::{Refusal, Together, prove_in_one_order, rows_in_one_order};
-use crate::effects::{Effects, OwnWork, Token};
+use crate::effects::{Effects, OwnWork, Token, TokenKind};
 use crate::ids::{StageId, WorkerId};
 use crate::op::{Kind, Lane, Op, Span};
 use crate::program::{Bucket, Instr, Instruction, Program};
@@ -201,9 +202,15 @@ fn together(event: &Together, tokens: &mut Numbered) -> String {
 
 fn token(token: &Token) -> String {
     let Token { kind, pipe, stage, to, span } = token;
+    let frees = match kind {
+        TokenKind::Memory(lane, _) => Some(lane),
+        _ => None,
+    };
     let (kind, units) = (kind.name(), units(*span));
     let to = if token.skips() { format!(r#","to":{}"#, to.0) } else { String::new() };
-    format!(r#"{{"kind":"{kind}","pipe":{},"stage":{}{to},"units":{units}}}"#, pipe.0, stage.0)
+    let lane = frees.map_or(String::new(), |lane| format!(r#","lane":"{}""#, lane.name()));
+    let (pipe, stage) = (pipe.0, stage.0);
+    format!(r#"{{"kind":"{kind}","pipe":{pipe},"stage":{stage}{to},"units":{units}{lane}}}"#)
 }
 
 fn bucket(bucket: &Bucket) -> String {

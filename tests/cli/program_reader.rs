@@ -1,0 +1,229 @@
+//! Programs in JSON, read by a program in Python that knows what docs/library.md says of them and nothing else: it finds no
+//! broken rule, and the messages and activations that the command prints.
+//!
+//! A part of all exports is read, or all of them with `CHIMERA_READ_ALL=1`.
+
+use std::fs::{read_to_string, write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::command::{chimera, folder};
+
+/// Every name of the table, with options of its own.
+const SCHEDULES: [&str; 23] = [
+    "gpipe",
+    "1f1b",
+    "1f1b --in-turn 2",
+    "seq1f1b --slices 2",
+    "seq1f1b --slices 3",
+    "gems",
+    "chimera --scaling direct",
+    "chimera --scaling halving",
+    "chimera --scaling doubling",
+    "chimera --pipes 4",
+    "interleaved",
+    "interleaved --chunks 3",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+    "v-half",
+    "v-min",
+    "hanayo --waves 1",
+    "hanayo",
+    "dualpipe",
+    "dualpipe-v",
+    "mixpipe",
+    "auto --search-time 0.1",
+];
+/// Those without a flush, which some passes do not apply to.
+const ASYNCHRONOUS: [&str; 2] = ["pipedream --window 3", "pipedream-2bw --window 3"];
+/// Each alone, or several that act on each other.
+const PASSES: [&str; 14] = [
+    "",
+    "--split-backward",
+    "--recompute full",
+    "--recompute selective --hoist auto",
+    "--recompute full --hoist on-demand",
+    "--recompute full --recompute-stages 0-1 --hoist 2",
+    "--recompute full --split-backward",
+    "--bpipe",
+    "--bpipe --transfer 0.5 --message 0.25",
+    "--offload auto --memory-cap 2",
+    "--offload auto --memory-cap 1.5 --recompute full --hoist 2",
+    "--border free --window 3",
+    "--border free --window 2 --recompute full --hoist on-demand",
+    "--border free --window 2 --split-backward",
+];
+const SHAPES: [(u32, u32); 4] = [(2, 4), (4, 4), (4, 8), (6, 12)];
+
+/// One of so many is read without `CHIMERA_READ_ALL`. It has no divisor in common with the numbers of passes and shapes.
+const DRAWN: usize = 29;
+
+/// The lines of options for all exports.
+fn exports() -> Vec<String> {
+    let mut all = Vec::new();
+    for schedule in SCHEDULES.iter().chain(&ASYNCHRONOUS) {
+        for passes in PASSES {
+            for (depth, n) in SHAPES {
+                all.push(format!("{schedule} --depth {depth} --micro-batches {n} {passes}"));
+            }
+        }
+    }
+    all
+}
+
+/// An export, as files, and what the command says of it.
+struct Export {
+    options: String,
+    program: PathBuf,
+    checked: Value,
+}
+
+/// Exports a schedule with its passes; `None` if these do not go together.
+fn export(options: &str, number: usize, folder: &Path) -> Option<Export> {
+    let timetable = folder.join(format!("{number}.timetable.json"));
+    let program = folder.join(format!("{number}.json"));
+    for (format, path) in [("json", &timetable), ("program-json", &program)] {
+        let (path, line) = (path.display(), format!("schedule export {options}"));
+        let ran = chimera(&format!("{line} --format {format} --out {path}"));
+        match ran.code {
+            Some(0) => {}
+            Some(2 | 3) if format == "json" => return None,
+            other => panic!("`{line} --format {format}`: {other:?}: {}", ran.stderr),
+        }
+    }
+    let line = format!("schedule check {} --json", timetable.display());
+    let ran = chimera(&line);
+    assert_eq!(ran.code, Some(0), "`{options}`: {}", ran.stderr);
+    let checked = serde_json::from_str(&ran.stdout).expect("JSON");
+    std::fs::remove_file(timetable).expect("removed");
+    Some(Export { options: options.to_string(), program, checked })
+}
+
+fn reader(programs: &[&Path]) -> Output {
+    let reader = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli/read_program.py");
+    Command::new("python3").arg(reader).args(programs).output().expect("python3")
+}
+
+/// What the reader says of each program.
+fn read(programs: &[&Path]) -> Vec<Value> {
+    let output = reader(programs);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let lines = String::from_utf8(output.stdout).expect("text");
+    let found: Vec<Value> =
+        lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(found.len(), programs.len());
+    found
+}
+
+fn has_python() -> bool {
+    let has_python = Command::new("python3").arg("--version").output().is_ok();
+    if !has_python {
+        eprintln!("skipped: there is no python3");
+    }
+    has_python
+}
+
+/// What the reader and the command say differently.
+fn disagreement(found: &Value, checked: &Value) -> Option<String> {
+    if let Some(error) = found.get("error") {
+        return Some(error.to_string());
+    }
+    for key in ["messages", "channel_bound"] {
+        if found[key] != checked[key] {
+            return Some(format!("{key}: {}, and the command says {}", found[key], checked[key]));
+        }
+    }
+    let peaks = |value: &Value| -> Vec<f64> {
+        value
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|peak| peak.as_f64().expect("a number"))
+            .collect()
+    };
+    let (own, said) = (peaks(&found["peaks"]), peaks(&checked["peak_micro_batches"]));
+    // Lanes have several orders, of which the command counts the one that holds most.
+    let has_moves = found["has_moves"] == true;
+    let agree = |(own, said): (&f64, &f64)| (own - said).abs() < 1e-5 || has_moves && own < said;
+    match own.len() == said.len() && own.iter().zip(&said).all(agree) {
+        true => None,
+        false => Some(format!("activations of {own:?}, and the command says {said:?}")),
+    }
+}
+
+#[test]
+fn a_reader_that_knows_the_page_alone_agrees_with_the_command() {
+    if !has_python() {
+        return;
+    }
+    let reads_all = std::env::var("CHIMERA_READ_ALL").is_ok_and(|all| all == "1");
+    let all = exports();
+    let (folder, step) = (folder(), if reads_all { 1 } else { DRAWN });
+    let mut read_ones: Vec<Export> = Vec::new();
+    let (mut wrong, mut n_read) = (Vec::new(), 0);
+    let mut check = |exports: &mut Vec<Export>| {
+        let paths: Vec<&Path> = exports.iter().map(|export| export.program.as_path()).collect();
+        for (export, found) in exports.iter().zip(read(&paths)) {
+            let problem = disagreement(&found, &export.checked);
+            wrong.extend(problem.map(|problem| format!("{}: {problem}", export.options)));
+            std::fs::remove_file(&export.program).expect("removed");
+        }
+        n_read += exports.len();
+        exports.clear();
+    };
+    for (number, options) in all.iter().enumerate().step_by(step) {
+        read_ones.extend(export(options, number, folder.path()));
+        if read_ones.len() == 32 {
+            check(&mut read_ones);
+        }
+    }
+    check(&mut read_ones);
+    let n_tried = all.len().div_ceil(step);
+    println!("{n_read} exports of {n_tried} that were tried; {} disagree", wrong.len());
+    assert!(wrong.is_empty(), "{} of {n_read}:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(n_read * 3 > n_tried * 2, "only {n_read} of {n_tried} could be exported");
+}
+
+/// Otherwise it would agree with everything.
+#[test]
+fn the_reader_finds_broken_programs() {
+    if !has_python() {
+        return;
+    }
+    let folder = folder();
+    let program = |options: &str| {
+        let path = folder.path().join("whole.json").display().to_string();
+        let ran = chimera(&format!("schedule export {options} --format program-json --out {path}"));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        read_to_string(path).expect("a file")
+    };
+    let wave = program("chimera --depth 4 --micro-batches 8 --scaling direct");
+    let shared = program("1f1b --depth 4 --micro-batches 8 --bpipe");
+    for (whole, from, to, broken) in [
+        (&wave, r#""makes":[0,1]"#, r#""makes":[1]"#, "is made 0 times"),
+        (&wave, r#""eats":[0]"#, r#""eats":[0,0]"#, "is eaten 2 times"),
+        (&wave, r#"{"do":"send","token":0,"to":1},"#, "", "is sent 0 times"),
+        (&wave, r#""kind":"B","#, r#""kind":"I","#, "unit "),
+        (&wave, r#""channel_bound": 1"#, r#""channel_bound": 2"#, "channels of 1 messages suffice"),
+        (&wave, r#"{"do":"agree"},"#, "", "agrees 0 times"),
+        (&wave, r#"{"do":"await","bucket":0},"#, "", "has other sums"),
+        (&wave, r#"{"message":0},"#, "", "the one order has other events"),
+        (&shared, r#","lane":"moves""#, "", "comes before it in its channel"),
+    ] {
+        let edited = match to {
+            "" if from.contains("lane") => {
+                whole.replace(from, "").replace(r#","lane":"compute""#, "")
+            }
+            _ => whole.replacen(from, to, 1),
+        };
+        assert_ne!(&edited, whole, "{from}");
+        let path = folder.path().join("broken.json");
+        write(&path, edited).expect("a file");
+        let found = &read(&[&path])[0];
+        let error = found["error"].as_str().unwrap_or_default();
+        assert!(error.contains(broken), "{from}: {found}");
+    }
+}
