@@ -85,6 +85,7 @@ impl Data for Ids {
 enum Wrong {
     Nothing,
     HalvesItsGradient,
+    StretchesItsGradient,
     KeepsWeights,
     Counts,
     MixesSamples,
@@ -94,24 +95,32 @@ enum Wrong {
     MisshapesItsInputGradient,
 }
 
-/// `tanh(x w)` on rows of two numbers, with a squared error behind the last.
+/// `tanh(x w)` on rows of two numbers, with a squared error behind the last. A curved one has `sin(2.5 x w)`.
 struct Layer {
     params: [Param; 1],
     is_first: bool,
     is_last: bool,
+    is_curved: bool,
     wrong: Wrong,
     kept: RefCell<Option<Tensor>>,
     n_calls: RefCell<f64>,
 }
 
+const GAIN: f64 = 2.5;
+
 /// Inputs, weights, outputs, and the gradient of the loss where the layer is the last.
 type Graph = (Tensor, Tensor, Tensor, Option<Tensor>);
 
 fn layers(n: usize, wrong: Wrong) -> Vec<Autograd<Layer, Reference>> {
+    layers_of(n, false, wrong)
+}
+
+fn layers_of(n: usize, is_curved: bool, wrong: Wrong) -> Vec<Autograd<Layer, Reference>> {
     let layer = |i: usize| Layer {
         params: [Param::new(format!("layer.{i}"), [2, 2], Init::Uniform(1.0))],
         is_first: i == 0,
         is_last: i + 1 == n,
+        is_curved,
         wrong,
         kept: RefCell::new(None),
         n_calls: RefCell::new(0.0),
@@ -154,7 +163,9 @@ impl Differentiable for Layer {
             _ => w[0].clone(),
         };
         let mut y = product(&x, &w, false);
-        y.data.iter_mut().for_each(|y| *y = y.tanh());
+        y.data
+            .iter_mut()
+            .for_each(|y| *y = if self.is_curved { (GAIN * *y).sin() } else { y.tanh() });
         *self.n_calls.borrow_mut() += 1.0;
         match self.wrong {
             Wrong::Counts => y.data[0] += 0.1 * *self.n_calls.borrow(),
@@ -179,13 +190,20 @@ impl Differentiable for Layer {
     fn vjp(&self, graph: Graph, dy: Tensor) -> Result<(Option<Tensor>, Vec<Tensor>)> {
         let (x, w, y, of_loss) = graph;
         let mut dz = of_loss.unwrap_or(dy);
-        dz.data.iter_mut().zip(&y.data).for_each(|(dy, y)| *dy *= 1.0 - y * y);
+        let slopes: Vec<f64> = match self.is_curved {
+            true => product(&x, &w, false).data.iter().map(|z| GAIN * (GAIN * z).cos()).collect(),
+            false => y.data.iter().map(|y| 1.0 - y * y).collect(),
+        };
+        dz.data.iter_mut().zip(&slopes).for_each(|(dy, slope)| *dy *= slope);
         let mut dw = vec![0.0; 4];
         for (x, dz) in x.data.chunks(2).zip(dz.data.chunks(2)) {
             (0..4).for_each(|i| dw[i] += x[i / 2] * dz[i % 2]);
         }
         if self.wrong == Wrong::HalvesItsGradient {
             dw.iter_mut().for_each(|g| *g /= 2.0);
+        }
+        if self.wrong == Wrong::StretchesItsGradient {
+            dw.iter_mut().for_each(|g| *g *= 1.05);
         }
         let mut dx = (!self.is_first).then(|| product(&dz, &w, true));
         if let (Wrong::MisshapesItsInputGradient, Some(dx)) = (self.wrong, &mut dx) {
@@ -231,6 +249,26 @@ fn a_stage_of_autograd_conforms() {
         layers(2, Wrong::Nothing).into_iter().map(|stage| Box::new(stage) as _).collect()
     };
     conformance::all(&Reference, boxed, &Curve);
+}
+
+/// The loss of a deep model is too curved for a long step.
+#[test]
+fn a_deep_stage_conforms() {
+    for n in [8, 12, 16] {
+        conformance::all(&Reference, || layers_of(n, true, Wrong::Nothing), &Curve);
+    }
+}
+
+#[test]
+fn a_slightly_wrong_gradient_of_a_deep_stage_is_found() {
+    for n in [8, 12, 16] {
+        let wrong = || layers_of(n, true, Wrong::StretchesItsGradient);
+        let found = std::panic::catch_unwind(|| conformance::all(&Reference, wrong, &Curve));
+        let message = found.expect_err("a gradient that is 5 % too long");
+        let message = message.downcast::<String>().expect("a message");
+        assert!(message.contains("along a direction whose gradient is"), "{message}");
+        assert!(message.contains("in steps of 1e-"), "{message}");
+    }
 }
 
 macro_rules! found {

@@ -20,8 +20,11 @@ use crate::device::Device;
 
 /// Error of a gradient, beside what differences of a loss in f32 can tell.
 const SLOPE: f64 = 2e-2;
-/// Length of a step along a direction of all weights.
-const STEP: f64 = 1e-2;
+/// Lengths of steps along a direction of all weights. The curve of a deep model's loss asks for short ones, the rounding of a
+/// loss for long ones.
+const STEPS: [f64; 5] = [1e-2, 1e-3, 1e-4, 1e-5, 1e-6];
+/// By how many units in its last place a loss may be off.
+const LOSS_ERROR: f64 = 16.0;
 /// Factor of a second loss scale; a power of two, which rounds nothing.
 const OTHER_SCALE: f64 = 4.0;
 
@@ -65,6 +68,14 @@ pub fn graph<D, S>(
     keeps_nothing(subject);
 }
 
+/// How a loss changes in a step.
+struct Slope {
+    step: f64,
+    slope: f64,
+    /// What the error of the loss makes of it.
+    error: f64,
+}
+
 impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
     fn has_names(&self) {
         let params = self.stages.iter().flat_map(|stage| stage.params());
@@ -91,18 +102,43 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
                 each.filter(|(param, _)| param.frozen).for_each(|(_, values)| values.fill(0.0));
             }
             let expected = dot(&gradients, &direction);
-            self.move_weights(&scaled(&direction, STEP));
-            let above = self.forward([0, SAMPLES]).loss;
-            self.move_weights(&scaled(&direction, -2.0 * STEP));
-            let below = self.forward([0, SAMPLES]).loss;
-            self.move_weights(&scaled(&direction, STEP));
-            let slope = (above - below) / (2.0 * STEP);
             let allowed = SLOPE * dot(&gradients, &gradients).sqrt() + 1e-4;
+            let Slope { slope, step, .. } = self.settled_slope(&direction, allowed);
             assert!(
                 (slope - expected).abs() <= allowed,
-                "the loss changes by {slope} along a direction whose gradient is {expected}"
+                "the loss changes by {slope} along a direction whose gradient is {expected} (in steps of {step:e}, the \
+                 shortest of those that were tried)"
             );
         }
+    }
+
+    /// The slope of the loss along a direction, in steps that become shorter until it stays as it is, or until the error of
+    /// the loss shows.
+    fn settled_slope(&mut self, direction: &Gradients, allowed: f64) -> Slope {
+        let mut last = self.slope(direction, STEPS[0]);
+        for step in &STEPS[1..] {
+            if last.error * last.step / step > allowed / 4.0 {
+                break;
+            }
+            let next = self.slope(direction, *step);
+            let is_settled = (next.slope - last.slope).abs() <= allowed / 2.0;
+            last = next;
+            if is_settled {
+                break;
+            }
+        }
+        last
+    }
+
+    /// The slope of the loss along a direction, by a step to both sides.
+    fn slope(&mut self, direction: &Gradients, step: f64) -> Slope {
+        self.move_weights(&scaled(direction, step));
+        let above = self.forward([0, SAMPLES]);
+        self.move_weights(&scaled(direction, -2.0 * step));
+        let below = self.forward([0, SAMPLES]);
+        self.move_weights(&scaled(direction, step));
+        let error = LOSS_ERROR * above.last_place.max(below.last_place) / step;
+        Slope { step, slope: (above.loss - below.loss) / (2.0 * step), error }
     }
 
     /// With one scale alone nothing tells whether a stage multiplies by it or by a factor of its own.
@@ -211,7 +247,8 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
             };
             let grads = forward.grads.iter().map(|grad| grad.as_ref().map(of_half)).collect();
             let samples = [n * half, half];
-            let deferred = self.backward_input(samples, Passed { loss: 0.0, grads, stages });
+            let deferred =
+                self.backward_input(samples, Passed { loss: 0.0, last_place: 0.0, grads, stages });
             self.backward_weight(samples, deferred, &mut into);
         }
         is_near(&self.values(&into), &self.plain().1, "split activations give other gradients");

@@ -5,7 +5,7 @@ use chimera_schedule::ids::StageId;
 use rustc_hash::FxHashMap;
 
 use super::gradients::Gradients;
-use crate::device::Device;
+use crate::device::{Device, Dtype, Elements};
 use crate::stage::{Data, Init, Micro, Output, Param, Stage, StageEdges, initial};
 
 /// Samples of a step that the suite reads.
@@ -28,6 +28,8 @@ pub(super) struct Subject<'c, D: Device, S: Stage> {
 pub(super) struct Passed<S: Stage> {
     /// The sum of all losses.
     pub(super) loss: f64,
+    /// The unit in the last place of the losses.
+    pub(super) last_place: f64,
     /// By stage: the gradient of its loss, if it has one.
     pub(super) grads: Vec<Option<S::Tensor>>,
     /// By stage: its inputs, and what it saved.
@@ -91,12 +93,14 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
     }
 
     pub(super) fn forward(&self, samples: [usize; 2]) -> Passed<S> {
-        let mut all = Passed { loss: 0.0, grads: Vec::new(), stages: Vec::new() };
+        let mut all = Passed { loss: 0.0, last_place: 0.0, grads: Vec::new(), stages: Vec::new() };
         self.walk(samples, true, |inputs, output, saved| {
             all.stages.push((inputs, saved));
             all.grads.push(output.map(|output| match output {
                 Output::Loss { loss, grad } => {
-                    all.loss += self.number(&loss);
+                    let number = self.number(&loss);
+                    all.loss += number;
+                    all.last_place += number.abs() * epsilon(self.device.dtype(&loss));
                     grad
                 }
                 Output::Activation(_) => panic!("a stage gives its loss where it has targets"),
@@ -240,10 +244,14 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
         tensors.iter().map(|of_stage| of_stage.iter().map(download).collect()).collect()
     }
 
+    /// A loss, in the device's own type.
     pub(super) fn number(&self, tensor: &D::Tensor) -> f64 {
-        let values = self.device.download(tensor).expect("a loss is there");
-        assert_eq!(values.len(), 1, "a loss is one number");
-        f64::from(values[0])
+        let n: usize = self.device.shape(tensor).iter().product();
+        assert_eq!(n, 1, "a loss is one number");
+        let mut words = Vec::new();
+        self.device.download_words(tensor, &mut words).expect("a loss is there");
+        let dtype = self.device.dtype(tensor);
+        Elements { dtype, words }.to_f64(n).into_iter().sum()
     }
 
     /// Adds `by` to all weights, in place.
@@ -253,6 +261,15 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
             let by = self.device.upload(&self.device.shape(weight), by).expect("room");
             self.device.accumulate(weight, &by).expect("weights can be changed");
         }
+    }
+}
+
+/// How far two numbers of a type next to 1 are apart.
+fn epsilon(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F64 => f64::EPSILON,
+        Dtype::F32 => f64::from(f32::EPSILON),
+        Dtype::Bf16 => 1.0 / 128.0,
     }
 }
 
