@@ -1,4 +1,4 @@
-"""Reads programs that `chimera schedule export --format program-json` wrote, by the rules of docs/library.md alone.
+"""Reads programs in JSON, as `chimera schedule export` writes them, by the rules of docs/library.md alone.
 
 Plays each file on all workers and prints one line of JSON for it: what it found, or `{"error": …}` for the first rule that
 is broken. Knows nothing of schedules, and uses the standard library only.
@@ -83,18 +83,20 @@ class Program:
             pipes = set()
             for stage in range(self.file["stages"]):
                 passes = done.pop((unit, stage), [])
-                need(sorted(kind for _, kind in passes) in (["B", "F"], ["F", "I", "W"]), f"unit {unit}, stage {stage}: {passes}")
+                kinds = sorted(kind for _, kind in passes)
+                need(kinds in (["B", "F"], ["F", "I", "W"]), f"unit {unit}, stage {stage}: {passes}")
                 pipes.update(pipe for pipe, _ in passes)
             need(len(pipes) == 1, f"unit {unit} is in the pipes {pipes}")
         need(not done, f"passes that nobody asked for: {sorted(done)}")
 
     def check_synchronisation(self):
-        """Each member sums, waits and updates once for each bucket, after the gradients of that update and before others."""
+        """Each member sums, waits and updates once for each bucket, between the gradients of its update and the next."""
         for worker in range(self.depth):
             row = self.rows[worker, "compute"]
             at = {(step["do"], step["bucket"]): i for i, step in enumerate(row) if "bucket" in step}
             own = [b for b, bucket in enumerate(self.buckets) if worker in bucket["members"]]
-            need(len(at) == sum("bucket" in step for step in row) == 3 * len(own), f"worker {worker} has other sums")
+            n_written = sum("bucket" in step for step in row)
+            need(len(at) == n_written == 3 * len(own), f"worker {worker} has other sums")
             starts = sorted((at["reduce", b], self.buckets[b]["order"]) for b in own)
             orders = [order for _, order in starts]
             need(orders == sorted(set(orders)), f"worker {worker} starts its sums in another order")
@@ -109,7 +111,9 @@ class Program:
     def check_gradients(self, row, bucket, begin, update):
         per_update = self.n_units // self.n_updates
         for i, step in enumerate(row):
-            for op in (op for op in step.get("ops", ()) if op["kind"] in "BW" and op["stage"] in bucket["stages"]):
+            for op in step.get("ops", ()):
+                if op["kind"] not in "BW" or op["stage"] not in bucket["stages"]:
+                    continue
                 of = op["units"][0] // per_update
                 need(of != bucket["update"] or i < begin, f"{op} comes after the sum of {bucket}")
                 need(of != bucket["update"] + 1 or i > update, f"{op} comes before the update of {bucket}")
@@ -132,8 +136,9 @@ class Play:
         while moved:
             moved = False
             for (worker, lane), row in self.program.rows.items():
-                while self.next[worker, lane] < len(row) and self.step(worker, lane, row[self.next[worker, lane]]):
-                    self.next[worker, lane] += 1
+                at = self.next[worker, lane]
+                while at < len(row) and self.step(worker, lane, row[at]):
+                    self.next[worker, lane] = at = at + 1
                     moved = True
         return all(self.next[at] == len(row) for at, row in self.program.rows.items())
 
@@ -247,7 +252,7 @@ def read(file):
     bound = file["channel_bound"]
     play = Play(program, bound)
     if not play.run():
-        waits = {f"worker {w}, {lane}": row[play.next[w, lane]] for (w, lane), row in program.rows.items() if play.next[w, lane] < len(row)}
+        waits = [(*of, row[play.next[of]]) for of, row in program.rows.items() if play.next[of] < len(row)]
         raise Broken(f"workers wait for ever: {waits}")
     need(not any(play.held) and not any(play.channels.values()), "tokens are left")
     need(bound == 1 or not Play(program, bound - 1).run(), f"channels of {bound - 1} messages suffice")
