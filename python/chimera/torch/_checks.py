@@ -118,14 +118,23 @@ def refuse_sharded(module: torch.nn.Module, stage: int, instead: str) -> None:
             raise Error(f"`{name}` of stage {stage} is a DTensor, and this runtime takes whole tensors: {instead}")
 
 
-def tensor_batch(batch: Any, name: str, n: int, instead: str) -> torch.Tensor:
-    """The batch, if it is a tensor whose samples divide into `n` parts."""
+def tensor_batch(batch: Any, name: str, n: int, instead: str, halved: int | None = None) -> torch.Tensor:
+    """The batch, if it is a tensor whose samples divide into `n` parts.
+
+    `halved` is the number of micro-batches where a schedule cuts each of them into two.
+    """
     if not isinstance(batch, torch.Tensor):
         raise Error(f"`{name}` is {_a(batch)}, and this runtime takes one tensor: {instead}")
     if batch.dim() == 0:
         raise Error(f"`{name}` is a single number: its first dimension is that of samples")
     if len(batch) == 0 or len(batch) % n:
-        raise Error(f"`{name}` has {len(batch)} samples, which do not divide into {n} equal parts: give a multiple of {n}")
+        why, instead = "", ""
+        if halved is not None:
+            why = f" (the schedule halves each of the {halved} micro-batches)"
+            instead = ', or schedule it with scaling="direct"'
+        raise Error(
+            f"`{name}` has {len(batch)} samples, which do not divide into {n} equal parts{why}: give a multiple of {n}{instead}"
+        )
     return batch
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Callable
 
 import torch
@@ -153,6 +154,34 @@ class PyTorchRuntime:
             self.schedule.evaluate(**inputs)
             return self._loss()
 
+    def grad_norm(self) -> float:
+        """The norm of all gradients of the model together, each tensor counted once, on all ranks.
+
+        Replicas of a stage count as one, and the parts of a tensor that FSDP shards are added. Every rank must call it, those of
+        other pipelines too where FSDP shards over them.
+        """
+        me, own = dist.get_rank(), torch.zeros(1, dtype=torch.float64, device=self.device)
+        for bucket in self._buckets:
+            square = bucket.whole_squared_norm(self.device)
+            if bucket.ranks[0] == me:
+                own += square
+        return math.sqrt(self._sum(own))
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scales all gradients so that their norm is at most `max_norm`, and returns the norm that they had, on all ranks.
+
+        `torch.nn.utils.clip_grad_norm_`, summed over ranks, would count each replica of a stage. Gradients whose norm is not
+        finite stay as they are. Every rank must call it, as `grad_norm`.
+        """
+        if not max_norm > 0:
+            raise Error(f"`max_norm` is {max_norm!r}: choose a number above 0")
+        norm = self.grad_norm()
+        factor = min(1.0, max_norm / (norm + 1e-6))
+        if math.isfinite(norm) and factor < 1.0:
+            for bucket in self._buckets:
+                bucket.scale(factor)
+        return norm
+
     def _check_shapes(self, inputs: dict[str, Any]) -> None:
         """Has PyTorch learn the shapes of messages anew if micro-batches have others than before, on any rank."""
         x, targets = inputs["arg_mbs"], inputs["target_mbs"]
@@ -170,23 +199,30 @@ class PyTorchRuntime:
         return {"arg_mbs": self._micro_batches(x, "x", 0), "target_mbs": targets and [only for (only,) in targets]}
 
     def _micro_batches(self, batch: Any, name: str, stage: int) -> list[tuple[torch.Tensor, ...]] | None:
-        """The micro-batches of a batch, if this worker needs them."""
-        if stage not in self.modules:
-            return None
+        """The micro-batches of a batch, if this worker needs them. A batch is checked where it is not needed, too."""
+        is_needed = stage in self.modules
         if batch is None:
-            raise Error(f"worker {self.worker} holds stage {stage} and needs `{name}`: give it the batch of its pipeline")
+            if is_needed:
+                raise Error(f"worker {self.worker} holds stage {stage} and needs `{name}`: give it the batch of its pipeline")
+            return None
         given, n = batch if isinstance(batch, tuple) and name == "x" else (batch,), self.program.micro_batches
         instead = "give a tensor, or a tuple of tensors" if name == "x" else "give a tensor"
         tensors = [_checks.tensor_batch(tensor, name, n, instead) for tensor in given]
+        if not is_needed:
+            return None
         return list(zip(*(tensor.to(self.device).split(len(tensor) // n) for tensor in tensors)))
 
     def _loss(self) -> float:
         own = torch.zeros(1, dtype=torch.float64, device=self.device)
         for loss in self.schedule.micro_batch_losses.values():
             own += loss.double().reshape(1)
+        return self._sum(own) / self.program.micro_batches
+
+    def _sum(self, own: torch.Tensor) -> float:
+        """The sum of one number of each rank, the same on all."""
         rows = [torch.empty_like(own) for _ in range(dist.get_world_size(self._group))]
         dist.all_gather(rows, own, group=self._group)
-        return float(torch.stack(rows).sum()) / self.program.micro_batches
+        return float(torch.stack(rows).sum())
 
 
 def _virtual_stages() -> Any:

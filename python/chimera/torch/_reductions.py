@@ -97,10 +97,26 @@ class Bucket:
                 _broadcast(_local(tensor.data), self.ranks[0], self._group)
 
     def squared_norm(self, device: torch.device) -> torch.Tensor:
-        """The sum of the squares of all gradients."""
-        grads = [grad for grad in map(_grad, self.parameters) if grad is not None]
-        squares = ((grad.abs() if grad.is_complex() else grad).double().square().sum() for grad in grads)
-        return sum(squares, torch.zeros((), dtype=torch.float64, device=device))
+        """The sum of the squares of all gradients, of sharded ones the part that is here."""
+        return _squares(self.parameters, device)
+
+    def whole_squared_norm(self, device: torch.device) -> torch.Tensor:
+        """The sum of the squares of all gradients. All ranks that hold parts of sharded parameters must ask."""
+        sharded: dict[Any, list[torch.nn.Parameter]] = {}
+        whole = []
+        for parameter in self.parameters:
+            if isinstance(parameter, DTensor):
+                sharded.setdefault((parameter.device_mesh, tuple(parameter.placements)), []).append(parameter)
+            else:
+                whole.append(parameter)
+        total = _squares(whole, device)
+        for (mesh, placements), parameters in sharded.items():
+            part = _squares(parameters, device)
+            for dimension, placement in enumerate(placements):
+                if placement.is_shard():
+                    dist.all_reduce(part, group=mesh.get_group(dimension))
+            total += part
+        return total
 
     def scale(self, factor: float) -> None:
         """Multiplies all gradients by a factor."""
@@ -163,6 +179,13 @@ def _checked(made: Any, parameters: Sequence[torch.nn.Parameter]) -> torch.optim
         )
     optimizer: torch.optim.Optimizer = made
     return optimizer
+
+
+def _squares(parameters: Sequence[torch.nn.Parameter], device: torch.device) -> torch.Tensor:
+    """The sum of the squares of gradients, as far as they are here."""
+    grads = [grad for grad in map(_grad, parameters) if grad is not None]
+    squares = ((grad.abs() if grad.is_complex() else grad).double().square().sum() for grad in grads)
+    return sum(squares, torch.zeros((), dtype=torch.float64, device=device))
 
 
 def _grad(parameter: torch.nn.Parameter) -> torch.Tensor | None:

@@ -68,8 +68,9 @@ class Runtime:
     - `broadcast_buffers` gives replicas the buffers of the first after each step, as DistributedDataParallel does before each
       forward: the statistics of a batch norm are those of the micro-batches that the first replica computes.
 
-    A mistake in these arguments and modules raises on all ranks. A batch that one rank alone refuses leaves the others
-    waiting for it: they go on when it is given another one, or fail when their group's time is over.
+    A mistake in these arguments and modules raises on all ranks, and so does a batch that is wrong and given to all. A batch
+    that one rank alone refuses leaves the others waiting for it: they go on when it is given another one, or fail when their
+    group's time is over.
     """
 
     def __init__(
@@ -277,15 +278,19 @@ class Runtime:
         return loss
 
     def _units(self, batch: Any, name: str, stage: int) -> list[torch.Tensor]:
-        """The units of a batch, where this worker needs them."""
-        if stage not in self._stages:
-            self._sizes[name] = 0
-            return []
-        if batch is None:
+        """The units of a batch, where this worker needs them. A batch is checked where it is not needed, too."""
+        is_needed = stage in self._stages
+        if batch is None and is_needed:
             raise Error(f"worker {self.worker} holds stage {stage} and needs `{name}`: give it the batch of its group")
-        instead = "give a tensor of numbers, or train with chimera.torch.pytorch_runtime, which takes several"
-        batch = _checks.tensor_batch(batch, name, self._n_units, instead)
-        self._sizes[name] = len(batch)
+        if batch is not None:
+            instead = "give a tensor of numbers"
+            if name == "x":
+                instead += ", or train with chimera.torch.pytorch_runtime, which takes several"
+            halved = self.program.micro_batches if self._file["units_per_micro"] == 2 else None
+            _checks.tensor_batch(batch, name, self._n_units, instead, halved)
+        self._sizes[name] = len(batch) if is_needed else 0
+        if not is_needed:
+            return []
         # Each unit counts by itself whether it is changed in place: autograd would take a change of one for one of all.
         return [unit.data for unit in batch.detach().to(self.device).split(len(batch) // self._n_units)]
 

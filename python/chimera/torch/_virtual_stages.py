@@ -165,7 +165,11 @@ def _contiguous(values: Any) -> Any:
 
 
 def _lead_to(outputs: Any, inputs: Any) -> bool:
-    """Whether the graph of each output that has one leads to an input which needs a gradient."""
+    """Whether the graph of each output that has one leads to an input which needs a gradient.
+
+    PyTorch has None in the place of an output that needs no gradient, such as a mask beside the hidden state.
+    """
+    roots = [_get_grad_fn_or_grad_acc(output) for output in outputs if output is not None]
     ends = {_get_grad_fn_or_grad_acc(x) for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad}
 
     def leads(root: Node) -> bool:
@@ -179,7 +183,7 @@ def _lead_to(outputs: Any, inputs: Any) -> bool:
                 stack += [child for child, _ in node.next_functions if child is not None]
         return False
 
-    return all(leads(root) for root in map(_get_grad_fn_or_grad_acc, outputs) if root is not None)
+    return all(leads(root) for root in roots if root is not None)
 
 
 def _with_parameters_gathered(row: list[Any], stages: set[int]) -> list[Any]:

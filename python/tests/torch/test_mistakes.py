@@ -134,6 +134,9 @@ def alone():
     says("the state has tensors of stage 1", lambda: runtime.load_state_dict({**state, "1.0.weight": weight}))
 
 
+    says("`target` is a dict, and this runtime takes one tensor: give a tensor of numbers$", lambda: make().step(x, {"a": y}))
+
+
 class Complex(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -212,6 +215,30 @@ def half_way():
         says("an earlier step of this runtime failed half way", lambda: runtime.evaluate(*batch()))
 
 
+def wrong_on_all():
+    """A batch that is wrong on all ranks raises on those that would not read it, too."""
+    x, y = batch()
+    halved = chimera.schedule("chimera", depth=4, micro_batches=8).lower()
+    runtime = Runtime(halved, linear, MSE, sgd)
+    words = (
+        r"`x` has 8 samples, which do not divide into 16 equal parts \(the schedule halves each of the 8 micro-batches\): give a "
+        'multiple of 16, or schedule it with scaling="direct"'
+    )
+    says(words, lambda: runtime.step(x, y))
+    says(words, lambda: runtime.evaluate(x, y))
+    straight = program("1f1b", depth=4)
+    for runtime in (Runtime(straight, linear, MSE, sgd), pytorch_runtime(straight, linear, MSE)):
+        for given, words in (
+            ((x[:7], y[:7]), "`x` has 7 samples, which do not divide into 4 equal parts: give a multiple of 4$"),
+            ((x.tolist(), y), "`x` is a list"),
+            ((x, y[:7]), "`target` has 7 samples"),
+            ((x, {"a": y}), "`target` is a dict"),
+        ):
+            says(words, lambda: runtime.step(*given))
+            says(words, lambda: runtime.evaluate(*given))
+        runtime.step(x, y)
+
+
 def run_all():
     alone()
     on_both()
@@ -220,3 +247,7 @@ def run_all():
 
 def test_mistakes_on_two_ranks():
     on_ranks(2, run_all)
+
+
+def test_a_wrong_batch_of_all_ranks_raises_on_all():
+    on_ranks(4, wrong_on_all)

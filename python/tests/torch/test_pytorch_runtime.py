@@ -162,6 +162,62 @@ def several():
             torch.testing.assert_close(q.grad, p.grad, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+class Masked(nn.Module):
+    """A mask, which needs no gradient, and the positions that it came from beside what stages compute."""
+
+    def __init__(self, stage, n_stages):
+        super().__init__()
+        torch.manual_seed(stage)
+        self.linear, self.is_last = nn.Linear(WIDTH, WIDTH, dtype=torch.float64), stage + 1 == n_stages
+
+    def forward(self, x, mask=None, positions=None):
+        if mask is None:
+            positions = torch.arange(WIDTH).expand(len(x), WIDTH).contiguous()
+            mask = (positions % 2).double()
+        x = x + self.linear(x).tanh() * mask
+        return x if self.is_last else (x, mask, positions)
+
+
+def masked():
+    """Whole backwards and split ones, with stages of several pipes and with two stages on a worker."""
+    for name in ("1f1b", "dualpipe", "zb-v", "zb-h1"):
+        program = chimera.schedule(name, depth=2, micro_batches=4).lower()
+        runtime = pytorch_runtime(program, lambda s: Masked(s, program.stages), MSE)
+        x, y = batch(0)
+        loss, model = runtime.step(x, y), [Masked(s, program.stages) for s in range(program.stages)]
+        given = (x,)
+        for module in model:
+            made = module(*given)
+            given = made if isinstance(made, tuple) else (made,)
+        wanted = MSE(given[0], y)
+        wanted.backward()
+        assert abs(loss - wanted.item()) < TOLERANCE, name
+        for stage, module in runtime.modules.items():
+            for p, q in zip(module.parameters(), model[stage].parameters()):
+                torch.testing.assert_close(p.grad, q.grad, rtol=TOLERANCE, atol=TOLERANCE, msg=lambda m: f"{name}: {m}")
+
+
+def clipped():
+    """Each stage counts once, however many ranks hold it."""
+    for name in ("1f1b", "chimera", "dualpipe"):
+        program = chimera.schedule(name, depth=2, micro_batches=4).lower()
+        runtime = pytorch_runtime(program, Part, MSE)
+        runtime.step(*batch(0))
+        model = nn.Sequential(*(Part(stage) for stage in range(program.stages)))
+        MSE(model(batch(0)[0]), batch(0)[1]).backward()
+        wanted = nn.utils.clip_grad_norm_(model.parameters(), 1e-2).item()
+        assert abs(runtime.clip_grad_norm_(1e3) - wanted) < TOLERANCE, name
+        assert abs(runtime.clip_grad_norm_(1e-2) - wanted) < TOLERANCE, name
+        assert runtime.grad_norm() <= 1e-2 + TOLERANCE, name
+        for stage, module in runtime.modules.items():
+            for p, q in zip(module.parameters(), model[stage].parameters()):
+                assert (p.grad is None) == (q.grad is None)
+                if p.grad is not None:
+                    torch.testing.assert_close(p.grad, q.grad, rtol=TOLERANCE, atol=TOLERANCE, msg=lambda m: f"{name}: {m}")
+        with pytest.raises(chimera.Error, match="`max_norm` is 0: choose a number above 0"):
+            runtime.clip_grad_norm_(0)
+
+
 def seeded():
     """Replicas that were made with other weights have those of the first."""
     program = chimera.schedule("chimera", depth=2, micro_batches=4).lower()
@@ -197,6 +253,8 @@ def refused():
 
 def run_on_two():
     several()
+    masked()
+    clipped()
     refused()
     return seeded()
 
@@ -229,7 +287,7 @@ def sharded(text):
         if step < 2:
             optimizer.step()
     grads = {name: p.grad.full_tensor() for name, p in parameters.items() if p.grad is not None}
-    return losses, grads, {name: p.detach().full_tensor() for name, p in parameters.items()}
+    return losses, grads, {name: p.detach().full_tensor() for name, p in parameters.items()}, runtime.grad_norm()
 
 
 def sharded_all(texts):
@@ -253,7 +311,9 @@ def test_fsdp_shards_beside_it():
         weights = {key: p.detach() for key, p in model.named_parameters()}
         grads = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
         close = functools.partial(torch.testing.assert_close, rtol=TOLERANCE, atol=TOLERANCE)
+        norm = nn.utils.get_total_norm(list(grads.values())).item()
         theirs = [result[name] for result in results]
+        assert all(abs(each[3] - norm) < TOLERANCE for each in theirs), name
         close(torch.tensor([each[0] for each in theirs], dtype=torch.float64).mean(0), torch.tensor(losses, dtype=torch.float64))
         for place, wanted in ((1, grads), (2, weights)):
             seen = {}
