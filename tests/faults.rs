@@ -1,6 +1,10 @@
 //! What `chimera train` does when a run goes wrong: its exit code, its error file, and what it leaves.
 #![cfg(unix)] // signals, and devices that are files
 
+#[cfg(target_os = "linux")]
+#[path = "faults/limits.rs"]
+mod limits;
+
 mod command;
 
 use std::fs::{create_dir_all, read, read_dir, read_to_string, write};

@@ -19,7 +19,7 @@ use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Rotar
 
 use crate::kernels::bf16::Supported;
 use crate::kernels::matmul::Operands;
-use crate::kernels::pool::{FilePool, Stored};
+use crate::kernels::pool::{FilePool, IN_WORDS, Stored};
 
 /// A device of candle.
 #[derive(Clone, Debug)]
@@ -50,6 +50,14 @@ impl Candle {
     pub fn cpu_bf16() -> Option<Self> {
         let operands = Operands::Bf16(Supported::detect()?);
         Some(Self { operands, ..Self::cpu() })
+    }
+
+    /// Makes the file to which [`offload`](Device::offload) moves tensors.
+    ///
+    /// # Errors
+    /// If it cannot be made in the system's folder for temporary files.
+    pub fn open_offload_file(&self) -> std::io::Result<()> {
+        self.pool.open()
     }
 
     fn named<T>(&self, op: &'static str, result: candle_core::Result<T>) -> Result<T> {
@@ -88,10 +96,10 @@ impl Device for Candle {
 
     /// To a file: the memory of the host is the device's own.
     fn offload(&self, tensors: Vec<Tensor>) -> Result<Reload<Self>> {
-        let failed = |device: &Self, op, error: std::io::Error| DeviceError::Failed {
+        let failed = |device: &Self, op, error: std::io::Error| DeviceError::File {
             device: device.name(),
             op,
-            reason: format!("the file for what is out of memory: {error}; TMPDIR says where it is"),
+            reason: format!("{}: {error}; TMPDIR says where it is", IN_WORDS),
         };
         let store = |tensor: Tensor| {
             let stored = self.pool.store(&self.download(&tensor)?);

@@ -60,6 +60,11 @@ pub(super) trait Backend: Any {
         None
     }
 
+    /// Makes the file to which activations are moved, where the device moves them to one.
+    fn open_offload_file(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
     /// What this stream has done and what its device holds, if they are counted.
     fn usage(&self) -> Option<Usage> {
         None

@@ -28,6 +28,10 @@ impl Backend for Candle {
     fn model(&self) -> String {
         "cpu".into()
     }
+
+    fn open_offload_file(&self) -> std::io::Result<()> {
+        Candle::open_offload_file(self)
+    }
 }
 
 /// The processor for products in this precision, which in bf16 not every one has.

@@ -1,6 +1,6 @@
 //! Devices that are open, with the kernels of each.
 
-use anyhow::{Error, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use chimera_core::device::DeviceError;
 use chimera_core::engine::Optimizer;
 use chimera_core::ids::Rank;
@@ -206,6 +206,22 @@ impl Devices {
                 "trace-kernels: device `{device}` does not tell how long its kernels take, and CUDA's do: leave it out, \
                  or choose device cuda"
             );
+        }
+        Ok(())
+    }
+
+    /// Makes the files to which activations are moved, so that a run is refused before its first step where they have no place.
+    ///
+    /// # Errors
+    /// Names the folder.
+    pub fn open_offload_files(&self) -> Result<()> {
+        for opened in &self.by_rank {
+            opened.kernels.backend().open_offload_file().with_context(|| {
+                format!(
+                    "offload: cannot make a file for activations in {}: TMPDIR names the folder",
+                    std::env::temp_dir().display()
+                )
+            })?;
         }
         Ok(())
     }

@@ -145,6 +145,9 @@ impl Run {
         if plan.course.config.times_kernels() {
             devices.check_kernel_times()?;
         }
+        if plan.course.program.rules().has_moves_to_host() {
+            devices.open_offload_files()?;
+        }
         if here.own.is_none() {
             let Course { program, config, .. } = &plan.course;
             replica_devices::check(program, config, &devices.models())?;

@@ -7,6 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pulp::bytemuck::{cast_slice, cast_slice_mut};
 
+/// What the file is, in an error.
+pub(crate) const IN_WORDS: &str = "the file for activations that are moved out of memory";
+
 /// A file without a name, in the system's folder for temporary files, from the first tensor that is stored. Its blocks are
 /// used again, so it grows to the most that is away at once.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +31,11 @@ pub(crate) struct Stored {
 }
 
 impl FilePool {
+    /// Makes the file, unless it is there.
+    pub(crate) fn open(&self) -> io::Result<()> {
+        self.with(|_| Ok(()))
+    }
+
     pub(crate) fn store(&self, elements: &[f32]) -> io::Result<Stored> {
         let bytes: &[u8] = cast_slice(elements);
         let at = self.with(|blocks| {

@@ -30,6 +30,16 @@ pub enum DeviceError {
         /// What the library said.
         reason: String,
     },
+    /// A file failed to which the device moves what does not fit into its memory.
+    #[error("{op} failed on {device}: {reason}")]
+    File {
+        /// The device, in words.
+        device: String,
+        /// The operation.
+        op: &'static str,
+        /// What the system said.
+        reason: String,
+    },
     /// Something else went wrong, which says itself what and where.
     #[error("{0}")]
     Other(String),
@@ -68,6 +78,7 @@ impl DeviceError {
     pub fn class(&self) -> Class {
         match self {
             DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
+            DeviceError::File { .. } => Class::Io,
             DeviceError::Failed { .. } | DeviceError::Other(_) => Class::Internal,
         }
     }

@@ -129,6 +129,11 @@ impl Rules {
         !self.moves.offloaded.is_empty()
     }
 
+    /// Whether some saved activations are moved to the host, which is where no other worker keeps them.
+    pub fn has_moves_to_host(&self) -> bool {
+        self.moves.offloaded.len() > self.moves.kept.len()
+    }
+
     /// Whether the saved activations of a unit leave the memory of their worker between forward and backward.
     pub(crate) fn is_offloaded(&self, pipe: PipeId, stage: StageId, unit: u32) -> bool {
         self.has_moves() && self.moves.offloaded.binary_search(&(pipe, stage, unit)).is_ok()
