@@ -13,6 +13,7 @@ use super::prepared::{Ends, MAX_BYTES, Prepared, Source, is_prepared};
 use super::prepared_files::{PartFile, PreparedFiles};
 use super::tokenizer::{TextPiece, Tokenizer, TokenizerError};
 use super::width::Width;
+use crate::device::start_threads;
 use crate::formats::files::open_regular;
 
 /// Bytes of text that are encoded at once, by all threads.
@@ -52,6 +53,7 @@ pub fn prepare(
     out: &PreparedFiles,
     mut progress: impl FnMut(u64),
 ) -> Result<Prepared> {
+    start_threads()?;
     ensure!(
         how.prompt_field.as_ref() != Some(&how.field),
         "the text and the prompt before it cannot both be in field `{}`: choose another --field or --prompt-field",

@@ -1,5 +1,9 @@
 //! The machine that this process runs on.
 
+use std::error::Error;
+use std::fmt::Display;
+use std::sync::OnceLock;
+
 /// The processor's name, and its cores.
 pub(crate) fn machine() -> String {
     let known = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -11,4 +15,48 @@ pub(crate) fn machine() -> String {
 /// Cores that this process may use.
 pub(crate) fn n_cores() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+/// A thread that the system does not give.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(
+    "cannot start {what}: {reason}; raise the limit of processes (ulimit -u) or of memory (ulimit -v)"
+)]
+pub struct NoThread {
+    what: String,
+    reason: String,
+}
+
+impl NoThread {
+    pub(crate) fn of(what: impl Into<String>, reason: &dyn Display) -> NoThread {
+        NoThread { what: what.into(), reason: reason.to_string() }
+    }
+}
+
+/// Starts the threads, one for each core, on which work outside of a training is shared out, unless they are there.
+///
+/// # Errors
+/// If the system gives no such threads. Rayon would panic where they are used all the same.
+pub(crate) fn start_threads() -> Result<(), NoThread> {
+    static STARTED: OnceLock<Result<(), NoThread>> = OnceLock::new();
+    if rayon::current_thread_index().is_some() {
+        return Ok(()); // in a pool already
+    }
+    let start = || match rayon::ThreadPoolBuilder::new().build_global() {
+        // Without a cause they are there already.
+        Err(error) if error.source().is_some() => {
+            Err(NoThread::of("a thread for each core", &error))
+        }
+        _ => Ok(()),
+    };
+    STARTED.get_or_init(start).clone()
+}
+
+/// A pool of `n` threads.
+///
+/// # Errors
+/// If the system gives no such threads.
+pub(crate) fn thread_pool(n: usize) -> Result<rayon::ThreadPool, NoThread> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(n).build();
+    pool.map_err(|error| NoThread::of(format!("{n} thread(s)"), &error))
 }

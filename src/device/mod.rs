@@ -21,7 +21,8 @@ use std::str::FromStr;
 use anyhow::{Context, Result, ensure};
 
 pub use backend::{Compute, Usage};
-pub(crate) use host::{machine, n_cores};
+pub use host::NoThread;
+pub(crate) use host::{machine, n_cores, start_threads, thread_pool};
 use kinds::{Built, DeviceKind};
 pub use open::{Devices, OpenDevice};
 pub use precision::Precision;

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::candidate::{Candidate, Cluster, Fit};
 use super::estimate::{ConfigGroup, MOST_SIMULATED};
 use super::ways::is_synchronous;
+use crate::device::start_threads;
 use crate::settings::schedules::{ALONE, Named};
 use crate::settings::{Config, Layout};
 
@@ -47,6 +48,7 @@ impl Advice {
             Some(present) => present,
             None => return Ok(None),
         };
+        start_threads()?;
         let tried = changes(config).into_par_iter();
         let fits = tried.filter_map(|changed| simulated(&changed, cluster).ok().flatten());
         let best = fits.min_by(|a, b| a.step_s.total_cmp(&b.step_s));

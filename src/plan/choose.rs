@@ -14,6 +14,7 @@ use super::estimate::{ConfigGroup, MOST_SIMULATED};
 use super::need::Need;
 use super::no_way::why_none;
 use super::ways::{is_free, is_synchronous, ways};
+use crate::device::start_threads;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, Survive};
 
@@ -143,6 +144,7 @@ fn first_choice<'c>(
         said.layers,
         why_none(said, cluster.n_ranks, batch, said.layers, None)
     );
+    start_threads()?;
     let n_groups = ways.len();
     let try_all = |ways: Vec<Config>| {
         let outcomes = tried(ways, group(), cluster, watched);

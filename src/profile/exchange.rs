@@ -20,6 +20,7 @@ use chimera_core::stage::samples;
 use super::idle_stage::IdleStage;
 use super::law::{median, middle};
 use super::{MessageTime, ReductionTime, Workers};
+use crate::device::thread_pool;
 
 /// Elements of a message, and of the gradients of a reduction, that are measured.
 const ELEMENTS: [usize; 5] = [1 << 8, 1 << 12, 1 << 16, 1 << 19, 1 << 22];
@@ -74,8 +75,7 @@ fn ran<K: Layers>(
     elements: (usize, usize),
 ) -> Result<Vec<Vec<RankStep>>> {
     let width = workers / program.placement().n_workers();
-    let pool = || rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-    let pools = (0..workers).map(|_| pool()).collect::<Result<Vec<_>, _>>()?;
+    let pools = (0..workers).map(|_| thread_pool(threads)).collect::<Result<Vec<_>, _>>()?;
     let training = Training { optimizer: Optimizer::sgd(), ..Training::default() };
     let job = Job {
         program,

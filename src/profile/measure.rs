@@ -19,7 +19,7 @@ use super::samples::{N_BLOCKS, Sample};
 use super::stage_pass::{HalfCalls, ModelPart, Moments, PassError, ReadyStage, SizedPart};
 use super::timings::Timings;
 use super::{FORMAT, Measurements, MoveTime, Profile, Workers, build};
-use crate::device::{Compute, Device, OpenDevice, Precision, machine};
+use crate::device::{Compute, Device, OpenDevice, Precision, machine, thread_pool};
 
 /// Times each size is measured at least, and at most.
 const PASSES: [usize; 2] = [2, 9];
@@ -101,21 +101,18 @@ impl Compute for Measuring<'_> {
         let (barrier, goes_on) = (Barrier::new(n), AtomicBool::new(true));
         let together = Mutex::new(Ok(Timings::default()));
         let deadline = Instant::now() + self.time;
-        let pool = || rayon::ThreadPoolBuilder::new().num_threads(self.workers.threads).build();
-        let pools = (0..n).map(|_| pool()).collect::<Result<Vec<_>, _>>()?;
-        std::thread::scope(|scope| {
-            for (worker, pool) in pools.into_iter().enumerate() {
-                let (this, together, barrier, goes_on) = (&self, &together, &barrier, &goes_on);
-                scope.spawn(move || {
-                    let pace = Turns { barrier, goes_on, leads: worker == 0, deadline };
-                    let timed = pool.install(|| this.worker(device, &pace));
-                    let mut all = together.lock().unwrap_or_else(PoisonError::into_inner);
-                    match (&mut *all, timed) {
-                        (Ok(all), Ok(timed)) => all.extend(timed),
-                        (all, Err(error)) => *all = Err(error),
-                        (Err(_), _) => {}
-                    }
-                });
+        let pools =
+            (0..n).map(|_| thread_pool(self.workers.threads)).collect::<Result<Vec<_>, _>>()?;
+        let side_by_side = thread_pool(n)?;
+        side_by_side.broadcast(|worker| {
+            let leads = worker.index() == 0;
+            let pace = Turns { barrier: &barrier, goes_on: &goes_on, leads, deadline };
+            let timed = pools[worker.index()].install(|| self.worker(device, &pace));
+            let mut all = together.lock().unwrap_or_else(PoisonError::into_inner);
+            match (&mut *all, timed) {
+                (Ok(all), Ok(timed)) => all.extend(timed),
+                (all, Err(error)) => *all = Err(error),
+                (Err(_), _) => {}
             }
         });
         let timings = together.into_inner().unwrap_or_else(PoisonError::into_inner);

@@ -3,11 +3,12 @@
 use std::sync::Barrier;
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use chimera_core::layers::Layers;
 
 use super::law::middle;
 use super::{MoveTime, Workers};
+use crate::device::thread_pool;
 
 /// Elements of activations that are measured.
 const ELEMENTS: [usize; 5] = [1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 23];
@@ -23,12 +24,8 @@ pub(super) fn measure<K: Layers>(device: &K, by: Workers) -> Result<Vec<MoveTime
 
 fn of_size<K: Layers>(device: &K, workers: usize, elements: usize) -> Result<MoveTime> {
     let barrier = Barrier::new(workers);
-    let timed: Vec<Result<Vec<f64>>> = std::thread::scope(|scope| {
-        let worker = || scope.spawn(|| moves(&device.clone(), elements, &barrier));
-        let threads: Vec<_> = (0..workers).map(|_| worker()).collect();
-        let joined = threads.into_iter().map(|thread| thread.join());
-        joined.map(|timed| timed.unwrap_or_else(|_| Err(anyhow!("a worker failed")))).collect()
-    });
+    let pool = thread_pool(workers)?;
+    let timed = pool.broadcast(|_| moves(&device.clone(), elements, &barrier));
     let timed = timed.into_iter().collect::<Result<Vec<_>>>()?;
     let mut timed: Vec<f64> = timed.concat();
     let (seconds, spread) = middle(&mut timed).context("there is no worker")?;

@@ -18,7 +18,7 @@ use crate::cli::parts::model::warn_of_bytes;
 use crate::cli::parts::offered::device_name;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, DataError, Pairs, tokenizer_of};
-use crate::device::{Compute, Device, OpenDevice, Precision};
+use crate::device::{Compute, Device, OpenDevice, Precision, start_threads};
 use crate::formats::hf::Pretrained;
 use crate::run::evaluate::{Bert, CausalLm};
 
@@ -75,6 +75,7 @@ impl Eval {
         if own.is_none() {
             warn_of_bytes(of_data.as_ref(), loaded.model.config.vocab);
         }
+        start_threads()?;
         let device = OpenDevice::open(self.device, 0, Precision::F32)?;
         let context = self.context.unwrap_or(loaded.sequence);
         loaded.extend(context)?;

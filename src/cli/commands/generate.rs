@@ -14,7 +14,7 @@ use crate::cli::parts::model;
 use crate::cli::parts::offered::{device_name, offered};
 use crate::cli::parts::written::{Continued, TextWriter, TokenForm, shown};
 use crate::data::tokenizer::Tokenizer;
-use crate::device::{Compute, Device, Devices, Precision};
+use crate::device::{Compute, Device, Devices, Precision, start_threads};
 use crate::formats::hf::Pretrained;
 use crate::run::evaluate::{CausalLm, Sampling, must_foresee};
 
@@ -198,6 +198,7 @@ impl Compute for Continue<'_> {
             writer.begin(&prompt.ids[prompt.n_before..])?;
         }
         let prompts: Vec<&[u32]> = prompts.iter().map(|prompt| prompt.ids.as_slice()).collect();
+        start_threads()?;
         // Within the pool of threads, so that no layer has to wake it from outside.
         let texts = rayon::scope(|_| {
             model.sample_all(&prompts, count, how, |place, id| writers[place].push(id))

@@ -13,6 +13,7 @@ use crate::cli::parts::console::{print, tell};
 use crate::cli::parts::offered::offered;
 use crate::cli::parts::output::written_path;
 use crate::cli::parts::patterns::matching;
+use crate::cli::parts::signals::on_signal;
 use crate::data::{Preparation, PreparedFiles, TEXT_FIELD, n_bytes, prepare};
 
 /// Cuts text into tokens to train on, and describes them in a file beside
@@ -60,7 +61,7 @@ impl Prepare {
         }
         let out = Arc::new(PreparedFiles::new(&self.out));
         let interrupted = out.clone();
-        ctrlc::set_handler(move || {
+        on_signal(move || {
             interrupted.discard();
             std::process::exit(130);
         })?;

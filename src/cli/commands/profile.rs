@@ -15,7 +15,7 @@ use crate::cli::parts::costs::whole_in;
 use crate::cli::parts::offered::{device_name, offered};
 use crate::cli::parts::output::is_standard_output;
 use crate::cli::parts::progress::bar;
-use crate::device::{Device, Precision, n_cores};
+use crate::device::{Device, Precision, n_cores, start_threads};
 use crate::observe::calendar_time;
 use crate::profile::{LEAST_ROUNDS, Sample, Workers, measure, samples};
 
@@ -75,6 +75,7 @@ impl Profile {
     pub(crate) fn run(self) -> Result<()> {
         ensure!((0.0..=1e6).contains(&self.time), "--time {} is not in 0..=1e6", self.time);
         check_writable(&self.out)?; // measuring takes minutes
+        start_threads()?;
         let (samples, settings) = (self.samples(), self.settings());
         let bar = bar("sizes measured");
         let last_line = Mutex::new(Instant::now());

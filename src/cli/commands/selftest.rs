@@ -12,8 +12,8 @@ use clap::{Args, ValueEnum};
 use crate::cli::parts::console::{check_writable, print};
 use crate::cli::parts::offered::device_name;
 use crate::cli::parts::output::written_path;
-use crate::device::Device;
 use crate::device::selftest::{Options, Size, run};
+use crate::device::{Device, start_threads};
 
 /// Tries every kernel and whole trainings on a device, and measures it
 ///
@@ -55,6 +55,7 @@ impl Selftest {
             None => Size::of(self.device),
         };
         self.json.as_deref().map_or(Ok(()), check_writable)?; // the tests take minutes
+        start_threads()?;
         let mut written = Ok(());
         ensure!((0.0..=1e6).contains(&self.time), "--time {} is not in 0..=1e6", self.time);
         let time = Duration::try_from_secs_f64(self.time)?;

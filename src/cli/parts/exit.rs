@@ -10,6 +10,7 @@ use chimera_core::interchange::ReadError;
 use chimera_core::search::AutoError;
 
 use crate::cli::parts::console::tell;
+use crate::device::NoThread;
 use crate::formats::checkpoint::{Diverged, Unusable};
 
 /// Prints an error with its causes on standard error and returns its exit code. A stop on request is no error.
@@ -80,6 +81,9 @@ fn class_of(cause: &(dyn std::error::Error + 'static)) -> Option<Class> {
     let is_too_large = matches!(cause.downcast_ref(), Some(AutoError::Memory(_)));
     if cause.is::<Refusal>() || cause.is::<ReadError>() || is_too_large {
         return Some(Class::Schedule);
+    }
+    if cause.is::<NoThread>() {
+        return Some(Class::OutOfMemory);
     }
     if cause.is::<Unusable>() {
         return Some(Class::Checkpoint);

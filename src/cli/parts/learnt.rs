@@ -7,7 +7,7 @@ use chimera_core::model::Objective;
 
 use crate::cli::parts::progress::Say;
 use crate::data::tokenizer::Tokenizer;
-use crate::device::{Compute, OpenDevice};
+use crate::device::{Compute, OpenDevice, start_threads};
 use crate::run::evaluate::{Bert, CausalLm, Sampling};
 use crate::run::{Run, Trained};
 use crate::settings::Config;
@@ -31,6 +31,7 @@ pub(crate) struct Learnt {
 
 /// Tried on the devices that trained it, each with its part of the model; where that cannot be, on the processor.
 pub(crate) fn learnt(run: &Run, trained: &Trained, say: &Say) -> Result<Learnt> {
+    start_threads()?;
     let trial = Trial { run, trained, is_on_host: false };
     let devices = run.devices();
     if !devices.one().is_some_and(OpenDevice::is_host) {

@@ -27,6 +27,7 @@ pub(crate) mod proof;
 pub(crate) mod report;
 pub(crate) mod scheduled;
 pub(crate) mod shape;
+pub(crate) mod signals;
 pub(crate) mod signed;
 pub(crate) mod stop_strings;
 pub(crate) mod suggest;

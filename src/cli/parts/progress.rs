@@ -3,6 +3,7 @@
 use std::io::{IsTerminal, Write};
 use std::mem::replace;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use chimera_core::notation::size;
@@ -21,8 +22,24 @@ pub(crate) const TICK: Duration = Duration::from_millis(200);
 pub(crate) fn bar(what: &'static str) -> ProgressBar {
     let bar = ProgressBar::new(0).with_message(what);
     style(&bar, "{bar:30} {pos}/{len} {msg}, {elapsed}");
-    bar.enable_steady_tick(TICK);
+    keep_drawing(&bar);
     bar
+}
+
+/// Draws a bar again every now and then until it is finished, unless nobody sees it or the system gives no thread.
+pub(crate) fn keep_drawing(bar: &ProgressBar) {
+    if bar.is_hidden() {
+        return;
+    }
+    let bar = bar.downgrade();
+    // The bar's own ticker would panic where there is no thread.
+    let _ = thread::Builder::new().spawn(move || {
+        while let Some(bar) = bar.upgrade().filter(|bar| !bar.is_finished()) {
+            bar.tick();
+            drop(bar);
+            thread::sleep(TICK);
+        }
+    });
 }
 
 fn style(bar: &ProgressBar, template: &str) {
@@ -35,7 +52,7 @@ fn style(bar: &ProgressBar, template: &str) {
 pub(crate) fn spin<T>(what: &'static str, work: impl FnOnce() -> T) -> T {
     let bar = ProgressBar::new_spinner().with_message(what);
     style(&bar, "{spinner} {msg}, {elapsed}");
-    bar.enable_steady_tick(TICK);
+    keep_drawing(&bar);
     let done = work();
     bar.finish_and_clear();
     done

@@ -17,7 +17,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::parts::costs::CostArgs;
 use crate::cli::parts::network::{NetworkArgs, WorkerCosts};
-use crate::cli::parts::progress::{TICK, spin};
+use crate::cli::parts::progress::{keep_drawing, spin};
 use crate::cli::parts::shape::{PassArgs, ShapeArgs};
 use crate::plan::{
     by_file_name, endless_if_refused, name_by_file, recomputed_at, recomputed_within_cap, request,
@@ -196,7 +196,7 @@ impl<C: Foreseen> Scheduled<C> {
         let bar = ProgressBar::new_spinner();
         bar.set_style(ProgressStyle::with_template("{msg} {elapsed}")?);
         bar.set_message("making the schedule");
-        bar.enable_steady_tick(TICK);
+        keep_drawing(&bar);
         let ordered = request.timetable(costs, &mut |progress: &Progress| {
             bar.set_message(Report { progress: *progress, like: None }.to_string());
         });

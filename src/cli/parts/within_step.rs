@@ -21,7 +21,7 @@ const MOST_APART: f64 = 600.0;
 pub(crate) fn show<T>(pace: Option<&Pace>, progress: &Progress<'_>, work: impl FnOnce() -> T) -> T {
     thread::scope(|scope| {
         let (done, is_done) = mpsc::channel::<()>();
-        scope.spawn(move || {
+        let watch = move || {
             let (first_step, has_bar) = (progress.first_step(), progress.has_bar());
             let mut lines = StepLines { first_step, has_bar, has_estimated: false, last: None };
             let began = Instant::now();
@@ -34,7 +34,9 @@ pub(crate) fn show<T>(pace: Option<&Pace>, progress: &Progress<'_>, work: impl F
                     progress.line(&line);
                 }
             }
-        });
+        };
+        // Without a thread only this is not shown.
+        let _ = thread::Builder::new().spawn_scoped(scope, watch);
         let result = work();
         drop(done);
         result

@@ -76,7 +76,7 @@ fn on_ranks<R: Send>(
     std::thread::scope(|scope| {
         let start = |(control, gpu): (Threads<Host>, _)| {
             let (library, body) = (Arc::clone(library), &body);
-            scope.spawn(move || {
+            let rank = move || {
                 let rank = control.rank();
                 let named = |e: &dyn std::fmt::Display| format!("{rank}: {e}");
                 let patience = Patience { first_step: PATIENCE, later: PATIENCE };
@@ -85,12 +85,14 @@ fn on_ranks<R: Send>(
                 let result = body(gpu, &mut end).map_err(|e| named(&e))?;
                 end.close(Instant::now() + PATIENCE).map_err(|e| named(&e))?;
                 Ok(result)
-            })
+            };
+            let started = std::thread::Builder::new().spawn_scoped(scope, rank);
+            started.map_err(|error| format!("a rank's thread cannot be started: {error}"))
         };
         let ends = threads::<Host>(gpus.len() as u32);
         let ranks: Vec<_> = ends.into_iter().zip(gpus).map(start).collect();
-        let join = |rank: std::thread::ScopedJoinHandle<'_, Result<R, String>>| {
-            rank.join().unwrap_or_else(|_| Err("a rank panicked".into()))
+        let join = |rank: Result<std::thread::ScopedJoinHandle<'_, Result<R, String>>, String>| {
+            rank?.join().unwrap_or_else(|_| Err("a rank panicked".into()))
         };
         ranks.into_iter().map(join).collect()
     })

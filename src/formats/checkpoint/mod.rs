@@ -9,6 +9,7 @@ mod manifest;
 mod saver;
 mod shares;
 mod store;
+mod writer;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, symlink_metadata};

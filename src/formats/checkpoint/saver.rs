@@ -4,18 +4,14 @@ use std::collections::BTreeMap;
 use std::mem::take;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
 
 use chimera_core::engine::Snapshot;
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 
 use super::store::writer_died;
+use super::writer::{Writer, begin_writer};
 use super::{Manifest, Store};
-
-/// Of a writer, where a thread at work has 0 and the least is 19.
-#[cfg(target_os = "linux")]
-const NICENESS: i32 = 15;
 
 /// Gathers the parts of all ranks, and writes them in a thread of its own.
 pub struct Saver {
@@ -28,7 +24,7 @@ pub struct Saver {
 #[derive(Default)]
 struct UnderWay {
     parts: BTreeMap<Rank, Vec<Snapshot>>,
-    writer: Option<JoinHandle<Ended>>,
+    writer: Option<Writer<Ended>>,
     /// How the last save ended.
     last: Option<Result<PathBuf, Fault>>,
     /// By rank: what has been written, whose memory the next copy takes.
@@ -134,25 +130,12 @@ impl Saver {
     fn join(&self) -> MutexGuard<'_, UnderWay> {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(writer) = under_way.writer.take() {
-            let died = |_| (Err(writer_died()), Vec::new());
+            let died = || (Err(writer_died()), Vec::new());
             let (last, spent) = writer.join().unwrap_or_else(died);
             (under_way.last, under_way.spent) = (Some(last), spent);
         }
         under_way
     }
-}
-
-/// A thread that writes in what the training leaves of the cores, and at least a thirtieth of one: a writer that
-/// took its share would hold up one rank, and that rank all others.
-pub(super) fn begin_writer<T: Send + 'static>(
-    write: impl FnOnce() -> T + Send + 'static,
-) -> JoinHandle<T> {
-    thread::spawn(move || {
-        // Elsewhere than on Linux it is the niceness of the whole process. That of the threads begun here follows.
-        #[cfg(target_os = "linux")]
-        let _ = rustix::process::nice(NICENESS); // without it the training is only slower
-        write()
-    })
 }
 
 fn goes_on(fault: &Fault) -> String {

@@ -3,7 +3,7 @@
 
 use std::mem::take;
 use std::path::PathBuf;
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use chimera_core::comm::CommError;
@@ -13,8 +13,8 @@ use chimera_core::ids::Rank;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::saver::begin_writer;
 use super::store::writer_died;
+use super::writer::{Writer, begin_writer};
 use super::{Manifest, Saver, Shard, State};
 
 /// How often ranks that wait for a save tell each other so.
@@ -38,8 +38,8 @@ struct ShareUnderWay {
     state: State,
     /// Rank 0 publishes it when all have written.
     manifest: Option<Manifest>,
-    writer: Option<JoinHandle<(Status, Vec<Snapshot>)>>,
-    publisher: Option<JoinHandle<Result<PathBuf, Fault>>>,
+    writer: Option<Writer<(Status, Vec<Snapshot>)>>,
+    publisher: Option<Writer<Result<PathBuf, Fault>>>,
     status: Status,
 }
 
@@ -100,11 +100,11 @@ impl<'s> Shares<'s> {
     pub fn poll(&mut self, all_gather: &mut AllGather<'_>) -> Result<(), Fault> {
         let Some(mut under_way) = self.under_way.take() else { return Ok(()) };
         if let Some(writer) = under_way.writer.take_if(|writer| writer.is_finished()) {
-            let died = |_| (Status::Failed(writer_died()), Vec::new());
+            let died = || (Status::Failed(writer_died()), Vec::new());
             (under_way.status, self.spent) = writer.join().unwrap_or_else(died);
         }
         if let Some(publisher) = under_way.publisher.take_if(|publisher| publisher.is_finished()) {
-            self.end(&under_way.state, publisher.join().unwrap_or_else(|_| Err(writer_died())));
+            self.end(&under_way.state, publisher.join().unwrap_or_else(|| Err(writer_died())));
             under_way.status = Status::Over;
         }
         let shared: Result<Vec<Status>, Fault> = self.share(all_gather, &under_way.status);
@@ -203,7 +203,7 @@ impl<'s> Shares<'s> {
 impl Drop for Shares<'_> {
     fn drop(&mut self) {
         let Some(ShareUnderWay { writer, publisher, .. }) = self.under_way.take() else { return };
-        let _ = (writer.map(JoinHandle::join), publisher.map(JoinHandle::join));
+        let _ = (writer.map(Writer::join), publisher.map(Writer::join));
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs::read_dir;
 use std::io;
 use std::iter::once;
 use std::path::{Path, PathBuf, absolute};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 
 use anyhow::Result;
 use chimera_core::device::Elements;
@@ -185,10 +185,17 @@ impl Store {
         let step = manifest.step;
         self.begin(step)?;
         let shards = thread::scope(|scope| {
-            let write = |(nth, part)| scope.spawn(move || self.write(step, nth, part));
-            let writers: Vec<_> = parts.iter().map(Vec::as_slice).enumerate().map(write).collect();
-            let died = |_| Err(writer_died());
-            let ends = writers.into_iter().map(|writer| writer.join().unwrap_or_else(died));
+            let start = |(nth, part)| {
+                let write = move || self.write(step, nth, part);
+                // Where the system gives no thread, this one writes the part.
+                thread::Builder::new().spawn_scoped(scope, write).map_err(|_| write())
+            };
+            let writers: Vec<_> = parts.iter().map(Vec::as_slice).enumerate().map(start).collect();
+            let end = |writer: Result<ScopedJoinHandle<'_, _>, _>| match writer {
+                Ok(thread) => thread.join().unwrap_or_else(|_| Err(writer_died())),
+                Err(written) => written,
+            };
+            let ends = writers.into_iter().map(end);
             ends.filter_map(Result::transpose).collect::<Result<Vec<_>, _>>()
         });
         match shards {

@@ -10,6 +10,7 @@ use chimera_core::update::Update;
 use rayon::prelude::*;
 
 use super::{LayerCost, LayerCosts, costs_of};
+use crate::device::start_threads;
 use crate::plan::candidate::{Candidate, Fit, no_flush};
 use crate::plan::choose::{Choice, Effort, Watched, check_schedule};
 use crate::plan::estimate::MOST_SIMULATED;
@@ -58,6 +59,7 @@ pub fn choose_for(
         model.n_layers(),
         why_none(&known, ranks.n_ranks, batch, known.layers, Some(size))
     );
+    start_threads()?;
     let n_groups = groups.len();
     let outcomes: Vec<Result<Fit>> = groups
         .into_par_iter()

@@ -12,7 +12,7 @@ use chimera_schedule::ids::Rank;
 use super::frame::Frame;
 use super::mailbox::Mailbox;
 use super::{Comm, CommError, Endpoint, Host, Liveness, Position, Tag};
-use crate::fault::Fault;
+use crate::fault::{Class, Fault};
 
 /// How long an answer to a question for progress is waited for at a time.
 const TICK: Duration = Duration::from_millis(1);
@@ -67,8 +67,13 @@ impl<W: Wire> Framed<W> {
             is_stopping: AtomicBool::new(false),
         });
         for from in shared.others() {
-            let shared = Arc::clone(&shared);
-            thread::spawn(move || shared.read(from));
+            let reader = Arc::clone(&shared);
+            let started = thread::Builder::new().spawn(move || reader.read(from));
+            if let Err(error) = started {
+                let message =
+                    format!("cannot start the thread that reads what {from} sends: {error}");
+                shared.mailbox.abort(&Fault::new(Class::OutOfMemory, rank, message));
+            }
         }
         Framed { shared }
     }

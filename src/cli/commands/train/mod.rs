@@ -27,6 +27,7 @@ use crate::cli::parts::progress::Say;
 use crate::cli::parts::report;
 use crate::cli::parts::shape::warn_of_unread;
 use crate::cli::parts::suggest;
+use crate::device::start_threads;
 use crate::formats::checkpoint::Checkpoint;
 use crate::observe::{Metrics, Prometheus};
 use crate::run::outside::OnDisk;
@@ -89,6 +90,7 @@ impl Train {
             "mpi-allreduce is MPI's, and here workers are threads: start ranks with mpirun or srun, or leave it out"
         );
         let said = config.clone();
+        start_threads()?; // at its end a run evaluates on them
         let mut run = Run::prepare(config)?;
         run.prediction()?; // refused before there is a folder
         checks::check(&run)?;

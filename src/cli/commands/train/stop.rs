@@ -9,6 +9,7 @@ use anyhow::Result;
 
 use super::suggest;
 use crate::cli::parts::console::{duration, tell};
+use crate::cli::parts::signals;
 use crate::formats::checkpoint::Store;
 use crate::run::{Pace, Run};
 
@@ -39,7 +40,7 @@ impl Stop {
         let (requested, first, run) = (AtomicBool::new(false), OnceLock::new(), OnceLock::new());
         let stop = Arc::new(Stop { requested, first, run });
         let on_signal = Arc::clone(&stop);
-        ctrlc::set_handler(move || {
+        signals::on_signal(move || {
             let tells = look();
             let is_second = on_signal.requested.swap(true, Ordering::Relaxed);
             if on_signal.first.get_or_init(Instant::now).elapsed() < ONE_WISH && is_second {

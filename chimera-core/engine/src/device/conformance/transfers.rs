@@ -2,7 +2,7 @@
 
 use super::trials::{Trials, f32s, is_same};
 use super::{EMPTY, LARGE, Outcome};
-use crate::device::{Device, Reload, Result};
+use crate::device::{Device, DeviceError, Reload, Result};
 
 /// Extents of tensors that are copied.
 const COPIED: [&[usize]; 4] = [&[1], &[33], &[5, 3], LARGE];
@@ -155,7 +155,9 @@ pub(super) fn import<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
         device.record_ready(&tensor)?;
         let elsewhere = device.clone();
         let added = std::thread::scope(|scope| {
-            let added = scope.spawn(move || doubled(&elsewhere, tensor));
+            let thread = std::thread::Builder::new();
+            let added = thread.spawn_scoped(scope, move || doubled(&elsewhere, tensor));
+            let added = added.map_err(DeviceError::other)?;
             added.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
         let sum = device.import(added?)?;

@@ -11,7 +11,7 @@ mod start_up;
 mod surviving;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -68,7 +68,7 @@ pub(crate) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
         end_if_over(me, &liveness, &watched);
         me == ROOT
     })?;
-    note_if_over(me, mpi.liveness(), Arc::clone(&known));
+    note_if_over(me, mpi.liveness(), Arc::clone(&known))?;
     let (liveness, sums, limit) = (mpi.liveness(), mpi.sums(), mpi.limit());
     let job = Job { why, liveness, sums, limit, stop: &stop, known: &known };
     let work = AssertUnwindSafe(|| {
@@ -148,11 +148,19 @@ fn conclude(
 ) -> Result<()> {
     let patience = run.config().patience().later;
     let survives = run.config().survive != Survive::Off;
+    let work = work.map(|work| Mutex::new(Some(work)));
     thread::scope(|scope| {
-        let work = work.map(|work| scope.spawn(work));
+        // Where the system gives no thread, it is done here, and the others wait for as long as they may.
+        let started = work.as_ref().map(|work| {
+            let thread = thread::Builder::new().spawn_scoped(scope, || run_once(work));
+            thread.map_err(|_| run_once(work))
+        });
         loop {
             let told = Instant::now();
-            let is_done = || work.as_ref().is_none_or(|work| work.is_finished());
+            let is_done = || match &started {
+                Some(Ok(thread)) => thread.is_finished(),
+                _ => true,
+            };
             while !is_done() && told.elapsed() < TELL {
                 thread::sleep(Duration::from_millis(2));
             }
@@ -165,11 +173,21 @@ fn conclude(
             }
         }
         let me = comm.rank();
-        let join = |work: thread::ScopedJoinHandle<'_, Result<()>>| {
-            work.join().unwrap_or_else(|panic| Err(panicked(me, &*panic).into()))
+        let concluded = match started {
+            Some(Ok(thread)) => {
+                thread.join().unwrap_or_else(|panic| Err(panicked(me, &*panic).into()))
+            }
+            Some(Err(concluded)) => concluded,
+            None => Ok(()),
         };
-        together(comm, work.map_or(Ok(()), join), patience)
+        together(comm, concluded, patience)
     })
+}
+
+/// Does `work` unless it was done.
+fn run_once(work: &Mutex<Option<impl FnOnce() -> Result<()>>>) -> Result<()> {
+    let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
+    work.map_or(Ok(()), |work| work())
 }
 
 /// What all ranks come to: an error of any is an error of all, the first rank's.

@@ -16,6 +16,7 @@ use chimera_core::ids::Rank;
 
 use crate::cli::parts::console::{tell, warn};
 use crate::cli::parts::exit;
+use crate::device::NoThread;
 use crate::observe::Explain;
 use crate::run::launch::Launch;
 use crate::run::write_error;
@@ -113,8 +114,15 @@ pub(super) fn end_if_over(me: Rank, liveness: &LivenessMonitor, known: &Known) {
 
 /// Writes down why the job is over where this rank itself has not in time: it computes, or gives up what its device does,
 /// and the others do not wait for that.
-pub(super) fn note_if_over(me: Rank, liveness: LivenessMonitor, known: Arc<Known>) {
-    thread::spawn(move || {
+///
+/// # Errors
+/// If the system gives no thread.
+pub(super) fn note_if_over(
+    me: Rank,
+    liveness: LivenessMonitor,
+    known: Arc<Known>,
+) -> Result<(), NoThread> {
+    let watch = move || {
         loop {
             thread::sleep(LOOK);
             if liveness.why_over().is_none() {
@@ -126,7 +134,9 @@ pub(super) fn note_if_over(me: Rank, liveness: LivenessMonitor, known: Arc<Known
                 return note(me, &why.into_fault(me), &known);
             }
         }
-    });
+    };
+    let started = thread::Builder::new().spawn(watch);
+    started.map(drop).map_err(|error| NoThread::of("the thread that watches other ranks", &error))
 }
 
 /// Writes the error file of this rank, if the run still has its folder, and then what it did last.
@@ -186,7 +196,7 @@ pub(super) fn within<T>(
     work: impl FnOnce() -> T,
 ) -> T {
     let (done, is_done) = mpsc::channel::<()>();
-    thread::spawn(move || {
+    let watch = move || {
         let began = Instant::now();
         while is_done.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
             let why_over = liveness.as_ref().and_then(LivenessMonitor::why_over);
@@ -194,7 +204,9 @@ pub(super) fn within<T>(
                 return give_up(why_over);
             }
         }
-    });
+    };
+    // Without a thread nobody gives up.
+    let _ = thread::Builder::new().spawn(watch);
     let result = work();
     drop(done);
     result

@@ -14,6 +14,7 @@ use crate::cli::commands::train::{Train, checks, listen, resume};
 use crate::cli::parts::console::warn;
 use crate::cli::parts::progress::Say;
 use crate::cli::parts::shape::warn_of_unread;
+use crate::device::start_threads;
 use crate::formats::checkpoint::Store;
 use crate::observe::Prometheus;
 use crate::run::launch::layouts;
@@ -40,6 +41,8 @@ pub(super) fn start_up(
     let Job { why, liveness, sums, limit, stop, known } = job;
     let (me, n_ranks) = (comm.rank(), comm.n_ranks());
     let is_root = me == ROOT;
+    let threads = if is_root { start_threads() } else { Ok(()) }; // at its end a run evaluates on them
+    let config = config.and_then(|config| threads.map_err(Into::into).map(|()| config));
     let config = config.and_then(|config| check(&config, n_ranks as usize).map(|()| config));
     let patience = config.as_ref().map_or(PATIENCE, |config| config.patience().first_step);
     let config = together(comm, config, patience)?;

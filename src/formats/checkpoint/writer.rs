@@ -1,0 +1,82 @@
+//! The thread that writes a checkpoint beside the training.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+/// Niceness of the thread (0 is normal, 19 the lowest priority).
+#[cfg(target_os = "linux")]
+const NICENESS: i32 = 15;
+
+/// A write under way on a thread of its own, or one that is done.
+pub(super) enum Writer<T> {
+    Running(JoinHandle<Option<T>>),
+    Done(Option<T>),
+}
+
+impl<T> Writer<T> {
+    pub(super) fn is_finished(&self) -> bool {
+        match self {
+            Writer::Running(thread) => thread.is_finished(),
+            Writer::Done(_) => true,
+        }
+    }
+
+    /// Waits for what the write came to; `None` if it panicked.
+    pub(super) fn join(self) -> Option<T> {
+        match self {
+            Writer::Running(thread) => thread.join().ok().flatten(),
+            Writer::Done(written) => written,
+        }
+    }
+}
+
+/// Writes on a thread that takes what the training leaves of the cores, and at least a thirtieth of one: a writer that took its
+/// share would hold up one rank, and that rank all others. Where the system gives no thread, this one writes.
+pub(super) fn begin_writer<T: Send + 'static>(
+    write: impl FnOnce() -> T + Send + 'static,
+) -> Writer<T> {
+    begin_on(Builder::new(), write)
+}
+
+fn begin_on<T: Send + 'static>(
+    builder: Builder,
+    write: impl FnOnce() -> T + Send + 'static,
+) -> Writer<T> {
+    // A thread that is not started takes its closure with it, so both hold what is to be done.
+    let work = Arc::new(Mutex::new(Some(write)));
+    let of_thread = Arc::clone(&work);
+    let started = builder.spawn(move || {
+        // Elsewhere than on Linux it is the niceness of the whole process. That of the threads begun here follows.
+        #[cfg(target_os = "linux")]
+        let _ = rustix::process::nice(NICENESS); // without it the training is only slower
+        taken(&of_thread).map(|write| write())
+    });
+    match started {
+        Ok(thread) => Writer::Running(thread),
+        Err(_) => Writer::Done(taken(&work).map(|write| write())),
+    }
+}
+
+fn taken<W>(work: &Mutex<Option<W>>) -> Option<W> {
+    work.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_thread_the_caller_writes() {
+        let me = || std::thread::current().id();
+        let no_system_has = Builder::new().stack_size(1 << 60);
+        let here = begin_on(no_system_has, me);
+        assert!(here.is_finished());
+        assert_eq!(here.join(), Some(me()));
+        let beside = begin_writer(me).join();
+        assert!(beside.is_some_and(|thread| thread != me()));
+        assert_eq!(
+            begin_writer(|| -> u32 { std::panic::resume_unwind(Box::new(())) }).join(),
+            None
+        );
+    }
+}
