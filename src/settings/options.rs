@@ -380,7 +380,7 @@ options! {
         "trace" trace: Option<PathBuf> = [value("FILE").own().see("runs.md#traces")];
         /// Steps that the trace shows, from A to before B
         "trace-steps" trace_steps: StepRange =
-            [value("A..B").is("1..11").free().read_by(TRACED)];
+            [value("A..B").follows("1..11, or 0..1 of a single step").free().read_by(TRACED)];
         /// Time each kernel of the steps that the trace shows, on CUDA: a lane below its worker, and sums by name at the end
         "trace-kernels" trace_kernels: bool = [value("BOOL").is("false").free().see("runs.md#kernels").read_by(TRACED)];
         /// Write the report of the run, report.html, into its directory at the end

@@ -121,7 +121,7 @@ fn defaults(is_drawn: bool) -> Entries {
 }
 
 /// The defaults that follow from other settings.
-fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value); 6] {
+fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value); 7] {
     let whole = |key| merged.get(key).and_then(|(value, _)| value.as_integer()).unwrap_or(1);
     let lr = merged.get("lr").and_then(|(value, _)| value.as_float());
     let lr = lr.unwrap_or_else(|| {
@@ -129,6 +129,8 @@ fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value);
         let rate = if follow::begins_with_model(merged, outside) { 0.04 } else { 0.4 };
         rate / whole("hidden") as f64 // wider models want smaller steps
     });
+    // The first step pays for starting up, but it may be the only one.
+    let traced = if whole("steps") == 1 { "0..1" } else { "1..11" };
     let threads = outside.threads(whole("depth").saturating_mul(whole("width")));
     [
         ("dropout", Value::Float(0.0)),
@@ -136,6 +138,7 @@ fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value);
         ("warmup", Value::Integer((whole("steps") / 10).max(1))),
         ("lr", Value::Float(lr)),
         ("min-lr", Value::Float(0.1 * lr)),
+        ("trace-steps", Value::String(traced.into())),
         ("threads", Value::Integer(threads.clamp(1, 1 << 10))),
     ]
 }

@@ -93,7 +93,10 @@ fn a_trace_that_would_be_empty_is_refused() {
     for (options, refused) in [
         ("--trace-steps 50..60", "trace-steps 50..60 begins after the last step: steps is 5"),
         ("--trace-steps 5..6", "trace-steps 5..6 begins after the last step"),
-        ("--steps 1", "trace-steps 1..11 begins after the last step: steps is 1"),
+        (
+            "--steps 1 --trace-steps 1..11",
+            "trace-steps 1..11 begins after the last step: steps is 1",
+        ),
     ] {
         let model = MODEL.replace("--steps 5", "");
         let steps = if options.contains("--steps") { "" } else { "--steps 5" };
@@ -103,4 +106,18 @@ fn a_trace_that_would_be_empty_is_refused() {
     }
     // Without a trace, its steps are none of a run's concern.
     prepare(&format!("{MODEL} --trace-steps 50..60"));
+}
+
+#[test]
+fn a_single_step_is_traced_where_nobody_says_which() {
+    let folder = folder();
+    let (data, path) = (text(&folder), folder.path().join("trace.json"));
+    let model = MODEL.replace("--steps 5", "--steps 1 --depth 2");
+    let places = format!("--data {} --trace {}", data.display(), path.display());
+    let ran = chimera(&format!("train {model} {places}"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let trace: Value =
+        serde_json::from_slice(&std::fs::read(path).expect("a trace")).expect("JSON");
+    let steps = trace["traceEvents"].as_array().expect("events").iter();
+    assert_eq!(steps.filter(|event| event["name"] == "step 0").count(), 2);
 }
