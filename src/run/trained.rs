@@ -25,7 +25,7 @@ pub struct Trained {
     pub n_steps: u64,
     /// The report of the last of them, if this run has trained any.
     pub last: Option<StepReport>,
-    /// Seconds of each step of this run.
+    /// Seconds of each of the last steps of this run, at most 100, without its first one.
     pub steps_s: Vec<f64>,
     /// Whether a step was begun after them, and discarded when the run was stopped.
     pub has_discarded: bool,
@@ -144,7 +144,7 @@ pub struct RankTrained {
     /// Steps that the weights were trained for.
     pub(super) n_steps: u64,
     pub(super) last: Option<StepReport>,
-    /// Seconds of each step.
+    /// Seconds of each of the last steps, without the first.
     pub(super) steps_s: Vec<f64>,
     /// Whether a step was begun after them, and discarded.
     pub(super) has_discarded: bool,

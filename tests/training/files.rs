@@ -242,3 +242,14 @@ fn a_run_without_checkpoints_is_not_overwritten_by_another() {
     assert!(whole() == before);
     assert_eq!(train("--resume auto").code, Some(0));
 }
+
+#[test]
+fn a_long_run_keeps_the_times_of_its_last_steps_only() {
+    let small = "--layers 1 --hidden 8 --heads 1 --context 8 --depth 1 --micro-batches 1 \
+                 --micro-batch-size 1 --threads 1";
+    for (n_steps, n_kept) in [(1, 0), (5, 4), (130, 100)] {
+        let (reports, trained) = train(&format!("{small} --steps {n_steps}"));
+        let times: Vec<f64> = reports.iter().map(|report| report.step_s).collect();
+        assert_eq!(trained.steps_s, times[times.len() - n_kept..], "{n_steps}");
+    }
+}

@@ -135,15 +135,13 @@ impl Outcome<'_> {
 
     /// What was predicted beside what was measured.
     fn predicted(&self, prediction: &Prediction, trained: &Trained) -> Result<Vec<Figure>> {
-        // The first step warms up.
-        let steps_s = trained.steps_s.get(1..).unwrap_or_default();
         let (program, needs) = (self.run.program(), self.run.needs());
         // What was predicted is a run without borders.
         let (timelines, waits) = match trained.is_bordered {
             true => (&[][..], &[][..]),
             false => (&trained.timelines[..], &trained.waits[..]),
         };
-        let mut figures = prediction.against(program, steps_s, timelines, waits);
+        let mut figures = prediction.against(program, &trained.steps_s, timelines, waits);
         let width = self.run.config().width as f64;
         let all = |of: &dyn Fn(&Need) -> f64| needs.iter().map(of).sum::<f64>() * width;
         let kept = |need: &Need| need.state + need.activations;
