@@ -1,7 +1,7 @@
 //! The metrics of a run as they are read again: what is damaged is left out, and no line is read without a limit.
 
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Result, Seek, SeekFrom, copy};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Result, Seek, SeekFrom, copy};
 use std::ops::Range;
 use std::path::Path;
 
@@ -60,36 +60,55 @@ pub(crate) struct Kept {
     last: Option<u64>,
     /// The least validation loss of them.
     pub(crate) best: Option<Best>,
-    /// Lines before the checkpoint that are not metrics of a step, or of one that comes too late.
+    /// Lines before the checkpoint that are not metrics of a step, or of one that does not rise with the others.
     pub(crate) n_damaged: usize,
 }
 
+/// A line that is metrics of a step before the checkpoint.
+struct StepLine {
+    step: u64,
+    validation_loss: Option<f64>,
+    bytes: Range<u64>,
+    /// Its number among all lines.
+    nth: usize,
+}
+
 impl Kept {
-    /// Finds the lines of steps before `first`.
+    /// Finds the lines of steps before `first`: the most whose steps rise, so that one wrong step costs one line.
     fn of(from: impl BufRead, first: u64) -> Result<Kept> {
         #[derive(Deserialize)]
         struct Step {
             step: u64,
             validation_loss: Option<f64>,
         }
-        let (mut kept, mut lines) = (Kept::default(), Lines::of(from));
-        let mut start = 0;
+        let (mut found, mut later) = (Vec::new(), Vec::new());
+        let (mut lines, mut start, mut n_lines) = (Lines::of(from), 0, 0);
         while let Some(line) = lines.next_line()? {
             let end = start + line.len() as u64;
             match serde_json::from_slice(line) {
-                Ok(Step { step, .. }) if step >= first => break,
-                Ok(Step { step, validation_loss }) if kept.last.is_none_or(|last| last < step) => {
-                    kept.last = Some(step);
-                    kept.best = Best::of(kept.best, step, validation_loss);
-                    match kept.ranges.last_mut() {
-                        Some(range) if range.end == start => range.end = end,
-                        _ => kept.ranges.push(start..end),
-                    }
+                Ok(Step { step, .. }) if step >= first => later.push(n_lines),
+                Ok(Step { step, validation_loss }) => {
+                    found.push(StepLine { step, validation_loss, bytes: start..end, nth: n_lines });
                 }
-                _ => kept.n_damaged += 1,
+                Err(_) => {}
             }
-            start = end;
+            (start, n_lines) = (end, n_lines + 1);
         }
+        let mut kept = Kept::default();
+        let steps: Vec<u64> = found.iter().map(|line| line.step).collect();
+        let rising = longest_rising(&steps);
+        for StepLine { step, validation_loss, bytes, .. } in rising.iter().map(|i| &found[*i]) {
+            kept.last = Some(*step);
+            kept.best = Best::of(kept.best, *step, *validation_loss);
+            match kept.ranges.last_mut() {
+                Some(range) if range.end == bytes.start => range.end = bytes.end,
+                _ => kept.ranges.push(bytes.clone()),
+            }
+        }
+        // What comes after the checkpoint is cut, and not damaged.
+        let n_before = rising.last().map_or(0, |last| found[*last].nth + 1);
+        let end = later.into_iter().find(|nth| *nth >= n_before).unwrap_or(n_lines);
+        kept.n_damaged = end - rising.len();
         Ok(kept)
     }
 
@@ -124,11 +143,35 @@ impl Kept {
     }
 }
 
+/// The places of a longest sequence of steps each of which is above the one before; of equal steps the first one counts.
+fn longest_rising(steps: &[u64]) -> Vec<usize> {
+    // By length of a sequence, the place of the least step that one of that length can end with.
+    let mut ends: Vec<usize> = Vec::new();
+    let mut before: Vec<Option<usize>> = Vec::with_capacity(steps.len());
+    for (place, step) in steps.iter().enumerate() {
+        let length = ends.partition_point(|end| steps[*end] < *step);
+        before.push(length.checked_sub(1).map(|shorter| ends[shorter]));
+        match ends.get_mut(length) {
+            None => ends.push(place),
+            Some(end) if steps[*end] > *step => *end = place,
+            Some(_) => {}
+        }
+    }
+    let mut rising = Vec::with_capacity(ends.len());
+    let mut next = ends.last().copied();
+    while let Some(place) = next {
+        rising.push(place);
+        next = before[place];
+    }
+    rising.reverse();
+    rising
+}
+
 /// The metrics at `path` of the steps before `first`; `None` if there is no such file, or it is a device or pipe that
 /// a user named.
 pub(crate) fn before(path: &Path, first: u64, is_named: bool) -> Result<Option<Kept>> {
     match path.metadata() {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
         Ok(found) if is_named && !found.is_file() => Ok(None),
         _ => Kept::of(BufReader::new(open_regular(path)?), first).map(Some),
     }
@@ -173,6 +216,13 @@ mod tests {
             (all.replace("{\"step\":0", "\u{0}"), 4, steps(&[1, 2, 3]), 1),
             (steps(&[0, 1, 1, 0, 2]), 4, steps(&[0, 1, 2]), 2),
             (String::new(), 4, String::new(), 0),
+            // One digit is wrong: its line alone is lost.
+            (steps(&[0, 1, 9, 3, 4]), 6, steps(&[0, 1, 3, 4]), 1),
+            (steps(&[0, 1, 5, 3, 4]), 6, steps(&[0, 1, 3, 4]), 1),
+            (steps(&[7, 1, 2, 0, 4]), 5, steps(&[1, 2, 4]), 2),
+            // Steps after the checkpoint are no damage.
+            (steps(&[0, 1, 9, 3, 6, 7]), 6, steps(&[0, 1, 3]), 1),
+            (steps(&[8, 9]), 4, String::new(), 0),
         ] {
             let (content, kept) = kept(text.as_bytes(), first);
             assert_eq!(String::from_utf8(content).unwrap(), expected, "{text}");

@@ -99,7 +99,7 @@ fn sound_metrics_outlive_damaged_ones() {
     let ran = train(&place, "--steps 8 --save-every 3 --resume auto");
     assert_eq!(steps(&run(&place)), [0, 2, 4, 5, 6, 7]);
     let told = format!(
-        "warning: {}: 2 line(s) that are no metrics of a step are dropped",
+        "warning: {}: 2 line(s) that are no metrics of a step, or out of order, are dropped",
         metrics.display()
     );
     assert!(ran.stderr.contains(&told), "{}", ran.stderr);
