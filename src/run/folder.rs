@@ -194,8 +194,7 @@ impl Folder {
     fn reopen_metrics(&mut self, step: u64, warn: &dyn Fn(&str)) -> Result<()> {
         let (file, path) = (self.metrics.get_ref(), &self.metrics_path);
         let is_device = file.metadata().is_ok_and(|found| !found.is_file());
-        // A link that a user named is followed.
-        if is_device || is_at(file, &path.canonicalize().unwrap_or_else(|_| path.clone())) {
+        if is_device || !is_lost(file, path.metadata()) {
             return Ok(());
         }
         warn(&format!(

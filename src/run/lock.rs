@@ -8,8 +8,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::formats::files::{is_at, no_follow, open_regular, text_regular};
+use crate::formats::files::{is_at, is_lost, no_follow, open_regular, text_regular};
 
+/// The lock of a run's folder.
+pub(super) const LOCK: &str = "lock";
 /// Larger locks are not ours.
 const MAX_BYTES: u64 = 1 << 12;
 
@@ -70,9 +72,9 @@ impl Lock {
         }
     }
 
-    /// Whether the folder is still there, and nobody has replaced it.
+    /// Returns true unless its file is gone or was replaced, such as with the whole folder.
     pub(super) fn is_held(&self) -> bool {
-        is_at(&self.file, &self.path)
+        !is_lost(&self.file, self.path.symlink_metadata())
     }
 
     /// Gives the room that the lock takes on a full disk to another small file.
@@ -104,7 +106,7 @@ pub fn is_at_work(folder: &Path) -> bool {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        if self.is_held() {
+        if is_at(&self.file, &self.path) {
             let _ = remove_file(&self.path);
         }
     }

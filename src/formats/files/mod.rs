@@ -103,9 +103,9 @@ impl FolderId {
         &self.path
     }
 
-    /// Whether its name still leads to it.
+    /// Returns true unless its name is gone or leads to another folder.
     pub(crate) fn is_there(&self) -> bool {
-        self.id.is_none() || self.id == id(self.path.metadata())
+        self.id.is_none() || !is_other(self.id, self.path.metadata())
     }
 }
 
@@ -119,6 +119,23 @@ fn id(found: Result<Metadata>) -> Option<(u64, u64)> {
 #[cfg(not(unix))]
 fn id(_: Result<Metadata>) -> Option<(u64, u64)> {
     None
+}
+
+/// Returns true if what was `found` is not the file of this identity, or nothing was. Any other error, such as a stale handle of
+/// a network file system, says nothing of the file.
+fn is_other(held: Option<(u64, u64)>, found: Result<Metadata>) -> bool {
+    match found {
+        Err(e) => matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
+        found => id(found) != held,
+    }
+}
+
+/// Returns true if the name of an open file is gone or is another file's, by what was `found` of that name.
+pub(crate) fn is_lost(file: &File, found: Result<Metadata>) -> bool {
+    let held = id(file.metadata());
+    // Where the system tells no files apart, an open one cannot be replaced.
+    let is_known = held.is_some() || cfg!(not(unix));
+    is_known && is_other(held, found)
 }
 
 /// Whether an open file is the one of this name.
@@ -186,6 +203,26 @@ mod tests {
         assert_eq!(at_most(&b"abc"[..], 3).unwrap().as_deref(), Some(&b"abc"[..]));
         assert_eq!(at_most(&b"abcd"[..], 3).unwrap(), None);
         assert_eq!(at_most(&b""[..], 0).unwrap(), Some(vec![]));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_is_lost_only_if_its_name_is_gone_or_another_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, other] = ["own", "other"].map(|name| folder.path().join(name));
+        let file = File::create(&path).unwrap();
+        File::create(&other).unwrap();
+        let home = FolderId::of(folder.path());
+        assert!(!is_lost(&file, path.symlink_metadata()) && home.is_there());
+        for errno in [5, 13, 116] {
+            assert!(!is_lost(&file, Err(Error::from_raw_os_error(errno))), "{errno}");
+            assert!(!is_other(home.id, Err(Error::from_raw_os_error(errno))), "{errno}");
+        }
+        assert!(is_lost(&file, other.symlink_metadata()));
+        assert!(is_lost(&file, folder.path().join("none").symlink_metadata()));
+        assert!(is_lost(&file, path.join("none").symlink_metadata()));
+        drop(folder);
+        assert!(!home.is_there());
     }
 
     #[test]
