@@ -1,7 +1,7 @@
 //! The metrics of a run as they are read again: what is damaged is left out, and no line is read without a limit.
 
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, ErrorKind, Read, Result, Seek, SeekFrom, copy};
+use std::fs::{File, OpenOptions, remove_file};
+use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Result, Seek, SeekFrom, copy};
 use std::ops::Range;
 use std::path::Path;
 
@@ -182,6 +182,22 @@ pub(crate) fn open(path: &Path, is_named: bool) -> Result<File> {
     options(is_named).append(true).create(true).open(path)
 }
 
+/// Opens metrics whose file was removed or replaced while the run trained. What is no file is replaced, unless a user named it:
+/// a pipe could wait for its reader for ever.
+pub(crate) fn reopen(path: &Path, is_named: bool) -> Result<File> {
+    let found = if is_named { path.metadata() } else { path.symlink_metadata() };
+    match found {
+        Ok(found) if !found.is_file() && is_named => {
+            Err(Error::new(ErrorKind::InvalidInput, "it is not a regular file any more"))
+        }
+        Ok(found) if !found.is_file() => {
+            remove_file(path)?;
+            open(path, is_named)
+        }
+        _ => open(path, is_named),
+    }
+}
+
 fn options(is_named: bool) -> OpenOptions {
     let mut options = OpenOptions::new();
     if !is_named {
@@ -231,6 +247,18 @@ mod tests {
         let bytes = [line(0).as_bytes(), b"\xff\n", line(1).as_bytes(), b"\xff\0"].concat();
         let (content, kept) = kept(&bytes, 4);
         assert_eq!((content, kept.missing(4)), (steps(&[0, 1]).into_bytes(), 2..4));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_in_the_place_of_metrics_never_holds_up_the_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert_eq!(reopen(&path, true).unwrap_err().kind(), ErrorKind::InvalidInput);
+        reopen(&path, false).unwrap();
+        assert!(path.symlink_metadata().unwrap().is_file());
     }
 
     #[test]

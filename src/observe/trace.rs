@@ -12,7 +12,7 @@ use chimera_core::ids::{Rank, WorkerId};
 use chimera_core::program::Program;
 use chimera_core::render::chrome::{self, Gap, Ran, Sizes};
 
-use crate::formats::files::{io_fault, write};
+use crate::formats::files::{io_fault, write_named};
 
 /// Writes a trace as soon as all ranks are past its last step, or when the training ends before that.
 pub(crate) struct Recorder<'p> {
@@ -193,7 +193,7 @@ fn write_trace(path: &Path, text: &[u8]) -> std::io::Result<()> {
     if found.as_ref().is_some_and(|found| found.is_symlink()) {
         return std::fs::write(path, text);
     }
-    write(path, text).inspect_err(|_| {
+    write_named(path, text).inspect_err(|_| {
         if found.is_some_and(|found| found.is_file() && found.len() == 0) {
             let _ = std::fs::remove_file(path); // the error that counts is the first
         }

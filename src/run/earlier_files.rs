@@ -28,13 +28,15 @@ pub(super) fn fresh_metrics(path: &Path) -> Result<(File, Undo)> {
 /// Opens an empty file where a user wants one. A file that is there is kept under another name.
 pub(super) fn named_file(path: &Path) -> Result<(File, Undo)> {
     let open = || -> std::io::Result<(File, Undo)> {
+        // `/dev/stdout` is a link to whatever that is, and stays.
+        let is_link = || path.is_file() && !path.starts_with("/dev");
         match std::fs::symlink_metadata(path) {
-            Ok(found) if found.is_file() || found.is_symlink() && path.is_file() => {
+            Ok(found) if found.is_file() || found.is_symlink() && is_link() => {
                 let undo = Undo { made: Some(path.to_path_buf()), aside: Some(set_aside(path)?) };
                 Ok((File::create_new(path)?, undo))
             }
             Ok(_) => {
-                let device = OpenOptions::new().write(true).open(path)?; // or a pipe
+                let device = OpenOptions::new().append(true).open(path)?; // or a pipe
                 Ok((device, Undo { made: None, aside: None }))
             }
             Err(_) => Ok((File::create_new(path)?, Undo::of_new(path))),

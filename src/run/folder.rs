@@ -202,7 +202,7 @@ impl Folder {
             path.display()
         ));
         let is_named = *path != self.place.path.join(METRICS);
-        let file = history::open(path, is_named).map_err(|e| io_fault("metrics", path, &e))?;
+        let file = history::reopen(path, is_named).map_err(|e| io_fault("metrics", path, &e))?;
         self.metrics = BufWriter::new(file);
         Ok(())
     }

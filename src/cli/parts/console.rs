@@ -11,9 +11,9 @@ use chimera_core::notation::significant;
 use crate::cli::parts::message::shown;
 use crate::formats::files;
 
-/// Writes a file that is there whole or not at all.
+/// Writes a file that a user named, which is there whole or not at all.
 pub(crate) fn write_whole(path: &Path, content: &str) -> Result<()> {
-    let written = files::write(path, content.as_bytes());
+    let written = files::write_named(path, content.as_bytes());
     written.with_context(|| format!("cannot write {}", path.display()))
 }
 

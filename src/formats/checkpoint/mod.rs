@@ -213,7 +213,7 @@ impl Checkpoint {
             dtype: *dtype,
             words,
         });
-        let written = tensors::write(&Disk::default(), to, named.collect(), None);
+        let written = tensors::write(&Disk::default().into_pipes(), to, named.collect(), None);
         written.with_context(|| format!("cannot write weights {}", to.display()))
     }
 }

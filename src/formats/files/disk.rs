@@ -20,6 +20,8 @@ pub struct Disk {
     gate: Option<Gate>,
     /// The folder without which nothing is changed.
     home: Option<FolderId>,
+    /// Whether a device or pipe is written to instead of replaced.
+    into_pipes: bool,
 }
 
 type Gate = Arc<dyn Fn(&'static str, &Path) -> Result<()> + Send + Sync>;
@@ -36,7 +38,7 @@ impl Disk {
     /// Asks `gate` before each change, by its kind and its path; an error takes the place of the change. So
     /// tests stop a save at every point, or fill the disk.
     pub fn gated(gate: impl Fn(&'static str, &Path) -> Result<()> + Send + Sync + 'static) -> Disk {
-        Disk { gate: Some(Arc::new(gate)), home: None }
+        Disk { gate: Some(Arc::new(gate)), ..Disk::default() }
     }
 
     /// Refuses every change once another folder has this one's name, or it is gone.
@@ -44,14 +46,20 @@ impl Disk {
         Disk { home: Some(FolderId::of(home)), ..self }
     }
 
+    /// Writes into a device or pipe of the file's name, which a user gave.
+    pub(crate) fn into_pipes(self) -> Disk {
+        Disk { into_pipes: true, ..self }
+    }
+
     /// Writes a file under another name, and gives it its own when it is on disk. What cannot be written
-    /// leaves nothing behind. A device or a pipe stays what it is, and is written to.
+    /// leaves nothing behind.
     pub fn write(
         &self,
         path: &Path,
         fill: impl FnOnce(&mut dyn Write) -> Result<()>,
     ) -> Result<Written> {
-        if path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        let is_pipe = || path.metadata().is_ok_and(|found| !found.is_file() && !found.is_dir());
+        if self.into_pipes && is_pipe() {
             let file = self.pass("create", path, || OpenOptions::new().write(true).open(path))?;
             return self.fill(path, file, fill).map(|(written, _)| written);
         }
@@ -201,7 +209,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn pipes_are_written_to_and_not_replaced() {
+    fn a_pipe_is_written_to_only_where_a_user_named_it() {
         use std::os::unix::fs::FileTypeExt;
         let folder = tempfile::tempdir().unwrap();
         let pipe = folder.path().join("pipe");
@@ -211,9 +219,11 @@ mod tests {
             let pipe = pipe.clone();
             move || std::fs::read(pipe).unwrap()
         });
-        Disk::default().write(&pipe, |out| out.write_all(b"whole")).unwrap();
+        Disk::default().into_pipes().write(&pipe, |out| out.write_all(b"whole")).unwrap();
         assert_eq!(reader.join().unwrap(), b"whole");
         assert!(pipe.metadata().unwrap().file_type().is_fifo());
+        Disk::default().write(&pipe, |out| out.write_all(b"whole")).unwrap();
+        assert_eq!(std::fs::read(&pipe).unwrap(), b"whole");
     }
 
     #[test]

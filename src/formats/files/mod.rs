@@ -64,9 +64,15 @@ pub fn at_most(from: impl Read, most: u64) -> Result<Option<Vec<u8>>> {
     Ok((bytes.len() as u64 <= most).then_some(bytes))
 }
 
-/// Writes a file, which is there whole or not at all.
+/// Writes a file, which is there whole or not at all. What has its name is replaced, a link, device or pipe too.
 pub fn write(path: &Path, content: &[u8]) -> Result<()> {
     disk::Disk::default().write(path, |out| out.write_all(content)).map(drop)
+}
+
+/// Writes a file that a user named: like [`write`], but into a device or pipe of that name.
+pub fn write_named(path: &Path, content: &[u8]) -> Result<()> {
+    let disk = disk::Disk::default().into_pipes();
+    disk.write(path, |out| out.write_all(content)).map(drop)
 }
 
 /// Makes a folder, and makes sure that files can be written there.
@@ -178,13 +184,14 @@ pub(crate) fn raise_open_files() {
     }
 }
 
-/// Makes opening fail where the path itself is a symbolic link.
+/// Makes opening fail where the path itself is a symbolic link, or a pipe that nobody reads.
 pub(crate) fn no_follow(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(
-        options,
-        rustix::fs::OFlags::NOFOLLOW.bits() as i32,
-    );
+    {
+        use rustix::fs::OFlags;
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        std::os::unix::fs::OpenOptionsExt::custom_flags(options, flags.bits() as i32);
+    }
     options
 }
 

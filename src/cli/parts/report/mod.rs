@@ -11,10 +11,11 @@ mod text;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use self::gathered::Gathered;
 use crate::cli::parts::console::{require_folder, warn, write_whole};
+use crate::formats::files;
 use crate::run::{REPORT, SETTINGS};
 
 /// Writes the page of the run in a folder, into that folder unless `out` names a file. Returns where it is. Warns of metrics
@@ -44,7 +45,13 @@ pub(crate) fn of_own_run(folder: &Path) -> Result<PathBuf> {
 }
 
 fn written(gathered: &Gathered, folder: &Path, out: Option<PathBuf>) -> Result<PathBuf> {
-    let page = out.unwrap_or_else(|| folder.join(REPORT));
-    write_whole(&page, &page::html(gathered))?;
+    let html = page::html(gathered);
+    if let Some(named) = out {
+        write_whole(&named, &html)?;
+        return Ok(named);
+    }
+    let page = folder.join(REPORT);
+    let written = files::write(&page, html.as_bytes());
+    written.with_context(|| format!("cannot write {}", page.display()))?;
     Ok(page)
 }
