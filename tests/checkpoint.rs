@@ -4,6 +4,8 @@
 #[cfg(unix)]
 #[path = "checkpoint/again.rs"]
 mod again;
+#[path = "checkpoint/beside.rs"]
+mod beside;
 #[path = "checkpoint/broken.rs"]
 mod broken;
 #[path = "checkpoint/folder.rs"]

@@ -4,20 +4,21 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use chimera_core::fault::{Class, Fault};
 
+use super::claims::claim_outputs;
 use super::differences::conflicts;
 use super::earlier_files::{Behind, Undo, fresh_metrics, named_file};
 use super::error_file::write_error;
-use super::lock::{Lock, is_at_work};
+use super::lock::Lock;
 use super::metrics_writer::{note_writer, other_writer};
-use super::own_files::{METRICS, SETTINGS, resolved};
+use super::own_files::{METRICS, SETTINGS, check_outputs, resolved};
 use super::place::{Place, is_own};
 use super::planned_checkpoint::forked_from;
 use super::settings_file::{is_same, path_in};
 use crate::formats::checkpoint::Store;
-use crate::formats::files::{self, io_fault, is_at, prepare_dir};
+use crate::formats::files::{self, io_fault, is_lost};
 use crate::observe::{Best, EventFile, Explain, Metrics, history};
 use crate::settings::Config;
 
@@ -29,6 +30,8 @@ pub struct Folder {
     metrics_path: PathBuf,
     events: Option<EventFile>,
     best: Option<Best>,
+    /// Held for as long as the run is at work.
+    _claims: Vec<Lock>,
 }
 
 impl Place {
@@ -44,15 +47,10 @@ impl Place {
             "metrics and trace are both {}: name two files",
             metrics_path.display()
         );
+        check_outputs(config, &self.path, self.store().folder())?;
+        let claims = claim_outputs(config)?;
         let named_metrics = config.metrics.as_deref();
         let other = named_metrics.and_then(|path| other_writer(path, &self.path));
-        if let Some(other) = other.as_deref().filter(|other| is_at_work(other)) {
-            bail!(
-                "--metrics {}: the run in {} writes there, and it is at work: name another file",
-                metrics_path.display(),
-                other.display()
-            );
-        }
         let (goes_on, has_saved) = (self.goes_on(config), self.has_saved(config));
         let before = self.before(config);
         self.refuse_another(config, first, before.as_ref())?;
@@ -71,10 +69,6 @@ impl Place {
             undos.push(Undo::of_new(&shown));
         }
         self.prepare_weights(config, has_saved)?;
-        if let Some(dir) = &config.log {
-            let place = || format!("cannot write a log into {}", dir.display());
-            prepare_dir(dir).with_context(place)?;
-        }
         let path_before = |key| before.as_ref().and_then(|before| path_in(before, key));
         let is_new = |trace: &&Path| !path_before("trace").is_some_and(|was| is_same(was, trace));
         if let Some(trace) = config.trace.as_deref().filter(is_new) {
@@ -122,7 +116,15 @@ impl Place {
             warn(&format!("that these metrics are of this run is not noted: {error:#}"));
         });
         let (place, metrics) = (self, BufWriter::new(metrics));
-        Ok(Folder { place, first_step: first, metrics, metrics_path, events, best })
+        Ok(Folder {
+            place,
+            first_step: first,
+            metrics,
+            metrics_path,
+            events,
+            best,
+            _claims: claims,
+        })
     }
 
     /// Refuses a folder that holds another run than that of `config`, which begins with step `first`.

@@ -1,4 +1,4 @@
-//! One run per folder at a time.
+//! One run per folder, and per file that a run writes elsewhere, at a time.
 
 use std::fs::{File, OpenOptions, TryLockError, remove_file};
 use std::io::{Read, Seek, Write};
@@ -15,9 +15,9 @@ pub(super) const LOCK: &str = "lock";
 /// Larger locks are not ours.
 const MAX_BYTES: u64 = 1 << 12;
 
-/// The right to write into a folder, until it is dropped or its process ends, however that happens.
+/// The right to write into a folder or a file, until it is dropped or its process ends, however that happens.
 ///
-/// The file `lock` is locked by the system, which forgets the locks of dead processes (on network file
+/// The lock's own file is locked by the system, which forgets the locks of dead processes (on network file
 /// systems that know locks, those of dead hosts too). Its content only tells who it is.
 pub(super) struct Lock {
     path: PathBuf,
@@ -42,7 +42,26 @@ impl Lock {
     /// # Errors
     /// If another run has it, which is named.
     pub(super) fn take(folder: &Path) -> Result<Lock> {
-        let path = folder.join("lock");
+        Lock::at(folder.join(LOCK), &|holder| {
+            format!("{} is in use by {holder}: choose another --out", folder.display())
+        })
+    }
+
+    /// Takes the lock at `lock` of an output that `option` names, so that no other run writes there meanwhile.
+    ///
+    /// # Errors
+    /// If another run has it, which is named.
+    pub(super) fn of_output(option: &str, output: &Path, lock: PathBuf) -> Result<Lock> {
+        Lock::at(lock, &|holder| {
+            let output = output.display();
+            format!(
+                "--{option} {output}: {holder} writes there, and it is at work: name another place"
+            )
+        })
+    }
+
+    /// Takes the lock at `path`; `refusal` says what it means that another process, in words, has it.
+    fn at(path: PathBuf, refusal: &dyn Fn(&str) -> String) -> Result<Lock> {
         let place = || format!("cannot write {}", path.display());
         loop {
             let mut open = OpenOptions::new();
@@ -55,11 +74,10 @@ impl Lock {
             );
             match file.try_lock() {
                 Ok(()) => {}
-                Err(TryLockError::WouldBlock) => bail!(
-                    "{} is in use by {}: choose another --out",
-                    folder.display(),
-                    holder(&mut file).map_or("another run".into(), |holder| holder.to_string())
-                ),
+                Err(TryLockError::WouldBlock) => {
+                    let holder = holder(&mut file).map(|holder| holder.to_string());
+                    bail!(refusal(holder.as_deref().unwrap_or("another run")))
+                }
                 // A file system without locks.
                 Err(TryLockError::Error(e)) => return Err(e).with_context(place),
             }
@@ -92,7 +110,7 @@ pub fn host_name() -> String {
 
 /// Whether a run is at work in a folder. One of another machine is taken to be if it has not said otherwise.
 pub fn is_at_work(folder: &Path) -> bool {
-    let holder = open_regular(&folder.join("lock")).ok().and_then(|mut file| holder(&mut file));
+    let holder = open_regular(&folder.join(LOCK)).ok().and_then(|mut file| holder(&mut file));
     // Trying the lock itself could take it from a run that begins at this moment.
     let is_dead = |holder: &Holder| {
         let is_other = || holder.started.is_some() && started(holder.pid) != holder.started;

@@ -17,8 +17,8 @@ struct WrittenBy {
     run: PathBuf,
 }
 
-/// The folder of the run that has written the metrics at `path`, if it is another than `run`. It is not known of metrics
-/// beside which nothing is said.
+/// The folder of the run that has written the metrics at `path`, if it is another than `run`: a run that goes on leaves them
+/// alone, even where that run has ended. It is not known of metrics beside which nothing is said.
 pub(super) fn other_writer(path: &Path, run: &Path) -> Option<PathBuf> {
     let text = text_regular(&beside(path), MAX_BYTES).ok().flatten()?;
     let writer: WrittenBy = serde_json::from_str(&text).ok()?;

@@ -1,6 +1,7 @@
 //! Running: a training from settings to trained weights, over threads or processes, and the evaluation of a model.
 
 mod available_memory;
+mod claims;
 mod cores;
 mod differences;
 mod earlier_files;

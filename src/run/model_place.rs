@@ -26,6 +26,7 @@ impl Place {
     /// # Errors
     /// If other files are there, or the folder cannot be written to.
     pub fn prepare_kept(&self, config: &Config, checkpoint: &Path) -> Result<()> {
+        check_outputs(config, &self.path, self.store().folder())?;
         let whole = absolute(checkpoint).unwrap_or_else(|_| checkpoint.to_path_buf());
         let run = whole.ancestors().nth(2).filter(|run| Store::of(run).holds(checkpoint));
         match (&config.save, run.filter(|run| !is_same(run, &self.path))) {
@@ -40,7 +41,6 @@ impl Place {
 
     /// Makes sure that the weights of a run can go where `config` says.
     fn prepare_weights_of(&self, run: &Path, config: &Config, has_saved: bool) -> Result<()> {
-        check_outputs(config, &self.path, self.store().folder())?;
         let Some(dir) = config.weights_dir(&self.path) else { return Ok(()) };
         let claim = Claim::of(&dir)?;
         if let Some(other) = claim.as_ref().filter(|claim| !self.is_of(claim)) {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf, absolute};
 
 use anyhow::{Result, bail, ensure};
 
+use super::claims::check_foreign;
 use crate::formats::files::disk::remove_parts;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, MODEL, OPTIONS, Origin};
@@ -32,7 +33,7 @@ const INPUTS: [&str; 6] = ["data", "validation-data", "init", "schedule", "profi
 const BESIDE_DATA: [&str; 3] = [".json", ".targets", ".tokenizer.json"];
 
 /// Refuses outputs that would take the place of the own files of the run in a folder, of its checkpoints, or of what it
-/// reads.
+/// reads, and those in the folder of another run.
 pub(super) fn check_outputs(config: &Config, run: &Path, checkpoints: &Path) -> Result<()> {
     let inputs = inputs(config);
     for (option, path) in [
@@ -54,6 +55,7 @@ pub(super) fn check_outputs(config: &Config, run: &Path, checkpoints: &Path) -> 
             "--{option} {}: the run keeps its own files there: name another place",
             path.display()
         );
+        check_foreign(option, path, run)?;
         // A folder of a model takes no file of the run; whether another model may be saved there is asked elsewhere.
         let is_file = ["metrics", "trace"].contains(&option);
         let is_in = |input: &Path| is_file && input.is_dir() && place.starts_with(input);
@@ -95,8 +97,11 @@ fn inputs(config: &Config) -> Vec<(&'static str, PathBuf)> {
 /// Where a path leads, as far as its folders are there.
 pub(super) fn resolved(path: &Path) -> PathBuf {
     let path = absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    let there =
-        |folder: &Path| Some(folder.canonicalize().ok()?.join(path.strip_prefix(folder).ok()?));
+    let there = |folder: &Path| {
+        let (whole, rest) = (folder.canonicalize().ok()?, path.strip_prefix(folder).ok()?);
+        // To join nothing would add a slash, as to a folder.
+        Some(if rest.as_os_str().is_empty() { whole } else { whole.join(rest) })
+    };
     path.ancestors().find_map(there).unwrap_or_else(|| path.clone())
 }
 

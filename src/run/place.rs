@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use super::claims::check_nested;
 use super::lock::Lock;
 use super::own_files::{SETTINGS, SUMMARY, remove_leftovers};
 use super::planned_checkpoint::{forked_from, unusable_fork};
@@ -47,12 +48,14 @@ impl Place {
         );
         let (path, made) = match &config.out {
             Some(out) => {
+                check_nested(out)?;
                 let made = absent(out);
                 create_dir_all(out)
                     .with_context(|| format!("cannot make folder {}", out.display()))?;
                 (out.clone(), made)
             }
             None => {
+                check_nested(&Path::new(RUNS).join("0001"))?;
                 let path = fresh(Path::new(RUNS))?;
                 (path.clone(), vec![path])
             }
