@@ -39,6 +39,7 @@ mod struck;
 mod survive;
 mod sweep;
 mod targets;
+#[cfg(unix)]
 mod torture;
 mod transformers;
 mod ulfm;
@@ -102,7 +103,9 @@ enum Chore {
     Execute(execute::Args),
     /// Fuzzes the readers of files
     Fuzz(fuzz::Args),
-    /// Random commands on bad, odd and hostile input, which must end soon, within bounds and in words; needs bash
+    /// Random commands on hostile input, under limits and with system calls that fail; needs Linux, a C compiler, and root for
+    /// limits of processes
+    #[cfg(unix)]
     Torture(torture::Args),
     /// Type-checks the command with wgpu for Windows and macOS; needs rustup, or the targets
     Targets,
@@ -161,6 +164,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Predict(args) => predict::run(&args),
         Chore::Execute(args) => execute::run(&args),
         Chore::Fuzz(args) => fuzz::run(&args),
+        #[cfg(unix)]
         Chore::Torture(args) => torture::run(&args),
         Chore::Targets => targets::run(),
         Chore::Pytorch(args) => pytorch::run(&args),

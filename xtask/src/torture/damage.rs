@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 
 use super::fixtures::TINY;
 use super::process::words;
@@ -59,7 +60,7 @@ pub(super) fn runs(attempt: &mut Attempt<'_>) -> Result<()> {
     attempt.fixtures.copy(&["text", "run", "model"], &attempt.folder)?;
     let checkpoint = attempt.folder.join("run/checkpoints/step-00000004");
     let random = &mut attempt.random;
-    match random.below(6) {
+    match random.below(4) {
         0 => reseal(random, &checkpoint)?,
         1 => resealed_shard(random, &checkpoint)?,
         _ => {
@@ -82,8 +83,8 @@ pub(super) fn runs(attempt: &mut Attempt<'_>) -> Result<()> {
         "export run --out exported",
         "export model --out exported",
         "eval --model model --data text",
-        "generate --model model --max-tokens 3 --prompt pipeline",
-        "generate --model run --max-tokens 3 --prompt ab",
+        "generate --model model --tokens 3 --prompt pipeline",
+        "generate --model run --tokens 3 --prompt ab",
     ];
     for _ in 0..2 {
         let command = words(attempt.random.of(&commands));
@@ -135,36 +136,98 @@ fn another_number(random: &mut Random, bytes: &mut Vec<u8>, at: usize) {
 fn reseal(random: &mut Random, checkpoint: &Path) -> Result<()> {
     let path = checkpoint.join("manifest.json");
     let text = fs::read_to_string(&path)?;
-    let mut rest = text.splitn(3, '\n').nth(2).context("a manifest has lines")?.as_bytes().to_vec();
+    let mut rest = sealed(&text)?.as_bytes().to_vec();
     for _ in 0..1 + random.below(2) {
         let at = random.below(rest.len());
-        if random.once_in(3) {
-            change(random, &mut rest)
-        } else {
-            another_number(random, &mut rest, at)
+        match random.below(4) {
+            0 => change(random, &mut rest),
+            1 => another_number(random, &mut rest, at),
+            _ => rest = restructured(random, &[b"{\n", &rest[..]].concat(), true)[2..].to_vec(),
         }
     }
     seal(&path, &rest)
 }
 
-/// Damages a shard, and gives the manifest its size and hash.
+/// Damages a shard, its header or its values, and gives the manifest its size and hash.
 fn resealed_shard(random: &mut Random, checkpoint: &Path) -> Result<()> {
-    let (path, manifest) =
-        (checkpoint.join("shard-0000.safetensors"), checkpoint.join("manifest.json"));
-    let text = fs::read_to_string(&manifest)?;
+    let manifest = checkpoint.join("manifest.json");
+    let path = checkpoint.join(random.of(&["shard-0000.safetensors", "shard-0001.safetensors"]));
     let before = fs::read(&path)?;
-    // Most of it is values, in which nothing can be told from what was meant.
-    let header = 8 + before.len().min(400);
-    let mut head = before[..header.min(before.len())].to_vec();
-    change(random, &mut head);
-    let after = [&head, &before[header.min(before.len())..]].concat();
+    let size = u64::from_le_bytes(before.first_chunk().copied().context("a shard has a header")?);
+    let (header, values) = before[8..].split_at((size as usize).min(before.len() - 8));
+    let (mut header, mut values) = (header.to_vec(), values.to_vec());
+    match random.below(4) {
+        0 => change(random, &mut header),
+        1 => {
+            let at = random.below(values.len()) / 4 * 4;
+            let odd = random.of(&[f32::NAN, f32::INFINITY, -0.0, 1e38, f32::MIN_POSITIVE / 2.0]);
+            values[at..at + 4].copy_from_slice(&odd.to_le_bytes());
+        }
+        _ => header = restructured(random, &header, false),
+    }
+    let size = if random.once_in(4) { size } else { header.len() as u64 };
+    let after = [&size.to_le_bytes()[..], &header, &values].concat();
     fs::write(&path, &after)?;
     let hash = |bytes: &[u8]| blake3::hash(bytes).to_string();
-    let text = text.replace(&hash(&before), &hash(&after));
+    let text = fs::read_to_string(&manifest)?.replace(&hash(&before), &hash(&after));
     let size = |bytes: &[u8]| format!("\"bytes\": {}", bytes.len());
     let text = text.replacen(&size(&before), &size(&after), 1);
-    let rest = text.splitn(3, '\n').nth(2).context("a manifest has lines")?;
-    seal(&manifest, rest.as_bytes())
+    seal(&manifest, sealed(&text)?.as_bytes())
+}
+
+/// JSON with one value changed, taken away or moved elsewhere; what is no JSON stays.
+fn restructured(random: &mut Random, text: &[u8], is_pretty: bool) -> Vec<u8> {
+    let Ok(mut whole) = serde_json::from_slice::<Value>(text) else { return text.to_vec() };
+    let spare = match random.below(8) {
+        0 => Value::Null,
+        1 => Value::from(random.value()),
+        2 => Value::from(vec![Value::from(0); random.below(3)]),
+        3 => Value::from("\u{1b}]0;x\u{7}"),
+        _ => serde_json::from_str(&random.number()).unwrap_or(Value::from(u64::MAX)),
+    };
+    let mut at = &mut whole;
+    loop {
+        let n = match at {
+            Value::Array(items) => items.len(),
+            Value::Object(fields) => fields.len(),
+            _ => 0,
+        };
+        if n == 0 || random.once_in(8) {
+            *at = spare;
+            break;
+        }
+        let number = random.below(n);
+        let is_removed = random.once_in(12);
+        match at {
+            Value::Object(fields) => {
+                let key = fields.keys().nth(number).cloned().unwrap_or_default();
+                if is_removed {
+                    let value = fields.remove(&key).unwrap_or_default();
+                    if random.once_in(2) {
+                        fields.insert(random.value(), value);
+                    }
+                    break;
+                }
+                at = &mut fields[&key];
+            }
+            Value::Array(items) if is_removed => {
+                let item = items.remove(number);
+                if random.once_in(2) {
+                    items.extend([item.clone(), item]);
+                }
+                break;
+            }
+            other => at = &mut other[number],
+        }
+    }
+    let written =
+        if is_pretty { serde_json::to_vec_pretty(&whole) } else { serde_json::to_vec(&whole) };
+    written.ok().filter(|written| written.len() > 2).unwrap_or_else(|| text.to_vec())
+}
+
+/// The part of a manifest that its first lines have the hash of.
+fn sealed(text: &str) -> Result<&str> {
+    text.splitn(3, '\n').nth(2).context("a manifest has lines")
 }
 
 fn seal(path: &PathBuf, rest: &[u8]) -> Result<()> {

@@ -1,52 +1,66 @@
-//! Sound files that cases damage: made once, by the command itself.
+//! Sound files that cases begin with: made once, by the command itself.
 
-use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 
-use super::process::{Limits, words};
+use super::process::{Limits, Under, words};
+use super::table::{self, CommandRow};
+use super::{failing, options};
+use crate::command::{root, run as run_command};
 
 /// A training of a moment.
 pub(super) const TINY: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --depth 2 --micro-batches 4 \
                                --micro-batch-size 1 --threads 1";
 
-/// Commands whose options are tortured, with what ends a line of theirs: what would otherwise take long.
-const COMMANDS: [(&str, &str); 9] = [
-    ("train", "--data text --steps 2 --search-time 0.2 --transport threads"),
-    ("config show", "--data text"),
-    ("simulate", "--search-time 0.2"),
-    ("schedule show", "--search-time 0.2"),
-    ("schedule check", ""),
-    ("schedule export", "--search-time 0.2"),
-    ("schedule compare", "--search-time 0.2"),
-    ("plan", "--data text --search-time 1"),
-    ("generate", "--max-tokens 3"),
+/// All files for commands that succeed.
+pub(super) const ALL: [&str; 11] = [
+    "text",
+    "run",
+    "model",
+    "run.toml",
+    "slurm.toml",
+    "schedule.json",
+    "schedule.csv",
+    "tokenizer.json",
+    "data.bin",
+    "data.bin.json",
+    "data.bin.tokenizer.json",
 ];
 
 /// What cases begin with.
 pub(super) struct Fixtures {
     folder: TempDir,
-    /// By command: its options, and what ends a line.
-    pub(super) options: BTreeMap<&'static str, (Vec<String>, &'static str)>,
+    pub(super) commands: Vec<CommandRow>,
+    /// A library to preload that lets calls fail.
+    pub(super) library: PathBuf,
+    /// A copy of the command that every user can start.
+    pub(super) program: PathBuf,
+    pub(super) trainings: Vec<failing::Training>,
 }
 
 impl Fixtures {
     pub(super) fn make(limits: &Limits) -> Result<Fixtures> {
         let folder = TempDir::new()?;
         let at = folder.path();
+        open_to_all(at)?;
         fs::write(at.join("text"), "The pipeline flushes, and both directions meet. ".repeat(60))?;
-        fs::write(
-            at.join("run.toml"),
-            "preset = \"tiny\"\nschedule = \"gpipe\"\ndepth = 2\nlr = 1e-3\nsteps = 2\n",
-        )?;
+        let toml = "preset = \"tiny\"\nschedule = \"gpipe\"\ndepth = 2\nlr = 1e-3\nsteps = 2\n";
+        fs::write(at.join("run.toml"), toml)?;
+        fs::write(at.join("slurm.toml"), format!("{toml}out = \"r\"\nsave-every = 1\n"))?;
         fs::write(at.join("tokenizer.json"), TOKENIZER)?;
         let run = |line: &str| -> Result<String> {
-            let outcome = limits.run(&words(line), at)?;
-            outcome.check()?;
-            ensure!(outcome.is_success(), "`chimera {line}` fails on sound files");
+            let outcome = limits.run(&words(line), &Under::default(), at)?;
+            outcome.check(&Under::default())?;
+            ensure!(
+                outcome.is_success(),
+                "`chimera {line}` fails on sound files: {}",
+                outcome.stderr
+            );
             Ok(outcome.stdout)
         };
         run(&format!("train {TINY} --data text --steps 4 --save-every 2 --out run --save model"))?;
@@ -57,12 +71,15 @@ impl Fixtures {
                 "schedule export 1f1b --depth 2 --micro-batches 4 --format {format} --out {file}"
             ))?;
         }
-        let mut options = BTreeMap::new();
-        for (command, end) in COMMANDS {
-            let help = run(&format!("{command} --help"))?;
-            options.insert(command, (options_in(&help), end));
-        }
-        Ok(Fixtures { folder, options })
+        let commands = table::read(&run("completions zsh")?)?;
+        options::check(&commands)?;
+        let (library, program) = (at.join("failing_calls.so"), at.join("chimera"));
+        let source = root().join("xtask/src/torture/failing_calls.c");
+        let compile = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"];
+        run_command(Command::new("cc").args(compile).arg(&library).arg(source).arg("-ldl"))?;
+        fs::copy(&limits.program, &program)?;
+        let trainings = failing::Training::all(limits, &library, at)?;
+        Ok(Fixtures { folder, commands, library, program, trainings })
     }
 
     /// Where a fixture is.
@@ -76,21 +93,18 @@ impl Fixtures {
     }
 }
 
-/// The options that a help text tells of.
-fn options_in(help: &str) -> Vec<String> {
-    let option = |line: &str| {
-        let line = line.trim_start();
-        let line = line
-            .split_once(", ")
-            .filter(|(short, _)| short.len() == 2)
-            .map_or(line, |(_, long)| long);
-        let name = line.strip_prefix("--")?.split([' ', '=', '[']).next()?;
-        Some(format!("--{name}"))
-    };
-    help.lines().filter_map(option).filter(|name| name != "--help").collect()
+/// Lets every user write into a folder, and all that is in it.
+pub(super) fn open_to_all(place: &Path) -> Result<()> {
+    fs::set_permissions(place, Permissions::from_mode(0o777))?;
+    if place.is_dir() {
+        for entry in fs::read_dir(place)? {
+            open_to_all(&entry?.path())?;
+        }
+    }
+    Ok(())
 }
 
-fn copy(from: &Path, to: &Path) -> Result<()> {
+pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
     let place = || format!("cannot copy {}", from.display());
     if !from.is_dir() {
         return fs::copy(from, to).map(drop).with_context(place);

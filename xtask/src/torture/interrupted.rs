@@ -6,12 +6,12 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::Attempt;
 use super::fixtures::TINY;
-use super::process::words;
+use super::process::{Flaw, Under, must, words};
 
 const STEPS: u64 = 24;
 /// Times the patience that other commands deserve: every step is saved, at the least priority.
@@ -30,13 +30,14 @@ pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
         );
         words(&format!("train {TINY} {run} --resume auto"))
     };
+    let under = Under::default();
     attempt.limits.patience *= PATIENCE;
     attempt.run(&line("whole"))?;
     for _ in 0..1 + attempt.random.below(5) {
         let signal = attempt.random.of(&["KILL", "KILL", "TERM", "INT", "STOP"]);
         let wait = Duration::from_millis(attempt.random.below(SOON) as u64);
         attempt.n_commands += 1;
-        let child = attempt.limits.start(&line("broken"), &attempt.folder)?;
+        let child = attempt.limits.start(&line("broken"), &under, &attempt.folder)?;
         sleep(wait);
         let send = |signal: &str| {
             Command::new("kill").args(["-s", signal, &child.id().to_string()]).output()
@@ -49,20 +50,16 @@ pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
         let outcome = attempt.limits.end(child, &attempt.folder)?;
         // Before its handlers are there, a signal ends a process as it always does.
         if !outcome.was_killed() {
-            outcome.check().with_context(|| format!("after {signal}"))?;
+            outcome.check(&under).with_context(|| format!("after {signal}"))?;
         }
     }
     let ended = attempt.run(&line("broken"))?;
-    ensure!(ended.is_success(), "it cannot go on");
+    must(ended.is_success(), Flaw::Lost, "it cannot go on")?;
     let (whole, broken) =
         (numbers(&attempt.folder.join("whole"))?, numbers(&attempt.folder.join("broken"))?);
-    ensure!(
-        whole.len() as u64 == STEPS && whole == broken,
-        "the numbers differ: {} steps, {}",
-        whole.len(),
-        broken.len()
-    );
-    Ok(())
+    let is_same = whole.len() as u64 == STEPS && whole == broken;
+    let (n_whole, n_broken) = (whole.len(), broken.len());
+    must(is_same, Flaw::Lost, format!("the numbers differ: {n_whole} steps, {n_broken}"))
 }
 
 /// Loss, norm and learning rate of every step, as they are written.

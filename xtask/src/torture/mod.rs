@@ -1,15 +1,18 @@
-//! Random commands on bad, odd and hostile input: whatever a user or a file says, a command ends soon, within bounds of
-//! memory, and with a documented exit code.
+//! Random commands on bad, odd and hostile input, under limits and with system calls that fail: whatever a user, a file or
+//! the system does, a command ends soon, within bounds of memory, in words, and with a documented exit code.
 //!
 //! Every case follows from the seed and its number alone, so that a failure can be repeated.
 
 mod damage;
+mod failing;
 mod fixtures;
 mod interrupted;
+mod limits;
 mod options;
 mod places;
 mod process;
 mod random;
+mod table;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,21 +25,24 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::{cargo, program, run as run_command, target};
 use fixtures::Fixtures;
-use process::{Limits, Outcome};
+use process::{Failure, Flaw, Limits, Outcome, Under};
 use random::Random;
 
-/// How long to torture, and with what.
+/// How many cases to draw, and from what.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Seconds until no further case begins
-    #[arg(long, default_value_t = 60)]
-    seconds: u64,
-    /// What all cases follow from
+    /// Cases to draw
+    #[arg(long, value_name = "COUNT", default_value_t = 400)]
+    cases: u64,
+    /// Seed of all cases
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Repeats one case, and keeps its folder
     #[arg(long, value_name = "NUMBER")]
     case: Option<u64>,
+    /// Draws only cases of this kind, such as "options"
+    #[arg(long, value_name = "NAME")]
+    kind: Option<String>,
     /// Cases at a time
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     jobs: u32,
@@ -48,7 +54,7 @@ pub(crate) struct Args {
     program: Option<PathBuf>,
 }
 
-/// A kind of cases: some commands on something that was made bad at random.
+/// A kind of cases.
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
@@ -57,16 +63,19 @@ struct Kind {
     attempt: fn(&mut Attempt<'_>) -> Result<()>,
 }
 
-const KINDS: [Kind; 5] = [
+const KINDS: [Kind; 7] = [
     Kind { name: "options", weight: 40, attempt: options::attempt },
-    Kind { name: "damaged files", weight: 25, attempt: damage::files },
-    Kind { name: "damaged runs", weight: 25, attempt: damage::runs },
-    Kind { name: "places", weight: 15, attempt: places::attempt },
-    Kind { name: "interruptions", weight: 3, attempt: interrupted::attempt },
+    Kind { name: "damaged files", weight: 12, attempt: damage::files },
+    Kind { name: "damaged runs", weight: 18, attempt: damage::runs },
+    Kind { name: "places", weight: 10, attempt: places::attempt },
+    Kind { name: "limits", weight: 10, attempt: limits::attempt },
+    Kind { name: "failing calls", weight: 9, attempt: failing::attempt },
+    Kind { name: "interruptions", weight: 1, attempt: interrupted::attempt },
 ];
 
 /// One case under way.
 struct Attempt<'a> {
+    number: u64,
     random: Random,
     fixtures: &'a Fixtures,
     limits: Limits,
@@ -78,9 +87,14 @@ struct Attempt<'a> {
 impl Attempt<'_> {
     /// Runs a command line, which must end as every command must.
     fn run(&mut self, words: &[String]) -> Result<Outcome> {
+        self.run_under(words, &Under::default())
+    }
+
+    /// Runs a command line under what disturbs it.
+    fn run_under(&mut self, words: &[String], under: &Under) -> Result<Outcome> {
         self.n_commands += 1;
-        let outcome = self.limits.run(words, &self.folder)?;
-        outcome.check().with_context(|| format!("chimera {}", words.join(" ")))?;
+        let outcome = self.limits.run(words, under, &self.folder)?;
+        outcome.check(under).with_context(|| under.line(words))?;
         Ok(outcome)
     }
 }
@@ -90,47 +104,63 @@ impl Attempt<'_> {
 struct Count {
     n_cases: u64,
     n_commands: u64,
+    flaws: BTreeMap<Flaw, u64>,
 }
 
-/// Draws cases until the time is over or one fails.
+/// Draws cases, and prints those that fail.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let limits = Limits { program: built(args)?, patience: Duration::from_secs(args.patience) };
+    let mut limits = Limits { program: built(args)?, patience: Duration::from_secs(args.patience) };
     let fixtures = Fixtures::make(&limits)?;
+    limits.program = fixtures.program.clone();
+    let kinds = match &args.kind {
+        None => KINDS.to_vec(),
+        Some(name) => KINDS.into_iter().filter(|kind| kind.name == name).collect(),
+    };
+    if kinds.is_empty() {
+        bail!("no kind of cases has that name: choose {}", KINDS.map(|kind| kind.name).join(", "));
+    }
+    let draws = Draws { args, kinds, fixtures: &fixtures, limits };
     if let Some(case) = args.case {
-        let (kind, outcome, _) = attempt(args.seed, case, &fixtures, &limits);
+        let (kind, outcome, _) = draws.attempt(case);
         eprintln!("case {case} is of {}", kind.name);
         return outcome.map_err(|error| anyhow::anyhow!(causes(&error)));
     }
     let (next, began) = (AtomicU64::new(0), Instant::now());
-    let (counts, failures) = (Mutex::new(BTreeMap::<_, Count>::new()), Mutex::new(Vec::new()));
+    let counts = Mutex::new(BTreeMap::<_, Count>::new());
     thread::scope(|scope| {
         for _ in 0..args.jobs {
             scope.spawn(|| {
-                while began.elapsed().as_secs() < args.seconds {
+                loop {
                     let case = next.fetch_add(1, Ordering::Relaxed);
-                    let (kind, outcome, n_commands) = attempt(args.seed, case, &fixtures, &limits);
-                    if let Ok(mut counts) = counts.lock() {
-                        let count = counts.entry(kind.name).or_default();
-                        count.n_cases += 1;
-                        count.n_commands += n_commands;
+                    if case >= args.cases {
+                        break;
                     }
-                    if let (Err(error), Ok(mut failures)) = (outcome, failures.lock()) {
-                        let seed = args.seed;
+                    let (kind, outcome, n_commands) = draws.attempt(case);
+                    let mut counts = counts.lock().unwrap_or_else(|counts| counts.into_inner());
+                    let count = counts.entry(kind.name).or_default();
+                    count.n_cases += 1;
+                    count.n_commands += n_commands;
+                    if let Err(error) = outcome {
                         eprintln!(
-                            "FAILED: --seed {seed} --case {case} ({}): {}",
+                            "FAILED ({}): {}\n  {}",
                             kind.name,
-                            causes(&error)
+                            causes(&error),
+                            draws.again(case)
                         );
-                        failures.push(case);
+                        // What is no flaw of a command is one of this program or of its fixtures.
+                        let flaw =
+                            error.downcast_ref::<Failure>().map_or(Flaw::Case, |failure| failure.0);
+                        *count.flaws.entry(flaw).or_default() += 1;
                     }
                 }
             });
         }
     });
-    report(&counts.into_inner().unwrap_or_default(), began.elapsed());
-    match failures.into_inner().unwrap_or_default().len() {
+    let counts = counts.into_inner().unwrap_or_else(|counts| counts.into_inner());
+    report(&counts, began.elapsed());
+    match counts.values().flat_map(|count| count.flaws.values()).sum::<u64>() {
         0 => Ok(()),
-        n => bail!("{n} case(s) failed; repeat each with the --seed and --case above"),
+        n => bail!("{n} case(s) failed; repeat each with the command below it"),
     }
 }
 
@@ -140,39 +170,67 @@ fn causes(error: &anyhow::Error) -> String {
     causes.join(": ")
 }
 
+/// Prints a row for each kind of cases: what ran, and its flaws.
 fn report(counts: &BTreeMap<&str, Count>, took: Duration) {
-    let (mut n_cases, mut n_commands) = (0, 0);
+    let names: String = Flaw::ALL.iter().map(|(_, name)| format!("{name:>9}")).collect();
+    println!("{:<14}{:>8}{:>9}{names}", "kind", "cases", "commands");
+    let mut all = Count::default();
+    let row = |name: &str, count: &Count| {
+        let of = |(flaw, _): &(Flaw, &str)| count.flaws.get(flaw).copied().unwrap_or(0);
+        let flaws: String = Flaw::ALL.iter().map(|flaw| format!("{:>9}", of(flaw))).collect();
+        println!("{name:<14}{:>8}{:>9}{flaws}", count.n_cases, count.n_commands);
+    };
     for (kind, count) in counts {
-        eprintln!("{kind:<14} {:>7} cases {:>7} commands", count.n_cases, count.n_commands);
-        n_cases += count.n_cases;
-        n_commands += count.n_commands;
+        row(kind, count);
+        all.n_cases += count.n_cases;
+        all.n_commands += count.n_commands;
+        count.flaws.iter().for_each(|(flaw, n)| *all.flaws.entry(*flaw).or_default() += n);
     }
+    row("all", &all);
     let seconds = took.as_secs_f64();
-    eprintln!(
-        "{n_cases} cases, {n_commands} commands in {seconds:.0} s, {:.1} cases/s",
-        n_cases as f64 / seconds
-    );
+    println!("{seconds:.0} s, {:.1} cases/s", all.n_cases as f64 / seconds);
 }
 
-/// Makes one case, in a folder that stays if it fails.
-fn attempt(seed: u64, case: u64, fixtures: &Fixtures, limits: &Limits) -> (Kind, Result<()>, u64) {
-    let mut random = Random::of_case(seed, case);
-    let kind = random.weighted(&KINDS, |kind| kind.weight);
-    let mut n_commands = 0;
-    let attempted = || -> Result<()> {
-        let folder = tempfile::Builder::new().prefix(&format!("torture-{case}-")).tempdir()?;
-        let path = folder.path().to_path_buf();
-        let limits = limits.clone();
-        let mut attempt = Attempt { random, fixtures, limits, folder: path, n_commands: 0 };
-        let outcome = (kind.attempt)(&mut attempt);
-        n_commands = attempt.n_commands;
-        outcome.map_err(|error| {
-            let kept = folder.keep();
-            error.context(format!("in {}", kept.display()))
-        })
-    };
-    let outcome = attempted();
-    (kind, outcome, n_commands)
+/// What cases are drawn from.
+struct Draws<'d> {
+    args: &'d Args,
+    kinds: Vec<Kind>,
+    fixtures: &'d Fixtures,
+    limits: Limits,
+}
+
+impl Draws<'_> {
+    /// Makes one case, in a folder that stays if it fails.
+    fn attempt(&self, number: u64) -> (Kind, Result<()>, u64) {
+        let mut random = Random::of_case(self.args.seed, number);
+        let kind = random.weighted(&self.kinds, |kind| kind.weight);
+        let mut n_commands = 0;
+        let attempted = || -> Result<()> {
+            let prefix = format!("torture-{number}-");
+            let folder = tempfile::Builder::new().prefix(&prefix).tempdir()?;
+            let (path, limits) = (folder.path().to_path_buf(), self.limits.clone());
+            let fixtures = self.fixtures;
+            let mut attempt =
+                Attempt { number, random, fixtures, limits, folder: path, n_commands: 0 };
+            let outcome = (kind.attempt)(&mut attempt);
+            n_commands = attempt.n_commands;
+            outcome.map_err(|error| {
+                let kept = folder.keep();
+                error.context(format!("in {}", kept.display()))
+            })
+        };
+        let outcome = attempted();
+        (kind, outcome, n_commands)
+    }
+
+    /// The command that repeats a case.
+    fn again(&self, case: u64) -> String {
+        let Args { seed, kind, program, .. } = self.args;
+        let kind = kind.as_ref().map_or(String::new(), |kind| format!(" --kind {kind:?}"));
+        let program =
+            program.as_ref().map_or(String::new(), |p| format!(" --program {}", p.display()));
+        format!("cargo xtask torture --seed {seed} --case {case}{kind}{program}")
+    }
 }
 
 /// The command that is tortured: with debug assertions, unless another is named.

@@ -1,20 +1,80 @@
-//! Every option with odd values, alone and together.
+//! Pairs and triples of options of every command, with values in range and odd ones.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::Attempt;
-use super::fixtures::TINY;
+use super::fixtures::{ALL, TINY};
 use super::process::words;
+use super::random::Random;
+use super::table::{CommandRow, OptionRow, Takes};
 
-/// Options whose value is a place for files that others might read or write: cases stay in their own folders.
-const OF_PLACES: [&str; 8] =
-    ["--out", "--save", "--log", "--tensorboard", "--metrics", "--trace", "--data", "--report"];
-/// The option whose value is how long a command sleeps.
-const OF_TIME: &str = "--execute";
-/// Its values: refused or soon over.
-const TIMES: [&str; 7] = ["", "0", "-1", "nan", "1e-9", "0.0001", "1e9"];
+/// What makes a sound command line, by the words of a command; a drawn option takes the place of the same one here.
+/// `NAME` is drawn. What measures for long ends at a last option that is refused.
+const SOUND: [(&str, &str); 25] = [
+    ("train", "TINY --data=text --steps=2 --search-time=0.2 --transport=threads --out=out"),
+    ("config show", "TINY --data=text"),
+    ("config check", "run.toml"),
+    ("simulate", "NAME --search-time=0.2"),
+    ("schedule show", "NAME --search-time=0.2"),
+    ("schedule check", "schedule.json"),
+    ("schedule import", "schedule.csv --format=json"),
+    ("schedule export", "NAME --search-time=0.2 --format=json"),
+    ("schedule compare", "NAME NAME"),
+    ("schedule gallery", "--out=out"),
+    ("plan", "MODEL --data=text --ranks=2 --batch=8 --memory=1GiB --flops=1e10 --search-time=1"),
+    ("generate", "--model=model --tokens=3 --prompt=ab"),
+    ("eval", "--model=model --data=text"),
+    ("export", "model --out=out"),
+    ("prepare", "text --out=out.bin"),
+    ("trace compare", "run/planned.trace.json run/measured.trace.json"),
+    ("checkpoint ls", "run"),
+    ("checkpoint verify", "run/checkpoints/step-00000004"),
+    ("checkpoint export", "run/checkpoints/step-00000004 --out=out.safetensors"),
+    ("top", "run --once"),
+    ("report", "run --out=out.html"),
+    ("slurm", "slurm.toml"),
+    ("selftest", "--time=1"),
+    ("profile", "--preset=tiny --out=missing/profile.json"),
+    ("comm bench", "--transport=none"),
+];
+/// Sizes of a model alone, for commands that choose the rest.
+const MODEL: &str = "--layers=4 --hidden=16 --heads=2 --context=16";
+/// Options that ask for time, steps or large models: of these a command may take as long as they say.
+const ASKING: [&str; 9] = [
+    "--steps",
+    "--tokens",
+    "--max-tokens",
+    "--time",
+    "--search-time",
+    "--execute",
+    "--preset",
+    "--timeout",
+    "--start-timeout",
+];
+/// Their values: soon over, or refused.
+const MODEST: [&str; 10] = ["", "0", "-1", "nan", "1e-9", "0.001", "1", "2", "tiny", "x"];
+/// Files and folders to read or to write.
+const PLACES: [&str; 12] = [
+    "",
+    "a/b/c",
+    ".",
+    "text",
+    "\u{1b}[31m",
+    "out2",
+    "run",
+    "model",
+    "data.bin",
+    "run.toml",
+    "schedule.json",
+    "/dev/null",
+];
+/// Values that many options have in range.
+const USUAL: [&str; 16] = [
+    "1", "2", "3", "4", "6", "8", "0", "0.5", "0.1", "1e-3", "auto", "1,2", "1,1,2,1", "0..2",
+    "16", "ab",
+];
 /// Names of schedules, and what is none.
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 13] = [
     "chimera",
     "1f1b",
     "gpipe",
@@ -25,47 +85,65 @@ const NAMES: [&str; 12] = [
     "dualpipe",
     "pipedream",
     "auto",
+    "mixpipe",
     "schedule.json",
     "nonsense",
 ];
 
 pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
-    attempt.fixtures.copy(&["text", "schedule.json"], &attempt.folder)?;
-    let commands: Vec<&str> = attempt.fixtures.options.keys().copied().collect();
-    let command = attempt.random.of(&commands);
-    let fixtures = attempt.fixtures;
-    let Some((options, end)) = fixtures.options.get(command) else { return Ok(()) };
-    let mut line = words(command);
+    attempt.fixtures.copy(&ALL, &attempt.folder)?;
     let random = &mut attempt.random;
-    match command {
-        "train" | "config show" => line.extend(words(TINY)),
-        "plan" => line.extend(words(&format!(
-            "--ranks {} --batch 8 --memory 1GiB --flops 1e10",
-            1 + random.below(4)
-        ))),
-        "generate" => line.extend([format!("--model={}", fixtures.path("model").display())]),
-        "schedule compare" => {}
-        _ => line.push(random.of(&NAMES).to_owned()),
+    let commands = &attempt.fixtures.commands;
+    // By their options, so that each is drawn about as often.
+    let command = commands[random.weighted(&(0..commands.len()).collect::<Vec<_>>(), |at| {
+        commands[*at].options.len() as u64 + 2
+    })]
+    .clone();
+    let sound = SOUND.iter().find(|(name, _)| *name == command.name).map_or("", |(_, rest)| rest);
+    let mut rest = words(&sound.replace("TINY", &with_equals(TINY)).replace("MODEL", MODEL));
+    rest.iter_mut()
+        .filter(|word| *word == "NAME")
+        .for_each(|word| *word = random.of(&NAMES).into());
+    let n = random.weighted(&[1, 2, 3, 5], |n| [0, 1, 6, 3, 0, 1][*n]);
+    let mut drawn = Vec::new();
+    for _ in 0..n.min(command.options.len()) {
+        let option = random.of(&command.options);
+        rest.retain(|word| word.split('=').next() != Some(&option.name));
+        drawn.push(given(random, &option));
     }
-    if command == "schedule export" {
-        line.extend(words("--format json"));
-    }
-    for _ in 0..1 + random.below(4) {
-        let option = random.of(options);
-        if OF_PLACES.contains(&option.as_str()) {
-            line.push(format!("{option}={}", random.of(&["", "a/b/c", ".", "text", "\u{1b}[31m"])));
-        } else if option == OF_TIME {
-            line.push(format!("{option}={}", random.of(&TIMES)));
-        } else if random.once_in(12) {
-            line.push(option);
-        } else {
-            line.push(format!("{option}={}", random.value()));
-        }
-    }
-    line.extend(words(end));
-    if command == "train" {
-        line.push("--out=out".into());
-    }
+    let mut line = words(&command.name);
+    line.extend(drawn);
+    line.extend(rest);
     attempt.run(&line)?;
+    Ok(())
+}
+
+/// `--name value` as `--name=value`.
+fn with_equals(line: &str) -> String {
+    words(line).chunks(2).map(|pair| pair.join("=")).collect::<Vec<_>>().join(" ")
+}
+
+/// An option as it stands in a line.
+fn given(random: &mut Random, OptionRow { name, takes }: &OptionRow) -> String {
+    if *takes == Takes::Nothing && !random.once_in(12) || random.once_in(40) {
+        return name.clone();
+    }
+    let value = match takes {
+        _ if ASKING.contains(&name.as_str()) => random.of(&MODEST).to_owned(),
+        Takes::Place => random.of(&PLACES).to_owned(),
+        Takes::Words(words) if !words.is_empty() && !random.once_in(4) => random.of(words),
+        _ if random.once_in(2) => random.of(&USUAL).to_owned(),
+        _ => random.value(),
+    };
+    format!("{name}={value}")
+}
+
+/// Checks that the table has all commands for which there are sound lines.
+pub(super) fn check(commands: &[CommandRow]) -> Result<()> {
+    for (name, _) in SOUND {
+        commands.iter().find(|known| known.name == name).with_context(|| {
+            format!("there is no command `{name}`: change SOUND in {}", file!())
+        })?;
+    }
     Ok(())
 }

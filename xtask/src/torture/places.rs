@@ -1,6 +1,7 @@
 //! FIFOs, devices, links, folders and holes where files should be.
 
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -8,11 +9,11 @@ use anyhow::{Context, Result, ensure};
 
 use super::Attempt;
 use super::fixtures::TINY;
-use super::process::words;
+use super::process::{Flaw, must, words};
 use super::random::Random;
 
-/// A file that others may write into must not change behind a link of a run's folder.
-const PRECIOUS: &str = "nothing writes here";
+/// A file of somebody else, to which links of a run and of a model lead: nothing writes into it, or hands it on.
+const PRECIOUS: &str = "nothing writes here, and nobody reads it";
 
 pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
     attempt.fixtures.copy(&["text", "run", "model", "tokenizer.json"], &attempt.folder)?;
@@ -30,6 +31,9 @@ pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
     for name in ["lock", "error.0.json", "pipeline.svg", "config.toml.part", "error.0.json.part"] {
         candidates.push(folder.join("run").join(name));
     }
+    for name in ["tokenizer.json", "generation_config.json", "model.safetensors.index.json"] {
+        candidates.push(folder.join("model").join(name));
+    }
     let path = random.of(&candidates);
     replace(random, &path, &victim)?;
     let commands = [
@@ -42,19 +46,33 @@ pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
         "export model --out exported".into(),
         "eval --model model --data text".into(),
         "eval --model model --data data.bin".into(),
-        "generate --model model --max-tokens 3 --prompt pipeline".into(),
+        "generate --model model --tokens 3 --prompt pipeline".into(),
         "prepare data.bin --out again.bin".into(),
     ];
     for _ in 0..2 {
         let command = words(&attempt.random.of(&commands));
         attempt.run(&command)?;
     }
-    ensure!(fs::read_to_string(&victim)? == PRECIOUS, "{} was written through", path.display());
+    let is_whole = fs::read_to_string(&victim)? == PRECIOUS;
+    must(is_whole, Flaw::Lost, format!("{} was written through", path.display()))?;
+    if folder.join("exported").is_dir() {
+        for file in files(&folder.join("exported"))? {
+            let is_secret = fs::read(&file)? == PRECIOUS.as_bytes();
+            must(!is_secret, Flaw::Lost, format!("{} hands a link's file on", file.display()))?;
+        }
+    }
     Ok(())
 }
 
 /// Puts something else in the place of a file.
 fn replace(random: &mut Random, path: &Path, victim: &Path) -> Result<()> {
+    if let Some(parent) = path.parent().filter(|parent| parent.is_dir() && random.once_in(8)) {
+        let elsewhere = victim.with_file_name("elsewhere");
+        if parent != elsewhere.parent().unwrap_or(parent) {
+            fs::rename(parent, &elsewhere)?;
+            return link(elsewhere, parent);
+        }
+    }
     let _ = fs::remove_file(path);
     match random.below(7) {
         0 => {
@@ -72,14 +90,8 @@ fn replace(random: &mut Random, path: &Path, victim: &Path) -> Result<()> {
     Ok(())
 }
 
-#[cfg(unix)]
 fn link(to: impl AsRef<Path>, path: &Path) -> Result<()> {
-    Ok(std::os::unix::fs::symlink(to, path)?)
-}
-
-#[cfg(not(unix))]
-fn link(_: impl AsRef<Path>, path: &Path) -> Result<()> {
-    Ok(fs::create_dir(path)?) // links need rights there
+    Ok(symlink(to, path)?)
 }
 
 /// The files below a folder, or the file itself.

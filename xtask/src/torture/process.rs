@@ -1,56 +1,136 @@
-//! A command within bounds of time and memory.
+//! A command within bounds of time and memory, and what it must keep to.
 
-use std::fs::File;
+use std::fmt::{Display, Formatter};
+use std::fs::{File, read, read_to_string};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 
 /// Exit codes that a command may have: those of docs/runs.md, and that of a second signal.
 const DOCUMENTED: [i32; 11] = [0, 2, 3, 4, 5, 6, 7, 8, 9, 75, 130];
-/// KiB of address space: a file that is read without a limit soon has them, a tiny training never.
-const ADDRESS_SPACE: u64 = 6 << 20;
-/// Longer messages echo what they were given.
+/// Bytes of resident memory: a file that is read without a limit soon has them, a tiny training never.
+const MOST_MEMORY: u64 = 2 << 30;
+/// Bytes of a message: longer ones echo what they were given.
 const LONGEST_MESSAGE: usize = 20_000;
 const LOOK: Duration = Duration::from_millis(3);
 
-/// What every command must keep to.
+/// What is wrong with how a command ended.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Flaw {
+    Panic,
+    Hang,
+    Memory,
+    Code,
+    Message,
+    Lost,
+    /// Of the case itself.
+    Case,
+}
+
+impl Flaw {
+    pub(super) const ALL: [(Flaw, &str); 7] = [
+        (Flaw::Panic, "panics"),
+        (Flaw::Hang, "hangs"),
+        (Flaw::Memory, "memory"),
+        (Flaw::Code, "codes"),
+        (Flaw::Message, "messages"),
+        (Flaw::Lost, "lost"),
+        (Flaw::Case, "cases"),
+    ];
+}
+
+/// A flaw, and where it was seen.
+#[derive(Debug)]
+pub(super) struct Failure(pub(super) Flaw, pub(super) String);
+
+impl Display for Failure {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.1)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Fails with a flaw unless something holds.
+pub(super) fn must(holds: bool, flaw: Flaw, what: impl Into<String>) -> Result<()> {
+    if holds { Ok(()) } else { Err(Failure(flaw, what.into()).into()) }
+}
+
+/// Commands, and how long each may take.
 #[derive(Clone)]
 pub(super) struct Limits {
     pub(super) program: PathBuf,
     pub(super) patience: Duration,
 }
 
+/// Under what a command runs.
+#[derive(Clone, Default)]
+pub(super) struct Under {
+    /// Words before the command, which start it.
+    pub(super) starter: Vec<String>,
+    pub(super) environment: Vec<(String, String)>,
+    /// Exit codes that are right beside the documented ones; 128 and its number for a signal.
+    pub(super) codes: &'static [i32],
+    /// Whether it may end without a word, since it cannot write.
+    pub(super) is_mute: bool,
+}
+
+impl Under {
+    /// A command line as one would type it.
+    pub(super) fn line(&self, words: &[String]) -> String {
+        let quoted = |word: &String| match word
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_=./,:".contains(c))
+        {
+            true => word.clone(),
+            false => format!("{word:?}"),
+        };
+        let environment = self.environment.iter().map(|(name, value)| format!("{name}={value}"));
+        let line =
+            self.starter.iter().cloned().chain(["chimera".into()]).chain(words.iter().map(quoted));
+        environment.chain(line).collect::<Vec<_>>().join(" ")
+    }
+}
+
 /// How a command ended.
 pub(super) struct Outcome {
-    status: Option<ExitStatus>,
+    /// Its exit code, or 128 and the number of the signal that ended it; `None` if it had to be killed.
+    code: Option<i32>,
+    peak_memory: u64,
     pub(super) stdout: String,
-    stderr: String,
+    pub(super) stderr: String,
 }
 
 impl Limits {
     /// Starts a command with its output in `folder`.
-    pub(super) fn start(&self, words: &[String], folder: &Path) -> Result<Child> {
+    pub(super) fn start(&self, words: &[String], under: &Under, folder: &Path) -> Result<Child> {
         let file =
-            |name| File::create(folder.join(name)).context("no room for what a command says");
-        let limited = format!("ulimit -v {ADDRESS_SPACE}; exec \"$0\" \"$@\"");
-        let mut command = Command::new("bash");
-        command.args(["-c", &limited]).arg(&self.program).args(words);
-        command.current_dir(folder).stdin(std::process::Stdio::null());
+            |name| File::create(folder.join(name)).context("cannot keep what a command prints");
+        let program = self.program.display().to_string();
+        let line = [&under.starter[..], &[program], words].concat();
+        let mut command = Command::new(&line[0]);
+        command.args(&line[1..]).current_dir(folder).stdin(Stdio::null());
         command.env("RAYON_NUM_THREADS", "2").env("RUST_BACKTRACE", "0");
+        command.envs(under.environment.iter().map(|(name, value)| (name, value)));
         command.stdout(file(".stdout")?).stderr(file(".stderr")?);
-        command.spawn().context("bash does not start")
+        command.spawn().with_context(|| format!("{} does not start", line[0]))
     }
 
-    /// Waits for the end, which is made when it does not come.
+    /// Waits for the end of a command; kills it where it takes too long or too much.
     pub(super) fn end(&self, mut child: Child, folder: &Path) -> Result<Outcome> {
         let began = Instant::now();
-        let status = loop {
+        let mut peak_memory = 0;
+        let code = loop {
+            peak_memory = peak_memory.max(peak(child.id()));
             match child.try_wait()? {
-                Some(status) => break Some(status),
-                None if began.elapsed() > self.patience => {
+                Some(status) => {
+                    break status.code().or_else(|| Some(128 + status.signal().unwrap_or(0)));
+                }
+                None if began.elapsed() > self.patience || peak_memory > MOST_MEMORY => {
                     child.kill()?;
                     child.wait()?;
                     break None;
@@ -58,44 +138,60 @@ impl Limits {
                 None => sleep(LOOK),
             }
         };
-        let read = |name| -> Result<String> {
-            Ok(String::from_utf8_lossy(&std::fs::read(folder.join(name))?).into_owned())
+        let text = |name| -> Result<String> {
+            Ok(String::from_utf8_lossy(&read(folder.join(name))?).into_owned())
         };
-        Ok(Outcome { status, stdout: read(".stdout")?, stderr: read(".stderr")? })
+        Ok(Outcome { code, peak_memory, stdout: text(".stdout")?, stderr: text(".stderr")? })
     }
 
-    pub(super) fn run(&self, words: &[String], folder: &Path) -> Result<Outcome> {
-        self.end(self.start(words, folder)?, folder)
+    pub(super) fn run(&self, words: &[String], under: &Under, folder: &Path) -> Result<Outcome> {
+        self.end(self.start(words, under, folder)?, folder)
     }
+}
+
+/// The most bytes of memory that a process has had so far; 0 where that is not known.
+fn peak(pid: u32) -> u64 {
+    let status = read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
 }
 
 impl Outcome {
     /// Whether it came to its end without an error.
     pub(super) fn is_success(&self) -> bool {
-        self.status.is_some_and(|status| status.success())
+        self.code == Some(0)
     }
 
-    /// Whether a signal of the three that are sent ended it.
+    /// Whether one of the signals that are sent ended it.
     pub(super) fn was_killed(&self) -> bool {
-        #[cfg(unix)]
-        return self.status.is_some_and(|status| {
-            let signal = std::os::unix::process::ExitStatusExt::signal(&status);
-            matches!(signal, Some(2 | 9 | 15))
-        });
-        #[cfg(not(unix))]
-        self.status.is_some_and(|status| !status.success())
+        matches!(self.code, Some(130 | 137 | 143))
     }
 
-    /// Refuses hangs, panics, deaths, codes that are not documented, and refusals without words or with too many.
-    pub(super) fn check(&self) -> Result<()> {
-        let Outcome { status, stderr, .. } = self;
-        let said = || stderr.chars().take(600).collect::<String>();
-        let Some(status) = status else { bail!("it does not end: {}", said()) };
-        let Some(code) = status.code() else { bail!("{status}: {}", said()) };
-        ensure!(!stderr.contains("panicked"), "it panicked: {}", said());
-        ensure!(DOCUMENTED.contains(&code), "exit code {code}: {}", said());
-        ensure!(code == 0 || !stderr.trim().is_empty(), "exit code {code} without a word");
-        ensure!(stderr.len() <= LONGEST_MESSAGE, "{} bytes of message: {}", stderr.len(), said());
+    /// Refuses hangs, panics, memory, codes that are not documented, and messages that are missing, long or no text.
+    pub(super) fn check(&self, under: &Under) -> Result<()> {
+        let Outcome { code, peak_memory, stdout, stderr } = self;
+        let said = || stderr.chars().take(600).collect::<String>().escape_debug().to_string();
+        let mib = peak_memory >> 20;
+        must(*peak_memory <= MOST_MEMORY, Flaw::Memory, format!("it takes {mib} MiB: {}", said()))?;
+        let Some(code) = code else {
+            return must(false, Flaw::Hang, format!("it does not end: {}", said()));
+        };
+        let panicked = *code == 101 || stderr.contains("panicked at");
+        must(!panicked, Flaw::Panic, format!("it panicked, code {code}: {}", said()))?;
+        let is_known = DOCUMENTED.contains(code) || under.codes.contains(code);
+        must(is_known, Flaw::Code, format!("exit code {code}: {}", said()))?;
+        let is_mute = *code != 0 && stderr.trim().is_empty() && !under.is_mute && *code < 128;
+        must(!is_mute, Flaw::Message, format!("exit code {code} without a word"))?;
+        let n = stderr.len();
+        must(n <= LONGEST_MESSAGE, Flaw::Message, format!("{n} bytes of message: {}", said()))?;
+        for (text, name) in [(stderr, "error"), (stdout, "output")] {
+            let odd = text.find(|c: char| c.is_control() && !"\n\t".contains(c));
+            let near = odd.map(|at| text[..at].chars().rev().take(80).collect::<Vec<_>>());
+            let near = near.map(|near| near.into_iter().rev().collect::<String>());
+            let what = || format!("a control character on standard {name} after {near:?}");
+            must(odd.is_none(), Flaw::Message, what())?;
+        }
         Ok(())
     }
 }
