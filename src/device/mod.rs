@@ -3,6 +3,7 @@
 
 mod backend;
 #[cfg(feature = "candle")]
+mod core_share;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -21,6 +22,7 @@ use std::str::FromStr;
 use anyhow::{Context, Result, ensure};
 
 pub use backend::{Compute, Usage};
+pub(crate) use core_share::CoreWatch;
 pub use host::NoThread;
 pub(crate) use host::{machine, n_cores, start_threads, thread_pool};
 use kinds::{Built, DeviceKind};

@@ -86,7 +86,7 @@ pub use verify::checkpoint_as;
 use watch::{Observer, Watch};
 
 use crate::data::{Batch, Corpus};
-use crate::device::{Devices, OpenDevice};
+use crate::device::{CoreWatch, Devices, OpenDevice, n_cores};
 use crate::formats::SpecialIds;
 use crate::formats::checkpoint::{Checkpoint, Saver};
 use crate::observe::{Explain, Recorder};
@@ -273,9 +273,11 @@ impl<S: Subject> Run<S> {
         let samples = self.subject.samples(&self.course);
         let system = Path::new("/");
         let (before, most) = (self.held_before(), Mutex::new(None));
+        let cores = Mutex::new(CoreWatch::start());
         let mut observe = |report: &StepReport| {
             // What the run does with its weights behind the last step is not the training.
             *most.lock().unwrap_or_else(PoisonError::into_inner) = resident(system);
+            self.look_at_cores(&cores, report);
             observe(report)
         };
         let watch = self.watch(&mut observe)?;
@@ -285,7 +287,14 @@ impl<S: Subject> Run<S> {
         let traced = watch.recorder.map_or(Ok(Vec::new()), |recorder| recorder.finish());
         let most = *most.lock().unwrap_or_else(PoisonError::into_inner);
         let process = before.zip(most).map(|(before, most)| [before, most.peak]);
-        Ok(Trained { process, ..merge(ranks?)?.with(saved, traced) })
+        let core_share = cores.lock().unwrap_or_else(PoisonError::into_inner).share();
+        Ok(Trained { process, core_share, ..merge(ranks?)?.with(saved, traced) })
+    }
+
+    /// Looks after a step at which share of its cores this process gets.
+    fn look_at_cores(&self, cores: &Mutex<CoreWatch>, report: &StepReport) {
+        let is_last = report.step + 1 == self.config().steps;
+        cores.lock().unwrap_or_else(PoisonError::into_inner).look(n_cores(), is_last);
     }
 
     /// Bytes that this process holds before it trains.

@@ -2,6 +2,7 @@
 
 use std::mem::take;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -16,6 +17,7 @@ use super::launch::Launch;
 use super::trained::{RankTrained, merge};
 use super::watch::Watch;
 use super::{Beginning, Here, Run, Subject, Survivor, Trained, fingerprint, replica_devices};
+use crate::device::CoreWatch;
 use crate::observe::Recorder;
 use crate::settings::Config;
 use crate::settings::schedules::Named;
@@ -117,6 +119,11 @@ impl<S: Subject> Run<S> {
     ) -> Result<Option<Trained>> {
         let rank = comm.rank();
         let samples = self.subject.samples(&self.course);
+        let cores = Mutex::new(CoreWatch::start());
+        let mut observe = |report: &StepReport| {
+            self.look_at_cores(&cores, report);
+            observe(report)
+        };
         let mut watch = Watch { by_processes: true, ..self.watch(&mut observe)? };
         let Patience { first_step, later } = self.config().patience();
         share(comm, &(), first_step)?; // clocks begin when all are here
@@ -145,7 +152,8 @@ impl<S: Subject> Run<S> {
         if let Some(first) = ranks.first_mut() {
             *first = trained;
         }
-        Ok(Some(merge(ranks)?.with(saved, traced)))
+        let core_share = cores.lock().unwrap_or_else(PoisonError::into_inner).share();
+        Ok(Some(Trained { core_share, ..merge(ranks)?.with(saved, traced) }))
     }
 
     /// Compares what the ranks are about to train, and on what, before anything is written.

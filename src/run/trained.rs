@@ -45,6 +45,9 @@ pub struct Trained {
     /// Bytes of memory that this process held before the training, and the most that it has held, where workers are its
     /// threads and the system tells.
     pub process: Option<[f64; 2]>,
+    /// Of the time that this process could use on its cores, the part that it got; where the system counts that, and
+    /// the training computed for long enough.
+    pub core_share: Option<f64>,
     /// The last checkpoint, if the run saves any.
     pub checkpoint: Option<PathBuf>,
     /// Why that, or the trace, could not be written: the weights are there all the same.
@@ -92,6 +95,7 @@ impl Trained {
             waits: Vec::new(),
             kernels: Vec::new(),
             process: None,
+            core_share: None,
             checkpoint: None,
             unwritten: None,
         }

@@ -8,12 +8,13 @@ use serde_json::{Value, json};
 
 use crate::cli::parts::bubble::{by_cause, causes};
 use crate::cli::parts::comparison::length;
+use crate::cli::parts::console::counted;
 use crate::cli::parts::drawing::screen;
 use crate::cli::parts::kernels;
 use crate::cli::parts::learnt::{Learnt, learnt};
 use crate::cli::parts::predicted;
 use crate::cli::parts::progress::Say;
-use crate::device::OpenDevice;
+use crate::device::{OpenDevice, n_cores};
 use crate::observe::Metrics;
 use crate::plan::{Figure, Need, Prediction};
 use crate::run::{DRAWING, MEASURED, PLANNED, Place, Run, SUMMARY, Trained};
@@ -27,6 +28,9 @@ pub(crate) const NOT_DRAWN: &str = "none of its last steps was a whole run of it
 /// the first to use. Both are as they were in drawn models of 100 MB to 1.1 GB.
 const HELD_BY_USED: f64 = 1.015;
 const SMALL_BLOCKS_AND_CODE: f64 = 5e6;
+
+/// The share of its cores from which on a process has nearly all that it can use.
+const NEARLY_ALL: f64 = 0.9;
 
 /// A run that is done.
 pub(crate) struct Outcome<'r> {
@@ -82,6 +86,10 @@ impl Outcome<'_> {
         if let Some(figures) = &figures {
             predicted::table(figures).lines().for_each(|line| say.line(line));
         }
+        if let Some(line) = busy_machine(trained.core_share, self.cores_used()) {
+            say.line(&line);
+            advice.push(line);
+        }
         let suggestion = if self.on_host() { run.advice()? } else { None };
         if let Some(suggestion) = &suggestion {
             say.line(&suggestion.sentence());
@@ -96,6 +104,7 @@ impl Outcome<'_> {
             "measured_over_simulated": overhead,
             "prediction": figures,
             "suggestion": suggestion,
+            "core_share": trained.core_share,
             "kernels": (!trained.kernels.is_empty()).then_some(&trained.kernels),
         });
         let mut whole = summary.clone();
@@ -164,6 +173,13 @@ impl Outcome<'_> {
         Ok(figures)
     }
 
+    /// Cores that the threads of this process can use.
+    fn cores_used(&self) -> usize {
+        let config = self.run.config();
+        let threads = config.width * config.depth * config.threads;
+        if self.on_host() { n_cores().min(threads) } else { n_cores() }
+    }
+
     /// Whether all workers compute in the memory of this process.
     fn on_host(&self) -> bool {
         self.run.devices().one().is_some_and(OpenDevice::is_host)
@@ -198,9 +214,28 @@ fn against_prediction(ratio: f64) -> String {
     format!("steps took {percent:.1} % {how} than the schedule predicts from measured op times")
 }
 
+/// Says which share of its cores the process got, if it was much less than all of them.
+fn busy_machine(share: Option<f64>, n_cores: usize) -> Option<String> {
+    let share = share.filter(|share| *share < NEARLY_ALL)?;
+    let cores = counted(n_cores as f64, "core", "s");
+    let percent = 100.0 * share;
+    Some(format!(
+        "the process got {percent:.0} % of its {cores}: times of this run are longer than on an idle machine"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_that_shared_its_cores_with_others_says_so() {
+        let said = "the process got 62 % of its 2 cores: times of this run are longer than on an idle machine";
+        assert_eq!(busy_machine(Some(0.62), 2).as_deref(), Some(said));
+        for share in [Some(1.0), Some(0.93), None] {
+            assert_eq!(busy_machine(share, 2), None);
+        }
+    }
 
     #[test]
     fn steps_are_longer_or_shorter_than_predicted() {
