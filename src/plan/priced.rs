@@ -96,7 +96,7 @@ impl Priced {
 /// Times of the profile in a file, for `workers` side by side on this machine.
 ///
 /// # Errors
-/// If it cannot be read, or is of something else, unless the settings allow that.
+/// If it cannot be read, or is of something else or of a busy machine, unless the settings allow that.
 pub fn times_of(config: &Config, path: &Path, workers: usize) -> Result<ProfiledTimes> {
     let profile = Profile::read(path)?;
     let devices = Device::list(&config.device, config.depth)?;
@@ -108,6 +108,14 @@ pub fn times_of(config: &Config, path: &Path, workers: usize) -> Result<Profiled
         }
         Ok(()) => None,
     };
+    let busy = match profile.check_idle(config.threads) {
+        Err(error) if config.any_profile => Some(error.to_string()),
+        Err(error) => {
+            let remedy = "measure again with `chimera profile` while the machine does nothing else, or say --any-profile";
+            return Err(error.context(format!("{}: {remedy}", path.display())));
+        }
+        Ok(doubt) => doubt,
+    };
     let times = ProfiledTimes::of(&profile, workers, config.threads, config.precision);
     let times = times.with_context(|| path.display().to_string())?.of_file(path);
     let optimizer = &config.optimizer;
@@ -115,7 +123,7 @@ pub fn times_of(config: &Config, path: &Path, workers: usize) -> Result<Profiled
         let name = optimizer.name();
         format!("updates are taken to cost what AdamW's do: {name}'s are in no profile")
     });
-    Ok(times.doubted(doubt).doubted(unmeasured))
+    Ok(times.doubted(doubt).doubted(busy).doubted(unmeasured))
 }
 
 impl Chain for Priced {

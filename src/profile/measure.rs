@@ -19,7 +19,9 @@ use super::samples::{N_BLOCKS, Sample};
 use super::stage_pass::{HalfCalls, ModelPart, Moments, PassError, ReadyStage, SizedPart};
 use super::timings::Timings;
 use super::{FORMAT, Measurements, MoveTime, Profile, Workers, build};
-use crate::device::{Compute, Device, OpenDevice, Precision, machine, thread_pool};
+use crate::device::{
+    Compute, CoreWatch, Device, OpenDevice, Precision, machine, n_cores, thread_pool,
+};
 
 /// Times each size is measured at least, and at most.
 const PASSES: [usize; 2] = [2, 9];
@@ -185,8 +187,10 @@ impl Measuring<'_> {
             Ok(prepared) => (Ok(Timings::default()), Some(prepared)),
             Err(error) => (Err(error), None),
         };
+        let mut cores = CoreWatch::start();
         for pass in 0..=self.passes[1] {
             if pace.leads {
+                cores.look(n_cores(), true);
                 let is_enough = pass > self.passes[0] && Instant::now() >= pace.deadline;
                 pace.goes_on.store(!is_enough, Ordering::Relaxed);
             }
@@ -246,6 +250,9 @@ impl Measuring<'_> {
                     Ok(())
                 },
             );
+        }
+        if let Ok(timings) = &mut timings {
+            timings.core_share = cores.share();
         }
         timings
     }

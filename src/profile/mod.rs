@@ -5,6 +5,7 @@
 //! computes nothing (`stage_pass`). So a profile holds times of layers by their extents, measured within whole stages
 //! (`measure`), and between extents they are interpolated (`law`): one profile predicts models of other sizes too.
 
+mod busy;
 mod cache_filler;
 mod exchange;
 mod idle_stage;
@@ -98,6 +99,12 @@ pub struct Measurements {
     pub sync_s: f64,
     /// A fixed piece of work, which tells how fast the machine was.
     pub reference_s: f64,
+    /// What it took in its quickest quarter at most; much less than `reference_s` if others used the machine.
+    #[serde(default)]
+    pub reference_quick_s: Option<f64>,
+    /// Of the time that the process could use on its cores, the part that it got; where the system counts that.
+    #[serde(default)]
+    pub core_share: Option<f64>,
     /// Moves of activations out of the memory of the device, or back.
     pub moves: Vec<MoveTime>,
 }
@@ -222,6 +229,7 @@ impl Profile {
             let Measurements { layers, parts, workers, threads, messages, reductions, .. } =
                 measurements;
             let Measurements { sync_s, reference_s, moves, .. } = measurements;
+            let Measurements { reference_quick_s, core_share, .. } = measurements;
             let is_time = |x: &f64| (1e-12..=1e9).contains(x);
             let is_share = |x: &f64| (0.0..=1e6).contains(x);
             let is_size = |n: &usize| (1..=MOST_EXTENT).contains(n);
@@ -238,6 +246,8 @@ impl Profile {
                 && moves.iter().all(|m| is_time(&m.seconds) && is_share(&m.spread) && m.bytes > 0)
                 && is_share(sync_s)
                 && is_time(reference_s)
+                && reference_quick_s.iter().all(is_time)
+                && core_share.iter().all(|share| (1e-9..=1.0).contains(share))
                 && *workers > 0
                 && *threads > 0;
             ensure!(are_sound, "a time in it makes no sense");
@@ -325,9 +335,11 @@ impl Measurements {
         ];
         let lists = lists.map(|(name, lines)| format!("\"{name}\": [{lines}\n      ]"));
         Ok(format!(
-            "\n    {{\n      \"workers\": {workers},\n      \"threads\": {threads},\n      \"sync_s\": {},\n      \"reference_s\": {},\n      {}\n    }}",
+            "\n    {{\n      \"workers\": {workers},\n      \"threads\": {threads},\n      \"sync_s\": {},\n      \"reference_s\": {},\n      \"reference_quick_s\": {},\n      \"core_share\": {},\n      {}\n    }}",
             serde_json::to_string(&self.sync_s)?,
             serde_json::to_string(&self.reference_s)?,
+            serde_json::to_string(&self.reference_quick_s)?,
+            serde_json::to_string(&self.core_share)?,
             lists.join(",\n      ")
         ))
     }
@@ -386,6 +398,8 @@ mod tests {
             }],
             sync_s: 8e-6,
             reference_s: 0.0625,
+            reference_quick_s: Some(0.0605),
+            core_share: Some(0.97),
             moves: vec![MoveTime { bytes: 1 << 16, count: 7, seconds: 3e-4, spread: 0.25 }],
         };
         Profile {
@@ -407,6 +421,8 @@ mod tests {
         for (from, to) in [
             ("\"format\": 6", "\"format\": 4"),
             ("0.0625", "0.0"),
+            ("0.0605", "-1"),
+            ("0.97", "1.5"),
             ("\"bytes\":65536", "\"bytes\":0"),
             ("4e-9", "-1"),
             ("[9]", "[9,1]"),
@@ -434,6 +450,42 @@ mod tests {
             "{refusal}"
         );
         assert!(refusal.contains("measure again with `chimera profile --out "), "{refusal}");
+    }
+
+    #[test]
+    fn a_profile_without_what_says_how_busy_the_machine_was_is_read() {
+        let text = profile().to_json().expect("JSON");
+        let older = text
+            .replace("      \"reference_quick_s\": 0.0605,\n", "")
+            .replace("      \"core_share\": 0.97,\n", "");
+        assert!(older.len() < text.len());
+        let older = Profile::of(&older).expect("a profile");
+        assert_eq!(older.check_idle(2).expect("not known to be busy"), None);
+    }
+
+    #[test]
+    fn a_profile_of_a_busy_machine_is_told_by_its_reference_work_and_its_share_of_the_cores() {
+        let with = |quick, share| {
+            let mut profile = profile();
+            profile.measured[0].reference_quick_s = Some(quick);
+            profile.measured[0].core_share = share;
+            profile.check_idle(2)
+        };
+        assert_eq!(with(0.0605, Some(0.97)).expect("idle"), None);
+        assert_eq!(with(0.0625, None).expect("idle"), None);
+        // As it was measured beside builds that took half of the cores.
+        for (quick, share, excess) in [(0.0625, Some(0.48), "110 %"), (0.0202, None, "210 %")] {
+            let refusal = with(quick, share).expect_err("busy").to_string();
+            assert!(refusal.contains("the machine was busy when 1 worker(s) of 2 thread(s)"));
+            assert!(refusal.contains(&format!("{excess} too long")), "{refusal}");
+        }
+        for (quick, share) in [(0.0625, Some(0.9)), (0.0563, Some(1.0))] {
+            let doubt = with(quick, share).expect("somewhat busy").expect("a doubt");
+            assert!(doubt.contains("times may be 11 % too long"), "{doubt}");
+        }
+        let mut busy = profile();
+        busy.measured[0].core_share = Some(0.3);
+        assert_eq!(busy.check_idle(1).expect("of other threads"), None);
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub(super) struct Timings {
     parts: BTreeMap<(usize, ModelPart, Half), (Vec<f64>, Vec<f64>)>,
     /// Seconds of the reference work.
     pub(super) reference: Vec<f64>,
+    /// The share of its cores that the process got.
+    pub(super) core_share: Option<f64>,
 }
 
 impl Timings {
@@ -49,6 +51,7 @@ impl Timings {
             mine.1.extend(layers);
         }
         self.reference.extend(other.reference);
+        self.core_share = self.core_share.or(other.core_share);
     }
 
     pub(super) fn measured(
@@ -81,6 +84,8 @@ impl Timings {
             })
         };
         let layers = self.layers.into_iter().filter_map(layer).collect();
+        let reference_s = median(&mut self.reference);
+        let reference_quick_s = self.reference.get(self.reference.len() / 4).copied();
         Measurements {
             workers,
             threads,
@@ -89,7 +94,9 @@ impl Timings {
             messages: Vec::new(),
             reductions: Vec::new(),
             sync_s: 0.0,
-            reference_s: median(&mut self.reference),
+            reference_s,
+            reference_quick_s,
+            core_share: self.core_share,
             moves: Vec::new(),
         }
     }

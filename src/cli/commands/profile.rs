@@ -10,14 +10,14 @@ use chimera_core::model::{Architecture, PRESETS, Preset};
 use chimera_core::notation::significant;
 use clap::{Args, ValueHint};
 
-use crate::cli::parts::console::{check_writable, print, tell, write_whole};
+use crate::cli::parts::console::{check_writable, print, tell, warn, write_whole};
 use crate::cli::parts::costs::whole_in;
 use crate::cli::parts::offered::{device_name, offered};
 use crate::cli::parts::output::is_standard_output;
 use crate::cli::parts::progress::bar;
 use crate::device::{Device, Precision, n_cores, start_threads};
 use crate::observe::calendar_time;
-use crate::profile::{LEAST_ROUNDS, Sample, Workers, measure, samples};
+use crate::profile::{LEAST_ROUNDS, Measurements, Sample, Workers, measure, samples};
 
 /// Between two lines of progress where standard error is no terminal.
 const BETWEEN_LINES: Duration = Duration::from_secs(15);
@@ -111,6 +111,9 @@ impl Profile {
         match is_piped {
             true => print(profile.to_json()?)?,
             false => write_whole(&self.out, &profile.to_json()?)?,
+        }
+        for doubt in profile.measured.iter().filter_map(Measurements::doubt) {
+            warn(&format!("{doubt}; measure again while it does nothing else"));
         }
         let mut text = format!("{}, {}, {}", profile.machine, profile.device, profile.precision);
         for measured in &profile.measured {

@@ -1,0 +1,58 @@
+//! Whether others used the machine while a profile was measured.
+//!
+//! Times of layers and the reference work suffer from that by different parts, since the longer a piece of work takes, the
+//! likelier it is interrupted. So a prediction can be off by as much as the times are too long.
+
+use anyhow::{Result, bail};
+use chimera_core::notation::significant;
+
+use super::{Measurements, Profile};
+
+/// The part by which times may be too long before that is said.
+const SAID: f64 = 0.07;
+/// The part from which on a profile is not used.
+const REFUSED: f64 = 0.15;
+
+impl Measurements {
+    /// By which part times may be too long, since others used the cores: by the share of the cores that the process got, and
+    /// by how much longer the reference work took in the median than in its quickest quarter.
+    pub fn excess(&self) -> f64 {
+        let by_share = self.core_share.map_or(0.0, |share| 1.0 / share - 1.0);
+        let by_spread = self.reference_quick_s.map_or(0.0, |quick| self.reference_s / quick - 1.0);
+        by_share.max(by_spread)
+    }
+
+    /// Why times of it may be too long, if they are by more than a little.
+    pub fn doubt(&self) -> Option<String> {
+        let Measurements { workers, threads, .. } = self;
+        let excess = Some(self.excess()).filter(|excess| *excess > SAID)?;
+        let share = self.core_share.map_or(String::new(), |share| {
+            format!(", and the process got {} % of the time that it could use", percent(share))
+        });
+        Some(format!(
+            "the machine was busy when {workers} worker(s) of {threads} thread(s) were measured: times may be {} % too long \
+             (the same work took so much longer at times{share})",
+            percent(excess)
+        ))
+    }
+}
+
+impl Profile {
+    /// Why times of workers with so many threads may be too long, if the machine was somewhat busy.
+    ///
+    /// # Errors
+    /// If it was so busy that they are of no use.
+    pub fn check_idle(&self, threads: usize) -> Result<Option<String>> {
+        let of_threads = self.measured.iter().filter(|measured| measured.threads == threads);
+        let worst = of_threads.max_by(|a, b| a.excess().total_cmp(&b.excess()));
+        match worst.map(|worst| (worst.excess(), worst.doubt())) {
+            Some((excess, Some(doubt))) if excess > REFUSED => bail!("{doubt}"),
+            Some((_, doubt)) => Ok(doubt),
+            None => Ok(None),
+        }
+    }
+}
+
+fn percent(part: f64) -> String {
+    significant(100.0 * part, 2).to_string()
+}
