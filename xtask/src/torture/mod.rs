@@ -73,6 +73,9 @@ const KINDS: [Kind; 7] = [
     Kind { name: "interruptions", weight: 1, attempt: interrupted::attempt },
 ];
 
+/// How long sound commands may take on a busy machine.
+const FOR_FIXTURES: Duration = Duration::from_secs(120);
+
 /// One case under way.
 struct Attempt<'a> {
     number: u64,
@@ -110,7 +113,7 @@ struct Count {
 /// Draws cases, and prints those that fail.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut limits = Limits { program: built(args)?, patience: Duration::from_secs(args.patience) };
-    let fixtures = Fixtures::make(&limits)?;
+    let fixtures = Fixtures::make(&Limits { patience: FOR_FIXTURES, ..limits.clone() })?;
     limits.program = fixtures.program.clone();
     let kinds = match &args.kind {
         None => KINDS.to_vec(),
