@@ -42,7 +42,9 @@ impl Lock {
     /// # Errors
     /// If another run has it, which is named.
     pub(super) fn take(folder: &Path) -> Result<Lock> {
-        Lock::at(folder.join(LOCK), &|holder| {
+        let path = folder.join(LOCK);
+        let place = format!("cannot write {}", path.display());
+        Lock::at(path, &place, &|holder| {
             format!("{} is in use by {holder}: choose another --out", folder.display())
         })
     }
@@ -52,17 +54,18 @@ impl Lock {
     /// # Errors
     /// If another run has it, which is named.
     pub(super) fn of_output(option: &str, output: &Path, lock: PathBuf) -> Result<Lock> {
-        Lock::at(lock, &|holder| {
-            let output = output.display();
+        let output = output.display();
+        let place = format!("cannot write {output}, which takes a lock beside it");
+        Lock::at(lock, &place, &|holder| {
             format!(
                 "--{option} {output}: {holder} writes there, and it is at work: name another place"
             )
         })
     }
 
-    /// Takes the lock at `path`; `refusal` says what it means that another process, in words, has it.
-    fn at(path: PathBuf, refusal: &dyn Fn(&str) -> String) -> Result<Lock> {
-        let place = || format!("cannot write {}", path.display());
+    /// Takes the lock at `path`, or says in which `place` it cannot; `refusal` says what it means that another process has it.
+    fn at(path: PathBuf, place: &str, refusal: &dyn Fn(&str) -> String) -> Result<Lock> {
+        let place = || place.to_owned();
         loop {
             let mut open = OpenOptions::new();
             open.read(true).write(true).create(true).truncate(false);
