@@ -37,7 +37,7 @@ const SCHEDULES: [&str; 23] = [
     "mixpipe",
     "auto --search-time 0.1",
 ];
-/// Those without a flush, which some passes do not apply to.
+/// Names without a flush, which some passes do not apply to.
 const ASYNCHRONOUS: [&str; 2] = ["pipedream --window 3", "pipedream-2bw --window 3"];
 /// Each alone, or several that act on each other.
 const PASSES: [&str; 14] = [

@@ -28,7 +28,7 @@ pub enum TokenKind {
     /// The version of the weights that a forward read, until its backward has read it too. There is one
     /// where weights may change in between (see [`Update`](crate::update::Update)).
     Version,
-    /// The same version once a [`Kind::Recompute`](crate::op::Kind::Recompute) has read it, until the backward has read it too.
+    /// A version of the weights once a [`Kind::Recompute`](crate::op::Kind::Recompute) has read it, until the backward has read it too.
     RecomputedVersion,
     /// What the slices of a sequence up to one leave for the next of them, such as keys and values: made by the forward of
     /// one slice, eaten by the forward of the next (see [`Timetable::is_sliced`](crate::timetable::Timetable::is_sliced)).
