@@ -81,21 +81,22 @@ struct Export {
     checked: Value,
 }
 
-/// Exports a schedule with its passes; `None` if these do not go together.
+/// Exports a schedule with its passes, and the program of that file, since a search may find another order the next time;
+/// `None` if they do not go together.
 fn export(options: &str, number: usize, folder: &Path) -> Option<Export> {
     let timetable = folder.join(format!("{number}.timetable.json"));
     let program = folder.join(format!("{number}.json"));
-    for (format, path) in [("json", &timetable), ("program-json", &program)] {
-        let (path, line) = (path.display(), format!("schedule export {options}"));
-        let ran = chimera(&format!("{line} --format {format} --out {path}"));
-        match ran.code {
-            Some(0) => {}
-            Some(2 | 3) if format == "json" => return None,
-            other => panic!("`{line} --format {format}`: {other:?}: {}", ran.stderr),
-        }
-    }
-    let line = format!("schedule check {} --json", timetable.display());
+    let (from, to) = (timetable.display(), program.display());
+    let line = format!("schedule export {options} --format json --out {from}");
     let ran = chimera(&line);
+    match ran.code {
+        Some(0) => {}
+        Some(2 | 3) => return None,
+        other => panic!("`{line}`: {other:?}: {}", ran.stderr),
+    }
+    let ran = chimera(&format!("schedule export {from} --format program-json --out {to}"));
+    assert_eq!(ran.code, Some(0), "`{options}`: {}", ran.stderr);
+    let ran = chimera(&format!("schedule check {from} --json"));
     assert_eq!(ran.code, Some(0), "`{options}`: {}", ran.stderr);
     let checked = serde_json::from_str(&ran.stdout).expect("JSON");
     std::fs::remove_file(timetable).expect("removed");
