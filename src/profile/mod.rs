@@ -474,7 +474,7 @@ mod tests {
         assert_eq!(with(0.0605, Some(0.97)).expect("idle"), None);
         assert_eq!(with(0.0625, None).expect("idle"), None);
         // As it was measured beside builds that took half of the cores.
-        for (quick, share, excess) in [(0.0625, Some(0.48), "110 %"), (0.0202, None, "210 %")] {
+        for (quick, share, excess) in [(0.0625, Some(0.48), "108 %"), (0.0202, None, "209 %")] {
             let refusal = with(quick, share).expect_err("busy").to_string();
             assert!(refusal.contains("the machine was busy when 1 worker(s) of 2 thread(s)"));
             assert!(refusal.contains(&format!("{excess} too long")), "{refusal}");
