@@ -130,7 +130,7 @@ pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
     let calls = attempt.random.of(&CALLS);
     let n = training.calls.chars().filter(|call| calls.contains(*call)).count();
     let under = failing(attempt, calls, n);
-    disturbed(attempt, number, &under).map(drop)
+    disturbed(attempt, number, &under)
 }
 
 /// Draws which of `n` calls fails, and how.
@@ -160,7 +160,13 @@ fn other(attempt: &mut Attempt<'_>) -> Result<()> {
 
 /// Trains on under something that disturbs it, and then undisturbed: with nothing lost, and to the same bits.
 pub(super) fn disturbed(attempt: &mut Attempt<'_>, number: usize, under: &Under) -> Result<()> {
-    let Training { begun, options, whole, .. } = &attempt.fixtures.trainings[number];
+    let training = &attempt.fixtures.trainings[number];
+    let goes_on = go_on(attempt, training, under);
+    goes_on.with_context(|| under.line(&line(training.options, STEPS)))
+}
+
+fn go_on(attempt: &mut Attempt<'_>, training: &Training, under: &Under) -> Result<()> {
+    let Training { begun, options, whole, .. } = training;
     let run = attempt.folder.join("r");
     copy(begun, &run)?;
     attempt.fixtures.copy(&["text"], &attempt.folder)?;

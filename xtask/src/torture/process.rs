@@ -77,6 +77,8 @@ pub(super) struct Under {
     pub(super) codes: &'static [i32],
     /// Whether it may end without a word, since it cannot write.
     pub(super) is_mute: bool,
+    /// Whether its output may have control characters, since its own words have some.
+    pub(super) is_odd: bool,
 }
 
 impl Under {
@@ -177,7 +179,8 @@ impl Outcome {
         let Some(code) = code else {
             return must(false, Flaw::Hang, format!("it does not end: {}", said()));
         };
-        let panicked = *code == 101 || stderr.contains("panicked at");
+        let is_bug = *code == 101 && !under.codes.contains(code);
+        let panicked = is_bug || stderr.contains("panicked at");
         must(!panicked, Flaw::Panic, format!("it panicked, code {code}: {}", said()))?;
         let is_known = DOCUMENTED.contains(code) || under.codes.contains(code);
         must(is_known, Flaw::Code, format!("exit code {code}: {}", said()))?;
@@ -185,7 +188,8 @@ impl Outcome {
         must(!is_mute, Flaw::Message, format!("exit code {code} without a word"))?;
         let n = stderr.len();
         must(n <= LONGEST_MESSAGE, Flaw::Message, format!("{n} bytes of message: {}", said()))?;
-        for (text, name) in [(stderr, "error"), (stdout, "output")] {
+        let stdout = if under.is_odd { "" } else { stdout };
+        for (text, name) in [(stderr.as_str(), "error"), (stdout, "output")] {
             let odd = text.find(|c: char| c.is_control() && !"\n\t".contains(c));
             let near = odd.map(|at| text[..at].chars().rev().take(80).collect::<Vec<_>>());
             let near = near.map(|near| near.into_iter().rev().collect::<String>());
