@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::fs::{read_link, read_to_string};
+use std::io;
 
 use chimera_core::ids::Rank;
 use serde::{Deserialize, Serialize};
@@ -35,33 +36,71 @@ impl Process {
         Process { host, pid, start: start(pid).unwrap_or_default() }
     }
 
+    /// Whether it is known to have ended.
+    fn has_ended(&self) -> bool {
+        self.state() == State::Ended
+    }
+
+    /// Whether it is known to live: a process of the same number may be a later one.
     fn is_alive(&self) -> bool {
-        self.state().is_some()
+        matches!(self.state(), State::Alive(_)) && !self.start.is_empty()
     }
 
     /// Whether a signal has stopped it.
     fn is_stopped(&self) -> bool {
-        self.state().as_deref() == Some("T")
+        self.state() == State::Alive('T')
     }
 
-    /// The letter of its state, if it lives.
-    fn state(&self) -> Option<String> {
-        stat(self.pid).filter(|(_, start)| *start == self.start).map(|(state, _)| state)
+    /// What the system says of it now.
+    fn state(&self) -> State {
+        match stat(self.pid) {
+            // A process whose start is unknown is the one that has its number.
+            Ok(Some((_, start))) if !self.start.is_empty() && start != self.start => State::Ended,
+            Ok(Some((letter, _))) => State::Alive(letter),
+            Ok(None) => State::Ended,
+            Err(error) => State::of_error(&error),
+        }
     }
 }
 
-/// When the living process `pid` began.
+/// What is known of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// It lives, in the state of this letter.
+    Alive(char),
+    /// It has ended, or has ended and is not buried yet.
+    Ended,
+    /// The system could not be asked.
+    Unknown,
+}
+
+impl State {
+    /// What an error of reading a file of a process says of the process.
+    ///
+    /// Only two errors say that it is gone. All others, such as too many open files, are about whoever asks.
+    fn of_error(error: &io::Error) -> State {
+        const NO_SUCH_PROCESS: i32 = 3; // ESRCH
+        let is_gone = error.kind() == io::ErrorKind::NotFound
+            || error.raw_os_error() == Some(NO_SUCH_PROCESS);
+        if is_gone { State::Ended } else { State::Unknown }
+    }
+}
+
+/// When the living process `pid` began, if that can be read.
 fn start(pid: u32) -> Option<String> {
-    stat(pid).map(|(_, start)| start)
+    stat(pid).ok()?.map(|(_, start)| start)
 }
 
-/// In which state the living process `pid` is, and when it began: fields 3 and 22 of proc(5).
-fn stat(pid: u32) -> Option<(String, String)> {
-    let text = read_to_string(format!("/proc/{pid}/stat")).ok()?;
+/// In which state the process `pid` is, and when it began: fields 3 and 22 of proc(5). `None` if it has ended.
+fn stat(pid: u32) -> io::Result<Option<(char, String)>> {
+    let text = read_to_string(format!("/proc/{pid}/stat"))?;
+    let unreadable = || io::Error::from(io::ErrorKind::InvalidData);
     // The name, in parentheses, may hold anything.
-    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
-    let state = fields.next().filter(|state| !matches!(*state, "Z" | "X"))?;
-    Some((state.to_owned(), fields.nth(18)?.to_owned()))
+    let (_, fields) = text.rsplit_once(')').ok_or_else(unreadable)?;
+    let mut fields = fields.split_whitespace();
+    let letter = fields.next().and_then(|state| state.chars().next()).ok_or_else(unreadable)?;
+    let start = fields.nth(18).ok_or_else(unreadable)?;
+    Ok((!matches!(letter, 'Z' | 'X')).then(|| (letter, start.to_owned())))
 }
 
 /// The first rank of each rank's host. A process whose host is unknown is alone on it.
@@ -147,7 +186,7 @@ impl Watched {
     pub(crate) fn ended(&self) -> Vec<Rank> {
         let have_ended = Handle::have_ended(self.handles.iter().map(|(_, handle)| handle));
         let handled = self.handles.iter().zip(have_ended).filter(|(_, has_ended)| *has_ended);
-        let listed = self.listed.iter().filter(|(_, process)| !process.is_alive());
+        let listed = self.listed.iter().filter(|(_, process)| process.has_ended());
         let mut ended: Vec<_> = handled.map(|((rank, _), _)| *rank).collect();
         ended.extend(listed.map(|(rank, _)| *rank));
         let elsewhere = self.links.iter().flat_map(Links::ended);
@@ -223,6 +262,26 @@ mod tests {
         watched.kill(Rank(0));
         wait_for_end(&watched);
         child.wait().expect("buried");
+    }
+
+    /// Errors that are about whoever asks, such as too many open files, say nothing of the process.
+    #[test]
+    fn only_a_missing_process_has_ended() {
+        let of = |code| State::of_error(&io::Error::from_raw_os_error(code));
+        let [enoent, esrch] = [2, 3];
+        assert_eq!([enoent, esrch].map(of), [State::Ended; 2]);
+        let [eio, enomem, eacces, enfile, emfile] = [5, 12, 13, 23, 24];
+        assert_eq!([eio, enomem, eacces, enfile, emfile].map(of), [State::Unknown; 5]);
+    }
+
+    #[test]
+    fn a_process_of_unknown_start_is_neither_dead_nor_known_to_live() {
+        let me = Process::me();
+        if me.host.is_empty() {
+            return; // not Linux
+        }
+        let me = Process { start: String::new(), ..me };
+        assert!(!me.has_ended() && !me.is_alive());
     }
 
     /// Another process may have the number of one that has ended.
