@@ -364,7 +364,7 @@ options! {
         "transport" transport: Transport = [is("auto").free().see("distributed.md")];
         /// What to do when a process rank dies: off (all ranks end), respawn (a new process takes
         /// its place and its stages come from their replicas) or narrow (the others train on and
-        /// take over its stages); needs Open MPI 5
+        /// share its work); needs Open MPI 5
         "survive" survive: Survive = [is("off").free().see("distributed.md#when-a-rank-dies-and-the-training-goes-on")];
         /// Kill stalled ranks so that `survive` can recover: off, or stalled (named by the hang
         /// report, and no progress for another `timeout`)

@@ -11,7 +11,7 @@ pub enum Survive {
     Off,
     /// A process is started in its place, and gets what it held from replicas.
     Respawn,
-    /// The others train on without it, and what it would compute goes to those that hold its stages.
+    /// The others train on without it and share its work.
     Narrow,
 }
 

@@ -5,6 +5,7 @@ use std::fs::{read_dir, read_to_string, write};
 use std::path::Path;
 
 use chimera::settings::Resume;
+use serde_json::Value;
 
 use crate::command::{chimera, folder};
 
@@ -48,6 +49,27 @@ fn files() -> [(&'static str, String); 5] {
         ("dead.json", dead),
         ("bad.csv", "0F0,0B0\n1F0,1BW0\n".to_string()),
     ]
+}
+
+/// The table of what Chimera loses with a rank.
+#[test]
+fn the_page_of_schedules_says_what_a_lost_rank_costs() {
+    let rows: Vec<&str> =
+        SCHEDULES.lines().filter_map(|line| line.strip_prefix("| lost, `")).collect();
+    assert_eq!(rows.len(), 3);
+    for row in rows {
+        let (scaling, cells) = row.split_once("` |").expect("a scaling");
+        for (n, cell) in [8, 16, 32, 64].into_iter().zip(cells.split('|')) {
+            let makespan = |lost: &str| {
+                let shape = format!("--depth 8 --micro-batches {n} --scaling {scaling}");
+                let ran = chimera(&format!("simulate chimera {shape} {lost} --json"));
+                let figures: Value = serde_json::from_str(&ran.stdout).expect("JSON");
+                figures["makespan"].as_f64().expect("a number")
+            };
+            let (whole, lost) = (makespan(""), makespan("--lost 3"));
+            assert_eq!(cell.trim(), format!("{whole}, {lost}: {:.2}", lost / whole), "{scaling}");
+        }
+    }
 }
 
 /// What stands on a page between each `start` and the end of its block.

@@ -2,7 +2,7 @@
 
 use chimera_schedule::analyze::simulate;
 use chimera_schedule::costs::UniformCosts;
-use chimera_schedule::ids::{Rank, StageId};
+use chimera_schedule::ids::{Rank, StageId, WorkerId};
 use chimera_schedule::lower::{Lowering, Passes, Recompute, TooNarrow, lower, narrow};
 use chimera_schedule::render::text;
 use chimera_schedule::schedule::{SCHEDULES, Scaling, Shape, find};
@@ -50,6 +50,52 @@ fn little_more_is_lost_than_the_dead_rank_did() {
             let ratio = makespan(&whole) / makespan(&narrowed);
             let least = 0.8 * (d - 1) as f64 / d as f64;
             assert!(ratio >= least, "D={d} N={n} without {dead}: {ratio:.3} < {least:.3}");
+        }
+    }
+}
+
+/// No rank has more than a micro-batch of a stage more to do than another.
+#[test]
+fn all_that_live_share_the_work_of_a_dead_rank() {
+    for n in [8, 16, 32] {
+        let whole = timetable("chimera", &Shape::new(8, n), Passes::default());
+        for dead in 0..8 {
+            let narrowed = without(&whole, 1, &[dead]).expect("stages are held twice");
+            let program = lower(&narrowed, &Lowering::default()).expect("proven");
+            let busy = simulate(&program, &costs(&narrowed)).busy();
+            let (least, most) = busy.iter().fold((f64::MAX, 0.0f64), |(least, most), busy| {
+                (least.min(*busy), most.max(*busy))
+            });
+            assert!(most - least <= 3.0, "N={n} without {dead}: {busy:?}");
+        }
+    }
+}
+
+/// A rank is given the weights of one stage beside its own, whatever has died.
+#[test]
+fn a_rank_is_given_one_stage_at_most() {
+    let whole = timetable("chimera", &Shape::new(8, 16), Passes::default());
+    for dead in [&[3][..], &[0, 1], &[2, 6]] {
+        let placement = without(&whole, 1, dead).expect("stages are held twice").placement;
+        for worker in (0..8 - dead.len() as u16).map(WorkerId) {
+            let held = placement.stages_of(worker);
+            assert!(held.len() <= 3, "{worker} without {dead:?}: {held:?}");
+        }
+    }
+}
+
+/// The work of eight goes to seven, which is 8/7 of the time, and some micro-batches wait for others.
+#[test]
+fn a_step_of_seven_ranks_takes_at_most_a_fifth_longer_than_that_of_eight() {
+    for scaling in [Scaling::Direct, Scaling::Doubling, Scaling::Halving] {
+        for n in [8, 16, 32] {
+            let shape = Shape { scaling, ..Shape::new(8, n) };
+            let whole = timetable("chimera", &shape, Passes::default());
+            for dead in 0..8 {
+                let narrowed = without(&whole, 1, &[dead]).expect("stages are held twice");
+                let ratio = makespan(&narrowed) / makespan(&whole);
+                assert!(ratio <= 1.2, "{scaling:?} N={n} without {dead}: {ratio:.3}");
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Which of the ranks that live computes what the dead would.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::{PipeId, Rank, StageId};
 use crate::op::Span;
@@ -47,19 +47,24 @@ impl Homes {
                 homes.put(Pipe { of, ranks }, first, blocks[of.index()].iter().flatten());
             }
         }
-        // The largest first, so that small ones make up for what they leave uneven.
         let mut homeless = homes.homeless(&loads, takes);
         homeless.sort_by(|(a, ..), (b, ..)| b.total_cmp(a));
+        let blocks_of = |pipe: usize| &blocks[homes.pipes[pipe].of.index()];
+        // A pipe without micro-batches has its stages somewhere too.
+        let n_blocks = |pipe| blocks_of(pipe).len().max(1);
+        let rounds = homeless.iter().map(|(_, pipe, _)| n_blocks(*pipe)).max().unwrap_or(0);
         let mut found: BTreeMap<(usize, usize), BTreeMap<StageId, Rank>> = BTreeMap::new();
-        for (takes, pipe, stage) in homeless {
-            let holders = placement.holders(width, stage);
-            let blocks = &blocks[homes.pipes[pipe].of.index()];
-            // A pipe without micro-batches has its stages somewhere too.
-            let n_blocks = blocks.len().max(1);
-            for block in 0..n_blocks {
-                let idle = holders.iter().find(|rank| blocks.is_empty() && loads.has(rank));
+        // Stages take turns, so that one does not take all the ranks that can help.
+        for block in 0..rounds {
+            for &(takes, pipe, stage) in &homeless {
+                if block >= n_blocks(pipe) {
+                    continue;
+                }
+                let holders = placement.holders(width, stage);
+                let is_idle = blocks_of(pipe).is_empty();
+                let idle = holders.iter().find(|rank| is_idle && loads.has(rank));
                 let rank = idle.copied().unwrap_or_else(|| loads.least(stage, &holders));
-                loads.add(rank, takes / n_blocks as f64);
+                loads.add(rank, takes / n_blocks(pipe) as f64);
                 found.entry((pipe, block)).or_default().insert(stage, rank);
             }
         }
@@ -126,17 +131,17 @@ impl Homes {
     }
 }
 
-/// What each rank that lives has to do.
+/// The work of each rank that lives.
 struct Loads {
     by_rank: BTreeMap<Rank, f64>,
-    /// Who is to hold a stage beside those that hold it.
-    more: BTreeMap<StageId, Rank>,
+    /// The stages that ranks are given beside those that they hold.
+    given: BTreeSet<(Rank, StageId)>,
 }
 
 impl Loads {
     fn new(living: &[Rank]) -> Loads {
         let by_rank = living.iter().map(|rank| (*rank, 0.0)).collect();
-        Loads { by_rank, more: BTreeMap::new() }
+        Loads { by_rank, given: BTreeSet::new() }
     }
 
     /// Whether a rank lives.
@@ -144,25 +149,33 @@ impl Loads {
         self.by_rank.contains_key(rank)
     }
 
-    /// Adds to what a rank has to do, if it lives.
+    /// Adds to the work of a rank, if it lives.
     fn add(&mut self, rank: Rank, takes: f64) {
         if let Some(load) = self.by_rank.get_mut(&rank) {
             *load += takes;
         }
     }
 
-    /// The rank with the least to do among the holders of a stage, and one more that is to be given its weights.
+    /// The rank with the least work among those that hold a stage or can be given it.
+    ///
+    /// A rank is given one stage at most, unless nobody holds the stage and all have been given one.
     fn least(&mut self, stage: StageId, holders: &[Rank]) -> Rank {
-        let more = self.more.get(&stage).copied();
-        let may = |rank: &Rank| holders.contains(rank) || more.is_none_or(|more| more == *rank);
-        let by_load = |(a, load): &(&Rank, &f64), (b, other): &(&Rank, &f64)| {
-            let moves = |rank| !holders.contains(rank);
-            load.total_cmp(other).then(moves(*a).cmp(&moves(*b)))
+        let is_given = |rank: Rank| self.given.contains(&(rank, stage));
+        let has_one = |rank: Rank| self.given.iter().any(|(other, _)| *other == rank);
+        // Of ranks with as much work, one that holds the stage saves the memory of another copy.
+        let cost = |rank: Rank| match (holders.contains(&rank), is_given(rank), has_one(rank)) {
+            (true, ..) => 0,
+            (_, true, _) => 1,
+            (.., false) => 2,
+            _ => 3,
         };
-        let ranks = self.by_rank.iter().filter(|(rank, _)| may(rank));
-        let least = ranks.min_by(by_load).map_or(Rank(0), |(rank, _)| *rank);
+        let is_held = self.by_rank.keys().any(|rank| cost(*rank) < 3);
+        let ranks = self.by_rank.iter().filter(|(rank, _)| !is_held || cost(**rank) < 3);
+        let least = ranks
+            .min_by(|(a, load), (b, other)| load.total_cmp(other).then(cost(**a).cmp(&cost(**b))));
+        let least = least.map_or(Rank(0), |(rank, _)| *rank);
         if !holders.contains(&least) {
-            self.more.insert(stage, least);
+            self.given.insert((least, stage));
         }
         least
     }

@@ -2,17 +2,18 @@
 //! et al., SOSP 2024, section 3).
 
 mod homes;
+mod sooner;
 
 use std::collections::BTreeMap;
 
 use self::homes::Homes;
+use self::sooner::sooner;
 use super::{Lowering, dry_run, lower};
 use crate::analyze::Refusal;
 use crate::analyze::timeline::Work;
 use crate::costs::{Costs, UniformCosts};
 use crate::ids::{PipeId, Rank, StageId, WorkerId};
 use crate::op::{Cell, Op, Span};
-use crate::order::{Graph, Keys, Limits, list};
 use crate::placement::Placement;
 use crate::program::Program;
 use crate::timetable::Timetable;
@@ -55,9 +56,9 @@ fn list_of(stages: &[StageId]) -> String {
 ///
 /// Worker i of the result is the i-th rank that lives, and the only group has the micro-batches of all groups, in their
 /// order: the same samples make the same step, up to the rounding of sums. The micro-batches of each stage that a dead rank
-/// holds in a pipe are spread over the other ranks that hold the stage, and one more for each stage, by how much they have to do:
-/// a pipe becomes several. Ops keep the order of their times at `costs`, unless running whatever may run ends sooner and holds no
-/// more activations.
+/// holds in a pipe are spread over the ranks with the least work: those that hold the stage, and others, each of which is given
+/// the weights of one stage at most. A pipe becomes several. Ops keep the order of their times at `costs`, unless another order
+/// ends sooner and holds no more activations.
 ///
 /// # Errors
 /// [`TooNarrow`]; [`TooNarrow::NothingLeft`] where all that hold a stage are dead.
@@ -131,7 +132,8 @@ fn narrow_to(
         rows: rows.iter().map(|row| row.iter().map(|timed| timed.cell).collect()).collect(),
         ..timetable.clone()
     };
-    sooner(by_time, rows.iter().flatten().map(|timed| timed.start).collect(), costs)
+    let starts: Vec<f64> = rows.iter().flatten().map(|timed| timed.start).collect();
+    sooner(by_time, &starts, costs)
 }
 
 /// The program of a job of `width` groups for those of its ranks that live, as [`narrow`] has their timetable. Stages of
@@ -186,25 +188,6 @@ impl<'p> Programs<'p> {
     pub fn of(&self, present: &[Rank]) -> (&Program, usize) {
         self.narrowed.get(present).map_or((self.whole, self.width), |narrowed| (narrowed, 1))
     }
-}
-
-/// The timetable in which every worker runs whatever may run, that of the earliest start first, if it is shorter than
-/// `by_time`.
-fn sooner(
-    by_time: Timetable,
-    urgency: Vec<f64>,
-    costs: &impl Costs,
-) -> Result<Timetable, TooNarrow> {
-    let known = dry_run(&by_time, costs)?.objective;
-    let graph = Graph::of(&by_time, costs);
-    let keys = Keys { urgency, releases: Vec::new(), patience: 0.0 };
-    let limits = Limits { worker: Some(known.peak), pipe: None };
-    let Some(order) = list(&graph, &keys, &limits) else { return Ok(by_time) };
-    let other = Timetable { rows: order.cells(&graph), ..by_time.clone() };
-    Ok(match dry_run(&other, costs) {
-        Ok(run) if run.objective.makespan < known.makespan => other,
-        _ => by_time,
-    })
 }
 
 /// A cell of a group's step.
