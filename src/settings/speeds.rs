@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use chimera_core::ids::Rank;
+
 /// The slowest and the fastest that a rank may be.
 const RANGE: std::ops::RangeInclusive<f64> = 1e-3..=1e3;
 
@@ -14,6 +16,11 @@ impl Speeds {
     /// How many are said.
     pub fn n_said(&self) -> usize {
         self.0.len()
+    }
+
+    /// The speeds of some ranks alone.
+    pub(crate) fn of_ranks(&self, ranks: &[Rank]) -> Speeds {
+        Speeds(ranks.iter().map(|rank| self.0[rank.index() % self.0.len()]).collect())
     }
 
     /// The speed of each worker of a pipeline where `width` of them stand side by side: the slowest of those that do the
@@ -68,6 +75,7 @@ mod tests {
         assert_eq!(speeds.of_workers(4, 1), [1.0, 1.0, 0.5, 2.0]);
         assert_eq!(speeds.of_workers(2, 2), [0.5, 1.0]);
         assert_eq!(speeds.of_workers(1, 4), [0.5]);
+        assert_eq!(speeds.of_ranks(&[0, 2, 7].map(Rank)).to_string(), "1,0.5,2");
         // Further ranks are as the first ones.
         assert_eq!(speeds.of_workers(4, 64), [1.0, 1.0, 0.5, 2.0]);
         assert_eq!(speeds.of_workers(6, 1), [1.0, 1.0, 0.5, 2.0, 1.0, 1.0]);

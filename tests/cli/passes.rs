@@ -294,10 +294,23 @@ fn a_step_without_dead_ranks_is_that_of_those_that_live() {
         figures["workers"].as_array()?.iter().map(|worker| worker["busy"].as_f64()).sum()
     };
     assert_eq!(busy(&lost), busy(&whole), "the same work on fewer ranks");
+    // Ranks of several groups, of which one is slow: without the others of its group it is still that one.
+    let of_two = figures("1f1b --depth 2 --width 2 --lost 0,3 --speeds 1,1,0.5,1");
+    let of_two: Vec<f64> = of_two["workers"]
+        .as_array()
+        .expect("workers")
+        .iter()
+        .filter_map(|worker| worker["busy"].as_f64())
+        .collect();
+    assert_eq!(of_two, [12.0, 24.0], "two micro-batches of each of two groups, of 3 forwards each");
     for (options, reason) in [
         ("1f1b --depth 4 --lost 2", "no rank that lives holds stage 2"),
         ("chimera --depth 4 --lost 9", "rank 9 does not exist"),
-        ("chimera --depth 4 --width 2 --lost 2", "leave --width out"),
+        ("chimera --depth 4 --width 2 --lost 8", "rank 8 does not exist"),
+        (
+            "chimera --depth 4 --lost 2 --ranks-per-node 2 --inside 0,0 --between 1,0",
+            "leave --ranks-per-node and --between out",
+        ),
     ] {
         let ran = chimera(&format!("simulate {options}"));
         assert!(ran.code == Some(2) && ran.stderr.contains(reason), "{options}: {}", ran.stderr);

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use anyhow::{Result, bail, ensure};
 use chimera_core::analyze::{ClosedForm, Link, Network, NetworkCosts, Reduced, ReductionAlgorithm};
 use chimera_core::costs::{Costs, StageCosts, UnevenCosts};
+use chimera_core::ids::Rank;
 use chimera_core::op::Kind;
 use chimera_core::program::Program;
 use chimera_core::timetable::Timetable;
@@ -147,6 +148,9 @@ pub(crate) struct NetworkArgs {
     /// Bytes of the gradients of a stage, as a number or a list
     #[arg(long, value_name = "BYTES", default_value = "0")]
     gradient_bytes: Times,
+    /// The ranks that are left of the job, where some have died: they make one group.
+    #[arg(skip)]
+    living: Option<Vec<Rank>>,
 }
 
 /// What stages take on workers that need not be alike.
@@ -272,9 +276,33 @@ impl NetworkArgs {
         Ok(ClosedForm::of(program, costs, Reduced { bytes: &bytes, width, link }))
     }
 
-    /// The job, as its options say.
+    /// The job, as its options say, or what is left of it.
     pub(crate) fn job(&self) -> Result<Config, SettingsError> {
-        self.job.0.drawn()
+        let mut job = self.job.0.drawn()?;
+        if let Some(living) = &self.living {
+            job.width = 1;
+            job.speeds = job.speeds.map(|speeds| speeds.of_ranks(living));
+        }
+        Ok(job)
+    }
+
+    /// What is left of a job whose groups have `depth` ranks each, without those that are `lost`.
+    ///
+    /// # Errors
+    /// If the ranks are on several nodes: how many are left on each is not known to the costs of messages.
+    pub(crate) fn without(&self, lost: &[Rank], depth: usize) -> Result<NetworkArgs> {
+        if lost.is_empty() {
+            return Ok(self.clone());
+        }
+        let n_ranks = self.job()?.width * depth;
+        let ranks_per_node = self.links.ranks_per_node();
+        ensure!(
+            ranks_per_node.is_none_or(|n| n as usize >= n_ranks),
+            "--lost is about ranks of one node: leave --ranks-per-node and --between out"
+        );
+        let ranks = (0..n_ranks as u32).map(Rank);
+        let living = ranks.filter(|rank| !lost.contains(rank)).collect();
+        Ok(NetworkArgs { living: Some(living), ..self.clone() })
     }
 }
 

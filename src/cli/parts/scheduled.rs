@@ -40,9 +40,9 @@ fn rank(word: &str) -> Result<u32, String> {
 }
 
 impl LostArgs {
-    /// Whether any rank has died.
-    pub(crate) fn is_some(&self) -> bool {
-        !self.lost.is_empty()
+    /// The ranks.
+    pub(crate) fn ranks(&self) -> Vec<Rank> {
+        self.lost.iter().copied().map(Rank).collect()
     }
 
     fn list(&self) -> String {
@@ -232,14 +232,14 @@ impl<C: Foreseen> Scheduled<C> {
         Ok(Scheduled { timetable, search, recomputed, offloads, how, savings, named, costs })
     }
 
-    /// The step as the ranks that live take it, at the `costs` of the whole timetable's stages in theirs.
+    /// The step as the ranks that live of `width` groups take it, at the `costs` of the whole timetable's stages in theirs.
     pub(crate) fn without(
         self,
         dead: &LostArgs,
+        width: usize,
         costs: &impl Fn(&Timetable, &Timetable) -> Result<C>,
     ) -> Result<Scheduled<C>> {
-        let ranks: Vec<Rank> = dead.lost.iter().copied().map(Rank).collect();
-        if ranks.is_empty() {
+        if dead.lost.is_empty() {
             return Ok(self);
         }
         ensure!(
@@ -249,7 +249,7 @@ impl<C: Foreseen> Scheduled<C> {
         );
         // The order that a training takes, whatever its ops cost; and costs of workers are of all of them.
         let order = UniformCosts::new(1.0, 2.0, 0.0).per_units(self.timetable.units_per_micro);
-        let timetable = narrow(&self.timetable, 1, &ranks, &order)
+        let timetable = narrow(&self.timetable, width, &dead.ranks(), &order)
             .with_context(|| format!("--lost {}", dead.list()))?;
         Ok(Scheduled { costs: costs(&self.timetable, &timetable)?, timetable, ..self })
     }

@@ -5,7 +5,7 @@ mod execute;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use chimera_core::analyze::{
     Event, FreeWindow, IdleTime, Timeline, Work, behind_makespan, peak_kept, simulate,
     simulated_idle, slack, windows,
@@ -98,17 +98,16 @@ impl Simulate {
             }
             None => (plan, None),
         };
-        ensure!(
-            !self.lost.is_some() || self.network.job()?.width == 1,
-            "--lost is about the ranks of one group: leave --width out"
-        );
-        let plan = plan.without(&self.lost, &|whole, narrowed| {
-            self.network.of_messages(narrowed, false, of_stages(&profiled, whole)?)
+        let width = self.network.job()?.width;
+        let network =
+            self.network.without(&self.lost.ranks(), plan.timetable.placement.n_workers())?;
+        let plan = plan.without(&self.lost, width, &|whole, narrowed| {
+            network.of_messages(narrowed, false, of_stages(&profiled, whole)?)
         })?;
         let layout = profiled.as_ref().map(|p| p.layout(&plan.timetable)).transpose()?;
         let unit = if profiled.is_some() { "second" } else { self.costs.unit() };
         let program = plan.prove()?;
-        let costs = self.network.with_sums(plan.costs().clone(), &program)?;
+        let costs = network.with_sums(plan.costs().clone(), &program)?;
         let costs = match &profiled {
             Some(profiled) => profiled.with_step(costs, &program)?,
             None => StepCosts::free(costs),
@@ -126,12 +125,12 @@ impl Simulate {
         };
         let sync = Synchronised::of(&program, &timeline, &costs);
         if sync.sums == 0.0 {
-            self.network.warn_of_free_reductions(sync.agreement > 0.0);
+            network.warn_of_free_reductions(sync.agreement > 0.0);
         }
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
         let bubble = IdleTime::shares(&simulated_idle(&program, &timeline, &costs), makespan);
         let form = match self.closed_form {
-            true => Some(self.network.closed_form(&program, plan.costs())?),
+            true => Some(network.closed_form(&program, plan.costs())?),
             false => None,
         };
         if let Some(path) = &self.trace {
@@ -237,7 +236,7 @@ impl Simulate {
         }
         if sync.sums + sync.agreement > 0.0 {
             let Synchronised { sums, exposed, agreement } = sync;
-            let ranks = self.network.job()?.width * busy.len();
+            let ranks = network.job()?.width * busy.len();
             let step = makespan + agreement;
             write!(
                 text,
