@@ -1,10 +1,11 @@
 //! `chimera profile`, and what is predicted by it.
 
 use std::fs::{read_to_string, write};
+use std::process::Command;
 
 use serde_json::Value;
 
-use crate::command::{chimera, folder};
+use crate::command::{chimera, folder, start_with};
 
 /// A model between the sizes that are measured.
 const MODEL: &str = "--layers 2 --hidden 48 --heads 4 --context 24 --micro-batch-size 2 --micro-batches 2 --threads 1";
@@ -335,6 +336,22 @@ fn but_for_busy(stderr: &str) -> String {
     let is_of_busy =
         |line: &&str| line.contains("the machine was busy") || line.starts_with("measuring with ");
     stderr.lines().filter(|line| !is_of_busy(line)).collect()
+}
+
+/// Ranks would measure at once, and write one file.
+#[test]
+fn ranks_do_not_measure_a_profile() {
+    let folder = folder();
+    let out = folder.path().join("profile.json");
+    let line = format!("profile --preset tiny --threads 1 --time 0 --out {}", out.display());
+    for (n_ranks, code) in [("2", 2), ("1", 0)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_chimera"));
+        command.envs([("OMPI_COMM_WORLD_SIZE", n_ranks), ("OMPI_COMM_WORLD_RANK", "0")]);
+        let ran = start_with(command, &line).wait();
+        assert_eq!(ran.code, Some(code), "{}", ran.stderr);
+        assert_eq!(out.exists(), code == 0);
+        assert_eq!(ran.stderr.contains("start it once on each machine"), code == 2);
+    }
 }
 
 /// Makes all calls of a profile take the same time each time.

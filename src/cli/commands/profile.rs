@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use chimera_core::model::{Architecture, PRESETS, Preset};
 use chimera_core::notation::significant;
 use clap::{Args, ValueHint};
@@ -18,6 +18,7 @@ use crate::cli::parts::progress::bar;
 use crate::device::{Device, Precision, n_cores, start_threads};
 use crate::observe::calendar_time;
 use crate::profile::{LEAST_ROUNDS, Measurements, Sample, Workers, measure, samples};
+use crate::run::launch::Launch;
 
 /// Between two lines of progress where standard error is no terminal.
 const BETWEEN_LINES: Duration = Duration::from_secs(15);
@@ -28,7 +29,7 @@ const MUCH: f64 = 1.25;
 ///
 /// It times the layers of GPT-2 and Llama, forward and backward, at a grid of widths, tokens, lengths of samples and heads,
 /// and every optimizer: with one worker, and with as many at once as there are cores for. Models of other sizes follow
-/// from these.
+/// from these. Start it once on each machine, not as ranks of mpirun or srun.
 #[derive(Args)]
 pub(crate) struct Profile {
     /// Architecture to measure at a grid of sizes: gpt2, llama or bert; may be repeated [default: gpt2 and llama, unless a
@@ -71,8 +72,21 @@ fn presets() -> Vec<&'static str> {
     PRESETS.iter().map(|preset| preset.name).collect()
 }
 
+/// Refuses to measure as one of several ranks: they would disturb each other, and write one file.
+fn check_alone(launch: Option<Launch>) -> Result<()> {
+    if let Some(launch) = launch.filter(|launch| launch.n_ranks > 1) {
+        let Launch { launcher, n_ranks, .. } = launch;
+        bail!(
+            "profile measures a machine from one process, with one worker and with one for each core, but {launcher} has \
+             started {n_ranks} ranks: start it once on each machine, without mpirun or srun"
+        );
+    }
+    Ok(())
+}
+
 impl Profile {
     pub(crate) fn run(self) -> Result<()> {
+        check_alone(Launch::found())?;
         ensure!((0.0..=1e6).contains(&self.time), "--time {} is not in 0..=1e6", self.time);
         check_writable(&self.out)?; // measuring takes minutes
         start_threads()?;
