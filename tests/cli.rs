@@ -53,6 +53,9 @@ mod shell;
 mod simulate;
 #[path = "cli/slurm.rs"]
 mod slurm;
+#[cfg(unix)]
+#[path = "cli/standard_error.rs"]
+mod standard_error;
 #[path = "cli/top.rs"]
 mod top;
 #[path = "cli/trace.rs"]

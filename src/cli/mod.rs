@@ -5,6 +5,7 @@ mod examples;
 mod parts;
 
 use std::ffi::OsString;
+use std::io::{IsTerminal, stderr};
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
@@ -115,7 +116,8 @@ fn refuse(error: &clap::Error) -> ! {
         std::process::exit(error.exit_code());
     }
     let text = error.to_string();
-    if !error.use_stderr() || shown(&text) == text {
+    // Ranks share a standard error that is no terminal: clap would write the text in pieces that mix.
+    if !error.use_stderr() || stderr().is_terminal() && shown(&text) == text {
         error.exit();
     }
     tell(text.trim_end());

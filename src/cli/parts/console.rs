@@ -81,8 +81,11 @@ pub(crate) fn duration(seconds: f64) -> String {
 
 /// Writes a message to standard error, where `eprintln!` would panic when that is closed or full. All errors and warnings are
 /// printed here, as a terminal may [show](shown) them.
+///
+/// A message is one write, so that those of several ranks do not mix.
 pub(crate) fn tell(message: impl Display) {
-    let _ = writeln!(std::io::stderr(), "{}", shown(&message.to_string()));
+    let line = format!("{}\n", shown(&message.to_string()));
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Writes a line about something that ends nothing.
