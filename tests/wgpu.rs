@@ -67,6 +67,18 @@ fn compare_on(devices: &str, schedule: &str) {
     assert!(gpu[3].loss < gpu[0].loss, "{schedule} learns nothing: {:?}", losses(&gpu));
 }
 
+/// Its memory is the host's.
+#[test]
+fn a_model_larger_than_memory_is_refused_on_a_software_adapter() {
+    let is_software = chimera("devices").stdout.contains("wgpu:0: llvmpipe");
+    if !is_software {
+        return; // a GPU does not tell how much memory it has
+    }
+    let refusal = prepare("--layers 400 --hidden 4096 --device wgpu").err().expect("refused");
+    let refusal = refusal.to_string();
+    assert!(refusal.contains("on this host") && refusal.contains("are free"), "{refusal}");
+}
+
 #[test]
 fn gpipe_trains_as_on_the_cpu() {
     compare("gpipe");

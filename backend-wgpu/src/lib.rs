@@ -51,6 +51,11 @@ impl Wgpu {
     pub fn model(&self) -> &str {
         self.gpu.model()
     }
+
+    /// Whether the adapter is software on the processor, whose memory is the host's.
+    pub fn is_software(&self) -> bool {
+        self.gpu.is_software()
+    }
 }
 
 impl Device for Wgpu {

@@ -55,6 +55,11 @@ pub(super) trait Backend: Any {
     /// What the device is, whatever its number: the same call gives the same bits on devices of one model.
     fn model(&self) -> String;
 
+    /// Whether tensors lie in the host's memory, which is then what can run out.
+    fn uses_host_memory(&self) -> bool {
+        false
+    }
+
     /// Bytes of the device's own memory that nobody uses, if it says so.
     fn free_bytes(&self) -> Option<u64> {
         None

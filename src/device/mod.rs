@@ -103,7 +103,7 @@ impl Device {
         Ok(devices)
     }
 
-    /// Whether its tensors lie in the host's memory, which is then what can run out.
+    /// Whether it is the host itself, in whose memory its tensors lie.
     pub fn is_host(self) -> bool {
         self.kind.is_host()
     }
@@ -138,6 +138,11 @@ impl Device {
             given => given,
         };
         Ok(Device { number, ..self })
+    }
+
+    /// Whether `named` can stand for this device: one of its kind, with its number or without one.
+    fn is_of(self, named: Device) -> bool {
+        self.kind == named.kind && (named.number.is_none() || self.number == named.number)
     }
 
     /// Whether each rank has a stream of its own, so that tensors go from one device of this kind to another.
@@ -196,6 +201,14 @@ mod tests {
             let refusal = text.parse::<Device>().expect_err(text);
             assert!(refusal.ends_with("choose cpu, cuda, cuda:N, wgpu or wgpu:N"), "{refusal}");
         }
+    }
+
+    #[test]
+    fn a_name_without_a_number_stands_for_every_device_of_its_kind() {
+        let device = |name: &str| name.parse::<Device>().expect(name);
+        let is_of = |a, b| device(a).is_of(device(b));
+        assert!(is_of("wgpu:1", "wgpu") && is_of("wgpu:1", "wgpu:1") && is_of("cpu", "cpu"));
+        assert!(!is_of("wgpu:1", "wgpu:0") && !is_of("wgpu:1", "cuda"));
     }
 
     #[test]

@@ -36,9 +36,14 @@ impl OpenDevice {
         self.kernels.backend().model()
     }
 
-    /// Whether its tensors lie in the host's memory, which is then what can run out.
+    /// Whether it is the host itself.
     pub fn is_host(&self) -> bool {
         self.device.is_host()
+    }
+
+    /// Whether its tensors lie in the host's memory, as those of a GPU do that is emulated by software.
+    pub fn uses_host_memory(&self) -> bool {
+        self.is_host() || self.kernels.backend().uses_host_memory()
     }
 
     /// Bytes of its own memory that nobody uses, if it says so.
@@ -138,6 +143,12 @@ impl Devices {
             }
         }
         all
+    }
+
+    /// Whether tensors on `device` lie in the host's memory, as far as open devices tell.
+    pub fn uses_host_memory(&self, device: Device) -> bool {
+        let is_it = |opened: &&OpenDevice| opened.device.is_of(device);
+        device.is_host() || self.by_rank.iter().filter(is_it).any(OpenDevice::uses_host_memory)
     }
 
     /// Each device once, with a stream of one of its ranks.

@@ -40,6 +40,10 @@ impl Backend for Wgpu {
     fn model(&self) -> String {
         Wgpu::model(self).into()
     }
+
+    fn uses_host_memory(&self) -> bool {
+        self.is_software()
+    }
 }
 
 /// All adapters: one at least.

@@ -15,10 +15,8 @@ use crate::settings::Config;
 /// Refuses a run that needs more than the memory that is free, with this part of its ranks on this host.
 pub(super) fn check(plan: &Plan, devices: &Devices, here: f64) -> Result<()> {
     let (config, workers) = (&plan.course.config, plan.needs.iter().zip(&plan.devices));
-    let on_host = workers.map(|(need, device)| match device.is_host() {
-        true => *need,
-        false => Need { copy: need.copy, ..Need::default() },
-    });
+    let on_host =
+        workers.map(|(need, device)| need_on_host(need, devices.uses_host_memory(*device)));
     let need = on_host.fold(Need::default(), Need::add).times(config.width as f64 * here);
     refuse_on_host(config, &need)?;
     for (device, ranks) in devices.shared() {
@@ -32,6 +30,14 @@ pub(super) fn check(plan: &Plan, devices: &Devices, here: f64) -> Result<()> {
     Ok(())
 }
 
+/// What a worker needs of the host's memory: a device with memory of its own leaves it the copy for checkpoints.
+fn need_on_host(need: &Need, uses_host_memory: bool) -> Need {
+    match uses_host_memory {
+        true => *need,
+        false => Need { copy: need.copy, ..Need::default() },
+    }
+}
+
 /// Refuses a run of a caller's model whose ranks need more than the memory that is free: of their devices, where they say
 /// it, or else of this host.
 pub(super) fn check_own(config: &Config, needs: &[(Need, Option<u64>)]) -> Result<()> {
@@ -41,10 +47,7 @@ pub(super) fn check_own(config: &Config, needs: &[(Need, Option<u64>)]) -> Resul
             refuse(config, &need, *free as f64, "", "the device of a rank")?;
         }
     }
-    let on_host = needs.iter().map(|(need, free)| match free {
-        None => *need,
-        Some(_) => Need { copy: need.copy, ..Need::default() },
-    });
+    let on_host = needs.iter().map(|(need, free)| need_on_host(need, free.is_none()));
     refuse_on_host(config, &on_host.fold(Need::default(), Need::add))
 }
 
@@ -63,4 +66,17 @@ fn refuse(config: &Config, need: &Need, free: f64, limit: &str, place: &str) -> 
         if config.recompute == Recompute::None { "recompute full, " } else { "" },
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As on a software adapter of wgpu.
+    #[test]
+    fn a_device_without_memory_of_its_own_needs_all_of_the_host() {
+        let need = Need { state: 8.0, copy: 4.0, activations: 2.0, working: 1.0 };
+        assert_eq!(need_on_host(&need, true), need);
+        assert_eq!(need_on_host(&need, false), Need { copy: 4.0, ..Need::default() });
+    }
 }

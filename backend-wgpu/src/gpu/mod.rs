@@ -134,6 +134,11 @@ impl Gpu {
         &self.model
     }
 
+    /// Whether the adapter is software on the processor.
+    pub(crate) fn is_software(&self) -> bool {
+        self.device.adapter_info().device_type == wgpu::DeviceType::Cpu
+    }
+
     pub(crate) fn tuning(&self) -> &Tuning {
         &self.tuning
     }
