@@ -11,6 +11,8 @@ mod equal;
 mod execute;
 #[path = "command/launcher.rs"]
 mod launcher;
+#[path = "mpi/limited.rs"]
+mod limited;
 #[path = "mpi/resumed.rs"]
 mod resumed;
 #[path = "mpi/struck.rs"]

@@ -46,7 +46,7 @@ impl Ulfm {
         if flag("ompi_ftmpi_enabled").is_some_and(|flag| unsafe { !flag.read() }) {
             let reason =
                 "this Open MPI can survive the death of a rank, but was started without that";
-            return Err(CommError::Failed(format!(
+            return Err(CommError::Unsupported(format!(
                 "{reason}: start with `mpirun --with-ft ulfm`, or leave survival out"
             )));
         }
@@ -92,7 +92,7 @@ unsafe fn find<F: Copy>(name: &str) -> Result<F, CommError> {
         let library = crate::Mpi::library();
         let reason =
             format!("{library} cannot survive the death of a rank, since it has no {name}");
-        CommError::Failed(format!("{reason}: {ADVICE}; or leave survival out"))
+        CommError::Unsupported(format!("{reason}: {ADVICE}; or leave survival out"))
     })?;
     // SAFETY: the caller says so, and a function is a pointer to it.
     Ok(unsafe { std::mem::transmute_copy(&found) })

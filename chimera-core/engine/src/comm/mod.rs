@@ -75,6 +75,9 @@ pub enum CommError {
     /// The transport itself failed.
     #[error("the transport failed: {0}")]
     Failed(String),
+    /// What was asked for is not in the library that the transport stands on.
+    #[error("{0}")]
+    Unsupported(String),
     /// The device from or to which a message goes failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -104,6 +107,7 @@ impl CommError {
             CommError::Unreadable { from, .. } => {
                 Fault { peer: Some(from), ..Fault::new(Class::Mismatch, rank, message) }
             }
+            CommError::Unsupported(_) => Fault::new(Class::Usage, rank, message),
             CommError::Failed(_) => Fault::new(Class::Internal, rank, message),
         }
     }
