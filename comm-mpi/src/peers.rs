@@ -38,34 +38,36 @@ impl Process {
 
     /// Whether it is known to have ended.
     fn has_ended(&self) -> bool {
-        self.state() == State::Ended
+        self.state() == ProcessState::Ended
     }
 
     /// Whether it is known to live: a process of the same number may be a later one.
     fn is_alive(&self) -> bool {
-        matches!(self.state(), State::Alive(_)) && !self.start.is_empty()
+        matches!(self.state(), ProcessState::Alive(_)) && !self.start.is_empty()
     }
 
     /// Whether a signal has stopped it.
     fn is_stopped(&self) -> bool {
-        self.state() == State::Alive('T')
+        self.state() == ProcessState::Alive('T')
     }
 
     /// What the system says of it now.
-    fn state(&self) -> State {
+    fn state(&self) -> ProcessState {
         match stat(self.pid) {
             // A process whose start is unknown is the one that has its number.
-            Ok(Some((_, start))) if !self.start.is_empty() && start != self.start => State::Ended,
-            Ok(Some((letter, _))) => State::Alive(letter),
-            Ok(None) => State::Ended,
-            Err(error) => State::of_error(&error),
+            Ok(Some((_, start))) if !self.start.is_empty() && start != self.start => {
+                ProcessState::Ended
+            }
+            Ok(Some((letter, _))) => ProcessState::Alive(letter),
+            Ok(None) => ProcessState::Ended,
+            Err(error) => ProcessState::of_error(&error),
         }
     }
 }
 
 /// What is known of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum ProcessState {
     /// It lives, in the state of this letter.
     Alive(char),
     /// It has ended, or has ended and is not buried yet.
@@ -74,15 +76,15 @@ enum State {
     Unknown,
 }
 
-impl State {
+impl ProcessState {
     /// What an error of reading a file of a process says of the process.
     ///
     /// Only two errors say that it is gone. All others, such as too many open files, are about whoever asks.
-    fn of_error(error: &io::Error) -> State {
+    fn of_error(error: &io::Error) -> ProcessState {
         const NO_SUCH_PROCESS: i32 = 3; // ESRCH
         let is_gone = error.kind() == io::ErrorKind::NotFound
             || error.raw_os_error() == Some(NO_SUCH_PROCESS);
-        if is_gone { State::Ended } else { State::Unknown }
+        if is_gone { ProcessState::Ended } else { ProcessState::Unknown }
     }
 }
 
@@ -267,11 +269,11 @@ mod tests {
     /// Errors that are about whoever asks, such as too many open files, say nothing of the process.
     #[test]
     fn only_a_missing_process_has_ended() {
-        let of = |code| State::of_error(&io::Error::from_raw_os_error(code));
+        let of = |code| ProcessState::of_error(&io::Error::from_raw_os_error(code));
         let [enoent, esrch] = [2, 3];
-        assert_eq!([enoent, esrch].map(of), [State::Ended; 2]);
+        assert_eq!([enoent, esrch].map(of), [ProcessState::Ended; 2]);
         let [eio, enomem, eacces, enfile, emfile] = [5, 12, 13, 23, 24];
-        assert_eq!([eio, enomem, eacces, enfile, emfile].map(of), [State::Unknown; 5]);
+        assert_eq!([eio, enomem, eacces, enfile, emfile].map(of), [ProcessState::Unknown; 5]);
     }
 
     #[test]
