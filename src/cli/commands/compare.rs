@@ -27,7 +27,7 @@ pub(crate) struct Compare {
     /// timetables (`.json`, `.csv`); all if none is named
     #[arg(value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     names: Vec<String>,
-    /// The same as a NAME; may be repeated
+    /// Schedule to compare, as an option; may be repeated
     #[arg(long = "schedule", value_name = "NAME", value_parser = schedule_name())]
     #[arg(hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     more: Vec<String>,

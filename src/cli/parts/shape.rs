@@ -24,7 +24,7 @@ pub(crate) struct ScheduleArg {
     /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` or `.csv` file
     #[arg(value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     name: Option<String>,
-    /// The same as NAME
+    /// Name of the schedule, as an option in place of the first word
     #[arg(long, value_name = "NAME", conflicts_with = "name", value_parser = schedule_name())]
     #[arg(hide_possible_values = true, value_hint = ValueHint::AnyPath)]
     schedule: Option<String>,

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::CONFIG;
 use super::dropout::DropoutRates;
-use super::files::file_in;
+use super::folder::file_in;
 use super::table::{FORMATS, format};
 use crate::formats::SpecialIds;
 use crate::formats::checkpoint::{MANIFEST, Store};

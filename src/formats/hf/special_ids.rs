@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::CONFIG;
 use super::config::{MAX_CONFIG_BYTES, read_small};
 use super::dropout::DropoutRates;
-use super::files::file_in;
+use super::folder::file_in;
 use super::table::format;
 use crate::formats::special_ids::{KEYS, SpecialIds, object};
 
