@@ -25,8 +25,6 @@ use crate::settings::Survive;
 
 /// The last runs of the program whose timelines are kept.
 const N_TIMELINES: u64 = 10;
-/// The last steps whose times are kept: of a long run all would fill memory.
-const N_TIMES: usize = 100;
 
 /// One rank at its steps.
 pub(super) struct Steps<'s, 'p, 'r, S: Subject, T: Stage, D, C> {
@@ -110,7 +108,9 @@ where
             }
             for report in &reports {
                 (step, stop) = (report.step + 1, report.stop);
-                self.keep_time(report);
+                if report.step > run.first_step() {
+                    self.survivor.trained.keep_time(report.step_s); // the first one warms up
+                }
             }
             if let Some(in_turn) = &mut in_turn {
                 reports.iter().for_each(|report| in_turn.took(report.step_s - report.copy_s));
@@ -314,16 +314,6 @@ where
             }
         }
         Ok(())
-    }
-
-    /// Keeps what a step took, unless it is the first one, which warms up.
-    fn keep_time(&mut self, report: &StepReport) {
-        let steps_s = &mut self.survivor.trained.steps_s;
-        if report.step > self.run.first_step() {
-            steps_s.push(report.step_s);
-        }
-        let n_over = steps_s.len().saturating_sub(N_TIMES);
-        steps_s.drain(..n_over);
     }
 
     /// Keeps what this rank did in the run of the program that began with a step, or in each step where a border was put

@@ -17,6 +17,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Run, Subject};
 
+/// The last steps whose times are kept: of a long run all would fill memory.
+const N_TIMES: usize = 100;
+
 /// What a run leaves.
 pub struct Trained {
     /// Every tensor by its parameter, in order of the stages.
@@ -174,6 +177,13 @@ pub(super) struct RankRun {
 }
 
 impl RankTrained {
+    /// Keeps what a step took.
+    pub(super) fn keep_time(&mut self, step_s: f64) {
+        self.steps_s.push(step_s);
+        let n_over = self.steps_s.len().saturating_sub(N_TIMES);
+        self.steps_s.drain(..n_over);
+    }
+
     /// Takes steps with a border for the runs of the program, if there are no others.
     pub(super) fn choose_runs(&mut self) {
         if self.runs.is_empty() && !self.bordered_runs.is_empty() {
