@@ -195,8 +195,9 @@ class PyTorchRuntime:
         self._shapes = shapes
 
     def _inputs(self, x: Any, target: Any) -> dict[str, Any]:
+        inputs = self._micro_batches(x, "x", 0)
         targets = self._micro_batches(target, "target", self.program.stages - 1)
-        return {"arg_mbs": self._micro_batches(x, "x", 0), "target_mbs": targets and [only for (only,) in targets]}
+        return {"arg_mbs": inputs, "target_mbs": targets and [only for (only,) in targets]}
 
     def _micro_batches(self, batch: Any, name: str, stage: int) -> list[tuple[torch.Tensor, ...]] | None:
         """The micro-batches of a batch, if this worker needs them. A batch is checked where it is not needed, too."""

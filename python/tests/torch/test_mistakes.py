@@ -113,7 +113,7 @@ def alone():
     words = r"stages 0 and 1 have a parameter in common, `0.weight` and `0.weight`: lower with tied=\[\[0, 1\]\]"
     says(words, lambda: make(lambda s: shared, program=two))
     says("have a parameter in common", lambda: pytorch_runtime(two, lambda s: shared, MSE, group=group))
-    says("the program ties the stages", lambda: make(program=chimera.timetable([[0, 0]], rows).lower(tied=[[0]])))
+    says("the program ties the stages", lambda: make(program=chimera.timetable([[0, 0]], rows).lower(tied=[[0, 1]])))
     says("stage 0 has no parameter `weight`, which `tied` names: choose one of 0.weight, 0.bias", lambda: make(
         program=chimera.timetable([[0, 0]], rows).lower(tied=[[0, 1]]), tied=[{0: "weight", 1: "0.weight"}]
     ))
