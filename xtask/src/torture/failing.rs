@@ -161,20 +161,20 @@ fn other(attempt: &mut Attempt<'_>) -> Result<()> {
 /// Trains on under something that disturbs it, and then undisturbed: with nothing lost, and to the same bits.
 pub(super) fn disturbed(attempt: &mut Attempt<'_>, number: usize, under: &Under) -> Result<()> {
     let training = &attempt.fixtures.trainings[number];
-    let goes_on = go_on(attempt, training, under);
-    goes_on.with_context(|| under.line(&line(training.options, STEPS)))
-}
-
-fn go_on(attempt: &mut Attempt<'_>, training: &Training, under: &Under) -> Result<()> {
-    let Training { begun, options, whole, .. } = training;
-    let run = attempt.folder.join("r");
-    copy(begun, &run)?;
+    copy(&training.begun, &attempt.folder.join("r"))?;
     attempt.fixtures.copy(&["text"], &attempt.folder)?;
     if !under.starter.is_empty() {
         super::fixtures::open_to_all(&attempt.folder)?;
     }
-    let outcome = attempt.run_under(&line(options, STEPS), under)?;
-    check_cause(&outcome)?;
+    let line = line(training.options, STEPS);
+    let outcome = attempt.run_under(&line, under)?;
+    go_on(attempt, training, &outcome).with_context(|| under.line(&line))
+}
+
+/// Checks what a training that was disturbed left, and goes on from it.
+fn go_on(attempt: &mut Attempt<'_>, training: &Training, outcome: &Outcome) -> Result<()> {
+    let (Training { options, whole, .. }, run) = (training, attempt.folder.join("r"));
+    check_cause(outcome)?;
     let saved = committed(attempt, &run)?;
     let said = outcome.stderr.clone();
     let is_done = outcome.is_success() && said.is_empty();

@@ -27,6 +27,8 @@ const COMMANDS: [&str; 14] = [
     "checkpoint export run/checkpoints/step-00000004 --out x.safetensors",
     "config show",
 ];
+const OF_TRAINING: &str = "--save-every 1 --eval-every 1";
+const OF_OFFLOADING: &str = "--schedule gpipe --offload auto --memory-cap 2";
 /// Users of cases have numbers from here on: a limit of processes counts all of a user, and does not hold root.
 const FIRST_USER: u64 = 61_000;
 const N_USERS: u64 = 1_000;
@@ -40,8 +42,9 @@ pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
     attempt.fixtures.copy(&ALL, &attempt.folder)?;
     open_to_all(&attempt.folder)?;
     let mut commands = COMMANDS.map(String::from).to_vec();
-    commands
-        .push(format!("train {TINY} --data text --steps 2 --save-every 1 --eval-every 1 --out r"));
+    for options in [OF_TRAINING, OF_OFFLOADING] {
+        commands.push(format!("train {TINY} --data text --steps 2 --out r {options}"));
+    }
     let command = attempt.random.of(&commands);
     attempt.run_under(&words(&command), &under)?;
     Ok(())
@@ -52,7 +55,7 @@ fn draw(attempt: &mut Attempt<'_>) -> Result<Under> {
     let user = FIRST_USER + attempt.number % N_USERS;
     let is_root = fs::metadata(&attempt.folder)?.uid() == 0;
     let random = &mut attempt.random;
-    // Without memory an allocation ends the process by SIGABRT, and one that is not even begun has no code of ours.
+    // Without memory an allocation ends the process by SIGABRT.
     let (limit, codes, is_mute) = match random.below(if is_root { 4 } else { 3 }) {
         0 => (format!("--as={}", (48 + random.below(600)) << 20), &[134][..], false),
         1 => (format!("--nofile={}", 4 + random.below(40)), &[][..], false),
