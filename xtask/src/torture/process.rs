@@ -117,6 +117,7 @@ impl Limits {
         let mut command = Command::new(&line[0]);
         command.args(&line[1..]).current_dir(folder).stdin(Stdio::null());
         command.env("RAYON_NUM_THREADS", "2").env("RUST_BACKTRACE", "0");
+        command.env("TMPDIR", folder); // where every user may write
         command.envs(under.environment.iter().map(|(name, value)| (name, value)));
         command.stdout(file(".stdout")?).stderr(file(".stderr")?);
         command.spawn().with_context(|| format!("{} does not start", line[0]))
