@@ -219,7 +219,8 @@ options! {
         /// Profile to predict the run from; the end of the run compares the prediction with what
         /// was measured
         "predict" predict: Option<PathBuf> = [value("FILE").follows("`profile`").own().see("planning.md#profiles")];
-        /// Accept a profile of another machine, device, precision or build
+        /// Accept a profile of another machine, device, precision or build, or one measured on
+        /// a busy machine
         "any-profile" any_profile: bool =
             [value("BOOL").is("false").own().drawn(Profiled).read_by(PROFILED)];
     }
