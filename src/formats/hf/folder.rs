@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 ///
 /// # Errors
 /// If the file cannot be looked at, or is a link out of the folder.
-pub(crate) fn file_in(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
+pub fn file_in(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
     let path = dir.join(name);
     match path.symlink_metadata() {
         Ok(_) => inside(dir, name).map(Some),

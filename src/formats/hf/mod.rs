@@ -26,7 +26,7 @@ pub use dropout::DropoutRates;
 pub use read::{HfModel, Pretrained, read};
 
 pub(crate) use config::to_json;
-pub(crate) use folder::file_in;
+pub use folder::file_in;
 pub(crate) use names::{parts, to_hf, twin};
 pub(crate) use special_ids::GENERATION;
 
