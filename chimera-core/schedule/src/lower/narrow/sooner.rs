@@ -3,7 +3,7 @@
 use super::TooNarrow;
 use crate::costs::{Costs, is_shorter};
 use crate::lower::dry_run;
-use crate::order::{Graph, Keys, Limits, Order, justified, list};
+use crate::order::{Graph, Keys, Limits, Order, justified, list, releases};
 use crate::timetable::Timetable;
 
 /// By how many mean ops backwards are more urgent than their starts say.
@@ -43,7 +43,10 @@ fn shortest_order(graph: &Graph, starts: &[f64], limits: &Limits) -> Option<Orde
             false => *start,
         });
         let keys = Keys { urgency: urgency.collect(), releases: Vec::new(), patience: 0.0 };
-        let Some(listed) = list(graph, &keys, limits) else { continue };
+        // What begins whenever there is room may take the room that others need.
+        let late = || Keys { releases: releases(graph, starts, graph.unit), ..keys.clone() };
+        let listed = list(graph, &keys, limits).or_else(|| list(graph, &late(), limits));
+        let Some(listed) = listed else { continue };
         for slack in SLACKS {
             let order = justified_while_shorter(graphs, listed.clone(), limits, slack * graph.unit);
             if best.as_ref().is_none_or(|best| is_shorter(order.makespan, best.makespan)) {
