@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use super::lock::{LOCK, Lock, is_at_work};
-use super::own_files::{METRICS, SUMMARY, resolved};
+use super::own_files::{METRICS, SUMMARY, check_outputs, outputs, resolved};
 use super::settings_file::is_run;
 use crate::formats::checkpoint::Store;
 use crate::formats::files::prepare_dir;
@@ -42,8 +42,19 @@ fn lock_of(path: &Path) -> PathBuf {
     name.into()
 }
 
+/// Refuses outputs in places that are not the run's to write to: its own files, what it reads, and the folder of another run.
+pub(super) fn check_places(config: &Config, run: &Path, checkpoints: &Path) -> Result<()> {
+    check_outputs(config, run, checkpoints)?;
+    for (option, path) in outputs(config) {
+        if let Some(path) = path {
+            check_foreign(option, path, run)?;
+        }
+    }
+    Ok(())
+}
+
 /// Refuses an output that is, or lies in, the folder of another run than the one in `own`.
-pub(super) fn check_foreign(option: &str, path: &Path, own: &Path) -> Result<()> {
+fn check_foreign(option: &str, path: &Path, own: &Path) -> Result<()> {
     if let Some(other) = run_around(&resolved(path), &resolved(own)) {
         bail!(
             "--{option} {}: the run in {} keeps its files there: name another place",

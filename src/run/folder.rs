@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use chimera_core::fault::{Class, Fault};
 
-use super::claims::claim_outputs;
+use super::claims::{check_places, claim_outputs};
 use super::differences::conflicts;
 use super::earlier_files::{Behind, Undo, fresh_metrics, named_file};
 use super::error_file::write_error;
 use super::lock::Lock;
 use super::metrics_writer::{note_writer, other_writer};
-use super::own_files::{METRICS, SETTINGS, check_outputs, resolved};
+use super::own_files::{METRICS, SETTINGS, resolved};
 use super::place::{Place, is_own};
 use super::planned_checkpoint::forked_from;
 use super::settings_file::{is_same, path_in};
@@ -47,7 +47,7 @@ impl Place {
             "metrics and trace are both {}: name two files",
             metrics_path.display()
         );
-        check_outputs(config, &self.path, self.store().folder())?;
+        check_places(config, &self.path, self.store().folder())?;
         let claims = claim_outputs(config)?;
         let named_metrics = config.metrics.as_deref();
         let other = named_metrics.and_then(|path| other_writer(path, &self.path));

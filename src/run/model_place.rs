@@ -4,8 +4,8 @@ use std::path::{Path, absolute};
 
 use anyhow::{Result, ensure};
 
+use super::claims::check_places;
 use super::lock::is_at_work;
-use super::own_files::check_outputs;
 use super::place::Place;
 use super::settings_file::{is_same, path_in};
 use crate::data::tokenizer::TOKENIZER;
@@ -26,7 +26,7 @@ impl Place {
     /// # Errors
     /// If other files are there, or the folder cannot be written to.
     pub fn prepare_kept(&self, config: &Config, checkpoint: &Path) -> Result<()> {
-        check_outputs(config, &self.path, self.store().folder())?;
+        check_places(config, &self.path, self.store().folder())?;
         let whole = absolute(checkpoint).unwrap_or_else(|_| checkpoint.to_path_buf());
         let run = whole.ancestors().nth(2).filter(|run| Store::of(run).holds(checkpoint));
         match (&config.save, run.filter(|run| !is_same(run, &self.path))) {

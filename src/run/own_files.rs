@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf, absolute};
 
 use anyhow::{Result, bail, ensure};
 
-use super::claims::check_foreign;
 use crate::formats::files::disk::remove_parts;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, MODEL, OPTIONS, Origin};
@@ -33,16 +32,10 @@ const INPUTS: [&str; 6] = ["data", "validation-data", "init", "schedule", "profi
 const BESIDE_DATA: [&str; 3] = [".json", ".targets", ".tokenizer.json"];
 
 /// Refuses outputs that would take the place of the own files of the run in a folder, of its checkpoints, or of what it
-/// reads, and those in the folder of another run.
+/// reads.
 pub(super) fn check_outputs(config: &Config, run: &Path, checkpoints: &Path) -> Result<()> {
     let inputs = inputs(config);
-    for (option, path) in [
-        ("metrics", &config.metrics),
-        ("trace", &config.trace),
-        ("log", &config.log),
-        ("tensorboard", &config.tensorboard),
-        ("save", &config.save),
-    ] {
+    for (option, path) in outputs(config) {
         let Some(path) = path else { continue };
         let place = resolved(path);
         let within = place.strip_prefix(resolved(run)).ok().and_then(Path::to_str);
@@ -55,7 +48,6 @@ pub(super) fn check_outputs(config: &Config, run: &Path, checkpoints: &Path) -> 
             "--{option} {}: the run keeps its own files there: name another place",
             path.display()
         );
-        check_foreign(option, path, run)?;
         // A folder of a model takes no file of the run; whether another model may be saved there is asked elsewhere.
         let is_file = ["metrics", "trace"].contains(&option);
         let is_in = |input: &Path| is_file && input.is_dir() && place.starts_with(input);
@@ -66,6 +58,17 @@ pub(super) fn check_outputs(config: &Config, run: &Path, checkpoints: &Path) -> 
         }
     }
     Ok(())
+}
+
+/// Where a run writes outside of what it always writes, by the option that says so.
+pub(super) fn outputs(config: &Config) -> [(&'static str, &Option<PathBuf>); 5] {
+    [
+        ("metrics", &config.metrics),
+        ("trace", &config.trace),
+        ("log", &config.log),
+        ("tensorboard", &config.tensorboard),
+        ("save", &config.save),
+    ]
 }
 
 /// What a run reads, by the option that names it, and the files of its settings.

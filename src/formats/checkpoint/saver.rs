@@ -10,7 +10,7 @@ use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 
 use super::store::writer_died;
-use super::writer::{Writer, begin_writer};
+use super::writer::{WriterThread, begin_writer};
 use super::{Manifest, Store};
 
 /// Gathers the parts of all ranks, and writes them in a thread of its own.
@@ -24,7 +24,7 @@ pub struct Saver {
 #[derive(Default)]
 struct UnderWay {
     parts: BTreeMap<Rank, Vec<Snapshot>>,
-    writer: Option<Writer<Ended>>,
+    writer: Option<WriterThread<Ended>>,
     /// How the last save ended.
     last: Option<Result<PathBuf, Fault>>,
     /// By rank: what has been written, whose memory the next copy takes.

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::store::writer_died;
-use super::writer::{Writer, begin_writer};
+use super::writer::{WriterThread, begin_writer};
 use super::{Manifest, Saver, Shard, State};
 
 /// How often ranks that wait for a save tell each other so.
@@ -38,8 +38,8 @@ struct ShareUnderWay {
     state: State,
     /// Rank 0 publishes it when all have written.
     manifest: Option<Manifest>,
-    writer: Option<Writer<(Status, Vec<Snapshot>)>>,
-    publisher: Option<Writer<Result<PathBuf, Fault>>>,
+    writer: Option<WriterThread<(Status, Vec<Snapshot>)>>,
+    publisher: Option<WriterThread<Result<PathBuf, Fault>>>,
     status: Status,
 }
 
@@ -203,7 +203,7 @@ impl<'s> Shares<'s> {
 impl Drop for Shares<'_> {
     fn drop(&mut self) {
         let Some(ShareUnderWay { writer, publisher, .. }) = self.under_way.take() else { return };
-        let _ = (writer.map(Writer::join), publisher.map(Writer::join));
+        let _ = (writer.map(WriterThread::join), publisher.map(WriterThread::join));
     }
 }
 

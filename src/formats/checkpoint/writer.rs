@@ -8,24 +8,24 @@ use std::thread::{Builder, JoinHandle};
 const NICENESS: i32 = 15;
 
 /// A write under way on a thread of its own, or one that is done.
-pub(super) enum Writer<T> {
+pub(super) enum WriterThread<T> {
     Running(JoinHandle<Option<T>>),
     Done(Option<T>),
 }
 
-impl<T> Writer<T> {
+impl<T> WriterThread<T> {
     pub(super) fn is_finished(&self) -> bool {
         match self {
-            Writer::Running(thread) => thread.is_finished(),
-            Writer::Done(_) => true,
+            WriterThread::Running(thread) => thread.is_finished(),
+            WriterThread::Done(_) => true,
         }
     }
 
     /// Waits for what the write came to; `None` if it panicked.
     pub(super) fn join(self) -> Option<T> {
         match self {
-            Writer::Running(thread) => thread.join().ok().flatten(),
-            Writer::Done(written) => written,
+            WriterThread::Running(thread) => thread.join().ok().flatten(),
+            WriterThread::Done(written) => written,
         }
     }
 }
@@ -34,14 +34,14 @@ impl<T> Writer<T> {
 /// share would hold up one rank, and that rank all others. Where the system gives no thread, this one writes.
 pub(super) fn begin_writer<T: Send + 'static>(
     write: impl FnOnce() -> T + Send + 'static,
-) -> Writer<T> {
+) -> WriterThread<T> {
     begin_on(Builder::new(), write)
 }
 
 fn begin_on<T: Send + 'static>(
     builder: Builder,
     write: impl FnOnce() -> T + Send + 'static,
-) -> Writer<T> {
+) -> WriterThread<T> {
     // A thread that is not started takes its closure with it, so both hold what is to be done.
     let work = Arc::new(Mutex::new(Some(write)));
     let of_thread = Arc::clone(&work);
@@ -52,8 +52,8 @@ fn begin_on<T: Send + 'static>(
         taken(&of_thread).map(|write| write())
     });
     match started {
-        Ok(thread) => Writer::Running(thread),
-        Err(_) => Writer::Done(taken(&work).map(|write| write())),
+        Ok(thread) => WriterThread::Running(thread),
+        Err(_) => WriterThread::Done(taken(&work).map(|write| write())),
     }
 }
 
