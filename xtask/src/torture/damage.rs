@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::fixtures::TINY;
+use super::files::TINY;
 use super::process::words;
 use super::random::Random;
 use super::{Attempt, places};

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::Attempt;
-use super::fixtures::{ALL, TINY, copy};
+use super::files::{ALL, TINY, copy, open_to_all};
 use super::process::{Failure, Flaw, Limits, Outcome, Under, must, words};
 
 /// A training that stands at step [`BEGUN`] and ends at step [`STEPS`], with what it ends as.
@@ -164,7 +164,7 @@ pub(super) fn disturbed(attempt: &mut Attempt<'_>, number: usize, under: &Under)
     copy(&training.begun, &attempt.folder.join("r"))?;
     attempt.fixtures.copy(&["text"], &attempt.folder)?;
     if !under.starter.is_empty() {
-        super::fixtures::open_to_all(&attempt.folder)?;
+        open_to_all(&attempt.folder)?;
     }
     let line = line(training.options, STEPS);
     let outcome = attempt.run_under(&line, under)?;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::Attempt;
-use super::fixtures::TINY;
+use super::files::TINY;
 use super::process::{Flaw, Under, must, words};
 
 const STEPS: u64 = 24;

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use super::Attempt;
 use super::failing::{disturbed, n_trainings};
-use super::fixtures::{ALL, TINY, open_to_all};
+use super::files::{ALL, TINY, open_to_all};
 use super::process::{Under, words};
 
 /// Commands of all kinds. None uses wgpu, whose drivers take address space as they like.

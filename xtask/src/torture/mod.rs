@@ -5,6 +5,7 @@
 
 mod damage;
 mod failing;
+mod files;
 mod fixtures;
 mod interrupted;
 mod limits;

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 
 use super::Attempt;
-use super::fixtures::{ALL, TINY};
+use super::files::{ALL, TINY};
 use super::process::{Under, words};
 use super::random::Random;
 use super::table::{CommandRow, OptionRow, Takes};

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::Attempt;
-use super::fixtures::TINY;
+use super::files::TINY;
 use super::process::{Flaw, must, words};
 use super::random::Random;
 
