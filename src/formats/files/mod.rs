@@ -69,7 +69,7 @@ pub fn write(path: &Path, content: &[u8]) -> Result<()> {
     disk::Disk::default().write(path, |out| out.write_all(content)).map(drop)
 }
 
-/// Writes a file that a user named: like [`write`], but into a device or pipe of that name.
+/// Writes a file that a user named: like [`write()`], but into a device or pipe of that name.
 pub fn write_named(path: &Path, content: &[u8]) -> Result<()> {
     let disk = disk::Disk::default().into_pipes();
     disk.write(path, |out| out.write_all(content)).map(drop)

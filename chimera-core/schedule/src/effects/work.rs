@@ -5,7 +5,7 @@
 ///
 /// A piece is an op of [`Kind::Work`](crate::op::Kind::Work). A program gets its pieces by
 /// [`fill`](crate::lower::fill), and what one does is said where the program is
-/// [run](chimera_engine::engine::Job::own_work).
+/// run: `Job::own_work` of the engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OwnWork {
     /// What it is called.

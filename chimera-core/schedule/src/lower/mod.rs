@@ -46,7 +46,7 @@ pub struct Lowering {
     /// [have a program](Program::bordered) for steps of which no update must go before.
     pub barrier: bool,
     /// Sets of stages that share tensors; each is a bucket over the workers of all of them. A stage is in one set at most, and
-    /// shares all of its [tied](chimera_engine::stage::Param::tied) tensors with all stages of the set.
+    /// shares all of its tied tensors (`Param::tied` of the engine) with all stages of the set.
     pub tied: Vec<Vec<StageId>>,
     /// The most micro-batches whose activations a worker may hold at once.
     pub max_peak: Option<f64>,
