@@ -9,7 +9,7 @@ use super::random::Random;
 use super::table::{CommandRow, OptionRow, Takes};
 
 /// What makes a sound command line, by the words of a command; a drawn option takes the place of the same one here.
-/// `NAME` is drawn. What measures for long ends at a last option that is refused.
+/// `NAME` is drawn.
 const SOUND: [(&str, &str); 25] = [
     ("train", "TINY --data=text --steps=2 --search-time=0.2 --transport=threads --out=out"),
     ("config show", "TINY --data=text"),
@@ -37,6 +37,8 @@ const SOUND: [(&str, &str); 25] = [
     ("profile", "--preset=tiny --out=missing/profile.json"),
     ("comm bench", "--transport=none"),
 ];
+/// Last options, which end commands that measure for long: they are refused, and the last of an option counts.
+const REFUSED: [&str; 2] = ["--out=missing/profile.json", "--transport=none"];
 /// Sizes of a model alone, for commands that choose the rest.
 const MODEL: &str = "--layers=4 --hidden=16 --heads=2 --context=16";
 /// Options that ask for time, steps or large models: of these a command may take as long as they say.
@@ -108,7 +110,9 @@ pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
     let mut drawn = Vec::new();
     for _ in 0..n.min(command.options.len()) {
         let option = random.of(&command.options);
-        rest.retain(|word| word.split('=').next() != Some(&option.name));
+        rest.retain(|word| {
+            REFUSED.contains(&word.as_str()) || word.split('=').next() != Some(&option.name)
+        });
         drawn.push(given(random, &option));
     }
     let mut line = words(&command.name);
