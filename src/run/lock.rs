@@ -1,7 +1,7 @@
 //! One run per folder, and per file that a run writes elsewhere, at a time.
 
-use std::fs::{File, OpenOptions, TryLockError, remove_file};
-use std::io::{Read, Seek, Write};
+use std::fs::{File, Metadata, OpenOptions, TryLockError, remove_file};
+use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -86,8 +86,7 @@ impl Lock {
             }
             let me = serde_json::to_string(&Holder::me())?;
             file.set_len(0).and_then(|()| file.write_all(me.as_bytes())).with_context(place)?;
-            // The last holder may have removed the file after it was opened here.
-            if is_at(&file, &path) {
+            if is_named(&file, path.symlink_metadata()).with_context(place)? {
                 return Ok(Lock { path, file });
             }
         }
@@ -101,6 +100,18 @@ impl Lock {
     /// Gives the room that the lock takes on a full disk to another small file.
     pub(super) fn free_room(&self) {
         let _ = self.file.set_len(0); // who has the lock is known by the lock, not by what it says
+    }
+}
+
+/// Returns true if an open file still has its name, by what was `found` of that name. The last holder of a lock may have removed
+/// it after it was opened here.
+///
+/// # Errors
+/// If the name cannot be looked up, which trying again does not mend.
+fn is_named(file: &File, found: io::Result<Metadata>) -> io::Result<bool> {
+    match found {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        found => Ok(!is_lost(file, found)),
     }
 }
 
@@ -167,6 +178,19 @@ fn holder(file: &mut File) -> Option<Holder> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lock_that_cannot_be_looked_up_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(LOCK);
+        let file = File::create(&path).unwrap();
+        assert!(is_named(&file, path.symlink_metadata()).unwrap());
+        assert!(!is_named(&file, Err(ErrorKind::NotFound.into())).unwrap());
+        let other = folder.path().symlink_metadata();
+        assert!(!is_named(&file, other).unwrap() || cfg!(not(unix)));
+        let error = is_named(&file, Err(io::Error::from_raw_os_error(5))).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(5));
+    }
 
     #[test]
     fn a_folder_has_one_lock_at_a_time() {
