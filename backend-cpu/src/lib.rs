@@ -27,7 +27,7 @@ pub struct Candle {
     device: candle_core::Device,
     /// Of the products of layers. Those of optimizers are in f32.
     operands: Operands,
-    /// Where tensors are that are out of memory.
+    /// The file that holds offloaded tensors.
     pool: FilePool,
 }
 

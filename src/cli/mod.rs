@@ -136,7 +136,7 @@ fn not_utf8(words: &[OsString]) -> Option<String> {
     ))
 }
 
-/// Refuses so many threads that the system would run out of them.
+/// Refuses a number of threads that the system could run out of.
 fn check_threads(variable: &str, value: Option<OsString>) -> Result<()> {
     let n = value.and_then(|value| value.to_str()?.parse::<u64>().ok()).unwrap_or(0);
     ensure!(

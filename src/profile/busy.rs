@@ -38,7 +38,7 @@ impl Measurements {
 }
 
 impl Profile {
-    /// Why times of workers with so many threads may be too long, if the machine was somewhat busy.
+    /// A doubt about times of workers with this number of threads, if the machine was somewhat busy.
     ///
     /// # Errors
     /// If it was so busy that they are of no use.

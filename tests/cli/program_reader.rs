@@ -58,7 +58,7 @@ const PASSES: [&str; 14] = [
 ];
 const SHAPES: [(u32, u32); 4] = [(2, 4), (4, 4), (4, 8), (6, 12)];
 
-/// One of so many is read without `CHIMERA_READ_ALL`. It has no divisor in common with the numbers of passes and shapes.
+/// One export in this many is read without `CHIMERA_READ_ALL`. It has no divisor in common with the numbers of passes and shapes.
 const DRAWN: usize = 37;
 
 /// The lines of options for all exports.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pulp::bytemuck::{cast_slice, cast_slice_mut};
 
-/// What the file is, in an error.
+/// The name of the file in errors.
 pub(crate) const IN_WORDS: &str = "the file for activations that are moved out of memory";
 
 /// A file without a name, in the system's folder for temporary files, from the first tensor that is stored. Its blocks are

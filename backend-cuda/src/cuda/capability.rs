@@ -1,4 +1,4 @@
-//! What follows from a GPU's compute capability.
+//! Properties of a GPU that follow from its compute capability.
 
 /// Whether the tensor cores of this compute capability take TF32 and bf16: since Ampere they do.
 pub(super) fn has_tensor_cores(capability: (i32, i32)) -> bool {

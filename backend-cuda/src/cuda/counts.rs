@@ -1,4 +1,4 @@
-//! How much memory a pool holds.
+//! Counts of the memory that a pool holds.
 
 /// Bytes of a pool.
 #[derive(Clone, Copy, Default)]

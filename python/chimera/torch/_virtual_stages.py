@@ -167,7 +167,7 @@ def _contiguous(values: Any) -> Any:
 def _lead_to(outputs: Any, inputs: Any) -> bool:
     """Whether the graph of each output that has one leads to an input which needs a gradient.
 
-    PyTorch has None in the place of an output that needs no gradient, such as a mask beside the hidden state.
+    PyTorch has None instead of an output that needs no gradient, such as a mask beside the hidden state.
     """
     roots = [_get_grad_fn_or_grad_acc(output) for output in outputs if output is not None]
     ends = {_get_grad_fn_or_grad_acc(x) for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad}

@@ -75,7 +75,7 @@ pub enum CommError {
     /// The transport itself failed.
     #[error("the transport failed: {0}")]
     Failed(String),
-    /// What was asked for is not in the library that the transport stands on.
+    /// The library below the transport lacks a function that this needs.
     #[error("{0}")]
     Unsupported(String),
     /// The device from or to which a message goes failed.

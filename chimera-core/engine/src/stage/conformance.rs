@@ -68,11 +68,11 @@ pub fn graph<D, S>(
     keeps_nothing(subject);
 }
 
-/// How a loss changes in a step.
+/// The change of a loss in a step.
 struct Slope {
     step: f64,
     slope: f64,
-    /// What the error of the loss makes of it.
+    /// The part of it that rounding of the loss may explain.
     error: f64,
 }
 

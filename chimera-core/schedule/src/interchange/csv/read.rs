@@ -50,7 +50,7 @@ struct Place {
 }
 
 impl Place {
-    /// The place of what stands behind the start of a file.
+    /// The place after the start of a file.
     fn behind(start: &[u8]) -> Place {
         let row = start.iter().filter(|byte| **byte == b'\n').count();
         let line = start.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
