@@ -2,8 +2,8 @@
 //! that implements `Backend`.
 
 mod backend;
-#[cfg(feature = "candle")]
 mod core_share;
+#[cfg(feature = "candle")]
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;

@@ -19,7 +19,7 @@ impl Speeds {
     }
 
     /// The speeds of some ranks alone.
-    pub(crate) fn of_ranks(&self, ranks: &[Rank]) -> Speeds {
+    pub fn of_ranks(&self, ranks: &[Rank]) -> Speeds {
         Speeds(ranks.iter().map(|rank| self.0[rank.index() % self.0.len()]).collect())
     }
 
