@@ -16,8 +16,8 @@ use commands::{
     prepare, profile, report, schedule, selftest, simulate, slurm, top, trace, train,
 };
 
-use crate::cli::parts::console::tell;
-use crate::cli::parts::message::shown;
+use crate::cli::parts::terminal::console::tell;
+use crate::cli::parts::terminal::message::shown;
 use crate::settings::args::explained;
 
 /// The most threads that one pool may have, as for the setting `threads`.
@@ -27,7 +27,7 @@ const MAX_THREADS: u64 = 1 << 10;
 pub fn main() -> ExitCode {
     match Cli::read().run() {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => parts::exit::report(&error),
+        Err(error) => parts::terminal::exit::report(&error),
     }
 }
 

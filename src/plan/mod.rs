@@ -1,56 +1,39 @@
 //! What the settings describe: a model cut into stages, a proven program, and the memory it will need.
 //! Of all ways to train on some ranks, [`choose()`] takes the one with the shortest step.
 
-mod advice;
-mod candidate;
-mod choose;
-mod course;
-mod estimate;
-mod hardware;
-mod layers;
-mod layout;
+mod costs;
 mod need;
-mod no_way;
-mod offloaded;
-mod preconditioned;
-mod predict;
-mod priced;
 mod rank_memory;
-mod recomputed;
-mod request;
-mod scaled;
-mod training;
-mod unfit;
-mod units;
-mod varied;
-mod ways;
+mod search;
+mod step;
 
 use anyhow::{Result, ensure};
 use chimera_core::model::{Cut, Memory, ModelConfig, Partition};
 use chimera_core::program::Program;
 use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
+use search::scaled;
 
-pub use advice::Advice;
-pub use candidate::{Candidate, Cluster, Speed};
-pub use choose::{Choice, Effort, choose};
-pub use course::{Chain, Course, recomputed_at};
-pub(crate) use course::{can_be_cut, costs_by_flops, timetable};
-pub use hardware::{EFFICIENCIES, Hardware, USABLE};
-pub use layers::{LayerCosts, Ranks, choose_for};
-pub use layout::layout_of;
-pub(crate) use layout::with_layout;
+pub use costs::hardware::{EFFICIENCIES, Hardware, USABLE};
+pub use costs::predict::{Figure, Prediction};
+pub use costs::priced::{Priced, StepCosts, times_of};
 pub use need::Need;
 use need::memory_of;
 pub(crate) use need::{Weights, needs};
-pub use offloaded::recomputed_within_cap;
-use offloaded::with_recomputed;
-pub use predict::{Figure, Prediction};
-pub use priced::{Priced, StepCosts, times_of};
 pub use rank_memory::RankMemory;
-pub use request::request;
-pub use unfit::{by_file_name, endless_if_refused, name_by_file};
-pub(crate) use units::Units;
+pub use search::advice::Advice;
+pub use search::candidate::{Candidate, Cluster, Speed};
+pub use search::choose::{Choice, Effort, choose};
+pub use search::layers::{LayerCosts, Ranks, choose_for};
+pub use search::layout::layout_of;
+pub(crate) use search::layout::with_layout;
+pub use search::offloaded::recomputed_within_cap;
+use search::offloaded::with_recomputed;
+pub use step::course::{Chain, Course, recomputed_at};
+pub(crate) use step::course::{can_be_cut, costs_by_flops, timetable};
+pub use step::request::request;
+pub use step::unfit::{by_file_name, endless_if_refused, name_by_file};
+pub(crate) use step::units::Units;
 
 use crate::device::Device;
 use crate::profile::ProfiledTimes;

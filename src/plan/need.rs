@@ -14,7 +14,7 @@ use chimera_core::program::Program;
 use chimera_core::stage::Param;
 
 use super::Course;
-use super::training::training;
+use super::step::training::training;
 use crate::device::Device;
 use crate::settings::Config;
 

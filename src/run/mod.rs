@@ -1,48 +1,20 @@
 //! Running: a training from settings to trained weights, over threads or processes, and the evaluation of a model.
 
-mod available_memory;
-mod claims;
-mod cores;
-mod differences;
-mod earlier_files;
-mod error_file;
+mod dir;
 pub mod evaluate;
-mod fingerprint;
-mod folder;
-mod gather;
 mod in_folder;
-mod in_turn;
-mod initial;
-pub mod launch;
-mod lock;
-mod memory_check;
-mod metrics_writer;
-mod model_place;
-#[cfg_attr(not(feature = "nccl"), path = "no_nccl.rs")]
-mod nccl;
-pub mod outside;
-mod own;
-mod own_files;
-mod pace;
-mod place;
-mod planned_checkpoint;
-mod predicted;
-mod processes;
-mod rank;
-mod replica_devices;
+mod machine;
+mod progress;
+mod ranks;
 mod resume;
-mod runs;
-mod samples;
-mod settings_file;
-mod steps;
 mod subject;
 mod survivor;
-mod trained;
-mod transformer;
 mod unread;
-mod verify;
-mod watch;
 
+pub use machine::launch;
+use machine::memory_check;
+pub use machine::outside;
+use ranks::replica_devices;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -60,30 +32,32 @@ use chimera_core::search::Report;
 use chimera_core::stage::{Data, name_conflict};
 use chimera_core::timetable::Timetable;
 
-use available_memory::resident;
-pub use error_file::write_error;
-pub use folder::Folder;
-pub use gather::share;
-use initial::Initial;
-pub use lock::{host_name, is_at_work};
-pub use own::{Model, Own};
-pub use own_files::{DRAWING, MEASURED, METRICS, PLANNED, REPORT, SETTINGS, SUMMARY, is_error};
-pub use pace::{Pace, WithinStep};
-pub use place::Place;
-pub use processes::{PATIENCE, Seat};
+pub use dir::error_file::write_error;
+pub use dir::folder::Folder;
+pub use dir::lock::{host_name, is_at_work};
+pub use dir::own_files::{
+    DRAWING, MEASURED, METRICS, PLANNED, REPORT, SETTINGS, SUMMARY, is_error,
+};
+pub use dir::place::Place;
+pub use dir::runs::{RUNS, newest_first};
+pub use dir::settings_file::{is_run, settings_in};
+use machine::available_memory::resident;
+pub use progress::pace::{Pace, WithinStep};
+pub use progress::trained::Trained;
+use progress::trained::merge;
+use progress::watch::{Observer, Watch};
+pub use ranks::gather::share;
+pub use ranks::processes::{PATIENCE, Seat};
+pub use ranks::verify::checkpoint_as;
 pub use resume::Beginning;
 use resume::kept;
-pub use runs::{RUNS, newest_first};
-pub use settings_file::{is_run, settings_in};
-pub use subject::Subject;
+use subject::initial::Initial;
+pub use subject::own::{Model, Own};
+pub use subject::subject::Subject;
+pub use subject::transformer::Transformer;
 pub use survivor::{Fewer, Survivor};
-pub use trained::Trained;
-use trained::merge;
-pub use transformer::Transformer;
 pub use unread::check_unread;
 use unread::{check_param_groups, files};
-pub use verify::checkpoint_as;
-use watch::{Observer, Watch};
 
 use crate::data::{Batch, Corpus};
 use crate::device::{CoreWatch, Devices, OpenDevice, n_cores};
@@ -334,7 +308,7 @@ impl<S: Subject> Run<S> {
 
 /// What of a run is here.
 #[derive(Clone, Copy)]
-struct Here {
+pub(crate) struct Here {
     /// The part of all ranks that is on this host.
     part: f64,
     /// The one rank that is in this process, and its number among those of this host, unless all are in this

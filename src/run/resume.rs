@@ -10,10 +10,10 @@ use chimera_core::stage::Data;
 use chimera_core::timetable::Timetable;
 use serde::{Deserialize, Serialize};
 
-use super::differences::{
+use super::dir::differences::{
     VALIDATION, change, changes, has_validation, other_split, other_staleness, settings,
 };
-use super::planned_checkpoint::planned_checkpoint;
+use super::dir::planned_checkpoint::planned_checkpoint;
 use super::{Run, Subject};
 use crate::formats::SpecialIds;
 use crate::formats::checkpoint::{Checkpoint, Digest, FORMAT, Manifest, Saver, Store};
@@ -291,7 +291,7 @@ mod tests {
     use super::*;
     use crate::data::{Preparation, PreparedFiles, prepare};
     use crate::run::Here;
-    use crate::run::outside::OnDisk;
+    use crate::run::machine::outside::OnDisk;
     use crate::settings::Layers;
 
     /// Checkpoints are written after hours of training, when the description may be gone.

@@ -11,7 +11,7 @@ use chimera_core::lower::Programs;
 use chimera_core::program::Program;
 use chimera_core::stage::Stage;
 
-use super::trained::RankTrained;
+use super::progress::trained::RankTrained;
 use super::{Run, Subject};
 use crate::observe::Recorded;
 

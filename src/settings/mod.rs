@@ -5,62 +5,42 @@
 //! remembers where each value came from; `chimera config show` prints that. It opens no file itself: what files and
 //! the environment say, it asks of [`Outside`].
 
-#[cfg(feature = "cli")]
-pub mod args;
-mod byte_size;
-mod check;
 mod config;
-mod file;
-mod follow;
-mod gate;
-mod in_vain;
-mod layout;
-mod llama;
-mod option;
-mod options;
-mod origin;
-mod outside;
-mod peers;
-mod readers;
-mod recomputed;
-mod resolve;
-mod scaling;
-pub mod schedules;
-mod show;
-mod speeds;
-mod survive;
-mod transport;
-mod value;
-mod weights;
+mod sources;
+mod table;
+mod values;
 
+pub use sources::args;
+use sources::check;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+pub use values::schedules;
 
 use toml::Value;
 
-pub use byte_size::ByteSize;
 pub use config::MODEL;
-pub use gate::MlpGate;
-pub(crate) use in_vain::{of_our_models, said_in_vain};
-pub use layout::Layout;
-pub use llama::llama_of;
-pub use option::{Drawn, Opt, Resume};
-pub use options::{Config, OPTIONS};
-pub(crate) use origin::OWN_MODEL;
-pub use origin::Origin;
-pub use outside::{Nothing, Outside, Start};
-pub use readers::unread_options;
-pub use recomputed::{RecomputedStages, StageRecompute, UnfitStages};
-pub use scaling::Scaling;
-pub use show::markdown;
+pub use sources::llama::llama_of;
+pub(crate) use sources::origin::OWN_MODEL;
+pub use sources::origin::Origin;
+pub use sources::outside::{Nothing, Outside, Start};
+pub use sources::show::markdown;
 #[cfg(feature = "cli")]
-pub(crate) use show::quoted;
-pub use speeds::Speeds;
-pub(crate) use speeds::least_of_workers;
-pub use survive::{Evict, Survive};
-pub use transport::Transport;
-pub use value::{Kind, StepRange};
-pub use weights::DataWeights;
+pub(crate) use sources::show::quoted;
+pub(crate) use table::in_vain::{of_our_models, said_in_vain};
+pub use table::option::{Drawn, Opt, Resume};
+pub use table::options::{Config, OPTIONS};
+pub use table::readers::unread_options;
+pub use values::byte_size::ByteSize;
+pub use values::gate::MlpGate;
+pub use values::layout::Layout;
+pub use values::recomputed::{RecomputedStages, StageRecompute, UnfitStages};
+pub use values::scaling::Scaling;
+pub use values::speeds::Speeds;
+pub(crate) use values::speeds::least_of_workers;
+pub use values::survive::{Evict, Survive};
+pub use values::transport::Transport;
+pub use values::value::{Kind, StepRange};
+pub use values::weights::DataWeights;
 
 /// Why settings cannot be used (exit code 2).
 #[derive(thiserror::Error, Clone, PartialEq, Debug)]

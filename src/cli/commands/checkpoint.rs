@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use clap::Subcommand;
 
-use crate::cli::parts::console::{print, require_folder};
-use crate::cli::parts::output::written_path;
+use crate::cli::parts::terminal::console::{print, require_folder};
+use crate::cli::parts::terminal::output::written_path;
 use crate::formats::checkpoint::{Checkpoint, Manifest, Store};
 
 /// Lists, verifies and exports the checkpoints of a run

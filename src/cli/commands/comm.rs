@@ -13,11 +13,11 @@ use clap::{Subcommand, ValueHint};
 use serde::Serialize;
 
 use crate::cli::commands::train::ranks;
-use crate::cli::parts::console::{check_writable, print, write_whole};
-use crate::cli::parts::costs::whole_in;
-use crate::cli::parts::measured_network::MeasuredLink;
-use crate::cli::parts::offered::offered;
-use crate::cli::parts::output::is_standard_output;
+use crate::cli::parts::schedule::costs::whole_in;
+use crate::cli::parts::schedule::measured_network::MeasuredLink;
+use crate::cli::parts::terminal::console::{check_writable, print, write_whole};
+use crate::cli::parts::terminal::offered::offered;
+use crate::cli::parts::terminal::output::is_standard_output;
 use crate::run::host_name;
 use crate::settings::{Survive, Transport};
 

@@ -9,12 +9,13 @@ use chimera_core::schedule::Shape;
 use clap::{Args, ValueHint};
 use serde_json::json;
 
-use crate::cli::parts::console::{figure, print, warn};
-use crate::cli::parts::costs::{CostArgs, unit_line};
-use crate::cli::parts::drawing::Format;
-use crate::cli::parts::entry::{Contender, ContenderRun, why_not};
-use crate::cli::parts::exit::{self, Several};
-use crate::cli::parts::shape::{ShapeArgs, schedule_name};
+use crate::cli::parts::schedule::costs::{CostArgs, unit_line};
+use crate::cli::parts::schedule::drawing::Format;
+use crate::cli::parts::schedule::entry::{Contender, ContenderRun, why_not};
+use crate::cli::parts::schedule::shape::{ShapeArgs, schedule_name};
+use crate::cli::parts::terminal::console::{figure, print, warn};
+use crate::cli::parts::terminal::exit;
+use crate::cli::parts::terminal::exit::Several;
 use crate::settings::RecomputedStages;
 
 /// Compares all schedules, or those named, on one model

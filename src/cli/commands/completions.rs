@@ -7,7 +7,7 @@ use clap::{Arg, Args, Command, ValueHint};
 use clap_complete::Shell;
 
 use crate::cli::examples::command;
-use crate::cli::parts::console::print;
+use crate::cli::parts::terminal::console::print;
 
 /// Prints completions for a shell
 #[derive(Args)]

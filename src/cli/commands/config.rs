@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 
-use crate::cli::parts::console::{print, tell, warn};
+use crate::cli::parts::terminal::console::{print, tell, warn};
 use crate::plan::{Plan, layout_of};
 use crate::run::check_unread;
 use crate::run::outside::OnDisk;

@@ -11,6 +11,6 @@ pub(crate) struct Devices {}
 
 impl Devices {
     pub(crate) fn run(self) -> Result<()> {
-        crate::cli::parts::console::print(available().join("\n"))
+        crate::cli::parts::terminal::console::print(available().join("\n"))
     }
 }

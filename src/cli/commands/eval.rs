@@ -11,11 +11,11 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use crate::cli::parts::console::print;
-use crate::cli::parts::costs::{may_be_negative, whole};
-use crate::cli::parts::model;
-use crate::cli::parts::model::warn_of_bytes;
-use crate::cli::parts::offered::device_name;
+use crate::cli::parts::schedule::costs::{may_be_negative, whole};
+use crate::cli::parts::terminal::console::print;
+use crate::cli::parts::terminal::offered::device_name;
+use crate::cli::parts::training::model;
+use crate::cli::parts::training::model::warn_of_bytes;
 use crate::data::tokenizer::Tokenizer;
 use crate::data::{self, DataError, Pairs, tokenizer_of};
 use crate::device::{Compute, Device, OpenDevice, Precision, start_threads};

@@ -11,11 +11,11 @@ use chimera_core::render::{chrome, html, svg};
 use chimera_core::timetable::Timetable;
 use clap::{Args, ValueEnum};
 
-use crate::cli::parts::costs::CostArgs;
-use crate::cli::parts::drawing::title;
-use crate::cli::parts::output::{deliver, is_standard_output};
-use crate::cli::parts::scheduled::Scheduled;
-use crate::cli::parts::shape::{ScheduleArg, ShapeArgs, required};
+use crate::cli::parts::schedule::costs::CostArgs;
+use crate::cli::parts::schedule::drawing::title;
+use crate::cli::parts::schedule::scheduled::Scheduled;
+use crate::cli::parts::schedule::shape::{ScheduleArg, ShapeArgs, required};
+use crate::cli::parts::terminal::output::{deliver, is_standard_output};
 
 /// Writes a schedule in a form that other programs read
 #[derive(Args)]

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use crate::cli::parts::console::print;
-use crate::cli::parts::model;
-use crate::cli::parts::output::written_path;
+use crate::cli::parts::terminal::console::print;
+use crate::cli::parts::terminal::output::written_path;
+use crate::cli::parts::training::model;
 use crate::formats::save::prepare;
 
 /// Writes a trained model for other programs

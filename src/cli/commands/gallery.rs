@@ -9,12 +9,12 @@ use chimera_core::schedule::find;
 use clap::{Args, Parser};
 
 use crate::cli::commands::compare::{Comparison, HEADS, figures};
-use crate::cli::parts::console::write_whole;
-use crate::cli::parts::costs::CostArgs;
-use crate::cli::parts::entry::{Contender, ContenderRun};
-use crate::cli::parts::output::written_path;
-use crate::cli::parts::own_work::WorkArgs;
-use crate::cli::parts::shape::ShapeArgs;
+use crate::cli::parts::schedule::costs::CostArgs;
+use crate::cli::parts::schedule::entry::{Contender, ContenderRun};
+use crate::cli::parts::schedule::own_work::WorkArgs;
+use crate::cli::parts::schedule::shape::ShapeArgs;
+use crate::cli::parts::terminal::console::write_whole;
+use crate::cli::parts::terminal::output::written_path;
 
 /// The shape of all drawings but those of schedules that it does not fit.
 const SHAPE: &str = "--depth 4 --micro-batches 8";

@@ -8,11 +8,11 @@ use clap::builder::StringValueParser;
 use clap::{Args, ValueHint};
 use serde_json::json;
 
-use crate::cli::parts::console::print;
-use crate::cli::parts::costs::{may_be_negative, whole};
-use crate::cli::parts::model;
-use crate::cli::parts::offered::{device_name, offered};
-use crate::cli::parts::written::{Continued, TextWriter, TokenForm, shown};
+use crate::cli::parts::schedule::costs::{may_be_negative, whole};
+use crate::cli::parts::terminal::console::print;
+use crate::cli::parts::terminal::offered::{device_name, offered};
+use crate::cli::parts::training::model;
+use crate::cli::parts::training::written::{Continued, TextWriter, TokenForm, shown};
 use crate::data::tokenizer::Tokenizer;
 use crate::device::{Compute, Device, Devices, Precision, start_threads};
 use crate::formats::hf::Pretrained;

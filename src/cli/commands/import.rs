@@ -9,10 +9,10 @@ use clap::Args;
 
 use crate::cli::commands::export::{Format, To};
 use crate::cli::commands::train::Train;
-use crate::cli::parts::console::print;
-use crate::cli::parts::costs::CostArgs;
-use crate::cli::parts::proof::{proof, proven};
-use crate::cli::parts::shape::PassArgs;
+use crate::cli::parts::schedule::costs::CostArgs;
+use crate::cli::parts::schedule::proof::{proof, proven};
+use crate::cli::parts::schedule::shape::PassArgs;
+use crate::cli::parts::terminal::console::print;
 
 /// Proves a timetable from a file, to write it with --format or to train with it by --run
 #[derive(Args)]

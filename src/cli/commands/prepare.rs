@@ -9,11 +9,11 @@ use clap::builder::StringValueParser;
 use clap::{Args, ValueHint};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::parts::console::{print, tell};
-use crate::cli::parts::offered::offered;
-use crate::cli::parts::output::written_path;
-use crate::cli::parts::patterns::matching;
-use crate::cli::parts::signals::on_signal;
+use crate::cli::parts::terminal::console::{print, tell};
+use crate::cli::parts::terminal::offered::offered;
+use crate::cli::parts::terminal::output::written_path;
+use crate::cli::parts::terminal::patterns::matching;
+use crate::cli::parts::terminal::signals::on_signal;
 use crate::data::{Preparation, PreparedFiles, TEXT_FIELD, n_bytes, prepare};
 
 /// Cuts text into tokens to train on, and describes them in a file beside

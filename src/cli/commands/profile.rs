@@ -10,11 +10,11 @@ use chimera_core::model::{Architecture, PRESETS, Preset};
 use chimera_core::notation::significant;
 use clap::{Args, ValueHint};
 
-use crate::cli::parts::console::{check_writable, print, tell, warn, write_whole};
-use crate::cli::parts::costs::whole_in;
-use crate::cli::parts::offered::{device_name, offered};
-use crate::cli::parts::output::is_standard_output;
-use crate::cli::parts::progress::bar;
+use crate::cli::parts::schedule::costs::whole_in;
+use crate::cli::parts::terminal::console::{check_writable, print, tell, warn, write_whole};
+use crate::cli::parts::terminal::offered::{device_name, offered};
+use crate::cli::parts::terminal::output::is_standard_output;
+use crate::cli::parts::terminal::progress::bar;
 use crate::device::{Device, Precision, n_cores, start_threads};
 use crate::observe::calendar_time;
 use crate::profile::{LEAST_ROUNDS, Measurements, Sample, Workers, measure, samples};

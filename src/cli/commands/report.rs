@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, ensure};
 use clap::{Args, ValueHint};
 
-use crate::cli::parts::console::print;
-use crate::cli::parts::followed::named_or_newest;
-use crate::cli::parts::output::written_path;
-use crate::cli::parts::report;
+use crate::cli::parts::terminal::console::print;
+use crate::cli::parts::terminal::output::written_path;
+use crate::cli::parts::training::followed::named_or_newest;
+use crate::cli::parts::training::report;
 use crate::formats::files::open_regular;
 
 /// What stands in the first bytes of every report.

@@ -12,13 +12,13 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 
 use crate::cli::commands::{compare, export, gallery, import};
-use crate::cli::parts::console::print;
-use crate::cli::parts::costs::CostArgs;
-use crate::cli::parts::drawing::{Format, screen, title};
-use crate::cli::parts::own_work::WorkArgs;
-use crate::cli::parts::proof::{proof, proven, summary};
-use crate::cli::parts::scheduled::{LostArgs, Scheduled};
-use crate::cli::parts::shape::{PassArgs, ScheduleArg, ShapeArgs, required};
+use crate::cli::parts::schedule::costs::CostArgs;
+use crate::cli::parts::schedule::drawing::{Format, screen, title};
+use crate::cli::parts::schedule::own_work::WorkArgs;
+use crate::cli::parts::schedule::proof::{proof, proven, summary};
+use crate::cli::parts::schedule::scheduled::{LostArgs, Scheduled};
+use crate::cli::parts::schedule::shape::{PassArgs, ScheduleArg, ShapeArgs, required};
+use crate::cli::parts::terminal::console::print;
 
 /// Lists, draws and checks schedules
 #[derive(Args)]

@@ -9,9 +9,9 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 use clap::{Args, ValueEnum};
 
-use crate::cli::parts::console::{check_writable, print};
-use crate::cli::parts::offered::device_name;
-use crate::cli::parts::output::written_path;
+use crate::cli::parts::terminal::console::{check_writable, print};
+use crate::cli::parts::terminal::offered::device_name;
+use crate::cli::parts::terminal::output::written_path;
 use crate::device::selftest::{Options, Size, run};
 use crate::device::{Device, start_threads};
 

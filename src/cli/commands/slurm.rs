@@ -7,8 +7,8 @@ use std::str::FromStr;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 
-use crate::cli::parts::console::{print, warn};
-use crate::cli::parts::costs::{may_be_negative, whole_in};
+use crate::cli::parts::schedule::costs::{may_be_negative, whole_in};
+use crate::cli::parts::terminal::console::{print, warn};
 use crate::device::Device;
 use crate::formats::checkpoint::AUTO;
 use crate::run::SETTINGS;

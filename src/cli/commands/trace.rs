@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueHint};
 
-use crate::cli::parts::comparison::{Comparison, TraceSummary, median};
-use crate::cli::parts::console::{figure, print, tell};
-use crate::cli::parts::costs::number;
+use crate::cli::parts::schedule::costs::number;
+use crate::cli::parts::terminal::console::{figure, print, tell};
+use crate::cli::parts::training::comparison::{Comparison, TraceSummary, median};
 use crate::formats::trace::read;
 
 /// Reads traces of steps

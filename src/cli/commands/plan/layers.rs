@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::table::{HEADS, cells, table};
 use super::{Plan, bytes, fitting, parameters, untried};
-use crate::cli::parts::console::{counted, print};
+use crate::cli::parts::terminal::console::{counted, print};
 use crate::plan::{Candidate, Choice, Effort, LayerCosts, Ranks, choose_for};
 use crate::settings::schedules::{ALONE, Named};
 use crate::settings::{Config, RecomputedStages, quoted};

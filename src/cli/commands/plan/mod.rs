@@ -15,15 +15,16 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use self::table::{HEADS, cells, table};
-use crate::cli::parts::console::{print, warn};
-use crate::cli::parts::costs::{may_be_negative, whole_in};
-use crate::cli::parts::network::LinkArgs;
-use crate::cli::parts::offered::offered;
-use crate::cli::parts::progress::bar;
+use crate::cli::parts::schedule::costs::{may_be_negative, whole_in};
+use crate::cli::parts::schedule::network::LinkArgs;
+use crate::cli::parts::terminal::console::{print, warn};
+use crate::cli::parts::terminal::offered::offered;
+use crate::cli::parts::terminal::progress::bar;
 use crate::device::n_cores;
+use crate::plan::choose;
 use crate::plan::{
     Advice, Candidate, Choice, Cluster, EFFICIENCIES, Effort, Hardware, LayerCosts, Need,
-    RankMemory, Speed, USABLE, choose, times_of,
+    RankMemory, Speed, USABLE, times_of,
 };
 use crate::run::outside::OnDisk;
 use crate::settings::{ByteSize, Config, Layers, Origin};

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use chimera_core::notation::significant;
 
-use crate::cli::parts::console::figure;
+use crate::cli::parts::terminal::console::figure;
 use crate::plan::Candidate;
 
 /// What stands above each column. Columns without a cell are left out, such as a range where there is none.

@@ -16,10 +16,10 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::cli::commands::train::ranks;
-use crate::cli::parts::bubble::{by_cause, causes};
-use crate::cli::parts::console::{duration, figure, tell};
-use crate::cli::parts::costs::number;
-use crate::cli::parts::progress::spin;
+use crate::cli::parts::schedule::costs::number;
+use crate::cli::parts::terminal::console::{duration, figure, tell};
+use crate::cli::parts::terminal::progress::spin;
+use crate::cli::parts::training::bubble::{by_cause, causes};
 use crate::settings::{Survive, Transport};
 
 /// Runs that are measured, after one that is not.

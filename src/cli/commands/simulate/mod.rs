@@ -20,18 +20,18 @@ use clap::{Arg, Args, ValueHint};
 use serde_json::json;
 
 use self::execute::{ExecuteArgs, Ran};
-use crate::cli::parts::bubble::{by_cause, causes};
-use crate::cli::parts::closed_form;
-use crate::cli::parts::console::{figure, print, write_whole};
-use crate::cli::parts::costs::CostArgs;
-use crate::cli::parts::network::NetworkArgs;
-use crate::cli::parts::output::written_path;
-use crate::cli::parts::own_work::WorkArgs;
-use crate::cli::parts::profiled::Profiled;
-use crate::cli::parts::progress::spin;
-use crate::cli::parts::proof::summary;
-use crate::cli::parts::scheduled::{LostArgs, Scheduled};
-use crate::cli::parts::shape::{ProfiledArgs, ScheduleArg, ShapeArgs};
+use crate::cli::parts::schedule::closed_form;
+use crate::cli::parts::schedule::costs::CostArgs;
+use crate::cli::parts::schedule::network::NetworkArgs;
+use crate::cli::parts::schedule::own_work::WorkArgs;
+use crate::cli::parts::schedule::profiled::Profiled;
+use crate::cli::parts::schedule::proof::summary;
+use crate::cli::parts::schedule::scheduled::{LostArgs, Scheduled};
+use crate::cli::parts::schedule::shape::{ProfiledArgs, ScheduleArg, ShapeArgs};
+use crate::cli::parts::terminal::console::{figure, print, write_whole};
+use crate::cli::parts::terminal::output::written_path;
+use crate::cli::parts::terminal::progress::spin;
+use crate::cli::parts::training::bubble::{by_cause, causes};
 use crate::plan::StepCosts;
 
 /// Simulates one step of a schedule, or a window of an asynchronous one, without the optimizer

@@ -17,7 +17,7 @@ use ratatui::layout::Rect;
 use ratatui::text::Span;
 use ratatui::{Terminal, TerminalOptions, Viewport};
 
-use crate::cli::parts::followed::{Followed, named_or_newest};
+use crate::cli::parts::training::followed::{Followed, named_or_newest};
 
 /// How often the run is looked at.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -42,7 +42,7 @@ impl Top {
         let mut run = Followed::open(&named_or_newest(self.run)?)?;
         run.read()?;
         if self.once || !stdout().is_terminal() {
-            return crate::cli::parts::console::print(picture(&run)?);
+            return crate::cli::parts::terminal::console::print(picture(&run)?);
         }
         let viewport = Viewport::Fixed(area()?);
         let terminal = ratatui::try_init_with_options(TerminalOptions { viewport });

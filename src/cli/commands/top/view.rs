@@ -6,9 +6,9 @@ use ratatui::style::{Color, Style};
 use ratatui::symbols::Marker;
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, LineGauge, Paragraph, Sparkline};
 
-use crate::cli::parts::console::{count, duration, fixed};
-use crate::cli::parts::followed::Followed;
-use crate::cli::parts::progress::loss_of;
+use crate::cli::parts::terminal::console::{count, duration, fixed};
+use crate::cli::parts::terminal::progress::loss_of;
+use crate::cli::parts::training::followed::Followed;
 use crate::observe::{Metrics, RankMetrics};
 
 /// Rows of the part about speed.

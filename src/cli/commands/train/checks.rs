@@ -4,8 +4,8 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 
-use crate::cli::parts::console::warn;
-use crate::cli::parts::model::refuse_other_tokenizer;
+use crate::cli::parts::terminal::console::warn;
+use crate::cli::parts::training::model::refuse_other_tokenizer;
 use crate::data::n_ignored;
 use crate::data::tokenizer::{TOKENIZER, Tokenizer, TokenizerError};
 use crate::formats::hf::file_in;

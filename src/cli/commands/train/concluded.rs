@@ -6,9 +6,9 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use crate::cli::parts::followed::Followed;
-use crate::cli::parts::outcome::Outcome;
-use crate::cli::parts::progress::Say;
+use crate::cli::parts::terminal::progress::Say;
+use crate::cli::parts::training::followed::Followed;
+use crate::cli::parts::training::outcome::Outcome;
 use crate::formats::files::text_regular;
 use crate::run::{Place, Run, SUMMARY};
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::suggest;
-use crate::cli::parts::console::{duration, tell};
-use crate::cli::parts::signals;
+use crate::cli::parts::terminal::console::{duration, tell};
+use crate::cli::parts::terminal::signals;
 use crate::formats::checkpoint::Store;
 use crate::run::{Pace, Run};
 

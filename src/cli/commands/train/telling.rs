@@ -8,12 +8,12 @@ use chimera_core::engine::{Recoveries, StepReport};
 use chimera_core::ids::{Rank, StageId, listed};
 use chimera_core::model::Objective;
 
-use crate::cli::parts::console::{counted, duration, figure, warn};
-use crate::cli::parts::model::warn_of_bytes;
-use crate::cli::parts::predicted;
-use crate::cli::parts::progress::{Progress, Say};
-use crate::cli::parts::proof::named;
-use crate::cli::parts::within_step;
+use crate::cli::parts::schedule::proof::named;
+use crate::cli::parts::terminal::console::{counted, duration, figure, warn};
+use crate::cli::parts::terminal::progress::{Progress, Say};
+use crate::cli::parts::training::model::warn_of_bytes;
+use crate::cli::parts::training::predicted;
+use crate::cli::parts::training::within_step;
 use crate::device::{OpenDevice, Precision};
 use crate::observe::{Metrics, Prometheus, Stragglers};
 use crate::run::{Folder, Run, Trained};

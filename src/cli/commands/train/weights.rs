@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use super::checks::tokenizer_of;
-use crate::cli::parts::model::{self, refuse_other_tokenizer};
-use crate::cli::parts::progress::Say;
+use crate::cli::parts::terminal::progress::Say;
+use crate::cli::parts::training::model;
+use crate::cli::parts::training::model::refuse_other_tokenizer;
 use crate::data::tokenizer::write_tokenizer;
 use crate::formats::hf::DropoutRates;
 use crate::formats::save::{prepare, save, saved_steps, write_steps};

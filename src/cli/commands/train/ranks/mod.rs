@@ -26,7 +26,7 @@ use self::shutdown::{
 };
 use self::start_up::{ReadyRun, start_up};
 use super::{Stop, Train, told};
-use crate::cli::parts::progress::Say;
+use crate::cli::parts::terminal::progress::Say;
 use crate::run::{Run, Seat, share};
 use crate::settings::{Config, Survive};
 

@@ -14,8 +14,8 @@ use chimera_core::engine::ungathered;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
-use crate::cli::parts::console::{tell, warn};
-use crate::cli::parts::exit;
+use crate::cli::parts::terminal::console::{tell, warn};
+use crate::cli::parts::terminal::exit;
 use crate::device::NoThread;
 use crate::observe::Explain;
 use crate::run::launch::Launch;

@@ -7,8 +7,8 @@ use chimera_core::ids::Rank;
 use super::Surviving;
 use crate::cli::commands::train::telling::Telling;
 use crate::cli::commands::train::{Train, listen};
-use crate::cli::parts::console::warn;
-use crate::cli::parts::progress::Say;
+use crate::cli::parts::terminal::console::warn;
+use crate::cli::parts::terminal::progress::Say;
 use crate::observe::Prometheus;
 use crate::run::{Folder, Place, Run, Trained};
 

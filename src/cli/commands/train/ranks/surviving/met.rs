@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::shutdown::ROOT;
 use super::Surviving;
-use crate::cli::parts::proof::named;
+use crate::cli::parts::schedule::proof::named;
 use crate::run::{Beginning, Fewer, Run, Seat, host_name, share};
 
 /// Meetings in a row after deaths with no finished step between them, after which more would be in vain.

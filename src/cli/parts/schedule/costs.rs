@@ -1,0 +1,222 @@
+//! What stages cost, on the command line.
+
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use anyhow::Result;
+use chimera_core::costs::{GivenTimes, PerStage, StageCosts};
+use chimera_core::lower::{Offloading, Recompute};
+use chimera_core::op::{Cell, Kind};
+use chimera_core::timetable::Timetable;
+use clap::{Arg, ArgGroup, Args};
+
+use crate::cli::parts::schedule::shape::MemoryArgs;
+use crate::cli::parts::terminal::console::warn;
+use crate::settings::{Config, RecomputedStages};
+
+/// The options that are times. (A group with others in it has no members of its own.)
+const TIMES: [&str; 8] =
+    ["forward", "backward", "input", "weight", "pair", "recompute_time", "message", "transfer"];
+
+/// Lets a value begin with a minus, so that it is refused for what it is; those of `lists` may go on after a number.
+pub(crate) fn may_be_negative(arg: Arg, lists: &[&str]) -> Arg {
+    match lists.contains(&arg.get_id().as_str()) {
+        _ if !arg.get_action().takes_values() => arg,
+        true => arg.allow_hyphen_values(true),
+        false => arg.allow_negative_numbers(true),
+    }
+}
+
+/// The costs of stages, in any unit of time, and the memory there is. Where no time of an op is given, a forward of a D-th of
+/// the model takes 1, so that schedules with more stages than workers compare with others.
+#[derive(Args, Clone)]
+#[command(mut_args(|arg| may_be_negative(arg, &TIMES)))]
+#[command(group(ArgGroup::new("times").multiple(true).args(TIMES)))]
+pub(crate) struct CostArgs {
+    /// Time of a forward of one micro-batch on one stage, or on a D-th of the model where schedules are compared; this and all
+    /// other times are a number, or a list with one for each, such as 1,1,2,1 [default: 1, or if no time of an op is given, 1 on
+    /// a D-th of the model]
+    #[arg(long, value_name = "F")]
+    forward: Option<Times>,
+    /// Time of a whole backward, half of it for each half [default: 2]
+    #[arg(long, value_name = "B", conflicts_with_all = ["input", "weight"])]
+    backward: Option<Times>,
+    /// Time of the input half of a backward [default: 1]
+    #[arg(long, value_name = "I")]
+    input: Option<Times>,
+    /// Time of the weight half of a backward [default: 1]
+    #[arg(long, value_name = "W")]
+    weight: Option<Times>,
+    /// Time of a forward and a backward as one atomic pair [default: F + I + W, each of its own stage]
+    #[arg(long, value_name = "P")]
+    pair: Option<Times>,
+    /// Time of a recomputation [default: F]
+    #[arg(long, value_name = "R")]
+    recompute_time: Option<Times>,
+    /// Time of a message between workers [default: 0]
+    #[arg(long, value_name = "C")]
+    message: Option<Times>,
+    /// Time of a move of a stage's activations for one micro-batch to another memory, or back [default: as the profile and
+    /// links say, or 0]
+    #[arg(long, value_name = "T")]
+    transfer: Option<Times>,
+    #[command(flatten)]
+    pub(crate) memory: MemoryArgs,
+}
+
+impl CostArgs {
+    /// Removes the limit of memory.
+    pub(crate) fn without_cap(&self) -> CostArgs {
+        CostArgs { memory: MemoryArgs::default(), ..self.clone() }
+    }
+
+    /// Tells of times that were given for what the timetable does not have, and that `config` did not weigh, and of moves that it
+    /// was asked for and does not have.
+    pub(crate) fn warn_of_unread(&self, timetable: &Timetable, config: &Config) {
+        let has_pairs = timetable.rows.iter().flatten().any(|cell| matches!(cell, Cell::Pair(..)));
+        let has_moves = timetable.has(Kind::Offload) || config.offload != Offloading::None;
+        let recomputes = timetable.has(Kind::Recompute)
+            || config.recompute != Recompute::None
+            || config.recompute_stages == RecomputedStages::Auto;
+        let unread = [
+            ("pair", self.pair.is_some() && !has_pairs, "has no atomic pairs"),
+            ("recompute-time", self.recompute_time.is_some() && !recomputes, "recomputes nothing"),
+            ("transfer", self.transfer.is_some() && !has_moves, "moves no activations"),
+            (
+                "bpipe",
+                config.bpipe && !timetable.has(Kind::Offload),
+                "moves no activations, since its workers hold as many as their partners, up to one",
+            ),
+        ];
+        for (option, _, why) in unread.into_iter().filter(|(_, is_unread, _)| *is_unread) {
+            warn(&format!("`{option}` has no effect: {} {why}", timetable.schedule));
+        }
+    }
+
+    /// Whether any time is given but that of a move.
+    pub(crate) fn are_given(&self) -> bool {
+        GivenTimes { transfer: None, ..self.given() } != GivenTimes::default()
+    }
+
+    /// Whether the time of any op is given.
+    pub(crate) fn has_ops(&self) -> bool {
+        self.given().has_ops()
+    }
+
+    /// The costs of a timetable's stages, whose moves take what is given, if it is.
+    pub(crate) fn with_transfers(
+        &self,
+        costs: StageCosts,
+        timetable: &Timetable,
+    ) -> Result<StageCosts> {
+        let Some(Times(each)) = &self.transfer else { return Ok(costs) };
+        let n_stages = timetable.placement.n_stages();
+        each.check(
+            "--transfer",
+            n_stages,
+            &format!("{} has {n_stages} stages", timetable.schedule),
+        )?;
+        Ok(costs.with_transfers(|stage| each.at(stage)))
+    }
+
+    /// What takes 1 in the times of a report.
+    pub(crate) fn unit(&self) -> &'static str {
+        self.given().unit()
+    }
+
+    /// Costs of the timetable's stages: of each as given, or shares of the model's.
+    pub(crate) fn of_stages(&self, timetable: &Timetable) -> Result<StageCosts> {
+        Ok(self.given().of_stages(timetable)?)
+    }
+
+    /// Costs of the stages of a model, of which each D-th part has the given costs.
+    pub(crate) fn of_model(&self, timetable: &Timetable) -> Result<StageCosts> {
+        Ok(self.given().of_model(timetable)?)
+    }
+
+    fn given(&self) -> GivenTimes {
+        let given = |times: &Option<Times>| times.clone().map(|Times(list)| list);
+        GivenTimes {
+            forward: given(&self.forward),
+            backward: given(&self.backward),
+            input: given(&self.input),
+            weight: given(&self.weight),
+            pair: given(&self.pair),
+            recompute: given(&self.recompute_time),
+            message: given(&self.message),
+            transfer: given(&self.transfer),
+        }
+    }
+}
+
+/// What a report says of its unit of time.
+pub(crate) fn unit_line(unit: &str) -> String {
+    format!("unit of time: {unit}")
+}
+
+/// One number for all stages, or one for each, between commas.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Times(pub(crate) PerStage);
+
+impl Times {
+    /// Whether any of them is more than nothing.
+    pub(crate) fn has_any(&self) -> bool {
+        self.0.0.iter().any(|time| *time > 0.0)
+    }
+}
+
+impl FromStr for Times {
+    type Err = String;
+
+    fn from_str(list: &str) -> Result<Times, String> {
+        let numbers = list.split(',').map(number).collect::<Result<_, _>>()?;
+        Ok(Times(PerStage(numbers)))
+    }
+}
+
+/// Reads a whole number from 0 on.
+pub(crate) fn whole<N: FromStr>(text: &str) -> Result<N, String> {
+    let number = text.trim().parse();
+    number.map_err(|_| format!("`{text}` is not a whole number from 0 to 2^64 - 1"))
+}
+
+/// Reads a whole number of a range.
+pub(crate) fn whole_in(
+    range: RangeInclusive<u32>,
+) -> impl Fn(&str) -> Result<u32, String> + Clone + Send + Sync + 'static {
+    move |text| {
+        let number = text.trim().parse().ok().filter(|number| range.contains(number));
+        let (least, most) = (range.start(), range.end());
+        number.ok_or_else(|| format!("`{text}` is not a whole number from {least} to {most}"))
+    }
+}
+
+pub(crate) fn number(text: &str) -> Result<f64, String> {
+    match text.trim().parse::<f64>() {
+        Ok(x) if (0.0..=1e12).contains(&x) => Ok(x),
+        _ => Err(format!("`{text}` is not a number from 0 to 1e12")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_numbers_between_commas() {
+        assert_eq!("1".parse(), Ok(Times(PerStage(vec![1.0]))));
+        assert_eq!("1, 0.5,2e3".parse(), Ok(Times(PerStage(vec![1.0, 0.5, 2000.0]))));
+        for (bad, named) in [
+            ("", "``"),
+            ("1,", "``"),
+            ("1,,2", "``"),
+            ("1;2", "`1;2`"),
+            ("1,-2", "`-2`"),
+            ("nan", "`nan`"),
+            ("1,inf", "`inf`"),
+        ] {
+            let error = bad.parse::<Times>().expect_err(bad);
+            assert!(error.starts_with(named), "{error}");
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! A schedule on the command line: its options, costs and network, and what is shown of it.
+
+pub(crate) mod closed_form;
+pub(crate) mod costs;
+pub(crate) mod drawing;
+pub(crate) mod entry;
+pub(crate) mod measured_network;
+pub(crate) mod network;
+pub(crate) mod own_work;
+pub(crate) mod profiled;
+pub(crate) mod proof;
+pub(crate) mod scheduled;
+pub(crate) mod shape;

@@ -1,0 +1,356 @@
+//! The network between the ranks of a job, on the command line.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use anyhow::{Result, bail, ensure};
+use chimera_core::analyze::{ClosedForm, Link, Network, NetworkCosts, Reduced, ReductionAlgorithm};
+use chimera_core::costs::{Costs, StageCosts, UnevenCosts};
+use chimera_core::ids::Rank;
+use chimera_core::op::Kind;
+use chimera_core::program::Program;
+use chimera_core::timetable::Timetable;
+use clap::Args;
+
+use crate::cli::parts::schedule::costs::{CostArgs, Times, may_be_negative, number, whole_in};
+use crate::cli::parts::schedule::measured_network::{MeasuredLink, MeasuredNetwork, read};
+use crate::cli::parts::schedule::shape::JobArgs;
+use crate::cli::parts::terminal::console::warn;
+use crate::plan::Hardware;
+use crate::settings::{Config, SettingsError, Speeds};
+
+/// The most pipelines side by side.
+const MAX_WIDTH: usize = 65_535;
+
+/// The options that are bytes of stages.
+const BYTES: [&str; 3] = ["activation_bytes", "saved_bytes", "gradient_bytes"];
+
+/// Nodes and links. Without links, messages and sums take no time.
+#[derive(Args, Clone)]
+#[command(mut_args(|arg| may_be_negative(arg, &["inside", "between"])))]
+pub(crate) struct LinkArgs {
+    /// Nodes and links as a `chimera comm bench --out FILE` measured them, in seconds; the three options below go before it
+    #[arg(long, value_name = "FILE")]
+    network: Option<MeasuredNetwork>,
+    /// Ranks of a node, R, which must divide D or be a multiple of it [default: all]
+    #[arg(long, value_name = "R", value_parser = whole_in(1..=u32::MAX))]
+    ranks_per_node: Option<u32>,
+    /// Between ranks of a node: time of a message and of each byte, such as 1e-6,1e-10, or the file of a
+    /// `chimera comm bench --json`, in seconds [default: 0,0]
+    #[arg(long, value_name = "ALPHA,BETA|FILE")]
+    inside: Option<Wire>,
+    /// Between nodes, whose ranks share it [default: as inside]
+    #[arg(long, value_name = "ALPHA,BETA|FILE")]
+    between: Option<Wire>,
+    /// As data sheets say, if any do.
+    #[arg(skip = 1usize)]
+    adapters: usize,
+    #[arg(skip)]
+    blocking: bool,
+    #[arg(skip)]
+    reductions: ReductionAlgorithm,
+}
+
+impl LinkArgs {
+    /// These, and what data sheets say of that which is not given.
+    pub(crate) fn or_hardware(&self, hardware: &Hardware, n_ranks: u32) -> LinkArgs {
+        let of_node = self.ranks_per_node().unwrap_or(hardware.ranks_per_node);
+        let ranks_per_node = of_node.min(n_ranks);
+        let [inside, between] = hardware.links().map(Wire::given);
+        let said = self.between().or(self.inside);
+        LinkArgs {
+            network: None,
+            ranks_per_node: Some(ranks_per_node),
+            inside: self.inside().or(Some(inside)),
+            between: said.or(Some(between)),
+            adapters: if said.is_none() { ranks_per_node as usize } else { 1 },
+            blocking: hardware.blocking,
+            reductions: hardware.reductions,
+        }
+    }
+
+    /// Whether no link is described, so that messages and sums take no time.
+    pub(crate) fn is_free(&self) -> bool {
+        self.inside().is_none() && self.between().is_none()
+    }
+
+    /// The option whose times were measured, in seconds, if one's were.
+    fn measured(&self) -> Option<&'static str> {
+        let is_measured = |wire: Option<Wire>| wire.is_some_and(|wire| wire.is_measured);
+        let options = [
+            ("--network", self.network.is_some()),
+            ("--inside", is_measured(self.inside)),
+            ("--between", is_measured(self.between)),
+        ];
+        options.into_iter().find(|(_, is_measured)| *is_measured).map(|(option, _)| option)
+    }
+
+    /// Ranks of a node, if that was said or measured.
+    pub(crate) fn ranks_per_node(&self) -> Option<u32> {
+        self.ranks_per_node.or(self.network.map(|network| network.ranks_per_node))
+    }
+
+    fn inside(&self) -> Option<Wire> {
+        self.inside.or(self.network.and_then(|network| network.inside).map(Wire::measured))
+    }
+
+    fn between(&self) -> Option<Wire> {
+        self.between.or(self.network.and_then(|network| network.between).map(Wire::measured))
+    }
+
+    /// What they say of a job of so many ranks in `width` groups.
+    ///
+    /// # Errors
+    /// If the job needs a link that was not measured.
+    pub(crate) fn network(&self, width: usize, n_ranks: usize) -> Result<Network> {
+        ensure!(
+            self.between.is_none() || self.ranks_per_node().is_some(),
+            "--between is between nodes: say --ranks-per-node, how many ranks a node has"
+        );
+        let ranks_per_node = self.ranks_per_node().map_or(n_ranks, |n| n as usize);
+        let is_said = self.network.is_none() || self.inside.is_some();
+        ensure!(
+            ranks_per_node >= n_ranks || is_said || self.between().is_some(),
+            "--network was measured on one node, and {n_ranks} ranks need several of {ranks_per_node}: measure by ranks on \
+             two nodes, or say --between"
+        );
+        ensure!(
+            ranks_per_node == 1 || self.network.is_none() || self.inside().is_some(),
+            "--network was measured with one rank on each node: measure with two, or say --inside"
+        );
+        let inside = self.inside().unwrap_or_default().link;
+        Ok(Network {
+            width,
+            ranks_per_node,
+            inside,
+            between: self.between().map_or(inside, |wire| wire.link),
+            adapters: self.adapters,
+            blocking: self.blocking,
+            reductions: self.reductions,
+        })
+    }
+}
+
+/// Ranks, nodes and links, and what travels.
+#[derive(Args, Clone)]
+#[command(mut_args(|arg| may_be_negative(arg, &BYTES)))]
+pub(crate) struct NetworkArgs {
+    #[command(flatten)]
+    pub(crate) job: JobArgs,
+    #[command(flatten)]
+    links: LinkArgs,
+    /// Bytes that a stage gives the next for a micro-batch, as a number or a list
+    #[arg(long, value_name = "BYTES", default_value = "0")]
+    activation_bytes: Times,
+    /// Bytes that a stage saves of a micro-batch for its backward, which `--bpipe` moves over the links, as a number or a list
+    #[arg(long, value_name = "BYTES", default_value = "0")]
+    saved_bytes: Times,
+    /// Bytes of the gradients of a stage, as a number or a list
+    #[arg(long, value_name = "BYTES", default_value = "0")]
+    gradient_bytes: Times,
+    /// The ranks that are left of the job, where some have died: they make one group.
+    #[arg(skip)]
+    living: Option<Vec<Rank>>,
+}
+
+/// What stages take on workers that need not be alike.
+pub(crate) type WorkerCosts = UnevenCosts<StageCosts>;
+
+impl NetworkArgs {
+    /// Tells of what was given about links where there are none.
+    pub(crate) fn warn_of_unread(&self) {
+        let NetworkArgs { activation_bytes, saved_bytes, gradient_bytes, .. } = self;
+        let given = [
+            ("activation-bytes", activation_bytes),
+            ("saved-bytes", saved_bytes),
+            ("gradient-bytes", gradient_bytes),
+        ];
+        let of_bytes = given.iter().filter(|(_, bytes)| bytes.has_any()).map(|(option, _)| *option);
+        let of_nodes = self.links.ranks_per_node.map(|_| "ranks-per-node");
+        for option in of_bytes.chain(of_nodes).filter(|_| self.links.is_free()) {
+            warn(&format!(
+                "`{option}` has no effect without links: say --inside, --between or --network"
+            ));
+        }
+    }
+
+    /// Tells of bytes of saved activations that the links do not carry, since the timetable moves none to other workers.
+    pub(crate) fn warn_of_unmoved(&self, timetable: &Timetable) {
+        if self.saved_bytes.has_any() && !self.links.is_free() && !timetable.has(Kind::Keep) {
+            warn(&format!(
+                "`saved-bytes` has no effect: {} moves no activations to other workers, as --bpipe does",
+                timetable.schedule
+            ));
+        }
+    }
+
+    /// Tells of a width and a policy of gradient reductions where none takes time; the step sync may, and then depends on the
+    /// width.
+    pub(crate) fn warn_of_free_reductions(&self, step_sync_takes_time: bool) {
+        let Ok(job) = self.job() else { return };
+        let is_wide = job.width > 1 && job.speeds.is_none() && !step_sync_takes_time;
+        let has_sync = self.job.0.iter().any(|(key, _)| key == "sync");
+        let given = [("width", is_wide), ("sync", has_sync)];
+        for (option, _) in given.into_iter().filter(|(_, is_unread)| *is_unread) {
+            warn(&format!(
+                "`{option}` has no effect: no gradient reduction takes time, since no two workers hold the same stage or no links \
+                 (--inside, --between, --network) take any"
+            ));
+        }
+    }
+
+    /// Refuses links in seconds where ops take 1 in a unit of their own.
+    ///
+    /// # Errors
+    /// If no time of an op is given.
+    pub(crate) fn check_unit(&self, costs: &CostArgs) -> Result<()> {
+        let Some(option) = self.links.measured().filter(|_| !costs.has_ops()) else {
+            return Ok(());
+        };
+        bail!(
+            "{option} FILE is in seconds, and no option says how many an op takes: give --forward and --backward in seconds, \
+             or name a profile with --profile"
+        )
+    }
+
+    /// What compute and messages of a timetable cost on it, and moves where they go to other workers.
+    pub(crate) fn of_messages(
+        &self,
+        timetable: &Timetable,
+        goes_to_partners: bool,
+        compute: StageCosts,
+    ) -> Result<NetworkCosts<WorkerCosts>> {
+        let placement = &timetable.placement;
+        let (depth, n_stages) = (placement.n_workers(), placement.n_stages());
+        let job = self.job()?;
+        let width = job.width;
+        ensure!(
+            (1..=MAX_WIDTH).contains(&width),
+            "`width` is {width}; it must be a whole number from 1 to {MAX_WIDTH}"
+        );
+        let network = self.links.network(width, width * depth)?;
+        ensure!(
+            network.fits(depth),
+            "--ranks-per-node {}: groups of {depth} workers would lie on the nodes in different ways; choose a \
+             divisor or a multiple of {depth}",
+            network.ranks_per_node
+        );
+        let why = format!("{} has {n_stages} stages", timetable.schedule);
+        self.activation_bytes.0.check("--activation-bytes", n_stages, &why)?;
+        self.saved_bytes.0.check("--saved-bytes", n_stages, &why)?;
+        let each = |bytes: &Times| (0..n_stages).map(|s| bytes.0.at(s)).collect::<Vec<f64>>();
+        let activations = each(&self.activation_bytes);
+        let units = timetable.units_per_micro;
+        let n_speeds = job.speeds.as_ref().map_or(0, Speeds::n_said);
+        ensure!(
+            n_speeds <= width * depth,
+            "--speeds tells of {n_speeds} ranks, but there are {}: leave out those beyond",
+            width * depth
+        );
+        let speeds = job.speeds.map_or(Vec::new(), |speeds| speeds.of_workers(depth, width));
+        let compute = UnevenCosts::new(compute, speeds);
+        let costs = NetworkCosts::of_messages(compute, network, placement, units, &activations);
+        Ok(if goes_to_partners { costs.with_saved(&each(&self.saved_bytes)) } else { costs })
+    }
+
+    /// These, and what the sums of `program` cost.
+    pub(crate) fn with_sums(
+        &self,
+        messages: NetworkCosts<WorkerCosts>,
+        program: &Program,
+    ) -> Result<NetworkCosts<WorkerCosts>> {
+        let n_stages = program.placement().n_stages();
+        let why = format!("{} has {n_stages} stages", program.schedule());
+        self.gradient_bytes.0.check("--gradient-bytes", n_stages, &why)?;
+        let gradients: Vec<_> = (0..n_stages).map(|s| vec![self.gradient_bytes.0.at(s)]).collect();
+        Ok(messages.with_sums(program, &gradients, &[]))
+    }
+
+    /// What the closed form asks of it: gradients, groups, and the slowest link between replicas.
+    pub(crate) fn closed_form(&self, program: &Program, costs: &impl Costs) -> Result<ClosedForm> {
+        let placement = program.placement();
+        let (width, depth) = (self.job()?.width, placement.n_workers());
+        let link = self.links.network(width, width * depth)?.slowest(depth);
+        let bytes: Vec<f64> =
+            (0..placement.n_stages()).map(|s| self.gradient_bytes.0.at(s)).collect();
+        Ok(ClosedForm::of(program, costs, Reduced { bytes: &bytes, width, link }))
+    }
+
+    /// The job, as its options say, or what is left of it.
+    pub(crate) fn job(&self) -> Result<Config, SettingsError> {
+        let mut job = self.job.0.drawn()?;
+        if let Some(living) = &self.living {
+            job.width = 1;
+            job.speeds = job.speeds.map(|speeds| speeds.of_ranks(living));
+        }
+        Ok(job)
+    }
+
+    /// What is left of a job whose groups have `depth` ranks each, without those that are `lost`.
+    ///
+    /// # Errors
+    /// If the ranks are on several nodes: how many are left on each is not known to the costs of messages.
+    pub(crate) fn without(&self, lost: &[Rank], depth: usize) -> Result<NetworkArgs> {
+        if lost.is_empty() {
+            return Ok(self.clone());
+        }
+        let n_ranks = self.job()?.width * depth;
+        let ranks_per_node = self.links.ranks_per_node();
+        ensure!(
+            ranks_per_node.is_none_or(|n| n as usize >= n_ranks),
+            "--lost is about ranks of one node: leave --ranks-per-node and --between out"
+        );
+        let ranks = (0..n_ranks as u32).map(Rank);
+        let living = ranks.filter(|rank| !lost.contains(rank)).collect();
+        Ok(NetworkArgs { living: Some(living), ..self.clone() })
+    }
+}
+
+/// A link as two numbers, or as it was measured.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+struct Wire {
+    link: Link,
+    /// Whether it is in seconds, whatever the unit of other times.
+    is_measured: bool,
+}
+
+impl Wire {
+    fn given(link: Link) -> Wire {
+        Wire { link, is_measured: false }
+    }
+
+    fn measured(link: Link) -> Wire {
+        Wire { link, is_measured: true }
+    }
+}
+
+impl FromStr for Wire {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Wire, String> {
+        if let Some((alpha, beta)) = text.split_once(',').filter(|_| !Path::new(text).exists()) {
+            return Ok(Wire::given(Link { alpha: number(alpha)?, beta: number(beta)? }));
+        }
+        if !Path::new(text).exists() {
+            return Err("neither two numbers such as 1e-6,1e-10 nor a file that is there".into());
+        }
+        let link: MeasuredLink = read(Path::new(text))?;
+        link.sound().map(Wire::measured)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_two_numbers() {
+        assert_eq!("1e-6, 2".parse(), Ok(Wire::given(Link { alpha: 1e-6, beta: 2.0 })));
+        for (bad, named) in
+            [("1", "neither"), ("1,2,3", "`2,3`"), ("-1,2", "`-1`"), ("", "neither")]
+        {
+            let error = bad.parse::<Wire>().expect_err(bad);
+            assert!(error.starts_with(named), "{error}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! What the stages of a model here cost by a profile, on the command line of schedules.
+
+use anyhow::{Result, bail, ensure};
+use chimera_core::analyze::{NetworkCosts, simulate};
+use chimera_core::costs::{Costs, StageCosts};
+use chimera_core::model::Partition;
+use chimera_core::program::Program;
+use chimera_core::timetable::Timetable;
+
+use crate::cli::parts::schedule::costs::CostArgs;
+use crate::cli::parts::schedule::network::{NetworkArgs, WorkerCosts};
+use crate::cli::parts::schedule::scheduled::Scheduled;
+use crate::cli::parts::schedule::shape::{ProfiledArgs, ShapeArgs};
+use crate::cli::parts::terminal::console::warn;
+use crate::plan::{Chain, Priced, StepCosts, can_be_cut, times_of, with_layout};
+use crate::profile::ProfiledTimes;
+use crate::run::outside::OnDisk;
+use crate::settings::schedules::Named;
+use crate::settings::{Config, Layers, Settings};
+
+/// A model here, and the times of its layers.
+pub(crate) struct Profiled {
+    config: Config,
+    times: ProfiledTimes,
+}
+
+impl Profiled {
+    /// The profile that the options name, and the model that they describe; `None` if they name no profile.
+    ///
+    /// # Errors
+    /// If it cannot be read, is of another machine, or times are given beside it.
+    pub(crate) fn open(
+        args: &ProfiledArgs,
+        schedule: &str,
+        shape: &ShapeArgs,
+        costs: &CostArgs,
+        network: &NetworkArgs,
+    ) -> Result<Option<Profiled>> {
+        let said = &args.0;
+        if said.iter().all(|(key, _)| key != "profile") {
+            if let Some((key, _)) = said.iter().next() {
+                bail!(
+                    "{key} says what a profile tells the times of: name one with --profile, or leave {key} out"
+                )
+            }
+            return Ok(None);
+        }
+        ensure!(
+            !costs.are_given(),
+            "--profile says what stages take: leave --forward, --backward and the other times but --transfer out"
+        );
+        ensure!(
+            schedule != "-",
+            "--profile has to know the timetable's depth beforehand: name its file instead of standard input"
+        );
+        let mut with_schedule = Settings::default().with("schedule", schedule);
+        if !matches!(schedule.parse(), Ok(Named::File(_))) {
+            // What is drawn has fewer micro-batches than a training, where nobody says how many.
+            let n = shape.0.drawn()?.micro_batches as i64;
+            with_schedule = with_schedule.with("micro-batches", n);
+        }
+        let settings = [&shape.0, &costs.memory.0, &network.job.0, said];
+        let settings = settings.into_iter().fold(with_schedule, |all, some| some.over(&all));
+        let config = Layers { config: None, settings }.resolve(&OnDisk)?;
+        config.model().check_sequence(config.sequence)?;
+        let Some(path) = &config.profile else { return Ok(None) };
+        let times = times_of(&config, path, config.width * config.depth)?;
+        if let Some(doubt) = times.doubt() {
+            warn(doubt);
+        }
+        let priced = Priced::new(&config.model(), Some(times.clone()));
+        let config = with_layout(config, &priced, None)?;
+        Ok(Some(Profiled { times, config }))
+    }
+
+    /// The layers of a timetable's stages.
+    ///
+    /// # Errors
+    /// If the model cannot be cut so.
+    pub(crate) fn layout(&self, timetable: &Timetable) -> Result<Partition> {
+        let n_stages = timetable.placement.n_stages();
+        Ok(Partition::of(&self.config.cuts(&self.config.model(), n_stages)?))
+    }
+
+    /// What the stages of a timetable take, in seconds.
+    ///
+    /// # Errors
+    /// If the profile has no times of a layer, or the model cannot be cut so.
+    pub(crate) fn costs(&self, timetable: &Timetable) -> Result<StageCosts> {
+        can_be_cut(&self.config, timetable.units_per_micro, timetable.n_slices())?;
+        let priced = Priced::new(&self.config.model(), Some(self.times.clone()));
+        priced.costs(&self.config, timetable)
+    }
+
+    /// Costs of compute and of a network, and what reductions, updates and the step sync take between threads.
+    ///
+    /// # Errors
+    /// If the profile has no times of them, or the model cannot be cut so.
+    pub(crate) fn with_step<C: Costs>(&self, costs: C, program: &Program) -> Result<StepCosts<C>> {
+        let priced = Priced::new(&self.config.model(), Some(self.times.clone()));
+        priced.with_step(&self.config, costs, program)
+    }
+
+    /// The plan at the times that all takes where others compute beside it for as long as the plan says that they do, and
+    /// these times.
+    ///
+    /// # Errors
+    /// If the profile has no times of a layer, or the plan cannot be made at them.
+    pub(crate) fn beside_others(
+        self,
+        plan: Scheduled<NetworkCosts<WorkerCosts>>,
+        network: &NetworkArgs,
+        given: &CostArgs,
+    ) -> Result<(Scheduled<NetworkCosts<WorkerCosts>>, Profiled)> {
+        if self.config.width * self.config.depth <= 1 {
+            return Ok((plan, self));
+        }
+        let program = plan.prove()?;
+        let costs = self.with_step(network.with_sums(plan.costs().clone(), &program)?, &program)?;
+        let busy = 1.0 - simulate(&program, &costs).bubble_ratio();
+        let beside = Profiled { times: self.times.with_others_busy(busy), ..self };
+        let stages = beside.costs(&plan.timetable)?;
+        let stages = given.with_transfers(stages, &plan.timetable)?;
+        Ok((plan.at(network, stages)?, beside))
+    }
+}

@@ -1,0 +1,303 @@
+//! A schedule as options describe it: a timetable, what passes make of it, and what its stages cost.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Error, Result, ensure};
+use chimera_core::analyze::{NetworkCosts, Refusal, Savings, Timeline, simulate};
+use chimera_core::costs::{Costs, StageCosts, UniformCosts};
+use chimera_core::ids::Rank;
+use chimera_core::lower::{Lowering, Offloading, Recompute, lower_at, narrow};
+use chimera_core::op::Kind;
+use chimera_core::program::Program;
+use chimera_core::request::{Ordered, Request, Source};
+use chimera_core::search::{Progress, Report};
+use chimera_core::timetable::Timetable;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::cli::parts::schedule::costs::CostArgs;
+use crate::cli::parts::schedule::network::{NetworkArgs, WorkerCosts};
+use crate::cli::parts::schedule::shape::{PassArgs, ShapeArgs};
+use crate::cli::parts::terminal::progress::{keep_drawing, spin};
+use crate::plan::request;
+use crate::plan::{
+    by_file_name, endless_if_refused, name_by_file, recomputed_at, recomputed_within_cap,
+};
+use crate::settings::schedules::Named;
+use crate::settings::{Config, RecomputedStages, Scaling, UnfitStages};
+
+/// Ranks that have died.
+#[derive(Args)]
+pub(crate) struct LostArgs {
+    /// Ranks that have died: shows the step of those that live, as `train --survive narrow` goes on with it
+    #[arg(long, value_name = "RANKS", value_delimiter = ',', value_parser = rank, allow_hyphen_values = true)]
+    lost: Vec<u32>,
+}
+
+/// The number of a rank.
+fn rank(word: &str) -> Result<u32, String> {
+    let why = |_| format!("`{word}` is no rank: ranks have numbers from 0, such as 2 or 0,3");
+    word.trim().parse().map_err(why)
+}
+
+impl LostArgs {
+    /// The ranks.
+    pub(crate) fn ranks(&self) -> Vec<Rank> {
+        self.lost.iter().copied().map(Rank).collect()
+    }
+
+    fn list(&self) -> String {
+        self.lost.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+    }
+}
+
+/// A timetable after its passes, ready to be proven and simulated.
+pub(crate) struct Scheduled<C = StageCosts> {
+    pub(crate) timetable: Timetable,
+    /// What the search came to, if it is one's.
+    pub(crate) search: Option<Report>,
+    /// The stages that recompute, if they were chosen.
+    pub(crate) recomputed: Option<String>,
+    /// Whether some activations are offloaded, if that was chosen together with them.
+    pub(crate) offloads: Option<bool>,
+    pub(crate) how: Lowering,
+    /// What passes were to do so that workers hold fewer activations.
+    savings: Savings,
+    /// What it is called by on the command line.
+    named: Named,
+    costs: C,
+}
+
+/// Costs that a program is made by, so that its sums start where those of a training do.
+pub(crate) trait Foreseen: Costs {
+    /// The part of them that a training knows of.
+    fn known(&self) -> &impl Costs;
+}
+
+impl Foreseen for StageCosts {
+    fn known(&self) -> &impl Costs {
+        self
+    }
+}
+
+impl Foreseen for NetworkCosts<WorkerCosts> {
+    fn known(&self) -> &impl Costs {
+        self.compute()
+    }
+}
+
+impl Scheduled {
+    /// What `name` stands for: a schedule at a shape, `auto`, or a file (`-` is standard input); its
+    /// stages cost what `costs` says of each. Warns of options that it does not read.
+    pub(crate) fn of(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
+        Scheduled::of_config(drawn(name, shape, costs)?, shape, costs)
+    }
+
+    /// As [`of`](Self::of), where micro-batches are only cut if the options say so.
+    pub(crate) fn of_whole_micro_batches(
+        name: &str,
+        shape: &ShapeArgs,
+        costs: &CostArgs,
+    ) -> Result<Scheduled> {
+        let mut config = drawn(name, shape, costs)?;
+        config.scaling = Scaling::Is(config.scaling.of_shape());
+        Scheduled::of_config(config, shape, costs)
+    }
+
+    fn of_config(config: Config, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
+        let plan = Scheduled::with(&config, shape, &|timetable| costs.of_stages(timetable))?;
+        shape.warn_of_unread(&config);
+        costs.warn_of_unread(&plan.timetable, &config);
+        Ok(plan)
+    }
+
+    /// What `name` stands for, without a warning, with the costs of a model, cut into as many stages as there are.
+    pub(crate) fn of_model(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
+        let config = drawn(name, shape, costs)?;
+        Scheduled::with(&config, shape, &|timetable| costs.of_model(timetable))
+    }
+
+    /// A timetable from elsewhere.
+    pub(crate) fn of_timetable(
+        timetable: Timetable,
+        passes: &PassArgs,
+        costs: &CostArgs,
+    ) -> Result<Scheduled> {
+        let config = passes.0.over(&costs.memory.0).drawn()?;
+        let (source, shape) = (Source::Timetable(timetable), config.shape());
+        let request = Request { source, shape, passes: config.passes() };
+        Scheduled::made(&config, request, &|timetable| costs.of_stages(timetable))
+    }
+}
+
+impl Scheduled<NetworkCosts<WorkerCosts>> {
+    /// What `name` stands for, where stages cost what `of_stages` says, which may know their layers, messages what they take
+    /// on a network, and sums start when it says.
+    pub(crate) fn on(
+        network: &NetworkArgs,
+        name: &str,
+        shape: &ShapeArgs,
+        costs: &CostArgs,
+        (of_stages, knows_layers): (&dyn Fn(&Timetable) -> Result<StageCosts>, bool),
+    ) -> Result<Self> {
+        let mut config = said(name, shape, costs)?;
+        if !knows_layers {
+            config.check_whole_stages().map_err(Error::msg)?;
+        }
+        config.sync = network.job()?.sync;
+        let bpipe = config.bpipe;
+        let plan = Scheduled::with(&config, shape, &|timetable| {
+            let goes_to_partners = bpipe || timetable.has(Kind::Keep);
+            network.of_messages(timetable, goes_to_partners, of_stages(timetable)?)
+        })?;
+        network.warn_of_unmoved(&plan.timetable);
+        shape.warn_of_unread(&config);
+        costs.warn_of_unread(&plan.timetable, &config);
+        Ok(plan)
+    }
+
+    /// Prices the stages of the timetable anew.
+    pub(crate) fn at(mut self, network: &NetworkArgs, stages: StageCosts) -> Result<Self> {
+        let goes_to_partners = self.timetable.has(Kind::Keep);
+        self.costs = network.of_messages(&self.timetable, goes_to_partners, stages)?;
+        Ok(self)
+    }
+}
+
+impl<C: Foreseen> Scheduled<C> {
+    fn with(
+        config: &Config,
+        shape: &ShapeArgs,
+        costs: &impl Fn(&Timetable) -> Result<C>,
+    ) -> Result<Scheduled<C>> {
+        let mut request = request(config)?;
+        if config.scaling == Scaling::Auto {
+            request.take_shorter_scaling_by(&mut |ordered| {
+                let plan = Scheduled::passed(config, ordered, costs);
+                endless_if_refused(plan.and_then(|plan| Ok(plan.makespan()?)))
+            })?;
+        }
+        if let Source::Timetable(timetable) = &request.source {
+            shape.fit(&config.schedule, timetable)?;
+        }
+        let made = Scheduled::made(config, request, costs);
+        made.map_err(|error| by_file_name(error, &config.schedule))
+    }
+
+    fn made(
+        config: &Config,
+        request: Request,
+        costs: &impl Fn(&Timetable) -> Result<C>,
+    ) -> Result<Scheduled<C>> {
+        ensure!(
+            config.recompute_stages != RecomputedStages::Auto
+                || !matches!(request.source, Source::Search(..)),
+            UnfitStages::OfSearch
+        );
+        let bar = ProgressBar::new_spinner();
+        bar.set_style(ProgressStyle::with_template("{msg} {elapsed}")?);
+        bar.set_message("making the schedule");
+        keep_drawing(&bar);
+        let ordered = request.timetable(costs, &mut |progress: &Progress| {
+            bar.set_message(Report { progress: *progress, like: None }.to_string());
+        });
+        bar.finish_and_clear();
+        Scheduled::passed(config, ordered?, costs)
+    }
+
+    /// The timetable after its passes and what recomputes beside them.
+    fn passed(
+        config: &Config,
+        mut ordered: Ordered,
+        costs: &impl Fn(&Timetable) -> Result<C>,
+    ) -> Result<Scheduled<C>> {
+        let how =
+            Lowering { sync: config.sync, max_peak: config.memory_cap, ..Lowering::default() };
+        let (costs, search) = (costs(&ordered.timetable)?, ordered.search.clone());
+        let mut config = config.clone();
+        let is_open = config.recompute_stages == RecomputedStages::Auto;
+        let may_offload = config.offload == Offloading::Auto;
+        if is_open {
+            config = recomputed_within_cap(&config, &ordered.timetable, &how, &costs)?;
+            ordered.passes = config.passes();
+        }
+        let ordered = recomputed_at(&config, ordered, &costs)?;
+        let savings = ordered.passes.savings();
+        let timetable = ordered.passed(&how, &costs)?;
+        let recomputed = is_open.then(|| match config.recompute {
+            Recompute::None => "none".to_string(),
+            _ => config.recompute_stages.to_string(),
+        });
+        let offloads = (is_open && may_offload).then(|| timetable.has(Kind::Offload));
+        let named = config.schedule;
+        Ok(Scheduled { timetable, search, recomputed, offloads, how, savings, named, costs })
+    }
+
+    /// The step as the ranks that live of `width` groups take it, at the `costs` of the whole timetable's stages in theirs.
+    pub(crate) fn without(
+        self,
+        dead: &LostArgs,
+        width: usize,
+        costs: &impl Fn(&Timetable, &Timetable) -> Result<C>,
+    ) -> Result<Scheduled<C>> {
+        if dead.lost.is_empty() {
+            return Ok(self);
+        }
+        ensure!(
+            !self.timetable.has(Kind::Offload),
+            "--lost shows the step that a training goes on with, which moves no activations, since who keeps them may be dead: \
+             leave --bpipe and --offload out"
+        );
+        // The order that a training takes, whatever its ops cost; and costs of workers are of all of them.
+        let order = UniformCosts::new(1.0, 2.0, 0.0).per_units(self.timetable.units_per_micro);
+        let timetable = narrow(&self.timetable, width, &dead.ranks(), &order)
+            .with_context(|| format!("--lost {}", dead.list()))?;
+        Ok(Scheduled { costs: costs(&self.timetable, &timetable)?, timetable, ..self })
+    }
+
+    /// Proves it.
+    pub(crate) fn prove(&self) -> Result<Program, Refusal> {
+        spin("proving the schedule", || self.lowered())
+    }
+
+    fn lowered(&self) -> Result<Program, Refusal> {
+        let program = lower_at(&self.timetable, &self.how, self.costs.known());
+        program.map_err(|refusal| {
+            let mut refusal = refusal.asked_for(self.savings);
+            name_by_file(&mut refusal, &self.named);
+            refusal
+        })
+    }
+
+    /// What a step takes.
+    fn makespan(&self) -> Result<f64, Refusal> {
+        Ok(simulate(&self.lowered()?, &self.costs).makespan())
+    }
+
+    /// What its stages cost.
+    pub(crate) fn costs(&self) -> &C {
+        &self.costs
+    }
+
+    /// When everything happens.
+    pub(crate) fn simulate(&self, program: &Program) -> Timeline {
+        spin("simulating the schedule", || simulate(program, &self.costs))
+    }
+}
+
+/// What options say of the schedule with a name, or in a file, of whose layers nothing is known.
+fn drawn(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Config> {
+    let config = said(name, shape, costs)?;
+    config.check_whole_stages().map_err(Error::msg)?;
+    Ok(config)
+}
+
+fn said(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Config> {
+    let schedule = match name {
+        "-" => Named::File(PathBuf::from(name)),
+        name => name.parse()?,
+    };
+    let mut config = shape.0.over(&costs.memory.0).drawn()?;
+    config.schedule = schedule;
+    Ok(config)
+}

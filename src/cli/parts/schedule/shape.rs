@@ -1,0 +1,179 @@
+//! Options of the table that commands about schedules have, and what they say together.
+
+use anyhow::{Result, bail, ensure};
+use chimera_core::lower::Border;
+use chimera_core::placement::Placement;
+use chimera_core::timetable::Timetable;
+use clap::builder::StringValueParser;
+use clap::{Arg, ArgMatches, Args, Command, Error, FromArgMatches, ValueHint};
+
+use crate::cli::parts::terminal::console::warn;
+use crate::cli::parts::terminal::offered::{Offered, offered};
+use crate::settings::args::options_of;
+use crate::settings::schedules::{Named, names, unread};
+use crate::settings::{Config, Drawn, OPTIONS, Origin, Settings, unread_options};
+
+/// Reads the name of a schedule or of a file as it is, and offers the names that there are.
+pub(crate) fn schedule_name() -> Offered<StringValueParser> {
+    offered(StringValueParser::new(), names)
+}
+
+/// The schedule that a command is about: its first word, or `--schedule` as `train` has it.
+#[derive(Args)]
+pub(crate) struct ScheduleArg {
+    /// Name of the schedule, see `chimera schedule list`, or a timetable in a `.json` or `.csv` file
+    #[arg(value_parser = schedule_name(), hide_possible_values = true, value_hint = ValueHint::AnyPath)]
+    name: Option<String>,
+    /// Name of the schedule, as an option in place of the first word
+    #[arg(long, value_name = "NAME", conflicts_with = "name", value_parser = schedule_name())]
+    #[arg(hide_possible_values = true, value_hint = ValueHint::AnyPath)]
+    schedule: Option<String>,
+}
+
+impl ScheduleArg {
+    /// The name that was given, or else the default of `simulate`. Other commands need a name.
+    pub(crate) fn name(&self) -> &str {
+        self.name.as_deref().or(self.schedule.as_deref()).unwrap_or("chimera")
+    }
+}
+
+/// Makes NAME an argument without which there must be `--schedule`.
+pub(crate) fn required(name: Arg) -> Arg {
+    name.required_unless_present("schedule")
+}
+
+/// Makes arguments of groups of options. What is not given is not there, so that what was given can be told from
+/// what holds anyway.
+macro_rules! groups {
+    ($(#[$doc:meta] $name:ident: $($group:ident),+;)+) => {$(
+        #[$doc]
+        #[derive(Clone, Default, PartialEq)]
+        pub(crate) struct $name(pub(crate) Settings);
+
+        impl Args for $name {
+            fn augment_args(command: Command) -> Command {
+                options_of(command, stringify!($name), &[$(Drawn::$group),+])
+            }
+
+            fn augment_args_for_update(command: Command) -> Command {
+                Self::augment_args(command)
+            }
+        }
+
+        impl FromArgMatches for $name {
+            fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+                Ok($name(Settings::of_groups(matches, &[$(Drawn::$group),+])))
+            }
+
+            /// What is given goes before what was.
+            fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+                self.0 = Self::from_arg_matches(matches)?.0.over(&self.0);
+                Ok(())
+            }
+        }
+    )+};
+}
+
+groups! {
+    /// The shape of a schedule and the passes over it.
+    ShapeArgs: Shape, Passes;
+    /// The passes alone, of a timetable that has its shape.
+    PassArgs: Passes;
+    /// The limit on memory.
+    MemoryArgs: Memory;
+    /// Pipelines side by side, and how they reduce gradients.
+    JobArgs: Job;
+    /// A profile, and the model here whose stages it tells the times of.
+    ProfiledArgs: Profiled;
+}
+
+impl ShapeArgs {
+    /// The options of the passes among these.
+    pub(crate) fn passes(&self) -> ShapeArgs {
+        let others = OPTIONS.iter().filter(|option| option.drawn != Some(Drawn::Passes));
+        ShapeArgs(others.fold(self.0.clone(), |left, other| left.without(other.name)))
+    }
+
+    /// Refuses what was given beside a file but is not so in its timetable, which has its shape.
+    pub(crate) fn fit(&self, file: &Named, timetable: &Timetable) -> Result<()> {
+        let place = match file.to_string() {
+            file if file == "-" => "on standard input".to_string(),
+            file => format!("in {file}"),
+        };
+        let is_free =
+            self.0.iter().any(|(key, value)| key == "border" && value.as_str() == Some("free"));
+        for (option, given) in self.of_shape().filter(|(option, _)| *option != "window" || !is_free)
+        {
+            let Some(has) = value_in(timetable, option) else {
+                bail!(
+                    "`{option}` is {given}, but the order of the timetable {place} is made: leave `{option}` out"
+                );
+            };
+            ensure!(
+                given == has,
+                "`{option}` is {given}, but the timetable {place} has {has}: leave `{option}` out"
+            );
+        }
+        Ok(())
+    }
+
+    /// Warns of options that were given and that the schedule does not read; those beside a file have to
+    /// [`fit`](Self::fit).
+    pub(crate) fn warn_of_unread(&self, config: &Config) {
+        if !matches!(config.schedule, Named::File(_)) {
+            self.unread(config).iter().for_each(|(_, told)| warn(told));
+        }
+    }
+
+    /// Options that were given and that the schedule of `config` does not read, each with what to tell of it.
+    pub(crate) fn unread(&self, config: &Config) -> Vec<(&'static str, String)> {
+        let given = self.of_shape().map(|(option, _)| option);
+        let given = given.chain(self.0.iter().map(|(key, _)| key).filter(|key| *key == "border"));
+        let given = given.filter(|option| says_something(config, option));
+        let told = |option| {
+            let told = unread(&config.schedule, config.placement, [option]).pop()?;
+            Some((option, told))
+        };
+        given.filter_map(told).collect()
+    }
+
+    /// The options of the shape that were given, with their values.
+    fn of_shape(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let passes = self.passes().0;
+        let is_pass = move |key| passes.iter().any(|(pass, _)| pass == key);
+        let given = self.0.iter().filter(move |(key, _)| !is_pass(*key));
+        given.map(|(key, value)| (key, value.as_str().map_or(value.to_string(), str::to_owned)))
+    }
+}
+
+/// What a timetable has for an option, if it can be told.
+fn value_in(timetable: &Timetable, option: &str) -> Option<String> {
+    let placement = &timetable.placement;
+    let depth = placement.n_workers();
+    let chunks = placement.n_stages() / depth;
+    let has = match option {
+        "depth" => depth,
+        "micro-batches" => timetable.micro_batches_per_step() as usize,
+        "pipes" => placement.n_pipes(),
+        "chunks" => chunks,
+        "waves" if chunks > 0 && *placement == Placement::wave(depth, chunks) => chunks / 2,
+        "window" => timetable.update.n_steps() as usize,
+        _ => return None,
+    };
+    Some(has.to_string())
+}
+
+/// Whether an option says something that the schedule need not read: without a border, all schedules have a window.
+fn says_something(config: &Config, option: &str) -> bool {
+    option != "window" || config.border == Border::Step
+}
+
+/// Warns of options of the command line that the schedule of a run does not read. One worker has no schedule.
+pub(crate) fn warn_of_unread(config: &Config) {
+    let keys = OPTIONS.iter().map(|option| option.name);
+    let is_said = |key: &&str| matches!(config.value(key), Some((_, Origin::CommandLine)));
+    let given = keys.filter(is_said).filter(|_| config.depth > 1);
+    let given = given.filter(|option| says_something(config, option));
+    unread(&config.schedule, config.placement, given).iter().for_each(|told| warn(told));
+    unread_options(config).iter().for_each(|told| warn(told));
+}

@@ -1,0 +1,11 @@
+//! The terminal and the shell: what is printed, how a process ends, what it hears and completes.
+
+pub(crate) mod console;
+pub(crate) mod exit;
+pub(crate) mod message;
+pub(crate) mod offered;
+pub(crate) mod output;
+pub(crate) mod patterns;
+pub(crate) mod progress;
+pub(crate) mod signals;
+pub(crate) mod signed;

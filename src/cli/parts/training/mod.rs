@@ -1,0 +1,15 @@
+//! A training on the command line: what is shown of a run and of the model that it leaves.
+
+pub(crate) mod bubble;
+pub(crate) mod comparison;
+pub(crate) mod followed;
+pub(crate) mod kernels;
+pub(crate) mod learnt;
+pub(crate) mod model;
+pub(crate) mod outcome;
+pub(crate) mod predicted;
+pub(crate) mod report;
+pub(crate) mod stop_strings;
+pub(crate) mod suggest;
+pub(crate) mod within_step;
+pub(crate) mod written;

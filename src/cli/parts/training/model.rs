@@ -1,0 +1,260 @@
+//! The trained model that a command is given: a folder of Hugging Face, a run, or one of its checkpoints.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
+use chimera_core::model::Cut;
+use toml::Value;
+
+use crate::cli::parts::terminal::console::{require_folder, tell, warn};
+use crate::cli::parts::training::suggest;
+use crate::data::tokenizer::{
+    MAX_BYTES, TOKENIZER, Tokenizer, TokenizerError, tokenizer_content, write_tokenizer,
+};
+use crate::data::{tokenizer_file_of, tokenizer_of};
+use crate::formats::SpecialIds;
+use crate::formats::checkpoint::{Checkpoint, Entry, MANIFEST, Store};
+use crate::formats::files::read_regular;
+use crate::formats::hf::{self, CONFIG, DropoutRates, Pretrained};
+use crate::formats::save::{save, saved_steps};
+use crate::run::{RUNS, SETTINGS, is_at_work, is_run, newest_first, settings_in};
+use crate::settings::MODEL;
+
+/// A trained model, and where its text came from.
+pub(crate) struct Loaded {
+    pub(crate) model: Pretrained,
+    /// Its folder; of a run the checkpoint's.
+    pub(crate) place: PathBuf,
+    /// Tokens of the samples that it was trained on: its context, unless its run says otherwise.
+    pub(crate) sequence: usize,
+    text: Vocabulary,
+}
+
+/// What tells how a model's text is cut into tokens.
+enum Vocabulary {
+    /// The folder of the model, which may have a `tokenizer.json`.
+    Folder(PathBuf),
+    /// The files that it was trained on.
+    Data(Vec<PathBuf>),
+}
+
+/// Reads the model in `dir`, or without one that of the newest run under `runs/` which has one. Of a run it is what it
+/// trained last: its weights, or a checkpoint of a later step. Which one is told.
+pub(crate) fn load(dir: Option<&Path>) -> Result<Loaded> {
+    let Some(dir) = dir else { return of_run(&newest_run()?) };
+    require_folder(dir)?;
+    if dir.join(MANIFEST).exists() {
+        return of_checkpoint(&Checkpoint::open(dir)?);
+    }
+    match is_run(dir) || !dir.join(CONFIG).exists() && dir.join(SETTINGS).exists() {
+        true => of_run(dir),
+        false => of_folder(dir),
+    }
+}
+
+/// The newest run under `runs/` that has weights.
+fn newest_run() -> Result<PathBuf> {
+    let has_weights = |run: &PathBuf| has_model(run) || Store::of(run).has_whole();
+    let newest = newest_first(Path::new(RUNS)).into_iter().find(has_weights);
+    newest.with_context(|| {
+        format!("no run in {RUNS}/ has a model: train first, or name the folder of a model")
+    })
+}
+
+/// Whether a run saved the weights that it trained in its own folder.
+fn has_model(run: &Path) -> bool {
+    run.join(MODEL).join(CONFIG).exists()
+}
+
+fn of_run(run: &Path) -> Result<Loaded> {
+    let store = Store::of(run);
+    let trained = has_model(run).then(|| run.join(MODEL));
+    let step = trained.as_deref().and_then(saved_steps);
+    // Checkpoints of no later step are not read: they may be large, or damaged by now.
+    let is_newer = |entry: &Entry| entry.is_whole && (trained.is_none() || Some(entry.step) > step);
+    let newest = match store.entries().unwrap_or_default().iter().any(is_newer) {
+        true => store.readable(&warn)?,
+        false => None,
+    };
+    match (newest, trained) {
+        (Some(newest), trained) if trained.is_none() || Some(newest.manifest().step) > step => {
+            tell(format_args!("model: {}", newest.path().display()));
+            of_checkpoint(&newest)
+        }
+        (_, Some(trained)) => {
+            tell(format_args!("model: {}", trained.display()));
+            let mut settings = settings_in(run)?;
+            let data = settings.remove("data").map(Value::try_into).transpose()?;
+            let sequence = settings.remove("sequence").map(Value::try_into).transpose()?;
+            let mut loaded = of_folder(&trained)?;
+            loaded.sequence = sequence.unwrap_or(loaded.sequence);
+            // The data may be gone, or other data by now.
+            if loaded.tokenizer_file()?.is_none() {
+                loaded.text = Vocabulary::Data(data.unwrap_or_default());
+            }
+            Ok(loaded)
+        }
+        // What a run of an earlier version saved beside its settings.
+        _ if run.join(CONFIG).exists() => {
+            tell(format_args!("model: {}", run.display()));
+            of_folder(run)
+        }
+        _ => bail!("{} is a run without weights: {}", run.display(), why_no_weights(run)),
+    }
+}
+
+/// Why a run has neither weights nor a finished checkpoint, and what to do.
+fn why_no_weights(run: &Path) -> String {
+    if is_at_work(run) {
+        return "it still trains, and has no finished checkpoint yet: wait until it has one (--save-every), or is done"
+            .into();
+    }
+    let settings = settings_in(run).unwrap_or_default();
+    if let Some(dir) = settings.get("save").and_then(Value::as_str) {
+        return format!("it saves them elsewhere when it is done: name {dir}");
+    }
+    match settings.get("no-save").and_then(Value::as_bool) {
+        Some(true) => "it was trained with --no-save: train it without".into(),
+        _ => {
+            let go_on = suggest::to_resume(settings.contains_key("out"), run);
+            format!("it ended before it had a finished checkpoint: train it with {go_on}")
+        }
+    }
+}
+
+fn of_folder(dir: &Path) -> Result<Loaded> {
+    let (model, place) = (hf::read(dir)?, dir.to_path_buf());
+    let sequence = model.config.context;
+    Ok(Loaded { model, place: place.clone(), sequence, text: Vocabulary::Folder(place) })
+}
+
+fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
+    let (manifest, place) = (checkpoint.manifest(), || checkpoint.path().display().to_string());
+    let (config, dropout) = manifest.model().with_context(place)?;
+    let params = config.params(&Cut::whole(&config));
+    let weights = params.into_iter().map(|param| {
+        let elements = checkpoint.finite_elements(&param.name, &param.shape)?;
+        let values = elements.to_f32(param.shape.iter().product());
+        Ok((param, values))
+    });
+    let weights: Vec<_> = weights.collect::<Result<_>>()?;
+    let sequence = manifest.setting("sequence").ok().map(str::parse).transpose()?;
+    let sequence = sequence.unwrap_or(config.context);
+    let data = manifest.value("data").and_then(|data| Ok(data.try_into()?));
+    let data: Vec<PathBuf> = data.with_context(place)?;
+    let ids = SpecialIds::of(&config, manifest.special_ids.as_ref(), manifest.end_of_text);
+    let model = Pretrained { config, dropout: DropoutRates::all(dropout), ids, weights };
+    let place = checkpoint.path().to_path_buf();
+    Ok(Loaded { model, place, sequence, text: Vocabulary::Data(data) })
+}
+
+impl Loaded {
+    /// Takes samples of `context` tokens, where the model has positions of any number and its own context is shorter.
+    ///
+    /// # Errors
+    /// If there are no such samples.
+    pub(crate) fn extend(&mut self, context: usize) -> Result<()> {
+        let config = &mut self.model.config;
+        if context > config.context && config.has_open_context() {
+            config.context = context;
+            config.validate()?;
+        }
+        Ok(())
+    }
+
+    /// What turns text into the tokens of the model and back: what `named` says, else what the model came with,
+    /// else what the size of its vocabulary tells. `None` if tokens are written as ids.
+    pub(crate) fn tokenizer(&self, named: Option<&str>) -> Result<Option<Tokenizer>> {
+        let vocab = self.model.config.vocab;
+        let tokenizer = match named {
+            Some("ids") => return Ok(None),
+            Some(name) => Some(Tokenizer::named(name)?),
+            None => self.own_tokenizer()?,
+        };
+        let usual = || Tokenizer::of_vocab(vocab);
+        let Some(tokenizer) = tokenizer.or_else(usual) else { return Ok(None) };
+        ensure!(
+            tokenizer.vocab() <= vocab,
+            "the tokenizer has {} ids, but the model knows {vocab}: name the one it was trained with",
+            tokenizer.vocab()
+        );
+        Ok(Some(tokenizer))
+    }
+
+    /// Writes it into a folder as other programs read it, with its tokenizer if it has a file of that. Returns the
+    /// file of the weights.
+    ///
+    /// # Errors
+    /// If it cannot be written, or another tokenizer is there.
+    pub(crate) fn save(&self, dir: &Path) -> Result<PathBuf> {
+        let Pretrained { config, dropout, ids, weights } = &self.model;
+        let tokenizer = self.tokenizer_file()?.map(|file| content_of(&file)).transpose()?;
+        refuse_other_tokenizer(dir, tokenizer.as_deref(), "the model: choose another folder")?;
+        let path = save(dir, config, dropout, ids, weights)?;
+        if let Some(tokenizer) = tokenizer {
+            write_tokenizer(dir, &tokenizer)?;
+        }
+        Ok(path)
+    }
+
+    /// The tokenizer that the model came with, if it did.
+    pub(crate) fn own_tokenizer(&self) -> Result<Option<Tokenizer>> {
+        match &self.text {
+            Vocabulary::Folder(_) => {
+                Ok(self.tokenizer_file()?.map(|file| Tokenizer::read(&file)).transpose()?)
+            }
+            Vocabulary::Data(files) => Ok(tokenizer_of(files)?),
+        }
+    }
+
+    /// The model's `tokenizer.json`, if it came with one.
+    pub(crate) fn tokenizer_file(&self) -> Result<Option<PathBuf>> {
+        match &self.text {
+            Vocabulary::Folder(dir) => hf::file_in(dir, TOKENIZER),
+            Vocabulary::Data(files) => Ok(tokenizer_file_of(files)?.filter(|file| file.exists())),
+        }
+    }
+}
+
+/// The content of a model's `tokenizer.json`.
+fn content_of(file: &Path) -> Result<Vec<u8>> {
+    tokenizer_content(file).map_err(|error| match error {
+        TokenizerError::Unreadable { .. } | TokenizerError::Large { .. } => {
+            Fault::new(Class::Io, Rank(0), error.to_string()).into()
+        }
+        error => error.into(),
+    })
+}
+
+/// Refuses a folder for a model where a `tokenizer.json` is that does not hold the model's `own`: it would be lost, or be
+/// taken for the model's. `whose` says of what `own` is, and what else to choose.
+pub(crate) fn refuse_other_tokenizer(dir: &Path, own: Option<&[u8]>, whose: &str) -> Result<()> {
+    let file = dir.join(TOKENIZER);
+    let is_there = file.symlink_metadata().is_ok();
+    let found = || read_regular(&file, MAX_BYTES).ok().flatten();
+    ensure!(
+        !is_there || own.is_some() && found().as_deref() == own,
+        "{} is not the tokenizer of {whose}, or remove the file",
+        file.display()
+    );
+    Ok(())
+}
+
+/// Warns where bytes are given to a model that says no tokenizer, and knows more ids than one trained on bytes.
+pub(crate) fn warn_of_bytes(data: Option<&Tokenizer>, vocab: usize) {
+    /// Bytes, and room for special tokens.
+    const OF_BYTES: usize = 512;
+    let name = match Tokenizer::of_vocab(vocab) {
+        Some(Tokenizer::Gpt2) => "gpt2",
+        _ if vocab > OF_BYTES => "FILE",
+        _ => return,
+    };
+    if matches!(data, Some(Tokenizer::Bytes)) {
+        warn(&format!(
+            "the data is bytes, but a model of {vocab} ids was likely trained on other tokens: `chimera prepare \
+             --tokenizer {name}` makes them"
+        ));
+    }
+}

@@ -1,0 +1,55 @@
+//! How well a run was predicted, in words.
+
+use chimera_core::notation::significant;
+
+use crate::cli::parts::terminal::console::figure;
+use crate::cli::parts::terminal::signed;
+use crate::cli::parts::terminal::signed::{Signed, percent, points};
+use crate::plan::{Figure, Prediction};
+
+/// What is said before the first step.
+pub(crate) fn before(prediction: &Prediction) -> String {
+    let Prediction { step_s, range_s: [fast, slow], reference, .. } = prediction;
+    let [fast, slow] = [fast, slow].map(|seconds| significant(*seconds, 3));
+    let now = reference.map_or(String::new(), |time| {
+        let ratio = significant(time.ratio(), 3);
+        format!("; this machine takes {ratio} times as long now as when that was measured")
+    });
+    format!(
+        "predicted: a step of {} s, {fast} .. {slow} s by the spread of the profile{now}",
+        significant(*step_s, 3)
+    )
+}
+
+/// A line for each figure.
+pub(crate) fn table(figures: &[Figure]) -> String {
+    signed::table("predicted", &rows(figures), 24)
+}
+
+/// A row for each figure, whose error says how much more was predicted than measured.
+pub(crate) fn rows(figures: &[Figure]) -> Vec<Signed> {
+    let row = |Figure { what, predicted, measured, error }: &Figure| {
+        let error = match what.ends_with("ratio") {
+            true => points(predicted - measured),
+            false => percent(*error),
+        };
+        let [expected, measured] = [predicted, measured].map(|x| match what.ends_with("bytes") {
+            true => significant(*x, 4),
+            false => figure(*x),
+        });
+        Signed { what: what.clone(), expected, measured, error }
+    };
+    figures.iter().map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_figure_has_its_signed_error() {
+        let figures = [Figure::of("step", 1.1, 1.0), Figure::of("bubble ratio", 0.2, 0.25)];
+        let text = table(&figures);
+        assert!(text.contains("+10.0 %") && text.contains("-5.0 pts"), "{text}");
+    }
+}

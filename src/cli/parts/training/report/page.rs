@@ -1,0 +1,108 @@
+//! The page as HTML.
+
+use std::fmt::Write;
+
+use serde_json::{Value, json};
+
+use super::curve;
+use super::gathered::{Gathered, MeasuredStep};
+use super::lanes::Lanes;
+use super::tables::{advice, gone_on, head, memory, prediction, settings};
+use super::text::{Escaped, note};
+use crate::cli::parts::training::comparison::length;
+
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
+
+/// The page of a run.
+pub(super) fn html(run: &Gathered) -> String {
+    let title = run.run.folder().display().to_string();
+    let (drawn, data) = timelines(run);
+    let sections = [
+        ("Loss", losses(run)),
+        ("Planned and measured timeline", drawn),
+        ("Memory", memory(run)),
+        ("Errors of the prediction", prediction(run)),
+        ("Advice", advice(run)),
+        ("Settings", settings(run)),
+    ];
+    let mut page = format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" \
+         content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'\">\n\
+         <title>Chimera: {title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n{head}",
+        title = Escaped(&title),
+        head = head(run),
+    );
+    for (name, content) in sections {
+        let _ = write!(page, "<section>\n<h2>{name}</h2>\n{content}</section>\n");
+    }
+    // No text of the data may end the element that holds it.
+    let data = data.to_string().replace('<', "\\u003c");
+    let _ = write!(
+        page,
+        "<div id=\"tip\" hidden></div>\n<script type=\"application/json\" id=\"timelines\">{data}</script>\n\
+         <script>\n{SCRIPT}</script>\n</body>\n</html>\n"
+    );
+    page
+}
+
+fn losses(run: &Gathered) -> String {
+    if let Err(why) = &run.metrics {
+        return note(why);
+    }
+    let drawing = curve::losses(&run.run.losses, &run.run.validations);
+    let Some(drawing) = drawing else {
+        return note("The metrics have no step with a finite loss.");
+    };
+    let key = match run.run.validations.is_empty() {
+        true => String::new(),
+        false => "<p class=\"key\"><span class=\"loss\">loss</span> \
+                  <span class=\"validation\">validation loss</span></p>\n"
+            .into(),
+    };
+    format!("{drawing}{key}<p class=\"about\">Loss in nats, by step.</p>\n")
+}
+
+/// The part of the page that the script draws on, and what it draws.
+fn timelines(run: &Gathered) -> (String, Value) {
+    let mut html = String::new();
+    let mut data = json!({});
+    let by = run.ended.as_ref().ok().and_then(|ended| ended.planned_by.clone());
+    let by = by.unwrap_or_else(|| "times that the run does not name".into());
+    let planned = run.planned.as_ref().map(|run| (run, format!("simulated by {by}"), true));
+    let measured = run.measured.as_ref();
+    let measured =
+        measured.map(|MeasuredStep { run, which, is_of_end }| (run, which.clone(), *is_of_end));
+    let mut whole = "step".to_string();
+    for (name, known) in [("planned", planned), ("measured", measured)] {
+        let _ = match known {
+            Ok((traced, which, is_of_end)) => {
+                let lanes = Lanes::of(traced);
+                data[name] = lanes.data;
+                let omitted = lanes.omitted.map_or(String::new(), |omitted| format!("; {omitted}"));
+                whole = length(traced.n_steps().unwrap_or(1));
+                let earlier = if is_of_end { gone_on(run, "this is") } else { String::new() };
+                write!(
+                    html,
+                    "<h3>{name}: {}{}</h3>\n{earlier}<canvas id=\"{name}\" tabindex=\"0\"></canvas>\n",
+                    Escaped(&which),
+                    Escaped(&omitted)
+                )
+            }
+            Err(why) => write!(html, "<h3>{name}</h3>\n{}", note(why)),
+        };
+    }
+    if data.as_object().is_none_or(|data| data.is_empty()) {
+        return (html, data);
+    }
+    let controls = format!(
+        "<p class=\"controls\"><button id=\"in\">zoom in</button> <button id=\"out\">zoom out</button> \
+                    <button id=\"fit\">whole {whole}</button> <span id=\"kinds\"></span></p>\n\
+                    <p class=\"about\">Both have the same time scale. Point at a piece to see what it is; drag to move; \
+                    zoom with the buttons, Ctrl and the wheel, or + and -. Below each row of compute are its \
+                    gradient reductions.</p>\n"
+    );
+    (format!("{controls}{html}"), data)
+}

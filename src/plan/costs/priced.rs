@@ -1,0 +1,339 @@
+//! What stages and steps cost by a measured profile.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use chimera_core::analyze::simulate;
+use chimera_core::costs::{Costs, SliceGrowth, StageCosts, UnevenCosts, UniformCosts};
+use chimera_core::effects::Token;
+use chimera_core::ids::{BucketId, StageId, WorkerId};
+use chimera_core::lower::Moves;
+use chimera_core::model::{Cut, ModelConfig};
+use chimera_core::op::Op;
+use chimera_core::program::Program;
+use chimera_core::stage::Param;
+use chimera_core::timetable::Timetable;
+
+use crate::device::Device;
+use crate::plan::need::memory_of;
+use crate::plan::step::course::{Chain, costs_by_flops, is_selective};
+use crate::plan::step::units::Units;
+use crate::profile::{ExchangeTime, OpTime, Profile, ProfiledTimes, StageTimes};
+use crate::settings::Config;
+
+/// A model whose stages cost what was measured, or their share of its work where nothing was.
+#[derive(Clone, Debug)]
+pub struct Priced {
+    model: ModelConfig,
+    times: Option<ProfiledTimes>,
+}
+
+impl Priced {
+    pub(crate) fn new(model: &ModelConfig, times: Option<ProfiledTimes>) -> Priced {
+        Priced { model: model.clone(), times }
+    }
+
+    /// With the profile that the settings name, if they do.
+    pub(crate) fn by_settings(config: &Config, model: &ModelConfig) -> Result<Priced> {
+        let times = |path: &Path| times_of(config, path, config.width * config.depth);
+        Ok(Priced::new(model, config.profile.as_deref().map(times).transpose()?))
+    }
+
+    pub(crate) fn model(&self) -> &ModelConfig {
+        &self.model
+    }
+
+    /// What stages cost where a micro-batch is cut into such units: seconds, or the floating-point operations of a
+    /// sample where nothing was measured.
+    pub(crate) fn stages(
+        &self,
+        config: &Config,
+        cuts: &[Cut],
+        units: Units,
+        is_selective: impl Fn(StageId) -> bool,
+    ) -> Result<Vec<UniformCosts>> {
+        let model = &self.model;
+        match &self.times {
+            Some(times) => Stages { config, model, cuts }.costs(times, units, is_selective),
+            None => Ok(costs_by_flops(model, config.sequence, cuts, (1.0, units), is_selective)),
+        }
+    }
+
+    /// Costs of a program's compute, and what a step by these settings takes beside it where that was measured.
+    ///
+    /// # Errors
+    /// If the profile lacks a layer of the model, or the layers cannot be cut so.
+    pub fn with_step<C: Costs>(
+        &self,
+        config: &Config,
+        compute: C,
+        program: &Program,
+    ) -> Result<StepCosts<C>> {
+        let Some(times) = &self.times else { return Ok(StepCosts::free(compute)) };
+        let cuts = config.cuts(&self.model, program.placement().n_stages())?;
+        Stages { config, model: &self.model, cuts: &cuts }.with_step(compute, times, program)
+    }
+
+    /// What a step of a program takes with these stages, in the unit of [`stages`](Self::stages).
+    pub(crate) fn makespan(&self, config: &Config, cuts: &[Cut], program: &Program) -> Result<f64> {
+        let timeline = match &self.times {
+            Some(times) => {
+                let stages = Stages { config, model: &self.model, cuts };
+                let costs = stages.step_costs(times, program)?;
+                simulate(program, &UnevenCosts::new(costs, config.worker_speeds()))
+            }
+            None => {
+                let is_selective = |stage| program.rules().is_selective_somewhere(stage);
+                let units = Units::of(program);
+                let costs = StageCosts::new(self.stages(config, cuts, units, is_selective)?);
+                simulate(program, &UnevenCosts::new(costs, config.worker_speeds()))
+            }
+        };
+        Ok(timeline.makespan())
+    }
+}
+
+/// Times of the profile in a file, for `workers` side by side on this machine.
+///
+/// # Errors
+/// If it cannot be read, or is of something else or of a busy machine, unless the settings allow that.
+pub fn times_of(config: &Config, path: &Path, workers: usize) -> Result<ProfiledTimes> {
+    let profile = Profile::read(path)?;
+    let devices = Device::list(&config.device, config.depth)?;
+    let doubt = match profile.check(&devices[0].model_name()?, config.precision) {
+        Err(error) if config.any_profile => Some(error.to_string()),
+        Err(error) => {
+            let remedy = "measure with `chimera profile`, or say --any-profile";
+            return Err(error.context(format!("{}: {remedy}", path.display())));
+        }
+        Ok(()) => None,
+    };
+    let busy = match profile.check_idle(config.threads) {
+        Err(error) if config.any_profile => Some(error.to_string()),
+        Err(error) => {
+            let remedy = "measure again with `chimera profile` while the machine does nothing else, or say --any-profile";
+            return Err(error.context(format!("{}: {remedy}", path.display())));
+        }
+        Ok(doubt) => doubt,
+    };
+    let times = ProfiledTimes::of(&profile, workers, config.threads, config.precision);
+    let times = times.with_context(|| path.display().to_string())?.of_file(path);
+    let optimizer = &config.optimizer;
+    let unmeasured = (!times.has_update(optimizer)).then(|| {
+        let name = optimizer.name();
+        format!("updates are taken to cost what AdamW's do: {name}'s are in no profile")
+    });
+    Ok(times.doubted(doubt).doubted(busy).doubted(unmeasured))
+}
+
+impl Chain for Priced {
+    fn costs(&self, config: &Config, timetable: &Timetable) -> Result<StageCosts> {
+        if self.times.is_none() {
+            return self.model.costs(config, timetable);
+        }
+        let cuts = config.cuts(&self.model, timetable.placement.n_stages())?;
+        let is_selective = is_selective(config, timetable);
+        let costs = self.stages(config, &cuts, Units::of_timetable(timetable), is_selective)?;
+        Ok(StageCosts::new(costs))
+    }
+
+    fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>> {
+        self.model.tied(n_stages)
+    }
+
+    fn params(&self, config: &Config, n_stages: usize) -> Result<Vec<Vec<Param>>> {
+        Chain::params(&self.model, config, n_stages)
+    }
+}
+
+/// By stage: bytes of what it saves of a micro-batch for its backward.
+pub(crate) fn saved_bytes(config: &Config, model: &ModelConfig, cuts: &[Cut]) -> Vec<f64> {
+    let samples = config.micro_batch_size as f64;
+    memory_of(config, model, cuts).iter().map(|stage| stage.sample.saved * samples).collect()
+}
+
+/// A model that is cut into stages.
+#[derive(Clone, Copy)]
+pub(crate) struct Stages<'s> {
+    pub(crate) config: &'s Config,
+    pub(crate) model: &'s ModelConfig,
+    pub(crate) cuts: &'s [Cut],
+}
+
+impl Stages<'_> {
+    /// What they cost, in seconds, where a micro-batch is cut into such units.
+    fn costs(
+        &self,
+        times: &ProfiledTimes,
+        units: Units,
+        is_selective: impl Fn(StageId) -> bool,
+    ) -> Result<Vec<UniformCosts>> {
+        let Config { sequence, micro_batch_size, dropout, .. } = *self.config;
+        let (samples, n_timed) = units.timed(micro_batch_size);
+        let slices = units.n_slices() as usize;
+        let message = times.message(self.message_bytes(units)).takes;
+        let transfers = self.transfers(times);
+        let stage = |(stage, cut): (u16, &Cut)| -> Result<UniformCosts> {
+            let StageTimes { forward, input, weight, recompute, restore } =
+                times.stage(self.model, cut, (sequence, samples, slices), dropout)?;
+            let recompute = if is_selective(StageId(stage)) { restore } else { recompute };
+            let micro = |time: OpTime| time.seconds * n_timed;
+            let growth = SliceGrowth {
+                forward: forward.growth,
+                input: input.growth,
+                weight: weight.growth,
+                recompute: recompute.growth,
+            };
+            let (transfer, transfer_occupies) =
+                transfers.get(usize::from(stage)).copied().unwrap_or_default();
+            let costs = UniformCosts {
+                input: micro(input),
+                weight: micro(weight),
+                recompute: micro(recompute),
+                transfer,
+                transfer_occupies,
+                growth,
+                ..UniformCosts::new(micro(forward), 0.0, message)
+            };
+            Ok(units.cut(costs))
+        };
+        (0..).zip(self.cuts).map(stage).collect()
+    }
+
+    /// By stage: what a move of what it saves for a micro-batch takes, and what of that no compute runs beside. Activations
+    /// go between threads as messages, and to the host by the worker itself.
+    fn transfers(&self, times: &ProfiledTimes) -> Vec<(f64, f64)> {
+        let moves = self.config.passes().moves;
+        if moves == Moves::None {
+            return Vec::new();
+        }
+        let takes = |bytes: f64| match moves {
+            Moves::Bpipe => (times.message(bytes as usize).takes, 0.0),
+            _ => {
+                let takes = times.transfer(bytes as usize).unwrap_or(0.0);
+                (takes, takes)
+            }
+        };
+        saved_bytes(self.config, self.model, self.cuts).into_iter().map(takes).collect()
+    }
+
+    /// Bytes that a stage on the host gives the next for a unit.
+    fn message_bytes(&self, units: Units) -> usize {
+        let (samples, n_timed) = units.timed(self.config.micro_batch_size);
+        let of_samples = samples * self.config.sequence * self.model.hidden * size_of::<f32>();
+        (of_samples as f64 * n_timed) as usize / units.n() as usize
+    }
+
+    /// What a whole step of a program costs.
+    pub(crate) fn step_costs(&self, times: &ProfiledTimes, program: &Program) -> Result<StepCosts> {
+        let is_selective = |stage| program.rules().is_selective_somewhere(stage);
+        let stages = self.costs(times, Units::of(program), is_selective)?;
+        self.with_step(StageCosts::new(stages), times, program)
+    }
+
+    /// Costs of compute, and what a step takes beside it.
+    pub(crate) fn with_step<C: Costs>(
+        &self,
+        compute: C,
+        times: &ProfiledTimes,
+        program: &Program,
+    ) -> Result<StepCosts<C>> {
+        let Config { width, ref optimizer, shard_optimizer, .. } = *self.config;
+        let params: Vec<Vec<Param>> = self.cuts.iter().map(|cut| self.model.params(cut)).collect();
+        let n_workers = program.placement().n_workers();
+        let (mut updates, mut reductions) = (Vec::new(), Vec::new());
+        let (mut normed, mut cleared) = (vec![0; n_workers], vec![0; n_workers]);
+        for (number, bucket) in (0..).map(BucketId).zip(program.buckets_of_update()) {
+            let is_tied = bucket.stages.len() > 1;
+            let tensors = bucket.stages.first().map_or(&[][..], |stage| &params[stage.index()]);
+            let its: Vec<&Param> = tensors.iter().filter(|param| param.tied == is_tied).collect();
+            let n: usize = its.iter().map(|param| param.n_elements()).sum();
+            let n_replicas = program.replicas(width, number).len().max(1);
+            let share = if shard_optimizer { n_replicas } else { 1 };
+            updates.push(times.update(optimizer, &its, share)?);
+            reductions.push(match (n_replicas, times.reduction(n_replicas, n)) {
+                (1, _) => ExchangeTime::default(),
+                (_, Some(measured)) => measured,
+                // Gradients are laid into one buffer, parts of others are added, and sums are taken out of it.
+                (_, None) => {
+                    let join = times.layer("join", n)?;
+                    let added = times.layer("accumulate", n - n / n_replicas)?;
+                    ExchangeTime { takes: 2.0 * join + added, occupies: join }
+                }
+            });
+            for worker in &bucket.members {
+                normed[worker.index()] += n / n_replicas;
+                cleared[worker.index()] += n;
+            }
+        }
+        let ends = normed.iter().zip(&cleared).map(|(normed, cleared)| {
+            Ok(times.layer("squared_norms", *normed)? + times.layer("zeros", *cleared)?)
+        });
+        let agree = ends.collect::<Result<Vec<f64>>>()?.into_iter().fold(0.0, f64::max);
+        let message = times.message(self.message_bytes(Units::of(program))).occupies;
+        let agree = agree + times.sync();
+        Ok(StepCosts { compute, message, updates, reductions, agree })
+    }
+}
+
+/// Costs of compute and of messages between threads, and beside them reductions, updates and the step sync.
+#[derive(Clone, Debug)]
+pub struct StepCosts<C = StageCosts> {
+    compute: C,
+    /// What a message takes of its sender.
+    message: f64,
+    /// By bucket of an update.
+    updates: Vec<f64>,
+    reductions: Vec<ExchangeTime>,
+    /// Norms of gradients, zeros for the next ones, and the step sync.
+    agree: f64,
+}
+
+impl<C> StepCosts<C> {
+    /// Nothing beside the costs of compute.
+    pub fn free(compute: C) -> StepCosts<C> {
+        StepCosts { compute, message: 0.0, updates: Vec::new(), reductions: Vec::new(), agree: 0.0 }
+    }
+
+    fn reduction(&self, bucket: BucketId) -> ExchangeTime {
+        match self.reductions.len() {
+            0 => ExchangeTime::default(),
+            n => self.reductions[bucket.index() % n],
+        }
+    }
+}
+
+impl<C: Costs> Costs for StepCosts<C> {
+    fn base(&self) -> Option<&dyn Costs> {
+        Some(&self.compute)
+    }
+
+    fn op(&self, worker: WorkerId, op: &Op) -> f64 {
+        self.compute.op(worker, op)
+    }
+
+    fn occupies(&self, token: &Token) -> f64 {
+        self.compute.occupies(token) + self.message
+    }
+
+    fn reduce_occupies(&self, bucket: BucketId) -> f64 {
+        self.compute.reduce_occupies(bucket) + self.reduction(bucket).occupies
+    }
+
+    fn reduce(&self, bucket: BucketId) -> f64 {
+        let ExchangeTime { takes, occupies } = self.reduction(bucket);
+        self.compute.reduce(bucket) + takes - occupies
+    }
+
+    fn agree(&self) -> f64 {
+        self.compute.agree() + self.agree
+    }
+
+    fn step(&self, bucket: BucketId) -> f64 {
+        let own = match self.updates.len() {
+            0 => 0.0,
+            n => self.updates[bucket.index() % n],
+        };
+        self.compute.step(bucket) + own
+    }
+}

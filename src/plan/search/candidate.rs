@@ -1,0 +1,170 @@
+//! What one way to train takes: the memory of a rank and the time of a step, before anything runs.
+
+use chimera_core::analyze::Network;
+use chimera_core::lower::{Recompute, Sync};
+use chimera_core::schedule::Parameter;
+
+use toml::Value;
+
+use super::ways::is_free;
+use crate::plan::need::Need;
+use crate::plan::rank_memory::RankMemory;
+use crate::profile::ProfiledTimes;
+use crate::settings::schedules::Named;
+use crate::settings::{Config, Layout, RecomputedStages, Scaling, Settings};
+
+/// The ranks there are. What they are like beside each other in speed, a way to train says.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    /// Ranks, W x D.
+    pub n_ranks: usize,
+    /// Memory of each.
+    pub memory: RankMemory,
+    /// How fast each of them computes.
+    pub speed: Speed,
+    /// Nodes and links. Its width is not read: every candidate has its own.
+    pub network: Network,
+}
+
+/// How fast a rank computes.
+#[derive(Clone, Debug)]
+pub enum Speed {
+    /// Floating-point operations per second, whatever the sizes of products.
+    Flops(f64),
+    /// As was measured.
+    Measured(ProfiledTimes),
+}
+
+impl Speed {
+    /// What was measured, if anything was.
+    pub(crate) fn times(&self) -> Option<&ProfiledTimes> {
+        match self {
+            Speed::Flops(_) => None,
+            Speed::Measured(times) => Some(times),
+        }
+    }
+}
+
+/// A way to train.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Candidate {
+    /// All settings.
+    pub config: Config,
+    /// Of the rank that needs most of what it has.
+    pub need: Need,
+    /// What a step takes, without the optimizer's update.
+    pub step_s: f64,
+    /// Idle time of the pipeline.
+    pub bubble_ratio: f64,
+    /// Whether all of the step was simulated; else time and memory are foreseen from shorter steps.
+    pub is_simulated: bool,
+}
+
+impl Candidate {
+    /// Tokens trained on per second.
+    pub fn tokens_per_s(&self) -> f64 {
+        let Config { width, micro_batches, micro_batch_size, sequence, .. } = self.config;
+        [width, micro_batches, micro_batch_size, sequence].map(|n| n as f64).iter().product::<f64>()
+            / self.step_s
+    }
+
+    /// What is to be said for it on top of what was `said`.
+    pub fn settings(&self, said: &Settings) -> Settings {
+        let config = &self.config;
+        // Files count too: what they say holds wherever nothing else is said.
+        let says_recompute = !is_free(config, "recompute");
+        let chosen = [
+            ("width", true),
+            ("depth", true),
+            ("schedule", true),
+            ("micro-batches", true),
+            ("micro-batch-size", true),
+            ("scaling", config.micro_batches > config.depth && self.reads_scaling()),
+            ("recompute", says_recompute || config.recompute != Recompute::None),
+            ("recompute-stages", matches!(config.recompute_stages, RecomputedStages::These(_))),
+            ("shard-optimizer", config.shard_optimizer),
+            ("layout", matches!(config.layout, Layout::Is(_))),
+            ("sync", self.has_unusual_sync()),
+        ];
+        let chosen = chosen.into_iter().filter(|(_, is_told)| *is_told);
+        let values = chosen.filter_map(|(key, _)| Some((key, config.value(key)?.0)));
+        let values = values.chain(self.parameters());
+        // The plan has found that all of them have to.
+        let all = (config.recompute_stages == RecomputedStages::Auto)
+            .then(|| ("recompute-stages", Value::from("all")));
+        let values = values.chain(all);
+        values.fold(said.clone(), |settings, (key, value)| settings.with(key, value))
+    }
+
+    /// The parameters of its schedule that are not what they are where nothing is said, but for how it scales: by name.
+    pub fn parameters(&self) -> impl Iterator<Item = (&'static str, Value)> {
+        let read = self.reads().iter().filter(|parameter| **parameter != Parameter::Scaling);
+        read.filter_map(|parameter| {
+            let name = parameter.name();
+            self.config.unusual(name).map(|value| (name, value))
+        })
+    }
+
+    /// When its sums start, by name.
+    pub fn sync(&self) -> &'static str {
+        name(&Sync::ALL, self.config.sync)
+    }
+
+    /// Whether its sums start elsewhere than where nothing is said.
+    pub fn has_unusual_sync(&self) -> bool {
+        self.config.unusual("sync").is_some()
+    }
+
+    /// The parameters that its schedule reads.
+    fn reads(&self) -> &'static [Parameter] {
+        if self.config.depth > 1 { self.config.schedule.reads() } else { &[] }
+    }
+
+    /// Whether its schedule reads how it scales.
+    pub fn reads_scaling(&self) -> bool {
+        self.reads().contains(&Parameter::Scaling)
+    }
+
+    /// The layers of its stages, unless these are of equal work.
+    pub fn layout(&self) -> Option<String> {
+        let layout = &self.config.layout;
+        (*layout != Layout::Balanced).then(|| layout.to_string())
+    }
+
+    /// How its schedule scales, by name.
+    pub fn scaling(&self) -> &'static str {
+        name(&Scaling::ALL, self.config.scaling)
+    }
+
+    /// What its forwards keep, by name, with the stages that it is about unless these are all.
+    pub fn recomputed(&self) -> String {
+        match &self.config.recompute_stages {
+            stages @ RecomputedStages::These(_) => format!("{} {stages}", self.recompute()),
+            RecomputedStages::All | RecomputedStages::Auto => self.recompute().to_string(),
+        }
+    }
+
+    /// What its forwards keep, by name.
+    pub fn recompute(&self) -> &'static str {
+        name(&Recompute::ALL, self.config.recompute)
+    }
+}
+
+fn name<T: Copy + PartialEq>(all: &[(&'static str, T)], value: T) -> &'static str {
+    all.iter().find(|(_, one)| *one == value).map_or("", |(name, _)| name)
+}
+
+/// What became of a way to train.
+pub(crate) enum Fit {
+    Fits(Candidate),
+    /// What its peak rank needs at least.
+    TooLarge(Config, Need),
+}
+
+/// Why an asynchronous schedule is none to choose from.
+pub(crate) fn no_flush(schedule: &Named) -> String {
+    format!(
+        "schedule {schedule} has no flush after each step, and so no step that takes a time of its own: choose a \
+         synchronous schedule, and leave `border` out"
+    )
+}

@@ -1,0 +1,117 @@
+//! The layout that `auto` stands for: the partition of a model's layers into stages that makes the step shortest.
+
+use anyhow::Result;
+use chimera_core::costs::is_shorter;
+use chimera_core::ids::StageId;
+use chimera_core::lower::{Passes, Recompute};
+use chimera_core::model::{Cut, Partition};
+use chimera_core::partition::{balanced, improved};
+use chimera_core::program::Program;
+use chimera_core::request::Ordered;
+use chimera_core::timetable::Timetable;
+
+use crate::plan::Priced;
+use crate::plan::step::course::{order, proven, timetable, with_scaling};
+use crate::plan::step::units::Units;
+use crate::settings::schedules::Named;
+use crate::settings::{Config, Layout};
+
+/// Ops that are simulated to find a layout: about a second.
+const MOST_OPS: usize = 1 << 22;
+
+/// What a partition takes that does not fit into memory: more than any that fits, and less the less memory it needs.
+const TOO_LARGE: f64 = 1e100;
+
+/// Bytes beyond the memory there is, or 0, of a partition.
+pub(crate) type Excess<'e> = &'e dyn Fn(&[Cut], &Program) -> Result<f64>;
+
+/// The settings with the layout that `auto` stands for, by the order that a search has `found`, if it was elsewhere.
+pub(crate) fn with_layout(
+    config: Config,
+    priced: &Priced,
+    found: Option<&Timetable>,
+) -> Result<Config> {
+    if config.layout != Layout::Auto {
+        return Ok(config);
+    }
+    let mut config = with_scaling(config, priced)?;
+    let window = config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX));
+    let ordered = match found {
+        Some(timetable) => {
+            let passes = Passes::default();
+            Ordered { timetable: timetable.clone(), passes, search: None }
+        }
+        None => order(&config, window, priced)?,
+    };
+    config.layout = Layout::Is(shortest(&config, priced, ordered, MOST_OPS, &|_, _| Ok(0.0))?);
+    Ok(config)
+}
+
+/// The layout that settings lead to, if that is known without a search for a schedule.
+pub fn layout_of(config: &Config) -> Option<Partition> {
+    if config.schedule == Named::Auto || config.depth > config.layers {
+        return None;
+    }
+    let model = config.model();
+    let priced = Priced::by_settings(config, &model).ok()?;
+    let mut config = with_layout(config.clone(), &priced, None).ok()?;
+    if !matches!(config.schedule, Named::File(_)) {
+        // Stages are as many in a short step.
+        config.micro_batches = config.micro_batches.min(4 * config.depth);
+    }
+    let n_stages = timetable(&config, &priced).ok()?.placement.n_stages();
+    Some(Partition::of(&config.cuts(&model, n_stages).ok()?))
+}
+
+/// The partition with the shortest simulated step, of those that are tried on the way from stages of equal work or from
+/// workers of equal work, with at most so many ops. While partitions have an `excess` of memory, the least of that counts.
+pub(crate) fn shortest(
+    config: &Config,
+    priced: &Priced,
+    ordered: Ordered,
+    most_ops: usize,
+    excess: Excess<'_>,
+) -> Result<Partition> {
+    let placement = ordered.timetable.placement.clone();
+    let (n_stages, model) = (placement.n_stages(), priced.model());
+    let by_stages = Partition::of(&config.cuts(model, n_stages)?).blocks().to_vec();
+    let by_workers = balanced(&layers(config, priced)?, &placement, &config.worker_speeds());
+    let n_tries = most_ops / ordered.timetable.n_ops().max(1);
+    let program = proven(config, priced, ordered)?;
+    let mut least = f64::INFINITY;
+    let mut step = |blocks: &[usize]| -> Result<f64> {
+        let cuts = Partition::new(blocks.to_vec())?.cuts(model, n_stages)?;
+        let took = priced.makespan(config, &cuts, &program)?;
+        // Whether a longer step fits does not matter.
+        if took < least {
+            let excess = excess(&cuts, &program)?;
+            if excess > 0.0 {
+                return Ok(TOO_LARGE * excess);
+            }
+            least = took;
+        }
+        Ok(took)
+    };
+    let begin = match by_workers {
+        // Stages of equal work are what is usual: they stay where nothing is gained.
+        Some(blocks) if is_shorter(step(&blocks)?, step(&by_stages)?) => blocks,
+        _ => by_stages,
+    };
+    Ok(Partition::new(improved(begin, n_tries, &mut step)?)?)
+}
+
+/// What each block of the model costs, the first with the embedding, the last with the head.
+fn layers(config: &Config, priced: &Priced) -> Result<Vec<f64>> {
+    let part = |n_blocks, first, last| Cut { blocks: 0..n_blocks, first, last, ..Cut::default() };
+    let parts = [part(0, true, false), part(1, false, false), part(0, false, true)];
+    let is_selective = |_: StageId| config.recompute == Recompute::Selective;
+    let costs = priced.stages(config, &parts, Units::WHOLE, is_selective)?;
+    let cost = |part: usize| {
+        let again = if config.recompute == Recompute::None { 0.0 } else { costs[part].recompute };
+        costs[part].forward + costs[part].input + costs[part].weight + again
+    };
+    let mut layers = vec![cost(1); config.layers];
+    layers[0] += cost(0);
+    layers[config.layers - 1] += cost(2);
+    Ok(layers)
+}

@@ -1,0 +1,13 @@
+//! The search for the fastest way to train that fits into memory.
+
+pub(super) mod advice;
+pub(super) mod candidate;
+pub(super) mod choose;
+pub(super) mod estimate;
+pub(super) mod layers;
+pub(super) mod layout;
+pub(super) mod no_way;
+pub(super) mod offloaded;
+pub(super) mod recomputed;
+pub(super) mod scaled;
+pub(super) mod ways;

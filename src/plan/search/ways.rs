@@ -1,0 +1,147 @@
+//! All ways to train steps of a size on some ranks.
+
+use chimera_core::lower::Recompute;
+use chimera_core::schedule::Scaling::Direct;
+use chimera_core::schedule::{self, Parameter, SCHEDULES, Schedule, Shape, find};
+use chimera_core::update::Update;
+
+use crate::settings::schedules::{ALONE, Named};
+use crate::settings::{Config, RecomputedStages, Scaling};
+
+/// The most cells of a timetable of forwards that are tried: longer ones take training itself too long to prove.
+pub(crate) const MOST_CELLS: usize = 1 << 18;
+
+/// By what they compute again.
+const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
+
+/// Numbers of pipes: more hold their stages more often than they shorten the bubble.
+const PIPES: [usize; 3] = [2, 4, 8];
+/// The most stages per worker of one pipe: more send more than they shorten the bubble.
+const MOST_CHUNKS: usize = 8;
+/// Numbers of slices: more make products of few rows.
+const SLICES: [usize; 3] = [2, 4, 8];
+/// The most forwards in turn.
+const MOST_IN_TURN: usize = 4;
+
+/// All ways that have the ranks and the batch, those together that differ in micro-batches and recomputation alone: the
+/// largest micro-batches first, and of these what recomputes least. Schedules are not asked whether they have the shape.
+pub(crate) fn ways(said: &Config, batch: usize, n_ranks: usize) -> Vec<Vec<Config>> {
+    let keeps = |key: &str, is_said: bool| is_said || is_free(said, key);
+    // What forwards keep is for memory to say: as much as was said, or more.
+    let least_kept = (said.recompute_stages == RecomputedStages::Auto).then_some(said.recompute);
+    let keeps_enough = |way: &Config| {
+        let position = |kind| RECOMPUTES.iter().position(|known| *known == kind);
+        least_kept.is_some_and(|least| position(way.recompute) <= position(least))
+    };
+    let mut ways = Vec::new();
+    for width in divisors(n_ranks).filter(|width| batch.is_multiple_of(*width)) {
+        let (depth, samples) = (n_ranks / width, batch / width);
+        let is_kept = keeps("width", width == said.width) && keeps("depth", depth == said.depth);
+        if !is_kept || depth > said.layers {
+            continue;
+        }
+        for order in orders(depth, said) {
+            let is_direct = order.scaling == Scaling::Is(Direct);
+            let of_size = |size: usize| {
+                RECOMPUTES.map(|recompute| {
+                    let mut way = order.clone();
+                    (way.width, way.depth, way.recompute) = (width, depth, recompute);
+                    (way.micro_batch_size, way.micro_batches) = (size, samples / size);
+                    way
+                })
+            };
+            let is_kept = |way: &Config| {
+                way.micro_batches * depth <= MOST_CELLS
+                    && keeps("micro-batch-size", way.micro_batch_size == said.micro_batch_size)
+                    && keeps("micro-batches", way.micro_batches == said.micro_batches)
+                    && (keeps_enough(way) || keeps("recompute", way.recompute == said.recompute))
+                    && (is_direct || way.scaling == said.scaling || way.micro_batches > depth)
+            };
+            let sizes = divisors(samples).collect::<Vec<_>>().into_iter().rev();
+            ways.push(sizes.flat_map(of_size).filter(is_kept).collect());
+        }
+    }
+    ways.retain(|ways: &Vec<Config>| !ways.is_empty());
+    ways
+}
+
+/// Whether nobody said what `key` is to be.
+pub(crate) fn is_free(said: &Config, key: &str) -> bool {
+    said.value(key).is_none_or(|(_, origin)| origin.is_default())
+}
+
+/// Whether it updates at a flush, as its smallest timetable tells.
+pub(crate) fn is_synchronous(schedule: &&'static dyn Schedule) -> bool {
+    let timetable = schedule.timetable(&Shape::new(2, 4));
+    timetable.is_ok_and(|timetable| timetable.update == Update::Flush)
+}
+
+/// What was said, with each schedule that there is at a depth, and each of these with the values of its parameters.
+fn orders(depth: usize, said: &Config) -> Vec<Config> {
+    let names = match is_free(said, "schedule") {
+        false => vec![said.schedule.clone()],
+        // One worker has nothing to order.
+        true if depth == 1 => find(ALONE).map(Named::Schedule).into_iter().collect(),
+        true => {
+            let schedules = SCHEDULES.iter().copied().filter(is_synchronous);
+            schedules.map(Named::Schedule).collect()
+        }
+    };
+    let is_open = is_free(said, "scaling") || said.scaling == Scaling::Auto;
+    let of_name = |schedule: Named| {
+        let parameters = schedule.reads();
+        let mut order = said.clone();
+        if is_open && matches!(schedule, Named::Schedule(_)) {
+            order.scaling = Scaling::Is(Direct);
+        }
+        order.schedule = schedule;
+        let open = parameters.iter().filter(|parameter| match parameter {
+            Parameter::Scaling => is_open,
+            _ => is_free(said, parameter.name()),
+        });
+        open.fold(vec![order], |orders, open| {
+            orders.into_iter().flat_map(|order| with_each(*open, depth, order)).collect()
+        })
+    };
+    names.into_iter().flat_map(of_name).collect()
+}
+
+/// `order` with each value of a parameter that is worth a try at this depth; as it is where none is.
+fn with_each(parameter: Parameter, depth: usize, order: Config) -> Vec<Config> {
+    let scalings = schedule::Scaling::ALL.map(|(_, scaling)| scaling);
+    let most_chunks = MOST_CHUNKS.min(order.layers / depth);
+    let values: Vec<usize> = match parameter {
+        _ if depth == 1 => Vec::new(),
+        Parameter::Pipes => PIPES.into_iter().filter(|n| depth.is_multiple_of(*n)).collect(),
+        Parameter::Chunks => (2..=most_chunks).collect(),
+        Parameter::Waves => (1..=most_chunks / 2).collect(),
+        Parameter::Scaling => (0..scalings.len()).collect(),
+        Parameter::InTurn => (1..=MOST_IN_TURN.min(depth)).collect(),
+        // The first is the schedule's own.
+        Parameter::InFlight => [0, 1, 2, 3, 4].map(|halves| halves * depth / 2).into(),
+        Parameter::Window => Vec::new(),
+        Parameter::Slices => SLICES.into(),
+    };
+    if values.is_empty() {
+        return vec![order];
+    }
+    let with = |value: usize| {
+        let mut order = order.clone();
+        match parameter {
+            Parameter::Pipes => order.pipes = value,
+            Parameter::Chunks => order.chunks = value,
+            Parameter::Waves => order.waves = value,
+            Parameter::Scaling => order.scaling = Scaling::Is(scalings[value]),
+            Parameter::InTurn => order.in_turn = value as u32,
+            Parameter::InFlight => order.in_flight = (value > 0).then_some(value as u32),
+            Parameter::Window => {}
+            Parameter::Slices => order.slices = value as u32,
+        }
+        order
+    };
+    values.into_iter().map(with).collect()
+}
+
+fn divisors(n: usize) -> impl Iterator<Item = usize> {
+    (1..=n).filter(move |divisor| n.is_multiple_of(*divisor))
+}

@@ -1,0 +1,456 @@
+//! What a run does by its settings, whatever is trained: a proven program of steps, and how weights are updated.
+
+use anyhow::{Context, Result, bail, ensure};
+use chimera_core::analyze::{prove_in_one_order, simulate};
+use chimera_core::costs::{Costs, SliceGrowth, StageCosts, UnevenCosts, UniformCosts};
+use chimera_core::engine::{NonFinite, Training, unpreconditioned, unsurvivable};
+use chimera_core::ids::StageId;
+use chimera_core::lower::{Border, Lowering, Passes, Recompute, recompute};
+use chimera_core::model::{Cut, ModelConfig};
+use chimera_core::program::Program;
+use chimera_core::request::{Ordered, Request, Source};
+use chimera_core::schedule::Parameter;
+use chimera_core::search::Report;
+use chimera_core::stage::Param;
+use chimera_core::timetable::Timetable;
+use chimera_core::update::Update;
+
+use super::preconditioned::with_kfac;
+use super::request::{passes_of_window, request_of_window};
+use super::training::training;
+use super::unfit::{by_file_name, endless_if_refused};
+use super::units::Units;
+use crate::device::Precision;
+use crate::settings::schedules::Named;
+use crate::settings::{
+    Config, Evict, RecomputedStages, Scaling, Speeds, Survive, Transport, UnfitStages,
+};
+
+/// Settings with the proven program that they lead to.
+pub struct Course {
+    pub(crate) config: Config,
+    pub(crate) program: Program,
+    /// The program of the steps at the end that do not make a whole window.
+    pub(crate) last: Option<Program>,
+    /// By ascending k, the programs that steps are trained by where k is chosen again: `program` is one of them.
+    pub(crate) in_turn: Vec<(u32, Program)>,
+    pub(crate) search: Option<Report>,
+    /// The timetable that a search found, here or elsewhere.
+    pub(crate) found: Option<Timetable>,
+    pub(crate) training: Training,
+}
+
+/// What a program depends on of the model that it trains.
+pub trait Chain {
+    /// What its stages cost, cut for a timetable.
+    fn costs(&self, config: &Config, timetable: &Timetable) -> Result<StageCosts>;
+
+    /// Groups of stages that share a tensor.
+    fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>>;
+
+    /// The parameters of each stage; none where only costs are known.
+    fn params(&self, _config: &Config, _n_stages: usize) -> Result<Vec<Vec<Param>>> {
+        Ok(Vec::new())
+    }
+}
+
+impl Course {
+    /// Checks settings and schedule, and proves the program. With the timetable that a search has `found`, if it was
+    /// elsewhere.
+    pub(crate) fn plan(
+        config: Config,
+        found: Option<Timetable>,
+        chain: &dyn Chain,
+    ) -> Result<Course> {
+        let config = with_scaling(config, chain)?;
+        Course::make(config, chain, |config, window| match found {
+            // A search's timetable is as the passes would make it, but for the border.
+            Some(timetable) => {
+                let Passes { free_border, .. } = passes_of_window(config, window);
+                let passes = Passes { free_border, ..Passes::default() };
+                Ok(Ordered { timetable, passes, search: None })
+            }
+            None => order(config, window, chain),
+        })
+    }
+
+    /// The course of another machine, by its [`timetable`].
+    pub(crate) fn by(config: Config, timetable: Timetable, chain: &dyn Chain) -> Result<Course> {
+        Course::make(config, chain, |config, window| {
+            let source = Source::Timetable(timetable);
+            let passes = passes_of_window(config, window);
+            let request = Request { source, shape: config.shape(), passes };
+            recomputed(config, ordered(config, request, chain)?, chain)
+        })
+    }
+
+    fn make(
+        config: Config,
+        chain: &dyn Chain,
+        order: impl FnOnce(&Config, u32) -> Result<Ordered>,
+    ) -> Result<Course> {
+        ensure!(
+            !config.lr_falls() || config.min_lr <= config.lr,
+            "min-lr {} is above lr {}: the learning rate falls",
+            config.min_lr,
+            config.lr
+        );
+        let (steps, traced) = (config.steps, &config.trace_steps.0);
+        ensure!(
+            config.trace.is_none() || traced.start < steps,
+            "trace-steps {}..{} begins after the last step: steps is {steps}; choose a range that begins at {} or before",
+            traced.start,
+            traced.end,
+            steps - 1
+        );
+        let (n_speeds, n_ranks) =
+            (config.speeds.as_ref().map_or(0, Speeds::n_said), config.width * config.depth);
+        ensure!(
+            n_speeds <= n_ranks,
+            "speeds tells of {n_speeds} ranks, but there are {n_ranks}: leave out those beyond, or choose another width or depth"
+        );
+        let training = training(&config);
+        let window = config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX));
+        let by_name = |error| by_file_name(error, &config.schedule);
+        let ordered = order(&config, window).map_err(by_name)?;
+        let (timetable, search) = (&ordered.timetable, ordered.search.clone());
+        let found = (config.schedule == Named::Auto).then(|| timetable.clone());
+        can_be_cut(&config, timetable.units_per_micro, timetable.n_slices())?;
+        let program = prove(&config, chain, &training, ordered).map_err(by_name)?;
+        let is_synchronous = program.window().update() == Update::Flush;
+        ensure!(
+            config.non_finite == NonFinite::Stop
+                || !program.window().update().is_asynchronous() && config.check_finite,
+            "non-finite skip needs steps that wait for all workers, and a check: choose a synchronous schedule, and leave \
+             check-finite true"
+        );
+        ensure!(
+            !config.shard_optimizer || is_synchronous,
+            "shard-optimizer needs weights that nobody reads while they are updated: choose a synchronous \
+             schedule and border step"
+        );
+        ensure!(
+            !config.shard_optimizer || !config.mpi_allreduce,
+            "shard-optimizer gives each sum to one replica, and mpi-allreduce to all: choose one of them"
+        );
+        ensure!(
+            !program.rules().has_moves() || config.transport != Transport::Nccl,
+            "moves of activations run beside messages, in no common order: leave transport nccl out"
+        );
+        ensure!(
+            config.reduce_precision != Precision::Tf32,
+            "gradients go between replicas in f32 or in bf16: tf32 is of products alone"
+        );
+        ensure!(
+            config.reduce_precision == Precision::F32 || !config.mpi_allreduce,
+            "MPI has no sums of bf16: choose reduce-precision f32, or leave mpi-allreduce out"
+        );
+        if let Some(why) = unpreconditioned(&program, &training) {
+            bail!(why);
+        }
+        if config.survive != Survive::Off {
+            ensure!(
+                !config.mpi_allreduce && config.transport != Transport::Nccl,
+                "survive is for sums and tensors by messages over MPI: leave mpi-allreduce and transport nccl out"
+            );
+            if let Some(why) = unsurvivable(&program, &training) {
+                bail!("survive: {why}");
+            }
+        }
+        ensure!(
+            config.evict == Evict::Off || config.survive != Survive::Off,
+            "evict ends ranks so that the others go on without them: choose survive respawn or narrow"
+        );
+        ensure!(
+            config.shadow_every == 0 || config.survive != Survive::Off,
+            "shadow-every keeps copies for when a rank dies: choose survive respawn or narrow"
+        );
+        ensure!(
+            config.survive != Survive::Narrow || !config.shard_optimizer,
+            "fewer ranks would share a sharded optimizer out in other parts, and a dead rank's part is with one of them \
+             alone: choose survive respawn, or leave shard-optimizer out"
+        );
+        let in_turn = in_turn(&config, chain, &training, &program)?;
+        let mut course = Course { config, program, last: None, in_turn, search, found, training };
+        if course.config.resume.is_none() {
+            course.begin(0, chain)?;
+        }
+        Ok(course)
+    }
+
+    /// Stages of the placement.
+    pub(crate) fn n_stages(&self) -> usize {
+        self.program.placement().n_stages()
+    }
+
+    /// Samples of the global batch.
+    pub(crate) fn samples_per_step(&self) -> u64 {
+        let Config { width, micro_batches, micro_batch_size, .. } = self.config;
+        let factors = [width, micro_batches, micro_batch_size];
+        factors.into_iter().fold(1, |n, factor| n.saturating_mul(factor as u64))
+    }
+
+    /// Samples of a unit of a micro-batch.
+    pub(crate) fn samples_per_unit(&self) -> f64 {
+        self.config.micro_batch_size as f64 / f64::from(self.program.units_per_micro())
+    }
+
+    /// Makes step `first` the first, and a program of the steps that are then left over after whole windows.
+    pub(crate) fn begin(&mut self, first: u64, chain: &dyn Chain) -> Result<()> {
+        let Config { steps, schedule, .. } = &self.config;
+        let window = self.program.window().n_steps();
+        let to_do = steps.saturating_sub(first);
+        let n_left = (to_do % u64::from(window)) as u32;
+        self.last = None;
+        if n_left > 0 {
+            let ordered = order(&self.config, n_left, chain)?;
+            ensure!(
+                ordered.n_steps() == n_left,
+                "{schedule} has a window of {window} steps, but {to_do} steps are to be trained from step {first} \
+                 on: choose --steps so that they are whole windows"
+            );
+            self.last = Some(prove(&self.config, chain, &self.training, ordered)?);
+        }
+        Ok(())
+    }
+}
+
+/// Numbers of forwards in turn that are tried beside the given one.
+const IN_TURN: [u32; 6] = [1, 2, 3, 4, 6, 8];
+
+/// The programs of `1f1b` by k, if it is to be chosen again: as many as `memory_cap` has room for.
+fn in_turn(
+    config: &Config,
+    chain: &dyn Chain,
+    training: &Training,
+    given: &Program,
+) -> Result<Vec<(u32, Program)>> {
+    if config.adapt_every == 0 {
+        return Ok(Vec::new());
+    }
+    ensure!(
+        config.schedule.reads().contains(&Parameter::InTurn)
+            && config.border == Border::Step
+            && config.survive == Survive::Off,
+        "adapt-every chooses the k of 1f1b between steps: choose schedule 1f1b, border step and survive off, or leave \
+         adapt-every out"
+    );
+    let of = |k: u32| -> Result<Option<(u32, Program)>> {
+        if k == config.in_turn {
+            return Ok(Some((k, given.clone())));
+        }
+        let mut config = config.clone();
+        config.in_turn = k;
+        let ordered = order(&config, config.window, chain)?;
+        let proven = prove(&config, chain, training, ordered);
+        match proven {
+            Err(_) if config.memory_cap.is_some() => Ok(None),
+            proven => Ok(Some((k, proven?))),
+        }
+    };
+    let most = config.micro_batches as u32;
+    let mut all: Vec<u32> = IN_TURN.into_iter().filter(|k| *k <= most).collect();
+    all.push(config.in_turn);
+    all.sort_unstable();
+    all.dedup();
+    all.into_iter().filter_map(|k| of(k).transpose()).collect()
+}
+
+impl Chain for ModelConfig {
+    /// By the products of stages: a forward of the mean stage takes 1, and a backward two forwards.
+    fn costs(&self, config: &Config, timetable: &Timetable) -> Result<StageCosts> {
+        let n_stages = timetable.placement.n_stages();
+        let cuts = config.cuts(self, n_stages)?;
+        let flops = |cut: &Cut| self.forward_flops(cut, config.sequence);
+        let mean = cuts.iter().map(flops).sum::<f64>() / n_stages as f64;
+        let units = Units::of_timetable(timetable);
+        let is_selective = is_selective(config, timetable);
+        let costs = costs_by_flops(self, config.sequence, &cuts, (mean, units), is_selective);
+        Ok(StageCosts::new(costs))
+    }
+
+    fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>> {
+        let ends = vec![StageId(0), StageId(n_stages as u16 - 1)];
+        if self.tied && n_stages > 1 { vec![ends] } else { Vec::new() }
+    }
+
+    fn params(&self, config: &Config, n_stages: usize) -> Result<Vec<Vec<Param>>> {
+        Ok(config.cuts(self, n_stages)?.iter().map(|cut| self.params(cut)).collect())
+    }
+}
+
+/// Which stages recompute a part, by the settings or by the timetable.
+pub(crate) fn is_selective(config: &Config, timetable: &Timetable) -> impl Fn(StageId) -> bool {
+    move |stage| {
+        let mut stages = timetable.selective.iter().map(|(_, stage)| *stage);
+        config.recompute_of(stage) == Recompute::Selective
+            || stages.any(|selective| selective == stage)
+    }
+}
+
+/// What stages cost where one unit of time is enough for so many floating-point operations of a sample, and micro-batches are
+/// cut into such units.
+pub(crate) fn costs_by_flops(
+    model: &ModelConfig,
+    sequence: usize,
+    cuts: &[Cut],
+    (flops, units): (f64, Units),
+    is_selective: impl Fn(StageId) -> bool,
+) -> Vec<UniformCosts> {
+    let stage = |(stage, cut): (u16, &Cut)| {
+        let forward = model.forward_flops(cut, sequence) / flops;
+        let grows = model.growing_flops(cut, sequence) / flops;
+        let growth = SliceGrowth { forward: grows, input: grows, weight: grows, recompute: grows };
+        let mut costs = UniformCosts { growth, ..UniformCosts::new(forward, 2.0 * forward, 0.0) };
+        if is_selective(StageId(stage)) {
+            costs.recompute = model.selective_flops(cut, sequence) / flops;
+            costs.growth.recompute = 0.0;
+        }
+        units.cut(costs)
+    };
+    (0..).zip(cuts).map(stage).collect()
+}
+
+/// What the settings name, but for the passes, which another recomputation alone makes others.
+pub(crate) fn timetable(config: &Config, chain: &dyn Chain) -> Result<Timetable> {
+    Ok(ordered(config, request_of_window(config, config.window)?, chain)?.timetable)
+}
+
+/// The settings with the scaling whose step is shorter.
+pub(crate) fn with_scaling(mut config: Config, chain: &dyn Chain) -> Result<Config> {
+    if config.scaling != Scaling::Auto {
+        return Ok(config);
+    }
+    config.scaling = Scaling::Is(config.shape().scaling);
+    if matches!(config.schedule, Named::Schedule(_)) && can_be_halved(&config) {
+        let (training, mut request) =
+            (training(&config), request_of_window(&config, config.window)?);
+        request.take_shorter_scaling_by(&mut |ordered| {
+            endless_if_refused(makespan(&config, chain, &training, ordered))
+        })?;
+        config.scaling = Scaling::Is(request.shape.scaling);
+    }
+    Ok(config)
+}
+
+pub(crate) fn can_be_halved(config: &Config) -> bool {
+    config.micro_batch_size.is_multiple_of(2)
+}
+
+fn makespan(
+    config: &Config,
+    chain: &dyn Chain,
+    training: &Training,
+    ordered: Ordered,
+) -> Result<f64> {
+    let how = lowering(config, chain, training, ordered.timetable.placement.n_stages());
+    let costs = UnevenCosts::new(chain.costs(config, &ordered.timetable)?, config.worker_speeds());
+    let program = recomputed(config, ordered, chain)?.program(&how, &costs)?;
+    Ok(simulate(&program, &costs).makespan())
+}
+
+/// Refuses micro-batches that cannot be cut into so many units, of which these are slices of sequences.
+pub(crate) fn can_be_cut(config: &Config, units_per_micro: u32, n_slices: u32) -> Result<()> {
+    if n_slices > 1 {
+        ensure!(
+            config.sequence >= n_slices as usize,
+            "a sequence of {} tokens cannot be cut into {n_slices} slices: choose --slices {} or fewer",
+            config.sequence,
+            config.sequence
+        );
+        ensure!(
+            config.dropout == 0.0,
+            "dropout is drawn for whole sequences, and the schedule cuts them into {n_slices} slices: choose --dropout 0, \
+             or another schedule"
+        );
+        return Ok(());
+    }
+    ensure!(
+        config.micro_batch_size.is_multiple_of(units_per_micro as usize),
+        "scaling halving cuts micro-batches in two, but micro-batch-size {} is odd: choose an even one",
+        config.micro_batch_size
+    );
+    Ok(())
+}
+
+/// The timetable that the settings ask for, of a window of so many steps if it is asynchronous. Every rank of a run
+/// gets the same one unless a search runs out of time.
+pub(crate) fn order(config: &Config, window: u32, chain: &dyn Chain) -> Result<Ordered> {
+    recomputed(config, ordered(config, request_of_window(config, window)?, chain)?, chain)
+}
+
+fn recomputed(config: &Config, ordered: Ordered, chain: &dyn Chain) -> Result<Ordered> {
+    let costs = chain.costs(config, &ordered.timetable)?;
+    recomputed_at(config, ordered, &costs)
+}
+
+/// The timetable where only some stages recompute, which the passes do not know of.
+///
+/// # Errors
+/// [`UnfitStages`] if a stage that is named does not exist, or a [`Refusal`](chimera_core::analyze::Refusal) of a timetable
+/// that is not sound.
+pub fn recomputed_at(config: &Config, ordered: Ordered, costs: &impl Costs) -> Result<Ordered> {
+    let stages = match &config.recompute_stages {
+        RecomputedStages::These(stages) => stages,
+        RecomputedStages::All | RecomputedStages::Auto => return Ok(ordered),
+    };
+    let n_stages = ordered.timetable.placement.n_stages();
+    if let Some(stage) = stages.keys().copied().find(|stage| usize::from(*stage) >= n_stages) {
+        return Err(UnfitStages::Absent { stage, n_stages }.into());
+    }
+    let how = Lowering { max_peak: config.memory_cap, ..Lowering::default() };
+    let what = |_, stage| config.recompute_of(stage);
+    let timetable = recompute(&ordered.timetable, what, config.hoist, &how, costs)?;
+    Ok(Ordered { timetable, ..ordered })
+}
+
+fn ordered(config: &Config, request: Request, chain: &dyn Chain) -> Result<Ordered> {
+    request.timetable(&|timetable| chain.costs(config, timetable), &mut |_| ())
+}
+
+/// The proven program of a timetable, for a training by these settings.
+pub(crate) fn proven(config: &Config, chain: &dyn Chain, ordered: Ordered) -> Result<Program> {
+    prove(config, chain, &training(config), ordered)
+}
+
+/// How a timetable of so many stages becomes a program.
+fn lowering(config: &Config, chain: &dyn Chain, training: &Training, n_stages: usize) -> Lowering {
+    Lowering {
+        sync: config.sync,
+        barrier: training.needs_barrier(),
+        tied: chain.tied(n_stages),
+        max_peak: config.memory_cap,
+    }
+}
+
+/// The proven program of a timetable.
+fn prove(
+    config: &Config,
+    chain: &dyn Chain,
+    training: &Training,
+    ordered: Ordered,
+) -> Result<Program> {
+    let n_stages = ordered.timetable.placement.n_stages();
+    let how = lowering(config, chain, training, n_stages);
+    let of_stages = chain.costs(config, &ordered.timetable)?;
+    let costs = UnevenCosts::new(of_stages.clone(), config.worker_speeds());
+    let mut program = ordered.program(&how, &costs)?;
+    if training.optimizer.preconditions() && program.window().update() == Update::Flush {
+        let params = chain.params(config, n_stages)?;
+        if !params.is_empty() {
+            program = with_kfac(config, &params, &program, &how, &of_stages)?;
+        }
+    }
+    if config.transport == Transport::Nccl {
+        for program in [Some(&program), program.bordered()].into_iter().flatten() {
+            prove_in_one_order(program).context(
+                "transport nccl issues all messages in one order, which this program has not: choose another schedule, or \
+                 transport mpi",
+            )?;
+        }
+    }
+    Ok(program)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! From settings to what is asked for: a schedule, the timetable in a file, or a search.
+
+use anyhow::{Context, Result, ensure};
+use chimera_core::lower::{Offloading, Passes, Recompute};
+use chimera_core::request::{Request, Source};
+use chimera_core::schedule::find;
+
+use crate::formats::timetable::read;
+use crate::settings::schedules::{ALONE, Named};
+use crate::settings::{Config, RecomputedStages};
+
+/// What settings ask for. A timetable in a file is read.
+///
+/// # Errors
+/// If it cannot be read, or if settings contradict each other.
+pub fn request(config: &Config) -> Result<Request<'static>> {
+    ensure!(
+        !config.bpipe || config.offload == Offloading::None,
+        "bpipe and offload both say where activations go that a worker has no room for: choose one of them"
+    );
+    ensure!(
+        config.recompute != Recompute::None
+            || !matches!(config.recompute_stages, RecomputedStages::These(_)),
+        "recompute-stages {} says which stages recompute, and recompute none that none do: choose recompute full or \
+         selective too",
+        config.recompute_stages
+    );
+    let source = match &config.schedule {
+        Named::Schedule(schedule) => Source::Schedule(*schedule),
+        Named::File(path) => {
+            Source::Timetable(read(path).with_context(|| path.display().to_string())?)
+        }
+        Named::Auto => Source::Search(config.placement, config.search()),
+    };
+    Ok(Request { source, shape: config.shape(), passes: config.passes() })
+}
+
+/// The passes over the schedule, of a window of so many steps if there is no border between steps.
+pub(crate) fn passes_of_window(config: &Config, window: u32) -> Passes {
+    let passes = config.passes();
+    Passes { free_border: passes.free_border.map(|_| window), ..passes }
+}
+
+/// What the settings ask for, of a window of so many steps if there is no flush after each.
+pub(crate) fn request_of_window(config: &Config, window: u32) -> Result<Request<'static>> {
+    ensure!(
+        config.offload == Offloading::None
+            || config.memory_cap.is_some()
+            || config.profile.is_some(),
+        "offload auto moves what is over a memory-cap, or as much as costs no time: say how many micro-batches a worker may \
+         hold with --memory-cap, or what a move takes with --profile"
+    );
+    let mut request = request(config)?;
+    request.shape.window = window;
+    request.passes = passes_of_window(config, window);
+    if let Source::Timetable(timetable) = &request.source {
+        let counts = (timetable.rows.len(), timetable.micro_batches_per_step() as usize);
+        ensure!(
+            counts == (config.depth, config.micro_batches),
+            "{} was changed while it was read",
+            config.schedule
+        );
+    } else if config.depth == 1 {
+        request.source = Source::Schedule(find(ALONE)?);
+    }
+    Ok(request)
+}

@@ -1,0 +1,192 @@
+//! The folder that a run is to have: found or made, and locked, before anything is written there.
+
+use std::fs::{create_dir_all, remove_dir};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::claims::check_nested;
+use super::lock::Lock;
+use super::own_files::{SETTINGS, SUMMARY, remove_leftovers};
+use super::planned_checkpoint::{forked_from, unusable_fork};
+use super::runs::{RUNS, fresh};
+use super::settings_file::{MAX_SETTINGS, check_whole, settings_in};
+use crate::formats::checkpoint::{AUTO, Checkpoint, Open, Store};
+use crate::formats::files::{self, LOST, io_fault, text_regular};
+use crate::formats::save::saved_steps;
+use crate::settings::{Config, MODEL};
+
+/// The folder of a run that is about to begin, which nobody else can write into.
+pub struct Place {
+    pub(crate) path: PathBuf,
+    /// Folders that were made for it, the innermost first.
+    made: Vec<PathBuf>,
+    /// Whether the run has begun here before, by a rank that has died.
+    pub(crate) is_again: bool,
+    /// There until the place is given up.
+    pub(crate) lock: Option<Lock>,
+}
+
+impl Drop for Place {
+    /// Folders that were made, and in which nothing was begun, go.
+    fn drop(&mut self) {
+        drop(self.lock.take());
+        for made in &self.made {
+            let _ = remove_dir(made); // which removes none that holds anything
+        }
+    }
+}
+
+impl Place {
+    /// Makes the folder that `config` names, or a fresh one under `runs/`, and locks it.
+    pub fn claim(config: &Config) -> Result<Place> {
+        let is_auto = config.resume.as_deref() == Some(AUTO);
+        ensure!(
+            !is_auto || config.out.is_some(),
+            "resume auto needs the folder of the run: name it with --out"
+        );
+        let (path, made) = match &config.out {
+            Some(out) => {
+                check_nested(out)?;
+                let made = absent(out);
+                create_dir_all(out)
+                    .with_context(|| format!("cannot make folder {}", out.display()))?;
+                (out.clone(), made)
+            }
+            None => {
+                check_nested(&Path::new(RUNS).join("0001"))?;
+                let path = fresh(Path::new(RUNS))?;
+                (path.clone(), vec![path])
+            }
+        };
+        let mut place = Place { path, made, is_again: false, lock: None };
+        place.lock = Some(Lock::take(&place.path)?);
+        Ok(place)
+    }
+
+    /// Takes the folder of a run under way from a rank that has died.
+    pub fn take_over(path: PathBuf) -> Result<Place> {
+        create_dir_all(&path).with_context(|| format!("cannot make folder {}", path.display()))?;
+        let lock = Some(Lock::take(&path)?);
+        Ok(Place { path, made: Vec::new(), is_again: true, lock })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The checkpoint that `config` wants to go on from; `None` if it wants none, or takes whatever is
+    /// there, none was ever finished, and the run began with none. `tell` is told of those that cannot be used; `open` opens them.
+    pub fn checkpoint(
+        &self,
+        config: &Config,
+        tell: &dyn Fn(&str),
+        open: &mut Open<'_>,
+    ) -> Result<Option<Checkpoint>> {
+        let Some(resume) = &config.resume else { return Ok(None) };
+        if resume == AUTO {
+            let own = self.store().newest_by(tell, open)?;
+            return if own.is_some() { Ok(own) } else { self.first_checkpoint(open) };
+        }
+        let checkpoint = open(Path::new(resume))?;
+        let step = checkpoint.manifest().step;
+        let newest = self.store().entries()?.into_iter().rfind(|entry| entry.is_whole);
+        if let Some(newest) = newest.filter(|newest| newest.step > step) {
+            bail!(
+                "{} holds a newer checkpoint than {resume}, of step {}: choose another --out, or remove it",
+                self.path.display(),
+                newest.step
+            );
+        }
+        Ok(Some(checkpoint))
+    }
+
+    /// The checkpoint of another run with which the run that has begun here began, if it did.
+    ///
+    /// # Errors
+    /// If that cannot be used, the settings are not whole, or the run has done all its steps.
+    fn first_checkpoint(&self, open: &mut Open<'_>) -> Result<Option<Checkpoint>> {
+        if !self.is_again && self.path.join(SETTINGS).exists() {
+            check_whole(&self.path)?;
+            self.refuse_finished()?;
+        }
+        let Some(from) = forked_from(&self.path) else { return Ok(None) };
+        let opened = open(&from).map_err(|error| match error.downcast() {
+            Ok(unusable) => unusable_fork(&self.path, unusable).into(),
+            Err(other) => other,
+        });
+        opened.map(Some)
+    }
+
+    /// Refuses to train a run again that has done all its steps and kept no checkpoint.
+    fn refuse_finished(&self) -> Result<()> {
+        let summary = text_regular(&self.path.join(SUMMARY), MAX_SETTINGS).ok().flatten();
+        let summary = summary.and_then(|text| serde_json::from_str::<Value>(&text).ok());
+        let done = summary.and_then(|summary| summary["steps"].as_u64());
+        let model = self.path.join(MODEL);
+        let saved = saved_steps(&model);
+        let Some(n_steps) = done.or(saved) else { return Ok(()) };
+        let with_its_weights = match saved {
+            Some(_) => format!(", with --init {} to go on with its weights", model.display()),
+            None => String::new(),
+        };
+        bail!(
+            "nothing is left to train: the run in {} has done its {n_steps} steps, and it kept no checkpoint to go on from. \
+             Choose another --out{with_its_weights}; or remove this one to train it again",
+            self.path.display()
+        )
+    }
+
+    /// Where its checkpoints are.
+    pub fn store(&self) -> Store {
+        Store::of(&self.path)
+    }
+
+    /// Writes a file into the folder.
+    pub fn write(&self, name: &str, content: &str) -> Result<()> {
+        self.check()?;
+        let path = self.path.join(name);
+        Ok(files::write(&path, content.as_bytes()).map_err(|e| io_fault("file", &path, &e))?)
+    }
+
+    /// Whether the folder is still the one that this run began in.
+    pub(crate) fn check(&self) -> Result<()> {
+        let lost = || io_fault("into", &self.path, &LOST);
+        Ok(self.is_held().then_some(()).ok_or_else(lost)?)
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.lock.as_ref().is_some_and(Lock::is_held)
+    }
+
+    /// Removes what an earlier end of the run left: why its ranks failed, what they did before it, and half written files.
+    pub fn remove_leftovers(&self) -> Result<()> {
+        let place = || format!("cannot remove what an earlier run left in {}", self.path.display());
+        remove_leftovers(&self.path).with_context(place)
+    }
+
+    /// Whether a run that has begun here goes on: its settings are here, or where they are lost, its checkpoints.
+    pub fn goes_on(&self, config: &Config) -> bool {
+        let has_begun = || self.path.join(SETTINGS).exists() || self.store().has_whole();
+        (self.is_again || is_own(config, &self.path)) && has_begun()
+    }
+
+    /// The settings so far of the run that goes on here.
+    pub(crate) fn before(&self, config: &Config) -> Option<toml::Table> {
+        if self.goes_on(config) { settings_in(&self.path).ok() } else { None }
+    }
+}
+
+/// The folder and those above it that are not there, the innermost first.
+fn absent(folder: &Path) -> Vec<PathBuf> {
+    let up = folder.ancestors().filter(|path| !path.as_os_str().is_empty());
+    up.take_while(|path| path.symlink_metadata().is_err()).map(Path::to_path_buf).collect()
+}
+
+/// Whether a run in `folder` goes on there, and does not begin with the checkpoint of another.
+pub(crate) fn is_own(config: &Config, folder: &Path) -> bool {
+    let holds = |resume: &str| Store::of(folder).holds(Path::new(resume));
+    config.resume.as_deref().is_some_and(|resume| resume == AUTO || holds(resume))
+}

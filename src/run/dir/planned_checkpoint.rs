@@ -1,0 +1,49 @@
+//! The checkpoint from which a run will go on, as its folder tells before the run is prepared.
+
+use std::path::{Path, PathBuf};
+
+use super::own_files::SETTINGS;
+use super::settings_file::{path_in, settings_in};
+use crate::formats::checkpoint::{AUTO, Manifest, Store, Unusable};
+
+/// The checkpoint that `resume` names, or with `auto` the newest of the run in `out`, or the one that this run began with.
+/// It may turn out that it cannot be used, and that an older one is taken.
+pub(crate) fn planned_checkpoint(
+    resume: &str,
+    out: Option<&Path>,
+) -> Result<Option<(PathBuf, Manifest)>, Unusable> {
+    let read = |path: PathBuf| Manifest::read(&path).map(|manifest| (path, manifest));
+    if resume != AUTO {
+        return read(resume.into()).map(Some);
+    }
+    let Some(out) = out else { return Ok(None) };
+    let entries = Store::of(out).entries().unwrap_or_default();
+    for entry in entries.iter().rev().filter(|entry| entry.is_whole) {
+        match read(entry.path()) {
+            Err(unusable) if unusable.is_damage() => {}
+            found => return found.map(Some),
+        }
+    }
+    let forked = forked_from(out).map(|from| read(from).map_err(|e| unusable_fork(out, e)));
+    forked.transpose()
+}
+
+/// The checkpoint of another run with which the run in `folder` began, by its settings.
+pub(crate) fn forked_from(folder: &Path) -> Option<PathBuf> {
+    let settings = settings_in(folder).ok()?;
+    let from = path_in(&settings, "resume")?;
+    let is_other = from != Path::new(AUTO) && !Store::of(folder).holds(from);
+    is_other.then(|| from.to_path_buf())
+}
+
+/// Says of the checkpoint with which the run in `folder` began why it is needed.
+pub(crate) fn unusable_fork(folder: &Path, unusable: Unusable) -> Unusable {
+    let settings = folder.join(SETTINGS);
+    let reason = format!(
+        "{}; {} says that the run began with this checkpoint, and it has none of its own yet: put it back, or choose another \
+         --out",
+        unusable.reason,
+        settings.display()
+    );
+    Unusable { reason, ..unusable }
+}

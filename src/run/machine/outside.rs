@@ -1,0 +1,130 @@
+//! What settings take from this machine: its files, its environment, its cores.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use chimera_core::timetable::Timetable;
+use toml::Value;
+
+use super::cores::cores_of;
+use super::launch::Launch;
+use crate::data::{Marks, Prepared, missing_ids};
+use crate::device::n_cores;
+use crate::formats::files::text_at_most;
+use crate::formats::hf::read_config;
+use crate::formats::timetable::read;
+use crate::run::dir::planned_checkpoint::planned_checkpoint;
+use crate::run::dir::settings_file::MAX_SETTINGS;
+use crate::settings::{Config, Origin, Outside, SettingsError, Start};
+
+/// This machine.
+pub struct OnDisk;
+
+impl Outside for OnDisk {
+    fn settings(&self, path: &Path) -> Result<String, String> {
+        let text = text_at_most(path, MAX_SETTINGS);
+        let text = text.map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+        text.ok_or_else(|| format!("{} is larger than {MAX_SETTINGS} bytes", path.display()))
+    }
+
+    fn identity(&self, path: &Path) -> PathBuf {
+        path.canonicalize().unwrap_or_else(|_| path.to_path_buf()) // a pipe has none
+    }
+
+    fn timetable(&self, path: &Path) -> Result<Timetable> {
+        read(path).with_context(|| format!("timetable {}", path.display()))
+    }
+
+    fn start(&self, init: &Path, resume: Option<&str>, out: Option<&Path>) -> Result<Start> {
+        let resumed = resume.map(|resume| planned_checkpoint(resume, out)).transpose()?.flatten();
+        let (origin, model, dropout) = match resumed {
+            Some((path, manifest)) => {
+                let origin = Origin::Checkpoint(path);
+                let (model, dropout) = manifest.model().with_context(|| origin.to_string())?;
+                (origin, model, Some(dropout))
+            }
+            None => {
+                let origin = Origin::Model(init.to_path_buf());
+                let (model, dropout) = read_config(init).with_context(|| origin.to_string())?;
+                (origin, model, dropout.one())
+            }
+        };
+        Ok(Start { origin, model, dropout })
+    }
+
+    fn ids(&self, data: &[PathBuf], is_bert: bool) -> Result<Option<(PathBuf, String, usize)>> {
+        let Some((path, prepared)) = Prepared::of(data)? else { return Ok(None) };
+        let n_ids = match is_bert {
+            true => Marks::of(&prepared.tokenizer(path)?).vocab(prepared.vocab),
+            false => prepared.vocab,
+        };
+        Ok(Some((path.to_path_buf(), prepared.name().to_string(), n_ids)))
+    }
+
+    fn before(&self, option: &str, resume: &str, out: Option<&Path>) -> Option<Value> {
+        let (_, manifest) = planned_checkpoint(resume, out).ok()??;
+        manifest.value(option).ok()
+    }
+
+    /// Ranks on several hosts are taken to have cores of their own: all ranks must come to the same answer.
+    fn has_cores(&self, n_workers: i64) -> bool {
+        match launched() {
+            None => n_cores() as i64 >= n_workers,
+            Some(Launch { n_ranks, n_local, .. }) if n_local == Some(n_ranks) => {
+                cores_of(n_ranks as usize) >= n_ranks as usize
+            }
+            Some(_) => true,
+        }
+    }
+
+    /// Ranks of which a launcher does not say where they are may all be on this host.
+    fn threads(&self, n_workers: i64) -> i64 {
+        match launched() {
+            None => n_cores() as i64 / n_workers.max(1),
+            Some(launch) => {
+                let n_local = launch.n_local.unwrap_or(launch.n_ranks) as usize;
+                (cores_of(n_local) / n_local) as i64
+            }
+        }
+    }
+}
+
+/// The launch of several processes, which are ranks of one job.
+fn launched() -> Option<Launch> {
+    Launch::found().filter(|launch| launch.n_ranks > 1)
+}
+
+impl Config {
+    /// Refuses the vocabulary of a preset where that of the data goes before it, but the data is not here.
+    ///
+    /// # Errors
+    /// [`SettingsError`], which names the data.
+    pub fn must_know_vocab(&self) -> Result<(), SettingsError> {
+        let origin = |key| self.value(key).map(|(_, origin)| origin);
+        let is_open = matches!(origin("vocab"), Some(Origin::Preset(_)));
+        let Some(path) = missing_ids(&self.data).filter(|_| is_open) else { return Ok(()) };
+        let place = origin("data").map(Origin::to_string).unwrap_or_default();
+        let message = format!(
+            "the vocabulary follows from {}, which is not here: say `vocab`, or run where the data is",
+            path.display()
+        );
+        Err(SettingsError { place, message })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The command that resumes a run names them.
+    #[test]
+    fn settings_may_be_as_long_as_those_of_a_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        for (n_bytes, is_read) in [(MAX_SETTINGS, true), (MAX_SETTINGS + 1, false)] {
+            std::fs::write(&path, "#".repeat(n_bytes as usize)).unwrap();
+            assert_eq!(OnDisk.settings(&path).is_ok(), is_read);
+            assert_eq!(crate::run::settings_in(folder.path()).is_ok(), is_read);
+        }
+    }
+}

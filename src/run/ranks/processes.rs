@@ -1,0 +1,170 @@
+//! A run whose ranks are processes: what they have to tell each other beside the training itself.
+
+use std::mem::take;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use chimera_core::comm::{Comm, CommError, Endpoint, Host};
+use chimera_core::engine::{Patience, StepReport, handshake};
+use chimera_core::fault::{Class, Fault};
+use chimera_core::ids::Rank;
+use chimera_core::interchange::{from_json, to_json};
+
+use super::gather::share;
+use super::{fingerprint, replica_devices};
+use crate::device::CoreWatch;
+use crate::observe::Recorder;
+use crate::run::machine::launch::Launch;
+use crate::run::progress::trained::{RankTrained, merge};
+use crate::run::progress::watch::Watch;
+use crate::run::{Beginning, Here, Run, Subject, Survivor, Trained};
+use crate::settings::Config;
+use crate::settings::schedules::Named;
+
+/// For ranks to come to the same point while nobody knows the settings.
+pub const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Which rank of a job a process is, and where.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seat {
+    /// Its number.
+    pub rank: Rank,
+    /// Ranks of the job.
+    pub n_ranks: u32,
+    /// Its number among those of this host.
+    pub local: usize,
+    /// Ranks of the job on this host.
+    pub n_local: u32,
+}
+
+impl Seat {
+    /// What the launcher says of an end of a transport.
+    pub fn launched(comm: &impl Endpoint) -> Seat {
+        let (rank, n_ranks) = (comm.rank(), comm.n_ranks());
+        let launch = Launch::found();
+        let n_local = launch.as_ref().and_then(|launch| launch.n_local).unwrap_or(1);
+        let local = launch.and_then(|launch| launch.local).map_or(rank.index(), |n| n as usize);
+        Seat { rank, n_ranks, local, n_local }
+    }
+
+    fn here(self) -> Here {
+        let part = f64::from(self.n_local) / f64::from(self.n_ranks);
+        Here { part, own: Some((self.rank, self.local)) }
+    }
+}
+
+impl Run {
+    /// Like [`prepare`](Run::prepare), on all ranks of a job: where a search finds the schedule, rank 0 searches
+    /// for all, since time may run out at another point elsewhere.
+    pub fn prepare_as(config: Config, comm: &mut impl Comm<Host>, seat: Seat) -> Result<Run> {
+        let here = seat.here();
+        if config.schedule != Named::Auto || config.depth == 1 {
+            return Run::prepare_with(config, None, here);
+        }
+        let is_root = comm.rank() == Rank(0);
+        let own = is_root.then(|| Run::prepare_with(config.clone(), None, here));
+        let found = own.as_ref().and_then(|run| run.as_ref().ok()?.course.found.as_ref());
+        let search = Duration::try_from_secs_f64(config.search_time)?;
+        let found = share(comm, &found.map(to_json), search + config.patience().first_step)?;
+        match (own, found.into_iter().next().flatten()) {
+            (Some(own), _) => own,
+            (None, Some(text)) => {
+                Run::prepare_with(config, Some(from_json(text.as_bytes())?), here)
+            }
+            (None, None) => bail!("rank 0 found no timetable"),
+        }
+    }
+
+    /// Like [`prepare_as`](Run::prepare_as), of a process that takes a dead rank's place, and so asks the others nothing.
+    pub fn prepare_again(config: Config, beginning: &Beginning, seat: Seat) -> Result<Run> {
+        let found = beginning.timetable.as_ref().map(|text| from_json(text.as_bytes()));
+        Run::prepare_with(config, found.transpose()?, seat.here())
+    }
+
+    /// Compares the settings of the ranks, before they do anything by them.
+    ///
+    /// # Errors
+    /// A [`Fault`] that names each field in which they differ.
+    pub fn agree_on_settings(config: &Config, comm: &mut impl Endpoint) -> Result<(), Fault> {
+        let deadline = Instant::now() + config.patience().first_step;
+        handshake(comm, &fingerprint::settings(config), deadline)
+    }
+}
+
+impl<S: Subject> Run<S> {
+    /// Trains the row of the rank that `comm` is an end of; all ranks of the job call it. Otherwise like
+    /// [`train`](Run::train): rank 0 observes, and gets what the run leaves. `why_over` is asked from another
+    /// thread whether the job has failed.
+    pub fn train_as(
+        &self,
+        comm: &mut impl Comm<Host>,
+        stop: &AtomicBool,
+        why_over: impl Fn() -> Option<CommError> + Send + 'static,
+        observe: impl FnMut(&StepReport) -> Result<()> + Send,
+    ) -> Result<Option<Trained>> {
+        self.train_on(comm, &mut Survivor::default(), stop, why_over, observe)
+    }
+
+    /// Like [`train_as`](Run::train_as), but goes on where `survivor` left another transport, since a rank has died. Where
+    /// the run survives deaths, it is called again on a transport of all ranks after each, which [is](Fault::is_death) the
+    /// cause of the error.
+    pub fn train_on(
+        &self,
+        comm: &mut impl Comm<Host>,
+        survivor: &mut Survivor,
+        stop: &AtomicBool,
+        why_over: impl Fn() -> Option<CommError> + Send + 'static,
+        mut observe: impl FnMut(&StepReport) -> Result<()> + Send,
+    ) -> Result<Option<Trained>> {
+        let rank = comm.rank();
+        let samples = self.subject.samples(&self.course);
+        let cores = Mutex::new(CoreWatch::start());
+        let mut observe = |report: &StepReport| {
+            self.look_at_cores(&cores, report);
+            observe(report)
+        };
+        let mut watch = Watch { by_processes: true, ..self.watch(&mut observe)? };
+        let Patience { first_step, later } = self.config().patience();
+        share(comm, &(), first_step)?; // clocks begin when all are here
+        let job = self.job(&*samples, stop);
+        let traced = take(&mut survivor.traced);
+        watch.recorder = watch.recorder.map(|recorder| recorder.with(traced, job.epoch));
+        let ran = S::train_process(self, job, comm, why_over, &watch, survivor);
+        let recorder = watch.recorder.filter(|_| rank == Rank(0));
+        let traced = recorder.as_ref().map_or(Ok(Vec::new()), Recorder::finish);
+        survivor.traced = recorder.map(Recorder::into_recorded).unwrap_or_default();
+        let mut trained = ran?;
+        let saved = trained.saved.take();
+        let runs = share(comm, &trained.runs, later)?;
+        if rank != Rank(0) {
+            return Ok(None);
+        }
+        let mut ranks: Vec<_> = runs.into_iter().map(RankTrained::did).collect();
+        for (of, trained) in (0..).zip(&mut ranks) {
+            let depth = self.config().depth;
+            let events = trained.runs.iter().flat_map(|run| &run.events);
+            if events.into_iter().any(|event| event.worker.index() != of % depth) {
+                let message = format!("rank {of} sent what another worker did");
+                return Err(Fault::new(Class::Mismatch, rank, message).into());
+            }
+        }
+        if let Some(first) = ranks.first_mut() {
+            *first = trained;
+        }
+        let core_share = cores.lock().unwrap_or_else(PoisonError::into_inner).share();
+        Ok(Some(Trained { core_share, ..merge(ranks)?.with(saved, traced) }))
+    }
+
+    /// Compares what the ranks are about to train, and on what, before anything is written.
+    ///
+    /// # Errors
+    /// A [`Fault`] that names each field in which they differ, or the devices that may not share a stage.
+    pub fn agree(&self, comm: &mut impl Endpoint) -> Result<()> {
+        let patience = self.config().patience().first_step;
+        handshake(comm, &self.fingerprint(), Instant::now() + patience)?;
+        let models = share(comm, &self.subject.device_models(), patience)?.concat();
+        replica_devices::check(self.program(), self.config(), &models)
+    }
+}

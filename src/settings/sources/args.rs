@@ -1,0 +1,178 @@
+//! The table of options as arguments of the command line.
+
+use std::ffi::OsStr;
+
+use clap::builder::{PossibleValue, TypedValueParser, ValueHint};
+use clap::error::{ContextKind, ContextValue};
+use clap::{
+    Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, Error, FromArgMatches, value_parser,
+};
+use toml::Value;
+
+use super::peers::{absent, names};
+use crate::settings::{Drawn, Kind, Layers, OPTIONS, Opt, Settings};
+
+impl Opt {
+    /// The argument. Where schedules are drawn, they say themselves what their shape may be, so it is only asked
+    /// whether the value is one of its type; its flags take values by `=` alone, since a name may follow.
+    fn arg(&'static self, is_drawn: bool) -> Arg {
+        let help = format!("{} [default: {}]", self.about(), self.default(is_drawn));
+        let arg = Arg::new(self.name)
+            .long(self.name)
+            .aliases(names(self.name))
+            .value_name(self.value)
+            .help(help)
+            .help_heading(self.heading)
+            .hide_possible_values(self.name != "preset") // help says the others in words
+            .value_hint(self.hint())
+            .allow_negative_numbers(true)
+            .value_parser(Word { option: self, is_drawn });
+        match self.kind {
+            Kind::Flag => {
+                arg.num_args(0..=1).default_missing_value("true").require_equals(is_drawn)
+            }
+            Kind::Paths => arg.num_args(1..).action(ArgAction::Append),
+            // A list that begins with a negative number is no number.
+            Kind::Weights | Kind::Speeds => arg.allow_hyphen_values(true),
+            _ => arg,
+        }
+    }
+
+    fn hint(&self) -> ValueHint {
+        match self.kind {
+            Kind::Path | Kind::Paths | Kind::Schedule => ValueHint::AnyPath,
+            _ => ValueHint::Other,
+        }
+    }
+}
+
+/// Reads a word of the command line as the value of an option.
+#[derive(Clone)]
+struct Word {
+    option: &'static Opt,
+    is_drawn: bool,
+}
+
+impl TypedValueParser for Word {
+    type Value = Value;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        word: &OsStr,
+    ) -> Result<Value, Error> {
+        let Word { option, is_drawn } = self.clone();
+        let parse = move |word: &str| -> Result<Value, String> {
+            let refuse = || format!("`{word}` is not {}", option.kind_where(is_drawn));
+            let value = option.kind.parse(word).ok_or_else(refuse)?;
+            match option.kind {
+                _ if !is_drawn => Ok(value),
+                Kind::Real(..) if !option.kind.holds(&value) => Err(refuse()),
+                Kind::Whole(..) => option.read(&value).map(|()| value).map_err(|_| refuse()),
+                _ => option.read(&value).map(|()| value),
+            }
+        };
+        parse.parse_ref(command, arg, word)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let examples = self.option.kind.examples();
+        match examples.is_empty() {
+            true => None,
+            false => Some(Box::new(examples.into_iter().map(PossibleValue::new))),
+        }
+    }
+}
+
+impl Settings {
+    /// What was said of the options that `is_one` picks.
+    fn of(matches: &ArgMatches, is_one: impl Fn(&Opt) -> bool) -> Settings {
+        let mut settings = Settings { is_command_line: true, ..Settings::default() };
+        for option in OPTIONS.iter().filter(|option| is_one(option)) {
+            let Some(values) = matches.get_many::<Value>(option.name) else { continue };
+            let mut values: Vec<Value> = values.cloned().collect();
+            let value = match option.kind {
+                Kind::Paths => Some(Value::Array(values)),
+                _ => values.pop(),
+            };
+            settings.values.extend(value.map(|value| (option.name.to_owned(), value)));
+        }
+        settings
+    }
+
+    /// What was said of the options of these groups, which [`options_of`] gave a command.
+    pub fn of_groups(matches: &ArgMatches, groups: &[Drawn]) -> Settings {
+        Settings::of(matches, |option| option.drawn.is_some_and(|group| groups.contains(&group)))
+    }
+}
+
+/// Gives a command the options of these groups, as members of the argument group `name`.
+pub fn options_of(command: Command, name: &'static str, groups: &[Drawn]) -> Command {
+    let is_one = |option: &&Opt| option.drawn.is_some_and(|group| groups.contains(&group));
+    let options = || OPTIONS.iter().filter(is_one);
+    let group = ArgGroup::new(name).multiple(true).args(options().map(|option| option.name));
+    command.args(options().map(|option| option.arg(true))).group(group).next_line_help(true)
+}
+
+impl Args for Layers {
+    fn augment_args(command: Command) -> Command {
+        let config = Arg::new("config")
+            .long("config")
+            .value_name("FILE")
+            .value_parser(value_parser!(std::path::PathBuf))
+            .help("TOML file of settings, with the names of these options as keys; `extends` names a file below it");
+        let options = OPTIONS.iter().map(|option| option.arg(false));
+        command.arg(config).args(options).next_line_help(true)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Layers::augment_args(command)
+    }
+}
+
+/// Says what to do where an argument is another program's option that is none here.
+pub fn explained(error: Error) -> Error {
+    let hint = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(arg)) => absent(arg.trim_start_matches('-')),
+        _ => None,
+    };
+    match hint {
+        Some(hint) => Error::raw(error.kind(), format!("{}: {hint}\n", first_line(&error))),
+        None => error,
+    }
+}
+
+/// What an error says first, without the word for it.
+fn first_line(error: &Error) -> String {
+    let text = error.to_string();
+    text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_string()
+}
+
+impl FromArgMatches for Layers {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Layers, Error> {
+        let config = matches.get_one("config").cloned();
+        Ok(Layers { config, settings: Settings::of(matches, |_| true) })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        let Layers { config, settings } = Layers::from_arg_matches(matches)?;
+        self.config = config.or(self.config.take());
+        self.settings = settings.over(&self.settings);
+        Ok(())
+    }
+}
+
+impl Layers {
+    /// What the words of a command line say.
+    ///
+    /// # Errors
+    /// If they are not options of `chimera train`.
+    pub fn parse(words: &str) -> Result<Layers, Error> {
+        let command = Command::new("train").no_binary_name(true).args_override_self(true);
+        let words = words.split_whitespace().map(str::to_owned);
+        let matches = Layers::augment_args(command).try_get_matches_from(words);
+        let matches = matches.map_err(explained)?;
+        Layers::from_arg_matches(&matches)
+    }
+}

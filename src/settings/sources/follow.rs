@@ -1,0 +1,181 @@
+//! Settings that follow from what they name: a timetable, a model, data.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use chimera_core::model::ModelConfig;
+use toml::Value;
+
+use super::check::{check, option};
+use super::llama::choices;
+use super::origin::{Entries, text};
+use crate::settings::values::recomputed::AUTO;
+use crate::settings::values::schedules::Named;
+use crate::settings::{Origin, Outside, SettingsError, Start};
+
+/// Takes depth and micro-batches from the schedule if it is in a file; refuses others that were said.
+pub(crate) fn timetable(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
+    let name = text(merged, "schedule").map(str::parse);
+    let Some(Ok(Named::File(path))) = name else { return Ok(()) };
+    let timetable = outside.timetable(&path)?;
+    let n_micro_batches = timetable.micro_batches_per_step();
+    let counts = [
+        ("depth", Value::Integer(timetable.rows.len() as i64)),
+        ("micro-batches", Value::Integer(i64::from(n_micro_batches))),
+    ];
+    let what = format!("the timetable in {}", path.display());
+    follow(merged, counts, &Origin::Timetable(path), &what)
+}
+
+/// Takes the sizes of the model to begin with, if there is one, and refuses others that were said; takes its rate of
+/// dropout where none was said.
+pub(crate) fn model(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
+    let Some(dir) = text(merged, "init") else { return Ok(()) };
+    let (resume, out) = (text(merged, "resume"), text(merged, "out").map(Path::new));
+    let Start { origin, model, dropout } = outside.start(Path::new(dir), resume, out)?;
+    let what = match &origin {
+        Origin::Model(dir) => format!("the model in {}", dir.display()),
+        origin => format!("the {origin}"),
+    };
+    let longer = longer_context(merged, &model, &what)?;
+    follow(merged, sizes(&model).filter(|(key, _)| !longer || *key != "context"), &origin, &what)?;
+    if matches!(merged.get("dropout"), None | Some((_, Origin::Default))) {
+        let several =
+            "its config.json has several rates of dropout, and training here one: choose --dropout";
+        let refusal = |message| SettingsError { place: origin.to_string(), message };
+        let rate = dropout.ok_or_else(|| refusal(several.into()))?;
+        let rate = option("dropout").and_then(|option| check(option, Value::Float(rate)));
+        merged.insert("dropout", (rate.map_err(refusal)?, origin));
+    }
+    Ok(())
+}
+
+/// Whether a longer context was said than that of the model to begin with; refuses it where the model has no positions for
+/// that, and a shorter one.
+fn longer_context(merged: &Entries, model: &ModelConfig, what: &str) -> Result<bool> {
+    let Some((Value::Integer(said), place)) = merged.get("context") else { return Ok(false) };
+    let has = model.context as i64;
+    if *said == has || matches!(place, Origin::Default | Origin::Preset(_)) {
+        return Ok(false);
+    }
+    let remedy = match model.has_open_context() {
+        true if *said > has => return Ok(true),
+        _ if *said < has => {
+            format!("leave `context` out, and choose `sequence` {said} for shorter samples")
+        }
+        _ => format!("leave `context` out, and choose a `sequence` of at most {has}"),
+    };
+    let message = format!("`context` is {said}, but {what} has {has}: {remedy}");
+    Err(SettingsError { place: place.to_string(), message }.into())
+}
+
+/// Says `auto` for the stages where it was said for what they keep: each keeps as much as memory allows, and at least its
+/// input.
+pub(crate) fn recomputation(merged: &mut Entries) {
+    if text(merged, "recompute") != Some(AUTO) {
+        return;
+    }
+    let Some((_, origin)) = merged.get("recompute").cloned() else { return };
+    let is_open = merged.get("recompute-stages").is_none_or(|(_, origin)| origin.is_default());
+    if is_open {
+        merged.insert("recompute-stages", (AUTO.into(), origin.clone()));
+    }
+    merged.insert("recompute", ("full".into(), origin));
+}
+
+/// Takes the vocabulary from prepared data; refuses a smaller one that was said. (A larger one wastes rows,
+/// which some devices like.)
+pub(crate) fn data(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
+    let files = merged.get("data").and_then(|(files, _)| files.as_array());
+    let files = files.into_iter().flatten().filter_map(Value::as_str);
+    let files: Vec<PathBuf> = files.map(PathBuf::from).collect();
+    let is_bert = text(merged, "model") == Some("bert");
+    let Some((path, tokenizer, n_ids)) = outside.ids(&files, is_bert)? else { return Ok(()) };
+    let n_ids = n_ids as i64;
+    match merged.get("vocab") {
+        Some((Value::Integer(said), place)) if !matches!(place, Origin::Preset(_)) => {
+            if *said < n_ids {
+                let remedy = match place {
+                    Origin::Model(_) | Origin::Checkpoint(_) => {
+                        "prepare the data with the tokenizer of the model"
+                    }
+                    _ => "leave `vocab` out",
+                };
+                let message = format!(
+                    "`vocab` is {said}, but the data {} has the {n_ids} ids of {tokenizer}: {remedy}",
+                    path.display(),
+                );
+                return Err(SettingsError { place: place.to_string(), message }.into());
+            }
+        }
+        _ => {
+            merged.insert("vocab", (Value::Integer(n_ids), Origin::Data(path)));
+        }
+    }
+    Ok(())
+}
+
+/// Where no scaling is said, takes that of the run that is to go on, so that it goes on with the same bits; else lets
+/// workers that share cores scale directly, since smaller ops only cost them time.
+pub(crate) fn scaling(merged: &mut Entries, outside: &dyn Outside) {
+    if !matches!(merged.get("scaling"), Some((_, Origin::Default))) {
+        return;
+    }
+    let (resume, out) = (text(merged, "resume"), text(merged, "out").map(Path::new));
+    let before = resume.and_then(|resume| outside.before("scaling", resume, out));
+    let whole = |key| merged.get(key).and_then(|(value, _)| value.as_integer()).unwrap_or(1);
+    let n_workers = whole("depth").saturating_mul(whole("width"));
+    let shares = || text(merged, "device") == Some("cpu") && !outside.has_cores(n_workers);
+    if let Some(scaling) = before {
+        merged.insert("scaling", (scaling, Origin::Default));
+    } else if shares() {
+        merged.insert("scaling", ("direct".into(), Origin::Machine));
+    }
+}
+
+/// Whether the training began, or begins, with the weights of a model.
+pub(crate) fn begins_with_model(merged: &Entries, outside: &dyn Outside) -> bool {
+    let (resume, out) = (text(merged, "resume"), text(merged, "out").map(Path::new));
+    merged.contains_key("init")
+        || resume.is_some_and(|resume| outside.before("init", resume, out).is_some())
+}
+
+/// Takes values from `what`, over defaults and presets; refuses others that were said.
+fn follow(
+    merged: &mut Entries,
+    values: impl IntoIterator<Item = (&'static str, Value)>,
+    origin: &Origin,
+    what: &str,
+) -> Result<()> {
+    for (key, value) in values {
+        let value = option(key).and_then(|option| check(option, value));
+        let refusal = |place: &Origin, message| SettingsError { place: place.to_string(), message };
+        let value = value.map_err(|message| refusal(origin, message))?;
+        match merged.get(key) {
+            Some((said, place))
+                if !matches!(place, Origin::Default | Origin::Preset(_)) && *said != value =>
+            {
+                let message =
+                    format!("`{key}` is {said}, but {what} has {value}: leave `{key}` out");
+                return Err(refusal(place, message).into());
+            }
+            _ => merged.insert(key, (value, origin.clone())),
+        };
+    }
+    Ok(())
+}
+
+/// What a model is, by key.
+pub(crate) fn sizes(config: &ModelConfig) -> impl Iterator<Item = (&'static str, Value)> + use<> {
+    let whole = |n: usize| Value::Integer(n as i64);
+    let sizes = [
+        ("model", Value::String(config.architecture.name().into())),
+        ("layers", whole(config.layers)),
+        ("hidden", whole(config.hidden)),
+        ("heads", whole(config.heads)),
+        ("context", whole(config.context)),
+        ("vocab", whole(config.vocab)),
+        ("tied", Value::Boolean(config.tied)),
+    ];
+    sizes.into_iter().chain(config.llama.as_ref().map(choices).into_iter().flatten())
+}

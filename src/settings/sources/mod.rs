@@ -1,0 +1,13 @@
+//! Where values come from: the command line, files, the environment, and what follows from other values.
+
+#[cfg(feature = "cli")]
+pub mod args;
+pub(super) mod check;
+pub(super) mod file;
+pub(super) mod follow;
+pub(super) mod llama;
+pub(super) mod origin;
+pub(super) mod outside;
+pub(super) mod peers;
+pub(super) mod resolve;
+pub(super) mod show;

@@ -1,0 +1,40 @@
+//! What is said to a program that does not read it, since its model, data and devices are its own.
+
+use super::options::{OPTIONS, is_of_our_models};
+use crate::settings::{Config, Origin};
+
+/// The options among `keys` that were said, and not to be what they are anyway.
+pub(crate) fn said_in_vain<'k>(
+    config: &Config,
+    keys: impl IntoIterator<Item = &'k str>,
+) -> Vec<&'k str> {
+    let is_said = |key: &str| {
+        let said = config.value(key).map(|(_, origin)| origin.clone());
+        matches!(said, Some(Origin::CommandLine | Origin::Program | Origin::File(..)))
+    };
+    let keys = keys.into_iter();
+    keys.filter(|key| is_said(key) && config.unusual(key).is_some()).collect()
+}
+
+/// The options that say something of the models here, their stages, text or devices.
+pub(crate) fn of_our_models() -> impl Iterator<Item = &'static str> {
+    OPTIONS.iter().map(|option| option.name).filter(|key| is_of_our_models(key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{Layers, Nothing, Settings};
+
+    #[test]
+    fn what_is_said_in_vain_is_not_what_holds_anyway() {
+        let settings = Settings::default()
+            .with("precision", "bf16")
+            .with("preset", "tiny") // as it is if nothing is said
+            .with("hidden", 64)
+            .with("depth", 2);
+        let config = Layers { config: None, settings }.resolve(&Nothing).unwrap();
+        assert_eq!(said_in_vain(&config, of_our_models()), ["hidden", "precision"]);
+        assert_eq!(said_in_vain(&config, ["save", "report"]), [""; 0]);
+    }
+}

@@ -1,0 +1,6 @@
+//! The table of all options.
+
+pub(super) mod in_vain;
+pub(super) mod option;
+pub(super) mod options;
+pub(super) mod readers;

@@ -1,0 +1,444 @@
+//! The table of all options: each a row, with its type, range, default and help, and what it means to a run that goes on
+//! from a checkpoint. Command line, TOML keys, [`Config`], checks and documentation follow from it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use chimera_core::engine::{LrSchedule, NonFinite, Optimizer, ParamRules};
+use chimera_core::lower::{Border, Hoist, Offloading, Recompute, Sync};
+use chimera_core::model::{Architecture, PRESETS, RopeScaling};
+use chimera_core::schedule;
+use chimera_core::search::Where;
+use toml::Value;
+
+use super::option::Drawn::{Job, Memory, Passes, Profiled, Shape};
+use super::readers::{CHOOSES, FALL, KFAC, MOMENTS, MOMENTUM, PROFILED, TRACED};
+use crate::device::{Device, Precision};
+use crate::settings::sources::origin::Entries;
+use crate::settings::values::recomputed::AUTO;
+use crate::settings::values::schedules::Named;
+use crate::settings::values::value::Setting;
+use crate::settings::{
+    ByteSize, DataWeights, Evict, Layout, MlpGate, Opt, Origin, RecomputedStages, Scaling, Speeds,
+    StepRange, Survive, Transport,
+};
+
+/// Makes [`OPTIONS`] and [`Config`] of rows.
+macro_rules! options {
+    ($($heading:literal { $(
+        $(#[doc = $help:literal])+
+        $name:literal $field:ident: $type:ty = [$($details:tt)*];
+    )+ })+) => {
+        /// All options, in the order of the help text.
+        pub static OPTIONS: &[Opt] = &[$($(
+            Opt::new::<$type>($heading, $name, concat!($($help),+)).$($details)*
+        ),+),+];
+
+        /// The settings of a run: every key has its value, and each value is in its range.
+        ///
+        /// What values mean together (whether `heads` divides `hidden`, whether a schedule has such a shape)
+        /// is for the model and the schedule to say.
+        #[derive(Clone, PartialEq, Debug)]
+        pub struct Config {
+            $($( $(#[doc = $help])+ pub $field: $type, )+)+
+            /// Where values came from.
+            pub(crate) origins: BTreeMap<&'static str, Origin>,
+            /// Name of a caller's model, of which the options of ours say nothing.
+            pub(crate) own_model: Option<String>,
+        }
+
+        impl Config {
+            /// The settings that `entries` say, or which key says something wrong.
+            pub(crate) fn of(entries: Entries) -> Result<Config, (&'static str, String)> {
+                Ok(Config {
+                    $($( $field: read(&entries, $name)?, )+)+
+                    own_model: crate::settings::sources::origin::text(&entries, crate::settings::OWN_MODEL).map(str::to_owned),
+                    origins: entries.into_iter().map(|(key, (_, origin))| (key, origin)).collect(),
+                })
+            }
+
+            /// The value of `key` and where it came from; `None` if nothing was said and nothing is meant.
+            pub fn value(&self, key: &str) -> Option<(Value, &Origin)> {
+                if let Some(name) = self.own_model.as_ref().filter(|_| is_of_our_models(key)) {
+                    return (key == "model").then(|| (name.as_str().into(), &Origin::Default));
+                }
+                let value = match key {
+                    $($( $name => self.$field.write(), )+)+
+                    _ => None,
+                };
+                Some((value?, self.origins.get(key).unwrap_or(&Origin::Default)))
+            }
+        }
+    };
+}
+
+fn read<T: Setting>(entries: &Entries, key: &'static str) -> Result<T, (&'static str, String)> {
+    match entries.get(key) {
+        Some((value, _)) => T::read(value).map_err(|message| (key, message)),
+        None => T::unset().ok_or_else(|| (key, format!("`{key}` has no value"))),
+    }
+}
+
+/// Whether an option says something of the models here, their stages, text or devices.
+pub(crate) fn is_of_our_models(key: &str) -> bool {
+    let option = OPTIONS.iter().find(|option| option.name == key);
+    ["layout", "device", "precision", "peak-flops"].contains(&key)
+        || option.is_some_and(|option| ["Model", "Data"].contains(&option.heading))
+}
+
+fn presets() -> Vec<&'static str> {
+    PRESETS.iter().map(|preset| preset.name).collect()
+}
+
+fn recomputations() -> Vec<&'static str> {
+    Recompute::ALL.map(|(name, _)| name).into_iter().chain([AUTO]).collect()
+}
+
+/// Products alone can be of tf32.
+fn reduced() -> Vec<&'static str> {
+    let others = Precision::ALL.iter().filter(|(_, precision)| *precision != Precision::Tf32);
+    others.map(|(name, _)| *name).collect()
+}
+
+options! {
+    "Data" {
+        /// Training text, whose bytes are tokens, or files of token ids from `chimera prepare`
+        /// (`.bin` of u16, `.u32.bin` of u32); may be repeated
+        "data" data: Vec<PathBuf> = [value("PATH").follows("the built-in text").own().see("data.md#data")];
+        /// Mixture weights, one per file in `data`, summing to 1, e.g. 0.7,0.3
+        "data-weights" data_weights: Option<DataWeights> =
+            [value("WEIGHTS").follows("files one after the other").fixed().see("data.md#mixtures")];
+        /// Validation files, made with the same tokenizer as `data`; may be repeated
+        "validation-data" validation_data: Vec<PathBuf> = [value("PATH").follows("the last tenth of `data`").own()];
+        /// Restrict attention to tokens of the same document (the data must mark document ends)
+        "document-mask" document_mask: bool = [value("BOOL").is("false").fixed().see("data.md#documents")];
+    }
+    "Schedule" {
+        /// Pipeline schedule: a name from `chimera schedule list`, `auto` to search for one, or a
+        /// timetable in a `.csv` or `.json` file, which sets `depth` and `micro-batches`
+        "schedule" schedule: Named = [value("NAME|FILE").is("chimera").own().searched().see("own-schedules.md#exchange")];
+        /// Workers per pipeline, D; 1 trains without a pipeline
+        "depth" depth: usize =
+            [value("D").also("pipeline-parallel size").whole(1, 1 << 13).is("4").free().searched().drawn(Shape)];
+        /// Layers of each stage: balanced (equal forward work), auto (the shortest simulated step,
+        /// by `profile` or else FLOPs), or by hand, e.g. E3T|4T|4T|3TH (embedding, blocks, head) or
+        /// 3,4,4,3
+        "layout" layout: Layout = [value("LAYOUT").also("pipeline-model-parallel layout").is("balanced").free().searched()
+            .drawn(Profiled).see("training.md#which-layers-a-stage-holds")];
+        /// Pipeline groups side by side, W
+        "width" width: usize =
+            [value("W").also("data-parallel size").whole(1, 1 << 13).is("1").free().drawn(Job).drawn_to(65_535)];
+        /// Speed of each rank relative to the others, e.g. 1,1,0.5,1, repeated for further ranks.
+        /// `layout` auto gives slow ranks fewer layers
+        "speeds" speeds: Option<Speeds> =
+            [value("SPEEDS").follows("all alike").free().searched().drawn(Job).see("training.md#ranks-that-are-not-alike")];
+        /// Micro-batches per pipeline and step, N
+        "micro-batches" micro_batches: usize =
+            [value("N").also("gradient accumulation steps").whole(1, 1 << 20).is("8").free().searched().drawn(Shape)
+                .drawn_to(1 << 23).drawn_follows("D")];
+        /// Samples per micro-batch, B; even if `scaling` is halving
+        "micro-batch-size" micro_batch_size: usize = [value("B").whole(1, 1 << 20).is("4").free().drawn(Profiled)];
+        /// Pipes of `chimera`, or of `auto` on mirrored pipes, 2f
+        "pipes" pipes: usize = [value("2f").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)];
+        /// Stages per worker of `interleaved`, or of `auto` on interleaved stages, v
+        "chunks" chunks: usize =
+            [value("v").also("virtual pipeline stages").whole(1, 1 << 13).is("2").free().searched().drawn(Shape)
+                .drawn_to(65_535)];
+        /// Order of `chimera` with more micro-batches than workers: direct, doubling, halving, or
+        /// auto for the shorter of direct and halving (direct in training if there are more workers
+        /// than cores). With schedule `auto`: whether micro-batches are halved
+        "scaling" scaling: Scaling = [value("MODE").is("auto").free().searched().drawn(Shape)];
+        /// Forwards in a row, and then backwards in a row, of `1f1b`, k
+        "in-turn" in_turn: u32 =
+            [value("k").also("kFkB").whole(1, 1 << 20).is("1").free().searched().drawn(Shape).drawn_to(u32::MAX as i64)];
+        /// Try a smaller and a larger k of `1f1b` every N steps and keep the fastest; 0 for never
+        "adapt-every" adapt_every: u64 =
+            [value("STEPS").whole(0, i64::MAX).is("0").free().see("schedules.md#forwards-in-turn")];
+        /// Waves of `hanayo`, or of `auto` on waves
+        "waves" waves: usize = [value("WAVES").whole(1, 1 << 13).is("2").free().searched().drawn(Shape).drawn_to(32_767)];
+        /// Maximum micro-batches in flight in each direction of `mixpipe`, K
+        "in-flight" in_flight: Option<u32> =
+            [value("K").whole(1, 1 << 20).follows("D/2 + 1").free().drawn(Shape).drawn_to(u32::MAX as i64)];
+        /// Steps between flushes of an asynchronous schedule, or of any schedule with `border`
+        /// free, T
+        "window" window: u32 = [value("T").whole(1, 1 << 20).is("4").free().drawn(Shape).drawn_to(1 << 23).drawn_is("2")];
+        /// Slices of the sequence in `seq1f1b`, k
+        "slices" slices: u32 = [value("k").whole(1, 1 << 16).is("4").free().drawn(Shape).drawn_to(1 << 23)];
+        /// Placement that `auto` searches: line, interleaved, v, wave or mirrored
+        "placement" placement: Where =
+            [is("mirrored").free().searched().drawn(Shape).see("schedules.md#auto-the-shortest-order")];
+        /// Time limit of the search for `auto` in seconds; `plan` takes 60 for all candidates
+        /// unless this is set
+        "search-time" search_time: f64 =
+            [value("SECONDS").real(0.0, 1e6).is("10.0").own().searched().drawn(Shape)];
+        /// Random seed of the search for `auto`
+        "search-seed" search_seed: Option<u64> =
+            [value("SEED").whole(0, i64::MAX).follows("`seed`").free().searched().drawn(Shape).drawn_follows("1")];
+    }
+    "Passes and memory" {
+        /// Activation checkpointing: none (keep all activations), full (keep only the input of a
+        /// stage), selective (recompute what is cheap), or auto (the least that `rank-memory` or
+        /// `memory-cap` requires, stage by stage)
+        "recompute" recompute: Recompute =
+            [value("MODE").words(recomputations).also("activation checkpointing").is("none").free().searched().drawn(Passes)
+                .see("training.md#recomputation")];
+        /// Stages that `recompute` applies to, counted from 0: all, auto (as few as `rank-memory`
+        /// or `memory-cap` requires), or a list, e.g. 0,2-3 or 0-1,2:selective or 0,1:3 (three
+        /// layers of stage 1). Other stages keep all activations
+        "recompute-stages" recompute_stages: RecomputedStages =
+            [value("STAGES").is("all").free().searched().drawn(Passes).see("training.md#recomputation")];
+        /// Memory of a rank in GiB, the limit for `recompute-stages` auto
+        "rank-memory" rank_memory: Option<f64> = [value("GIB").real(0.0, 1e6).follows("no limit").own().read_by(CHOOSES)];
+        /// Cells by which a recomputation runs before its backward, auto for the shortest step
+        /// within `memory-cap`, or on-demand to wait for the gradient first
+        "hoist" hoist: Hoist =
+            [value("CELLS").is("0").free().searched().drawn(Passes).see("schedules.md#splitting-and-recomputing")];
+        /// Split backwards and move the halves for weight gradients into idle time
+        "split-backward" split_backward: bool = [value("BOOL").is("false").free().searched().drawn(Passes)];
+        /// What separates two steps: step (all workers end a step before any begins the next) or
+        /// free (a worker goes on as soon as the weights it reads are updated, for `window` steps)
+        "border" border: Border =
+            [value("MODE").is("step").free().drawn(Passes).see("schedules.md#a-free-border-between-steps")];
+        /// BPipe: early workers park surplus activations on late workers until the backward
+        "bpipe" bpipe: bool = [value("BOOL").is("false").free().drawn(Passes).see("schedules.md#moving-activations")];
+        /// Activations to move to host memory until the backward: none, or auto for those that do
+        /// not fit into `memory-cap` (without a cap: as many as cost no time according to
+        /// `profile`)
+        "offload" offload: Offloading =
+            [value("MODE").is("none").free().drawn(Passes).see("schedules.md#moving-activations")];
+        /// Maximum micro-batches whose activations a worker may hold; schedules that hold more are
+        /// refused
+        "memory-cap" memory_cap: Option<f64> =
+            [value("M").real(0.0, 1e6).follows("no limit").free().searched().drawn(Memory)];
+    }
+    "Costs" {
+        /// Profile of this machine from `chimera profile`: measured costs for everything chosen by
+        /// cost, e.g. the order of `auto`
+        "profile" profile: Option<PathBuf> = [value("FILE").follows("FLOPs").own().searched().see("planning.md#profiles").drawn(Profiled).drawn_follows("the times that are given")];
+        /// Profile to predict the run from; the end of the run compares the prediction with what
+        /// was measured
+        "predict" predict: Option<PathBuf> = [value("FILE").follows("`profile`").own().see("planning.md#profiles")];
+        /// Accept a profile of another machine, device, precision or build, or one measured on
+        /// a busy machine
+        "any-profile" any_profile: bool =
+            [value("BOOL").is("false").own().drawn(Profiled).read_by(PROFILED)];
+    }
+    "Model" {
+        /// Architecture: gpt2 or llama (also Qwen2 and Mistral), which predict the next token, or
+        /// bert, which predicts masked tokens
+        "model" architecture: Architecture = [follows("from the preset").fixed().see("training.md#bert").drawn(Profiled)];
+        /// Model and sizes by name; the other model options override it
+        "preset" preset: String = [words(presets).is("tiny").own().drawn(Profiled)];
+        /// Directory of a model to start from, from Hugging Face or `--save`; its sizes replace the
+        /// preset's. Not needed to resume
+        "init" init: Option<PathBuf> = [value("DIR").follows("random weights").own().see("checkpoints.md#models-in-and-out")];
+        /// Transformer layers
+        "layers" layers: usize = [value("COUNT").whole(1, 1 << 14).follows("from the preset").fixed().drawn(Profiled)];
+        /// Features per token; `heads` must divide them, unless `head-dim` is set
+        "hidden" hidden: usize = [value("SIZE").whole(1, 1 << 20).follows("from the preset").fixed().drawn(Profiled)];
+        /// Attention heads
+        "heads" heads: usize = [value("COUNT").whole(1, 1 << 20).follows("from the preset").fixed().drawn(Profiled)];
+        /// Key and value heads of a llama, shared by its query heads; must divide `heads`
+        "kv-heads" kv_heads: Option<usize> = [value("COUNT").also("grouped-query attention")
+            .whole(1, 1 << 20).follows("from the preset, or `heads`").fixed().see("training.md#llama").drawn(Profiled)];
+        /// Features per head of a llama if not `hidden` / `heads`, as in Mistral NeMo; 0 for
+        /// `hidden` / `heads`
+        "head-dim" head_dim: Option<usize> =
+            [value("SIZE").whole(0, 1 << 20).follows("from the preset, or 0").fixed().see("training.md#llama").drawn(Profiled)];
+        /// Features inside the MLP of a llama
+        "mlp-hidden" mlp_hidden: Option<usize> = [value("SIZE").also("intermediate size")
+            .whole(1, 1 << 22).follows("from the preset, or 8/3 `hidden`").fixed().drawn(Profiled)];
+        /// Gate function of a llama's MLP: silu, gelu or gelu-tanh
+        "activation" activation: Option<MlpGate> = [follows("from the preset, or silu").fixed().drawn(Profiled)];
+        /// Give queries, keys and values of a llama biases, as in Qwen2
+        "qkv-bias" qkv_bias: Option<bool> =
+            [value("BOOL").follows("from the preset, or false").fixed().drawn(Profiled)];
+        /// Tokens that a token of a llama attends to, itself included, as in Mistral; 0 for all
+        /// earlier tokens
+        "sliding-window" sliding_window: Option<usize> =
+            [value("TOKENS").whole(0, 1 << 24).follows("from the preset, or 0").fixed().drawn(Profiled)];
+        /// Base of the rotary frequencies of a llama
+        "rope-theta" rope_theta: Option<f64> = [value("THETA").also("rotary base")
+            .real(1.0, 1e30).follows("from the preset, or 10000").fixed().drawn(Profiled)];
+        /// Scaling of the rotary frequencies of a llama for longer samples: none, linear:factor=F,
+        /// or dynamic, yarn or llama3 with more numbers
+        "rope-scaling" rope_scaling: Option<RopeScaling> =
+            [value("SCALING").follows("from the preset, or none").fixed().see("training.md#llama").drawn(Profiled)];
+        /// Term added to the mean square in the norms of a llama
+        "norm-eps" norm_eps: Option<f64> =
+            [value("EPS").real(1e-30, 1.0).follows("from the preset, or 1e-5").fixed().drawn(Profiled)];
+        /// Maximum sample length in tokens (rows of the position table, if there is one). With
+        /// rotary positions it may exceed that of `init`
+        "context" context: usize = [value("TOKENS").also("maximum position embeddings").whole(1, 1 << 24)
+            .follows("from the preset").fixed().drawn(Profiled)];
+        /// Tokens per sample, at most `context`
+        "sequence" sequence: usize = [value("TOKENS").also("sequence length").whole(1, 1 << 24).follows("`context`").fixed()
+            .see("training.md#samples-shorter-than-the-context").drawn(Profiled)];
+        /// Number of token ids; text needs 256, and bert four more
+        "vocab" vocab: usize =
+            [value("COUNT").whole(1, 1 << 24).follows("from prepared data, or the preset").fixed().drawn(Profiled)];
+        /// Share the token embedding with the output head
+        "tied" tied: bool = [value("BOOL").follows("from the preset").fixed().drawn(Profiled)];
+        /// Dropout probability of the embedding, of residual additions and of attention weights
+        "dropout" dropout: f64 = [value("RATE").real(0.0, 0.9).follows("from `init`, else 0.0").see("training.md#dropout").drawn(Profiled)];
+    }
+    "Optimizer" {
+        /// Optimizer steps
+        "steps" steps: u64 = [value("COUNT").whole(1, 1 << 40).is("300")];
+        /// Optimizer: adamw, lamb, sgd, muon or kfac
+        "optimizer" optimizer: Optimizer = [is("adamw").fixed().see("training.md#optimizers")];
+        /// Peak learning rate
+        "lr" lr: f64 = [value("RATE").real(0.0, 1e30).follows("0.4 / hidden, or with `init` a tenth of that").see("checkpoints.md#models-in-and-out")];
+        /// Steps of linear learning-rate warm-up
+        "warmup" warmup: u64 = [value("STEPS").whole(0, 1 << 40).follows("a tenth of `steps`, at least 1")];
+        /// Decay of the learning rate: cosine, linear, wsd (warm-up, stable, then a linear decay)
+        /// or constant
+        "lr-schedule" lr_schedule: LrSchedule = [is("cosine")];
+        /// Steps over which the learning rate decays, at the end; the first of them still has `lr`
+        "decay-steps" decay_steps: Option<u64> = [value("STEPS").whole(2, 1 << 40)
+            .follows("all after `warmup`; under wsd a fifth of `steps`, at least 2").read_by(FALL)];
+        /// Final learning rate, reached one step after the last
+        "min-lr" min_lr: f64 = [value("RATE").real(0.0, 1e30).follows("a tenth of `lr`").read_by(FALL)];
+        /// Decay rate of the first moment: adamw, lamb, and the parameters that muon and kfac leave
+        /// to adamw
+        "beta1" beta1: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9").read_by(MOMENTS)];
+        /// Decay rate of the second moment: adamw, lamb, and the parameters that muon and kfac
+        /// leave to adamw
+        "beta2" beta2: f64 = [value("RATE").real(0.0, 0.999_999).is("0.95").read_by(MOMENTS)];
+        /// Term added to the root of the second moment: adamw, lamb, and the parameters that muon
+        /// and kfac leave to adamw
+        "eps" eps: f64 = [value("EPS").real(1e-30, 1.0).is("1e-8").read_by(MOMENTS)];
+        /// Momentum of sgd and muon, and of the preconditioned gradients of kfac
+        "momentum" momentum: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9").read_by(MOMENTUM)];
+        /// Recompute the factors of kfac every N updates; the new inverses apply N updates later
+        "kfac-every" kfac_every: u64 = [value("UPDATES").whole(1, 1 << 40).is("10").fixed().see("training.md#k-fac").read_by(KFAC)];
+        /// Damping of kfac: added to the diagonal of a factor, as a fraction of the diagonal's mean
+        "kfac-damping" kfac_damping: f64 = [value("PART").real(1e-9, 1e9).is("0.03").see("training.md#k-fac").read_by(KFAC)];
+        /// Decay rate of the running average of the factors of kfac
+        "kfac-decay" kfac_decay: f64 = [value("RATE").real(0.0, 0.999_999).is("0.9").see("training.md#k-fac").read_by(KFAC)];
+        /// Decoupled weight decay of matrices and embeddings
+        "weight-decay" weight_decay: f64 = [value("RATE").real(0.0, 1.0).is("0.1")];
+        /// Learning-rate factors and weight decay of parameters by name, e.g. `wte.*: lr=0.1,
+        /// weight-decay=0`
+        "param-groups" param_groups: Option<ParamRules> = [value("RULES").also("parameter groups").see("training.md#parameter-groups")];
+        /// Maximum global gradient norm; larger gradients are scaled down. 0 turns clipping off
+        "clip" clip: f64 = [value("NORM").also("gradient clipping").real(0.0, 1e9).is("1.0")];
+        /// Check that loss and gradients are finite before they change the weights
+        "check-finite" check_finite: bool = [value("BOOL").is("true").free()];
+        /// What to do when a step's loss or gradient is not finite: stop the run, or skip the step
+        "non-finite" non_finite: NonFinite = [is("stop").free()];
+        /// Random seed of weights, batches and samples
+        "seed" seed: u64 = [value("SEED").whole(0, i64::MAX).is("1").fixed()];
+    }
+    "Data parallelism" {
+        /// When gradients are reduced over replicas: at-end, eager or eager-opt
+        "sync" sync: Sync =
+            [value("POLICY").is("eager-opt").free().drawn(Job).see("schedules.md#when-gradients-are-summed")];
+        /// Shard the optimizer over the replicas of each tensor: one replica keeps the moments,
+        /// updates the tensor and sends the weights to the others
+        "shard-optimizer" shard_optimizer: bool =
+            [value("BOOL").also("ZeRO stage 1").is("false").free().see("training.md#sharing-the-optimizer-out")];
+        /// Minimum bytes of a gradient bucket; tensors are never split
+        "bucket-size" bucket_size: ByteSize =
+            [value("BYTES").also("bucket_cap_mb").is("25MiB").free().see("training.md#buckets-of-gradients")];
+        /// Number format of gradients sent between replicas: f32, or bf16 for half the traffic;
+        /// sums are in f32
+        "reduce-precision" reduce_precision: Precision =
+            [value("FORMAT").words(reduced).is("f32").see("training.md#gradients-in-bf16")];
+        /// Reduce gradients by MPI's own all-reduce, which rounds differently from threads
+        "mpi-allreduce" mpi_allreduce: bool = [value("BOOL").is("false").free().see("distributed.md#sums-by-mpi")];
+        /// Compare the weights of all replicas every N steps; 0 for never
+        "check-replicas" check_replicas: u64 = [value("STEPS").whole(0, 1 << 40).is("1000").free()];
+    }
+    "Devices" {
+        /// Device of the workers: cpu, cuda, cuda:N, wgpu or wgpu:N, or a list with one per worker
+        /// of a pipeline
+        "device" device: String =
+            [value("DEVICE").such_as(Device::EXAMPLES).is("cpu").free().see("gpu.md").drawn(Profiled)];
+        /// Number format of matrix products: f32; bf16 on CUDA (activations too) and on CPUs with
+        /// AVX-512 BF16; tf32 on CUDA. Weights and sums are f32
+        "precision" precision: Precision = [value("FORMAT").is("f32").see("training.md#precision").drawn(Profiled)];
+        /// How workers communicate: threads of this process, mpi (processes started by mpirun or
+        /// srun), nccl (such processes with one NVIDIA GPU each), or auto (mpi if there are such
+        /// processes)
+        "transport" transport: Transport = [is("auto").free().see("distributed.md")];
+        /// What to do when a process rank dies: off (all ranks end), respawn (a new process takes
+        /// its place and its stages come from their replicas) or narrow (the others train on and
+        /// share its work); needs Open MPI 5
+        "survive" survive: Survive = [is("off").free().see("distributed.md#when-a-rank-dies-and-the-training-goes-on")];
+        /// Kill stalled ranks so that `survive` can recover: off, or stalled (named by the hang
+        /// report, and no progress for another `timeout`)
+        "evict" evict: Evict = [is("off").free().see("distributed.md#ranks-that-are-stalled")];
+        /// Back up each rank on its neighbour every N steps, for `survive`; losing state that no
+        /// replica holds then costs at most N steps. 0 for never
+        "shadow-every" shadow_every: u64 =
+            [value("STEPS").whole(0, 1 << 40).is("0").free().see("distributed.md#what-is-held-once")];
+        /// CPU threads per worker
+        "threads" threads: usize =
+            [value("COUNT").whole(1, 1 << 10).follows("the cores of the machine / its workers, at least 1").own().drawn(Profiled)];
+        /// Seconds that a worker waits for a message before it gives up
+        "timeout" timeout: f64 = [value("SECONDS").real(0.001, 1e6).is("100.0").own()];
+        /// Seconds that a worker waits until the first step completes, if longer than `timeout`
+        "start-timeout" start_timeout: f64 = [value("SECONDS").real(0.001, 1e6).is("300.0").own()];
+        /// Peak FLOP/s of a worker's device, for `mfu`
+        "peak-flops" peak_flops: Option<f64> =
+            [value("FLOPS").real(1.0, 1e30).follows("measured at the start").own()];
+    }
+    "Output" {
+        /// Directory of the run
+        "out" out: Option<PathBuf> = [value("DIR").follows("the next free of runs/0001, runs/0002, …").own()];
+        /// File for the metrics, one JSON object per step
+        "metrics" metrics: Option<PathBuf> =
+            [value("FILE").follows("metrics.jsonl in the directory of the run").own()];
+        /// Evaluate on the validation text every N steps; 0 evaluates only at the end
+        "eval-every" eval_every: u64 = [value("STEPS").whole(0, 1 << 40).is("0").free().see("training.md#evaluation")];
+        /// File for a trace of all workers, for ui.perfetto.dev
+        "trace" trace: Option<PathBuf> = [value("FILE").own().see("runs.md#traces")];
+        /// Steps in the trace, from A to before B
+        "trace-steps" trace_steps: StepRange =
+            [value("A..B").follows("1..11, or 0..1 of a single step").free().read_by(TRACED)];
+        /// Time each kernel in the steps of the trace, on CUDA: a lane below its worker, and totals
+        /// by name at the end
+        "trace-kernels" trace_kernels: bool = [value("BOOL").is("false").free().see("runs.md#kernels").read_by(TRACED)];
+        /// Write the report of the run, report.html, into its directory at the end
+        "report" report: bool = [value("BOOL").is("false").own().see("runs.md#a-report-of-a-run")];
+        /// Directory for a log of each rank, `rank.<rank>.log`
+        "log" log: Option<PathBuf> = [value("DIR").own()];
+        /// Directory for event files that TensorBoard reads
+        "tensorboard" tensorboard: Option<PathBuf> = [value("DIR").own()];
+        /// Local address where Prometheus can scrape the last step, e.g. 127.0.0.1:9464
+        "prometheus" prometheus: Option<SocketAddr> = [value("ADDRESS").own()];
+    }
+    "Checkpoints" {
+        /// Directory for the trained weights, as safetensors
+        "save" save: Option<PathBuf> = [value("DIR").follows("model in the directory of the run").own()];
+        /// Do not save the trained weights
+        "no-save" no_save: bool = [value("BOOL").is("false").own()];
+        /// Save a checkpoint every N steps and at the end; 0 saves one only when the run is stopped
+        "save-every" save_every: u64 = [value("STEPS").whole(0, 1 << 40).is("0").free().see("checkpoints.md#checkpoints")];
+        /// Number of newest checkpoints to keep
+        "keep" keep: usize = [value("COUNT").whole(2, 1 << 20).is("2").own()];
+        /// Checkpoint to resume from: its directory, or `auto` for the newest usable one in `out`
+        "resume" resume: Option<String> =
+            [value("auto|PATH").such_as(&["auto"]).follows("from the start").own()];
+    }
+}
+
+impl Config {
+    /// The shape of the schedule.
+    pub fn shape(&self) -> schedule::Shape {
+        schedule::Shape {
+            depth: self.depth,
+            n_micro_batches: u32::try_from(self.micro_batches).unwrap_or(u32::MAX),
+            n_pipes: self.pipes,
+            n_chunks: self.chunks,
+            scaling: self.scaling.of_shape(),
+            n_in_turn: self.in_turn,
+            n_waves: self.waves,
+            in_flight: self.in_flight,
+            window: self.window,
+            n_slices: self.slices,
+        }
+    }
+}

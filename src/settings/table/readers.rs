@@ -1,0 +1,72 @@
+//! Who reads options that not every training does.
+
+use chimera_core::lower::Recompute;
+
+use crate::settings::{Config, Origin, RecomputedStages};
+
+/// Who reads an option: in words, and whether a training does.
+#[derive(Clone, Copy)]
+pub(crate) struct Reader {
+    pub(crate) words: &'static str,
+    pub(crate) is_in: fn(&Config) -> bool,
+}
+
+/// Learning rates that fall.
+pub(crate) const FALL: Reader = Reader {
+    words: "learning rates that fall: lr-schedule cosine, linear or wsd",
+    is_in: Config::lr_falls,
+};
+
+/// Optimizers with moments. A caller's own may read what it likes.
+pub(crate) const MOMENTS: Reader = Reader {
+    words: "optimizer adamw, lamb, muon or kfac",
+    is_in: |config| config.optimizer.name() != "sgd",
+};
+
+/// Optimizers with momentum.
+pub(crate) const MOMENTUM: Reader = Reader {
+    words: "optimizer sgd, muon or kfac",
+    is_in: |config| !["adamw", "lamb"].contains(&config.optimizer.name()),
+};
+
+/// K-FAC.
+pub(crate) const KFAC: Reader =
+    Reader { words: "optimizer kfac", is_in: |config| config.optimizer.preconditions() };
+
+/// Runs that are traced.
+pub(crate) const TRACED: Reader =
+    Reader { words: "runs with trace", is_in: |config| config.trace.is_some() };
+
+/// Runs that go by a profile.
+pub(crate) const PROFILED: Reader = Reader {
+    words: "runs with profile or predict",
+    is_in: |config| config.profile.is_some() || config.predict.is_some(),
+};
+
+/// Trainings that choose what recomputes.
+pub(crate) const CHOOSES: Reader = Reader {
+    words: "recompute auto, or recompute-stages auto beside recompute full or selective",
+    is_in: |config| {
+        config.recompute_stages == RecomputedStages::Auto && config.recompute != Recompute::None
+    },
+};
+
+/// What to tell of options that a command or a program has said, and that nothing reads. The settings are those before a plan has
+/// chosen what they leave open.
+pub fn unread_options(config: &Config) -> Vec<String> {
+    let is_said =
+        |key| matches!(config.value(key), Some((_, Origin::CommandLine | Origin::Program)));
+    let unread = crate::settings::OPTIONS.iter().filter(|option| is_said(option.name)).filter_map(
+        |option| {
+            let words = option.read_in(config).err()?;
+            Some(format!("`{}` has no effect: it is for {words}", option.name))
+        },
+    );
+    let too_long = (is_said("warmup") && config.warmup > config.steps).then(|| {
+        format!(
+            "`warmup` {} does not end within the {} steps of the training, which never comes to lr {}",
+            config.warmup, config.steps, config.lr
+        )
+    });
+    unread.chain(too_long).collect()
+}

@@ -1,0 +1,13 @@
+//! The types of values that options have, and how they are written.
+
+pub(super) mod byte_size;
+pub(super) mod gate;
+pub(super) mod layout;
+pub(super) mod recomputed;
+pub(super) mod scaling;
+pub mod schedules;
+pub(super) mod speeds;
+pub(super) mod survive;
+pub(super) mod transport;
+pub(super) mod value;
+pub(super) mod weights;
