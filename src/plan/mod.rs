@@ -62,7 +62,7 @@ impl Plan {
 
     /// The plan with the timetable that a search has `found`, if it was elsewhere.
     pub(crate) fn with(config: Config, found: Option<Timetable>) -> Result<Plan> {
-        let devices = Device::list(&config.device, config.depth)?;
+        let devices = Device::list(&config.devices.device, config.schedule.depth)?;
         let priced = Priced::by_settings(&config, &config.model())?;
         let plan = |config| {
             Plan::on(devices.clone(), config, priced.clone(), |config, priced| {
@@ -81,7 +81,7 @@ impl Plan {
         timetable: Timetable,
         times: Option<&ProfiledTimes>,
     ) -> Result<Plan> {
-        let devices = Device::named(&config.device, config.depth)?;
+        let devices = Device::named(&config.devices.device, config.schedule.depth)?;
         let priced = Priced::new(&config.model(), times.cloned());
         Plan::on(devices, config, priced, |config, priced| Course::by(config, timetable, priced))
     }
@@ -92,9 +92,9 @@ impl Plan {
         priced: Priced,
         course: impl FnOnce(Config, &Priced) -> Result<Course>,
     ) -> Result<Plan> {
-        devices.iter().try_for_each(|device| device.check(config.precision))?;
+        devices.iter().try_for_each(|device| device.check(config.devices.precision))?;
         let model = config.model();
-        model.check_sequence(config.sequence)?;
+        model.check_sequence(config.model.sequence)?;
         let course = course(config, &priced)?;
         let (config, program) = (&course.config, &course.program);
         ensure!(
@@ -150,6 +150,6 @@ impl Plan {
     /// The memory it will need.
     pub fn need(&self) -> Need {
         let group = self.needs.iter().copied().fold(Need::default(), |all, need| all + need);
-        group.times(self.course.config.width as f64)
+        group.times(self.course.config.schedule.width as f64)
     }
 }

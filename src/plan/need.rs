@@ -97,7 +97,8 @@ pub(super) struct Peaks {
 impl Peaks {
     /// Peaks of a program.
     pub(super) fn of(config: &Config, memory: &[Memory], program: &Program) -> Peaks {
-        let samples = config.micro_batch_size as f64 / f64::from(program.units_per_micro());
+        let samples =
+            config.schedule.micro_batch_size as f64 / f64::from(program.units_per_micro());
         let by_sample: Vec<StageBytes> = memory.iter().map(|stage| stage.sample).collect();
         Peaks {
             kept: peak_bytes(program, &by_sample, samples),
@@ -156,19 +157,20 @@ pub(super) fn needs_at(
 ) -> Vec<Need> {
     let Weights { params, element } = weights;
     let n_workers = program.rows().len();
-    let optimizer = &config.optimizer;
+    let optimizer = &config.training.optimizer;
     let mut owned = vec![0.0; n_workers];
-    if config.shard_optimizer {
-        let elements = owned_elements(program, config.width, params, optimizer);
+    if config.replicas.shard_optimizer {
+        let elements = owned_elements(program, config.schedule.width, params, optimizer);
         for (rank, elements) in elements.into_iter().enumerate() {
-            owned[rank % n_workers] += elements as f64 * element / config.width as f64;
+            owned[rank % n_workers] += elements as f64 * element / config.schedule.width as f64;
         }
     }
     let sums = sums(config, program, weights);
-    let width = config.width as f64;
-    let copy = if config.save_every > 0 { saved_bytes(config, weights) } else { 0.0 };
+    let width = config.schedule.width as f64;
+    let copy = if config.checkpoints.save_every > 0 { saved_bytes(config, weights) } else { 0.0 };
     let share = 1.0 / (n_workers as f64 * width);
-    let shadows = (config.shadow_every > 0).then(|| shadows(config, program, weights, &owned));
+    let shadows =
+        (config.devices.shadow_every > 0).then(|| shadows(config, program, weights, &owned));
     // A window that may be trained again keeps what its updates overwrite.
     let is_validated = training(config).validates_windows();
     let overwritten = if is_validated && program.bordered().is_some() { 2.0 } else { 1.0 };
@@ -198,9 +200,9 @@ pub(super) fn needs_at(
 
 /// How many elements every replica keeps of a parameter for the optimizer: none where that is shared out.
 fn n_kept(config: &Config, param: &Param) -> usize {
-    match config.shard_optimizer {
+    match config.replicas.shard_optimizer {
         true => 0,
-        false => config.optimizer.n_state_elements(param),
+        false => config.training.optimizer.n_state_elements(param),
     }
 }
 
@@ -225,7 +227,8 @@ fn shadows(config: &Config, program: &Program, weights: &Weights, owned: &[f64])
 fn saved_bytes(config: &Config, Weights { params, element }: &Weights) -> f64 {
     let by_name: BTreeMap<_, _> =
         params.iter().flatten().map(|param| (&param.name, param)).collect();
-    let saved = |param: &Param| param.n_elements() + config.optimizer.n_state_elements(param);
+    let saved =
+        |param: &Param| param.n_elements() + config.training.optimizer.n_state_elements(param);
     by_name.values().map(|param| element * saved(param) as f64).sum()
 }
 
@@ -234,13 +237,13 @@ fn sums(config: &Config, program: &Program, weights: &Weights) -> Vec<f64> {
     let Weights { params, element } = weights;
     let mut sums = vec![0.0; program.rows().len()];
     for (number, bucket) in (0..).map(BucketId).zip(program.buckets_of_update()) {
-        let n_replicas = program.replicas(config.width, number).len();
+        let n_replicas = program.replicas(config.schedule.width, number).len();
         let Some(stage) = bucket.stages.first().filter(|_| n_replicas > 1) else { continue };
         let is_its = |param: &&Param| param.tied == (bucket.stages.len() > 1);
         let tensors = params[stage.index()].iter().filter(is_its);
         let bytes = tensors.map(|param| param.n_elements() as f64 * element).sum::<f64>();
         // Where the optimizer is shared out, so are the sums.
-        let part = if config.shard_optimizer { bytes / n_replicas as f64 } else { bytes };
+        let part = if config.replicas.shard_optimizer { bytes / n_replicas as f64 } else { bytes };
         bucket.members.iter().for_each(|worker| sums[worker.index()] += part);
     }
     sums
@@ -249,10 +252,11 @@ fn sums(config: &Config, program: &Program, weights: &Weights) -> Vec<f64> {
 /// What every stage takes where activations have the size that precision and devices ask for: of several devices, the
 /// larger one.
 pub(super) fn memory_of(config: &Config, model: &ModelConfig, cuts: &[Cut]) -> Vec<Memory> {
-    let devices = Device::named(&config.device, config.depth);
+    let devices = Device::named(&config.devices.device, config.schedule.depth);
     let on_host = devices.is_ok_and(|all| all.into_iter().any(Device::is_host));
-    let (drops, bytes) = (config.dropout > 0.0, config.precision.activation_bytes(on_host));
-    let of = |cut| memory(model, cut, config.sequence, drops, bytes);
+    let (drops, bytes) =
+        (config.model.dropout > 0.0, config.devices.precision.activation_bytes(on_host));
+    let of = |cut| memory(model, cut, config.model.sequence, drops, bytes);
     // The length of samples is checked: it fits into the model's context.
     cuts.iter().map(|cut| of(cut).unwrap_or_default()).collect()
 }
@@ -310,7 +314,7 @@ mod tests {
                     let memory = memory_of(run.config(), run.model(), &cuts);
                     let weights = Weights::of(run.model(), &cuts);
                     let needs = needs(run.config(), &weights, &memory, run.program());
-                    let width = run.config().width as f64;
+                    let width = run.config().schedule.width as f64;
                     let need = needs.into_iter().fold(Need::default(), Need::add).times(width);
                     let case = format!("{model} {schedule} {recompute} {split_backward}");
                     assert_eq!((need.state + need.activations).round() as u64, bytes, "{case}");

@@ -30,7 +30,7 @@ impl RankMemory {
         config: &Config,
         needs: impl Iterator<Item = Need>,
     ) -> (Need, f64) {
-        let memory = least_of_workers(&self.0, config.depth, config.width);
+        let memory = least_of_workers(&self.0, config.schedule.depth, config.schedule.width);
         let beyond = needs.zip(memory).map(|(need, memory)| (need, need.total() - memory));
         beyond.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or_default()
     }

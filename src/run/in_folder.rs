@@ -35,7 +35,7 @@ impl<S: Subject> Run<S> {
         let open = &mut |path: &_| Ok(Checkpoint::open(path)?);
         let checkpoint = place.checkpoint(self.config(), &tell, open)?;
         self.resume(checkpoint)?;
-        let (first, steps) = (self.first_step(), self.config().steps);
+        let (first, steps) = (self.first_step(), self.config().training.steps);
         if first == steps {
             place.remove_leftovers()?;
             return self.trained_before();

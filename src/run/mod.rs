@@ -12,6 +12,7 @@ mod survivor;
 mod unread;
 
 pub use machine::launch;
+use crate::settings::ScheduleSettings;
 use machine::memory_check;
 pub use machine::outside;
 use ranks::replica_devices;
@@ -103,11 +104,12 @@ impl Run {
     fn prepare_with(config: Config, found: Option<Timetable>, here: Here) -> Result<Run> {
         config.check_own_model(|_| false)?;
         let model = unread::model(&config)?;
-        model.check_sequence(config.sequence)?;
-        let corpus = Corpus::open(&files(&config), &model, config.sequence)?;
+        model.check_sequence(config.model.sequence)?;
+        let corpus = Corpus::open(&files(&config), &model, config.model.sequence)?;
         let found = found.map_or_else(|| kept(&config), |found| Ok(Some(found)))?;
         let plan = Plan::with(config, found)?;
-        let Config { width, depth, precision, .. } = plan.course.config;
+        let ScheduleSettings { width, depth, .. } = plan.course.config.schedule;
+        let precision = plan.course.config.devices.precision;
         let devices = match here.own {
             None => Devices::open(&plan.devices, width, precision)?,
             Some((rank, local)) => {
@@ -116,7 +118,7 @@ impl Run {
             }
         };
         devices.check_model(&model)?;
-        devices.check_optimizer(&plan.course.config.optimizer)?;
+        devices.check_optimizer(&plan.course.config.training.optimizer)?;
         if plan.course.config.times_kernels() {
             devices.check_kernel_times()?;
         }
@@ -175,7 +177,7 @@ impl<S: Subject> Run<S> {
         if let Some(conflict) = name_conflict(names) {
             bail!("{conflict}");
         }
-        let initial = match course.config.resume {
+        let initial = match course.config.checkpoints.resume {
             None => subject.open_initial(&course.config)?,
             Some(_) => None,
         };
@@ -267,7 +269,7 @@ impl<S: Subject> Run<S> {
 
     /// Looks after a step at which share of its cores this process gets.
     fn look_at_cores(&self, cores: &Mutex<CoreWatch>, report: &StepReport) {
-        let is_last = report.step + 1 == self.config().steps;
+        let is_last = report.step + 1 == self.config().training.steps;
         cores.lock().unwrap_or_else(PoisonError::into_inner).look(n_cores(), is_last);
     }
 
@@ -280,8 +282,8 @@ impl<S: Subject> Run<S> {
         let config = self.config();
         Job {
             program: self.program(),
-            width: config.width,
-            micro_batch_size: config.micro_batch_size,
+            width: config.schedule.width,
+            micro_batch_size: config.schedule.micro_batch_size,
             training: &self.course.training,
             data: samples,
             patience: config.patience(),
@@ -294,12 +296,12 @@ impl<S: Subject> Run<S> {
     fn watch<'w>(&'w self, observe: &'w mut Observer<'w>) -> Result<Watch<'w, S::Item>> {
         let config = self.config();
         let held_out = self.subject.held_out(&self.course)?;
-        let steps = config.trace_steps.0.clone();
+        let steps = config.output.trace_steps.0.clone();
         // A run that is resumed behind them leaves the trace as it is.
-        let trace = config.trace.as_deref().filter(|_| self.first_step() < steps.end);
+        let trace = config.output.trace.as_deref().filter(|_| self.first_step() < steps.end);
         let programs = [self.program(), self.last_program()];
         let recorder =
-            trace.map(|path| Recorder::new(path, steps, config.width, self.sizes(), programs));
+            trace.map(|path| Recorder::new(path, steps, config.schedule.width, self.sizes(), programs));
         let fingerprint = self.fingerprint();
         let observe = Mutex::new(observe);
         Ok(Watch { fingerprint, observe, held_out, recorder, by_processes: false })

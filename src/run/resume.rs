@@ -70,7 +70,7 @@ impl<S: Subject> Run<S> {
             bail!("{place} is of another training:\n  {}", conflicts.join("\n  "));
         }
         ensure!(
-            manifest.step <= self.config().steps,
+            manifest.step <= self.config().training.steps,
             "{place} has {} steps already: choose --steps above that",
             manifest.step
         );
@@ -92,8 +92,8 @@ impl<S: Subject> Run<S> {
 
     /// Saves checkpoints as the settings say; `warn` is told what could not be saved on the way.
     pub fn save_into(&mut self, store: Store, warn: impl Fn(&str) + Send + Sync + 'static) {
-        let store = store.keeping(self.course.config.keep).bound();
-        self.saver = Some(Saver::new(store, self.course.config.save_every, warn));
+        let store = store.keeping(self.course.config.checkpoints.keep).bound();
+        self.saver = Some(Saver::new(store, self.course.config.checkpoints.save_every, warn));
     }
 
     /// The first step that is trained.
@@ -181,7 +181,7 @@ impl<S: Subject> Run<S> {
 
     /// Names of what the optimizer keeps of any parameter, in its order.
     fn optimizer_state(&self) -> Vec<String> {
-        let (params, optimizer) = (self.subject.params(), &self.config().optimizer);
+        let (params, optimizer) = (self.subject.params(), &self.config().training.optimizer);
         let mut names: Vec<String> = Vec::new();
         for name in params.iter().flatten().flat_map(|param| optimizer.state(param)) {
             if names.iter().all(|known| known != name) {
@@ -224,7 +224,7 @@ impl<S: Subject> Run<S> {
 
     /// The step, or the last one that is trained if it is beyond: data need not have its samples.
     pub(super) fn trained_step(&self, step: u64) -> u64 {
-        step.min(self.config().steps.saturating_sub(1))
+        step.min(self.config().training.steps.saturating_sub(1))
     }
 }
 
@@ -264,8 +264,8 @@ fn other_targets(was: &Digest, now: &Digest) -> &'static str {
 
 /// What a search has found for the run that is to go on, so that it need not search again.
 pub(super) fn kept(config: &Config) -> Result<Option<Timetable>> {
-    let Some(resume) = &config.resume else { return Ok(None) };
-    match planned_checkpoint(resume, config.out.as_deref())? {
+    let Some(resume) = &config.checkpoints.resume else { return Ok(None) };
+    match planned_checkpoint(resume, config.output.out.as_deref())? {
         Some((_, manifest)) => found(&manifest, &settings(config)),
         None => Ok(None),
     }

@@ -73,7 +73,7 @@ impl Survivor {
         present: &[Rank],
         me: Rank,
     ) -> Result<Option<Arc<Fewer>>, Fault> {
-        let (program, width) = (run.program(), run.config().width);
+        let (program, width) = (run.program(), run.config().schedule.width);
         if present.len() == width * program.placement().n_workers() {
             self.fewer = None;
         } else if self.fewer.as_ref().is_none_or(|fewer| fewer.present != present) {

@@ -14,26 +14,26 @@ use crate::settings::{Config, DataWeights};
 pub fn check_unread(plan: &Plan) -> Result<()> {
     let (config, model) = (plan.config(), plan.model());
     config.check_own_model(|_| false)?;
-    files(config).check_unread(model, config.sequence, config.document_mask)?;
+    files(config).check_unread(model, config.model.sequence, config.data.document_mask)?;
     check_param_groups(config, &plan.params())
 }
 
 /// The files to train on and to validate with.
 pub(super) fn files(config: &Config) -> Files<'_> {
-    let weights = config.data_weights.as_ref().map(DataWeights::as_slice);
-    Files { data: &config.data, weights, validation: &config.validation_data }
+    let weights = config.data.weights.as_ref().map(DataWeights::as_slice);
+    Files { data: &config.data.files, weights, validation: &config.data.validation }
 }
 
 /// The model, with the token behind each document where tokens are to see their own document alone.
 pub(super) fn model(config: &Config) -> Result<ModelConfig, DataError> {
     let ends = || files(config).end_of_text();
-    let end_of_text = config.document_mask.then(ends).transpose()?;
+    let end_of_text = config.data.document_mask.then(ends).transpose()?;
     Ok(ModelConfig { end_of_text, ..config.model() })
 }
 
 /// Refuses rules for parameters that the model does not have.
 pub(super) fn check_param_groups(config: &Config, params: &[Vec<Param>]) -> Result<()> {
-    let Some(rules) = &config.param_groups else { return Ok(()) };
+    let Some(rules) = &config.training.param_groups else { return Ok(()) };
     let Some(pattern) = rules.unused(params.iter().flatten()) else { return Ok(()) };
     // Layers differ by their numbers alone.
     let of_any_layer = |param: &Param| {

@@ -1,5 +1,6 @@
 //! Resolved settings.
 
+use crate::settings::PassSettings;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -40,8 +41,8 @@ impl Config {
 
     /// Refuses weights that are not as many as the files that they weigh.
     pub(super) fn check_weights(&self) -> Result<(), SettingsError> {
-        let Some(weights) = &self.data_weights else { return Ok(()) };
-        let (n_weights, n_files) = (weights.as_slice().len(), self.data.len());
+        let Some(weights) = &self.data.weights else { return Ok(()) };
+        let (n_weights, n_files) = (weights.as_slice().len(), self.data.files.len());
         if n_weights == n_files {
             return Ok(());
         }
@@ -56,41 +57,41 @@ impl Config {
 
     /// The passes over the schedule.
     pub fn passes(&self) -> Passes {
-        let Config { mut recompute, mut hoist, split_backward, .. } = *self;
-        if let RecomputedStages::These(_) = self.recompute_stages {
+        let PassSettings { mut recompute, mut hoist, split_backward, .. } = self.passes;
+        if let RecomputedStages::These(_) = self.passes.recompute_stages {
             // Some stages recompute before the passes, which move them no more.
             recompute = Recompute::None;
             hoist = if hoist == Hoist::OnDemand { hoist } else { Hoist::By(0) };
         }
-        let free_border = (self.border == Border::Free).then_some(self.window);
-        let moves = Moves::of(self.bpipe, self.offload);
+        let free_border = (self.passes.border == Border::Free).then_some(self.schedule.window);
+        let moves = Moves::of(self.passes.bpipe, self.passes.offload);
         Passes { recompute, hoist, split_backward, free_border, moves }
     }
 
     /// How fast the workers of a pipeline are.
     pub fn worker_speeds(&self) -> Vec<f64> {
-        match &self.speeds {
-            Some(speeds) => speeds.of_workers(self.depth, self.width),
-            None => vec![1.0; self.depth],
+        match &self.schedule.speeds {
+            Some(speeds) => speeds.of_workers(self.schedule.depth, self.schedule.width),
+            None => vec![1.0; self.schedule.depth],
         }
     }
 
     /// Whether the learning rate falls towards `min_lr`.
     pub fn lr_falls(&self) -> bool {
-        self.lr_schedule != LrSchedule::Constant
+        self.training.lr_schedule != LrSchedule::Constant
     }
 
     /// What the forwards of a stage keep.
     pub fn recompute_of(&self, stage: StageId) -> Recompute {
-        self.recompute_stages.of(stage, self.recompute)
+        self.passes.recompute_stages.of(stage, self.passes.recompute)
     }
 
     /// How `auto` searches.
     pub fn search(&self) -> Search {
         Search {
-            max_peak: self.memory_cap,
-            time_limit: Duration::from_secs_f64(self.search_time),
-            seed: self.search_seed.unwrap_or(self.seed),
+            max_peak: self.passes.memory_cap,
+            time_limit: Duration::from_secs_f64(self.schedule.search_time),
+            seed: self.schedule.search_seed.unwrap_or(self.training.seed),
             ..Search::default()
         }
     }
@@ -98,19 +99,19 @@ impl Config {
     /// How long ranks wait for each other.
     pub fn patience(&self) -> Patience {
         let seconds = |s: f64| Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX);
-        let later = seconds(self.timeout);
-        Patience { first_step: later.max(seconds(self.start_timeout)), later }
+        let later = seconds(self.devices.timeout);
+        Patience { first_step: later.max(seconds(self.devices.start_timeout)), later }
     }
 
     /// Whether kernels of the steps that a trace shows are timed.
     pub fn times_kernels(&self) -> bool {
-        self.trace_kernels && self.trace.is_some()
+        self.output.trace_kernels && self.output.trace.is_some()
     }
 
     /// Where the trained weights of the run in `folder` go, if they are kept.
     pub fn weights_dir(&self, folder: &Path) -> Option<PathBuf> {
         let own = || folder.join(MODEL);
-        (!self.no_save).then(|| self.save.clone().unwrap_or_else(own))
+        (!self.checkpoints.no_save).then(|| self.checkpoints.save.clone().unwrap_or_else(own))
     }
 
     /// The value of a key where it is not what it is if nothing is said.
@@ -122,12 +123,12 @@ impl Config {
 
     /// Refuses stages of which a number of layers recomputes, where nothing is known of their layers.
     pub(crate) fn check_whole_stages(&self) -> Result<(), String> {
-        match self.recompute_stages.has_layers() {
+        match self.passes.recompute_stages.has_layers() {
             false => Ok(()),
             true => Err(format!(
                 "recompute-stages {} recomputes a number of layers, of which nothing is known without a model of this \
                  program: name whole stages, or say selective behind them",
-                self.recompute_stages
+                self.passes.recompute_stages
             )),
         }
     }
@@ -137,19 +138,19 @@ impl Config {
     /// # Errors
     /// If the model cannot be cut so, or a stage has fewer layers than are said to recompute.
     pub fn cuts(&self, model: &ModelConfig, n_stages: usize) -> anyhow::Result<Vec<Cut>> {
-        let mut cuts = match &self.layout {
+        let mut cuts = match &self.schedule.layout {
             Layout::Is(partition) => {
-                model.check_sequence(self.sequence)?;
+                model.check_sequence(self.model.sequence)?;
                 partition.cuts(model, n_stages)
             }
-            Layout::Balanced | Layout::Auto => cut(model, self.sequence, n_stages),
+            Layout::Balanced | Layout::Auto => cut(model, self.model.sequence, n_stages),
         }?;
         for (stage, cut) in (0..).map(StageId).zip(&mut cuts) {
-            cut.selection = self.recompute_stages.selection(stage);
+            cut.selection = self.passes.recompute_stages.selection(stage);
             let has = cut.blocks.len();
             if let Selection::InputsOf(n) = cut.selection
                 && n > has
-                && self.layout != Layout::Auto
+                && self.schedule.layout != Layout::Auto
             {
                 return Err(UnfitStages::TooManyLayers { stage: stage.0, n, has }.into());
             }
@@ -160,15 +161,15 @@ impl Config {
     /// The model. Which token ends documents is for the data to say; until then it is 0.
     pub fn model(&self) -> ModelConfig {
         ModelConfig {
-            architecture: self.architecture,
-            layers: self.layers,
-            hidden: self.hidden,
-            heads: self.heads,
-            context: self.context,
-            vocab: self.vocab,
-            tied: self.tied,
+            architecture: self.model.architecture,
+            layers: self.model.layers,
+            hidden: self.model.hidden,
+            heads: self.model.heads,
+            context: self.model.context,
+            vocab: self.model.vocab,
+            tied: self.model.tied,
             llama: self.llama(),
-            end_of_text: self.document_mask.then_some(0),
+            end_of_text: self.data.document_mask.then_some(0),
         }
     }
 }

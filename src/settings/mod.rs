@@ -28,7 +28,10 @@ pub use sources::show::markdown;
 pub(crate) use sources::show::quoted;
 pub(crate) use table::in_vain::{of_our_models, said_in_vain};
 pub use table::option::{Drawn, Opt, Resume};
-pub use table::options::{Config, OPTIONS};
+pub use table::options::{
+    CheckpointSettings, Config, CostSettings, DataSettings, DeviceSettings, ModelSettings, OPTIONS,
+    OutputSettings, PassSettings, ReplicaSettings, ScheduleSettings, TrainingSettings,
+};
 pub use table::readers::unread_options;
 pub use values::byte_size::ByteSize;
 pub use values::gate::MlpGate;

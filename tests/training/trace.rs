@@ -32,7 +32,7 @@ fn every_message_of_every_group_is_waited_for_and_has_an_arrow() {
         ("--schedule pipedream-2bw --depth 2 --window 2 --trace-steps 1..3", 2),
     ] {
         let run = prepare(&format!("{MODEL} {options}"));
-        let (program, width) = (run.program(), run.config().width);
+        let (program, width) = (run.program(), run.config().schedule.width);
         let events = trace(options);
         let n_messages = program.n_messages() * width * n_runs;
         assert_eq!(count(&events, "s", "message"), n_messages, "{options}");

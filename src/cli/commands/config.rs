@@ -92,8 +92,8 @@ impl Check {
 fn verdict(file: &Path) -> Result<String> {
     let layers = Layers { config: Some(file.to_path_buf()), settings: Settings::default() };
     let config = layers.resolve(&OnDisk)?;
-    let (width, depth) = (config.width, config.depth);
-    let missing: Vec<_> = config.data.iter().filter(|data| !data.exists()).collect();
+    let (width, depth) = (config.schedule.width, config.schedule.depth);
+    let missing: Vec<_> = config.data.files.iter().filter(|data| !data.exists()).collect();
     if !missing.is_empty() {
         let names = missing.iter().take(N_NAMED).map(|data| data.display().to_string());
         let names = names.collect::<Vec<_>>().join(", ");
@@ -104,7 +104,7 @@ fn verdict(file: &Path) -> Result<String> {
         warn(&format!("{}: there is no {names}{more}", file.display()));
     }
     if let Err(unknown) = config.must_know_vocab() {
-        warn(&format!("{unknown}; the figures are for vocab {}", config.vocab));
+        warn(&format!("{unknown}; the figures are for vocab {}", config.model.vocab));
     }
     let place = || file.display().to_string();
     let plan = Plan::make(config).with_context(place)?;

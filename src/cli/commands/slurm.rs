@@ -69,27 +69,28 @@ impl Slurm {
         let settings = Settings::default();
         let config = Layers { config: Some(self.config.clone()), settings }.resolve(&OnDisk)?;
         // srun takes it from the job no longer (SLURM 22.05), and ranks would share out the cores by themselves.
-        let threads = config.threads;
+        let threads = config.devices.threads;
         ensure!(
-            config.out.is_some() && config.save_every > 0,
+            config.output.out.is_some() && config.checkpoints.save_every > 0,
             "{file} must name `out`, the folder of the run on a file system that all nodes share, and \
              `save-every`: a job that is queued again goes on from there"
         );
-        let survives = config.survive != Survive::Off;
+        let survives = config.devices.survive != Survive::Off;
         ensure!(
             survives || self.spare.is_none(),
             "--spare is for processes that take dead ranks' places: let {file} say `survive`, or leave --spare out"
         );
-        let are_on_host =
-            Device::named(&config.device, config.depth)?.iter().all(|device| device.is_host());
+        let are_on_host = Device::named(&config.devices.device, config.schedule.depth)?
+            .iter()
+            .all(|device| device.is_host());
         if !are_on_host && self.gpus_per_rank.is_none() {
             warn(&format!(
                 "the workers of {file} compute on GPUs, and the job asks for none: add --gpus-per-rank 1, unless its nodes are given \
                  out with all of theirs"
             ));
         }
-        let spare = self.spare.unwrap_or((config.survive == Survive::Respawn).into());
-        let n_ranks = config.width * config.depth;
+        let spare = self.spare.unwrap_or((config.devices.survive == Survive::Respawn).into());
+        let n_ranks = config.schedule.width * config.schedule.depth;
         // The launcher of ranks that survive deaths runs in the script, and SLURM's signal goes to steps but to that.
         let signalled = if survives { "B:" } else { "" };
         let mut head = vec![
@@ -104,17 +105,17 @@ impl Slurm {
         head.extend(self.nodes.map(|n| format!("--nodes={n}")));
         head.extend(self.partition.map(|name| format!("--partition={name}")));
         head.extend(self.gpus_per_rank.map(|n| format!("--gpus-per-task={n}")));
-        let transport = match config.transport {
+        let transport = match config.devices.transport {
             Transport::Nccl => "nccl",
             _ => "mpi",
         };
-        let fork = config.resume.as_ref().filter(|resume| *resume != AUTO);
+        let fork = config.checkpoints.resume.as_ref().filter(|resume| *resume != AUTO);
         let resume = if fork.is_some() { "\"$resume\"" } else { AUTO };
         let train = format!(
             "chimera train --config {} --transport {transport} --threads {threads} --resume {resume}",
             quoted(file)
         );
-        let first = match (fork, &config.out) {
+        let first = match (fork, &config.output.out) {
             (Some(fork), Some(out)) => format!(
                 "\n# The first start begins with the checkpoint of another run.\n\
                  resume=auto\n\
@@ -135,7 +136,7 @@ impl Slurm {
              {head}{first}\n\
              {launch}\n\
              exit $code",
-            config.width, config.depth,
+            config.schedule.width, config.schedule.depth,
         ))
     }
 }

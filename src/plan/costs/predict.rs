@@ -86,7 +86,7 @@ impl Prediction {
             let takes = middle.makespan() + behind_makespan(program, &middle, &usual);
             Ok(DrawnSteps { middle, takes, summary })
         };
-        let n_workers = config.width * config.depth;
+        let n_workers = config.schedule.width * config.schedule.depth;
         let predicted = |times: &ProfiledTimes| {
             beside_others(times, n_workers, at, |drawn| 1.0 - drawn.summary.bubble_ratio)
         };

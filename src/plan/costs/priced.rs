@@ -1,5 +1,6 @@
 //! What stages and steps cost by a measured profile.
 
+use crate::settings::ModelSettings;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -35,8 +36,9 @@ impl Priced {
 
     /// With the profile that the settings name, if they do.
     pub(crate) fn by_settings(config: &Config, model: &ModelConfig) -> Result<Priced> {
-        let times = |path: &Path| times_of(config, path, config.width * config.depth);
-        Ok(Priced::new(model, config.profile.as_deref().map(times).transpose()?))
+        let times =
+            |path: &Path| times_of(config, path, config.schedule.width * config.schedule.depth);
+        Ok(Priced::new(model, config.costs.profile.as_deref().map(times).transpose()?))
     }
 
     pub(crate) fn model(&self) -> &ModelConfig {
@@ -55,7 +57,9 @@ impl Priced {
         let model = &self.model;
         match &self.times {
             Some(times) => Stages { config, model, cuts }.costs(times, units, is_selective),
-            None => Ok(costs_by_flops(model, config.sequence, cuts, (1.0, units), is_selective)),
+            None => {
+                Ok(costs_by_flops(model, config.model.sequence, cuts, (1.0, units), is_selective))
+            }
         }
     }
 
@@ -99,26 +103,27 @@ impl Priced {
 /// If it cannot be read, or is of something else or of a busy machine, unless the settings allow that.
 pub fn times_of(config: &Config, path: &Path, workers: usize) -> Result<ProfiledTimes> {
     let profile = Profile::read(path)?;
-    let devices = Device::list(&config.device, config.depth)?;
-    let doubt = match profile.check(&devices[0].model_name()?, config.precision) {
-        Err(error) if config.any_profile => Some(error.to_string()),
+    let devices = Device::list(&config.devices.device, config.schedule.depth)?;
+    let doubt = match profile.check(&devices[0].model_name()?, config.devices.precision) {
+        Err(error) if config.costs.any_profile => Some(error.to_string()),
         Err(error) => {
             let remedy = "measure with `chimera profile`, or say --any-profile";
             return Err(error.context(format!("{}: {remedy}", path.display())));
         }
         Ok(()) => None,
     };
-    let busy = match profile.check_idle(config.threads) {
-        Err(error) if config.any_profile => Some(error.to_string()),
+    let busy = match profile.check_idle(config.devices.threads) {
+        Err(error) if config.costs.any_profile => Some(error.to_string()),
         Err(error) => {
             let remedy = "measure again with `chimera profile` while the machine does nothing else, or say --any-profile";
             return Err(error.context(format!("{}: {remedy}", path.display())));
         }
         Ok(doubt) => doubt,
     };
-    let times = ProfiledTimes::of(&profile, workers, config.threads, config.precision);
+    let times =
+        ProfiledTimes::of(&profile, workers, config.devices.threads, config.devices.precision);
     let times = times.with_context(|| path.display().to_string())?.of_file(path);
-    let optimizer = &config.optimizer;
+    let optimizer = &config.training.optimizer;
     let unmeasured = (!times.has_update(optimizer)).then(|| {
         let name = optimizer.name();
         format!("updates are taken to cost what AdamW's do: {name}'s are in no profile")
@@ -148,7 +153,7 @@ impl Chain for Priced {
 
 /// By stage: bytes of what it saves of a micro-batch for its backward.
 pub(crate) fn saved_bytes(config: &Config, model: &ModelConfig, cuts: &[Cut]) -> Vec<f64> {
-    let samples = config.micro_batch_size as f64;
+    let samples = config.schedule.micro_batch_size as f64;
     memory_of(config, model, cuts).iter().map(|stage| stage.sample.saved * samples).collect()
 }
 
@@ -168,7 +173,8 @@ impl Stages<'_> {
         units: Units,
         is_selective: impl Fn(StageId) -> bool,
     ) -> Result<Vec<UniformCosts>> {
-        let Config { sequence, micro_batch_size, dropout, .. } = *self.config;
+        let ModelSettings { sequence, dropout, .. } = self.config.model;
+        let micro_batch_size = self.config.schedule.micro_batch_size;
         let (samples, n_timed) = units.timed(micro_batch_size);
         let slices = units.n_slices() as usize;
         let message = times.message(self.message_bytes(units)).takes;
@@ -219,8 +225,9 @@ impl Stages<'_> {
 
     /// Bytes that a stage on the host gives the next for a unit.
     fn message_bytes(&self, units: Units) -> usize {
-        let (samples, n_timed) = units.timed(self.config.micro_batch_size);
-        let of_samples = samples * self.config.sequence * self.model.hidden * size_of::<f32>();
+        let (samples, n_timed) = units.timed(self.config.schedule.micro_batch_size);
+        let of_samples =
+            samples * self.config.model.sequence * self.model.hidden * size_of::<f32>();
         (of_samples as f64 * n_timed) as usize / units.n() as usize
     }
 
@@ -238,7 +245,9 @@ impl Stages<'_> {
         times: &ProfiledTimes,
         program: &Program,
     ) -> Result<StepCosts<C>> {
-        let Config { width, ref optimizer, shard_optimizer, .. } = *self.config;
+        let width = self.config.schedule.width;
+        let optimizer = &self.config.training.optimizer;
+        let shard_optimizer = self.config.replicas.shard_optimizer;
         let params: Vec<Vec<Param>> = self.cuts.iter().map(|cut| self.model.params(cut)).collect();
         let n_workers = program.placement().n_workers();
         let (mut updates, mut reductions) = (Vec::new(), Vec::new());

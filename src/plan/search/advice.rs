@@ -1,5 +1,6 @@
 //! What to change of a configuration so that its steps take less time: one setting, with those that follow from it.
 
+use crate::settings::ScheduleSettings;
 use anyhow::Result;
 use chimera_core::lower::Recompute;
 use chimera_core::schedule::SCHEDULES;
@@ -67,7 +68,7 @@ impl Advice {
 
 /// A way with its step, if it fits into memory and is short enough to be simulated.
 fn simulated(config: &Config, cluster: &Cluster) -> Result<Option<Candidate>> {
-    if config.micro_batches * config.depth > MOST_SIMULATED {
+    if config.schedule.micro_batches * config.schedule.depth > MOST_SIMULATED {
         return Ok(None);
     }
     Ok(match ConfigGroup::simulated(cluster, false).outcome(config.clone())? {
@@ -78,21 +79,23 @@ fn simulated(config: &Config, cluster: &Cluster) -> Result<Option<Candidate>> {
 
 /// Configurations of the same steps on as many ranks that differ in one setting, and in those that follow from it.
 fn changes(config: &Config) -> Vec<Config> {
-    let Config { width, depth, micro_batch_size, micro_batches, .. } = *config;
+    let ScheduleSettings { width, depth, micro_batch_size, micro_batches, .. } = config.schedule;
     let with = |change: &dyn Fn(&mut Config)| {
         let mut changed = config.clone();
         change(&mut changed);
         changed
     };
     let mut all = vec![
-        with(&|c| c.layout = Layout::Auto),
-        with(&|c| c.split_backward = true),
-        with(&|c| c.recompute = Recompute::Selective),
-        with(&|c| c.recompute = Recompute::None),
+        with(&|c| c.schedule.layout = Layout::Auto),
+        with(&|c| c.passes.split_backward = true),
+        with(&|c| c.passes.recompute = Recompute::Selective),
+        with(&|c| c.passes.recompute = Recompute::None),
     ];
     if depth > 1 {
         let schedules = SCHEDULES.iter().copied().filter(is_synchronous);
-        all.extend(schedules.map(|schedule| with(&|c| c.schedule = Named::Schedule(schedule))));
+        all.extend(
+            schedules.map(|schedule| with(&|c| c.schedule.name = Named::Schedule(schedule))),
+        );
     }
     let samples = width * micro_batch_size * micro_batches;
     let sizes = [1, 2, 4].map(|factor| micro_batch_size * factor);
@@ -100,20 +103,22 @@ fn changes(config: &Config) -> Vec<Config> {
     for size in sizes.into_iter().chain(halves.map(|part| micro_batch_size / part)) {
         if (samples / width).is_multiple_of(size) {
             let n = samples / width / size;
-            all.push(with(&|c| (c.micro_batch_size, c.micro_batches) = (size, n)));
+            all.push(with(&|c| {
+                (c.schedule.micro_batch_size, c.schedule.micro_batches) = (size, n)
+            }));
         }
     }
     let n_ranks = width * depth;
-    for depth in (1..=config.layers).filter(|depth| n_ranks.is_multiple_of(*depth)) {
+    for depth in (1..=config.model.layers).filter(|depth| n_ranks.is_multiple_of(*depth)) {
         let width = n_ranks / depth;
         if samples.is_multiple_of(width * micro_batch_size) {
             let n = samples / width / micro_batch_size;
             all.push(with(&|c| {
-                (c.width, c.depth, c.micro_batches) = (width, depth, n);
+                (c.schedule.width, c.schedule.depth, c.schedule.micro_batches) = (width, depth, n);
                 if depth == 1
                     && let Ok(alone) = ALONE.parse()
                 {
-                    c.schedule = alone;
+                    c.schedule.name = alone;
                 }
             }));
         }
@@ -126,7 +131,7 @@ fn options(from: &Config, to: &Config) -> String {
     let changed = KEYS.iter().filter_map(|key| {
         let (value, _) = to.value(key)?;
         let is_same = from.value(key).is_some_and(|(known, _)| known == value);
-        let text = match &to.layout {
+        let text = match &to.schedule.layout {
             // A list: what stands between stages elsewhere would be a shell's.
             Layout::Is(partition) if *key == "layout" => {
                 partition.blocks().iter().map(usize::to_string).collect::<Vec<_>>().join(",")

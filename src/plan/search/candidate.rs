@@ -1,5 +1,6 @@
 //! What one way to train takes: the memory of a rank and the time of a step, before anything runs.
 
+use crate::settings::ScheduleSettings;
 use chimera_core::analyze::Network;
 use chimera_core::lower::{Recompute, Sync};
 use chimera_core::schedule::Parameter;
@@ -63,7 +64,8 @@ pub struct Candidate {
 impl Candidate {
     /// Tokens trained on per second.
     pub fn tokens_per_s(&self) -> f64 {
-        let Config { width, micro_batches, micro_batch_size, sequence, .. } = self.config;
+        let ScheduleSettings { width, micro_batches, micro_batch_size, .. } = self.config.schedule;
+        let sequence = self.config.model.sequence;
         [width, micro_batches, micro_batch_size, sequence].map(|n| n as f64).iter().product::<f64>()
             / self.step_s
     }
@@ -79,18 +81,24 @@ impl Candidate {
             ("schedule", true),
             ("micro-batches", true),
             ("micro-batch-size", true),
-            ("scaling", config.micro_batches > config.depth && self.reads_scaling()),
-            ("recompute", says_recompute || config.recompute != Recompute::None),
-            ("recompute-stages", matches!(config.recompute_stages, RecomputedStages::These(_))),
-            ("shard-optimizer", config.shard_optimizer),
-            ("layout", matches!(config.layout, Layout::Is(_))),
+            (
+                "scaling",
+                config.schedule.micro_batches > config.schedule.depth && self.reads_scaling(),
+            ),
+            ("recompute", says_recompute || config.passes.recompute != Recompute::None),
+            (
+                "recompute-stages",
+                matches!(config.passes.recompute_stages, RecomputedStages::These(_)),
+            ),
+            ("shard-optimizer", config.replicas.shard_optimizer),
+            ("layout", matches!(config.schedule.layout, Layout::Is(_))),
             ("sync", self.has_unusual_sync()),
         ];
         let chosen = chosen.into_iter().filter(|(_, is_told)| *is_told);
         let values = chosen.filter_map(|(key, _)| Some((key, config.value(key)?.0)));
         let values = values.chain(self.parameters());
         // The plan has found that all of them have to.
-        let all = (config.recompute_stages == RecomputedStages::Auto)
+        let all = (config.passes.recompute_stages == RecomputedStages::Auto)
             .then(|| ("recompute-stages", Value::from("all")));
         let values = values.chain(all);
         values.fold(said.clone(), |settings, (key, value)| settings.with(key, value))
@@ -107,7 +115,7 @@ impl Candidate {
 
     /// When its sums start, by name.
     pub fn sync(&self) -> &'static str {
-        name(&Sync::ALL, self.config.sync)
+        name(&Sync::ALL, self.config.replicas.sync)
     }
 
     /// Whether its sums start elsewhere than where nothing is said.
@@ -117,7 +125,7 @@ impl Candidate {
 
     /// The parameters that its schedule reads.
     fn reads(&self) -> &'static [Parameter] {
-        if self.config.depth > 1 { self.config.schedule.reads() } else { &[] }
+        if self.config.schedule.depth > 1 { self.config.schedule.name.reads() } else { &[] }
     }
 
     /// Whether its schedule reads how it scales.
@@ -127,18 +135,18 @@ impl Candidate {
 
     /// The layers of its stages, unless these are of equal work.
     pub fn layout(&self) -> Option<String> {
-        let layout = &self.config.layout;
+        let layout = &self.config.schedule.layout;
         (*layout != Layout::Balanced).then(|| layout.to_string())
     }
 
     /// How its schedule scales, by name.
     pub fn scaling(&self) -> &'static str {
-        name(&Scaling::ALL, self.config.scaling)
+        name(&Scaling::ALL, self.config.schedule.scaling)
     }
 
     /// What its forwards keep, by name, with the stages that it is about unless these are all.
     pub fn recomputed(&self) -> String {
-        match &self.config.recompute_stages {
+        match &self.config.passes.recompute_stages {
             stages @ RecomputedStages::These(_) => format!("{} {stages}", self.recompute()),
             RecomputedStages::All | RecomputedStages::Auto => self.recompute().to_string(),
         }
@@ -146,7 +154,7 @@ impl Candidate {
 
     /// What its forwards keep, by name.
     pub fn recompute(&self) -> &'static str {
-        name(&Recompute::ALL, self.config.recompute)
+        name(&Recompute::ALL, self.config.passes.recompute)
     }
 }
 

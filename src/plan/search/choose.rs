@@ -1,5 +1,6 @@
 //! Which way to train takes least time on the ranks there are, of all that fit into their memory.
 
+use crate::settings::ScheduleSettings;
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -97,15 +98,15 @@ pub fn choose(
     effort: &Effort<'_>,
 ) -> Result<Choice> {
     let watched = Watched::begin(effort);
-    let is_survivable = match said.survive {
+    let is_survivable = match said.devices.survive {
         Survive::Off => true,
-        Survive::Respawn => said.shadow_every > 0,
+        Survive::Respawn => said.devices.shadow_every > 0,
         Survive::Narrow => false,
     };
     let is_sharing_free = is_free(said, "shard-optimizer")
         && is_survivable
-        && !said.mpi_allreduce
-        && !said.optimizer.preconditions();
+        && !said.replicas.mpi_allreduce
+        && !said.training.optimizer.preconditions();
     let group = || ConfigGroup::new(cluster, is_sharing_free);
     let mut choice = first_choice(said, batch, cluster, &watched, group)?;
     let simulated = || ConfigGroup::simulated(cluster, is_sharing_free);
@@ -134,15 +135,15 @@ fn first_choice<'c>(
     watched: &Watched<'_>,
     group: impl Fn() -> ConfigGroup<'c> + Sync,
 ) -> Result<Choice> {
-    said.model().check_sequence(said.sequence)?;
+    said.model().check_sequence(said.model.sequence)?;
     check_schedule(said)?;
     let ways = ways(said, batch, cluster.n_ranks);
     ensure!(
         !ways.is_empty(),
         "{} rank(s) and a batch of {batch} leave no way to train a model of {} layers: {}",
         cluster.n_ranks,
-        said.layers,
-        why_none(said, cluster.n_ranks, batch, said.layers, None)
+        said.model.layers,
+        why_none(said, cluster.n_ranks, batch, said.model.layers, None)
     );
     start_threads()?;
     let n_groups = ways.len();
@@ -157,11 +158,14 @@ fn first_choice<'c>(
 /// Refuses schedules that are none to choose from.
 pub(crate) fn check_schedule(said: &Config) -> Result<()> {
     ensure!(
-        said.schedule != Named::Auto || is_free(said, "schedule"),
+        said.schedule.name != Named::Auto || is_free(said, "schedule"),
         "schedule {AUTO} would search for every candidate: leave it out, or name a schedule"
     );
-    if let Named::Schedule(schedule) = said.schedule {
-        ensure!(is_free(said, "schedule") || is_synchronous(&schedule), no_flush(&said.schedule));
+    if let Named::Schedule(schedule) = said.schedule.name {
+        ensure!(
+            is_free(said, "schedule") || is_synchronous(&schedule),
+            no_flush(&said.schedule.name)
+        );
     }
     Ok(())
 }
@@ -221,7 +225,8 @@ impl Choice {
             // large products are faster than many small ones.
             let step = |candidate: &Candidate| candidate.step_s as f32;
             let plain = |c: &Candidate| {
-                let Config { depth, shard_optimizer, micro_batch_size, .. } = c.config;
+                let ScheduleSettings { depth, micro_batch_size, .. } = c.config.schedule;
+                let shard_optimizer = c.config.replicas.shard_optimizer;
                 (depth, shard_optimizer, Reverse(micro_batch_size))
             };
             let bytes = |candidate: &Candidate| candidate.need.total();
@@ -242,7 +247,7 @@ impl Choice {
         while let Some(slowest) = self.candidates.iter().take(top).next_back() {
             let limit = slowest.step_s * (1.0 + DOUBT);
             let is_open = |c: &mut Candidate| {
-                let n_cells = c.config.micro_batches * c.config.depth;
+                let n_cells = c.config.schedule.micro_batches * c.config.schedule.depth;
                 !c.is_simulated && n_cells <= MOST_SIMULATED && c.step_s <= limit
             };
             let open: Vec<Candidate> = self.candidates.extract_if(.., is_open).collect();
@@ -278,7 +283,7 @@ impl Choice {
         watched: &Watched<'_>,
         group: impl Fn() -> ConfigGroup<'c> + Sync,
     ) {
-        self.improve(top, watched, |candidate| match candidate.config.recompute {
+        self.improve(top, watched, |candidate| match candidate.config.passes.recompute {
             Recompute::None => None,
             _ => fitting(group(), candidate.config.clone()),
         });
@@ -294,10 +299,11 @@ impl Choice {
     ) {
         self.improve(top, watched, |candidate| {
             let Candidate { config, step_s, .. } = candidate;
-            let others = lower::Sync::ALL.into_iter().filter(|(_, sync)| *sync != config.sync);
+            let others =
+                lower::Sync::ALL.into_iter().filter(|(_, sync)| *sync != config.replicas.sync);
             let others = others.filter_map(|(_, sync)| {
                 let mut other = config.clone();
-                other.sync = sync;
+                other.replicas.sync = sync;
                 fitting(group(), other)
             });
             let gains = others.filter(|other| other.step_s < step_s * (1.0 - WORTH_SAYING));
@@ -350,7 +356,7 @@ fn tried(
     let (mut fits, mut is_hopeless, mut left) = (None, false, ways.len());
     for way in ways {
         left -= 1;
-        let (n, most) = (way.micro_batches, MICRO_BATCHES_PER_WORKER * way.depth);
+        let (n, most) = (way.schedule.micro_batches, MICRO_BATCHES_PER_WORKER * way.schedule.depth);
         // The last is the smallest.
         if fits.is_some_and(|fits| fits == n || fits >= most) || is_hopeless && left > 0 {
             continue;

@@ -7,6 +7,7 @@
 //! most. So what counts is simulated as a whole in the end. Of a step whose time does not grow evenly no more is foreseen
 //! than that a further round takes its busiest worker's time; one whose memory does not is simulated at once.
 
+use crate::settings::ScheduleSettings;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -121,7 +122,7 @@ impl<'c> ConfigGroup<'c> {
             _ => return Ok(fit),
         };
         let n_stages = self.n_stages.unwrap_or(1);
-        let n_tries = MOST_OPS_OF_LAYOUT / (whole.micro_batches * n_stages).max(1);
+        let n_tries = MOST_OPS_OF_LAYOUT / (whole.schedule.micro_batches * n_stages).max(1);
         let cuts = whole.cuts(&whole.model(), n_stages)?;
         let layers: Vec<usize> = cuts.iter().map(|cut| cut.blocks.len()).collect();
         let fewer = let_off(&whole, &layers, n_tries, &mut |config| self.as_it_is(config))?;
@@ -136,12 +137,12 @@ impl<'c> ConfigGroup<'c> {
         {
             return Ok(foreseen);
         }
-        let (n, depth) = (way.micro_batches, way.depth);
+        let (n, depth) = (way.schedule.micro_batches, way.schedule.depth);
         ensure!(
             n * depth <= MOST_SIMULATED,
             "schedule {} has no even steps from which {n} micro-batches of depth {depth} could be foreseen: choose at \
              most {}",
-            way.schedule,
+            way.schedule.name,
             MOST_SIMULATED / depth
         );
         let plan = self.plan(&way, n)?;
@@ -156,7 +157,7 @@ impl<'c> ConfigGroup<'c> {
 
     /// What shorter steps tell of a way, if it is long and they tell enough.
     fn foreseen(&mut self, way: &Config) -> Result<Option<Fit>> {
-        let n = way.micro_batches;
+        let n = way.schedule.micro_batches;
         let Some(round) = round(way).filter(|round| n / round >= MOST_ROUNDS) else {
             return Ok(None);
         };
@@ -176,7 +177,7 @@ impl<'c> ConfigGroup<'c> {
             if !are_even([&a.kept, &b.kept, &c.kept]) || !are_even([&a.used, &b.used, &c.used]) {
                 continue;
             }
-            let more = (n - third.course.config.micro_batches) as f64 / round as f64;
+            let more = (n - third.course.config.schedule.micro_batches) as f64 / round as f64;
             let (way, need, beyond) = self.need(way.clone(), third, &further(b, c, more));
             if beyond > 0.0 {
                 return Ok(Some(Fit::TooLarge(way, need)));
@@ -197,25 +198,25 @@ impl<'c> ConfigGroup<'c> {
             last = Some(candidate);
         }
         // What strays is shown to nobody before it is simulated.
-        Ok(last.filter(|_| n * way.depth <= MOST_SIMULATED).map(Fit::Fits))
+        Ok(last.filter(|_| n * way.schedule.depth <= MOST_SIMULATED).map(Fit::Fits))
     }
 
     /// The way with the layout that `auto` stands for, within the memory that there is. Of a long step it is that of a
     /// shorter one.
     fn with_layout(&mut self, mut way: Config) -> Result<Config> {
-        if way.layout != Layout::Auto {
+        if way.schedule.layout != Layout::Auto {
             return Ok(way);
         }
-        let n = way.micro_batches;
+        let n = way.schedule.micro_batches;
         let few = round(&way).map_or(n, |round| n.min(n % round + 2 * round));
         let mut config = way.clone();
-        config.micro_batches = few;
+        config.schedule.micro_batches = few;
         let timetable = self.timetable(&config).or_else(|_| {
-            config.micro_batches = n;
+            config.schedule.micro_batches = n;
             self.timetable(&config)
         })?;
         let priced = Priced::new(&way.model(), self.cluster.speed.times().cloned());
-        let devices = Device::named(&way.device, way.depth)?;
+        let devices = Device::named(&way.devices.device, way.schedule.depth)?;
         let ordered = Ordered { timetable, passes: way.passes(), search: None };
         let known = RefCell::new(BTreeMap::new());
         let memory = |cut: &Cut| -> Memory {
@@ -233,12 +234,13 @@ impl<'c> ConfigGroup<'c> {
             let mut least = beyond(&config);
             if least > 0.0 && self.is_sharing_free {
                 let mut shared = config.clone();
-                shared.shard_optimizer = true;
+                shared.replicas.shard_optimizer = true;
                 least = beyond(&shared);
             }
             Ok(least.max(0.0))
         };
-        way.layout = Layout::Is(shortest(&config, &priced, ordered, MOST_OPS_OF_LAYOUT, &excess)?);
+        way.schedule.layout =
+            Layout::Is(shortest(&config, &priced, ordered, MOST_OPS_OF_LAYOUT, &excess)?);
         Ok(way)
     }
 
@@ -246,9 +248,9 @@ impl<'c> ConfigGroup<'c> {
     fn plan(&mut self, way: &Config, n: usize) -> Result<Rc<Plan>> {
         let is_its = |p: &&Rc<Plan>| {
             let config = &p.course.config;
-            (config.micro_batches, config.recompute) == (n, way.recompute)
-                && config.layout == way.layout
-                && config.recompute_stages == way.recompute_stages
+            (config.schedule.micro_batches, config.passes.recompute) == (n, way.passes.recompute)
+                && config.schedule.layout == way.schedule.layout
+                && config.passes.recompute_stages == way.passes.recompute_stages
         };
         if let Some(plan) = self.plans.iter().find(is_its) {
             let program = &plan.course.program;
@@ -256,14 +258,14 @@ impl<'c> ConfigGroup<'c> {
             return Ok(Rc::clone(plan));
         }
         let mut config = way.clone();
-        config.micro_batches = n;
+        config.schedule.micro_batches = n;
         let timetable = self.timetable(&config)?;
         let plan = Rc::new(Plan::elsewhere(config, timetable, self.cluster.speed.times())?);
-        let Config { depth, width, schedule, .. } = way;
+        let ScheduleSettings { depth, width, name: ref schedule, .. } = way.schedule;
         ensure!(plan.course.program.window().update() == Update::Flush, no_flush(schedule));
-        let network = Network { width: *width, ..self.cluster.network };
+        let network = Network { width, ..self.cluster.network };
         ensure!(
-            network.fits(*depth),
+            network.fits(depth),
             "groups of {depth} workers would lie on nodes of {} ranks in different ways: choose a divisor or a multiple of \
              {depth}",
             network.ranks_per_node
@@ -276,7 +278,7 @@ impl<'c> ConfigGroup<'c> {
 
     /// Timetable of a configuration before it recomputes. Only the last of the long ones is kept.
     fn timetable(&mut self, way: &Config) -> Result<Timetable> {
-        let n = way.micro_batches;
+        let n = way.schedule.micro_batches;
         if let Some((_, timetable)) = self.timetables.iter().find(|(known, _)| *known == n) {
             return Ok(timetable.clone());
         }
@@ -302,8 +304,8 @@ impl<'c> ConfigGroup<'c> {
             self.cluster.memory.tightest(way, on_devices(&plan.devices, &needs))
         };
         let (mut need, mut beyond) = tightest(&way);
-        if beyond > 0.0 && self.is_sharing_free && !way.shard_optimizer {
-            way.shard_optimizer = true;
+        if beyond > 0.0 && self.is_sharing_free && !way.replicas.shard_optimizer {
+            way.replicas.shard_optimizer = true;
             (need, beyond) = tightest(&way);
         }
         (way, need, beyond)
@@ -313,10 +315,11 @@ impl<'c> ConfigGroup<'c> {
 /// Micro-batches of a round: so many that every schedule has any whole number of rounds more if it has some, and that all
 /// which are on their way at once are not many more. `None` where steps cannot be longer or shorter.
 fn round(way: &Config) -> Option<usize> {
-    let Config { depth, in_turn, in_flight, memory_cap, schedule, .. } = way;
+    let ScheduleSettings { depth, in_turn, in_flight, name: ref schedule, .. } = way.schedule;
+    let memory_cap = way.passes.memory_cap;
     let is_free = !matches!(schedule, Named::File(_)) && memory_cap.is_none();
-    let flown = (in_flight.unwrap_or(1) as usize).div_ceil(*depth).max(1);
-    is_free.then(|| 2 * depth * (*in_turn).max(1) as usize * flown)
+    let flown = (in_flight.unwrap_or(1) as usize).div_ceil(depth).max(1);
+    is_free.then(|| 2 * depth * in_turn.max(1) as usize * flown)
 }
 
 /// Whether `n` micro-batches are so few that others of the way's group can be foreseen from them.
@@ -360,9 +363,9 @@ fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Result<StepTime> {
         Speed::Measured(times) => times,
         Speed::Flops(flops) => {
             let is_selective = |stage| program.rules().is_selective_somewhere(stage);
-            let (size, units) = (way.micro_batch_size as f64, Units::of(program));
+            let (size, units) = (way.schedule.micro_batch_size as f64, Units::of(program));
             let of_sample = (flops / size, units);
-            let stages = costs_by_flops(model, way.sequence, cuts, of_sample, is_selective);
+            let stages = costs_by_flops(model, way.model.sequence, cuts, of_sample, is_selective);
             return Ok(simulated(plan, way, cluster, StageCosts::new(stages)));
         }
     };
@@ -370,7 +373,7 @@ fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Result<StepTime> {
     let at = |times: &ProfiledTimes| -> Result<StepTime> {
         Ok(simulated(plan, way, cluster, stages.step_costs(times, program)?))
     };
-    beside_others(times, way.width * way.depth, at, |taken| {
+    beside_others(times, way.schedule.width * way.schedule.depth, at, |taken| {
         1.0 - bubble_ratio(&taken.busy, taken.makespan)
     })
 }
@@ -378,10 +381,10 @@ fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Result<StepTime> {
 /// By simulation of a plan at some costs of compute.
 fn simulated<C: Costs>(plan: &Plan, way: &Config, cluster: &Cluster, compute: C) -> StepTime {
     let Plan { course: Course { program, .. }, model, cuts, memory, .. } = plan;
-    let (size, units) = (way.micro_batch_size as f64, program.units_per_micro());
+    let (size, units) = (way.schedule.micro_batch_size as f64, program.units_per_micro());
     let activations: Vec<f64> = memory.iter().map(|stage| stage.sample.output * size).collect();
     let params: Vec<Vec<Param>> = cuts.iter().map(|cut| model.params(cut)).collect();
-    let element = if way.reduce_precision == Precision::Bf16 { 2.0 } else { 4.0 };
+    let element = if way.replicas.reduce_precision == Precision::Bf16 { 2.0 } else { 4.0 };
     let gradients = |params: &Vec<Param>, tied: bool| -> Vec<f64> {
         let tensors = params.iter().filter(|param| param.tied == tied);
         tensors.map(|param| param.n_elements() as f64 * element).collect()
@@ -389,7 +392,7 @@ fn simulated<C: Costs>(plan: &Plan, way: &Config, cluster: &Cluster, compute: C)
     let own: Vec<Vec<f64>> = params.iter().map(|params| gradients(params, false)).collect();
     let tied = params.first().map_or(Vec::new(), |first| gradients(first, true));
     let placement = program.placement();
-    let network = Network { width: way.width, ..cluster.network };
+    let network = Network { width: way.schedule.width, ..cluster.network };
     let compute = UnevenCosts::new(compute, way.worker_speeds());
     let saved: Vec<f64> = match way.passes().moves {
         Moves::Bpipe => memory.iter().map(|stage| stage.sample.saved * size).collect(),

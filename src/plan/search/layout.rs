@@ -31,11 +31,12 @@ pub(crate) fn with_layout(
     priced: &Priced,
     found: Option<&Timetable>,
 ) -> Result<Config> {
-    if config.layout != Layout::Auto {
+    if config.schedule.layout != Layout::Auto {
         return Ok(config);
     }
     let mut config = with_scaling(config, priced)?;
-    let window = config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX));
+    let window =
+        config.schedule.window.min(u32::try_from(config.training.steps).unwrap_or(u32::MAX));
     let ordered = match found {
         Some(timetable) => {
             let passes = Passes::default();
@@ -43,21 +44,23 @@ pub(crate) fn with_layout(
         }
         None => order(&config, window, priced)?,
     };
-    config.layout = Layout::Is(shortest(&config, priced, ordered, MOST_OPS, &|_, _| Ok(0.0))?);
+    config.schedule.layout =
+        Layout::Is(shortest(&config, priced, ordered, MOST_OPS, &|_, _| Ok(0.0))?);
     Ok(config)
 }
 
 /// The layout that settings lead to, if that is known without a search for a schedule.
 pub fn layout_of(config: &Config) -> Option<Partition> {
-    if config.schedule == Named::Auto || config.depth > config.layers {
+    if config.schedule.name == Named::Auto || config.schedule.depth > config.model.layers {
         return None;
     }
     let model = config.model();
     let priced = Priced::by_settings(config, &model).ok()?;
     let mut config = with_layout(config.clone(), &priced, None).ok()?;
-    if !matches!(config.schedule, Named::File(_)) {
+    if !matches!(config.schedule.name, Named::File(_)) {
         // Stages are as many in a short step.
-        config.micro_batches = config.micro_batches.min(4 * config.depth);
+        config.schedule.micro_batches =
+            config.schedule.micro_batches.min(4 * config.schedule.depth);
     }
     let n_stages = timetable(&config, &priced).ok()?.placement.n_stages();
     Some(Partition::of(&config.cuts(&model, n_stages).ok()?))
@@ -104,14 +107,15 @@ pub(crate) fn shortest(
 fn layers(config: &Config, priced: &Priced) -> Result<Vec<f64>> {
     let part = |n_blocks, first, last| Cut { blocks: 0..n_blocks, first, last, ..Cut::default() };
     let parts = [part(0, true, false), part(1, false, false), part(0, false, true)];
-    let is_selective = |_: StageId| config.recompute == Recompute::Selective;
+    let is_selective = |_: StageId| config.passes.recompute == Recompute::Selective;
     let costs = priced.stages(config, &parts, Units::WHOLE, is_selective)?;
     let cost = |part: usize| {
-        let again = if config.recompute == Recompute::None { 0.0 } else { costs[part].recompute };
+        let again =
+            if config.passes.recompute == Recompute::None { 0.0 } else { costs[part].recompute };
         costs[part].forward + costs[part].input + costs[part].weight + again
     };
-    let mut layers = vec![cost(1); config.layers];
+    let mut layers = vec![cost(1); config.model.layers];
     layers[0] += cost(0);
-    layers[config.layers - 1] += cost(2);
+    layers[config.model.layers - 1] += cost(2);
     Ok(layers)
 }

@@ -1,6 +1,7 @@
 //! Why no way to train has the ranks and the batch that are asked for.
 
 use super::ways::{MOST_CELLS, is_free};
+use crate::settings::ScheduleSettings;
 use crate::settings::{Config, Origin};
 
 /// What keeps `n_ranks` from training a model of so many layers in steps of `batch` samples, as a sentence that names what to
@@ -17,7 +18,7 @@ pub(crate) fn why_none(
         _ => None,
     });
     let of_file = timetable.map_or_else(String::new, |file| {
-        let Config { depth, micro_batches, .. } = said;
+        let ScheduleSettings { depth, micro_batches, .. } = said.schedule;
         format!("the timetable in {file} has D = {depth} and N = {micro_batches}, and ")
     });
     of_file + &reason(said, n_ranks, batch, n_layers, size)
@@ -31,9 +32,9 @@ fn reason(
     size: Option<usize>,
 ) -> String {
     let fixed = |key: &str, value: usize| (!is_free(said, key)).then_some(value);
-    let (depth, width) = (fixed("depth", said.depth), fixed("width", said.width));
-    let n = fixed("micro-batches", said.micro_batches);
-    let size = size.or(fixed("micro-batch-size", said.micro_batch_size));
+    let (depth, width) = (fixed("depth", said.schedule.depth), fixed("width", said.schedule.width));
+    let n = fixed("micro-batches", said.schedule.micro_batches);
+    let size = size.or(fixed("micro-batch-size", said.schedule.micro_batch_size));
     if let Some(depth) = depth.filter(|depth| *depth > n_layers) {
         return format!("depth {depth} needs as many layers: choose a smaller depth");
     }
@@ -52,7 +53,7 @@ fn reason(
     {
         return format!(
             "width {} leaves depth {depth}, which needs as many layers: choose a larger width",
-            said.width
+            said.schedule.width
         );
     }
     let parts = [("W", wide), ("N", n), ("B", size)];

@@ -32,23 +32,23 @@ pub(crate) fn with_recomputed(
     config: Config,
     plan: &mut dyn FnMut(Config) -> Result<Plan>,
 ) -> Result<Config> {
-    if config.recompute_stages != RecomputedStages::Auto {
+    if config.passes.recompute_stages != RecomputedStages::Auto {
         return Ok(config);
     }
     let mut all = config.clone();
-    all.recompute_stages = RecomputedStages::All;
-    if config.recompute == Recompute::None {
+    all.passes.recompute_stages = RecomputedStages::All;
+    if config.passes.recompute == Recompute::None {
         return Ok(all);
     }
-    let has_bytes = config.rank_memory.is_some();
-    if config.rank_memory.or(config.memory_cap).is_none() {
+    let has_bytes = config.passes.rank_memory.is_some();
+    if config.passes.rank_memory.or(config.passes.memory_cap).is_none() {
         bail!(
             "recompute-stages auto keeps within a memory: say how much a rank has with --rank-memory, or a --memory-cap"
         )
     }
-    let most = config.rank_memory.map_or(f64::INFINITY, |gib| gib * GIB);
+    let most = config.passes.rank_memory.map_or(f64::INFINITY, |gib| gib * GIB);
     let mut uncapped = all.clone();
-    (uncapped.memory_cap, uncapped.offload) = (None, Offloading::None);
+    (uncapped.passes.memory_cap, uncapped.passes.offload) = (None, Offloading::None);
     let layers: Vec<usize> = plan(uncapped)?.cuts.iter().map(|cut| cut.blocks.len()).collect();
     let mut why = anyhow!(FITS_NOWHERE);
     let mut step = |config: &Config| -> Result<Option<f64>> {
@@ -113,13 +113,14 @@ fn least_within(
     step: StepOf<'_>,
 ) -> Result<Option<Config>> {
     let mut none = config.clone();
-    (none.recompute_stages, none.recompute) = (RecomputedStages::All, Recompute::None);
-    none.offload = Offloading::None;
+    (none.passes.recompute_stages, none.passes.recompute) =
+        (RecomputedStages::All, Recompute::None);
+    none.passes.offload = Offloading::None;
     if step(&none)?.is_some() {
         return Ok(Some(none));
     }
     let tries = (N_TRIES, has_bytes);
-    match config.offload {
+    match config.passes.offload {
         Offloading::Auto => offloaded_or_recomputed(config, layers, tries, step),
         Offloading::None => Ok(fewest(config, layers, tries, step)?.map(|(config, _)| config)),
     }
@@ -134,10 +135,11 @@ fn offloaded_or_recomputed(
     step: StepOf<'_>,
 ) -> Result<Option<Config>> {
     let mut kept = config.clone();
-    (kept.recompute, kept.recompute_stages) = (Recompute::None, RecomputedStages::All);
+    (kept.passes.recompute, kept.passes.recompute_stages) =
+        (Recompute::None, RecomputedStages::All);
     let mut here = config.clone();
-    here.offload = Offloading::None;
-    let needs_limit = has_bytes && config.memory_cap.is_none();
+    here.passes.offload = Offloading::None;
+    let needs_limit = has_bytes && config.passes.memory_cap.is_none();
     let n_of_both = if needs_limit { n_tries.min(N_TRIES_OF_LIMITS) } else { n_tries };
     let mut takes = |config: &Config| match needs_limit {
         true => Ok(limited(config, step)?.map(|(_, takes)| takes)),
@@ -153,7 +155,7 @@ fn offloaded_or_recomputed(
         }
     }
     let Some((best, _)) = best else { return Ok(None) };
-    if needs_limit && best.offload != Offloading::None {
+    if needs_limit && best.passes.offload != Offloading::None {
         return Ok(limited(&best, step)?.map(|(config, _)| config));
     }
     Ok(Some(best))
@@ -161,11 +163,11 @@ fn offloaded_or_recomputed(
 
 /// The settings with the most micro-batches that a worker may hold so that bytes suffice, and their step: it moves the others.
 fn limited(config: &Config, step: StepOf<'_>) -> Result<Option<(Config, f64)>> {
-    let (mut fits, mut too_many, mut found) = (0, config.micro_batches + 1, None);
+    let (mut fits, mut too_many, mut found) = (0, config.schedule.micro_batches + 1, None);
     while too_many - fits > 1 {
         let middle = fits.midpoint(too_many);
         let mut limited = config.clone();
-        limited.memory_cap = Some(middle as f64);
+        limited.passes.memory_cap = Some(middle as f64);
         match step(&limited)? {
             Some(takes) => (fits, found) = (middle, Some((limited, takes))),
             None => too_many = middle,
@@ -195,7 +197,7 @@ mod tests {
         let layers = Layers::parse(&format!("{options} --memory-cap {cap}")).expect("options");
         let mut config = layers.resolve(&OnDisk).expect("settings");
         let how = Lowering { max_peak: Some(cap), ..Lowering::default() };
-        if config.recompute_stages == RecomputedStages::Auto {
+        if config.passes.recompute_stages == RecomputedStages::Auto {
             config = recomputed_within_cap(&config, timetable, &how, costs).ok()?;
         }
         let ordered =

@@ -25,9 +25,9 @@ pub(crate) fn let_off(
     n_tries: usize,
     outcome: &mut dyn FnMut(Config) -> Result<Fit>,
 ) -> Result<Option<Fit>> {
-    let is_open =
-        is_free(whole, "recompute-stages") || whole.recompute_stages == RecomputedStages::Auto;
-    if whole.recompute == Recompute::None || !is_open {
+    let is_open = is_free(whole, "recompute-stages")
+        || whole.passes.recompute_stages == RecomputedStages::Auto;
+    if whole.passes.recompute == Recompute::None || !is_open {
         return Ok(None);
     }
     let fewer = fewest(whole, layers, (n_tries, true), &mut |config| {
@@ -37,7 +37,8 @@ pub(crate) fn let_off(
         })
     })?;
     let stages = || (0..layers.len() as u16).map(StageId);
-    let gains = |config: &Config| stages().any(|s| config.recompute_of(s) != whole.recompute);
+    let gains =
+        |config: &Config| stages().any(|s| config.recompute_of(s) != whole.passes.recompute);
     fewer.filter(|(config, _)| gains(config)).map(|(config, _)| outcome(config)).transpose()
 }
 
@@ -56,7 +57,7 @@ pub(crate) fn fewest(
     let mut found = FewestSearch { config, stages: all, parts, least, n_left: n_tries, step };
     found.let_off_groups()?;
     found.exchange(layers.len())?;
-    if may_be && config.recompute == Recompute::Full {
+    if may_be && config.passes.recompute == Recompute::Full {
         found.keep_dear()?;
         found.keep_layers(layers)?;
     }
@@ -66,7 +67,7 @@ pub(crate) fn fewest(
 fn with_stages(config: &Config, stages: &[u16], parts: &BTreeMap<u16, StageRecompute>) -> Config {
     let stages = stages.iter().map(|stage| (*stage, parts.get(stage).copied()));
     let mut config = config.clone();
-    config.recompute_stages = RecomputedStages::These(stages.collect());
+    config.passes.recompute_stages = RecomputedStages::These(stages.collect());
     config
 }
 
@@ -198,13 +199,17 @@ mod tests {
             (size <= room).then(|| 100.0 - free.iter().map(|s| gains[*s]).sum::<f64>())
         };
         let mut of = |config: &Config| {
-            let RecomputedStages::These(stages) = &config.recompute_stages else { panic!("a set") };
+            let RecomputedStages::These(stages) = &config.passes.recompute_stages else {
+                panic!("a set")
+            };
             Ok(step(&stages.keys().copied().collect::<Vec<u16>>()))
         };
         let tries = (1000, false);
         let (config, took) =
             fewest(&config, &vec![1; gains.len()], tries, &mut of).unwrap().expect("it fits");
-        let RecomputedStages::These(stages) = config.recompute_stages else { panic!("a set") };
+        let RecomputedStages::These(stages) = config.passes.recompute_stages else {
+            panic!("a set")
+        };
         let stages: Vec<u16> = stages.into_keys().collect();
         let sets = 1u32..1 << gains.len();
         let sets = sets.map(|set| (0..gains.len() as u16).filter(|s| set >> s & 1 == 1).collect());
@@ -239,7 +244,7 @@ mod tests {
         let mut of = |may_be| {
             let (config, took) =
                 fewest(&config, &[1; 3], (100, may_be), &mut step).unwrap().unwrap();
-            (config.recompute_stages.to_string(), took)
+            (config.passes.recompute_stages.to_string(), took)
         };
         assert_eq!(of(false), ("1-2".into(), 12.0));
         assert_eq!(of(true), ("1,2:selective".into(), 11.3));
@@ -254,7 +259,7 @@ mod tests {
                 Recompute::None => 0,
                 Recompute::Full => 8,
                 Recompute::Selective => {
-                    match config.recompute_stages.selection(StageId(stage)) {
+                    match config.passes.recompute_stages.selection(StageId(stage)) {
                         Selection::InputsOf(n) => n,
                         // Dearer than to compute all of it again.
                         Selection::Dear => 9,
@@ -266,6 +271,6 @@ mod tests {
         };
         let fewest = fewest(&config, &[8; 3], (100, true), &mut step).unwrap();
         let (config, took) = fewest.expect("it fits");
-        assert_eq!((config.recompute_stages.to_string(), took), ("1,2:3".into(), 21.0));
+        assert_eq!((config.passes.recompute_stages.to_string(), took), ("1,2:3".into(), 21.0));
     }
 }

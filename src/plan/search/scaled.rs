@@ -15,16 +15,17 @@ pub(crate) fn shorter(
     config: Config,
     plan: &mut dyn FnMut(Config) -> Result<Plan>,
 ) -> Result<Plan> {
-    let reads = config.schedule.reads().contains(&Parameter::Scaling);
-    let is_open =
-        config.scaling == Scaling::Auto && config.recompute_stages == RecomputedStages::Auto;
-    let has_several = config.depth > 1 && config.micro_batches > config.depth;
+    let reads = config.schedule.name.reads().contains(&Parameter::Scaling);
+    let is_open = config.schedule.scaling == Scaling::Auto
+        && config.passes.recompute_stages == RecomputedStages::Auto;
+    let has_several =
+        config.schedule.depth > 1 && config.schedule.micro_batches > config.schedule.depth;
     if !(is_open && reads && has_several && can_be_halved(&config)) {
         return plan(config);
     }
     let mut with = |scaling| {
         let mut config = config.clone();
-        config.scaling = Scaling::Is(scaling);
+        config.schedule.scaling = Scaling::Is(scaling);
         plan(config)
     };
     let takes = |plan: &Plan| {
@@ -77,7 +78,7 @@ mod tests {
     fn a_cap_decides_which_scaling_is_shorter() {
         let of = |cap: &str| {
             let options = format!("--scaling auto --micro-batches 23 --split-backward true {cap}");
-            with_scaling(config(&options), &Even).unwrap().scaling
+            with_scaling(config(&options), &Even).unwrap().schedule.scaling
         };
         assert_eq!(of(""), Scaling::Is(ShapeScaling::Direct));
         assert_eq!(of("--memory-cap 2"), Scaling::Is(ShapeScaling::Halving));

@@ -28,34 +28,47 @@ const MOST_IN_TURN: usize = 4;
 pub(crate) fn ways(said: &Config, batch: usize, n_ranks: usize) -> Vec<Vec<Config>> {
     let keeps = |key: &str, is_said: bool| is_said || is_free(said, key);
     // What forwards keep is for memory to say: as much as was said, or more.
-    let least_kept = (said.recompute_stages == RecomputedStages::Auto).then_some(said.recompute);
+    let least_kept =
+        (said.passes.recompute_stages == RecomputedStages::Auto).then_some(said.passes.recompute);
     let keeps_enough = |way: &Config| {
         let position = |kind| RECOMPUTES.iter().position(|known| *known == kind);
-        least_kept.is_some_and(|least| position(way.recompute) <= position(least))
+        least_kept.is_some_and(|least| position(way.passes.recompute) <= position(least))
     };
     let mut ways = Vec::new();
     for width in divisors(n_ranks).filter(|width| batch.is_multiple_of(*width)) {
         let (depth, samples) = (n_ranks / width, batch / width);
-        let is_kept = keeps("width", width == said.width) && keeps("depth", depth == said.depth);
-        if !is_kept || depth > said.layers {
+        let is_kept = keeps("width", width == said.schedule.width)
+            && keeps("depth", depth == said.schedule.depth);
+        if !is_kept || depth > said.model.layers {
             continue;
         }
         for order in orders(depth, said) {
-            let is_direct = order.scaling == Scaling::Is(Direct);
+            let is_direct = order.schedule.scaling == Scaling::Is(Direct);
             let of_size = |size: usize| {
                 RECOMPUTES.map(|recompute| {
                     let mut way = order.clone();
-                    (way.width, way.depth, way.recompute) = (width, depth, recompute);
-                    (way.micro_batch_size, way.micro_batches) = (size, samples / size);
+                    (way.schedule.width, way.schedule.depth, way.passes.recompute) =
+                        (width, depth, recompute);
+                    (way.schedule.micro_batch_size, way.schedule.micro_batches) =
+                        (size, samples / size);
                     way
                 })
             };
             let is_kept = |way: &Config| {
-                way.micro_batches * depth <= MOST_CELLS
-                    && keeps("micro-batch-size", way.micro_batch_size == said.micro_batch_size)
-                    && keeps("micro-batches", way.micro_batches == said.micro_batches)
-                    && (keeps_enough(way) || keeps("recompute", way.recompute == said.recompute))
-                    && (is_direct || way.scaling == said.scaling || way.micro_batches > depth)
+                way.schedule.micro_batches * depth <= MOST_CELLS
+                    && keeps(
+                        "micro-batch-size",
+                        way.schedule.micro_batch_size == said.schedule.micro_batch_size,
+                    )
+                    && keeps(
+                        "micro-batches",
+                        way.schedule.micro_batches == said.schedule.micro_batches,
+                    )
+                    && (keeps_enough(way)
+                        || keeps("recompute", way.passes.recompute == said.passes.recompute))
+                    && (is_direct
+                        || way.schedule.scaling == said.schedule.scaling
+                        || way.schedule.micro_batches > depth)
             };
             let sizes = divisors(samples).collect::<Vec<_>>().into_iter().rev();
             ways.push(sizes.flat_map(of_size).filter(is_kept).collect());
@@ -79,7 +92,7 @@ pub(crate) fn is_synchronous(schedule: &&'static dyn Schedule) -> bool {
 /// What was said, with each schedule that there is at a depth, and each of these with the values of its parameters.
 fn orders(depth: usize, said: &Config) -> Vec<Config> {
     let names = match is_free(said, "schedule") {
-        false => vec![said.schedule.clone()],
+        false => vec![said.schedule.name.clone()],
         // One worker has nothing to order.
         true if depth == 1 => find(ALONE).map(Named::Schedule).into_iter().collect(),
         true => {
@@ -87,14 +100,14 @@ fn orders(depth: usize, said: &Config) -> Vec<Config> {
             schedules.map(Named::Schedule).collect()
         }
     };
-    let is_open = is_free(said, "scaling") || said.scaling == Scaling::Auto;
+    let is_open = is_free(said, "scaling") || said.schedule.scaling == Scaling::Auto;
     let of_name = |schedule: Named| {
         let parameters = schedule.reads();
         let mut order = said.clone();
         if is_open && matches!(schedule, Named::Schedule(_)) {
-            order.scaling = Scaling::Is(Direct);
+            order.schedule.scaling = Scaling::Is(Direct);
         }
-        order.schedule = schedule;
+        order.schedule.name = schedule;
         let open = parameters.iter().filter(|parameter| match parameter {
             Parameter::Scaling => is_open,
             _ => is_free(said, parameter.name()),
@@ -109,7 +122,7 @@ fn orders(depth: usize, said: &Config) -> Vec<Config> {
 /// `order` with each value of a parameter that is worth a try at this depth; as it is where none is.
 fn with_each(parameter: Parameter, depth: usize, order: Config) -> Vec<Config> {
     let scalings = schedule::Scaling::ALL.map(|(_, scaling)| scaling);
-    let most_chunks = MOST_CHUNKS.min(order.layers / depth);
+    let most_chunks = MOST_CHUNKS.min(order.model.layers / depth);
     let values: Vec<usize> = match parameter {
         _ if depth == 1 => Vec::new(),
         Parameter::Pipes => PIPES.into_iter().filter(|n| depth.is_multiple_of(*n)).collect(),
@@ -128,14 +141,14 @@ fn with_each(parameter: Parameter, depth: usize, order: Config) -> Vec<Config> {
     let with = |value: usize| {
         let mut order = order.clone();
         match parameter {
-            Parameter::Pipes => order.pipes = value,
-            Parameter::Chunks => order.chunks = value,
-            Parameter::Waves => order.waves = value,
-            Parameter::Scaling => order.scaling = Scaling::Is(scalings[value]),
-            Parameter::InTurn => order.in_turn = value as u32,
-            Parameter::InFlight => order.in_flight = (value > 0).then_some(value as u32),
+            Parameter::Pipes => order.schedule.pipes = value,
+            Parameter::Chunks => order.schedule.chunks = value,
+            Parameter::Waves => order.schedule.waves = value,
+            Parameter::Scaling => order.schedule.scaling = Scaling::Is(scalings[value]),
+            Parameter::InTurn => order.schedule.in_turn = value as u32,
+            Parameter::InFlight => order.schedule.in_flight = (value > 0).then_some(value as u32),
             Parameter::Window => {}
-            Parameter::Slices => order.slices = value as u32,
+            Parameter::Slices => order.schedule.slices = value as u32,
         }
         order
     };

@@ -1,5 +1,6 @@
 //! What a run does by its settings, whatever is trained: a proven program of steps, and how weights are updated.
 
+use crate::settings::ScheduleSettings;
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::analyze::{prove_in_one_order, simulate};
 use chimera_core::costs::{Costs, SliceGrowth, StageCosts, UnevenCosts, UniformCosts};
@@ -90,67 +91,70 @@ impl Course {
         order: impl FnOnce(&Config, u32) -> Result<Ordered>,
     ) -> Result<Course> {
         ensure!(
-            !config.lr_falls() || config.min_lr <= config.lr,
+            !config.lr_falls() || config.training.min_lr <= config.training.lr,
             "min-lr {} is above lr {}: the learning rate falls",
-            config.min_lr,
-            config.lr
+            config.training.min_lr,
+            config.training.lr
         );
-        let (steps, traced) = (config.steps, &config.trace_steps.0);
+        let (steps, traced) = (config.training.steps, &config.output.trace_steps.0);
         ensure!(
-            config.trace.is_none() || traced.start < steps,
+            config.output.trace.is_none() || traced.start < steps,
             "trace-steps {}..{} begins after the last step: steps is {steps}; choose a range that begins at {} or before",
             traced.start,
             traced.end,
             steps - 1
         );
-        let (n_speeds, n_ranks) =
-            (config.speeds.as_ref().map_or(0, Speeds::n_said), config.width * config.depth);
+        let (n_speeds, n_ranks) = (
+            config.schedule.speeds.as_ref().map_or(0, Speeds::n_said),
+            config.schedule.width * config.schedule.depth,
+        );
         ensure!(
             n_speeds <= n_ranks,
             "speeds tells of {n_speeds} ranks, but there are {n_ranks}: leave out those beyond, or choose another width or depth"
         );
         let training = training(&config);
-        let window = config.window.min(u32::try_from(config.steps).unwrap_or(u32::MAX));
-        let by_name = |error| by_file_name(error, &config.schedule);
+        let window =
+            config.schedule.window.min(u32::try_from(config.training.steps).unwrap_or(u32::MAX));
+        let by_name = |error| by_file_name(error, &config.schedule.name);
         let ordered = order(&config, window).map_err(by_name)?;
         let (timetable, search) = (&ordered.timetable, ordered.search.clone());
-        let found = (config.schedule == Named::Auto).then(|| timetable.clone());
+        let found = (config.schedule.name == Named::Auto).then(|| timetable.clone());
         can_be_cut(&config, timetable.units_per_micro, timetable.n_slices())?;
         let program = prove(&config, chain, &training, ordered).map_err(by_name)?;
         let is_synchronous = program.window().update() == Update::Flush;
         ensure!(
-            config.non_finite == NonFinite::Stop
-                || !program.window().update().is_asynchronous() && config.check_finite,
+            config.training.non_finite == NonFinite::Stop
+                || !program.window().update().is_asynchronous() && config.training.check_finite,
             "non-finite skip needs steps that wait for all workers, and a check: choose a synchronous schedule, and leave \
              check-finite true"
         );
         ensure!(
-            !config.shard_optimizer || is_synchronous,
+            !config.replicas.shard_optimizer || is_synchronous,
             "shard-optimizer needs weights that nobody reads while they are updated: choose a synchronous \
              schedule and border step"
         );
         ensure!(
-            !config.shard_optimizer || !config.mpi_allreduce,
+            !config.replicas.shard_optimizer || !config.replicas.mpi_allreduce,
             "shard-optimizer gives each sum to one replica, and mpi-allreduce to all: choose one of them"
         );
         ensure!(
-            !program.rules().has_moves() || config.transport != Transport::Nccl,
+            !program.rules().has_moves() || config.devices.transport != Transport::Nccl,
             "moves of activations run beside messages, in no common order: leave transport nccl out"
         );
         ensure!(
-            config.reduce_precision != Precision::Tf32,
+            config.replicas.reduce_precision != Precision::Tf32,
             "gradients go between replicas in f32 or in bf16: tf32 is of products alone"
         );
         ensure!(
-            config.reduce_precision == Precision::F32 || !config.mpi_allreduce,
+            config.replicas.reduce_precision == Precision::F32 || !config.replicas.mpi_allreduce,
             "MPI has no sums of bf16: choose reduce-precision f32, or leave mpi-allreduce out"
         );
         if let Some(why) = unpreconditioned(&program, &training) {
             bail!(why);
         }
-        if config.survive != Survive::Off {
+        if config.devices.survive != Survive::Off {
             ensure!(
-                !config.mpi_allreduce && config.transport != Transport::Nccl,
+                !config.replicas.mpi_allreduce && config.devices.transport != Transport::Nccl,
                 "survive is for sums and tensors by messages over MPI: leave mpi-allreduce and transport nccl out"
             );
             if let Some(why) = unsurvivable(&program, &training) {
@@ -158,21 +162,21 @@ impl Course {
             }
         }
         ensure!(
-            config.evict == Evict::Off || config.survive != Survive::Off,
+            config.devices.evict == Evict::Off || config.devices.survive != Survive::Off,
             "evict ends ranks so that the others go on without them: choose survive respawn or narrow"
         );
         ensure!(
-            config.shadow_every == 0 || config.survive != Survive::Off,
+            config.devices.shadow_every == 0 || config.devices.survive != Survive::Off,
             "shadow-every keeps copies for when a rank dies: choose survive respawn or narrow"
         );
         ensure!(
-            config.survive != Survive::Narrow || !config.shard_optimizer,
+            config.devices.survive != Survive::Narrow || !config.replicas.shard_optimizer,
             "fewer ranks would share a sharded optimizer out in other parts, and a dead rank's part is with one of them \
              alone: choose survive respawn, or leave shard-optimizer out"
         );
         let in_turn = in_turn(&config, chain, &training, &program)?;
         let mut course = Course { config, program, last: None, in_turn, search, found, training };
-        if course.config.resume.is_none() {
+        if course.config.checkpoints.resume.is_none() {
             course.begin(0, chain)?;
         }
         Ok(course)
@@ -185,19 +189,20 @@ impl Course {
 
     /// Samples of the global batch.
     pub(crate) fn samples_per_step(&self) -> u64 {
-        let Config { width, micro_batches, micro_batch_size, .. } = self.config;
+        let ScheduleSettings { width, micro_batches, micro_batch_size, .. } = self.config.schedule;
         let factors = [width, micro_batches, micro_batch_size];
         factors.into_iter().fold(1, |n, factor| n.saturating_mul(factor as u64))
     }
 
     /// Samples of a unit of a micro-batch.
     pub(crate) fn samples_per_unit(&self) -> f64 {
-        self.config.micro_batch_size as f64 / f64::from(self.program.units_per_micro())
+        self.config.schedule.micro_batch_size as f64 / f64::from(self.program.units_per_micro())
     }
 
     /// Makes step `first` the first, and a program of the steps that are then left over after whole windows.
     pub(crate) fn begin(&mut self, first: u64, chain: &dyn Chain) -> Result<()> {
-        let Config { steps, schedule, .. } = &self.config;
+        let steps = &self.config.training.steps;
+        let schedule = &self.config.schedule.name;
         let window = self.program.window().n_steps();
         let to_do = steps.saturating_sub(first);
         let n_left = (to_do % u64::from(window)) as u32;
@@ -225,32 +230,32 @@ fn in_turn(
     training: &Training,
     given: &Program,
 ) -> Result<Vec<(u32, Program)>> {
-    if config.adapt_every == 0 {
+    if config.schedule.adapt_every == 0 {
         return Ok(Vec::new());
     }
     ensure!(
-        config.schedule.reads().contains(&Parameter::InTurn)
-            && config.border == Border::Step
-            && config.survive == Survive::Off,
+        config.schedule.name.reads().contains(&Parameter::InTurn)
+            && config.passes.border == Border::Step
+            && config.devices.survive == Survive::Off,
         "adapt-every chooses the k of 1f1b between steps: choose schedule 1f1b, border step and survive off, or leave \
          adapt-every out"
     );
     let of = |k: u32| -> Result<Option<(u32, Program)>> {
-        if k == config.in_turn {
+        if k == config.schedule.in_turn {
             return Ok(Some((k, given.clone())));
         }
         let mut config = config.clone();
-        config.in_turn = k;
-        let ordered = order(&config, config.window, chain)?;
+        config.schedule.in_turn = k;
+        let ordered = order(&config, config.schedule.window, chain)?;
         let proven = prove(&config, chain, training, ordered);
         match proven {
-            Err(_) if config.memory_cap.is_some() => Ok(None),
+            Err(_) if config.passes.memory_cap.is_some() => Ok(None),
             proven => Ok(Some((k, proven?))),
         }
     };
-    let most = config.micro_batches as u32;
+    let most = config.schedule.micro_batches as u32;
     let mut all: Vec<u32> = IN_TURN.into_iter().filter(|k| *k <= most).collect();
-    all.push(config.in_turn);
+    all.push(config.schedule.in_turn);
     all.sort_unstable();
     all.dedup();
     all.into_iter().filter_map(|k| of(k).transpose()).collect()
@@ -261,11 +266,11 @@ impl Chain for ModelConfig {
     fn costs(&self, config: &Config, timetable: &Timetable) -> Result<StageCosts> {
         let n_stages = timetable.placement.n_stages();
         let cuts = config.cuts(self, n_stages)?;
-        let flops = |cut: &Cut| self.forward_flops(cut, config.sequence);
+        let flops = |cut: &Cut| self.forward_flops(cut, config.model.sequence);
         let mean = cuts.iter().map(flops).sum::<f64>() / n_stages as f64;
         let units = Units::of_timetable(timetable);
         let is_selective = is_selective(config, timetable);
-        let costs = costs_by_flops(self, config.sequence, &cuts, (mean, units), is_selective);
+        let costs = costs_by_flops(self, config.model.sequence, &cuts, (mean, units), is_selective);
         Ok(StageCosts::new(costs))
     }
 
@@ -313,28 +318,28 @@ pub(crate) fn costs_by_flops(
 
 /// What the settings name, but for the passes, which another recomputation alone makes others.
 pub(crate) fn timetable(config: &Config, chain: &dyn Chain) -> Result<Timetable> {
-    Ok(ordered(config, request_of_window(config, config.window)?, chain)?.timetable)
+    Ok(ordered(config, request_of_window(config, config.schedule.window)?, chain)?.timetable)
 }
 
 /// The settings with the scaling whose step is shorter.
 pub(crate) fn with_scaling(mut config: Config, chain: &dyn Chain) -> Result<Config> {
-    if config.scaling != Scaling::Auto {
+    if config.schedule.scaling != Scaling::Auto {
         return Ok(config);
     }
-    config.scaling = Scaling::Is(config.shape().scaling);
-    if matches!(config.schedule, Named::Schedule(_)) && can_be_halved(&config) {
+    config.schedule.scaling = Scaling::Is(config.shape().scaling);
+    if matches!(config.schedule.name, Named::Schedule(_)) && can_be_halved(&config) {
         let (training, mut request) =
-            (training(&config), request_of_window(&config, config.window)?);
+            (training(&config), request_of_window(&config, config.schedule.window)?);
         request.take_shorter_scaling_by(&mut |ordered| {
             endless_if_refused(makespan(&config, chain, &training, ordered))
         })?;
-        config.scaling = Scaling::Is(request.shape.scaling);
+        config.schedule.scaling = Scaling::Is(request.shape.scaling);
     }
     Ok(config)
 }
 
 pub(crate) fn can_be_halved(config: &Config) -> bool {
-    config.micro_batch_size.is_multiple_of(2)
+    config.schedule.micro_batch_size.is_multiple_of(2)
 }
 
 fn makespan(
@@ -353,22 +358,22 @@ fn makespan(
 pub(crate) fn can_be_cut(config: &Config, units_per_micro: u32, n_slices: u32) -> Result<()> {
     if n_slices > 1 {
         ensure!(
-            config.sequence >= n_slices as usize,
+            config.model.sequence >= n_slices as usize,
             "a sequence of {} tokens cannot be cut into {n_slices} slices: choose --slices {} or fewer",
-            config.sequence,
-            config.sequence
+            config.model.sequence,
+            config.model.sequence
         );
         ensure!(
-            config.dropout == 0.0,
+            config.model.dropout == 0.0,
             "dropout is drawn for whole sequences, and the schedule cuts them into {n_slices} slices: choose --dropout 0, \
              or another schedule"
         );
         return Ok(());
     }
     ensure!(
-        config.micro_batch_size.is_multiple_of(units_per_micro as usize),
+        config.schedule.micro_batch_size.is_multiple_of(units_per_micro as usize),
         "scaling halving cuts micro-batches in two, but micro-batch-size {} is odd: choose an even one",
-        config.micro_batch_size
+        config.schedule.micro_batch_size
     );
     Ok(())
 }
@@ -390,7 +395,7 @@ fn recomputed(config: &Config, ordered: Ordered, chain: &dyn Chain) -> Result<Or
 /// [`UnfitStages`] if a stage that is named does not exist, or a [`Refusal`](chimera_core::analyze::Refusal) of a timetable
 /// that is not sound.
 pub fn recomputed_at(config: &Config, ordered: Ordered, costs: &impl Costs) -> Result<Ordered> {
-    let stages = match &config.recompute_stages {
+    let stages = match &config.passes.recompute_stages {
         RecomputedStages::These(stages) => stages,
         RecomputedStages::All | RecomputedStages::Auto => return Ok(ordered),
     };
@@ -398,9 +403,9 @@ pub fn recomputed_at(config: &Config, ordered: Ordered, costs: &impl Costs) -> R
     if let Some(stage) = stages.keys().copied().find(|stage| usize::from(*stage) >= n_stages) {
         return Err(UnfitStages::Absent { stage, n_stages }.into());
     }
-    let how = Lowering { max_peak: config.memory_cap, ..Lowering::default() };
+    let how = Lowering { max_peak: config.passes.memory_cap, ..Lowering::default() };
     let what = |_, stage| config.recompute_of(stage);
-    let timetable = recompute(&ordered.timetable, what, config.hoist, &how, costs)?;
+    let timetable = recompute(&ordered.timetable, what, config.passes.hoist, &how, costs)?;
     Ok(Ordered { timetable, ..ordered })
 }
 
@@ -416,10 +421,10 @@ pub(crate) fn proven(config: &Config, chain: &dyn Chain, ordered: Ordered) -> Re
 /// How a timetable of so many stages becomes a program.
 fn lowering(config: &Config, chain: &dyn Chain, training: &Training, n_stages: usize) -> Lowering {
     Lowering {
-        sync: config.sync,
+        sync: config.replicas.sync,
         barrier: training.needs_barrier(),
         tied: chain.tied(n_stages),
-        max_peak: config.memory_cap,
+        max_peak: config.passes.memory_cap,
     }
 }
 
@@ -441,7 +446,7 @@ fn prove(
             program = with_kfac(config, &params, &program, &how, &of_stages)?;
         }
     }
-    if config.transport == Transport::Nccl {
+    if config.devices.transport == Transport::Nccl {
         for program in [Some(&program), program.bordered()].into_iter().flatten() {
             prove_in_one_order(program).context(
                 "transport nccl issues all messages in one order, which this program has not: choose another schedule, or \

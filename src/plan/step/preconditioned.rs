@@ -20,7 +20,7 @@ pub(crate) fn with_kfac(
     costs: &StageCosts,
 ) -> Result<Program> {
     let units = program.units_per_micro() as usize;
-    let rows = config.micro_batch_size * config.sequence / units;
+    let rows = config.schedule.micro_batch_size * config.model.sequence / units;
     let (works, forwards) = kfac_work(params, rows as f64);
     let forward = |stage| costs.op(WorkerId(0), &Op::forward(0, stage, 0));
     let takes = |of: Vec<f64>| {

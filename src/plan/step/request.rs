@@ -15,22 +15,22 @@ use crate::settings::{Config, RecomputedStages};
 /// If it cannot be read, or if settings contradict each other.
 pub fn request(config: &Config) -> Result<Request<'static>> {
     ensure!(
-        !config.bpipe || config.offload == Offloading::None,
+        !config.passes.bpipe || config.passes.offload == Offloading::None,
         "bpipe and offload both say where activations go that a worker has no room for: choose one of them"
     );
     ensure!(
-        config.recompute != Recompute::None
-            || !matches!(config.recompute_stages, RecomputedStages::These(_)),
+        config.passes.recompute != Recompute::None
+            || !matches!(config.passes.recompute_stages, RecomputedStages::These(_)),
         "recompute-stages {} says which stages recompute, and recompute none that none do: choose recompute full or \
          selective too",
-        config.recompute_stages
+        config.passes.recompute_stages
     );
-    let source = match &config.schedule {
+    let source = match &config.schedule.name {
         Named::Schedule(schedule) => Source::Schedule(*schedule),
         Named::File(path) => {
             Source::Timetable(read(path).with_context(|| path.display().to_string())?)
         }
-        Named::Auto => Source::Search(config.placement, config.search()),
+        Named::Auto => Source::Search(config.schedule.placement, config.search()),
     };
     Ok(Request { source, shape: config.shape(), passes: config.passes() })
 }
@@ -44,9 +44,9 @@ pub(crate) fn passes_of_window(config: &Config, window: u32) -> Passes {
 /// What the settings ask for, of a window of so many steps if there is no flush after each.
 pub(crate) fn request_of_window(config: &Config, window: u32) -> Result<Request<'static>> {
     ensure!(
-        config.offload == Offloading::None
-            || config.memory_cap.is_some()
-            || config.profile.is_some(),
+        config.passes.offload == Offloading::None
+            || config.passes.memory_cap.is_some()
+            || config.costs.profile.is_some(),
         "offload auto moves what is over a memory-cap, or as much as costs no time: say how many micro-batches a worker may \
          hold with --memory-cap, or what a move takes with --profile"
     );
@@ -56,11 +56,11 @@ pub(crate) fn request_of_window(config: &Config, window: u32) -> Result<Request<
     if let Source::Timetable(timetable) = &request.source {
         let counts = (timetable.rows.len(), timetable.micro_batches_per_step() as usize);
         ensure!(
-            counts == (config.depth, config.micro_batches),
+            counts == (config.schedule.depth, config.schedule.micro_batches),
             "{} was changed while it was read",
-            config.schedule
+            config.schedule.name
         );
-    } else if config.depth == 1 {
+    } else if config.schedule.depth == 1 {
         request.source = Source::Schedule(find(ALONE)?);
     }
     Ok(request)

@@ -17,12 +17,12 @@ use crate::settings::Config;
 /// If another run writes to one of them, or it cannot be written to.
 pub(crate) fn claim_outputs(config: &Config) -> Result<Vec<Lock>> {
     let mut claims = Vec::new();
-    for (option, path) in [("metrics", &config.metrics), ("trace", &config.trace)] {
+    for (option, path) in [("metrics", &config.output.metrics), ("trace", &config.output.trace)] {
         if let Some(path) = path.as_deref().filter(|path| is_lockable(path)) {
             claims.push(Lock::of_output(option, path, lock_of(path))?);
         }
     }
-    if let Some(dir) = &config.log {
+    if let Some(dir) = &config.output.log {
         let place = || format!("cannot write a log into {}", dir.display());
         prepare_dir(dir).with_context(place)?;
         claims.push(Lock::of_output("log", dir, dir.join("log.lock"))?);

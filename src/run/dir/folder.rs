@@ -40,16 +40,16 @@ impl Place {
     /// that get another name. What is refused leaves settings and files as they were.
     pub fn begin(self, config: &Config, first: u64, warn: &dyn Fn(&str)) -> Result<Folder> {
         let (shown, own_metrics) = (self.path.join(SETTINGS), self.path.join(METRICS));
-        let metrics_path = config.metrics.as_ref().unwrap_or(&own_metrics).clone();
+        let metrics_path = config.output.metrics.as_ref().unwrap_or(&own_metrics).clone();
         let is_trace = |trace: &PathBuf| resolved(trace) == resolved(&metrics_path);
         ensure!(
-            !config.trace.as_ref().is_some_and(is_trace),
+            !config.output.trace.as_ref().is_some_and(is_trace),
             "metrics and trace are both {}: name two files",
             metrics_path.display()
         );
         check_places(config, &self.path, self.store().folder())?;
         let claims = claim_outputs(config)?;
-        let named_metrics = config.metrics.as_deref();
+        let named_metrics = config.output.metrics.as_deref();
         let other = named_metrics.and_then(|path| other_writer(path, &self.path));
         let (goes_on, has_saved) = (self.goes_on(config), self.has_saved(config));
         let before = self.before(config);
@@ -57,7 +57,7 @@ impl Place {
         let mut said = config.clone();
         // Without a checkpoint of its own a fork begins there again.
         if let Some(from) = forked_from(&self.path).filter(|_| goes_on) {
-            said.resume = Some(from.display().to_string());
+            said.checkpoints.resume = Some(from.display().to_string());
         }
         let settings = said.to_toml();
         let unwritten = |e: std::io::Error| io_fault("settings", &shown, &e);
@@ -71,10 +71,10 @@ impl Place {
         self.prepare_weights(config, has_saved)?;
         let path_before = |key| before.as_ref().and_then(|before| path_in(before, key));
         let is_new = |trace: &&Path| !path_before("trace").is_some_and(|was| is_same(was, trace));
-        if let Some(trace) = config.trace.as_deref().filter(is_new) {
+        if let Some(trace) = config.output.trace.as_deref().filter(is_new) {
             undos.push(named_file(trace)?.1);
         }
-        let events = config.tensorboard.as_deref().map(|dir| {
+        let events = config.output.tensorboard.as_deref().map(|dir| {
             EventFile::create(dir, first, &settings)
                 .with_context(|| format!("cannot write event files to {}", dir.display()))
         });
@@ -87,13 +87,13 @@ impl Place {
             Behind {
                 path: &metrics_path,
                 first,
-                is_named: config.metrics.is_some(),
+                is_named: config.output.metrics.is_some(),
                 had_metrics: had_metrics && has_trained,
             }
             .open(warn)
             .with_context(|| format!("cannot go on with {}", metrics_path.display()))?
         } else {
-            let (metrics, undo) = match &config.metrics {
+            let (metrics, undo) = match &config.output.metrics {
                 Some(named) => named_file(named)?,
                 None => fresh_metrics(&metrics_path)?,
             };

@@ -29,7 +29,7 @@ impl Place {
         check_places(config, &self.path, self.store().folder())?;
         let whole = absolute(checkpoint).unwrap_or_else(|_| checkpoint.to_path_buf());
         let run = whole.ancestors().nth(2).filter(|run| Store::of(run).holds(checkpoint));
-        match (&config.save, run.filter(|run| !is_same(run, &self.path))) {
+        match (&config.checkpoints.save, run.filter(|run| !is_same(run, &self.path))) {
             (Some(dir), Some(run)) => {
                 let is_of_run = |claim: Claim| claim.has_saved && is_same(&claim.run, run);
                 let has_saved = Claim::of(dir)?.is_some_and(is_of_run);
@@ -54,7 +54,7 @@ impl Place {
                 other.run.display()
             );
         }
-        match &config.save {
+        match &config.checkpoints.save {
             Some(dir) => prepare(dir, has_saved)?,
             // The run's own is made when there are weights.
             None => ensure!(
@@ -64,7 +64,7 @@ impl Place {
                 dir.display()
             ),
         }
-        if config.save.is_some() || claim.is_some() {
+        if config.checkpoints.save.is_some() || claim.is_some() {
             let has_saved = claim.is_some_and(|c| c.has_saved && is_same(&c.run, run));
             Claim::make(&dir, run, has_saved)?;
         }
@@ -83,7 +83,7 @@ impl Place {
         let Some(dir) = config.weights_dir(&self.path) else { return false };
         let is_here = self.goes_on(config);
         let claim = Claim::of(&dir).ok().flatten();
-        if config.save.is_some() {
+        if config.checkpoints.save.is_some() {
             let is_claimed = claim.is_some_and(|claim| claim.has_saved && self.is_of(&claim));
             return self.is_again || is_here && is_claimed;
         }

@@ -63,11 +63,11 @@ pub(crate) fn check_outputs(config: &Config, run: &Path, checkpoints: &Path) -> 
 /// Where a run writes outside of what it always writes, by the option that says so.
 pub(crate) fn outputs(config: &Config) -> [(&'static str, &Option<PathBuf>); 5] {
     [
-        ("metrics", &config.metrics),
-        ("trace", &config.trace),
-        ("log", &config.log),
-        ("tensorboard", &config.tensorboard),
-        ("save", &config.save),
+        ("metrics", &config.output.metrics),
+        ("trace", &config.output.trace),
+        ("log", &config.output.log),
+        ("tensorboard", &config.output.tensorboard),
+        ("save", &config.checkpoints.save),
     ]
 }
 

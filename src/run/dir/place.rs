@@ -41,12 +41,12 @@ impl Drop for Place {
 impl Place {
     /// Makes the folder that `config` names, or a fresh one under `runs/`, and locks it.
     pub fn claim(config: &Config) -> Result<Place> {
-        let is_auto = config.resume.as_deref() == Some(AUTO);
+        let is_auto = config.checkpoints.resume.as_deref() == Some(AUTO);
         ensure!(
-            !is_auto || config.out.is_some(),
+            !is_auto || config.output.out.is_some(),
             "resume auto needs the folder of the run: name it with --out"
         );
-        let (path, made) = match &config.out {
+        let (path, made) = match &config.output.out {
             Some(out) => {
                 check_nested(out)?;
                 let made = absent(out);
@@ -85,7 +85,7 @@ impl Place {
         tell: &dyn Fn(&str),
         open: &mut Open<'_>,
     ) -> Result<Option<Checkpoint>> {
-        let Some(resume) = &config.resume else { return Ok(None) };
+        let Some(resume) = &config.checkpoints.resume else { return Ok(None) };
         if resume == AUTO {
             let own = self.store().newest_by(tell, open)?;
             return if own.is_some() { Ok(own) } else { self.first_checkpoint(open) };
@@ -188,5 +188,5 @@ fn absent(folder: &Path) -> Vec<PathBuf> {
 /// Whether a run in `folder` goes on there, and does not begin with the checkpoint of another.
 pub(crate) fn is_own(config: &Config, folder: &Path) -> bool {
     let holds = |resume: &str| Store::of(folder).holds(Path::new(resume));
-    config.resume.as_deref().is_some_and(|resume| resume == AUTO || holds(resume))
+    config.checkpoints.resume.as_deref().is_some_and(|resume| resume == AUTO || holds(resume))
 }

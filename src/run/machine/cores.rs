@@ -14,7 +14,7 @@ impl Run {
         if own.is_none() {
             return n_cores();
         }
-        let n_ranks = (self.config().width * self.config().depth) as f64;
+        let n_ranks = (self.config().schedule.width * self.config().schedule.depth) as f64;
         (cores_of((part * n_ranks).round() as usize) as f64 / part).round() as usize
     }
 }

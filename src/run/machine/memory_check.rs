@@ -17,7 +17,7 @@ pub(crate) fn check(plan: &Plan, devices: &Devices, here: f64) -> Result<()> {
     let (config, workers) = (&plan.course.config, plan.needs.iter().zip(&plan.devices));
     let on_host =
         workers.map(|(need, device)| need_on_host(need, devices.uses_host_memory(*device)));
-    let need = on_host.fold(Need::default(), Need::add).times(config.width as f64 * here);
+    let need = on_host.fold(Need::default(), Need::add).times(config.schedule.width as f64 * here);
     refuse_on_host(config, &need)?;
     for (device, ranks) in devices.shared() {
         let of = |rank: &usize| plan.needs[rank % plan.needs.len()];
@@ -63,7 +63,7 @@ fn refuse(config: &Config, need: &Need, free: f64, limit: &str, place: &str) -> 
         "the run needs {need} on {place}, but {} are free{limit}: choose {}fewer layers, a smaller preset or \
          width, fewer pipes, or a smaller micro-batch-size",
         size(free),
-        if config.recompute == Recompute::None { "recompute full, " } else { "" },
+        if config.passes.recompute == Recompute::None { "recompute full, " } else { "" },
     );
     Ok(())
 }

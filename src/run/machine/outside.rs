@@ -102,7 +102,7 @@ impl Config {
     pub fn must_know_vocab(&self) -> Result<(), SettingsError> {
         let origin = |key| self.value(key).map(|(_, origin)| origin);
         let is_open = matches!(origin("vocab"), Some(Origin::Preset(_)));
-        let Some(path) = missing_ids(&self.data).filter(|_| is_open) else { return Ok(()) };
+        let Some(path) = missing_ids(&self.data.files).filter(|_| is_open) else { return Ok(()) };
         let place = origin("data").map(Origin::to_string).unwrap_or_default();
         let message = format!(
             "the vocabulary follows from {}, which is not here: say `vocab`, or run where the data is",

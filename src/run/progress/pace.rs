@@ -182,7 +182,7 @@ impl Run {
         let explain = self.explain.as_ref()?;
         let pace = self.pace.get_or_init(|| {
             let (config, window) = (self.config(), u64::from(self.program().window().n_steps()));
-            let n_whole = (config.steps - self.first_step()) / window;
+            let n_whole = (config.training.steps - self.first_step()) / window;
             let end = self.first_step() + n_whole * window;
             let (explain, seen) = (Arc::clone(explain), Mutex::default());
             Arc::new(Pace { explain, ruler: self.ruler(), end, seen })
@@ -191,7 +191,7 @@ impl Run {
     }
 
     fn ruler(&self) -> Ruler {
-        let (program, sequence) = (self.program(), self.config().sequence);
+        let (program, sequence) = (self.program(), self.config().model.sequence);
         let (model, cuts) = (self.model(), &self.subject.cuts);
         // A ruler has parts of a step alone, so any unit of time will do.
         let is_selective = |stage| program.rules().is_selective_somewhere(stage);
@@ -203,7 +203,7 @@ impl Run {
     fn workers_at_once(&self) -> f64 {
         let config = self.config();
         match self.devices().one().is_some_and(|device| device.is_host()) {
-            true => self.cores() as f64 / (config.threads * config.width) as f64,
+            true => self.cores() as f64 / (config.devices.threads * config.schedule.width) as f64,
             false => f64::INFINITY,
         }
     }
@@ -217,9 +217,9 @@ impl Run {
             Some(
                 "without --clip and --check-finite weights are updated before all workers are done",
             )
-        } else if config.transport == Transport::Nccl {
+        } else if config.devices.transport == Transport::Nccl {
             Some("messages over NCCL that were sent have to be received")
-        } else if config.mpi_allreduce {
+        } else if config.replicas.mpi_allreduce {
             Some("MPI's all-reduce has to be finished by all ranks")
         } else {
             None

@@ -47,11 +47,12 @@ impl Run {
         // What this run holds is free for another.
         let held = resident(Path::new("/")).map_or(0.0, |held| held.bytes - held.of_files);
         // Every change to a schedule that is searched for would be a search of its own.
-        if self.program().window().update() != Update::Flush || config.schedule == Named::Auto {
+        if self.program().window().update() != Update::Flush || config.schedule.name == Named::Auto
+        {
             return Ok(None);
         }
         let (Some(times), Some(free)) = (self.profiled()?, free) else { return Ok(None) };
-        let n_ranks = config.width * config.depth;
+        let n_ranks = config.schedule.width * config.schedule.depth;
         let (speed, network) = (Speed::Measured(times), Network::free(n_ranks));
         let memory = (free.bytes + held) / n_ranks as f64;
         Advice::on(config, &Cluster { n_ranks, memory: memory.into(), speed, network })
@@ -72,7 +73,7 @@ impl Run {
 
     fn reference_now(&self, times: &ProfiledTimes) -> Result<Option<ReferenceTime>> {
         let (config, devices) = (self.config(), self.devices());
-        let are_threads = devices.by_rank().len() == config.width * config.depth;
+        let are_threads = devices.by_rank().len() == config.schedule.width * config.schedule.depth;
         let host = devices.one().filter(|device| are_threads && device.is_host());
         host.map(|device| times.reference(device)).transpose()
     }
@@ -80,7 +81,8 @@ impl Run {
     /// Times of the profile that the settings name, if they do.
     fn profiled(&self) -> Result<Option<ProfiledTimes>> {
         let config = self.config();
-        let path = config.predict.as_ref().or(config.profile.as_ref());
-        path.map(|path| times_of(config, path, config.width * config.depth)).transpose()
+        let path = config.costs.predict.as_ref().or(config.costs.profile.as_ref());
+        path.map(|path| times_of(config, path, config.schedule.width * config.schedule.depth))
+            .transpose()
     }
 }

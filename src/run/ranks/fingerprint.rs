@@ -13,14 +13,14 @@ use crate::settings::{Config, OPTIONS};
 pub(crate) fn settings(config: &Config) -> Fields {
     let mut fields: Fields = vec![("version".into(), env!("CARGO_PKG_VERSION").into())];
     let mut add = |name: &str, value: String| fields.push((name.into(), value));
-    let is_named = !matches!(config.schedule, Named::File(_));
+    let is_named = !matches!(config.schedule.name, Named::File(_));
     for option in OPTIONS {
         if !option.is_own || option.name == "schedule" && is_named {
             let value = config.value(option.name).map(|(value, _)| value.to_string());
             add(option.name, value.unwrap_or_else(|| "none".into()));
         }
     }
-    add("traced", config.trace.is_some().to_string()); // all ranks tell what they did
+    add("traced", config.output.trace.is_some().to_string()); // all ranks tell what they did
     fields
 }
 
@@ -30,7 +30,10 @@ impl<S: Subject> Run<S> {
         let config = self.config();
         let mut fields = settings(config);
         let mut add = |name: &str, value: String| fields.push((name.into(), value));
-        add("world", format!("{} groups of {} workers", config.width, config.depth));
+        add(
+            "world",
+            format!("{} groups of {} workers", config.schedule.width, config.schedule.depth),
+        );
         add("program", self.program().fingerprint());
         if let Some(last) = &self.course.last {
             add("last program", last.fingerprint());

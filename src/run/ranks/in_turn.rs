@@ -27,8 +27,8 @@ impl<'r> InTurn<'r> {
     /// Where the settings ask for it.
     pub(crate) fn of(course: &'r Course) -> Option<InTurn<'r>> {
         let programs = &course.in_turn;
-        let given = programs.iter().position(|(k, _)| *k == course.config.in_turn)?;
-        let trials = Trials::new(course.config.adapt_every, programs.len(), given);
+        let given = programs.iter().position(|(k, _)| *k == course.config.schedule.in_turn)?;
+        let trials = Trials::new(course.config.schedule.adapt_every, programs.len(), given);
         Some(InTurn { programs, given, trials })
     }
 

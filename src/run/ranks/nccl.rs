@@ -33,7 +33,7 @@ impl Run {
         let patience = self.config().patience();
         let nccl = Nccl::start(Arc::new(library), &gpu, comm, patience, why_over);
         let mut nccl = nccl.map_err(on_wire)?;
-        let pool = compute_threads(self.config().threads, rank)?;
+        let pool = compute_threads(self.config().devices.threads, rank)?;
         let survivor = &mut Survivor::default(); // a transport that no death is survived on
         let trained = pool.install(|| self.train_with(job, gpu, &mut nccl, watch, survivor))?;
         nccl.close(Instant::now() + patience.later).map_err(on_wire)?;

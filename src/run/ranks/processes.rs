@@ -60,13 +60,13 @@ impl Run {
     /// for all, since time may run out at another point elsewhere.
     pub fn prepare_as(config: Config, comm: &mut impl Comm<Host>, seat: Seat) -> Result<Run> {
         let here = seat.here();
-        if config.schedule != Named::Auto || config.depth == 1 {
+        if config.schedule.name != Named::Auto || config.schedule.depth == 1 {
             return Run::prepare_with(config, None, here);
         }
         let is_root = comm.rank() == Rank(0);
         let own = is_root.then(|| Run::prepare_with(config.clone(), None, here));
         let found = own.as_ref().and_then(|run| run.as_ref().ok()?.course.found.as_ref());
-        let search = Duration::try_from_secs_f64(config.search_time)?;
+        let search = Duration::try_from_secs_f64(config.schedule.search_time)?;
         let found = share(comm, &found.map(to_json), search + config.patience().first_step)?;
         match (own, found.into_iter().next().flatten()) {
             (Some(own), _) => own,
@@ -143,7 +143,7 @@ impl<S: Subject> Run<S> {
         }
         let mut ranks: Vec<_> = runs.into_iter().map(RankTrained::did).collect();
         for (of, trained) in (0..).zip(&mut ranks) {
-            let depth = self.config().depth;
+            let depth = self.config().schedule.depth;
             let events = trained.runs.iter().flat_map(|run| &run.events);
             if events.into_iter().any(|event| event.worker.index() != of % depth) {
                 let message = format!("rank {of} sent what another worker did");

@@ -55,7 +55,7 @@ impl<S: Subject> Run<S> {
             // Of ranks that write to one full disk, the first one tells.
             self.unlogged.call_once(|| self.saver.iter().for_each(|saver| saver.tell(problem)));
         };
-        let folder = self.config().log.as_deref();
+        let folder = self.config().output.log.as_deref();
         let mut log = Log::open(folder, job_now.program, rank, first, warn)?;
         let recover: &mut Recover<'_, '_, T, D, _> =
             &mut |worker, start| worker.recover_with(job_now, start, &mut stage);
@@ -67,12 +67,13 @@ impl<S: Subject> Run<S> {
         }));
         match &trained {
             Ok(trained) => {
-                let is_stopped = |trained: &RankTrained| trained.n_steps < self.config().steps;
+                let is_stopped =
+                    |trained: &RankTrained| trained.n_steps < self.config().training.steps;
                 log.end(trained.as_ref().map(is_stopped));
             }
             Err(panic) => log.line(panicked(rank, &**panic)),
         }
-        if self.config().survive != Survive::Off && trained.is_ok() {
+        if self.config().devices.survive != Survive::Off && trained.is_ok() {
             let is_now = std::ptr::eq(worker.program(), job_now.program);
             let with = if is_now { now.clone() } else { before.clone() };
             survivor.keep(worker.leave(), with);

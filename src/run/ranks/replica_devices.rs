@@ -8,17 +8,22 @@ use crate::settings::Config;
 
 /// Refuses a program that has replicas of a stage updated by devices of different models; `models` by rank.
 pub(crate) fn check(program: &Program, config: &Config, models: &[String]) -> Result<()> {
-    if config.shard_optimizer {
+    if config.replicas.shard_optimizer {
         return Ok(()); // one replica updates a tensor, and the others get its bits
     }
     for bucket in program.buckets() {
-        let worker = |rank: usize| WorkerId((rank % config.depth) as u16);
+        let worker = |rank: usize| WorkerId((rank % config.schedule.depth) as u16);
         let mut replicas = (0..models.len()).filter(|rank| bucket.members.contains(&worker(*rank)));
         let Some(first) = replicas.next() else { continue };
         let Some(other) = replicas.find(|rank| models[*rank] != models[first]) else { continue };
-        let named = |rank: usize| match config.width {
+        let named = |rank: usize| match config.schedule.width {
             1 => format!("{} ({})", worker(rank), models[rank]),
-            _ => format!("{} of group {} ({})", worker(rank), rank / config.depth, models[rank]),
+            _ => format!(
+                "{} of group {} ({})",
+                worker(rank),
+                rank / config.schedule.depth,
+                models[rank]
+            ),
         };
         let stages: Vec<String> = bucket.stages.iter().map(StageId::to_string).collect();
         bail!(

@@ -79,7 +79,7 @@ where
         shares: &mut Option<Shares<'r>>,
     ) -> Result<RankTrained, Fault> {
         let (run, rank) = (self.run, self.rank);
-        let n_steps = run.config().steps;
+        let n_steps = run.config().training.steps;
         let NextStep { mut step, mut stop, mut unsettled } = self.begin(initial)?;
         // The same on all ranks, also on one that takes a dead one's place.
         self.since = step.saturating_sub(self.worker.n_skipped_in_a_row());
@@ -117,7 +117,7 @@ where
                 reports.iter().for_each(|report| in_turn.took(report.step_s - report.copy_s));
                 self.survivor.trained.in_turn = Some(in_turn.k());
             }
-            let every = run.config().check_replicas;
+            let every = run.config().replicas.check_replicas;
             if every > 0 && step / every > began / every {
                 self.worker.check_replicas()?;
             }
@@ -151,7 +151,7 @@ where
         if initial && !self.survivor.joins {
             self.set_initial_weights()?;
         }
-        if self.run.config().survive == Survive::Off {
+        if self.run.config().devices.survive == Survive::Off {
             self.check_initial_weights()?;
             return Ok(NextStep { step: first, stop: false, unsettled: Vec::new() });
         }
@@ -182,7 +182,7 @@ where
         }
         if let Some(checkpoint) = &run.start {
             self.worker.restore(checkpoint.manifest().counts(), |param| {
-                let tensor = checkpoint.tensor(param, &self.run.config().optimizer);
+                let tensor = checkpoint.tensor(param, &self.run.config().training.optimizer);
                 tensor.map_err(|e| Fault::new(Class::Checkpoint, rank, e.to_string()))
             })?;
         }
@@ -191,7 +191,7 @@ where
 
     /// Compares the weights to begin with on all ranks that hold them, unless that is not wanted.
     fn check_initial_weights(&mut self) -> Result<(), Fault> {
-        match self.run.config().check_replicas {
+        match self.run.config().replicas.check_replicas {
             0 => Ok(()),
             _ => self.worker.check_replicas(),
         }
@@ -206,7 +206,7 @@ where
     ) -> Result<Option<u64>, Fault> {
         let (Some(first), Some(last)) = (reports.first(), reports.last()) else { return Ok(None) };
         let (began, step) = (first.step.min(self.since), last.step + 1);
-        let is_done = step == self.run.config().steps;
+        let is_done = step == self.run.config().training.steps;
         let (is_last, is_skipped) = (is_done || is_last, last.skipped.is_some());
         let state = State { began, step, is_done, is_last, is_skipped };
         let is_saved = self.save(&state, shares)?;
@@ -276,7 +276,7 @@ where
 
     /// Whether an evaluation is due after `step`.
     fn is_evaluated(&self, step: u64) -> bool {
-        let every = self.run.config().eval_every;
+        let every = self.run.config().output.eval_every;
         every > 0 && (step + 1).is_multiple_of(every)
     }
 
@@ -374,7 +374,7 @@ where
             }
             shares.poll(&mut gather::all_gather(self.worker))?;
         } else if is_due {
-            let n_ranks = self.run.config().width * self.run.config().depth;
+            let n_ranks = self.run.config().schedule.width * self.run.config().schedule.depth;
             let part = |spent| self.worker.snapshot(spent);
             saver.save(state, manifest, n_ranks, self.rank, part)?;
         }

@@ -1,5 +1,6 @@
 //! A model of the caller's, with all that a run has: checkpoints, exact resume, metrics, traces and logs.
 
+use crate::settings::ScheduleSettings;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -101,28 +102,28 @@ impl<M: Model> Run<Own<M>> {
     pub fn with_model(config: Config, model: M) -> Result<Run<Own<M>>> {
         let n_held_out = model.held_out().map_or(0, |(_, n_samples)| n_samples);
         ensure!(
-            config.eval_every == 0 || n_held_out > 0,
+            config.output.eval_every == 0 || n_held_out > 0,
             "eval-every evaluates on samples that are not trained on, and {} has none: let Model::held_out give one or more",
             model.name()
         );
-        ensure!(config.init.is_none(), "init is for the models of this program");
+        ensure!(config.model.init.is_none(), "init is for the models of this program");
         ensure!(
-            config.layout == Layout::Balanced,
+            config.schedule.layout == Layout::Balanced,
             "layout is for the models of this program: Model::stage says what a stage of {} holds",
             model.name()
         );
         config.check_whole_stages().map_err(anyhow::Error::msg)?;
         ensure!(
-            config.transport != Transport::Nccl,
+            config.devices.transport != Transport::Nccl,
             "transport nccl is for the models of this program"
         );
         config.check_own_model(|name| name == model.name())?;
         let unread = said_in_vain(&config, of_our_models());
         let mut config = config.of_model(model.name());
-        config.optimizer = model.optimizer().unwrap_or(config.optimizer);
+        config.training.optimizer = model.optimizer().unwrap_or(config.training.optimizer);
         let found = resume::kept(&config)?;
         let device = model.device(Rank(0))?;
-        config.optimizer.check(&device).map_err(anyhow::Error::msg)?;
+        config.training.optimizer.check(&device).map_err(anyhow::Error::msg)?;
         let (params, ties, bytes) = (Vec::new(), Mutex::default(), Vec::new());
         let mut own = Own { model, device, params, ties, bytes, unread };
         let course = own.plan(config, found)?;
@@ -282,7 +283,7 @@ impl<M: Model> Subject for Own<M> {
         let course = Course::plan(config, found, self)?;
         let n_stages = course.n_stages();
         self.params = Chain::params(self, &course.config, n_stages)?;
-        if let Some(name) = self.ambiguous(&course.config.optimizer) {
+        if let Some(name) = self.ambiguous(&course.config.training.optimizer) {
             bail!(
                 "{name} names a parameter, and in checkpoints a tensor of the optimizer: choose another name"
             );
@@ -351,7 +352,8 @@ impl<M: Model> Subject for Own<M> {
         job: Job<'r, M::Item>,
         watch: &Watch<'r, M::Item>,
     ) -> Result<Vec<RankTrained>> {
-        let Config { width, depth, threads, .. } = *run.config();
+        let ScheduleSettings { width, depth, .. } = run.config().schedule;
+        let threads = run.config().devices.threads;
         run.check_memory((0..(width * depth) as u32).map(Rank))?;
         let train = |comm: &mut Threads<<M::Device as Device>::Tensor>| {
             let rank = comm.rank();
@@ -378,7 +380,7 @@ impl<M: Model> Subject for Own<M> {
         let device = run.subject.open(rank)?;
         let stages = run.subject.stages(&device, rank);
         let mut staged = HostStaged::new(device.clone(), comm);
-        let pool = compute_threads(run.config().threads, rank)?;
+        let pool = compute_threads(run.config().devices.threads, rank)?;
         pool.install(|| run.train_rank(job, device.clone(), &mut staged, watch, survivor, stages))
     }
 }

@@ -1,5 +1,6 @@
 //! The models here on text: what a run of the command line trains.
 
+use crate::settings::{ModelSettings, ScheduleSettings};
 use std::io;
 use std::sync::Mutex;
 
@@ -60,8 +61,8 @@ impl Subject for Transformer {
     }
 
     fn samples<'s>(&'s self, course: &Course) -> Box<dyn Data + 's> {
-        let (seed, per_step) = (course.config.seed, course.samples_per_step());
-        let sequence = course.config.sequence;
+        let (seed, per_step) = (course.config.training.seed, course.samples_per_step());
+        let sequence = course.config.model.sequence;
         let n_targets = self.model.predictions(sequence);
         let target_len = self.model.sample(&vec![0; sequence], 0).1.len();
         let (corpus, counted) = (&self.corpus, Mutex::default());
@@ -71,12 +72,12 @@ impl Subject for Transformer {
     fn held_out(&self, course: &Course) -> io::Result<Option<HeldOut<'_, u32>>> {
         let batch = self.corpus.validation(N_VALIDATION)?;
         let n_samples = batch.n_samples as u64;
-        let n_targets = self.model.predictions(course.config.sequence);
+        let n_targets = self.model.predictions(course.config.model.sequence);
         Ok(Some(HeldOut { data: Box::new(HeldOutText { batch, n_targets }), n_samples }))
     }
 
     fn tokens_per_sample(&self, config: &Config) -> u64 {
-        config.sequence as u64
+        config.model.sequence as u64
     }
 
     fn hash(ids: &[u32], hasher: &mut blake3::Hasher) {
@@ -98,7 +99,7 @@ impl Subject for Transformer {
     }
 
     fn sizes(&self, course: &Course) -> Sizes {
-        let flops = |cut| self.model.forward_flops(cut, course.config.sequence);
+        let flops = |cut| self.model.forward_flops(cut, course.config.model.sequence);
         Sizes {
             bytes: self.memory.iter().map(|stage| stage.sample).collect(),
             forward_flops: self.cuts.iter().map(flops).collect(),
@@ -107,7 +108,7 @@ impl Subject for Transformer {
     }
 
     fn open_initial(&self, config: &Config) -> Result<Option<Initial>> {
-        config.init.as_ref().map(|dir| Initial::open(dir, &self.model)).transpose()
+        config.model.init.as_ref().map(|dir| Initial::open(dir, &self.model)).transpose()
     }
 
     fn train_threads<'r>(
@@ -138,7 +139,7 @@ impl Subject for Transformer {
         let rank = comm.rank();
         let none = || Fault::new(Class::Internal, rank, "a rank has no device");
         let device = run.subject.devices.by_rank().first().ok_or_else(none)?;
-        match run.config().transport {
+        match run.config().devices.transport {
             Transport::Nccl => run.train_over_nccl(job, device, comm, why_over, watch),
             _ => {
                 drop(why_over); // over MPI alone all waits are MPI's
@@ -163,7 +164,8 @@ impl Run {
     /// Words of the longest tensor that a worker of `program` receives from another one, or more: no saved activation is
     /// longer than all that a unit saves.
     fn longest_received(&self, program: &Program) -> usize {
-        let Config { micro_batch_size, sequence, .. } = *self.config();
+        let micro_batch_size = self.config().schedule.micro_batch_size;
+        let sequence = self.config().model.sequence;
         let unit = micro_batch_size.div_ceil(program.units_per_micro() as usize);
         let of_sample = |token: &Token| match token.edge() {
             Some(_) => sequence * self.model().hidden,
@@ -184,7 +186,7 @@ impl Run {
     /// Elements of the buffer in which the gradients of a stage are reduced, and with them its factors where the optimizer
     /// preconditions gradients. Each tensor begins at a multiple of 64.
     fn reduced_elements(&self, params: &[Param]) -> usize {
-        let preconditions = self.config().optimizer.preconditions();
+        let preconditions = self.config().training.optimizer.preconditions();
         let factors = if preconditions { factor_shapes(params) } else { Vec::new() };
         let gradients = params.iter().map(Param::n_elements);
         let factors = factors.iter().map(|shape| shape.iter().product());
@@ -201,7 +203,8 @@ impl Run {
         survivor: &mut Survivor,
     ) -> Result<RankTrained, Fault> {
         let Transformer { model, cuts, .. } = &self.subject;
-        let Config { dropout: rate, seed, sequence, .. } = *self.config();
+        let ModelSettings { dropout: rate, sequence, .. } = self.config().model;
+        let seed = self.config().training.seed;
         let dropout = DropoutRate { rate, seed };
         let (rank, device) = (comm.rank(), kernels.clone());
         self.train_rank(job, kernels, comm, watch, survivor, |id: StageId| {
@@ -222,7 +225,8 @@ impl Compute for OnThreads<'_, '_> {
     type Output = Result<Vec<RankTrained>, Fault>;
 
     fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output {
-        let Config { width, depth, threads, .. } = *self.run.config();
+        let ScheduleSettings { width, depth, .. } = self.run.config().schedule;
+        let threads = self.run.config().devices.threads;
         run_threads((width * depth) as u32, |comm: &mut Threads<K::Tensor>| {
             let rank = comm.rank();
             let kernels = by_rank[rank.index() % by_rank.len()].clone();
@@ -249,7 +253,7 @@ impl Compute for AsRank<'_, '_> {
         let none = || Fault::new(Class::Internal, self.comm.rank(), "a rank has no device");
         let kernels = devices.first().ok_or_else(none)?.clone();
         let AsRank { run, job, comm, watch, survivor } = self;
-        let pool = compute_threads(run.config().threads, comm.rank())?;
+        let pool = compute_threads(run.config().devices.threads, comm.rank())?;
         let mut staged = HostStaged::new(kernels.clone(), comm);
         pool.install(|| run.train_with(job, kernels, &mut staged, watch, survivor))
     }

@@ -67,19 +67,19 @@ pub(crate) fn complete(merged: &mut Entries) -> Result<(), SettingsError> {
 impl Config {
     /// What the model chooses as a llama, if it is one.
     pub(crate) fn llama(&self) -> Option<Llama> {
-        let usual = Llama::usual(self.hidden, self.heads);
+        let usual = Llama::usual(self.model.hidden, self.model.heads);
         let llama = Llama {
-            kv_heads: self.kv_heads.unwrap_or(usual.kv_heads),
-            head_dim: self.head_dim.filter(|dim| *dim > 0),
-            mlp_hidden: self.mlp_hidden.unwrap_or(usual.mlp_hidden),
-            activation: self.activation.map_or(usual.activation, |gate| gate.0),
-            norm_epsilon: self.norm_eps.unwrap_or(usual.norm_epsilon),
-            qkv_bias: self.qkv_bias.unwrap_or(usual.qkv_bias),
-            window: self.sliding_window.filter(|window| *window > 0),
-            rope_theta: self.rope_theta.unwrap_or(usual.rope_theta),
-            rope_scaling: self.rope_scaling.unwrap_or(usual.rope_scaling),
+            kv_heads: self.model.kv_heads.unwrap_or(usual.kv_heads),
+            head_dim: self.model.head_dim.filter(|dim| *dim > 0),
+            mlp_hidden: self.model.mlp_hidden.unwrap_or(usual.mlp_hidden),
+            activation: self.model.activation.map_or(usual.activation, |gate| gate.0),
+            norm_epsilon: self.model.norm_eps.unwrap_or(usual.norm_epsilon),
+            qkv_bias: self.model.qkv_bias.unwrap_or(usual.qkv_bias),
+            window: self.model.sliding_window.filter(|window| *window > 0),
+            rope_theta: self.model.rope_theta.unwrap_or(usual.rope_theta),
+            rope_scaling: self.model.rope_scaling.unwrap_or(usual.rope_scaling),
         };
-        (self.architecture == Architecture::LLAMA).then_some(llama)
+        (self.model.architecture == Architecture::LLAMA).then_some(llama)
     }
 }
 

@@ -52,7 +52,7 @@ impl Layers {
         }
         let config = config(merged)?;
         config.check_weights()?;
-        if config.no_save && config.save.is_some() {
+        if config.checkpoints.no_save && config.checkpoints.save.is_some() {
             let message = "`no-save` contradicts `save`: leave one of them out".into();
             return Err(refusal(config.origins["no-save"].clone(), message).into());
         }
@@ -170,9 +170,12 @@ mod tests {
         let file = "preset = 'gpt2-124m'\nhidden = 64\nheads = 8\nsteps = 9";
         let config = resolve(file, "--heads 4 --steps 50");
         let config = config.unwrap();
-        assert_eq!((config.layers, config.hidden, config.heads), (12, 64, 4));
-        assert_eq!((config.steps, config.warmup, config.depth), (50, 5, 4));
-        assert!(config.tied);
+        assert_eq!((config.model.layers, config.model.hidden, config.model.heads), (12, 64, 4));
+        assert_eq!(
+            (config.training.steps, config.training.warmup, config.schedule.depth),
+            (50, 5, 4)
+        );
+        assert!(config.model.tied);
         let origin = |key| config.value(key).unwrap().1.to_string();
         assert_eq!(origin("layers"), "preset gpt2-124m");
         assert!(origin("hidden").ends_with("run.toml:2"));
@@ -184,14 +187,17 @@ mod tests {
     #[test]
     fn a_preset_on_the_command_line_replaces_that_of_the_file() {
         let config = resolve("preset = 'gpt2-124m'\ncontext = 32", "--preset tiny").unwrap();
-        assert_eq!((config.hidden, config.context), (96, 32));
+        assert_eq!((config.model.hidden, config.model.context), (96, 32));
     }
 
     #[test]
     fn a_bert_has_a_preset_of_its_own() {
         let config = resolve("hidden = 48", "--model bert").unwrap();
         assert_eq!(config.model().architecture, Architecture::BERT);
-        assert_eq!((config.preset.as_str(), config.hidden, config.vocab), ("bert-tiny", 48, 260));
+        assert_eq!(
+            (config.model.preset.as_str(), config.model.hidden, config.model.vocab),
+            ("bert-tiny", 48, 260)
+        );
         let config = resolve("preset = 'bert-base'", "").unwrap();
         assert_eq!(config.model().n_params(), 110_106_428);
         assert_eq!(config.value("model").unwrap().1.to_string(), "preset bert-base");
@@ -241,7 +247,7 @@ mod tests {
         assert_eq!(drawn, "settings: unknown key `dept`: did you mean `depth`?");
         let other_name = Settings::default().with("micro-batches", 4).with("micro_batches", 8);
         let config = Layers { config: None, settings: other_name }.resolve(&Nothing).unwrap();
-        assert_eq!(config.micro_batches, 8);
+        assert_eq!(config.schedule.micro_batches, 8);
     }
 
     /// Ids of GPT-2's tokenizer, and a model of bytes.
@@ -296,7 +302,7 @@ mod tests {
             layers.resolve(&Begins(preset)).map_err(|refusal| refusal.to_string())
         };
         let longer = resolved("llama-tiny", "--context 4096").unwrap();
-        assert_eq!((longer.context, longer.sequence), (4096, 4096));
+        assert_eq!((longer.model.context, longer.model.sequence), (4096, 4096));
         let own = Preset::named("llama-tiny").unwrap().config.context;
         let refusal = resolved("llama-tiny", "--context 3").unwrap_err();
         let wanted = format!("has {own}: leave `context` out, and choose `sequence` 3 for shorter");
@@ -331,7 +337,7 @@ mod tests {
     fn a_trained_model_goes_on_at_a_lower_rate() {
         let rate = |options: &str| {
             let config = Layers::parse(options).unwrap().resolve(&OtherTokens).unwrap();
-            (config.lr, config.min_lr)
+            (config.training.lr, config.training.min_lr)
         };
         let from_scratch = 0.4 / 96.0;
         assert_eq!(rate("--hidden 96"), (from_scratch, 0.1 * from_scratch));
@@ -399,6 +405,6 @@ mod tests {
         let differs = |key: &&str| trained.value(key).map(|v| v.0) != drawn.value(key).map(|v| v.0);
         let keys: Vec<_> = OPTIONS.iter().map(|option| option.name).filter(differs).collect();
         assert_eq!(keys, ["micro-batches", "window"]);
-        assert_eq!((drawn.micro_batches, drawn.window), (4, 2));
+        assert_eq!((drawn.schedule.micro_batches, drawn.schedule.window), (4, 2));
     }
 }

@@ -23,7 +23,7 @@ impl Config {
         &self,
         layout: Option<&Partition>,
     ) -> impl Iterator<Item = (&'static str, toml::Value, String)> {
-        let layout = layout.filter(|_| !matches!(self.layout, Layout::Is(_)));
+        let layout = layout.filter(|_| !matches!(self.schedule.layout, Layout::Is(_)));
         self.said().map(move |(key, value, origin)| match (origin, layout) {
             (Origin::Machine, _) => {
                 (key, "auto".into(), format!("default; {value} on this machine"))
@@ -185,7 +185,7 @@ mod tests {
         let layers = Layers { config: Some(path), ..Layers::default() };
         let again = layers.resolve(&OnDisk).unwrap();
         assert_eq!(again.value("model").unwrap().0, toml::Value::from("mine"));
-        assert_eq!((again.depth, again.value("hidden")), (2, None));
+        assert_eq!((again.schedule.depth, again.value("hidden")), (2, None));
         let keys = |text: &str| -> Vec<String> {
             text.lines().map(|line| line.split_once('#').unwrap().0.trim().to_owned()).collect()
         };

@@ -26,22 +26,33 @@ use crate::settings::{
 
 /// Makes [`OPTIONS`] and [`Config`] of rows.
 macro_rules! options {
-    ($($heading:literal { $(
-        $(#[doc = $help:literal])+
-        $name:literal $field:ident: $type:ty = [$($details:tt)*];
-    )+ })+) => {
+    ($(
+        $(#[doc = $about:literal])+
+        $heading:literal $part:ident: $Part:ident { $(
+            $(#[doc = $help:literal])+
+            $name:literal $field:ident: $type:ty = [$($details:tt)*];
+        )+ }
+    )+) => {
         /// All options, in the order of the help text.
         pub static OPTIONS: &[Opt] = &[$($(
             Opt::new::<$type>($heading, $name, concat!($($help),+)).$($details)*
         ),+),+];
 
-        /// The settings of a run: every key has its value, and each value is in its range.
+        $(
+            $(#[doc = $about])+
+            #[derive(Clone, PartialEq, Debug)]
+            pub struct $Part {
+                $( $(#[doc = $help])+ pub $field: $type, )+
+            }
+        )+
+
+        /// The settings of a run by heading: every key has its value, and each value is in its range.
         ///
         /// What values mean together (whether `heads` divides `hidden`, whether a schedule has such a shape)
         /// is for the model and the schedule to say.
         #[derive(Clone, PartialEq, Debug)]
         pub struct Config {
-            $($( $(#[doc = $help])+ pub $field: $type, )+)+
+            $( $(#[doc = $about])+ pub $part: $Part, )+
             /// Where values came from.
             pub(crate) origins: BTreeMap<&'static str, Origin>,
             /// Name of a caller's model, of which the options of ours say nothing.
@@ -52,7 +63,7 @@ macro_rules! options {
             /// The settings that `entries` say, or which key says something wrong.
             pub(crate) fn of(entries: Entries) -> Result<Config, (&'static str, String)> {
                 Ok(Config {
-                    $($( $field: read(&entries, $name)?, )+)+
+                    $( $part: $Part { $( $field: read(&entries, $name)?, )+ }, )+
                     own_model: crate::settings::sources::origin::text(&entries, crate::settings::OWN_MODEL).map(str::to_owned),
                     origins: entries.into_iter().map(|(key, (_, origin))| (key, origin)).collect(),
                 })
@@ -64,7 +75,7 @@ macro_rules! options {
                     return (key == "model").then(|| (name.as_str().into(), &Origin::Default));
                 }
                 let value = match key {
-                    $($( $name => self.$field.write(), )+)+
+                    $($( $name => self.$part.$field.write(), )+)+
                     _ => None,
                 };
                 Some((value?, self.origins.get(key).unwrap_or(&Origin::Default)))
@@ -102,22 +113,24 @@ fn reduced() -> Vec<&'static str> {
 }
 
 options! {
-    "Data" {
+    /// The training text and the validation text.
+    "Data" data: DataSettings {
         /// Training text, whose bytes are tokens, or files of token ids from `chimera prepare`
         /// (`.bin` of u16, `.u32.bin` of u32); may be repeated
-        "data" data: Vec<PathBuf> = [value("PATH").follows("the built-in text").own().see("data.md#data")];
+        "data" files: Vec<PathBuf> = [value("PATH").follows("the built-in text").own().see("data.md#data")];
         /// Mixture weights, one per file in `data`, summing to 1, e.g. 0.7,0.3
-        "data-weights" data_weights: Option<DataWeights> =
+        "data-weights" weights: Option<DataWeights> =
             [value("WEIGHTS").follows("files one after the other").fixed().see("data.md#mixtures")];
         /// Validation files, made with the same tokenizer as `data`; may be repeated
-        "validation-data" validation_data: Vec<PathBuf> = [value("PATH").follows("the last tenth of `data`").own()];
+        "validation-data" validation: Vec<PathBuf> = [value("PATH").follows("the last tenth of `data`").own()];
         /// Restrict attention to tokens of the same document (the data must mark document ends)
         "document-mask" document_mask: bool = [value("BOOL").is("false").fixed().see("data.md#documents")];
     }
-    "Schedule" {
+    /// The schedule, its shape, and how it is searched for.
+    "Schedule" schedule: ScheduleSettings {
         /// Pipeline schedule: a name from `chimera schedule list`, `auto` to search for one, or a
         /// timetable in a `.csv` or `.json` file, which sets `depth` and `micro-batches`
-        "schedule" schedule: Named = [value("NAME|FILE").is("chimera").own().searched().see("own-schedules.md#exchange")];
+        "schedule" name: Named = [value("NAME|FILE").is("chimera").own().searched().see("own-schedules.md#exchange")];
         /// Workers per pipeline, D; 1 trains without a pipeline
         "depth" depth: usize =
             [value("D").also("pipeline-parallel size").whole(1, 1 << 13).is("4").free().searched().drawn(Shape)];
@@ -176,7 +189,8 @@ options! {
         "search-seed" search_seed: Option<u64> =
             [value("SEED").whole(0, i64::MAX).follows("`seed`").free().searched().drawn(Shape).drawn_follows("1")];
     }
-    "Passes and memory" {
+    /// The passes over the schedule, and the limits on memory.
+    "Passes and memory" passes: PassSettings {
         /// Activation checkpointing: none (keep all activations), full (keep only the input of a
         /// stage), selective (recompute what is cheap), or auto (the least that `rank-memory` or
         /// `memory-cap` requires, stage by stage)
@@ -212,7 +226,8 @@ options! {
         "memory-cap" memory_cap: Option<f64> =
             [value("M").real(0.0, 1e6).follows("no limit").free().searched().drawn(Memory)];
     }
-    "Costs" {
+    /// The profile that says how long everything takes.
+    "Costs" costs: CostSettings {
         /// Profile of this machine from `chimera profile`: measured costs for everything chosen by
         /// cost, e.g. the order of `auto`
         "profile" profile: Option<PathBuf> = [value("FILE").follows("FLOPs").own().searched().see("planning.md#profiles").drawn(Profiled).drawn_follows("the times that are given")];
@@ -224,7 +239,8 @@ options! {
         "any-profile" any_profile: bool =
             [value("BOOL").is("false").own().drawn(Profiled).read_by(PROFILED)];
     }
-    "Model" {
+    /// The architecture of the model and its sizes.
+    "Model" model: ModelSettings {
         /// Architecture: gpt2 or llama (also Qwen2 and Mistral), which predict the next token, or
         /// bert, which predicts masked tokens
         "model" architecture: Architecture = [follows("from the preset").fixed().see("training.md#bert").drawn(Profiled)];
@@ -283,7 +299,8 @@ options! {
         /// Dropout probability of the embedding, of residual additions and of attention weights
         "dropout" dropout: f64 = [value("RATE").real(0.0, 0.9).follows("from `init`, else 0.0").see("training.md#dropout").drawn(Profiled)];
     }
-    "Optimizer" {
+    /// The number of steps, the optimizer and its rates.
+    "Optimizer" training: TrainingSettings {
         /// Optimizer steps
         "steps" steps: u64 = [value("COUNT").whole(1, 1 << 40).is("300")];
         /// Optimizer: adamw, lamb, sgd, muon or kfac
@@ -331,7 +348,8 @@ options! {
         /// Random seed of weights, batches and samples
         "seed" seed: u64 = [value("SEED").whole(0, i64::MAX).is("1").fixed()];
     }
-    "Data parallelism" {
+    /// The sums of gradients over the replicas of a stage.
+    "Data parallelism" replicas: ReplicaSettings {
         /// When gradients are reduced over replicas: at-end, eager or eager-opt
         "sync" sync: Sync =
             [value("POLICY").is("eager-opt").free().drawn(Job).see("schedules.md#when-gradients-are-summed")];
@@ -351,7 +369,8 @@ options! {
         /// Compare the weights of all replicas every N steps; 0 for never
         "check-replicas" check_replicas: u64 = [value("STEPS").whole(0, 1 << 40).is("1000").free()];
     }
-    "Devices" {
+    /// The devices of the workers, their links, and what happens when a rank dies.
+    "Devices" devices: DeviceSettings {
         /// Device of the workers: cpu, cuda, cuda:N, wgpu or wgpu:N, or a list with one per worker
         /// of a pipeline
         "device" device: String =
@@ -385,7 +404,8 @@ options! {
         "peak-flops" peak_flops: Option<f64> =
             [value("FLOPS").real(1.0, 1e30).follows("measured at the start").own()];
     }
-    "Output" {
+    /// The files that a run writes beside its checkpoints.
+    "Output" output: OutputSettings {
         /// Directory of the run
         "out" out: Option<PathBuf> = [value("DIR").follows("the next free of runs/0001, runs/0002, …").own()];
         /// File for the metrics, one JSON object per step
@@ -410,7 +430,8 @@ options! {
         /// Local address where Prometheus can scrape the last step, e.g. 127.0.0.1:9464
         "prometheus" prometheus: Option<SocketAddr> = [value("ADDRESS").own()];
     }
-    "Checkpoints" {
+    /// The checkpoints and the trained weights.
+    "Checkpoints" checkpoints: CheckpointSettings {
         /// Directory for the trained weights, as safetensors
         "save" save: Option<PathBuf> = [value("DIR").follows("model in the directory of the run").own()];
         /// Do not save the trained weights
@@ -429,16 +450,16 @@ impl Config {
     /// The shape of the schedule.
     pub fn shape(&self) -> schedule::Shape {
         schedule::Shape {
-            depth: self.depth,
-            n_micro_batches: u32::try_from(self.micro_batches).unwrap_or(u32::MAX),
-            n_pipes: self.pipes,
-            n_chunks: self.chunks,
-            scaling: self.scaling.of_shape(),
-            n_in_turn: self.in_turn,
-            n_waves: self.waves,
-            in_flight: self.in_flight,
-            window: self.window,
-            n_slices: self.slices,
+            depth: self.schedule.depth,
+            n_micro_batches: u32::try_from(self.schedule.micro_batches).unwrap_or(u32::MAX),
+            n_pipes: self.schedule.pipes,
+            n_chunks: self.schedule.chunks,
+            scaling: self.schedule.scaling.of_shape(),
+            n_in_turn: self.schedule.in_turn,
+            n_waves: self.schedule.waves,
+            in_flight: self.schedule.in_flight,
+            window: self.schedule.window,
+            n_slices: self.schedule.slices,
         }
     }
 }

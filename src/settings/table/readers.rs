@@ -20,34 +20,35 @@ pub(crate) const FALL: Reader = Reader {
 /// Optimizers with moments. A caller's own may read what it likes.
 pub(crate) const MOMENTS: Reader = Reader {
     words: "optimizer adamw, lamb, muon or kfac",
-    is_in: |config| config.optimizer.name() != "sgd",
+    is_in: |config| config.training.optimizer.name() != "sgd",
 };
 
 /// Optimizers with momentum.
 pub(crate) const MOMENTUM: Reader = Reader {
     words: "optimizer sgd, muon or kfac",
-    is_in: |config| !["adamw", "lamb"].contains(&config.optimizer.name()),
+    is_in: |config| !["adamw", "lamb"].contains(&config.training.optimizer.name()),
 };
 
 /// K-FAC.
 pub(crate) const KFAC: Reader =
-    Reader { words: "optimizer kfac", is_in: |config| config.optimizer.preconditions() };
+    Reader { words: "optimizer kfac", is_in: |config| config.training.optimizer.preconditions() };
 
 /// Runs that are traced.
 pub(crate) const TRACED: Reader =
-    Reader { words: "runs with trace", is_in: |config| config.trace.is_some() };
+    Reader { words: "runs with trace", is_in: |config| config.output.trace.is_some() };
 
 /// Runs that go by a profile.
 pub(crate) const PROFILED: Reader = Reader {
     words: "runs with profile or predict",
-    is_in: |config| config.profile.is_some() || config.predict.is_some(),
+    is_in: |config| config.costs.profile.is_some() || config.costs.predict.is_some(),
 };
 
 /// Trainings that choose what recomputes.
 pub(crate) const CHOOSES: Reader = Reader {
     words: "recompute auto, or recompute-stages auto beside recompute full or selective",
     is_in: |config| {
-        config.recompute_stages == RecomputedStages::Auto && config.recompute != Recompute::None
+        config.passes.recompute_stages == RecomputedStages::Auto
+            && config.passes.recompute != Recompute::None
     },
 };
 
@@ -62,10 +63,10 @@ pub fn unread_options(config: &Config) -> Vec<String> {
             Some(format!("`{}` has no effect: it is for {words}", option.name))
         },
     );
-    let too_long = (is_said("warmup") && config.warmup > config.steps).then(|| {
+    let too_long = (is_said("warmup") && config.training.warmup > config.training.steps).then(|| {
         format!(
             "`warmup` {} does not end within the {} steps of the training, which never comes to lr {}",
-            config.warmup, config.steps, config.lr
+            config.training.warmup, config.training.steps, config.training.lr
         )
     });
     unread.chain(too_long).collect()

@@ -1,5 +1,6 @@
 //! Plans for models that are not ours, by what a file says of their layers.
 
+use crate::settings::ScheduleSettings;
 use std::fmt::Write;
 
 use anyhow::{Result, bail};
@@ -84,9 +85,9 @@ impl Plan {
              rank ({} for weights, gradients and the optimizer's state, {} for saved activations and {} for what the running \
              op makes); choose more ranks, or measure the layers with a smaller micro-batch",
             choice.n_too_large,
-            config.schedule,
-            config.width,
-            config.depth,
+            config.schedule.name,
+            config.schedule.width,
+            config.schedule.depth,
             size(need.total()),
             size(need.state),
             size(need.activations),
@@ -96,7 +97,7 @@ impl Plan {
 }
 
 fn samples_per_s(way: &Candidate) -> f64 {
-    let Config { width, micro_batches, micro_batch_size, .. } = way.config;
+    let ScheduleSettings { width, micro_batches, micro_batch_size, .. } = way.config.schedule;
     [width, micro_batches, micro_batch_size].map(|n| n as f64).iter().product::<f64>() / way.step_s
 }
 
@@ -105,18 +106,18 @@ fn figures(way: &Candidate) -> Value {
     json!({
         "step_s": step_s, "samples_per_s": samples_per_s(way), "bubble_ratio": bubble_ratio,
         "bytes": bytes(need),
-        "width": config.width, "depth": config.depth, "schedule": config.schedule.to_string(),
-        "scaling": way.scaling(), "parameters": parameters(way), "micro_batch_size": config.micro_batch_size,
-        "micro_batches": config.micro_batches, "recompute": way.recompute(), "command": command(way),
+        "width": config.schedule.width, "depth": config.schedule.depth, "schedule": config.schedule.name.to_string(),
+        "scaling": way.scaling(), "parameters": parameters(way), "micro_batch_size": config.schedule.micro_batch_size,
+        "micro_batches": config.schedule.micro_batches, "recompute": way.recompute(), "command": command(way),
     })
 }
 
 /// What writes the timetable of a way, for whoever trains the model.
 fn command(way: &Candidate) -> String {
-    let Config { depth, micro_batches, .. } = way.config;
+    let ScheduleSettings { depth, micro_batches, .. } = way.config.schedule;
     // One worker has nothing to order, but what a file says.
-    let is_alone = depth == 1 && matches!(way.config.schedule, Named::Schedule(_));
-    let schedule = if is_alone { ALONE.to_string() } else { quoted(&way.config.schedule) };
+    let is_alone = depth == 1 && matches!(way.config.schedule.name, Named::Schedule(_));
+    let schedule = if is_alone { ALONE.to_string() } else { quoted(&way.config.schedule.name) };
     let mut command = format!(
         "chimera schedule export {schedule} --depth {depth} --micro-batches {micro_batches}"
     );
@@ -130,7 +131,7 @@ fn command(way: &Candidate) -> String {
     for (name, value) in way.parameters() {
         let _ = write!(command, " --{name} {value}");
     }
-    let has_stages = matches!(way.config.recompute_stages, RecomputedStages::These(_));
+    let has_stages = matches!(way.config.passes.recompute_stages, RecomputedStages::These(_));
     for (key, is_told) in [
         ("in-turn", is_alone),
         ("split-backward", true),

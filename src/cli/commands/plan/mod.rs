@@ -3,6 +3,7 @@
 mod layers;
 mod table;
 
+use crate::settings::ScheduleSettings;
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -98,7 +99,8 @@ impl Plan {
     pub(crate) fn run(self) -> Result<()> {
         let asked = self.on_hardware()?;
         let said = asked.layers.resolve(&OnDisk)?;
-        let is_told_speed = asked.flops.is_some() || self.costs.is_some() || said.profile.is_some();
+        let is_told_speed =
+            asked.flops.is_some() || self.costs.is_some() || said.costs.profile.is_some();
         ensure!(
             is_told_speed && !asked.memory.is_empty(),
             "say what a rank can do: --hardware NAME, or --memory with --flops, --profile or --costs"
@@ -106,7 +108,7 @@ impl Plan {
         let model = self.costs.as_deref().map(LayerCosts::read).transpose();
         let model = model.context("--costs")?;
         let seconds = match said.value("search-time") {
-            Some((_, origin)) if *origin != Origin::Default => said.search_time,
+            Some((_, origin)) if *origin != Origin::Default => said.schedule.search_time,
             _ => SECONDS,
         };
         let bar = bar("groups of configurations tried");
@@ -243,10 +245,10 @@ impl Plan {
                 layers.settings = layers.settings.with(key, value.as_str());
             }
         }
-        let precision = layers.resolve(&OnDisk)?.precision;
+        let precision = layers.resolve(&OnDisk)?.devices.precision;
         let flops = match self.flops {
             Some(flops) => Some(flops),
-            None if said.profile.is_some() || self.costs.is_some() => None,
+            None if said.costs.profile.is_some() || self.costs.is_some() => None,
             None => Some(hardware.peak_flops(precision)? * EFFICIENCIES[1]),
         };
         Ok(Plan {
@@ -265,14 +267,14 @@ impl Plan {
 
     /// As the profile says, if there is one, or else so many operations per second.
     fn speed(&self, said: &Config) -> Result<Speed> {
-        let Some(path) = said.profile.as_deref().filter(|_| self.flops.is_none()) else {
+        let Some(path) = said.costs.profile.as_deref().filter(|_| self.flops.is_none()) else {
             return Ok(Speed::Flops(self.flops.context("--flops is missing")?));
         };
         // As many threads as a worker of `train` gets where all of a node's ranks are on one machine.
         let beside = self.links.ranks_per_node().unwrap_or(self.ranks).min(self.ranks) as usize;
         let mut said = said.clone();
         if said.value("threads").is_none_or(|(_, origin)| origin.is_default()) {
-            said.threads = (n_cores() / beside).max(1);
+            said.devices.threads = (n_cores() / beside).max(1);
         }
         let times = times_of(&said, path, beside)?;
         if let Some(doubt) = times.doubt() {
@@ -347,10 +349,10 @@ impl Plan {
         json!({
             "step_s": step_s, "step_s_range": range, "tokens_per_s": way.tokens_per_s(), "bubble_ratio": bubble_ratio,
             "bytes": bytes(need),
-            "width": config.width, "depth": config.depth, "schedule": config.schedule.to_string(), "scaling": way.scaling(),
+            "width": config.schedule.width, "depth": config.schedule.depth, "schedule": config.schedule.name.to_string(), "scaling": way.scaling(),
             "parameters": parameters(way), "sync": way.sync(),
-            "micro_batch_size": config.micro_batch_size, "micro_batches": config.micro_batches,
-            "recompute": way.recompute(), "recompute_stages": config.recompute_stages.to_string(), "shard_optimizer": config.shard_optimizer, "layout": config.layout.to_string(), "simulated": is_simulated,
+            "micro_batch_size": config.schedule.micro_batch_size, "micro_batches": config.schedule.micro_batches,
+            "recompute": way.recompute(), "recompute_stages": config.passes.recompute_stages.to_string(), "shard_optimizer": config.replicas.shard_optimizer, "layout": config.schedule.layout.to_string(), "simulated": is_simulated,
             "command": self.command(way),
         })
     }
@@ -369,7 +371,8 @@ impl Plan {
         let Some((config, need)) = &choice.smallest else {
             return format!("no configuration fits into {memory}");
         };
-        let Config { width, depth, schedule, micro_batch_size, .. } = config;
+        let ScheduleSettings { width, depth, name: schedule, micro_batch_size, .. } =
+            &config.schedule;
         format!(
             "none of {} configurations fits into {memory}: the smallest, {schedule} with width {width}, depth \
              {depth} and micro-batch-size {micro_batch_size}, needs {} on its peak rank ({need}); choose more \

@@ -28,11 +28,11 @@ pub(super) const HEADS: [&str; 13] = [
 pub(super) fn cells(way: &Candidate, range: Option<[f64; 2]>) -> [String; HEADS.len()] {
     let config = &way.config;
     let mut schedule = match way.scaling() {
-        _ if config.depth == 1 && config.width == 1 => "one rank".to_string(),
-        _ if config.depth == 1 => "data parallel".to_string(),
-        _ if !way.reads_scaling() => config.schedule.to_string(),
-        "direct" => config.schedule.to_string(),
-        scaling => format!("{} {scaling}", config.schedule),
+        _ if config.schedule.depth == 1 && config.schedule.width == 1 => "one rank".to_string(),
+        _ if config.schedule.depth == 1 => "data parallel".to_string(),
+        _ if !way.reads_scaling() => config.schedule.name.to_string(),
+        "direct" => config.schedule.name.to_string(),
+        scaling => format!("{} {scaling}", config.schedule.name),
     };
     for (name, value) in way.parameters() {
         let _ = write!(schedule, ", {name} {value}");
@@ -48,13 +48,13 @@ pub(super) fn cells(way: &Candidate, range: Option<[f64; 2]>) -> [String; HEADS.
         format!("{:.0}", way.tokens_per_s()),
         format!("{:.3}", way.bubble_ratio),
         gib(way.need.total()),
-        config.width.to_string(),
-        config.depth.to_string(),
+        config.schedule.width.to_string(),
+        config.schedule.depth.to_string(),
         schedule,
-        config.micro_batch_size.to_string(),
-        config.micro_batches.to_string(),
+        config.schedule.micro_batch_size.to_string(),
+        config.schedule.micro_batches.to_string(),
         way.recomputed(),
-        if config.shard_optimizer { "yes" } else { "no" }.to_string(),
+        if config.replicas.shard_optimizer { "yes" } else { "no" }.to_string(),
         way.layout().unwrap_or_default(),
     ]
 }

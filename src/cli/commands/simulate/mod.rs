@@ -98,7 +98,7 @@ impl Simulate {
             }
             None => (plan, None),
         };
-        let width = self.network.job()?.width;
+        let width = self.network.job()?.schedule.width;
         let network =
             self.network.without(&self.lost.ranks(), plan.timetable.placement.n_workers())?;
         let plan = plan.without(&self.lost, width, &|whole, narrowed| {
@@ -236,7 +236,7 @@ impl Simulate {
         }
         if sync.sums + sync.agreement > 0.0 {
             let Synchronised { sums, exposed, agreement } = sync;
-            let ranks = network.job()?.width * busy.len();
+            let ranks = network.job()?.schedule.width * busy.len();
             let step = makespan + agreement;
             write!(
                 text,

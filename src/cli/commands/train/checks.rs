@@ -29,9 +29,9 @@ pub(super) fn check(run: &Run) -> Result<()> {
 /// empty.
 fn check_saved_tokenizer(run: &Run, of_model: Option<&Tokenizer>) -> Result<()> {
     let config = run.config();
-    let (folder, whose) = match (&config.save, &config.out) {
+    let (folder, whose) = match (&config.checkpoints.save, &config.output.out) {
         (Some(_), out) => (out, "the data: choose another folder to --save into"),
-        (None, Some(_)) => (&config.out, "the data: choose another --out"),
+        (None, Some(_)) => (&config.output.out, "the data: choose another --out"),
         (None, None) => return Ok(()),
     };
     let dir = config.weights_dir(folder.as_deref().unwrap_or(Path::new("")));
@@ -54,13 +54,13 @@ fn content<'r>(run: &'r Run, of_model: Option<&'r Tokenizer>) -> Option<&'r [u8]
 
 /// The `tokenizer.json` of the model that a run began with, if there is one; refuses a link out of the model's folder.
 fn initial_tokenizer(run: &Run) -> Result<Option<Result<Tokenizer, TokenizerError>>> {
-    let Some(dir) = &run.config().init else { return Ok(None) };
+    let Some(dir) = &run.config().model.init else { return Ok(None) };
     Ok(file_in(dir, TOKENIZER)?.map(|file| Tokenizer::read(&file)))
 }
 
 /// Refuses data of which nothing is to be predicted: the loss would be 0.
 fn check_targets(run: &Run) -> Result<()> {
-    let cause = match run.config().document_mask {
+    let cause = match run.config().data.document_mask {
         true => "all are of prompts, or begin a document (document-mask)",
         false => "all are of prompts",
     };

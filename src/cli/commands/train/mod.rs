@@ -75,7 +75,7 @@ impl Train {
 
     pub(crate) fn run(self) -> Result<()> {
         let config = self.layers.resolve(&OnDisk);
-        let how = |config: &Config| (config.transport, config.survive);
+        let how = |config: &Config| (config.devices.transport, config.devices.survive);
         let (transport, survive) = config.as_ref().map_or((Transport::Auto, Survive::Off), how);
         match transport.choose(survive)? {
             (true, why) => ranks::run(&self, config, &why),
@@ -86,7 +86,7 @@ impl Train {
     /// With all workers in this process.
     fn run_alone(&self, config: Config) -> Result<()> {
         ensure!(
-            !config.mpi_allreduce,
+            !config.replicas.mpi_allreduce,
             "mpi-allreduce is MPI's, and here workers are threads: start ranks with mpirun or srun, or leave it out"
         );
         let said = config.clone();
@@ -101,7 +101,7 @@ impl Train {
         let open = &mut |path: &Path| Ok(Checkpoint::open(path)?);
         let checkpoint = place.checkpoint(run.config(), &warn, open)?;
         resume(&mut run, checkpoint, &|line| say.line(line))?;
-        if run.first_step() == run.config().steps {
+        if run.first_step() == run.config().training.steps {
             return self.conclude_trained(&run, &place, &say);
         }
         run.save_into(place.store(), warn);
@@ -160,12 +160,12 @@ impl Train {
             return Err(fault.into());
         }
         saved?;
-        if trained.n_steps < config.steps {
+        if trained.n_steps < config.training.steps {
             let (n_steps, discarded) = (trained.n_steps, trained.has_discarded);
             let message = stop::stopped(
                 n_steps,
                 discarded,
-                &suggest::to_resume(config.out.is_some(), folder.path()),
+                &suggest::to_resume(config.output.out.is_some(), folder.path()),
             );
             let fault = Fault::new(Class::Requeue, Rank(0), message);
             return Err(Fault { step: n_steps.checked_sub(1), ..fault }.into());
@@ -200,7 +200,7 @@ impl Train {
 
 /// Writes the report of a run, if its settings want one.
 fn write_report(run: &Run, folder: &Path, say: &Say) {
-    if run.config().report {
+    if run.config().output.report {
         match report::of_own_run(folder) {
             Ok(page) => say.line(&format!("report: {}", page.display())),
             Err(error) => warn(&format!("no report of the run: {error:#}")),
@@ -223,7 +223,7 @@ pub(crate) fn listen(config: &Config) -> Result<Option<Prometheus>> {
     let listen = |address| {
         Prometheus::listen(address).with_context(|| format!("cannot listen at {address}"))
     };
-    config.prometheus.map(listen).transpose()
+    config.output.prometheus.map(listen).transpose()
 }
 
 /// Begins where a checkpoint ends, if there is one, and says so.
@@ -236,7 +236,7 @@ pub(crate) fn resume(
     let changes = run.resume(checkpoint)?;
     match path {
         Some(path) => say(&format!("resumes from {path}: step {} is next", run.first_step())),
-        None if run.config().resume.is_some() => {
+        None if run.config().checkpoints.resume.is_some() => {
             say("no finished checkpoint here: training starts from step 0");
         }
         None => {}

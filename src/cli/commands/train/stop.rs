@@ -66,7 +66,7 @@ impl Stop {
 
     /// From now on `run` is what is stopped; its files are in `folder`.
     pub(crate) fn concerns(&self, run: &Run, folder: &Path) {
-        let resume = suggest::to_resume(run.config().out.is_some(), folder);
+        let resume = suggest::to_resume(run.config().output.out.is_some(), folder);
         let (pace, finishes, folder) = (run.pace(), run.finishes_steps(), folder.to_path_buf());
         let _ = self.run.set(Begun { pace, finishes, folder, resume });
     }

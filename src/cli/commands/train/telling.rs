@@ -74,10 +74,10 @@ impl<'t> Telling<'t> {
         if let Some(hint) = shared_cores(run) {
             warn(&hint);
         }
-        if run.config().init.is_some() {
+        if run.config().model.init.is_some() {
             warn_of_bytes(run.corpus().tokenizer(), run.model().vocab);
         }
-        if run.config().survive != Survive::Off {
+        if run.config().devices.survive != Survive::Off {
             say.line(&protection(run));
         }
         if let Some(prometheus) = prometheus {
@@ -134,12 +134,12 @@ impl<'t> Telling<'t> {
 
 /// Whose death the run survives, since replicas hold all that it holds.
 fn protection(run: &Run) -> String {
-    let (placement, width) = (run.program().placement(), run.config().width);
+    let (placement, width) = (run.program().placement(), run.config().schedule.width);
     let holders = (0..placement.n_stages() as u16).map(|id| placement.holders(width, StageId(id)));
     let mut alone: Vec<Rank> = holders.filter(|ranks| ranks.len() == 1).flatten().collect();
     alone.sort_unstable();
     alone.dedup();
-    let every = run.config().shadow_every;
+    let every = run.config().devices.shadow_every;
     if every > 0 {
         return format!(
             "survives the death of any rank: what no replica holds comes back from the next rank, which is given a copy every \
@@ -149,7 +149,7 @@ fn protection(run: &Run) -> String {
     if alone.is_empty() {
         return "survives the death of any rank: replicas hold every stage".into();
     }
-    let then = match run.config().save_every {
+    let then = match run.config().checkpoints.save_every {
         0 => "lose the run: it saves no checkpoints (--save-every)".to_string(),
         every => format!("end the run, which saves every {every} steps"),
     };
@@ -168,31 +168,33 @@ fn recovered(report: &StepReport) -> String {
 /// Tokens per second that the devices of a run could train at their peak, if that is said or can be measured.
 fn full_tokens_per_s(run: &Run) -> Result<Option<f64>> {
     let config = run.config();
-    let n_workers = config.width * config.depth;
-    let peak = match config.peak_flops {
+    let n_workers = config.schedule.width * config.schedule.depth;
+    let peak = match config.devices.peak_flops {
         Some(of_a_worker) => of_a_worker * n_workers as f64,
         None if !run.devices().one().is_some_and(OpenDevice::is_host) => return Ok(None),
         None => {
-            let of_a_thread = match config.precision {
+            let of_a_thread = match config.devices.precision {
                 Precision::Bf16 => measured_bf16_peak(),
                 Precision::F32 | Precision::Tf32 => None,
             };
             let of_a_thread = of_a_thread.unwrap_or_else(measured_peak);
-            run.cores().min(n_workers * config.threads) as f64 * of_a_thread
+            run.cores().min(n_workers * config.devices.threads) as f64 * of_a_thread
         }
     };
-    Ok(Some(peak / run.model().flops_per_token(run.config().sequence)))
+    Ok(Some(peak / run.model().flops_per_token(run.config().model.sequence)))
 }
 
 fn headline(run: &Run) -> String {
     let (config, program) = (run.config(), run.program());
     let schedule = match program.window().n_steps() {
-        _ if config.depth == 1 => "one worker".to_string(),
+        _ if config.schedule.depth == 1 => "one worker".to_string(),
         1 => named(program),
         n => format!("{}, a flush every {n} steps", program.schedule()),
     };
-    let schedule = match &config.layout {
-        Layout::Is(partition) if config.depth > 1 => format!("{schedule}, layout {partition}"),
+    let schedule = match &config.schedule.layout {
+        Layout::Is(partition) if config.schedule.depth > 1 => {
+            format!("{schedule}, layout {partition}")
+        }
         _ => schedule,
     };
     format!(
@@ -200,22 +202,22 @@ fn headline(run: &Run) -> String {
          {} micro-batches of {} x {} tokens",
         run.model().n_params(),
         run.corpus().n_train(),
-        config.width,
-        config.depth,
+        config.schedule.width,
+        config.schedule.depth,
         workers_of(run),
-        config.micro_batches,
-        config.micro_batch_size,
-        config.sequence,
+        config.schedule.micro_batches,
+        config.schedule.micro_batch_size,
+        config.model.sequence,
     )
 }
 
 /// Which data is mixed, with the part of each, and how often the training goes through it.
 fn mixture(run: &Run) -> Option<String> {
     let config = run.config();
-    let weights = config.data_weights.as_ref()?.as_slice();
-    let samples_per_step = run.tokens_per_step() / config.sequence as u64;
-    let epochs = run.corpus().epochs(config.steps.saturating_mul(samples_per_step));
-    let each = config.data.iter().zip(weights).zip(epochs).map(|((file, weight), epochs)| {
+    let weights = config.data.weights.as_ref()?.as_slice();
+    let samples_per_step = run.tokens_per_step() / config.model.sequence as u64;
+    let epochs = run.corpus().epochs(config.training.steps.saturating_mul(samples_per_step));
+    let each = config.data.files.iter().zip(weights).zip(epochs).map(|((file, weight), epochs)| {
         format!("{} {} ({epochs:.2} epochs)", file.display(), figure(*weight))
     });
     Some(format!("mixture: {}", each.collect::<Vec<_>>().join(", ")))
@@ -224,9 +226,11 @@ fn mixture(run: &Run) -> Option<String> {
 /// What workers compute with.
 fn workers_of(run: &Run) -> String {
     match run.devices().one() {
-        Some(device) if device.is_host() => format!("with {} thread(s) each", run.config().threads),
+        Some(device) if device.is_host() => {
+            format!("with {} thread(s) each", run.config().devices.threads)
+        }
         Some(device) => format!("on {}", device.name()),
-        None => format!("on {}", run.config().device),
+        None => format!("on {}", run.config().devices.device),
     }
 }
 
@@ -237,9 +241,9 @@ pub(super) fn shared_cores(run: &Run) -> Option<String> {
         return None;
     }
     let cores = run.cores();
-    let threads = config.width * config.depth * config.threads;
-    let workers = counted((config.width * config.depth) as f64, "worker", "s");
-    let of_each = match config.threads {
+    let threads = config.schedule.width * config.schedule.depth * config.devices.threads;
+    let workers = counted((config.schedule.width * config.schedule.depth) as f64, "worker", "s");
+    let of_each = match config.devices.threads {
         1 => String::new(),
         n => format!(" of {n} threads each"),
     };

@@ -18,8 +18,8 @@ use crate::settings::MODEL;
 /// and may have little time.
 pub(super) fn keep(run: &Run, trained: &Trained, folder: &Path, say: &Say) -> Result<()> {
     let config = run.config();
-    let (named, n_steps) = (config.save.is_some(), trained.n_steps);
-    let is_kept = n_steps == config.steps || named && trained.last.is_some();
+    let (named, n_steps) = (config.checkpoints.save.is_some(), trained.n_steps);
+    let is_kept = n_steps == config.training.steps || named && trained.last.is_some();
     let Some(dir) = config.weights_dir(folder).filter(|_| is_kept) else { return Ok(()) };
     let own = tokenizer_of(run);
     // What a user has put there meanwhile is neither replaced nor taken for the model's.
@@ -44,7 +44,7 @@ pub(super) fn keep_from_checkpoint(run: &Run, place: &Place, say: &Say) -> Resul
     let dir = config.weights_dir(place.path());
     let (Some(dir), Some(checkpoint)) = (dir, run.begins_at()) else { return Ok(()) };
     // What a user's folder says of steps may be of another run.
-    if config.save.is_none() && saved_steps(&dir) == Some(n_steps) {
+    if config.checkpoints.save.is_none() && saved_steps(&dir) == Some(n_steps) {
         return Ok(());
     }
     place.prepare_kept(config, checkpoint)?;
@@ -67,7 +67,7 @@ fn write_own(
 
 /// Writes the weights as other programs read them, with the `tokenizer.json` that goes with them.
 fn write(run: &Run, trained: &Trained, tokenizer: Option<&[u8]>, dir: &Path) -> Result<PathBuf> {
-    let dropout = DropoutRates::all(run.config().dropout);
+    let dropout = DropoutRates::all(run.config().model.dropout);
     let path = save(dir, run.model(), &dropout, &run.special_ids(), &trained.weights)?;
     if let Some(content) = tokenizer {
         write_tokenizer(dir, content)?;
@@ -77,7 +77,7 @@ fn write(run: &Run, trained: &Trained, tokenizer: Option<&[u8]>, dir: &Path) -> 
 
 /// Says where the weights are, and in the run's own folder, beside them, after how many steps.
 fn tell(run: &Run, dir: &Path, path: &Path, n_steps: u64, say: &Say) -> Result<()> {
-    if run.config().save.is_none() {
+    if run.config().checkpoints.save.is_none() {
         write_steps(dir, n_steps)?;
     }
     say.line(&format!("weights: {}", path.display()));

@@ -74,17 +74,17 @@ impl CostArgs {
     /// was asked for and does not have.
     pub(crate) fn warn_of_unread(&self, timetable: &Timetable, config: &Config) {
         let has_pairs = timetable.rows.iter().flatten().any(|cell| matches!(cell, Cell::Pair(..)));
-        let has_moves = timetable.has(Kind::Offload) || config.offload != Offloading::None;
+        let has_moves = timetable.has(Kind::Offload) || config.passes.offload != Offloading::None;
         let recomputes = timetable.has(Kind::Recompute)
-            || config.recompute != Recompute::None
-            || config.recompute_stages == RecomputedStages::Auto;
+            || config.passes.recompute != Recompute::None
+            || config.passes.recompute_stages == RecomputedStages::Auto;
         let unread = [
             ("pair", self.pair.is_some() && !has_pairs, "has no atomic pairs"),
             ("recompute-time", self.recompute_time.is_some() && !recomputes, "recomputes nothing"),
             ("transfer", self.transfer.is_some() && !has_moves, "moves no activations"),
             (
                 "bpipe",
-                config.bpipe && !timetable.has(Kind::Offload),
+                config.passes.bpipe && !timetable.has(Kind::Offload),
                 "moves no activations, since its workers hold as many as their partners, up to one",
             ),
         ];

@@ -68,7 +68,7 @@ impl Contender {
         else {
             return Vec::new();
         };
-        config.schedule = schedule;
+        config.schedule.name = schedule;
         shape.unread(&config)
     }
 

@@ -188,7 +188,8 @@ impl NetworkArgs {
     /// width.
     pub(crate) fn warn_of_free_reductions(&self, step_sync_takes_time: bool) {
         let Ok(job) = self.job() else { return };
-        let is_wide = job.width > 1 && job.speeds.is_none() && !step_sync_takes_time;
+        let is_wide =
+            job.schedule.width > 1 && job.schedule.speeds.is_none() && !step_sync_takes_time;
         let has_sync = self.job.0.iter().any(|(key, _)| key == "sync");
         let given = [("width", is_wide), ("sync", has_sync)];
         for (option, _) in given.into_iter().filter(|(_, is_unread)| *is_unread) {
@@ -223,7 +224,7 @@ impl NetworkArgs {
         let placement = &timetable.placement;
         let (depth, n_stages) = (placement.n_workers(), placement.n_stages());
         let job = self.job()?;
-        let width = job.width;
+        let width = job.schedule.width;
         ensure!(
             (1..=MAX_WIDTH).contains(&width),
             "`width` is {width}; it must be a whole number from 1 to {MAX_WIDTH}"
@@ -241,13 +242,14 @@ impl NetworkArgs {
         let each = |bytes: &Times| (0..n_stages).map(|s| bytes.0.at(s)).collect::<Vec<f64>>();
         let activations = each(&self.activation_bytes);
         let units = timetable.units_per_micro;
-        let n_speeds = job.speeds.as_ref().map_or(0, Speeds::n_said);
+        let n_speeds = job.schedule.speeds.as_ref().map_or(0, Speeds::n_said);
         ensure!(
             n_speeds <= width * depth,
             "--speeds tells of {n_speeds} ranks, but there are {}: leave out those beyond",
             width * depth
         );
-        let speeds = job.speeds.map_or(Vec::new(), |speeds| speeds.of_workers(depth, width));
+        let speeds =
+            job.schedule.speeds.map_or(Vec::new(), |speeds| speeds.of_workers(depth, width));
         let compute = UnevenCosts::new(compute, speeds);
         let costs = NetworkCosts::of_messages(compute, network, placement, units, &activations);
         Ok(if goes_to_partners { costs.with_saved(&each(&self.saved_bytes)) } else { costs })
@@ -269,7 +271,7 @@ impl NetworkArgs {
     /// What the closed form asks of it: gradients, groups, and the slowest link between replicas.
     pub(crate) fn closed_form(&self, program: &Program, costs: &impl Costs) -> Result<ClosedForm> {
         let placement = program.placement();
-        let (width, depth) = (self.job()?.width, placement.n_workers());
+        let (width, depth) = (self.job()?.schedule.width, placement.n_workers());
         let link = self.links.network(width, width * depth)?.slowest(depth);
         let bytes: Vec<f64> =
             (0..placement.n_stages()).map(|s| self.gradient_bytes.0.at(s)).collect();
@@ -280,8 +282,8 @@ impl NetworkArgs {
     pub(crate) fn job(&self) -> Result<Config, SettingsError> {
         let mut job = self.job.0.drawn()?;
         if let Some(living) = &self.living {
-            job.width = 1;
-            job.speeds = job.speeds.map(|speeds| speeds.of_ranks(living));
+            job.schedule.width = 1;
+            job.schedule.speeds = job.schedule.speeds.map(|speeds| speeds.of_ranks(living));
         }
         Ok(job)
     }
@@ -294,7 +296,7 @@ impl NetworkArgs {
         if lost.is_empty() {
             return Ok(self.clone());
         }
-        let n_ranks = self.job()?.width * depth;
+        let n_ranks = self.job()?.schedule.width * depth;
         let ranks_per_node = self.links.ranks_per_node();
         ensure!(
             ranks_per_node.is_none_or(|n| n as usize >= n_ranks),

@@ -56,15 +56,15 @@ impl Profiled {
         let mut with_schedule = Settings::default().with("schedule", schedule);
         if !matches!(schedule.parse(), Ok(Named::File(_))) {
             // What is drawn has fewer micro-batches than a training, where nobody says how many.
-            let n = shape.0.drawn()?.micro_batches as i64;
+            let n = shape.0.drawn()?.schedule.micro_batches as i64;
             with_schedule = with_schedule.with("micro-batches", n);
         }
         let settings = [&shape.0, &costs.memory.0, &network.job.0, said];
         let settings = settings.into_iter().fold(with_schedule, |all, some| some.over(&all));
         let config = Layers { config: None, settings }.resolve(&OnDisk)?;
-        config.model().check_sequence(config.sequence)?;
-        let Some(path) = &config.profile else { return Ok(None) };
-        let times = times_of(&config, path, config.width * config.depth)?;
+        config.model().check_sequence(config.model.sequence)?;
+        let Some(path) = &config.costs.profile else { return Ok(None) };
+        let times = times_of(&config, path, config.schedule.width * config.schedule.depth)?;
         if let Some(doubt) = times.doubt() {
             warn(doubt);
         }
@@ -112,7 +112,7 @@ impl Profiled {
         network: &NetworkArgs,
         given: &CostArgs,
     ) -> Result<(Scheduled<NetworkCosts<WorkerCosts>>, Profiled)> {
-        if self.config.width * self.config.depth <= 1 {
+        if self.config.schedule.width * self.config.schedule.depth <= 1 {
             return Ok((plan, self));
         }
         let program = plan.prove()?;

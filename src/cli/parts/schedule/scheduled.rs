@@ -100,7 +100,7 @@ impl Scheduled {
         costs: &CostArgs,
     ) -> Result<Scheduled> {
         let mut config = drawn(name, shape, costs)?;
-        config.scaling = Scaling::Is(config.scaling.of_shape());
+        config.schedule.scaling = Scaling::Is(config.schedule.scaling.of_shape());
         Scheduled::of_config(config, shape, costs)
     }
 
@@ -144,8 +144,8 @@ impl Scheduled<NetworkCosts<WorkerCosts>> {
         if !knows_layers {
             config.check_whole_stages().map_err(Error::msg)?;
         }
-        config.sync = network.job()?.sync;
-        let bpipe = config.bpipe;
+        config.replicas.sync = network.job()?.replicas.sync;
+        let bpipe = config.passes.bpipe;
         let plan = Scheduled::with(&config, shape, &|timetable| {
             let goes_to_partners = bpipe || timetable.has(Kind::Keep);
             network.of_messages(timetable, goes_to_partners, of_stages(timetable)?)
@@ -171,17 +171,17 @@ impl<C: Foreseen> Scheduled<C> {
         costs: &impl Fn(&Timetable) -> Result<C>,
     ) -> Result<Scheduled<C>> {
         let mut request = request(config)?;
-        if config.scaling == Scaling::Auto {
+        if config.schedule.scaling == Scaling::Auto {
             request.take_shorter_scaling_by(&mut |ordered| {
                 let plan = Scheduled::passed(config, ordered, costs);
                 endless_if_refused(plan.and_then(|plan| Ok(plan.makespan()?)))
             })?;
         }
         if let Source::Timetable(timetable) = &request.source {
-            shape.fit(&config.schedule, timetable)?;
+            shape.fit(&config.schedule.name, timetable)?;
         }
         let made = Scheduled::made(config, request, costs);
-        made.map_err(|error| by_file_name(error, &config.schedule))
+        made.map_err(|error| by_file_name(error, &config.schedule.name))
     }
 
     fn made(
@@ -190,7 +190,7 @@ impl<C: Foreseen> Scheduled<C> {
         costs: &impl Fn(&Timetable) -> Result<C>,
     ) -> Result<Scheduled<C>> {
         ensure!(
-            config.recompute_stages != RecomputedStages::Auto
+            config.passes.recompute_stages != RecomputedStages::Auto
                 || !matches!(request.source, Source::Search(..)),
             UnfitStages::OfSearch
         );
@@ -211,12 +211,15 @@ impl<C: Foreseen> Scheduled<C> {
         mut ordered: Ordered,
         costs: &impl Fn(&Timetable) -> Result<C>,
     ) -> Result<Scheduled<C>> {
-        let how =
-            Lowering { sync: config.sync, max_peak: config.memory_cap, ..Lowering::default() };
+        let how = Lowering {
+            sync: config.replicas.sync,
+            max_peak: config.passes.memory_cap,
+            ..Lowering::default()
+        };
         let (costs, search) = (costs(&ordered.timetable)?, ordered.search.clone());
         let mut config = config.clone();
-        let is_open = config.recompute_stages == RecomputedStages::Auto;
-        let may_offload = config.offload == Offloading::Auto;
+        let is_open = config.passes.recompute_stages == RecomputedStages::Auto;
+        let may_offload = config.passes.offload == Offloading::Auto;
         if is_open {
             config = recomputed_within_cap(&config, &ordered.timetable, &how, &costs)?;
             ordered.passes = config.passes();
@@ -224,12 +227,12 @@ impl<C: Foreseen> Scheduled<C> {
         let ordered = recomputed_at(&config, ordered, &costs)?;
         let savings = ordered.passes.savings();
         let timetable = ordered.passed(&how, &costs)?;
-        let recomputed = is_open.then(|| match config.recompute {
+        let recomputed = is_open.then(|| match config.passes.recompute {
             Recompute::None => "none".to_string(),
-            _ => config.recompute_stages.to_string(),
+            _ => config.passes.recompute_stages.to_string(),
         });
         let offloads = (is_open && may_offload).then(|| timetable.has(Kind::Offload));
-        let named = config.schedule;
+        let named = config.schedule.name;
         Ok(Scheduled { timetable, search, recomputed, offloads, how, savings, named, costs })
     }
 
@@ -298,6 +301,6 @@ fn said(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Config> {
         name => name.parse()?,
     };
     let mut config = shape.0.over(&costs.memory.0).drawn()?;
-    config.schedule = schedule;
+    config.schedule.name = schedule;
     Ok(config)
 }

@@ -120,7 +120,7 @@ impl ShapeArgs {
     /// Warns of options that were given and that the schedule does not read; those beside a file have to
     /// [`fit`](Self::fit).
     pub(crate) fn warn_of_unread(&self, config: &Config) {
-        if !matches!(config.schedule, Named::File(_)) {
+        if !matches!(config.schedule.name, Named::File(_)) {
             self.unread(config).iter().for_each(|(_, told)| warn(told));
         }
     }
@@ -131,7 +131,7 @@ impl ShapeArgs {
         let given = given.chain(self.0.iter().map(|(key, _)| key).filter(|key| *key == "border"));
         let given = given.filter(|option| says_something(config, option));
         let told = |option| {
-            let told = unread(&config.schedule, config.placement, [option]).pop()?;
+            let told = unread(&config.schedule.name, config.schedule.placement, [option]).pop()?;
             Some((option, told))
         };
         given.filter_map(told).collect()
@@ -165,15 +165,17 @@ fn value_in(timetable: &Timetable, option: &str) -> Option<String> {
 
 /// Whether an option says something that the schedule need not read: without a border, all schedules have a window.
 fn says_something(config: &Config, option: &str) -> bool {
-    option != "window" || config.border == Border::Step
+    option != "window" || config.passes.border == Border::Step
 }
 
 /// Warns of options of the command line that the schedule of a run does not read. One worker has no schedule.
 pub(crate) fn warn_of_unread(config: &Config) {
     let keys = OPTIONS.iter().map(|option| option.name);
     let is_said = |key: &&str| matches!(config.value(key), Some((_, Origin::CommandLine)));
-    let given = keys.filter(is_said).filter(|_| config.depth > 1);
+    let given = keys.filter(is_said).filter(|_| config.schedule.depth > 1);
     let given = given.filter(|option| says_something(config, option));
-    unread(&config.schedule, config.placement, given).iter().for_each(|told| warn(told));
+    unread(&config.schedule.name, config.schedule.placement, given)
+        .iter()
+        .for_each(|told| warn(told));
     unread_options(config).iter().for_each(|told| warn(told));
 }

@@ -94,7 +94,7 @@ impl<'s> Progress<'s> {
             true => ProgressDrawTarget::stderr(),
             false => ProgressDrawTarget::hidden(),
         };
-        let (n_steps, first_step) = (run.config().steps, run.first_step());
+        let (n_steps, first_step) = (run.config().training.steps, run.first_step());
         let bar = ProgressBar::with_draw_target(Some(n_steps), target);
         bar.set_position(step);
         bar.reset_eta(); // the steps before were not done in no time

@@ -10,7 +10,6 @@ use crate::data::tokenizer::Tokenizer;
 use crate::device::{Compute, OpenDevice, start_threads};
 use crate::run::evaluate::{Bert, CausalLm, Sampling};
 use crate::run::{Run, Trained};
-use crate::settings::Config;
 
 /// Characters or so of text that a trained model writes at the end.
 const N_SAMPLE: usize = 240;
@@ -90,7 +89,8 @@ impl Trial<'_> {
         if prompt.is_empty() {
             prompt.push(0); // to some tokenizers a line break is nothing
         }
-        let Config { seed, sequence, .. } = *self.run.config();
+        let seed = self.run.config().training.seed;
+        let sequence = self.run.config().model.sequence;
         let how =
             Sampling { temperature: 0.8, seed, window: Some(sequence), ..Sampling::default() };
         Ok(tokenizer.decode(&model.sample(&prompt, count, &how, |_| Ok(true))?)?)

@@ -151,7 +151,7 @@ impl Outcome<'_> {
             false => (&trained.timelines[..], &trained.waits[..]),
         };
         let mut figures = prediction.against(program, &trained.steps_s, timelines, waits);
-        let width = self.run.config().width as f64;
+        let width = self.run.config().schedule.width as f64;
         let all = |of: &dyn Fn(&Need) -> f64| needs.iter().map(of).sum::<f64>() * width;
         let kept = |need: &Need| need.state + need.activations;
         if let Some(last) = &trained.last {
@@ -176,7 +176,7 @@ impl Outcome<'_> {
     /// Cores that the threads of this process can use.
     fn cores_used(&self) -> usize {
         let config = self.run.config();
-        let threads = config.width * config.depth * config.threads;
+        let threads = config.schedule.width * config.schedule.depth * config.devices.threads;
         if self.on_host() { n_cores().min(threads) } else { n_cores() }
     }
 
@@ -188,7 +188,7 @@ impl Outcome<'_> {
     /// The pipeline as it ran, here and in the folder.
     fn draw(&self, trained: &Trained, timeline: &Timeline, overhead: Option<&str>) -> Result<()> {
         let Outcome { run, place, say, .. } = *self;
-        let (name, d) = (run.program().schedule(), run.config().depth);
+        let (name, d) = (run.program().schedule(), run.config().schedule.depth);
         let program = trained.drawn_program(run);
         let border = if trained.is_bordered { " with a border" } else { "" };
         let what = format!("the last {}{border}", length(program.window().n_steps().into()));

@@ -19,7 +19,7 @@ pub(crate) fn to_resume(has_out: bool, folder: &Path) -> String {
 
 /// The command that tries the model in `dir`.
 pub(crate) fn to_try(run: &Run, dir: &Path) -> String {
-    let (dir, data) = (quoted(dir.display()), &run.config().data);
+    let (dir, data) = (quoted(dir.display()), &run.config().data.files);
     let prompt = match run.model().objective() {
         Objective::NextToken if run.corpus().tokenizer().is_none() => "0 1 2",
         Objective::NextToken if data.is_empty() => "In the beginning",

@@ -1,4 +1,5 @@
 use super::super::candidate::Speed;
+use crate::settings::ScheduleSettings;
 use chimera_core::analyze::{Link, Network, ReductionAlgorithm};
 
 use super::*;
@@ -45,7 +46,7 @@ fn chosen(layers: &Layers, batch: usize, cluster: &Cluster) -> Choice {
 }
 
 fn shape(candidate: &Candidate) -> (usize, usize, usize) {
-    let Config { width, depth, micro_batch_size, .. } = candidate.config;
+    let ScheduleSettings { width, depth, micro_batch_size, .. } = candidate.config.schedule;
     (width, depth, micro_batch_size)
 }
 
@@ -71,7 +72,7 @@ fn a_slow_network_asks_for_a_pipeline() {
     let mut cluster = cluster(4, PLENTY);
     cluster.network.inside = Link { alpha: 0.0, beta: 1e-6 };
     let best = &chosen(&small(""), 16, &cluster).candidates[0];
-    assert!(best.config.depth > 1, "{best:?}");
+    assert!(best.config.schedule.depth > 1, "{best:?}");
 }
 
 #[test]
@@ -81,7 +82,7 @@ fn nothing_needs_more_than_there_is() {
     let memory = totals().fold(f64::INFINITY, f64::min) * 1.3;
     let some = chosen(&small(""), 16, &cluster(4, memory));
     assert!(some.candidates.iter().all(|candidate| candidate.need.total() <= memory));
-    assert!(some.candidates.iter().all(|candidate| candidate.config.depth > 1));
+    assert!(some.candidates.iter().all(|candidate| candidate.config.schedule.depth > 1));
     assert!(some.n_too_large > 0 && !some.candidates.is_empty());
     let none = chosen(&small(""), 16, &cluster(4, 1e3));
     assert!(none.candidates.is_empty());
@@ -116,9 +117,9 @@ fn each_rank_has_its_own_memory() {
 fn the_optimizer_is_shared_out_where_it_has_to_be() {
     let way = |memory| chosen(&small("--width 4 --recompute full"), 4, &cluster(4, memory));
     let whole = &way(PLENTY).candidates[0];
-    assert!(!whole.config.shard_optimizer);
+    assert!(!whole.config.replicas.shard_optimizer);
     let shared = &way(whole.need.total() - 1.0).candidates[0];
-    assert!(shared.config.shard_optimizer && shared.need.total() < whole.need.total());
+    assert!(shared.config.replicas.shard_optimizer && shared.need.total() < whole.need.total());
     assert_eq!(shared.step_s, whole.step_s);
 }
 
@@ -206,7 +207,7 @@ fn sums_begin_where_the_network_has_room_for_them() {
         let shown = chosen(&small("--depth 2"), batch, &cluster).candidates;
         for way in shown.into_iter().take(10) {
             let mut unasked = way.clone();
-            unasked.config.sync = lower::Sync::EagerOpt;
+            unasked.config.replicas.sync = lower::Sync::EagerOpt;
             let unasked = unasked.step_on(&cluster).unwrap().unwrap();
             let gains = way.step_s < unasked * (1.0 - WORTH_SAYING);
             assert_eq!(way.has_unusual_sync(), gains, "{way:?} {unasked}");
@@ -225,7 +226,7 @@ fn what_was_said_stays() {
     // Direct, doubling and halving.
     assert_eq!(choice.candidates.len(), 3);
     for candidate in &choice.candidates {
-        let is_chimera = candidate.config.schedule.to_string() == "chimera";
+        let is_chimera = candidate.config.schedule.name.to_string() == "chimera";
         assert!(is_chimera && candidate.recompute() == "selective", "{candidate:?}");
         assert_eq!(shape(candidate), (2, 2, 2));
     }
@@ -236,7 +237,7 @@ fn schedules_are_tried_with_their_parameters() {
     let of = |options: &str| chosen(&small(options), 16, &cluster(4, PLENTY)).candidates;
     let told = |candidate: &Candidate| {
         let parameters = candidate.parameters().map(|(name, value)| format!("{name} {value}"));
-        format!("{} {}", candidate.config.schedule, parameters.collect::<Vec<_>>().join(" "))
+        format!("{} {}", candidate.config.schedule.name, parameters.collect::<Vec<_>>().join(" "))
     };
     let all: Vec<String> = of("--layers 12 --depth 4").iter().map(told).collect();
     for way in [
@@ -277,12 +278,12 @@ fn options_lead_to_the_way_that_they_stand_for() {
     let small = small("");
     let memory = chosen(&small, 16, &cluster(4, PLENTY)).candidates[0].need.total();
     let choice = chosen(&small, 16, &cluster(4, memory * 0.5));
-    assert!(choice.candidates.iter().any(|candidate| candidate.config.shard_optimizer));
+    assert!(choice.candidates.iter().any(|candidate| candidate.config.replicas.shard_optimizer));
     for candidate in &choice.candidates {
         let settings = candidate.settings(&small.settings);
         let config = Layers { config: None, settings }.resolve(&OnDisk).unwrap();
         let plan = Plan::make(config).unwrap();
-        let devices = candidate.config.width * candidate.config.depth;
+        let devices = candidate.config.schedule.width * candidate.config.schedule.depth;
         assert_eq!(devices, 4);
         assert!(plan.need().total() <= 4.0 * candidate.need.total() * 1.0001);
     }
@@ -306,7 +307,7 @@ fn what_is_left_out_gains_nothing_over_a_simpler_way() {
         let is_as_good = |kept: &&Candidate| {
             kept.step_s as f32 == left_out.step_s as f32
                 && kept.need.total() <= left_out.need.total()
-                && kept.config.depth <= left_out.config.depth
+                && kept.config.schedule.depth <= left_out.config.schedule.depth
         };
         assert!(distinct.iter().any(is_as_good), "{left_out:?}");
     }

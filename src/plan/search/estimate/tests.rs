@@ -50,7 +50,7 @@ fn long_steps_are_what_shorter_ones_tell() {
             for (beta, n) in [(0.0, 16), (3e-7, 16), (3e-7, 25), (1e-6, 40)] {
                 let cluster = cluster(depth, beta);
                 let mut way = way(schedule, depth, n * depth + n % 2);
-                (way.scaling, way.recompute) = (Is(scaling), recompute);
+                (way.schedule.scaling, way.passes.recompute) = (Is(scaling), recompute);
                 let foreseen = fits(ConfigGroup::new(&cluster, true).outcome(way.clone()));
                 let simulated = fits(ConfigGroup::simulated(&cluster, true).outcome(way));
                 let Some((foreseen, simulated)) = foreseen.zip(simulated) else { continue };

@@ -1,5 +1,6 @@
 //! The ways to train a model of given layers, and which of them is the fastest that fits.
 
+use crate::settings::ScheduleSettings;
 use anyhow::{Error, Result, ensure};
 use chimera_core::analyze::{Network, NetworkCosts, peak_bytes, peak_working_bytes, simulate};
 use chimera_core::costs::{Costs, UnevenCosts};
@@ -46,9 +47,10 @@ pub fn choose_for(
     let watched = Watched::begin(effort);
     let size = model.micro_batch_size;
     let mut known = said.clone();
-    known.layers = model.n_layers();
-    let is_known =
-        |way: &Config| way.micro_batch_size == size && way.recompute != Recompute::Selective;
+    known.model.layers = model.n_layers();
+    let is_known = |way: &Config| {
+        way.schedule.micro_batch_size == size && way.passes.recompute != Recompute::Selective
+    };
     let groups = ways(&known, batch, ranks.n_ranks).into_iter();
     let groups = groups.map(|group| group.into_iter().filter(is_known).collect::<Vec<_>>());
     let groups: Vec<Vec<Config>> = groups.filter(|group| !group.is_empty()).collect();
@@ -57,7 +59,7 @@ pub fn choose_for(
         "{} rank(s), a batch of {batch} and micro-batches of {size} leave no way to train a model of {} layers: {}",
         ranks.n_ranks,
         model.n_layers(),
-        why_none(&known, ranks.n_ranks, batch, known.layers, Some(size))
+        why_none(&known, ranks.n_ranks, batch, known.model.layers, Some(size))
     );
     start_threads()?;
     let n_groups = groups.len();
@@ -91,15 +93,15 @@ fn check(model: &LayerCosts, said: &Config) -> Result<()> {
         )
     }
     ensure!(
-        said.recompute != Recompute::Selective,
+        said.passes.recompute != Recompute::Selective,
         "recompute selective is for the models here, since the file does not say what would be kept: choose none or full"
     );
     said.check_whole_stages().map_err(Error::msg)?;
     let size = model.micro_batch_size;
     ensure!(
-        !is_said("micro-batch-size") || said.micro_batch_size == size,
+        !is_said("micro-batch-size") || said.schedule.micro_batch_size == size,
         "micro-batch-size is {}, but the times in the file are of {size}: leave it out",
-        said.micro_batch_size
+        said.schedule.micro_batch_size
     );
     Ok(())
 }
@@ -129,7 +131,7 @@ fn tried(
 
 /// Proves a way, and simulates it if its memory is there.
 fn outcome(model: &LayerCosts, way: Config, ranks: &Ranks) -> Result<Fit> {
-    let Config { depth, width, micro_batches: n, .. } = way;
+    let ScheduleSettings { depth, width, micro_batches: n, .. } = way.schedule;
     ensure!(
         n * depth <= MOST_SIMULATED,
         "{n} micro-batches of depth {depth} are too many to simulate: choose at most {}",
@@ -143,11 +145,11 @@ fn outcome(model: &LayerCosts, way: Config, ranks: &Ranks) -> Result<Fit> {
     );
     let course = Course::plan(way, None, model)?;
     let program = &course.program;
-    ensure!(program.window().update() == Update::Flush, no_flush(&course.config.schedule));
+    ensure!(program.window().update() == Update::Flush, no_flush(&course.config.schedule.name));
     ensure!(
         program.rules().n_slices() == 1,
         "schedule {} cuts sequences into slices, and the file does not say that its layers can be cut so: choose another",
-        course.config.schedule
+        course.config.schedule.name
     );
     let stages = model.stages(course.n_stages())?;
     let need = need(model, &stages, &course, width);

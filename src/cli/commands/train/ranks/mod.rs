@@ -55,7 +55,7 @@ struct Job<'j> {
 pub(crate) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()> {
     pass("start");
     if let Ok(config) = &config
-        && config.survive != Survive::Off
+        && config.devices.survive != Survive::Off
     {
         return surviving::run(train, config, why);
     }
@@ -147,7 +147,7 @@ fn conclude(
     work: Option<impl FnOnce() -> Result<()> + Send>,
 ) -> Result<()> {
     let patience = run.config().patience().later;
-    let survives = run.config().survive != Survive::Off;
+    let survives = run.config().devices.survive != Survive::Off;
     let work = work.map(|work| Mutex::new(Some(work)));
     thread::scope(|scope| {
         // Where the system gives no thread, it is done here, and the others wait for as long as they may.

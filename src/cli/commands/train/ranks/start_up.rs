@@ -1,5 +1,6 @@
 //! From settings to a run that all ranks are ready to train: what fails on one of them ends all, before any writes.
 
+use crate::settings::ScheduleSettings;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
@@ -60,7 +61,7 @@ pub(super) fn start_up(
         warn_of_unread(&said);
         say.line(&format!("{n_ranks} ranks over MPI ({}; {why})", Mpi::library()));
     }
-    if run.config().transport == Transport::Nccl {
+    if run.config().devices.transport == Transport::Nccl {
         let version = run.nccl(me).map_err(anyhow::Error::from);
         let version = together(comm, version, patience)?;
         if is_root {
@@ -88,13 +89,13 @@ pub(super) fn start_up(
     together(comm, resumed, patience)?;
     let agreed = run.agree(comm);
     together(comm, agreed, patience)?;
-    if run.config().mpi_allreduce {
+    if run.config().replicas.mpi_allreduce {
         pass("sums");
         let never = stuck(me, "the ranks do not meet for MPI's sums: one is stopped", known);
         let opened = within(patience, Some(liveness.clone()), never, || sums.open(&groups(&run)));
         together(comm, opened.map_err(|e| e.into_fault(me).into()), patience)?;
     }
-    if run.first_step() == run.config().steps {
+    if run.first_step() == run.config().training.steps {
         let work = place.as_ref().map(|place| || train.conclude_trained(&run, place, &say));
         return conclude(comm, &run, known, work).map(|()| None);
     }
@@ -127,7 +128,7 @@ fn store(folder: &Path) -> Store {
 
 /// The replicas of each bucket.
 fn groups(run: &Run) -> Vec<Vec<Rank>> {
-    let (program, width) = (run.program(), run.config().width);
+    let (program, width) = (run.program(), run.config().schedule.width);
     let buckets = (0..program.buckets_of_update().len() as u32).map(BucketId);
     buckets.map(|bucket| program.replicas(width, bucket)).collect()
 }
@@ -135,10 +136,10 @@ fn groups(run: &Run) -> Vec<Vec<Rank>> {
 /// Refuses a number of ranks that is not width times depth, and reductions that the transport has not.
 fn check(config: &Config, n_ranks: usize) -> Result<()> {
     ensure!(
-        !config.mpi_allreduce || config.transport != Transport::Nccl,
+        !config.replicas.mpi_allreduce || config.devices.transport != Transport::Nccl,
         "mpi-allreduce is MPI's, and tensors go over NCCL: choose --transport mpi, or leave it out"
     );
-    let Config { width, depth, .. } = config;
+    let ScheduleSettings { width, depth, .. } = &config.schedule;
     let pairs: Vec<_> = layouts(n_ranks)
         .into_iter()
         .map(|(width, depth)| format!("--width {width} --depth {depth}"))

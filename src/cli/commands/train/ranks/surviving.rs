@@ -101,10 +101,10 @@ fn die_with_other_threads() {
 fn as_rank(train: &Train, config: &Config, why: &str, known_as: &Cell<Rank>) -> Result<()> {
     let patience = config.patience().first_step;
     let Some(mut meetings) = start(patience, MpiRendezvous::start)? else { return Ok(()) };
-    if config.survive == Survive::Narrow {
+    if config.devices.survive == Survive::Narrow {
         meetings = meetings.without_replacements();
     }
-    if config.evict == Evict::Stalled {
+    if config.devices.evict == Evict::Stalled {
         meetings = meetings.evicting_stalled();
     }
     let me = meetings.rank();
@@ -273,11 +273,11 @@ impl Surviving<'_> {
 
     /// Why a run cannot begin with these ranks, if it cannot.
     fn too_few(&self, present: &[Rank]) -> Option<String> {
-        let n_ranks = self.config.width.saturating_mul(self.config.depth);
+        let n_ranks = self.config.schedule.width.saturating_mul(self.config.schedule.depth);
         let missing = (0..n_ranks as u32).map(Rank).find(|rank| !present.contains(rank));
         // Where too few were started, the start-up says so.
         let n_started = Launch::found().map_or(n_ranks, |launch| launch.n_ranks as usize);
-        let has_died = self.config.survive == Survive::Narrow && present.len() < n_started;
+        let has_died = self.config.devices.survive == Survive::Narrow && present.len() < n_started;
         let missing = missing.filter(|_| has_died)?;
         Some(format!(
             "{missing} died before the run began, which takes all {n_ranks} ranks: start again"
@@ -286,7 +286,7 @@ impl Surviving<'_> {
 
     /// Why ranks that are stalled cannot be ended, if they cannot.
     fn cannot_evict(&self, alone: &[Rank]) -> Option<String> {
-        let is_evicting = self.config.evict == Evict::Stalled && !alone.is_empty();
+        let is_evicting = self.config.devices.evict == Evict::Stalled && !alone.is_empty();
         is_evicting.then(|| {
             format!(
                 "evict: no other rank runs on the host of {}, and only one that does could end it: start at least two ranks on \

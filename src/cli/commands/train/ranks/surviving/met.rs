@@ -121,7 +121,7 @@ impl Surviving<'_> {
 
 /// Who trains on without whom, by which program.
 pub(super) fn goes_on(run: &Run, fewer: &Fewer) -> String {
-    let n_ranks = (run.config().width * run.config().depth) as u32;
+    let n_ranks = (run.config().schedule.width * run.config().schedule.depth) as u32;
     let missing: Vec<Rank> =
         (0..n_ranks).map(Rank).filter(|rank| !fewer.present.contains(rank)).collect();
     let step = |program: &Program| {
