@@ -12,7 +12,6 @@ use chimera_core::model::{Cut, Memory, ModelConfig, Partition};
 use chimera_core::program::Program;
 use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
-use search::scaled;
 
 pub use costs::hardware::{EFFICIENCIES, Hardware, USABLE};
 pub use costs::predict::{Figure, Prediction};
@@ -29,6 +28,7 @@ pub use search::layout::layout_of;
 pub(crate) use search::layout::with_layout;
 pub use search::offloaded::recomputed_within_cap;
 use search::offloaded::with_recomputed;
+use search::scaled;
 pub use step::course::{Chain, Course, recomputed_at};
 pub(crate) use step::course::{can_be_cut, costs_by_flops, timetable};
 pub use step::request::request;

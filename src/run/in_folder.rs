@@ -2,12 +2,10 @@
 
 use std::sync::atomic::AtomicBool;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use chimera_core::engine::StepReport;
 
-use super::{Place, Run, Subject, Trained};
-use crate::formats::checkpoint::Checkpoint;
-use crate::observe::Metrics;
+use super::{InThreads, Ranks, Run, Subject, Trained};
 use crate::settings::said_in_vain;
 
 /// Options that `chimera train` alone reads, at the end of a run or around it.
@@ -26,32 +24,35 @@ impl<S: Subject> Run<S> {
         &mut self,
         stop: &AtomicBool,
         tell: impl Fn(&str) + Clone + Send + Sync + 'static,
-        mut observe: impl FnMut(&StepReport) -> Result<()> + Send,
+        observe: impl FnMut(&StepReport) -> Result<()> + Send,
     ) -> Result<Trained> {
         for option in self.unread() {
             tell(&option);
         }
-        let place = Place::claim(self.config())?;
-        let open = &mut |path: &_| Ok(Checkpoint::open(path)?);
-        let checkpoint = place.checkpoint(self.config(), &tell, open)?;
-        self.resume(checkpoint)?;
-        let (first, steps) = (self.first_step(), self.config().training.steps);
-        if first == steps {
+        let trained = self.train_in_folder_of(InThreads, stop, tell, observe)?;
+        trained.context("the one process of a run leads")
+    }
+
+    /// Like [`train_in_folder`](Run::train_in_folder), on each of the `ranks` of a run. The one that leads gets what the run
+    /// leaves.
+    ///
+    /// # Errors
+    /// As for one process, and if another rank fails.
+    pub fn train_in_folder_of<R: Ranks<S>>(
+        &mut self,
+        ranks: R,
+        stop: &AtomicBool,
+        tell: impl Fn(&str) + Clone + Send + Sync + 'static,
+        observe: impl FnMut(&StepReport) -> Result<()> + Send,
+    ) -> Result<Option<Trained>> {
+        let resumed = self.claim(ranks)?.resume(&tell)?;
+        if resumed.is_trained() {
+            let Some(place) = resumed.place else { return Ok(None) };
             place.remove_leftovers()?;
-            return self.trained_before();
+            return self.trained_before().map(Some);
         }
-        self.save_into(place.store(), tell.clone());
-        let mut folder = place.begin(self.config(), first, &tell)?;
-        let explain = self.explain_in(folder.path());
-        let trained = self.train(stop, |report| {
-            folder.record(&Metrics::of(report, self.tokens_per_step(), None), &tell)?;
-            observe(report)
-        });
-        if let Err(error) = &trained {
-            let also = folder.write_failure(error, Some(&*explain));
-            also.iter().for_each(|error| tell(&format!("{error:#}")));
-        }
-        trained
+        let store = resumed.store();
+        resumed.begin(store, tell.clone())?.train(stop, &tell, observe)
     }
 
     /// What to tell of options that were said, and that nothing reads.

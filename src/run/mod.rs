@@ -1,21 +1,18 @@
 //! Running: a training from settings to trained weights, over threads or processes, and the evaluation of a model.
 
 mod dir;
+mod error_class;
 pub mod evaluate;
 mod in_folder;
 mod machine;
 mod progress;
 mod ranks;
 mod resume;
-mod subject;
+mod session;
 mod survivor;
 mod unread;
+mod workload;
 
-pub use machine::launch;
-use crate::settings::ScheduleSettings;
-use machine::memory_check;
-pub use machine::outside;
-use ranks::replica_devices;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -42,23 +39,29 @@ pub use dir::own_files::{
 pub use dir::place::Place;
 pub use dir::runs::{RUNS, newest_first};
 pub use dir::settings_file::{is_run, settings_in};
+pub use error_class::{Several, class_of, fault_of};
 use machine::available_memory::resident;
+pub use machine::launch;
+use machine::memory_check;
+pub use machine::outside;
 pub use progress::pace::{Pace, WithinStep};
 pub use progress::trained::Trained;
 use progress::trained::merge;
 use progress::watch::{Observer, Watch};
 pub use ranks::gather::share;
 pub use ranks::processes::{PATIENCE, Seat};
+use ranks::replica_devices;
 pub use ranks::verify::checkpoint_as;
 pub use resume::Beginning;
 use resume::kept;
-use subject::initial::Initial;
-pub use subject::own::{Model, Own};
-pub use subject::subject::Subject;
-pub use subject::transformer::Transformer;
+pub use session::{Begun, Claimed, InThreads, Processes, Ranks, Resumed, conclude, together};
 pub use survivor::{Fewer, Survivor};
 pub use unread::check_unread;
 use unread::{check_param_groups, files};
+use workload::initial::Initial;
+pub use workload::own::{Model, Own};
+pub use workload::subject::Subject;
+pub use workload::transformer::Transformer;
 
 use crate::data::{Batch, Corpus};
 use crate::device::{CoreWatch, Devices, OpenDevice, n_cores};
@@ -66,7 +69,7 @@ use crate::formats::SpecialIds;
 use crate::formats::checkpoint::{Checkpoint, Saver};
 use crate::observe::{Explain, Recorder};
 use crate::plan::{Course, Need, Plan, Prediction};
-use crate::settings::Config;
+use crate::settings::{Config, ScheduleSettings};
 
 /// Windows of the validation text that are evaluated.
 const N_VALIDATION: usize = 64;
@@ -300,8 +303,8 @@ impl<S: Subject> Run<S> {
         // A run that is resumed behind them leaves the trace as it is.
         let trace = config.output.trace.as_deref().filter(|_| self.first_step() < steps.end);
         let programs = [self.program(), self.last_program()];
-        let recorder =
-            trace.map(|path| Recorder::new(path, steps, config.schedule.width, self.sizes(), programs));
+        let recorder = trace
+            .map(|path| Recorder::new(path, steps, config.schedule.width, self.sizes(), programs));
         let fingerprint = self.fingerprint();
         let observe = Mutex::new(observe);
         Ok(Watch { fingerprint, observe, held_out, recorder, by_processes: false })

@@ -1,6 +1,5 @@
 //! Resolved settings.
 
-use crate::settings::PassSettings;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +13,8 @@ use toml::Value;
 use super::{
     Config, Layout, OPTIONS, OWN_MODEL, Origin, RecomputedStages, SettingsError, UnfitStages,
 };
+
+use crate::settings::PassSettings;
 
 /// Folder of the trained weights within that of their run.
 pub const MODEL: &str = "model";

@@ -10,15 +10,15 @@ mod sources;
 mod table;
 mod values;
 
-pub use sources::args;
-use sources::check;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-pub use values::schedules;
 
 use toml::Value;
 
 pub use config::MODEL;
+#[cfg(feature = "cli")]
+pub use sources::args;
+use sources::check;
 pub use sources::llama::llama_of;
 pub(crate) use sources::origin::OWN_MODEL;
 pub use sources::origin::Origin;
@@ -38,6 +38,7 @@ pub use values::gate::MlpGate;
 pub use values::layout::Layout;
 pub use values::recomputed::{RecomputedStages, StageRecompute, UnfitStages};
 pub use values::scaling::Scaling;
+pub use values::schedules;
 pub use values::speeds::Speeds;
 pub(crate) use values::speeds::least_of_workers;
 pub use values::survive::{Evict, Survive};

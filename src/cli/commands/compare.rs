@@ -14,8 +14,7 @@ use crate::cli::parts::schedule::drawing::Format;
 use crate::cli::parts::schedule::entry::{Contender, ContenderRun, why_not};
 use crate::cli::parts::schedule::shape::{ShapeArgs, schedule_name};
 use crate::cli::parts::terminal::console::{figure, print, warn};
-use crate::cli::parts::terminal::exit;
-use crate::cli::parts::terminal::exit::Several;
+use crate::run::{Several, class_of};
 use crate::settings::RecomputedStages;
 
 /// Compares all schedules, or those named, on one model
@@ -133,7 +132,7 @@ impl Comparison {
                 },
                 Err(error) => match why_not(&error) {
                     Some(reason) => {
-                        if exit::class(&error) == Class::Schedule {
+                        if class_of(&error) == Class::Schedule {
                             class = Class::Schedule;
                         }
                         refused.push((entry.label.clone(), reason));
@@ -143,7 +142,7 @@ impl Comparison {
             }
         }
         // Without a cap nothing has to recompute, and nothing else says how much would.
-        let one_in_turn = match said.recompute_stages {
+        let one_in_turn = match said.passes.recompute_stages {
             RecomputedStages::Auto => "1f1b --in-turn 1 --recompute none --recompute-stages all",
             RecomputedStages::All | RecomputedStages::These(_) => "1f1b --in-turn 1",
         };

@@ -1,6 +1,5 @@
 //! What stages and steps cost by a measured profile.
 
-use crate::settings::ModelSettings;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -20,7 +19,7 @@ use crate::plan::need::memory_of;
 use crate::plan::step::course::{Chain, costs_by_flops, is_selective};
 use crate::plan::step::units::Units;
 use crate::profile::{ExchangeTime, OpTime, Profile, ProfiledTimes, StageTimes};
-use crate::settings::Config;
+use crate::settings::{Config, ModelSettings};
 
 /// A model whose stages cost what was measured, or their share of its work where nothing was.
 #[derive(Clone, Debug)]

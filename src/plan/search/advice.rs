@@ -1,6 +1,5 @@
 //! What to change of a configuration so that its steps take less time: one setting, with those that follow from it.
 
-use crate::settings::ScheduleSettings;
 use anyhow::Result;
 use chimera_core::lower::Recompute;
 use chimera_core::schedule::SCHEDULES;
@@ -12,7 +11,7 @@ use super::estimate::{ConfigGroup, MOST_SIMULATED};
 use super::ways::is_synchronous;
 use crate::device::start_threads;
 use crate::settings::schedules::{ALONE, Named};
-use crate::settings::{Config, Layout};
+use crate::settings::{Config, Layout, ScheduleSettings};
 
 /// A change that takes less than this part of a step away is not worth a word: predictions err by about as much.
 const WORTH: f64 = 0.05;

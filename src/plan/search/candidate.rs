@@ -1,6 +1,5 @@
 //! What one way to train takes: the memory of a rank and the time of a step, before anything runs.
 
-use crate::settings::ScheduleSettings;
 use chimera_core::analyze::Network;
 use chimera_core::lower::{Recompute, Sync};
 use chimera_core::schedule::Parameter;
@@ -12,7 +11,7 @@ use crate::plan::need::Need;
 use crate::plan::rank_memory::RankMemory;
 use crate::profile::ProfiledTimes;
 use crate::settings::schedules::Named;
-use crate::settings::{Config, Layout, RecomputedStages, Scaling, Settings};
+use crate::settings::{Config, Layout, RecomputedStages, Scaling, ScheduleSettings, Settings};
 
 /// The ranks there are. What they are like beside each other in speed, a way to train says.
 #[derive(Clone, Debug)]

@@ -1,6 +1,5 @@
 //! Which way to train takes least time on the ranks there are, of all that fit into their memory.
 
-use crate::settings::ScheduleSettings;
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -17,7 +16,7 @@ use super::ways::{is_free, is_synchronous, ways};
 use crate::device::start_threads;
 use crate::plan::need::Need;
 use crate::settings::schedules::Named;
-use crate::settings::{Config, Survive};
+use crate::settings::{Config, ScheduleSettings, Survive};
 
 /// A pipeline with so many micro-batches for each worker idles for some hundredths of a step at most: more are only tried
 /// where memory asks for smaller ones.

@@ -7,7 +7,6 @@
 //! most. So what counts is simulated as a whole in the end. Of a step whose time does not grow evenly no more is foreseen
 //! than that a further round takes its busiest worker's time; one whose memory does not is simulated at once.
 
-use crate::settings::ScheduleSettings;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -35,7 +34,7 @@ use crate::plan::step::units::Units;
 use crate::plan::{Course, Plan, Priced, can_be_cut, costs_by_flops, timetable};
 use crate::profile::ProfiledTimes;
 use crate::settings::schedules::Named;
-use crate::settings::{Config, Layout};
+use crate::settings::{Config, Layout, ScheduleSettings};
 
 /// The most cells of a timetable of forwards that are simulated: to prove longer ones takes too long for a choice.
 pub(crate) const MOST_SIMULATED: usize = 1 << 15;

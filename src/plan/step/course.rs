@@ -1,6 +1,5 @@
 //! What a run does by its settings, whatever is trained: a proven program of steps, and how weights are updated.
 
-use crate::settings::ScheduleSettings;
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::analyze::{prove_in_one_order, simulate};
 use chimera_core::costs::{Costs, SliceGrowth, StageCosts, UnevenCosts, UniformCosts};
@@ -24,7 +23,8 @@ use super::units::Units;
 use crate::device::Precision;
 use crate::settings::schedules::Named;
 use crate::settings::{
-    Config, Evict, RecomputedStages, Scaling, Speeds, Survive, Transport, UnfitStages,
+    Config, Evict, RecomputedStages, Scaling, ScheduleSettings, Speeds, Survive, Transport,
+    UnfitStages,
 };
 
 /// Settings with the proven program that they lead to.

@@ -15,8 +15,8 @@ use crate::observe::Log;
 use crate::run::Run;
 use crate::run::progress::trained::RankTrained;
 use crate::run::progress::watch::Watch;
-use crate::run::subject::subject::Subject;
 use crate::run::survivor::{Fewer, Survivor};
+use crate::run::workload::subject::Subject;
 use crate::settings::Survive;
 
 impl<S: Subject> Run<S> {

@@ -20,8 +20,8 @@ use crate::observe::{Did, Log};
 use crate::run::Run;
 use crate::run::progress::trained::{RankRun, RankTrained};
 use crate::run::progress::watch::{HeldOut, Watch};
-use crate::run::subject::subject::Subject;
 use crate::run::survivor::Survivor;
+use crate::run::workload::subject::Subject;
 use crate::settings::Survive;
 
 /// The last runs of the program whose timelines are kept.

@@ -1,6 +1,5 @@
 //! Plans for models that are not ours, by what a file says of their layers.
 
-use crate::settings::ScheduleSettings;
 use std::fmt::Write;
 
 use anyhow::{Result, bail};
@@ -12,7 +11,7 @@ use super::{Plan, bytes, fitting, parameters, untried};
 use crate::cli::parts::terminal::console::{counted, print};
 use crate::plan::{Candidate, Choice, Effort, LayerCosts, Ranks, choose_for};
 use crate::settings::schedules::{ALONE, Named};
-use crate::settings::{Config, RecomputedStages, quoted};
+use crate::settings::{Config, RecomputedStages, ScheduleSettings, quoted};
 
 impl Plan {
     /// The choice for such a model.

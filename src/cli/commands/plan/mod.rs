@@ -3,7 +3,6 @@
 mod layers;
 mod table;
 
-use crate::settings::ScheduleSettings;
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,7 +27,7 @@ use crate::plan::{
     RankMemory, Speed, USABLE, times_of,
 };
 use crate::run::outside::OnDisk;
-use crate::settings::{ByteSize, Config, Layers, Origin};
+use crate::settings::{ByteSize, Config, Layers, Origin, ScheduleSettings};
 
 /// Seconds that a choice takes at most, unless `--search-time` says how many.
 const SECONDS: f64 = 60.0;

@@ -28,10 +28,9 @@ use crate::cli::parts::training::outcome::Outcome;
 use crate::cli::parts::training::report;
 use crate::cli::parts::training::suggest;
 use crate::device::start_threads;
-use crate::formats::checkpoint::Checkpoint;
 use crate::observe::{Metrics, Prometheus};
 use crate::run::outside::OnDisk;
-use crate::run::{Folder, Place, Run, Trained};
+use crate::run::{Begun, Folder, InThreads, Place, Resumed, Run, Trained, Transformer};
 use crate::settings::args::explained;
 use crate::settings::{Config, Layers, Survive, Transport};
 
@@ -97,17 +96,16 @@ impl Train {
         warn_of_unread(&said);
         let stop = Stop::on_signal(|| true)?;
         let say = Say { to_stderr: self.json };
-        let place = Place::claim(run.config())?;
-        let open = &mut |path: &Path| Ok(Checkpoint::open(path)?);
-        let checkpoint = place.checkpoint(run.config(), &warn, open)?;
-        resume(&mut run, checkpoint, &|line| say.line(line))?;
-        if run.first_step() == run.config().training.steps {
+        let resumed = run.claim(InThreads)?.resume(&warn)?;
+        say_resumed(&resumed, &say);
+        if resumed.is_trained() {
+            let place = resumed.place.context("the one process of a run leads")?;
             return self.conclude_trained(&run, &place, &say);
         }
-        run.save_into(place.store(), warn);
-        let prometheus = listen(run.config())?;
-        let mut folder = place.begin(run.config(), run.first_step(), &warn)?;
-        let explain = run.explain_in(folder.path());
+        let prometheus = listen(resumed.run.config())?;
+        let store = resumed.store();
+        let Begun { folder, explain, .. } = resumed.begin(store, warn)?;
+        let mut folder = folder.context("the one process of a run leads")?;
         stop.concerns(&run, folder.path());
         let trained = told(&run, &mut folder, prometheus.as_ref(), &say, |observe| {
             run.train(stop.flag(), observe)
@@ -226,23 +224,23 @@ pub(crate) fn listen(config: &Config) -> Result<Option<Prometheus>> {
     config.output.prometheus.map(listen).transpose()
 }
 
-/// Begins where a checkpoint ends, if there is one, and says so.
-pub(crate) fn resume(
-    run: &mut Run,
-    checkpoint: Option<Checkpoint>,
-    say: &dyn Fn(&str),
-) -> Result<()> {
-    let path = checkpoint.as_ref().map(|checkpoint| checkpoint.path().display().to_string());
-    let changes = run.resume(checkpoint)?;
-    match path {
-        Some(path) => say(&format!("resumes from {path}: step {} is next", run.first_step())),
+/// Says at which step a run goes on, and what changes there.
+pub(crate) fn say_resumed<R>(resumed: &Resumed<'_, Transformer, R>, say: &Say) {
+    let run = &resumed.run;
+    match &resumed.from {
+        Some(path) => {
+            say.line(&format!(
+                "resumes from {}: step {} is next",
+                path.display(),
+                run.first_step()
+            ));
+        }
         None if run.config().checkpoints.resume.is_some() => {
-            say("no finished checkpoint here: training starts from step 0");
+            say.line("no finished checkpoint here: training starts from step 0");
         }
         None => {}
     }
-    for change in changes {
-        say(&format!("  from here on, {change}"));
+    for change in &resumed.changes {
+        say.line(&format!("  from here on, {change}"));
     }
-    Ok(())
 }

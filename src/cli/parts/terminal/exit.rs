@@ -4,14 +4,10 @@ use std::io::{Error, ErrorKind};
 use std::process::ExitCode;
 
 use chimera_core::analyze::{Reason, Refusal, Savings};
-use chimera_core::device::DeviceError;
 use chimera_core::fault::{Class, Fault};
-use chimera_core::interchange::ReadError;
-use chimera_core::search::AutoError;
 
 use crate::cli::parts::terminal::console::tell;
-use crate::device::NoThread;
-use crate::formats::checkpoint::{Diverged, Unusable};
+use crate::run::class_of;
 
 /// Prints an error with its causes on standard error and returns its exit code. A stop on request is no error.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
@@ -22,7 +18,7 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
         Some(fault) if fault.class == Class::Requeue => tell(&fault.message),
         _ => tell(format_args!("error: {error:#}{}", remedy(error).unwrap_or_default())),
     }
-    ExitCode::from(class(error).code())
+    ExitCode::from(class_of(error).code())
 }
 
 /// Whether whoever read what was written has gone away.
@@ -55,45 +51,4 @@ fn remedy(error: &anyhow::Error) -> Option<String> {
     Some(format!(
         "\nto hold fewer, {add}take a schedule that holds fewer (`chimera schedule compare`); or raise --memory-cap"
     ))
-}
-
-/// An error that stands for several.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-pub(crate) struct Several {
-    pub(crate) class: Class,
-    pub(crate) message: String,
-}
-
-/// The class of an error: that of the fault that ended a run, of a refused schedule or checkpoint, of weights that are not
-/// finite, of a device that failed, of a disk that is full; all else is wrong usage.
-pub(crate) fn class(error: &anyhow::Error) -> Class {
-    error.chain().find_map(class_of).unwrap_or(Class::Usage)
-}
-
-fn class_of(cause: &(dyn std::error::Error + 'static)) -> Option<Class> {
-    if let Some(fault) = cause.downcast_ref::<Fault>() {
-        return Some(fault.class);
-    }
-    if let Some(several) = cause.downcast_ref::<Several>() {
-        return Some(several.class);
-    }
-    let is_too_large = matches!(cause.downcast_ref(), Some(AutoError::Memory(_)));
-    if cause.is::<Refusal>() || cause.is::<ReadError>() || is_too_large {
-        return Some(Class::Schedule);
-    }
-    if cause.is::<NoThread>() {
-        return Some(Class::OutOfMemory);
-    }
-    if cause.is::<Unusable>() {
-        return Some(Class::Checkpoint);
-    }
-    if cause.is::<Diverged>() {
-        return Some(Class::NonFinite);
-    }
-    let kind = cause.downcast_ref::<Error>().map(Error::kind);
-    if matches!(kind, Some(ErrorKind::StorageFull | ErrorKind::QuotaExceeded)) {
-        return Some(Class::Io);
-    }
-    cause.downcast_ref::<DeviceError>().map(DeviceError::class)
 }

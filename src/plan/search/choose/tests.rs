@@ -1,11 +1,10 @@
 use super::super::candidate::Speed;
-use crate::settings::ScheduleSettings;
 use chimera_core::analyze::{Link, Network, ReductionAlgorithm};
 
 use super::*;
 use crate::plan::{Plan, RankMemory};
 use crate::run::outside::OnDisk;
-use crate::settings::Layers;
+use crate::settings::{Layers, ScheduleSettings};
 
 const PLENTY: f64 = 1e15;
 const PATIENT: Effort<'static> = Effort { time_limit: Duration::MAX, observe: &|_, _| () };

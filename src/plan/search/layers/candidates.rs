@@ -1,6 +1,5 @@
 //! The ways to train a model of given layers, and which of them is the fastest that fits.
 
-use crate::settings::ScheduleSettings;
 use anyhow::{Error, Result, ensure};
 use chimera_core::analyze::{Network, NetworkCosts, peak_bytes, peak_working_bytes, simulate};
 use chimera_core::costs::{Costs, UnevenCosts};
@@ -18,7 +17,7 @@ use crate::plan::search::estimate::MOST_SIMULATED;
 use crate::plan::search::no_way::why_none;
 use crate::plan::search::ways::ways;
 use crate::plan::{Course, Need};
-use crate::settings::{Config, OPTIONS, Origin};
+use crate::settings::{Config, OPTIONS, Origin, ScheduleSettings};
 
 /// Ranks that are all alike, but for their speed.
 pub struct Ranks {

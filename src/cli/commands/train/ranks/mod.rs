@@ -11,9 +11,8 @@ mod start_up;
 mod surviving;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use chimera_comm_mpi::{Limit, LivenessMonitor, Mpi, Sums};
@@ -22,18 +21,16 @@ use chimera_core::engine::Patience;
 use chimera_core::fault::{Fault, panicked};
 
 use self::shutdown::{
-    Known, ROOT, close, end_if_over, end_now, fail, fault_of, is_failed, note_if_over, start,
+    Known, ROOT, close, end_if_over, end_now, fail, is_failed, note_if_over, start,
 };
 use self::start_up::{ReadyRun, start_up};
 use super::{Stop, Train, told};
 use crate::cli::parts::terminal::progress::Say;
-use crate::run::{Run, Seat, share};
+use crate::run::{Run, Seat, conclude as conclude_run, fault_of};
 use crate::settings::{Config, Survive};
 
 /// For all to leave, where there are no settings that say so.
 const TO_LEAVE: Duration = Duration::from_secs(60);
-/// How often the lead tells the others that it is not done yet.
-const TELL: Duration = Duration::from_secs(1);
 
 /// What ranks do with a transport of this name; rank 0 has a result.
 pub(crate) type RankWork<'w, T> =
@@ -146,57 +143,10 @@ fn conclude(
     known: &Known,
     work: Option<impl FnOnce() -> Result<()> + Send>,
 ) -> Result<()> {
-    let patience = run.config().patience().later;
     let survives = run.config().devices.survive != Survive::Off;
-    let work = work.map(|work| Mutex::new(Some(work)));
-    thread::scope(|scope| {
-        // Where the system gives no thread, it is done here, and the others wait for as long as they may.
-        let started = work.as_ref().map(|work| {
-            let thread = thread::Builder::new().spawn_scoped(scope, || run_once(work));
-            thread.map_err(|_| run_once(work))
-        });
-        loop {
-            let told = Instant::now();
-            let is_done = || match &started {
-                Some(Ok(thread)) => thread.is_finished(),
-                _ => true,
-            };
-            while !is_done() && told.elapsed() < TELL {
-                thread::sleep(Duration::from_millis(2));
-            }
-            match share(comm, &is_done(), patience) {
-                Ok(all) if all.iter().all(|is_done| *is_done) => break,
-                Ok(_) => {}
-                // The work is finished before this returns.
-                Err(fault) if is_done() || survives && fault.is_death() => return Err(fault.into()),
-                Err(fault) => end_now(comm, &fault, known), // the work would go on for as long as it takes
-            }
-        }
-        let me = comm.rank();
-        let concluded = match started {
-            Some(Ok(thread)) => {
-                thread.join().unwrap_or_else(|panic| Err(panicked(me, &*panic).into()))
-            }
-            Some(Err(concluded)) => concluded,
-            None => Ok(()),
-        };
-        together(comm, concluded, patience)
+    let patience = run.config().patience().later;
+    conclude_run(comm, patience, work, |comm, fault| match survives && fault.is_death() {
+        true => fault,
+        false => end_now(comm, &fault, known), // the work would go on for as long as it takes
     })
-}
-
-/// Does `work` unless it was done.
-fn run_once(work: &Mutex<Option<impl FnOnce() -> Result<()>>>) -> Result<()> {
-    let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
-    work.map_or(Ok(()), |work| work())
-}
-
-/// What all ranks come to: an error of any is an error of all, the first rank's.
-fn together<T>(comm: &mut impl Endpoint, outcome: Result<T>, patience: Duration) -> Result<T> {
-    let me = comm.rank();
-    let own = outcome.as_ref().err().map(|error| fault_of(error, me));
-    let first = share(comm, &own, patience)?.into_iter().flatten().next();
-    match first {
-        Some(fault) if fault.rank != me => Err(fault.into()),
-        _ => outcome,
-    }
 }

@@ -15,11 +15,10 @@ use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
 use crate::cli::parts::terminal::console::{tell, warn};
-use crate::cli::parts::terminal::exit;
 use crate::device::NoThread;
 use crate::observe::Explain;
 use crate::run::launch::Launch;
-use crate::run::write_error;
+use crate::run::{fault_of, write_error};
 
 /// The rank that prints.
 pub(super) const ROOT: Rank = Rank(0);
@@ -156,13 +155,6 @@ fn note(me: Rank, fault: &Fault, known: &Known) {
 /// Whether an error is a failure, and not a stop on request.
 pub(super) fn is_failed(error: &anyhow::Error, me: Rank) -> bool {
     fault_of(error, me).class != Class::Requeue
-}
-
-pub(super) fn fault_of(error: &anyhow::Error, me: Rank) -> Fault {
-    match error.downcast_ref::<Fault>() {
-        Some(fault) => fault.clone(),
-        None => Fault::new(exit::class(error), me, format!("{error:#}")),
-    }
 }
 
 /// Starts MPI by `open`, which is told for how long ranks may wait for each other, and whom to warn.

@@ -26,16 +26,16 @@ use self::lead::{REJOIN, Root, meet_again};
 use self::met::{Met, goes_on};
 #[cfg(all(unix, debug_assertions))]
 use super::fault_injection;
-use super::shutdown::{Known, ROOT, announce, fault_of, is_failed, start};
+use super::shutdown::{Known, ROOT, announce, is_failed, start};
 use super::start_up::{ReadyRun, saving, start_up};
-use super::{Job, conclude, pass, together};
+use super::{Job, conclude, pass};
 use crate::cli::commands::train::telling::Telling;
 use crate::cli::commands::train::{Stop, Train};
 use crate::cli::parts::terminal::console::{tell, warn};
 use crate::cli::parts::terminal::progress::Say;
 use crate::observe::Prometheus;
 use crate::run::launch::Launch;
-use crate::run::{Beginning, Folder, Run, Survivor};
+use crate::run::{Beginning, Folder, Run, Survivor, fault_of, together};
 use crate::settings::{Config, Evict, Survive};
 
 /// For all to write down why a run fails.

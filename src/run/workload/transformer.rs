@@ -1,6 +1,5 @@
 //! The models here on text: what a run of the command line trains.
 
-use crate::settings::{ModelSettings, ScheduleSettings};
 use std::io;
 use std::sync::Mutex;
 
@@ -28,7 +27,7 @@ use crate::run::progress::trained::RankTrained;
 use crate::run::progress::watch::{HeldOut, Watch};
 use crate::run::survivor::Survivor;
 use crate::run::{Here, N_VALIDATION, Run, compute_threads};
-use crate::settings::{Config, Transport};
+use crate::settings::{Config, ModelSettings, ScheduleSettings, Transport};
 
 /// A model of the [table](chimera_core::model), a text, and devices.
 pub struct Transformer {

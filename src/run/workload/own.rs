@@ -1,6 +1,5 @@
 //! A model of the caller's, with all that a run has: checkpoints, exact resume, metrics, traces and logs.
 
-use crate::settings::ScheduleSettings;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
 use std::sync::{Mutex, PoisonError};
@@ -26,7 +25,7 @@ use crate::run::progress::trained::RankTrained;
 use crate::run::progress::watch::{HeldOut, Watch};
 use crate::run::survivor::Survivor;
 use crate::run::{Run, compute_threads, resume};
-use crate::settings::{Config, Layout, Transport, of_our_models, said_in_vain};
+use crate::settings::{Config, Layout, ScheduleSettings, Transport, of_our_models, said_in_vain};
 
 /// A model that can be cut into stages, with its devices and samples.
 ///

@@ -1,0 +1,166 @@
+//! Ranks that are processes, over any transport.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use chimera_core::comm::{Comm, CommError, Endpoint, Host};
+use chimera_core::fault::Class;
+use chimera_core::ids::Rank;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::Ranks;
+use crate::formats::checkpoint::Checkpoint;
+use crate::observe::Explain;
+use crate::run::error_class::fault_of;
+use crate::run::machine::launch::layouts;
+use crate::run::progress::watch::Observer;
+use crate::run::ranks::gather::share;
+use crate::run::{Place, Run, Seat, Subject, Trained, checkpoint_as, write_error};
+use crate::settings::{Config, ScheduleSettings};
+
+/// The rank that leads.
+const LEAD: Rank = Rank(0);
+
+/// Whether the job is over, and why.
+type WhyOver = dyn Fn() -> Option<CommError> + Send + Sync;
+
+/// One rank of several, each a process, with this process's end of their transport.
+pub struct Processes<'c, C> {
+    comm: &'c mut C,
+    patience: Duration,
+    why_over: Arc<WhyOver>,
+}
+
+impl<'c, C: Comm<Host>> Processes<'c, C> {
+    /// Ranks that wait for each other for at most `patience` until the first step.
+    pub fn new(comm: &'c mut C, patience: Duration) -> Processes<'c, C> {
+        Processes { comm, patience, why_over: Arc::new(|| None) }
+    }
+
+    /// Asks `why_over` from another thread, while this one computes, whether the job has failed.
+    pub fn watching(
+        self,
+        why_over: impl Fn() -> Option<CommError> + Send + Sync + 'static,
+    ) -> Processes<'c, C> {
+        Processes { why_over: Arc::new(why_over), ..self }
+    }
+
+    /// Prepares a run on all ranks, which must have the same settings; `seat` says where this process is.
+    ///
+    /// # Errors
+    /// If the settings differ, ask for another number of ranks, or cannot be trained on one of the ranks.
+    pub fn prepare(&mut self, config: Config, seat: Seat) -> Result<Run> {
+        self.prepare_checked(Ok(config), seat, |_| Ok(()))
+    }
+
+    /// Like [`prepare`](Processes::prepare), where this rank may have no settings, and `check` may refuse its run.
+    pub(crate) fn prepare_checked(
+        &mut self,
+        config: Result<Config>,
+        seat: Seat,
+        check: impl FnOnce(&Run) -> Result<()>,
+    ) -> Result<Run> {
+        let n_ranks = self.comm.n_ranks() as usize;
+        let config = config.and_then(|config| check_ranks(&config, n_ranks).map(|()| config));
+        let config = self.all(config)?;
+        let agreed = Run::agree_on_settings(&config, self.comm).map_err(anyhow::Error::from);
+        self.all(agreed)?;
+        let run = Run::prepare_as(config, self.comm, seat);
+        let run = run.and_then(|run| check(&run).map(|()| run));
+        self.all(run)
+    }
+
+    /// The transport.
+    pub fn comm(&mut self) -> &mut C {
+        self.comm
+    }
+
+    /// Makes an error of any rank the error of all, the first rank's.
+    pub fn all<T>(&mut self, own: Result<T>) -> Result<T> {
+        together(self.comm, own, self.patience)
+    }
+}
+
+/// Makes an error of any rank the error of all, the first rank's.
+///
+/// # Errors
+/// That error, or a [`Fault`](chimera_core::fault::Fault) if a rank is lost.
+pub fn together<T>(comm: &mut impl Endpoint, own: Result<T>, patience: Duration) -> Result<T> {
+    let me = comm.rank();
+    let fault = own.as_ref().err().map(|error| fault_of(error, me));
+    let first = share(comm, &fault, patience)?.into_iter().flatten().next();
+    match first {
+        Some(fault) if fault.rank != me => Err(fault.into()),
+        _ => own,
+    }
+}
+
+impl<S: Subject, C: Comm<Host>> Ranks<S> for Processes<'_, C> {
+    fn leads(&self) -> bool {
+        self.comm.rank() == LEAD
+    }
+
+    fn together<T>(&mut self, own: Result<T>) -> Result<T> {
+        self.all(own)
+    }
+
+    fn of_lead<T: Serialize + DeserializeOwned>(&mut self, own: Option<T>) -> Result<T> {
+        let all = share(self.comm, &own, self.patience)?;
+        all.into_iter().next().flatten().context("rank 0 has nothing to share")
+    }
+
+    fn checkpoint(
+        &mut self,
+        config: &Config,
+        place: Option<&Place>,
+        warn: &dyn Fn(&str),
+    ) -> Result<Option<Checkpoint>> {
+        checkpoint_as(config, self.comm, place, warn)
+    }
+
+    fn agree(&mut self, run: &Run<S>) -> Result<()> {
+        run.agree(self.comm)
+    }
+
+    fn train(
+        &mut self,
+        run: &Run<S>,
+        stop: &AtomicBool,
+        observe: &mut Observer<'_>,
+    ) -> Result<Option<Trained>> {
+        let why_over = Arc::clone(&self.why_over);
+        run.train_as(self.comm, stop, move || why_over(), observe)
+    }
+
+    fn fail(&mut self, error: &anyhow::Error, folder: Option<&PathBuf>, explain: &Explain) {
+        let me = self.comm.rank();
+        let fault = fault_of(error, me);
+        self.comm.abort(&fault);
+        if let Some(folder) = folder
+            && fault.class != Class::Requeue
+            && explain.is_in_place()
+        {
+            // The error that counts is the training's.
+            let _ = write_error(folder, me, &fault).and_then(|()| explain.write(me));
+        }
+    }
+}
+
+/// Refuses a number of ranks that is not width times depth.
+fn check_ranks(config: &Config, n_ranks: usize) -> Result<()> {
+    let ScheduleSettings { width, depth, .. } = config.schedule;
+    let pairs = layouts(n_ranks).into_iter();
+    let pairs: Vec<_> =
+        pairs.map(|(width, depth)| format!("--width {width} --depth {depth}")).collect();
+    ensure!(
+        width.checked_mul(depth) == Some(n_ranks),
+        "there are {n_ranks} ranks, but width {width} x depth {depth} needs {}: start as many, or choose {}",
+        width.saturating_mul(depth),
+        pairs.join(", or ")
+    );
+    Ok(())
+}
