@@ -8,6 +8,7 @@ mod bench_schedule;
 mod bench_train;
 mod bench_wgpu;
 mod beside_candle;
+mod book;
 mod burn;
 mod ci;
 mod command;
@@ -67,6 +68,8 @@ enum Chore {
     },
     /// Documentation without warnings
     Docs,
+    /// The book of the pages in docs, into target/book/html: its links and its search are checked
+    Book,
     /// Proof that no crate depends on what it must not
     Absences,
     /// Proof that no module uses one that stands above it, and that none is in a circle
@@ -148,6 +151,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Clippy => ci::clippy(),
         Chore::Test { args } => ci::test(&args),
         Chore::Docs => ci::docs(),
+        Chore::Book => book::run(),
         Chore::Absences => absences::run(),
         Chore::Layers => layers::run(),
         Chore::Words => words::run(),
