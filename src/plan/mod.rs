@@ -29,6 +29,7 @@ pub(crate) use search::layout::with_layout;
 pub use search::offloaded::recomputed_within_cap;
 use search::offloaded::with_recomputed;
 use search::scaled;
+pub use step::conflicts::{CONFLICTS, Conflict};
 pub use step::course::{Chain, Course, recomputed_at};
 pub(crate) use step::course::{can_be_cut, costs_by_flops, timetable};
 pub use step::request::request;

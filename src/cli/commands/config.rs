@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 
 use crate::cli::parts::terminal::console::{print, tell, warn};
-use crate::plan::{Plan, layout_of};
+use crate::plan::{CONFLICTS, Conflict, Plan, layout_of};
 use crate::run::check_unread;
 use crate::run::outside::OnDisk;
 use crate::settings::{Layers, Settings, markdown};
@@ -46,8 +46,11 @@ struct Show {
 #[derive(Args)]
 struct Check {
     /// TOML files, as `chimera train --config` takes them
-    #[arg(value_name = "FILE", required = true)]
+    #[arg(value_name = "FILE", required_unless_present = "conflicts")]
     files: Vec<PathBuf>,
+    /// Lists the options that contradict each other, and why
+    #[arg(long)]
+    conflicts: bool,
 }
 
 impl Config {
@@ -73,6 +76,11 @@ impl Show {
 
 impl Check {
     fn run(self) -> Result<()> {
+        if self.conflicts {
+            for Conflict { options, sentence, .. } in CONFLICTS {
+                print(format!("{}: {sentence}", options.join(", ")))?;
+            }
+        }
         let mut outcome = Ok(());
         for file in &self.files {
             match verdict(file) {

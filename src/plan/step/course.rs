@@ -3,28 +3,26 @@
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::analyze::{prove_in_one_order, simulate};
 use chimera_core::costs::{Costs, SliceGrowth, StageCosts, UnevenCosts, UniformCosts};
-use chimera_core::engine::{NonFinite, Training, unpreconditioned, unsurvivable};
+use chimera_core::engine::{Training, unpreconditioned, unsurvivable};
 use chimera_core::ids::StageId;
-use chimera_core::lower::{Border, Lowering, Passes, Recompute, recompute};
+use chimera_core::lower::{Lowering, Passes, Recompute, recompute};
 use chimera_core::model::{Cut, ModelConfig};
 use chimera_core::program::Program;
 use chimera_core::request::{Ordered, Request, Source};
-use chimera_core::schedule::Parameter;
 use chimera_core::search::Report;
 use chimera_core::stage::Param;
 use chimera_core::timetable::Timetable;
 use chimera_core::update::Update;
 
+use super::conflicts::{check_program, check_settings};
 use super::preconditioned::with_kfac;
 use super::request::{passes_of_window, request_of_window};
 use super::training::training;
 use super::unfit::{by_file_name, endless_if_refused};
 use super::units::Units;
-use crate::device::Precision;
 use crate::settings::schedules::Named;
 use crate::settings::{
-    Config, Evict, RecomputedStages, Scaling, ScheduleSettings, Speeds, Survive, Transport,
-    UnfitStages,
+    Config, RecomputedStages, Scaling, ScheduleSettings, Survive, Transport, UnfitStages,
 };
 
 /// Settings with the proven program that they lead to.
@@ -90,28 +88,7 @@ impl Course {
         chain: &dyn Chain,
         order: impl FnOnce(&Config, u32) -> Result<Ordered>,
     ) -> Result<Course> {
-        ensure!(
-            !config.lr_falls() || config.training.min_lr <= config.training.lr,
-            "min-lr {} is above lr {}: the learning rate falls",
-            config.training.min_lr,
-            config.training.lr
-        );
-        let (steps, traced) = (config.training.steps, &config.output.trace_steps.0);
-        ensure!(
-            config.output.trace.is_none() || traced.start < steps,
-            "trace-steps {}..{} begins after the last step: steps is {steps}; choose a range that begins at {} or before",
-            traced.start,
-            traced.end,
-            steps - 1
-        );
-        let (n_speeds, n_ranks) = (
-            config.schedule.speeds.as_ref().map_or(0, Speeds::n_said),
-            config.schedule.width * config.schedule.depth,
-        );
-        ensure!(
-            n_speeds <= n_ranks,
-            "speeds tells of {n_speeds} ranks, but there are {n_ranks}: leave out those beyond, or choose another width or depth"
-        );
+        check_settings(&config)?;
         let training = training(&config);
         let window =
             config.schedule.window.min(u32::try_from(config.training.steps).unwrap_or(u32::MAX));
@@ -121,59 +98,15 @@ impl Course {
         let found = (config.schedule.name == Named::Auto).then(|| timetable.clone());
         can_be_cut(&config, timetable.units_per_micro, timetable.n_slices())?;
         let program = prove(&config, chain, &training, ordered).map_err(by_name)?;
-        let is_synchronous = program.window().update() == Update::Flush;
-        ensure!(
-            config.training.non_finite == NonFinite::Stop
-                || !program.window().update().is_asynchronous() && config.training.check_finite,
-            "non-finite skip needs steps that wait for all workers, and a check: choose a synchronous schedule, and leave \
-             check-finite true"
-        );
-        ensure!(
-            !config.replicas.shard_optimizer || is_synchronous,
-            "shard-optimizer needs weights that nobody reads while they are updated: choose a synchronous \
-             schedule and border step"
-        );
-        ensure!(
-            !config.replicas.shard_optimizer || !config.replicas.mpi_allreduce,
-            "shard-optimizer gives each sum to one replica, and mpi-allreduce to all: choose one of them"
-        );
-        ensure!(
-            !program.rules().has_moves() || config.devices.transport != Transport::Nccl,
-            "moves of activations run beside messages, in no common order: leave transport nccl out"
-        );
-        ensure!(
-            config.replicas.reduce_precision != Precision::Tf32,
-            "gradients go between replicas in f32 or in bf16: tf32 is of products alone"
-        );
-        ensure!(
-            config.replicas.reduce_precision == Precision::F32 || !config.replicas.mpi_allreduce,
-            "MPI has no sums of bf16: choose reduce-precision f32, or leave mpi-allreduce out"
-        );
+        check_program(&config, &program)?;
         if let Some(why) = unpreconditioned(&program, &training) {
             bail!(why);
         }
-        if config.devices.survive != Survive::Off {
-            ensure!(
-                !config.replicas.mpi_allreduce && config.devices.transport != Transport::Nccl,
-                "survive is for sums and tensors by messages over MPI: leave mpi-allreduce and transport nccl out"
-            );
-            if let Some(why) = unsurvivable(&program, &training) {
-                bail!("survive: {why}");
-            }
+        if config.devices.survive != Survive::Off
+            && let Some(why) = unsurvivable(&program, &training)
+        {
+            bail!("survive: {why}");
         }
-        ensure!(
-            config.devices.evict == Evict::Off || config.devices.survive != Survive::Off,
-            "evict ends ranks so that the others go on without them: choose survive respawn or narrow"
-        );
-        ensure!(
-            config.devices.shadow_every == 0 || config.devices.survive != Survive::Off,
-            "shadow-every keeps copies for when a rank dies: choose survive respawn or narrow"
-        );
-        ensure!(
-            config.devices.survive != Survive::Narrow || !config.replicas.shard_optimizer,
-            "fewer ranks would share a sharded optimizer out in other parts, and a dead rank's part is with one of them \
-             alone: choose survive respawn, or leave shard-optimizer out"
-        );
         let in_turn = in_turn(&config, chain, &training, &program)?;
         let mut course = Course { config, program, last: None, in_turn, search, found, training };
         if course.config.checkpoints.resume.is_none() {
@@ -233,13 +166,6 @@ fn in_turn(
     if config.schedule.adapt_every == 0 {
         return Ok(Vec::new());
     }
-    ensure!(
-        config.schedule.name.reads().contains(&Parameter::InTurn)
-            && config.passes.border == Border::Step
-            && config.devices.survive == Survive::Off,
-        "adapt-every chooses the k of 1f1b between steps: choose schedule 1f1b, border step and survive off, or leave \
-         adapt-every out"
-    );
     let of = |k: u32| -> Result<Option<(u32, Program)>> {
         if k == config.schedule.in_turn {
             return Ok(Some((k, given.clone())));

@@ -1,5 +1,6 @@
 //! The step that settings describe: a proven program, its units, and how it updates weights.
 
+pub(super) mod conflicts;
 pub(super) mod course;
 pub(super) mod preconditioned;
 pub(super) mod request;

@@ -1,30 +1,21 @@
 //! From settings to what is asked for: a schedule, the timetable in a file, or a search.
 
 use anyhow::{Context, Result, ensure};
-use chimera_core::lower::{Offloading, Passes, Recompute};
+use chimera_core::lower::Passes;
 use chimera_core::request::{Request, Source};
 use chimera_core::schedule::find;
 
+use super::conflicts::check_schedule;
 use crate::formats::timetable::read;
+use crate::settings::Config;
 use crate::settings::schedules::{ALONE, Named};
-use crate::settings::{Config, RecomputedStages};
 
 /// What settings ask for. A timetable in a file is read.
 ///
 /// # Errors
 /// If it cannot be read, or if settings contradict each other.
 pub fn request(config: &Config) -> Result<Request<'static>> {
-    ensure!(
-        !config.passes.bpipe || config.passes.offload == Offloading::None,
-        "bpipe and offload both say where activations go that a worker has no room for: choose one of them"
-    );
-    ensure!(
-        config.passes.recompute != Recompute::None
-            || !matches!(config.passes.recompute_stages, RecomputedStages::These(_)),
-        "recompute-stages {} says which stages recompute, and recompute none that none do: choose recompute full or \
-         selective too",
-        config.passes.recompute_stages
-    );
+    check_schedule(config)?;
     let source = match &config.schedule.name {
         Named::Schedule(schedule) => Source::Schedule(*schedule),
         Named::File(path) => {
@@ -43,13 +34,6 @@ pub(crate) fn passes_of_window(config: &Config, window: u32) -> Passes {
 
 /// What the settings ask for, of a window of so many steps if there is no flush after each.
 pub(crate) fn request_of_window(config: &Config, window: u32) -> Result<Request<'static>> {
-    ensure!(
-        config.passes.offload == Offloading::None
-            || config.passes.memory_cap.is_some()
-            || config.costs.profile.is_some(),
-        "offload auto moves what is over a memory-cap, or as much as costs no time: say how many micro-batches a worker may \
-         hold with --memory-cap, or what a move takes with --profile"
-    );
     let mut request = request(config)?;
     request.shape.window = window;
     request.passes = passes_of_window(config, window);

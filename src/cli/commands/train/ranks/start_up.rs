@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use chimera_comm_mpi::Mpi;
 use chimera_core::comm::{Comm, Host};
 use chimera_core::ids::{BucketId, Rank};
@@ -42,7 +42,6 @@ pub(super) fn start_up(
     let is_root = me == ROOT;
     let threads = if is_root { start_threads() } else { Ok(()) }; // at its end a run evaluates on them
     let config = config.and_then(|config| threads.map_err(Into::into).map(|()| config));
-    let config = config.and_then(|config| check_sums(&config).map(|()| config));
     let patience = config.as_ref().map_or(PATIENCE, |config| config.patience().first_step);
     let said = config.as_ref().ok().cloned();
     let mut ranks = Processes::new(comm, patience);
@@ -117,13 +116,4 @@ fn groups(run: &Run) -> Vec<Vec<Rank>> {
     let (program, width) = (run.program(), run.config().schedule.width);
     let buckets = (0..program.buckets_of_update().len() as u32).map(BucketId);
     buckets.map(|bucket| program.replicas(width, bucket)).collect()
-}
-
-/// Refuses reductions that the transport has not.
-fn check_sums(config: &Config) -> Result<()> {
-    ensure!(
-        !config.replicas.mpi_allreduce || config.devices.transport != Transport::Nccl,
-        "mpi-allreduce is MPI's, and tensors go over NCCL: choose --transport mpi, or leave it out"
-    );
-    Ok(())
 }
