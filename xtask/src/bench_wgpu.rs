@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use crate::command::{cargo, program, read, run as run_command, target};
 use crate::measure::{METRICS, sources, tokens_per_s};
-use crate::wgpu;
+use crate::suites::wgpu;
 
 /// A model that software trains in seconds.
 const SHAPE: &str = "--layers 4 --hidden 128 --heads 4 --context 128 --vocab 256 --micro-batches 4 \

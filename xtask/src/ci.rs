@@ -10,7 +10,9 @@ use anyhow::{Context, Result};
 
 use crate::command::{cargo, read, run as run_command};
 use crate::features::{TRANSPORT, default_tests, lint_default, lint_library};
-use crate::{absences, cuda, gallery, layers, mpi, outside, paper, python, wgpu, words};
+use crate::lint::{absences, layers, words};
+use crate::paper;
+use crate::suites::{cuda, gallery, mpi, outside, python, wgpu};
 
 /// The chores of CI, in order: first those that only read the sources, whose findings are known at once. The
 /// documentation is built by `mpi`, with that transport's.

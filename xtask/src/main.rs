@@ -1,54 +1,38 @@
 //! The project's chores: `cargo xtask NAME`. CI is `cargo xtask ci` and nothing else.
 
-mod absences;
 mod bench;
 mod bench_checkpoint;
 mod bench_mpi;
 mod bench_schedule;
 mod bench_train;
 mod bench_wgpu;
-mod beside_candle;
-mod book;
-mod burn;
 mod ci;
 mod command;
-mod cuda;
-mod cuda_packages;
 mod execute;
+mod faults;
 mod features;
-mod fuzz;
-mod gallery;
-mod hosts;
 mod kfac;
-mod kill_sweep;
-mod layers;
+mod lint;
 mod measure;
-mod mpi;
 mod mpi_library;
-mod nccl;
 mod open_mpi_5;
 mod oracle;
-mod outside;
 mod paper;
 mod predict;
-mod publish;
-mod python;
-mod pytorch;
-mod report;
-mod slurm;
-mod struck;
-mod survive;
+mod release;
+mod suites;
 mod sweep;
-mod targets;
-#[cfg(unix)]
-mod torture;
-mod transformers;
-mod ulfm;
-mod ulfm_command;
-mod wgpu;
-mod words;
 
 use clap::Parser;
+
+#[cfg(unix)]
+use crate::faults::torture;
+use crate::faults::{fuzz, hosts, kill_sweep, slurm, survive};
+use crate::lint::{absences, layers, targets, words};
+use crate::release::{book, publish};
+use crate::suites::{
+    burn, cuda, gallery, mpi, nccl, outside, python, pytorch, report, transformers, wgpu,
+};
 
 /// The project's chores
 #[derive(Parser)]

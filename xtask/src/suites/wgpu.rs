@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 
 use crate::command::{install, run as run_command};
 use crate::features::{PROGRAM, Tests, lint};
-use crate::mpi;
 use crate::mpi_library::open_mpi;
+use crate::suites::mpi;
 
 /// Debian's software Vulkan, its loader, and the layers that check how it is used.
 const PACKAGES: [&str; 3] = ["mesa-vulkan-drivers", "libvulkan1", "vulkan-validationlayers"];

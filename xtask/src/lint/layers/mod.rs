@@ -98,7 +98,10 @@ pub(crate) fn run() -> Result<()> {
     }
     match refusals.len() {
         0 => Ok(()),
-        n => bail!("{}\n{n} in all; the order is in xtask/src/layers.rs", refusals.join("\n")),
+        n => bail!(
+            "{}\n{n} in all; the order is in xtask/src/lint/layers/mod.rs",
+            refusals.join("\n")
+        ),
     }
 }
 

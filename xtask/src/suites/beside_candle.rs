@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::command::{cargo, files, program, read, root, run as run_command, target};
-use crate::cuda_packages::{install, search_path};
+use crate::suites::cuda_packages::{install, search_path};
 
 /// A toolkit as packages of Python. Compiler, its parts and its headers must be of one version: a resolver would mix several.
 const TOOLKIT: [&str; 8] = [

@@ -14,10 +14,10 @@ use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use crate::command::{install, read, run as run_command};
+use crate::faults::struck::{Blow, Case, Setting, Site};
+use crate::faults::ulfm_command::strike_survivors;
 use crate::mpi_library::{Built, build, launch};
 use crate::open_mpi_5::OpenMpi5;
-use crate::struck::{Blow, Case, Setting, Site};
-use crate::ulfm_command::strike_survivors;
 
 /// In this time a death is known on the other host.
 const SOON: Duration = Duration::from_secs(5);

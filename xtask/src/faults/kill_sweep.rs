@@ -15,8 +15,8 @@ use chimera_core::program::{Instr, Program};
 use chimera_core::schedule::{Shape, find};
 
 use crate::command::root;
+use crate::faults::struck::{Blow, Case, Ended, N_ROUNDS, Setting, Site};
 use crate::mpi_library;
-use crate::struck::{Blow, Case, Ended, N_ROUNDS, Setting, Site};
 
 /// Workers, and micro-batches.
 const N: usize = 4;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 
 use crate::command::{cargo, files, run, target};
-use crate::cuda_packages::install;
+use crate::suites::cuda_packages::install;
 
 /// The first that lets several ranks share a GPU.
 const NCCL: &str = "nvidia-nccl-cu13==2.30.7";

@@ -1,0 +1,12 @@
+//! Faults: ranks that die or stall, and commands on hostile input.
+
+pub(crate) mod fuzz;
+pub(crate) mod hosts;
+pub(crate) mod kill_sweep;
+pub(crate) mod slurm;
+pub(crate) mod struck;
+pub(crate) mod survive;
+#[cfg(unix)]
+pub(crate) mod torture;
+pub(crate) mod ulfm;
+pub(crate) mod ulfm_command;

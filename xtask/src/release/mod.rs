@@ -1,0 +1,4 @@
+//! Publishing.
+
+pub(crate) mod book;
+pub(crate) mod publish;
