@@ -8,11 +8,11 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use crate::command::{cargo, read, run as run_command};
-use crate::features::{TRANSPORT, default_tests, lint_default, lint_library};
 use crate::lint::{absences, layers, words};
-use crate::paper;
+use crate::research;
 use crate::suites::{cuda, gallery, mpi, outside, python, wgpu};
+use xtask::command::{cargo, read, run as run_command};
+use xtask::features::{TRANSPORT, default_tests, lint_default, lint_library};
 
 /// The chores of CI, in order: first those that only read the sources, whose findings are known at once. The
 /// documentation is built by `mpi`, with that transport's.
@@ -26,7 +26,7 @@ const CHORES: &[(&str, fn() -> Result<()>)] = &[
     ("outside", outside::run),
     ("python", || python::run(&python::Args::default())),
     ("gallery", || gallery::run(true)),
-    ("paper", || paper::run(&paper::Args::CHECK)),
+    ("paper", || research::run(&["paper", "--check"])),
     ("mpi", || mpi::run(&mpi::Args::default())),
     ("wgpu", wgpu::run),
     ("cuda", cuda::check),

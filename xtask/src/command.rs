@@ -8,13 +8,13 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 /// Root of the repository, where every command runs.
-pub(crate) fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_path_buf()
 }
 
 /// The cargo that runs this program, with arguments.
-pub(crate) fn cargo<I: AsRef<str>>(args: impl IntoIterator<Item = I>) -> Command {
+pub fn cargo<I: AsRef<str>>(args: impl IntoIterator<Item = I>) -> Command {
     let program = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(program);
     command.args(args.into_iter().map(|arg| arg.as_ref().to_owned())).current_dir(root());
@@ -22,7 +22,7 @@ pub(crate) fn cargo<I: AsRef<str>>(args: impl IntoIterator<Item = I>) -> Command
 }
 
 /// Runs `command` with its output shown.
-pub(crate) fn run(command: &mut Command) -> Result<()> {
+pub fn run(command: &mut Command) -> Result<()> {
     eprintln!("$ {}", line(command));
     let status = command.status().with_context(|| format!("cannot start `{}`", line(command)))?;
     if !status.success() {
@@ -32,7 +32,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 }
 
 /// Runs `command` and returns what it wrote to standard output.
-pub(crate) fn read(command: &mut Command) -> Result<String> {
+pub fn read(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot start `{}`", line(command)))?;
     if !output.status.success() {
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -42,11 +42,11 @@ pub(crate) fn read(command: &mut Command) -> Result<String> {
 }
 
 /// Programs that cargo has built.
-pub(crate) struct Programs(Vec<Value>);
+pub struct Programs(Vec<Value>);
 
 impl Programs {
     /// Runs a command of cargo's that builds, its progress shown.
-    pub(crate) fn build(command: &mut Command) -> Result<Self> {
+    pub fn build(command: &mut Command) -> Result<Self> {
         eprintln!("$ {}", line(command));
         command.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit());
         let messages = read(command)?;
@@ -54,7 +54,7 @@ impl Programs {
     }
 
     /// The program of a target, by the folder of its crate below the root.
-    pub(crate) fn program(&self, folder: &str, target: &str) -> Result<PathBuf> {
+    pub fn program(&self, folder: &str, target: &str) -> Result<PathBuf> {
         let manifest = root().join(folder).join("Cargo.toml");
         let is_it = |message: &&Value| {
             let of = message["manifest_path"].as_str().map(Path::new);
@@ -67,13 +67,13 @@ impl Programs {
 }
 
 /// Builds the release command `chimera` and returns its path.
-pub(crate) fn chimera() -> Result<PathBuf> {
+pub fn chimera() -> Result<PathBuf> {
     run(&mut cargo(["build", "--release", "--package", "chimera-pipeline", "--bin", "chimera"]))?;
     Ok(target()?.join("release").join(program("chimera")))
 }
 
 /// Where cargo builds.
-pub(crate) fn target() -> Result<PathBuf> {
+pub fn target() -> Result<PathBuf> {
     let metadata = read(&mut cargo(["metadata", "--no-deps", "--format-version", "1"]))?;
     let metadata: Value = serde_json::from_str(&metadata)?;
     let target = metadata["target_directory"].as_str().context("cargo names no target folder")?;
@@ -81,12 +81,12 @@ pub(crate) fn target() -> Result<PathBuf> {
 }
 
 /// The name of a program's file.
-pub(crate) fn program(name: &str) -> String {
+pub fn program(name: &str) -> String {
     format!("{name}{}", env::consts::EXE_SUFFIX)
 }
 
 /// Installs packages of Debian; where its lists of packages are missing or old, they are fetched first.
-pub(crate) fn install(packages: &[&str]) -> Result<()> {
+pub fn install(packages: &[&str]) -> Result<()> {
     let apt_get = |words: &[&str]| {
         let mut command = Command::new("apt-get");
         run(command.args(words).env("DEBIAN_FRONTEND", "noninteractive"))
@@ -103,14 +103,14 @@ pub(crate) fn install(packages: &[&str]) -> Result<()> {
 }
 
 /// The Python of a virtual environment in `target/NAME` that has `packages`.
-pub(crate) fn python(name: &str, packages: &[&str]) -> Result<PathBuf> {
+pub fn python(name: &str, packages: &[&str]) -> Result<PathBuf> {
     let python = environment(&target()?.join(name))?;
     run(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(packages))?;
     Ok(python)
 }
 
 /// The Python of the virtual environment in `folder`, made first if there is none.
-pub(crate) fn environment(folder: &Path) -> Result<PathBuf> {
+pub fn environment(folder: &Path) -> Result<PathBuf> {
     let python = folder.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
     if !python.exists() {
         run(Command::new("python3").args(["-m", "venv"]).arg(folder))?;
@@ -119,7 +119,7 @@ pub(crate) fn environment(folder: &Path) -> Result<PathBuf> {
 }
 
 /// All Rust files below `folder` but those of builds, sorted.
-pub(crate) fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
+pub fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = files(folder)?;
     found.retain(|path| {
         let below = path.strip_prefix(folder).unwrap_or(path);
@@ -130,7 +130,7 @@ pub(crate) fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// All files below `folder`, sorted.
-pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in folder.read_dir().with_context(|| format!("reading {}", folder.display()))? {
         let path = entry?.path();

@@ -9,7 +9,7 @@ use anyhow::Result;
 use crate::command::{Programs, cargo, root, run};
 
 /// The crate that needs an MPI library to be built.
-pub(crate) const TRANSPORT: &str = "chimera-comm-mpi";
+pub const TRANSPORT: &str = "chimera-comm-mpi";
 /// What the default build leaves out.
 const ALL: &str =
     "chimera-pipeline/mpi,chimera-pipeline/wgpu,chimera-pipeline/nccl,chimera-comm-nccl/cuda";
@@ -29,25 +29,25 @@ const TARGETS: [&str; 10] = [
 ];
 
 /// The folder of a crate of the workspace, below its root.
-pub(crate) type Folder = &'static str;
+pub type Folder = &'static str;
 /// The command's.
-pub(crate) const PROGRAM: Folder = "";
+pub const PROGRAM: Folder = "";
 
 /// Runs clippy on libraries and programs of every crate with `features`; warnings are errors. Without an MPI compiler the
 /// transport over MPI is left out.
 ///
 /// All crates are selected whatever the features, so that their dependencies are built alike, and once.
-pub(crate) fn lint(features: &str, mpi_compiler: Option<&str>) -> Result<()> {
+pub fn lint(features: &str, mpi_compiler: Option<&str>) -> Result<()> {
     clippy(&["--lib", "--bins", "--features", features], mpi_compiler)
 }
 
 /// Runs clippy on every target of what the default build has; warnings are errors.
-pub(crate) fn lint_default() -> Result<()> {
+pub fn lint_default() -> Result<()> {
     clippy(&["--all-targets"], None)
 }
 
 /// Runs clippy on every target of every crate with every feature; warnings are errors.
-pub(crate) fn lint_all(mpi_compiler: &str) -> Result<()> {
+pub fn lint_all(mpi_compiler: &str) -> Result<()> {
     clippy(&["--all-targets", "--features", ALL], Some(mpi_compiler))
 }
 
@@ -61,39 +61,39 @@ fn clippy(what: &[&str], mpi_compiler: Option<&str>) -> Result<()> {
 }
 
 /// Runs clippy on the library without what only the command needs; warnings are errors.
-pub(crate) fn lint_library() -> Result<()> {
+pub fn lint_library() -> Result<()> {
     let library = ["clippy", "--package", "chimera-pipeline", "--lib", "--no-default-features"];
     run(cargo(library).args(["--", "-D", "warnings"]))
 }
 
 /// `cargo test` for what needs neither MPI nor Vulkan.
-pub(crate) fn default_tests() -> Command {
+pub fn default_tests() -> Command {
     cargo(["test", "--workspace", "--exclude", TRANSPORT, "--exclude", "chimera-backend-wgpu"])
 }
 
 /// The command that the default build's tests start, which is there already where they have run. A build of its package alone
 /// would ask other features of the dependencies, and build all of them anew.
-pub(crate) fn default_chimera() -> Result<PathBuf> {
+pub fn default_chimera() -> Result<PathBuf> {
     Programs::build(default_tests().args(["--no-run", "--test=cli"]))?.program(PROGRAM, "chimera")
 }
 
 /// The programs that test what the default build leaves out.
-pub(crate) struct Tests(Programs);
+pub struct Tests(Programs);
 
 impl Tests {
     /// Builds them, with the MPI of a compiler.
-    pub(crate) fn build(mpi_compiler: &str) -> Result<Self> {
+    pub fn build(mpi_compiler: &str) -> Result<Self> {
         let mut build = cargo(["test", "--workspace", "--features", ALL, "--no-run"]);
         Ok(Self(Programs::build(build.args(TARGETS).env("MPICC", mpi_compiler))?))
     }
 
     /// The program of a target.
-    pub(crate) fn program(&self, folder: Folder, target: &str) -> Result<PathBuf> {
+    pub fn program(&self, folder: Folder, target: &str) -> Result<PathBuf> {
         self.0.program(folder, target)
     }
 
     /// A test binary as a command, in the folder of its crate as `cargo test` starts it.
-    pub(crate) fn command(&self, folder: Folder, target: &str) -> Result<Command> {
+    pub fn command(&self, folder: Folder, target: &str) -> Result<Command> {
         let mut command = Command::new(self.program(folder, target)?);
         command.current_dir(root().join(folder));
         Ok(command)

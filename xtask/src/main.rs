@@ -1,33 +1,17 @@
 //! The project's chores: `cargo xtask NAME`. CI is `cargo xtask ci` and nothing else.
 
-mod bench;
-mod bench_checkpoint;
-mod bench_mpi;
-mod bench_schedule;
-mod bench_train;
-mod bench_wgpu;
 mod ci;
-mod command;
-mod execute;
 mod faults;
-mod features;
-mod kfac;
 mod lint;
-mod measure;
-mod mpi_library;
-mod open_mpi_5;
-mod oracle;
-mod paper;
-mod predict;
 mod release;
+mod research;
 mod suites;
-mod sweep;
 
 use clap::Parser;
 
 #[cfg(unix)]
 use crate::faults::torture;
-use crate::faults::{fuzz, hosts, kill_sweep, slurm, survive};
+use crate::faults::{fuzz, hosts, slurm, survive};
 use crate::lint::{absences, layers, targets, words};
 use crate::release::{book, publish};
 use crate::suites::{
@@ -36,7 +20,7 @@ use crate::suites::{
 
 /// The project's chores
 #[derive(Parser)]
-#[command(name = "cargo xtask", max_term_width = 100)]
+#[command(name = "cargo xtask", max_term_width = 100, after_help = research::HELP)]
 enum Chore {
     /// Everything that must pass, in order
     Ci,
@@ -76,18 +60,8 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
-    /// The order search over many cases, beside its bound and the schedules of the table
-    Sweep(sweep::Args),
     /// Trainings in which ranks die, drawn from seeds: each must end with the bits of the undisturbed one
     Survive(survive::Args),
-    /// Tests of the oracle that `sweep --prove` asks; it needs cmake and libclang
-    Oracle,
-    /// Simulates the evaluation of Chimera's paper at constants fitted to some of its bars, and writes docs/paper.md
-    Paper(paper::Args),
-    /// Trainings of drawn models beside what a profile of this machine predicts of them
-    Predict(predict::Args),
-    /// Drawn schedules run with stages that sleep, beside their simulation
-    Execute(execute::Args),
     /// Fuzzes the readers of files
     Fuzz(fuzz::Args),
     /// Random commands on hostile input, under limits and with system calls that fail; needs Linux, a C compiler, and root for
@@ -106,10 +80,6 @@ enum Chore {
     Mpi(mpi::Args),
     /// Ranks over MPI on two hosts, which are namespaces made here as root: one is killed or stopped; many train
     Hosts(hosts::Args),
-    /// Trains a small BERT on the King James Bible by AdamW and by K-FAC, at five learning rates each, and writes docs/kfac.md
-    Kfac(kfac::Args),
-    /// Kills and stops each rank of a run over MPI everywhere, lets it panic, and writes docs/reliability.md
-    KillSweep(kill_sweep::Args),
     /// Training under a SLURM of one node, started here as root: by srun, and by a job that is queued again
     Slurm,
     /// Conformance and training of the wgpu backend, which needs Vulkan: installed where apt-get can
@@ -123,9 +93,8 @@ enum Chore {
     },
     /// Tests and measures an NVIDIA GPU of this machine
     Gpu(cuda::Test),
-    /// Measurements
-    #[command(subcommand)]
-    Bench(bench::Bench),
+    #[command(external_subcommand)]
+    Research(Vec<String>),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -146,11 +115,6 @@ fn main() -> anyhow::Result<()> {
         Chore::Powerset => publish::powerset(),
         Chore::Gallery { check } => gallery::run(check),
         Chore::Survive(args) => survive::run(&args),
-        Chore::Sweep(args) => sweep::run(&args),
-        Chore::Oracle => oracle::test(),
-        Chore::Paper(args) => paper::run(&args),
-        Chore::Predict(args) => predict::run(&args),
-        Chore::Execute(args) => execute::run(&args),
         Chore::Fuzz(args) => fuzz::run(&args),
         #[cfg(unix)]
         Chore::Torture(args) => torture::run(&args),
@@ -160,13 +124,11 @@ fn main() -> anyhow::Result<()> {
         Chore::Transformers(args) => transformers::run(&args),
         Chore::Mpi(args) => mpi::run(&args),
         Chore::Hosts(args) => hosts::run(&args),
-        Chore::Kfac(args) => kfac::run(&args),
-        Chore::KillSweep(args) => kill_sweep::run(&args),
         Chore::Slurm => slurm::run(),
         Chore::Wgpu => wgpu::run(),
         Chore::Cuda(args) => cuda::build(&args),
         Chore::Nccl { path } => nccl::check(path),
         Chore::Gpu(args) => cuda::test(&args),
-        Chore::Bench(bench) => bench.run(),
+        Chore::Research(words) => research::run(&words),
     }
 }

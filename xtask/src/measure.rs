@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::command::{files, root};
 
 /// A text that is there in every checkout.
-pub(crate) fn sources(folder: &Path) -> Result<PathBuf> {
+pub fn sources(folder: &Path) -> Result<PathBuf> {
     let mut text = Vec::new();
     for file in files(&root().join("chimera-core"))? {
         text.extend(fs::read(file)?);
@@ -20,28 +20,28 @@ pub(crate) fn sources(folder: &Path) -> Result<PathBuf> {
 }
 
 /// What a run writes into its folder, a line a step.
-pub(crate) const METRICS: &str = "metrics.jsonl";
+pub const METRICS: &str = "metrics.jsonl";
 
 /// The steps of a run's metrics.
-pub(crate) fn metrics(path: &Path) -> Result<Vec<Value>> {
+pub fn metrics(path: &Path) -> Result<Vec<Value>> {
     let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
     text.lines().map(|line| serde_json::from_str(line).context("a line of metrics")).collect()
 }
 
 /// A number of a step.
-pub(crate) fn number(step: &Value, key: &str) -> Result<f64> {
+pub fn number(step: &Value, key: &str) -> Result<f64> {
     step[key].as_f64().with_context(|| format!("a line of metrics without {key}"))
 }
 
 /// Tokens per second of a run by its metrics, the median of all steps but the first `warm_up`.
-pub(crate) fn tokens_per_s(metrics_path: &Path, warm_up: usize) -> Result<f64> {
+pub fn tokens_per_s(metrics_path: &Path, warm_up: usize) -> Result<f64> {
     let steps = metrics(metrics_path)?;
     let rates = steps.iter().skip(warm_up).map(|step| number(step, "tokens_per_s"));
     Ok(median(rates.collect::<Result<_>>()?))
 }
 
 /// The middle of some values; of an even number, the mean of the two in the middle.
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let n = values.len();
     match n {

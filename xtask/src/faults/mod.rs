@@ -2,9 +2,8 @@
 
 pub(crate) mod fuzz;
 pub(crate) mod hosts;
-pub(crate) mod kill_sweep;
 pub(crate) mod slurm;
-pub(crate) mod struck;
+
 pub(crate) mod survive;
 #[cfg(unix)]
 pub(crate) mod torture;

@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::command::{Programs, run as run_command, target};
 use crate::faults::ulfm_command::{self, APART, Course};
-use crate::features::TRANSPORT;
-use crate::open_mpi_5::OpenMpi5;
+use xtask::command::{Programs, run as run_command, target};
+use xtask::features::TRANSPORT;
+use xtask::open_mpi_5::OpenMpi5;
 
 const RANKS: u32 = 4;
 /// Parts of a rank's calls of the transport after which it dies, in percent.

@@ -12,7 +12,7 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::faults::kill_sweep::named_points;
+use xtask::strike::points::named_points;
 
 /// Four ranks of Chimera, of which each stage has two replicas.
 const OPTIONS: &str = "train --depth 4 --micro-batches 4 --layers 4 --hidden 32 --heads 2 --context 64 \

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
 
-use crate::command::{cargo, read, root, rust_files};
+use xtask::command::{cargo, read, root, rust_files};
 
 /// Crates that bring a device or a transport in; the default build has none of them.
 const DEVICES: [&str; 13] = [

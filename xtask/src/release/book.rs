@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{cargo, files, program, root, run as run_command, target};
+use xtask::command::{cargo, files, program, root, run as run_command, target};
 
 /// Version of mdBook that builds the book.
 const MDBOOK: &str = "0.5.4";

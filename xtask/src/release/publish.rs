@@ -4,8 +4,8 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 
-use crate::command::{cargo, program, read, run as run_command, target};
-use crate::mpi_library::open_mpi;
+use xtask::command::{cargo, program, read, run as run_command, target};
+use xtask::mpi_library::open_mpi;
 
 /// Crates of the workspace that are published, by their folders.
 const PUBLISHED: [&str; 12] = [

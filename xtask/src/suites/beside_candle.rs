@@ -9,8 +9,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::command::{cargo, files, program, read, root, run as run_command, target};
 use crate::suites::cuda_packages::{install, search_path};
+use xtask::command::{cargo, files, program, read, root, run as run_command, target};
 
 /// A toolkit as packages of Python. Compiler, its parts and its headers must be of one version: a resolver would mix several.
 const TOOLKIT: [&str; 8] = [

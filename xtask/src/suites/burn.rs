@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use crate::command::{cargo, root, run as run_command, target};
+use xtask::command::{cargo, root, run as run_command, target};
 
 /// Checks format and lints of the crate, and runs its tests.
 pub(crate) fn run() -> Result<()> {

@@ -6,11 +6,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::command::{cargo, files, program, read, run, target};
-use crate::features::{PROGRAM, Tests, lint};
-use crate::mpi_library::open_mpi;
 use crate::suites::cuda_packages::{install, search_path};
 use crate::suites::{beside_candle, nccl};
+use xtask::command::{cargo, files, program, read, run, target};
+use xtask::features::{PROGRAM, Tests, lint};
+use xtask::mpi_library::open_mpi;
 
 /// What compiles kernels, and the matrix products: as one toolkit has them.
 const NVRTC: &str = "nvidia-cuda-nvrtc==13.0.88";

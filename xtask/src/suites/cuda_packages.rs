@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::command::{environment, run, target};
+use xtask::command::{environment, run, target};
 
 /// Installs packages of Python into a folder of their own.
 pub(crate) fn install(site: &Path, packages: &[&str]) -> Result<()> {

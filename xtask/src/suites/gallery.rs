@@ -6,8 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{files, root, run as run_command};
-use crate::features::default_chimera;
+use xtask::command::{files, root, run as run_command};
+use xtask::features::default_chimera;
 
 /// Draws the gallery, or only checks that the drawings are up to date.
 pub(crate) fn run(check: bool) -> Result<()> {

@@ -2,11 +2,11 @@
 
 use anyhow::Result;
 
-use crate::command::{cargo, run as run_command};
 use crate::faults::ulfm;
 use crate::faults::ulfm_command::Course;
-use crate::features::{PROGRAM, Tests, lint, lint_all};
-use crate::mpi_library::{MPICH, OPEN_MPI, launch};
+use xtask::command::{cargo, run as run_command};
+use xtask::features::{PROGRAM, Tests, lint, lint_all};
+use xtask::mpi_library::{MPICH, OPEN_MPI, launch};
 
 /// In the names of tests over MPI that need Vulkan, and are `cargo xtask wgpu`'s.
 pub(crate) const ADAPTERS: &str = "adapters";

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use crate::command::{cargo, files, run, target};
 use crate::suites::cuda_packages::install;
+use xtask::command::{cargo, files, run, target};
 
 /// The first that lets several ranks share a GPU.
 const NCCL: &str = "nvidia-nccl-cu13==2.30.7";

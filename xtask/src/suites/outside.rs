@@ -5,7 +5,7 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::command::{cargo, root, run as run_command};
+use xtask::command::{cargo, root, run as run_command};
 
 /// Lines of a device, a model of its own and its samples, all told.
 const MOST_LINES: usize = 150;

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::command::{cargo, files, python, root, run as run_command, target};
-use crate::features::default_chimera;
+use xtask::command::{cargo, files, python, root, run as run_command, target};
+use xtask::features::default_chimera;
 
 /// With which tests, by which Python.
 #[derive(clap::Args, Default)]

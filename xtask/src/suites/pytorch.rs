@@ -12,7 +12,7 @@ use chimera_core::lower::{Lowering, lower};
 use chimera_core::schedule::{SCHEDULES, Scaling, Schedule, Shape, find};
 use serde_json::Value;
 
-use crate::command::{files, python, read, root};
+use xtask::command::{files, python, read, root};
 
 /// Largest relative difference that rounding in f64 explains.
 const TOLERANCE: f64 = 1e-12;

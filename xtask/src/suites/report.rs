@@ -6,8 +6,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::command::{install, run as run_command, target};
-use crate::features::default_chimera;
+use xtask::command::{install, run as run_command, target};
+use xtask::features::default_chimera;
 
 /// Chromium under the names that systems have for it.
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::command::{cargo, files, python, read, root, run as run_command};
+use xtask::command::{cargo, files, python, read, root, run as run_command};
 
 /// Largest difference of two logits, and of two losses.
 const TOLERANCE: f64 = 1e-4;

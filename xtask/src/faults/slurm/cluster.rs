@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::command::{read, run as run_command};
+use xtask::command::{read, run as run_command};
 
 /// For a daemon to answer.
 const START: Duration = Duration::from_secs(30);

@@ -9,11 +9,11 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::command::{install, read, run as run_command};
-use crate::measure::{METRICS, metrics};
-use crate::mpi_library::build;
-use crate::open_mpi_5::OpenMpi5;
 use cluster::Cluster;
+use xtask::command::{install, read, run as run_command};
+use xtask::measure::{METRICS, metrics};
+use xtask::mpi_library::build;
+use xtask::open_mpi_5::OpenMpi5;
 
 /// Ranks, one a task.
 const RANKS: u32 = 4;

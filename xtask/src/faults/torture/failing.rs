@@ -110,7 +110,7 @@ impl Ended {
             Ok((step, ["loss", "grad_norm", "lr"].map(|key| line[key].clone())))
         };
         let numbers = text.lines().map(line).collect::<Result<_>>()?;
-        let mut shards = crate::command::files(&run.join(checkpoint(STEPS)))?;
+        let mut shards = xtask::command::files(&run.join(checkpoint(STEPS)))?;
         shards.retain(|file| file.extension().is_some_and(|end| end == "safetensors"));
         Ok(Ended { numbers, weights: shards.iter().map(fs::read).collect::<Result<_, _>>()? })
     }

@@ -11,7 +11,7 @@ use super::files::{TINY, copy, open_to_all};
 use super::process::{Limits, Under, words};
 use super::table::{self, CommandRow};
 use super::{failing, options};
-use crate::command::{root, run as run_command};
+use xtask::command::{root, run as run_command};
 
 /// What cases begin with.
 pub(super) struct Fixtures {

@@ -24,10 +24,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{cargo, program, run as run_command, target};
 use fixtures::Fixtures;
 use process::{Failure, Flaw, Limits, Outcome, Under};
 use random::Random;
+use xtask::command::{cargo, program, run as run_command, target};
 
 /// How many cases to draw, and from what.
 #[derive(clap::Args)]

@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use paths::{Source, Use, all_uses, declared, read};
 
-use crate::command::root;
+use xtask::command::root;
 
 /// A crate's folder of sources, and its top-level modules from the lowest to the highest.
 struct Stack {
@@ -70,7 +70,7 @@ const STACKS: [Stack; 5] = [
 ];
 
 /// Sources of the other crates, whose modules have no stated order.
-const WITHOUT_ORDER: [&str; 9] = [
+const WITHOUT_ORDER: [&str; 10] = [
     "adapters/burn/src",
     "adapters/candle/src",
     "backend-cpu/src",
@@ -79,6 +79,7 @@ const WITHOUT_ORDER: [&str; 9] = [
     "comm-mpi/src",
     "comm-nccl/src",
     "python/src",
+    "research/src",
     "xtask/src",
 ];
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, anyhow};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-use crate::command::rust_files;
+use xtask::command::rust_files;
 
 /// A source file: its path below the crate's sources, and its text.
 pub(super) struct Source {

@@ -8,10 +8,10 @@ use std::fs;
 use anyhow::{Context, Result, bail};
 
 use self::types::Types;
-use crate::command::{root, rust_files};
+use xtask::command::{root, rust_files};
 
 /// Folders with sources of the project.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "chimera-core",
     "src",
     "backend-cpu",
@@ -22,6 +22,7 @@ const SOURCES: [&str; 12] = [
     "adapters",
     "python",
     "xtask",
+    "research",
     "tests",
     "examples",
 ];

@@ -9,6 +9,8 @@ use std::str::FromStr;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
+pub mod points;
+
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -23,23 +25,27 @@ const N_STEPS: usize = 6;
 /// All-gathers of the start before the one that tells the folder of the run.
 const N_BEFORE_FOLDER: usize = 5;
 /// Messages that a rank sends in an all-gather of all ranks.
-pub(crate) const N_ROUNDS: usize = N_RANKS.ilog2() as usize;
+pub const N_ROUNDS: usize = N_RANKS.ilog2() as usize;
 /// A run that is not over then hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// By what a rank is struck.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Blow {
+pub enum Blow {
+    /// SIGKILL.
     Kill,
+    /// SIGSTOP.
     Stop,
+    /// A panic of its thread.
     Panic,
 }
 
 impl Blow {
-    pub(crate) const ALL: [Blow; 3] = [Blow::Kill, Blow::Stop, Blow::Panic];
+    /// All of them.
+    pub const ALL: [Blow; 3] = [Blow::Kill, Blow::Stop, Blow::Panic];
 
     /// What the others end with.
-    pub(crate) fn code(self) -> u8 {
+    pub fn code(self) -> u8 {
         match self {
             Blow::Kill => 5,
             Blow::Stop => 6,
@@ -77,10 +83,13 @@ impl FromStr for Blow {
 }
 
 /// Who is struck, by what, and where.
-pub(crate) struct Case {
-    pub(crate) rank: usize,
-    pub(crate) blow: Blow,
-    pub(crate) point: String,
+pub struct Case {
+    /// The rank that is struck.
+    pub rank: usize,
+    /// The blow.
+    pub blow: Blow,
+    /// The point, as the command takes it.
+    pub point: String,
 }
 
 impl fmt::Display for Case {
@@ -104,13 +113,13 @@ impl Case {
 }
 
 /// How the others ended.
-pub(crate) struct Ended {
+pub struct Ended {
     /// From the strike to each error file.
-    pub(crate) detections: Vec<Duration>,
+    pub detections: Vec<Duration>,
 }
 
 /// Where runs are struck.
-pub(crate) struct Site {
+pub struct Site {
     launcher: String,
     program: PathBuf,
     data: TempDir,
@@ -120,17 +129,18 @@ pub(crate) struct Site {
 }
 
 /// What runs differ in from place to place.
-pub(crate) struct Setting {
+pub struct Setting {
     /// In this time the others have written down what they saw; one that is stopped is waited for.
-    pub(crate) soon: Duration,
+    pub soon: Duration,
     /// Options for how long ranks are waited for.
-    pub(crate) timeouts: &'static str,
+    pub timeouts: &'static str,
     /// What the launcher is told.
-    pub(crate) environment: Vec<(&'static str, PathBuf)>,
+    pub environment: Vec<(&'static str, PathBuf)>,
 }
 
 impl Site {
-    pub(crate) fn build(launcher: &str, program: &Path, setting: Setting) -> Result<Site> {
+    /// Makes data to train on, and the losses of an undisturbed run.
+    pub fn build(launcher: &str, program: &Path, setting: Setting) -> Result<Site> {
         let data = TempDir::new()?;
         let text: String =
             (0..2000u32).map(|i| format!("{} ", i.wrapping_mul(2654435761) >> 20)).collect();
@@ -150,7 +160,7 @@ impl Site {
     }
 
     /// Runs a case to its end, and the run again to its own; `None` if the point was not reached.
-    pub(crate) fn strike(&self, case: &Case) -> Result<Option<Ended>> {
+    pub fn strike(&self, case: &Case) -> Result<Option<Ended>> {
         let folder = TempDir::new()?;
         let folder = folder.path();
         let code = wait(self.start(folder, Some(case))?)?;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use serde_json::Value;
 
-use crate::command::{cargo, program, read, root, run as run_command, target};
+use xtask::command::{cargo, program, read, root, run as run_command, target};
 
 /// Who trains the same model.
 #[derive(Clone, Copy, PartialEq, Debug, ValueEnum)]
@@ -23,8 +23,8 @@ pub(super) enum Peer {
 }
 
 /// The crate of those in Rust: outside of the workspace, since burn takes minutes to build.
-const CRATE: &str = "xtask/peers/train/Cargo.toml";
-const TORCH: &str = "xtask/peers/torch_train.py";
+const CRATE: &str = "research/peers/train/Cargo.toml";
+const TORCH: &str = "research/peers/torch_train.py";
 
 /// Peers that are there and built.
 pub(super) struct Peers {

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::command::{chimera, read, root, run as run_command};
+use xtask::command::{chimera, read, root, run as run_command};
 
 /// The learning rates of both.
 const RATES: [f64; 5] = [0.001, 0.002, 0.004, 0.008, 0.016];

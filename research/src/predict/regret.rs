@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::draw::Shape;
 use super::run::Lab;
-use crate::measure::median;
+use xtask::measure::median;
 
 /// Ranks that are planned for: threads of this machine.
 const RANKS: usize = 2;

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use super::draw::Shape;
 use super::run::{Lab, Trained};
-use crate::measure::median;
+use xtask::measure::median;
 
 /// Trains each case in every round, and prints a row for it, of medians, and the errors of all.
 pub(super) fn run(lab: &Lab, seed: u64, cases: Range<u64>, rounds: Range<u8>) -> Result<()> {

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::readings::Figure;
 use super::study::{Fitted, Outcome, Study};
-use crate::command::{chimera, read};
+use xtask::command::{chimera, read};
 
 const HEADING: &str = "\n## What a free search chooses\n";
 /// Figures whose workload is planned.

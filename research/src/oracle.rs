@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::command::{cargo, install, program, read, run as run_command, target};
+use xtask::command::{cargo, install, program, read, run as run_command, target};
 
 /// Tests the oracle.
 pub(crate) fn test() -> Result<()> {
@@ -66,7 +66,7 @@ impl Oracle {
     }
 }
 
-const MANIFEST: &str = "xtask/oracle/Cargo.toml";
+const MANIFEST: &str = "research/oracle/Cargo.toml";
 
 /// Where it is built.
 fn folder() -> Result<PathBuf> {

@@ -8,21 +8,13 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
-use chimera_core::lower::{Lowering, Sync, lower};
-use chimera_core::op::{Cell, Kind};
-use chimera_core::program::{Instr, Program};
-use chimera_core::schedule::{Shape, find};
+use anyhow::{Context, Result, ensure};
 
-use crate::command::root;
-use crate::faults::struck::{Blow, Case, Ended, N_ROUNDS, Setting, Site};
-use crate::mpi_library;
+use xtask::command::root;
+use xtask::mpi_library;
+use xtask::strike::points::{PLACES, Point, points};
+use xtask::strike::{Blow, Case, Ended, Setting, Site};
 
-/// Workers, and micro-batches.
-const N: usize = 4;
-/// The step that is struck, from 0; the run has saved after two steps, and saves again after four and six.
-const STEP: u64 = 3;
-const LAST: u64 = 5;
 const TIMEOUTS: &str = "--timeout 3 --start-timeout 6";
 /// In this time a death is known to all ranks of a machine.
 const SOON: Duration = Duration::from_secs(1);
@@ -50,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let setting = Setting { soon: SOON, timeouts: TIMEOUTS, environment: Vec::new() };
     let site = Site::build(&built.launcher, &built.program, setting)?;
     let only = args.only.as_deref().unwrap_or_default();
-    let all: Vec<_> = points()?.into_iter().filter(|p| p.is_of(only)).collect();
+    let all: Vec<_> = points()?.into_iter().filter(|point| is_of(point, only)).collect();
     let mut seen = [0usize; PLACES.len() + 1];
     let is_taken = |point: &Point| {
         seen[point.nth] += 1;
@@ -114,127 +106,14 @@ fn is_case((blow, point): &(Blow, &Point)) -> bool {
     }
 }
 
+/// Returns true if the row of a point, or its rank and words, contain `only`.
+fn is_of(point: &Point, only: &str) -> bool {
+    let Point { rank, words, .. } = point;
+    point.place.contains(only) || format!("rank {rank} {words}").contains(only)
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-/// Where a rank is struck.
-struct Point {
-    rank: usize,
-    /// The row of the table, by its place in it.
-    nth: usize,
-    place: &'static str,
-    /// As the command takes it.
-    words: String,
-    /// Whether runs may end before it.
-    is_open: bool,
-}
-
-impl Point {
-    fn is_of(&self, only: &str) -> bool {
-        self.place.contains(only) || format!("rank {} {}", self.rank, self.words).contains(only)
-    }
-}
-
-/// The rows of the table, in the order of a run.
-const PLACES: [&str; 16] = [
-    "start-up, before MPI",
-    "start-up, an all-gather",
-    "before a forward",
-    "before a backward",
-    "before a message is sent",
-    "while a message is sent",
-    "before a message is taken",
-    "before a gradient reduction is begun",
-    "while parts of a gradient reduction are sent",
-    "before a gradient reduction is taken",
-    "before the agreement",
-    "in the agreement",
-    "before the optimizer",
-    "between two steps",
-    "while a checkpoint is written",
-    "shutdown",
-];
-
-/// All points at which a rank that has started MPI is struck, with the rank.
-pub(crate) fn named_points() -> Result<Vec<(usize, String)>> {
-    let named = points()?.into_iter().map(|point| (point.rank, point.words));
-    Ok(named.filter(|(_, words)| words != "start").collect())
-}
-
-fn points() -> Result<Vec<Point>> {
-    let program = program()?;
-    let mut points = Vec::new();
-    for (rank, row) in program.rows().iter().enumerate() {
-        let mut add = |place: &'static str, words: String, is_open| {
-            let nth = PLACES.iter().position(|known| *known == place).unwrap_or(PLACES.len());
-            points.push(Point { rank, nth, place, words, is_open });
-        };
-        add("start-up, before MPI", "start".into(), false);
-        add("start-up, an all-gather", "met".into(), false);
-        for n in 0..16 * N_ROUNDS {
-            add("start-up, an all-gather", format!("gather start {n}"), true);
-        }
-        for (i, instr) in row.iter().enumerate() {
-            let (before, within) = match instr {
-                Instr::Run(Cell::One(op)) if op.kind == Kind::Forward => ("before a forward", None),
-                Instr::Run(_) => ("before a backward", None),
-                Instr::Send(..) => ("before a message is sent", Some("while a message is sent")),
-                Instr::Recv(..) => ("before a message is taken", None),
-                Instr::Reduce(_) => (
-                    "before a gradient reduction is begun",
-                    Some("while parts of a gradient reduction are sent"),
-                ),
-                Instr::Await(_) => ("before a gradient reduction is taken", None),
-                Instr::Agree => ("before the agreement", None),
-                Instr::Step(_) => ("before the optimizer", None),
-                unknown => bail!("the sweep has no place for {unknown:?}"),
-            };
-            add(before, format!("at {STEP}.{i}"), false);
-            if let Some(within) = within {
-                add(within, format!("sent {STEP}.{i} 0"), false);
-            }
-            // How many parts of sums a rank sends at an instruction, time decides.
-            let more = match instr {
-                Instr::Reduce(_) => 1..3,
-                Instr::Await(_) => 0..3,
-                _ => 0..0,
-            };
-            for n in more {
-                add(
-                    "while parts of a gradient reduction are sent",
-                    format!("sent {STEP}.{i} {n}"),
-                    true,
-                );
-            }
-            if *instr == Instr::Agree {
-                for n in 0..N_ROUNDS {
-                    add("in the agreement", format!("gather {STEP}.{i} {n}"), false);
-                }
-            }
-        }
-        let end = row.len();
-        add("between two steps", format!("at {STEP}.{end}"), false);
-        for n in 0..4 * N_ROUNDS {
-            add("while a checkpoint is written", format!("gather {STEP}.{end} {n}"), true);
-        }
-        for n in 0..if rank == 0 { 32 } else { 12 } {
-            add("while a checkpoint is written", format!("disk {n}"), true);
-        }
-        for n in 0..10 * N_ROUNDS {
-            add("shutdown", format!("gather {LAST}.{end} {n}"), true);
-        }
-        add("shutdown", "leave".into(), false);
-        add("shutdown", "left".into(), false);
-    }
-    Ok(points)
-}
-
-/// What the command trains by.
-fn program() -> Result<Program> {
-    let timetable = find("chimera")?.timetable(&Shape::new(N, N as u32))?;
-    let how = Lowering { sync: Sync::EagerOpt, barrier: true, ..Lowering::default() };
-    Ok(lower(&timetable, &how)?)
 }
 
 /// All cases of a row of the table, which all ended as they must.

@@ -15,7 +15,7 @@ use chimera_core::analyze::ReductionAlgorithm;
 
 use self::readings::Readings;
 use self::study::Study;
-use crate::command::root;
+use xtask::command::root;
 
 /// How the page is made.
 #[derive(clap::Args)]
@@ -26,11 +26,6 @@ pub(crate) struct Args {
     /// Has the planner choose again, which builds the command and takes minutes; else what it chose is kept
     #[arg(long)]
     plan: bool,
-}
-
-impl Args {
-    /// What CI asks for.
-    pub(crate) const CHECK: Args = Args { check: true, plan: false };
 }
 
 /// Writes docs/paper.md, or only checks it.

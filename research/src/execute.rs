@@ -9,8 +9,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
-use crate::command::{chimera, read};
-use crate::measure::{median, number};
+use xtask::command::{chimera, read};
+use xtask::measure::{median, number};
 
 /// What is drawn.
 #[derive(clap::Args)]

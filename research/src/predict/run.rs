@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::command::read;
+use xtask::command::read;
 
 /// What trainings are run with.
 pub(super) struct Lab {

@@ -111,7 +111,7 @@ pub(super) struct MemoryCase {
 
 impl Readings {
     pub(super) fn read() -> Result<Readings> {
-        serde_json::from_str(FILE).context("xtask/paper.json")
+        serde_json::from_str(FILE).context("research/paper.json")
     }
 
     pub(super) fn machine(&self, figure: &Figure) -> Result<&Machine> {

@@ -10,9 +10,9 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::command::{read, root, run as run_command};
-use crate::measure::{METRICS, median, metrics, number, sources};
-use crate::mpi_library::{Built, build, launch};
+use xtask::command::{read, root, run as run_command};
+use xtask::measure::{METRICS, median, metrics, number, sources};
+use xtask::mpi_library::{Built, build, launch};
 
 /// How often each is measured; the best counts, since all that disturbs makes it slower.
 const N_ROUNDS: usize = 5;
@@ -34,7 +34,7 @@ pub(crate) fn run() -> Result<()> {
     let Built { compiler, launcher, program: chimera } = build(true)?;
     let folder = tempfile::tempdir()?;
     let plain = folder.path().join("plain_mpi");
-    let source = root().join("xtask/peers/plain_mpi.c");
+    let source = root().join("research/peers/plain_mpi.c");
     run_command(Command::new(compiler).args(["-O2", "-o"]).arg(&plain).arg(source))?;
     let (mut ours, mut theirs) = (Times::new(), Times::new());
     for _ in 0..N_ROUNDS {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use super::draw::Shape;
 use super::run::Lab;
-use crate::measure::median;
+use xtask::measure::median;
 
 /// What a suggestion may say too much or too little, in parts of what it says.
 const WITHIN: f64 = 1.0 / 3.0;

@@ -6,9 +6,9 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::command::{cargo, program, read, run as run_command, target};
-use crate::measure::{METRICS, sources, tokens_per_s};
-use crate::suites::wgpu;
+use xtask::command::{cargo, program, read, run as run_command, target};
+use xtask::measure::{METRICS, sources, tokens_per_s};
+use xtask::vulkan;
 
 /// A model that software trains in seconds.
 const SHAPE: &str = "--layers 4 --hidden 128 --heads 4 --context 128 --vocab 256 --micro-batches 4 \
@@ -27,7 +27,7 @@ const BUILD: [&str; 10] = [
     "chimera",
 ];
 /// burn's part, not in the workspace since burn takes minutes to build.
-const PEER: &str = "xtask/peers/burn/Cargo.toml";
+const PEER: &str = "research/peers/burn/Cargo.toml";
 /// Steps at the start that are not measured.
 const WARM_UP: usize = 2;
 
@@ -47,7 +47,7 @@ pub(crate) struct Args {
 
 /// Measures and prints.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    wgpu::needs()?;
+    vulkan::needs()?;
     let (target, number) = (target()?, args.adapter.to_string());
     run_command(&mut cargo(BUILD))?;
     let peer = target.join("burn");

@@ -16,8 +16,8 @@ use chimera_core::search::{Allowed, Search, shortest, starts};
 use chimera_core::timetable::Timetable;
 use serde_json::{Value, json};
 
-use crate::command::root;
 use crate::oracle::Oracle;
+use xtask::command::root;
 
 /// How the search is swept.
 #[derive(clap::Args)]
@@ -208,7 +208,7 @@ struct Proven(BTreeMap<String, f64>);
 
 impl Proven {
     fn path() -> PathBuf {
-        root().join("xtask/oracle/proven.json")
+        root().join("research/oracle/proven.json")
     }
 
     fn read() -> Result<Proven> {
@@ -251,7 +251,7 @@ fn page(outcomes: &[(Case, Outcome)], proven: &Proven, n_orders: u64) -> String 
          {at} end at the lower bound, which proves them optimal, and {near} within 2 % of it. None is worse \
          than any schedule of the table on the same placement under the same cap; {beaten} are better than \
          all that fit.\n\n\
-         A mixed-integer program (`xtask/oracle`, HiGHS) is asked about the rest by \
+         A mixed-integer program (`research/oracle`, HiGHS) is asked about the rest by \
          `cargo xtask sweep --prove SECONDS`, and has proven {optimal} of them optimal. `cargo xtask oracle` \
          has it solve small cases: the bound is never above its optimum, and the search ends there \
          wherever a worker may hold D micro-batches.\n\n\

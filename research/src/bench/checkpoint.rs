@@ -7,8 +7,8 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::command::{chimera, read, root};
-use crate::measure::{METRICS, median, metrics, number, sources};
+use xtask::command::{chimera, read, root};
+use xtask::measure::{METRICS, median, metrics, number, sources};
 
 /// 50 million parameters, and a step of 8,192 tokens.
 const SHAPE: [&str; 16] = [

@@ -16,8 +16,8 @@ use clap::ValueEnum;
 use self::model::{Kind, model, words_of};
 use self::peers::{Peer, Peers};
 use self::table::{Measured, table};
-use crate::command::{chimera, read, root};
-use crate::measure::{METRICS, median, sources, tokens_per_s};
+use xtask::command::{chimera, read, root};
+use xtask::measure::{METRICS, median, sources, tokens_per_s};
 
 /// Steps at the start that are not measured.
 const WARM_UP: usize = 2;

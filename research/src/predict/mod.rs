@@ -12,7 +12,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::command::{chimera, run as run_command, target};
+use xtask::command::{chimera, run as run_command, target};
 
 /// What is predicted.
 #[derive(clap::Args)]
