@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 
 use crate::lint::{absences, layers, words};
-use crate::research;
+use crate::programs;
 use crate::suites::{cuda, gallery, mpi, outside, python, wgpu};
 use xtask::command::{cargo, read, run as run_command};
 use xtask::features::{TRANSPORT, default_tests, lint_default, lint_library};
@@ -26,7 +26,7 @@ const CHORES: &[(&str, fn() -> Result<()>)] = &[
     ("outside", outside::run),
     ("python", || python::run(&python::Args::default())),
     ("gallery", || gallery::run(true)),
-    ("paper", || research::run(&["paper", "--check"])),
+    ("paper", || programs::run(&["paper", "--check"])),
     ("mpi", || mpi::run(&mpi::Args::default())),
     ("wgpu", wgpu::run),
     ("cuda", cuda::check),

@@ -3,14 +3,12 @@
 mod ci;
 mod faults;
 mod lint;
+mod programs;
 mod release;
-mod research;
 mod suites;
 
 use clap::Parser;
 
-#[cfg(unix)]
-use crate::faults::torture;
 use crate::faults::{fuzz, hosts, slurm, survive};
 use crate::lint::{absences, layers, targets, words};
 use crate::release::{book, publish};
@@ -20,7 +18,7 @@ use crate::suites::{
 
 /// The project's chores
 #[derive(Parser)]
-#[command(name = "cargo xtask", max_term_width = 100, after_help = research::HELP)]
+#[command(name = "cargo xtask", max_term_width = 100, after_help = programs::HELP)]
 enum Chore {
     /// Everything that must pass, in order
     Ci,
@@ -64,10 +62,6 @@ enum Chore {
     Survive(survive::Args),
     /// Fuzzes the readers of files
     Fuzz(fuzz::Args),
-    /// Random commands on hostile input, under limits and with system calls that fail; needs Linux, a C compiler, and root for
-    /// limits of processes
-    #[cfg(unix)]
-    Torture(torture::Args),
     /// Type-checks the command with wgpu for Windows and macOS; needs rustup, or the targets
     Targets,
     /// PyTorch's runtime executes our exports; loss and gradients are compared
@@ -94,7 +88,7 @@ enum Chore {
     /// Tests and measures an NVIDIA GPU of this machine
     Gpu(cuda::Test),
     #[command(external_subcommand)]
-    Research(Vec<String>),
+    Program(Vec<String>),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -116,8 +110,6 @@ fn main() -> anyhow::Result<()> {
         Chore::Gallery { check } => gallery::run(check),
         Chore::Survive(args) => survive::run(&args),
         Chore::Fuzz(args) => fuzz::run(&args),
-        #[cfg(unix)]
-        Chore::Torture(args) => torture::run(&args),
         Chore::Targets => targets::run(),
         Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Report(args) => report::run(&args),
@@ -129,6 +121,6 @@ fn main() -> anyhow::Result<()> {
         Chore::Cuda(args) => cuda::build(&args),
         Chore::Nccl { path } => nccl::check(path),
         Chore::Gpu(args) => cuda::test(&args),
-        Chore::Research(words) => research::run(&words),
+        Chore::Program(words) => programs::run(&words),
     }
 }

@@ -5,7 +5,5 @@ pub(crate) mod hosts;
 pub(crate) mod slurm;
 
 pub(crate) mod survive;
-#[cfg(unix)]
-pub(crate) mod torture;
 pub(crate) mod ulfm;
 pub(crate) mod ulfm_command;

@@ -70,7 +70,7 @@ const STACKS: [Stack; 5] = [
 ];
 
 /// Sources of the other crates, whose modules have no stated order.
-const WITHOUT_ORDER: [&str; 10] = [
+const WITHOUT_ORDER: [&str; 11] = [
     "adapters/burn/src",
     "adapters/candle/src",
     "backend-cpu/src",
@@ -80,6 +80,7 @@ const WITHOUT_ORDER: [&str; 10] = [
     "comm-nccl/src",
     "python/src",
     "research/src",
+    "tests/torture/src",
     "xtask/src",
 ];
 

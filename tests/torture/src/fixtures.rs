@@ -55,7 +55,7 @@ impl Fixtures {
         let commands = table::read(&run("completions zsh")?)?;
         options::check(&commands)?;
         let (library, program) = (at.join("failing_calls.so"), at.join("chimera"));
-        let source = root().join("xtask/src/faults/torture/failing_calls.c");
+        let source = root().join("tests/torture/src/failing_calls.c");
         let compile = ["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"];
         run_command(Command::new("cc").args(compile).arg(&library).arg(source).arg("-ldl"))?;
         fs::copy(&limits.program, &program)?;

@@ -23,6 +23,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use clap::Parser;
 
 use fixtures::Fixtures;
 use process::{Failure, Flaw, Limits, Outcome, Under};
@@ -30,8 +31,9 @@ use random::Random;
 use xtask::command::{cargo, program, run as run_command, target};
 
 /// How many cases to draw, and from what.
-#[derive(clap::Args)]
-pub(crate) struct Args {
+#[derive(Parser)]
+#[command(name = "cargo xtask torture", max_term_width = 100)]
+struct Args {
     /// Cases to draw
     #[arg(long, value_name = "COUNT", default_value_t = 400)]
     cases: u64,
@@ -112,7 +114,8 @@ struct Count {
 }
 
 /// Draws cases, and prints those that fail.
-pub(crate) fn run(args: &Args) -> Result<()> {
+fn main() -> Result<()> {
+    let args = &Args::parse();
     let mut limits = Limits { program: built(args)?, patience: Duration::from_secs(args.patience) };
     let fixtures = Fixtures::make(&Limits { patience: FOR_FIXTURES, ..limits.clone() })?;
     limits.program = fixtures.program.clone();

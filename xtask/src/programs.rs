@@ -1,0 +1,34 @@
+//! Chores that are programs of other crates, which are built only for them.
+
+use anyhow::{Context, Result};
+use xtask::command::{cargo, run as run_command};
+
+/// Chores by name, and the package that each is in.
+const CHORES: [(&str, &str); 9] = [
+    ("bench", "research"),
+    ("execute", "research"),
+    ("kfac", "research"),
+    ("kill-sweep", "research"),
+    ("oracle", "research"),
+    ("paper", "research"),
+    ("predict", "research"),
+    ("sweep", "research"),
+    ("torture", "torture"),
+];
+/// The end of `cargo xtask --help`.
+pub(crate) const HELP: &str = "\
+Studies, which research/README.md describes: bench, execute, kfac, kill-sweep, oracle, paper, predict, sweep
+Random commands on hostile input (Linux, a C compiler, root for limits of processes): torture";
+
+/// Runs such a chore with its arguments, built as this program was.
+pub(crate) fn run<S: AsRef<str>>(words: &[S]) -> Result<()> {
+    let mut words = words.iter().map(AsRef::as_ref);
+    let name = words.next().unwrap_or_default();
+    let chore = CHORES.into_iter().find(|(known, _)| *known == name);
+    let (_, package) =
+        chore.with_context(|| format!("there is no chore `{name}`: see cargo xtask --help"))?;
+    let mut program = cargo(["run", "--quiet", "--package", package]);
+    program.args((!cfg!(debug_assertions)).then_some("--release")).arg("--");
+    program.args((package != name).then_some(name));
+    run_command(program.args(words))
+}
