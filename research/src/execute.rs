@@ -28,20 +28,8 @@ pub(crate) struct Args {
 
 /// Synchronous schedules of the table, and where each is drawn from.
 const SCHEDULES: [&str; 14] = [
-    "gpipe",
-    "1f1b",
-    "gems",
-    "chimera",
-    "interleaved",
-    "zb-h1",
-    "zb-h2",
-    "zb-v",
-    "v-half",
-    "v-min",
-    "hanayo",
-    "dualpipe",
-    "dualpipe-v",
-    "mixpipe",
+    "gpipe", "1f1b", "gems", "chimera", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",
+    "hanayo", "dualpipe", "dualpipe-v", "mixpipe",
 ];
 /// Seconds of a unit of the costs, which are milliseconds.
 const SECONDS_PER_UNIT: &str = "0.001";

@@ -24,19 +24,8 @@ const EVERY: u64 = 10;
 const TIMED: u64 = 24;
 /// The model and the batch, of all runs.
 const MODEL: [&str; 13] = [
-    "--model",
-    "bert",
-    "--layers",
-    "4",
-    "--hidden",
-    "64",
-    "--heads",
-    "4",
-    "--context",
-    "64",
-    "--threads",
-    "1",
-    "--no-save",
+    "--model", "bert", "--layers", "4", "--hidden", "64", "--heads", "4", "--context", "64",
+    "--threads", "1", "--no-save",
 ];
 
 /// What is trained.

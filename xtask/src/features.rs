@@ -16,16 +16,9 @@ const ALL: &str =
 
 /// What is built to test it.
 const TARGETS: [&str; 10] = [
-    "--lib",
-    "--test=conformance", // of the transport over MPI, and of the backends
-    "--test=limits",
-    "--test=staged",
-    "--test=validation",
-    "--test=emulated_*",
-    "--test=mpi",
-    "--test=wgpu",
-    "--test=cuda",
-    "--example=compile",
+    "--lib", "--test=conformance", // of the transport over MPI, and of the backends
+    "--test=limits", "--test=staged", "--test=validation", "--test=emulated_*", "--test=mpi",
+    "--test=wgpu", "--test=cuda", "--example=compile",
 ];
 
 /// The folder of a crate of the workspace, below its root.

@@ -12,22 +12,8 @@ use xtask::measure::{METRICS, median, metrics, number, sources};
 
 /// 50 million parameters, and a step of 8,192 tokens.
 const SHAPE: [&str; 16] = [
-    "--layers",
-    "12",
-    "--hidden",
-    "592",
-    "--heads",
-    "8",
-    "--context",
-    "256",
-    "--vocab",
-    "256",
-    "--micro-batches",
-    "8",
-    "--micro-batch-size",
-    "4",
-    "--depth",
-    "2",
+    "--layers", "12", "--hidden", "592", "--heads", "8", "--context", "256", "--vocab", "256",
+    "--micro-batches", "8", "--micro-batch-size", "4", "--depth", "2",
 ];
 
 /// How long to measure.

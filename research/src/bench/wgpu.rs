@@ -15,16 +15,8 @@ const SHAPE: &str = "--layers 4 --hidden 128 --heads 4 --context 128 --vocab 256
                      --micro-batch-size 2 --depth 4 --schedule chimera --threads 1";
 /// Both programs in one go, so that what they share is built once.
 const BUILD: [&str; 10] = [
-    "build",
-    "--release",
-    "--package=chimera-backend-wgpu",
-    "--example",
-    "speed",
-    "--package=chimera-pipeline",
-    "--features",
-    "chimera-pipeline/wgpu",
-    "--bin",
-    "chimera",
+    "build", "--release", "--package=chimera-backend-wgpu", "--example", "speed",
+    "--package=chimera-pipeline", "--features", "chimera-pipeline/wgpu", "--bin", "chimera",
 ];
 /// burn's part, not in the workspace since burn takes minutes to build.
 const PEER: &str = "research/peers/burn/Cargo.toml";

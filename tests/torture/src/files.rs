@@ -12,17 +12,8 @@ pub(super) const TINY: &str = "--layers 4 --hidden 16 --heads 2 --context 16 --d
 
 /// All files for commands that succeed.
 pub(super) const ALL: [&str; 11] = [
-    "text",
-    "run",
-    "model",
-    "run.toml",
-    "slurm.toml",
-    "schedule.json",
-    "schedule.csv",
-    "tokenizer.json",
-    "data.bin",
-    "data.bin.json",
-    "data.bin.tokenizer.json",
+    "text", "run", "model", "run.toml", "slurm.toml", "schedule.json", "schedule.csv",
+    "tokenizer.json", "data.bin", "data.bin.json", "data.bin.tokenizer.json",
 ];
 
 /// Lets every user write into a folder, and all that is in it.

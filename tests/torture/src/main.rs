@@ -248,11 +248,7 @@ fn built(args: &Args) -> Result<PathBuf> {
         }
         None => {
             run_command(&mut cargo([
-                "build",
-                "--package",
-                "chimera-pipeline",
-                "--bin",
-                "chimera",
+                "build", "--package", "chimera-pipeline", "--bin", "chimera",
             ]))?;
             Ok(target()?.join("debug").join(program("chimera")))
         }

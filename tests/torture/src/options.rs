@@ -43,32 +43,15 @@ const REFUSED: [&str; 2] = ["--out=missing/profile.json", "--transport=none"];
 const MODEL: &str = "--layers=4 --hidden=16 --heads=2 --context=16";
 /// Options that ask for time, steps or large models: of these a command may take as long as they say.
 const ASKING: [&str; 9] = [
-    "--steps",
-    "--tokens",
-    "--max-tokens",
-    "--time",
-    "--search-time",
-    "--execute",
-    "--preset",
-    "--timeout",
-    "--start-timeout",
+    "--steps", "--tokens", "--max-tokens", "--time", "--search-time", "--execute", "--preset",
+    "--timeout", "--start-timeout",
 ];
 /// Their values: soon over, or refused.
 const MODEST: [&str; 10] = ["", "0", "-1", "nan", "1e-9", "0.001", "1", "2", "tiny", "x"];
 /// Files and folders to read or to write.
 const PLACES: [&str; 12] = [
-    "",
-    "a/b/c",
-    ".",
-    "text",
-    "\u{1b}[31m",
-    "out2",
-    "run",
-    "model",
-    "data.bin",
-    "run.toml",
-    "schedule.json",
-    "/dev/null",
+    "", "a/b/c", ".", "text", "\u{1b}[31m", "out2", "run", "model", "data.bin", "run.toml",
+    "schedule.json", "/dev/null",
 ];
 /// Values that many options have in range.
 const USUAL: [&str; 16] = [
@@ -77,19 +60,8 @@ const USUAL: [&str; 16] = [
 ];
 /// Names of schedules, and what is none.
 const NAMES: [&str; 13] = [
-    "chimera",
-    "1f1b",
-    "gpipe",
-    "zb-h1",
-    "zb-v",
-    "interleaved",
-    "hanayo",
-    "dualpipe",
-    "pipedream",
-    "auto",
-    "mixpipe",
-    "schedule.json",
-    "nonsense",
+    "chimera", "1f1b", "gpipe", "zb-h1", "zb-v", "interleaved", "hanayo", "dualpipe", "pipedream",
+    "auto", "mixpipe", "schedule.json", "nonsense",
 ];
 
 pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {

@@ -65,12 +65,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let failed = folder.join(format!("{name}-"));
         let mut fuzzer = Command::new(built.join(&name));
         fuzzer.arg(&corpus).arg(format!("-max_total_time={}", args.seconds));
-        fuzzer.args([
-            "-max_len=16384",
-            "-timeout=10",
-            "-rss_limit_mb=2048",
-            "-print_final_stats=1",
-        ]);
+        fuzzer
+            .args(["-max_len=16384", "-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1"]);
         fuzzer.arg(format!("-artifact_prefix={}", failed.display()));
         run_command(&mut fuzzer).with_context(|| {
             format!("target {name} failed; the input is in {}*", failed.display())

@@ -69,9 +69,7 @@ const MANY: &str = "--schedule dapple --width 8 --depth 8 --micro-batches 8 --la
 
 /// Ranks that die where the others survive it: on each of the hosts, and on both at once.
 const SURVIVED: [&str; 4] = [
-    "0 KILL at 3.5 FILE",
-    "1 PANIC at 2.5 FILE",
-    "3 KILL at 3.5 FILE",
+    "0 KILL at 3.5 FILE", "1 PANIC at 2.5 FILE", "3 KILL at 3.5 FILE",
     "0 KILL at 3.5 FILE;2 KILL at 3.5 FILE",
 ];
 

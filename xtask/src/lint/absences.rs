@@ -10,31 +10,17 @@ use xtask::command::{cargo, read, root, rust_files};
 
 /// Crates that bring a device or a transport in; the default build has none of them.
 const DEVICES: [&str; 13] = [
-    "chimera-comm-mpi",
-    "chimera-comm-nccl",
-    "chimera-backend-cuda",
-    "chimera-backend-wgpu",
-    "candle-kernels",
-    "candle-flash-attn",
-    "candle-metal-kernels",
-    "cudarc",
-    "cudaforge",
-    "mpi",
-    "mpi-sys",
-    "wgpu",
-    "wgpu-hal",
+    "chimera-comm-mpi", "chimera-comm-nccl", "chimera-backend-cuda", "chimera-backend-wgpu",
+    "candle-kernels", "candle-flash-attn", "candle-metal-kernels", "cudarc", "cudaforge", "mpi",
+    "mpi-sys", "wgpu", "wgpu-hal",
 ];
 /// What core must not know: devices' tensors, the command line, files of settings.
 const OUTSIDE_CORE: [&str; 5] =
     ["candle-core", "chimera-pipeline", "chimera-backend-cpu", "clap", "toml"];
 /// Packages that the crate of schedules must not know: no tensor, no thread pool, no engine.
 const OUTSIDE_SCHEDULE: [&str; 6] = [
-    "candle-core",
-    "chimera-pipeline-engine",
-    "chimera-pipeline-models",
-    "crossbeam-channel",
-    "rayon",
-    "rustix",
+    "candle-core", "chimera-pipeline-engine", "chimera-pipeline-models", "crossbeam-channel",
+    "rayon", "rustix",
 ];
 /// Packages that the engine must not know: no model.
 const OUTSIDE_ENGINE: [&str; 3] =
@@ -48,27 +34,14 @@ const OUTSIDE_BACKENDS: [&str; 3] = ["chimera-pipeline", "clap", "toml"];
 
 /// What transports must not know.
 const OUTSIDE_TRANSPORTS: [&str; 6] = [
-    "candle-core",
-    "chimera-pipeline",
-    "chimera-backend-cpu",
-    "chimera-backend-cuda",
-    "clap",
+    "candle-core", "chimera-pipeline", "chimera-backend-cpu", "chimera-backend-cuda", "clap",
     "toml",
 ];
 
 /// What only the command needs, and the library without default features must not contain.
 const COMMAND: [&str; 11] = [
-    "anstream",
-    "clap",
-    "clap_complete",
-    "clap_mangen",
-    "ctrlc",
-    "glob",
-    "indicatif",
-    "mimalloc",
-    "ratatui",
-    "signal-hook",
-    "tiktoken-rs",
+    "anstream", "clap", "clap_complete", "clap_mangen", "ctrlc", "glob", "indicatif", "mimalloc",
+    "ratatui", "signal-hook", "tiktoken-rs",
 ];
 
 /// Package and what its default build must not contain.

@@ -9,18 +9,9 @@ use xtask::mpi_library::open_mpi;
 
 /// Crates of the workspace that are published, by their folders.
 const PUBLISHED: [&str; 12] = [
-    ".",
-    "adapters/candle",
-    "backend-cpu",
-    "backend-cuda",
-    "backend-wgpu",
-    "chimera-core",
-    "chimera-core/engine",
-    "chimera-core/models",
-    "chimera-core/schedule",
-    "chimera-core/testkit",
-    "comm-mpi",
-    "comm-nccl",
+    ".", "adapters/candle", "backend-cpu", "backend-cuda", "backend-wgpu", "chimera-core",
+    "chimera-core/engine", "chimera-core/models", "chimera-core/schedule", "chimera-core/testkit",
+    "comm-mpi", "comm-nccl",
 ];
 
 /// Packages and builds every crate as the crates registry would serve it. Compares the interfaces

@@ -14,14 +14,9 @@ use xtask::command::{cargo, files, program, read, root, run as run_command, targ
 
 /// A toolkit as packages of Python. Compiler, its parts and its headers must be of one version: a resolver would mix several.
 const TOOLKIT: [&str; 8] = [
-    "nvidia-cuda-nvcc==13.0.88",
-    "nvidia-cuda-crt==13.0.88",
-    "nvidia-nvvm==13.0.88",
-    "nvidia-cuda-cccl==13.0.85",
-    "nvidia-cuda-runtime==13.0.96",
-    "nvidia-cuda-nvrtc==13.0.88",
-    "nvidia-cublas==13.1.0.3",
-    "nvidia-curand==10.4.0.35",
+    "nvidia-cuda-nvcc==13.0.88", "nvidia-cuda-crt==13.0.88", "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-cccl==13.0.85", "nvidia-cuda-runtime==13.0.96", "nvidia-cuda-nvrtc==13.0.88",
+    "nvidia-cublas==13.1.0.3", "nvidia-curand==10.4.0.35",
 ];
 /// For which chip candle's kernels are compiled.
 const CHIP: &str = "90";

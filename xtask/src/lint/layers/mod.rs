@@ -18,37 +18,15 @@ struct Stack {
     modules: &'static [&'static str],
 }
 
+/// Of a schedule, the first eight modules are what it says, those up to `shards` what it means, and the others how it is made,
+/// proven and shown.
 const STACKS: [Stack; 5] = [
     Stack {
         sources: "chimera-core/schedule/src",
         modules: &[
-            // What a schedule says.
-            "ids",
-            "graph",
-            "few",
-            "op",
-            "placement",
-            "update",
-            "timetable",
-            "notation",
-            // What it means.
-            "effects",
-            "ledger",
-            "activation_memory",
-            "costs",
-            "partition",
-            "program",
-            "interp",
-            "collective",
-            "shards",
-            // How it is made, proven and shown.
-            "order",
-            "schedule",
-            "analyze",
-            "lower",
-            "search",
-            "request",
-            "interchange",
+            "ids", "graph", "few", "op", "placement", "update", "timetable", "notation", "effects",
+            "ledger", "activation_memory", "costs", "partition", "program", "interp", "collective",
+            "shards", "order", "schedule", "analyze", "lower", "search", "request", "interchange",
             "render",
         ],
     },
@@ -71,17 +49,9 @@ const STACKS: [Stack; 5] = [
 
 /// Sources of the other crates, whose modules have no stated order.
 const WITHOUT_ORDER: [&str; 11] = [
-    "adapters/burn/src",
-    "adapters/candle/src",
-    "backend-cpu/src",
-    "backend-cuda/src",
-    "backend-wgpu/src",
-    "comm-mpi/src",
-    "comm-nccl/src",
-    "python/src",
-    "research/src",
-    "tests/torture/src",
-    "xtask/src",
+    "adapters/burn/src", "adapters/candle/src", "backend-cpu/src", "backend-cuda/src",
+    "backend-wgpu/src", "comm-mpi/src", "comm-nccl/src", "python/src", "research/src",
+    "tests/torture/src", "xtask/src",
 ];
 
 /// Refuses any use of a module by one below it, and circles of modules.

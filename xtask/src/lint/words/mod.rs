@@ -12,29 +12,12 @@ use xtask::command::{root, rust_files};
 
 /// Folders with sources of the project.
 const SOURCES: [&str; 13] = [
-    "chimera-core",
-    "src",
-    "backend-cpu",
-    "backend-cuda",
-    "backend-wgpu",
-    "comm-mpi",
-    "comm-nccl",
-    "adapters",
-    "python",
-    "xtask",
-    "research",
-    "tests",
-    "examples",
+    "chimera-core", "src", "backend-cpu", "backend-cuda", "backend-wgpu", "comm-mpi", "comm-nccl",
+    "adapters", "python", "xtask", "research", "tests", "examples",
 ];
 /// Openings of doc comments that lean on another comment: they mean nothing in a hover or in `--help | grep`.
 const LEANING: [&str; 8] = [
-    "That of ",
-    "Those ",
-    "Likewise",
-    "The same ",
-    "The same,",
-    "So many ",
-    "What becomes of ",
+    "That of ", "Those ", "Likewise", "The same ", "The same,", "So many ", "What becomes of ",
     "As above",
 ];
 /// Identifiers with the folder in which each must not stand, and the word for it.
