@@ -28,6 +28,12 @@ pub fn metrics(path: &Path) -> Result<Vec<Value>> {
     text.lines().map(|line| serde_json::from_str(line).context("a line of metrics")).collect()
 }
 
+/// Some values of every step of the run in a folder, as they are written.
+pub fn figures<const N: usize>(run: &Path, keys: [&str; N]) -> Result<Vec<[String; N]>> {
+    let figures = |step: Value| keys.map(|key| step[key].to_string());
+    Ok(metrics(&run.join(METRICS))?.into_iter().map(figures).collect())
+}
+
 /// A number of a step.
 pub fn number(step: &Value, key: &str) -> Result<f64> {
     step[key].as_f64().with_context(|| format!("a line of metrics without {key}"))

@@ -6,7 +6,7 @@ use std::fs::{self, read_to_string};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use xtask::measure::figures;
 
 use super::Attempt;
 use super::files::{ALL, TINY, copy, open_to_all};
@@ -26,7 +26,7 @@ pub(super) struct Training {
 #[derive(PartialEq)]
 struct Ended {
     /// Loss, norm and learning rate, by step.
-    numbers: BTreeMap<u64, [Value; 3]>,
+    numbers: BTreeMap<u64, [String; 3]>,
     /// The shards of the last checkpoint.
     weights: Vec<Vec<u8>>,
 }
@@ -103,13 +103,9 @@ fn preload(library: &Path, folder: &Path, log: &Path) -> Vec<(String, String)> {
 
 impl Ended {
     fn read(run: &Path) -> Result<Ended> {
-        let text = read_to_string(run.join("metrics.jsonl"))?;
-        let line = |line: &str| -> Result<_> {
-            let line: Value = serde_json::from_str(line)?;
-            let step = line["step"].as_u64().context("a line has no step")?;
-            Ok((step, ["loss", "grad_norm", "lr"].map(|key| line[key].clone())))
-        };
-        let numbers = text.lines().map(line).collect::<Result<_>>()?;
+        let step = |[step, rest @ ..]: [String; 4]| Ok((step.parse()?, rest));
+        let steps = figures(run, ["step", "loss", "grad_norm", "lr"])?;
+        let numbers = steps.into_iter().map(step).collect::<Result<_>>()?;
         let mut shards = xtask::command::files(&run.join(checkpoint(STEPS)))?;
         shards.retain(|file| file.extension().is_some_and(|end| end == "safetensors"));
         Ok(Ended { numbers, weights: shards.iter().map(fs::read).collect::<Result<_, _>>()? })

@@ -1,13 +1,11 @@
 //! Trainings that are killed and stopped at random moments, and go on as if they had never been.
 
-use std::fs::read_to_string;
-use std::path::Path;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde_json::Value;
+use xtask::measure::figures;
 
 use super::Attempt;
 use super::files::TINY;
@@ -55,19 +53,9 @@ pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
     }
     let ended = attempt.run(&line("broken"))?;
     must(ended.is_success(), Flaw::Lost, "it cannot go on")?;
-    let (whole, broken) =
-        (numbers(&attempt.folder.join("whole"))?, numbers(&attempt.folder.join("broken"))?);
+    let numbers = |run| figures(&attempt.folder.join(run), ["step", "loss", "grad_norm", "lr"]);
+    let (whole, broken) = (numbers("whole")?, numbers("broken")?);
     let is_same = whole.len() as u64 == STEPS && whole == broken;
     let (n_whole, n_broken) = (whole.len(), broken.len());
     must(is_same, Flaw::Lost, format!("the numbers differ: {n_whole} steps, {n_broken}"))
-}
-
-/// Loss, norm and learning rate of every step, as they are written.
-fn numbers(run: &Path) -> Result<Vec<[Value; 4]>> {
-    let text = read_to_string(run.join("metrics.jsonl"))?;
-    let line = |line: &str| -> Result<[Value; 4]> {
-        let line: Value = serde_json::from_str(line)?;
-        Ok(["step", "loss", "grad_norm", "lr"].map(|key| line[key].clone()))
-    };
-    text.lines().map(line).collect()
 }

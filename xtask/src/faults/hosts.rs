@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-use crate::faults::ulfm_command::strike_survivors;
+use crate::faults::ulfm::command::strike_survivors;
 use xtask::command::{install, read, run as run_command};
 use xtask::mpi_library::{Built, build, launch};
 use xtask::open_mpi_5::OpenMpi5;

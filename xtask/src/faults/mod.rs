@@ -6,4 +6,3 @@ pub(crate) mod slurm;
 
 pub(crate) mod survive;
 pub(crate) mod ulfm;
-pub(crate) mod ulfm_command;

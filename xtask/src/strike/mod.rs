@@ -2,19 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::{self, File, metadata, read_dir, read_to_string};
+use std::fs::{self, File, metadata, read_to_string};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::str::FromStr;
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime};
 
+mod left;
 pub mod points;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use tempfile::TempDir;
 
+pub use self::left::processes;
+use self::left::{nothing_is_left, unfinished};
+use crate::measure::figures;
 use crate::mpi_library::launch;
 
 /// Four ranks of Chimera, whose messages are larger than what MPI sends without being asked.
@@ -124,7 +128,7 @@ pub struct Site {
     program: PathBuf,
     data: TempDir,
     /// The losses of an undisturbed run.
-    losses: Vec<String>,
+    losses: Vec<[String; 3]>,
     setting: Setting,
 }
 
@@ -142,9 +146,7 @@ impl Site {
     /// Makes data to train on, and the losses of an undisturbed run.
     pub fn build(launcher: &str, program: &Path, setting: Setting) -> Result<Site> {
         let data = TempDir::new()?;
-        let text: String =
-            (0..2000u32).map(|i| format!("{} ", i.wrapping_mul(2654435761) >> 20)).collect();
-        fs::write(data.path().join("text"), text)?;
+        write_text(data.path())?;
         let (launcher, program) = (launcher.to_string(), program.to_path_buf());
         let mut site = Site { launcher, program, data, losses: Vec::new(), setting };
         let folder = TempDir::new()?;
@@ -244,6 +246,12 @@ impl Site {
     }
 }
 
+/// Writes a text of numbers to train on into the file `text` of a folder.
+pub fn write_text(folder: &Path) -> Result<()> {
+    let numbers = (0..2000u32).map(|i| format!("{} ", i.wrapping_mul(2654435761) >> 20));
+    Ok(fs::write(folder.join("text"), numbers.collect::<String>())?)
+}
+
 /// How the launcher ends.
 fn wait(mut child: Child) -> Result<Option<i32>> {
     let began = Instant::now();
@@ -263,14 +271,9 @@ fn said(folder: &Path) -> String {
     read_to_string(folder.join("output")).unwrap_or_default()
 }
 
-/// The steps of a run without their times.
-fn losses(folder: &Path) -> Vec<String> {
-    let text = read_to_string(folder.join("run/metrics.jsonl")).unwrap_or_default();
-    let of = |line: &str| {
-        let line: Value = serde_json::from_str(line).unwrap_or_default();
-        format!("{} {} {}", line["step"], line["loss"], line["grad_norm"])
-    };
-    text.lines().map(of).collect()
+/// The steps of a run without their times; none if it has no metrics.
+fn losses(folder: &Path) -> Vec<[String; 3]> {
+    figures(&folder.join("run"), ["step", "loss", "grad_norm"]).unwrap_or_default()
 }
 
 /// The error files by rank, with the time at which they were written.
@@ -284,60 +287,4 @@ fn errors(folder: &Path) -> Result<BTreeMap<usize, (Value, SystemTime)>> {
         }
     }
     Ok(errors)
-}
-
-/// No process of the run is there, and no file of the launcher.
-fn nothing_is_left(folder: &Path) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(3);
-    loop {
-        let left = processes(folder);
-        let files = [files(&folder.join("tmp"))?, files(&folder.join("shm"))?].concat();
-        if left.is_empty() && files.is_empty() {
-            return Ok(());
-        }
-        ensure!(Instant::now() < deadline, "left behind: processes {left:?}, files {files:?}");
-        sleep(Duration::from_millis(20));
-    }
-}
-
-/// All within a folder.
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    let mut folders = vec![folder.to_path_buf()];
-    while let Some(folder) = folders.pop() {
-        for entry in read_dir(folder).into_iter().flatten() {
-            let path = entry?.path();
-            if path.is_dir() {
-                folders.push(path.clone());
-            }
-            found.push(path);
-        }
-    }
-    Ok(found)
-}
-
-/// The living processes whose command line names the folder.
-fn processes(folder: &Path) -> Vec<u32> {
-    let folder = folder.display().to_string();
-    let all = read_dir("/proc").into_iter().flatten().flatten();
-    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let is_of_it = |pid: &u32| {
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&line).contains(&folder)
-    };
-    pids.filter(is_of_it).collect()
-}
-
-/// Files that are not whole, and checkpoints without a manifest.
-fn unfinished(run: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in read_dir(run.join("checkpoints"))? {
-        let path = entry?.path();
-        if path.is_dir() && !path.join("manifest.json").exists() {
-            found.push(path.clone());
-        }
-        let files = read_dir(&path)?.flatten().map(|entry| entry.path());
-        found.extend(files.filter(|file| file.extension().is_some_and(|end| end == "part")));
-    }
-    Ok(found)
 }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::faults::ulfm;
-use crate::faults::ulfm_command::Course;
+use crate::faults::ulfm::command::Course;
 use xtask::command::{cargo, run as run_command};
 use xtask::features::{PROGRAM, Tests, lint, lint_all};
 use xtask::mpi_library::{MPICH, OPEN_MPI, launch};

@@ -7,11 +7,10 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 
 use cluster::Cluster;
 use xtask::command::{install, read, run as run_command};
-use xtask::measure::{METRICS, metrics};
+use xtask::measure::{METRICS, figures, metrics};
 use xtask::mpi_library::build;
 use xtask::open_mpi_5::OpenMpi5;
 
@@ -56,17 +55,18 @@ pub(crate) fn run() -> Result<()> {
     let mut srun = cluster.command("srun", &work);
     srun.args(["-n", &RANKS.to_string(), "--mpi=pmix"]).arg(&chimera);
     run_command(srun.args(["train", "--config", "ranks.toml"]))?;
-    let tried = losses(&work.join("tried"))?;
-    ensure!(tried == losses(&work.join("ranks"))?, "srun trains otherwise than threads do");
+    let losses = |run: &str| figures(&work.join(run), ["step", "loss", "grad_norm"]);
+    let tried = losses("tried")?;
+    ensure!(tried == losses("ranks")?, "srun trains otherwise than threads do");
     println!("srun: {N_TRIED} steps, to the bit those of threads");
 
     let steps = (TRAINING_S / seconds_of_a_step(&work.join("ranks"))?).ceil() as u64;
     threads("whole", steps)?;
-    let undisturbed = losses(&work.join("whole"))?;
+    let undisturbed = losses("whole")?;
 
     write_settings(&work, "job", steps, "")?;
     let (said, restarts) = run_job(&cluster, &work, &chimera, "job", |sbatch| sbatch)?;
-    let same = undisturbed == losses(&work.join("job"))?;
+    let same = undisturbed == losses("job")?;
     ensure!(same, "a job that was queued again trains otherwise than one that was not:\n{said}");
     println!("sbatch: {steps} steps, queued again {restarts} times, to the bit those of one run");
 
@@ -82,7 +82,7 @@ pub(crate) fn run() -> Result<()> {
     let (said, restarts) = run_job(&cluster, &work, &surviving, "survivor", with_death)?;
     ensure!(struck.exists(), "no rank was killed:\n{said}");
     ensure!(said.contains("took the place of rank"), "nobody took its place:\n{said}");
-    let same = undisturbed == losses(&work.join("survivor"))?;
+    let same = undisturbed == losses("survivor")?;
     ensure!(
         same,
         "a job in which a rank died trains otherwise than one in which none did:\n{said}"
@@ -135,12 +135,6 @@ fn write_settings(work: &Path, name: &str, steps: u64, more: &str) -> Result<()>
          hidden = 64\nheads = 2\ncontext = 64\nmicro-batch-size = 2\nthreads = 1\nsteps = {steps}\n{more}"
     );
     fs::write(work.join(format!("{name}.toml")), settings).context("cannot write settings")
-}
-
-/// The losses and gradient norms of a run's steps, as text.
-fn losses(run: &Path) -> Result<Vec<[String; 3]>> {
-    let step = |step: Value| ["step", "loss", "grad_norm"].map(|key| step[key].to_string());
-    Ok(metrics(&run.join(METRICS))?.into_iter().map(step).collect())
 }
 
 fn seconds_of_a_step(run: &Path) -> Result<f64> {

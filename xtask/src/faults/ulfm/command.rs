@@ -1,22 +1,22 @@
 //! Deaths that runs of the command survive over Open MPI 5, with new ranks and with fewer: `cargo xtask mpi --ulfm`.
 
-use std::fs::{self, read_dir, read_to_string};
+use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use xtask::strike::points::named_points;
+use xtask::strike::processes;
 
-/// Four ranks of Chimera, of which each stage has two replicas.
-const OPTIONS: &str = "train --depth 4 --micro-batches 4 --layers 4 --hidden 32 --heads 2 --context 64 \
-     --micro-batch-size 2 --threads 1";
+use super::lab::{Lab, apart, steps as steps_of};
+
 /// Steps of a run that is struck at a point.
 const SHORT: &str = "--steps 6 --save-every 2 --resume auto";
 /// Ways in which replicas do not hold all: a pipeline of one direction, and a sharded optimizer.
@@ -36,13 +36,6 @@ const EVICTING: &str = "--evict stalled --timeout 2 --start-timeout 20";
 const SLOW: Duration = Duration::from_millis(1200);
 /// Two ranks that hold different stages, struck at once.
 const PAIRS: [(usize, usize); 4] = [(0, 1), (1, 3), (2, 0), (3, 2)];
-/// The file with what a run says.
-const SAID: &str = "said";
-/// The last lines of it that an error shows.
-const N_LINES: usize = 25;
-/// What the launcher says whose daemon has died, and how often a run is tried in which that happens.
-const DAEMON_LOST: &str = "lost communication with a remote daemon";
-const N_TRIES: usize = 6;
 /// By how much sums in another order may change weights and losses.
 pub(crate) const APART: f64 = 1e-5;
 /// Steps behind that of a rank that has joined again, in which losses are compared: later ones differ more, since what is rounded
@@ -130,7 +123,7 @@ impl Course {
             format!("a run with {n_kills} kills, whose launcher ended with {ended}")
         })?;
         ensure!(apart == 0.0, "after {n_kills} kills losses or weights are {apart:e} apart");
-        let last = metrics(disturbed.path())?.pop().context("no steps")?;
+        let last = steps_of(disturbed.path())?.pop().context("no steps")?;
         println!(
             "{n_steps} steps in {:.0} s with {n_kills} kills (seed {}) ended with the undisturbed losses and weights; {} recoveries \
              took {:.0} s; the launcher ended with {ended}",
@@ -152,7 +145,7 @@ impl Course {
                 continue;
             }
             next += PAUSE;
-            let ranks = processes_in(folder, running.id())?;
+            let ranks = ranks(folder, running);
             if !ranks.is_empty() {
                 let process = ranks[random.random_range(0..ranks.len())].to_string();
                 n_kills +=
@@ -164,94 +157,14 @@ impl Course {
 }
 
 /// The processes that train into `folder`, but for their launcher.
-fn processes_in(folder: &Path, launcher: u32) -> Result<Vec<u32>> {
-    let folder = folder.display().to_string();
-    let mut found = Vec::new();
-    for entry in read_dir("/proc")? {
-        let entry = entry?;
-        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        if id != launcher && String::from_utf8_lossy(&line).contains(&folder) {
-            found.push(id);
-        }
-    }
-    found.sort_unstable();
-    Ok(found)
-}
-
-/// How runs are started, and what they are trained on.
-struct Lab<L> {
-    launch: L,
-    data: TempDir,
+fn ranks(folder: &Path, launcher: &Child) -> Vec<u32> {
+    let mut ranks = processes(folder);
+    ranks.retain(|process| *process != launcher.id());
+    ranks.sort_unstable();
+    ranks
 }
 
 impl<L: Fn() -> Command> Lab<L> {
-    fn new(launch: L) -> Result<Self> {
-        let data = TempDir::new()?;
-        let text: String =
-            (0..2000u32).map(|i| format!("{} ", i.wrapping_mul(2654435761) >> 20)).collect();
-        fs::write(data.path().join("text"), text)?;
-        Ok(Lab { launch, data })
-    }
-
-    fn command(&self, strike: &str, options: &str, survive: &str, folder: &Path) -> Command {
-        let strike = strike.replace("FILE", &folder.join("struck").display().to_string());
-        let mut command = (self.launch)();
-        command.args(OPTIONS.split_whitespace()).args(options.split_whitespace());
-        command.args(["--survive", survive, "--data"]).arg(self.data.path().join("text"));
-        command.arg("--out").arg(folder.join("run")).env("CHIMERA_STRIKE", strike);
-        command
-    }
-
-    fn train(&self, strike: &str, options: &str, survive: &str) -> Result<TempDir> {
-        let folder = TempDir::new()?;
-        let (path, said) = (folder.path(), folder.path().join(SAID));
-        let mut command = self.command(strike, options, survive, path);
-        let output = fs::File::create(&said)?;
-        let ended = command.stderr(output.try_clone()?).stdout(output).status()?;
-        ensure!(ended.success(), "it ended with {ended}:\n{}", last_lines(&said)?);
-        Ok(folder)
-    }
-
-    /// As [`train`](Self::train), again if the launcher's own daemon on the rank's host has died of that death: the run is
-    /// over then, which is not ours to survive.
-    fn survived(&self, strike: &str, options: &str, survive: &str) -> Result<TempDir> {
-        for _ in 0..N_TRIES {
-            let struck = self.train(strike, options, survive)?;
-            let said = fs::read(struck.path().join(SAID))?;
-            if !String::from_utf8_lossy(&said).contains(DAEMON_LOST) {
-                return Ok(struck);
-            }
-            println!("{strike}: Open MPI's daemon died, too");
-        }
-        bail!("Open MPI's daemon died {N_TRIES} times in a row")
-    }
-
-    /// Strikes a run by each; in words, how many of them were struck.
-    fn strike(
-        &self,
-        strikes: &[String],
-        options: &str,
-        survive: &str,
-        undisturbed: &TempDir,
-        most: f64,
-    ) -> Result<String> {
-        let (mut n_struck, mut n_missed) = (0, 0);
-        for strike in strikes {
-            let place = || format!("survive {survive}, struck: {strike}");
-            let struck = self.survived(strike, options, survive).with_context(place)?;
-            let is_struck = struck.path().join("struck").exists();
-            *(if is_struck { &mut n_struck } else { &mut n_missed }) += 1;
-            let apart = apart(struck.path(), undisturbed.path());
-            let said = || last_lines(&struck.path().join(SAID)).unwrap_or_default();
-            let apart = apart.with_context(said).with_context(place)?;
-            ensure!(apart <= most, "{}: losses or weights are {apart:e} apart", place());
-        }
-        Ok(format!("{n_struck} runs of the command ({n_missed} more ended before the point)"))
-    }
-
     /// Stops ranks: one that stays so is evicted, and one that goes on within the timeout is not.
     fn evict(&self, points: &[(usize, String)], undisturbed: &TempDir) -> Result<()> {
         let options = format!("{SHORT} {EVICTING}");
@@ -265,19 +178,15 @@ impl<L: Fn() -> Command> Lab<L> {
         );
         for strike in ["1 STOP at 2.5 FILE", "0 STOP at 3.0 FILE"] {
             let folder = TempDir::new()?;
-            let command = &mut self.command(strike, &options, "respawn", folder.path());
-            let mut running = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-            while running.try_wait()?.is_none() && !folder.path().join("struck").exists() {
-                sleep(Duration::from_millis(20));
-            }
+            let mut running = self.start_struck(strike, &options, "respawn", folder.path())?;
             sleep(SLOW);
-            for process in processes_in(folder.path(), running.id())? {
+            for process in ranks(folder.path(), &running) {
                 ensure!(
                     Command::new("kill").args(["-CONT", &process.to_string()]).status()?.success()
                 );
             }
             ensure!(running.wait()?.success(), "a run with a slow rank failed: {strike}");
-            let last = metrics(folder.path())?.pop().context("no steps")?;
+            let last = steps_of(folder.path())?.pop().context("no steps")?;
             ensure!(
                 last["recoveries"].as_u64().unwrap_or(0) == 0,
                 "a slow rank was evicted: {strike}"
@@ -298,16 +207,12 @@ impl<L: Fn() -> Command> Lab<L> {
     fn rejoin_as(&self, rank: u32, undisturbed: &TempDir) -> Result<()> {
         let folder = TempDir::new()?;
         let strike = format!("{rank} KILL at 30.5 FILE");
-        let command = &mut self.command(&strike, REJOINED, "narrow", folder.path());
-        let mut running = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-        while running.try_wait()?.is_none() && !folder.path().join("struck").exists() {
-            sleep(Duration::from_millis(20));
-        }
+        let mut running = self.start_struck(&strike, REJOINED, "narrow", folder.path())?;
         sleep(Duration::from_millis(500));
         fs::write(folder.path().join("run/rejoin"), "")?;
         ensure!(running.wait()?.success(), "a run that a rank joined again failed");
         let replaced = |step: &Value| step["replaced"].as_array().is_some_and(|of| !of.is_empty());
-        let (steps, known) = (metrics(folder.path())?, metrics(undisturbed.path())?);
+        let (steps, known) = (steps_of(folder.path())?, steps_of(undisturbed.path())?);
         ensure!(steps.len() == known.len(), "{} steps in place of {}", steps.len(), known.len());
         let joined = steps.iter().position(replaced).context("no rank joined again")?;
         let loss = |step: &Value| step["loss"].as_f64().unwrap_or(f64::NAN);
@@ -320,42 +225,4 @@ impl<L: Fn() -> Command> Lab<L> {
         );
         Ok(())
     }
-}
-
-/// The furthest that losses, norms and weights of two runs are apart.
-fn apart(struck: &Path, undisturbed: &Path) -> Result<f64> {
-    let (ours, theirs) = (metrics(struck)?, metrics(undisturbed)?);
-    ensure!(ours.len() == theirs.len(), "{} steps in place of {}", ours.len(), theirs.len());
-    let mut most = 0.0f64;
-    for (a, b) in ours.iter().zip(&theirs) {
-        ensure!(a["step"] == b["step"], "step {} in place of {}", a["step"], b["step"]);
-        for key in ["loss", "grad_norm"] {
-            let value = |step: &Value| step[key].as_f64().context("a step without its figures");
-            most = most.max((value(a)? - value(b)?).abs());
-        }
-    }
-    let (a, b) = (weights(struck)?, weights(undisturbed)?);
-    ensure!(a.len() == b.len(), "another number of weights");
-    Ok(a.iter().zip(&b).map(|(a, b)| f64::from((a - b).abs())).fold(most, f64::max))
-}
-
-fn last_lines(file: &Path) -> Result<String> {
-    let bytes = fs::read(file)?;
-    let text = String::from_utf8_lossy(&bytes);
-    let lines: Vec<_> = text.lines().collect();
-    Ok(lines[lines.len().saturating_sub(N_LINES)..].join("\n"))
-}
-
-/// The steps of a run.
-fn metrics(folder: &Path) -> Result<Vec<Value>> {
-    let text = read_to_string(folder.join("run/metrics.jsonl"))?;
-    text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
-}
-
-/// All weights of a run, in the order of their file.
-fn weights(folder: &Path) -> Result<Vec<f32>> {
-    let bytes = fs::read(folder.join("run/model/model.safetensors"))?;
-    let (length, rest) = bytes.split_first_chunk::<8>().context("no length of a header")?;
-    let values = rest.get(u64::from_le_bytes(*length) as usize..).context("no weights")?;
-    Ok(values.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value)).collect())
 }

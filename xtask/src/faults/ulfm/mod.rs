@@ -1,5 +1,8 @@
 //! Deaths that a training over MPI survives, with new ranks or with fewer, by Open MPI 5 from PyPI: `cargo xtask mpi --ulfm`.
 
+pub(crate) mod command;
+mod lab;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, read_to_string};
 use std::path::{Path, PathBuf};
@@ -9,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::faults::ulfm_command::{self, APART, Course};
+use self::command::{APART, Course};
 use xtask::command::{Programs, run as run_command, target};
 use xtask::features::TRANSPORT;
 use xtask::open_mpi_5::OpenMpi5;
@@ -56,7 +59,7 @@ pub(crate) fn run(course: Option<Course>) -> Result<()> {
     }
     ulfm.deaths()?;
     ulfm.fewer()?;
-    ulfm_command::run(|| launch(PATIENCE))
+    command::run(|| launch(PATIENCE))
 }
 
 impl Ulfm {
