@@ -1,5 +1,6 @@
 //! The drawings of every schedule in docs/gallery.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,17 +28,13 @@ pub(crate) fn run(check: bool) -> Result<()> {
 }
 
 /// Names of the files that are not the same in both folders.
-fn differences(fresh: &Path, gallery: &Path) -> Result<Vec<PathBuf>> {
-    let mut names = Vec::new();
-    for folder in [fresh, gallery] {
-        if folder.exists() {
-            for file in files(folder)? {
-                names.push(file.strip_prefix(folder)?.to_path_buf());
-            }
+fn differences(fresh: &Path, gallery: &Path) -> Result<BTreeSet<PathBuf>> {
+    let mut names = BTreeSet::new();
+    for folder in [fresh, gallery].into_iter().filter(|folder| folder.exists()) {
+        for file in files(folder)? {
+            names.insert(file.strip_prefix(folder)?.to_path_buf());
         }
     }
-    names.sort();
-    names.dedup();
     names.retain(|name| fs::read(fresh.join(name)).ok() != fs::read(gallery.join(name)).ok());
     Ok(names)
 }
@@ -45,13 +42,12 @@ fn differences(fresh: &Path, gallery: &Path) -> Result<Vec<PathBuf>> {
 /// Makes one file of the gallery what it is in `fresh`; one that is not there goes.
 fn update(fresh: &Path, gallery: &Path, name: &Path) -> Result<()> {
     let (from, to) = (fresh.join(name), gallery.join(name));
-    let done = if from.exists() {
-        fs::create_dir_all(to.parent().unwrap_or(gallery))
-            .and_then(|()| fs::copy(from, &to).map(|_| ()))
-    } else {
-        fs::remove_file(&to)
-    };
-    done.with_context(|| format!("updating {}", to.display()))
+    if !from.exists() {
+        return fs::remove_file(&to).with_context(|| format!("removing {}", to.display()));
+    }
+    fs::create_dir_all(to.parent().unwrap_or(gallery))?;
+    fs::copy(from, &to).with_context(|| format!("writing {}", to.display()))?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -74,7 +70,7 @@ mod tests {
             fs::write(file, text).unwrap();
         }
         let names = differences(fresh, gallery).unwrap();
-        assert_eq!(names, ["changed", "gone", "in/added"].map(PathBuf::from));
+        assert_eq!(names, BTreeSet::from(["changed", "gone", "in/added"].map(PathBuf::from)));
         for name in names {
             update(fresh, gallery, &name).unwrap();
         }

@@ -27,30 +27,10 @@ const TIMEOUTS: &str = "--timeout 8 --start-timeout 60";
 const OWN: [&str; 6] = ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
 
 /// Two hosts, and a network between them and the launcher.
-const NETWORK: &str = "
-mkdir -p /run/netns
-mount -t tmpfs none /run/netns
-ip link set lo up
-ip link add hosts type bridge
-ip addr add 10.77.0.254/24 dev hosts
-ip link set hosts up
-for n in 1 2; do
-  ip netns add 10.77.0.$n
-  ip link add to$n type veth peer name eth0 netns 10.77.0.$n
-  ip link set to$n master hosts up
-  ip -n 10.77.0.$n link set lo up
-  ip -n 10.77.0.$n addr add 10.77.0.$n/24 dev eth0
-  ip -n 10.77.0.$n link set eth0 up
-done";
+const NETWORK: &str = include_str!("network.sh");
 
 /// Starts a command on a host, as ssh would.
-const AGENT: &str = "#!/bin/sh
-host=$1; shift
-export TMPDIR=${0%/*}/$host # daemons name their files by their process, and those of two hosts may have one number
-mkdir -p $TMPDIR
-exec ip netns exec \"$host\" unshare --uts --pid --fork --kill-child --mount-proc \\
-  sh -c \"hostname host-${host##*.}; $*\"
-";
+const AGENT: &str = include_str!("agent.sh");
 
 /// Ranks on each host, who is struck, and by what.
 const CASES: [([usize; 2], usize, Blow); 6] = [
