@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use crate::lint::{absences, layers, words};
+use crate::lint::{absences, counts, layers, words};
 use crate::programs;
 use crate::suites::{cuda, gallery, mpi, outside, python, wgpu};
 use xtask::command::{cargo, read, run as run_command};
@@ -21,6 +21,7 @@ const CHORES: &[(&str, fn() -> Result<()>)] = &[
     ("absences", absences::run),
     ("layers", layers::run),
     ("words", words::run),
+    ("counts", counts::run),
     ("clippy", clippy),
     ("test", || test(&[])),
     ("outside", outside::run),

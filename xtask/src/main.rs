@@ -10,7 +10,7 @@ mod suites;
 use clap::Parser;
 
 use crate::faults::{fuzz, hosts, slurm, survive};
-use crate::lint::{absences, layers, targets, words};
+use crate::lint::{absences, counts, layers, targets, words};
 use crate::release::{book, publish};
 use crate::suites::{
     burn, cuda, gallery, mpi, nccl, outside, python, pytorch, report, transformers, wgpu,
@@ -40,6 +40,8 @@ enum Chore {
     Absences,
     /// Proof that no module uses one that stands above it, and that none is in a circle
     Layers,
+    /// Lines, words and sizes of the project, each beside its limit and its goal
+    Counts,
     /// Proof that doc comments stand alone and that retired identifiers stay away
     Words,
     /// Tests of a crate outside of the workspace: a device and a model of its own, in few lines
@@ -101,6 +103,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Book => book::run(),
         Chore::Absences => absences::run(),
         Chore::Layers => layers::run(),
+        Chore::Counts => counts::run(),
         Chore::Words => words::run(),
         Chore::Outside => outside::run(),
         Chore::Burn => burn::run(),

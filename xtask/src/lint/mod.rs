@@ -1,6 +1,8 @@
 //! Checks that only read the sources.
 
 pub(crate) mod absences;
+pub(crate) mod counts;
 pub(crate) mod layers;
+mod sources;
 pub(crate) mod targets;
 pub(crate) mod words;

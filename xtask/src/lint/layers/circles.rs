@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::paths::{Source, Use, module};
+use crate::lint::sources::{Source, Use, module};
 
 /// A module, by its path.
 type Module<'m> = &'m [String];
@@ -58,8 +58,8 @@ fn reaches(below: &BTreeMap<Module, BTreeSet<Module>>, from: Module, to: Module)
 
 #[cfg(test)]
 mod tests {
-    use super::super::paths::all_uses;
     use super::*;
+    use crate::lint::sources::all_uses;
 
     fn refusals(texts: &[(&str, &str)]) -> Vec<String> {
         let source = |&(path, text): &(&str, &str)| Source { path: path.into(), text: text.into() };

@@ -2,15 +2,15 @@
 //! checked. In every other crate, and within every folder, there is no order to state, but no circle either.
 
 mod circles;
-mod paths;
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use paths::{Source, Use, all_uses, declared, read};
 
 use xtask::command::root;
+
+use super::sources::{Source, Use, all_uses, declared, read};
 
 /// A crate's folder of sources, and its top-level modules from the lowest to the highest.
 struct Stack {

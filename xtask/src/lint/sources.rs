@@ -1,5 +1,5 @@
-//! Which paths a source file names, read from its tokens: those in macros count, and those in comments, documentation and
-//! code of tests do not.
+//! Sources as tokens: the paths that a file names, its modules, and its functions. Those in macros count; those in comments,
+//! documentation and code of tests do not.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -37,7 +37,7 @@ pub(super) fn read(folder: &Path) -> Result<Vec<Source>> {
 }
 
 /// Leaves out the files of modules that are declared for tests, and what lies below them.
-fn without_tests(mut sources: Vec<Source>) -> Result<Vec<Source>> {
+pub(super) fn without_tests(mut sources: Vec<Source>) -> Result<Vec<Source>> {
     let mut for_tests = Vec::new();
     for source in &sources {
         let parent = module(&source.path);
@@ -104,7 +104,7 @@ pub(super) fn module(file: &Path) -> Vec<String> {
     names.filter(|name| !["mod", "lib", "main"].contains(&name.as_str())).collect()
 }
 
-fn tokens(source: &Source) -> Result<TokenStream> {
+pub(super) fn tokens(source: &Source) -> Result<TokenStream> {
     let tokens = source.text.parse();
     tokens.map_err(|error| anyhow!("{}: not Rust: {error}", source.path.display()))
 }
@@ -169,19 +169,19 @@ fn is_path(tokens: &[TokenTree]) -> bool {
     is(tokens.first(), ":") && is(tokens.get(1), ":")
 }
 
-fn is(token: Option<&TokenTree>, text: &str) -> bool {
+pub(super) fn is(token: Option<&TokenTree>, text: &str) -> bool {
     token.is_some_and(|token| token.to_string() == text)
 }
 
 /// Whether tokens begin with an attribute by which what follows is built for tests alone.
-fn is_for_tests(tokens: &[TokenTree]) -> bool {
+pub(super) fn is_for_tests(tokens: &[TokenTree]) -> bool {
     let [sign, TokenTree::Group(attribute), ..] = tokens else { return false };
     let words = attribute.stream().to_string().replace(' ', "");
     is(Some(sign), "#") && (words == "cfg(test)" || words.starts_with("cfg(all(test,"))
 }
 
 /// The length of the item at the head of `tokens`, its attributes included.
-fn item(tokens: &[TokenTree]) -> usize {
+pub(super) fn item(tokens: &[TokenTree]) -> usize {
     let is_statement = tokens.iter().find_map(|token| match token.to_string().as_str() {
         "use" | "const" | "static" | "type" => Some(true),
         "mod" | "fn" | "impl" | "struct" | "enum" | "trait" => Some(false),
