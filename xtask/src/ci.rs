@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 
 use crate::lint::{absences, counts, layers, words};
 use crate::programs;
+use crate::release::publish;
 use crate::suites::{cuda, gallery, mpi, outside, python, wgpu};
 use xtask::command::{cargo, read, run as run_command};
 use xtask::features::{TRANSPORT, default_tests, lint_default, lint_library};
@@ -22,6 +23,7 @@ const CHORES: &[(&str, fn() -> Result<()>)] = &[
     ("layers", layers::run),
     ("words", words::run),
     ("counts", counts::run),
+    ("publish --check", publish::manifests),
     ("clippy", clippy),
     ("test", || test(&[])),
     ("outside", outside::run),

@@ -102,6 +102,16 @@ pub fn install(packages: &[&str]) -> Result<()> {
         })
 }
 
+/// The path of a program from the crates registry, installed below cargo's target folder if it is not there.
+pub fn installed(name: &str) -> Result<PathBuf> {
+    let folder = target()?.join("tools");
+    let path = folder.join("bin").join(program(name));
+    if !path.exists() {
+        run(cargo(["install", "--quiet", "--locked", name, "--root"]).arg(&folder))?;
+    }
+    Ok(path)
+}
+
 /// The Python of a virtual environment in `target/NAME` that has `packages`.
 pub fn python(name: &str, packages: &[&str]) -> Result<PathBuf> {
     let python = environment(&target()?.join(name))?;

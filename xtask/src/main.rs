@@ -51,7 +51,11 @@ enum Chore {
     /// The Python package: its wheel is built, installed and tested
     Python(python::Args),
     /// Packages and builds every crate as the crates registry would serve it; publishes nothing
-    Publish,
+    Publish {
+        /// Only checks what manifests say and what packages hold
+        #[arg(long)]
+        check: bool,
+    },
     /// Type-checks the library and the command with every feature and every two of them
     Powerset,
     /// Draws every schedule into docs/gallery
@@ -108,7 +112,8 @@ fn main() -> anyhow::Result<()> {
         Chore::Outside => outside::run(),
         Chore::Burn => burn::run(),
         Chore::Python(args) => python::run(&args),
-        Chore::Publish => publish::run(),
+        Chore::Publish { check: true } => publish::manifests(),
+        Chore::Publish { check: false } => publish::run(),
         Chore::Powerset => publish::powerset(),
         Chore::Gallery { check } => gallery::run(check),
         Chore::Survive(args) => survive::run(&args),

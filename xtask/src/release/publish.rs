@@ -2,30 +2,71 @@
 
 use std::process::Command;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
-use xtask::command::{cargo, program, read, run as run_command, target};
+use xtask::command::{cargo, installed, read, run as run_command};
 use xtask::mpi_library::open_mpi;
 
-/// Crates of the workspace that are published, by their folders.
-const PUBLISHED: [&str; 12] = [
-    ".", "adapters/candle", "backend-cpu", "backend-cuda", "backend-wgpu", "chimera-core",
-    "chimera-core/engine", "chimera-core/models", "chimera-core/schedule", "chimera-core/testkit",
-    "comm-mpi", "comm-nccl",
-];
+/// Checks what manifests say and what packages hold.
+pub(crate) fn manifests() -> Result<()> {
+    published()?.iter().try_for_each(check)
+}
 
 /// Packages and builds every crate as the crates registry would serve it. Compares the interfaces
 /// with those of the last tag.
 pub(crate) fn run() -> Result<()> {
-    for folder in PUBLISHED {
-        let manifest = format!("{folder}/Cargo.toml");
-        let files = ["package", "--list", "--allow-dirty", "--manifest-path", &manifest];
-        let files = read(&mut cargo(files))?;
-        ensure!(files.lines().any(|file| file == "LICENSE"), "{manifest}: the licence is left out");
-    }
+    manifests()?;
     let (compiler, _) = open_mpi()?;
     run_command(cargo(["publish", "--workspace", "--dry-run"]).env("MPICC", compiler))?;
     semver()
+}
+
+/// A crate that is published.
+struct Published {
+    name: String,
+    manifest: String,
+    /// Keys of its manifest that say what it is.
+    about: Vec<(&'static str, bool)>,
+}
+
+/// Keys that each manifest must have.
+const ABOUT: [&str; 7] =
+    ["description", "license", "repository", "readme", "authors", "rust_version", "edition"];
+
+/// All crates of the workspace but those that must not be published.
+fn published() -> Result<Vec<Published>> {
+    let metadata = read(&mut cargo(["metadata", "--no-deps", "--format-version", "1"]))?;
+    let metadata: Value = serde_json::from_str(&metadata)?;
+    let packages = metadata["packages"].as_array().context("cargo lists no packages")?;
+    let published = packages.iter().filter(|package| package["publish"].is_null());
+    let of = |package: &Value| -> Result<Published> {
+        let text = |key: &str| package[key].as_str().map(str::to_owned);
+        let is_there = |key| match &package[key] {
+            Value::Array(values) => !values.is_empty(),
+            value => value.is_string(),
+        };
+        Ok(Published {
+            name: text("name").context("a package has no name")?,
+            manifest: text("manifest_path").context("a package has no manifest")?,
+            about: ABOUT.map(|key| (key, is_there(key))).to_vec(),
+        })
+    };
+    published.map(of).collect()
+}
+
+/// Refuses a crate whose manifest does not say what it is, or whose package lacks the licence or the page about it.
+fn check(package: &Published) -> Result<()> {
+    let Published { name, manifest, about } = package;
+    let missing: Vec<_> = about.iter().filter(|(_, is_there)| !is_there).collect();
+    ensure!(missing.is_empty(), "{name}: the manifest has no {}", missing[0].0);
+    let list = ["package", "--list", "--allow-dirty", "--manifest-path", manifest];
+    let list = read(&mut cargo(list))?;
+    for file in ["LICENSE", "README.md"] {
+        ensure!(list.lines().any(|line| line == file), "{name}: {file} is left out");
+    }
+    eprintln!("{name}: {} files, with licence and page", list.lines().count());
+    Ok(())
 }
 
 /// Refuses changes of an interface that the version does not announce.
@@ -46,11 +87,4 @@ pub(crate) fn powerset() -> Result<()> {
     let sets =
         ["hack", "check", "--package", "chimera-pipeline", "--feature-powerset", "--depth", "2"];
     run_command(Command::new(installed("cargo-hack")?).args(sets).env("MPICC", compiler))
-}
-
-/// Installs a program from the crates registry below cargo's target folder and returns its path.
-fn installed(name: &str) -> Result<std::path::PathBuf> {
-    let folder = target()?.join("tools");
-    run_command(cargo(["install", "--quiet", name, "--root"]).arg(&folder))?;
-    Ok(folder.join("bin").join(program(name)))
 }
