@@ -10,7 +10,7 @@ mod suites;
 use clap::Parser;
 
 use crate::faults::{fuzz, hosts, slurm, survive};
-use crate::lint::{absences, counts, layers, targets, words};
+use crate::lint::{absences, counts, deny, layers, targets, words};
 use crate::release::{book, publish};
 use crate::suites::{
     burn, cuda, gallery, mpi, nccl, outside, python, pytorch, report, transformers, wgpu,
@@ -42,6 +42,8 @@ enum Chore {
     Layers,
     /// Lines, words and sizes of the project, each beside its limit and its goal
     Counts,
+    /// Dependencies against deny.toml: bans, licences, sources, and advisories where there is a network
+    Deny,
     /// Proof that doc comments stand alone and that retired identifiers stay away
     Words,
     /// Tests of a crate outside of the workspace: a device and a model of its own, in few lines
@@ -108,6 +110,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Absences => absences::run(),
         Chore::Layers => layers::run(),
         Chore::Counts => counts::run(),
+        Chore::Deny => deny::run(),
         Chore::Words => words::run(),
         Chore::Outside => outside::run(),
         Chore::Burn => burn::run(),

@@ -2,6 +2,7 @@
 
 pub(crate) mod absences;
 pub(crate) mod counts;
+pub(crate) mod deny;
 pub(crate) mod layers;
 mod sources;
 pub(crate) mod targets;
