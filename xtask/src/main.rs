@@ -11,7 +11,7 @@ use clap::Parser;
 
 use crate::faults::{fuzz, hosts, slurm, survive};
 use crate::lint::{absences, counts, deny, layers, targets, words};
-use crate::release::{book, publish};
+use crate::release::{book, folder, publish};
 use crate::suites::{
     burn, cuda, gallery, mpi, nccl, outside, python, pytorch, report, transformers, wgpu,
 };
@@ -58,6 +58,8 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
+    /// Makes the parts of a release in target/release-VERSION, and prints what a maintainer still does by hand
+    Release(folder::Args),
     /// Type-checks the library and the command with every feature and every two of them
     Powerset,
     /// Draws every schedule into docs/gallery
@@ -117,6 +119,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Python(args) => python::run(&args),
         Chore::Publish { check: true } => publish::manifests(),
         Chore::Publish { check: false } => publish::run(),
+        Chore::Release(args) => folder::run(&args),
         Chore::Powerset => publish::powerset(),
         Chore::Gallery { check } => gallery::run(check),
         Chore::Survive(args) => survive::run(&args),

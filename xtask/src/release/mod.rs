@@ -1,4 +1,5 @@
 //! Publishing.
 
 pub(crate) mod book;
+pub(crate) mod folder;
 pub(crate) mod publish;

@@ -23,8 +23,8 @@ pub(crate) fn run() -> Result<()> {
 }
 
 /// A crate that is published.
-struct Published {
-    name: String,
+pub(super) struct Published {
+    pub(super) name: String,
     manifest: String,
     /// Keys of its manifest that say what it is.
     about: Vec<(&'static str, bool)>,
@@ -35,7 +35,7 @@ const ABOUT: [&str; 7] =
     ["description", "license", "repository", "readme", "authors", "rust_version", "edition"];
 
 /// All crates of the workspace but those that must not be published.
-fn published() -> Result<Vec<Published>> {
+pub(super) fn published() -> Result<Vec<Published>> {
     let metadata = read(&mut cargo(["metadata", "--no-deps", "--format-version", "1"]))?;
     let metadata: Value = serde_json::from_str(&metadata)?;
     let packages = metadata["packages"].as_array().context("cargo lists no packages")?;

@@ -1,7 +1,7 @@
 //! The Python package in `python`, which is no member of the workspace: its wheel is built, installed and tested.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -47,10 +47,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if wheels.exists() {
         fs::remove_dir_all(&wheels)?;
     }
-    let mut build = Command::new(&python);
-    build.args(["-m", "maturin", "build", "--quiet", "--locked", "--manifest-path"]).arg(&manifest);
-    build.arg("--interpreter").arg(&python).arg("--out").arg(&wheels);
-    run_command(build.env("CARGO_TARGET_DIR", &builds))?;
+    wheel(&python, &wheels, &[])?;
     let wheel = files(&wheels)?.pop().context("maturin built no wheel")?;
     let mut install = Command::new(&python);
     install.args(["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"]);
@@ -67,4 +64,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut fuzz = Command::new(&python);
     fuzz.arg(folder.join("tests/fuzz.py")).arg(seconds.to_string());
     run_command(fuzz.current_dir(&wheels))
+}
+
+/// Builds the wheel into a folder, by a Python that has maturin.
+pub(crate) fn wheel(python: &Path, folder: &Path, options: &[&str]) -> Result<()> {
+    let mut build = Command::new(python);
+    build.args(["-m", "maturin", "build", "--quiet", "--locked", "--manifest-path"]);
+    build.arg(root().join("python/Cargo.toml")).arg("--interpreter").arg(python);
+    build.arg("--out").arg(folder).args(options);
+    run_command(build.env("CARGO_TARGET_DIR", target()?.join("python")))
 }
