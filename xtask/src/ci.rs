@@ -21,7 +21,7 @@ const CHORES: &[(&str, fn() -> Result<()>)] = &[
     ("format", format),
     ("absences", absences::run),
     ("layers", layers::run),
-    ("words", words::run),
+    ("words", || words::run(false)),
     ("counts", counts::run),
     ("publish --check", publish::manifests),
     ("clippy", clippy),

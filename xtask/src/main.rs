@@ -45,7 +45,11 @@ enum Chore {
     /// Dependencies against deny.toml: bans, licences, sources, and advisories where there is a network
     Deny,
     /// Proof that doc comments stand alone and that retired identifiers stay away
-    Words,
+    Words {
+        /// Makes the limits of constructions that plain English does without today's counts, unless there are more in all
+        #[arg(long)]
+        lower: bool,
+    },
     /// Tests of a crate outside of the workspace: a device and a model of its own, in few lines
     Outside,
     /// Tests of the stages of burn modules, a crate outside of the workspace: against plain burn, under several schedules
@@ -113,7 +117,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Layers => layers::run(),
         Chore::Counts => counts::run(),
         Chore::Deny => deny::run(),
-        Chore::Words => words::run(),
+        Chore::Words { lower } => words::run(lower),
         Chore::Outside => outside::run(),
         Chore::Burn => burn::run(),
         Chore::Python(args) => python::run(&args),

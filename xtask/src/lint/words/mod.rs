@@ -1,12 +1,14 @@
 //! The project's words: doc comments stand alone, identifiers that gave way to the field's words stay away, and the name
-//! of a type means one thing in its crate.
+//! of a type means one thing in its crate. Constructions that plain English does without only become fewer.
 
+mod english;
 mod types;
 
 use std::fs;
 
 use anyhow::{Context, Result, bail};
 
+use self::english::English;
 use self::types::Types;
 use xtask::command::{root, rust_files};
 
@@ -24,20 +26,22 @@ const LEANING: [&str; 8] = [
 const RETIRED: &str = include_str!("retired.txt");
 
 /// Refuses doc comments that lean on others, retired identifiers, and names of types that stand twice in a crate.
-pub(crate) fn run() -> Result<()> {
+pub(crate) fn run(lower: bool) -> Result<()> {
     let retired = retired(RETIRED)?;
     let (mut refusals, mut n_files) = (Vec::new(), 0);
-    let mut types = Types::default();
+    let (mut types, mut english) = (Types::default(), English::default());
     for folder in SOURCES {
         for path in rust_files(&root().join(folder))? {
             let text = fs::read_to_string(&path)?;
             let file = path.strip_prefix(root()).unwrap_or(&path);
             refusals.extend(refused(&file.display().to_string(), &text, &retired));
             types.add(file, &text);
+            english.add(file, &text);
             n_files += 1;
         }
     }
     refusals.extend(types.refused());
+    refusals.extend(english.check(lower)?);
     match refusals.len() {
         0 => eprintln!("{n_files} files use the project's words"),
         n => bail!(
