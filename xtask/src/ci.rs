@@ -1,4 +1,4 @@
-//! What must pass before a change is taken.
+//! Checks that must pass before a change is taken.
 //!
 //! The transport over MPI does not build without an MPI library, so it is left out of the chores for the
 //! whole workspace and has one of its own.

@@ -72,7 +72,7 @@ pub fn chimera() -> Result<PathBuf> {
     Ok(target()?.join("release").join(program("chimera")))
 }
 
-/// Where cargo builds.
+/// The folder in which cargo builds.
 pub fn target() -> Result<PathBuf> {
     let metadata = read(&mut cargo(["metadata", "--no-deps", "--format-version", "1"]))?;
     let metadata: Value = serde_json::from_str(&metadata)?;

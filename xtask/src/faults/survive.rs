@@ -8,7 +8,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use chimera_testkit::survival::{Ending, Scenario};
 
-/// What is drawn.
+/// Cases to draw.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Cases, each of one seed
@@ -26,7 +26,7 @@ pub(crate) struct Args {
     /// Ranks stall, and die when the others evict them
     #[arg(long, conflicts_with_all = ["narrow", "shadows"])]
     stalls: bool,
-    /// What ranks hold has no replicas, but copies with other ranks
+    /// Stages have no replicas; other ranks hold copies
     #[arg(long)]
     shadows: bool,
 }
@@ -34,7 +34,7 @@ pub(crate) struct Args {
 /// Cases between two lines of progress.
 const LINE: u64 = 1_000;
 
-/// What has become of the cases so far.
+/// Endings of the cases so far.
 #[derive(Default)]
 struct Tally {
     /// Cases that were begun.
@@ -92,14 +92,14 @@ impl Args {
             if n.is_multiple_of(LINE) && n > 0 || n == self.cases {
                 println!(
                     "{n} cases in {:.0} s: {recovered} recovered with the weights of the undisturbed training, {lost} lost a stage with \
-                     all its holders and said so, {undisturbed} met no death",
+                     all its holders and reported it, {undisturbed} met no death",
                     began.elapsed().as_secs_f64()
                 );
             }
         }
     }
 
-    /// How the case of a seed ends, or what is wrong with that, in words.
+    /// Returns the ending of a seed's case, or a message if it ends otherwise than it must.
     fn run_case(&self, seed: u64) -> Result<Ending, String> {
         let (scenario, how) = match self {
             Args { narrow: true, shadows: true, .. } => {

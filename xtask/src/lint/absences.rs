@@ -14,7 +14,7 @@ const DEVICES: [&str; 13] = [
     "candle-kernels", "candle-flash-attn", "candle-metal-kernels", "cudarc", "cudaforge", "mpi",
     "mpi-sys", "wgpu", "wgpu-hal",
 ];
-/// What core must not know: devices' tensors, the command line, files of settings.
+/// Packages that core must not know: devices' tensors, the command line, files of settings.
 const OUTSIDE_CORE: [&str; 5] =
     ["candle-core", "chimera-pipeline", "chimera-backend-cpu", "clap", "toml"];
 /// Packages that the crate of schedules must not know: no tensor, no thread pool, no engine.
@@ -29,16 +29,16 @@ const OUTSIDE_ENGINE: [&str; 3] =
 const NOT_IN_SCHEDULE: [&str; 5] =
     ["std::thread", "std::fs", "std::net", "std::env", "std::process"];
 
-/// What backends must not know.
+/// Packages that backends must not know.
 const OUTSIDE_BACKENDS: [&str; 3] = ["chimera-pipeline", "clap", "toml"];
 
-/// What transports must not know.
+/// Packages that transports must not know.
 const OUTSIDE_TRANSPORTS: [&str; 6] = [
     "candle-core", "chimera-pipeline", "chimera-backend-cpu", "chimera-backend-cuda", "clap",
     "toml",
 ];
 
-/// What only the command needs, and the library without default features must not contain.
+/// Packages that only the command needs, and that the library without default features must not contain.
 const COMMAND: [&str; 11] = [
     "anstream", "clap", "clap_complete", "clap_mangen", "ctrlc", "glob", "indicatif", "mimalloc",
     "ratatui", "signal-hook", "tiktoken-rs",

@@ -22,7 +22,7 @@ pub(super) struct Use {
     pub(super) line: usize,
     /// The module that names it.
     pub(super) from: Vec<String>,
-    /// What it names, from the crate's root on.
+    /// The path, from the crate's root on.
     pub(super) path: Vec<String>,
 }
 
@@ -164,7 +164,7 @@ fn tree(tokens: &[TokenTree], base: &[String], found: &mut Vec<(usize, Vec<Strin
     }
 }
 
-/// Whether tokens begin with `::`.
+/// Returns true if tokens begin with `::`.
 fn is_path(tokens: &[TokenTree]) -> bool {
     is(tokens.first(), ":") && is(tokens.get(1), ":")
 }
@@ -173,7 +173,7 @@ pub(super) fn is(token: Option<&TokenTree>, text: &str) -> bool {
     token.is_some_and(|token| token.to_string() == text)
 }
 
-/// Whether tokens begin with an attribute by which what follows is built for tests alone.
+/// Returns true if tokens begin with an attribute by which the next item is only built for tests.
 pub(super) fn is_for_tests(tokens: &[TokenTree]) -> bool {
     let [sign, TokenTree::Group(attribute), ..] = tokens else { return false };
     let words = attribute.stream().to_string().replace(' ', "");

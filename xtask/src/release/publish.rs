@@ -1,4 +1,4 @@
-//! What publishing the crates asks for, checked without publishing any; each builds the crates from their dependencies up.
+//! Checks of crates before they are published. They publish nothing; most build the crates from their dependencies up.
 
 use std::process::Command;
 

@@ -48,7 +48,7 @@ impl Blow {
     /// All of them.
     pub const ALL: [Blow; 3] = [Blow::Kill, Blow::Stop, Blow::Panic];
 
-    /// What the others end with.
+    /// Exit code of the other ranks.
     pub fn code(self) -> u8 {
         match self {
             Blow::Kill => 5,
@@ -57,7 +57,7 @@ impl Blow {
         }
     }
 
-    /// What the others say of it, beside who it was.
+    /// Words of the other ranks' errors, beside the rank that was struck.
     fn words(self) -> &'static str {
         match self {
             Blow::Kill => "ended",
@@ -86,7 +86,7 @@ impl FromStr for Blow {
     }
 }
 
-/// Who is struck, by what, and where.
+/// A rank, the blow, and the point.
 pub struct Case {
     /// The rank that is struck.
     pub rank: usize,
@@ -103,26 +103,26 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    /// Whether the ranks do not know the folder of the run yet: it is the sixth thing they gather.
+    /// Returns true if the ranks do not know the folder of the run yet. It is the sixth thing that they gather.
     fn is_early(&self) -> bool {
         let n_early = (N_BEFORE_FOLDER + 1) * N_ROUNDS;
         let early = |point: &str| (0..n_early).any(|n| format!("gather start {n}") == point);
         matches!(self.point.as_str(), "start" | "met") || early(&self.point)
     }
 
-    /// Whether the ranks are at the instructions of a step.
+    /// Returns true if the ranks are at the instructions of a step.
     fn is_within_a_step(&self) -> bool {
         self.point.starts_with("at ") || self.point.starts_with("sent ")
     }
 }
 
-/// How the others ended.
+/// The end of the other ranks.
 pub struct Ended {
     /// From the strike to each error file.
     pub detections: Vec<Duration>,
 }
 
-/// Where runs are struck.
+/// Strikes runs of one setting.
 pub struct Site {
     launcher: String,
     program: PathBuf,
@@ -132,13 +132,13 @@ pub struct Site {
     setting: Setting,
 }
 
-/// What runs differ in from place to place.
+/// Timeouts and variables of runs.
 pub struct Setting {
     /// In this time the others have written down what they saw; one that is stopped is waited for.
     pub soon: Duration,
     /// Options for how long ranks are waited for.
     pub timeouts: &'static str,
-    /// What the launcher is told.
+    /// Variables of the launcher.
     pub environment: Vec<(&'static str, PathBuf)>,
 }
 
@@ -231,7 +231,7 @@ impl Site {
         command.arg("train").args(OPTIONS.split_whitespace());
         command.args(self.setting.timeouts.split_whitespace());
         command.arg("--data").arg(self.data.path().join("text")).arg("--out").arg(out);
-        // What the launcher and its library leave is told from what others leave.
+        // Files of the launcher and its library are kept apart from those of others.
         let places = ["tmp", "shm"].map(|name| folder.join(name));
         places.iter().try_for_each(fs::create_dir_all)?;
         command.env("TMPDIR", &places[0]).env("OMPI_MCA_btl_vader_backing_directory", &places[1]);
@@ -252,7 +252,7 @@ pub fn write_text(folder: &Path) -> Result<()> {
     Ok(fs::write(folder.join("text"), numbers.collect::<String>())?)
 }
 
-/// How the launcher ends.
+/// Waits for the launcher and returns its exit code.
 fn wait(mut child: Child) -> Result<Option<i32>> {
     let began = Instant::now();
     loop {

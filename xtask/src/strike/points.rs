@@ -14,7 +14,7 @@ const N: usize = 4;
 const STEP: u64 = 3;
 const LAST: u64 = 5;
 
-/// Where a rank is struck.
+/// A point at which a rank is struck.
 pub struct Point {
     /// The rank.
     pub rank: usize,
@@ -123,7 +123,7 @@ pub fn points() -> Result<Vec<Point>> {
     Ok(points)
 }
 
-/// What the command trains by.
+/// The program that the command trains by.
 fn program() -> Result<Program> {
     let timetable = find("chimera")?.timetable(&Shape::new(N, N as u32))?;
     let how = Lowering { sync: Sync::EagerOpt, barrier: true, ..Lowering::default() };

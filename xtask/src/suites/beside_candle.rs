@@ -1,6 +1,6 @@
-//! The crate in `tests/beside_candle`, which is no member of the workspace: a program with candle's CUDA and ours, and tests of
-//! tensors that go from one to the other, and of stages that candle trains. To build candle's takes a whole toolkit, which is downloaded where there is
-//! none: 1.4 GB.
+//! The crate in `tests/beside_candle`, not a member of the workspace: a program with candle's CUDA and ours, tests of tensors
+//! that go from one to the other, and of stages that candle trains. Building candle's takes a whole toolkit, of 1.4 GB, which is
+//! downloaded if there is none.
 
 use std::env;
 use std::fs;

@@ -1,4 +1,4 @@
-//! The adapter in `adapters/burn`, which is no member of the workspace: burn has more dependencies than all of it.
+//! The adapter in `adapters/burn`, not a member of the workspace: burn has more dependencies than all of it.
 
 use anyhow::Result;
 

@@ -12,7 +12,7 @@ use xtask::command::{cargo, files, program, read, run, target};
 use xtask::features::{PROGRAM, Tests, lint};
 use xtask::mpi_library::open_mpi;
 
-/// What compiles kernels, and the matrix products: as one toolkit has them.
+/// The compiler of kernels and the library of matrix products, of one toolkit.
 const NVRTC: &str = "nvidia-cuda-nvrtc==13.0.88";
 const CUBLAS: &str = "nvidia-cublas==13.1.0.3";
 
@@ -36,8 +36,8 @@ pub(crate) struct Args {
     beside_candle: bool,
 }
 
-/// What can be known of the features `cuda` and `nccl` without a GPU: lints, everything on emulated GPUs, and whether
-/// the kernels compile for real ones.
+/// Checks the features `cuda` and `nccl` without a GPU: lints, tests on emulated GPUs, and kernels compiled for real
+/// ones.
 pub(crate) fn check() -> Result<()> {
     let (compiler, launcher) = open_mpi()?;
     for features in ["chimera-pipeline/cuda", "chimera-pipeline/nccl,chimera-comm-nccl/cuda"] {
@@ -91,10 +91,10 @@ fn compile(mut example: Command, chips: &[String]) -> Result<()> {
     missing.map_or(Ok(()), |chip| bail!("nothing was compiled for {chip}"))
 }
 
-/// How the first GPU of this machine is tested.
+/// Test of the first GPU of this machine.
 #[derive(clap::Args)]
 pub(crate) struct Test {
-    /// Where what was found is written
+    /// File for the results
     #[arg(long, value_name = "FILE", default_value = "gpu.json")]
     json: PathBuf,
     /// Runs every kernel under the tools of compute-sanitizer instead, which comes with CUDA's toolkit

@@ -1,5 +1,5 @@
-//! The crate in `tests/outside`, which is no member of the workspace: what a stranger can do with the core's public
-//! API, in how many lines.
+//! The crate in `tests/outside`, not a member of the workspace: a device and a model by the core's public API, in few
+//! lines.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 use xtask::command::{cargo, root, run as run_command};
 
-/// Lines of a device, a model of its own and its samples, all told.
+/// Lines of a device, a model of its own and its samples together.
 const MOST_LINES: usize = 150;
 
 /// Checks format and size of the crate, and runs its tests.

@@ -1,4 +1,4 @@
-//! The Python package in `python`, which is no member of the workspace: its wheel is built, installed and tested.
+//! The Python package in `python`, not a member of the workspace: its wheel is built, installed and tested.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -13,10 +13,10 @@ use xtask::features::default_chimera;
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 /// Virtual time in which the page has to be drawn, in milliseconds.
 const BUDGET_MS: u32 = 5000;
-/// What the browser shows of the page, in pixels.
+/// Size of the browser's window, in pixels.
 const WINDOW: &str = "1100,3600";
 
-/// Points at the first row of each timeline until something is told, zooms, and leaves what it saw in the page.
+/// Points at the first row of each timeline until the page describes a piece, zooms, and writes its findings into the page.
 const PROBE: &str = r##"<script>
 const seen = {};
 for (const name of ["planned", "measured"]) {
@@ -35,7 +35,7 @@ for (const name of ["planned", "measured"]) {
 document.body.dataset.seen = Object.entries(seen).map(([what, found]) => what + "=" + found).join(";");
 </script>"##;
 
-/// Where the picture goes.
+/// The run to open, and the file for the picture.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Run whose report is opened [default: a small one, trained for this]
@@ -79,7 +79,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     println!("{seen}");
     for wanted in ["planned", "measured"] {
         let told = seen.split(';').find_map(|part| part.strip_prefix(&format!("{wanted}=")));
-        let told = told.with_context(|| format!("nothing is told of the {wanted} timeline"))?;
+        let told =
+            told.with_context(|| format!("the page describes nothing of the {wanted} timeline"))?;
         for word in ["micro-batch", "stage", "start", "duration"] {
             ensure!(told.contains(word), "{wanted}: no {word} in `{told}`");
         }

@@ -11,7 +11,7 @@ use xtask::command::{cargo, files, python, read, root, run as run_command};
 
 /// Largest difference of two logits, and of two losses.
 const TOLERANCE: f64 = 1e-4;
-/// Where the tests have their models, each in a folder of its name.
+/// Folder of the tests' models, each in a folder of its name.
 const FIXTURES: &str = "tests/fixtures";
 /// The models, and how many ids ours have for bytes.
 const MODELS: [(&str, usize); 3] = [("gpt2", 256), ("bert", 260), ("llama", 256)];
@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// Writes its models into tests/fixtures too
     #[arg(long)]
     write: bool,
-    /// How many Llamas, Qwen2s and Mistrals of drawn configurations are compared and trained for some steps too
+    /// Number of Llamas, Qwen2s and Mistrals of drawn configurations that are compared, and trained for some steps
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     drawn: usize,
     /// Seed that they are drawn with
@@ -98,7 +98,7 @@ fn losses_here(kind: &Path, out: &Path, way: &str) -> Result<Vec<f64>> {
     Ok(metrics.lines().filter_map(loss).collect())
 }
 
-/// What a folder expects of whoever reads it.
+/// Ids, logits and losses that a reader of a folder must come to.
 struct Expected {
     ids: Vec<String>,
     logits: Vec<f64>,
@@ -160,7 +160,7 @@ fn check_passed_on(peer: &Peer, kind: &Path, out: &Path, expected: &Expected) ->
     compare(&format!("{name}, exported, read there"), &peer.logits(out, ids)?, logits)
 }
 
-/// Whether an export has the bytes of what it is of.
+/// Checks that an export has the bytes of its source.
 fn check_bytes(kind: &Path, out: &Path) -> Result<()> {
     let bytes = |folder: &Path| std::fs::read(folder.join("model.safetensors"));
     ensure!(bytes(out)? == bytes(kind)?, "{}: the export has other bytes", name(kind));

@@ -1,6 +1,6 @@
-//! What needs Vulkan: the conformance of the portable backend, under validation layers too, and training on
-//! it, by threads and by ranks under mpirun. Where there is no GPU a software Vulkan serves; where there is no
-//! Vulkan at all the chore fails.
+//! Tests that need Vulkan: the conformance of the portable backend, under validation layers too, and training on
+//! it, by threads and by ranks under mpirun. Without a GPU they run on a software Vulkan; without any Vulkan the
+//! chore fails.
 
 use std::process::Command;
 

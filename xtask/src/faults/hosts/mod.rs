@@ -114,7 +114,7 @@ fn enter() -> Result<()> {
     run_command(within.arg(program).arg(surviving))
 }
 
-/// Has Open MPI start so many ranks on each host.
+/// Variables by which Open MPI starts `slots` ranks on the hosts.
 fn hosts(setup: &Path, slots: [usize; 2]) -> Result<Vec<(&'static str, PathBuf)>> {
     let file = hosts_file(setup, slots)?;
     Ok(vec![
@@ -124,7 +124,7 @@ fn hosts(setup: &Path, slots: [usize; 2]) -> Result<Vec<(&'static str, PathBuf)>
     ])
 }
 
-/// The hosts as launchers read them, with places for so many ranks.
+/// Writes the hosts as launchers read them, with `slots` places for ranks.
 fn hosts_file(setup: &Path, slots: [usize; 2]) -> Result<PathBuf> {
     let file = setup.join("hosts");
     write(&file, format!("10.77.0.1 slots={}\n10.77.0.2 slots={}\n", slots[0], slots[1]))?;

@@ -23,7 +23,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// With so many CPUs.
+    /// Starts the daemons of a cluster with `n_cpus`.
     pub(super) fn start(folder: &Path, n_cpus: u32) -> Result<Cluster> {
         let host = read(&mut Command::new("hostname"))?.trim().to_string();
         let place = folder.display();

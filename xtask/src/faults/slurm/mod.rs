@@ -93,7 +93,8 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// Has a job train by the settings `name` for longer than it is given at once; what it said, and how often it was queued again.
+/// Runs a job that trains by the settings `name` for longer than its time limit. Returns its output, and how often it was
+/// queued again.
 fn run_job(
     cluster: &Cluster,
     work: &Path,

@@ -30,7 +30,7 @@ const TRIED: u64 = 2000;
 const EVERY: usize = 12;
 /// Every so manyth point at which a rank is stopped, for which the others wait twice.
 const EVERY_STOP: usize = 30;
-/// How ranks that are stopped are evicted.
+/// Options by which stopped ranks are evicted.
 const EVICTING: &str = "--evict stalled --timeout 2 --start-timeout 20";
 /// For how long a slow rank is stopped, less than others wait for it.
 const SLOW: Duration = Duration::from_millis(1200);
@@ -38,8 +38,8 @@ const SLOW: Duration = Duration::from_millis(1200);
 const PAIRS: [(usize, usize); 4] = [(0, 1), (1, 3), (2, 0), (3, 2)];
 /// By how much sums in another order may change weights and losses.
 pub(crate) const APART: f64 = 1e-5;
-/// Steps behind that of a rank that has joined again, in which losses are compared: later ones differ more, since what is rounded
-/// otherwise grows in any training.
+/// Steps after a rank has joined again in which losses are compared. Later ones differ more, since differences in rounding
+/// grow in any training.
 const AFTERWARDS: usize = 20;
 /// Between two kills of a long run.
 const PAUSE: Duration = Duration::from_secs(20);

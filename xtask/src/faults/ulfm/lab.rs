@@ -15,15 +15,15 @@ use xtask::strike::write_text;
 /// Four ranks of Chimera, of which each stage has two replicas.
 const OPTIONS: &str = "train --depth 4 --micro-batches 4 --layers 4 --hidden 32 --heads 2 --context 64 \
      --micro-batch-size 2 --threads 1";
-/// The file with what a run says.
-const SAID: &str = "said";
+/// The file with the output of a run.
+const OUTPUT: &str = "output";
 /// The last lines of it that an error shows.
 const N_LINES: usize = 25;
-/// What the launcher says whose daemon has died, and how often a run is tried in which that happens.
+/// Message of a launcher whose daemon has died, and the tries of a run in which that happens.
 const DAEMON_LOST: &str = "lost communication with a remote daemon";
 const N_TRIES: usize = 6;
 
-/// How runs are started, and what they are trained on.
+/// Starts runs, which train on one text.
 pub(super) struct Lab<L> {
     launch: L,
     data: TempDir,
@@ -69,7 +69,7 @@ impl<L: Fn() -> Command> Lab<L> {
 
     pub(super) fn train(&self, strike: &str, options: &str, survive: &str) -> Result<TempDir> {
         let folder = TempDir::new()?;
-        let (path, said) = (folder.path(), folder.path().join(SAID));
+        let (path, said) = (folder.path(), folder.path().join(OUTPUT));
         let mut command = self.command(strike, options, survive, path);
         let output = fs::File::create(&said)?;
         let ended = command.stderr(output.try_clone()?).stdout(output).status()?;
@@ -82,7 +82,7 @@ impl<L: Fn() -> Command> Lab<L> {
     fn survived(&self, strike: &str, options: &str, survive: &str) -> Result<TempDir> {
         for _ in 0..N_TRIES {
             let struck = self.train(strike, options, survive)?;
-            let said = fs::read(struck.path().join(SAID))?;
+            let said = fs::read(struck.path().join(OUTPUT))?;
             if !String::from_utf8_lossy(&said).contains(DAEMON_LOST) {
                 return Ok(struck);
             }
@@ -107,7 +107,7 @@ impl<L: Fn() -> Command> Lab<L> {
             let is_struck = struck.path().join("struck").exists();
             *(if is_struck { &mut n_struck } else { &mut n_missed }) += 1;
             let apart = apart(struck.path(), undisturbed.path());
-            let said = || last_lines(&struck.path().join(SAID)).unwrap_or_default();
+            let said = || last_lines(&struck.path().join(OUTPUT)).unwrap_or_default();
             let apart = apart.with_context(said).with_context(place)?;
             ensure!(apart <= most, "{}: losses or weights are {apart:e} apart", place());
         }

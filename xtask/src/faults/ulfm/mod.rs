@@ -32,7 +32,7 @@ const IN_SPAWN_MS: u64 = 300;
 /// Open MPI 5, and what was built with it.
 struct Ulfm {
     mpi: OpenMpi5,
-    /// What the ranks leave.
+    /// Folder of the files that ranks leave.
     left: PathBuf,
     respawn: PathBuf,
 }
@@ -68,7 +68,7 @@ impl Ulfm {
         self.launch_for(PATIENCE, n, program)
     }
 
-    /// Ended by the launcher after so many seconds.
+    /// A job that the launcher ends after `seconds`.
     fn launch_for(&self, seconds: u64, n: u32, program: &Path) -> Command {
         let mut command = self.mpi.command("mpirun");
         command.args(["--with-ft", "ulfm", "--oversubscribe", "--timeout"]);
@@ -148,7 +148,7 @@ impl Ulfm {
     }
 }
 
-/// What a training has left.
+/// Files that a training has left.
 struct Left {
     /// Of each rank that has ended well.
     ranks: BTreeMap<u32, Value>,

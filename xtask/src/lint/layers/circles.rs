@@ -42,7 +42,7 @@ fn siblings<'m>(
     is_between.then(|| (&from[..=shared], &to[..=shared]))
 }
 
-/// Whether arrows lead from one module to another.
+/// Returns true if arrows lead from one module to another.
 fn reaches(below: &BTreeMap<Module, BTreeSet<Module>>, from: Module, to: Module) -> bool {
     let (mut open, mut seen) = (vec![from], BTreeSet::new());
     while let Some(next) = open.pop() {

@@ -77,12 +77,12 @@ pub(crate) fn run() -> Result<()> {
     }
 }
 
-/// Whether a top-level module uses another. The root itself stands above all.
+/// Returns true if a top-level module uses another. The root itself stands above all.
 fn is_between_modules(arrow: &Use) -> bool {
     arrow.from.first().is_some_and(|from| arrow.path.first() != Some(from))
 }
 
-/// What is wrong with an arrow between modules, unless it points down.
+/// Returns a refusal of an arrow between modules that does not point down.
 fn refusal(stack: &Stack, arrow: &Use) -> Option<String> {
     if !is_between_modules(arrow) {
         return None;
@@ -96,7 +96,7 @@ fn refusal(stack: &Stack, arrow: &Use) -> Option<String> {
              uses it into `{to}` or above"
         )),
         (_, None) => Some(format!(
-            "{place}: `{from}` uses `{to}` of the crate's root, which is no module of the stack: name its module or crate"
+            "{place}: `{from}` uses `{to}` of the crate's root, not of a module in the stack: name its module or crate"
         )),
         _ => None,
     }

@@ -67,7 +67,7 @@ fn retired(list: &str) -> Result<Vec<Retired<'_>>> {
         .collect()
 }
 
-/// What a file is refused for, by line.
+/// Collects the refusals of a file, by line.
 fn refused(name: &str, text: &str, retired: &[Retired<'_>]) -> Vec<String> {
     let mut refusals = Vec::new();
     let here: Vec<_> = retired.iter().filter(|(folder, ..)| is_below(name, folder)).collect();
@@ -99,7 +99,7 @@ fn is_below(name: &str, folder: &str) -> bool {
     name.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// Whether an identifier stands in a line of code.
+/// Returns true if an identifier stands in a line of code.
 fn has_word(code: &str, identifier: &str) -> bool {
     code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == identifier)
 }

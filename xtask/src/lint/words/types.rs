@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Where commands and chores are: the types of their options are named after them.
+/// Folders of commands and chores, whose types of options are named after them.
 const COMMANDS: [&str; 4] = ["src/cli/commands", "xtask", "research", "tests/torture"];
 /// The parts that each model's folder has.
 const OF_MODELS: [&str; 4] = ["Family", "Saved", "Selected", "Deferred"];
