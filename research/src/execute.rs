@@ -12,7 +12,7 @@ use serde_json::Value;
 use xtask::command::{chimera, read};
 use xtask::measure::{median, number};
 
-/// What is drawn.
+/// Cases to draw.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Seed that cases are drawn with
@@ -33,7 +33,7 @@ const SCHEDULES: [&str; 14] = [
 ];
 /// Seconds of a unit of the costs, which are milliseconds.
 const SECONDS_PER_UNIT: &str = "0.001";
-/// How far a measured makespan may be from the simulated one, and a bubble, in parts of all time.
+/// Largest differences between measured and simulated makespan and bubble, in parts of all time.
 const WITHIN: [f64; 2] = [0.05, 0.02];
 /// By how much the simulated length of the measured critical path may differ from the makespan.
 const PATH_WITHIN: f64 = 0.01;

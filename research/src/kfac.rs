@@ -28,7 +28,7 @@ const MODEL: [&str; 13] = [
     "--threads", "1", "--no-save",
 ];
 
-/// What is trained.
+/// Options of the study.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Steps of each training
@@ -78,7 +78,7 @@ fn bible(folder: &Path) -> Result<PathBuf> {
 struct Trials<'t> {
     program: PathBuf,
     text: PathBuf,
-    /// The end of the text, which is evaluated behind each training.
+    /// The end of the text, which is evaluated after each training.
     validation: PathBuf,
     folder: &'t Path,
     n_steps: usize,
@@ -132,7 +132,7 @@ impl Trials<'_> {
         })
     }
 
-    /// What each step of a training reports as `field`.
+    /// Trains, and returns `field` of each step.
     fn train(&self, options: &[&str], field: &str) -> Result<Vec<f64>> {
         let (out, metrics) = (self.folder.join("run"), self.folder.join("metrics.jsonl"));
         let mut train = Command::new(&self.program);

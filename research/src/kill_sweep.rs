@@ -19,7 +19,7 @@ const TIMEOUTS: &str = "--timeout 3 --start-timeout 6";
 /// In this time a death is known to all ranks of a machine.
 const SOON: Duration = Duration::from_secs(1);
 
-/// What is swept.
+/// Options of the sweep.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only this blow: KILL, STOP or PANIC

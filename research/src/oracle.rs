@@ -21,7 +21,7 @@ pub(crate) struct Oracle {
     seconds: f64,
 }
 
-/// What the oracle knows about orders.
+/// Bounds on the shortest order.
 pub(crate) struct Proof {
     /// None is shorter.
     pub(crate) at_least: f64,
@@ -39,7 +39,7 @@ impl Oracle {
         Ok(Oracle { program: folder.join("release").join(program("oracle")), seconds })
     }
 
-    /// How short the orders of the ops in `timetable` can be, a forward taking 1, none of which is known
+    /// Returns bounds on the shortest order of the ops in `timetable`, a forward taking 1, none of which is known
     /// to take less than `above`.
     pub(crate) fn prove(
         &self,
@@ -68,7 +68,7 @@ impl Oracle {
 
 const MANIFEST: &str = "research/oracle/Cargo.toml";
 
-/// Where it is built.
+/// The folder in which it is built.
 fn folder() -> Result<PathBuf> {
     Ok(target()?.join("oracle"))
 }

@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 use crate::oracle::Oracle;
 use xtask::command::root;
 
-/// How the search is swept.
+/// Options of the sweep.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How many orders each search tries
+    /// Orders that each search tries
     #[arg(long, default_value_t = 20_000)]
     orders: u64,
     /// Have the oracle try so long, in seconds, to prove each makespan above the bound
@@ -150,7 +150,10 @@ impl Case {
         let makespan = makespan.with_context(|| format!("{self}: what was found is refused"))?;
         let lower_bound = found.progress.lower_bound;
         let told = found.progress.makespan;
-        ensure!((makespan - told).abs() < 1e-6, "{self}: {told} was told, {makespan} simulated");
+        ensure!(
+            (makespan - told).abs() < 1e-6,
+            "{self}: the search reports {told}, the simulation {makespan}"
+        );
         ensure!(makespan > lower_bound - 1e-6, "{self}: {makespan} is below {lower_bound}");
         if let Some((best, name)) = &hand_made {
             ensure!(makespan < best + 1e-6, "{self}: {makespan} is worse than {name}, {best}");
@@ -158,7 +161,7 @@ impl Case {
         Ok(Outcome { timetable: found.timetable, makespan, lower_bound, hand_made })
     }
 
-    /// How long all orders take at least, as far as the oracle knows.
+    /// Returns the least time of any order, as far as the oracle knows.
     fn prove(&self, outcome: &Outcome, oracle: &Oracle) -> Result<f64> {
         let file = tempfile::NamedTempFile::new()?;
         fs::write(file.path(), to_json(&outcome.timetable))?;
@@ -174,7 +177,7 @@ impl Case {
     }
 }
 
-/// What a search came to.
+/// Result of a search.
 struct Outcome {
     timetable: Timetable,
     makespan: f64,

@@ -40,7 +40,7 @@ struct Args {
     /// A makespan that is known to be too short
     #[arg(long, default_value_t = 0.0)]
     above: f64,
-    /// How long it may take
+    /// Time limit in seconds
     #[arg(long, default_value_t = 60.0)]
     seconds: f64,
 }
@@ -63,7 +63,7 @@ struct Proof {
     makespan: f64,
 }
 
-/// How short orders of the ops of `timetable` can be, none of which ends before `above`.
+/// Returns bounds on the shortest order of the ops in `timetable`, none of which ends before `above`.
 fn prove(
     timetable: &Timetable,
     costs: &UniformCosts,

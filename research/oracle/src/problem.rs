@@ -1,4 +1,4 @@
-//! What waits for what, in whole units of time: derived anew from the rule of tokens, so that nothing is
+//! Dependencies between ops, in whole units of time: derived anew from the rule of tokens, so that nothing is
 //! shared with what is put to the test.
 
 use std::collections::HashMap;
@@ -31,7 +31,7 @@ pub struct Edge {
 pub struct Problem {
     pub n_workers: usize,
     pub max_peak: f64,
-    /// How long a unit is.
+    /// Length of a unit.
     pub unit: f64,
     pub jobs: Vec<Job>,
     pub edges: Vec<Edge>,
@@ -137,7 +137,7 @@ fn raise(values: &mut [i64], edges: &[Edge], asks: impl Fn(&Edge, &[i64]) -> (us
     }
 }
 
-/// What an op adds to the saved activations its worker holds, in micro-batches through one stage.
+/// Saved activations that an op adds to its worker's, in micro-batches through one stage.
 fn activations(rules: &Rules, op: &Op) -> f64 {
     let effects = rules.effects(op);
     let count = |tokens: &[Token]| {

@@ -11,7 +11,7 @@ use good_lp::{
 
 use crate::problem::Problem;
 
-/// Whether there is an order that ends by a horizon.
+/// Existence of an order that ends by a horizon.
 pub enum Answer {
     /// By job: when it starts.
     Starts(Vec<i64>),
@@ -20,7 +20,7 @@ pub enum Answer {
     Unknown,
 }
 
-/// Whether the jobs of `problem` can end by `horizon`, in units.
+/// Decides whether the jobs of `problem` can end by `horizon`, in units.
 ///
 /// A variable says of a job and a time whether the job has started by then. It is 0 before the longest way
 /// to the job, and 1 once the longest way from it just fits. In these variables a precedence has two
@@ -121,7 +121,7 @@ impl Started {
         self.windows[job].end as f64 - late
     }
 
-    /// How many jobs of a worker run from `t` to `t + 1`.
+    /// Number of a worker's jobs that run from `t` to `t + 1`.
     fn running(&self, problem: &Problem, worker: usize, t: i64) -> Expression {
         let here = problem.jobs.iter().enumerate().filter(|(_, job)| job.worker == worker);
         here.map(|(i, job)| self.by(i, t) - self.by(i, t - job.takes)).sum()

@@ -1,4 +1,4 @@
-//! What a checkpoint after every step costs.
+//! Cost of a checkpoint after every step.
 //!
 //! Runs with and without alternate, so that a change of the machine's speed meets both.
 
@@ -16,10 +16,10 @@ const SHAPE: [&str; 16] = [
     "--micro-batches", "8", "--micro-batch-size", "4", "--depth", "2",
 ];
 
-/// How long to measure.
+/// Length of the measurement.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How often each run is repeated; the median counts
+    /// Repetitions of each run; the median counts
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: u16,
     /// Optimizer steps per run; the first is not measured
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What one step took.
+/// Times of one step.
 struct Step {
     /// In all.
     seconds: f64,

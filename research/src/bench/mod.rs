@@ -8,7 +8,7 @@ mod wgpu;
 
 use anyhow::Result;
 
-/// What to measure.
+/// Subject of a measurement.
 #[derive(clap::Subcommand)]
 pub(crate) enum Bench {
     /// Tokens per second of training, beside PyTorch's with --peer

@@ -14,7 +14,7 @@ use xtask::command::{read, root, run as run_command};
 use xtask::measure::{METRICS, median, metrics, number, sources};
 use xtask::mpi_library::{Built, build, launch};
 
-/// How often each is measured; the best counts, since all that disturbs makes it slower.
+/// Measurements of each; the best counts, since any disturbance makes it slower.
 const N_ROUNDS: usize = 5;
 
 /// Two ranks whose ops take a hundred times as long as their messages.

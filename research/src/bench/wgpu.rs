@@ -23,7 +23,7 @@ const PEER: &str = "research/peers/burn/Cargo.toml";
 /// Steps at the start that are not measured.
 const WARM_UP: usize = 2;
 
-/// What to measure.
+/// Subject of a measurement.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Number of the adapter, as `chimera devices` lists them

@@ -30,7 +30,7 @@ fn of(logarithms: &Point, reductions: ReductionAlgorithm) -> Constants {
     Constants { flops, link: Link { alpha, beta: 1.0 / bytes_per_s }, reductions }
 }
 
-/// Where `error` is least near `begin`, by the simplex method of Nelder and Mead (1965).
+/// Returns the point near `begin` with the least `error`, by the simplex method of Nelder and Mead (1965).
 fn least(begin: Point, error: impl Fn(&Point) -> f64) -> Point {
     let at = |point: Point| (error(&point), point);
     let mut simplex = vec![at(begin)];

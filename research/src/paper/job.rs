@@ -22,7 +22,7 @@ const STATE: f64 = 4.0;
 /// Steps of the two windows whose difference is the steady state of a schedule without a flush.
 const WINDOWS: [u32; 2] = [2, 4];
 
-/// What is fitted to a machine.
+/// Constants that are fitted to a machine.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Constants {
     /// Floating-point operations per second, in every layer of every model.
@@ -33,7 +33,7 @@ pub(super) struct Constants {
     pub(super) reductions: ReductionAlgorithm,
 }
 
-/// What is trained and on how many workers.
+/// A training: its model, its batch and its workers.
 #[derive(Clone)]
 pub(super) struct Workload {
     pub(super) model: ModelConfig,
@@ -94,7 +94,7 @@ impl Workload {
         })
     }
 
-    /// The job of a bar whose micro-batches are as large as it says, or else as fit into so many bytes.
+    /// The job of a bar whose micro-batches are as large as it says, or else as large as fit into some bytes.
     pub(super) fn fitting_job(&self, bar: &Bar, memory: f64) -> Result<Job> {
         if let Some(size) = bar.size {
             return self.job(bar, size, Sync::EagerOpt);

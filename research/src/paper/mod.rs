@@ -17,7 +17,7 @@ use self::readings::Readings;
 use self::study::Study;
 use xtask::command::root;
 
-/// How the page is made.
+/// Options for the page.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Only says whether docs/paper.md is up to date, but for what the planner chooses

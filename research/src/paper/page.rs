@@ -8,13 +8,13 @@ use super::closed_forms::{Figures, SHAPE, rows};
 use super::readings::Readings;
 use super::study::{Outcome, Simulated, Study};
 
-/// What is assumed, before any number.
+/// Assumptions, before any number.
 const ASSUMPTIONS: &str = include_str!("assumptions.md");
-/// What comes out otherwise than published, and why.
+/// Results that differ from the published ones, with their reasons.
 const DEVIATIONS: &str = include_str!("deviations.md");
 /// Within so much of its reading a fitted bar is good.
 const GOOD: f64 = 0.15;
-/// Bars that differ by less are not told apart.
+/// Bars that differ by less count as equal.
 const TIE: f64 = 0.01;
 
 /// All of the page but what the planner chooses.
@@ -55,7 +55,7 @@ fn constants(page: &mut String, study: &Study<'_>) {
     }
 }
 
-/// What the paper shows, and whether it comes out.
+/// Claims of the paper, each with its outcome here.
 fn claims(page: &mut String, readings: &Readings, study: &Study<'_>) {
     page.push_str(
         "\n| figure | highest in the paper | highest here | above the next by | comes out |\n|---|---|---|--:|---|\n",

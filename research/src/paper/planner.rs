@@ -1,4 +1,4 @@
-//! What the planner would have chosen instead, on the machine of the paper at the fitted constants.
+//! Choices of the planner on the machine of the paper, at the fitted constants.
 
 use std::fmt::Write as _;
 use std::path::Path;

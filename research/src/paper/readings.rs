@@ -1,4 +1,4 @@
-//! What the paper's figures show, as read from them by eye.
+//! Values of the paper's figures, read from them by eye.
 
 use anyhow::{Context, Result};
 use chimera_core::model::{ModelConfig, Preset};
@@ -76,7 +76,7 @@ pub(super) struct Bar {
     pub(super) fitted: bool,
 }
 
-/// How much faster eager-opt was than eager reduction.
+/// Speed of eager-opt over eager reduction.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct EagerOpt {
@@ -136,7 +136,7 @@ impl Figure {
         &self.model
     }
 
-    /// Whether the paper says which of some bars is the highest, and this is one of them.
+    /// Returns true if the paper says which of some bars is the highest, and this is one of them.
     pub(super) fn compares(&self, bar: &Bar) -> bool {
         self.best.is_some() && (self.among.is_empty() || self.among.contains(&bar.name))
     }
@@ -163,7 +163,7 @@ impl Bar {
         }
     }
 
-    /// Whether updates do not wait for a flush of the pipeline.
+    /// Returns true if updates do not wait for a flush of the pipeline.
     pub(super) fn is_asynchronous(&self) -> bool {
         self.schedule.starts_with("pipedream")
     }

@@ -10,14 +10,14 @@ use super::readings::{Bar, Figure, Machine, MemoryCase, Readings};
 
 /// Bytes.
 const GB: f64 = 1e9;
-/// What a training can take of a device's memory: the rest is the driver's.
+/// Part of a device's memory that a training can use; the rest is the driver's.
 const USABLE: f64 = 0.92;
 /// Schedules whose memory Fig. 9 compares.
 const COMPARED: [&str; 4] = ["chimera", "dapple", "gpipe", "gems"];
 /// Sequences of a step in Fig. 9.
 const BATCH: usize = 512;
 
-/// What the simulation came to.
+/// Results of the simulation.
 pub(super) struct Study<'r> {
     pub(super) machines: Vec<Fitted<'r>>,
     pub(super) figures: Vec<Simulated<'r>>,

@@ -1,4 +1,4 @@
-//! How true the advice at the end of a run is: what it suggests is run too.
+//! Accuracy of the advice at the end of a run: its suggestions are run too.
 
 use std::ops::Range;
 
@@ -8,15 +8,15 @@ use super::draw::Shape;
 use super::run::Lab;
 use xtask::measure::median;
 
-/// What a suggestion may say too much or too little, in parts of what it says.
+/// Largest error of a suggested gain, as a part of it.
 const WITHIN: f64 = 1.0 / 3.0;
-/// What is added to drawn settings in turn: some of it leaves room for advice.
+/// Options that are added to drawn settings in turn; some leave room for advice.
 const BESIDE: [&str; 5] =
     ["--recompute full", "", "--micro-batch-size 1 --micro-batches 8", "--recompute selective", ""];
 
-/// Trains settings until so many of them got advice, follows it, and prints what it was worth.
+/// Trains settings until `cases` of them got advice, follows it, and prints what it was worth.
 pub(super) fn run(lab: &Lab, seed: u64, cases: Range<u64>, rounds: Range<u8>) -> Result<()> {
-    println!("| model | options | suggested | said | measured | within a third |");
+    println!("| model | options | suggested | predicted | measured | within a third |");
     println!("|---|---|---|--:|--:|---|");
     let (mut n_true, mut n_advised, mut n_without) = (0, 0, 0);
     for case in cases.start.. {

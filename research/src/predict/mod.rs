@@ -1,4 +1,4 @@
-//! How well the profile of this machine predicts trainings that it was not measured on: models of drawn shapes are trained
+//! Predictions of a machine's profile for trainings that it was not measured on: models of drawn shapes are trained
 //! for some steps, and what was predicted stands beside what was measured.
 
 mod advice;
@@ -14,7 +14,7 @@ use anyhow::Result;
 
 use xtask::command::{chimera, run as run_command, target};
 
-/// What is predicted.
+/// Options of the study.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Seed that shapes are drawn with
@@ -48,7 +48,7 @@ pub(crate) struct Args {
     /// Runs every configuration of a model that fits this machine, and compares the order of the plan with theirs
     #[arg(long)]
     regret: bool,
-    /// Follows the advice at the end of runs, and compares what it was worth with what it said
+    /// Follows the advice at the end of runs, and compares its worth with the predicted gain
     #[arg(long, conflicts_with = "regret")]
     advice: bool,
 }

@@ -1,4 +1,4 @@
-//! How good a choice of the plan is: every configuration that it knows of a model is run, and their order compared.
+//! Quality of the plan's choice: every configuration that it knows of a model is run, and their order compared.
 
 use std::ops::Range;
 
@@ -94,7 +94,7 @@ fn ways(lab: &Lab, shape: &Shape) -> Result<Vec<Way>> {
     ways.iter().map(way).collect()
 }
 
-/// How many pairs whose measured steps differ are planned in the same order, and how many there are.
+/// Counts the pairs whose measured steps differ: those planned in the same order, and all.
 fn in_order(steps: &[[f64; 2]]) -> (usize, usize) {
     let (mut n_in_order, mut n_pairs) = (0, 0);
     for (at, [planned, measured]) in steps.iter().enumerate() {
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn pairs_that_hardly_differ_do_not_count() {
         let steps = [[1.0, 1.0], [2.0, 1.04], [3.0, 0.9], [0.5, 0.8]];
-        // The second and the first hardly differ; the third is planned behind both and is faster; the last is first.
+        // The second and the first hardly differ; the third is planned after both and is faster; the last is first.
         assert_eq!(in_order(&steps), (3, 5));
         assert_eq!(in_order(&steps[..1]), (0, 0));
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use xtask::command::read;
 
-/// What trainings are run with.
+/// The command, the profile and the folder of trainings.
 pub(super) struct Lab {
     pub(super) chimera: PathBuf,
     pub(super) profile: PathBuf,
@@ -43,7 +43,7 @@ impl Lab {
 }
 
 impl Trained {
-    /// What was predicted of a figure, what was measured, and by how much more was predicted.
+    /// Returns the predicted value of a figure, the measured one, and the relative error.
     pub(super) fn figure(&self, what: &str) -> Option<[f64; 3]> {
         let figures = self.0["prediction"].as_array()?;
         let figure = figures.iter().find(|figure| figure["what"] == what)?;
@@ -51,7 +51,7 @@ impl Trained {
         Some([number("predicted")?, number("measured")?, number("error")?])
     }
 
-    /// The options that its end suggests, and the part of a step that they are said to take away.
+    /// The options that its end suggests, and the predicted gain, as a part of a step.
     pub(super) fn suggestion(&self) -> Option<(String, f64)> {
         let suggestion = &self.0["suggestion"];
         Some((suggestion["options"].as_str()?.into(), suggestion["less"].as_f64()?))

@@ -123,7 +123,7 @@ fn change(random: &mut Random, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Puts another number, or a word, in the place of one behind `at`.
+/// Replaces the first number from `at` on by another number or a word.
 fn another_number(random: &mut Random, bytes: &mut Vec<u8>, at: usize) {
     let is_digit = |byte: &u8| byte.is_ascii_digit();
     let Some(start) = bytes[at..].iter().position(is_digit).map(|n| at + n) else { return };

@@ -14,7 +14,7 @@ use super::process::{Failure, Flaw, Limits, Outcome, Under, must, words};
 
 /// A training that stands at step [`BEGUN`] and ends at step [`STEPS`], with what it ends as.
 pub(super) struct Training {
-    /// Where it stands.
+    /// Its run after step [`BEGUN`].
     begun: PathBuf,
     options: &'static str,
     whole: Ended,
@@ -22,7 +22,7 @@ pub(super) struct Training {
     calls: String,
 }
 
-/// What a training ends as, to the bit.
+/// Numbers and weights of a training that has ended, to the bit.
 #[derive(PartialEq)]
 struct Ended {
     /// Loss, norm and learning rate, by step.
@@ -31,7 +31,7 @@ struct Ended {
     weights: Vec<Vec<u8>>,
 }
 
-/// How many trainings there are to be disturbed.
+/// Number of trainings to disturb.
 pub(super) fn n_trainings() -> usize {
     OPTIONS.len()
 }
@@ -95,7 +95,7 @@ fn line(options: &str, steps: u64) -> Vec<String> {
     words(&format!("train {TINY} {options} {rest} --steps {steps}"))
 }
 
-/// What lets calls on files that begin with `folder`/r be noted in `log`.
+/// Variables by which calls on files that begin with `folder`/r are noted in `log`.
 fn preload(library: &Path, folder: &Path, log: &Path) -> Vec<(String, String)> {
     let pair = |name: &str, value: &Path| (name.to_owned(), value.display().to_string());
     vec![pair("LD_PRELOAD", library), pair("FAIL_UNDER", &folder.join("r")), pair("FAIL_LOG", log)]

@@ -13,7 +13,7 @@ use super::table::{self, CommandRow};
 use super::{failing, options};
 use xtask::command::{root, run as run_command};
 
-/// What cases begin with.
+/// Files and programs that cases begin with.
 pub(super) struct Fixtures {
     folder: TempDir,
     pub(super) commands: Vec<CommandRow>,
@@ -63,7 +63,7 @@ impl Fixtures {
         Ok(Fixtures { folder, commands, library, program, trainings })
     }
 
-    /// Where a fixture is.
+    /// The path of a fixture.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

@@ -30,7 +30,7 @@ use process::{Failure, Flaw, Limits, Outcome, Under};
 use random::Random;
 use xtask::command::{cargo, program, run as run_command, target};
 
-/// How many cases to draw, and from what.
+/// Random commands on hostile input, under limits and with system calls that fail
 #[derive(Parser)]
 #[command(name = "cargo xtask torture", max_term_width = 100)]
 struct Args {
@@ -61,7 +61,7 @@ struct Args {
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
-    /// How often it is drawn, among the others.
+    /// Weight among the kinds when one is drawn.
     weight: u64,
     attempt: fn(&mut Attempt<'_>) -> Result<()>,
 }
@@ -76,7 +76,7 @@ const KINDS: [Kind; 7] = [
     Kind { name: "interruptions", weight: 1, attempt: interrupted::attempt },
 ];
 
-/// How long sound commands may take on a busy machine.
+/// Time that sound commands may take on a busy machine.
 const FOR_FIXTURES: Duration = Duration::from_secs(120);
 
 /// One case under way.
@@ -105,7 +105,7 @@ impl Attempt<'_> {
     }
 }
 
-/// What was done of a kind.
+/// Cases and flaws of a kind.
 #[derive(Default)]
 struct Count {
     n_cases: u64,
@@ -198,7 +198,7 @@ fn report(counts: &BTreeMap<&str, Count>, took: Duration) {
     println!("{seconds:.0} s, {:.1} cases/s", all.n_cases as f64 / seconds);
 }
 
-/// What cases are drawn from.
+/// Kinds, fixtures and limits that cases are drawn from.
 struct Draws<'d> {
     args: &'d Args,
     kinds: Vec<Kind>,

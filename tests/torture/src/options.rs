@@ -8,7 +8,7 @@ use super::process::{Under, words};
 use super::random::Random;
 use super::table::{CommandRow, OptionRow, Takes};
 
-/// What makes a sound command line, by the words of a command; a drawn option takes the place of the same one here.
+/// Sound command lines, by the words of a command. A drawn option replaces the same one here.
 /// `NAME` is drawn.
 const SOUND: [(&str, &str); 25] = [
     ("train", "TINY --data=text --steps=2 --search-time=0.2 --transport=threads --out=out"),

@@ -64,7 +64,7 @@ pub(super) fn attempt(attempt: &mut Attempt<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Puts something else in the place of a file.
+/// Replaces a file by something else.
 fn replace(random: &mut Random, path: &Path, victim: &Path) -> Result<()> {
     if let Some(parent) = path.parent().filter(|parent| parent.is_dir() && random.once_in(8)) {
         let elsewhere = victim.with_file_name("elsewhere");

@@ -18,7 +18,7 @@ const MOST_MEMORY: u64 = 2 << 30;
 const LONGEST_MESSAGE: usize = 20_000;
 const LOOK: Duration = Duration::from_millis(3);
 
-/// What is wrong with how a command ended.
+/// A flaw in the end of a command.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Flaw {
     Panic,
@@ -75,7 +75,7 @@ pub(super) struct Under {
     pub(super) environment: Vec<(String, String)>,
     /// Exit codes that are right beside the documented ones; 128 and its number for a signal.
     pub(super) codes: &'static [i32],
-    /// Whether it may end without a word, since it cannot write.
+    /// Whether it may end without a message, since it cannot write.
     pub(super) is_mute: bool,
     /// Whether its output may have control characters, since its own words have some.
     pub(super) is_odd: bool,
@@ -98,7 +98,7 @@ impl Under {
     }
 }
 
-/// How a command ended.
+/// The end of a command.
 pub(super) struct Outcome {
     /// Its exit code, or 128 and the number of the signal that ended it; `None` if it had to be killed.
     code: Option<i32>,
@@ -161,12 +161,12 @@ fn peak(pid: u32) -> u64 {
 }
 
 impl Outcome {
-    /// Whether it came to its end without an error.
+    /// Returns true if it ended without an error.
     pub(super) fn is_success(&self) -> bool {
         self.code == Some(0)
     }
 
-    /// Whether one of the signals that are sent ended it.
+    /// Returns true if one of the signals that are sent ended it.
     pub(super) fn was_killed(&self) -> bool {
         matches!(self.code, Some(130 | 137 | 143))
     }

@@ -32,7 +32,7 @@ impl Random {
         self.0.random_range(0..n.max(1))
     }
 
-    /// Whether something happens that happens once in `n` times.
+    /// Returns true once in `n` times.
     pub(super) fn once_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }

@@ -1,11 +1,11 @@
-//! What backend-wgpu's `examples/speed.rs` measures, by burn's wgpu backend: products of matrices, and a step of
+//! The measurements of backend-wgpu's `examples/speed.rs` by burn's wgpu backend: products of matrices, and a step of
 //! an MLP.
 
 use std::time::Instant;
 
 use burn::tensor::{Device, Tensor, TensorData, activation::gelu};
 
-/// Repetitions of which the best counts, behind some in which burn chooses its kernels.
+/// Repetitions of which the best counts, after some in which burn chooses its kernels.
 const REPETITIONS: usize = 5;
 const WARM_UP: usize = 3;
 

@@ -1,4 +1,4 @@
-//! What the peers have in common: sizes of the model, samples, the loop over steps, and its time.
+//! Parts that the peers share: sizes of the model, samples, the loop over steps, and its time.
 
 use std::error::Error;
 use std::path::PathBuf;

@@ -22,7 +22,7 @@ use xtask::measure::{METRICS, median, sources, tokens_per_s};
 /// Steps at the start that are not measured.
 const WARM_UP: usize = 2;
 
-/// What to measure, and against what.
+/// Runs to measure, and peers to compare with.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Text to train on [default: the sources of chimera-core]
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     /// Python that has torch
     #[arg(long, value_name = "PATH", default_value = "python3")]
     python: String,
-    /// How often each run is repeated; the median counts
+    /// Repetitions of each run; the median counts
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=100))]
     rounds: u16,
     /// Optimizer steps per run; the first two are not measured
@@ -61,7 +61,7 @@ enum Precision {
     Bf16,
 }
 
-/// How cores share the work.
+/// Division of the work among cores.
 #[derive(Clone, Copy, PartialEq, Debug, ValueEnum)]
 enum Way {
     /// Two workers of a pipeline, with a thread each.

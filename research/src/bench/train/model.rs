@@ -3,7 +3,7 @@
 use chimera_core::model::{Architecture, Llama, ModelConfig};
 use clap::ValueEnum;
 
-/// Which model is measured.
+/// The model to measure.
 #[derive(Clone, Copy, PartialEq, Debug, ValueEnum)]
 pub(super) enum Kind {
     /// Layer norms, a table of positions, biases

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use xtask::command::{cargo, program, read, root, run as run_command, target};
 
-/// Who trains the same model.
+/// Another trainer of the same model.
 #[derive(Clone, Copy, PartialEq, Debug, ValueEnum)]
 pub(super) enum Peer {
     /// PyTorch as it is, and its pipeline runtime over gloo
@@ -30,7 +30,7 @@ const TORCH: &str = "research/peers/torch_train.py";
 pub(super) struct Peers {
     python: String,
     data: PathBuf,
-    /// Where those in Rust are.
+    /// Folder of the programs in Rust.
     programs: PathBuf,
     versions: Vec<String>,
 }
@@ -54,7 +54,7 @@ impl Peers {
         Ok(Peers { python: python.into(), data, programs: builds.join("release"), versions })
     }
 
-    /// Who they are, to be printed behind something else.
+    /// Names and versions, to be printed after other text.
     pub(super) fn versions(&self) -> String {
         self.versions.iter().map(|version| format!(", {version}")).collect()
     }

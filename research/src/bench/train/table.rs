@@ -1,4 +1,4 @@
-//! What was measured, as a table.
+//! Table of measurements.
 
 use super::{Precision, Run, Trainer};
 
