@@ -7,6 +7,7 @@ mod kill_sweep;
 mod oracle;
 mod paper;
 mod predict;
+mod survive;
 mod sweep;
 
 use clap::Parser;
@@ -30,6 +31,8 @@ enum Study {
     Paper(paper::Args),
     /// Trainings of drawn models beside what a profile of this machine predicts of them
     Predict(predict::Args),
+    /// Trainings in which ranks die, drawn from seeds: each must end with the bits of the undisturbed one
+    Survive(survive::Args),
     /// The order search over many cases, beside its bound and the schedules of the table
     Sweep(sweep::Args),
 }
@@ -43,6 +46,7 @@ fn main() -> anyhow::Result<()> {
         Study::Oracle => oracle::test(),
         Study::Paper(args) => paper::run(&args),
         Study::Predict(args) => predict::run(&args),
+        Study::Survive(args) => survive::run(&args),
         Study::Sweep(args) => sweep::run(&args),
     }
 }

@@ -9,7 +9,7 @@ mod suites;
 
 use clap::Parser;
 
-use crate::faults::{fuzz, hosts, slurm, survive};
+use crate::faults::{fuzz, hosts, slurm};
 use crate::lint::{absences, counts, deny, layers, targets, words};
 use crate::release::{book, folder, publish};
 use crate::suites::{
@@ -72,8 +72,6 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
-    /// Trainings in which ranks die, drawn from seeds: each must end with the bits of the undisturbed one
-    Survive(survive::Args),
     /// Fuzzes the readers of files
     Fuzz(fuzz::Args),
     /// Type-checks the command with wgpu for Windows and macOS; needs rustup, or the targets
@@ -126,7 +124,6 @@ fn main() -> anyhow::Result<()> {
         Chore::Release(args) => folder::run(&args),
         Chore::Powerset => publish::powerset(),
         Chore::Gallery { check } => gallery::run(check),
-        Chore::Survive(args) => survive::run(&args),
         Chore::Fuzz(args) => fuzz::run(&args),
         Chore::Targets => targets::run(),
         Chore::Pytorch(args) => pytorch::run(&args),

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use xtask::command::{cargo, run as run_command};
 
 /// Chores by name, and the package that each is in.
-const CHORES: [(&str, &str); 9] = [
+const CHORES: [(&str, &str); 10] = [
     ("bench", "research"),
     ("execute", "research"),
     ("kfac", "research"),
@@ -12,12 +12,13 @@ const CHORES: [(&str, &str); 9] = [
     ("oracle", "research"),
     ("paper", "research"),
     ("predict", "research"),
+    ("survive", "research"),
     ("sweep", "research"),
     ("torture", "torture"),
 ];
 /// The end of `cargo xtask --help`.
 pub(crate) const HELP: &str = "\
-Studies, which research/README.md describes: bench, execute, kfac, kill-sweep, oracle, paper, predict, sweep
+Studies, which research/README.md describes: bench, execute, kfac, kill-sweep, oracle, paper, predict, survive, sweep
 Random commands on hostile input (Linux, a C compiler, root for limits of processes): torture";
 
 /// Runs such a chore with its arguments, built as this program was.

@@ -4,5 +4,4 @@ pub(crate) mod fuzz;
 pub(crate) mod hosts;
 pub(crate) mod slurm;
 
-pub(crate) mod survive;
 pub(crate) mod ulfm;
