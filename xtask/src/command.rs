@@ -112,6 +112,11 @@ pub fn installed(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// The Python that was given, or one of a virtual environment in `target/NAME` that has `packages`.
+pub fn given_python(given: Option<&Path>, name: &str, packages: &[&str]) -> Result<PathBuf> {
+    given.map_or_else(|| python(name, packages), |given| Ok(given.to_owned()))
+}
+
 /// The Python of a virtual environment in `target/NAME` that has `packages`.
 pub fn python(name: &str, packages: &[&str]) -> Result<PathBuf> {
     let python = environment(&target()?.join(name))?;

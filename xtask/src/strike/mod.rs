@@ -48,32 +48,24 @@ impl Blow {
     /// All of them.
     pub const ALL: [Blow; 3] = [Blow::Kill, Blow::Stop, Blow::Panic];
 
-    /// Exit code of the other ranks.
-    pub fn code(self) -> u8 {
+    /// Name, exit code of the other ranks, and words of their errors, beside the rank that was struck.
+    fn row(self) -> (&'static str, u8, &'static str) {
         match self {
-            Blow::Kill => 5,
-            Blow::Stop => 6,
-            Blow::Panic => 101,
+            Blow::Kill => ("KILL", 5, "ended"),
+            Blow::Stop => ("STOP", 6, "does not answer"),
+            Blow::Panic => ("PANIC", 101, "panicked: struck"),
         }
     }
 
-    /// Words of the other ranks' errors, beside the rank that was struck.
-    fn words(self) -> &'static str {
-        match self {
-            Blow::Kill => "ended",
-            Blow::Stop => "does not answer",
-            Blow::Panic => "panicked: struck",
-        }
+    /// Exit code of the other ranks.
+    pub fn code(self) -> u8 {
+        self.row().1
     }
 }
 
 impl fmt::Display for Blow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Blow::Kill => "KILL",
-            Blow::Stop => "STOP",
-            Blow::Panic => "PANIC",
-        })
+        f.write_str(self.row().0)
     }
 }
 
@@ -81,7 +73,7 @@ impl FromStr for Blow {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Blow, String> {
-        let known = Blow::ALL.into_iter().find(|blow| blow.to_string() == name);
+        let known = Blow::ALL.into_iter().find(|blow| blow.row().0 == name);
         known.ok_or_else(|| format!("unknown blow `{name}`: choose KILL, STOP or PANIC"))
     }
 }
@@ -176,7 +168,7 @@ impl Site {
         let mut detections = Vec::new();
         for (rank, (error, written)) in &errors {
             let message = error["message"].as_str().unwrap_or_default();
-            ensure!(message.contains(case.blow.words()), "rank {rank} says {message}");
+            ensure!(message.contains(case.blow.row().2), "rank {rank} says {message}");
             // Who is stopped says so itself when the launcher wakes it up to end it, and who panics too.
             if *rank == case.rank {
                 continue;

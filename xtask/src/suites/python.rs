@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use xtask::command::{cargo, files, python, root, run as run_command, target};
+use xtask::command::{cargo, files, given_python, root, run as run_command, target};
 use xtask::features::default_chimera;
 
 /// With which tests, by which Python.
@@ -26,13 +26,9 @@ pub(crate) struct Args {
 
 /// Checks format, lints and types, builds the wheel, installs it, and runs its tests.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let python = match &args.python {
-        Some(python) => python.clone(),
-        None => {
-            let torch: &[&str] = if args.torch { &["torch", "numpy"] } else { &[] };
-            python("python-package", &[&["maturin", "mypy", "pytest"], torch].concat())?
-        }
-    };
+    let torch: &[&str] = if args.torch { &["torch", "numpy"] } else { &[] };
+    let packages = [&["maturin", "mypy", "pytest"], torch].concat();
+    let python = given_python(args.python.as_deref(), "python-package", &packages)?;
     let (folder, builds) = (root().join("python"), target()?.join("python"));
     let manifest = folder.join("Cargo.toml");
     run_command(cargo(["fmt", "--check", "--manifest-path"]).arg(&manifest))?;

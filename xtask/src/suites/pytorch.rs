@@ -12,7 +12,7 @@ use chimera_core::lower::{Lowering, lower};
 use chimera_core::schedule::{SCHEDULES, Scaling, Schedule, Shape, find};
 use serde_json::Value;
 
-use xtask::command::{files, python, read, root};
+use xtask::command::{files, given_python, read, root};
 
 /// Largest relative difference that rounding in f64 explains.
 const TOLERANCE: f64 = 1e-12;
@@ -27,10 +27,7 @@ pub(crate) struct Args {
 
 /// Exports, executes and compares every schedule that the CSV can hold.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let python = match &args.python {
-        Some(python) => python.clone(),
-        None => python("pytorch", &["torch", "numpy"])?,
-    };
+    let python = given_python(args.python.as_deref(), "pytorch", &["torch", "numpy"])?;
     let folder = tempfile::tempdir()?;
     let (ours, theirs) = (folder.path().join("ours"), folder.path().join("theirs"));
     for folder in [&ours, &theirs] {

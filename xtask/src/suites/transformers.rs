@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use xtask::command::{cargo, files, python, read, root, run as run_command};
+use xtask::command::{cargo, files, given_python, read, root, run as run_command};
 
 /// Largest difference of two logits, and of two losses.
 const TOLERANCE: f64 = 1e-4;
@@ -40,10 +40,8 @@ pub(crate) struct Args {
 
 /// Makes models on both sides and compares what both sides make of them.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let python = match &args.python {
-        Some(python) => python.clone(),
-        None => python("transformers", &["torch", "transformers"])?,
-    };
+    let packages = ["torch", "transformers"];
+    let python = given_python(args.python.as_deref(), "transformers", &packages)?;
     for (model, vocab) in MODELS {
         let script = format!("xtask/peers/transformers_{model}.py");
         check(&Peer { python: python.clone(), script }, model, vocab, args.write)?;

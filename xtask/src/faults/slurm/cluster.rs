@@ -35,23 +35,10 @@ impl Cluster {
             fs::create_dir(folder.join(name))?;
         }
         let config = folder.join("slurm.conf");
-        // As many CPUs as tasks, however many there are; no cgroups, which containers have not.
-        fs::write(
-            &config,
-            format!(
-                "ClusterName=chimera\nSlurmctldHost={host}(127.0.0.1)\nSlurmUser=root\nSlurmdUser=root\n\
-                 AuthType=auth/munge\nAuthInfo=socket={place}/munge.socket\nCredType=cred/munge\n\
-                 SlurmctldPort=16817\nSlurmdPort=16818\n\
-                 StateSaveLocation={place}/state\nSlurmdSpoolDir={place}/spool\n\
-                 SlurmctldPidFile={place}/slurmctld.pid\nSlurmdPidFile={place}/slurmd.pid\n\
-                 ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n\
-                 JobAcctGatherType=jobacct_gather/none\nAccountingStorageType=accounting_storage/none\n\
-                 SelectType=select/cons_tres\nSelectTypeParameters=CR_CPU\n\
-                 SlurmdParameters=config_overrides\nReturnToService=2\n\
-                 NodeName={host} NodeAddr=127.0.0.1 CPUs={n_cpus} State=UNKNOWN\n\
-                 PartitionName=all Nodes={host} Default=YES State=UP\n"
-            ),
-        )?;
+        let values =
+            [("{host}", &host), ("{place}", &place.to_string()), ("{n_cpus}", &n_cpus.to_string())];
+        let fill = |text: String, (name, value): &(&str, &String)| text.replace(name, value);
+        fs::write(&config, values.iter().fold(include_str!("slurm.conf").to_owned(), fill))?;
         let mut cluster = Cluster { config, daemons: Vec::new() };
         let munge = ["key-file", "socket", "pid-file", "log-file", "seed-file"]
             .map(|what| format!("--{what}={place}/munge.{}", what.trim_end_matches("-file")));

@@ -17,23 +17,7 @@ const BUDGET_MS: u32 = 5000;
 const WINDOW: &str = "1100,3600";
 
 /// Points at the first row of each timeline until the page describes a piece, zooms, and writes its findings into the page.
-const PROBE: &str = r##"<script>
-const seen = {};
-for (const name of ["planned", "measured"]) {
-  const canvas = document.getElementById(name), area = canvas.getBoundingClientRect();
-  for (let x = 70; x < area.width && !seen[name]; x += 2) {
-    canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: area.left + x, clientY: area.top + 13 }));
-    const text = document.getElementById("tip").textContent;
-    if (text.includes("micro-batch")) seen[name] = text;
-  }
-  const before = canvas.toDataURL();
-  document.getElementById("in").click();
-  seen[name + " zooms"] = canvas.toDataURL() !== before;
-  document.getElementById("fit").click();
-  seen[name + " fits"] = canvas.toDataURL() === before;
-}
-document.body.dataset.seen = Object.entries(seen).map(([what, found]) => what + "=" + found).join(";");
-</script>"##;
+const PROBE: &str = include_str!("probe.js");
 
 /// The run to open, and the file for the picture.
 #[derive(clap::Args)]
@@ -72,7 +56,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     // Only a check that can fail shows anything.
     let broken = opened(format!("{html}<script>throw new Error(\"on purpose\")</script>"));
     ensure!(broken.is_err(), "an error of a script goes unseen");
-    let dom = opened(format!("{html}{PROBE}"))?;
+    let dom = opened(format!("{html}<script>{PROBE}</script>"))?;
     ensure!(dom.contains("data-drawn=\"true\""), "the page's script did not run to its end");
     let seen = dom.split("data-seen=\"").nth(1).and_then(|rest| rest.split('"').next());
     let seen = seen.context("the page was not probed")?;
