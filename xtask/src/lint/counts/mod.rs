@@ -71,7 +71,8 @@ pub(crate) fn run() -> Result<()> {
 /// Counts the files that git knows.
 fn counts() -> Result<Vec<Count>> {
     let files = read(Command::new("git").arg("ls-files").current_dir(root()))?;
-    let files: Vec<PathBuf> = files.lines().map(PathBuf::from).collect();
+    let files = files.lines().map(PathBuf::from).filter(|path| root().join(path).exists());
+    let files: Vec<PathBuf> = files.collect();
     let has_end = |path: &&PathBuf, end: &str| path.extension().is_some_and(|found| found == end);
     let text = |path: &PathBuf| read_to_string(root().join(path));
     let rust: Vec<_> = files.iter().filter(|path| has_end(path, "rs")).collect();
