@@ -10,7 +10,7 @@ mod suites;
 use clap::Parser;
 
 use crate::faults::{fuzz, hosts, slurm};
-use crate::lint::{absences, counts, deny, layers, targets, words};
+use crate::lint::{absences, counts, deny, elsewhere, layers, words};
 use crate::release::{book, folder, publish};
 use crate::suites::{
     burn, cuda, gallery, mpi, nccl, outside, python, pytorch, report, transformers, wgpu,
@@ -74,8 +74,8 @@ enum Chore {
     },
     /// Fuzzes the readers of files
     Fuzz(fuzz::Args),
-    /// Type-checks the command with wgpu for Windows and macOS; needs rustup, or the targets
-    Targets,
+    /// Type-checks the command for Windows and macOS, and with --wine runs it as Windows would; needs rustup or root
+    Elsewhere(elsewhere::Args),
     /// PyTorch's runtime executes our exports; loss and gradients are compared
     Pytorch(pytorch::Args),
     /// The report of a run in a headless browser: no errors, what pointing tells, and a picture; installs Chromium where it may
@@ -125,7 +125,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Powerset => publish::powerset(),
         Chore::Gallery { check } => gallery::run(check),
         Chore::Fuzz(args) => fuzz::run(&args),
-        Chore::Targets => targets::run(),
+        Chore::Elsewhere(args) => elsewhere::run(&args),
         Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Report(args) => report::run(&args),
         Chore::Transformers(args) => transformers::run(&args),
