@@ -12,9 +12,7 @@ use clap::Parser;
 use crate::faults::{fuzz, hosts, slurm};
 use crate::lint::{absences, counts, deny, elsewhere, layers, words};
 use crate::release::{book, folder, publish};
-use crate::suites::{
-    burn, cuda, gallery, mpi, nccl, outside, python, pytorch, report, transformers, wgpu,
-};
+use crate::suites::{burn, cuda, gallery, mpi, nccl, outside, python, report, wgpu};
 
 /// The project's chores
 #[derive(Parser)]
@@ -76,12 +74,8 @@ enum Chore {
     Fuzz(fuzz::Args),
     /// Type-checks the command for Windows and macOS, and with --wine runs it as Windows would; needs rustup or root
     Elsewhere(elsewhere::Args),
-    /// PyTorch's runtime executes our exports; loss and gradients are compared
-    Pytorch(pytorch::Args),
     /// The report of a run in a headless browser: no errors, what pointing tells, and a picture; installs Chromium where it may
     Report(report::Args),
-    /// Hugging Face's transformers reads our GPT-2 and we read its; logits are compared
-    Transformers(transformers::Args),
     /// The transport over MPI: lints, conformance, and training under mpirun; installs MPI where it may
     Mpi(mpi::Args),
     /// Ranks over MPI on two hosts, which are namespaces made here as root: one is killed or stopped; many train
@@ -126,9 +120,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Gallery { check } => gallery::run(check),
         Chore::Fuzz(args) => fuzz::run(&args),
         Chore::Elsewhere(args) => elsewhere::run(&args),
-        Chore::Pytorch(args) => pytorch::run(&args),
         Chore::Report(args) => report::run(&args),
-        Chore::Transformers(args) => transformers::run(&args),
         Chore::Mpi(args) => mpi::run(&args),
         Chore::Hosts(args) => hosts::run(&args),
         Chore::Slurm => slurm::run(),

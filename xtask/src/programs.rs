@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use xtask::command::{cargo, run as run_command};
 
 /// Chores by name, and the package that each is in.
-const CHORES: [(&str, &str); 10] = [
+const CHORES: [(&str, &str); 12] = [
     ("bench", "research"),
     ("execute", "research"),
     ("kfac", "research"),
@@ -13,12 +13,15 @@ const CHORES: [(&str, &str); 10] = [
     ("paper", "research"),
     ("predict", "research"),
     ("survive", "research"),
+    ("pytorch", "peers"),
     ("sweep", "research"),
     ("torture", "torture"),
+    ("transformers", "peers"),
 ];
 /// The end of `cargo xtask --help`.
 pub(crate) const HELP: &str = "\
 Studies, which research/README.md describes: bench, execute, kfac, kill-sweep, oracle, paper, predict, survive, sweep
+PyTorch and Hugging Face's transformers read what we write, and we read theirs: pytorch, transformers
 Random commands on hostile input (Linux, a C compiler, root for limits of processes): torture";
 
 /// Runs such a chore with its arguments, built as this program was.

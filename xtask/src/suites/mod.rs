@@ -9,7 +9,5 @@ pub(crate) mod mpi;
 pub(crate) mod nccl;
 pub(crate) mod outside;
 pub(crate) mod python;
-pub(crate) mod pytorch;
 pub(crate) mod report;
-pub(crate) mod transformers;
 pub(crate) mod wgpu;

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Folders of commands and chores, whose types of options are named after them.
-const COMMANDS: [&str; 4] = ["src/cli/commands", "xtask", "research", "tests/torture"];
+const COMMANDS: [&str; 5] =
+    ["src/cli/commands", "xtask", "research", "tests/peers", "tests/torture"];
 /// The parts that each model's folder has.
 const OF_MODELS: [&str; 4] = ["Family", "Saved", "Selected", "Deferred"];
 const KEYWORDS: [&str; 5] = ["struct", "enum", "trait", "type", "union"];

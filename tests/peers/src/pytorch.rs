@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     exports(&ours)?;
     let mut peer = Command::new(python);
-    peer.arg("xtask/peers/torch_pipeline_runtime.py").arg("--dump").arg(&theirs);
+    peer.arg("tests/peers/torch_pipeline_runtime.py").arg("--dump").arg(&theirs);
     let exports = files(&ours)?;
     let output = read(peer.args(&exports).current_dir(root()))?;
     let results = output.lines().map(serde_json::from_str).collect::<Result<Vec<Value>, _>>();

@@ -43,10 +43,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let packages = ["torch", "transformers"];
     let python = given_python(args.python.as_deref(), "transformers", &packages)?;
     for (model, vocab) in MODELS {
-        let script = format!("xtask/peers/transformers_{model}.py");
+        let script = format!("tests/peers/transformers_{model}.py");
         check(&Peer { python: python.clone(), script }, model, vocab, args.write)?;
     }
-    let script = "xtask/peers/transformers_llama.py".to_string();
+    let script = "tests/peers/transformers_llama.py".to_string();
     check_drawn(&Peer { python, script }, args)
 }
 
