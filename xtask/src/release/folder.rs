@@ -1,6 +1,7 @@
 //! A release in one folder, `target/release-VERSION`: text of its tag, packages, wheel, program and book. It publishes nothing.
 
 use std::env::consts::{ARCH, OS};
+use std::env::current_exe;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use xtask::command::{
-    cargo, chimera, files, installed, program, python, read, root, run as run_command, target,
+    cargo, chimera, files, program, python, read, root, run as run_command, target,
 };
 
 use super::publish::{manifests, published};
@@ -104,16 +105,20 @@ fn packages(folder: &Path, version: &str, allow_dirty: bool) -> Result<()> {
     Ok(())
 }
 
-/// Builds the book.
+/// Builds the book by its chore, and copies it.
 fn book(folder: &Path) -> Result<()> {
     if !root().join("docs/book.toml").exists() {
         eprintln!("there is no book: docs/book.toml is missing");
         return Ok(());
     }
-    let mut book = Command::new(installed("mdbook")?);
-    run_command(
-        book.args(["build", "docs", "--dest-dir"]).arg(folder.join("book")).current_dir(root()),
-    )
+    run_command(Command::new(current_exe()?).arg("book"))?;
+    let html = target()?.join("book/html");
+    for file in files(&html)? {
+        let to = folder.join("book").join(file.strip_prefix(&html)?);
+        fs::create_dir_all(to.parent().unwrap_or(folder))?;
+        fs::copy(file, to)?;
+    }
+    Ok(())
 }
 
 /// Writes the SHA-256 of all files but the book's.
