@@ -14,7 +14,7 @@ use clap::Parser;
 
 /// Studies of the project
 #[derive(Parser)]
-#[command(name = "cargo xtask", max_term_width = 100)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
 enum Study {
     /// Measurements
     #[command(subcommand)]

@@ -7,7 +7,7 @@ use clap::Parser;
 
 /// Comparisons with other frameworks
 #[derive(Parser)]
-#[command(name = "cargo xtask", max_term_width = 100)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
 enum Comparison {
     /// PyTorch's runtime executes our exports; loss and gradients are compared
     Pytorch(pytorch::Args),

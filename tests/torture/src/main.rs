@@ -32,7 +32,7 @@ use xtask::command::{cargo, program, run as run_command, target};
 
 /// Random commands on hostile input, under limits and with system calls that fail
 #[derive(Parser)]
-#[command(name = "cargo xtask torture", max_term_width = 100)]
+#[command(name = "cargo xtask torture", bin_name = "cargo xtask torture", max_term_width = 100)]
 struct Args {
     /// Cases to draw
     #[arg(long, value_name = "COUNT", default_value_t = 400)]
