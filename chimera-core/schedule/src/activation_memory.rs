@@ -3,9 +3,9 @@
 use rustc_hash::FxHashMap;
 
 use crate::effects::{Effects, Rules, Token, TokenKind};
-use crate::ids::{PipeId, WorkerId};
-use crate::op::{Cell, Op};
-use crate::placement::Placement;
+use crate::ir::ids::{PipeId, WorkerId};
+use crate::ir::op::{Cell, Op};
+use crate::ir::placement::Placement;
 
 /// Kinds of tokens that hold saved activations.
 const SAVED: [TokenKind; 4] =

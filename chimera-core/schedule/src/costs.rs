@@ -11,8 +11,8 @@ pub use own_work::WithOwnWork;
 pub use uneven::UnevenCosts;
 
 use crate::effects::{Rules, Token};
-use crate::ids::{BucketId, StageId, WorkerId};
-use crate::op::{Cell, Kind, Op};
+use crate::ir::ids::{BucketId, StageId, WorkerId};
+use crate::ir::op::{Cell, Kind, Op};
 
 /// How long everything takes, in any unit.
 ///

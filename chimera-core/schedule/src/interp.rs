@@ -9,10 +9,10 @@ use std::collections::VecDeque;
 use std::task::Poll;
 
 use crate::effects::{Effects, Rules, Token};
-use crate::few::Few;
-use crate::ids::{BucketId, ChannelId, WorkerId};
+use crate::ir::few::Few;
+use crate::ir::ids::{BucketId, ChannelId, WorkerId};
+use crate::ir::op::{Cell, Lane};
 use crate::ledger::Ledger;
-use crate::op::{Cell, Lane};
 use crate::program::{Instr, Program};
 
 /// A world in which a program runs.

@@ -9,8 +9,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::ids::{StageId, WorkerId};
-use crate::placement::Placement;
+use crate::ir::ids::{StageId, WorkerId};
+use crate::ir::placement::Placement;
 
 /// Ways to take layers that are looked at before a partition is given up for a simpler one.
 const MOST_WAYS: usize = 1 << 21;

@@ -5,11 +5,11 @@ use std::fmt;
 use rustc_hash::FxHashMap;
 
 use crate::effects::{Effects, Rules, Token, TokenKind};
-use crate::ids::{BucketId, ChannelId, PipeId, Rank, StageId, WorkerId};
-use crate::op::{Cell, Kind, Lane, Op};
-use crate::placement::Placement;
-use crate::timetable::Timetable;
-use crate::update::Window;
+use crate::ir::ids::{BucketId, ChannelId, PipeId, Rank, StageId, WorkerId};
+use crate::ir::op::{Cell, Kind, Lane, Op};
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
+use crate::ir::update::Window;
 
 /// One instruction of a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -2,13 +2,13 @@
 
 use crate::analyze::{Refusal, simulate};
 use crate::costs::{Costs, is_shorter};
+use crate::ir::op::Kind;
+use crate::ir::timetable::Timetable;
+use crate::ir::update::Update;
 use crate::lower::{Hoist, Lowering, Moves, Passes, lower_at};
-use crate::op::Kind;
 use crate::program::Program;
 use crate::schedule::{MAX_OPS, Parameter, Scaling, Schedule, Shape, Unfit};
 use crate::search::{AutoError, Progress, Report, Search, Where, auto};
-use crate::timetable::Timetable;
-use crate::update::Update;
 
 /// What is asked for.
 pub struct Request<'s> {

@@ -3,8 +3,8 @@
 use crate::activation_memory::{ActivationMemory, HeldMemory, change, rounded};
 use crate::costs::StageBytes;
 use crate::effects::{Rules, Token, TokenKind};
-use crate::ids::WorkerId;
-use crate::op::{Cell, Op};
+use crate::ir::ids::WorkerId;
+use crate::ir::op::{Cell, Op};
 use crate::program::{Instr, Program};
 
 /// The most bytes that each worker of `program` holds at once of kept values (saved activations, checkpointed inputs, deferred

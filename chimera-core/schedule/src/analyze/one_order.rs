@@ -8,12 +8,12 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::refusal::{Reason, Refusal, refusal};
+use super::proof::refusal::{Reason, Refusal, refusal};
 use super::simulate;
-use super::timeline::Work;
+use super::simulation::timeline::Work;
 use crate::costs::UniformCosts;
 use crate::effects::Token;
-use crate::ids::{BucketId, WorkerId};
+use crate::ir::ids::{BucketId, WorkerId};
 use crate::program::{Instr, Program};
 
 /// What several workers do together.

@@ -2,7 +2,7 @@
 //! of parts matters.
 
 use super::{StageCosts, UniformCosts};
-use crate::timetable::Timetable;
+use crate::ir::timetable::Timetable;
 
 /// Times of ops and messages, in any unit. Where none of an op is given, a forward of a micro-batch through 1/D of the model takes 1, so that
 /// schedules with more stages than workers compare with others.

@@ -41,8 +41,8 @@ impl SliceGrowth {
 mod tests {
     use super::*;
     use crate::costs::{Costs, UniformCosts};
-    use crate::ids::{PipeId, StageId, WorkerId};
-    use crate::op::{Kind, Op, Span};
+    use crate::ir::ids::{PipeId, StageId, WorkerId};
+    use crate::ir::op::{Kind, Op, Span};
 
     #[test]
     fn slices_grow_along_their_sequence_and_take_all_of_it_together() {

@@ -1,8 +1,8 @@
 //! What work beside the training takes.
 
 use super::{Costs, PerStage};
-use crate::ids::WorkerId;
-use crate::op::{Kind, Op};
+use crate::ir::ids::WorkerId;
+use crate::ir::op::{Kind, Op};
 
 /// Costs of a training, with those of the pieces of [`OwnWork`](crate::effects::OwnWork) that is done beside it.
 #[derive(Clone, Debug)]

@@ -1,8 +1,8 @@
 //! Workers that are not all as fast.
 
 use super::Costs;
-use crate::ids::WorkerId;
-use crate::op::{Lane, Op};
+use crate::ir::ids::WorkerId;
+use crate::ir::op::{Lane, Op};
 
 /// Costs of compute that some workers are slower at than others. Messages, moves, reductions and updates take what they
 /// take on workers that are alike.

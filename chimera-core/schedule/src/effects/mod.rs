@@ -13,11 +13,11 @@ use std::fmt;
 use self::moved::MovedUnits;
 pub use self::token::{Fill, Token, TokenKind};
 pub use self::work::{OwnWork, Pieces};
-use crate::few::Few;
-use crate::graph::StageGraph;
-use crate::ids::{PipeId, StageId, WorkId, WorkerId};
-use crate::op::{Cell, Kind, Op, Span};
-use crate::timetable::Timetable;
+use crate::ir::few::Few;
+use crate::ir::graph::StageGraph;
+use crate::ir::ids::{PipeId, StageId, WorkId, WorkerId};
+use crate::ir::op::{Cell, Kind, Op, Span};
+use crate::ir::timetable::Timetable;
 
 /// The tokens of an op or a cell, in a fixed order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -1,9 +1,9 @@
 //! Which saved activations are moved.
 
 use super::UnitAt;
-use crate::ids::WorkerId;
-use crate::op::{Cell, Kind};
-use crate::timetable::Timetable;
+use crate::ir::ids::WorkerId;
+use crate::ir::op::{Cell, Kind};
+use crate::ir::timetable::Timetable;
 
 /// Units whose saved activations are moved, sorted.
 #[derive(Clone, PartialEq, Eq, Default)]

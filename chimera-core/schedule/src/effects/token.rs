@@ -5,8 +5,8 @@ use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{PipeId, StageId, WorkId};
-use crate::op::{Lane, Span};
+use crate::ir::ids::{PipeId, StageId, WorkId};
+use crate::ir::op::{Lane, Span};
 
 /// What kind of value a token stands for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -15,29 +15,29 @@ pub enum TokenKind {
     /// The output of a stage on one of its output edges, eaten by the forward of the stage that the edge leads to.
     Activation,
     /// The gradient of that output, made by the backward of the stage that the edge leads to, and eaten by the backward
-    /// of the stage where it begins. That of [`StageGraph::loss`](crate::graph::StageGraph::loss) is the loss's own, made by the forward of the stage that
+    /// of the stage where it begins. That of [`StageGraph::loss`](crate::ir::graph::StageGraph::loss) is the loss's own, made by the forward of the stage that
     /// has the loss.
     Gradient,
     /// The saved activations of a forward, eaten by its backward.
     Saved,
-    /// What a forward keeps so that a [`Kind::Recompute`](crate::op::Kind::Recompute) can make the saved activations: its input, or a part of
+    /// What a forward keeps so that a [`Kind::Recompute`](crate::ir::op::Kind::Recompute) can make the saved activations: its input, or a part of
     /// the saved activations (see [`Rules::is_selective`](super::Rules::is_selective)).
     Kept,
     /// What the weight half of a backward needs of its input half.
     Deferred,
     /// The version of the weights that a forward read, until its backward has read it too. There is one
-    /// where weights may change in between (see [`Update`](crate::update::Update)).
+    /// where weights may change in between (see [`Update`](crate::ir::update::Update)).
     Version,
-    /// A version of the weights once a [`Kind::Recompute`](crate::op::Kind::Recompute) has read it, until the backward has read it too.
+    /// A version of the weights once a [`Kind::Recompute`](crate::ir::op::Kind::Recompute) has read it, until the backward has read it too.
     RecomputedVersion,
     /// What the slices of a sequence up to one leave for the next of them, such as keys and values: made by the forward of
-    /// one slice, eaten by the forward of the next (see [`Timetable::is_sliced`](crate::timetable::Timetable::is_sliced)).
+    /// one slice, eaten by the forward of the next (see [`Timetable::is_sliced`](crate::ir::timetable::Timetable::is_sliced)).
     Past,
     /// The gradient of a [`TokenKind::Past`], summed over the slices that read it: made by the backward of one slice, eaten
     /// by the backward of the one before it.
     PastGradient,
-    /// Saved activations that have left the memory of their worker, eaten by the [`Kind::Reload`](crate::op::Kind::Reload), or by the
-    /// [`Kind::Keep`](crate::op::Kind::Keep) of another worker.
+    /// Saved activations that have left the memory of their worker, eaten by the [`Kind::Reload`](crate::ir::op::Kind::Reload), or by the
+    /// [`Kind::Keep`](crate::ir::op::Kind::Keep) of another worker.
     Away,
     /// Saved activations that another worker keeps.
     Guest,
@@ -150,7 +150,7 @@ pub struct Token {
 
 impl Token {
     /// Its edge, from the earlier stage to the later one, if it goes along one: an activation of it forward, a gradient
-    /// back. A loss begins on an edge too, to [`StageGraph::loss`](crate::graph::StageGraph::loss).
+    /// back. A loss begins on an edge too, to [`StageGraph::loss`](crate::ir::graph::StageGraph::loss).
     pub fn edge(&self) -> Option<(StageId, StageId)> {
         match self.kind {
             TokenKind::Activation => Some((self.stage, self.to)),

@@ -3,7 +3,7 @@
 /// Work that comes in pieces, which workers do in the idle time of a step: factors of a second-order optimizer (Osawa et
 /// al., PipeFisher, MLSys 2023), statistics, or another training (PipeFill, FreeRide).
 ///
-/// A piece is an op of [`Kind::Work`](crate::op::Kind::Work). A program gets its pieces by
+/// A piece is an op of [`Kind::Work`](crate::ir::op::Kind::Work). A program gets its pieces by
 /// [`fill`](crate::lower::fill), and what one does is said where the program is
 /// run: `Job::own_work` of the engine.
 #[derive(Clone, PartialEq, Eq, Debug)]

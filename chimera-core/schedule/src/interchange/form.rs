@@ -9,9 +9,9 @@ use std::marker::PhantomData;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use crate::ids::{PipeId, StageId, WholeNumber, WorkerId};
-use crate::op::{Cell, Kind, Op, Span};
-use crate::update::Update;
+use crate::ir::ids::{PipeId, StageId, WholeNumber, WorkerId};
+use crate::ir::op::{Cell, Kind, Op, Span};
+use crate::ir::update::Update;
 
 /// Most workers, stages and pipes of a file: as many as ids can tell apart.
 pub(super) const MAX_COUNT: usize = u16::MAX as usize;

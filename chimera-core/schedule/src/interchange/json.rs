@@ -28,12 +28,12 @@ use std::fmt::Write;
 
 use super::form::{Edges, File, MAX_COUNT, Object, Rule, Two};
 use crate::effects::Rules;
-use crate::graph::StageGraph;
-use crate::ids::{PipeId, StageId, WorkerId};
-use crate::op::{Cell, Op};
-use crate::placement::Placement;
-use crate::timetable::Timetable;
-use crate::update::Update;
+use crate::ir::graph::StageGraph;
+use crate::ir::ids::{PipeId, StageId, WorkerId};
+use crate::ir::op::{Cell, Op};
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
+use crate::ir::update::Update;
 
 /// Longest file that is read, in bytes.
 pub const MAX_BYTES: usize = 64 << 20;

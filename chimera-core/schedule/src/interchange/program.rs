@@ -49,8 +49,8 @@ use super::form::Rule;
 use super::json::{graph, lines, list};
 use crate::analyze::{Refusal, Together, prove_in_one_order, rows_in_one_order};
 use crate::effects::{Effects, OwnWork, Token, TokenKind};
-use crate::ids::{StageId, WorkerId};
-use crate::op::{Kind, Lane, Op, Span};
+use crate::ir::ids::{StageId, WorkerId};
+use crate::ir::op::{Kind, Lane, Op, Span};
 use crate::program::{Bucket, Instr, Instruction, Program};
 
 /// The version of the form. It changes whenever a reader of the last one could misunderstand.

@@ -7,14 +7,14 @@ use proptest::prelude::*;
 use super::form::MAX_COUNT;
 use super::json::*;
 use crate::costs::UniformCosts;
-use crate::graph::StageGraph;
-use crate::ids::{PipeId, Rank, StageId};
+use crate::ir::graph::StageGraph;
+use crate::ir::ids::{PipeId, Rank, StageId};
+use crate::ir::op::{Cell, Kind, Op, Span};
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
+use crate::ir::update::Update;
 use crate::lower::{Lowering, lower, narrow};
-use crate::op::{Cell, Kind, Op, Span};
-use crate::placement::Placement;
 use crate::schedule::{MAX_DEPTH, Shape, find};
-use crate::timetable::Timetable;
-use crate::update::Update;
 
 const GOOD: &str = r#"{
   "schedule": "gpipe",

@@ -3,10 +3,10 @@
 
 use std::str::FromStr;
 
-use crate::notation::by_name;
-use crate::op::{Cell, Op};
-use crate::timetable::Timetable;
-use crate::update::Update;
+use crate::ir::notation::by_name;
+use crate::ir::op::{Cell, Op};
+use crate::ir::timetable::Timetable;
+use crate::ir::update::Update;
 
 /// What stands between two steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -8,8 +8,8 @@ use crate::analyze::timeline::{Event, Timeline, Work};
 use crate::analyze::{Refusal, check, simulate};
 use crate::costs::{Costs, is_shorter};
 use crate::effects::{OwnWork, Pieces};
-use crate::ids::{PipeId, StageId, WorkId, WorkerId};
-use crate::op::{Cell, Kind, Lane, Op, Span};
+use crate::ir::ids::{PipeId, StageId, WorkId, WorkerId};
+use crate::ir::op::{Cell, Kind, Lane, Op, Span};
 use crate::program::{Instr, Program};
 
 /// Backwards of a worker whose pieces may wait, before the first is done whether the worker idles or not: what they show

@@ -11,9 +11,9 @@ use std::str::FromStr;
 use crate::activation_memory::{ActivationMemory, is_within};
 use crate::costs::is_shorter;
 use crate::effects::Rules;
-use crate::ids::WorkerId;
-use crate::op::{Cell, Kind, Op};
-use crate::timetable::Timetable;
+use crate::ir::ids::WorkerId;
+use crate::ir::op::{Cell, Kind, Op};
+use crate::ir::timetable::Timetable;
 
 /// Where in a row a recomputation stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

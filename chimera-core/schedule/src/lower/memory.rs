@@ -9,10 +9,10 @@ use rustc_hash::FxHashMap;
 
 use crate::activation_memory::{ActivationMemory, ROUNDING};
 use crate::effects::{Fill, Rules, Token, TokenKind};
-use crate::few::Few;
-use crate::ids::WorkerId;
-use crate::op::{Cell, Kind, Lane, Op};
-use crate::timetable::Timetable;
+use crate::ir::few::Few;
+use crate::ir::ids::WorkerId;
+use crate::ir::op::{Cell, Kind, Lane, Op};
+use crate::ir::timetable::Timetable;
 
 /// What waits for memory, and what frees it: by worker and index of the cell, each token with the worker at its other end.
 #[derive(Default)]

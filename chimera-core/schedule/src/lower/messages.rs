@@ -8,12 +8,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::memory::{MemoryWaits, waits};
 use crate::effects::{Effects, Rules, Token, TokenKind};
-use crate::graph::StageGraph;
-use crate::ids::{ChannelId, WorkerId};
-use crate::op::{Cell, Kind, Op};
-use crate::placement::Placement;
+use crate::ir::graph::StageGraph;
+use crate::ir::ids::{ChannelId, WorkerId};
+use crate::ir::op::{Cell, Kind, Op};
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
 use crate::program::{Channel, Instr};
-use crate::timetable::Timetable;
 
 /// The rows of `timetable` with sends and receives, and the channels they use, in order of first use.
 ///
@@ -254,10 +254,10 @@ mod tests {
     use super::*;
     use crate::analyze::{Event, Work, simulate};
     use crate::costs::UniformCosts;
-    use crate::ids::{PipeId, StageId};
+    use crate::ir::ids::{PipeId, StageId};
+    use crate::ir::op::Kind::{Backward as B, Forward as F, Recompute as R};
+    use crate::ir::op::Span;
     use crate::lower::{Lowering, lower};
-    use crate::op::Kind::{Backward as B, Forward as F, Recompute as R};
-    use crate::op::Span;
     use crate::program::Program;
 
     fn op(kind: Kind, stage: u16, unit: u32) -> Op {

@@ -28,12 +28,12 @@ use crate::analyze::{
 };
 use crate::costs::{Costs, UniformCosts};
 use crate::effects::Rules;
-use crate::ids::StageId;
-use crate::op::Kind;
+use crate::ir::ids::StageId;
+use crate::ir::op::Kind;
+use crate::ir::timetable::Timetable;
+use crate::ir::update::Update;
 use crate::order::OrderObjective;
 use crate::program::Program;
-use crate::timetable::Timetable;
-use crate::update::Update;
 
 /// How to lower a timetable.
 #[derive(Clone, PartialEq, Debug)]

@@ -13,10 +13,10 @@ use crate::activation_memory::ActivationMemory;
 use crate::analyze::{Refusal, Timeline};
 use crate::costs::{Costs, UniformCosts, is_shorter};
 use crate::effects::Rules;
-use crate::ids::WorkerId;
-use crate::notation::by_name;
-use crate::op::Cell;
-use crate::timetable::Timetable;
+use crate::ir::ids::WorkerId;
+use crate::ir::notation::by_name;
+use crate::ir::op::Cell;
+use crate::ir::timetable::Timetable;
 
 /// Where saved activations go that a worker has no room for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

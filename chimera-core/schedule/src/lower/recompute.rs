@@ -7,12 +7,12 @@ use super::{Lowering, dry_run};
 use crate::analyze::Refusal;
 use crate::costs::Costs;
 use crate::effects::Rules;
-use crate::ids::{PipeId, StageId};
-use crate::notation::by_name;
-use crate::op::{Kind, Op};
+use crate::ir::ids::{PipeId, StageId};
+use crate::ir::notation::by_name;
+use crate::ir::op::{Kind, Op};
+use crate::ir::timetable::Timetable;
+use crate::ir::update::Update;
 use crate::order::makespan;
-use crate::timetable::Timetable;
-use crate::update::Update;
 
 /// What a forward keeps for its backward.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -8,10 +8,10 @@ use crate::activation_memory::{ActivationMemory, is_within};
 use crate::analyze::{Refusal, Timeline, Work};
 use crate::costs::{Costs, is_shorter, of_cell};
 use crate::effects::Rules;
-use crate::ids::WorkerId;
-use crate::op::{Cell, Kind, Op};
-use crate::timetable::Timetable;
-use crate::update::Update;
+use crate::ir::ids::WorkerId;
+use crate::ir::op::{Cell, Kind, Op};
+use crate::ir::timetable::Timetable;
+use crate::ir::update::Update;
 
 /// Splits every whole backward.
 ///

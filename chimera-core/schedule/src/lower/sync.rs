@@ -7,12 +7,12 @@ use rustc_hash::FxHashMap;
 use super::Lowering;
 use crate::analyze::timeline::{Event, Work};
 use crate::costs::is_shorter;
-use crate::ids::{BucketId, StageId};
-use crate::notation::by_name;
-use crate::op::{Kind, Lane};
-use crate::placement::Placement;
+use crate::ir::ids::{BucketId, StageId};
+use crate::ir::notation::by_name;
+use crate::ir::op::{Kind, Lane};
+use crate::ir::placement::Placement;
+use crate::ir::update::{Update, Window};
 use crate::program::{Bucket, Instr, Program};
-use crate::update::{Update, Window};
 
 /// When a worker starts the reduction of a bucket (Li & Hoefler, SC'21, section 3.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -5,8 +5,8 @@ use rustc_hash::FxHashMap;
 use super::bound::{lower_bound, one_machine};
 use super::graph::Graph;
 use crate::activation_memory::ROUNDING;
-use crate::ids::{PipeId, StageId};
-use crate::op::{Cell, Kind};
+use crate::ir::ids::{PipeId, StageId};
+use crate::ir::op::{Cell, Kind};
 
 /// No order of the graph's cells whose workers hold at most `max_peak` has a smaller makespan.
 ///
@@ -162,8 +162,8 @@ fn delay(makers: &mut [Task], made: f64, eaters: &[Task], eaten: f64, max_peak: 
 mod tests {
     use super::*;
     use crate::costs::UniformCosts;
+    use crate::ir::placement::Placement;
     use crate::order::unordered;
-    use crate::placement::Placement;
 
     fn bound(placement: Placement, n: u32, backward: f64, splits: bool, max_peak: f64) -> f64 {
         let costs = UniformCosts::new(1.0, backward, 0.0);

@@ -5,10 +5,10 @@ use rustc_hash::FxHashMap;
 use crate::activation_memory::ActivationMemory;
 use crate::costs::{Costs, of_cell};
 use crate::effects::{Rules, Token};
-use crate::ids::{PipeId, StageId, WorkerId};
-use crate::op::{Cell, Kind, Op};
-use crate::placement::Placement;
-use crate::timetable::Timetable;
+use crate::ir::ids::{PipeId, StageId, WorkerId};
+use crate::ir::op::{Cell, Kind, Op};
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
 
 /// Every op of a step, in no useful order: micro-batches take turns between the pipes, and each row has
 /// its ops stage by stage.

@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use super::graph::{Edge, Graph, Node};
 use super::objective::OrderObjective;
 use crate::activation_memory::ROUNDING;
-use crate::op::Cell;
+use crate::ir::op::Cell;
 
 /// What orders must keep to.
 #[derive(Clone, Debug, Default)]

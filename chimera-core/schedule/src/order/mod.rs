@@ -1,7 +1,7 @@
 //! Orders of ops: what waits for what, which order a list of priorities gives, and how short any order can
 //! be.
 //!
-//! All start from a [`Timetable`](crate::timetable::Timetable), of which they take the cells and forget
+//! All start from a [`Timetable`](crate::ir::timetable::Timetable), of which they take the cells and forget
 //! the order. Whether an order is safe is for the proof to say.
 
 mod bound;

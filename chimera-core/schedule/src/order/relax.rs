@@ -4,9 +4,9 @@ use super::bound::lower_bound;
 use super::capped::capped_bound;
 use super::graph::Graph;
 use crate::costs::{Costs, is_shorter, of_cell};
-use crate::ids::WorkerId;
-use crate::op::{Cell, Kind, Op};
-use crate::timetable::Timetable;
+use crate::ir::ids::WorkerId;
+use crate::ir::op::{Cell, Kind, Op};
+use crate::ir::timetable::Timetable;
 
 /// No order of the cells of the timetable, whose graph is `graph`, has a smaller makespan under the limit.
 ///

@@ -8,13 +8,13 @@ use super::justify::justified;
 use super::list::{Keys, Limits, Order, list};
 use crate::analyze::{peak_kept, simulate};
 use crate::costs::UniformCosts;
-use crate::ids::{PipeId, StageId};
+use crate::ir::ids::{PipeId, StageId};
+use crate::ir::op::{Cell, Kind, Op};
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
 use crate::lower::{Hoist, Lowering, Recompute, Sync, lower, recompute};
-use crate::op::{Cell, Kind, Op};
-use crate::placement::Placement;
 use crate::program::Program;
 use crate::schedule::{Shape, find};
-use crate::timetable::Timetable;
 
 const COSTS: UniformCosts = UniformCosts::new(1.0, 2.0, 0.0);
 
@@ -122,7 +122,7 @@ fn placements() -> impl Strategy<Value = Placement> {
     // Two or four pipes of as many chunks as workers hold, each pipe a wave the other way round.
     let waves = |depth: usize, chunks: usize, f: usize| {
         let down: Vec<_> = Placement::wave(depth, chunks).pipes()[0].clone();
-        let up = down.iter().map(|w| crate::ids::WorkerId((depth - 1 - w.index()) as u16));
+        let up = down.iter().map(|w| crate::ir::ids::WorkerId((depth - 1 - w.index()) as u16));
         let pipes = [down.clone(), up.collect()].into_iter().cycle().take(2 * f);
         Placement::new(depth, pipes.collect()).expect("sound")
     };

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use super::xml::Escaped;
 use super::{number, svg};
 use crate::analyze::Timeline;
-use crate::ids::WorkerId;
+use crate::ir::ids::WorkerId;
 use crate::program::Program;
 
 const STYLE: &str = "

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::palette::{Paint, Way};
 use super::xml::{Area, rect, text};
-use crate::op::Kind;
+use crate::ir::op::Kind;
 
 const SWATCH: f64 = 14.0;
 const LINE: f64 = 22.0;

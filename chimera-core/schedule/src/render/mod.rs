@@ -13,8 +13,8 @@ pub mod text;
 mod xml;
 
 use crate::analyze::{Event, Timeline, Work};
-use crate::ids::PipeId;
-use crate::notation::{Labels, significant};
+use crate::ir::ids::PipeId;
+use crate::ir::notation::{Labels, significant};
 
 /// How the ops among `events` are written, which are those of one row.
 fn row_labels(events: &[&Event]) -> Labels {

@@ -3,8 +3,8 @@
 use std::fmt::{self, Display, Write};
 
 use super::goes_up;
-use crate::ids::WorkId;
-use crate::op::{Kind, Lane, Op};
+use crate::ir::ids::WorkId;
+use crate::ir::op::{Kind, Lane, Op};
 
 /// Pale, medium, strong and dark tones of the pipes that go down.
 const DOWN: [[&str; 4]; 4] = [

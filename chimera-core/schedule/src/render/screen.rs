@@ -1,6 +1,6 @@
 //! Lines of text in colours, as wide as a terminal.
 
-use crate::ids::PipeId;
+use crate::ir::ids::PipeId;
 
 /// What a drawing is shown on.
 #[derive(Clone, Copy)]

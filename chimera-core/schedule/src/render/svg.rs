@@ -18,7 +18,7 @@ use super::{
     UNDRAWN_MOVES, WorkerRow, has_undrawn_moves, n_pipes, number, row_labels, rows, work_label,
 };
 use crate::analyze::{Event, Timeline, Work};
-use crate::op::Cell;
+use crate::ir::op::Cell;
 use crate::program::Program;
 
 /// The least width, and times of it the greatest.
@@ -328,8 +328,8 @@ fn tick(least: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{BucketId, PipeId, StageId, WorkId, WorkerId};
-    use crate::op::{Kind, Op};
+    use crate::ir::ids::{BucketId, PipeId, StageId, WorkId, WorkerId};
+    use crate::ir::op::{Kind, Op};
 
     fn busy(n_workers: u16, n_events: u32, lasts: f64) -> Timeline {
         let events = (0..n_workers).flat_map(|worker| {

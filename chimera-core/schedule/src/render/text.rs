@@ -17,9 +17,9 @@ use super::{
     work_label,
 };
 use crate::analyze::{Event, Timeline, Work};
-use crate::ids::{PipeId, WorkId};
-use crate::notation::{Labels, work_mark};
-use crate::op::{Cell, Kind, Op};
+use crate::ir::ids::{PipeId, WorkId};
+use crate::ir::notation::{Labels, work_mark};
+use crate::ir::op::{Cell, Kind, Op};
 
 /// Drawings with more columns than this are scaled, since nobody reads them column by column.
 const MAX_COLUMNS: usize = 2000;
@@ -315,8 +315,8 @@ fn fill(work: Work, n_pipes: usize) -> char {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{BucketId, PipeId, StageId, WorkerId};
-    use crate::op::Span;
+    use crate::ir::ids::{BucketId, PipeId, StageId, WorkerId};
+    use crate::ir::op::Span;
 
     /// The timeline of a picture with columns of `unit`, all of pipe 0 and stage 0.
     fn drawn(picture: &str, unit: f64) -> Timeline {

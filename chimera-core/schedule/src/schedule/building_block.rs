@@ -4,9 +4,9 @@
 use super::greedy::{Greedy, Limits};
 use super::{Schedule, Shape, Unfit};
 use crate::costs::UniformCosts;
-use crate::op::{Kind, Op};
-use crate::placement::Placement;
-use crate::timetable::Timetable;
+use crate::ir::op::{Kind, Op};
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
 
 /// Slots between a building block and the next.
 pub(super) const PERIOD: u64 = 6;

@@ -2,9 +2,9 @@
 
 use super::grid::Grid;
 use super::{Citation, Parameter, Schedule, Shape, Unfit};
-use crate::op::{Kind, Span};
-use crate::placement::Placement;
-use crate::timetable::Timetable;
+use crate::ir::op::{Kind, Span};
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
 
 pub(super) struct Dapple;
 

@@ -3,8 +3,8 @@
 use super::dualpipe::dual;
 use super::phases::{self, PhaseQueue};
 use super::{Citation, Schedule, Shape, Unfit};
-use crate::placement::Placement;
-use crate::timetable::Timetable;
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
 
 pub(super) struct DualPipeV;
 

@@ -40,11 +40,11 @@
 
 use super::{Schedule, Shape, Unfit};
 use crate::costs::UniformCosts;
-use crate::op::{Cell, Kind, Op};
+use crate::ir::op::{Cell, Kind, Op};
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
 pub use crate::order::Limits;
 use crate::order::{Graph, Keys, justified, list, releases, staggered, unordered};
-use crate::placement::Placement;
-use crate::timetable::Timetable;
 
 /// A rule of preference on a placement.
 pub struct Greedy {

@@ -1,12 +1,12 @@
 //! The tool for schedules that are a formula: give each op an integer slot, sort by slot.
 
 use super::{Schedule, Shape};
-use crate::graph::StageGraph;
-use crate::ids::{PipeId, StageId};
-use crate::op::{Cell, Kind, Op, Span};
-use crate::placement::Placement;
-use crate::timetable::Timetable;
-use crate::update::Update;
+use crate::ir::graph::StageGraph;
+use crate::ir::ids::{PipeId, StageId};
+use crate::ir::op::{Cell, Kind, Op, Span};
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
+use crate::ir::update::Update;
 
 /// Ops in slots. If every op has a later slot than those it depends on, rows sorted by slot never wait
 /// for each other in a circle, whatever the formula; ops in one slot of a worker keep the order in

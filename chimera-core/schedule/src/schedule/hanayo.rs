@@ -3,8 +3,8 @@
 use super::greedy::{Greedy, Limits};
 use super::{Citation, Parameter, Schedule, Shape, Unfit};
 use crate::costs::UniformCosts;
-use crate::placement::Placement;
-use crate::timetable::Timetable;
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
 
 pub(super) struct Hanayo;
 

@@ -34,7 +34,7 @@ pub use registry::{SCHEDULES, Schedules, UnknownSchedule, find};
 pub(crate) use shape::MAX_OPS;
 pub use shape::{MAX_DEPTH, Parameter, Scaling, Shape};
 
-use crate::timetable::Timetable;
+use crate::ir::timetable::Timetable;
 
 /// A formula for timetables.
 pub trait Schedule: Sync {

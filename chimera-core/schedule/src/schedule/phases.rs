@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::{Schedule, Shape};
-use crate::ids::{PipeId, StageId};
-use crate::op::{Cell, Kind, Op};
-use crate::placement::Placement;
-use crate::timetable::Timetable;
+use crate::ir::ids::{PipeId, StageId};
+use crate::ir::op::{Cell, Kind, Op};
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
 
 /// What comes next in a row; the numbers are lanes.
 #[derive(Clone, Copy)]
@@ -123,7 +123,7 @@ impl PhaseRow {
 mod tests {
     use super::Next::*;
     use super::*;
-    use crate::notation::marked_row;
+    use crate::ir::notation::marked_row;
 
     #[test]
     fn a_lane_that_has_run_out_leaves_its_place_empty() {

@@ -3,10 +3,10 @@
 use super::grid::Grid;
 use super::shape::MAX_OPS;
 use super::{Citation, Parameter, Schedule, Shape, Unfit};
-use crate::op::{Kind, Span};
-use crate::placement::Placement;
-use crate::timetable::Timetable;
-use crate::update::Update;
+use crate::ir::op::{Kind, Span};
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
+use crate::ir::update::Update;
 
 pub(super) struct PipeDream;
 

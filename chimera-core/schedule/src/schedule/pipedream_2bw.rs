@@ -2,8 +2,8 @@
 
 use super::pipedream::without_flush;
 use super::{Citation, Parameter, Schedule, Shape, Unfit};
-use crate::timetable::Timetable;
-use crate::update::Update;
+use crate::ir::timetable::Timetable;
+use crate::ir::update::Update;
 
 pub(super) struct PipeDream2Bw;
 

@@ -1,7 +1,7 @@
 //! Schedules by name: those of this crate, and a caller's own beside them.
 
 use super::Schedule;
-use crate::notation::near;
+use crate::ir::notation::near;
 
 /// Every schedule, in the order in which they are listed.
 pub const SCHEDULES: &[&dyn Schedule] = &[
@@ -93,8 +93,8 @@ fn hint(name: &str, known: &[&'static str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ir::timetable::Timetable;
     use crate::schedule::{Citation, Shape, Unfit};
-    use crate::timetable::Timetable;
 
     /// GPipe under a name of its own.
     struct Own;

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use super::{Schedule, Unfit};
-use crate::notation::by_name;
+use crate::ir::notation::by_name;
 
 /// The most workers of a pipeline group.
 pub const MAX_DEPTH: usize = 8192;

@@ -2,7 +2,7 @@
 
 use super::building_block::{self, Offsets, PERIOD};
 use super::{Citation, Schedule, Shape, Unfit};
-use crate::timetable::Timetable;
+use crate::ir::timetable::Timetable;
 
 pub(super) struct VMin;
 

@@ -2,7 +2,7 @@
 
 use super::zb_h1::zero_bubble;
 use super::{Citation, Schedule, Shape, Unfit};
-use crate::timetable::Timetable;
+use crate::ir::timetable::Timetable;
 
 pub(super) struct ZbH2;
 

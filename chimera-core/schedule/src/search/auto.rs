@@ -5,12 +5,12 @@ use std::str::FromStr;
 
 use super::{Allowed, Found, Progress, Search, shortest};
 use crate::costs::Costs;
+use crate::ir::notation::by_name;
+use crate::ir::notation::significant;
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
 use crate::lower::{Hoist, Passes};
-use crate::notation::by_name;
-use crate::notation::significant;
-use crate::placement::Placement;
 use crate::schedule::{MAX_DEPTH, Parameter, Scaling, Shape};
-use crate::timetable::Timetable;
 
 /// The name that stands for a search wherever a schedule is named.
 pub const AUTO: &str = "auto";

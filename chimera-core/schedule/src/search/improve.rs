@@ -15,10 +15,10 @@ use crate::analyze::structure;
 use crate::analyze::{Timeline, Work, simulate};
 use crate::costs::Costs;
 use crate::costs::is_shorter;
+use crate::ir::op::{Cell, Op};
+use crate::ir::timetable::Timetable;
 use crate::lower::{Lowering, Sync, lower, objective};
-use crate::op::{Cell, Op};
 use crate::order::{Graph, Keys, Limits, Order, OrderObjective, bound, justified, list, releases};
-use crate::timetable::Timetable;
 
 /// What bounds a search.
 #[derive(Clone, Copy, PartialEq, Debug)]

@@ -4,10 +4,10 @@ use super::improve::{Found, Progress, Search, SearchState};
 use super::starts::{Allowed, each};
 use crate::analyze::Refusal;
 use crate::costs::Costs;
+use crate::ir::op::Kind;
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
 use crate::lower::{Hoist, Lowering, Recompute, recompute, split_backward};
-use crate::op::Kind;
-use crate::placement::Placement;
-use crate::timetable::Timetable;
 
 /// The shortest order found of the ops of a step on `placement`: never longer than any schedule of the
 /// table on it that keeps to the memory limit and that there is time to look at. `costs` says what the stages

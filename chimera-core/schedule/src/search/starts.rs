@@ -1,12 +1,12 @@
 //! Where a search begins: what the table of schedules has on a placement.
 
+use crate::ir::op::Kind;
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
+use crate::ir::update::Update;
 use crate::lower::Recompute;
-use crate::op::Kind;
 use crate::order::unordered;
-use crate::placement::Placement;
 use crate::schedule::{SCHEDULES, Schedule, Shape};
-use crate::timetable::Timetable;
-use crate::update::Update;
 
 /// What ops an order may have beside forwards and backwards of whole micro-batches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

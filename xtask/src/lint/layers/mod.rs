@@ -24,10 +24,9 @@ const STACKS: [Stack; 5] = [
     Stack {
         sources: "chimera-core/schedule/src",
         modules: &[
-            "ids", "graph", "few", "op", "placement", "update", "timetable", "notation", "effects",
-            "ledger", "activation_memory", "costs", "partition", "program", "interp", "collective",
-            "shards", "order", "schedule", "analyze", "lower", "search", "request", "interchange",
-            "render",
+            "ir", "effects", "ledger", "activation_memory", "costs", "partition", "program",
+            "interp", "collective", "shards", "order", "schedule", "analyze", "lower", "search",
+            "request", "interchange", "render",
         ],
     },
     Stack {

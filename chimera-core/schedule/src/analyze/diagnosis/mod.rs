@@ -20,8 +20,8 @@ use std::fmt;
 use self::moves::MoveProgress;
 pub use self::position::Position;
 use crate::effects::Token;
-use crate::ids::{BucketId, ChannelId, Rank, WorkerId};
-use crate::op::Lane;
+use crate::ir::ids::{BucketId, ChannelId, Rank, WorkerId};
+use crate::ir::op::Lane;
 use crate::program::{Instr, Program};
 
 /// What is known when a wait has lasted too long.

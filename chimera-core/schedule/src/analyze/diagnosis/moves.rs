@@ -9,8 +9,8 @@ use rustc_hash::FxHashMap;
 
 use super::{HangReport, Position};
 use crate::effects::Token;
-use crate::ids::Rank;
-use crate::op::Lane;
+use crate::ir::ids::Rank;
+use crate::ir::op::Lane;
 use crate::program::{Instr, Program};
 
 /// The moves of all ranks, by rank. Empty for a program without moves.

@@ -1,7 +1,7 @@
 //! One cell of the CSV: an action or a pair of them.
 
-use crate::ids::{PipeId, StageId};
-use crate::op::{Cell, Kind, Lane, Op, Span};
+use crate::ir::ids::{PipeId, StageId};
+use crate::ir::op::{Cell, Kind, Lane, Op, Span};
 
 const PAIR: &str = "OVERLAP_F_B";
 /// What PyTorch writes into files of the format `compute_comms` alone.

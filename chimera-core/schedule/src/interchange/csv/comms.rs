@@ -20,11 +20,11 @@ use super::action::{self, Action};
 use super::{Inexpressible, is_chain};
 use crate::analyze::rows_in_one_order;
 use crate::effects::{Token, TokenKind};
-use crate::ids::{PipeId, StageId, WorkerId};
-use crate::op::Op;
-use crate::placement::Placement;
+use crate::ir::ids::{PipeId, StageId, WorkerId};
+use crate::ir::op::Op;
+use crate::ir::placement::Placement;
+use crate::ir::update::Update;
 use crate::program::{Instr, Program};
-use crate::update::Update;
 
 /// The program's rows of actions, messages among them.
 ///

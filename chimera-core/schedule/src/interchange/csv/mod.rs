@@ -23,11 +23,11 @@ pub use comms::to_comms_csv;
 pub use read::from_csv;
 
 use self::action::Action;
-use crate::graph::StageGraph;
-use crate::ids::{PipeId, WorkerId};
-use crate::op::{Cell, Op};
-use crate::timetable::Timetable;
-use crate::update::Update;
+use crate::ir::graph::StageGraph;
+use crate::ir::ids::{PipeId, WorkerId};
+use crate::ir::op::{Cell, Op};
+use crate::ir::timetable::Timetable;
+use crate::ir::update::Update;
 
 /// Why a timetable cannot be written as CSV.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -2,12 +2,12 @@
 //! `0B` of no micro-batch.
 
 use super::action;
-use crate::ids::{StageId, WorkerId};
 use crate::interchange::form::MAX_COUNT;
 use crate::interchange::json::{MAX_BYTES, ReadError, is_unprintable};
-use crate::op::{Cell, Kind, Op};
-use crate::placement::Placement;
-use crate::timetable::Timetable;
+use crate::ir::ids::{StageId, WorkerId};
+use crate::ir::op::{Cell, Kind, Op};
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
 
 /// Most actions of a file: an action takes less room in a file than in memory.
 const MAX_ACTIONS: usize = 1 << 22;

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::ids::StageId;
 use crate::interchange::form::MAX_COUNT;
 use crate::interchange::json::{MAX_BYTES, ReadError};
+use crate::ir::ids::StageId;
+use crate::ir::op::{Kind, Span};
 use crate::lower::{Lowering, lower};
-use crate::op::{Kind, Span};
 use crate::schedule::{SCHEDULES, Scaling, Shape, find};
 
 const GOOD: &str = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1I1,1W1\n";
@@ -193,7 +193,7 @@ fn truncations_are_refused_here_or_by_the_proof() {
 /// Timetables of one pipe whose forwards are complete; the order is anyone's.
 fn any_timetable() -> impl Strategy<Value = Timetable> {
     (1..5usize, 1..3usize, 1..5u32).prop_flat_map(|(depth, chunks, n)| {
-        let placement = crate::placement::Placement::interleaved(depth, chunks);
+        let placement = crate::ir::placement::Placement::interleaved(depth, chunks);
         let row = move |worker| {
             let stages = placement_stages(depth, chunks, worker);
             let op = |kind, stage, m| Op { kind, pipe: PipeId(0), stage, span: Span::one(m) };

@@ -2,9 +2,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::costs::{PerStage, StageCosts, UniformCosts, WithOwnWork};
+use crate::ir::update::Update;
 use crate::lower::{Lowering, Sync, lower};
 use crate::schedule::{SCHEDULES, Shape, find};
-use crate::update::Update;
 
 fn work(name: &str, pieces: Pieces) -> OwnWork {
     OwnWork { name: name.into(), pieces }

@@ -6,8 +6,8 @@ use crate::analyze::Timeline;
 use crate::analyze::timeline::Work;
 use crate::costs::Costs;
 use crate::effects::Rules;
-use crate::ids::WorkerId;
-use crate::op::{Cell, Kind, Op};
+use crate::ir::ids::WorkerId;
+use crate::ir::op::{Cell, Kind, Op};
 
 /// Rows of workers, of which the one at the other end of the pipeline keeps what is moved.
 pub(super) struct Partners<'t, C> {

@@ -6,8 +6,8 @@ use rustc_hash::FxHashMap;
 
 use crate::activation_memory::{ActivationMemory, ROUNDING};
 use crate::effects::{Rules, Token, TokenKind};
-use crate::ids::WorkerId;
-use crate::op::{Cell, Kind, Lane, Op};
+use crate::ir::ids::WorkerId;
+use crate::ir::op::{Cell, Kind, Lane, Op};
 
 /// A row with moves among its cells.
 pub(super) struct MovingRow {

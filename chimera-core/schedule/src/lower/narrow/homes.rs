@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::ids::{PipeId, Rank, StageId};
-use crate::op::Span;
-use crate::timetable::Timetable;
+use crate::ir::ids::{PipeId, Rank, StageId};
+use crate::ir::op::Span;
+use crate::ir::timetable::Timetable;
 
 /// The pipes of all groups of a job, with a home among the ranks that live for each of their stages.
 pub(super) struct Homes {

@@ -12,12 +12,12 @@ use super::{Lowering, dry_run, lower};
 use crate::analyze::Refusal;
 use crate::analyze::timeline::Work;
 use crate::costs::{Costs, UniformCosts};
-use crate::ids::{PipeId, Rank, StageId, WorkerId};
-use crate::op::{Cell, Op, Span};
-use crate::placement::Placement;
+use crate::ir::ids::{PipeId, Rank, StageId, WorkerId};
+use crate::ir::op::{Cell, Op, Span};
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
+use crate::ir::update::Update;
 use crate::program::Program;
-use crate::timetable::Timetable;
-use crate::update::Update;
 
 /// Why a job cannot go on with fewer ranks.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]

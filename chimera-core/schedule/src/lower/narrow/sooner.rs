@@ -2,9 +2,9 @@
 
 use super::TooNarrow;
 use crate::costs::{Costs, is_shorter};
+use crate::ir::timetable::Timetable;
 use crate::lower::dry_run;
 use crate::order::{Graph, Keys, Limits, Order, justified, list, releases};
-use crate::timetable::Timetable;
 
 /// By how many mean ops backwards are more urgent than their starts say.
 const LEADS: [f64; 2] = [0.0, 2.0];

@@ -7,8 +7,8 @@ use super::{MICROSECONDS, Told, Travel};
 use crate::activation_memory::{ActivationMemory, rounded};
 use crate::analyze::memory::{kept_bytes_change, saved_bytes};
 use crate::analyze::{Timeline, Work};
-use crate::ids::WorkerId;
-use crate::op::{Kind, Lane, Op};
+use crate::ir::ids::WorkerId;
+use crate::ir::op::{Kind, Lane, Op};
 use crate::program::{Instr, Program};
 
 /// A counter of each worker: how it changes, and when.

@@ -19,8 +19,8 @@ use crate::analyze::memory::token_bytes;
 use crate::analyze::{Event, KernelRun, Timeline, Wait, Work};
 use crate::costs::StageBytes;
 use crate::effects::{Rules, Token, TokenKind};
-use crate::ids::WorkerId;
-use crate::op::{Kind, Op};
+use crate::ir::ids::WorkerId;
+use crate::ir::op::{Kind, Op};
 use crate::program::Program;
 
 /// Of a unit of time, in the unit of the format.
@@ -331,7 +331,7 @@ mod tests {
     use super::*;
     use crate::analyze::simulate;
     use crate::costs::{Costs, UniformCosts};
-    use crate::ids::{BucketId, WorkerId};
+    use crate::ir::ids::{BucketId, WorkerId};
     use crate::lower::{Lowering, lower};
     use crate::schedule::{SCHEDULES, Shape, find};
 

@@ -4,8 +4,8 @@ use rustc_hash::FxHashMap;
 
 use super::timeline::{Timeline, Work};
 use crate::costs::Costs;
-use crate::ids::{BucketId, WorkerId};
-use crate::op::{Cell, Op};
+use crate::ir::ids::{BucketId, WorkerId};
+use crate::ir::op::{Cell, Op};
 
 /// How long each cell of a measured timeline took; messages and reductions are free.
 #[derive(Clone, Debug, Default)]

@@ -6,14 +6,14 @@ use std::task::Poll;
 
 use rustc_hash::FxHashMap;
 
-use super::simulate::occupies;
-use super::timeline::{Timeline, Work};
+use crate::analyze::simulation::simulate::occupies;
+use crate::analyze::simulation::timeline::{Timeline, Work};
 use crate::costs::{Costs, is_shorter, of_cell};
 use crate::effects::{Effects, Token};
-use crate::few::Few;
-use crate::ids::{BucketId, ChannelId, WorkerId};
 use crate::interp::{Group, Machine};
-use crate::op::{Cell, Lane};
+use crate::ir::few::Few;
+use crate::ir::ids::{BucketId, ChannelId, WorkerId};
+use crate::ir::op::{Cell, Lane};
 use crate::program::Program;
 
 /// By how much longer each cell of each worker's row may take, while all others take what they do, before the step takes
@@ -282,8 +282,8 @@ mod tests {
     use super::*;
     use crate::analyze::simulate;
     use crate::costs::UniformCosts;
+    use crate::ir::op::Op;
     use crate::lower::{Lowering, lower};
-    use crate::op::Op;
     use crate::schedule::{SCHEDULES, Shape};
 
     /// Costs with reductions that are long enough to be waited for; one cell takes `more`.

@@ -5,8 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::effects::Token;
-use crate::ids::{BucketId, WorkerId};
-use crate::op::{Cell, Op};
+use crate::ir::ids::{BucketId, WorkerId};
+use crate::ir::op::{Cell, Op};
 
 /// What an event is the doing of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -157,7 +157,7 @@ pub fn bubble_ratio(busy: &[f64], span: f64) -> f64 {
 mod ops {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    use crate::op::{Cell, Op};
+    use crate::ir::op::{Cell, Op};
 
     pub(super) fn serialize<S: Serializer>(cell: &Cell, to: S) -> Result<S::Ok, S::Error> {
         cell.parts().serialize(to)

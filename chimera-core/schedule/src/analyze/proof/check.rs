@@ -20,12 +20,12 @@ use super::refusal::{Reason, Refusal, Savings, refusal};
 use super::versions::Versions;
 use crate::activation_memory::{ActivationMemory, is_within};
 use crate::effects::{Effects, Token};
-use crate::few::Few;
-use crate::ids::{BucketId, ChannelId, StageId, WorkerId};
 use crate::interp::{Group, Machine, Stop};
-use crate::op::{Cell, Kind, Lane, Op};
+use crate::ir::few::Few;
+use crate::ir::ids::{BucketId, ChannelId, StageId, WorkerId};
+use crate::ir::op::{Cell, Kind, Lane, Op};
+use crate::ir::update::Update;
 use crate::program::{Bucket, Instr, Program};
-use crate::update::Update;
 
 /// What the proof finds out by the way.
 pub(crate) struct Proof {
@@ -66,7 +66,7 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
 
 /// Runs all rows to their ends, with the least room in channels that suffices: `widen` gives each room for one message
 /// more.
-pub(super) fn interpret<M: Machine>(
+pub(in crate::analyze) fn interpret<M: Machine>(
     program: &Program,
     mut machine: M,
     widen: impl Fn(&mut M),

@@ -4,11 +4,11 @@
 use rustc_hash::FxHashSet;
 
 use super::refusal::{Reason, Refusal};
-use crate::ids::{PipeId, StageId, WorkerId};
-use crate::notation::marked_row;
-use crate::op::{Cell, Kind, Lane, Op};
-use crate::timetable::Timetable;
-use crate::update::{Update, Window};
+use crate::ir::ids::{PipeId, StageId, WorkerId};
+use crate::ir::notation::marked_row;
+use crate::ir::op::{Cell, Kind, Lane, Op};
+use crate::ir::timetable::Timetable;
+use crate::ir::update::{Update, Window};
 
 /// Checks a timetable, and that `tied` names stages of it, each once; returns its window.
 pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Window, Refusal> {

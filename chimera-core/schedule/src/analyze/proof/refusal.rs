@@ -5,9 +5,9 @@ use std::fmt;
 
 use crate::activation_memory::ROUNDING;
 use crate::effects::Token;
-use crate::ids::{StageId, WorkerId};
-use crate::notation::{marked_row, significant};
-use crate::op::{Cell, Kind, Op};
+use crate::ir::ids::{StageId, WorkerId};
+use crate::ir::notation::{marked_row, significant};
+use crate::ir::op::{Cell, Kind, Op};
 use crate::program::{Instr, Program};
 
 /// Why a timetable cannot become a program.
@@ -293,7 +293,11 @@ fn unmoved(deferred: f64) -> String {
 }
 
 /// A refusal at an instruction, drawn with the cell that it belongs to.
-pub(super) fn refusal(program: &Program, at: Option<(WorkerId, usize)>, reason: Reason) -> Refusal {
+pub(in crate::analyze) fn refusal(
+    program: &Program,
+    at: Option<(WorkerId, usize)>,
+    reason: Reason,
+) -> Refusal {
     let at =
         at.map(|(worker, position)| (worker, cell_index(&program.rows[worker.index()], position)));
     let drawing = at.map(|(worker, cell)| {

@@ -15,14 +15,14 @@
 
 use rustc_hash::FxHashMap;
 
-use super::critical::Causes;
-use super::timeline::{Awaited, Event, Timeline, Wait, Work};
-use super::update_waits::UpdateWaits;
 use crate::activation_memory::{ActivationMemory, is_within};
+use crate::analyze::simulation::critical::Causes;
+use crate::analyze::simulation::timeline::{Awaited, Event, Timeline, Wait, Work};
+use crate::analyze::simulation::update_waits::UpdateWaits;
 use crate::costs::Costs;
 use crate::effects::{Token, TokenKind};
-use crate::ids::WorkerId;
-use crate::op::{Cell, Lane};
+use crate::ir::ids::WorkerId;
+use crate::ir::op::{Cell, Lane};
 use crate::program::{Instr, Program};
 
 /// Idle time of a worker, by cause.

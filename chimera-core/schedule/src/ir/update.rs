@@ -1,6 +1,6 @@
 //! When weights are updated, and which version of them a pass reads.
 
-use crate::op::Span;
+use crate::ir::op::Span;
 
 /// The rule by which a timetable updates weights.
 ///

@@ -5,9 +5,9 @@ use rustc_hash::FxHashMap;
 use super::timeline::{Event, Timeline, Work};
 use crate::costs::{Costs, of_cell};
 use crate::effects::{Token, TokenKind};
-use crate::few::Few;
-use crate::ids::WorkerId;
-use crate::op::{Cell, Lane, Op};
+use crate::ir::few::Few;
+use crate::ir::ids::WorkerId;
+use crate::ir::op::{Cell, Lane, Op};
 use crate::program::{Instr, Program};
 
 /// Notes for each op which event let it begin: of those it had to wait for, the one that came last. Then
@@ -51,9 +51,9 @@ pub fn path_length(program: &Program, path: &[&Event], costs: &impl Costs) -> f6
 }
 
 /// What lets cells begin.
-pub(super) struct Causes {
+pub(in crate::analyze) struct Causes {
     /// The event and the worker that made each token.
-    pub(super) makers: FxHashMap<Token, (u32, WorkerId)>,
+    pub(in crate::analyze) makers: FxHashMap<Token, (u32, WorkerId)>,
     received: Received,
     freeing: FreeingMoves,
 }
@@ -65,7 +65,7 @@ type FreeingMoves = FxHashMap<(WorkerId, Op), Few<Op>>;
 type Received = FxHashMap<(WorkerId, Op), Few<Token>>;
 
 impl Causes {
-    pub(super) fn of(program: &Program, timeline: &Timeline) -> Causes {
+    pub(in crate::analyze) fn of(program: &Program, timeline: &Timeline) -> Causes {
         let mut makers = FxHashMap::default();
         for (index, event) in (0..).zip(&timeline.events) {
             let cell = match event.work {
@@ -88,7 +88,7 @@ impl Causes {
 
     /// When the moves were done that a cell waits for, 0 if it waits for none; `None` if no event tells, since they take
     /// no time.
-    pub(super) fn moved(
+    pub(in crate::analyze) fn moved(
         &self,
         worker: WorkerId,
         cell: &Cell,
@@ -111,7 +111,7 @@ impl Causes {
     }
 
     /// The messages that a worker receives right before a cell.
-    pub(super) fn received(&self, worker: WorkerId, cell: &Cell) -> &[Token] {
+    pub(in crate::analyze) fn received(&self, worker: WorkerId, cell: &Cell) -> &[Token] {
         self.received.get(&(worker, cell.parts().0)).map_or(&[], |tokens| tokens)
     }
 }

@@ -1,8 +1,8 @@
 //! Who waits for whom, where no row can move.
 
 use super::refusal::{Reason, Refusal, cell_index, refusal};
-use crate::ids::WorkerId;
-use crate::op::Lane;
+use crate::ir::ids::WorkerId;
+use crate::ir::op::Lane;
 use crate::program::{Instr, Program};
 
 /// A lane of a worker.
@@ -107,8 +107,8 @@ impl Stuck<'_> {
 
 #[cfg(test)]
 mod tests {
+    use crate::ir::op::Kind;
     use crate::lower::{Lowering, lower};
-    use crate::op::Kind;
     use crate::schedule::{Shape, find};
 
     /// Everybody is stuck, two of them at fault.

@@ -5,15 +5,15 @@ use std::task::Poll;
 
 use rustc_hash::FxHashMap;
 
-use super::check::interpret;
-use super::refusal::Refusal;
 use super::timeline::{Event, Timeline, Work};
+use crate::analyze::proof::check::interpret;
+use crate::analyze::proof::refusal::Refusal;
 use crate::costs::{Costs, of_cell};
 use crate::effects::{Effects, Token};
-use crate::few::Few;
-use crate::ids::{BucketId, ChannelId, WorkerId};
 use crate::interp::{Group, Machine};
-use crate::op::{Cell, Lane};
+use crate::ir::few::Few;
+use crate::ir::ids::{BucketId, ChannelId, WorkerId};
+use crate::ir::op::{Cell, Lane};
 use crate::program::Program;
 
 /// The part of a step behind the makespan of its simulation: the step sync, unless it comes before updates that the
@@ -328,8 +328,8 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ir::op::Op;
     use crate::lower::{Lowering, Sync, lower};
-    use crate::op::Op;
     use crate::schedule::{Shape, find};
 
     /// Forwards take 1, backwards 2, and reductions 3 on top of what their starts take of a worker.

@@ -20,9 +20,9 @@ use super::known_sums::{KnownSums, ReductionTime};
 use crate::collective::{self, Part, n_core, rounds};
 use crate::costs::Costs;
 use crate::effects::Token;
-use crate::ids::{BucketId, Rank, StageId, WorkerId};
-use crate::op::{Kind, Op};
-use crate::placement::Placement;
+use crate::ir::ids::{BucketId, Rank, StageId, WorkerId};
+use crate::ir::op::{Kind, Op};
+use crate::ir::placement::Placement;
 use crate::program::{Bucket, Program};
 use crate::shards::{UNIT, even_shares};
 

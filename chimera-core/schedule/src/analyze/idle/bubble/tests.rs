@@ -1,12 +1,12 @@
 use super::*;
 use crate::analyze::simulate;
 use crate::costs::UniformCosts;
-use crate::ids::BucketId;
+use crate::ir::ids::BucketId;
+use crate::ir::op::Op;
+use crate::ir::placement::Placement;
+use crate::ir::timetable::Timetable;
 use crate::lower::{Hoist, Lowering, Recompute, bpipe, lower, offload, recompute};
-use crate::op::Op;
-use crate::placement::Placement;
 use crate::schedule::{SCHEDULES, Schedule, Shape, find};
-use crate::timetable::Timetable;
 
 fn program(schedule: &str, shape: Shape) -> Program {
     let timetable = find(schedule).expect("known").timetable(&shape).expect("fits");

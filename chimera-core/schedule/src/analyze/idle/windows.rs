@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use super::timeline::{Timeline, Work};
 use crate::activation_memory::ActivationMemory;
+use crate::analyze::simulation::timeline::{Timeline, Work};
 use crate::costs::is_shorter;
-use crate::ids::WorkerId;
+use crate::ir::ids::WorkerId;
 use crate::program::Program;
 
 /// A time in which a worker neither computes nor updates weights.
@@ -101,8 +101,8 @@ mod tests {
     use super::*;
     use crate::analyze::{Event, simulate};
     use crate::costs::UniformCosts;
+    use crate::ir::op::Kind;
     use crate::lower::{Lowering, bpipe, lower, offload};
-    use crate::op::Kind;
     use crate::schedule::{Shape, find};
 
     #[test]

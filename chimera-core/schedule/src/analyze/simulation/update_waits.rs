@@ -1,17 +1,17 @@
 //! When the updates are done that stand within the rows of a window of steps, before the ops that read new weights.
 
 use super::timeline::{Event, Timeline, Work};
-use crate::ids::WorkerId;
-use crate::op::Lane;
+use crate::ir::ids::WorkerId;
+use crate::ir::op::Lane;
 use crate::program::{Instr, Program};
 
 /// By worker and compute cell of its row: when the gradients are summed and the weights updated that the row waits for right
 /// before the cell; `None` where it waits for none, and without an end for the agreement of all workers.
-pub(super) struct UpdateWaits(Vec<Vec<Option<f64>>>);
+pub(in crate::analyze) struct UpdateWaits(Vec<Vec<Option<f64>>>);
 
 impl UpdateWaits {
     /// The waits of a simulated or measured timeline of `program`.
-    pub(super) fn of(program: &Program, timeline: &Timeline) -> UpdateWaits {
+    pub(in crate::analyze) fn of(program: &Program, timeline: &Timeline) -> UpdateWaits {
         let mut busy = vec![Vec::new(); program.rows().len()];
         let mut summed = vec![0.0f64; program.buckets().len()];
         for event in &timeline.events {
@@ -38,7 +38,7 @@ impl UpdateWaits {
     }
 
     /// When the updates are done that a worker waits for right before a compute cell of its row.
-    pub(super) fn before(&self, worker: WorkerId, nth_cell: usize) -> Option<f64> {
+    pub(in crate::analyze) fn before(&self, worker: WorkerId, nth_cell: usize) -> Option<f64> {
         self.0.get(worker.index())?.get(nth_cell).copied().flatten()
     }
 }
@@ -86,9 +86,9 @@ fn row_waits(
 mod tests {
     use crate::analyze::{IdleTime, simulate, simulated_idle};
     use crate::costs::{Costs, StageCosts, UniformCosts};
-    use crate::ids::{BucketId, WorkerId};
+    use crate::ir::ids::{BucketId, WorkerId};
+    use crate::ir::op::Op;
     use crate::lower::{Lowering, free_border, lower};
-    use crate::op::Op;
     use crate::schedule::{SCHEDULES, Shape, find};
 
     /// The idle time of all workers in two steps without a border, by cause, and how much there is of it.

@@ -1,10 +1,10 @@
 //! What a schedule's author writes: one row of cells per worker, of compute and of moves of saved activations.
 
-use crate::graph::StageGraph;
-use crate::ids::{PipeId, StageId, WorkerId};
-use crate::op::{Cell, Kind, Lane, Op, Span};
-use crate::placement::Placement;
-use crate::update::Update;
+use crate::ir::graph::StageGraph;
+use crate::ir::ids::{PipeId, StageId, WorkerId};
+use crate::ir::op::{Cell, Kind, Lane, Op, Span};
+use crate::ir::placement::Placement;
+use crate::ir::update::Update;
 
 /// A schedule for one shape: who holds what, and what each worker does in which order.
 ///

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{PipeId, StageId, WorkId};
+use crate::ir::ids::{PipeId, StageId, WorkId};
 
 /// What an op does with its stage. A new kind is a breaking change: every engine must know how to run it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -145,7 +145,7 @@ impl Kind {
 /// A contiguous, non-empty range of micro-batch units.
 ///
 /// A unit is a whole micro-batch, or a part of one where a schedule cuts them
-/// (see [`Timetable::units_per_micro`](crate::timetable::Timetable::units_per_micro)).
+/// (see [`Timetable::units_per_micro`](crate::ir::timetable::Timetable::units_per_micro)).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Span {
     /// The first unit.

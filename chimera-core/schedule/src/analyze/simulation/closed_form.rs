@@ -12,8 +12,8 @@ use super::network::Link;
 use super::simulate::simulate;
 use super::timeline::{Event, Timeline, Work};
 use crate::costs::{Costs, UniformCosts};
-use crate::ids::{StageId, WorkerId};
-use crate::op::{Kind, Op};
+use crate::ir::ids::{StageId, WorkerId};
+use crate::ir::op::{Kind, Op};
 use crate::program::{Instr, Program};
 
 /// The terms of the closed form, in the unit of the costs.

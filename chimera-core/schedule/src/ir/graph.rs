@@ -4,7 +4,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use crate::ids::StageId;
+use crate::ir::ids::StageId;
 
 /// Which stages feed which, which begin with the samples, and which have a loss.
 ///

@@ -1,6 +1,6 @@
 //! Which worker holds which stage of which pipe.
 
-use crate::ids::{PipeId, Rank, StageId, WorkerId};
+use crate::ir::ids::{PipeId, Rank, StageId, WorkerId};
 
 /// `(pipe, stage) -> worker`, as one list of workers per pipe.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -4,8 +4,8 @@ mod near;
 
 use std::collections::BTreeSet;
 
-use crate::ids::{PipeId, StageId, WorkId};
-use crate::op::{Cell, Kind, Op};
+use crate::ir::ids::{PipeId, StageId, WorkId};
+use crate::ir::op::{Cell, Kind, Op};
 
 pub use near::{near, nearest};
 

@@ -4,10 +4,10 @@ use rustc_hash::FxHashMap;
 
 use super::refusal::Reason;
 use crate::effects::{Rules, Token, TokenKind};
-use crate::few::Few;
-use crate::ids::{StageId, WorkerId};
-use crate::op::{Cell, Kind, Op};
-use crate::update::{Update, Window};
+use crate::ir::few::Few;
+use crate::ir::ids::{StageId, WorkerId};
+use crate::ir::op::{Cell, Kind, Op};
+use crate::ir::update::{Update, Window};
 
 /// Follows the versions of every stage on every worker. A version is the number of updates that made
 /// it, counted from the start of the window.
@@ -134,10 +134,10 @@ impl Versions {
 mod tests {
     use super::super::check::{prove, tests::window};
     use super::*;
+    use crate::ir::timetable::Timetable;
     use crate::lower::{Lowering, lower};
     use crate::program::Instr;
     use crate::schedule::{Shape, find};
-    use crate::timetable::Timetable;
 
     /// Sum and update of a stage, taken from where they are to behind the next backward.
     #[test]

@@ -1,0 +1,7 @@
+//! The proof of a program, and refusals of what cannot be proven.
+
+pub(crate) mod check;
+mod deadlock;
+pub mod refusal;
+pub(crate) mod structure;
+pub(crate) mod versions;

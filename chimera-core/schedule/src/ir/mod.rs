@@ -1,0 +1,10 @@
+//! The description of a schedule: identifiers, ops, placement, order and their notation.
+
+pub mod few;
+pub mod graph;
+pub mod ids;
+pub mod notation;
+pub mod op;
+pub mod placement;
+pub mod timetable;
+pub mod update;
