@@ -2,7 +2,6 @@
 
 pub mod closed_form;
 pub mod critical;
-mod known_sums;
 pub mod measured;
 pub mod network;
 pub mod simulate;

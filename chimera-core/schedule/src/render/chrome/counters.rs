@@ -3,7 +3,8 @@
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::{MICROSECONDS, Told, Travel};
+use super::arrows::Travel;
+use super::{MICROSECONDS, Told};
 use crate::activation_memory::{ActivationMemory, rounded};
 use crate::analyze::memory::{kept_bytes_change, saved_bytes};
 use crate::analyze::{Timeline, Work};

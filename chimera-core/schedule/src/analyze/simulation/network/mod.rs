@@ -13,18 +13,19 @@
 //! A transport may be worse than that: its messages may occupy the worker that sends them ([`Network::blocking`]), and it
 //! may reduce by another algorithm ([`ReductionAlgorithm`]).
 
+mod known_sums;
+mod reduction;
+
 use rustc_hash::FxHashMap;
 use serde::Deserialize;
 
-use super::known_sums::{KnownSums, ReductionTime};
-use crate::collective::{self, Part, n_core, rounds};
+use self::known_sums::{KnownSums, ReductionTime};
 use crate::costs::Costs;
 use crate::effects::Token;
 use crate::ir::ids::{BucketId, Rank, StageId, WorkerId};
 use crate::ir::op::{Kind, Op};
 use crate::ir::placement::Placement;
 use crate::program::{Bucket, Program};
-use crate::shards::{UNIT, even_shares};
 
 /// What a message costs, in the unit of the costs.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -109,16 +110,6 @@ impl Network {
 
     fn link(&self, a: usize, b: usize) -> Link {
         if a == b { self.inside } else { self.between }
-    }
-
-    /// What replica `me` of `n` sends in each round of a reduction.
-    fn sends(&self, n: usize, me: usize) -> Vec<Vec<Part>> {
-        match self.reductions {
-            ReductionAlgorithm::Halving => {
-                rounds(n, me, false).into_iter().map(|round| round.sends).collect()
-            }
-            ReductionAlgorithm::Doubling => doubling(n, me),
-        }
     }
 }
 
@@ -271,88 +262,6 @@ impl<C: Costs> Costs for NetworkCosts<C> {
         let n_rounds = usize::BITS - n_ranks.saturating_sub(1).leading_zeros();
         let link = self.network.slowest(self.placement.n_workers());
         self.compute.agree() + f64::from(n_rounds) * link.takes(1.0, 0.0)
-    }
-}
-
-/// What replica `me` of `n` sends in each round of recursive doubling. Those beyond the largest power of two give theirs to
-/// a partner first, and are given the sum last.
-fn doubling(n: usize, me: usize) -> Vec<Vec<Part>> {
-    let core = 1 << n.max(1).ilog2();
-    let all_to = |peer: usize| vec![Part { peer, segments: 0..n }];
-    let is_extra = me >= core;
-    let first = if is_extra { all_to(me - core) } else { Vec::new() };
-    let last = if me + core < n { all_to(me + core) } else { Vec::new() };
-    let between = (0..core.ilog2()).map(|bit| match is_extra {
-        true => Vec::new(),
-        false => all_to(me ^ (1 << bit)),
-    });
-    let folds = usize::from(core < n);
-    std::iter::repeat_n(first, folds)
-        .chain(between)
-        .chain(std::iter::repeat_n(last, folds))
-        .collect()
-}
-
-/// What a port or a link of a node has to carry in one round, in either direction.
-#[derive(Clone, Copy, Default)]
-struct Carried {
-    out: f64,
-    into: f64,
-}
-
-impl Carried {
-    fn busy(self) -> f64 {
-        self.out.max(self.into)
-    }
-}
-
-impl Network {
-    /// A reduction of so many bytes over `replicas`.
-    fn sum(&self, replicas: &[Rank], n_bytes: usize, placement: &Placement) -> ReductionTime {
-        let n = replicas.len();
-        let shares = even_shares(n_bytes, n_core(n).max(1), UNIT * size_of::<f32>());
-        // By position: the bytes before it. Members that do not add own none.
-        let mut before = vec![0.0];
-        for member in collective::segments(n) {
-            let share = shares.get(member).map_or(0, |share| share.len());
-            before.push(before[before.len() - 1] + share as f64);
-        }
-        let bytes = |part: &Part| before[part.segments.end] - before[part.segments.start];
-        let n_nodes = self.n_nodes(placement);
-        let (mut takes, mut links) = (0.0, FxHashMap::<usize, f64>::default());
-        let plans: Vec<_> = (0..n).map(|me| self.sends(n, me)).collect();
-        for round in 0..plans.iter().map(Vec::len).max().unwrap_or(0) {
-            let mut ports = vec![Carried::default(); n];
-            let mut nodes = FxHashMap::<usize, Carried>::default();
-            for (me, plan) in plans.iter().enumerate() {
-                let parts = plan.get(round).map_or(&[][..], |sends| sends);
-                for part in parts.iter().filter(|part| bytes(part) > 0.0) {
-                    let (from, to) = (self.node(replicas[me]), self.node(replicas[part.peer]));
-                    let time = self.link(from, to).takes(1.0, bytes(part));
-                    ports[me].out += time;
-                    ports[part.peer].into += time;
-                    if from != to {
-                        let time = self.between.beta * bytes(part) / self.adapters.max(1) as f64;
-                        nodes.entry(from).or_default().out += time;
-                        nodes.entry(to).or_default().into += time;
-                    }
-                }
-            }
-            let slowest = ports.iter().chain(nodes.values()).map(|load| load.busy());
-            takes += slowest.fold(0.0, f64::max);
-            let mut of_round = FxHashMap::<usize, f64>::default();
-            for (number, load) in nodes {
-                // All groups have a sum at once: what holds for one node holds for all in its place.
-                let link = of_round.entry(number % n_nodes).or_default();
-                *link = link.max(load.busy());
-            }
-            for (link, busy) in of_round {
-                *links.entry(link).or_default() += busy;
-            }
-        }
-        let mut links: Vec<_> = links.into_iter().filter(|(_, busy)| *busy > 0.0).collect();
-        links.sort_by_key(|(link, _)| *link);
-        ReductionTime { takes, links }
     }
 }
 

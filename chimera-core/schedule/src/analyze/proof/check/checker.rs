@@ -1,168 +1,62 @@
-//! The proof that a program is safe to run, and the refusal that says why one is not.
-//!
-//! Proven are: every micro-batch goes forward and backward through every stage exactly once, on the
-//! worker that holds the stage; every op finds the tokens it eats; the messages of each channel are
-//! received in the order they are sent; no worker waits for ever, with channels of bounded capacity;
-//! all workers start reductions in one order, each after the worker's last gradient and exactly once
-//! before its step; nothing is left over; saved activations stay under a limit, if one is given.
-//!
-//! Of an asynchronous window the same holds for every update. Proven are moreover: the gradients of one
-//! update are never mixed with another's; every backward reads the version of the weights that its
-//! forward read; in a double buffer, each forward finds the version that the rule names.
+//! The machine that the proof runs a program on.
 
 use std::collections::VecDeque;
 use std::task::Poll;
 
 use rustc_hash::FxHashMap;
 
-use super::deadlock::deadlock;
-use super::refusal::{Reason, Refusal, Savings, refusal};
-use super::versions::Versions;
 use crate::activation_memory::{ActivationMemory, is_within};
+use crate::analyze::proof::refusal::{Reason, Refusal, Savings, refusal};
+use crate::analyze::proof::versions::Versions;
 use crate::effects::{Effects, Token};
-use crate::interp::{Group, Machine, Stop};
+use crate::interp::Machine;
 use crate::ir::few::Few;
 use crate::ir::ids::{BucketId, ChannelId, StageId, WorkerId};
 use crate::ir::op::{Cell, Kind, Lane, Op};
-use crate::ir::update::Update;
 use crate::program::{Bucket, Instr, Program};
 
-/// What the proof finds out by the way.
-pub(crate) struct Proof {
-    pub(crate) channel_bound: u32,
-    pub(crate) peaks: Vec<f64>,
-    pub(crate) weight_versions: Vec<u32>,
-}
-
-/// Proves a whole program.
-pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, Refusal> {
-    let is_asynchronous = program.window.update() != Update::Flush;
-    let versions = is_asynchronous.then(|| Versions::new(program.window, program.rows.len()));
-    let machine = Checker::new(program, max_peak, versions);
-    let mut machine = interpret(program, machine, |machine| machine.bound += 1)?;
-    if program.rules.has_moves() {
-        machine.hold_in_order()?;
-    }
-    for (bucket, members) in (0..).map(BucketId).zip(program.buckets.iter().map(|b| &b.members)) {
-        for &worker in members {
-            let progress = &machine.workers[worker.index()];
-            if progress.phases.get(&bucket) != Some(&Phase::Stepped) || !progress.has_agreed {
-                let reason = format!("{bucket} is not updated, or without an agreement");
-                let end = program.rows[worker.index()].len();
-                let reason = Reason::Synchronisation(reason);
-                return Err(refusal(program, Some((worker, end)), reason));
-            }
-        }
-    }
-    let one = || vec![1; program.rows.len()];
-    let mut weight_versions = machine.versions.map_or_else(one, Versions::peaks);
-    for (worker, versions) in (0..).map(WorkerId).zip(&mut weight_versions) {
-        if program.placement.stages_of(worker).is_empty() {
-            *versions = 0;
-        }
-    }
-    Ok(Proof { channel_bound: machine.bound, peaks: machine.activations.peaks(), weight_versions })
-}
-
-/// Runs all rows to their ends, with the least room in channels that suffices: `widen` gives each room for one message
-/// more.
-pub(in crate::analyze) fn interpret<M: Machine>(
-    program: &Program,
-    mut machine: M,
-    widen: impl Fn(&mut M),
-) -> Result<M, Refusal>
-where
-    Reason: From<M::Error>,
-{
-    let mut group = Group::new(program);
-    loop {
-        let done = group.run(&mut machine).map_err(|(worker, stop)| {
-            let position = group.rows()[worker.index()].tried();
-            refusal(program, Some((worker, position)), reason(stop))
-        })?;
-        if done {
-            break;
-        }
-        // A worker that waits for room in a channel may go on with more of it. What has run so far
-        // would have run with more room too, so there is no need to begin again.
-        let positions: Vec<[usize; 2]> =
-            group.rows().iter().map(|row| Lane::ALL.map(|lane| row.position_on(lane))).collect();
-        let mut next = positions.iter().zip(&program.rows).flat_map(|(positions, instrs)| {
-            Lane::ALL
-                .into_iter()
-                .zip(positions)
-                .filter_map(|(lane, at)| instrs.get(*at).filter(|instr| instr.lane() == lane))
-        });
-        if !next.any(|instr| matches!(instr, Instr::Send(..))) {
-            return Err(deadlock(program, &positions));
-        }
-        widen(&mut machine);
-    }
-    let left = group.rows().iter().enumerate();
-    let left = left.filter_map(|(w, row)| Some((w, *row.ledger().tokens().first()?))).next();
-    if let Some((w, token)) = left {
-        let at = (WorkerId(w as u16), maker(program, w, &token));
-        return Err(refusal(program, Some(at), Reason::LeftOver(token)));
-    }
-    Ok(machine)
-}
-
-/// Position of the instruction of worker `w` that leaves `token` behind.
-fn maker(program: &Program, w: usize, token: &Token) -> usize {
-    let makes = |instr: &Instr| match instr {
-        Instr::Run(cell) => program.rules.cell_effects(cell).makes.contains(token),
-        Instr::Recv(made, _) | Instr::Give(made) => made == token,
-        _ => false,
-    };
-    program.rows[w].iter().position(makes).unwrap_or(0)
-}
-
-fn reason<E: Into<Reason>>(stop: Stop<E>) -> Reason {
-    match stop {
-        Stop::Missing(token) => Reason::Missing(token),
-        Stop::Twice(token) => Reason::Twice(token),
-        Stop::Machine(reason) => reason.into(),
-    }
-}
-
 /// The machine whose tokens carry nothing but, if they are weight versions, which.
-struct Checker<'p> {
+pub(super) struct Checker<'p> {
     program: &'p Program,
     max_peak: Option<f64>,
     /// Room of every channel.
-    bound: u32,
+    pub(super) bound: u32,
     queues: Vec<VecDeque<Token>>,
     /// How many members started each bucket's reduction.
     n_started: Vec<usize>,
     /// The buckets that a stage's gradients of an update are in.
     buckets_of: FxHashMap<(StageId, u32), Vec<BucketId>>,
-    workers: Vec<SyncState>,
+    pub(super) workers: Vec<SyncState>,
     n_agreed: usize,
-    activations: ActivationMemory,
+    pub(super) activations: ActivationMemory,
     /// Of an asynchronous program, once it has updates.
-    versions: Option<Versions>,
+    pub(super) versions: Option<Versions>,
 }
 
 /// What a worker has done of its synchronisation.
 #[derive(Clone, Default)]
-struct SyncState {
-    phases: FxHashMap<BucketId, Phase>,
+pub(super) struct SyncState {
+    pub(super) phases: FxHashMap<BucketId, Phase>,
     /// Buckets of the worker whose sum it has not waited for.
     n_unsummed: usize,
     last_started: Option<BucketId>,
-    has_agreed: bool,
+    pub(super) has_agreed: bool,
 }
 
 /// How far a bucket is on one worker.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     Started,
     Summed,
     Stepped,
 }
 
 impl<'p> Checker<'p> {
-    fn new(program: &'p Program, max_peak: Option<f64>, versions: Option<Versions>) -> Checker<'p> {
+    pub(super) fn new(
+        program: &'p Program,
+        max_peak: Option<f64>,
+        versions: Option<Versions>,
+    ) -> Checker<'p> {
         let mut workers = vec![SyncState::default(); program.rows.len()];
         for member in program.buckets.iter().flat_map(|bucket| &bucket.members) {
             workers[member.index()].n_unsummed += 1;
@@ -217,7 +111,7 @@ impl<'p> Checker<'p> {
 
     /// Counts what is held in the written order of each row, where ops of both lanes stand: memory is given out in this
     /// order, so that no other holds more.
-    fn hold_in_order(&mut self) -> Result<(), Refusal> {
+    pub(super) fn hold_in_order(&mut self) -> Result<(), Refusal> {
         let program = self.program;
         for (worker, row) in (0..).map(WorkerId).zip(&program.rows) {
             for (at, instr) in row.iter().enumerate() {
@@ -392,98 +286,4 @@ impl Machine for Checker<'_> {
     }
 
     fn take(&mut self, _: WorkerId, _: Lane, _: u32) {}
-}
-
-#[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-    use crate::costs::UniformCosts;
-    use crate::lower::{Lowering, lower, offload};
-    use crate::schedule::{Shape, find};
-
-    fn program(barrier: bool) -> Program {
-        let timetable = find("chimera").expect("known").timetable(&Shape::new(4, 6));
-        let how = Lowering { barrier, ..Lowering::default() };
-        lower(&timetable.expect("fits"), &how).expect("proven")
-    }
-
-    fn is_synchronisation(instr: &Instr) -> bool {
-        !matches!(instr, Instr::Run(_) | Instr::Send(..) | Instr::Recv(..))
-    }
-
-    /// An asynchronous schedule on three workers, over three steps of three micro-batches.
-    pub(in super::super) fn window(schedule: &str) -> Program {
-        let timetable = find(schedule).expect("known");
-        let timetable = timetable.timetable(&Shape { window: 3, ..Shape::new(3, 3) });
-        lower(&timetable.expect("fits"), &Lowering::default()).expect("proven")
-    }
-
-    #[test]
-    fn synchronisation_that_lacks_or_repeats_something_is_refused() {
-        let asynchronous = ["pipedream", "pipedream-2bw"].map(window);
-        for whole in [true, false].map(program).into_iter().chain(asynchronous) {
-            for (w, row) in whole.rows.iter().enumerate() {
-                for at in (0..row.len()).filter(|at| is_synchronisation(&row[*at])) {
-                    let mut lacking = whole.clone();
-                    let instr = lacking.rows[w].remove(at);
-                    assert!(prove(&lacking, None).is_err(), "worker {w} without {instr:?}");
-                    for again in [at, row.len()].into_iter().filter(|_| instr != Instr::Agree) {
-                        let mut repeating = whole.clone();
-                        repeating.rows[w].insert(again, instr);
-                        let proof = prove(&repeating, None);
-                        assert!(proof.is_err(), "worker {w} with {instr:?} again at {again}");
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn updates_wait_for_the_agreement_behind_a_barrier() {
-        let mut early = program(true);
-        let row = &mut early.rows[2];
-        let agree = row.iter().position(|i| *i == Instr::Agree).expect("an agreement");
-        row.swap(agree, agree + 1);
-        let refusal = prove(&early, None).err().expect("the update comes too early");
-        assert!(refusal.to_string().contains("comes before the agreement"), "{refusal}");
-    }
-
-    /// The agreement is about the norm of all sums.
-    #[test]
-    fn sums_come_before_the_agreement_behind_a_barrier() {
-        let whole = program(true);
-        let last = (0..).map(BucketId).zip(&whole.buckets).max_by_key(|(_, bucket)| bucket.order);
-        let (last, bucket) = last.expect("buckets");
-        let mut late = whole.clone();
-        for member in &bucket.members {
-            let row = &mut late.rows[member.index()];
-            row.retain(|instr| !matches!(instr, Instr::Reduce(b) | Instr::Await(b) if *b == last));
-            let agree = row.iter().position(|i| *i == Instr::Agree).expect("an agreement");
-            row.splice(agree + 1..agree + 1, [Instr::Reduce(last), Instr::Await(last)]);
-        }
-        let refusal = prove(&late, None).err().expect("the sum comes too late");
-        let hint = "the agreement comes before a gradient reduction that it needs";
-        assert!(refusal.to_string().contains(hint), "{refusal}");
-    }
-
-    #[test]
-    fn a_memory_limit_marks_the_cell_that_exceeds_it() {
-        let timetable = find("gpipe").expect("known").timetable(&Shape::new(2, 5)).expect("fits");
-        let how = Lowering { max_peak: Some(3.0), ..Lowering::default() };
-        let refusal = lower(&timetable, &how).expect_err("gpipe holds five");
-        assert_eq!(refusal.at, Some((WorkerId(0), 3)));
-        assert!(refusal.to_string().contains("more than the limit of 3"), "{refusal}");
-    }
-
-    /// Of split backwards moves take only what both halves need.
-    #[test]
-    fn a_memory_limit_that_moves_cannot_keep_tells_what_stays() {
-        let timetable = find("zb-h1").expect("known").timetable(&Shape::new(4, 8)).expect("fits");
-        let how = Lowering { max_peak: Some(1.0), ..Lowering::default() };
-        let moved = offload(timetable, &how, &UniformCosts::EQUAL).expect("sound");
-        let refusal = lower(&moved, &how).expect_err("weight work is put off");
-        assert!(refusal.to_string().contains("; 1 of them cannot be moved: "), "{refusal}");
-        let Reason::Memory { savings, .. } = refusal.reason else { panic!("{refusal}") };
-        assert_eq!(savings, Savings { offloads: true, ..Savings::default() });
-    }
 }
