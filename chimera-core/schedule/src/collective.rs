@@ -220,9 +220,10 @@ mod tests {
                 }
                 for segment in 0..n {
                     let recvs = round.recvs.iter().filter(|part| part.segments.contains(&segment));
-                    let terms = recvs.map(|Part { peer, segments }| match *peer == me {
-                        true => held[me][segment].clone().unwrap(),
-                        false => {
+                    let terms = recvs.map(|Part { peer, segments }| {
+                        if *peer == me {
+                            held[me][segment].clone().unwrap()
+                        } else {
                             let parts = &wire[&(*peer, me, adds)][0];
                             parts[segment - segments.start].clone().unwrap()
                         }

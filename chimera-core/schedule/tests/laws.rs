@@ -42,9 +42,10 @@ fn schedules() -> impl Strategy<Value = (&'static str, Shape)> {
         .prop_map(|(depth, n, n_slices)| ("seq1f1b", Shape { n_slices, ..Shape::new(depth, n) }));
     let dual = (any::<bool>(), 1usize..=8, 0u32..=16).prop_map(|(is_folded, half, more)| {
         let n = 2 * half as u32 + more;
-        match is_folded {
-            false => ("dualpipe", Shape::new(2 * half, 2 * n)),
-            true => ("dualpipe-v", Shape::new(half, n)),
+        if is_folded {
+            ("dualpipe-v", Shape::new(half, n))
+        } else {
+            ("dualpipe", Shape::new(2 * half, 2 * n))
         }
     });
     let interleaved = (1usize..=8, 1u32..=5, 1usize..=4).prop_map(|(depth, k, n_chunks)| {

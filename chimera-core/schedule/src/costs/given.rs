@@ -99,13 +99,14 @@ impl GivenTimes {
         let has_ops = self.has_ops();
         let at = |stage| {
             let given = self.at(stage);
-            match has_ops {
-                true => given,
-                false => UniformCosts {
+            if has_ops {
+                given
+            } else {
+                UniformCosts {
                     message: given.message,
                     transfer: given.transfer,
                     ..GivenTimes::default().of_share(stage, n_stages, d)
-                },
+                }
             }
         };
         Ok(stage_costs(timetable, (0..n_stages).map(at)))

@@ -198,9 +198,10 @@ impl Rules {
                         e.makes.push(along(TokenKind::Activation, stage, to));
                     }
                 }
-                let kept = match self.is_recomputed(pipe, stage) {
-                    true => TokenKind::Kept,
-                    false => TokenKind::Saved,
+                let kept = if self.is_recomputed(pipe, stage) {
+                    TokenKind::Kept
+                } else {
+                    TokenKind::Saved
                 };
                 push_units(&mut e.makes, whole(kept));
             }
@@ -209,9 +210,10 @@ impl Rules {
                 push_units(&mut e.makes, whole(TokenKind::Saved));
             }
             Kind::Backward | Kind::BackwardInput => {
-                match self.has_moves() {
-                    false => push_units(&mut e.eats, whole(TokenKind::Saved)),
-                    true => self.push_saved(&mut e.eats, whole(TokenKind::Saved)),
+                if self.has_moves() {
+                    self.push_saved(&mut e.eats, whole(TokenKind::Saved));
+                } else {
+                    push_units(&mut e.eats, whole(TokenKind::Saved));
                 }
                 for &to in outputs {
                     push_units(&mut e.eats, along(TokenKind::Gradient, to, stage));
@@ -267,9 +269,10 @@ impl Rules {
     /// The saved activations of each unit, from where a backward finds them.
     fn push_saved(&self, eats: &mut Few<Token>, saved: Token) {
         for unit in saved.span.units() {
-            let kind = match self.is_offloaded(saved.pipe, saved.stage, unit) {
-                true => TokenKind::Reloaded,
-                false => TokenKind::Saved,
+            let kind = if self.is_offloaded(saved.pipe, saved.stage, unit) {
+                TokenKind::Reloaded
+            } else {
+                TokenKind::Saved
             };
             eats.push(Token { kind, span: Span::one(unit), ..saved });
         }
@@ -285,9 +288,10 @@ impl Rules {
                 push_units(&mut e.makes, recomputed);
             }
             Kind::Backward | Kind::BackwardInput => {
-                match self.is_recomputed(version.pipe, version.stage) {
-                    true => push_units(&mut e.eats, recomputed),
-                    false => push_units(&mut e.eats, version),
+                if self.is_recomputed(version.pipe, version.stage) {
+                    push_units(&mut e.eats, recomputed);
+                } else {
+                    push_units(&mut e.eats, version);
                 }
             }
             Kind::BackwardWeight => {}

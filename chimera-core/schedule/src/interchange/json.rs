@@ -257,14 +257,12 @@ impl File {
     fn units_per_micro(&self) -> Result<u32, ReadError> {
         let units = (1.0 / self.unit).round();
         let is_in_range = (1.0..=f64::from(MAX_UNITS)).contains(&units);
-        match is_in_range && (units * self.unit - 1.0).abs() < 1e-9 {
-            true => Ok(units as u32),
-            false => {
-                let unit = self.unit;
-                let reason =
-                    format!("{unit} is not 1, 0.5 or another 1/k, with k up to {MAX_UNITS}");
-                Err(invalid("unit", reason))
-            }
+        if is_in_range && (units * self.unit - 1.0).abs() < 1e-9 {
+            Ok(units as u32)
+        } else {
+            let unit = self.unit;
+            let reason = format!("{unit} is not 1, 0.5 or another 1/k, with k up to {MAX_UNITS}");
+            Err(invalid("unit", reason))
         }
     }
 
@@ -341,12 +339,11 @@ impl File {
 }
 
 fn same(path: &str, len: usize, count: usize, of: &str) -> Result<(), ReadError> {
-    match len == count {
-        true => Ok(()),
-        false => {
-            let entries = if len == 1 { "entry" } else { "entries" };
-            Err(invalid(path, format!("{len} {entries}, but {of} is {count}")))
-        }
+    if len == count {
+        Ok(())
+    } else {
+        let entries = if len == 1 { "entry" } else { "entries" };
+        Err(invalid(path, format!("{len} {entries}, but {of} is {count}")))
     }
 }
 
@@ -357,8 +354,9 @@ fn below(
     count: usize,
     of: &str,
 ) -> Result<(), ReadError> {
-    match id < count {
-        true => Ok(()),
-        false => Err(invalid(path(), format!("{what} {id} is not below {count} ({of})"))),
+    if id < count {
+        Ok(())
+    } else {
+        Err(invalid(path(), format!("{what} {id} is not below {count} ({of})")))
     }
 }

@@ -136,10 +136,7 @@ impl Numbered {
 }
 
 fn rows(program: &Program, rows: &[Vec<Instr>], tokens: &mut Numbered) -> String {
-    let lanes: &[Lane] = match program.rules().has_moves() {
-        true => &Lane::ALL,
-        false => &[Lane::Compute],
-    };
+    let lanes: &[Lane] = if program.rules().has_moves() { &Lane::ALL } else { &[Lane::Compute] };
     let rows = rows.iter().enumerate();
     let lanes = rows.flat_map(|(worker, row)| lanes.iter().map(move |lane| (worker, row, *lane)));
     lines(lanes.map(|(worker, row, lane)| {

@@ -309,9 +309,10 @@ fn skipping(n_stages: usize, is_graph: bool) -> StageGraph {
     let last = n_stages as u16 - 1;
     let edges: Vec<_> = (0..last).map(|s| (s, s + 1)).chain([(0, last)]).collect();
     let losses: Vec<_> = (0..=last).filter(|stage| (last - stage).is_multiple_of(2)).collect();
-    match is_graph && n_stages > 2 {
-        true => StageGraph::new(n_stages, &[0], &edges, &losses).expect("a graph"),
-        false => StageGraph::chain(n_stages),
+    if is_graph && n_stages > 2 {
+        StageGraph::new(n_stages, &[0], &edges, &losses).expect("a graph")
+    } else {
+        StageGraph::chain(n_stages)
     }
 }
 

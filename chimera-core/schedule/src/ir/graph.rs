@@ -58,9 +58,10 @@ impl StageGraph {
         sorted.sort_unstable();
         if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
             let (from, to) = (StageId(twice[0].0), StageId(twice[0].1));
-            return Err(match to.0 == loss {
-                true => GraphError::NamedTwice { stage: from, list: "losses" },
-                false => GraphError::EdgeTwice { from, to },
+            return Err(if to.0 == loss {
+                GraphError::NamedTwice { stage: from, list: "losses" }
+            } else {
+                GraphError::EdgeTwice { from, to }
             });
         }
         let mut graph = StageGraph { edges: vec![Neighbours::default(); n_stages] };
@@ -153,10 +154,7 @@ impl fmt::Display for StageGraph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let edges: Vec<String> = self.edges().map(|(a, b)| format!("{}-{}", a.0, b.0)).collect();
         let losses: Vec<String> = self.losses().map(|stage| stage.0.to_string()).collect();
-        let edges = match edges.is_empty() {
-            true => "none".to_string(),
-            false => edges.join(", "),
-        };
+        let edges = if edges.is_empty() { "none".to_string() } else { edges.join(", ") };
         write!(f, "{edges}; losses {}", losses.join(", "))
     }
 }

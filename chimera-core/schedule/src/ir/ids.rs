@@ -104,9 +104,10 @@ impl Visitor<'_> for WholeNumber {
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<u64, E> {
-        match self.is_checked_later || (self.least..=self.most).contains(&number) {
-            true => Ok(number),
-            false => Err(self.refuse(number)),
+        if self.is_checked_later || (self.least..=self.most).contains(&number) {
+            Ok(number)
+        } else {
+            Err(self.refuse(number))
         }
     }
 

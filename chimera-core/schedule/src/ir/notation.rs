@@ -143,9 +143,12 @@ pub fn significant(x: f64, digits: usize) -> String {
     if x == 0.0 || !x.is_finite() {
         return if x == 0.0 { "0".into() } else { x.to_string() };
     }
-    let trimmed = |number: &str| match number.contains('.') {
-        true => number.trim_end_matches('0').trim_end_matches('.').to_string(),
-        false => number.to_string(),
+    let trimmed = |number: &str| {
+        if number.contains('.') {
+            number.trim_end_matches('0').trim_end_matches('.').to_string()
+        } else {
+            number.to_string()
+        }
     };
     let magnitude = x.abs().log10().floor() as i32;
     if magnitude < -4 {

@@ -79,9 +79,12 @@ fn insert(
     what: impl Fn(PipeId, StageId) -> Recompute,
 ) -> Timetable {
     let mut all = timetable.clone();
-    let asked = |op: &Op| match before.is_recomputed(op.pipe, op.stage) {
-        true => Recompute::None,
-        false => what(op.pipe, op.stage),
+    let asked = |op: &Op| {
+        if before.is_recomputed(op.pipe, op.stage) {
+            Recompute::None
+        } else {
+            what(op.pipe, op.stage)
+        }
     };
     for row in &mut all.rows {
         let cells = std::mem::take(row);

@@ -197,8 +197,9 @@ impl<C: Costs> Room<'_, C> {
 /// Whether `one` keeps to the limit where `other` does not, or else is better.
 fn is_better(one: &DryRun, other: &DryRun, limit: Option<f64>) -> bool {
     let is_over = |r: &DryRun| !is_within(r.objective.peak, limit);
-    match is_over(one) == is_over(other) {
-        true => one.objective.is_better_than(&other.objective),
-        false => is_over(other),
+    if is_over(one) == is_over(other) {
+        one.objective.is_better_than(&other.objective)
+    } else {
+        is_over(other)
     }
 }

@@ -13,9 +13,10 @@ use crate::ir::timetable::Timetable;
 /// Every op of a step, in no useful order: micro-batches take turns between the pipes, and each row has
 /// its ops stage by stage.
 pub(crate) fn unordered(placement: Placement, n_micro_batches: u32, splits: bool) -> Timetable {
-    let kinds: &[Kind] = match splits {
-        true => &[Kind::Forward, Kind::BackwardInput, Kind::BackwardWeight],
-        false => &[Kind::Forward, Kind::Backward],
+    let kinds: &[Kind] = if splits {
+        &[Kind::Forward, Kind::BackwardInput, Kind::BackwardWeight]
+    } else {
+        &[Kind::Forward, Kind::Backward]
     };
     let mut rows = vec![Vec::new(); placement.n_workers()];
     for (p, pipe) in placement.pipes().iter().enumerate() {

@@ -58,9 +58,8 @@ fn again(
 /// sooner: begun whenever there is room, it would take the room that another needs later. What keeps
 /// something for a recomputation begins no sooner either: there is always room for it, so it would pile up.
 pub(crate) fn releases(graph: &Graph, starts: &[f64], slack: f64) -> Vec<f64> {
-    let release = |(node, start): (&Node, &f64)| match node.adds > 0.0 || node.keeps > 0.0 {
-        true => (start - slack).max(0.0),
-        false => 0.0,
+    let release = |(node, start): (&Node, &f64)| {
+        if node.adds > 0.0 || node.keeps > 0.0 { (start - slack).max(0.0) } else { 0.0 }
     };
     graph.nodes.iter().zip(starts).map(release).collect()
 }

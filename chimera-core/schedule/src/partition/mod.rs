@@ -120,9 +120,10 @@ impl LayerChain {
 
     /// The most that stages of a step can do in one unit of time.
     fn capacity(&self, step: usize) -> f64 {
-        match self.has_right(step) {
-            true => self.speeds[step].max(self.speeds[self.n_stages - 1 - step]),
-            false => self.speeds[step],
+        if self.has_right(step) {
+            self.speeds[step].max(self.speeds[self.n_stages - 1 - step])
+        } else {
+            self.speeds[step]
         }
     }
 
@@ -171,13 +172,13 @@ impl LayerChain {
     fn costs(&self, step: usize, taken: Taken, (left, right): Taken) -> (f64, f64) {
         let end = self.n_layers() - taken.1;
         let own = (self.sums[taken.0 + left] - self.sums[taken.0]) / self.speeds[step];
-        match self.has_right(step) {
-            true => {
-                let mirrored = self.sums[end] - self.sums[end - right];
-                (own, mirrored / self.speeds[self.n_stages - 1 - step])
-            }
-            false if self.is_folded => (own, own * (self.n_middle - 1.0)),
-            false => (own, 0.0),
+        if self.has_right(step) {
+            let mirrored = self.sums[end] - self.sums[end - right];
+            (own, mirrored / self.speeds[self.n_stages - 1 - step])
+        } else if self.is_folded {
+            (own, own * (self.n_middle - 1.0))
+        } else {
+            (own, 0.0)
         }
     }
 
@@ -233,9 +234,10 @@ impl LayerChain {
     ) {
         let (n_steps_behind, has_right) = (self.n_steps() - step - 1, self.has_right(step));
         let capacity_behind: f64 = (step + 1..self.n_steps()).map(|step| self.capacity(step)).sum();
-        let n_behind = match self.is_folded {
-            true => self.n_stages.saturating_sub(2 * (step + 1)),
-            false => n_steps_behind,
+        let n_behind = if self.is_folded {
+            self.n_stages.saturating_sub(2 * (step + 1))
+        } else {
+            n_steps_behind
         };
         // Layers that this step may take.
         let most = self.n_layers() - before.0 - before.1 - n_behind;

@@ -38,9 +38,10 @@ pub fn page(program: &Program, timeline: &Timeline, title: &str) -> String {
 
 fn figures(program: &Program, timeline: &Timeline) -> String {
     let (placement, graph) = (program.placement(), program.rules().graph());
-    let stages = match graph.is_chain() {
-        true => placement.n_stages().to_string(),
-        false => format!("{}, with edges {graph}", placement.n_stages()),
+    let stages = if graph.is_chain() {
+        placement.n_stages().to_string()
+    } else {
+        format!("{}, with edges {graph}", placement.n_stages())
     };
     let figures = [
         ("workers", placement.n_workers().to_string()),

@@ -80,9 +80,10 @@ impl Paint {
             return Paint::Beside(work);
         }
         let nth = op.pipe.0;
-        let way = match goes_up(op.pipe, n_pipes) {
-            true => Way::Up(nth - (n_pipes / 2) as u16),
-            false => Way::Down(nth),
+        let way = if goes_up(op.pipe, n_pipes) {
+            Way::Up(nth - (n_pipes / 2) as u16)
+        } else {
+            Way::Down(nth)
         };
         Paint::Op(way, op.kind)
     }

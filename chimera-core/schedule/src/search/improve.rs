@@ -339,9 +339,12 @@ impl Problem {
             (from, to) = (rng.random_range(from..=to), rng.random_range(from..=to));
         }
         let stretch = from.min(to)..=from.max(to);
-        let shake = |start: &f64| match stretch.contains(start) {
-            true => start + shift * rng.random_range(-1.0..=1.0),
-            false => *start,
+        let shake = |start: &f64| {
+            if stretch.contains(start) {
+                start + shift * rng.random_range(-1.0..=1.0)
+            } else {
+                *start
+            }
         };
         let urgency: Vec<f64> = best.starts.iter().map(shake).collect();
         let releases = releases(&self.graph, &urgency, slack);

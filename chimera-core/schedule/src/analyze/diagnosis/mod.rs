@@ -138,9 +138,10 @@ impl HangReport<'_> {
             let is_sending = matches!(self.instr(rank), Some(Instr::Send(..)));
             // A transport that keeps one order for all may hold a message up behind what is for who is silent.
             if let Some(silent) = self.silent().filter(|_| has_given || is_sending) {
-                words += &match has_given {
-                    true => format!("; {rank} sent it, which is lost, or held up on the way"),
-                    false => format!("; {rank} {}, which is held up", self.doing(rank)),
+                words += &if has_given {
+                    format!("; {rank} sent it, which is lost, or held up on the way")
+                } else {
+                    format!("; {rank} {}, which is held up", self.doing(rank))
                 };
                 (rank, need) = (silent, Need::Other);
                 continue;

@@ -69,9 +69,8 @@ impl IdleTime {
     /// The part of the time of all workers that each cause has: they add up to the bubble ratio.
     pub fn shares(each: &[IdleTime], makespan: f64) -> IdleTime {
         let total = makespan * each.len() as f64;
-        let share = |cause: fn(&IdleTime) -> f64| match total > 0.0 {
-            true => each.iter().map(cause).sum::<f64>() / total,
-            false => 0.0,
+        let share = |cause: fn(&IdleTime) -> f64| {
+            if total > 0.0 { each.iter().map(cause).sum::<f64>() / total } else { 0.0 }
         };
         IdleTime {
             activation: share(|idle| idle.activation),
@@ -319,9 +318,10 @@ impl IdleTime {
         let (wait, order) = wait.split(could);
         self.order += order.len();
         let (unmade, message) = wait.split(inputs.made);
-        match inputs.is_gradient {
-            true => self.gradient += unmade.len(),
-            false => self.activation += unmade.len(),
+        if inputs.is_gradient {
+            self.gradient += unmade.len();
+        } else {
+            self.activation += unmade.len();
         }
         self.message += message.len();
         rest

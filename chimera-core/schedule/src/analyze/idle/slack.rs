@@ -37,9 +37,8 @@ pub fn slack(program: &Program, timeline: &Timeline, costs: &impl Costs) -> Vec<
             latest[node] = latest[node].min(latest[next] - graph.takes[next] - delay);
         }
     }
-    let left = |node: &usize| match is_shorter(ends[*node], latest[*node]) {
-        true => latest[*node] - ends[*node],
-        false => 0.0,
+    let left = |node: &usize| {
+        if is_shorter(ends[*node], latest[*node]) { latest[*node] - ends[*node] } else { 0.0 }
     };
     graph.cells.iter().map(|row| row.iter().map(left).collect()).collect()
 }

@@ -226,9 +226,12 @@ mod tests {
             let mut paired = plain.clone();
             let ops: Vec<Op> = plain.rows[1].iter().flat_map(Cell::ops).collect();
             let [first, between @ .., last] = &ops[..] else { panic!("a row of few ops") };
-            let pairs = between.chunks(2).map(|pair| match is_forward_first {
-                true => Cell::Pair(pair[1], pair[0]),
-                false => Cell::Pair(pair[0], pair[1]),
+            let pairs = between.chunks(2).map(|pair| {
+                if is_forward_first {
+                    Cell::Pair(pair[1], pair[0])
+                } else {
+                    Cell::Pair(pair[0], pair[1])
+                }
             });
             let ends = [Cell::One(*first), Cell::One(*last)];
             paired.rows[1] = [&ends[..1], &pairs.collect::<Vec<_>>(), &ends[1..]].concat();

@@ -214,11 +214,13 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
         let free = self.free_on(worker, cell.lane());
         let start = eaten.iter().copied().fold(*free, Ready::later);
         let end = match cell {
-            Cell::One(op) if cell.lane() == Lane::Moves => match self.program.rules.is_transfer(op)
-            {
-                true => self.work(worker, Work::Move(*op), start, self.costs.op(worker, op)),
-                false => start,
-            },
+            Cell::One(op) if cell.lane() == Lane::Moves => {
+                if self.program.rules.is_transfer(op) {
+                    self.work(worker, Work::Move(*op), start, self.costs.op(worker, op))
+                } else {
+                    start
+                }
+            }
             _ => self.work(worker, Work::Cell(*cell), start, of_cell(self.costs, worker, cell)),
         };
         if occupies > 0.0 {

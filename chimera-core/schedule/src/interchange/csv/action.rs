@@ -32,9 +32,10 @@ pub(super) fn write(cell: &Cell, action_of: impl Fn(Op) -> Action) -> Result<Str
         Cell::One(op) => one(op),
         Cell::Pair(a, b) => {
             let (first, second) = (one(a)?, one(b)?);
-            match is_pair(a.kind, b.kind) {
-                true => Ok(format!("({first};{second}){PAIR}")),
-                false => Err(format!("{cell} is not of a forward and a backward")),
+            if is_pair(a.kind, b.kind) {
+                Ok(format!("({first};{second}){PAIR}"))
+            } else {
+                Err(format!("{cell} is not of a forward and a backward"))
             }
         }
     }
@@ -66,9 +67,10 @@ pub(super) fn read(text: &str) -> Result<Cell, String> {
         return Err("a pair has two actions, with `;` between them".into());
     };
     let (a, b) = (action(first.trim())?, action(second.trim())?);
-    match is_pair(a.kind, b.kind) {
-        true => Ok(Cell::Pair(a, b)),
-        false => Err("a pair is of one F and one B or I".into()),
+    if is_pair(a.kind, b.kind) {
+        Ok(Cell::Pair(a, b))
+    } else {
+        Err("a pair is of one F and one B or I".into())
     }
 }
 
@@ -82,12 +84,14 @@ fn action(text: &str) -> Result<Op, String> {
     let end = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
     let (name, rest) = rest.split_at(end);
     let kind = Kind::from_letter(name).filter(|kind| has_word(*kind));
-    let kind = kind.ok_or_else(|| match COMMUNICATION.contains(&name) {
-        true => format!("{name} is communication, which follows by itself: use `compute_only`"),
-        false if name.chars().any(|c| c.is_ascii_lowercase()) => {
+    let kind = kind.ok_or_else(|| {
+        if COMMUNICATION.contains(&name) {
+            format!("{name} is communication, which follows by itself: use `compute_only`")
+        } else if name.chars().any(|c| c.is_ascii_lowercase()) {
             "unknown type: choose F, B, I or W, in capitals".to_string()
+        } else {
+            "unknown type: choose F, B, I or W".to_string()
         }
-        false => "unknown type: choose F, B, I or W".to_string(),
     })?;
     let (micro_batch, rest) = number(rest, "micro-batch")?;
     if !rest.is_empty() {

@@ -89,9 +89,10 @@ pub fn micro_batches(timetable: &Timetable, pipe: PipeId) -> Vec<u32> {
 
 /// Refuses stages that are no chain: PyTorch gives what a stage makes to the next one.
 fn is_chain(graph: &StageGraph) -> Result<(), String> {
-    match graph.is_chain() {
-        true => Ok(()),
-        false => Err(format!("its stages are a graph ({graph}), and PyTorch's a chain")),
+    if graph.is_chain() {
+        Ok(())
+    } else {
+        Err(format!("its stages are a graph ({graph}), and PyTorch's a chain"))
     }
 }
 

@@ -321,10 +321,8 @@ fn messages_between_two_ranks_are_received_as_they_are_sent() {
                     (false, true) => (stage - 1, stage),
                     (false, false) => (stage + 1, stage),
                 };
-                let (on, side) = match what.starts_with("END") {
-                    true => (from, &mut sent),
-                    false => (to, &mut received),
-                };
+                let (on, side) =
+                    if what.starts_with("END") { (from, &mut sent) } else { (to, &mut received) };
                 assert_eq!(places[on], rank, "{}: {action}", program.schedule());
                 let all: &mut Vec<_> = side.entry((places[from], places[to])).or_default();
                 all.push((from, message.to_string()));

@@ -123,9 +123,10 @@ impl Homes {
             let first = n_micro_batches * (at / n_pipes) as u32;
             let micros = part.iter().filter_map(|block| blocks[of.index()].get(*block)).flatten();
             // The first part takes the place of the pipe.
-            match std::mem::replace(&mut is_split[at], true) {
-                false => self.pipes[at].ranks = ranks,
-                true => self.put(Pipe { of, ranks }, first, micros),
+            if std::mem::replace(&mut is_split[at], true) {
+                self.put(Pipe { of, ranks }, first, micros);
+            } else {
+                self.pipes[at].ranks = ranks;
             }
         }
     }

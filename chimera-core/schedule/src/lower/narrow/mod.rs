@@ -89,9 +89,10 @@ pub fn narrow(
 fn check_width(timetable: &Timetable, width: usize) -> Result<(), TooNarrow> {
     let n_pipes = width.saturating_mul(timetable.placement.n_pipes());
     let n_units = u64::from(timetable.n_units()).saturating_mul(width as u64);
-    match n_pipes > usize::from(u16::MAX) || u32::try_from(n_units).is_err() {
-        true => Err(TooNarrow::TooMany(n_pipes)),
-        false => Ok(()),
+    if n_pipes > usize::from(u16::MAX) || u32::try_from(n_units).is_err() {
+        Err(TooNarrow::TooMany(n_pipes))
+    } else {
+        Ok(())
     }
 }
 

@@ -38,10 +38,10 @@ fn shortest_order(graph: &Graph, starts: &[f64], limits: &Limits) -> Option<Orde
     let graphs = [graph, &graph.reversed()];
     let mut best: Option<Order> = None;
     for lead in LEADS {
-        let urgency = starts.iter().zip(&graph.nodes).map(|(start, node)| match node.frees > 0.0 {
-            true => start - lead * graph.unit,
-            false => *start,
-        });
+        let urgency = starts
+            .iter()
+            .zip(&graph.nodes)
+            .map(|(start, node)| if node.frees > 0.0 { start - lead * graph.unit } else { *start });
         let keys = Keys { urgency: urgency.collect(), releases: Vec::new(), patience: 0.0 };
         // What begins whenever there is room may take the room that others need.
         let late = || Keys { releases: releases(graph, starts, graph.unit), ..keys.clone() };

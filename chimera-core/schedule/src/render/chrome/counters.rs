@@ -227,9 +227,10 @@ mod tests {
         let capped = Lowering { max_peak: Some(1.0), ..Lowering::default() };
         let moved = |name: &str, depth, n, is_shared: bool| {
             let timetable = find(name).unwrap().timetable(&Shape::new(depth, n)).unwrap();
-            let moved = match is_shared {
-                true => bpipe(timetable, &costs),
-                false => offload(timetable, &capped, &costs),
+            let moved = if is_shared {
+                bpipe(timetable, &costs)
+            } else {
+                offload(timetable, &capped, &costs)
             };
             lower(&moved.unwrap(), &Lowering::default()).unwrap()
         };

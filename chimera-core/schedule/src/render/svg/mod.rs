@@ -74,10 +74,8 @@ fn width(panels: &[(&str, &Timeline)], longest: f64) -> f64 {
 
 fn summary(timeline: &Timeline) -> String {
     let s = if timeline.n_workers == 1 { "" } else { "s" };
-    let moves = match has_undrawn_moves(timeline) {
-        true => format!(" · {UNDRAWN_MOVES}"),
-        false => String::new(),
-    };
+    let moves =
+        if has_undrawn_moves(timeline) { format!(" · {UNDRAWN_MOVES}") } else { String::new() };
     format!(
         "{} worker{s} · makespan {} · bubble ratio {:.1} %{moves}",
         timeline.n_workers,

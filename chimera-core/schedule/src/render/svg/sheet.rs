@@ -171,12 +171,11 @@ impl Sheet {
 
     /// Ticks and times below the rows that began at `top`.
     pub(super) fn axis(&mut self, top: f64) {
-        let (step, n_ticks) = match self.scale > 0.0 {
-            true => {
-                let step = tick(56.0 / self.scale);
-                (step, (self.longest / step + 1e-6).floor() as u32)
-            }
-            false => (0.0, 0),
+        let (step, n_ticks) = if self.scale > 0.0 {
+            let step = tick(56.0 / self.scale);
+            (step, (self.longest / step + 1e-6).floor() as u32)
+        } else {
+            (0.0, 0)
         };
         for i in 0..=n_ticks {
             let time = f64::from(i) * step;

@@ -92,10 +92,8 @@ pub fn scaled_on(timeline: &Timeline, width: usize, screen: Screen<'_>) -> Strin
         "" => String::new(),
         marks => format!(", {marks} work beside them"),
     };
-    let moves = match has_undrawn_moves(timeline) {
-        true => format!("; {UNDRAWN_MOVES}"),
-        false => String::new(),
-    };
+    let moves =
+        if has_undrawn_moves(timeline) { format!("; {UNDRAWN_MOVES}") } else { String::new() };
     let _ = writeln!(
         picture.text,
         "{legend}{beside}; + reduction, * update, . idle{moves}; total time {}",

@@ -15,10 +15,7 @@ fn drawn(picture: &str, unit: f64) -> Timeline {
             at += unit * (1 + (block.len() - label.len()).div_ceil(2)) as f64;
             if label != "." {
                 let id = label.trim_end_matches('\'');
-                let kind = match id == label {
-                    true => Kind::Forward,
-                    false => Kind::Backward,
-                };
+                let kind = if id == label { Kind::Forward } else { Kind::Backward };
                 let op = Op::new(kind, PipeId(0), StageId(0), id.parse().unwrap());
                 timeline.events.push(Event {
                     worker: WorkerId(worker as u16),

@@ -17,10 +17,8 @@ fn doubling(n: usize, me: usize) -> Vec<Vec<Part>> {
     let is_extra = me >= core;
     let first = if is_extra { all_to(me - core) } else { Vec::new() };
     let last = if me + core < n { all_to(me + core) } else { Vec::new() };
-    let between = (0..core.ilog2()).map(|bit| match is_extra {
-        true => Vec::new(),
-        false => all_to(me ^ (1 << bit)),
-    });
+    let between =
+        (0..core.ilog2()).map(|bit| if is_extra { Vec::new() } else { all_to(me ^ (1 << bit)) });
     let folds = usize::from(core < n);
     std::iter::repeat_n(first, folds)
         .chain(between)
