@@ -152,7 +152,8 @@ fn recursive(n: usize, me: usize, keeps_sums: bool) -> Vec<Round> {
         let recvs = if me < extra { added(me + core, &(0..core)) } else { Vec::new() };
         rounds.push(Round { adds_up: Some(0..n), sends: Vec::new(), recvs });
     }
-    let (mut mine, mut doubling) = (0..core, Vec::new());
+    let mut mine = 0..core;
+    let mut doubling = Vec::new();
     while mine.len() > 1 {
         let middle = mine.start + mine.len() / 2;
         let (lower, upper) = (mine.start..middle, middle..mine.end);
@@ -192,7 +193,8 @@ mod tests {
     fn run(n: usize, keeps_sums: bool) -> Vec<Held> {
         let plans: Vec<_> = (0..n).map(|me| rounds(n, me, keeps_sums)).collect();
         let mut held: Vec<Held> = (0..n).map(|me| vec![Some(format!("{me}")); n]).collect();
-        let (mut at, mut sent) = (vec![0; n], vec![false; n]);
+        let mut at = vec![0; n];
+        let mut sent = vec![false; n];
         let mut wire: HashMap<(usize, usize, bool), Vec<Held>> = HashMap::new();
         while (0..n).any(|me| at[me] < plans[me].len()) {
             let mut has_moved = false;
@@ -261,7 +263,8 @@ mod tests {
     #[test]
     fn owners_keep_the_sums_of_their_segments() {
         for n in [2, 5, 8, 9, 13, 16, 33] {
-            let (kept, all) = (run(n, true), run(n, false));
+            let kept = run(n, true);
+            let all = run(n, false);
             for (position, owner) in segments(n).into_iter().enumerate() {
                 assert_eq!(kept[owner][position], all[owner][position], "{owner} of {n}");
             }
@@ -280,7 +283,8 @@ mod tests {
                     let mine = all.iter().flatten().filter(|t| t.from == me);
                     let mine: Vec<_> = mine.map(|t| (t.to, t.segments.clone(), t.adds)).collect();
                     let of = |round: &Round| {
-                        let (sends, adds) = (round.sends.clone(), round.adds_up.is_some());
+                        let sends = round.sends.clone();
+                        let adds = round.adds_up.is_some();
                         sends.into_iter().map(move |part| (part.peer, part.segments, adds))
                     };
                     assert_eq!(mine, plan.iter().flat_map(of).collect::<Vec<_>>(), "{me} of {n}");

@@ -153,7 +153,8 @@ impl Request<'_> {
                 timetable
             }
             Source::Search(place, how) => {
-                let (free_border, moves) = (passes.free_border, passes.moves);
+                let free_border = passes.free_border;
+                let moves = passes.moves;
                 // Before the time of the search is spent.
                 let n_forwards = shape.depth.saturating_mul(shape.n_micro_batches as usize);
                 check_window_of(free_border, n_forwards)?;

@@ -120,7 +120,8 @@ fn by_time(program: &Program) -> Vec<(Together, f64)> {
     let mut times: FxHashMap<Together, f64> = FxHashMap::default();
     for (row, events) in program.rows().iter().zip(timeline.rows()) {
         let cells = events.into_iter().filter(|event| matches!(event.work, Work::Cell(_)));
-        let (mut ends, mut clock) = (cells.map(|event| event.end), 0.0);
+        let mut ends = cells.map(|event| event.end);
+        let mut clock = 0.0;
         for instr in row {
             match *instr {
                 Instr::Run(_) => clock = ends.next().unwrap_or(clock),

@@ -94,7 +94,8 @@ impl GivenTimes {
     /// # Errors
     /// [`Miscounted`].
     pub fn of_stages(&self, timetable: &Timetable) -> Result<StageCosts, Miscounted> {
-        let (d, n_stages) = (timetable.placement.n_workers(), timetable.placement.n_stages());
+        let d = timetable.placement.n_workers();
+        let n_stages = timetable.placement.n_stages();
         self.check(n_stages, &format!("{} has {n_stages} stages", timetable.schedule))?;
         let has_ops = self.has_ops();
         let at = |stage| {
@@ -118,7 +119,8 @@ impl GivenTimes {
     /// [`Miscounted`].
     pub fn of_model(&self, timetable: &Timetable) -> Result<StageCosts, Miscounted> {
         let placement = &timetable.placement;
-        let (d, n_stages) = (placement.n_workers(), placement.n_stages());
+        let d = placement.n_workers();
+        let n_stages = placement.n_stages();
         self.check(d, &format!("the model is compared in {d} parts, one for each worker"))?;
         Ok(stage_costs(timetable, (0..n_stages).map(|s| self.of_share(s, n_stages, d))))
     }

@@ -181,8 +181,10 @@ impl Token {
 impl Hash for Token {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Token { kind, pipe, stage, to, span } = *self;
-        let (kind, pipe) = (kind.number(), u64::from(pipe.0));
-        let (stage, len) = (u64::from(stage.0), u64::from(span.len));
+        let kind = kind.number();
+        let pipe = u64::from(pipe.0);
+        let stage = u64::from(stage.0);
+        let len = u64::from(span.len);
         state.write_u64(kind | pipe << 8 | stage << 24 | len << 40);
         state.write_u32(span.start ^ u32::from(to.0) << 16);
     }

@@ -99,7 +99,8 @@ pub fn to_json(timetable: &Timetable) -> String {
         let _ = writeln!(out, r#"  "on_demand": true,"#);
     }
     if timetable.update != Update::Flush {
-        let (rule, n_steps) = (Rule::from(timetable.update), timetable.update.n_steps());
+        let rule = Rule::from(timetable.update);
+        let n_steps = timetable.update.n_steps();
         let _ = writeln!(out, "  \"update\": {rule},\n  \"steps\": {n_steps},");
     }
     let graph = graph(&timetable.graph);
@@ -168,7 +169,8 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
     let units_per_micro = file.units_per_micro()?;
     let n_units = file.check_units(units_per_micro)?;
     file.check_cells(n_units)?;
-    let (update, graph) = (file.update()?, file.graph()?);
+    let update = file.update()?;
+    let graph = file.graph()?;
     let placement = Placement::new(file.depth, file.placement)
         .ok_or_else(|| invalid("placement", "not every stage of every pipe has a worker"))?;
     let placement = match file.counted_stages {

@@ -203,10 +203,12 @@ fn token(token: &Token) -> String {
         TokenKind::Memory(lane, _) => Some(lane),
         _ => None,
     };
-    let (kind, units) = (kind.name(), units(*span));
+    let kind = kind.name();
+    let units = units(*span);
     let to = if token.skips() { format!(r#","to":{}"#, to.0) } else { String::new() };
     let lane = frees.map_or(String::new(), |lane| format!(r#","lane":"{}""#, lane.name()));
-    let (pipe, stage) = (pipe.0, stage.0);
+    let pipe = pipe.0;
+    let stage = stage.0;
     format!(r#"{{"kind":"{kind}","pipe":{pipe},"stage":{stage}{to},"units":{units}{lane}}}"#)
 }
 

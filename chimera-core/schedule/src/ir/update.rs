@@ -74,7 +74,8 @@ impl Window {
                 (micros_per_step, n_steps)
             }
         };
-        let (units_per_step, units_per_update) = (units(micros_per_step), units(micros_per_update));
+        let units_per_step = units(micros_per_step);
+        let units_per_update = units(micros_per_update);
         Some(Window { update, units_per_step, units_per_update, n_updates })
     }
 

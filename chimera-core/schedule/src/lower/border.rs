@@ -82,7 +82,9 @@ mod tests {
     #[test]
     fn schedules_that_end_askew_keep_their_gain_at_each_border() {
         for (depth, n, t) in [(4, 8, 4), (4, 7, 3), (8, 16, 4), (2, 6, 5), (4, 4, 4), (6, 8, 3)] {
-            let (d, n_, t_) = (depth as f64, f64::from(n), f64::from(t));
+            let d = depth as f64;
+            let n_ = f64::from(n);
+            let t_ = f64::from(t);
             let gap = (2.0 * d - 1.0 - n_).max(0.0);
             let h2 = 3.0 * n_ * t_ + (d - 1.0) + (t_ - 1.0) * gap + (gap / 2.0).floor();
             assert_eq!(makespans("zb-h2", depth, n, t).0, h2, "zb-h2, {depth}, {n}, {t}");

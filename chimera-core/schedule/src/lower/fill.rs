@@ -108,7 +108,8 @@ impl<'p, C: Costs> IdleRow<'p, C> {
         let mut busy = events.iter().filter(|event| event.work.occupies());
         let standstills: Vec<_> =
             events.iter().filter_map(|event| self.standstill(event)).collect();
-        let (mut at, mut free) = (0, 0.0);
+        let mut at = 0;
+        let mut free = 0.0;
         let until = |idle: &mut Vec<Idle>, at, free, to| {
             let is_whole = !standstills.iter().any(|(from, end)| *from < to && *end > free);
             if is_shorter(free, to) && is_whole {
@@ -181,7 +182,8 @@ fn on_backward<C: Costs>(row: &IdleRow<'_, C>) -> Vec<PlacedPiece> {
                     for (unit, work) in
                         op.span.units().flat_map(|unit| works.iter().map(move |work| (unit, *work)))
                     {
-                        let (kind, span) = (Kind::Work(work), Span::one(unit));
+                        let kind = Kind::Work(work);
+                        let span = Span::one(unit);
                         waiting.push_back(Op { kind, span, ..op });
                     }
                 }
@@ -202,7 +204,8 @@ fn on_backward<C: Costs>(row: &IdleRow<'_, C>) -> Vec<PlacedPiece> {
 
 /// Pieces that wait for nothing, of each work and stage in turn.
 fn anytime<C: Costs>(row: &IdleRow<'_, C>) -> Vec<PlacedPiece> {
-    let (program, worker) = (row.program, row.worker);
+    let program = row.program;
+    let worker = row.worker;
     let mut kinds = Vec::new();
     for (pipe, stage) in held(program, worker) {
         for (id, own) in program.rules.works().iter().enumerate() {

@@ -134,7 +134,8 @@ fn move_up(row: &mut [CellPeak], op: &Op, activations: f64, cells: usize, limit:
         if passed.cell.ops().any(makes_it) || !is_within(passed.most + activations, limit) {
             return;
         }
-        let (before, most) = (passed.before, passed.before + activations);
+        let before = passed.before;
+        let most = passed.before + activations;
         row[at] =
             CellPeak { before: before + activations, most: passed.most + activations, ..passed };
         at -= 1;

@@ -31,12 +31,15 @@ pub(super) fn waits(timetable: &Timetable, rules: &Rules) -> MemoryWaits {
     let senders = Senders::of(timetable);
     for (worker, row) in (0..).map(WorkerId).zip(&timetable.rows) {
         let changes: Vec<_> = row.iter().map(|cell| memory.change(worker, cell, rules)).collect();
-        let (mut held, mut peak) = (0.0, 0.0f64);
+        let mut held = 0.0;
+        let mut peak = 0.0f64;
         for (more, less) in &changes {
             peak = peak.max(held + more);
             held += more - less;
         }
-        let (mut filled, mut freed, mut n_freed) = (0.0, 0.0, 0);
+        let mut filled = 0.0;
+        let mut freed = 0.0;
+        let mut n_freed = 0;
         let mut last: [Option<usize>; 2] = [None; 2];
         // The last that each lane has waited for, by its worker and the lane that frees.
         let mut known: FxHashMap<(WorkerId, Lane, Lane), usize> = FxHashMap::default();

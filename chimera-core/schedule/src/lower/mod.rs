@@ -166,7 +166,8 @@ impl Passes {
         how: &Lowering,
         costs: &impl Costs,
     ) -> Result<Timetable, Refusal> {
-        let (mut timetable, mut limit) = (timetable, how.max_peak);
+        let mut timetable = timetable;
+        let mut limit = how.max_peak;
         if self.recompute != Recompute::None {
             if self.split_backward && limit.is_none() {
                 limit = Some(dry_run(&timetable, costs)?.objective.peak);

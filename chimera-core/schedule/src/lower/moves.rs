@@ -89,7 +89,8 @@ pub fn offload(
     let makespan = before.timeline.makespan();
     let steps = (before.objective.peak * f64::from(timetable.units_per_micro)).ceil() as u32;
     let most = |step: u32| f64::from(step) / f64::from(timetable.units_per_micro);
-    let (mut too_few, mut enough) = (0, steps);
+    let mut too_few = 0;
+    let mut enough = steps;
     while enough - too_few > 1 {
         let middle = too_few.midpoint(enough);
         let moved = dry_run(&offloaded(most(middle)), costs);
@@ -118,12 +119,14 @@ pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refu
     // What is on its way counts at both ends.
     let share = |w: usize| ((peaks[w] + peaks[last - w] + unit) / 2.0 / unit - 1e-6).ceil() * unit;
     let rows = rows(&timetable, |worker| {
-        let (peak, partner) = (peaks[worker.index()], peaks[last - worker.index()]);
+        let peak = peaks[worker.index()];
+        let partner = peaks[last - worker.index()];
         let share = share(worker.index());
         // Who holds less has nothing to give, and a pair that holds as much gains nothing.
         if peak > partner && peak > share { share } else { peak }
     });
-    let (rules, memory) = (&Rules::of(&timetable), &memory(&timetable));
+    let rules = &Rules::of(&timetable);
+    let memory = &memory(&timetable);
     let moved = |timeline: &Timeline, pace: f64| {
         let partners = Partners { rules, memory, timeline, costs, pace };
         let moved = Timetable { rows: partners.keep(&rows), ..timetable.clone() };
@@ -142,7 +145,8 @@ pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refu
 
 /// The rows of a timetable, of which a worker holds no more than `most` says.
 fn rows(timetable: &Timetable, most: impl Fn(WorkerId) -> f64) -> Vec<MovingRow> {
-    let (rules, memory) = (Rules::of(timetable), memory(timetable));
+    let rules = Rules::of(timetable);
+    let memory = memory(timetable);
     let moving = |(worker, row): (WorkerId, &Vec<Cell>)| {
         MovingRow::new(worker, row, most(worker), (&rules, &memory))
     };

@@ -128,7 +128,8 @@ fn at_end(row: &[Split]) -> Vec<Cell> {
 fn starts(rows: &[Vec<Split>], timeline: &Timeline) -> Vec<Vec<f64>> {
     let mut starts: Vec<Vec<f64>> = vec![Vec::new(); rows.len()];
     for event in &timeline.events {
-        let (row, starts) = (&rows[event.worker.index()], &mut starts[event.worker.index()]);
+        let row = &rows[event.worker.index()];
+        let starts = &mut starts[event.worker.index()];
         let next = row.get(starts.len()).map(|split| Work::Cell(split.cell));
         if next == Some(event.work) {
             starts.push(event.start);
@@ -164,8 +165,10 @@ impl<C: Costs> Room<'_, C> {
         fit: Fit,
         limit: Option<f64>,
     ) -> Vec<Cell> {
-        let (mut filled, mut left) = (Vec::with_capacity(2 * row.len()), VecDeque::new());
-        let (mut clock, mut held) = (0.0, 0.0);
+        let mut filled = Vec::with_capacity(2 * row.len());
+        let mut left = VecDeque::new();
+        let mut clock = 0.0;
+        let mut held = 0.0;
         for (split, &start) in row.iter().zip(starts) {
             let (more, less) = self.activations.change(worker, &split.cell, &self.rules);
             while let Some(&half) = left.front() {

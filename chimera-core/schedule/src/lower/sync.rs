@@ -71,8 +71,8 @@ pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
     let Program { rows, buckets, window, has_barrier, .. } = program;
     let mut order: Vec<BucketId> = (0..buckets.len()).map(|b| BucketId(b as u32)).collect();
     // Updates of a stage follow each other, also where a worker is done with one before another is with the one before.
-    let (mut latest, n_of_update) =
-        (ends.latest.clone(), buckets.len() / window.n_updates() as usize);
+    let mut latest = ends.latest.clone();
+    let n_of_update = buckets.len() / window.n_updates() as usize;
     for bucket in n_of_update..buckets.len() {
         latest[bucket] = latest[bucket].max(latest[bucket - n_of_update]);
     }
@@ -168,7 +168,8 @@ fn add_sync(
     }
     out.extend(waiting.flat_map(|(b, _)| start(*b)));
     let rest = mine.iter().filter(|b| first_use(b).is_none());
-    let (awaits, steps) = (rest.clone().map(|b| Instr::Await(*b)), rest.map(|b| Instr::Step(*b)));
+    let awaits = rest.clone().map(|b| Instr::Await(*b));
+    let steps = rest.map(|b| Instr::Step(*b));
     match updates {
         Updates::Agreed => out.extend(awaits.chain([Instr::Agree]).chain(steps)),
         Updates::AtEnd | Updates::BeforeUse => {

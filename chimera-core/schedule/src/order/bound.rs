@@ -20,7 +20,8 @@ pub(crate) fn lower_bound(graph: &Graph) -> f64 {
 /// The least makespan of preemptible jobs of (release, time, tail) on one machine.
 pub(super) fn one_machine(mut jobs: Vec<(f64, f64, f64)>) -> f64 {
     jobs.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (mut now, mut longest) = (0.0f64, 0.0f64);
+    let mut now = 0.0f64;
+    let mut longest = 0.0f64;
     // By tail, whose bits are in the order of its value: it is not negative.
     let mut waiting: BinaryHeap<(u64, u64)> = BinaryHeap::new();
     let mut released = jobs.into_iter().peekable();

@@ -56,7 +56,9 @@ fn waits(graph: &Graph, max_peak: f64) -> Option<Vec<(u32, u32)>> {
     }
     let mut waits = Vec::new();
     for StageCells { makers, eaters, .. } in lanes.into_values().filter(|lane| !lane.is_mixed) {
-        let (mut made, mut eaten, mut n_eaten) = (0.0, 0.0, 0);
+        let mut made = 0.0;
+        let mut eaten = 0.0;
+        let mut n_eaten = 0;
         for (_, maker, activations) in makers {
             let before = made;
             made += activations;

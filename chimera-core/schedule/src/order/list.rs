@@ -39,7 +39,8 @@ impl Order {
     pub(crate) fn objective(&self, graph: &Graph) -> OrderObjective {
         let most = |changes: fn(&Node) -> (f64, f64)| {
             let peak = |row: &Vec<u32>| {
-                let (mut held, mut most) = (0.0f64, 0.0f64);
+                let mut held = 0.0f64;
+                let mut most = 0.0f64;
                 for id in row {
                     let (more, less) = changes(&graph.nodes[*id as usize]);
                     most = most.max(held + more);

@@ -44,7 +44,9 @@ pub fn improved<E>(
         return Ok(lens);
     }
     let n_moves = n * n;
-    let (mut shortest, mut n_tried, mut n_in_vain) = (step(&lens)?, 1, 0);
+    let mut shortest = step(&lens)?;
+    let mut n_tried = 1;
+    let mut n_in_vain = 0;
     for nth in (0..n_moves).cycle() {
         if n_in_vain == n_moves || n_tried >= n_tries {
             break;
@@ -152,13 +154,15 @@ impl LayerChain {
 
     /// Layers of stages that are as long as can be, up to one.
     fn even(&self) -> Vec<usize> {
-        let (n, stages) = (self.n_layers(), self.n_stages);
+        let n = self.n_layers();
+        let stages = self.n_stages;
         (0..stages).map(|stage| (stage + 1) * n / stages - stage * n / stages).collect()
     }
 
     /// What the busiest worker has to do.
     fn busiest(&self, lens: &[usize]) -> f64 {
-        let (mut taken, mut busiest) = ((0, 0), 0.0f64);
+        let mut taken = (0, 0);
+        let mut busiest = 0.0f64;
         for step in 0..self.n_steps() {
             let right = if self.has_right(step) { lens[self.n_stages - 1 - step] } else { 0 };
             let (own, mirrored) = self.costs(step, taken, (lens[step], right));
@@ -232,7 +236,8 @@ impl LayerChain {
         bound: f64,
         mut tell: impl FnMut(Taken, (f64, f64)),
     ) {
-        let (n_steps_behind, has_right) = (self.n_steps() - step - 1, self.has_right(step));
+        let n_steps_behind = self.n_steps() - step - 1;
+        let has_right = self.has_right(step);
         let capacity_behind: f64 = (step + 1..self.n_steps()).map(|step| self.capacity(step)).sum();
         let n_behind = if self.is_folded {
             self.n_stages.saturating_sub(2 * (step + 1))
@@ -265,7 +270,8 @@ impl LayerChain {
 
 /// Whether each worker holds a stage and its mirror image, and no other.
 fn is_folded(placement: &Placement) -> bool {
-    let (n, n_workers) = (placement.n_stages(), placement.n_workers() as u16);
+    let n = placement.n_stages();
+    let n_workers = placement.n_workers() as u16;
     let is_pair = |worker| match placement.stages_of(WorkerId(worker))[..] {
         [middle] => 2 * middle.index() + 1 == n,
         [one, other] => one.index() + other.index() + 1 == n,

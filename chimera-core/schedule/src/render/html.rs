@@ -37,7 +37,8 @@ pub fn page(program: &Program, timeline: &Timeline, title: &str) -> String {
 }
 
 fn figures(program: &Program, timeline: &Timeline) -> String {
-    let (placement, graph) = (program.placement(), program.rules().graph());
+    let placement = program.placement();
+    let graph = program.rules().graph();
     let stages = if graph.is_chain() {
         placement.n_stages().to_string()
     } else {

@@ -116,7 +116,8 @@ mod tests {
             let program = lower(timetable, &Lowering::default()).unwrap();
             let timeline = simulate(&program, &costs);
             let scaled = text::scaled(&timeline, 80);
-            let (text, svg) = (text::timeline(&timeline), svg::step(&program, &timeline, ""));
+            let text = text::timeline(&timeline);
+            let svg = svg::step(&program, &timeline, "");
             [text, scaled, svg, html::page(&program, &timeline, "")]
         };
         for (plain, told) in drawn(&timetable, free).iter().zip(drawn(&shared, free)) {

@@ -33,7 +33,8 @@ pub(super) fn timetable(
     let d = shape.depth;
     let workers: Vec<Slots> = (0..d as u64).map(|w| Slots::of(&offsets(w))).collect();
     let slot = |op: &Op| {
-        let (chunk, at) = (op.stage.index() / d, op.stage.index() % d);
+        let chunk = op.stage.index() / d;
+        let at = op.stage.index() % d;
         let slots = &workers[if chunk == 0 { at } else { d - 1 - at }];
         let first = match op.kind {
             Kind::Forward => slots.forwards,

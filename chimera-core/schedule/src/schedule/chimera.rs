@@ -46,7 +46,8 @@ impl Schedule for Chimera {
         let f = fit_pipes(shape)?;
         let mut grid = Grid::new(Placement::mirrored(shape.depth, f));
         let d = shape.depth as u32;
-        let (mut micro, mut slot) = (0, 0);
+        let mut micro = 0;
+        let mut slot = 0;
         while micro < shape.n_micro_batches {
             let left = shape.n_micro_batches - micro;
             let unit = match shape.scaling {

@@ -50,7 +50,8 @@ impl Schedule for Dapple {
         let mut grid = Grid::new(Placement::line(shape.depth));
         for s in 0..shape.depth {
             for m in 0..shape.n_micro_batches {
-                let (stage, group) = (s as u64, u64::from(m / k));
+                let stage = s as u64;
+                let group = u64::from(m / k);
                 grid.put(stage + 2 * group, Kind::Forward, 0, s, Span::one(m));
                 grid.put(2 * d - 1 - stage + 2 * group, Kind::Backward, 0, s, Span::one(m));
             }

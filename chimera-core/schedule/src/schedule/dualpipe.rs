@@ -51,7 +51,8 @@ impl Schedule for DualPipe {
 /// # Panics
 /// If `n` is less than `2 * half`.
 pub(super) fn dual(lanes: [PhaseQueue; 2], n: u32, half: u32, h: u32) -> PhaseRow {
-    let (to_middle, inner) = (half - 1 - h, h + 1);
+    let to_middle = half - 1 - h;
+    let inner = h + 1;
     let n_both = n - 2 * half + inner;
     // In the middle the first backward comes late, and the forward need not wait for it.
     let n_apart = u32::from(to_middle == 0);

@@ -28,7 +28,8 @@ impl Schedule for Gems {
         let mut grid = Grid::new(Placement::mirrored(shape.depth, 1));
         for s in 0..shape.depth {
             for m in 0..shape.n_micro_batches {
-                let (turn, pipe) = (2 * u64::from(m), m as usize % 2);
+                let turn = 2 * u64::from(m);
+                let pipe = m as usize % 2;
                 grid.put(turn, Kind::Forward, pipe, s, Span::one(m));
                 grid.put(turn + 1, Kind::Backward, pipe, s, Span::one(m));
             }

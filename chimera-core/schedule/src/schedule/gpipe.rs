@@ -30,7 +30,8 @@ impl Schedule for GPipe {
         let mut grid = Grid::new(Placement::line(shape.depth));
         for s in 0..shape.depth {
             for m in 0..n {
-                let (stage, micro) = (s as u64, u64::from(m));
+                let stage = s as u64;
+                let micro = u64::from(m);
                 grid.put(stage + micro, Kind::Forward, 0, s, Span::one(m));
                 let backward = u64::from(n) + 2 * (d - 1) - stage + micro;
                 grid.put(backward, Kind::Backward, 0, s, Span::one(m));

@@ -30,7 +30,8 @@ impl Grid {
 
     /// Puts an op where its stage lives.
     pub fn put(&mut self, slot: u64, kind: Kind, pipe: usize, stage: usize, span: Span) {
-        let (pipe, stage) = (PipeId(pipe as u16), StageId(stage as u16));
+        let pipe = PipeId(pipe as u16);
+        let stage = StageId(stage as u16);
         let worker = self.placement.worker(pipe, stage);
         self.rows[worker.index()].push((slot, Op { kind, pipe, stage, span }));
     }

@@ -39,7 +39,8 @@ impl Schedule for Interleaved {
         let (d, n, v) = (shape.depth as u32, shape.n_micro_batches, shape.n_chunks as u32);
         self.fits(shape)?;
         let placement = Placement::interleaved(shape.depth, shape.n_chunks);
-        let (group, n_forwards) = (d * v, n * v);
+        let group = d * v;
+        let n_forwards = n * v;
         Ok(phases::timetable(self, shape, placement, |worker| {
             let p = worker as u32;
             // The k-th forward, or the k-th backward of the mirrored pipe.
@@ -59,7 +60,8 @@ impl Schedule for Interleaved {
 impl Interleaved {
     fn fits(&self, shape: &Shape) -> Result<(), Unfit> {
         shape.check_chunks(self, shape.n_chunks, 1, "chunks")?;
-        let (d, n_micro_batches) = (shape.depth as u32, shape.n_micro_batches);
+        let d = shape.depth as u32;
+        let n_micro_batches = shape.n_micro_batches;
         if !n_micro_batches.is_multiple_of(d) {
             let below = n_micro_batches / d * d;
             let reason = format!("{n_micro_batches} micro-batches are not a multiple of depth {d}");

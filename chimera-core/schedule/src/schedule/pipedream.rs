@@ -55,7 +55,8 @@ pub(super) fn without_flush(
     let mut grid = Grid::new(Placement::line(shape.depth));
     for s in 0..shape.depth {
         for m in 0..n_micro_batches {
-            let (stage, micro) = (s as u64, u64::from(m));
+            let stage = s as u64;
+            let micro = u64::from(m);
             grid.put(stage + 2 * micro, Kind::Forward, 0, s, Span::one(m));
             grid.put(2 * d - 1 - stage + 2 * micro, Kind::Backward, 0, s, Span::one(m));
         }

@@ -129,7 +129,8 @@ impl Shape {
 
     /// Refuses fewer micro-batches than 2D.
     pub(super) fn check_twice_depth(&self, schedule: &dyn Schedule) -> Result<(), Unfit> {
-        let (n, least) = (self.n_micro_batches, 2 * self.depth as u32);
+        let n = self.n_micro_batches;
+        let least = 2 * self.depth as u32;
         if n < least {
             let reason = format!("{n} micro-batches are less than 2D = {least}");
             return Err(Unfit::new(schedule, reason, format!("{least} micro-batches")));

@@ -170,7 +170,8 @@ pub fn auto<C: Costs, E: From<AutoError>>(
         halved_micro_batches: shape.scaling == Scaling::Halving,
         recompute: passes.recompute,
     };
-    let (placement, n) = (place.placement(shape)?, shape.n_micro_batches);
+    let placement = place.placement(shape)?;
+    let n = shape.n_micro_batches;
     let found = shortest(&placement, n, allowed, how, costs, observe)?;
     let Found { timetable, progress } =
         found.ok_or(AutoError::Memory(how.max_peak.unwrap_or(f64::INFINITY)))?;
@@ -186,7 +187,8 @@ impl fmt::Display for Report {
             f.write_str("no time to find a lower bound, ")?;
         } else {
             let above = if lower_bound > 0.0 { makespan / lower_bound - 1.0 } else { 0.0 };
-            let (bound, above) = (significant(lower_bound, 6), (above * 100.0).max(0.0));
+            let bound = significant(lower_bound, 6);
+            let above = (above * 100.0).max(0.0);
             write!(f, "lower bound {bound} on this placement, {above:.1} % above it, ")?;
         }
         write!(f, "{n_orders} order(s) tried")?;

@@ -118,7 +118,8 @@ fn idle(
         let updated: Vec<_> = updates_before(worker, &row.busy, &updates).collect();
         let later = Later::of((program, worker), &row.busy, &updated, &memory, &inputs);
         let mut held = held_before(program, worker, &memory).into_iter();
-        let (mut idle, mut free) = (IdleTime::default(), 0.0);
+        let mut idle = IdleTime::default();
+        let mut free = 0.0;
         for (at, event) in row.busy.iter().enumerate() {
             let gap = IdleGap { from: free, to: event.start };
             free = free.max(event.end);
@@ -167,7 +168,8 @@ fn updates_before(
 
 /// What a worker holds before each of its compute cells, in the order of its row.
 fn held_before(program: &Program, worker: WorkerId, memory: &ActivationMemory) -> Vec<f64> {
-    let (mut held, mut before) = (0.0, Vec::new());
+    let mut held = 0.0;
+    let mut before = Vec::new();
     for instr in &program.rows()[worker.index()] {
         let Instr::Run(cell) = instr else { continue };
         if cell.lane() == Lane::Compute {

@@ -65,7 +65,8 @@ struct Dependences<'p, C> {
 
 impl<'p, C: Costs> Dependences<'p, C> {
     fn new(program: &'p Program, costs: &'p C) -> Dependences<'p, C> {
-        let (n_workers, n_buckets) = (program.rows.len(), program.buckets.len());
+        let n_workers = program.rows.len();
+        let n_buckets = program.buckets.len();
         let sums = (0..n_buckets as u32).map(|bucket| costs.reduce(BucketId(bucket)));
         Dependences {
             program,
@@ -121,7 +122,8 @@ impl<'p, C: Costs> Dependences<'p, C> {
         let mut last_of_workers: Vec<Option<usize>> = vec![None; self.program.rows.len()];
         let mut last_of_links: FxHashMap<usize, After> = FxHashMap::default();
         for (bucket, _) in sums {
-            let (sum, takes) = (bucket.index(), self.takes[bucket.index()]);
+            let sum = bucket.index();
+            let takes = self.takes[bucket.index()];
             for member in &self.program.buckets[sum].members {
                 if let Some(before) = last_of_workers[member.index()].replace(sum) {
                     self.next[before].push((sum, 0.0));
@@ -203,7 +205,8 @@ impl<C: Costs> Machine for Dependences<'_, C> {
             self.queues[channel.index()].push_back(value);
             return Ok(());
         }
-        let (takes, occupies) = (self.costs.message(&token), self.costs.occupies(&token));
+        let takes = self.costs.message(&token);
+        let occupies = self.costs.occupies(&token);
         let mut starts = value;
         // A message that occupies the worker begins when those before it let it, and holds up what comes next.
         if occupies > 0.0

@@ -83,7 +83,8 @@ impl HeldOverTime {
 
     /// The most that a worker holds from one time to another, neither of which is earlier than before.
     fn most(&mut self, w: usize, from: f64, to: f64) -> f64 {
-        let (changes, now) = (&mut self.changes[w], &mut self.now[w]);
+        let changes = &mut self.changes[w];
+        let now = &mut self.now[w];
         let mut most = f64::NEG_INFINITY;
         while let Some((at, by)) = changes.front().copied().filter(|(at, _)| *at < to) {
             if at > from {

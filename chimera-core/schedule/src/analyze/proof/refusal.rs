@@ -261,7 +261,8 @@ pub struct Savings {
 impl Savings {
     /// What a program does.
     pub(super) fn of(program: &Program) -> Savings {
-        let (mut forwards, mut again) = (0, 0);
+        let mut forwards = 0;
+        let mut again = 0;
         let mut savings = Savings::default();
         let cells = program.rows.iter().flatten().filter_map(|instr| match instr {
             Instr::Run(cell) => Some(cell),

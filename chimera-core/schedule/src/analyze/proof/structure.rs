@@ -13,12 +13,14 @@ use crate::ir::update::{Update, Window};
 /// Checks a timetable, and that `tied` names stages of it, each once; returns its window.
 pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Window, Refusal> {
     let placement = &timetable.placement;
-    let (rows, workers) = (timetable.rows.len(), placement.n_workers());
+    let rows = timetable.rows.len();
+    let workers = placement.n_workers();
     let refuse = |reason| Err(refusal(timetable, None, reason));
     if rows != workers {
         return refuse(Reason::Rows { rows, workers });
     }
-    let (edges, stages) = (timetable.graph.n_stages(), placement.n_stages());
+    let edges = timetable.graph.n_stages();
+    let stages = placement.n_stages();
     if edges != stages {
         return refuse(Reason::Graph { edges, stages });
     }
@@ -28,7 +30,8 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
     let Some(window) =
         Window::new(timetable.update, timetable.n_micro_batches, timetable.units_per_micro)
     else {
-        let (n_micro_batches, n_steps) = (timetable.n_micro_batches, timetable.update.n_steps());
+        let n_micro_batches = timetable.n_micro_batches;
+        let n_steps = timetable.update.n_steps();
         return refuse(Reason::Window { n_micro_batches, n_steps });
     };
     if window.update() != Update::Flush && !tied.is_empty() {
@@ -164,7 +167,8 @@ impl PassesDone {
     const RECOMPUTE: u8 = 8;
 
     fn new(timetable: &Timetable) -> PassesDone {
-        let (n_units, n_stages) = (timetable.n_units() as usize, timetable.placement.n_stages());
+        let n_units = timetable.n_units() as usize;
+        let n_stages = timetable.placement.n_stages();
         PassesDone { n_stages, pipe_of: vec![None; n_units], done: vec![0; n_units * n_stages] }
     }
 
@@ -218,7 +222,8 @@ impl PassesDone {
             })
             .collect();
         let is_kept = |(at, done): (usize, &u8)| {
-            let (pipe, stage) = (self.pipe_of[at / self.n_stages], at % self.n_stages);
+            let pipe = self.pipe_of[at / self.n_stages];
+            let stage = at % self.n_stages;
             !recomputes(done) && recomputed.contains(&(pipe, stage))
         };
         if let Some(at) = self.done.iter().enumerate().position(is_kept) {

@@ -180,7 +180,8 @@ impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
     }
 
     fn sum(&mut self, bucket: BucketId) {
-        let (start, takes) = (self.begin(bucket), self.costs.reduce(bucket));
+        let start = self.begin(bucket);
+        let takes = self.costs.reduce(bucket);
         let mut end = start;
         for member in &self.program.buckets[bucket.index()].members {
             end = self.work(*member, Work::Reduce(bucket), start, takes);
@@ -248,7 +249,8 @@ impl<C: Costs, F: FnMut(Event)> Machine for Simulation<'_, C, F> {
             self.queues[channel.index()].push_back(value);
             return Ok(());
         }
-        let (takes, occupies) = (self.costs.message(&token), self.costs.occupies(&token));
+        let takes = self.costs.message(&token);
+        let occupies = self.costs.occupies(&token);
         let free = &mut self.free[worker.index()];
         // A message that occupies the worker begins when those before it let it.
         let start = if occupies > 0.0 { value.later(*free) } else { value };

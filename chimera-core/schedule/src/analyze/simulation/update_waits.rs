@@ -51,7 +51,9 @@ fn row_waits(
     summed: &mut [f64],
 ) -> Vec<Option<f64>> {
     let mut busy = busy.iter().peekable();
-    let (mut now, mut awaited, mut waits) = (0.0f64, None, Vec::new());
+    let mut now = 0.0f64;
+    let mut awaited = None;
+    let mut waits = Vec::new();
     for instr in &program.rows()[worker.index()] {
         match instr {
             Instr::Run(cell) if cell.lane() == Lane::Compute => {

@@ -304,7 +304,8 @@ fn messages_between_two_ranks_are_received_as_they_are_sent() {
         let places: Vec<usize> =
             program.placement().pipes().iter().flatten().map(|worker| worker.index()).collect();
         // By sender and receiver, what is on its way: direction, sending stage, micro-batch.
-        let (mut sent, mut received) = (BTreeMap::new(), BTreeMap::new());
+        let mut sent = BTreeMap::new();
+        let mut received = BTreeMap::new();
         for (rank, row) in csv.lines().enumerate() {
             for action in row.split(',') {
                 let Some((stage, what)) = action.split_once(['S', 'R']) else { continue };

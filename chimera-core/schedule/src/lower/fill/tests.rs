@@ -124,7 +124,8 @@ fn violated(program: &Program) -> Option<String> {
     let n_units = program.n_micro_batches * program.units_per_micro;
     let mut done = std::collections::BTreeMap::new();
     for (w, row) in program.rows.iter().enumerate() {
-        let (mut shown, mut summed) = (std::collections::BTreeSet::new(), Vec::new());
+        let mut shown = std::collections::BTreeSet::new();
+        let mut summed = Vec::new();
         for instr in row {
             match instr {
                 Instr::Reduce(bucket) => {

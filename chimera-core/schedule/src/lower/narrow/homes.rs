@@ -116,7 +116,8 @@ impl Homes {
         let mut is_split = vec![false; self.pipes.len()];
         for ((at, homes), part) in parts {
             let Pipe { of, ranks } = &self.pipes[at];
-            let (of, mut ranks) = (*of, ranks.clone());
+            let of = *of;
+            let mut ranks = ranks.clone();
             for (stage, rank) in homes {
                 ranks[stage.index()] = rank;
             }
@@ -185,7 +186,8 @@ impl Loads {
 /// By pipe of a group: its micro-batches, those together that share an op.
 fn blocks(timetable: &Timetable) -> Vec<Vec<Vec<u32>>> {
     let n_micros = timetable.n_micro_batches as usize;
-    let (mut pipe_of, mut begins) = (vec![None; n_micros], vec![true; n_micros]);
+    let mut pipe_of = vec![None; n_micros];
+    let mut begins = vec![true; n_micros];
     for op in timetable.ops() {
         let units = op.span.units();
         let micros = units.start / timetable.units_per_micro

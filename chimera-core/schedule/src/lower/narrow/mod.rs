@@ -229,7 +229,8 @@ impl<'t> JobOps<'t> {
 
     /// The cells of each living rank, by their times.
     fn rows(&self, living: &[Rank], homes: &Homes) -> Vec<Vec<Timed>> {
-        let (placement, n_units) = (&self.timetable.placement, self.timetable.n_units());
+        let placement = &self.timetable.placement;
+        let n_units = self.timetable.n_units();
         let mut rows = vec![Vec::new(); living.len()];
         for group in 0..self.width {
             let moved = |op: Op| {

@@ -107,7 +107,9 @@ struct Told<'t> {
 /// The trace of a training: each rank is a process, and times are on one clock. Gaps are those of all ranks.
 pub fn training(runs: &[Ran<'_>], gaps: &[Gap], sizes: Option<&Sizes>) -> String {
     let mut ranks: Vec<(usize, usize, usize)> = Vec::new();
-    let (mut events, mut n_arrows, mut timed) = (Vec::new(), 0, BTreeSet::new());
+    let mut events = Vec::new();
+    let mut n_arrows = 0;
+    let mut timed = BTreeSet::new();
     for Ran { program, group, step, timeline, waits, kernels } in runs {
         let first = group * timeline.n_workers;
         ranks.extend((0..timeline.n_workers).map(|worker| (first + worker, *group, worker)));

@@ -34,7 +34,8 @@ fn number(event: &Value, key: &str) -> f64 {
 
 /// A step without waits or kernels.
 fn ran(program: &Program, timeline: Timeline) -> Ran<'_> {
-    let (waits, kernels) = (Vec::new(), Vec::new());
+    let waits = Vec::new();
+    let kernels = Vec::new();
     Ran { program, group: 0, step: 0, timeline, waits, kernels }
 }
 
@@ -105,7 +106,8 @@ fn arrows_go_from_the_slice_that_makes_to_the_slice_that_eats() {
     let arrow = |phase: &str, name: &str| {
         events.iter().find(|e| e["ph"] == phase && e["name"] == name).unwrap()
     };
-    let (leaves, arrives) = (arrow("s", "activation"), arrow("f", "activation"));
+    let leaves = arrow("s", "activation");
+    let arrives = arrow("f", "activation");
     assert_eq!(leaves["id"], arrives["id"]);
     let from = slice(0, "F0");
     assert!((number(from, "ts")..number(from, "dur")).contains(&number(leaves, "ts")));

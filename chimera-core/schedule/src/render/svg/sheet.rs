@@ -73,13 +73,15 @@ impl Sheet {
 
     /// All workers, from here down; `named` if their names stand beside them.
     pub(super) fn rows(&mut self, timeline: &Timeline, height: f64, gap: f64, named: bool) {
-        let (rows, n_pipes) = (rows(timeline), n_pipes(timeline));
+        let rows = rows(timeline);
+        let n_pipes = n_pipes(timeline);
         let n_lanes =
             rows.iter().map(|row| row.reductions.len() + usize::from(!row.moves.is_empty())).max();
         let n_lanes = n_lanes.unwrap_or(0) as f64;
         let lane = (height / n_lanes.max(4.0)).max(2.0);
 
-        let (left, end) = (self.span.0, self.pixel(timeline.makespan()));
+        let left = self.span.0;
+        let end = self.pixel(timeline.makespan());
         for (worker, row) in rows.iter().enumerate() {
             let idle = Area::new((left, self.y), (end - left, height));
             rect(&mut self.grid, idle, &Paint::Idle.to_string());
@@ -95,7 +97,8 @@ impl Sheet {
     fn row(&mut self, row: &WorkerRow, n_pipes: usize, height: f64, lane: f64) {
         let labels = row_labels(&row.compute);
         for run in self.runs(&row.compute) {
-            let (event, area) = (run.first, run.area(self.y, height));
+            let event = run.first;
+            let area = run.area(self.y, height);
             match event.work {
                 Work::Cell(Cell::One(op)) => {
                     self.block(area, Paint::of(op, n_pipes), event, &labels.micro_batches(op));

@@ -75,7 +75,8 @@ impl Scale {
         }
         let mut free = 0;
         for block in &blocks {
-            let (label, span) = (work_label(labels, block.event.work), span(block));
+            let label = work_label(labels, block.event.work);
+            let span = span(block);
             let from = span.start.max(free);
             if from + label.len() <= span.end {
                 for (at, letter) in line[from..].iter_mut().zip(label.chars()) {

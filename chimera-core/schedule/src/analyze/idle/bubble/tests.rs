@@ -81,7 +81,8 @@ fn all_idle_time_has_a_cause_and_a_simulation_knows_it() {
         let program = lower(&timetable, &how).expect("proven");
         let (timeline, idle) = of(&program, &Costly);
         let shares = IdleTime::shares(&idle, timeline.makespan());
-        let (name, bubble) = (&timetable.schedule, timeline.bubble_ratio());
+        let name = &timetable.schedule;
+        let bubble = timeline.bubble_ratio();
         assert!((shares.total() - bubble).abs() < 1e-9, "{name}: {shares:?} of {bubble}");
         assert!(shares.reduction > 0.0, "{name}: {shares:?}");
         assert!(shares.other.abs() < 1e-9, "{name}: {shares:?}");

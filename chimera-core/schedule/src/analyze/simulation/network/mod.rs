@@ -175,7 +175,8 @@ impl<C: Costs> NetworkCosts<C> {
     /// # Panics
     /// Unless `gradients` has an entry for each stage.
     pub fn with_sums(self, program: &Program, gradients: &[Vec<f64>], tied: &[f64]) -> Self {
-        let (network, placement) = (self.network, program.placement());
+        let network = self.network;
+        let placement = program.placement();
         let mut known = KnownSums::of(network.n_nodes(placement));
         let of_update = program.buckets_of_update().iter();
         let sum = |(number, bucket): (u32, &Bucket)| {
