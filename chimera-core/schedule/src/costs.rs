@@ -206,8 +206,10 @@ impl UniformCosts {
             (a.kind, b.kind),
             (Kind::Forward, Kind::Backward) | (Kind::Backward, Kind::Forward)
         );
-        let micro = self.pair.filter(|_| both)?;
-        Some(micro * self.micro_batches(a).max(self.micro_batches(b)))
+        if !both {
+            return None;
+        }
+        Some(self.pair? * self.micro_batches(a).max(self.micro_batches(b)))
     }
 
     fn micro_batches(&self, op: &Op) -> f64 {

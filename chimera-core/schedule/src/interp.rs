@@ -204,22 +204,7 @@ impl<V> Row<V> {
             return Ok(Advance::Blocked);
         }
         let ran = match *instr {
-            Instr::Run(ref cell) => {
-                let Row { effects, ledger, .. } = self;
-                rules.set_cell_effects(cell, effects);
-                if rules.has_moves() && !is_there(cell, effects, ledger) {
-                    return Ok(Advance::Blocked);
-                }
-                let mut eaten = Few::new();
-                for token in &effects.eats {
-                    eaten.push(ledger.eat(token).ok_or(Stop::Missing(*token))?);
-                }
-                let made = machine.run(worker, cell, effects, eaten)?;
-                for (&token, value) in effects.makes.iter().zip(made) {
-                    ledger.make(token, value).map_err(|_| Stop::Twice(token))?;
-                }
-                true
-            }
+            Instr::Run(ref cell) => self.run(cell, rules, machine)?,
             Instr::Send(token, channel) => {
                 let room = machine.has_room(channel);
                 if room {
@@ -265,6 +250,30 @@ impl<V> Row<V> {
             Lane::Moves => self.next_move += usize::from(ran),
         }
         Ok(if ran { Advance::Ran(at) } else { Advance::Blocked })
+    }
+
+    /// Runs a cell; returns false if it waits for a token of the other lane.
+    #[inline(always)]
+    fn run<M: Machine<Value = V>>(
+        &mut self,
+        cell: &Cell,
+        rules: &Rules,
+        machine: &mut M,
+    ) -> Result<bool, Stop<M::Error>> {
+        let Row { worker, effects, ledger, .. } = self;
+        rules.set_cell_effects(cell, effects);
+        if rules.has_moves() && !is_there(cell, effects, ledger) {
+            return Ok(false);
+        }
+        let mut eaten = Few::new();
+        for token in &effects.eats {
+            eaten.push(ledger.eat(token).ok_or(Stop::Missing(*token))?);
+        }
+        let made = machine.run(*worker, cell, effects, eaten)?;
+        for (&token, value) in effects.makes.iter().zip(made) {
+            ledger.make(token, value).map_err(|_| Stop::Twice(token))?;
+        }
+        Ok(true)
     }
 
     /// Whether nothing is left to be moved. The agreement comes after that, since all ranks are waited for, and may wait for
@@ -314,16 +323,13 @@ impl<'p, V> Group<'p, V> {
     ) -> Result<bool, (WorkerId, Stop<M::Error>)> {
         let Program { rows: instrs, channels, buckets, rules, .. } = self.program;
         let everyone = || (0..instrs.len() as u16).map(WorkerId);
-        let mut queue: VecDeque<WorkerId> = everyone().collect();
-        let mut is_queued = vec![true; self.rows.len()];
-
-        while let Some(worker) = queue.pop_front() {
-            is_queued[worker.index()] = false;
+        let mut awake = AwakeWorkers::all(self.rows.len());
+        while let Some(worker) = awake.next() {
             let instrs = &instrs[worker.index()];
             let row = &mut self.rows[worker.index()];
-            let mut wake = |w: WorkerId| {
-                if w != worker && !std::mem::replace(&mut is_queued[w.index()], true) {
-                    queue.push_back(w);
+            let mut wake = |other: WorkerId| {
+                if other != worker {
+                    awake.add(other);
                 }
             };
             loop {
@@ -355,5 +361,30 @@ impl<'p, V> Group<'p, V> {
     /// Every row, by worker.
     pub fn rows(&self) -> &[Row<V>] {
         &self.rows
+    }
+}
+
+/// The workers that may be able to go on, first woken first.
+struct AwakeWorkers {
+    queue: VecDeque<WorkerId>,
+    is_queued: Vec<bool>,
+}
+
+impl AwakeWorkers {
+    fn all(n_workers: usize) -> AwakeWorkers {
+        let queue = (0..n_workers as u16).map(WorkerId).collect();
+        AwakeWorkers { queue, is_queued: vec![true; n_workers] }
+    }
+
+    fn next(&mut self) -> Option<WorkerId> {
+        let worker = self.queue.pop_front()?;
+        self.is_queued[worker.index()] = false;
+        Some(worker)
+    }
+
+    fn add(&mut self, worker: WorkerId) {
+        if !std::mem::replace(&mut self.is_queued[worker.index()], true) {
+            self.queue.push_back(worker);
+        }
     }
 }

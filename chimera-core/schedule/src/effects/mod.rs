@@ -61,7 +61,8 @@ impl Rules {
         selective.sort_unstable();
         let keeps_versions = timetable.update.is_asynchronous();
         let n_slices = timetable.n_slices();
-        let (graph, moves) = (timetable.graph.clone(), MovedUnits::of(timetable));
+        let graph = timetable.graph.clone();
+        let moves = MovedUnits::of(timetable);
         Rules { graph, recomputed, selective, keeps_versions, n_slices, moves, works: Vec::new() }
     }
 
@@ -233,21 +234,7 @@ impl Rules {
                 return;
             }
             Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => {
-                for unit in span.units() {
-                    let one = |kind| Token { span: Span::one(unit), ..whole(kind) };
-                    let left = match self.keeper(pipe, stage, unit) {
-                        Some(_) => TokenKind::Back,
-                        None => TokenKind::Away,
-                    };
-                    let (eaten, made) = match kind {
-                        Kind::Offload => (TokenKind::Saved, TokenKind::Away),
-                        Kind::Keep => (TokenKind::Away, TokenKind::Guest),
-                        Kind::Return => (TokenKind::Guest, TokenKind::Back),
-                        _ => (left, TokenKind::Reloaded),
-                    };
-                    e.eats.push(one(eaten));
-                    e.makes.push(one(made));
-                }
+                self.add_move(op, whole(TokenKind::Saved), e);
                 return;
             }
         }
@@ -266,6 +253,25 @@ impl Rules {
 }
 
 impl Rules {
+    /// The effects of a move of the activations `saved`.
+    fn add_move(&self, op: &Op, saved: Token, e: &mut Effects) {
+        for unit in op.span.units() {
+            let one = |kind| Token { kind, span: Span::one(unit), ..saved };
+            let left = match self.keeper(op.pipe, op.stage, unit) {
+                Some(_) => TokenKind::Back,
+                None => TokenKind::Away,
+            };
+            let (eaten, made) = match op.kind {
+                Kind::Offload => (TokenKind::Saved, TokenKind::Away),
+                Kind::Keep => (TokenKind::Away, TokenKind::Guest),
+                Kind::Return => (TokenKind::Guest, TokenKind::Back),
+                _ => (left, TokenKind::Reloaded),
+            };
+            e.eats.push(one(eaten));
+            e.makes.push(one(made));
+        }
+    }
+
     /// The saved activations of each unit, from where a backward finds them.
     fn push_saved(&self, eats: &mut Few<Token>, saved: Token) {
         for unit in saved.span.units() {

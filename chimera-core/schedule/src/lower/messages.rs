@@ -86,7 +86,10 @@ impl EarlyReceives {
             for token in eats {
                 let Some(channel) = channels.of(&token) else { continue };
                 left.entry(channel).or_default().push_back(token);
-                for recompute in made_by.iter().filter(|_| token.kind == TokenKind::Gradient) {
+                if token.kind != TokenKind::Gradient {
+                    continue;
+                }
+                for recompute in &made_by {
                     let of_it: &mut Vec<_> = gradients.entry(*recompute).or_default();
                     of_it.push((token, channel));
                 }
@@ -179,13 +182,15 @@ enum Route {
 impl<'t> Channels<'t> {
     fn new(placement: &'t Placement, rules: &'t Rules) -> Channels<'t> {
         let graph = rules.graph();
-        let (mut first_edge, mut n_edges) = (Vec::new(), 0);
+        let mut first_edge = Vec::new();
+        let mut n_edges = 0;
         for stage in graph.stages() {
             first_edge.push(n_edges);
             n_edges += graph.outputs(stage).len();
         }
         let routes = vec![Vec::new(); 2 * placement.n_pipes()];
-        let (all, moves) = (Vec::new(), FxHashMap::default());
+        let all = Vec::new();
+        let moves = FxHashMap::default();
         Channels { placement, all, routes, first_edge, n_edges, graph, rules, moves }
     }
 
@@ -244,7 +249,10 @@ impl<'t> Channels<'t> {
 fn channel(placement: &Placement, token: &Token) -> Option<Channel> {
     let Token { kind, pipe, stage, to, .. } = *token;
     // A loss is on the worker of its stage.
-    let edge = token.edge().filter(|_| stage.index() < placement.n_stages())?;
+    if stage.index() >= placement.n_stages() {
+        return None;
+    }
+    let edge = token.edge()?;
     let (from, to) = (placement.worker(pipe, stage), placement.worker(pipe, to));
     (from != to).then_some(Channel { from, to, pipe, edge, kind })
 }

@@ -53,9 +53,11 @@ impl<'a> Legend<'a> {
             _ => None,
         });
         let ways: BTreeSet<Way> = ways.collect();
-        for way in ways.iter().filter(|_| ways.len() > 1) {
-            let goes_it = |paint: &&Paint| matches!(paint, Paint::Op(w, _) if w == way);
-            self.entry(used.iter().filter(goes_it), &way_name(*way, &ways));
+        if ways.len() > 1 {
+            for way in &ways {
+                let goes_it = |paint: &&Paint| matches!(paint, Paint::Op(w, _) if w == way);
+                self.entry(used.iter().filter(goes_it), &way_name(*way, &ways));
+            }
         }
         self.y + LINE
     }

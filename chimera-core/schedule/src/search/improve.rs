@@ -184,7 +184,8 @@ impl<'h> SearchState<'h> {
         time_limit: Duration,
         observe: &mut dyn FnMut(&Progress),
     ) -> Option<Found> {
-        let (clock, began) = (self.how.clock, self.began);
+        let clock = self.how.clock;
+        let began = self.began;
         let is_late = || clock.since(began) >= time_limit;
         let mut rng = ChaCha8Rng::seed_from_u64(self.how.seed);
         let mut told = clock.now();
@@ -355,16 +356,20 @@ impl Problem {
     /// sometimes with a limit for each pipe, which keeps the pipes of a bidirectional placement apart.
     fn drawn(&self, rng: &mut ChaCha8Rng) -> (Keys, Limits) {
         let shift = SHIFTS[rng.random_range(0..SHIFTS.len())] * self.graph.unit;
-        let (early, delay) =
-            (rng.random_range(0.0..=1.0), rng.random_range(-5.0..=20.0) * self.graph.unit);
+        let early = rng.random_range(0.0..=1.0);
+        let delay = rng.random_range(-5.0..=20.0) * self.graph.unit;
         let key = |i: usize| {
             let late = if self.graph.nodes[i].adds > 0.0 { delay } else { 0.0 };
             let urgency = early * self.heads[i] - (1.0 - early) * self.tails[i];
             urgency + late + shift * rng.random_range(-1.0..=1.0)
         };
         let urgency = (0..self.graph.nodes.len()).map(key).collect();
-        let pipe = self.limits.worker.filter(|_| rng.random_bool(0.5));
-        let pipe = pipe.map(|most| (most * rng.random_range(0.5..=1.0)).round().max(1.0));
+        let pipe = match self.limits.worker {
+            Some(most) if rng.random_bool(0.5) => {
+                Some((most * rng.random_range(0.5..=1.0)).round().max(1.0))
+            }
+            _ => None,
+        };
         (Keys { urgency, ..Keys::default() }, Limits { pipe, ..self.limits.clone() })
     }
 

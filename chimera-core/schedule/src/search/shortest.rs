@@ -1,5 +1,7 @@
 //! The whole way from a placement to the shortest order found on it.
 
+use std::time::Duration;
+
 use super::improve::{Found, Progress, Search, SearchState};
 use super::starts::{Allowed, each};
 use crate::analyze::Refusal;
@@ -30,7 +32,78 @@ pub fn shortest<C: Costs, E>(
     let began = how.clock.now();
     let left = || how.time_limit.saturating_sub(how.clock.since(began));
     let mut state = SearchState::new(how);
-    let (mut from, mut fitting) = (Vec::<(Timetable, C)>::new(), Vec::new());
+    let mut from =
+        add_starts(&mut state, placement, n_micro_batches, allowed, (how, began), costs, observe)?;
+    let is_long = n_micro_batches as usize >= 4 * placement.n_workers();
+    if !n_micro_batches.is_multiple_of(2) || !is_long {
+        return Ok(state.run(how.n_orders, how.time_limit, observe));
+    }
+    let part = |of: u32| Search {
+        n_orders: how.n_orders / u64::from(of),
+        time_limit: left().min(how.time_limit / of),
+        ..*how
+    };
+    let eighth = part(8);
+    // The bound of all ops that are allowed, not of those alone that are still ordered.
+    let mut lower_bound = f64::INFINITY;
+    let first =
+        state.run(eighth.n_orders, how.clock.since(began) + eighth.time_limit, &mut |progress| {
+            lower_bound = progress.lower_bound;
+            observe(progress);
+        });
+    if first.as_ref().is_some_and(|first| first.progress.is_optimal()) || left().is_zero() {
+        return Ok(first);
+    }
+    // What is found for half of the micro-batches says nothing of all: `observe` is told what is known by then.
+    let known = first.as_ref().map(|first| first.progress);
+    let mut observe_half = |_: &Progress| known.iter().for_each(&mut *observe);
+    let half =
+        shortest(placement, n_micro_batches / 2, allowed, &part(2), costs, &mut observe_half)?;
+    let mut tried = eighth.n_orders;
+    let mut seed = how.seed;
+    match first {
+        Some(first) => {
+            tried = first.progress.n_orders;
+            let cost = costs(&first.timetable)?;
+            from = vec![(first.timetable, cost)];
+        }
+        None => seed = seed.wrapping_add(1), // the same draws would find nothing again
+    }
+    if let Some(half) = half {
+        tried += half.progress.n_orders;
+        let whole = Timetable { schedule: "auto".into(), ..half.timetable.repeated(2) };
+        let cost = costs(&whole)?;
+        from.insert(0, (whole, cost));
+    }
+    let n_orders = how.n_orders.saturating_sub(tried);
+    let rest = Search { n_orders, time_limit: left(), seed, ..*how };
+    let all = |progress: &Progress| Progress {
+        n_orders: tried + progress.n_orders,
+        lower_bound,
+        ..*progress
+    };
+    let mut state = SearchState::new(&rest); // it may be late, but begins with what was found
+    for (timetable, cost) in &from {
+        state.start(timetable, cost);
+    }
+    let found = state.run(n_orders, rest.time_limit, &mut |progress| observe(&all(progress)));
+    Ok(found.map(|found| Found { progress: all(&found.progress), ..found }))
+}
+
+/// Gives a search its starts: every known order on the placement, then the best of them after passes. Returns those that
+/// the search began from.
+fn add_starts<C: Costs, E>(
+    state: &mut SearchState<'_>,
+    placement: &Placement,
+    n_micro_batches: u32,
+    allowed: Allowed,
+    (how, began): (&Search, Duration),
+    costs: &impl Fn(&Timetable) -> Result<C, E>,
+    observe: &mut dyn FnMut(&Progress),
+) -> Result<Vec<(Timetable, C)>, E> {
+    let left = || how.time_limit.saturating_sub(how.clock.since(began));
+    let mut from = Vec::<(Timetable, C)>::new();
+    let mut fitting = Vec::new();
     for timetable in each(placement, n_micro_batches, allowed) {
         if state.has_found() && left().is_zero() {
             state.leave_out();
@@ -63,59 +136,7 @@ pub fn shortest<C: Costs, E>(
             from.push((timetable, cost));
         }
     }
-    let is_long = n_micro_batches as usize >= 4 * placement.n_workers();
-    if !n_micro_batches.is_multiple_of(2) || !is_long {
-        return Ok(state.run(how.n_orders, how.time_limit, observe));
-    }
-    let part = |of: u32| Search {
-        n_orders: how.n_orders / u64::from(of),
-        time_limit: left().min(how.time_limit / of),
-        ..*how
-    };
-    let eighth = part(8);
-    // The bound of all ops that are allowed, not of those alone that are still ordered.
-    let mut lower_bound = f64::INFINITY;
-    let first =
-        state.run(eighth.n_orders, how.clock.since(began) + eighth.time_limit, &mut |progress| {
-            lower_bound = progress.lower_bound;
-            observe(progress);
-        });
-    if first.as_ref().is_some_and(|first| first.progress.is_optimal()) || left().is_zero() {
-        return Ok(first);
-    }
-    // What is found for half of the micro-batches says nothing of all: `observe` is told what is known by then.
-    let known = first.as_ref().map(|first| first.progress);
-    let mut observe_half = |_: &Progress| known.iter().for_each(&mut *observe);
-    let half =
-        shortest(placement, n_micro_batches / 2, allowed, &part(2), costs, &mut observe_half)?;
-    let (mut tried, mut seed) = (eighth.n_orders, how.seed);
-    match first {
-        Some(first) => {
-            tried = first.progress.n_orders;
-            let cost = costs(&first.timetable)?;
-            from = vec![(first.timetable, cost)];
-        }
-        None => seed = seed.wrapping_add(1), // the same draws would find nothing again
-    }
-    if let Some(half) = half {
-        tried += half.progress.n_orders;
-        let whole = Timetable { schedule: "auto".into(), ..half.timetable.repeated(2) };
-        let cost = costs(&whole)?;
-        from.insert(0, (whole, cost));
-    }
-    let n_orders = how.n_orders.saturating_sub(tried);
-    let rest = Search { n_orders, time_limit: left(), seed, ..*how };
-    let all = |progress: &Progress| Progress {
-        n_orders: tried + progress.n_orders,
-        lower_bound,
-        ..*progress
-    };
-    let mut state = SearchState::new(&rest); // it may be late, but begins with what was found
-    for (timetable, cost) in &from {
-        state.start(timetable, cost);
-    }
-    let found = state.run(n_orders, rest.time_limit, &mut |progress| observe(&all(progress)));
-    Ok(found.map(|found| Found { progress: all(&found.progress), ..found }))
+    Ok(from)
 }
 
 /// Of so many of the best starts it is tried what passes make of them: of all schedules of one placement, or nearly.

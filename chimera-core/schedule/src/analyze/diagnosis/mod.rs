@@ -116,7 +116,9 @@ impl HangReport<'_> {
             _ => (Lane::Compute, None),
         };
         let mut seen: Vec<_> = (from != by).then_some((by, waits_on)).into_iter().collect();
-        let (mut rank, mut need, mut words) = (from, need, String::new());
+        let mut rank = from;
+        let mut need = need;
+        let mut words = String::new();
         let moves = MoveProgress::of(self, (by, token));
         loop {
             let end =
@@ -137,12 +139,10 @@ impl HangReport<'_> {
             let has_given = self.has_given(&moves, rank, position, need);
             let is_sending = matches!(self.instr(rank), Some(Instr::Send(..)));
             // A transport that keeps one order for all may hold a message up behind what is for who is silent.
-            if let Some(silent) = self.silent().filter(|_| has_given || is_sending) {
-                words += &if has_given {
-                    format!("; {rank} sent it, which is lost, or held up on the way")
-                } else {
-                    format!("; {rank} {}, which is held up", self.doing(rank))
-                };
+            if (has_given || is_sending)
+                && let Some(silent) = self.silent()
+            {
+                words += &self.held_up(rank, has_given);
                 (rank, need) = (silent, Need::Other);
                 continue;
             }
@@ -157,15 +157,15 @@ impl HangReport<'_> {
             }
             seen.push((rank, lane));
             // Outside of the program all wait for all.
-            let silent = self.silent().filter(|_| self.instr(rank).is_none());
-            let wait = match silent {
-                Some(silent) => Wait::For(silent, Need::Other),
-                None => self.wait(&moves, (rank, lane), position),
+            let wait = match self.silent() {
+                Some(silent) if self.instr(rank).is_none() => Wait::For(silent, Need::Other),
+                _ => self.wait(&moves, (rank, lane), position),
             };
             let (next, needs) = match wait {
                 Wait::For(next, needs) => (next, needs),
                 Wait::Nobody => {
-                    let (doing, place) = (self.doing(rank), self.place(&moves, rank));
+                    let doing = self.doing(rank);
+                    let place = self.place(&moves, rank);
                     return end(Kind::Stalled, format!("; {rank} {doing}: stalled {place}"));
                 }
                 Wait::Sent => {
@@ -230,16 +230,16 @@ impl HangReport<'_> {
 
     fn wait(&self, moves: &MoveProgress, (rank, lane): (Rank, Lane), position: Position) -> Wait {
         let Position::At { step, .. } = position else { return Wait::Nobody };
-        let Some(instr) = self.instr(rank).filter(|_| step == self.step) else {
+        if step != self.step {
             return Wait::Nobody;
-        };
+        }
+        let Some(instr) = self.instr(rank) else { return Wait::Nobody };
         // Compute may wait for the moves beside it, and these for a message, or for compute.
         let awaits_moves = moves.are_awaited(self, rank);
-        let received = moves.received(self, rank).filter(|_| lane == Lane::Moves || awaits_moves);
-        let awaited = match received {
-            Some(received) => received,
-            None if awaits_moves => return Wait::Nobody,
-            None => instr,
+        let awaited = match moves.received(self, rank) {
+            Some(received) if lane == Lane::Moves || awaits_moves => received,
+            _ if awaits_moves => return Wait::Nobody,
+            _ => instr,
         };
         match awaited {
             Instr::Recv(token, channel) => {

@@ -32,6 +32,15 @@ impl HangReport<'_> {
         format!("last finished {last} and {now}")
     }
 
+    /// What a transport that waits for a silent rank may hold up.
+    pub(super) fn held_up(&self, rank: Rank, has_given: bool) -> String {
+        if has_given {
+            format!("; {rank} sent it, which is lost, or held up on the way")
+        } else {
+            format!("; {rank} {}, which is held up", self.doing(rank))
+        }
+    }
+
     /// Where a rank that waits for nobody is.
     pub(super) fn place(&self, moves: &MoveProgress, rank: Rank) -> &'static str {
         match self.instr(rank) {

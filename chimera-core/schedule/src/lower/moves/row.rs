@@ -126,7 +126,7 @@ impl Moving<'_> {
     /// Of those in memory, the one that is needed last, behind the cell `after`; perhaps none that was made last.
     fn last_needed(&self, after: usize, spares_newest: bool) -> Option<Token> {
         let spares = spares_newest && self.arrivals.len() > 1;
-        let newest = self.arrivals.last().filter(|_| spares);
+        let newest = if spares { self.arrivals.last() } else { None };
         let mut last = self.may_go.range((after + 1, 0)..).rev();
         let (_, token) = last.find(|((_, arrival), _)| Some(arrival) != newest)?;
         Some(*token)
@@ -139,10 +139,11 @@ impl Moving<'_> {
     /// Whether there is room for what is away, before the cell `at` and until it is needed, while cells change what is held
     /// so; perhaps in the place of what is needed later.
     fn has_room(&self, token: &Token, changes: &[(f64, f64)], at: usize, may_swap: bool) -> bool {
-        let (amount, needed) = (self.amount(token), self.uses[token]);
+        let amount = self.amount(token);
+        let needed = self.uses[token];
         let mut held = self.held + amount;
         if held > self.most + ROUNDING {
-            let other = self.last_needed(needed, false).filter(|_| may_swap);
+            let other = if may_swap { self.last_needed(needed, false) } else { None };
             held -= other.map_or(0.0, |other| self.amount(&other));
         }
         let mut until = changes.iter().take(needed.saturating_sub(at));

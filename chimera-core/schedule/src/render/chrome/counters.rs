@@ -40,7 +40,10 @@ impl Counter {
     }
 
     fn change(&mut self, worker: WorkerId, (time, order): (f64, usize), by: f64) {
-        if let Some(changes) = self.changes.get_mut(worker.index()).filter(|_| by != 0.0) {
+        if by == 0.0 {
+            return;
+        }
+        if let Some(changes) = self.changes.get_mut(worker.index()) {
             changes.push(Change { time, order, by });
         }
     }
@@ -60,7 +63,8 @@ impl Counter {
             changes.sort_by(|a, b| a.time.total_cmp(&b.time).then(a.order.cmp(&b.order)));
             let mut now = 0.0f64;
             for at_once in changes.chunk_by(|a, b| a.time == b.time) {
-                let (before, mut most) = (now, now);
+                let before = now;
+                let mut most = now;
                 for change in at_once {
                     now += change.by;
                     most = most.max(now);
@@ -92,10 +96,12 @@ impl RowPlaces {
 
     /// The place of the start of an op on a worker, which may be the other one of a move.
     fn start(&self, worker: WorkerId, op: Op) -> usize {
-        let others = [Kind::Keep, Kind::Reload].map(|kind| Op { kind, ..op });
-        let mut ops =
-            [op].into_iter().chain(others.into_iter().filter(|_| op.kind.lane() == Lane::Moves));
-        2 * ops.find_map(|op| self.0.get(&(worker, op))).copied().unwrap_or(0)
+        let place = |kind| self.0.get(&(worker, Op { kind, ..op })).copied();
+        let mut found = place(op.kind);
+        if op.kind.lane() == Lane::Moves {
+            found = found.or_else(|| place(Kind::Keep)).or_else(|| place(Kind::Reload));
+        }
+        2 * found.unwrap_or(0)
     }
 
     fn end(&self, worker: WorkerId, op: Op) -> usize {
@@ -111,7 +117,8 @@ pub(super) fn counters(
     travels: &[Travel<'_>],
     first: usize,
 ) -> Vec<Value> {
-    let (program, n_workers) = (told.program, timeline.n_workers);
+    let program = told.program;
+    let n_workers = timeline.n_workers;
     let unit = if told.sizes.is_some() { "bytes" } else { "micro-batches" };
     let mut memory = Counter::new("activation memory", unit, n_workers);
     let mut inputs = Counter::new("checkpointed inputs", "micro-batches", n_workers);
@@ -146,7 +153,8 @@ pub(super) fn counters(
             ),
         };
         let changes = [(&mut memory, held), (&mut inputs, kept)];
-        let (first, worker) = (cell.parts().0, event.worker);
+        let first = cell.parts().0;
+        let worker = event.worker;
         for (counter, (more, less)) in changes {
             counter.change(worker, (event.start, places.start(worker, first)), more);
             counter.change(worker, (event.end, places.end(worker, first)), -less);
@@ -204,7 +212,8 @@ mod tests {
     #[test]
     fn counters_begin_and_end_at_zero_and_never_go_below_it() {
         for schedule in SCHEDULES {
-            let (name, program) = (schedule.name(), program(schedule.name(), Shape::new(4, 8)));
+            let name = schedule.name();
+            let program = program(schedule.name(), Shape::new(4, 8));
             let tracks = tracks(&events(&program));
             assert_eq!(tracks.len(), 4 * 3, "{name}");
             for (track, values) in &tracks {

@@ -98,15 +98,14 @@ impl<'p> Checker<'p> {
             let reason = format!("{op} comes after the reduction of {bucket}");
             return Err(Reason::Synchronisation(reason));
         }
-        let before = update.checked_sub(1).filter(|_| self.versions.is_some());
-        let mut before = before.into_iter().flat_map(buckets);
-        match before.find(|b| phases.get(b) != Some(&Phase::Stepped)) {
-            None => Ok(()),
-            Some(bucket) => {
-                let reason = format!("{op} comes before the update of {bucket}");
-                Err(Reason::Synchronisation(reason))
-            }
+        if self.versions.is_some()
+            && let Some(before) = update.checked_sub(1)
+            && let Some(bucket) = buckets(before).find(|b| phases.get(b) != Some(&Phase::Stepped))
+        {
+            let reason = format!("{op} comes before the update of {bucket}");
+            return Err(Reason::Synchronisation(reason));
         }
+        Ok(())
     }
 
     /// Counts what is held in the written order of each row, where ops of both lanes stand: memory is given out in this

@@ -30,7 +30,10 @@ fn synchronisation_that_lacks_or_repeats_something_is_refused() {
                 let mut lacking = whole.clone();
                 let instr = lacking.rows[w].remove(at);
                 assert!(prove(&lacking, None).is_err(), "worker {w} without {instr:?}");
-                for again in [at, row.len()].into_iter().filter(|_| instr != Instr::Agree) {
+                if instr == Instr::Agree {
+                    continue;
+                }
+                for again in [at, row.len()] {
                     let mut repeating = whole.clone();
                     repeating.rows[w].insert(again, instr);
                     let proof = prove(&repeating, None);
