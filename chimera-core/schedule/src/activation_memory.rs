@@ -1,4 +1,4 @@
-//! What each worker holds for backwards to come.
+//! Activation memory: what each worker holds for later backwards.
 
 use rustc_hash::FxHashMap;
 
@@ -13,12 +13,13 @@ const SAVED: [TokenKind; 4] =
 
 /// Counts saved activations, worker by worker, as cells run.
 ///
-/// The unit is one micro-batch through all stages that a worker holds of one pipe: with `v` stages of a
-/// pipe on a worker each counts `1/v`, also where fewer workers hold more stages since others are dead. Deferred weight
-/// work counts like the saved activations it came from; what a forward keeps for a recomputation is counted apart.
+/// The unit is one micro-batch through all stages that a worker holds of one pipe: with `v` stages
+/// of a pipe on a worker each counts `1/v`, also where fewer workers hold more stages since others
+/// are dead. Deferred weight work counts like the saved activations it came from; what a forward
+/// keeps for a recomputation is counted apart.
 #[derive(Clone, Debug)]
 pub(crate) struct ActivationMemory {
-    /// By worker: each pipe of its own, in order, with what one unit of one stage counts.
+    /// By worker: each of its pipes, in order, with the amount that one unit of one stage counts.
     weights: Vec<Vec<(PipeId, f64)>>,
     placement: Placement,
     held: HeldMemory,
@@ -44,23 +45,23 @@ impl ActivationMemory {
         ActivationMemory { weights, placement: placement.clone(), held: HeldMemory::new(n_workers) }
     }
 
-    /// What a cell adds while it runs, and what it frees at its end.
+    /// The amount that a cell adds while it runs, and the amount that it frees at its end.
     pub(crate) fn change(&self, worker: WorkerId, cell: &Cell, rules: &Rules) -> (f64, f64) {
         self.count(worker, cell, rules, &SAVED)
     }
 
-    /// How a cell changes what forwards keep for recomputations, in units of what they keep of one micro-batch.
+    /// Like [`change`](Self::change), for what forwards keep for recomputations, in micro-batches.
     pub(crate) fn kept_change(&self, worker: WorkerId, cell: &Cell, rules: &Rules) -> (f64, f64) {
         self.count(worker, cell, rules, &[TokenKind::Kept])
     }
 
-    /// How a cell changes the weight work that is put off.
+    /// The change in deferred weight work that a cell causes.
     pub(crate) fn deferred_change(&self, worker: WorkerId, cell: &Cell, rules: &Rules) -> f64 {
         let (more, less) = self.count(worker, cell, rules, &[TokenKind::Deferred]);
         more - less
     }
 
-    /// What the saved activations count that a move moves.
+    /// The amount that the saved activations of a move count.
     pub(crate) fn moved(&self, op: &Op) -> f64 {
         let Op { pipe, stage, span, .. } = *op;
         let token = Token { kind: TokenKind::Guest, pipe, stage, to: stage, span };
@@ -77,7 +78,7 @@ impl ActivationMemory {
         change(cell, rules, |token| self.size(worker, token, kinds))
     }
 
-    /// What a token counts, if it is of one of these kinds.
+    /// The amount that a token counts, if it is one of these kinds.
     fn size(&self, worker: WorkerId, token: &Token, kinds: &[TokenKind]) -> f64 {
         if !kinds.contains(&token.kind) {
             return 0.0;
@@ -121,16 +122,16 @@ pub(crate) fn rounded(share: f64) -> f64 {
     (share * 1e6).round() / 1e6
 }
 
-/// What sums of shares may be off by: those such as 1/3 do not add up.
+/// Rounding error of sums of shares: shares such as 1/3 do not add up.
 pub(crate) const ROUNDING: f64 = 1e-6;
 
-/// Whether `held` is no more than a limit, up to rounding.
+/// Returns true if `held` is no more than a limit, up to rounding.
 pub(crate) fn is_within(held: f64, limit: Option<f64>) -> bool {
     limit.is_none_or(|limit| held <= limit + ROUNDING)
 }
 
-/// What a cell adds and frees. What an op makes is there before what it eats is freed, but the halves of
-/// a split backward hand the same saved activations on.
+/// The amounts that a cell adds and frees. What an op makes is there before what it eats is freed,
+/// except that the halves of a split backward hand the same saved activations on.
 pub(crate) fn change(cell: &Cell, rules: &Rules, size: impl Fn(&Token) -> f64) -> (f64, f64) {
     let of_ops = cell.ops().map(|op| split(net(&rules.effects(&op), &size)));
     of_ops.fold((0.0, 0.0), |(more, less), (adds, frees)| (more + adds, less + frees))
@@ -142,12 +143,12 @@ fn net(effects: &Effects, size: impl Fn(&Token) -> f64) -> f64 {
     count(&effects.makes) - count(&effects.eats)
 }
 
-/// What is added, and what is freed.
+/// Splits a net change into what is added and what is freed.
 fn split(net: f64) -> (f64, f64) {
     (net.max(0.0), (-net).max(0.0))
 }
 
-/// What each worker holds, and held at most.
+/// The amount that each worker holds, and the most that it has held.
 #[derive(Clone, Debug)]
 pub(crate) struct HeldMemory {
     now: Vec<f64>,

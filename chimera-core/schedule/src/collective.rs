@@ -1,12 +1,13 @@
-//! Who sends what to whom in a reduction over replicas.
+//! The messages of a reduction over replicas.
 //!
-//! What is reduced lies in one buffer, which is cut into a segment for each member. Up to [`MOST_DIRECT`] members
-//! each send every other one its segment, the owners add them in the order of members, and send the sums back. More
-//! members halve and double recursively (Rabenseifner, ICCS 2004): in each round a member sends one half of what it
-//! still has to one partner and adds the other half, until it has the sum of its own segment; then the rounds run
-//! backwards, with sums. Members beyond the largest power of two give theirs to a partner first, and are given the
-//! sums last. So the messages of a member grow with the logarithm of the members, and every element is added along
-//! one fixed tree over the members, whatever the transport, and wherever its segment is cut.
+//! The data lies in one buffer, which is cut into a segment for each member. Up to [`MOST_DIRECT`]
+//! members each send every other one its segment, the owners add them in the order of members, and
+//! send the sums back. More members halve and double recursively (Rabenseifner, ICCS 2004): in each
+//! round a member sends one half of what it still has to one partner and adds the other half, until
+//! it has the sum of its own segment. Then the rounds run backwards, with sums. Members beyond the
+//! largest power of two give theirs to a partner first, and receive the sums last. So the messages
+//! of a member grow with the logarithm of the members, and every element is added along one fixed
+//! tree over the members, for every transport and every cut of its segment.
 
 use std::ops::Range;
 
@@ -15,14 +16,15 @@ use rustc_hash::FxHashSet;
 /// The most members that reduce directly, in their own order.
 pub const MOST_DIRECT: usize = 8;
 
-/// What one member does at once: all its sends, then all its receives, in order.
+/// One round of a member: all its sends, then all its receives, in order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Round {
     /// The segments that the member keeps and adds up; `None` where it receives sums.
     pub adds_up: Option<Range<usize>>,
     /// Segments that this member sends, by peer.
     pub sends: Vec<Part>,
-    /// Segments that this member receives, by peer. Where it adds up, its own part is among them, at its place in the sum.
+    /// Segments that this member receives, by peer. Where it adds up, its own part is among them,
+    /// at its place in the sum.
     pub recvs: Vec<Part>,
 }
 
@@ -41,7 +43,7 @@ pub fn segments(n_members: usize) -> Vec<usize> {
     (0..core).flat_map(|i| [i, i + core]).filter(|i| *i < n_members).collect()
 }
 
-/// How many members add: the others have a partner that adds for them.
+/// Number of members that add. Each of the others has a partner that adds for it.
 pub fn n_core(n_members: usize) -> usize {
     match n_members {
         0..=MOST_DIRECT => n_members,
@@ -71,7 +73,7 @@ pub struct Transfer {
     pub adds: bool,
 }
 
-/// All messages of a reduction, in waves: what is sent in one hangs on those before it alone.
+/// All messages of a reduction, in waves: the messages of a wave depend only on earlier waves.
 pub fn waves(n_members: usize, keeps_sums: bool) -> Vec<Vec<Transfer>> {
     let mut plans: Vec<_> =
         (0..n_members).map(|me| rounds(n_members, me, keeps_sums).into_iter().peekable()).collect();
@@ -109,7 +111,7 @@ pub fn waves(n_members: usize, keeps_sums: bool) -> Vec<Vec<Transfer>> {
 fn direct(n: usize, me: usize, keeps_sums: bool) -> Vec<Round> {
     let own = |peer: usize| Part { peer, segments: me..me + 1 };
     let theirs = |peer: usize| Part { peer, segments: peer..peer + 1 };
-    // Each sends to the member behind it first, so that not all send to one at once.
+    // Each sends to the next member first, so that not all send to one at once.
     let to = || (1..n).map(|behind| (me + behind) % n);
     let scatter = Round {
         adds_up: Some(me..me + 1),
@@ -186,7 +188,7 @@ mod tests {
 
     use super::*;
 
-    /// By segment: what a member has of it, as the tree of additions that made it.
+    /// By segment: the part that a member has, as the tree of additions that made it.
     type Held = Vec<Option<String>>;
 
     /// Runs the rounds of all members; what each has in the end.

@@ -1,4 +1,4 @@
-//! How long everything takes and how many bytes it takes, before anything has run.
+//! Costs: the time and the bytes that everything takes, before anything has run.
 
 mod given;
 mod growth;
@@ -14,10 +14,10 @@ use crate::effects::{Rules, Token};
 use crate::ir::ids::{BucketId, StageId, WorkerId};
 use crate::ir::op::{Cell, Kind, Op};
 
-/// How long everything takes, in any unit.
+/// The time that everything takes, in any unit.
 ///
-/// Costs that stand on other ones, which they name as their `base`, take from these whatever they do not write themselves.
-/// Without a base all but ops is free.
+/// Costs that name other costs as their `base` inherit from it whatever they do not define. Without
+/// a base everything except ops is free.
 pub trait Costs {
     /// An op of a worker, on its whole span.
     fn op(&self, worker: WorkerId, op: &Op) -> f64;
@@ -35,8 +35,8 @@ pub trait Costs {
         }
     }
 
-    /// The part of a move's time in which the worker computes nothing. Of moves between workers none is asked for: they go
-    /// as messages.
+    /// The part of a move's time in which the worker computes nothing. Of moves between workers
+    /// none is asked for: they go as messages.
     fn move_occupies(&self, worker: WorkerId, op: &Op) -> f64 {
         self.base().map_or(0.0, |base| base.move_occupies(worker, op))
     }
@@ -46,13 +46,14 @@ pub trait Costs {
         self.base().map_or(0.0, |base| base.message(token))
     }
 
-    /// The part of a message's time that the worker that sends it can do nothing else in: o in LogGP (Alexandrov et al.,
-    /// 1995).
+    /// The part of a message's time that the worker that sends it can do nothing else in: o in
+    /// LogGP (Alexandrov et al., 1995).
     fn occupies(&self, token: &Token) -> f64 {
         self.base().map_or(0.0, |base| base.occupies(token))
     }
 
-    /// The part of a reduction that its start takes of each worker, which can do nothing else meanwhile.
+    /// The part of a reduction that its start takes of each worker, which can do nothing else
+    /// meanwhile.
     fn reduce_occupies(&self, bucket: BucketId) -> f64 {
         self.base().map_or(0.0, |base| base.reduce_occupies(bucket))
     }
@@ -62,7 +63,8 @@ pub trait Costs {
         self.base().map_or(0.0, |base| base.reduce(bucket))
     }
 
-    /// Links that a reduction takes, each by its number and for how long: a link serves one at a time.
+    /// Links that a reduction takes, each by its number and for how long: a link serves one at a
+    /// time.
     fn links(&self, bucket: BucketId) -> &[(usize, f64)] {
         self.base().map_or(&[], |base| base.links(bucket))
     }
@@ -86,7 +88,7 @@ pub fn of_cell<C: Costs + ?Sized>(costs: &C, worker: WorkerId, cell: &Cell) -> f
     }
 }
 
-/// Whether `one` time is shorter than `other` by more than rounding, in any unit.
+/// Returns true if `one` time is shorter than `other` by more than rounding, in any unit.
 pub fn is_shorter(one: f64, other: f64) -> bool {
     one < other * (1.0 - 1e-9)
 }
@@ -100,8 +102,8 @@ pub struct UniformCosts {
     pub input: f64,
     /// The weight half of a backward.
     pub weight: f64,
-    /// An atomic pair of a forward and a whole backward, if it does not cost what both cost alone. Other
-    /// pairs always cost what their ops do.
+    /// The time of an atomic pair of a forward and a whole backward, if it differs from the sum of
+    /// both. Other pairs always take what their ops take.
     pub pair: Option<f64>,
     /// A recomputation.
     pub recompute: f64,
@@ -109,11 +111,11 @@ pub struct UniformCosts {
     pub message: f64,
     /// A move of saved activations, from one memory to another.
     pub transfer: f64,
-    /// The part of it in which the worker computes nothing.
+    /// The part of it during which the worker computes nothing.
     pub transfer_occupies: f64,
     /// The number of units a micro-batch is cut into.
     pub units_per_micro: u32,
-    /// How these differ where units are slices of sequences.
+    /// Growth of costs from slice to slice, where units are slices of sequences.
     pub growth: SliceGrowth,
 }
 
@@ -121,8 +123,8 @@ impl UniformCosts {
     /// Forward and whole backward take one unit of time each: the papers' drawings.
     pub const EQUAL: UniformCosts = UniformCosts::new(1.0, 1.0, 0.0);
 
-    /// Costs of forward, whole backward (its halves take half each) and message; to recompute takes as
-    /// long as a forward.
+    /// Costs of forward, whole backward (its halves take half each) and message; to recompute takes
+    /// as long as a forward.
     pub const fn new(forward: f64, backward: f64, message: f64) -> UniformCosts {
         let half = backward / 2.0;
         UniformCosts {
@@ -144,7 +146,7 @@ impl UniformCosts {
         UniformCosts { units_per_micro: units, growth: SliceGrowth::NONE, ..self }
     }
 
-    /// Divides the costs for micro-batches whose sequences are cut into `slices` slices.
+    /// Divides the costs for micro-batches with sequences in `slices` slices.
     pub const fn per_slices(self, slices: u32) -> UniformCosts {
         UniformCosts { units_per_micro: slices, ..self }
     }
@@ -164,7 +166,8 @@ impl UniformCosts {
         }
     }
 
-    /// The costs of a stage that holds this one and the `next`. Messages cost what those of `next` do.
+    /// The costs of a stage that holds this one and the `next`. Its messages cost what the messages
+    /// of `next` cost.
     pub fn and(self, next: UniformCosts) -> UniformCosts {
         UniformCosts {
             forward: self.forward + next.forward,
@@ -194,13 +197,14 @@ impl UniformCosts {
         micro * self.micro_batches(op)
     }
 
-    /// Where an op is in its sequence: from -1 at the beginning to 1 at the end, and 0 of all of it.
+    /// The position of an op in its sequence: from -1 at the beginning to 1 at the end, and 0 for
+    /// all of it.
     fn place(&self, op: &Op) -> f64 {
         let n = self.units_per_micro;
         f64::from(2 * (op.span.start % n) + u32::from(op.span.len)) / f64::from(n) - 1.0
     }
 
-    /// The cost of a pair of its own, if these ops are one that has it.
+    /// The cost of a pair, if these ops are a pair with a cost of its own.
     fn of_pair(&self, a: &Op, b: &Op) -> Option<f64> {
         let both = matches!(
             (a.kind, b.kind),
@@ -237,7 +241,8 @@ impl Costs for UniformCosts {
 
 /// Costs that differ from stage to stage.
 ///
-/// A pair costs what it costs the stage of its forward, a message what it costs the stage that sends it.
+/// A pair costs what it costs the stage of its forward, a message what it costs the stage that
+/// sends it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StageCosts {
     stages: Vec<UniformCosts>,
@@ -249,7 +254,7 @@ impl StageCosts {
         StageCosts { stages }
     }
 
-    /// Moves that take what `transfers` says, stage by stage, beside compute.
+    /// Sets the time of moves, by stage. They run in parallel to compute.
     pub fn with_transfers(mut self, transfers: impl Fn(usize) -> f64) -> StageCosts {
         for (stage, costs) in self.stages.iter_mut().enumerate() {
             (costs.transfer, costs.transfer_occupies) = (transfers(stage), 0.0);
@@ -289,43 +294,46 @@ pub struct StageBytes {
     pub saved: f64,
     /// The part of them that selective recomputation keeps.
     pub selected: f64,
-    /// The input, of all input edges, which full recomputation keeps. None of a source: its ids come with the micro-batch.
+    /// The input, of all input edges, which full recomputation keeps. None of a source: its ids
+    /// come with the micro-batch.
     pub input: f64,
-    /// What the weight half of a backward needs of its input half.
+    /// Bytes that the weight half of a backward needs from its input half.
     pub deferred: f64,
-    /// What the forward makes on each output edge: another stage's input, or the gradient that the loss begins with.
+    /// Output of the forward on each output edge: another stage's input, or the gradient that the
+    /// loss begins with.
     pub output: f64,
-    /// What the backward makes: the gradient of the input, of all input edges.
+    /// Output of the backward: the gradient of the input, of all input edges.
     pub gradient: f64,
-    /// What a sample leaves for later slices of its sequence, such as keys and values: all slices together.
+    /// Bytes that a sample leaves for later slices of its sequence, such as keys and values, all
+    /// slices together.
     pub past: f64,
     /// By kind of op: the most that is used at once while it runs, beyond what was there before.
     pub forward: f64,
-    /// As `forward`.
+    /// Like `forward`, for a recomputation.
     pub recompute: f64,
-    /// As `forward`, of a recomputation from selected saved activations.
+    /// Like `forward`, for a recomputation from selected saved activations.
     pub restore: f64,
-    /// As `forward`.
+    /// Like `forward`, for a whole backward.
     pub backward: f64,
-    /// As `forward`.
+    /// Like `forward`, for the input half of a backward.
     pub backward_input: f64,
-    /// As `forward`.
+    /// Like `forward`, for the weight half of a backward.
     pub backward_weight: f64,
 }
 
 impl StageBytes {
-    /// Of what is kept of a sample for a recomputation.
+    /// Bytes that are kept of a sample for a recomputation.
     pub(crate) fn kept(&self, rules: &Rules, token: &Token) -> f64 {
         if rules.is_selective(token.pipe, token.stage) {
             return self.selected;
         }
-        // What a slice left is read until the slices behind it have gone backward.
+        // The values of a slice are read until the backwards of all later slices are done.
         let n_slices = rules.n_slices();
         let is_last = token.span.start % n_slices + 1 == n_slices;
         if is_last { self.input } else { self.input + self.past }
     }
 
-    /// While an op on some units runs, of which each has so many samples.
+    /// Working memory of an op on units with `samples` samples each.
     pub(crate) fn working(&self, rules: &Rules, op: &Op, samples: f64) -> f64 {
         let (unit, left) = match op.kind {
             // All units at once.

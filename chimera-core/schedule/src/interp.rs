@@ -1,9 +1,10 @@
-//! Runs the rows of a program on a [`Machine`].
+//! The interpreter: runs the rows of a program on a [`Machine`].
 //!
-//! A [`Row`] knows when an instruction may run, and that is written here alone. What it means to run
-//! one is the machine's: the checker follows versions of the weights, the simulator adds up times, the
-//! engine computes tensors. A row has two [`Lane`]s, which keep their order each and wait for each other's tokens alone. [`Group`] interleaves all rows of a pipeline group, for machines that see them
-//! all at once; the engine drives the one row of its worker.
+//! A [`Row`] knows when an instruction may run; nothing else decides that. The machine defines what
+//! running it means: the checker follows versions of the weights, the simulator adds up times, the
+//! engine computes tensors. A row has two [`Lane`]s. Each keeps its order, and they wait for each
+//! other only through tokens. [`Group`] interleaves all rows of a pipeline group, for machines that
+//! see them all at once; the engine drives the one row of its worker.
 
 use std::collections::VecDeque;
 use std::task::Poll;
@@ -17,13 +18,13 @@ use crate::program::{Instr, Program};
 
 /// A world in which a program runs.
 pub trait Machine {
-    /// What a token carries.
+    /// The value that a token carries.
     type Value;
-    /// Why the machine stops.
+    /// The error that stops the machine.
     type Error;
 
-    /// Runs a cell, which has these [`effects`](Rules::cell_effects), on the values of the tokens it eats; returns
-    /// those of the tokens it makes, in order.
+    /// Runs a cell with these [`effects`](Rules::cell_effects) on the values of the tokens it eats.
+    /// Returns the values of the tokens it makes, in order.
     fn run(
         &mut self,
         worker: WorkerId,
@@ -32,7 +33,7 @@ pub trait Machine {
         eaten: Few<Self::Value>,
     ) -> Result<Few<Self::Value>, Self::Error>;
 
-    /// Whether the channel has room for one more message.
+    /// Returns true if the channel has room for one more message.
     fn has_room(&mut self, channel: ChannelId) -> bool;
 
     /// Puts a value on its way.
@@ -58,8 +59,8 @@ pub trait Machine {
     /// Waits for the sum.
     fn await_sum(&mut self, worker: WorkerId, bucket: BucketId) -> Result<Poll<()>, Self::Error>;
 
-    /// Agrees with all workers on gradient norm, loss, and whether to go on. A worker that has to wait
-    /// asks again when another has arrived.
+    /// Agrees with all workers on gradient norm, loss, and whether to go on. A worker that has to
+    /// wait asks again when another has arrived.
     fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Self::Error>;
 
     /// Updates the weights of a bucket.
@@ -72,7 +73,7 @@ pub trait Machine {
     fn take(&mut self, worker: WorkerId, lane: Lane, room: Self::Value);
 }
 
-/// How far one instruction got.
+/// The outcome of trying one instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Advance {
     /// The instruction at this position of the row ran.
@@ -83,7 +84,7 @@ pub enum Advance {
     Ended,
 }
 
-/// Why a row cannot go on.
+/// The reason that a row cannot go on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stop<E> {
     /// The instruction eats a token that is not live.
@@ -100,18 +101,18 @@ impl<E> From<E> for Stop<E> {
     }
 }
 
-/// Where one worker is in its row, and the tokens it holds.
+/// The state of one worker: its position in its row, and the tokens it holds.
 #[derive(Clone, Debug)]
 pub struct Row<V> {
     worker: WorkerId,
-    /// Of compute.
+    /// Next instruction of the compute lane.
     next: usize,
-    /// Of moves.
+    /// Next instruction of the moves lane.
     next_move: usize,
-    /// Of the last instruction that was tried.
+    /// Last instruction that was tried.
     tried: usize,
     ledger: Ledger<V>,
-    /// Of the cell that is run, kept for its room.
+    /// Effects of the cell that runs; the allocation is reused.
     effects: Effects,
 }
 
@@ -276,14 +277,14 @@ impl<V> Row<V> {
         Ok(true)
     }
 
-    /// Whether nothing is left to be moved. The agreement comes after that, since all ranks are waited for, and may wait for
-    /// the moves.
+    /// Returns true if nothing is left to be moved. The agreement comes after that, since all ranks
+    /// are waited for, and may wait for the moves.
     fn moves_are_done(&self, instrs: &[Instr], rules: &Rules) -> bool {
         !rules.has_moves()
             || instrs[self.next_move..].iter().all(|instr| instr.lane() != Lane::Moves)
     }
 
-    /// Whether both lanes are at the end of their row.
+    /// Returns true if both lanes are at the end of their row.
     pub(crate) fn has_ended(&self, instrs: &[Instr], rules: &Rules) -> bool {
         let compute = &instrs[self.next..];
         compute.iter().all(|instr| instr.lane() != Lane::Compute)
@@ -291,7 +292,7 @@ impl<V> Row<V> {
     }
 }
 
-/// Whether the tokens are live that the other lane makes for a cell.
+/// Returns true if the tokens are live that the other lane makes for a cell.
 fn is_there<V>(cell: &Cell, effects: &Effects, ledger: &Ledger<V>) -> bool {
     let is_move = cell.lane() == Lane::Moves;
     let mut awaited = effects.eats.iter().filter(|token| is_move || token.kind.crosses_lanes());

@@ -31,7 +31,7 @@ impl<T> Ledger<T> {
         self.live.remove(token)
     }
 
-    /// Whether the token is live.
+    /// Returns true if the token is live.
     pub fn is_live(&self, token: &Token) -> bool {
         self.live.contains_key(token)
     }

@@ -1,8 +1,9 @@
-//! Pipeline schedules: one description from which the same code proves an order safe, predicts its time and memory,
-//! searches for shorter ones, exchanges it with other systems and draws it. No tensors, no threads, no files.
+//! Pipeline schedules: one description from which the same code proves an order safe, predicts its
+//! time and memory, searches for shorter ones, exchanges it with other systems and draws it. No
+//! tensors, no threads, no files.
 //!
-//! Start at [`schedule`] (how schedules are made), [`effects`] (the one rule that everything follows from) and [`lower`]
-//! (the only way to a [`Program`](program::Program)).
+//! Start at [`schedule`] (how schedules are made), [`effects`] (the one rule that everything
+//! follows from) and [`lower`] (the only way to a [`Program`](program::Program)).
 
 mod activation_memory;
 pub mod analyze;

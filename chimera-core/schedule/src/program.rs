@@ -29,14 +29,16 @@ pub enum Instr {
     Agree,
     /// Update the weights of a bucket.
     Step(BucketId),
-    /// Say that there is memory for the saved activations of an op of another lane: makes this token.
+    /// Say that there is memory for the saved activations of an op of another lane: makes this
+    /// token.
     Give(Token),
     /// Wait for that memory: eats this token.
     Take(Token),
 }
 
 impl Instr {
-    /// Where it runs. Instructions of one lane keep their order; those of another one run beside them.
+    /// The lane that the instruction runs on. Instructions of one lane keep their order; those of
+    /// the other lane run in parallel.
     pub fn lane(&self) -> Lane {
         match self {
             Instr::Run(cell) => cell.lane(),
@@ -55,7 +57,8 @@ impl Instr {
     }
 }
 
-/// An [`Instr`] with all that an executor must know of it: what ops eat and make, and who the peer of a message is.
+/// An [`Instr`] with all that an executor needs: the tokens that ops eat and make, and the peer of
+/// a message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Instruction {
@@ -63,14 +66,14 @@ pub enum Instruction {
     Run(Vec<(Op, Effects)>),
     /// Send a token, which is gone here after.
     Send {
-        /// What travels.
+        /// The token that is sent.
         token: Token,
         /// The worker that receives it.
         to: WorkerId,
     },
     /// Wait for a token.
     Recv {
-        /// What arrives.
+        /// The token that is received.
         token: Token,
         /// The worker that sends it.
         from: WorkerId,
@@ -83,30 +86,32 @@ pub enum Instruction {
     Agree,
     /// Update the weights of a bucket.
     Step(BucketId),
-    /// Say that there is memory for the saved activations of an op of another lane: makes this token.
+    /// Say that there is memory for the saved activations of an op of another lane: makes this
+    /// token.
     Give(Token),
     /// Wait for that memory: eats this token.
     Take(Token),
 }
 
-/// A stream of messages that keep their order; nothing is said across channels.
+/// A stream of messages that keep their order. There is no order between channels.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Channel {
-    /// Who sends.
+    /// The sender.
     pub from: WorkerId,
-    /// Who receives.
+    /// The receiver.
     pub to: WorkerId,
     /// Whose tokens.
     pub pipe: PipeId,
-    /// Between which stages, the earlier one first: activations go along the edge, gradients against it.
+    /// Between which stages, the earlier one first: activations go along the edge, gradients
+    /// against it.
     pub edge: (StageId, StageId),
-    /// [`TokenKind::Activation`] or [`TokenKind::Gradient`]; of moves [`TokenKind::Away`], [`TokenKind::Back`] and the memory
-    /// for them, whose edge leads from the stage to itself.
+    /// [`TokenKind::Activation`] or [`TokenKind::Gradient`]. Moves use [`TokenKind::Away`],
+    /// [`TokenKind::Back`] and the memory for them, with an edge from the stage to itself.
     pub kind: TokenKind,
 }
 
-/// Between neighbours of a chain the later stage stands for the edge: programs of chains have always read so, and their
-/// fingerprints go by it.
+/// Between neighbours of a chain the later stage stands for the edge: programs of chains have
+/// always read so, and their fingerprints go by it.
 impl fmt::Debug for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Channel { from, to, pipe, edge, kind } = self;
@@ -123,13 +128,14 @@ impl fmt::Debug for Channel {
 /// A set of gradients of one update that are summed over the same replicas together.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bucket {
-    /// The stages whose tensors it holds: one, or those that share a tied tensor (which then is all
-    /// that the bucket holds).
+    /// The stages with tensors in the bucket: one stage, or all stages that share a tied tensor,
+    /// which is then the only content.
     pub stages: Vec<StageId>,
-    /// The replicas within a pipeline group, in order of their pipes. In a job of several groups the
-    /// replicas are these of group 0, then these of group 1, and so on.
+    /// The replicas within a pipeline group, in order of their pipes. In a job of several groups
+    /// the replicas are these of group 0, then these of group 1, and so on.
     pub members: Vec<WorkerId>,
-    /// The update that the gradients are for, from the start of the window; 0 in synchronous schedules.
+    /// The update that the gradients are for, from the start of the window; 0 in synchronous
+    /// schedules.
     pub update: u32,
     /// Place in the one order in which every worker starts its reductions.
     pub order: u32,
@@ -148,8 +154,8 @@ impl Bucket {
     }
 }
 
-/// What every worker of a pipeline group does in one step, or in the steps of an asynchronous window.
-/// Made by [`lower`](crate::lower::lower()) and what builds on it alone.
+/// The instructions of every worker of a pipeline group for one step, or for the steps of a window.
+/// Only [`lower`](crate::lower::lower()) and what builds on it can make one.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Program {
     pub(crate) schedule: String,
@@ -174,7 +180,7 @@ impl Program {
         &self.schedule
     }
 
-    /// Who holds which stage.
+    /// The worker of each stage.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
@@ -194,17 +200,18 @@ impl Program {
         self.units_per_micro
     }
 
-    /// Into how many equal shares the samples of a micro-batch are cut: its units, unless these are slices of sequences.
+    /// Into how many equal shares the samples of a micro-batch are cut: its units, unless these are
+    /// slices of sequences.
     pub fn sample_shares(&self) -> u32 {
         self.units_per_micro / self.rules.n_slices()
     }
 
-    /// How micro-batches fall into steps and updates.
+    /// The division of micro-batches into steps and updates.
     pub fn window(&self) -> &Window {
         &self.window
     }
 
-    /// What each op eats and makes.
+    /// The effects of each op.
     pub fn rules(&self) -> &Rules {
         &self.rules
     }
@@ -219,13 +226,13 @@ impl Program {
         &self.buckets
     }
 
-    /// The buckets of one update; those of update `u` have the same stages and members, and follow each
-    /// other `u` times as many further on.
+    /// The buckets of one update. Update `u` has the same buckets, `u` times as many positions
+    /// further on.
     pub fn buckets_of_update(&self) -> &[Bucket] {
         &self.buckets[..self.buckets.len() / self.window.n_updates().max(1) as usize]
     }
 
-    /// The replicas of a bucket in a job of `width` groups: those of group 0 by pipe, then those of group 1,
+    /// The replicas of a bucket in a job of `width` groups: by pipe for group 0, then for group 1,
     /// and so on.
     pub fn replicas(&self, width: usize, bucket: BucketId) -> Vec<Rank> {
         let workers = &self.buckets[bucket.index()].members;
@@ -233,12 +240,12 @@ impl Program {
         (0..width).flat_map(of).collect()
     }
 
-    /// What each worker does, in order.
+    /// The instructions of each worker, in order.
     pub fn rows(&self) -> &[Vec<Instr>] {
         &self.rows
     }
 
-    /// What `worker` does, in order, spelled out.
+    /// The instructions of `worker`, in order, with everything that an executor needs.
     ///
     /// # Panics
     /// If there is no such worker.
@@ -264,7 +271,8 @@ impl Program {
         }
     }
 
-    /// The compute of it but for work beside the training, from which it could be lowered again. Recomputations wait for nothing but their turn.
+    /// The timetable of its compute, without a caller's own work. It can be lowered again.
+    /// Recomputations wait only for their turn.
     pub(crate) fn timetable(&self) -> Timetable {
         let compute = |instr: &Instr| match instr {
             Instr::Run(Cell::One(Op { kind: Kind::Work(_), .. })) => None,
@@ -285,18 +293,18 @@ impl Program {
         }
     }
 
-    /// How many messages every channel must be able to hold, so that no send has to wait for ever:
-    /// the least number that suffices.
+    /// Capacity in messages that every channel needs so that no send waits for ever: the least
+    /// number that suffices.
     pub fn channel_bound(&self) -> u32 {
         self.channel_bound
     }
 
-    /// The most micro-batches whose activations each worker holds at once.
+    /// The largest number of micro-batches with activations on each worker at once.
     pub fn peaks(&self) -> &[f64] {
         &self.peaks
     }
 
-    /// The most micro-batches whose activations any worker holds at once.
+    /// The largest number of micro-batches with activations on any one worker at once.
     pub fn peak(&self) -> f64 {
         self.peaks.iter().copied().fold(0.0, f64::max)
     }
@@ -307,18 +315,19 @@ impl Program {
         &self.weight_versions
     }
 
-    /// Whether optimizer steps wait for the agreement of all ranks.
+    /// Returns true if optimizer steps wait for the agreement of all ranks.
     pub fn has_barrier(&self) -> bool {
         self.has_barrier
     }
 
-    /// Of a window whose steps have no border between them: one of its steps, with the barrier. By it steps are trained
-    /// again whose updates should have waited for the agreement, since the gradient was to be clipped or was not finite.
+    /// One step, with its barrier, of a window without borders between its steps. It trains a step
+    /// again when the updates should have waited for the step sync: the gradient had to be clipped,
+    /// or was not finite.
     pub fn bordered(&self) -> Option<&Program> {
         self.bordered.as_deref()
     }
 
-    /// BLAKE3 of all that it says, so that ranks can compare theirs.
+    /// BLAKE3 hash of the whole program, so that ranks can compare theirs.
     pub fn fingerprint(&self) -> String {
         struct Hashed(blake3::Hasher);
         impl fmt::Write for Hashed {
@@ -333,7 +342,8 @@ impl Program {
         hashed.0.finalize().to_string()
     }
 
-    /// The workers whose memory the saved activations of a transfer leave, and fill: none where that is a host's.
+    /// The workers whose memory a transfer of saved activations empties and fills; `None` stands
+    /// for the host.
     pub fn move_of(&self, op: &Op) -> (Option<WorkerId>, Option<WorkerId>) {
         let Op { kind, pipe, stage, span } = *op;
         let owner = Some(self.placement.worker(pipe, stage));
@@ -345,7 +355,8 @@ impl Program {
         }
     }
 
-    /// Number of messages that carry data; notices that memory is free, which moves of activations need, are none.
+    /// Number of messages that carry data; notices that memory is free, which moves of activations
+    /// need, are none.
     pub fn n_messages(&self) -> usize {
         let carries_data = |instr: &&Instr| match instr {
             Instr::Send(token, _) => !matches!(token.kind, TokenKind::Memory(..)),

@@ -1,4 +1,5 @@
-//! From a request to a timetable and to a program: the one way for whoever draws, simulates or trains.
+//! From a request to a timetable and to a program: the one way for whoever draws, simulates or
+//! trains.
 
 use crate::analyze::{Refusal, simulate};
 use crate::costs::{Costs, is_shorter};
@@ -10,17 +11,17 @@ use crate::program::Program;
 use crate::schedule::{MAX_OPS, Parameter, Scaling, Schedule, Shape, Unfit};
 use crate::search::{AutoError, Progress, Report, Search, Where, auto};
 
-/// What is asked for.
+/// A request for a program.
 pub struct Request<'s> {
-    /// Where the timetable comes from.
+    /// The source of the timetable.
     pub source: Source<'s>,
     /// Its shape; a [`Source::Timetable`] has its own.
     pub shape: Shape,
-    /// What is done to it.
+    /// The passes over it.
     pub passes: Passes,
 }
 
-/// Where a timetable comes from.
+/// The source of a timetable.
 pub enum Source<'s> {
     /// A schedule, ours or a caller's.
     Schedule(&'s dyn Schedule),
@@ -34,9 +35,10 @@ pub enum Source<'s> {
 pub struct Ordered {
     /// The timetable, before its passes.
     pub timetable: Timetable,
-    /// After a search, whose timetable is as the others would make it, that of the border alone.
+    /// The passes that are left. After a search it is only the border: the search has done the
+    /// others.
     pub passes: Passes,
-    /// What the search came to, if there was one.
+    /// The report of the search, if there was one.
     pub search: Option<Report>,
 }
 
@@ -52,7 +54,7 @@ pub enum UnfitPasses {
          place of these: leave them out, or make the timetable anew with all of them"
     )]
     HasMoves,
-    /// A window is no step.
+    /// The timetable is a window already.
     #[error("the timetable is a window of {0} steps already: leave border free out")]
     IsWindow(u32),
     /// A window without a border has no step, or more ops than a schedule may have.
@@ -87,9 +89,10 @@ impl Request<'_> {
         })
     }
 
-    /// Gives a schedule that reads [`Shape::scaling`], and has more micro-batches than workers, the shorter of direct and
-    /// halving scaling by `makespan`, which is infinite where a program is refused; direct if they take as long. Doubling,
-    /// which holds twice the activations, is not taken unasked.
+    /// Gives a schedule that reads [`Shape::scaling`], and has more micro-batches than workers, the
+    /// shorter of direct and halving scaling by `makespan`, which is infinite where a program is
+    /// refused; direct if they take as long. Doubling, which holds twice the activations, is not
+    /// taken unasked.
     ///
     /// # Errors
     /// The errors of `makespan`, and [`Unfit`] if the schedule has no such shape.
@@ -124,10 +127,10 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// The timetable that is asked for. A search goes by `costs`, and `observe` is told of it.
+    /// Makes the timetable. A search uses `costs` and reports to `observe`.
     ///
     /// # Errors
-    /// [`UnfitPasses`], [`Unfit`] or [`AutoError`], and those of `costs`.
+    /// [`UnfitPasses`], [`Unfit`] or [`AutoError`], and the errors of `costs`.
     pub fn timetable<C: Costs, E>(
         self,
         costs: &impl Fn(&Timetable) -> Result<C, E>,
@@ -170,7 +173,7 @@ impl Request<'_> {
     }
 }
 
-/// Refuses windows without a border of which a timetable cannot be a step.
+/// Refuses a window without a border that the timetable cannot be a step of.
 fn check_window(passes: Passes, timetable: &Timetable) -> Result<(), UnfitPasses> {
     match timetable.update {
         Update::Flush => check_window_of(passes.free_border, timetable.n_ops()),
@@ -179,7 +182,7 @@ fn check_window(passes: Passes, timetable: &Timetable) -> Result<(), UnfitPasses
     }
 }
 
-/// Refuses windows that have no step, or too many for so many ops each.
+/// Refuses a window without steps, or with too many for steps of `n_ops` ops.
 fn check_window_of(n_steps: Option<u32>, n_ops: usize) -> Result<(), UnfitPasses> {
     let longest = (MAX_OPS / (n_ops as u64).max(1)).clamp(1, u64::from(u32::MAX)) as u32;
     match n_steps {
@@ -191,7 +194,7 @@ fn check_window_of(n_steps: Option<u32>, n_ops: usize) -> Result<(), UnfitPasses
 }
 
 impl Ordered {
-    /// Steps of the program that comes of it.
+    /// Number of steps of the resulting program.
     pub fn n_steps(&self) -> u32 {
         match self.timetable.update {
             Update::Flush => self.passes.free_border.unwrap_or(1),

@@ -1,15 +1,16 @@
-//! Who of some replicas owns what of their gradients: whole tensors, or even shares.
+//! Shard assignment: the replica that owns each part of the gradients, by whole tensors or even
+//! shares.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
-/// Shares are cut at multiples of so many elements: 4 KiB of f32, below which a message costs more for itself than for
-/// its bytes.
+/// Shares are cut at multiples of this many elements: 4 KiB of f32. Below that the cost of a
+/// message outweighs its bytes.
 pub const UNIT: usize = 1024;
 
-/// The owner of each tensor of these sizes, as an index into the replicas: largest first, each to the least
-/// loaded.
+/// The owner of each tensor of these sizes, as an index into the replicas: largest first, each to
+/// the least loaded.
 pub fn assign_whole(sizes: &[usize], n_members: usize) -> Vec<usize> {
     let mut by_size: Vec<usize> = (0..sizes.len()).collect();
     by_size.sort_by_key(|&i| Reverse(sizes[i]));
@@ -26,8 +27,8 @@ pub fn assign_whole(sizes: &[usize], n_members: usize) -> Vec<usize> {
     owners
 }
 
-/// `n_shares` even shares of `n`, one behind the other, which end at multiples of `unit`; the last may have less, or
-/// nothing.
+/// Cuts `n` into `n_shares` even shares that end at multiples of `unit`. The last share may be
+/// smaller, or empty.
 pub fn even_shares(n: usize, n_shares: usize, unit: usize) -> Vec<Range<usize>> {
     let cut = |share: usize| {
         let exact = (n as u128 * share as u128).div_ceil(n_shares as u128) as usize;
@@ -59,7 +60,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every tensor goes to the first of those that own least so far, as a search of all members finds it.
+        /// Every tensor goes to the first of those that own least so far, as a search of all
+        /// members finds it.
         #[test]
         fn each_tensor_goes_to_the_least_loaded(
             mut sizes in prop::collection::vec(0usize..20, 0..60),

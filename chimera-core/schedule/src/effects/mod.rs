@@ -1,7 +1,7 @@
-//! Which values an op eats and makes: the one rule that everything else follows from.
+//! Effects: the values that an op eats and makes. Everything else follows from this one rule.
 //!
 //! The checker, the memory model, the simulator and the engine are machines over this rule; none of
-//! them says again when an op may run. Inputs and targets of a step are there from the start and
+//! them defines again when an op may run. Inputs and targets of a step are there from the start and
 //! losses are only collected, so they need no tokens.
 
 mod moved;
@@ -28,17 +28,19 @@ pub struct Effects {
     pub makes: Few<Token>,
 }
 
-/// What the effects of an op depend on beside the op itself.
+/// Everything that the effects of an op depend on, except the op itself.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Rules {
     graph: StageGraph,
-    /// `(pipe, stage)` whose forwards keep their input instead of their saved activations, sorted.
+    /// `(pipe, stage)` pairs that recompute: their forwards keep their input instead of their saved
+    /// activations. Sorted.
     recomputed: Vec<(PipeId, StageId)>,
-    /// `(pipe, stage)` whose forwards keep a part of their saved activations, sorted.
+    /// `(pipe, stage)` pairs that recompute selectively: their forwards keep a part of their saved
+    /// activations. Sorted.
     selective: Vec<(PipeId, StageId)>,
     /// Whether weights may change between a forward and its backward.
     keeps_versions: bool,
-    /// Slices of the sequence of a micro-batch; 1 where its units are no slices.
+    /// Slices of the sequence of a micro-batch; 1 where its units are not slices.
     n_slices: u32,
     moves: MovedUnits,
     works: Vec<OwnWork>,
@@ -66,47 +68,49 @@ impl Rules {
         Rules { graph, recomputed, selective, keeps_versions, n_slices, moves, works: Vec::new() }
     }
 
-    /// Which stages feed which.
+    /// The edges between stages.
     pub fn graph(&self) -> &StageGraph {
         &self.graph
     }
 
-    /// Stages of pipes whose forwards keep a part of their saved activations, ascending.
+    /// Stages of pipes that recompute selectively, ascending: their forwards keep a part of their
+    /// saved activations.
     pub(crate) fn selective(&self) -> &[(PipeId, StageId)] {
         &self.selective
     }
 
-    /// Whether a stage of a pipe is recomputed.
+    /// Returns true if a stage of a pipe is recomputed.
     pub fn is_recomputed(&self, pipe: PipeId, stage: StageId) -> bool {
         self.recomputed.binary_search(&(pipe, stage)).is_ok()
     }
 
-    /// Whether a forward of `stage` keeps a part of its saved activations, if it is recomputed at all.
+    /// Returns true if a forward of `stage` keeps a part of its saved activations, if it is
+    /// recomputed at all.
     pub fn is_selective(&self, pipe: PipeId, stage: StageId) -> bool {
         self.selective.binary_search(&(pipe, stage)).is_ok()
     }
 
-    /// Whether some pipe's forwards of `stage` are [selective](Rules::is_selective).
+    /// Returns true if some pipe's forwards of `stage` are [selective](Rules::is_selective).
     pub fn is_selective_somewhere(&self, stage: StageId) -> bool {
         self.selective.iter().any(|(_, selective)| *selective == stage)
     }
 
-    /// Whether weights may change between a forward and its backward.
+    /// Returns true if weights may change between a forward and its backward.
     pub fn keeps_versions(&self) -> bool {
         self.keeps_versions
     }
 
-    /// Slices of the sequence of a micro-batch, each a unit; 1 where units are no slices.
+    /// Slices of the sequence of a micro-batch, each of them a unit; 1 where units are not slices.
     pub fn n_slices(&self) -> u32 {
         self.n_slices
     }
 
-    /// Work beside the training, by the ids in its ops.
+    /// A caller's own works, by the ids in their ops.
     pub fn works(&self) -> &[OwnWork] {
         &self.works
     }
 
-    /// Adds work beside the training.
+    /// Adds a caller's own works.
     pub(crate) fn add_works(&mut self, works: &[OwnWork]) {
         self.works.extend_from_slice(works);
     }
@@ -117,7 +121,7 @@ impl Rules {
         self.works.iter().enumerate().filter(on_backward).map(|(id, _)| WorkId(id as u8))
     }
 
-    /// Whether an op adds to what is summed over the replicas of its stage.
+    /// Returns true if an op adds to what is summed over the replicas of its stage.
     pub(crate) fn adds_to_sum(&self, op: &Op) -> bool {
         match op.kind {
             Kind::Work(id) => self.works_on_backward().any(|work| work == id),
@@ -125,17 +129,19 @@ impl Rules {
         }
     }
 
-    /// Whether some saved activations are moved.
+    /// Returns true if some saved activations are moved.
     pub fn has_moves(&self) -> bool {
         !self.moves.offloaded.is_empty()
     }
 
-    /// Whether some saved activations are moved to the host, which is where no other worker keeps them.
+    /// Returns true if some saved activations are moved to the host, which is where no other worker
+    /// keeps them.
     pub fn has_moves_to_host(&self) -> bool {
         self.moves.offloaded.len() > self.moves.kept.len()
     }
 
-    /// Whether the saved activations of a unit leave the memory of their worker between forward and backward.
+    /// Returns true if the saved activations of a unit leave the memory of their worker between
+    /// forward and backward.
     pub(crate) fn is_offloaded(&self, pipe: PipeId, stage: StageId, unit: u32) -> bool {
         self.has_moves() && self.moves.offloaded.binary_search(&(pipe, stage, unit)).is_ok()
     }
@@ -147,8 +153,8 @@ impl Rules {
         Some(kept[at].1)
     }
 
-    /// Whether an op is a move that takes the time of a transfer. Of the two ends of a move between workers, the one that
-    /// sends does.
+    /// Returns true if an op is a move that takes the time of a transfer. Of the two ends of a move
+    /// between workers, the one that sends does.
     pub fn is_transfer(&self, op: &Op) -> bool {
         match op.kind {
             Kind::Offload | Kind::Return => true,
@@ -157,21 +163,23 @@ impl Rules {
         }
     }
 
-    /// What `op` eats and makes.
+    /// The tokens that `op` eats and makes.
     pub fn effects(&self, op: &Op) -> Effects {
         let mut effects = Effects::default();
         self.add(op, &mut effects);
         effects
     }
 
-    /// What the ops of `cell` eat and make together. The ops of a pair do not feed each other.
+    /// The tokens that the ops of `cell` eat and make together. The ops of a pair do not feed each
+    /// other.
     pub fn cell_effects(&self, cell: &Cell) -> Effects {
         let mut effects = Effects::default();
         self.set_cell_effects(cell, &mut effects);
         effects
     }
 
-    /// [`cell_effects`](Rules::cell_effects), in the place of what `effects` was: for loops over many cells.
+    /// Like [`cell_effects`](Rules::cell_effects), but overwrites `effects`: for loops over many
+    /// cells.
     pub(crate) fn set_cell_effects(&self, cell: &Cell, effects: &mut Effects) {
         effects.eats.clear();
         effects.makes.clear();
@@ -284,7 +292,8 @@ impl Rules {
         }
     }
 
-    /// A backward reads the version of the weights that its forward read, as the recomputation between them does.
+    /// A backward reads the version of the weights that its forward read, as the recomputation
+    /// between them does.
     fn add_versions(&self, kind: Kind, version: Token, e: &mut Effects) {
         let recomputed = Token { kind: TokenKind::RecomputedVersion, ..version };
         match kind {
@@ -305,8 +314,8 @@ impl Rules {
         }
     }
 
-    /// A slice reads what those before it left, and its backward comes before theirs. Recomputation reads what its forward
-    /// kept.
+    /// A slice reads what those before it left, and its backward comes before theirs. Recomputation
+    /// reads what its forward kept.
     fn add_past(&self, op: &Op, e: &mut Effects) {
         let Op { kind, pipe, stage, span } = *op;
         let token = |kind, unit| Token { kind, pipe, stage, to: stage, span: Span::one(unit) };
@@ -337,8 +346,7 @@ impl Rules {
     }
 }
 
-/// Of a chain the number of its stages stands for the graph: programs of chains have always read so, and their
-/// fingerprints go by it.
+/// A chain prints only its number of stages: existing fingerprints depend on this format.
 impl fmt::Debug for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Rules { graph, recomputed, selective, keeps_versions, n_slices, moves, works } = self;

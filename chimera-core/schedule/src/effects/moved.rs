@@ -1,11 +1,11 @@
-//! Which saved activations are moved.
+//! The units with moved saved activations.
 
 use super::UnitAt;
 use crate::ir::ids::WorkerId;
 use crate::ir::op::{Cell, Kind};
 use crate::ir::timetable::Timetable;
 
-/// Units whose saved activations are moved, sorted.
+/// Units with moved saved activations. Sorted.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub(super) struct MovedUnits {
     pub(super) offloaded: Vec<UnitAt>,

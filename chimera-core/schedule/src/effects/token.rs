@@ -8,48 +8,55 @@ use serde::{Deserialize, Serialize};
 use crate::ir::ids::{PipeId, StageId, WorkId};
 use crate::ir::op::{Lane, Span};
 
-/// What kind of value a token stands for.
+/// The kind of value that a token stands for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum TokenKind {
-    /// The output of a stage on one of its output edges, eaten by the forward of the stage that the edge leads to.
+    /// The output of a stage on one of its output edges, eaten by the forward of the stage that the
+    /// edge leads to.
     Activation,
-    /// The gradient of that output, made by the backward of the stage that the edge leads to, and eaten by the backward
-    /// of the stage where it begins. That of [`StageGraph::loss`](crate::ir::graph::StageGraph::loss) is the loss's own, made by the forward of the stage that
-    /// has the loss.
+    /// The gradient of that output, made by the backward of the stage that the edge leads to, and
+    /// eaten by the backward of the stage where it begins. That of
+    /// [`StageGraph::loss`](crate::ir::graph::StageGraph::loss) is the loss's own, made by the
+    /// forward of the stage that has the loss.
     Gradient,
     /// The saved activations of a forward, eaten by its backward.
     Saved,
-    /// What a forward keeps so that a [`Kind::Recompute`](crate::ir::op::Kind::Recompute) can make the saved activations: its input, or a part of
-    /// the saved activations (see [`Rules::is_selective`](super::Rules::is_selective)).
+    /// A checkpointed input: what a forward keeps so that a
+    /// [`Kind::Recompute`](crate::ir::op::Kind::Recompute) can make the saved activations. It is
+    /// the input, or a part of the saved activations (see
+    /// [`Rules::is_selective`](super::Rules::is_selective)).
     Kept,
-    /// What the weight half of a backward needs of its input half.
+    /// The values that the weight half of a backward needs from its input half.
     Deferred,
-    /// The version of the weights that a forward read, until its backward has read it too. There is one
-    /// where weights may change in between (see [`Update`](crate::ir::update::Update)).
+    /// The version of the weights that a forward read, until its backward has read it too. There is
+    /// one where weights may change in between (see [`Update`](crate::ir::update::Update)).
     Version,
-    /// A version of the weights once a [`Kind::Recompute`](crate::ir::op::Kind::Recompute) has read it, until the backward has read it too.
+    /// A version of the weights once a [`Kind::Recompute`](crate::ir::op::Kind::Recompute) has read
+    /// it, until the backward has read it too.
     RecomputedVersion,
-    /// What the slices of a sequence up to one leave for the next of them, such as keys and values: made by the forward of
-    /// one slice, eaten by the forward of the next (see [`Timetable::is_sliced`](crate::ir::timetable::Timetable::is_sliced)).
+    /// The values that a slice of a sequence leaves for the next one, such as keys and values of
+    /// all slices so far: made by the forward of one slice, eaten by the forward of the next (see
+    /// [`Timetable::is_sliced`](crate::ir::timetable::Timetable::is_sliced)).
     Past,
-    /// The gradient of a [`TokenKind::Past`], summed over the slices that read it: made by the backward of one slice, eaten
-    /// by the backward of the one before it.
+    /// The gradient of a [`TokenKind::Past`], summed over the slices that read it: made by the
+    /// backward of one slice, eaten by the backward of the one before it.
     PastGradient,
-    /// Saved activations that have left the memory of their worker, eaten by the [`Kind::Reload`](crate::ir::op::Kind::Reload), or by the
+    /// Saved activations that have left the memory of their worker, eaten by the
+    /// [`Kind::Reload`](crate::ir::op::Kind::Reload), or by the
     /// [`Kind::Keep`](crate::ir::op::Kind::Keep) of another worker.
     Away,
     /// Saved activations that another worker keeps.
     Guest,
     /// Saved activations on their way back from another worker.
     Back,
-    /// Saved activations that are back, eaten by the backward in the place of [`TokenKind::Saved`].
+    /// Saved activations that are back, eaten by the backward instead of [`TokenKind::Saved`].
     Reloaded,
-    /// Memory that an op of a lane has freed for one of the other lane, or of another worker. It is named by the op that
-    /// fills it, and made by an instruction of its own.
+    /// Memory that an op of a lane has freed for an op of the other lane, or of another worker. It
+    /// is named after the op that fills it, and made by a separate instruction.
     Memory(Lane, Fill),
-    /// What the end of a backward shows to work [`OnBackward`](super::Pieces::OnBackward): the inputs of linear layers and the
-    /// gradients of their outputs.
+    /// The inputs of linear layers and the gradients of their outputs, which the end of a backward
+    /// hands to work [`OnBackward`](super::Pieces::OnBackward).
     Shown(WorkId),
 }
 
@@ -75,7 +82,7 @@ impl TokenKind {
         }
     }
 
-    /// A number of its own.
+    /// A distinct number for each kind.
     fn number(self) -> u64 {
         match self {
             TokenKind::Activation => 0,
@@ -96,23 +103,25 @@ impl TokenKind {
         }
     }
 
-    /// Whether it may come from the other lane of its worker, so that who eats it waits for it.
+    /// Returns true if it may come from the other lane of its worker, so that who eats it waits for
+    /// it.
     pub fn crosses_lanes(self) -> bool {
         self == TokenKind::Reloaded || self.is_memory()
     }
 
-    /// Whether it stands for memory, and not for a value.
+    /// Returns true if it stands for memory, and not for a value.
     pub fn is_memory(self) -> bool {
         matches!(self, TokenKind::Memory(..))
     }
 }
 
-/// What fills the memory that a [`TokenKind::Memory`] stands for. Two ops of one unit may each wait for some.
+/// The op that fills the memory of a [`TokenKind::Memory`]. Two ops of one unit may each wait for
+/// some.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Fill {
-    /// What a forward saves.
+    /// A forward, with its saved activations.
     Forward,
-    /// What a recomputation makes.
+    /// A recomputation, with the activations that it makes.
     Recompute,
     /// Saved activations of another worker.
     Guest,
@@ -121,7 +130,8 @@ pub enum Fill {
 }
 
 impl Fill {
-    /// The lane that waits for the memory. Where another worker sends what fills it, that is the sender's.
+    /// The lane that waits for the memory. Where another worker sends what fills it, that is the
+    /// sender's.
     pub fn lane(self) -> Lane {
         match self {
             Fill::Forward | Fill::Recompute => Lane::Compute,
@@ -136,11 +146,11 @@ impl Fill {
 /// that the halves of a micro-batch can go backward one by one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Token {
-    /// What it stands for.
+    /// The kind of value.
     pub kind: TokenKind,
     /// The pipe it belongs to.
     pub pipe: PipeId,
-    /// The stage that makes it; for a gradient, the stage whose input it is the gradient of.
+    /// The stage that makes it. A gradient is the gradient of this stage's input.
     pub stage: StageId,
     /// The stage that eats it.
     pub to: StageId,
@@ -149,8 +159,9 @@ pub struct Token {
 }
 
 impl Token {
-    /// Its edge, from the earlier stage to the later one, if it goes along one: an activation of it forward, a gradient
-    /// back. A loss begins on an edge too, to [`StageGraph::loss`](crate::ir::graph::StageGraph::loss).
+    /// Its edge from the earlier to the later stage, if it travels along one: an activation travels
+    /// forward, a gradient back. A loss begins on an edge too, to
+    /// [`StageGraph::loss`](crate::ir::graph::StageGraph::loss).
     pub fn edge(&self) -> Option<(StageId, StageId)> {
         match self.kind {
             TokenKind::Activation => Some((self.stage, self.to)),
@@ -171,7 +182,8 @@ impl Token {
         }
     }
 
-    /// Whether it goes along an edge between stages that are not numbered one after the other.
+    /// Returns true if it goes along an edge between stages that are not numbered one after the
+    /// other.
     pub fn skips(&self) -> bool {
         self.edge().is_some_and(|(from, to)| u32::from(from.0) + 1 != u32::from(to.0))
     }

@@ -1,27 +1,26 @@
-//! Work of one's own beside the training.
+//! A caller's own work in the idle time of a step.
 
-/// Work that comes in pieces, which workers do in the idle time of a step: factors of a second-order optimizer (Osawa et
-/// al., PipeFisher, MLSys 2023), statistics, or another training (PipeFill, FreeRide).
+/// Work in pieces that workers do in the idle time of a step: factors of a second-order optimizer
+/// (Osawa et al., PipeFisher, MLSys 2023), statistics, or another training (PipeFill, FreeRide).
 ///
-/// A piece is an op of [`Kind::Work`](crate::ir::op::Kind::Work). A program gets its pieces by
-/// [`fill`](crate::lower::fill), and what one does is said where the program is
-/// run: `Job::own_work` of the engine.
+/// A piece is an op of [`Kind::Work`](crate::ir::op::Kind::Work). [`fill`](crate::lower::fill) adds
+/// the pieces to a program. The code that a piece runs is given to the engine, as `Job::own_work`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OwnWork {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Which pieces there are.
+    /// The pieces of a step.
     pub pieces: Pieces,
 }
 
-/// Which pieces of [`OwnWork`] a step has.
+/// The pieces of [`OwnWork`] in a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pieces {
     /// One for each backward of a micro-batch unit through a stage. It reads what the backward
-    /// [shows](crate::effects::TokenKind::Shown), and is done before the stage's gradients are summed, so that what it makes
-    /// may go with them.
+    /// [shows](crate::effects::TokenKind::Shown), and is done before the stage's gradients are
+    /// summed, so that what it makes may go with them.
     OnBackward,
-    /// As many as the idle time of a worker has room for, up to so many for each stage of a pipe that it holds. They wait for
-    /// nothing: what is left to do, later steps do.
+    /// As many as fit into the idle time of a worker, up to this number for each stage of a pipe
+    /// that it holds. They wait for nothing; what is left over is done in later steps.
     Anytime(u32),
 }

@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use smallvec::SmallVec;
 
-/// A list, mostly a short one: up to four values need no memory of their own.
+/// A list that is mostly short: up to four values are stored inline.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Few<T>(SmallVec<[T; 4]>);
 
@@ -23,7 +23,7 @@ impl<T> Few<T> {
         Few(SmallVec::from_elem(value, n))
     }
 
-    /// Adds a value behind the others.
+    /// Appends a value.
     #[inline]
     pub fn push(&mut self, value: T) {
         self.0.push(value);

@@ -1,4 +1,4 @@
-//! How the stages of a model hang together: as a chain, or as any graph without circles.
+//! The graph of a model's stages: a chain, or any graph without cycles.
 
 use std::fmt;
 
@@ -6,10 +6,11 @@ use smallvec::SmallVec;
 
 use crate::ir::ids::StageId;
 
-/// Which stages feed which, which begin with the samples, and which have a loss.
+/// Edges between stages, the stages that begin with the samples, and the stages that have a loss.
 ///
-/// Stages are numbered so that every edge goes to a later stage: an order of ops that is sound for a chain of as many
-/// stages is sound for the graph. A stage may have any number of input and output edges, and a loss beside them.
+/// Stages are numbered so that every edge goes to a later stage: an order of ops that is sound for
+/// a chain of as many stages is sound for the graph. A stage may have any number of input and
+/// output edges, and a loss as well.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StageGraph {
     /// By stage.
@@ -17,7 +18,8 @@ pub struct StageGraph {
 }
 
 impl StageGraph {
-    /// Each stage feeds the next one; the first begins with the samples, the last has the loss.
+    /// The chain of `n_stages` stages: each feeds the next one, the first begins with the samples
+    /// and the last has the loss.
     ///
     /// # Panics
     /// If there are no stages, or more than 65,535.
@@ -30,11 +32,11 @@ impl StageGraph {
         }
     }
 
-    /// The graph of `n_stages` stages of which `sources` have no input edge and begin with the samples, with an edge from
-    /// the first to the second of each pair of `edges`, and with a loss at each of `losses`.
+    /// The graph of `n_stages` stages with an edge for each pair of `edges` and a loss at each of
+    /// `losses`. The stages in `sources` have no input edge and begin with the samples.
     ///
     /// # Errors
-    /// [`GraphError`], which says what is wrong.
+    /// [`GraphError`], which names the edge or stage at fault.
     pub fn new(
         n_stages: usize,
         sources: &[u16],
@@ -74,7 +76,8 @@ impl StageGraph {
         graph.begins_at(sources).map(|()| graph)
     }
 
-    /// Checks that all `sources` and no other stages have no input edge, and that every stage leads somewhere.
+    /// Checks that all `sources` and no other stages have no input edge, and that every stage leads
+    /// somewhere.
     fn begins_at(&self, sources: &[u16]) -> Result<(), GraphError> {
         let mut begins = vec![false; self.n_stages()];
         for stage in sources.iter().copied().map(StageId) {
@@ -101,27 +104,29 @@ impl StageGraph {
         self.edges.len()
     }
 
-    /// The number behind the last stage, S, which stands for the loss among the outputs of a stage that has one.
+    /// The number of stages, S. It stands for the loss among the outputs of a stage that has one.
     pub fn loss(&self) -> StageId {
         StageId(self.n_stages() as u16)
     }
 
-    /// The stages that feed `stage`, ascending; none of a source, and of a stage that does not exist.
+    /// The stages that feed `stage`, ascending; none of a source, and of a stage that does not
+    /// exist.
     pub fn inputs(&self, stage: StageId) -> &[StageId] {
         self.edges.get(stage.index()).map_or(&[], |edges| &edges.inputs)
     }
 
-    /// The stages that `stage` feeds, ascending, and behind them [`loss`](StageGraph::loss) if it has one.
+    /// The stages that `stage` feeds, ascending, followed by [`loss`](StageGraph::loss) if it has
+    /// one.
     pub fn outputs(&self, stage: StageId) -> &[StageId] {
         self.edges.get(stage.index()).map_or(&[], |edges| &edges.outputs)
     }
 
-    /// Whether `stage` has a loss.
+    /// Returns true if `stage` has a loss.
     pub fn has_loss(&self, stage: StageId) -> bool {
         self.outputs(stage).last() == Some(&self.loss())
     }
 
-    /// Whether each stage feeds the next one alone, and the last has the only loss.
+    /// Returns true if each stage feeds only the next one, and only the last has a loss.
     pub fn is_chain(&self) -> bool {
         let is_next = |stage: StageId| matches!(self.outputs(stage), [to] if to.0 == stage.0 + 1);
         self.stages().all(is_next)
@@ -159,11 +164,11 @@ impl fmt::Display for StageGraph {
     }
 }
 
-/// Why there is no such graph.
+/// A mistake in the edges, sources or losses of a graph.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GraphError {
-    /// There are no stages, or more than ids can tell apart.
+    /// There are no stages, or more than ids can number.
     #[error("a graph has 1 to {max} stages, not {0}", max = u16::MAX)]
     Size(usize),
     /// Something names a stage that does not exist.
@@ -180,17 +185,17 @@ pub enum GraphError {
          circle allows"
     )]
     GoesBack {
-        /// Where it begins.
+        /// The stage that the edge begins at.
         from: StageId,
-        /// Where it ends.
+        /// The stage that the edge ends at.
         to: StageId,
     },
     /// An edge is there twice.
     #[error("the edge from {from} to {to} is there twice: one edge carries one value")]
     EdgeTwice {
-        /// Where it begins.
+        /// The stage that the edge begins at.
         from: StageId,
-        /// Where it ends.
+        /// The stage that the edge ends at.
         to: StageId,
     },
     /// A stage is named twice in a list.
@@ -206,10 +211,10 @@ pub enum GraphError {
     FedSource {
         /// The source.
         stage: StageId,
-        /// What feeds it.
+        /// The stage that feeds it.
         from: StageId,
     },
-    /// A stage that is no source has no input edge.
+    /// A stage has no input edge and is not among the sources.
     #[error(
         "nothing reaches {0}: give it an edge from an earlier stage, or name it among the sources"
     )]

@@ -69,7 +69,7 @@ id!(
     ChannelId, u32, deserialize_u32, "channel"
 );
 
-/// Reads a whole number from `least` to `most`; an error says so in words, and names what it was to be.
+/// Reads a whole number from `least` to `most`. Errors name the value that was expected.
 #[derive(Clone, Copy)]
 pub(crate) struct WholeNumber {
     what: &'static str,
@@ -84,7 +84,7 @@ impl WholeNumber {
         WholeNumber { what, least, most, is_checked_later: false }
     }
 
-    /// Lets through what is no less than 0, for whoever checks the range then.
+    /// Accepts every number from 0 up, for callers that check the range later.
     pub(crate) fn checked_later(self) -> WholeNumber {
         WholeNumber { is_checked_later: true, ..self }
     }

@@ -1,4 +1,4 @@
-//! How people write and read ops, cells and rows, numbers, and values that have names.
+//! Notation of ops, cells, rows, numbers and named values, for people.
 
 mod near;
 
@@ -9,11 +9,11 @@ use crate::ir::op::{Cell, Kind, Op};
 
 pub use near::{near, nearest};
 
-/// How the ops of one row are written.
+/// Labels of the ops of one row.
 ///
-/// A micro-batch id belongs to one pipe, so it says which pipe is meant. The stage is left out too,
-/// unless the row has several stages of one pipe: they are then told apart by a letter, `a` first, or
-/// from the 27th on by two, `aa` first.
+/// A micro-batch id belongs to one pipe, so the label does not name the pipe. The stage is left out
+/// too, unless the row has several stages of one pipe. Letters then distinguish them: `a` first,
+/// and two letters from the 27th on, `aa` first.
 pub(crate) struct Labels {
     stages: BTreeSet<(PipeId, StageId)>,
     lettered: bool,
@@ -38,9 +38,9 @@ impl Labels {
         format!("{}{}", letters(nth), op.span)
     }
 
-    /// `op` with the mark of its kind: `3` forward, `3'` backward, `3i` and `3w` its halves, `3r`
-    /// recompute, `3o` offload, `3l` reload, `3k` keep, `3t` return, and the [`work_mark`] of work beside
-    /// the training.
+    /// The label of `op` with the mark of its kind: `3` forward, `3'` backward, `3i` and `3w` its
+    /// halves, `3r` recompute, `3o` offload, `3l` reload, `3k` keep, `3t` return, and the
+    /// [`work_mark`] of a caller's own work.
     pub(crate) fn op(&self, op: Op) -> String {
         let mark = match op.kind {
             Kind::Work(work) => return self.micro_batches(op) + &work_mark(work),
@@ -64,7 +64,8 @@ impl Labels {
     }
 }
 
-/// The letters of the n-th of many, as spreadsheets name columns: `a` to `z`, then `aa`, `ab` and so on.
+/// The letters of the n-th of many, as spreadsheets name columns: `a` to `z`, then `aa`, `ab` and
+/// so on.
 fn letters(nth: usize) -> String {
     let last = char::from(b'a' + (nth % 26) as u8);
     match nth / 26 {
@@ -73,7 +74,7 @@ fn letters(nth: usize) -> String {
     }
 }
 
-/// The mark of a work beside the training in a drawing: `x`, `y` and `z` for the first three, then `x3`,
+/// The mark of a caller's own work in a drawing: `x`, `y` and `z` for the first three, then `x3`,
 /// `x4` and so on.
 pub(crate) fn work_mark(WorkId(nth): WorkId) -> String {
     match nth {
@@ -84,7 +85,7 @@ pub(crate) fn work_mark(WorkId(nth): WorkId) -> String {
     }
 }
 
-/// How much of a row is shown on each side of a marked cell, in characters.
+/// Characters of a row that are shown on each side of a marked cell.
 const MARK_CONTEXT: usize = 36;
 
 /// A row of cells with a line of carets below the one at `at`, and only the cells around it if the row
@@ -137,8 +138,8 @@ pub fn by_name<T: Copy>(what: &str, name: &str, all: &[(&'static str, T)]) -> Re
     })
 }
 
-/// `x` with so many significant digits and no trailing zeros, in any unit: what would begin with many zeros
-/// is written in powers of ten.
+/// Formats `x` with `digits` significant digits and without trailing zeros. Very small numbers are
+/// written in powers of ten.
 pub fn significant(x: f64, digits: usize) -> String {
     if x == 0.0 || !x.is_finite() {
         return if x == 0.0 { "0".into() } else { x.to_string() };

@@ -1,4 +1,5 @@
-//! What a worker does: an [`Op`] on a [`Span`] of micro-batches, one or two of them in a [`Cell`], on a [`Lane`].
+//! The work of a worker: an [`Op`] on a [`Span`] of micro-batches, one or two of them in a
+//! [`Cell`], on a [`Lane`].
 
 use std::fmt;
 
@@ -6,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ir::ids::{PipeId, StageId, WorkId};
 
-/// What an op does with its stage. A new kind is a breaking change: every engine must know how to run it.
+/// The kind of an op: what it does with its stage. A new kind is a breaking change, since every
+/// engine must be able to run it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Kind {
     /// The forward pass.
@@ -19,7 +21,8 @@ pub enum Kind {
     BackwardWeight,
     /// The forward pass again, from the input that was kept, to make the saved activations.
     Recompute,
-    /// Moves saved activations out of their worker's memory: to its host, or to the worker that has the [`Kind::Keep`].
+    /// Moves saved activations out of their worker's memory: to its host, or to the worker that has
+    /// the [`Kind::Keep`].
     Offload,
     /// Moves saved activations back into their worker's memory.
     Reload,
@@ -27,11 +30,11 @@ pub enum Kind {
     Keep,
     /// Gives them back to the worker that reloads them.
     Return,
-    /// A piece of work beside the training, see [`OwnWork`](crate::effects::OwnWork).
+    /// A piece of a caller's own work, see [`OwnWork`](crate::effects::OwnWork).
     Work(WorkId),
 }
 
-/// What a worker does its ops on: those of one lane run one after the other, and lanes run beside each other.
+/// A lane of a worker. The ops of one lane run one after the other; the lanes run in parallel.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Lane {
     /// Compute.
@@ -57,7 +60,7 @@ impl Lane {
         }
     }
 
-    /// The lane beside it.
+    /// The other lane.
     pub fn other(self) -> Lane {
         match self {
             Lane::Compute => Lane::Moves,
@@ -67,8 +70,8 @@ impl Lane {
 }
 
 impl Kind {
-    /// Every kind that a timetable may have, in the order of their definition: all but [`Kind::Work`], which is added to
-    /// programs.
+    /// Every kind that a timetable may have, in the order of their definition: all but
+    /// [`Kind::Work`], which is added to programs.
     pub const ALL: [Kind; 9] = [
         Kind::Forward,
         Kind::Backward,
@@ -81,7 +84,8 @@ impl Kind {
         Kind::Return,
     ];
 
-    /// The letter that stands for the kind in drawings and files: `F B I W R O L K T`, and `X` for work beside the training.
+    /// The letter of the kind in drawings and files: `F B I W R O L K T`, and `X` for a caller's
+    /// own work.
     pub fn letter(self) -> char {
         match self {
             Kind::Forward => 'F',
@@ -113,7 +117,7 @@ impl Kind {
         }
     }
 
-    /// Where it runs.
+    /// The lane that the op runs on.
     pub fn lane(self) -> Lane {
         match self {
             Kind::Offload | Kind::Reload | Kind::Keep | Kind::Return => Lane::Moves,
@@ -131,12 +135,12 @@ impl Kind {
         Kind::ALL.into_iter().find(|k| letter.chars().eq([k.letter()]))
     }
 
-    /// Whether the op needs the saved activations of a forward.
+    /// Returns true if the op needs the saved activations of a forward.
     pub(crate) fn eats_saved(self) -> bool {
         matches!(self, Kind::Backward | Kind::BackwardInput)
     }
 
-    /// Whether the op adds to the gradient of its stage's weights.
+    /// Returns true if the op adds to the gradient of its stage's weights.
     pub fn adds_gradient(self) -> bool {
         matches!(self, Kind::Backward | Kind::BackwardWeight)
     }
@@ -150,7 +154,7 @@ impl Kind {
 pub struct Span {
     /// The first unit.
     pub start: u32,
-    /// How many units, at least one.
+    /// Number of units, at least one.
     pub len: u16,
 }
 
@@ -185,13 +189,13 @@ impl fmt::Debug for Span {
 /// One thing to compute: a kind of pass, of one stage of one pipe, on one span of micro-batches.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Op {
-    /// Which pass.
+    /// The kind of pass.
     pub kind: Kind,
-    /// Which traversal of the stages.
+    /// The pipe: one traversal of the stages.
     pub pipe: PipeId,
-    /// Which piece of the model.
+    /// The stage: one piece of the model.
     pub stage: StageId,
-    /// Which micro-batch units.
+    /// The micro-batch units.
     pub span: Span,
 }
 
@@ -226,8 +230,8 @@ impl Op {
         Op::new(Kind::Recompute, PipeId(pipe), StageId(stage), unit)
     }
 
-    /// The micro-batch units that it passes through its stage: none for a piece of work beside the training, whose span may
-    /// be the number of the piece.
+    /// The micro-batch units that the op passes through its stage. A piece of a caller's own work
+    /// has none: its span may be the number of the piece.
     pub fn micro_batch_units(&self) -> std::ops::Range<u32> {
         match self.kind {
             Kind::Work(_) => 0..0,
@@ -260,7 +264,7 @@ impl fmt::Debug for Op {
     }
 }
 
-/// What a worker does at one position of its row.
+/// One position of a worker's row: an op, or a pair of ops that run together.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Cell {
     /// One op.
@@ -284,7 +288,7 @@ impl Cell {
         }
     }
 
-    /// Where it runs. A pair is compute.
+    /// The lane that the cell runs on. A pair runs on the compute lane.
     pub fn lane(&self) -> Lane {
         match self {
             Cell::One(op) => op.kind.lane(),

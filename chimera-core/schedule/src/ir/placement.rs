@@ -1,4 +1,4 @@
-//! Which worker holds which stage of which pipe.
+//! Placement: the worker of each stage of each pipe.
 
 use crate::ir::ids::{PipeId, Rank, StageId, WorkerId};
 
@@ -7,7 +7,8 @@ use crate::ir::ids::{PipeId, Rank, StageId, WorkerId};
 pub struct Placement {
     n_workers: usize,
     pipes: Vec<Vec<WorkerId>>,
-    /// Stages of a pipe whose saved activations count as one micro-batch; `None` for as many as a worker holds.
+    /// Number of stages of a pipe that count as one micro-batch of saved activations; `None` for as
+    /// many as a worker holds.
     counted: Option<usize>,
 }
 
@@ -25,7 +26,8 @@ impl Placement {
         sound.then_some(Placement { n_workers, pipes, counted: None })
     }
 
-    /// Where as many stages of a pipe count as one micro-batch as a worker of `whole` holds, of which this is what is left.
+    /// Counts saved activations as `whole` does, of which this placement is the rest: as many
+    /// stages as a worker of `whole` holds are one micro-batch.
     pub(crate) fn counted_as(self, whole: &Placement) -> Placement {
         let of_pipe = |pipe: &Vec<WorkerId>| {
             let held = |worker: &WorkerId| pipe.iter().filter(|other| *other == worker).count();
@@ -35,17 +37,19 @@ impl Placement {
         Placement { counted, ..self }
     }
 
-    /// Where so many stages of a pipe count as one micro-batch.
+    /// Counts the saved activations of `n_stages` stages of a pipe as one micro-batch.
     pub(crate) fn counting(self, n_stages: usize) -> Placement {
         Placement { counted: Some(n_stages), ..self }
     }
 
-    /// Stages of a pipe whose saved activations count as one micro-batch; `None` for as many as a worker holds.
+    /// Number of stages of a pipe that count as one micro-batch of saved activations; `None` for as
+    /// many as a worker holds.
     pub(crate) fn counted_stages(&self) -> Option<usize> {
         self.counted
     }
 
-    /// Stages of a pipe whose saved activations count as one micro-batch, where a worker holds so many of them.
+    /// Number of stages of a pipe that count as one micro-batch of saved activations, on a worker
+    /// that holds `n_held` of them.
     pub(crate) fn counted(&self, n_held: usize) -> usize {
         self.counted.unwrap_or(n_held)
     }
@@ -66,8 +70,9 @@ impl Placement {
         Placement::of(depth, vec![(0..depth * chunks).map(|c| c % depth).collect()])
     }
 
-    /// One pipe of `chunks * depth` stages in a snake: stage `c` in round `r = c / depth` is on worker
-    /// `c mod depth` if `r` is even, else on `depth - 1 - c mod depth` (Hanayo; a V with two chunks).
+    /// One pipe of `chunks * depth` stages in a snake: stage `c` in round `r = c / depth` is on
+    /// worker `c mod depth` if `r` is even, else on `depth - 1 - c mod depth` (Hanayo; a V with two
+    /// chunks).
     ///
     /// # Panics
     /// If `depth` or `chunks` is 0 or their product exceeds 65,535.
@@ -79,8 +84,9 @@ impl Placement {
         Placement::of(depth, vec![(0..depth * chunks).map(worker).collect()])
     }
 
-    /// `f` pipes down and `f` pipes up (Chimera, section 3.6): down pipe `i` has stage `s` on worker
-    /// `(i*D/f + s) mod D`, up pipe `i` on worker `(i*D/f + D-1-s) mod D`. Down pipes come first.
+    /// `f` pipes down and `f` pipes up (Chimera, section 3.6): down pipe `i` has stage `s` on
+    /// worker `(i*D/f + s) mod D`, up pipe `i` on worker `(i*D/f + D-1-s) mod D`. Down pipes come
+    /// first.
     ///
     /// # Panics
     /// If `depth` or `f` is 0 or `depth` exceeds 65,535.
@@ -108,7 +114,7 @@ impl Placement {
         Rank((group * self.n_workers) as u32 + u32::from(worker.0))
     }
 
-    /// The pipeline group of a rank, and the worker of it that the rank is.
+    /// The pipeline group of a rank, and its worker within the group.
     pub fn group_and_worker(&self, rank: Rank) -> (usize, WorkerId) {
         let worker = rank.index() % self.n_workers;
         (rank.index() / self.n_workers, WorkerId(worker as u16))
@@ -146,7 +152,8 @@ impl Placement {
         holders.filter(|w| !std::mem::replace(&mut seen[w.index()], true)).collect()
     }
 
-    /// The ranks that hold `stage` in a job of `width` groups, by group and then as [`replicas`](Placement::replicas).
+    /// The ranks that hold `stage` in a job of `width` groups, by group and then as
+    /// [`replicas`](Placement::replicas).
     pub fn holders(&self, width: usize, stage: StageId) -> Vec<Rank> {
         let workers = self.replicas(stage);
         let of = |group| workers.iter().map(move |worker| self.rank(group, *worker));

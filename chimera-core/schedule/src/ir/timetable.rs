@@ -1,4 +1,5 @@
-//! What a schedule's author writes: one row of cells per worker, of compute and of moves of saved activations.
+//! Timetable: what the author of a schedule writes. Each worker has one row of cells, of compute
+//! and of moves of saved activations.
 
 use crate::ir::graph::StageGraph;
 use crate::ir::ids::{PipeId, StageId, WorkerId};
@@ -14,31 +15,35 @@ use crate::ir::update::Update;
 pub struct Timetable {
     /// Name of the schedule that made it.
     pub schedule: String,
-    /// Who holds which stage.
+    /// The worker of each stage.
     pub placement: Placement,
-    /// Which stages feed which, and where losses are.
+    /// The edges between stages, and the stages with a loss.
     pub graph: StageGraph,
     /// Number of micro-batches: N of a step, times the steps of an asynchronous window.
     pub n_micro_batches: u32,
-    /// Into how many units a micro-batch is cut: 2 for backward halving, k for k slices of its sequence, else 1.
+    /// Into how many units a micro-batch is cut: 2 for backward halving, k for k slices of its
+    /// sequence, else 1.
     pub units_per_micro: u32,
-    /// Whether the units of a micro-batch are slices of its sequence, the first one first, and not shares of its samples.
+    /// Whether the units of a micro-batch are slices of its sequence, the first one first, and not
+    /// shares of its samples.
     pub is_sliced: bool,
-    /// When weights are updated, and which version of them an op reads.
+    /// The rule by which weights are updated, and the version of them that an op reads.
     pub update: Update,
-    /// What each worker does, in order. Moves stand among compute: they run beside it, in their order, and the order of
-    /// both is that in which memory for saved activations is given out.
+    /// The cells of each worker, in order. Moves stand among compute: they run in parallel to it,
+    /// in their own order. Memory for saved activations is handed out in the order of both
+    /// together.
     pub rows: Vec<Vec<Cell>>,
-    /// Stages of pipes whose forwards keep those saved activations that are dear to make again, where others
-    /// that are recomputed keep their input alone.
+    /// Stages of pipes that recompute selectively: their forwards keep the saved activations that
+    /// are expensive to recompute. Other stages that recompute keep only their input.
     pub selective: Vec<(PipeId, StageId)>,
-    /// Whether a recomputation waits for the gradient that its backward receives, as in frameworks that
-    /// recompute within the backward. Else it runs meanwhile.
+    /// Whether a recomputation waits for the gradient that its backward receives, as in frameworks
+    /// that recompute within the backward. Else it runs meanwhile.
     pub on_demand: bool,
 }
 
 impl Timetable {
-    /// A synchronous timetable of a chain of stages and whole micro-batches, which keeps all saved activations.
+    /// A synchronous timetable of a chain of stages and whole micro-batches, which keeps all saved
+    /// activations.
     pub fn new(
         schedule: impl Into<String>,
         placement: Placement,
@@ -64,7 +69,7 @@ impl Timetable {
         self.n_micro_batches.saturating_mul(self.units_per_micro)
     }
 
-    /// Slices of the sequence of a micro-batch, each a unit; 1 where units are no slices.
+    /// Slices of the sequence of a micro-batch, each of them a unit; 1 where units are not slices.
     pub fn n_slices(&self) -> u32 {
         if self.is_sliced { self.units_per_micro } else { 1 }
     }
@@ -84,7 +89,7 @@ impl Timetable {
         self.rows.iter().flatten().flat_map(Cell::ops)
     }
 
-    /// Whether some op is of this kind.
+    /// Returns true if some op is of this kind.
     pub fn has(&self, kind: Kind) -> bool {
         self.ops().any(|op| op.kind == kind)
     }
@@ -96,7 +101,7 @@ impl Timetable {
         Timetable { rows: rows.collect(), ..self.clone() }
     }
 
-    /// Each row `n` times, one behind the other, with micro-batches of their own.
+    /// Repeats each row `n` times, with new micro-batches for each repetition.
     pub(crate) fn repeated(&self, n: u32) -> Timetable {
         let later = |by: u32| {
             let start =

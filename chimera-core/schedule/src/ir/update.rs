@@ -1,31 +1,32 @@
-//! When weights are updated, and which version of them a pass reads.
+//! Updates: when weights change, and the version of them that a pass reads.
 
 use crate::ir::op::Span;
 
 /// The rule by which a timetable updates weights.
 ///
-/// A synchronous step ends with a flush. Other timetables cover a *window* of several steps whose micro-batches
-/// overlap, and flush at its end alone. In an asynchronous one a backward reads the version of the weights that its
-/// forward read, while newer ones are made.
+/// A synchronous step ends with a flush. Other timetables cover a *window* of several steps whose
+/// micro-batches overlap, and flush only at its end. In an asynchronous one a backward reads the
+/// version of the weights that its forward read, while newer ones are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Update {
     /// Once, after all micro-batches.
     Flush,
-    /// After every step, each stage as soon as its gradients are summed; a forward of step `t` reads the version of `t`
-    /// updates, and waits for it. Weights are those of synchronous steps (a free border between steps, as in Qi et al.,
-    /// Zero Bubble Pipeline Parallelism, ICLR 2024, section 4).
+    /// After every step, each stage as soon as its gradients are summed. A forward of step `t`
+    /// waits for update `t` and reads its version. Weights are those of synchronous steps (a free
+    /// border between steps, as in Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section
+    /// 4).
     EachStep {
         /// Steps of the window.
         n_steps: u32,
     },
-    /// After every micro-batch; a forward reads the newest version its worker has (PipeDream, section
-    /// 3.3: weight stashing).
+    /// After every micro-batch; a forward reads the newest version its worker has (PipeDream,
+    /// section 3.3: weight stashing).
     Stash {
         /// Steps of the window.
         n_steps: u32,
     },
-    /// After every step; a forward of step `t` reads the version of `max(t - 1, 0)` updates, so that
-    /// two versions are enough (PipeDream-2BW, section 3.1).
+    /// After every step; a forward of step `t` reads the version of `max(t - 1, 0)` updates, so
+    /// that two versions are enough (PipeDream-2BW, section 3.1).
     DoubleBuffer {
         /// Steps of the window.
         n_steps: u32,
@@ -33,7 +34,7 @@ pub enum Update {
 }
 
 impl Update {
-    /// Steps of a timetable: 1, or those of the window.
+    /// Number of steps: 1, or the steps of the window.
     pub fn n_steps(self) -> u32 {
         match self {
             Update::Flush => 1,
@@ -43,14 +44,14 @@ impl Update {
         }
     }
 
-    /// Whether weights may change between a forward and its backward.
+    /// Returns true if weights may change between a forward and its backward.
     pub fn is_asynchronous(self) -> bool {
         matches!(self, Update::Stash { .. } | Update::DoubleBuffer { .. })
     }
 }
 
-/// How the micro-batch units of a timetable fall into steps and updates. Numbers count from the start
-/// of the window.
+/// The division of a timetable's micro-batch units into steps and updates. Numbers count from the
+/// start of the window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Window {
     update: Update,
@@ -60,7 +61,8 @@ pub struct Window {
 }
 
 impl Window {
-    /// The window of `n_micro_batches`, each of so many units; `None` unless they make whole steps.
+    /// The window of `n_micro_batches` with `units_per_micro` units each; `None` unless they make
+    /// whole steps.
     pub fn new(update: Update, n_micro_batches: u32, units_per_micro: u32) -> Option<Window> {
         let n_steps = update.n_steps();
         if n_steps == 0 || !n_micro_batches.is_multiple_of(n_steps) {
@@ -119,7 +121,7 @@ impl Window {
         span.start / self.units_per_update
     }
 
-    /// Whether all units of a span go into one update.
+    /// Returns true if all units of a span go into one update.
     pub(crate) fn is_of_one_update(&self, span: Span) -> bool {
         let last = span.units().end.saturating_sub(1);
         self.update_of(span) == self.update_of(Span::one(last))

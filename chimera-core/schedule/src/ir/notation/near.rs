@@ -1,4 +1,4 @@
-//! Which word was meant.
+//! Suggestions for misspelled words.
 
 /// The candidate that `word` most likely meant.
 pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
