@@ -1,4 +1,4 @@
-//! How much memory each worker needs for backwards to come, and while an op runs.
+//! Memory of each worker: for later backwards, and while an op runs.
 
 use crate::activation_memory::{ActivationMemory, HeldMemory, change, rounded};
 use crate::costs::StageBytes;
@@ -7,8 +7,8 @@ use crate::ir::ids::WorkerId;
 use crate::ir::op::{Cell, Op};
 use crate::program::{Instr, Program};
 
-/// The most bytes that each worker of `program` holds at once of kept values (saved activations, checkpointed inputs, deferred
-/// weight work), where a unit of a micro-batch has so many samples.
+/// The most bytes of kept values (saved activations, checkpointed inputs, deferred weight work)
+/// that each worker of `program` holds at once, with `samples` samples in a unit of a micro-batch.
 pub fn peak_bytes(program: &Program, stages: &[StageBytes], samples: f64) -> Vec<f64> {
     most_held(program, |_, cell| kept_bytes_change(program, stages, samples, cell))
 }
@@ -46,8 +46,9 @@ pub(crate) fn saved_bytes(program: &Program, stages: &[StageBytes], samples: f64
     saved * samples * f64::from(op.span.len) * f64::from(u8::from(program.rules().is_transfer(op)))
 }
 
-/// The most bytes that each worker of `program` uses at once: kept values, activations and gradients until the next
-/// op takes them or they are sent, and what an op uses while it runs. Messages under way are not counted.
+/// The most bytes that each worker of `program` uses at once: kept values, activations and
+/// gradients until the next op takes them or they are sent, and what an op uses while it runs.
+/// Messages under way are not counted.
 pub fn peak_working_bytes(program: &Program, stages: &[StageBytes], samples: f64) -> Vec<f64> {
     let rules = program.rules();
     let size = |token: &Token| token_bytes(rules, stages, samples, token);
@@ -75,7 +76,7 @@ pub fn peak_working_bytes(program: &Program, stages: &[StageBytes], samples: f64
     program.rows().iter().map(peak).collect()
 }
 
-/// The bytes of a token, where a unit of a micro-batch has so many samples.
+/// The bytes of a token, with `samples` samples in a unit of a micro-batch.
 pub(crate) fn token_bytes(
     rules: &Rules,
     stages: &[StageBytes],
@@ -103,15 +104,15 @@ pub(crate) fn token_bytes(
     sample * samples * f64::from(token.span.len)
 }
 
-/// The most micro-batches of which each worker of `program` holds at once what forwards keep for
-/// recomputations, counted like saved activations: with `v` stages of a pipe on a worker each counts `1/v`.
+/// The most checkpointed inputs that each worker of `program` holds at once, in micro-batches. They
+/// count like saved activations: with `v` stages of a pipe on a worker each counts `1/v`.
 pub fn peak_kept(program: &Program) -> Vec<f64> {
     let activations = ActivationMemory::new(program.placement(), program.units_per_micro());
     let kept = |worker, cell: &Cell| activations.kept_change(worker, cell, program.rules());
     most_held(program, kept).into_iter().map(rounded).collect()
 }
 
-/// The most that each worker holds, where `change` says what a cell adds and frees.
+/// The most that each worker holds, where `change` returns what a cell adds and frees.
 fn most_held(program: &Program, change: impl Fn(WorkerId, &Cell) -> (f64, f64)) -> Vec<f64> {
     let mut held = HeldMemory::new(program.rows().len());
     for (worker, row) in (0..).map(WorkerId).zip(program.rows()) {

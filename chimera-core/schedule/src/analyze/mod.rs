@@ -1,4 +1,4 @@
-//! What follows from a timetable or a program without running it: proof, memory, time.
+//! Analyses of timetables and programs without running them: proof, memory, time.
 
 pub mod diagnosis;
 mod idle;

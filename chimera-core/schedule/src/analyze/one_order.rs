@@ -1,10 +1,11 @@
-//! The proof for transports that serialise on a device.
+//! The proof for transports that serialise operations on a device.
 //!
-//! NCCL wants the operations of all communicators of a device issued in an order that all devices agree on:
-//! each runs to its end before the next begins, and a send ends only when its receive has begun. As rows are
-//! written they often have no such order: a receive stands where its tensor is used, perhaps long after the
-//! sender waits with what comes next. But receives can be posted earlier, and then there is one: that of the
-//! times at which messages can be sent. What a worker sends hangs only on what was sent before.
+//! NCCL requires the operations of all communicators of a device to be issued in an order that all
+//! devices agree on: each runs to its end before the next begins, and a send ends only when its
+//! receive has begun. Rows as they are written often have no such order: a receive stands where its
+//! tensor is used, perhaps long after the sender waits with its next message. But receives can be
+//! posted earlier, and then there is an order: the times at which messages can be sent. What a
+//! worker sends depends only on what was sent before.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -16,7 +17,7 @@ use crate::effects::Token;
 use crate::ir::ids::{BucketId, WorkerId};
 use crate::program::{Instr, Program};
 
-/// What several workers do together.
+/// An operation that several workers do together.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Together {
     /// A message, by its sender and its receiver.
@@ -27,17 +28,19 @@ pub enum Together {
     Agreement,
 }
 
-/// An order of all messages and reductions that every worker can keep, one after another, if it posts receives
-/// when their turn comes. It is proven: a transport that issues them so does not stand still.
+/// An order of all messages and reductions that every worker can keep, one after another, if it
+/// posts each receive in its turn. It is proven: a transport that issues them in this order does
+/// not hang.
 ///
 /// # Errors
-/// If there is no such order. There is none in a program with moves of activations, which run beside its messages.
+/// If there is no such order. There is none in a program with moves of activations, which run in
+/// parallel to its messages.
 pub fn prove_in_one_order(program: &Program) -> Result<Vec<Together>, Refusal> {
     Ok(prove_in_groups(program)?.concat())
 }
 
-/// The order of [`prove_in_one_order`] in groups that every worker can issue at once, when it has come to all of its parts:
-/// messages that can be sent at one time, or a reduction, or the agreement.
+/// The order of [`prove_in_one_order`] in groups that every worker can issue at once when it has
+/// come to all its parts: messages that can be sent at one time, or a reduction, or the step sync.
 ///
 /// # Errors
 /// If there is no such order.
@@ -59,12 +62,12 @@ pub fn prove_in_groups(program: &Program) -> Result<Vec<Vec<Together>>, Refusal>
     keep(program, &alone).map(|()| alone)
 }
 
-/// The rows of `program` for transports that tell messages apart by their order alone, such as NCCL: messages and
-/// reductions of each worker stand in the one proven order.
+/// The rows of `program` for transports that distinguish messages only by their order, such as
+/// NCCL: messages and reductions of each worker stand in the one proven order.
 ///
-/// Each stands where its turn comes. A receive is posted there, perhaps long before the cell that eats its token, and
-/// waited for before that cell; to wait at once is safe too, and slower. A send or a reduction may stand behind cells
-/// that follow it in [`Program::rows`].
+/// Each stands in its turn. A receive is posted there, perhaps long before the cell that eats its
+/// token, and waited for before that cell; waiting at once is safe too, and slower. A send or a
+/// reduction may stand after cells that follow it in [`Program::rows`].
 ///
 /// # Errors
 /// If there is no such order.
@@ -74,7 +77,7 @@ pub fn rows_in_one_order(program: &Program) -> Result<Vec<Vec<Instr>>, Refusal> 
     Ok(program.rows().iter().map(|row| in_turn(row, &turns)).collect())
 }
 
-/// A row whose messages and reductions are in the order of their turns.
+/// A row with its messages and reductions in the order of their turns.
 fn in_turn(row: &[Instr], turns: &FxHashMap<Together, usize>) -> Vec<Instr> {
     let turn = |instr: &Instr| turns.get(&shared(instr)?).copied();
     let mut own: Vec<(usize, Instr)> = row.iter().filter_map(|i| Some((turn(i)?, *i))).collect();
@@ -139,7 +142,7 @@ fn by_time(program: &Program) -> Vec<(Together, f64)> {
             }
         }
     }
-    // At one time messages come first: what is sent behind a reduction follows on a cell, and is later.
+    // At one time messages come first: a message after a reduction follows a cell, and is later.
     let place = |event: &Together| match *event {
         Together::Message(token) => (0, 0, Some(token)),
         Together::Reduction(bucket) => (1, program.buckets()[bucket.index()].order, None),
@@ -150,8 +153,8 @@ fn by_time(program: &Program) -> Vec<(Together, f64)> {
     order
 }
 
-/// Proves that all workers come to the end if each does its part of `groups` in that order, each group when it has come
-/// to all of its parts.
+/// Proves that all workers come to the end if each does its part of `groups` in that order, each
+/// group when it has come to all of its parts.
 fn keep(program: &Program, groups: &[Vec<Together>]) -> Result<(), Refusal> {
     let mut workers: Vec<Queue> = program.rows().iter().map(|row| Queue::new(row)).collect();
     workers.iter_mut().for_each(Queue::compute);

@@ -1,8 +1,8 @@
-//! Why a wait does not end: which rank is the first not to advance, and in what.
+//! Diagnosis of a wait that does not end: the first rank that does not advance, and what it is in.
 //!
-//! Every rank knows what all ranks do, so where each of them is tells what each waits for, and from whom.
-//! The one that waited too long starts a chain: it waits for a rank, which waits for another, until one
-//! is found that waits for nobody. Since programs are proven, there always is one:
+//! Every rank knows the positions of all ranks, so it also knows what each of them waits for, and
+//! from whom. The rank that waited too long starts a chain: it waits for a rank, which waits for
+//! another, until one is found that waits for nobody. Since programs are proven, there always is one:
 //!
 //! ```text
 //! rank 3  ▸ Recv gradient 5      waits for rank 2
@@ -25,20 +25,20 @@ use crate::ir::ids::{BucketId, ChannelId, Rank, WorkerId};
 use crate::ir::op::Lane;
 use crate::program::{Instr, Program};
 
-/// What is known when a wait has lasted too long.
+/// The state of a job in which a wait has lasted too long.
 #[derive(Clone, Debug)]
 pub struct HangReport<'p> {
-    /// What every pipeline group does.
+    /// The program of every pipeline group.
     pub program: &'p Program,
-    /// The first step of the run of it that is under way.
+    /// The first step of the current run of the program.
     pub step: u64,
-    /// Where every rank is; `None` for those that do not answer.
+    /// The position of every rank; `None` for ranks that do not answer.
     pub positions: Vec<Option<Position>>,
-    /// Where they were a moment earlier.
+    /// The positions a moment earlier.
     pub earlier: Vec<Option<Position>>,
 }
 
-/// What a rank needs of another.
+/// Something that a rank needs from another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Need {
     /// A message.
@@ -53,14 +53,14 @@ pub enum Need {
     Other,
 }
 
-/// Why the wait did not end.
+/// The cause of a wait that did not end.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Diagnosis {
-    /// Which kind of reason.
+    /// The kind of cause.
     pub kind: Kind,
     /// The rank that is the first not to advance; of a lost message, its sender.
     pub rank: Rank,
-    /// Who waits for whom, from the rank that was asked for to the one that does not advance.
+    /// The chain of waits from the rank that was asked for to the one that does not advance.
     words: String,
 }
 
@@ -73,13 +73,13 @@ pub enum Kind {
     Slow,
     /// It does not answer.
     Silent,
-    /// What was waited for had been sent.
+    /// The message or part that was waited for had been sent.
     Lost,
     /// The ranks wait for each other, which the proof excludes.
     Cycle,
 }
 
-/// What a rank waits for.
+/// The wait of a rank.
 enum Wait {
     /// For another rank to give something.
     For(Rank, Need),
@@ -89,7 +89,7 @@ enum Wait {
     Sent,
 }
 
-/// What the rank that was asked for does, from `; rank 2 …` or `, which waits for …` on.
+/// Describes the rank that was asked for, starting with `; rank 2 …` or `, which waits for …`.
 impl fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.words)
@@ -109,7 +109,8 @@ impl fmt::Display for Need {
 }
 
 impl HangReport<'_> {
-    /// Why `by` waits in vain for what it needs of `from`, which is itself for a sum that the transport makes.
+    /// Diagnoses why `by` waits in vain for `need` from `from`. The two are the same rank where the
+    /// transport makes the sum.
     pub fn diagnosis(&self, by: Rank, from: Rank, need: Need) -> Diagnosis {
         let (waits_on, token) = match need {
             Need::Token(token) => (Instr::Recv(token, ChannelId(0)).lane(), Some(token)),
@@ -138,7 +139,7 @@ impl HangReport<'_> {
             }
             let has_given = self.has_given(&moves, rank, position, need);
             let is_sending = matches!(self.instr(rank), Some(Instr::Send(..)));
-            // A transport that keeps one order for all may hold a message up behind what is for who is silent.
+            // A transport with one order for all may hold a message up while one to a silent rank is due.
             if (has_given || is_sending)
                 && let Some(silent) = self.silent()
             {
@@ -178,8 +179,9 @@ impl HangReport<'_> {
         }
     }
 
-    /// Whether the rank that a diagnosis names has made no progress between the two looks, and is where it should: it does not
-    /// answer, or stands at an instruction. Between steps it may write files, which takes the time that it takes.
+    /// Returns true if the rank that a diagnosis names has made no progress between the two looks,
+    /// and is where it should: it does not answer, or stands at an instruction. Between steps it
+    /// may write files, which takes the time that it takes.
     pub fn stands_still(&self, diagnosis: &Diagnosis) -> bool {
         match diagnosis.kind {
             Kind::Silent => true,
@@ -194,7 +196,7 @@ impl HangReport<'_> {
         Some(Rank(is_silent as u32))
     }
 
-    /// Whether a rank at `position` has let go of what is needed.
+    /// Returns true if a rank at `position` has let go of what is needed.
     fn has_given(&self, moves: &MoveProgress, rank: Rank, position: Position, need: Need) -> bool {
         let at = match position {
             Position::At { step, instr } if step == self.step => instr as usize,
@@ -216,7 +218,7 @@ impl HangReport<'_> {
         }
     }
 
-    /// Where a rank does what is needed of it.
+    /// The lane on which a rank does what another needs.
     fn lane_of(&self, rank: Rank, need: Need) -> Lane {
         let Need::Token(token) = need else { return Lane::Compute };
         self.sends(rank, token).map_or(Lane::Compute, |index| self.row(rank)[index].lane())
@@ -277,8 +279,8 @@ impl HangReport<'_> {
         }
     }
 
-    /// Of some ranks, the one that is the least beyond `what`, if it is not past it; one that does not
-    /// answer comes first.
+    /// The rank that is furthest behind among those that have not passed `what`. A rank that does
+    /// not answer comes first.
     fn first_behind(&self, ranks: impl Iterator<Item = Rank>, what: Instr) -> Option<Rank> {
         let behind = |rank: &Rank| match self.positions[rank.index()] {
             None => Some(0),
@@ -294,7 +296,7 @@ impl HangReport<'_> {
         ranked.min().map(|(_, rank)| rank)
     }
 
-    /// How far a rank must have come for the others to be where they are.
+    /// The position that a rank must have reached for the others to be where they are.
     fn known(&self, rank: Rank) -> Position {
         let mut known = Position::Start;
         for (other, position) in (0..).map(Rank).zip(&self.positions) {

@@ -1,9 +1,10 @@
-//! Where the moves of activations stand of ranks that say where their compute stands.
+//! Progress of the moves of activations, derived from the positions of compute.
 //!
-//! A rank reports the position of its compute alone. Moves run beside it while compute waits, as far as they can. How far that
-//! is follows from where all ranks stand: messages that somebody has used were sent, and a rank that waits has done all
-//! moves that wait for nothing. A rank whose moves could let its compute go on waits for nobody: it is stalled, and which of
-//! these moves it has done is not known.
+//! A rank reports only the position of its compute. Its moves go on as far as they can while
+//! compute waits. How far follows from the positions of all ranks: messages that somebody has used
+//! were sent, and a rank that waits has done all moves that wait for nothing. A rank with moves
+//! that could let its compute go on waits for nobody: it is stalled, and which of these moves it
+//! has done is not known.
 
 use rustc_hash::FxHashMap;
 
@@ -18,15 +19,15 @@ pub(super) struct MoveProgress {
     rows: Vec<RowTokens>,
     /// Index of the next instruction of compute.
     compute: Vec<usize>,
-    /// Index behind the last instruction of moves that is done.
+    /// By rank: index after the last instruction of moves that is done.
     moves: Vec<usize>,
     /// Whether the rank could go on by what is known.
     is_stalled: Vec<bool>,
-    /// Who asks, and so is not stalled, and the token that it has not been given.
+    /// The rank that asks, and so is not stalled, and the token that it has not received.
     asks: (Rank, Option<Token>),
 }
 
-/// Where a row makes and sends its tokens.
+/// The places in a row where tokens are made and sent.
 #[derive(Default)]
 struct RowTokens {
     by_compute: FxHashMap<Token, usize>,
@@ -88,12 +89,12 @@ impl MoveProgress {
         }
     }
 
-    /// Whether a rank has done an instruction of moves.
+    /// Returns true if a rank has done an instruction of moves.
     pub(super) fn has_done(&self, rank: Rank, index: usize) -> bool {
         self.moves.get(rank.index()).is_some_and(|next| *next > index)
     }
 
-    /// Whether the compute of a rank waits for its moves.
+    /// Returns true if the compute of a rank waits for its moves.
     pub(super) fn are_awaited(&self, report: &HangReport<'_>, rank: Rank) -> bool {
         let needs = || needed(report.program, self.row(report, rank)?, &report.instr(rank)?);
         needs().is_some_and(|needs| !self.has_done(rank, needs))
@@ -166,8 +167,8 @@ impl MoveProgress {
         None
     }
 
-    /// Whether the compute of a rank may wait, so that its moves are looked after. Of one that was sent what it receives, and
-    /// does not go on, nothing is known.
+    /// Returns true if the compute of a rank may wait, so that its moves are looked after. Of one
+    /// that was sent what it receives, and does not go on, nothing is known.
     fn may_wait(&self, report: &HangReport<'_>, rank: Rank) -> bool {
         match report.instr(rank) {
             Some(instr @ Instr::Recv(..)) => !self.can_run(report, rank, &instr),
@@ -203,7 +204,7 @@ impl MoveProgress {
         }
     }
 
-    /// Who sends what an instruction of a rank receives, and where in its row.
+    /// The sender of what an instruction of a rank receives, and the place of the send in its row.
     fn sent(&self, report: &HangReport<'_>, rank: Rank, instr: &Instr) -> Option<(Rank, usize)> {
         let Instr::Recv(token, channel) = *instr else { return None };
         let from = report.beside(rank, report.program.channels()[channel.index()].from);
@@ -233,7 +234,8 @@ fn needed(program: &Program, tokens: &RowTokens, instr: &Instr) -> Option<usize>
     }
 }
 
-/// Index of the next instruction of a rank's compute; of one that does not answer, the first that it may be at.
+/// Index of the next instruction of a rank's compute; of one that does not answer, the first that
+/// it may be at.
 fn compute_at(report: &HangReport<'_>, rank: Rank) -> usize {
     match report.positions[rank.index()].unwrap_or_else(|| report.known(rank)) {
         Position::At { step, instr } if step == report.step => instr as usize,

@@ -1,6 +1,6 @@
-//! Where a rank is, in 64 bits, so that it can say so with one store.
+//! The position of a rank in 64 bits, so that it can be reported with one store.
 
-/// Where a rank is in its row.
+/// The position of a rank in its row.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Position {
     /// Before its first step.
@@ -9,7 +9,7 @@ pub enum Position {
     At {
         /// The first step of the program under way.
         step: u64,
-        /// Index of the instruction in its row; behind the last one, the rank is between two steps.
+        /// Index of the instruction in its row. After the last one the rank is between two steps.
         instr: u32,
     },
 }
@@ -18,8 +18,8 @@ const INSTR_BITS: u32 = 24;
 const MAX_INSTR: u64 = (1 << INSTR_BITS) - 1;
 
 impl Position {
-    /// As a number that is larger for later positions. Steps count to 2^40, as in the settings;
-    /// instructions beyond 2^24 look alike.
+    /// The position as a number that is larger for later positions. Steps count to 2^40, as in the
+    /// settings; instructions from 2^24 on look the same.
     pub fn to_bits(self) -> u64 {
         match self {
             Position::Start => 0,

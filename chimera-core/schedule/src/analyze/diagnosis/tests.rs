@@ -40,7 +40,7 @@ fn who_computes_is_stalled() {
     );
 }
 
-/// Between steps a rank may write files, so that it stands still is no reason to go on without it.
+/// Between steps a rank may write files: standing still there is no reason to go on without it.
 #[test]
 fn who_stands_at_an_instruction_makes_no_progress() {
     let program = program("dapple", Shape::new(2, 2));
@@ -97,8 +97,8 @@ fn what_was_sent_is_lost() {
     );
 }
 
-/// Workers 0 and 3 keep activations for each other: worker 3 waits for memory that its moves free once worker 0, which is
-/// in compute, has looked after its own.
+/// Workers 0 and 3 keep activations for each other: worker 3 waits for memory that its moves free
+/// once worker 0, which is in compute, has looked after its own.
 #[test]
 fn who_waits_for_its_moves_is_not_blamed() {
     let timetable = find("1f1b").expect("known").timetable(&Shape::new(4, 6)).expect("fits");
@@ -163,7 +163,7 @@ fn a_lost_message_further_off_is_found() {
     assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Lost, Rank(2)));
 }
 
-/// Where patience is short: nobody waits for each other while a message is under way.
+/// With short timeouts: no cycle is reported while a message is under way.
 #[test]
 fn what_the_one_that_asks_has_sent_is_lost_too() {
     let waits = Some("Recv(activation(pipe 0, stage 0, micro-batch 2)");

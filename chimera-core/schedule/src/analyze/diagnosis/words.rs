@@ -6,7 +6,7 @@ use crate::ir::ids::Rank;
 use crate::program::Instr;
 
 impl HangReport<'_> {
-    /// What a rank finished last, and what it is in.
+    /// The last cell that a rank finished, and what it does now.
     pub(super) fn doing(&self, rank: Rank) -> String {
         let position = match self.positions[rank.index()] {
             None => return "is silent".into(),
@@ -32,7 +32,7 @@ impl HangReport<'_> {
         format!("last finished {last} and {now}")
     }
 
-    /// What a transport that waits for a silent rank may hold up.
+    /// Describes what a transport may hold up while it waits for a silent rank.
     pub(super) fn held_up(&self, rank: Rank, has_given: bool) -> String {
         if has_given {
             format!("; {rank} sent it, which is lost, or held up on the way")
@@ -41,7 +41,7 @@ impl HangReport<'_> {
         }
     }
 
-    /// Where a rank that waits for nobody is.
+    /// The place at which a rank that waits for nobody stands.
     pub(super) fn place(&self, moves: &MoveProgress, rank: Rank) -> &'static str {
         match self.instr(rank) {
             Some(_) if moves.are_awaited(self, rank) => "in a move of activations",

@@ -1,17 +1,19 @@
-//! Why workers are idle: the bubble, split by cause.
+//! The bubble: idle time of workers, split by cause.
 //!
-//! One definition holds for simulated and for measured timelines. A worker is idle where it neither computes nor
-//! updates weights. Before an op it waits for a value of another worker until that arrives, and this time is split:
+//! One definition holds for simulated and for measured timelines. A worker is idle while it neither
+//! computes nor updates weights. Before an op it waits for a value of another worker until that
+//! arrives, and this time is split:
 //!
 //! - While the value is not made yet, it waits for an **activation** or a **gradient**.
 //! - From then on it waits for a **message**.
-//! - But for as long as a later op of its row could begin, in no more activation memory than the row needs anyway, it is the
-//!   **order** that lets it wait.
+//! - While a later op of its row could begin, in no more activation memory than the row needs
+//!   anyway, the cause is the **order**.
 //!
-//! All other idle time is a **move** of activations, if the op waits for one (what it needs is not back yet, or room not
-//! made yet) or one of the worker's own is under way; a **reduction**, if one of the worker's own is under way; the **step
-//! sync**, where it waits for the others, after its last op to end, and before an op that reads new weights to give their
-//! gradients; and else **other**: cores that are shared, and what the engine takes. A simulation has nothing of that.
+//! Other idle time is a **move** of activations if the op waits for one (its input is not back yet,
+//! or memory is not free yet) or one of the worker's moves is under way; a **reduction** if one of
+//! the worker's reductions is under way; and the **step sync** after its last op, until the others
+//! end, and before an op that reads new weights, until all gradients are there. The rest is
+//! **other**: shared cores, and the engine itself. A simulation has none of it.
 
 use rustc_hash::FxHashMap;
 
@@ -85,7 +87,8 @@ impl IdleTime {
     }
 }
 
-/// Idle time of each worker of a timeline that is simulated, or of stages that sleep, where messages take what `costs` say.
+/// Idle time of each worker of a simulated timeline, or of mock compute, where messages take their
+/// `costs`.
 pub fn simulated_idle(program: &Program, timeline: &Timeline, costs: &impl Costs) -> Vec<IdleTime> {
     idle(program, timeline, true, |token, made| made + costs.message(token))
 }
@@ -100,8 +103,9 @@ pub fn measured_idle(program: &Program, timeline: &Timeline, waits: &[Wait]) -> 
     idle(program, timeline, false, |token, made| arrived.get(token).copied().unwrap_or(made))
 }
 
-/// Idle time of each worker; `arrives` says when a value is there that another worker made at a time. Where an op follows
-/// updates, a simulated one waits for nothing but them and its inputs.
+/// Idle time of each worker. `arrives` returns the time at which a value arrives that another
+/// worker made at a given time. In a simulation an op after updates waits only for them and its
+/// inputs.
 fn idle(
     program: &Program,
     timeline: &Timeline,
@@ -150,7 +154,8 @@ fn idle(
     workers.zip(rows(timeline)).map(of_worker).collect()
 }
 
-/// By event of a worker that is busy: when the updates are done that it waits for before it, if it is an op and waits for any.
+/// By event of a worker that is busy: when the updates are done that it waits for before it, if it
+/// is an op and waits for any.
 fn updates_before(
     worker: WorkerId,
     busy: &[&Event],
@@ -166,7 +171,7 @@ fn updates_before(
     })
 }
 
-/// What a worker holds before each of its compute cells, in the order of its row.
+/// The activation memory of a worker before each of its compute cells, in the order of its row.
 fn held_before(program: &Program, worker: WorkerId, memory: &ActivationMemory) -> Vec<f64> {
     let mut held = 0.0;
     let mut before = Vec::new();
@@ -181,12 +186,12 @@ fn held_before(program: &Program, worker: WorkerId, memory: &ActivationMemory) -
     before
 }
 
-/// What a worker does, in order.
+/// The events of a worker, in order.
 #[derive(Clone, Default)]
 struct BusyRow<'t> {
     /// Compute and updates.
     busy: Vec<&'t Event>,
-    /// When reductions are under way, one after another.
+    /// Times of reductions, one after another.
     reductions: Vec<IdleGap>,
     moves: Vec<&'t Event>,
 }
@@ -226,15 +231,15 @@ impl IdleGap {
     }
 }
 
-/// When the values are there that a cell begins with.
+/// The times at which the inputs of a cell are there.
 #[derive(Clone, Copy)]
 struct Inputs {
-    /// When all that it eats are there.
+    /// The time at which all inputs are there.
     ready: f64,
-    /// When all are made that the row receives before it, and whether the last of them is a gradient.
+    /// The time at which all received inputs are made, and whether the last of them is a gradient.
     made: f64,
     is_gradient: bool,
-    /// When all are there that the row receives before it.
+    /// The time at which all received inputs have arrived.
     arrived: f64,
 }
 
@@ -267,8 +272,9 @@ impl Inputs {
     }
 }
 
-/// When the first of the cells from each place of a row on could begin, up to where it waits for updates: of those that add
-/// to activation memory, with what it adds, and of the others.
+/// For each place of a row: the earliest time at which one of the cells from there on could begin,
+/// up to the next wait for updates. Cells that add to activation memory are kept apart, with the
+/// amount.
 struct Later {
     adding: Vec<(f64, f64)>,
     freeing: Vec<f64>,
@@ -304,7 +310,8 @@ impl Later {
         later
     }
 
-    /// When some cell from a place on could begin, if so much is held and so much may be.
+    /// The earliest time at which a cell from a place on could begin, with `held` in memory and at
+    /// most `peak` allowed.
     fn ready(&self, from: usize, held: f64, peak: f64) -> f64 {
         let (adding, more) = self.adding[from];
         let adding = if is_within(held + more, Some(peak)) { adding } else { f64::INFINITY };
@@ -313,8 +320,8 @@ impl Later {
 }
 
 impl IdleTime {
-    /// Adds the part of a gap before a cell in which its inputs were not there, and returns the rest; `could` is when
-    /// another cell could have begun.
+    /// Adds the part of a gap before a cell in which its inputs were not there, and returns the
+    /// rest; `could` is when another cell could have begun.
     fn add_wait(&mut self, gap: IdleGap, inputs: &Inputs, could: f64) -> IdleGap {
         let (wait, rest) = gap.split(inputs.arrived);
         let (wait, order) = wait.split(could);
@@ -329,8 +336,8 @@ impl IdleTime {
         rest
     }
 
-    /// Adds the part of a gap until what the next op waits for was `moved`, and that within moves of the worker's own;
-    /// returns the rest.
+    /// Adds the part of a gap until what the next op waits for was `moved`, and that within moves
+    /// of the worker's own; returns the rest.
     fn add_moves(&mut self, gap: IdleGap, moved: f64, moves: &[&Event]) -> Vec<IdleGap> {
         let (awaited, mut rest) = gap.split(moved);
         self.moves += awaited.len();
@@ -347,7 +354,7 @@ impl IdleTime {
         left
     }
 
-    /// Adds a gap of which the part within reductions is theirs.
+    /// Adds a gap: the part within reductions to them, the rest as `rest` says.
     fn add_rest(
         &mut self,
         gap: IdleGap,

@@ -1,4 +1,5 @@
-//! The slack of each op: by how much it may slow down, to save energy for instance (EnvPipe), before the step takes longer.
+//! The slack of each op: by how much it may slow down, to save energy for instance (EnvPipe),
+//! before the step takes longer.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -16,8 +17,9 @@ use crate::ir::ids::{BucketId, ChannelId, WorkerId};
 use crate::ir::op::{Cell, Lane};
 use crate::program::Program;
 
-/// By how much longer each cell of each worker's row may take, while all others take what they do, before the step takes
-/// longer. `timeline` is the simulation of `program` at `costs`: orders stay those of its rows and of its reductions.
+/// The slack of each cell in each worker's row: the extra time that it may take, while all others
+/// take their own, before the step takes longer. `timeline` is the simulation of `program` at
+/// `costs`. The order of rows and of reductions stays.
 pub fn slack(program: &Program, timeline: &Timeline, costs: &impl Costs) -> Vec<Vec<f64>> {
     let mut graph = Dependences::new(program, costs);
     // Only proven programs come here, and nothing here makes a row wait that did not wait in the proof.
@@ -43,11 +45,11 @@ pub fn slack(program: &Program, timeline: &Timeline, costs: &impl Costs) -> Vec<
     graph.cells.iter().map(|row| row.iter().map(left).collect()).collect()
 }
 
-/// That a node begins no sooner than so long after the end of this one.
+/// A node that begins no sooner than this long after the end of the current one.
 type After = (usize, f64);
 
-/// The machine whose tokens carry what they wait for: a graph with a node for each sum of a bucket, one for the agreement,
-/// and one for each cell and update.
+/// The machine with tokens that carry what they wait for: a graph with a node for each sum of a
+/// bucket, one for the step sync, and one for each cell and update.
 struct Dependences<'p, C> {
     program: &'p Program,
     costs: &'p C,
@@ -56,7 +58,7 @@ struct Dependences<'p, C> {
     next: Vec<Vec<After>>,
     /// The nodes of each worker's cells.
     cells: Vec<Vec<usize>>,
-    /// What the next node of each worker waits for, of compute and then of moves.
+    /// The dependences of the next node of each worker, of compute and then of moves.
     before: [Vec<Vec<After>>; 2],
     queues: Vec<VecDeque<After>>,
     n_started: Vec<usize>,

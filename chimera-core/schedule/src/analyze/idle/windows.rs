@@ -1,4 +1,5 @@
-//! Windows in which a worker computes nothing, which work of one's own can fill (PipeFill, FreeRide).
+//! Windows in which a worker computes nothing, which work of one's own can fill (PipeFill,
+//! FreeRide).
 
 use std::collections::VecDeque;
 
@@ -11,11 +12,12 @@ use crate::program::Program;
 /// A time in which a worker neither computes nor updates weights.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct FreeWindow {
-    /// When it begins.
+    /// Start of the window.
     pub from: f64,
-    /// When it ends.
+    /// End of the window.
     pub to: f64,
-    /// By how many micro-batches' saved activations the worker holds less meanwhile than at its peak.
+    /// By how many micro-batches' saved activations the worker holds less meanwhile than at its
+    /// peak.
     pub free: f64,
 }
 
@@ -43,7 +45,7 @@ pub fn windows(program: &Program, timeline: &Timeline) -> Vec<Vec<FreeWindow>> {
     workers.into_iter().enumerate().map(last).collect()
 }
 
-/// What each worker holds of saved activations, as time goes on.
+/// The saved activations that each worker holds, over time.
 struct HeldOverTime {
     /// By worker: when that changes, and by how much.
     changes: Vec<VecDeque<(f64, f64)>>,
@@ -81,7 +83,8 @@ impl HeldOverTime {
         HeldOverTime { changes, now: vec![0.0; timeline.n_workers] }
     }
 
-    /// The most that a worker holds from one time to another, neither of which is earlier than before.
+    /// The most that a worker holds between two times, neither of which is earlier than in the last
+    /// call.
     fn most(&mut self, w: usize, from: f64, to: f64) -> f64 {
         let changes = &mut self.changes[w];
         let now = &mut self.now[w];
@@ -124,7 +127,8 @@ mod tests {
         assert_eq!(windows[3][2].free, program.peaks()[3]);
     }
 
-    /// What each worker of 1F1B, which has one stage of one pipe, holds at a time: its own and what it keeps of others.
+    /// The saved activations that a worker of 1F1B, with one stage of one pipe, holds at a time:
+    /// its own, and what it keeps for others.
     fn held_at(program: &Program, timeline: &Timeline, worker: WorkerId, at: f64) -> f64 {
         let of_event = |event: &Event| match event.work {
             Work::Cell(cell) if event.worker == worker => match cell.parts().0.kind {
@@ -167,7 +171,7 @@ mod tests {
         }
     }
 
-    /// What is free is as where moves take next to none.
+    /// Windows are the same as where moves take next to no time.
     #[test]
     fn moves_that_take_no_time_count() {
         const NEXT_TO_NONE: f64 = 1e-9;

@@ -1,4 +1,4 @@
-//! Who waits for whom, where no row can move.
+//! The cycle of waits in a program in which no row can go on.
 
 use super::refusal::{Reason, Refusal, cell_index, refusal};
 use crate::ir::ids::WorkerId;
@@ -8,8 +8,9 @@ use crate::program::{Instr, Program};
 /// A lane of a worker.
 type LaneOf = (WorkerId, Lane);
 
-/// The refusal of a program whose workers are stuck at `positions` of their rows, of compute and of moves, with all the
-/// room in channels that they want: it names those of one cycle and marks the first. All others wait for these.
+/// The refusal of a program with workers stuck at `positions` of their rows, of compute and of
+/// moves, although channels have as much room as they need. It names the workers of one cycle and
+/// marks the first; all others wait for these.
 pub(super) fn deadlock(program: &Program, positions: &[[usize; 2]]) -> Refusal {
     let stuck = Stuck { program, positions };
     let cycle = stuck.cycle();
@@ -32,8 +33,8 @@ impl Stuck<'_> {
         self.positions[worker.index()][lane.index()]
     }
 
-    /// The lanes that wait for each other, and each for what. If the waits of the first stuck lane end with one that waits
-    /// in vain, that one alone.
+    /// The lanes of a cycle, each with what it waits for. If the waits of the first stuck lane end
+    /// with one that waits in vain, only that one.
     fn cycle(&self) -> Vec<(LaneOf, String)> {
         let mut waits: Vec<(LaneOf, String)> = Vec::new();
         let mut all = self.workers().flat_map(|worker| Lane::ALL.map(|lane| (worker, lane)));
@@ -49,8 +50,8 @@ impl Stuck<'_> {
         waits.split_off(waits.len().saturating_sub(1))
     }
 
-    /// What a lane waits for, and which would have to go on first. Only receives, sums, the agreement, and what the other
-    /// lane makes are waited for.
+    /// The wait of a lane, and the lane that would have to go on first. Lanes wait only for
+    /// receives, sums, the step sync, and tokens of the other lane.
     fn wait(&self, (worker, lane): LaneOf) -> Option<(String, LaneOf)> {
         let program = self.program;
         let compute = |worker| (worker, Lane::Compute);

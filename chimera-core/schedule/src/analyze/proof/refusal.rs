@@ -1,4 +1,4 @@
-//! Why a timetable cannot become a program, said so that its author can mend it.
+//! Refusals of timetables, with what their author needs to repair them.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -10,14 +10,14 @@ use crate::ir::notation::{marked_row, significant};
 use crate::ir::op::{Cell, Kind, Op};
 use crate::program::{Instr, Program};
 
-/// Why a timetable cannot become a program.
+/// The refusal of a timetable that cannot become a program.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub struct Refusal {
     /// Name of the schedule.
     pub schedule: String,
     /// The worker and the index of its cell, where one is at fault.
     pub at: Option<(WorkerId, usize)>,
-    /// What is wrong.
+    /// The reason.
     pub reason: Reason,
     /// The worker's row with the cell marked; empty without a cell.
     pub drawing: String,
@@ -46,14 +46,14 @@ impl Refusal {
     }
 }
 
-/// For machines that refuse nothing of their own.
+/// For machines that cannot fail.
 impl From<Infallible> for Reason {
     fn from(never: Infallible) -> Reason {
         match never {}
     }
 }
 
-/// What can be wrong with a timetable.
+/// The reasons to refuse a timetable.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Reason {
@@ -76,18 +76,19 @@ pub enum Reason {
     /// An op names a pipe, stage or micro-batch that does not exist.
     #[error("{0} names a pipe, stage or micro-batch that does not exist")]
     Unknown(Op),
-    /// An op stands on another worker than the placement says, or keeps what its own worker has.
+    /// An op stands on another worker than the placement says, or keeps activations of its own
+    /// worker.
     #[error("{op} {} {owner}", if matches!(op.kind, Kind::Keep | Kind::Return) { "is for another worker than" } else { "belongs to" })]
     Misplaced {
         /// The op.
         op: Op,
-        /// Who holds its stage.
+        /// The worker that holds its stage.
         owner: WorkerId,
     },
     /// A move is part of a pair.
     #[error("{0} runs beside compute: it is no part of a pair")]
     PairedMove(Op),
-    /// A piece of work beside the training is of none that the program has.
+    /// A piece belongs to no work that the program has.
     #[error("{0} is of work that the program does not have, or of a stage that does not exist")]
     UnknownPiece(Op),
     /// A timetable has work that is not the training's own.
@@ -111,9 +112,9 @@ pub enum Reason {
     Absent {
         /// The micro-batch unit.
         unit: u32,
-        /// Where.
+        /// The stage.
         stage: StageId,
-        /// Which pass.
+        /// The pass.
         pass: &'static str,
     },
     /// A micro-batch is not recomputed on a stage on which others are.
@@ -124,7 +125,7 @@ pub enum Reason {
     Unrecomputed {
         /// The micro-batch unit.
         unit: u32,
-        /// Where.
+        /// The stage.
         stage: StageId,
     },
     /// Saved activations of a micro-batch are moved away and not back, or back and not away.
@@ -135,7 +136,7 @@ pub enum Reason {
     LoneMove {
         /// The micro-batch unit.
         unit: u32,
-        /// Where.
+        /// The stage.
         stage: StageId,
         /// The move that is there.
         done: Kind,
@@ -152,10 +153,10 @@ pub enum Reason {
         /// Micro-batch units times stages.
         wanted: u64,
     },
-    /// A tied tensor is said to live on a stage that does not exist.
+    /// A tied tensor names a stage that does not exist.
     #[error("a tied tensor cannot live on {0}, which does not exist")]
     Tied(StageId),
-    /// A stage is said to share tensors with two sets of stages.
+    /// A stage is in two sets of tied stages.
     #[error(
         "{0} is in two sets of tied stages, and can be in one, whose stages share all of their tied tensors: cut the model so \
          that no stage holds tensors that it shares with different stages, or untie some"
@@ -170,9 +171,9 @@ pub enum Reason {
     /// A channel's messages are received in another order than they are sent.
     #[error("it waits for {expected}, but the next message of its channel is {next}")]
     ChannelOrder {
-        /// What it waits for.
+        /// The message that it waits for.
         expected: Token,
-        /// What comes.
+        /// The message that comes.
         next: Token,
     },
     /// Some workers wait for each other for ever.
@@ -181,7 +182,7 @@ pub enum Reason {
     /// Workers issue messages and reductions in orders that do not agree.
     #[error("messages and reductions follow no common order: {}", .0.join("; "))]
     Order(Vec<String>),
-    /// An order of messages is asked for beside moves of activations.
+    /// One order of all messages is requested in a program with moves of activations.
     #[error("moves of activations run beside messages, in no common order")]
     MovesBeside,
     /// A token is made and never eaten.
@@ -204,7 +205,7 @@ pub enum Reason {
     /// An op covers several slices of a sequence, which need one another.
     #[error("{0} covers several slices of the sequence: each slice has ops of its own")]
     SeveralSlices(Op),
-    /// A move of several micro-batches, whose room is counted one by one.
+    /// A move of several micro-batches: memory for moves is counted one micro-batch at a time.
     #[error("{0} moves several micro-batches at once: give each a move of its own")]
     SeveralMoves(Op),
     /// Stages share tensors, which would be updated at different times.
@@ -239,15 +240,15 @@ pub enum Reason {
         peak: f64,
         /// The limit.
         limit: f64,
-        /// Of the micro-batches that are held, where activations are moved, those that no move can take: the backward for
-        /// their inputs is done, and that for the weights is still to come.
+        /// Held micro-batches that no move can take, where activations are moved: their backward
+        /// for inputs is done, and the one for weights is still to come.
         deferred: f64,
-        /// What the order does, or was to do, to hold fewer.
+        /// The passes that save activation memory, made or requested.
         savings: Savings,
     },
 }
 
-/// What an order does so that its workers hold fewer activations.
+/// The passes by which workers hold fewer activations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Savings {
     /// Every forward is recomputed.
@@ -259,7 +260,7 @@ pub struct Savings {
 }
 
 impl Savings {
-    /// What a program does.
+    /// The passes of a program.
     pub(super) fn of(program: &Program) -> Savings {
         let mut forwards = 0;
         let mut again = 0;
@@ -282,7 +283,7 @@ impl Savings {
     }
 }
 
-/// Which of the micro-batches that are held cannot be moved, in words, if some cannot.
+/// Describes the held micro-batches that cannot be moved, if there are any.
 fn unmoved(deferred: f64) -> String {
     if deferred <= ROUNDING {
         return String::new();
@@ -312,7 +313,8 @@ pub(in crate::analyze) fn refusal(
     Refusal { schedule, at, reason, drawing: drawing.unwrap_or_default() }
 }
 
-/// The cell that the instruction at `position` belongs to: receives to the next, all else to the last.
+/// The cell that the instruction at `position` belongs to: receives to the next, all else to the
+/// last.
 pub(super) fn cell_index(row: &[Instr], position: usize) -> usize {
     let n_before = row[..position].iter().filter(|i| matches!(i, Instr::Run(_))).count();
     match row.get(position) {

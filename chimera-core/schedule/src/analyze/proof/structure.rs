@@ -1,5 +1,5 @@
-//! What can be checked of a timetable without running it: every op is well-formed, stands where its stage
-//! lives, and is there exactly once.
+//! Checks of a timetable that need no run: every op is well-formed, stands on the worker of its
+//! stage, and occurs exactly once.
 
 use rustc_hash::FxHashSet;
 
@@ -10,7 +10,7 @@ use crate::ir::op::{Cell, Kind, Lane, Op};
 use crate::ir::timetable::Timetable;
 use crate::ir::update::{Update, Window};
 
-/// Checks a timetable, and that `tied` names stages of it, each once; returns its window.
+/// Checks a timetable, and that `tied` names existing stages, each once. Returns its window.
 pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Window, Refusal> {
     let placement = &timetable.placement;
     let rows = timetable.rows.len();
@@ -75,7 +75,8 @@ pub(crate) fn check(timetable: &Timetable, tied: &[Vec<StageId>]) -> Result<Wind
     }
 }
 
-/// Checks one op after the other, worker by worker; the refusal marks the first that `check` does not accept.
+/// Checks one op after the other, worker by worker; the refusal marks the first that `check` does
+/// not accept.
 fn each_op(
     timetable: &Timetable,
     mut check: impl FnMut(WorkerId, Op) -> Result<(), Reason>,
@@ -129,7 +130,7 @@ fn well_formed(
     Ok(())
 }
 
-/// Where the op of this kind, stage and unit stands, on whichever worker.
+/// The place of the op of this kind, stage and unit, on any worker.
 fn cell_of(
     timetable: &Timetable,
     kind: Kind,
@@ -149,7 +150,7 @@ fn refusal(timetable: &Timetable, at: Option<(WorkerId, usize)>, reason: Reason)
     Refusal { schedule, at, reason, drawing: drawing.unwrap_or_default() }
 }
 
-/// Which passes each (micro-batch unit, stage) has had.
+/// The passes that each (micro-batch unit, stage) has had.
 struct PassesDone {
     n_stages: usize,
     pipe_of: Vec<Option<PipeId>>,

@@ -1,4 +1,4 @@
-//! Which versions of the weights each worker holds.
+//! The versions of the weights that each worker holds.
 
 use rustc_hash::FxHashMap;
 
@@ -9,8 +9,8 @@ use crate::ir::ids::{StageId, WorkerId};
 use crate::ir::op::{Cell, Kind, Op};
 use crate::ir::update::{Update, Window};
 
-/// Follows the versions of every stage on every worker. A version is the number of updates that made
-/// it, counted from the start of the window.
+/// Follows the versions of every stage on every worker. A version is the number of updates that
+/// made it, counted from the start of the window.
 pub(crate) struct Versions {
     window: Window,
     stages: FxHashMap<(WorkerId, StageId), HeldStage>,
@@ -21,7 +21,7 @@ pub(crate) struct Versions {
 #[derive(Default)]
 struct HeldStage {
     n_updates: u32,
-    /// How many micro-batch units each version is kept for.
+    /// Number of micro-batch units that each version is kept for.
     kept: FxHashMap<u32, u32>,
 }
 
@@ -30,7 +30,7 @@ impl Versions {
         Versions { window, stages: FxHashMap::default(), peaks: vec![1; n_workers] }
     }
 
-    /// Runs a cell on the versions that its tokens stand for; returns those of the tokens it makes.
+    /// Runs a cell on the versions of its tokens. Returns the versions of the tokens it makes.
     /// Tokens of other kinds carry 0.
     pub(crate) fn run(
         &mut self,
@@ -139,7 +139,7 @@ mod tests {
     use crate::program::Instr;
     use crate::schedule::{Shape, find};
 
-    /// Sum and update of a stage, taken from where they are to behind the next backward.
+    /// The sum and update of a stage, moved to after the next backward.
     #[test]
     fn an_update_that_would_take_in_gradients_of_the_next_is_refused() {
         for schedule in ["pipedream", "pipedream-2bw"] {
@@ -216,8 +216,8 @@ mod tests {
         assert_eq!(refusal.reason, Reason::TwoUpdates(wide));
     }
 
-    /// 1F1B whose last worker runs each forward in a pair with the backward before it: in either order of the pair, backwards
-    /// are done with the versions that their own forwards read.
+    /// 1F1B with a last worker that runs each forward in a pair with the backward before it. In
+    /// either order of the pair, backwards use the versions that their own forwards read.
     #[test]
     fn ops_of_a_pair_have_their_own_versions() {
         let shape = Shape { window: 6, ..Shape::new(2, 1) };

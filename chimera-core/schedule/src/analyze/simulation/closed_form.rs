@@ -1,10 +1,13 @@
-//! The closed form of a step's time in Chimera's paper (Li & Hoefler, SC 2021, equation 1), to hold a simulation against.
+//! The closed form of a step's time in Chimera's paper (Li & Hoefler, SC 2021, equation 1), to
+//! compare with a simulation.
 //!
-//! `T = F C_f + B C_b + c C_m + R`: with C_f forwards and C_b backwards on the critical path, C_m messages, one behind each of
-//! its passes, which take c and hide behind nothing, and R, the longest part of any stage's gradient reduction that compute does
-//! not hide. All stages take what the slowest takes. A reduction over r replicas is Rabenseifner's,
-//! `2 log2(r) alpha + 2 (r - 1) / r beta L`, and begins when the last backward of its stage is done. The paper writes
-//! `(F + c) C_f + (B + c) C_b + R`, which is the same where no pass is of a part of a micro-batch, or of several.
+//! `T = F C_f + B C_b + c C_m + R`, with C_f forwards and C_b backwards on the critical path; C_m
+//! messages of time c, one after each of these passes and none of them hidden; and R, the longest
+//! part of any stage's gradient reduction that compute does not hide. All stages take as long as
+//! the slowest. A reduction over r replicas is Rabenseifner's, `2 log2(r) alpha + 2 (r - 1) / r
+//! beta L`, and begins when the last backward of its stage is done. The paper writes `(F + c) C_f +
+//! (B + c) C_b + R`. This is the same unless some pass is of a part of a micro-batch, or of
+//! several.
 
 use rustc_hash::FxHashMap;
 
@@ -23,8 +26,8 @@ pub struct ClosedForm {
     pub forwards: f64,
     /// Backwards on it, C_b.
     pub backwards: f64,
-    /// Messages on it, C_m: one behind each forward and each backward or input half of one, however much of a
-    /// micro-batch that is of.
+    /// Messages on it, C_m: one after each forward and each backward or input half of one, for any
+    /// part of a micro-batch.
     pub messages: f64,
     /// Time of a forward of the slowest stage, F.
     pub forward: f64,
@@ -48,7 +51,7 @@ pub struct Reduced<'r> {
 }
 
 impl ClosedForm {
-    /// The closed form of a step of `program`, in which ops and messages take what `costs` say.
+    /// The closed form of a step of `program`, with ops and messages at `costs`.
     pub fn of(program: &Program, costs: &impl Costs, reduced: Reduced<'_>) -> ClosedForm {
         let mut form = ClosedForm::default();
         let units = f64::from(program.units_per_micro());
@@ -122,7 +125,7 @@ impl ClosedForm {
     }
 }
 
-/// The longest part of any stage's reduction that lies behind all compute.
+/// The longest part of any stage's reduction after all compute.
 fn exposed(program: &Program, timeline: &Timeline, reduced: Reduced<'_>) -> f64 {
     let mut last: FxHashMap<StageId, f64> = FxHashMap::default();
     for Event { work, end, .. } in &timeline.events {
@@ -175,7 +178,7 @@ mod tests {
         }
     }
 
-    /// Each slice of a sequence, and each half of a backward's samples, is followed by a message of its own.
+    /// A message follows each slice of a sequence, and each half of a backward's samples.
     #[test]
     fn parts_of_micro_batches_are_followed_by_messages_of_their_own() {
         let halving = Shape { scaling: Scaling::Halving, ..Shape::new(4, 8) };
@@ -209,7 +212,8 @@ mod tests {
         }
     }
 
-    /// Four replicas take 2 log2(4) + 2 * 3/4 * 8 = 16. The last stage of 1F1B is done three backwards before the first.
+    /// Four replicas take 2 log2(4) + 2 * 3/4 * 8 = 16. The last stage of 1F1B is done three
+    /// backwards before the first.
     #[test]
     fn reductions_count_as_far_as_compute_does_not_hide_them() {
         let link = Link { alpha: 1.0, beta: 1.0 };

@@ -1,4 +1,4 @@
-//! What determined how long a measured step took.
+//! The critical path: what determined the time of a measured step.
 
 use rustc_hash::FxHashMap;
 
@@ -10,8 +10,9 @@ use crate::ir::ids::WorkerId;
 use crate::ir::op::{Cell, Lane, Op};
 use crate::program::{Instr, Program};
 
-/// Notes for each op which event let it begin: of those it had to wait for, the one that came last. Then
-/// [`critical_path`](Timeline::critical_path) has the path of a measured timeline, too. A message takes what `costs` say.
+/// Links each op to the event that let it begin: the last of those it had to wait for. Then
+/// [`critical_path`](Timeline::critical_path) has the path of a measured timeline, too. Messages
+/// take their `costs`.
 pub fn link(program: &Program, timeline: &mut Timeline, costs: &impl Costs) {
     let causes = Causes::of(program, timeline);
     let mut last: Vec<Option<(f64, u32)>> = vec![None; timeline.n_workers];
@@ -31,7 +32,7 @@ pub fn link(program: &Program, timeline: &mut Timeline, costs: &impl Costs) {
     }
 }
 
-/// How long a path of events is, where each op and each message on it takes what `costs` say.
+/// Length of a path of events, with each op and each message at its `costs`.
 pub fn path_length(program: &Program, path: &[&Event], costs: &impl Costs) -> f64 {
     let cells = path.iter().filter_map(|event| match event.work {
         Work::Cell(cell) => Some((event.worker, cell)),
@@ -50,7 +51,7 @@ pub fn path_length(program: &Program, path: &[&Event], costs: &impl Costs) -> f6
     compute + cells.windows(2).map(message).sum::<f64>()
 }
 
-/// What lets cells begin.
+/// The events that let cells begin.
 pub(in crate::analyze) struct Causes {
     /// The event and the worker that made each token.
     pub(in crate::analyze) makers: FxHashMap<Token, (u32, WorkerId)>,
@@ -58,7 +59,8 @@ pub(in crate::analyze) struct Causes {
     freeing: FreeingMoves,
 }
 
-/// What frees the memory that a worker waits for right before a cell: moves of its own, by the cell's first op.
+/// The moves that free the memory that a worker waits for right before a cell, by the cell's first
+/// op.
 type FreeingMoves = FxHashMap<(WorkerId, Op), Few<Op>>;
 
 /// The messages that a worker receives right before a cell, by the cell's first op.
@@ -86,8 +88,8 @@ impl Causes {
         Causes { makers, received: received(program), freeing: freeing(program) }
     }
 
-    /// When the moves were done that a cell waits for, 0 if it waits for none; `None` if no event tells, since they take
-    /// no time.
+    /// The time at which the moves that a cell waits for were done, 0 if it waits for none. `None`
+    /// if there is no event, since they take no time.
     pub(in crate::analyze) fn moved(
         &self,
         worker: WorkerId,
@@ -171,7 +173,7 @@ mod tests {
     use crate::lower::{Hoist, Lowering, Recompute, lower, recompute};
     use crate::schedule::{SCHEDULES, Shape};
 
-    /// Found again from times alone, the path of a simulated step is as long as the step.
+    /// The path of a simulated step that is found again from times is as long as the step.
     #[test]
     fn a_path_found_by_times_is_as_long_as_the_step() {
         for schedule in SCHEDULES {

@@ -7,7 +7,7 @@ use crate::costs::Costs;
 use crate::ir::ids::{BucketId, WorkerId};
 use crate::ir::op::{Cell, Op};
 
-/// How long each cell of a measured timeline took; messages and reductions are free.
+/// The time that each cell of a measured timeline took. Messages and reductions are free.
 #[derive(Clone, Debug, Default)]
 pub struct MeasuredCosts {
     cells: FxHashMap<(WorkerId, Op), f64>,
@@ -15,7 +15,8 @@ pub struct MeasuredCosts {
 }
 
 impl MeasuredCosts {
-    /// The durations of a measured step. An update of a bucket costs what it cost its slowest replica.
+    /// The durations of a measured step. An update of a bucket costs what it cost its slowest
+    /// replica.
     pub fn of(timeline: &Timeline) -> MeasuredCosts {
         let mut costs = MeasuredCosts::default();
         for event in &timeline.events {
@@ -40,7 +41,7 @@ impl Costs for MeasuredCosts {
         self.cells.get(&(worker, *op)).copied().unwrap_or(0.0)
     }
 
-    /// As the engine moves today: the thread of a worker does it.
+    /// The engine runs moves on the thread of the worker.
     fn move_occupies(&self, worker: WorkerId, op: &Op) -> f64 {
         self.op(worker, op)
     }

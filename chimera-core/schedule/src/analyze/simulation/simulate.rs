@@ -1,4 +1,4 @@
-//! The machine whose tokens carry the time at which they are ready.
+//! The simulator: the machine with tokens that carry the time at which they are ready.
 
 use std::convert::Infallible;
 use std::task::Poll;
@@ -16,14 +16,14 @@ use crate::ir::ids::{BucketId, ChannelId, WorkerId};
 use crate::ir::op::{Cell, Lane};
 use crate::program::Program;
 
-/// The part of a step behind the makespan of its simulation: the step sync, unless it comes before updates that the
-/// timeline has.
+/// The part of a step after the makespan of its simulation: the step sync, unless it comes before
+/// updates that the timeline has.
 pub fn behind_makespan(program: &Program, simulated: &Timeline, costs: &impl Costs) -> f64 {
     let has_updates = simulated.events.iter().any(|event| matches!(event.work, Work::Step(_)));
     if has_updates && program.has_barrier() { 0.0 } else { costs.agree() }
 }
 
-/// When everything happens if each worker does its row as early as it can.
+/// Simulates a program in which each worker runs its row as early as it can.
 pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {
     // A cell has a send and a receive or so.
     let n_cells = program.rows.iter().map(Vec::len).sum::<usize>() / 3;
@@ -37,8 +37,8 @@ pub fn simulate(program: &Program, costs: &impl Costs) -> Timeline {
     Timeline { n_workers: program.rows.len(), events }
 }
 
-/// Simulates the compute and messages of a program that has no synchronisation yet and is not proven: `record` takes
-/// each event.
+/// Simulates the compute and messages of a program that has no synchronisation yet and is not
+/// proven: `record` takes each event.
 ///
 /// # Errors
 /// If a worker lacks a value, or all wait.
@@ -51,7 +51,7 @@ pub(crate) fn simulate_compute(
     interpret(program, Simulation::new(program, costs, record), |_| ()).map(drop)
 }
 
-/// How long compute stands still for a move to the host or back.
+/// The time for which compute stands still during a move to the host or back.
 pub(crate) fn occupies(
     program: &Program,
     costs: &impl Costs,
@@ -70,7 +70,7 @@ pub(crate) fn occupies(
     }
 }
 
-/// When a value is there, and the event that made it.
+/// The time at which a value is there, and the event that made it.
 #[derive(Clone, Copy)]
 struct Ready {
     at: f64,
@@ -91,14 +91,14 @@ struct Simulation<'p, C, F> {
     /// Takes each event.
     record: F,
     n_events: u32,
-    /// When each worker is free.
+    /// The time at which each worker is free.
     free: Vec<Ready>,
-    /// When each worker's lane of moves is free.
+    /// The time at which each worker's lane of moves is free.
     moves: Vec<Ready>,
-    /// When each worker's lane of reductions is free.
+    /// The time at which each worker's lane of reductions is free.
     lane: Vec<Ready>,
     queues: Vec<std::collections::VecDeque<Ready>>,
-    /// When each link between nodes is free.
+    /// The time at which each link between nodes is free.
     links: FxHashMap<usize, Ready>,
     sums: Vec<ReductionState>,
     /// Sums that all members have started, but no link has served yet.
@@ -147,8 +147,8 @@ impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
         }
     }
 
-    /// Records work that begins at `start`; returns when it is done. Synchronisation that costs nothing
-    /// leaves no event.
+    /// Records work that begins at `start`; returns when it is done. Synchronisation that costs
+    /// nothing leaves no event.
     fn work(&mut self, worker: WorkerId, work: Work, start: Ready, takes: f64) -> Ready {
         if takes == 0.0 && matches!(work, Work::Reduce(_) | Work::Step(_)) {
             return start;
@@ -160,8 +160,8 @@ impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
         Ready { at: end, by: Some(index) }
     }
 
-    /// Serves the sum that can begin first. Called when no row can move without one, so that none that is
-    /// started later could have begun before it.
+    /// Serves the sum that can begin first. Called when no row can move without one, so that none
+    /// that is started later could have begun before it.
     fn sum_next(&mut self) -> bool {
         let begins = self.started.iter().map(|bucket| self.begin(*bucket).at).enumerate();
         let first = begins.min_by(|(_, a), (_, b)| a.total_cmp(b));
@@ -170,7 +170,7 @@ impl<'p, C: Costs, F: FnMut(Event)> Simulation<'p, C, F> {
         bucket.is_some()
     }
 
-    /// When a sum that all members have started can begin.
+    /// The time at which a sum that all members have started can begin.
     fn begin(&self, bucket: BucketId) -> Ready {
         let members = &self.program.buckets[bucket.index()].members;
         let lanes = members.iter().map(|m| self.lane[m.index()]);

@@ -8,22 +8,22 @@ use crate::effects::Token;
 use crate::ir::ids::{BucketId, WorkerId};
 use crate::ir::op::{Cell, Op};
 
-/// What an event is the doing of.
+/// The work that an event records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Work {
     /// Compute.
     #[serde(with = "ops")]
     Cell(Cell),
-    /// The sum of a bucket's gradients over its replicas, which runs beside compute.
+    /// The sum of a bucket's gradients over its replicas, which runs in parallel to compute.
     Reduce(BucketId),
     /// The optimizer's update of a bucket.
     Step(BucketId),
-    /// A move of saved activations, which runs beside compute.
+    /// A move of saved activations, which runs in parallel to compute.
     Move(Op),
 }
 
 impl Work {
-    /// Whether the worker does nothing else meanwhile.
+    /// Returns true if the worker does nothing else meanwhile.
     pub fn occupies(&self) -> bool {
         matches!(self, Work::Cell(_) | Work::Step(_))
     }
@@ -32,20 +32,20 @@ impl Work {
 /// One piece of work in time.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Event {
-    /// Who did it.
+    /// The worker that did it.
     pub worker: WorkerId,
-    /// What was done.
+    /// The work.
     pub work: Work,
-    /// When it began, in the unit of the costs, or in seconds if measured.
+    /// Start, in the unit of the costs, or in seconds if measured.
     pub start: f64,
-    /// When it was done.
+    /// End, in the same unit.
     pub end: f64,
-    /// The event whose end, plus a message perhaps, let this one begin; `None` at the start of a step
+    /// The event that let this one begin, perhaps through a message; `None` at the start of a step
     /// and in measured timelines.
     pub after: Option<u32>,
 }
 
-/// What a worker that does nothing waits for.
+/// Something that an idle worker waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Awaited {
     /// A message.
@@ -69,16 +69,16 @@ impl fmt::Display for Awaited {
     }
 }
 
-/// Time that a worker spends waiting, as measured; not an [`Event`], since it is no work.
+/// Time that a worker spends waiting, as measured; not an [`Event`], since it is not work.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Wait {
-    /// Who waited.
+    /// The worker that waited.
     pub worker: WorkerId,
     /// For what.
     pub awaited: Awaited,
-    /// When it began to wait, in seconds.
+    /// Start of the wait, in seconds.
     pub start: f64,
-    /// When it went on.
+    /// End of the wait, in seconds.
     pub end: f64,
 }
 
@@ -87,9 +87,9 @@ pub struct Wait {
 pub struct KernelRun {
     /// The kernel's name, or `product m x k x n`.
     pub name: String,
-    /// When it began, in seconds.
+    /// Start, in seconds.
     pub start: f64,
-    /// How long it took.
+    /// Duration, in seconds.
     pub seconds: f64,
     /// Floating-point operations of a product; 0 for other kernels, which count none.
     pub flops: f64,
@@ -100,7 +100,7 @@ pub struct KernelRun {
 pub struct Timeline {
     /// Number of workers, D.
     pub n_workers: usize,
-    /// All events. Those of one worker stand in order; those of different workers are interleaved.
+    /// All events. Events of one worker stand in order; different workers are interleaved.
     pub events: Vec<Event>,
 }
 
@@ -131,8 +131,8 @@ impl Timeline {
         bubble_ratio(&self.busy(), self.makespan())
     }
 
-    /// The chain of events that determines the makespan, first to last: each began as soon as the one
-    /// before it let it. Empty for measured timelines.
+    /// The chain of events that determines the makespan, first to last: each began as soon as the
+    /// one before it let it. Empty for measured timelines.
     pub fn critical_path(&self) -> Vec<&Event> {
         let last = self.events.iter().max_by(|a, b| a.end.total_cmp(&b.end));
         let mut path: Vec<&Event> =
@@ -146,7 +146,8 @@ impl Timeline {
     }
 }
 
-/// The part of a `span` of time, over all workers, in which they are idle, given how long each is `busy`; 0 of no time.
+/// The part of a `span` of time, over all workers, in which they are idle, given how long each is
+/// `busy`; 0 of no time.
 pub fn bubble_ratio(busy: &[f64], span: f64) -> f64 {
     let total = span * busy.len() as f64;
     let share = if total > 0.0 { busy.iter().sum::<f64>() / total } else { 1.0 };

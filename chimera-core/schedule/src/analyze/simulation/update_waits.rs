@@ -1,12 +1,13 @@
-//! When the updates are done that stand within the rows of a window of steps, before the ops that read new weights.
+//! Waits for updates within the rows of a window of steps, before the ops that read new weights.
 
 use super::timeline::{Event, Timeline, Work};
 use crate::ir::ids::WorkerId;
 use crate::ir::op::Lane;
 use crate::program::{Instr, Program};
 
-/// By worker and compute cell of its row: when the gradients are summed and the weights updated that the row waits for right
-/// before the cell; `None` where it waits for none, and without an end for the agreement of all workers.
+/// By worker and compute cell of its row: when the gradients are summed and the weights updated
+/// that the row waits for right before the cell; `None` where it waits for none, and without an end
+/// for the agreement of all workers.
 pub(in crate::analyze) struct UpdateWaits(Vec<Vec<Option<f64>>>);
 
 impl UpdateWaits {
@@ -37,13 +38,15 @@ impl UpdateWaits {
         }
     }
 
-    /// When the updates are done that a worker waits for right before a compute cell of its row.
+    /// The time at which the updates are done that a worker waits for right before a compute cell
+    /// of its row.
     pub(in crate::analyze) fn before(&self, worker: WorkerId, nth_cell: usize) -> Option<f64> {
         self.0.get(worker.index())?.get(nth_cell).copied().flatten()
     }
 }
 
-/// The waits of a row, as far as it is known when buckets are `summed`; tells there when the worker begins each of its sums.
+/// The waits of a row, given the times at which buckets are `summed`. Puts a bucket's time off to
+/// the start of its reduction on this worker, if that is later.
 fn row_waits(
     program: &Program,
     worker: WorkerId,
@@ -93,7 +96,7 @@ mod tests {
     use crate::lower::{Lowering, free_border, lower};
     use crate::schedule::{SCHEDULES, Shape, find};
 
-    /// The idle time of all workers in two steps without a border, by cause, and how much there is of it.
+    /// The idle time of all workers in two steps without a border, by cause, and its sum.
     fn shares(schedule: &str, shape: &Shape, costs: &impl Costs) -> (IdleTime, f64) {
         let timetable = find(schedule).expect("known").timetable(shape).expect("fits");
         let program = lower(&free_border(timetable, 2), &Lowering::default()).expect("proven");

@@ -89,7 +89,8 @@ fn all_idle_time_has_a_cause_and_a_simulation_knows_it() {
     }
 }
 
-/// Worker 0: F0 0-1, O0 1-3, F1 3-4, L0 4-6, B0 6-8, B1 after the gradient: it holds one micro-batch at most.
+/// Worker 0: F0 0-1, O0 1-3, F1 3-4, L0 4-6, B0 6-8, B1 after the gradient: it holds one
+/// micro-batch at most.
 #[test]
 fn a_worker_waits_for_moves_of_what_it_needs_and_of_what_is_in_the_way() {
     let timetable = find("gpipe").expect("known").timetable(&Shape::new(1, 2)).expect("fits");
@@ -124,7 +125,8 @@ fn a_simulation_with_moves_knows_all_causes() {
     }
 }
 
-/// The thread of worker 1 goes on a second after the message is there, and both end with an agreement.
+/// The thread of worker 1 goes on a second after the message is there, and both end with an
+/// agreement.
 #[test]
 fn measured_time_that_no_wait_tells_of_is_other() {
     let program = program("gpipe", Shape::new(2, 1));

@@ -15,35 +15,35 @@ use crate::ir::ids::{BucketId, ChannelId, StageId, WorkerId};
 use crate::ir::op::{Cell, Kind, Lane, Op};
 use crate::program::{Bucket, Instr, Program};
 
-/// The machine whose tokens carry nothing but, if they are weight versions, which.
+/// The checker: tokens carry no value, except weight versions, which carry their number.
 pub(super) struct Checker<'p> {
     program: &'p Program,
     max_peak: Option<f64>,
     /// Room of every channel.
     pub(super) bound: u32,
     queues: Vec<VecDeque<Token>>,
-    /// How many members started each bucket's reduction.
+    /// By bucket: number of members that started its reduction.
     n_started: Vec<usize>,
     /// The buckets that a stage's gradients of an update are in.
     buckets_of: FxHashMap<(StageId, u32), Vec<BucketId>>,
     pub(super) workers: Vec<SyncState>,
     n_agreed: usize,
     pub(super) activations: ActivationMemory,
-    /// Of an asynchronous program, once it has updates.
+    /// The versions of an asynchronous program, if it has updates.
     pub(super) versions: Option<Versions>,
 }
 
-/// What a worker has done of its synchronisation.
+/// The progress of a worker in its gradient reductions and updates.
 #[derive(Clone, Default)]
 pub(super) struct SyncState {
     pub(super) phases: FxHashMap<BucketId, Phase>,
-    /// Buckets of the worker whose sum it has not waited for.
+    /// Buckets of the worker with a sum that it has not waited for.
     n_unsummed: usize,
     last_started: Option<BucketId>,
     pub(super) has_agreed: bool,
 }
 
-/// How far a bucket is on one worker.
+/// The progress of a bucket on one worker.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Started,
@@ -108,8 +108,8 @@ impl<'p> Checker<'p> {
         Ok(())
     }
 
-    /// Counts what is held in the written order of each row, where ops of both lanes stand: memory is given out in this
-    /// order, so that no other holds more.
+    /// Counts what is held in the written order of each row, where ops of both lanes stand: memory
+    /// is given out in this order, so that no other holds more.
     pub(super) fn hold_in_order(&mut self) -> Result<(), Refusal> {
         let program = self.program;
         for (worker, row) in (0..).map(WorkerId).zip(&program.rows) {
@@ -136,7 +136,8 @@ impl<'p> Checker<'p> {
         }
     }
 
-    /// How many micro-batches a worker holds before a cell for weight work that is put off, where the program moves others.
+    /// Micro-batches that a worker holds before a cell for deferred weight work, in a program that
+    /// moves others.
     fn unmoved(&self, worker: WorkerId, cell: &Cell) -> f64 {
         let rules = &self.program.rules;
         if !rules.has_moves() {

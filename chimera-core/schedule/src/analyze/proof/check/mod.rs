@@ -1,14 +1,15 @@
-//! The proof that a program is safe to run, and the refusal that says why one is not.
+//! The proof that a program is safe to run, and the refusal if it is not.
 //!
-//! Proven are: every micro-batch goes forward and backward through every stage exactly once, on the
+//! It proves: every micro-batch goes forward and backward through every stage exactly once, on the
 //! worker that holds the stage; every op finds the tokens it eats; the messages of each channel are
-//! received in the order they are sent; no worker waits for ever, with channels of bounded capacity;
-//! all workers start reductions in one order, each after the worker's last gradient and exactly once
-//! before its step; nothing is left over; saved activations stay under a limit, if one is given.
+//! received in the order they are sent; no worker waits for ever, with channels of bounded
+//! capacity; all workers start reductions in one order, each after the worker's last gradient and
+//! exactly once before its step; nothing is left over; saved activations stay under a limit, if one
+//! is given.
 //!
-//! Of an asynchronous window the same holds for every update. Proven are moreover: the gradients of one
-//! update are never mixed with another's; every backward reads the version of the weights that its
-//! forward read; in a double buffer, each forward finds the version that the rule names.
+//! For an asynchronous window the same holds for every update. It proves moreover: the gradients of
+//! one update are never mixed with another's; every backward reads the version of the weights that
+//! its forward read; in a double buffer, each forward finds the version that the rule names.
 
 mod checker;
 
@@ -23,7 +24,7 @@ use crate::ir::op::Lane;
 use crate::ir::update::Update;
 use crate::program::{Instr, Program};
 
-/// What the proof finds out by the way.
+/// The figures that the proof yields.
 pub(crate) struct Proof {
     pub(crate) channel_bound: u32,
     pub(crate) peaks: Vec<f64>,
@@ -60,8 +61,8 @@ pub(crate) fn prove(program: &Program, max_peak: Option<f64>) -> Result<Proof, R
     Ok(Proof { channel_bound: machine.bound, peaks: machine.activations.peaks(), weight_versions })
 }
 
-/// Runs all rows to their ends, with the least room in channels that suffices: `widen` gives each room for one message
-/// more.
+/// Runs all rows to their ends, with the least room in channels that suffices: `widen` gives each
+/// room for one message more.
 pub(in crate::analyze) fn interpret<M: Machine>(
     program: &Program,
     mut machine: M,
@@ -103,7 +104,7 @@ where
     Ok(machine)
 }
 
-/// Position of the instruction of worker `w` that leaves `token` behind.
+/// Position of the instruction of worker `w` that makes `token` and leaves it over.
 fn maker(program: &Program, w: usize, token: &Token) -> usize {
     let makes = |instr: &Instr| match instr {
         Instr::Run(cell) => program.rules.cell_effects(cell).makes.contains(token),

@@ -81,7 +81,7 @@ fn a_memory_limit_marks_the_cell_that_exceeds_it() {
     assert!(refusal.to_string().contains("more than the limit of 3"), "{refusal}");
 }
 
-/// Of split backwards moves take only what both halves need.
+/// Moves take only what both halves of a split backward need.
 #[test]
 fn a_memory_limit_that_moves_cannot_keep_tells_what_stays() {
     let timetable = find("zb-h1").expect("known").timetable(&Shape::new(4, 8)).expect("fits");

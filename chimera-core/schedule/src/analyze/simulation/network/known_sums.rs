@@ -1,8 +1,8 @@
-//! What sums take on a network, each computed once for all stages whose replicas lie alike.
+//! Times of sums on a network, each computed once for all stages with replicas on alike nodes.
 
 use rustc_hash::FxHashMap;
 
-/// What one sum takes.
+/// The time of one sum.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(super) struct ReductionTime {
     pub(super) takes: f64,
@@ -10,14 +10,15 @@ pub(super) struct ReductionTime {
     pub(super) links: Vec<(usize, f64)>,
 }
 
-/// The sums that have been computed, of groups with so many nodes.
+/// The sums that have been computed, in groups of `n_nodes` nodes.
 pub(super) struct KnownSums {
     n_nodes: usize,
     known: FxHashMap<Alike, (usize, ReductionTime)>,
 }
 
-/// What a sum's time depends on: on which node of its group each member is, counted from that of the first one, and bytes. All
-/// groups lie alike, and which nodes these are only says whose links are busy.
+/// Everything that a sum's time depends on: bytes, and the node of each member in its group,
+/// counted from the first member's. All groups lie alike; which nodes these are only decides which
+/// links are busy.
 #[derive(PartialEq, Eq, Hash)]
 struct Alike {
     nodes: Vec<usize>,
@@ -29,7 +30,8 @@ impl KnownSums {
         KnownSums { n_nodes, known: FxHashMap::default() }
     }
 
-    /// What a sum of so many bytes takes whose members in a group are on these nodes, computed if none like it is known.
+    /// Time of a sum of `n_bytes` among members on `nodes` of a group. It is computed only if none
+    /// like it is known.
     pub(super) fn sum(
         &mut self,
         mut nodes: Vec<usize>,

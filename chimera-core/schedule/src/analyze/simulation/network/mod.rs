@@ -1,17 +1,18 @@
-//! What messages and sums cost between nodes.
+//! Costs of messages and sums between nodes.
 //!
-//! All pipeline groups of a job do the same at the same time, so one of them is simulated, and the network
-//! says what its messages and sums cost while all others have theirs.
+//! All pipeline groups of a job do the same at the same time. So one of them is simulated, with
+//! messages and sums that cost what they do while all other groups have theirs.
 //!
-//! Every rank has a port, and every node a link to all others. A message takes `alpha`, and `beta` for each
-//! byte (Hockney, Parallel Computing 20, 1994). Messages of a pipeline have the network to themselves. A reduction goes
-//! round by round, as the module `collective` says. Each round takes as long as the busiest port sends or receives,
-//! or the busiest link between nodes. Ports and links are full duplex; what a node's ranks send to other nodes
-//! shares its link, within a reduction and between reductions. The link carries as many messages at their full rate as the
-//! node has adapters.
+//! Every rank has a port, and every node a link to all others. A message takes `alpha`, and `beta`
+//! for each byte (Hockney, Parallel Computing 20, 1994). Messages of a pipeline have the network to
+//! themselves. A reduction goes round by round, as in the module `collective`. Each round takes as
+//! long as the busiest port sends or receives, or the busiest link between nodes. Ports and links
+//! are full duplex. What a node's ranks send to other nodes shares its link, within a reduction and
+//! between reductions. The link carries as many messages at their full rate as the node has
+//! adapters.
 //!
-//! A transport may be worse than that: its messages may occupy the worker that sends them ([`Network::blocking`]), and it
-//! may reduce by another algorithm ([`ReductionAlgorithm`]).
+//! A transport may be slower: its messages may occupy the worker that sends them
+//! ([`Network::blocking`]), and it may reduce by another algorithm ([`ReductionAlgorithm`]).
 
 mod known_sums;
 mod reduction;
@@ -27,7 +28,7 @@ use crate::ir::op::{Kind, Op};
 use crate::ir::placement::Placement;
 use crate::program::{Bucket, Program};
 
-/// What a message costs, in the unit of the costs.
+/// The cost of a message, in the unit of the costs.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Link {
     /// However short it is.
@@ -42,33 +43,37 @@ impl Link {
     }
 }
 
-/// Where the ranks of a job are: rank r is worker `r % D` of group `r / D`, on node `r / ranks_per_node`.
+/// The network, and the place of a job's ranks on it: rank r is worker `r % D` of group `r / D`, on
+/// node `r / ranks_per_node`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Network {
     /// Number of pipeline groups, W.
     pub width: usize,
-    /// Ranks of a node. Groups must lie alike: D is a multiple of it, or it is one of D.
+    /// Ranks of a node. Groups must lie alike: D is a multiple of it, or it is a multiple of D.
     pub ranks_per_node: usize,
     /// Between two ranks of a node.
     pub inside: Link,
     /// Between two nodes, of one message.
     pub between: Link,
-    /// Messages that a node sends to others at once without one slowing another down; all ranks of a node share them.
+    /// Messages that a node sends to others at once without one slowing another down; all ranks of
+    /// a node share them.
     pub adapters: usize,
     /// Whether the worker that sends a message does nothing else until it has arrived.
     pub blocking: bool,
-    /// How gradients are reduced.
+    /// The algorithm of gradient reductions.
     pub reductions: ReductionAlgorithm,
 }
 
-/// How replicas reduce their gradients.
+/// The algorithm by which replicas reduce their gradients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReductionAlgorithm {
-    /// As the engine does: each sends every other its share, more than eight halve and double (Rabenseifner, 2004).
+    /// The engine's: each sends every other its share, more than eight halve and double
+    /// (Rabenseifner, 2004).
     #[default]
     Halving,
-    /// By recursive doubling: in each of log2(r) rounds every replica exchanges all it has with one other.
+    /// By recursive doubling: in each of log2(r) rounds every replica exchanges all it has with one
+    /// other.
     Doubling,
 }
 
@@ -86,7 +91,7 @@ impl Network {
         }
     }
 
-    /// Whether all groups of `depth` workers lie alike.
+    /// Returns true if all groups of `depth` workers lie alike.
     pub fn fits(&self, depth: usize) -> bool {
         let on_one = self.ranks_per_node >= self.width.saturating_mul(depth);
         let (large, small) = (depth.max(self.ranks_per_node), depth.min(self.ranks_per_node));
@@ -103,7 +108,7 @@ impl Network {
         rank.index() / self.ranks_per_node
     }
 
-    /// Nodes of a group, of which several groups may share one.
+    /// Nodes of a group; several groups may share one.
     fn n_nodes(&self, placement: &Placement) -> usize {
         placement.n_workers().div_ceil(self.ranks_per_node)
     }
@@ -113,7 +118,7 @@ impl Network {
     }
 }
 
-/// Costs of compute, and beside what they say of messages and sums what a network takes for them.
+/// Costs of compute, with messages and sums at the costs of a network added to them.
 #[derive(Clone, Debug)]
 pub struct NetworkCosts<C> {
     compute: C,
@@ -121,20 +126,23 @@ pub struct NetworkCosts<C> {
     placement: Placement,
     units_per_micro: f64,
     activations: Vec<f64>,
-    /// Bytes of edges that carry something else than the activation behind their stage.
+    /// Bytes of edges that do not carry the output of their first stage.
     edges: FxHashMap<(StageId, StageId), f64>,
-    /// By stage: bytes of the saved activations of a micro-batch, where moves between workers take time.
+    /// By stage: bytes of the saved activations of a micro-batch, where moves between workers take
+    /// time.
     saved: Vec<f64>,
     /// By bucket; of none, all are free.
     sums: Vec<ReductionTime>,
 }
 
 impl<C: Costs> NetworkCosts<C> {
-    /// The costs of all but sums, whatever the order of ops: what the search for one needs to know. `activations` are the
-    /// bytes of the activation behind each stage, for a whole micro-batch; its gradient is as large.
+    /// The costs of everything except sums, for any order of ops: the search for an order needs
+    /// these. `activations` are the bytes of each stage's output, for a whole micro-batch; its
+    /// gradient is as large.
     ///
     /// # Panics
-    /// Unless the network fits the placement's workers, and `activations` has an entry for each stage.
+    /// Unless the network fits the placement's workers, and `activations` has an entry for each
+    /// stage.
     pub fn of_messages(
         compute: C,
         network: Network,
@@ -156,21 +164,21 @@ impl<C: Costs> NetworkCosts<C> {
         }
     }
 
-    /// Sets the bytes that an edge between two stages carries of a whole micro-batch, where it is not the activation behind
-    /// the first: a stage of a graph may give each edge one of its own.
+    /// Sets the bytes that an edge between two stages carries for a whole micro-batch, if it is not
+    /// the first stage's output. A stage of a graph may give each edge a tensor of its own.
     pub fn with_edge(mut self, from: StageId, to: StageId, bytes: f64) -> Self {
         self.edges.insert((from, to), bytes);
         self
     }
 
-    /// Sets the bytes of the saved activations of a whole micro-batch, by stage, which go to the worker at the other end of the
-    /// pipeline and back over the link between the two.
+    /// Sets the bytes of the saved activations of a whole micro-batch, by stage, which go to the
+    /// worker at the other end of the pipeline and back over the link between the two.
     pub fn with_saved(self, saved: &[f64]) -> Self {
         NetworkCosts { saved: saved.to_vec(), ..self }
     }
 
-    /// Costs of messages, and of the reductions of `program`: of the gradient of each tensor of each stage, in bytes, but for
-    /// those that stages share, which are `tied`.
+    /// Costs of messages, and of the reductions of `program`: of the gradient of each tensor of
+    /// each stage, in bytes, but for those that stages share, which are `tied`.
     ///
     /// # Panics
     /// Unless `gradients` has an entry for each stage.
@@ -194,7 +202,7 @@ impl<C: Costs> NetworkCosts<C> {
         NetworkCosts { sums: (0..).zip(of_update).map(sum).collect(), ..self }
     }
 
-    /// What compute costs, whatever the network.
+    /// The costs of compute, without the network.
     pub fn compute(&self) -> &C {
         &self.compute
     }
@@ -256,8 +264,8 @@ impl<C: Costs> Costs for NetworkCosts<C> {
         &self.sum_of(bucket).links
     }
 
-    /// An all-gather of a few words, in rounds; in each of them some neighbours are on different nodes, unless all
-    /// ranks are on one.
+    /// An all-gather of a few words, in rounds; in each of them some neighbours are on different
+    /// nodes, unless all ranks are on one.
     fn agree(&self) -> f64 {
         let n_ranks = self.placement.n_ranks(self.network.width);
         let n_rounds = usize::BITS - n_ranks.saturating_sub(1).leading_zeros();

@@ -9,8 +9,8 @@ use crate::ir::ids::Rank;
 use crate::ir::placement::Placement;
 use crate::shards::{UNIT, even_shares};
 
-/// What replica `me` of `n` sends in each round of recursive doubling. Those beyond the largest power of two give theirs to
-/// a partner first, and are given the sum last.
+/// Sends of replica `me` of `n` in each round of recursive doubling. Replicas beyond the largest
+/// power of two give theirs to a partner first, and receive the sum last.
 fn doubling(n: usize, me: usize) -> Vec<Vec<Part>> {
     let core = 1 << n.max(1).ilog2();
     let all_to = |peer: usize| vec![Part { peer, segments: 0..n }];
@@ -26,7 +26,7 @@ fn doubling(n: usize, me: usize) -> Vec<Vec<Part>> {
         .collect()
 }
 
-/// What a port or a link of a node has to carry in one round, in either direction.
+/// Load of a port or a link of a node in one round, in each direction.
 #[derive(Clone, Copy, Default)]
 struct Carried {
     out: f64,
@@ -40,7 +40,7 @@ impl Carried {
 }
 
 impl Network {
-    /// What replica `me` of `n` sends in each round of a reduction.
+    /// Sends of replica `me` of `n` in each round of a reduction.
     fn sends(&self, n: usize, me: usize) -> Vec<Vec<Part>> {
         match self.reductions {
             ReductionAlgorithm::Halving => {
@@ -50,7 +50,7 @@ impl Network {
         }
     }
 
-    /// A reduction of so many bytes over `replicas`.
+    /// Time of a reduction of `n_bytes` over `replicas`.
     pub(super) fn sum(
         &self,
         replicas: &[Rank],
