@@ -1,16 +1,17 @@
-//! Times as people give them: one number for all stages or one for each, or none, for a model of which only the number
-//! of parts matters.
+//! Times as users give them: one number for all stages, one for each, or none. Without times only
+//! the number of parts of the model matters.
 
 use super::{StageCosts, UniformCosts};
 use crate::ir::timetable::Timetable;
 
-/// Times of ops and messages, in any unit. Where none of an op is given, a forward of a micro-batch through 1/D of the model takes 1, so that
-/// schedules with more stages than workers compare with others.
+/// Times of ops and messages, in any unit. Where none of an op is given, a forward of a micro-batch
+/// through 1/D of the model takes 1, so that schedules with more stages than workers compare with
+/// others.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct GivenTimes {
     /// A forward of one micro-batch; 1 unless given.
     pub forward: Option<PerStage>,
-    /// A whole backward, half of it for each half; 2 unless given.
+    /// A whole backward, each half of which takes half of it; 2 unless given.
     pub backward: Option<PerStage>,
     /// The input half of a backward.
     pub input: Option<PerStage>,
@@ -38,7 +39,7 @@ pub struct Miscounted {
     pub option: &'static str,
     /// Numbers of the list.
     pub n: usize,
-    /// Where the number of stages comes from.
+    /// The reason for the number of stages.
     pub why: String,
     /// The length that it should have.
     pub n_stages: usize,
@@ -75,7 +76,7 @@ impl PerStage {
 }
 
 impl GivenTimes {
-    /// What takes 1.
+    /// The unit of time, for reports.
     pub fn unit(&self) -> &'static str {
         if self.has_ops() {
             "as given"
@@ -84,12 +85,13 @@ impl GivenTimes {
         }
     }
 
-    /// Whether the time of any op is given: messages and moves are none.
+    /// Returns true if the time of any op is given: messages and moves are none.
     pub fn has_ops(&self) -> bool {
         GivenTimes { message: None, transfer: None, ..self.clone() } != GivenTimes::default()
     }
 
-    /// Costs of the timetable's stages: of each as given, or where no op's time is, shares of the model's.
+    /// Costs of the timetable's stages: of each as given, or where no op's time is, shares of the
+    /// model's.
     ///
     /// # Errors
     /// [`Miscounted`].
@@ -113,7 +115,7 @@ impl GivenTimes {
         Ok(stage_costs(timetable, (0..n_stages).map(at)))
     }
 
-    /// Costs of the stages of a model, of which each D-th part has the given costs.
+    /// Costs of the stages of a model in which each D-th part has the given costs.
     ///
     /// # Errors
     /// [`Miscounted`].
@@ -125,8 +127,8 @@ impl GivenTimes {
         Ok(stage_costs(timetable, (0..n_stages).map(|s| self.of_share(s, n_stages, d))))
     }
 
-    /// Costs of stage `s` of `n_stages` that cut a model of `d` parts: of each part as much as lies in the
-    /// stage.
+    /// Costs of stage `s` of `n_stages` that cut a model of `d` parts: of each part as much as lies
+    /// in the stage.
     fn of_share(&self, s: usize, n_stages: usize, d: usize) -> UniformCosts {
         // Both in units of which the model has `n_stages * d`.
         let (from, to) = (s * d, (s + 1) * d);

@@ -1,8 +1,8 @@
-//! How costs grow along a sequence that is cut into slices.
+//! Growth of costs along a sequence that is cut into slices.
 
-/// What slices of a sequence take beside the mean one, by kind of op, per whole micro-batch: slice `i` of `n` takes
-/// `(2 i + 1 - n) / n` of this more. The tokens of a slice attend to all that come before them, so that attention takes next to
-/// nothing of the first slice and twice the mean of the last.
+/// The extra time of slices over the mean slice, by kind of op, per whole micro-batch: slice `i` of
+/// `n` takes `(2 i + 1 - n) / n` of this more. The tokens of a slice attend to all earlier ones, so
+/// attention takes next to nothing in the first slice and twice the mean in the last.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct SliceGrowth {
     /// A forward.

@@ -1,10 +1,10 @@
-//! What work beside the training takes.
+//! Costs of a caller's own work.
 
 use super::{Costs, PerStage};
 use crate::ir::ids::WorkerId;
 use crate::ir::op::{Kind, Op};
 
-/// Costs of a training, with those of the pieces of [`OwnWork`](crate::effects::OwnWork) that is done beside it.
+/// Costs of a training, and of the pieces of [`OwnWork`](crate::effects::OwnWork) in its idle time.
 #[derive(Clone, Debug)]
 pub struct WithOwnWork<'c, C> {
     training: &'c C,

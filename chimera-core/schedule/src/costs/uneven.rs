@@ -4,17 +4,18 @@ use super::Costs;
 use crate::ir::ids::WorkerId;
 use crate::ir::op::{Lane, Op};
 
-/// Costs of compute that some workers are slower at than others. Messages, moves, reductions and updates take what they
-/// take on workers that are alike.
+/// Costs of compute that some workers are slower at than others. Messages, moves, reductions and
+/// updates take what they take on workers that are alike.
 #[derive(Clone, Debug)]
 pub struct UnevenCosts<C> {
     compute: C,
-    /// By worker: how fast it is, where 1 is as fast as the costs say.
+    /// Speed of each worker, where 1 is the speed that the costs assume.
     speeds: Vec<f64>,
 }
 
 impl<C> UnevenCosts<C> {
-    /// Costs on workers of these speeds, where 1 is as fast as `compute` says; workers beyond them have 1.
+    /// Costs on workers of these speeds, where 1 is the speed that `compute` assumes. Workers
+    /// without a speed have 1.
     pub fn new(compute: C, speeds: Vec<f64>) -> UnevenCosts<C> {
         UnevenCosts { compute, speeds }
     }

@@ -1,5 +1,5 @@
-//! The pass that takes away the border between steps: a worker begins the next step as soon as its own part of the last
-//! is done and the weights that it reads are updated.
+//! The pass that takes away the border between steps: a worker begins the next step as soon as its
+//! own part of the last is done and the weights that it reads are updated.
 
 use std::str::FromStr;
 
@@ -8,7 +8,7 @@ use crate::ir::op::{Cell, Op};
 use crate::ir::timetable::Timetable;
 use crate::ir::update::Update;
 
-/// What stands between two steps.
+/// The border between two steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Border {
     /// All workers end a step before any begins the next.
@@ -30,10 +30,12 @@ impl FromStr for Border {
     }
 }
 
-/// A window of `n_steps` steps of a synchronous timetable, one behind the other on every worker, in which each stage is
-/// updated on its own ([`Update::EachStep`]). One that has no flush is as it was.
+/// A window of `n_steps` steps of a synchronous timetable, one after the other on every worker, in
+/// which each stage is updated separately ([`Update::EachStep`]). A timetable without a flush stays
+/// as it is.
 ///
-/// What a schedule gains by ending its step askew (ZB-H2, ZB-V, V-Half), it keeps at each border.
+/// The time that a schedule gains by ending its step at different times (ZB-H2, ZB-V, V-Half), it
+/// keeps at each border.
 pub fn free_border(timetable: Timetable, n_steps: u32) -> Timetable {
     if timetable.update != Update::Flush {
         return timetable;
@@ -41,7 +43,7 @@ pub fn free_border(timetable: Timetable, n_steps: u32) -> Timetable {
     Timetable { update: Update::EachStep { n_steps }, ..timetable.repeated(n_steps) }
 }
 
-/// The first step of a window, to be trained alone.
+/// The first step of a window, to be trained separately.
 pub(super) fn first_step(window: &Timetable) -> Timetable {
     let n_steps = window.update.n_steps();
     let n_units = window.n_units() / n_steps;
@@ -65,7 +67,7 @@ mod tests {
     use crate::lower::{Lowering, Passes, lower};
     use crate::schedule::{SCHEDULES, Shape, find};
 
-    /// How long so many steps take without a border, and with one.
+    /// The times of `n_steps` steps without a border, and with one.
     fn makespans(name: &str, depth: usize, n: u32, n_steps: u32) -> (f64, f64) {
         let plain = find(name).expect("known").timetable(&Shape::new(depth, n)).expect("fits");
         let share = depth as f64 / plain.placement.n_stages() as f64;
@@ -78,7 +80,8 @@ mod tests {
         (makespan(&free), f64::from(n_steps) * makespan(&plain))
     }
 
-    /// Formulae of Zero Bubble Pipeline Parallelism and of its controllable-memory schedules, found again by simulation.
+    /// Formulae of Zero Bubble Pipeline Parallelism and of its controllable-memory schedules, found
+    /// again by simulation.
     #[test]
     fn schedules_that_end_askew_keep_their_gain_at_each_border() {
         for (depth, n, t) in [(4, 8, 4), (4, 7, 3), (8, 16, 4), (2, 6, 5), (4, 4, 4), (6, 8, 3)] {

@@ -1,4 +1,5 @@
-//! The pass that fills the idle time of a program with work beside the training (Osawa et al., PipeFisher, MLSys 2023).
+//! The pass that fills the idle time of a program with a caller's own work (Osawa et al.,
+//! PipeFisher, MLSys 2023).
 
 use std::collections::VecDeque;
 
@@ -12,21 +13,22 @@ use crate::ir::ids::{PipeId, StageId, WorkId, WorkerId};
 use crate::ir::op::{Cell, Kind, Lane, Op, Span};
 use crate::program::{Instr, Program};
 
-/// Backwards of a worker whose pieces may wait, before the first is done whether the worker idles or not: what they show
-/// takes memory.
+/// Backwards of a worker with pieces that may wait. Beyond it the first piece is done even if the
+/// worker is not idle, since what waits takes memory.
 const MOST_WAITING: usize = 2;
 
-/// Fills the idle time of each worker with pieces of work, first with those [`OnBackward`](Pieces::OnBackward), then with
-/// those of [`Anytime`](Pieces::Anytime), of which the works take turns. `costs` says what a piece takes.
+/// Fills the idle time of each worker with pieces of work: first pieces
+/// [`OnBackward`](Pieces::OnBackward), then pieces of [`Anytime`](Pieces::Anytime), taking turns
+/// between works. Pieces take their `costs`.
 ///
-/// Pieces of any time do not make the step longer. Those of backwards for which there is no room in idle time are done
-/// before the sum of their stage.
+/// Pieces of any time do not make the step longer. Pieces on backwards that do not fit into idle
+/// time are done before the sum of their stage.
 ///
 /// # Errors
 /// If a worker holds more than `how` allows.
 ///
 /// # Panics
-/// If the program has work beside the training already, or `works` are more than 255.
+/// If the program has pieces of work already, or `works` are more than 255.
 pub fn fill(
     program: &Program,
     works: &[OwnWork],
@@ -45,7 +47,7 @@ pub fn fill(
     Ok(program)
 }
 
-/// Where a piece stands: before the instruction of this index.
+/// A piece, and the index of the instruction that it stands before.
 type PlacedPiece = (usize, Op);
 
 /// Adds to each row the pieces that `pieces` finds for it.
@@ -152,7 +154,8 @@ impl<'p, C: Costs> IdleRow<'p, C> {
     }
 }
 
-/// For each backward its pieces: in idle time after it, or at the latest before the sum of its stage.
+/// For each backward its pieces: in idle time after it, or at the latest before the sum of its
+/// stage.
 fn on_backward<C: Costs>(row: &IdleRow<'_, C>) -> Vec<PlacedPiece> {
     let rules = &row.program.rules;
     let works: Vec<WorkId> = rules.works_on_backward().collect();

@@ -1,8 +1,8 @@
-//! Where recomputations stand.
+//! The places of recomputations.
 //!
-//! Right before its backward a recomputation holds saved activations for as short as can be, and runs while
-//! the worker waits for the gradient. Where there is no such wait, it can be hoisted into an earlier one
-//! (Liu et al., Mario, PPoPP 2025), for which saved activations are held longer.
+//! Right before its backward a recomputation holds saved activations for the shortest time, and
+//! runs while the worker waits for the gradient. Where there is no such wait, it can be hoisted
+//! into an earlier one (Liu et al., Mario, PPoPP 2025), and saved activations are held longer.
 
 use std::fmt;
 use std::iter::successors;
@@ -15,17 +15,17 @@ use crate::ir::ids::WorkerId;
 use crate::ir::op::{Cell, Kind, Op};
 use crate::ir::timetable::Timetable;
 
-/// Where in a row a recomputation stands.
+/// The place of a recomputation in its row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Hoist {
     /// Right before its backward, and it waits for the gradient too
     /// (see [`Timetable::on_demand`]).
     OnDemand,
-    /// Up to so many cells earlier than right before its backward: not before its forward, and not where
-    /// saved activations would exceed [`Lowering::max_peak`](super::Lowering::max_peak).
+    /// Up to this many cells earlier than right before its backward: not before its forward, and
+    /// not where saved activations would exceed [`Lowering::max_peak`](super::Lowering::max_peak).
     By(usize),
-    /// By the number of cells, up to D, with the least makespan, and the least of several such, of those
-    /// that are tried: all up to 16, then 32, 64 and so on, and then around the best.
+    /// By the number of cells, up to D, with the least makespan, and the least of several such, of
+    /// those that are tried: all up to 16, then 32, 64 and so on, and then around the best.
     Auto,
 }
 
@@ -56,7 +56,8 @@ impl fmt::Display for Hoist {
 /// Up to as many cells every number is tried.
 const EACH: usize = 16;
 
-/// The number of cells, up to `most`, that takes the least time of those that [`Hoist::Auto`] tries.
+/// The number of cells, up to `most`, that takes the least time of those that [`Hoist::Auto`]
+/// tries.
 pub(super) fn shortest(most: usize, takes: impl Fn(usize) -> f64) -> usize {
     let better = |cells, (best, least)| {
         let time = takes(cells);
@@ -92,8 +93,8 @@ struct CellPeak {
     most: f64,
 }
 
-/// Moves every recomputation that was not there `before` up to `cells` cells towards the start of its
-/// row, as far as `limit` allows.
+/// Moves every recomputation that was not there `before` up to `cells` cells towards the start of
+/// its row, as far as `limit` allows.
 pub(super) fn hoisted(
     timetable: &Timetable,
     before: &Rules,
@@ -122,7 +123,8 @@ pub(super) fn hoisted(
     all
 }
 
-/// Moves the last of `row`, the recomputation `op`, which adds `activations`, past up to `cells` cells.
+/// Moves the last of `row`, the recomputation `op`, which adds `activations`, past up to `cells`
+/// cells.
 fn move_up(row: &mut [CellPeak], op: &Op, activations: f64, cells: usize, limit: Option<f64>) {
     let mut at = row.len() - 1;
     for _ in 0..cells {
@@ -149,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// Of the least time, the least number: whatever the time, if it falls and then rises.
+    /// The least number among those of the least time, for any times that fall and then rise.
     #[test]
     fn the_shortest_is_found_in_few_steps() {
         for most in 1..=40usize {

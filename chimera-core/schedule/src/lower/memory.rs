@@ -1,9 +1,10 @@
-//! Which ops wait for memory that another lane frees, so that no worker ever holds more saved activations than the
-//! written order of its row does.
+//! Waits for memory: ops that wait for memory that another lane frees, so that no worker ever holds
+//! more saved activations than the written order of its row does.
 //!
-//! In that order ops fill memory and free it one after the other. The n-th that fills some may begin once as much has been
-//! freed as it has at its place in the row: by which op, the order tells, and if that op is on another lane, a token
-//! says that it is done. So the peak of a worker does not depend on how long anything takes.
+//! In that order ops fill memory and free it one after the other. The n-th op that fills some may
+//! begin once as much has been freed as at its place in the row. The order determines by which op,
+//! and if that op is on another lane, a token reports that it is done. So the peak of a worker does
+//! not depend on times.
 
 use rustc_hash::FxHashMap;
 
@@ -14,7 +15,8 @@ use crate::ir::ids::WorkerId;
 use crate::ir::op::{Cell, Kind, Lane, Op};
 use crate::ir::timetable::Timetable;
 
-/// What waits for memory, and what frees it: by worker and index of the cell, each token with the worker at its other end.
+/// The ops that wait for memory, and the ops that free it: by worker and index of the cell, each
+/// token with the worker at its other end.
 #[derive(Default)]
 pub(super) struct MemoryWaits {
     pub(super) takes: FxHashMap<(WorkerId, usize), Few<(Token, WorkerId)>>,
@@ -83,7 +85,7 @@ fn cell_lane(timetable: &Timetable, (worker, at): (WorkerId, usize)) -> Lane {
     timetable.rows[worker.index()][at].lane()
 }
 
-/// Where the ops stand that send saved activations from worker to worker.
+/// The places of the ops that send saved activations from worker to worker.
 struct Senders(FxHashMap<Op, (WorkerId, usize)>);
 
 impl Senders {
@@ -98,9 +100,9 @@ impl Senders {
         Senders(all)
     }
 
-    /// The op that fills the memory of a worker at a cell, and the cell with which that begins: where activations come
-    /// from another worker, it is the one that sends them. None if there is no such cell, as in a timetable that will be
-    /// refused.
+    /// The op that fills the memory of a worker at a cell, and the cell that begins with it: where
+    /// activations come from another worker, the one that sends them. `None` if there is no such
+    /// cell, as in a timetable that will be refused.
     fn begins(
         &self,
         worker: WorkerId,

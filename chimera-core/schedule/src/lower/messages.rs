@@ -1,6 +1,6 @@
 //! The pass that adds messages: a token that is eaten on another worker than it was made on is sent
-//! right after it is made and received right before it is eaten. So is memory, where an op waits for what another lane
-//! frees.
+//! right after it is made and received right before it is eaten. So is memory, where an op waits
+//! for what another lane frees.
 
 use std::collections::VecDeque;
 
@@ -15,9 +15,11 @@ use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 use crate::program::{Channel, Instr};
 
-/// The rows of `timetable` with sends and receives, and the channels they use, in order of first use.
+/// The rows of `timetable` with sends and receives, and the channels they use, in order of first
+/// use.
 ///
-/// A recomputation on demand runs after the receives of its own backward, and of what its channels carry before them.
+/// A recomputation on demand runs after the receives of its own backward, and after everything that
+/// its channels carry before them.
 pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, Vec<Channel>) {
     let mut channels = Channels::new(&timetable.placement, rules);
     let mut effects = Effects::default();
@@ -50,7 +52,8 @@ pub(super) fn insert(timetable: &Timetable, rules: &Rules) -> (Vec<Vec<Instr>>, 
     (rows, channels.all)
 }
 
-/// The place of each gradient among all gradients, row by row as they are made. A channel carries them in this order.
+/// The place of each gradient among all gradients, row by row as they are made. A channel carries
+/// them in this order.
 fn order_of_gradients(timetable: &Timetable, rules: &Rules) -> FxHashMap<Token, usize> {
     let cells = timetable.rows.iter().flatten();
     let made = cells.flat_map(|cell| rules.cell_effects(cell).makes);
@@ -58,11 +61,12 @@ fn order_of_gradients(timetable: &Timetable, rules: &Rules) -> FxHashMap<Token, 
     gradients.enumerate().map(|(at, token)| (token, at)).collect()
 }
 
-/// What a row receives for recomputations on demand, before the cells that eat it.
+/// The messages that a row receives for recomputations on demand, before the cells that eat them.
 struct EarlyReceives {
     /// By recomputation: the gradients that its backward receives.
     gradients: FxHashMap<Op, Vec<(Token, ChannelId)>>,
-    /// By channel: what the row has not received yet; gradients in the order in which they are sent.
+    /// By channel: what the row has not received yet; gradients in the order in which they are
+    /// sent.
     left: FxHashMap<ChannelId, VecDeque<Token>>,
 }
 
@@ -101,8 +105,8 @@ impl EarlyReceives {
         EarlyReceives { gradients, left }
     }
 
-    /// Adds what is received before a cell for the recomputations in it. A channel keeps its order: what it carries before
-    /// comes before.
+    /// Adds what is received before a cell for the recomputations in it. A channel keeps its order:
+    /// what it carries before comes before.
     fn before(&mut self, cell: &Cell, instrs: &mut Vec<Instr>) {
         let of_cell = cell.ops().flat_map(|op| self.gradients.remove(&op).unwrap_or_default());
         for (gradient, channel) in of_cell {
@@ -113,7 +117,7 @@ impl EarlyReceives {
         }
     }
 
-    /// Whether `token` is still to be received; by now it is.
+    /// Returns true if `token` is still to be received; by now it is.
     fn is_left(&mut self, token: &Token, channel: ChannelId) -> bool {
         let left = self.left.get_mut(&channel);
         left.is_some_and(|left| {
@@ -140,7 +144,7 @@ impl MemoryWaits {
         }
     }
 
-    /// Adds what stands behind a cell that frees memory.
+    /// Adds the instructions that follow a cell that frees memory.
     fn after(
         &self,
         worker: WorkerId,
@@ -161,7 +165,8 @@ impl MemoryWaits {
 struct Channels<'t> {
     placement: &'t Placement,
     all: Vec<Channel>,
-    /// By pipe and kind, then by edge: where tokens go. Looked up for each message, and so no map of channels.
+    /// By pipe and kind, then by edge: where tokens go. Looked up for each message, and so no map
+    /// of channels.
     routes: Vec<Vec<Route>>,
     /// By stage: how many output edges the stages before it have.
     first_edge: Vec<usize>,
@@ -276,7 +281,7 @@ mod tests {
         ops.iter().map(|(kind, unit)| op(*kind, stage, *unit).into()).collect()
     }
 
-    /// Two stages, of which the first recomputes, on demand.
+    /// Two stages. The first recomputes on demand.
     fn lowered(first: Vec<Cell>, last: &[(Kind, u32)]) -> Result<Program, String> {
         let rows = vec![first, row(1, last)];
         let timetable = Timetable::new("own", Placement::line(2), 2, rows);

@@ -1,7 +1,7 @@
 //! From a timetable to a [`Program`]: a row of passes, then the proof.
 //!
-//! [`Passes`] make a timetable of a timetable, for any schedule. [`lower`] is the only way to a `Program`,
-//! so one that is not proven cannot be run.
+//! [`Passes`] make a timetable of a timetable, for any schedule. [`lower`] is the only way to a
+//! `Program`, so one that is not proven cannot be run.
 
 mod border;
 mod fill;
@@ -35,20 +35,21 @@ use crate::ir::update::Update;
 use crate::order::OrderObjective;
 use crate::program::Program;
 
-/// How to lower a timetable.
+/// Options of lowering a timetable.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Lowering {
-    /// When reductions start; asynchronous schedules reduce right before each update.
+    /// The start of reductions. Asynchronous schedules always reduce right before each update.
     pub sync: Sync,
-    /// Whether optimizer steps wait until all workers agreed on the gradient norm and on its being
-    /// finite. Without, and in asynchronous schedules, each bucket is updated as soon as its gradients
-    /// are in. In a window of steps without a border all workers agree at its end, and
-    /// [have a program](Program::bordered) for steps of which no update must go before.
+    /// Optimizer steps wait for the step sync, in which all workers agree on the gradient norm and
+    /// on its being finite. Without it, and in asynchronous schedules, each bucket is updated as
+    /// soon as its gradients are in. In a window of steps without a border all workers agree at its
+    /// end, and [have a program](Program::bordered) for steps that no update must precede.
     pub barrier: bool,
-    /// Sets of stages that share tensors; each is a bucket over the workers of all of them. A stage is in one set at most, and
-    /// shares all of its tied tensors (`Param::tied` of the engine) with all stages of the set.
+    /// Sets of stages that share tensors; each is a bucket over the workers of all of them. A stage
+    /// is in one set at most, and shares all of its tied tensors (`Param::tied` of the engine) with
+    /// all stages of the set.
     pub tied: Vec<Vec<StageId>>,
-    /// The most micro-batches whose activations a worker may hold at once.
+    /// The most micro-batches with activations that a worker may hold at once.
     pub max_peak: Option<f64>,
 }
 
@@ -58,8 +59,8 @@ impl Default for Lowering {
     }
 }
 
-/// Adds messages, reductions and optimizer steps to a timetable, and proves the result. Workers idle where
-/// they would if every op took as long, and messages no time: see [`lower_at`].
+/// Adds messages, reductions and optimizer steps to a timetable, and proves the result. Workers
+/// idle where they would if every op took as long, and messages no time: see [`lower_at`].
 ///
 /// # Errors
 /// If the timetable is not sound.
@@ -67,8 +68,8 @@ pub fn lower(timetable: &Timetable, how: &Lowering) -> Result<Program, Refusal> 
     lower_at(timetable, how, &UniformCosts::EQUAL)
 }
 
-/// [`lower`] for ops and messages that take what `costs` says: the order of reductions and, with
-/// [`Sync::EagerOpt`], their starts depend on when workers are done and where they idle.
+/// Like [`lower`], for ops and messages at `costs`: the order of reductions and, with
+/// [`Sync::EagerOpt`], their starts depend on when workers end and where they idle.
 ///
 /// # Errors
 /// If the timetable is not sound.
@@ -113,15 +114,16 @@ pub fn lower_at(
 /// The passes over compute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Passes {
-    /// What every forward keeps.
+    /// The values that every forward keeps for its backward.
     pub recompute: Recompute,
-    /// Where recomputations stand.
+    /// The place of recomputations.
     pub hoist: Hoist,
     /// Whether backwards are split.
     pub split_backward: bool,
-    /// Steps between which there is no border, see [`free_border`]; `None` where all workers end each step together.
+    /// Number of steps without a border between them, see [`free_border`]; `None` where all workers
+    /// end each step together.
     pub free_border: Option<u32>,
-    /// Where saved activations go that a worker has no room for.
+    /// The memory for saved activations that a worker has no room for.
     pub moves: Moves,
 }
 
@@ -138,7 +140,7 @@ impl Default for Passes {
 }
 
 impl Passes {
-    /// What they are to do so that workers hold fewer activations.
+    /// The savings of activation memory that they are to make.
     pub fn savings(self) -> Savings {
         Savings {
             recomputes: self.recompute != Recompute::None,
@@ -147,16 +149,16 @@ impl Passes {
         }
     }
 
-    /// Whether they move recomputations and make none. (A file may have some of its own, which can wait for
-    /// their gradients.)
+    /// Returns true if they move recomputations and make none. (A timetable from a file may have
+    /// some of its own, which can wait for their gradients.)
     pub(crate) fn move_nothing(self) -> bool {
         self.recompute == Recompute::None && !matches!(self.hoist, Hoist::By(0) | Hoist::OnDemand)
     }
 
     /// The timetable that they make of `timetable`. Idle time is that at `costs`.
     ///
-    /// Where `how` gives no limit, both passes together hold no more saved activations than neither: who recomputes
-    /// has no memory to spare for weight halves.
+    /// Where `how` gives no limit, both passes together hold no more saved activations than
+    /// neither: who recomputes has no memory to spare for weight halves.
     ///
     /// # Errors
     /// If the timetable is not sound.
@@ -197,7 +199,7 @@ impl Passes {
     }
 }
 
-/// What a pass learns of a timetable by running it.
+/// The findings of running a timetable.
 struct DryRun {
     timeline: Timeline,
     objective: OrderObjective,
@@ -211,7 +213,7 @@ fn dry_run(timetable: &Timetable, costs: &impl Costs) -> Result<DryRun, Refusal>
     Ok(DryRun { timeline, objective })
 }
 
-/// How good the order of a program is that takes this time.
+/// The objective of a program's order with this timeline.
 pub(crate) fn objective(program: &Program, timeline: &Timeline) -> OrderObjective {
     let kept = peak_kept(program).into_iter().fold(0.0, f64::max);
     OrderObjective { makespan: timeline.makespan(), peak: program.peak(), kept }

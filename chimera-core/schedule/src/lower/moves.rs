@@ -1,5 +1,5 @@
-//! Passes that move saved activations out of the memory of workers that hold too many: to their hosts (PipeOffload, Wan et
-//! al., 2025), or to workers that hold few (BPipe, Kim et al., 2023).
+//! Passes that move saved activations out of the memory of workers that hold too many: to their
+//! hosts (PipeOffload, Wan et al., 2025), or to workers that hold few (BPipe, Kim et al., 2023).
 
 mod partners;
 mod row;
@@ -18,7 +18,7 @@ use crate::ir::notation::by_name;
 use crate::ir::op::Cell;
 use crate::ir::timetable::Timetable;
 
-/// Where saved activations go that a worker has no room for.
+/// The memory for saved activations that a worker has no room for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Moves {
     /// Nowhere: each worker holds its own.
@@ -31,7 +31,7 @@ pub enum Moves {
 }
 
 impl Moves {
-    /// What is asked for on its own: to share memory comes before the host's.
+    /// The moves that these options request. Sharing memory takes precedence over the host's.
     pub fn of(bpipe: bool, offload: Offloading) -> Moves {
         match (bpipe, offload) {
             (true, _) => Moves::Bpipe,
@@ -46,7 +46,7 @@ impl Moves {
 pub enum Offloading {
     /// They are not.
     None,
-    /// As many are as a limit on memory asks for, or without one as cost no time.
+    /// As many as a limit on memory requires, or without a limit as many as cost no time.
     Auto,
 }
 
@@ -64,11 +64,12 @@ impl FromStr for Offloading {
     }
 }
 
-/// A timetable whose workers hold no more saved activations than [`Lowering::max_peak`], or, where that says nothing, as few
-/// as take no more time at `costs`: what is over goes to the memory of the host after its forward, and comes back before its
-/// backward. Of those that could go, those go whose backward is the last.
+/// A timetable with workers that hold no more saved activations than [`Lowering::max_peak`] or,
+/// without that, as few as take no more time at `costs`. The rest go to the memory of the host
+/// after their forward, and come back before their backward. Among those that could go, the ones
+/// with the latest backward go.
 ///
-/// A worker that cannot keep to a limit stays above it, as few as it can hold.
+/// A worker that cannot keep to the limit holds as little above it as it can.
 ///
 /// # Errors
 /// If the timetable is not sound.
@@ -100,14 +101,17 @@ pub fn offload(
     Ok(offloaded(most(enough)))
 }
 
-/// Parts of their time that moves are taken to last when it is ordered what a worker does for its partner.
+/// Parts of their time that moves are taken to last when it is ordered what a worker does for its
+/// partner.
 const PACES: [f64; 4] = [1.0, 0.5, 0.25, 0.0];
 
-/// A timetable in which workers at both ends of the pipeline share their memory: w and D-1-w hold as many saved activations
-/// each, up to one. What the one that would hold more is over goes to the other one, and comes back before its backward.
-/// 1F1B holds `ceil((D + 2) / 2)` micro-batches at most then. When a worker could take them in, `costs` say. The order that
-/// follows from them may be unsafe where moves are slow; so those for faster moves are tried too, and the shortest is taken.
-/// Ops that take no time follow each other in no order by time: where none is safe, the order is that of ops that take as long.
+/// A timetable in which workers at both ends of the pipeline share their memory: w and D-1-w hold
+/// as many saved activations each, up to one. The one that would hold more sends the excess to the
+/// other, and gets it back before its backward. 1F1B then holds at most `ceil((D + 2) / 2)`
+/// micro-batches. `costs` determine when a worker could take them in. The resulting order may be
+/// unsafe where moves are slow; so orders for faster moves are tried too, and the shortest is
+/// taken. Ops without time have no order in time: where no order is safe, the order is that of ops
+/// that take as long.
 ///
 /// # Errors
 /// If the timetable is not sound, or none of the orders is.
@@ -143,7 +147,7 @@ pub fn bpipe(timetable: Timetable, costs: &impl Costs) -> Result<Timetable, Refu
     shortest.map(|(_, moved)| moved)
 }
 
-/// The rows of a timetable, of which a worker holds no more than `most` says.
+/// The rows of a timetable with workers that hold no more than `most` allows.
 fn rows(timetable: &Timetable, most: impl Fn(WorkerId) -> f64) -> Vec<MovingRow> {
     let rules = Rules::of(timetable);
     let memory = memory(timetable);

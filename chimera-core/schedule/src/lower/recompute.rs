@@ -14,13 +14,13 @@ use crate::ir::timetable::Timetable;
 use crate::ir::update::Update;
 use crate::order::makespan;
 
-/// What a forward keeps for its backward.
+/// The values that a forward keeps for its backward.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Recompute {
     /// All saved activations.
     #[default]
     None,
-    /// Its input alone: everything is computed again.
+    /// Only its input: everything is computed again.
     Full,
     /// The saved activations that are dear to compute; the others are computed again.
     Selective,
@@ -40,8 +40,8 @@ impl FromStr for Recompute {
     }
 }
 
-/// Recomputes the stages of the pipes for which `what` says so. Stages that are recomputed already stay
-/// as they are.
+/// Recomputes the stages of the pipes for which `what` returns so. Stages that are recomputed
+/// already stay as they are.
 ///
 /// # Errors
 /// If the timetable is not sound.
@@ -60,7 +60,7 @@ pub fn recompute(
         Hoist::By(cells) => Ok(hoisted(cells)),
         Hoist::Auto => {
             dry_run(&next_to_backwards, costs)?;
-            // An order alone does not know of the updates within a window.
+            // An order does not have the updates within a window.
             let takes = |cells| match hoisted(cells) {
                 hoisted if hoisted.update == Update::Flush => makespan(&hoisted, costs),
                 hoisted => {
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(figures(Hoist::Auto, None), figures(Hoist::By(3), None));
     }
 
-    /// Sums of 0.3 differ in their last digit, which is no reason to hold more.
+    /// Sums of 0.3 differ in their last digit, which is not a reason to hold more.
     #[test]
     fn rounding_hoists_nothing() {
         let timetable = find("gpipe").unwrap().timetable(&Shape::new(8, 8)).unwrap();

@@ -1,5 +1,5 @@
-//! The pass that splits backwards: input halves take their place, weight halves fill idle time (2BP,
-//! Rae, Lee & Richings, 2024, arXiv 2405.18047).
+//! The pass that splits backwards: input halves take their place, weight halves fill idle time
+//! (2BP, Rae, Lee & Richings, 2024, arXiv 2405.18047).
 
 use std::collections::VecDeque;
 
@@ -15,13 +15,13 @@ use crate::ir::update::Update;
 
 /// Splits every whole backward.
 ///
-/// A weight half goes into idle time behind its input half, as there is when the timetable runs at
-/// `costs`; those that find none go to the end of the row. At these costs the makespan is never longer
-/// than before. Saved activations are held until the weight half is done, so more may be held than before, but no
-/// more than makes it shorter; under [`Lowering::max_peak`] weight halves run as early as that asks for.
-/// An asynchronous timetable updates weights all along: there they stay right behind their input halves.
-/// Backwards that are split already stay where they are, and pairs that take less time than their ops
-/// would alone stay whole.
+/// A weight half goes into idle time after its input half, which there is when the timetable runs
+/// at `costs`; without idle time it goes to the end of the row. At these costs the makespan is
+/// never longer than before. Saved activations are held until the weight half is done, so more may
+/// be held than before, but no more than makes it shorter. Under [`Lowering::max_peak`] weight
+/// halves run as early as the limit requires. An asynchronous timetable updates weights all the
+/// time: there they stay right after their input halves. Backwards that are split already stay
+/// where they are, and pairs that take less time than their ops stay whole.
 ///
 /// # Errors
 /// If the timetable is not sound.
@@ -33,8 +33,8 @@ pub fn split_backward(
     split(timetable, how, costs, |split| dry_run(split, costs))
 }
 
-/// [`split_backward`] before [`offload`], which takes saved activations away, but not deferred weight work: of all places for
-/// weight halves those are taken that are best once it has.
+/// [`split_backward`] before [`offload`], which takes saved activations away, but not deferred
+/// weight work: of all places for weight halves those are taken that are best once it has.
 pub(super) fn split_before_offload(
     timetable: &Timetable,
     how: &Lowering,
@@ -43,7 +43,7 @@ pub(super) fn split_before_offload(
     split(timetable, how, costs, |split| dry_run(&offload(split.clone(), how, costs)?, costs))
 }
 
-/// What is best by a dry run.
+/// The best split by a dry run.
 fn split(
     timetable: &Timetable,
     how: &Lowering,
@@ -58,7 +58,7 @@ fn split(
         let all = Timetable { rows, ..timetable.clone() };
         dry_run(&all).map(|run| (all, run))
     };
-    // Right behind their input halves, weight halves change nothing but that messages leave sooner.
+    // Right after their input halves, weight halves only let messages leave sooner.
     let mut best = tried(rows.iter().map(|row| behind(row)).collect())?;
     if timetable.update != Update::Flush {
         return Ok(best.0);
@@ -89,7 +89,7 @@ fn split(
     Ok(best.0)
 }
 
-/// A cell whose backwards are split, and the weight halves that it leaves to be done.
+/// A cell with split backwards, and the weight halves that it leaves to be done.
 struct Split {
     cell: Cell,
     leaves: Vec<Op>,
@@ -124,7 +124,7 @@ fn at_end(row: &[Split]) -> Vec<Cell> {
     row.iter().map(|split| split.cell).chain(leaves).collect()
 }
 
-/// When each cell of `rows` starts in `timeline`, which has other cells too.
+/// The start of each cell of `rows` in `timeline`, which has other cells too.
 fn starts(rows: &[Vec<Split>], timeline: &Timeline) -> Vec<Vec<f64>> {
     let mut starts: Vec<Vec<f64>> = vec![Vec::new(); rows.len()];
     for event in &timeline.events {
@@ -138,7 +138,7 @@ fn starts(rows: &[Vec<Split>], timeline: &Timeline) -> Vec<Vec<f64>> {
     starts
 }
 
-/// What fits into idle time.
+/// The weight halves that fit into idle time.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fit {
     /// Weight halves that are done when it ends.
@@ -147,7 +147,7 @@ enum Fit {
     Some,
 }
 
-/// What decides where weight halves go.
+/// Everything that decides where weight halves go.
 struct Room<'c, C> {
     rules: Rules,
     activations: ActivationMemory,
@@ -155,8 +155,8 @@ struct Room<'c, C> {
 }
 
 impl<C: Costs> Room<'_, C> {
-    /// The row of a worker with its weight halves, oldest first, in the time before the `starts` of its
-    /// cells.
+    /// The row of a worker with its weight halves, oldest first, in the time before the `starts` of
+    /// its cells.
     fn fill(
         &self,
         worker: WorkerId,
@@ -197,7 +197,7 @@ impl<C: Costs> Room<'_, C> {
     }
 }
 
-/// Whether `one` keeps to the limit where `other` does not, or else is better.
+/// Returns true if `one` keeps to the limit where `other` does not, or else is better.
 fn is_better(one: &DryRun, other: &DryRun, limit: Option<f64>) -> bool {
     let is_over = |r: &DryRun| !is_within(r.objective.peak, limit);
     if is_over(one) == is_over(other) {

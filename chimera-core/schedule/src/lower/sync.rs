@@ -14,7 +14,7 @@ use crate::ir::placement::Placement;
 use crate::ir::update::{Update, Window};
 use crate::program::{Bucket, Instr, Program};
 
-/// When a worker starts the reduction of a bucket (Li & Hoefler, SC'21, section 3.2).
+/// The time at which a worker starts the reduction of a bucket (Li & Hoefler, SC'21, section 3.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sync {
     /// After the worker's last op.
@@ -40,7 +40,8 @@ impl FromStr for Sync {
     }
 }
 
-/// For every update one bucket per stage, then one per set of stages that share tensors, unless it has one stage alone.
+/// The buckets of every update: one per stage, then one per set of stages that share tensors,
+/// unless it has only one stage.
 pub(super) fn buckets(
     placement: &Placement,
     tied: &[Vec<StageId>],
@@ -63,10 +64,10 @@ pub(super) fn buckets(
 
 /// Orders the buckets and adds everything that follows a worker's compute.
 ///
-/// All workers start reductions in one order, that of each bucket's latest last backward over its
+/// All workers start reductions in one order: by each bucket's latest last backward over its
 /// replicas. If each started a reduction right after its own last backward instead, replicas could
-/// start theirs in cyclic orders and wait for each other for ever (any N that is odd or not a multiple
-/// of 2f).
+/// start theirs in cyclic orders and wait for each other for ever (any N that is odd or not a
+/// multiple of 2f).
 pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
     let Program { rows, buckets, window, has_barrier, .. } = program;
     let mut order: Vec<BucketId> = (0..buckets.len()).map(|b| BucketId(b as u32)).collect();
@@ -119,7 +120,7 @@ fn starts(mine: &[BucketId], ends: &WorkerEnds, sync: Sync) -> Vec<usize> {
         .collect()
 }
 
-/// Where the updates of a row stand.
+/// The places of updates in a row.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Updates {
     /// Behind the agreement.
@@ -132,7 +133,8 @@ enum Updates {
     AtOnce,
 }
 
-/// Adds synchronisation to a row that ends so: each bucket's reduction after as many cells as `starts` says.
+/// Adds reductions, sync and updates to a row that ends with compute: each bucket's reduction after
+/// as many cells as `starts` says.
 fn add_sync(
     row: &mut Vec<Instr>,
     ends: &WorkerEnds,
@@ -189,7 +191,7 @@ fn after_cells(row: &[Instr], n_cells: usize) -> usize {
     n_cells.checked_sub(1).and_then(|last| cells.map(|(at, _)| at + 1).nth(last)).unwrap_or(0)
 }
 
-/// Where and when each worker's last backwards lie, in a simulation of compute.
+/// The place and time of each worker's last backwards, in a simulation of compute.
 pub(super) struct Ends {
     workers: Vec<WorkerEnds>,
     /// By bucket: the latest over all workers.
@@ -202,17 +204,18 @@ pub(super) struct Ends {
 struct WorkerEnds {
     /// By bucket: the index of the cell and its end.
     last_backward: FxHashMap<BucketId, (usize, f64)>,
-    /// Where forwards wait for updates: the buckets that a later cell of the row reads, each with the index of the first.
+    /// The places where forwards wait for updates: the buckets that a later cell of the row reads,
+    /// each with the index of the first.
     first_use: FxHashMap<BucketId, usize>,
     n_cells: usize,
     /// The last cell that the worker idles before.
     last_idle: Option<usize>,
-    /// When the last cell so far ends.
+    /// End of the last cell so far.
     clock: f64,
 }
 
 impl Ends {
-    /// Of a program before its compute is simulated.
+    /// The ends of a program before its compute is simulated.
     pub(super) fn new(program: &Program) -> Ends {
         let Program { rows, buckets, window, .. } = program;
         Ends {
@@ -223,7 +226,7 @@ impl Ends {
         }
     }
 
-    /// Takes an event of the simulation; those of a worker come in order.
+    /// Adds an event of the simulation. Events of a worker come in order.
     pub(super) fn add(&mut self, event: &Event) {
         let Work::Cell(cell) = event.work else { return };
         let worker = &mut self.workers[event.worker.index()];

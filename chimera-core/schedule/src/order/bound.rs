@@ -1,4 +1,4 @@
-//! How short any order can be.
+//! A lower bound on the length of any order.
 
 use std::collections::BinaryHeap;
 

@@ -1,4 +1,4 @@
-//! How short any order can be that keeps to a limit of memory.
+//! A lower bound on the length of any order under a memory limit.
 
 use rustc_hash::FxHashMap;
 
@@ -8,14 +8,15 @@ use crate::activation_memory::ROUNDING;
 use crate::ir::ids::{PipeId, StageId};
 use crate::ir::op::{Cell, Kind};
 
-/// No order of the graph's cells whose workers hold at most `max_peak` has a smaller makespan.
+/// A lower bound on the makespan of any order of the graph's cells in which workers hold at most
+/// `max_peak`.
 ///
-/// A forward waits for the backward of an earlier micro-batch of its stage if the stage alone would hold too
-/// much. And a worker that may hold K saved activations starts its (K+k)-th forward when k backwards have ended,
-/// whichever they are. So its forwards are taken in the order of their starts, without names: the k-th
-/// starts after k forwards' heads, and after as many backwards' earliest ends as the limit asks for, and
-/// the longest tails are left to the first, since any other way to share them out takes longer. With time
-/// running backwards the same holds of its backwards.
+/// A forward waits for the backward of an earlier micro-batch of its stage if the stage alone would
+/// hold too much. And a worker that may hold K saved activations starts its (K+k)-th forward when
+/// any k backwards have ended. So its forwards are taken in the order of their starts, without
+/// names: the k-th starts after k forwards' heads, and after as many backwards' earliest ends as
+/// the limit requires. The longest tails go to the first, since any other assignment takes longer.
+/// With time running backwards the same holds for its backwards.
 pub(crate) fn capped_bound(graph: &Graph, max_peak: f64) -> f64 {
     let Some(waits) = waits(graph, max_peak) else { return f64::INFINITY };
     let graph = graph.with(&waits);
@@ -37,7 +38,8 @@ pub(crate) fn capped_bound(graph: &Graph, max_peak: f64) -> f64 {
     bounds.fold(lower_bound(&graph), f64::max)
 }
 
-/// For each stage of a pipe, the backwards that its forwards wait for. `None` if one waits for its own.
+/// For each stage of a pipe, the backwards that its forwards wait for. `None` if one waits for its
+/// own.
 fn waits(graph: &Graph, max_peak: f64) -> Option<Vec<(u32, u32)>> {
     let mut lanes: FxHashMap<(PipeId, StageId), StageCells> = FxHashMap::default();
     for (id, node) in (0..).zip(&graph.nodes) {
@@ -75,19 +77,19 @@ fn waits(graph: &Graph, max_peak: f64) -> Option<Vec<(u32, u32)>> {
     Some(waits)
 }
 
-/// The cells of a stage of a pipe that change the saved activations of its worker, in their order: kind, node, and
-/// how many saved activations.
+/// The cells of a stage of a pipe that change the saved activations of its worker, in their order:
+/// kind, node, and how many saved activations.
 #[derive(Default)]
 struct StageCells {
     /// Ops that add memory.
     makers: Vec<(Kind, u32, f64)>,
     /// Ops that free memory.
     eaters: Vec<(Kind, u32, f64)>,
-    /// Either are of two kinds, of which nobody knows the order, or in pairs.
+    /// Some are of two kinds in unknown order, or in pairs.
     is_mixed: bool,
 }
 
-/// What runs on a worker; the longest ways to its start and from its end.
+/// A task on a worker, with the longest ways to its start and from its end.
 #[derive(Clone, Copy, Debug)]
 struct Task {
     head: f64,
@@ -133,15 +135,16 @@ impl Tasks {
     }
 }
 
-/// How many saved activations each of the jobs changes, if all change as many and take equally long.
+/// The saved activations that each of the jobs changes, if all change as many and take equally
+/// long.
 fn alike(jobs: &[(Task, f64)]) -> Option<f64> {
     let (first, activations) = jobs.first()?;
     let same = |(job, n): &(Task, f64)| job.takes == first.takes && n == activations;
     jobs.iter().all(same).then_some(*activations)
 }
 
-/// Takes the names from `makers`, of which each adds `made` saved activations, and lets them wait for `eaters`,
-/// of which each frees `eaten`.
+/// Drops the names of `makers` and lets them wait for `eaters`: each maker adds `made` saved
+/// activations, and each eater frees `eaten`.
 fn delay(makers: &mut [Task], made: f64, eaters: &[Task], eaten: f64, max_peak: f64) {
     let mut heads: Vec<f64> = makers.iter().map(|job| job.head).collect();
     let mut tails: Vec<f64> = makers.iter().map(|job| job.tail).collect();

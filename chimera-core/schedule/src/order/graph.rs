@@ -1,4 +1,4 @@
-//! The cells of a timetable and what each waits for, whatever their order.
+//! The graph of a timetable: its cells and what each waits for, without their order.
 
 use rustc_hash::FxHashMap;
 
@@ -10,8 +10,8 @@ use crate::ir::op::{Cell, Kind, Op};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 
-/// Every op of a step, in no useful order: micro-batches take turns between the pipes, and each row has
-/// its ops stage by stage.
+/// Every op of a step, in no useful order: micro-batches take turns between the pipes, and each row
+/// has its ops stage by stage.
 pub(crate) fn unordered(placement: Placement, n_micro_batches: u32, splits: bool) -> Timetable {
     let kinds: &[Kind] = if splits {
         &[Kind::Forward, Kind::BackwardInput, Kind::BackwardWeight]
@@ -32,26 +32,29 @@ pub(crate) fn unordered(placement: Placement, n_micro_batches: u32, splits: bool
     Timetable::new("", placement, n_micro_batches, rows)
 }
 
-/// The kind that stands for all that send the same messages: overtaking each other they would be received
-/// in another order than they were sent.
+/// The kind that stands for all that send the same messages: overtaking each other they would be
+/// received in another order than they were sent.
 fn lane(kind: Kind) -> Kind {
     if kind == Kind::Backward { Kind::BackwardInput } else { kind }
 }
 
-/// What one cell needs and takes.
+/// The needs and the time of one cell.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) cell: Cell,
     pub(crate) worker: u16,
-    /// How long it takes.
+    /// The time that it takes.
     pub(crate) takes: f64,
-    /// Saved activations that it adds while it runs, in micro-batches, and those it frees at its end.
+    /// Saved activations that it adds while it runs, in micro-batches, and those it frees at its
+    /// end.
     pub(crate) adds: f64,
     pub(crate) frees: f64,
-    /// What it keeps for recomputations, in micro-batches, and what it drops of that at its end.
+    /// The amount that it keeps for recomputations, in micro-batches, and the amount of it that it
+    /// drops at its end.
     pub(crate) keeps: f64,
     pub(crate) drops: f64,
-    /// Whose saved activations it adds, and whose it frees: those of a pair are of two micro-batches.
+    /// The owners of the saved activations that it adds and that it frees: those of a pair belong
+    /// to two micro-batches.
     pub(crate) added: Owner,
     pub(crate) freed: Owner,
 }
@@ -72,13 +75,15 @@ pub(crate) struct Edge {
 
 /// All cells of a timetable as a graph.
 ///
-/// Beside the tokens, the ops of one kind, pipe and stage (whole and input-half backwards being one) keep the
-/// order in which the timetable has them: with equal micro-batches nothing is gained by overtaking.
+/// Beside the tokens, the ops of one kind, pipe and stage (whole and input-half backwards being
+/// one) keep the order in which the timetable has them: with equal micro-batches nothing is gained
+/// by overtaking.
 #[derive(Clone, Debug)]
 pub(crate) struct Graph {
     pub(crate) n_workers: usize,
     pub(crate) n_micro_batches: usize,
-    /// The mean time of a cell: what other times are measured by, whatever the unit of the costs.
+    /// The mean time of a cell. Other times are multiples of it, so that the unit of the costs does
+    /// not matter.
     pub(crate) unit: f64,
     pub(crate) nodes: Vec<Node>,
     preds: Lists,
@@ -127,7 +132,7 @@ impl Lists {
 }
 
 impl Graph {
-    /// The graph of a timetable whose cells take what `costs` says.
+    /// The graph of a timetable with cells at `costs`.
     pub(crate) fn of(timetable: &Timetable, costs: &impl Costs) -> Graph {
         let rules = Rules::of(timetable);
         let activations = ActivationMemory::new(&timetable.placement, timetable.units_per_micro);
@@ -202,12 +207,12 @@ impl Graph {
         }
     }
 
-    /// What `node` waits for.
+    /// The nodes that `node` waits for.
     pub(crate) fn preds(&self, node: usize) -> &[Edge] {
         self.preds.get(node)
     }
 
-    /// What waits for `node`.
+    /// The nodes that wait for `node`.
     pub(crate) fn succs(&self, node: usize) -> &[Edge] {
         self.succs.get(node)
     }
@@ -246,7 +251,7 @@ impl Graph {
     }
 }
 
-/// How long a timetable takes whose rows are run in their order, if that is a sound one.
+/// The time of a timetable with rows that run in their order, if that is a sound one.
 pub(crate) fn makespan(timetable: &Timetable, costs: &impl Costs) -> f64 {
     let graph = Graph::of(timetable, costs);
     let neighbours = (1..).zip(graph.nodes.windows(2));
@@ -256,8 +261,8 @@ pub(crate) fn makespan(timetable: &Timetable, costs: &impl Costs) -> f64 {
     heads.iter().zip(&graph.nodes).map(|(head, node)| head + node.takes).fold(0.0, f64::max)
 }
 
-/// Whose saved activations a cell adds and whose it frees. A pair that does only one of these has it by its first
-/// op, or by the forward.
+/// The owners of the saved activations that a cell adds and frees. A pair that does only one of
+/// these has it by its first op, or by the forward.
 fn owners(cell: &Cell, units_per_micro: u32) -> (Owner, Owner) {
     let owner = |op: &Op| Owner { micro: op.span.start / units_per_micro, pipe: op.pipe.0 };
     match cell {

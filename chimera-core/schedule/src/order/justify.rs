@@ -1,10 +1,11 @@
-//! Double justification: an order scheduled anew from its end, and what that gives from its start, is
-//! hardly ever longer and often shorter (Valls, Ballestín, Quintanilla, EJOR 2005).
+//! Double justification: an order scheduled anew from its end, and what that gives from its start,
+//! is hardly ever longer and often shorter (Valls, Ballestín, Quintanilla, EJOR 2005).
 
 use super::graph::{Graph, Node};
 use super::list::{Keys, Limits, Order, list};
 
-/// `order` of the first graph, scheduled anew by the second, its [reversal](Graph::reversed), and back.
+/// `order` of the first graph, scheduled anew by the second, its [reversal](Graph::reversed), and
+/// back.
 pub(crate) fn justified(
     [graph, reversed]: [&Graph; 2],
     order: &Order,
@@ -16,9 +17,9 @@ pub(crate) fn justified(
     again(graph, &back, limits, slack, |_| 0.0, 0.0)
 }
 
-/// [`justified`], with the workers made to end one after another as they begin: each as long before the
-/// last end as it begins before the last that begins, so that none idles between its first cell and its
-/// last only for the makespan's sake.
+/// [`justified`], with the workers made to end one after another as they begin: each as long before
+/// the last end as it begins before the last that begins, so that none idles between its first cell
+/// and its last only for the makespan's sake.
 pub(crate) fn staggered(
     [graph, reversed]: [&Graph; 2],
     order: &Order,
@@ -54,9 +55,10 @@ fn again(
     list(graph, &Keys { urgency, releases, patience }, limits)
 }
 
-/// The earliest starts for cells that are wanted at `starts`. What adds saved activations begins at most `slack`
-/// sooner: begun whenever there is room, it would take the room that another needs later. What keeps
-/// something for a recomputation begins no sooner either: there is always room for it, so it would pile up.
+/// The earliest starts for cells that are wanted at `starts`. What adds saved activations begins at
+/// most `slack` sooner: begun whenever there is room, it would take the room that another needs
+/// later. What keeps something for a recomputation begins no sooner either: there is always room
+/// for it, so it would pile up.
 pub(crate) fn releases(graph: &Graph, starts: &[f64], slack: f64) -> Vec<f64> {
     let release = |(node, start): (&Node, &f64)| {
         if node.adds > 0.0 || node.keeps > 0.0 { (start - slack).max(0.0) } else { 0.0 }

@@ -1,4 +1,5 @@
-//! List scheduling: every worker, whenever it is free, runs the most urgent of the cells that may run.
+//! List scheduling: every worker, whenever it is free, runs the most urgent of the cells that may
+//! run.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,12 +9,12 @@ use super::objective::OrderObjective;
 use crate::activation_memory::ROUNDING;
 use crate::ir::op::Cell;
 
-/// What orders must keep to.
+/// The memory limits of orders.
 #[derive(Clone, Debug, Default)]
 pub struct Limits {
-    /// The most micro-batches whose activations a worker may hold.
+    /// The most micro-batches with activations that a worker may hold.
     pub worker: Option<f64>,
-    /// The most micro-batches of one pipe whose activations a worker may hold.
+    /// The most micro-batches of one pipe with activations that a worker may hold.
     pub pipe: Option<f64>,
 }
 
@@ -35,7 +36,7 @@ impl Order {
         self.rows.iter().map(|row| row.iter().map(cell).collect()).collect()
     }
 
-    /// How good it is.
+    /// The objective that the order reaches.
     pub(crate) fn objective(&self, graph: &Graph) -> OrderObjective {
         let most = |changes: fn(&Node) -> (f64, f64)| {
             let peak = |row: &Vec<u32>| {
@@ -69,8 +70,8 @@ impl Order {
         self.rows.iter().map(span).fold(0.0, f64::max)
     }
 
-    /// Moves every cell of an order to its earliest time. `placed` has all cells in an order in which
-    /// none waits for a later one.
+    /// Moves every cell of an order to its earliest time. `placed` has all cells in an order in
+    /// which none waits for a later one.
     fn hastened(mut self, graph: &Graph, placed: &[u32]) -> Order {
         let mut free = vec![0.0f64; graph.n_workers];
         self.makespan = 0.0;
@@ -90,7 +91,7 @@ impl Order {
     }
 }
 
-/// How urgent cells are.
+/// The urgency of cells.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Keys {
     /// By node: the least is the most urgent.
@@ -101,12 +102,12 @@ pub(crate) struct Keys {
     pub(crate) patience: f64,
 }
 
-/// The order in which each worker, whenever it is free, runs the most urgent of the cells that may run
-/// then.
+/// The order in which each worker, whenever it is free, runs the most urgent of the cells that may
+/// run then.
 ///
-/// `None` if the limits leave no worker anything to run. They do so only where they are too tight for
-/// one micro-batch: every worker keeps room for its micro-batches to finish one after another, so the
-/// first unfinished one of all can go on.
+/// `None` if the limits leave no worker anything to run. They do so only where they are too tight
+/// for one micro-batch: every worker keeps room for its micro-batches to finish one after another,
+/// so the first unfinished one of all can go on.
 pub(crate) fn list(graph: &Graph, keys: &Keys, limits: &Limits) -> Option<Order> {
     let mut state = ListSchedule::new(graph, keys, limits);
     let mut placed = Vec::with_capacity(graph.nodes.len());
@@ -145,13 +146,13 @@ struct ListSchedule<'g> {
 struct SavedActivations {
     held: f64,
     by_pipe: Vec<f64>,
-    /// Of the micro-batches that it has cells of, ascending.
+    /// The shares of the micro-batches that it has cells of, ascending.
     shares: Vec<Share>,
     /// The first of them that has cells left.
     first: usize,
 }
 
-/// What one micro-batch has of a worker's room.
+/// The share of one micro-batch in a worker's memory.
 #[derive(Clone, Copy, Default)]
 struct Share {
     micro: u32,
@@ -184,8 +185,9 @@ impl SavedActivations {
         }
     }
 
-    /// Whether the saved activations that `node` adds leave room enough for every micro-batch, one after another
-    /// as they come, to run to its end and give back what it holds (Dijkstra's banker).
+    /// Returns true if the saved activations that `node` adds leave room enough for every
+    /// micro-batch, one after another as they come, to run to its end and give back what it holds
+    /// (Dijkstra's banker).
     fn has_for(&self, node: &Node, limits: &Limits) -> bool {
         let leaves = |most: Option<f64>, held: f64, pipe: Option<u16>| {
             let Some(most) = most else { return true };
@@ -216,7 +218,7 @@ impl SavedActivations {
     }
 }
 
-/// A time that is not NaN and not negative, of which the bits are in its order.
+/// A time that is not NaN and not negative, as bits, which have the same order.
 type Time = u64;
 
 const NONE: (f64, u32) = (f64::INFINITY, u32::MAX);

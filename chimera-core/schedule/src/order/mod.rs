@@ -1,8 +1,7 @@
-//! Orders of ops: what waits for what, which order a list of priorities gives, and how short any order can
-//! be.
+//! Orders of ops: dependences, list scheduling by priorities, and lower bounds.
 //!
-//! All start from a [`Timetable`](crate::ir::timetable::Timetable), of which they take the cells and forget
-//! the order. Whether an order is safe is for the proof to say.
+//! All of them start from a [`Timetable`](crate::ir::timetable::Timetable): they take its cells and
+//! ignore their order. The proof decides whether an order is safe.
 
 mod bound;
 mod capped;

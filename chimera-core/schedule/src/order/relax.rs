@@ -8,11 +8,12 @@ use crate::ir::ids::WorkerId;
 use crate::ir::op::{Cell, Kind, Op};
 use crate::ir::timetable::Timetable;
 
-/// No order of the cells of the timetable, whose graph is `graph`, has a smaller makespan under the limit.
+/// A lower bound on the makespan of any order of the cells of the timetable, with graph `graph`,
+/// under the limit.
 ///
-/// An order of pairs and whole backwards is one of their parts too, unless being together saves time. So the
-/// bound of the parts holds as well, and where cells mix them it is the better one: the bound under a limit
-/// looks at ops of one kind alone.
+/// An order of pairs and whole backwards is an order of their parts too, unless pairs save time. So
+/// the bound of the parts holds as well. It is the better one where cells mix them, since the bound
+/// under a limit considers ops of one kind only.
 pub(crate) fn bound(
     timetable: &Timetable,
     graph: &Graph,
@@ -26,14 +27,14 @@ pub(crate) fn bound(
     parts.map_or(0.0, |parts| of(&Graph::of(&parts, costs))).max(of(graph))
 }
 
-/// Whether some ops are together that elsewhere are apart.
+/// Returns true if some ops are together that elsewhere are apart.
 fn is_mixed(timetable: &Timetable) -> bool {
     let has_pair = timetable.rows.iter().flatten().any(|cell| matches!(cell, Cell::Pair(..)));
     has_pair || timetable.has(Kind::Backward) && timetable.has(Kind::BackwardInput)
 }
 
-/// Every op on its own and every backward in halves, weight halves in the order of their input halves;
-/// `None` if that would take longer anywhere.
+/// Every op on its own and every backward in halves, weight halves in the order of their input
+/// halves; `None` if that would take longer anywhere.
 fn apart(timetable: &Timetable, costs: &impl Costs) -> Option<Timetable> {
     let mut rows = Vec::new();
     for (worker, row) in (0..).map(WorkerId).zip(&timetable.rows) {

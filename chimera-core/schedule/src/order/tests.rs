@@ -28,7 +28,7 @@ fn drawn(graph: &Graph, order: &Order) -> Vec<String> {
     rows.map(|row| row.into_iter().map(short).collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// Backwards first, then whatever comes first.
+/// Keys that run backwards first, then whatever comes first.
 fn backwards_first(graph: &Graph) -> Keys {
     let is_forward = |cell: &Cell| cell.ops().any(|op| op.kind == Kind::Forward);
     let urgency = graph.nodes.iter().map(|node| f64::from(is_forward(&node.cell)));
@@ -91,7 +91,8 @@ fn backwards_first_is_1f1b_as_far_as_there_is_room() {
     assert!(list(&graph, &backwards_first(&graph), &at_most(0.5)).is_none());
 }
 
-/// At time 1 a forward of the worker's own pipe could run, at 1.5 one on the deeper stage of the other.
+/// At time 1 a forward of the worker's own pipe could run, at 1.5 one on the deeper stage of the
+/// other.
 #[test]
 fn patience_waits_for_what_is_more_urgent() {
     let costs = UniformCosts { message: 0.5, ..COSTS };
@@ -145,8 +146,9 @@ fn proven(timetable: &Timetable, order: &Order, graph: &Graph, max_peak: Option<
 proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
-    /// Whatever the keys, there is an order under every limit that has room for one micro-batch; it is
-    /// proven, takes what it says, and is no shorter than the bound. So is what it is justified to.
+    /// For all keys there is an order under every limit with room for one micro-batch. It is
+    /// proven, takes the time it claims, and is no shorter than the bound. The same holds for its
+    /// justified order.
     #[test]
     fn every_list_ends_and_is_proven(
         placement in placements(),
@@ -191,8 +193,8 @@ proptest! {
         }
     }
 
-    /// The bounds are below what any schedule of the table takes, its pairs and halves of micro-batches
-    /// included; the one under a memory limit at the schedule's own peak.
+    /// The bounds are below what any schedule of the table takes, its pairs and halves of
+    /// micro-batches included; the one under a memory limit at the schedule's own peak.
     #[test]
     fn no_schedule_is_below_the_bound(
         schedule in 0..crate::schedule::SCHEDULES.len(), half in 1usize..=4, n in 1u32..=4, b in 1u32..=3

@@ -1,11 +1,12 @@
 //! The partition of a chain of layers into stages, by what layers cost.
 //!
-//! Stages are contiguous, and each has at least one layer. What a step takes is bounded by its busiest worker, so workers
-//! are balanced, not stages: on a mirrored placement (Chimera, GEMS, DualPipe) and on a V stages `s` and `S-1-s` are on one
-//! worker, and only what both cost together counts. [`balanced`] is exact there and where each worker holds one stage;
-//! where workers hold more stages, or others, it balances the stages. A worker that is slower than others has more to do with
-//! the same layers, and so gets fewer. It knows nothing of the order of ops: [`improved`] goes on from there by what a
-//! simulation says.
+//! Stages are contiguous, and each has at least one layer. What a step takes is bounded by its
+//! busiest worker, so workers are balanced, not stages: on a mirrored placement (Chimera, GEMS,
+//! DualPipe) and on a V stages `s` and `S-1-s` are on one worker, and only what both cost together
+//! counts. [`balanced`] is exact there and where each worker holds one stage; where workers hold
+//! more stages, or others, it balances the stages. A worker that is slower than others has more to
+//! do with the same layers, and so gets fewer. It knows nothing of the order of ops: [`improved`]
+//! goes on from there by what a simulation says.
 
 use std::collections::BTreeMap;
 
@@ -18,19 +19,21 @@ const MOST_WAYS: usize = 1 << 21;
 /// By how much sums of the same layers may differ.
 const ROUNDING: f64 = 1e-9;
 
-/// The number of layers of each stage such that the busiest worker has least to do; among such partitions, one whose
-/// longest stage is as short as can be. `None` if there are more stages than layers. `speeds` are those of the workers, of
-/// which any that are missing are 1: a stage is as fast as the slowest of its replicas.
+/// The number of layers of each stage such that the busiest worker has least to do; among such
+/// partitions, one whose longest stage is as short as can be. `None` if there are more stages than
+/// layers. `speeds` are those of the workers, of which any that are missing are 1: a stage is as
+/// fast as the slowest of its replicas.
 ///
-/// Where that takes too long, for hundreds of layers of which one costs as much as many, stages are balanced instead.
+/// Where that takes too long, for hundreds of layers of which one costs as much as many, stages are
+/// balanced instead.
 pub fn balanced(layers: &[f64], placement: &Placement, speeds: &[f64]) -> Option<Vec<usize>> {
     let workers = LayerChain::of(layers, placement, speeds)?;
     let stages = LayerChain { is_folded: false, ..workers.clone() };
     Some(workers.solved().or_else(|| stages.solved()).unwrap_or_else(|| stages.even()))
 }
 
-/// Moves layers from stage to stage as long as that makes the step shorter, of which `step` says what it takes with so
-/// many layers a stage. Tries at most `n_tries` partitions.
+/// Moves layers from stage to stage as long as that makes the step shorter, of which `step` says
+/// what it takes with so many layers a stage. Tries at most `n_tries` partitions.
 ///
 /// # Errors
 /// If `step` fails, with its error.
@@ -67,8 +70,8 @@ pub fn improved<E>(
     Ok(lens)
 }
 
-/// A chain of layers that is dealt out from its ends: at every step one stage takes layers from the left, and on a folded
-/// placement its mirror image as many as it likes from the right.
+/// A chain of layers that is dealt out from its ends: at every step one stage takes layers from the
+/// left, and on a folded placement its mirror image as many as it likes from the right.
 #[derive(Clone)]
 struct LayerChain {
     /// What the layers before each cost.
@@ -115,7 +118,7 @@ impl LayerChain {
         if self.is_folded { self.n_stages.div_ceil(2) } else { self.n_stages }
     }
 
-    /// Whether a stage on the right takes layers in a step too.
+    /// Returns true if a stage on the right takes layers in a step too.
     fn has_right(&self, step: usize) -> bool {
         self.is_folded && 2 * step + 1 != self.n_stages
     }
@@ -172,7 +175,8 @@ impl LayerChain {
         busiest
     }
 
-    /// What the worker of a step has to do on the left and on the right, where it takes so many layers behind `taken`.
+    /// What the worker of a step has to do on the left and on the right, where it takes so many
+    /// layers behind `taken`.
     fn costs(&self, step: usize, taken: Taken, (left, right): Taken) -> (f64, f64) {
         let end = self.n_layers() - taken.1;
         let own = (self.sums[taken.0 + left] - self.sums[taken.0]) / self.speeds[step];
@@ -186,9 +190,9 @@ impl LayerChain {
         }
     }
 
-    /// The least that the largest `cost` of a step can be, where no worker has more to do than `bound`, and the layers of
-    /// the stages then; `Some(None)` if that cannot be, `None` if it takes too long. By dynamic programming over the layers
-    /// that are taken after each step.
+    /// The least that the largest `cost` of a step can be, where no worker has more to do than
+    /// `bound`, and the layers of the stages then; `Some(None)` if that cannot be, `None` if it
+    /// takes too long. By dynamic programming over the layers that are taken after each step.
     fn least(
         &self,
         bound: f64,
@@ -228,7 +232,8 @@ impl LayerChain {
         Some(Some((most, lens)))
     }
 
-    /// Every way to take layers in a step that leaves enough for the stages behind it, and no more than they may have.
+    /// Every way to take layers in a step that leaves enough for the stages behind it, and no more
+    /// than they may have.
     fn each_next(
         &self,
         step: usize,
@@ -268,7 +273,7 @@ impl LayerChain {
     }
 }
 
-/// Whether each worker holds a stage and its mirror image, and no other.
+/// Returns true if each worker holds a stage and its mirror image, and no other.
 fn is_folded(placement: &Placement) -> bool {
     let n = placement.n_stages();
     let n_workers = placement.n_workers() as u16;

@@ -15,13 +15,13 @@ use crate::schedule::{MAX_DEPTH, Parameter, Scaling, Shape};
 /// The name that stands for a search wherever a schedule is named.
 pub const AUTO: &str = "auto";
 
-/// What the search does, in one line.
+/// The search in one line.
 pub const ABOUT: &str = "the shortest order that a search finds on --placement under --memory-cap";
 
 /// More ops would take the search longer than anyone waits.
 const MAX_OPS: usize = 1 << 18;
 
-/// Why there is nothing to be found.
+/// The reasons that nothing can be found.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum AutoError {
     /// The shape has no such placement.
@@ -35,7 +35,7 @@ pub enum AutoError {
     Memory(f64),
 }
 
-/// What a search for a schedule came to.
+/// The result of a search for a schedule.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Report {
     /// Makespan, bound and effort.
@@ -44,7 +44,7 @@ pub struct Report {
     pub like: Option<String>,
 }
 
-/// Who holds which stage, by name.
+/// Placements that can be searched, by name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Where {
     /// Stage `s` on worker `s`.
@@ -69,8 +69,8 @@ impl Where {
         ("mirrored", Where::Mirrored),
     ];
 
-    /// What the search reads of a shape there, beside depth and micro-batches; of the scaling whether
-    /// micro-batches are halved.
+    /// The parameters of a shape that the search reads there, except depth and micro-batches. It
+    /// reads the scaling only for whether micro-batches are halved.
     pub fn reads(self) -> &'static [Parameter] {
         match self {
             Where::Line | Where::V => &[Parameter::Scaling],
@@ -146,13 +146,13 @@ impl fmt::Display for Where {
 }
 
 /// The shortest order found for a shape: never longer than any schedule of the table on the same
-/// placement that keeps to the memory limit. Backwards are split, and saved activations recomputed wherever in
-/// the row that is best, if `passes` say so; micro-batches are halved if the shape's scaling is halving.
-/// `observe` is told now and then.
+/// placement that keeps to the memory limit. If `passes` say so, backwards are split, and saved
+/// activations are recomputed at the best places of the row. Micro-batches are halved if the
+/// shape's scaling is halving. `observe` is called now and then.
 ///
 /// # Errors
-/// [`AutoError`], if there is no such placement, no order keeps to the limit, or `passes` say where
-/// recomputations stand; those of `costs`.
+/// [`AutoError`], if there is no such placement, no order keeps to the limit, or `passes` fix the
+/// places of recomputations; and the errors of `costs`.
 pub fn auto<C: Costs, E: From<AutoError>>(
     place: Where,
     shape: &Shape,

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-/// A clock: a function that gives the time since a fixed moment. A caller brings one where the system has none that this
-/// crate could read, as in a browser.
+/// A clock: a function that gives the time since a fixed moment. A caller brings one where the
+/// system has none that this crate could read, as in a browser.
 #[derive(Clone, Copy)]
 pub struct Clock(fn() -> Duration);
 
@@ -26,8 +26,8 @@ impl Clock {
 }
 
 impl Default for Clock {
-    /// The system's clock. In WebAssembly, which has none of its own, a clock that stands still: a search then ends by its
-    /// number of orders alone.
+    /// The system's clock. WebAssembly has no clock of its own: there it stands still, and a search
+    /// ends only by its number of orders.
     fn default() -> Clock {
         Clock(system)
     }

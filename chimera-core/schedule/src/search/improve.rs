@@ -1,8 +1,8 @@
 //! The search for a short order under a memory limit.
 //!
-//! Keys are drawn at random and listed; the order that comes out is justified as long as it gets
-//! shorter. Most keys are those of the best order so far, shaken within a stretch of time (iterated
-//! greedy). It ends at the lower bound.
+//! Keys are drawn at random and listed; the resulting order is justified as long as it gets
+//! shorter. Most keys are the keys of the best order so far, shaken within a stretch of time
+//! (iterated greedy). The search ends at the lower bound.
 
 use std::time::Duration;
 
@@ -20,15 +20,16 @@ use crate::ir::timetable::Timetable;
 use crate::lower::{Lowering, Sync, lower, objective};
 use crate::order::{Graph, Keys, Limits, Order, OrderObjective, bound, justified, list, releases};
 
-/// What bounds a search.
+/// The limits of a search.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Search {
-    /// The most micro-batches whose activations a worker may hold.
+    /// The most micro-batches with activations that a worker may hold.
     pub max_peak: Option<f64>,
-    /// How many orders are tried. The same number and seed give the same result, unless time runs out.
+    /// Number of orders to try. The same number and seed give the same result, unless time runs
+    /// out.
     pub n_orders: u64,
-    /// How long it may take. What is under way when time is over is ended, and something that keeps to the
-    /// limit is looked for however little time there is.
+    /// Time limit. The current attempt is ended when time is over, but the search goes on until
+    /// something keeps to the memory limit, even without time.
     pub time_limit: Duration,
     /// Key of the random draws.
     pub seed: u64,
@@ -49,25 +50,25 @@ impl Default for Search {
     }
 }
 
-/// How far a search is.
+/// The progress of a search.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Progress {
     /// The shortest makespan so far, in the unit of the costs; infinite if nothing fits yet.
     pub makespan: f64,
-    /// No order of any start's cells, in which the ops of a stage keep theirs, has a smaller one; 0 if there
-    /// was no time to look at all starts.
+    /// No order of any start's cells, in which the ops of a stage keep theirs, has a smaller one; 0
+    /// if there was no time to look at all starts.
     pub lower_bound: f64,
     /// Orders tried.
     pub n_orders: u64,
 }
 
 impl Progress {
-    /// Whether there was time to find a bound.
+    /// Returns true if there was time to find a bound.
     pub fn has_bound(&self) -> bool {
         self.lower_bound > 0.0 || self.makespan <= 0.0
     }
 
-    /// Whether the shortest makespan so far is the bound.
+    /// Returns true if the shortest makespan so far is the bound.
     pub fn is_optimal(&self) -> bool {
         !is_shorter(self.lower_bound, self.makespan)
     }
@@ -83,10 +84,11 @@ pub struct Found {
     pub progress: Progress,
 }
 
-/// Searches for a shorter order of the ops of any one of `starts`, each with its costs, than those of
-/// `starts` themselves, and of equally short ones for that which holds the saved activations of fewer
-/// micro-batches, and of these for that which keeps less for recomputations. Never returns anything worse than the best start under the memory limit that there was
-/// time for; `None` if not even one order keeps to it. `observe` is told now and then, and of every gain.
+/// Searches for a shorter order of the ops of any one of `starts`, each with its costs. Of equally
+/// short orders it takes the one that holds fewer saved activations, then the one that keeps less
+/// for recomputations. Never returns anything worse than the best start under the memory limit that
+/// there was time for; `None` if not even one order keeps to it. `observe` is called now and then,
+/// and after every gain.
 pub fn search<C: Costs>(
     starts: &[(Timetable, C)],
     how: &Search,
@@ -110,7 +112,7 @@ pub(super) struct SearchState<'h> {
     began: Duration,
     problems: Vec<Problem>,
     best: Option<Timetable>,
-    /// Of the best.
+    /// The objective of the best order.
     objective: OrderObjective,
     pub(super) progress: Progress,
 }
@@ -129,7 +131,7 @@ impl<'h> SearchState<'h> {
         }
     }
 
-    /// Whether something keeps to the limit.
+    /// Returns true if something keeps to the limit.
     pub(super) fn has_found(&self) -> bool {
         self.best.is_some()
     }
@@ -138,7 +140,7 @@ impl<'h> SearchState<'h> {
         self.how.clock.since(self.began) >= self.how.time_limit
     }
 
-    /// Leaves starts out, of whose orders nothing is known then.
+    /// Leaves starts out, so nothing is known of their orders.
     pub(super) fn leave_out(&mut self) {
         self.progress.lower_bound = 0.0;
     }
@@ -176,8 +178,8 @@ impl<'h> SearchState<'h> {
             (objective.makespan, objective, Some(timetable));
     }
 
-    /// Tries so many orders, as long as there is time. Nothing found yet, every set of ops is tried once,
-    /// however little time there is: there may be no other order that fits.
+    /// Tries `n_orders` orders while there is time. While nothing is found, every set of ops is
+    /// tried once even without time: there may be no other order that fits.
     pub(super) fn run(
         mut self,
         n_orders: u64,
@@ -235,7 +237,7 @@ impl<'h> SearchState<'h> {
     }
 }
 
-/// One set of ops, whatever their order.
+/// One set of ops, in any order.
 struct Problem {
     timetable: Timetable,
     cells: Vec<(Op, Option<Op>)>,
@@ -270,7 +272,7 @@ impl Problem {
         }
     }
 
-    /// How good the best order is.
+    /// The objective of the best order.
     fn objective(&self) -> OrderObjective {
         self.best.as_ref().map_or(OrderObjective::NONE, |best| best.objective(&self.graph))
     }
@@ -301,8 +303,9 @@ impl Problem {
         self.best = Some(Order { rows, starts, makespan: objective.makespan });
     }
 
-    /// Draws keys, lists and justifies them, and keeps the order if it is no longer than the best, even if
-    /// it holds more: what is shorter may lie behind it. Returns how many orders that took.
+    /// Draws keys, lists and justifies them, and keeps the order if it is no longer than the best,
+    /// even if it holds more, since a shorter one may follow. Returns the number of orders that it
+    /// tried.
     fn try_one(&mut self, rng: &mut ChaCha8Rng, is_late: &impl Fn() -> bool) -> u64 {
         let slack = SLACKS[rng.random_range(0..SLACKS.len())] * self.graph.unit;
         let (mut keys, limits) = match &self.best {
@@ -352,8 +355,9 @@ impl Problem {
         Keys { urgency, releases, patience: 0.0 }
     }
 
-    /// Fresh keys: early ops, or those with a long way to go, and either forwards or backwards first;
-    /// sometimes with a limit for each pipe, which keeps the pipes of a bidirectional placement apart.
+    /// Fresh keys: early ops, or those with a long way to go, and either forwards or backwards
+    /// first; sometimes with a limit for each pipe, which keeps the pipes of a bidirectional
+    /// placement apart.
     fn drawn(&self, rng: &mut ChaCha8Rng) -> (Keys, Limits) {
         let shift = SHIFTS[rng.random_range(0..SHIFTS.len())] * self.graph.unit;
         let early = rng.random_range(0.0..=1.0);
@@ -380,14 +384,14 @@ impl Problem {
     }
 }
 
-/// How many mean ops a worker waits for a more urgent one.
+/// Time for which a worker waits for a more urgent op, in mean ops.
 const PATIENCES: [f64; 5] = [0.0, 0.0, 0.5, 1.0, 2.0];
-/// How many mean ops earlier than before an op may begin that adds saved activations.
+/// Time by which an op that adds saved activations may begin earlier than before, in mean ops.
 const SLACKS: [f64; 5] = [0.0, 1.0, 2.0, 4.0, f64::INFINITY];
 /// By how many mean ops keys are moved.
 const SHIFTS: [f64; 6] = [0.0, 0.5, 1.0, 2.0, 4.0, 8.0];
 
-/// What is ordered: the cells, whatever their order.
+/// The cells to order, without their order.
 fn all_cells(timetable: &Timetable) -> Vec<(Op, Option<Op>)> {
     let mut cells: Vec<_> = timetable.rows.iter().flatten().map(|cell| cell.parts()).collect();
     cells.sort_unstable();

@@ -11,13 +11,13 @@ use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 use crate::lower::{Hoist, Lowering, Recompute, recompute, split_backward};
 
-/// The shortest order found of the ops of a step on `placement`: never longer than any schedule of the
-/// table on it that keeps to the memory limit and that there is time to look at. `costs` says what the stages
-/// of a timetable cost.
+/// The shortest order found for the ops of a step on `placement`. It is never longer than any
+/// schedule of the table on this placement that keeps to the memory limit and that there is time to
+/// look at. `costs` returns the costs of a timetable's stages.
 ///
-/// Where there are many micro-batches, and an eighth of the orders does not end at the bound, half of them
-/// go into half as many micro-batches: their best order twice in a row is a better start than what single
-/// moves find in the whole. That they found nothing yet ends nothing: the rest may.
+/// With many micro-batches, if an eighth of the orders does not reach the bound, half of them go
+/// into half as many micro-batches: their best order twice in a row is a better start than what
+/// single moves find in the whole. If they find nothing, the search goes on with the rest.
 ///
 /// # Errors
 /// Errors of `costs`. `Ok(None)` if no order keeps to the limit.
@@ -44,7 +44,7 @@ pub fn shortest<C: Costs, E>(
         ..*how
     };
     let eighth = part(8);
-    // The bound of all ops that are allowed, not of those alone that are still ordered.
+    // The bound of all allowed ops, not only of those that are still ordered.
     let mut lower_bound = f64::INFINITY;
     let first =
         state.run(eighth.n_orders, how.clock.since(began) + eighth.time_limit, &mut |progress| {
@@ -54,7 +54,7 @@ pub fn shortest<C: Costs, E>(
     if first.as_ref().is_some_and(|first| first.progress.is_optimal()) || left().is_zero() {
         return Ok(first);
     }
-    // What is found for half of the micro-batches says nothing of all: `observe` is told what is known by then.
+    // Findings for half of the micro-batches do not hold for all: `observe` gets what is known by then.
     let known = first.as_ref().map(|first| first.progress);
     let mut observe_half = |_: &Progress| known.iter().for_each(&mut *observe);
     let half =
@@ -90,8 +90,8 @@ pub fn shortest<C: Costs, E>(
     Ok(found.map(|found| Found { progress: all(&found.progress), ..found }))
 }
 
-/// Gives a search its starts: every known order on the placement, then the best of them after passes. Returns those that
-/// the search began from.
+/// Gives a search its starts: every known order on the placement, then the best of them after
+/// passes. Returns those that the search began from.
 fn add_starts<C: Costs, E>(
     state: &mut SearchState<'_>,
     placement: &Placement,
@@ -139,10 +139,10 @@ fn add_starts<C: Costs, E>(
     Ok(from)
 }
 
-/// Of so many of the best starts it is tried what passes make of them: of all schedules of one placement, or nearly.
+/// Number of best starts that passes are tried on: all schedules of one placement, or nearly all.
 const N_PASSED: usize = 8;
 
-/// What other passes make of a start, as long as there is time, named with the options that say so.
+/// The timetables that other passes make of a start, while there is time, named with their options.
 fn passed(
     start: Timetable,
     allowed: Allowed,

@@ -1,4 +1,4 @@
-//! Where a search begins: what the table of schedules has on a placement.
+//! The starts of a search: the timetables of the table of schedules on a placement.
 
 use crate::ir::op::Kind;
 use crate::ir::placement::Placement;
@@ -8,20 +8,20 @@ use crate::lower::Recompute;
 use crate::order::unordered;
 use crate::schedule::{SCHEDULES, Schedule, Shape};
 
-/// What ops an order may have beside forwards and backwards of whole micro-batches.
+/// The ops that an order may have in addition to forwards and backwards of whole micro-batches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Allowed {
     /// Input and weight halves of backwards.
     pub split_backwards: bool,
     /// Backwards of half a micro-batch, on smaller kernels.
     pub halved_micro_batches: bool,
-    /// What forwards keep; what they do not keep is recomputed, wherever that is best.
+    /// What forwards keep; the rest is recomputed at the best places.
     pub recompute: Recompute,
 }
 
-/// Every timetable of allowed ops that the table of schedules has on `placement`, whatever its
-/// parameters, named with them, and one in no order, for a search to choose from. The latter has split
-/// backwards if they are allowed. Nothing is recomputed yet.
+/// The starts of a search: every timetable of allowed ops that the table of schedules has on
+/// `placement`, for all parameters and named with them, and one without an order. The latter has
+/// split backwards if they are allowed. Nothing is recomputed yet.
 pub fn starts(placement: &Placement, n_micro_batches: u32, allowed: Allowed) -> Vec<Timetable> {
     let mut found: Vec<Timetable> = Vec::new();
     for timetable in each(placement, n_micro_batches, allowed) {
@@ -60,7 +60,8 @@ pub(super) fn each(
     of_table.chain(std::iter::once_with(last))
 }
 
-/// Whether a schedule has the placement at all: to see by as few micro-batches as any schedule asks for.
+/// Returns true if a schedule has the placement at all: to see by as few micro-batches as any
+/// schedule asks for.
 fn may_have(schedule: &dyn Schedule, placement: &Placement, n_micro_batches: u32) -> bool {
     let few = 2 * placement.n_workers() as u32;
     let has = |t: Timetable| t.placement == *placement;

@@ -10,8 +10,8 @@ fn work(name: &str, pieces: Pieces) -> OwnWork {
     OwnWork { name: name.into(), pieces }
 }
 
-/// A program without work, with it, and when the second one does what. Works are of any time or on backwards, and take so
-/// long.
+/// A program without work, with it, and when the second one does what. Works are of any time or on
+/// backwards, and take so long.
 fn filled(program: &Program, works: &[(Pieces, f64)], costs: &StageCosts) -> (Program, Timeline) {
     let own: Vec<OwnWork> = works.iter().map(|(pieces, _)| work("work", *pieces)).collect();
     let takes = works.iter().map(|(_, takes)| PerStage(vec![*takes])).collect();
@@ -88,8 +88,8 @@ fn what_is_filled_is_not_filled_again() {
     filled(&once, &works, &uniform(&program, 0.0));
 }
 
-/// Whatever the schedule, when its sums start, and what messages and pieces take: with pieces of any time the step is as
-/// long as it was, and no piece fits any more.
+/// Whatever the schedule, when its sums start, and what messages and pieces take: with pieces of
+/// any time the step is as long as it was, and no piece fits any more.
 #[test]
 fn the_step_is_as_long_as_it_was() {
     for schedule in SCHEDULES {
@@ -119,7 +119,8 @@ fn the_step_is_as_long_as_it_was() {
     }
 }
 
-/// Pieces on backwards, of which there is one for each: behind it, and before the sum of its stage. Returns what is wrong.
+/// Checks pieces on backwards: there is one for each, after it, and before the sum of its stage.
+/// Returns what is wrong.
 fn violated(program: &Program) -> Option<String> {
     let n_units = program.n_micro_batches * program.units_per_micro;
     let mut done = std::collections::BTreeMap::new();
@@ -182,7 +183,7 @@ fn each_backward_has_its_piece_before_the_sum() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 10_000, ..ProptestConfig::default() })]
 
-    /// A program whose pieces are edited is refused, or does each of them where it may.
+    /// A program with edited pieces is refused, or runs each of them where it may.
     #[test]
     fn edited_pieces_are_refused_or_right(
         which in 0..3usize, what in 0..4u8, w in 0..4usize, piece: usize, at: usize, to in 0..4usize,

@@ -9,7 +9,8 @@ use crate::effects::Rules;
 use crate::ir::ids::WorkerId;
 use crate::ir::op::{Cell, Kind, Op};
 
-/// Rows of workers, of which the one at the other end of the pipeline keeps what is moved.
+/// Rows of workers with moves to partners: the worker at the other end of the pipeline keeps the
+/// activations.
 pub(super) struct Partners<'t, C> {
     pub(super) rules: &'t Rules,
     pub(super) memory: &'t ActivationMemory,
@@ -21,7 +22,7 @@ pub(super) struct Partners<'t, C> {
 }
 
 impl<C: Costs> Partners<'_, C> {
-    /// The cells of `rows` with those of their partners.
+    /// The cells of `rows`, and the cells that their partners add.
     pub(super) fn keep(&self, rows: &[MovingRow]) -> Vec<Vec<Cell>> {
         let mut times: Vec<Vec<(f64, f64)>> = vec![Vec::new(); rows.len()];
         for event in &self.timeline.events {
@@ -40,8 +41,8 @@ impl<C: Costs> Partners<'_, C> {
         all
     }
 
-    /// What the partner does for a row of `worker`, each with the time at which it fills the partner's memory, or has freed
-    /// it.
+    /// The ops of the partner for a row of `worker`, each with the time at which it fills the
+    /// partner's memory, or has freed it.
     fn kept(&self, worker: WorkerId, row: &MovingRow, times: &[(f64, f64)]) -> Vec<(f64, Op)> {
         let mut clock = 0.0f64;
         let mut kept = Vec::new();
@@ -60,9 +61,9 @@ impl<C: Costs> Partners<'_, C> {
         kept
     }
 
-    /// The cells of a worker's row, which begin and end at `times`, with those that keep something for another one, in the
-    /// order in which memory is filled and freed: a forward fills some when it begins, and a backward frees some when it
-    /// ends.
+    /// The cells of a worker's row, which begin and end at `times`, with those that keep something
+    /// for another one, in the order in which memory is filled and freed: a forward fills some when
+    /// it begins, and a backward frees some when it ends.
     fn merged(
         &self,
         (worker, row, times): (WorkerId, &[Cell], &[(f64, f64)]),

@@ -1,4 +1,5 @@
-//! Which saved activations of a worker's row leave its memory, and when they come back.
+//! The saved activations that leave the memory of a worker in its row, and the times when they come
+//! back.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,10 +28,11 @@ pub(super) fn written(row: &MovingRow) -> Vec<Cell> {
 }
 
 impl MovingRow {
-    /// The row of a worker that holds no more than `most`, if it can: before a forward that would exceed it the saved
-    /// activations go that are needed last, but not those made last, which could only go behind the forward that makes them.
-    /// They come back as soon as there is room until they are needed, and at the latest during the backward before, in the
-    /// place of those that are needed last. None goes twice.
+    /// The row of a worker that holds no more than `most`, if it can. Before a forward that would
+    /// exceed it, the saved activations that are needed last go, except those made last, which
+    /// could only go after the forward that makes them. They come back as soon as there is room
+    /// until they are needed, and at the latest during the backward before, instead of those that
+    /// are needed last. None goes twice.
     pub(super) fn new(
         worker: WorkerId,
         row: &[Cell],
@@ -86,7 +88,7 @@ impl MovingRow {
         MovingRow { cells: moving.cells }
     }
 
-    /// Whether something is moved.
+    /// Returns true if something is moved.
     pub(super) fn has_moves(&self) -> bool {
         self.cells.iter().any(|placed| placed.cell.lane() == Lane::Moves)
     }
@@ -98,7 +100,7 @@ fn op(kind: Kind, token: &Token) -> Op {
     Op { kind, pipe, stage, span }
 }
 
-/// What is where while a row is gone through.
+/// The place of each saved activation, cell by cell.
 struct Moving<'m> {
     most: f64,
     held: f64,
@@ -118,12 +120,13 @@ struct Moving<'m> {
 }
 
 impl Moving<'_> {
-    /// What a token counts.
+    /// The amount that a token counts.
     fn amount(&self, token: &Token) -> f64 {
         self.memory.moved(&op(Kind::Offload, token))
     }
 
-    /// Of those in memory, the one that is needed last, behind the cell `after`; perhaps none that was made last.
+    /// Among those in memory, the one that is needed last, after the cell `after`; optionally not
+    /// the one made last.
     fn last_needed(&self, after: usize, spares_newest: bool) -> Option<Token> {
         let spares = spares_newest && self.arrivals.len() > 1;
         let newest = if spares { self.arrivals.last() } else { None };
@@ -136,8 +139,9 @@ impl Moving<'_> {
         self.away.first_key_value().map(|(_, token)| *token)
     }
 
-    /// Whether there is room for what is away, before the cell `at` and until it is needed, while cells change what is held
-    /// so; perhaps in the place of what is needed later.
+    /// Returns true if there is room for a token that is away, from before the cell `at` until it
+    /// is needed, with the `changes` that cells make; optionally instead of one that is needed
+    /// later.
     fn has_room(&self, token: &Token, changes: &[(f64, f64)], at: usize, may_swap: bool) -> bool {
         let amount = self.amount(token);
         let needed = self.uses[token];
@@ -183,7 +187,7 @@ impl Moving<'_> {
         self.cells.push(Placed { cell: op(Kind::Offload, token).into(), with });
     }
 
-    /// Brings back what a cell needs, if it is away, in the place of others that are needed later.
+    /// Brings back what a cell needs, if it is away, instead of others that are needed later.
     fn reload(&mut self, token: &Token, needed: usize, with: usize) {
         let mut with_it = self.away.range((self.uses[token], 0)..=(self.uses[token], usize::MAX));
         let Some((&key, _)) = with_it.find(|(_, other)| *other == token) else { return };

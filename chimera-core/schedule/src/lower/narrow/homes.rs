@@ -1,4 +1,4 @@
-//! Which of the ranks that live computes what the dead would.
+//! The live ranks that compute what dead ranks would.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,8 @@ use crate::ir::ids::{PipeId, Rank, StageId};
 use crate::ir::op::Span;
 use crate::ir::timetable::Timetable;
 
-/// The pipes of all groups of a job, with a home among the ranks that live for each of their stages.
+/// The pipes of all groups of a job, with a home among the ranks that live for each of their
+/// stages.
 pub(super) struct Homes {
     pub(super) pipes: Vec<Pipe>,
     /// By micro-batch of the job.
@@ -23,7 +24,8 @@ pub(super) struct Pipe {
 }
 
 impl Homes {
-    /// `takes` says what a step of a stage takes in a pipe.
+    /// Assigns every micro-batch of every stage to a live rank. `takes` has the time of a stage's
+    /// step in a pipe.
     pub(super) fn of(
         timetable: &Timetable,
         width: usize,
@@ -86,7 +88,7 @@ impl Homes {
         self.pipes.push(pipe);
     }
 
-    /// What stages take whose rank is dead, with their pipes.
+    /// The stages of dead ranks with their pipes and times.
     fn homeless(
         &self,
         loads: &Loads,
@@ -136,7 +138,7 @@ impl Homes {
 /// The work of each rank that lives.
 struct Loads {
     by_rank: BTreeMap<Rank, f64>,
-    /// The stages that ranks are given beside those that they hold.
+    /// The stages that ranks are given in addition to those that they hold.
     given: BTreeSet<(Rank, StageId)>,
 }
 
@@ -146,7 +148,7 @@ impl Loads {
         Loads { by_rank, given: BTreeSet::new() }
     }
 
-    /// Whether a rank lives.
+    /// Returns true if a rank lives.
     fn has(&self, rank: &Rank) -> bool {
         self.by_rank.contains_key(rank)
     }
@@ -160,7 +162,8 @@ impl Loads {
 
     /// The rank with the least work among those that hold a stage or can be given it.
     ///
-    /// A rank is given one stage at most, unless nobody holds the stage and all have been given one.
+    /// A rank is given one stage at most, unless nobody holds the stage and all have been given
+    /// one.
     fn least(&mut self, stage: StageId, holders: &[Rank]) -> Rank {
         let is_given = |rank: Rank| self.given.contains(&(rank, stage));
         let has_one = |rank: Rank| self.given.iter().any(|(other, _)| *other == rank);

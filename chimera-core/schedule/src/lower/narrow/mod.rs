@@ -1,5 +1,5 @@
-//! The pass that lets a job go on with fewer ranks: what dead ranks would compute goes to those that live (ReCycle, Gandhi
-//! et al., SOSP 2024, section 3).
+//! The pass that lets a job go on with fewer ranks: what dead ranks would compute goes to those
+//! that live (ReCycle, Gandhi et al., SOSP 2024, section 3).
 
 mod homes;
 mod sooner;
@@ -19,7 +19,7 @@ use crate::ir::timetable::Timetable;
 use crate::ir::update::Update;
 use crate::program::Program;
 
-/// Why a job cannot go on with fewer ranks.
+/// The reasons that a job cannot go on with fewer ranks.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TooNarrow {
@@ -37,7 +37,7 @@ pub enum TooNarrow {
     /// Nobody lives who could give others the weights of a stage.
     #[error("no rank that lives holds {}", list_of(.0))]
     NothingLeft(Vec<StageId>),
-    /// The job has more pipes than ids can tell apart.
+    /// The job has more pipes than ids can number.
     #[error("{0} pipes in all groups are more than {max}", max = u16::MAX)]
     TooMany(usize),
     /// The timetable was not sound.
@@ -52,16 +52,18 @@ fn list_of(stages: &[StageId]) -> String {
     }
 }
 
-/// One group's timetable as a step of the whole job of `width` groups, computed by the ranks that are not `dead`.
+/// One group's timetable as a step of the whole job of `width` groups, computed by the ranks that
+/// are not `dead`.
 ///
-/// Worker i of the result is the i-th rank that lives, and the only group has the micro-batches of all groups, in their
-/// order: the same samples make the same step, up to the rounding of sums. The micro-batches of each stage that a dead rank
-/// holds in a pipe are spread over the ranks with the least work: those that hold the stage, and others, each of which is given
-/// the weights of one stage at most. A pipe becomes several. Ops keep the order of their times at `costs`, unless another order
-/// ends sooner and holds no more activations.
+/// Worker i of the result is the i-th live rank, and the only group has the micro-batches of all
+/// groups, in their order: the same samples make the same step, up to the rounding of sums. The
+/// micro-batches of each stage that a dead rank holds in a pipe are spread over the ranks with the
+/// least work: ranks that hold the stage, and others, each of which gets the weights of at most one
+/// stage. A pipe becomes several. Ops keep the order of their times at `costs`, unless another
+/// order ends sooner and holds no more activations.
 ///
 /// # Errors
-/// [`TooNarrow`]; [`TooNarrow::NothingLeft`] where all that hold a stage are dead.
+/// [`TooNarrow`]; [`TooNarrow::NothingLeft`] where all holders of a stage are dead.
 pub fn narrow(
     timetable: &Timetable,
     width: usize,
@@ -85,7 +87,7 @@ pub fn narrow(
     narrow_to(timetable, width, &living, costs)
 }
 
-/// Refuses a job whose pipes or micro-batches are more than ids can tell apart.
+/// Refuses a job with more pipes or micro-batches than ids can number.
 fn check_width(timetable: &Timetable, width: usize) -> Result<(), TooNarrow> {
     let n_pipes = width.saturating_mul(timetable.placement.n_pipes());
     let n_units = u64::from(timetable.n_units()).saturating_mul(width as u64);
@@ -137,8 +139,8 @@ fn narrow_to(
     sooner(by_time, &starts, costs)
 }
 
-/// The program of a job of `width` groups for those of its ranks that live, as [`narrow`] has their timetable. Stages of
-/// which all holders are dead may have found others since, so they are no reason to refuse.
+/// The program of a job of `width` groups for its live ranks, with the timetable of [`narrow`].
+/// Stages with only dead holders may have been given to others since, so they are not refused.
 fn narrow_program(
     program: &Program,
     width: usize,
@@ -170,7 +172,8 @@ impl<'p> Programs<'p> {
         Programs { whole, width, narrowed: BTreeMap::new() }
     }
 
-    /// Makes the program for the ranks that are `present`, unless it is there. All ranks make the same.
+    /// Makes the program for the ranks that are `present`, unless it is there. All ranks make the
+    /// same.
     ///
     /// # Errors
     /// [`TooNarrow`].
@@ -185,7 +188,8 @@ impl<'p> Programs<'p> {
         Ok(())
     }
 
-    /// The program for the ranks that are `present`, for which it was [made](Programs::make), and the number of its groups.
+    /// The program for the ranks that are `present`, for which it was [made](Programs::make), and
+    /// the number of its groups.
     pub fn of(&self, present: &[Rank]) -> (&Program, usize) {
         self.narrowed.get(present).map_or((self.whole, self.width), |narrowed| (narrowed, 1))
     }
@@ -194,20 +198,21 @@ impl<'p> Programs<'p> {
 /// A cell of a group's step.
 #[derive(Clone, Copy)]
 struct Timed {
-    /// When it starts.
+    /// Its start.
     start: f64,
-    /// Its place among all cells of the group: behind those that it waits for, also where they take no time.
+    /// Its place among all cells of the group: after those that it waits for, also where they take
+    /// no time.
     place: usize,
     cell: Cell,
 }
 
-/// What all groups of a job compute in a step, in times of a single group.
+/// The ops of all groups of a job in a step, in times of a single group.
 struct JobOps<'t> {
     timetable: &'t Timetable,
     width: usize,
     /// By worker of a group: its cells.
     rows: Vec<Vec<Timed>>,
-    /// What a step of a stage takes in a pipe.
+    /// The time of a stage's step in a pipe.
     takes: BTreeMap<(PipeId, StageId), f64>,
 }
 

@@ -6,17 +6,18 @@ use crate::ir::timetable::Timetable;
 use crate::lower::dry_run;
 use crate::order::{Graph, Keys, Limits, Order, justified, list, releases};
 
-/// By how many mean ops backwards are more urgent than their starts say.
+/// Lead of backwards over the urgency of their starts, in mean ops.
 const LEADS: [f64; 2] = [0.0, 2.0];
 
-/// How many mean ops earlier than in the order before an op may begin that adds saved activations.
+/// Time by which an op that adds saved activations may begin earlier than in the order before, in
+/// mean ops.
 const SLACKS: [f64; 2] = [4.0, f64::INFINITY];
 
-/// How often an order is justified at most, as long as it gets shorter.
+/// The most times that an order is justified, as long as it gets shorter.
 const N_JUSTIFIED: usize = 4;
 
-/// The shortest timetable that is found in which workers run whatever may run, if it is shorter than `by_time` and holds no
-/// more activations. `starts` has the start of each cell, row by row.
+/// The shortest timetable found in which workers run any cell that may run, if it is shorter than
+/// `by_time` and holds no more activations. `starts` has the start of each cell, row by row.
 pub(super) fn sooner(
     by_time: Timetable,
     starts: &[f64],
@@ -33,7 +34,8 @@ pub(super) fn sooner(
     })
 }
 
-/// The shortest order of those that run cells by their `starts`, and of what [justification](justified) makes of them.
+/// The shortest order of those that run cells by their `starts`, and of what
+/// [justification](justified) makes of them.
 fn shortest_order(graph: &Graph, starts: &[f64], limits: &Limits) -> Option<Order> {
     let graphs = [graph, &graph.reversed()];
     let mut best: Option<Order> = None;
