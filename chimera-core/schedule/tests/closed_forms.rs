@@ -68,7 +68,7 @@ fn quoted_values() {
     assert_eq!(makespan(&apart("dualpipe", &Shape::new(8, 20)), 1.0, 2.0), 63.0);
 }
 
-/// The program of a schedule whose pairs are taken apart.
+/// The program of a schedule with its pairs taken apart.
 fn apart(schedule: &str, shape: &Shape) -> Program {
     let mut t = timetable(schedule, shape);
     for row in &mut t.rows {

@@ -1,4 +1,4 @@
-//! Costs that differ from stage to stage, and those of pairs: what a step takes is what was said.
+//! Costs that differ from stage to stage, and costs of pairs: a step takes the time they add up to.
 
 use chimera_schedule::analyze::simulate;
 use chimera_schedule::costs::{StageCosts, UniformCosts};
@@ -30,8 +30,8 @@ fn op(kind: Kind, micro_batch: u32) -> Op {
 }
 
 proptest! {
-    /// The slow stage never waits but for its first forward and backward: GPipe's everywhere, since all
-    /// forwards come first, and 1F1B's at the end of the line.
+    /// The slow stage never waits but for its first forward and backward: GPipe's everywhere, since
+    /// all forwards come first, and 1F1B's at the end of the line.
     #[test]
     fn a_line_is_as_slow_as_its_slowest_stage(
         depth in 1usize..=8, n in 1u32..=20, slow in 0usize..8, by in 1.0f64..5.0, b in 0.5f64..3.0
@@ -46,8 +46,8 @@ proptest! {
         }
     }
 
-    /// A single micro-batch meets every cost once: each stage's compute, and the message of each stage but
-    /// the last forward, but the first backward.
+    /// A single micro-batch meets every cost once: each stage's compute, and the message of each
+    /// stage but the last forward, but the first backward.
     #[test]
     fn one_micro_batch_meets_every_cost_once(costs in prop::collection::vec(prop::array::uniform4(0.0f64..9.0), 1..8)) {
         let stages: Vec<UniformCosts> = costs.iter().map(|&[forward, input, weight, message]| {
@@ -72,7 +72,8 @@ proptest! {
         prop_assert!((split - want).abs() < 1e-9, "{split}, {want}");
     }
 
-    /// Interleaved 1F1B on the same model as 1F1B has a v-th of its bubbles (Narayanan et al., SC 2021).
+    /// Interleaved 1F1B on the same model as 1F1B has a v-th of its bubbles (Narayanan et al., SC
+    /// 2021).
     #[test]
     fn chunks_are_shares_of_a_worker(depth in 1usize..=6, k in 1u32..=4, v in 1usize..=4) {
         let n = k * depth as u32;
@@ -97,7 +98,7 @@ fn a_pair_has_a_cost_of_its_own() {
     assert_eq!(simulate(&pairs, &overlapped.share(2.0)).makespan(), 16.0);
 }
 
-/// P is that of a forward and a whole backward: a pair of halves costs what its ops do.
+/// P is the time of a forward and a whole backward: a pair of halves takes what its ops do.
 #[test]
 fn other_pairs_cost_what_their_ops_do() {
     let cells = [

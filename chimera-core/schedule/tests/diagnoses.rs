@@ -16,19 +16,19 @@ use chimera_schedule::schedule::{Shape, find};
 
 const STEP: u64 = 7;
 
-/// Ranks that run their rows as far as they can beside one that stops.
+/// Ranks that run their rows as far as they can while one has stopped.
 struct Stopped<'p> {
     program: &'p Program,
     /// By worker: which lane makes a token, and where in the row.
     makers: &'p [HashMap<Token, (Lane, usize)>],
     /// By rank and lane: index of the next instruction.
     at: Vec<[usize; 2]>,
-    /// Who stops, before which instruction of compute.
+    /// The rank that stops, and the instruction of compute before which it does.
     stop: (Rank, usize),
     has_stopped: bool,
 }
 
-/// Why a lane does not go on.
+/// The reason that a lane does not go on.
 enum Blocked {
     /// It needs this of another rank.
     By(usize, Need),
@@ -80,7 +80,7 @@ impl Stopped<'_> {
         }
     }
 
-    /// Why a lane cannot go on, if it cannot.
+    /// The reason that a lane cannot go on, if it cannot.
     fn blocked(&self, rank: usize, lane: Lane) -> Option<Blocked> {
         let instr = self.row(rank)[self.next(rank, lane)?];
         let has_moves = self.program.rules().has_moves();
@@ -246,7 +246,8 @@ fn whoever_stops_is_named_by_all_who_wait() {
     }
 }
 
-/// Ranks that wait for memory, or for activations to come back, wait for whoever their moves wait for.
+/// Ranks that wait for memory, or for activations to come back, wait for whoever their moves wait
+/// for.
 #[test]
 fn whoever_stops_beside_moves_is_named_by_all_who_wait() {
     let costs = UniformCosts::new(1.0, 2.0, 0.0);

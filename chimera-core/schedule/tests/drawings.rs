@@ -92,8 +92,8 @@ drawings! {
     chimera_halving_long: "chimera", Shape { scaling: Scaling::Halving, ..Shape::new(4, 8) }, 2.0;
 }
 
-/// Work beside the training in the idle time of Chimera: two works that take turns, of which the first has a piece for each
-/// backward.
+/// A caller's own works in the idle time of Chimera: two works that take turns. The first has a
+/// piece for each backward.
 #[test]
 fn chimera_with_work() {
     let timetable = find("chimera").expect("known").timetable(&Shape::new(4, 4)).expect("fits");

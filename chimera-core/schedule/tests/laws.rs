@@ -1,4 +1,5 @@
-//! What holds for every schedule and shape: proven, complete, exported and imported, and no shorter than can be.
+//! Laws of every schedule and shape: proven, complete, exported and imported, and not shorter than
+//! possible.
 
 mod programs;
 
@@ -127,7 +128,8 @@ proptest! {
         }
     }
 
-    /// A step is never shorter than any worker's work, nor than one micro-batch's way there and back.
+    /// A step is never shorter than any worker's work, nor than one micro-batch's way there and
+    /// back.
     #[test]
     fn the_makespan_is_bounded_below((schedule, shape) in schedules(), b in 1u32..=3) {
         let program = program(schedule, &shape, Sync::AtEnd);

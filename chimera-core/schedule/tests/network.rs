@@ -22,7 +22,7 @@ fn network(width: usize, ranks_per_node: usize, inside: Link, between: Link) -> 
     Network { width, ranks_per_node, inside, between, adapters: 1, blocking: false, reductions }
 }
 
-/// How much travels, in bytes, by stage.
+/// The bytes that travel, by stage.
 struct Traffic {
     activations: Vec<f64>,
     gradients: Vec<Vec<f64>>,
@@ -31,7 +31,7 @@ struct Traffic {
 }
 
 impl Traffic {
-    /// What it costs on a network.
+    /// The costs on a network.
     fn on(&self, network: Network, program: &Program) -> NetworkCosts<UniformCosts> {
         let (placement, units) = (program.placement(), program.units_per_micro());
         NetworkCosts::of_messages(COMPUTE, network, placement, units, &self.activations).with_sums(
@@ -53,7 +53,8 @@ fn link(alpha: f64, beta: f64) -> Link {
     Link { alpha, beta }
 }
 
-/// Two groups of two workers, one micro-batch: a message is 4 bytes, a stage's gradient one tensor of 6.
+/// Two groups of two workers, one micro-batch: a message is 4 bytes, a stage's gradient one tensor
+/// of 6.
 fn two_by_two(ranks_per_node: usize) -> (f64, f64) {
     let program = program("dapple", &Shape::new(2, 1));
     let network = network(2, ranks_per_node, link(1.0, 0.5), link(2.0, 1.0));
@@ -72,7 +73,7 @@ fn two_groups_take_what_was_computed_by_hand() {
     assert_eq!(two_by_two(1), (18.0 + 16.0, 2.0 * 2.0));
 }
 
-/// As many groups of four workers as would be one, were ranks counted in 64 bits.
+/// The number of groups of four workers that a 64-bit count of ranks would wrap to one.
 #[test]
 fn a_job_of_too_many_ranks_is_on_no_node() {
     let many = network(usize::MAX / 4 + 2, 4, link(1.0, 0.0), link(2.0, 0.0));
@@ -101,8 +102,8 @@ fn a_sum_takes_as_long_as_its_busiest_port() {
     assert_eq!(sum(128, &[128.0 * unit]), 2.0 * 127.0 * unit);
 }
 
-/// Eight replicas on two nodes, each the owner of a tensor: four send half of all they have to the other node.
-/// First and last stage have a tensor in common, on both workers.
+/// Eight replicas on two nodes, each the owner of a tensor: four send half of all they have to the
+/// other node. First and last stage have a tensor in common, on both workers.
 #[test]
 fn a_tensor_that_stages_share_is_summed_over_the_workers_of_both() {
     let timetable = find("dapple").expect("known").timetable(&Shape::new(2, 1)).expect("fits");

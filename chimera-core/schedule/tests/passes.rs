@@ -1,4 +1,4 @@
-//! What holds for split backwards and recomputation, whatever the schedule.
+//! Laws of split backwards and recomputation, for every schedule.
 
 #[path = "passes/recomputation.rs"]
 mod recomputation;
@@ -202,7 +202,7 @@ fn backwards_that_are_split_stay_where_they_are() {
     assert_eq!(split(&zb_h1, &Lowering::default(), PLAIN), zb_h1);
 }
 
-/// Both ops of a pair are halved: what is left of it is still one step.
+/// Both ops of a pair are halved: the rest of it is still one step.
 #[test]
 fn pairs_are_split_on_either_side() {
     let mut t = timetable("dapple", &Shape::new(2, 4));
@@ -289,7 +289,8 @@ fn a_move_of_several_micro_batches_is_refused() {
     assert_eq!(refusal.reason, Reason::SeveralMoves(of_both(Kind::Offload)));
 }
 
-/// Pipes of one stage each, on a worker each, that update at every step: by pipe, its micro-batches.
+/// Pipes of one stage each, on a worker each, that update at every step: by pipe, its
+/// micro-batches.
 fn each_step(n_steps: u32, n_micro_batches: u32, pipes: &[&[u32]]) -> Program {
     let row = |(pipe, micro_batches): (usize, &&[u32])| {
         let op = |kind: &str, micro_batch: &u32| json!({"kind": kind, "pipe": pipe, "stage": 0, "micro_batches": [micro_batch]});
@@ -311,7 +312,7 @@ fn a_worker_may_have_no_micro_batch_of_a_step_between_two() {
     assert_eq!(program.window().n_steps(), 3);
 }
 
-/// A slow worker has the first step alone, and two others share the second.
+/// A slow worker has all of the first step, and two others share the second.
 #[test]
 fn the_second_of_two_steps_may_be_on_other_workers() {
     let program = each_step(2, 8, &[&[4, 5], &[6, 7], &[0, 1, 2, 3]]);

@@ -1,4 +1,5 @@
-//! Programs as JSON are enough to execute them: a player that knows no rule comes to the end of every one.
+//! Programs as JSON are enough to execute them: a player that knows no rule comes to the end of
+//! every one.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io::Write;
@@ -59,7 +60,7 @@ fn array<'v>(value: &'v Value, key: &str) -> &'v [Value] {
     value[key].as_array().unwrap_or_else(|| panic!("{value} has no list {key}"))
 }
 
-/// Plays the file on all workers by what it says alone; returns the number of instructions.
+/// Runs the file on all workers by its content only; returns the number of instructions.
 fn play(program: &Value) -> usize {
     let rows: Vec<&[Value]> =
         array(program, "rows").iter().map(|row| array(row, "instructions")).collect();
@@ -209,7 +210,7 @@ fn every_line_is_one_thing() {
     assert_eq!(text, wanted);
 }
 
-/// What an instruction shares with other workers.
+/// The operation of an instruction that other workers take part in.
 fn shared(instr: &Instr) -> Option<Together> {
     match *instr {
         Instr::Send(token, _) | Instr::Recv(token, _) => Some(Together::Message(token)),

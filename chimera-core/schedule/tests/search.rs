@@ -1,4 +1,5 @@
-//! The search for orders: never worse than what it starts from, close to the bound, and the same twice.
+//! The search for orders: never worse than what it starts from, close to the bound, and the same
+//! twice.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -61,7 +62,8 @@ fn of_orders_as_short_the_one_that_holds_least_is_found() {
     assert_eq!((found.timetable.schedule.as_str(), found.progress.makespan), ("1f1b", 117.0));
 }
 
-/// Recomputed right before their backwards, both hold one micro-batch's saved activations; GPipe keeps 32 inputs.
+/// Recomputed right before their backwards, both hold one micro-batch's saved activations; GPipe
+/// keeps 32 inputs.
 #[test]
 fn of_orders_that_hold_as_much_the_one_that_keeps_least_is_found() {
     let costs = |_: &Timetable| Ok::<_, Infallible>(UniformCosts::new(1.0, 2.0, 0.0));
@@ -76,7 +78,8 @@ fn of_orders_that_hold_as_much_the_one_that_keeps_least_is_found() {
     }
 }
 
-/// V-Min keeps least once its recomputations are hoisted, and is not among the four shortest starts.
+/// V-Min keeps least once its recomputations are hoisted, and is not among the four shortest
+/// starts.
 #[test]
 fn passes_go_through_more_than_the_shortest_starts() {
     let costs = |t: &Timetable| {
@@ -97,8 +100,8 @@ fn most(peaks: &[f64]) -> f64 {
     peaks.iter().copied().fold(0.0, f64::max)
 }
 
-/// In seconds times are as small as in minutes they are large. A power of two rounds nothing, so that the
-/// very same order is found.
+/// In seconds times are as small as in minutes they are large. A power of two rounds nothing, so
+/// that the very same order is found.
 #[test]
 fn the_unit_of_time_changes_nothing() {
     let mirrored = || starts(&Placement::mirrored(8, 1), 32, WHOLE);
@@ -118,7 +121,7 @@ fn the_unit_of_time_changes_nothing() {
     }
 }
 
-/// Backward halving is another set of ops, with a lower bound of its own.
+/// Backward halving is another set of ops, with another lower bound.
 #[test]
 fn halved_micro_batches_are_searched_too() {
     let costs = UniformCosts::new(1.0, 2.0, 0.0);

@@ -1,7 +1,7 @@
 //! The form of a timetable's JSON, checked while it is read.
 //!
-//! Lists are given up at their first bad item: one of `{}` would otherwise take many times the memory
-//! of the file before it is refused.
+//! Lists are given up at their first bad item: one of `{}` would otherwise take many times the
+//! memory of the file before it is refused.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,7 +13,7 @@ use crate::ir::ids::{PipeId, StageId, WholeNumber, WorkerId};
 use crate::ir::op::{Cell, Kind, Op, Span};
 use crate::ir::update::Update;
 
-/// Most workers, stages and pipes of a file: as many as ids can tell apart.
+/// Most workers, stages and pipes of a file: as many as ids can number.
 pub(super) const MAX_COUNT: usize = u16::MAX as usize;
 
 #[derive(serde::Deserialize)]
@@ -50,7 +50,7 @@ pub(super) struct File {
     pub(super) rows: Vec<Vec<Cell>>,
 }
 
-/// How stages hang together that are no chain.
+/// The graph of stages that are not a chain.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Edges {
@@ -81,7 +81,7 @@ impl From<Update> for Rule {
     }
 }
 
-/// As it is written in JSON.
+/// The rule as it is written in JSON.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = serde_json::to_string(self).map_err(|_| fmt::Error)?;
@@ -210,7 +210,8 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
     }
 }
 
-/// A list of exactly two; of a tuple of another length serde says where the text goes on.
+/// A list of exactly two. For a tuple of another length serde would report the place where the text
+/// goes on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Two<A, B>(pub(super) A, pub(super) B);
 

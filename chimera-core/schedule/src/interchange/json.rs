@@ -10,19 +10,19 @@
 //! }
 //! ```
 //!
-//! `placement` has the worker of each stage for each pipe; a cell is an op or `{"pair":[op, op]}`. Where
-//! micro-batches are cut in two, `"unit": 0.5` stands beside the counts and the ids count halves; `"slices": true` says that
-//! the parts are slices of sequences and not of samples;
-//! `"selective": [[0, 1]]` names, by pipe and stage, what is recomputed selectively, and with
-//! `"on_demand": true` recomputations wait for the gradients that their backwards receive. An asynchronous timetable has `"update": "stash"` or `"double-buffer"` and the `"steps"` of its window, whose
-//! micro-batches `micro_batches` counts together. Stages that are no chain have
-//! `"graph": {"sources": [0], "edges": [[0, 1], [0, 2], [1, 2]], "losses": [2]}`: which begin with the samples, which
-//! feed which, and which have a loss. Where ranks were lost, `"counted_stages": 2` says of how many stages of a pipe the saved
-//! activations count as one micro-batch.
+//! `placement` has the worker of each stage for each pipe. A cell is an op or `{"pair":[op, op]}`.
+//! If micro-batches are cut in two, there is also `"unit": 0.5`, and ids count halves; `"slices":
+//! true` means that the parts are slices of sequences, not of samples. `"selective": [[0, 1]]`
+//! lists, by pipe and stage, what is recomputed selectively, and with `"on_demand": true`
+//! recomputations wait for the gradients that their backwards receive. An asynchronous timetable
+//! has `"update": "stash"` or `"double-buffer"` and the `"steps"` of its window; `micro_batches`
+//! counts the micro-batches of all of them. Stages that are not a chain have `"graph": {"sources":
+//! [0], "edges": [[0, 1], [0, 2], [1, 2]], "losses": [2]}`: the stages that begin with the samples,
+//! the edges, and the stages with a loss. If ranks were lost, `"counted_stages": 2` is the number
+//! of stages of a pipe with saved activations that count as one micro-batch.
 //!
-//! A file may come from anyone. Nothing is allocated on the word of a number in it, and what
-//! [`from_json`] returns has all ids in range; whether it is a sound schedule is for the checker to
-//! say.
+//! A file may come from anyone. No number in it decides how much is allocated, and all ids in the
+//! result of [`from_json`] are in range. The checker decides whether it is a sound schedule.
 
 use std::fmt::Write;
 
@@ -42,7 +42,7 @@ pub const MAX_NAME: usize = 256;
 /// Most units that a micro-batch is cut into.
 const MAX_UNITS: u32 = 1 << 16;
 
-/// Why a file is not a timetable.
+/// The reason that a file is not a timetable.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The file cannot be read at all.
@@ -50,21 +50,21 @@ pub enum ReadError {
     Unreadable {
         /// The file.
         path: String,
-        /// What the system says.
+        /// The reason, from the system.
         reason: String,
     },
     /// The file is longer than [`MAX_BYTES`].
     #[error("the file has more than {} MiB, the most that is read", MAX_BYTES >> 20)]
     TooLong,
-    /// Not of the form of a timetable; says where.
+    /// The text has not the form of a timetable; the message has the place.
     #[error("{0}")]
     Form(String),
     /// A value that contradicts another one or is out of its range.
     #[error("{path}: {reason}")]
     Value {
-        /// Where, such as `rows[2][5]` or `row 3 (rank 2), column 6`.
+        /// The place, such as `rows[2][5]` or `row 3 (rank 2), column 6`.
         path: String,
-        /// What is wrong with it.
+        /// The mistake.
         reason: String,
     },
 }
@@ -117,7 +117,7 @@ pub fn to_json(timetable: &Timetable) -> String {
     out
 }
 
-/// The edges of stages that are no chain; nothing of a chain.
+/// The edges of stages that are not a chain; empty for a chain.
 pub(super) fn graph(graph: &StageGraph) -> String {
     if graph.is_chain() {
         return String::new();
@@ -197,7 +197,8 @@ pub fn from_json(bytes: &[u8]) -> Result<Timetable, ReadError> {
     }
 }
 
-/// Whether a character does something else to a terminal than to stand there: it controls it, or turns the direction of text.
+/// Returns true if a character does something else to a terminal than to stand there: it controls
+/// it, or turns the direction of text.
 pub fn is_unprintable(character: char) -> bool {
     let turns = matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     character.is_control() || turns
@@ -268,7 +269,7 @@ impl File {
         }
     }
 
-    /// The rule of updates, whose window divides into whole steps.
+    /// The rule of updates, if its window divides into whole steps.
     fn update(&self) -> Result<Update, ReadError> {
         let n_steps = match (self.update, self.steps) {
             (Rule::Flush, None) => return Ok(Update::Flush),

@@ -1,4 +1,5 @@
-//! Timetables in files, for people and other programs to read and to write, and programs for other executors.
+//! Timetables in files, for people and other programs to read and to write, and programs for other
+//! executors.
 
 pub mod csv;
 mod form;

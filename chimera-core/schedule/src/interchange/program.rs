@@ -24,22 +24,25 @@
 //! }
 //! ```
 //!
-//! Where a token is named, the number is its place in `tokens`. An executor need not look it up: equal numbers are
+//! A token is named by its place in `tokens`. An executor need not look it up: equal numbers are
 //! the same value.
 //!
-//! Where the units of a micro-batch are slices of its sequence, `"slices"` says how many there are, beside `units_per_micro`.
+//! If the units of a micro-batch are slices of its sequence, `"slices"` is their number, next to
+//! `units_per_micro`.
 //!
-//! Where saved activations are moved, each worker has a row for its lane `"moves"` too. Lanes run beside each other: a lane
-//! waits for what it eats, which the other one may make. `{"do":"give","token":7}` makes a token that stands for memory,
-//! and `{"do":"take","token":7}` waits for one and eats it. Such a token has the lane that frees the memory, as
+//! If saved activations are moved, each worker has a row for its lane `"moves"` too. Lanes run in
+//! parallel: a lane waits for the tokens it eats, which the other one may make.
+//! `{"do":"give","token":7}` makes a token that stands for memory, and `{"do":"take","token":7}`
+//! waits for one and eats it. Such a token has the lane that frees the memory, as
 //! `"lane":"compute"` or `"lane":"moves"`.
 //!
-//! Work beside the training has its names as `"works"`. A piece of it is an op of kind `X`, with the place of its name as
-//! `"work":0`; of one that may be done at any time `units` is a number that counts them.
+//! The names of a caller's own works are `"works"`. A piece of one is an op of kind `X`, with the
+//! place of its name as `"work":0`. For a piece that may be done at any time, `units` is its
+//! number.
 //!
-//! Stages that are no chain stand as `"graph"` behind the placement, in the form of a timetable's JSON. A token that goes
-//! along an edge between stages that are not numbered one after the other has the stage that eats it beside the one that
-//! makes it: `"stage":0,"to":3`.
+//! Stages that are not a chain have a `"graph"` after the placement, in the form of a timetable's
+//! JSON. A token that skips stages along its edge has the stage that eats it as well as the one
+//! that makes it: `"stage":0,"to":3`.
 
 use std::fmt::Write;
 
@@ -104,8 +107,8 @@ pub fn program_to_json(program: &Program) -> String {
     out
 }
 
-/// The rows of a program for transports without tags (see [`rows_in_one_order`]), as the `rows` of
-/// [`program_to_json`] and with its numbers of tokens.
+/// The rows of a program for transports without tags (see [`rows_in_one_order`]), in the form of
+/// `rows` in [`program_to_json`] and with its numbers of tokens.
 ///
 /// # Errors
 /// If there is no such order.

@@ -255,7 +255,7 @@ fn any_timetable() -> impl Strategy<Value = Timetable> {
     })
 }
 
-/// What is left of a job when ranks are lost is read back with what counts as a micro-batch in its peaks.
+/// The timetable of a job that lost ranks is read back, with the same micro-batches in its peaks.
 #[test]
 fn a_narrowed_timetable_is_read_back_with_its_peaks() {
     for (schedule, n_micro_batches) in [("gems", 5), ("chimera", 8)] {
@@ -270,14 +270,14 @@ fn a_narrowed_timetable_is_read_back_with_its_peaks() {
     }
 }
 
-/// A message beside a length that is not the file's would mislead.
+/// A message about a length that is not the file's would mislead.
 #[test]
 fn a_file_that_is_too_long_is_told_the_limit() {
     let long = from_json(&vec![b' '; MAX_BYTES + 1]).unwrap_err().to_string();
     assert_eq!(long, "the file has more than 64 MiB, the most that is read");
 }
 
-/// What schedules can make is read back, and few bytes never ask for much memory.
+/// Every timetable that schedules can make is read back, and few bytes never allocate much memory.
 #[test]
 fn as_many_workers_stages_and_pipes_are_read_as_are_made() {
     let deep = find("dapple").unwrap().timetable(&Shape::new(MAX_DEPTH, 1)).unwrap();
@@ -304,7 +304,8 @@ fn as_many_workers_stages_and_pipes_are_read_as_are_made() {
     assert_eq!(lower(&many, &Lowering::default()).unwrap().peaks()[0], 1.0);
 }
 
-/// A chain, or one whose first stage feeds the last one too, with a loss at every other stage.
+/// A chain, or a chain with an edge from the first to the last stage and a loss at every other
+/// stage.
 fn skipping(n_stages: usize, is_graph: bool) -> StageGraph {
     let last = n_stages as u16 - 1;
     let edges: Vec<_> = (0..last).map(|s| (s, s + 1)).chain([(0, last)]).collect();

@@ -1,5 +1,5 @@
-//! A page of its own about one timeline: the drawing, whose blocks tell their op when pointed at, and
-//! the figures. It needs nothing else, not even a script.
+//! A self-contained page about one timeline: the drawing, with blocks that show their op when
+//! pointed at, and the figures. It needs nothing else, not even a script.
 
 use std::fmt::Write;
 

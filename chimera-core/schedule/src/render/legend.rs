@@ -1,4 +1,4 @@
-//! What the colours of a drawing mean.
+//! The legend of a drawing's colours.
 
 use std::collections::BTreeSet;
 
@@ -25,8 +25,8 @@ impl<'a> Legend<'a> {
         Legend { into, left, right, x: left, y }
     }
 
-    /// An entry for each kind, each of `works` by its name, each pipe if there are several, and whatever
-    /// else was `used`. Returns where the last line ends.
+    /// An entry for each kind, each of `works` by its name, each pipe if there are several, and
+    /// everything else that was `used`. Returns the end of the last line.
     pub(super) fn draw(mut self, used: &BTreeSet<Paint>, works: &[String]) -> f64 {
         for kind in Kind::ALL {
             let of_kind = |paint: &&Paint| matches!(paint, Paint::Op(_, k) if *k == kind);
@@ -92,7 +92,8 @@ fn kind_name(kind: Kind) -> String {
     }
 }
 
-/// `down` and `up` where no other pipe goes there, `down 0` … where more do, `pipe 0` … where none goes up.
+/// `down` and `up` where no other pipe goes there, `down 0` … where more do, `pipe 0` … where none
+/// goes up.
 fn way_name(way: Way, ways: &BTreeSet<Way>) -> String {
     let n_up = ways.iter().filter(|way| matches!(way, Way::Up(_))).count();
     let is_pair = n_up == 1 && ways.len() == 2;

@@ -1,7 +1,6 @@
 //! Drawings of timetables and timelines, and traces for other programs to draw.
 //!
-//! Every drawing is a function of its input alone, so that it can stand in a test as the expected
-//! value.
+//! Every drawing is a pure function of its input, so that it can be the expected value of a test.
 
 pub mod chrome;
 pub mod html;
@@ -16,7 +15,7 @@ use crate::analyze::{Event, Timeline, Work};
 use crate::ir::ids::PipeId;
 use crate::ir::notation::{Labels, significant};
 
-/// How the ops among `events` are written, which are those of one row.
+/// Labels of the ops among `events`, all of one row.
 fn row_labels(events: &[&Event]) -> Labels {
     Labels::new(events.iter().filter_map(|event| match event.work {
         Work::Cell(cell) => Some(cell),
@@ -34,7 +33,7 @@ fn work_label(labels: &Labels, work: Work) -> String {
     }
 }
 
-/// What one worker does.
+/// The events of one worker.
 struct WorkerRow<'a> {
     /// In its own time: one after the other.
     compute: Vec<&'a Event>,
@@ -71,10 +70,10 @@ fn rows(timeline: &Timeline) -> Vec<WorkerRow<'_>> {
     rows
 }
 
-/// What a drawing says of moves that it has no room for, since they have no width.
+/// The note of a drawing that leaves out moves, which have no width.
 const UNDRAWN_MOVES: &str = "moves that take no time are not drawn";
 
-/// Whether some moves of saved activations take no time.
+/// Returns true if some moves of saved activations take no time.
 fn has_undrawn_moves(timeline: &Timeline) -> bool {
     timeline.events.iter().any(|e| matches!(e.work, Work::Move(_)) && e.end <= e.start)
 }
@@ -89,7 +88,7 @@ fn n_pipes(timeline: &Timeline) -> usize {
     pipes.max().map_or(0, |last| last + 1)
 }
 
-/// Whether `pipe` of `n_pipes` goes up: the second half of an even number of them does.
+/// Returns true if `pipe` of `n_pipes` goes up: the second half of an even number of them does.
 fn goes_up(pipe: PipeId, n_pipes: usize) -> bool {
     n_pipes.is_multiple_of(2) && pipe.index() >= n_pipes / 2
 }

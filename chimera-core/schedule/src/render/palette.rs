@@ -20,7 +20,7 @@ const UP: [[&str; 4]; 4] = [
     ["#f5e3a4", "#e0c052", "#b58f1c", "#866608"],
     ["#f5c9e6", "#e190c7", "#bd519b", "#8a2f71"],
 ];
-/// Colours of work beside the training.
+/// Colours of a caller's own works.
 const BESIDE: [&str; 4] = ["#f2e7a1", "#d8cfc0", "#c9d6a3", "#e3c9b8"];
 
 /// Every rule begins with the drawing's own class, so that none reaches the page it stands in.
@@ -54,19 +54,19 @@ const STYLE: &str = "
 }
 ";
 
-/// Where a pipe goes, and which of its direction it is.
+/// The direction of a pipe, and its number among the pipes of this direction.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Way {
     Down(u16),
     Up(u16),
 }
 
-/// What gives a block its colour.
+/// Everything that gives a block its colour.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Paint {
     /// A pass of the n-th pipe that goes down, or up.
     Op(Way, Kind),
-    /// Work beside the training.
+    /// A caller's own work.
     Beside(WorkId),
     Step,
     Sum,

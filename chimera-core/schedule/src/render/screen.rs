@@ -2,7 +2,7 @@
 
 use crate::ir::ids::PipeId;
 
-/// What a drawing is shown on.
+/// The screen that a drawing is shown on.
 #[derive(Clone, Copy)]
 pub struct Screen<'s> {
     /// Characters side by side, if there is a limit.
@@ -50,7 +50,7 @@ impl<'s> Picture<'s> {
         Picture { text: String::new(), margin: format!("P{last} ").len(), screen }
     }
 
-    /// Characters of a line behind its margin, if there is a limit.
+    /// Characters of a line after its margin, if there is a limit.
     pub(super) fn room(&self) -> Option<usize> {
         self.screen.width.map(|width| width.saturating_sub(self.margin).max(1))
     }

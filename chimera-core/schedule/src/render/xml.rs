@@ -25,7 +25,7 @@ impl Area {
 }
 
 impl Display for Area {
-    /// As attributes.
+    /// Writes the area as attributes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, r#"x="{:.2}" y="{:.2}" "#, self.x, self.y)?;
         write!(f, r#"width="{:.2}" height="{:.2}""#, self.width, self.height)

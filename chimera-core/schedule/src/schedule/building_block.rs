@@ -1,5 +1,5 @@
-//! The tool for schedules on a V of two chunks per worker that repeat one building block of six ops every
-//! six slots (Qi et al., NeurIPS 2024, section 3).
+//! The tool for schedules on a V of two chunks per worker that repeat one building block of six ops
+//! every six slots (Qi et al., NeurIPS 2024, section 3).
 
 use super::greedy::{Greedy, Limits};
 use super::{Schedule, Shape, Unfit};
@@ -18,9 +18,9 @@ pub(super) struct Offsets {
     pub(super) inputs: [u64; 2],
 }
 
-/// The timetable of blocks with these offsets by worker, squeezed without holding more than `max_peak`
-/// micro-batches: warm-up and drain have only parts of blocks. The tighter the limit, the less `slack`
-/// is good, so that no forward takes the room of one that is more urgent.
+/// The timetable of blocks with these offsets by worker, squeezed without holding more than
+/// `max_peak` micro-batches: warm-up and drain have only parts of blocks. The tighter the limit,
+/// the less `slack` is good, so that no forward takes the room of one that is more urgent.
 pub(super) fn timetable(
     schedule: &dyn Schedule,
     shape: &Shape,

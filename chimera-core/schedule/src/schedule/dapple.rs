@@ -40,7 +40,8 @@ impl Schedule for Dapple {
     }
 
     /// Stage `s` does the forwards of the g-th group of k micro-batches in slot `s + 2g` and their
-    /// backwards in slot `2D-1-s + 2g`: with k = 1, `D-1-s` forwards first, then one of each in turn.
+    /// backwards in slot `2D-1-s + 2g`: with k = 1, `D-1-s` forwards first, then one of each in
+    /// turn.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
         let (d, k) = (shape.depth as u64, shape.n_in_turn);

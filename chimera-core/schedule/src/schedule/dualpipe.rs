@@ -1,4 +1,5 @@
-//! DualPipe: two pipes in opposite directions, a forward of one overlapped with a backward of the other.
+//! DualPipe: two pipes in opposite directions, a forward of one overlapped with a backward of the
+//! other.
 
 use super::phases::Next::{B, F, FB, I, W};
 use super::phases::{self, PhaseQueue, PhaseRow};
@@ -45,8 +46,9 @@ impl Schedule for DualPipe {
     }
 }
 
-/// The row of the worker that is number `h` of the `half` from an end of the pipes to their middle, where
-/// each lane has `n` micro-batches: lane 0 on its way to the middle, lane 1 on its way from there.
+/// The row of the worker that is number `h` of the `half` from an end of the pipes to their middle,
+/// where each lane has `n` micro-batches: lane 0 on its way to the middle, lane 1 on its way from
+/// there.
 ///
 /// # Panics
 /// If `n` is less than `2 * half`.

@@ -28,8 +28,7 @@ impl Schedule for DualPipeV {
         }
     }
 
-    /// What is DualPipe's other pipe there is the way back here: worker `i` of D has chunks `i` and
-    /// `2D-1-i`.
+    /// DualPipe's second pipe is here the way back: worker `i` of D has chunks `i` and `2D-1-i`.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
         shape.check_chunks(self, 2, 1, "chunks")?;

@@ -48,13 +48,13 @@ use crate::order::{Graph, Keys, justified, list, releases, staggered, unordered}
 
 /// A rule of preference on a placement.
 pub struct Greedy {
-    /// Where stages live.
+    /// The worker of each stage.
     pub placement: Placement,
     /// Whether backwards are split.
     pub splits: bool,
-    /// What the ops are taken to cost.
+    /// Assumed costs of the ops.
     pub costs: UniformCosts,
-    /// How much a worker may hold.
+    /// Memory limits of workers.
     pub limits: Limits,
 }
 
@@ -62,7 +62,8 @@ impl Greedy {
     /// The timetable in which the op of the least key is the most urgent one.
     ///
     /// # Errors
-    /// If the limits leave no room, or there are more ops than a search can hold; `schedule` is named.
+    /// If the limits leave no room, or there are more ops than a search can hold; `schedule` is
+    /// named.
     pub fn timetable(
         self,
         schedule: &dyn Schedule,
@@ -72,12 +73,14 @@ impl Greedy {
         self.order(schedule, shape, key, None)
     }
 
-    /// The timetable in which every op has its slot, squeezed: scheduled anew from both ends, and so that
-    /// workers that begin early end early where that costs nothing. With a finite slack no op adds saved activations
-    /// before its slot, nor, while it is squeezed, more than `slack` sooner than before.
+    /// The timetable in which every op has its slot, squeezed: scheduled anew from both ends, and
+    /// so that workers that begin early end early where that costs nothing. With a finite slack no
+    /// op adds saved activations before its slot, nor, while it is squeezed, more than `slack`
+    /// sooner than before.
     ///
     /// # Errors
-    /// If the limits leave no room, or there are more ops than a search can hold; `schedule` is named.
+    /// If the limits leave no room, or there are more ops than a search can hold; `schedule` is
+    /// named.
     pub fn squeezed(
         self,
         schedule: &dyn Schedule,

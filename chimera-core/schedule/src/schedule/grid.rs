@@ -8,8 +8,8 @@ use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 use crate::ir::update::Update;
 
-/// Ops in slots. If every op has a later slot than those it depends on, rows sorted by slot never wait
-/// for each other in a circle, whatever the formula; ops in one slot of a worker keep the order in
+/// Ops in slots. If every op has a later slot than the ops it depends on, rows sorted by slot never
+/// wait for each other in a cycle, for any formula. Ops in one slot of a worker keep the order in
 /// which they were put.
 pub struct Grid {
     placement: Placement,

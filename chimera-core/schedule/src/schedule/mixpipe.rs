@@ -1,4 +1,5 @@
-//! MixPipe: Chimera's placement with a chosen number of micro-batches on their way in each direction.
+//! MixPipe: Chimera's placement with a chosen number of micro-batches on their way in each
+//! direction.
 
 use super::greedy::{Greedy, Limits};
 use super::{Citation, Parameter, Schedule, Shape, Unfit};
@@ -38,8 +39,8 @@ impl Schedule for MixPipe {
         [d / 2, d, d + d / 2, 2 * d].map(flown).into()
     }
 
-    /// Backwards first; then squeezed, which takes the holes out of the steady state. A worker holds up to
-    /// D micro-batches, or half as many again as are on their way in one direction.
+    /// Backwards first; then squeezed, which takes the holes out of the steady state. A worker
+    /// holds up to D micro-batches, or half as many again as are on their way in one direction.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         shape.check(self)?;
         let in_flight = f64::from(shape.in_flight.unwrap_or(shape.depth as u32 / 2 + 1));

@@ -1,8 +1,8 @@
-//! Schedules: each a formula in a file of its own, all in one table.
+//! Schedules: each is a formula in a file, and all are in one table.
 //!
-//! A schedule writes a [`Timetable`]: placement and order of compute, nothing else. To add one, write
-//! its file and its line in [`SCHEDULES`]; checker, simulator, drawings, command line and engine then
-//! know it.
+//! A schedule writes a [`Timetable`]: placement and order of compute, nothing else. To add one,
+//! write its file and its line in [`SCHEDULES`]. Checker, simulator, drawings, command line and
+//! engine then know it.
 
 mod building_block;
 mod chimera;
@@ -41,18 +41,19 @@ pub trait Schedule: Sync {
     /// Its name on the command line, in lower case.
     fn name(&self) -> &'static str;
 
-    /// Other names it is known by, PyTorch's among them. Names are found in upper and lower case alike.
+    /// Other names it is known by, PyTorch's among them. Names are found in upper and lower case
+    /// alike.
     fn aliases(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// What it is, in one line.
+    /// A description in one line.
     fn about(&self) -> &'static str;
 
-    /// Where it was published.
+    /// The publication that defines it.
     fn source(&self) -> Citation;
 
-    /// What it reads of a [`Shape`] beside depth and micro-batches.
+    /// The parameters of a [`Shape`] that it reads, except depth and micro-batches.
     fn reads(&self) -> &'static [Parameter] {
         &[]
     }
@@ -62,8 +63,8 @@ pub trait Schedule: Sync {
         &[""]
     }
 
-    /// Shapes that differ from `plain` in a parameter of this schedule's own, each with the options that say
-    /// so: what a search for an order begins with, beside `plain`.
+    /// Shapes that differ from `plain` in a parameter that only this schedule reads, each with the
+    /// options for it. A search for an order begins with them and with `plain`.
     fn parameters(&self, _plain: Shape) -> Vec<(Shape, String)> {
         Vec::new()
     }
@@ -72,7 +73,7 @@ pub trait Schedule: Sync {
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit>;
 }
 
-/// Where a schedule was published.
+/// The publication of a schedule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Citation {
     /// Authors, title, venue.
@@ -86,14 +87,14 @@ pub struct Citation {
 pub struct Unfit {
     /// The schedule.
     pub schedule: &'static str,
-    /// Why it cannot.
+    /// The reason.
     pub reason: String,
-    /// The nearest shape that it can do; empty where there is no such thing.
+    /// The nearest shape that fits; empty where there is none.
     pub nearest: String,
 }
 
 impl Unfit {
-    /// Why a schedule cannot, and the nearest shape that it can do.
+    /// The reason that a schedule does not fit, and the nearest shape that does.
     pub fn new(
         schedule: &dyn Schedule,
         reason: impl Into<String>,

@@ -1,8 +1,8 @@
 //! The tool for schedules of counted loops: a row is a few patterns, each repeated some times.
 //!
-//! A pattern says which kind of pass comes next and in which lane; the lane counts which micro-batch that
-//! is. Where a lane has run out, its place in the pattern stays empty, so that no loop has to care for
-//! few micro-batches.
+//! A pattern has the kind of each pass and its lane; the lane counts the micro-batches. Where a
+//! lane has run out, its place in the pattern stays empty, so that no loop has to handle few
+//! micro-batches.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::ir::op::{Cell, Kind, Op};
 use crate::ir::placement::Placement;
 use crate::ir::timetable::Timetable;
 
-/// What comes next in a row; the numbers are lanes.
+/// The next pass of a row; the numbers are lanes.
 #[derive(Clone, Copy)]
 pub enum Next {
     /// A forward.
@@ -28,7 +28,7 @@ pub enum Next {
     FB(usize, usize),
 }
 
-/// The timetable whose rows `row` makes, worker by worker.
+/// The timetable with the rows that `row` makes, worker by worker.
 pub fn timetable(
     schedule: &dyn Schedule,
     shape: &Shape,

@@ -35,8 +35,8 @@ impl Schedule for PipeDream {
     }
 }
 
-/// 1F1B over all micro-batches of the window: stage `s` does `F_m` in slot `s + 2m` and `B_m` in slot
-/// `2D-1-s + 2m`.
+/// 1F1B over all micro-batches of the window: stage `s` does `F_m` in slot `s + 2m` and `B_m` in
+/// slot `2D-1-s + 2m`.
 pub(super) fn without_flush(
     schedule: &dyn Schedule,
     shape: &Shape,

@@ -1,4 +1,4 @@
-//! Schedules by name: those of this crate, and a caller's own beside them.
+//! Schedules by name: those of this crate, and a caller's own.
 
 use super::Schedule;
 use crate::ir::notation::near;
@@ -96,7 +96,7 @@ mod tests {
     use crate::ir::timetable::Timetable;
     use crate::schedule::{Citation, Shape, Unfit};
 
-    /// GPipe under a name of its own.
+    /// GPipe under another name.
     struct Own;
 
     impl Schedule for Own {

@@ -1,4 +1,4 @@
-//! What schedules are asked for: depth, micro-batches, and parameters that some of them read.
+//! Shapes of schedules: depth, micro-batches, and parameters that some schedules read.
 
 use std::str::FromStr;
 
@@ -9,10 +9,12 @@ use crate::ir::notation::by_name;
 pub const MAX_DEPTH: usize = 8192;
 /// The most ops of a timetable.
 pub(crate) const MAX_OPS: u64 = 1 << 24;
-/// What proof and simulation take, measured at D = N = 512: 200 for a long row, twice that while rows grow.
+/// Memory of proof and simulation, measured at D = N = 512: 200 for a long row, twice that while
+/// rows grow.
 const BYTES_PER_OP: f64 = 400.0;
 
-/// For what a timetable is asked. [`Schedule::reads`] says who reads what.
+/// The shape of a requested timetable. [`Schedule::reads`] lists the parameters that a schedule
+/// reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Workers of the pipeline group, D.
@@ -23,7 +25,7 @@ pub struct Shape {
     pub n_pipes: usize,
     /// Stages per worker, v.
     pub n_chunks: usize,
-    /// How to go on after D micro-batches.
+    /// Scaling beyond D micro-batches.
     pub scaling: Scaling,
     /// Forwards, and then backwards, in turn, k.
     pub n_in_turn: u32,
@@ -38,8 +40,8 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// D workers and N micro-batches; two pipes, chunks and waves, one op in turn, direct scaling, two
-    /// steps between flushes, four slices.
+    /// D workers and N micro-batches; two pipes, chunks and waves, one op in turn, direct scaling,
+    /// two steps between flushes, four slices.
     pub fn new(depth: usize, n_micro_batches: u32) -> Shape {
         Shape {
             depth,
@@ -69,8 +71,8 @@ impl Shape {
         self.check_ops(schedule, self.depth)
     }
 
-    /// The chunks per worker that make `count` times `each`. Refuses a count, named `what` on the command
-    /// line, that gives too many stages.
+    /// The chunks per worker that make `count` times `each`. Refuses a count, named `what` on the
+    /// command line, that gives too many stages.
     pub(super) fn check_chunks(
         &self,
         schedule: &dyn Schedule,
@@ -102,8 +104,8 @@ impl Shape {
         Err(Unfit::new(schedule, reason, nearest))
     }
 
-    /// Keeps a slip of the finger from filling the memory. The largest job anyone has published has some
-    /// hundred thousand ops.
+    /// Keeps a slip of the finger from filling the memory. The largest job anyone has published has
+    /// some hundred thousand ops.
     pub(super) fn check_ops(&self, schedule: &dyn Schedule, n_stages: usize) -> Result<(), Unfit> {
         let n_ops = (n_stages as u64).saturating_mul(2 * u64::from(self.n_micro_batches));
         if n_ops > MAX_OPS {
@@ -122,7 +124,7 @@ impl Shape {
         Ok(())
     }
 
-    /// How many micro-batches `n_stages` stages can do with at most `n_forwards` forwards, in words.
+    /// Micro-batches that `n_stages` stages can do with at most `n_forwards` forwards, in words.
     pub(super) fn micro_batches_within(n_forwards: u64, n_stages: usize) -> String {
         format!("at most {} micro-batches", n_forwards / n_stages as u64)
     }
@@ -139,7 +141,7 @@ impl Shape {
     }
 }
 
-/// A part of a [`Shape`] that only the schedules read which say so.
+/// A part of a [`Shape`] that only some schedules read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Parameter {
     /// `n_pipes`.
@@ -184,7 +186,7 @@ impl Parameter {
     }
 }
 
-/// How Chimera goes on after D micro-batches (Li & Hoefler, SC'21, section 3.5).
+/// The ways in which Chimera scales beyond D micro-batches (Li & Hoefler, SC'21, section 3.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scaling {
     /// Units of D micro-batches one after another, the next filling the bubbles of the last.

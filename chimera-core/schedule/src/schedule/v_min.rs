@@ -1,4 +1,5 @@
-//! V-Min: a V with split backwards that holds about a third of what 1F1B holds, where workers are many.
+//! V-Min: a V with split backwards that holds about a third of what 1F1B holds, where workers are
+//! many.
 
 use super::building_block::{self, Offsets, PERIOD};
 use super::{Citation, Schedule, Shape, Unfit};
@@ -22,7 +23,7 @@ impl Schedule for VMin {
         }
     }
 
-    /// Blocks whose slots never meet modulo six.
+    /// Blocks with slots that never meet modulo six.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         let d = shape.depth as u64;
         let shift = if d.is_multiple_of(3) { 2 } else { 0 };

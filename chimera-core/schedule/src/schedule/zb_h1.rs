@@ -1,4 +1,4 @@
-//! ZB-H1: 1F1B whose backwards are split, so that weight halves fill the drain.
+//! ZB-H1: 1F1B with split backwards, so that weight halves fill the drain.
 
 use super::phases::Next::{F, I, W};
 use super::phases::{self, PhaseQueue, PhaseRow};

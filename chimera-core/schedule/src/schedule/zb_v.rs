@@ -26,7 +26,7 @@ impl Schedule for ZbV {
         }
     }
 
-    /// Blocks whose slots never meet modulo six.
+    /// Blocks with slots that never meet modulo six.
     fn timetable(&self, shape: &Shape) -> Result<Timetable, Unfit> {
         let d = shape.depth as u64;
         building_block::timetable(self, shape, shape.depth, f64::INFINITY, |i| Offsets {

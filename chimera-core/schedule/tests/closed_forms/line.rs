@@ -50,7 +50,8 @@ fn interleaved_has_its_closed_form() {
     }
 }
 
-/// Slices, each a k-th of a micro-batch, fill and drain the pipeline in a k-th of the time and memory.
+/// Slices, each a k-th of a micro-batch, fill and drain the pipeline in a k-th of the time and
+/// memory.
 #[test]
 fn seq1f1b_has_its_closed_forms() {
     for d in 1..=16 {
@@ -69,8 +70,8 @@ fn seq1f1b_has_its_closed_forms() {
     }
 }
 
-/// Groups of k micro-batches (kFkB) cost saved activations and room in the channels, and where messages
-/// are free gain nothing.
+/// Groups of k micro-batches (kFkB) cost saved activations and room in the channels, and where
+/// messages are free gain nothing.
 #[test]
 fn dapple_by_groups_has_its_closed_forms() {
     for d in 1..=10 {

@@ -121,7 +121,8 @@ fn mixpipe_keeps_to_what_may_be_in_flight() {
     }
 }
 
-/// DualPipe, and DualPipeV on half as many workers with half as many micro-batches of twice the chunks.
+/// DualPipe, and DualPipeV on half as many workers with half as many micro-batches of twice the
+/// chunks.
 #[test]
 fn dualpipe_has_its_closed_forms() {
     for half in 1..=8 {
@@ -150,7 +151,7 @@ fn dualpipe_has_its_closed_forms() {
     }
 }
 
-/// F = b = w = 1, and a pair whatever its overlap leaves.
+/// F = b = w = 1, and a pair takes what its overlap leaves.
 struct Overlapped {
     pair: f64,
 }

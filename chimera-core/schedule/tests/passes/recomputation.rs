@@ -11,7 +11,7 @@ use chimera_schedule::timetable::Timetable;
 
 use crate::{Costs, PLAIN, how, makespan, ops, peak, recomputed, run, timetable};
 
-/// As if backwards took B + R.
+/// The step takes what it would if backwards took B + R.
 #[test]
 fn recomputing_on_demand_makes_backwards_longer() {
     for d in 1..=8 {
@@ -30,7 +30,8 @@ fn recomputing_on_demand_makes_backwards_longer() {
     }
 }
 
-/// Behind it stands a pair, whose forward waits for an activation that the recomputation has no use for.
+/// A pair follows, with a forward that waits for an activation that the recomputation does not
+/// need.
 #[test]
 fn recomputing_on_demand_waits_for_its_own_gradient_alone() {
     let t = timetable("dualpipe-v", &Shape::new(2, 4));
@@ -69,7 +70,7 @@ fn an_early_recomputation_on_demand_waits_for_its_gradient() {
     assert_eq!(timed(&[(F, 0), (F, 1), (R, 1), (R, 0), (B, 0), (B, 1)]), Ok(vec![11.0, 12.0]));
 }
 
-/// Right before its backward, a recomputation is alone with its saved activations.
+/// Right before its backward, a recomputation is the only holder of saved activations.
 #[test]
 fn recomputing_leaves_one_micro_batch_of_activations() {
     for schedule in ["gpipe", "dapple", "gems", "chimera", "zb-h1"] {
@@ -82,7 +83,8 @@ fn recomputing_leaves_one_micro_batch_of_activations() {
     assert_eq!(peak(&chunks), 0.5);
 }
 
-/// What forwards keep lives until the recomputation: as many inputs as there would be saved activations without one.
+/// Checkpointed inputs live until the recomputation: as many as there would be saved activations
+/// without one.
 #[test]
 fn inputs_are_kept_in_place_of_activations() {
     for schedule in ["gpipe", "dapple", "gems", "interleaved", "chimera", "dualpipe-v", "v-half"] {

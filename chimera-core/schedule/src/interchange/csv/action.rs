@@ -4,7 +4,7 @@ use crate::ir::ids::{PipeId, StageId};
 use crate::ir::op::{Cell, Kind, Lane, Op, Span};
 
 const PAIR: &str = "OVERLAP_F_B";
-/// What PyTorch writes into files of the format `compute_comms` alone.
+/// Actions that PyTorch writes only into files of the format `compute_comms`.
 const COMMUNICATION: [&str; 10] = [
     "SEND_F",
     "RECV_F",
@@ -25,7 +25,7 @@ pub(super) struct Action {
     pub(super) micro_batch: u32,
 }
 
-/// What a cell of one op or of a pair says.
+/// The text of a cell of one op or of a pair.
 pub(super) fn write(cell: &Cell, action_of: impl Fn(Op) -> Action) -> Result<String, String> {
     let one = |op: Op| write_one(&action_of(op));
     match *cell {
@@ -53,7 +53,7 @@ fn write_one(Action { op, stage, micro_batch }: &Action) -> Result<String, Strin
     }
 }
 
-/// What a cell that is not empty says, on pipe 0.
+/// The cell of a text that is not empty, on pipe 0.
 pub(super) fn read(text: &str) -> Result<Cell, String> {
     let Some(rest) = text.strip_prefix('(') else {
         return action(text).map(Cell::One);
@@ -103,7 +103,7 @@ fn action(text: &str) -> Result<Op, String> {
     Ok(Op { kind, pipe: PipeId(0), stage, span: Span::one(micro_batch) })
 }
 
-/// The number at the start of `text`, and what stands behind it.
+/// The number at the start of `text`, and the rest.
 fn number<'t>(text: &'t str, what: &str) -> Result<(u32, &'t str), String> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, rest) = text.split_at(end);

@@ -5,16 +5,18 @@
 //! 1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1WAIT_SEND_B0
 //! ```
 //!
-//! PyTorch wants each stage on one rank. So the file numbers *virtual stages*: stage `s` of pipe `p` is `p * S + s` in a
-//! program of `S` stages, and replicas of a stage have numbers of their own. Micro-batches keep their ids, and go through the
-//! virtual stages of their own pipe. With one pipe, virtual stages are the stages, and `_load_csv(path,
-//! format="compute_comms")` takes the file. With several it does not, since it wants every micro-batch in every stage and
-//! knows one first and one last stage; `chimera.torch.pytorch_runtime` does what is missing.
+//! PyTorch wants each stage on one rank. So the file numbers *virtual stages*: stage `s` of pipe
+//! `p` is `p * S + s` in a program of `S` stages, and each replica of a stage has another number.
+//! Micro-batches keep their ids, and go through the virtual stages of their pipe. With one pipe,
+//! virtual stages are the stages, and `_load_csv(path, format="compute_comms")` accepts the file.
+//! With several pipes it does not, since it expects every micro-batch in every stage and knows one
+//! first and one last stage; `chimera.torch.pytorch_runtime` does what is missing.
 //!
-//! PyTorch's messages have no tags: what two ranks exchange arrives in the order in which it was sent. So messages stand
-//! in the program's one order, which PyTorch's own lowering of `compute_only` does not know. A reduction is waited for
-//! before the next one begins, as PyTorch asks; where a rank holds a stage in several pipes, it has the number of the first.
-//! Sums over replicas and updates are left to whoever calls the runtime.
+//! PyTorch's messages have no tags: messages between two ranks arrive in the order in which they
+//! were sent. So messages stand in the program's one order, which PyTorch's own lowering of
+//! `compute_only` does not know. A reduction ends before the next one begins, as PyTorch requires.
+//! If a rank holds a stage in several pipes, its reduction has the number of the first. The caller
+//! of the runtime is responsible for sums over replicas and for updates.
 
 use super::action::{self, Action};
 use super::{Inexpressible, is_chain};
@@ -29,7 +31,8 @@ use crate::program::{Instr, Program};
 /// The program's rows of actions, messages among them.
 ///
 /// # Errors
-/// If its stages are no chain, if it has an op that the CSV cannot say, updates weights while micro-batches are on their way, or has no one order.
+/// If its stages are not a chain, if it has an op that the CSV cannot express, if it updates
+/// weights while micro-batches are on their way, or if it has no one order.
 pub fn to_comms_csv(program: &Program) -> Result<String, Inexpressible> {
     let refuse =
         |reason: String| Inexpressible { schedule: program.schedule().to_string(), reason };

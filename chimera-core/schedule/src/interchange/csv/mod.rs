@@ -6,14 +6,15 @@
 //! 1F0,1B0,1F1,1B1
 //! ```
 //!
-//! Row `i` is what rank `i` does; a cell is an action, `STAGE TYPE MICROBATCH` without separators, or
-//! empty, which means idle and is ignored. Types are `F`, `B`, and `I` and `W` for the halves of `B`. A
-//! pair is `(0F3;7B1)OVERLAP_F_B`. The number of stages and of micro-batches follow from the actions.
+//! Row `i` has the actions of rank `i`. A cell is an action, `STAGE TYPE MICROBATCH` without
+//! separators, or empty, which means idle and is ignored. Types are `F`, `B`, and `I` and `W` for
+//! the halves of `B`. A pair is `(0F3;7B1)OVERLAP_F_B`. The number of stages and of micro-batches
+//! follow from the actions.
 //!
-//! A stage is on exactly one rank, so a file holds one pipe: a bidirectional schedule has one file per
-//! direction. Ops on several micro-batches at once or on parts of them, recomputation, and stages that are no chain cannot be
-//! said.
-//! A program's file ([`to_comms_csv`]) holds all pipes, as virtual stages.
+//! A stage is on exactly one rank, so a file holds one pipe: a bidirectional schedule has one file
+//! per direction. The format cannot express ops on several micro-batches at once or on parts of
+//! them, recomputation, and stages that are not a chain. A program's file ([`to_comms_csv`]) holds
+//! all pipes, as virtual stages.
 
 mod action;
 mod comms;
@@ -29,21 +30,21 @@ use crate::ir::op::{Cell, Op};
 use crate::ir::timetable::Timetable;
 use crate::ir::update::Update;
 
-/// Why a timetable cannot be written as CSV.
+/// A timetable that cannot be written as CSV.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{schedule} cannot be written as PyTorch's CSV: {reason}; JSON holds every timetable")]
 pub struct Inexpressible {
     /// Name of the schedule.
     pub schedule: String,
-    /// What the CSV cannot say.
+    /// The part that the CSV cannot express.
     pub reason: String,
 }
 
-/// The pipe `pipe` of a timetable, its micro-batches counted from 0 in order of their ids; a pair of ops
-/// of two pipes is written as the one of `pipe` alone.
+/// The pipe `pipe` of a timetable, its micro-batches counted from 0 in order of their ids. A pair
+/// of ops of two pipes is written as the op of `pipe` only.
 ///
 /// # Errors
-/// If the pipe is not there or empty, or has an op that the CSV cannot say.
+/// If the pipe does not exist or is empty, or has an op that the CSV cannot express.
 pub fn to_csv(timetable: &Timetable, pipe: PipeId) -> Result<String, Inexpressible> {
     let refuse = |reason: String| Inexpressible { schedule: timetable.schedule.clone(), reason };
     if timetable.units_per_micro > 1 {
@@ -87,7 +88,7 @@ pub fn micro_batches(timetable: &Timetable, pipe: PipeId) -> Vec<u32> {
     ids
 }
 
-/// Refuses stages that are no chain: PyTorch gives what a stage makes to the next one.
+/// Refuses stages that are not a chain: in PyTorch a stage's output goes to the next one.
 fn is_chain(graph: &StageGraph) -> Result<(), String> {
     if graph.is_chain() {
         Ok(())
@@ -96,7 +97,7 @@ fn is_chain(graph: &StageGraph) -> Result<(), String> {
     }
 }
 
-/// What `cell` does in `pipe`.
+/// The part of `cell` in `pipe`.
 fn cell_of(cell: &Cell, pipe: PipeId) -> Option<Cell> {
     let mut ops = cell.ops().filter(|op| op.pipe == pipe);
     let first = ops.next()?;

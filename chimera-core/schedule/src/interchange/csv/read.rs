@@ -1,5 +1,5 @@
-//! Reading PyTorch's CSV, more strictly than PyTorch does: it takes `0F1junk` for `0F1` and `0BW0` for
-//! `0B` of no micro-batch.
+//! Reading PyTorch's CSV, more strictly than PyTorch does: it takes `0F1junk` for `0F1` and `0BW0`
+//! for `0B` of no micro-batch.
 
 use super::action;
 use crate::interchange::form::MAX_COUNT;
@@ -12,15 +12,15 @@ use crate::ir::timetable::Timetable;
 /// Most actions of a file: an action takes less room in a file than in memory.
 const MAX_ACTIONS: usize = 1 << 22;
 
-/// The timetable that `bytes` hold, of one pipe, to be known as `schedule`.
+/// The timetable in `bytes`, of one pipe, to be named `schedule`.
 ///
-/// A byte order mark, either end of line, blanks around a cell, quotes around a whole cell and blank lines at
-/// the end are taken, as spreadsheets and editors write them.
+/// A byte order mark, either end of line, blanks around a cell, quotes around a whole cell and
+/// blank lines at the end are accepted, as spreadsheets and editors write them.
 ///
 /// # Errors
-/// If the file is too long or is not such a CSV; if a stage is on two ranks or on none; if a micro-batch
-/// has not exactly one forward on every stage; if an action is there twice. Whether the rest is a sound schedule is for the checker
-/// to say.
+/// If the file is too long or is not such a CSV; if a stage is on two ranks or on none; if a
+/// micro-batch has not exactly one forward on every stage; if an action occurs twice. The checker
+/// decides whether the rest is a sound schedule.
 pub fn from_csv(bytes: &[u8], schedule: &str) -> Result<Timetable, ReadError> {
     if bytes.len() > MAX_BYTES {
         return Err(ReadError::TooLong);
@@ -42,7 +42,7 @@ pub fn from_csv(bytes: &[u8], schedule: &str) -> Result<Timetable, ReadError> {
     Ok(Timetable::new(schedule, placement, n_micro_batches, sheet.rows))
 }
 
-/// Where an action stands, counted from 0.
+/// The place of an action, counted from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     row: usize,
@@ -69,13 +69,13 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// What has been read.
+/// The content read so far.
 #[derive(Default)]
 struct Table {
     rows: Vec<Vec<Cell>>,
-    /// Where each row ends.
+    /// End of each row.
     ends: Vec<Place>,
-    /// Where each stage was first seen.
+    /// First place of each stage.
     stages: Vec<Option<Place>>,
     /// Every action's kind, stage and micro-batch, and where it is.
     actions: Vec<(Kind, StageId, u32, Place)>,
@@ -157,7 +157,7 @@ impl Table {
         self.stages.iter().enumerate().map(worker).collect()
     }
 
-    /// The number of micro-batches, each of which has one forward on every stage.
+    /// The number of micro-batches, each with one forward on every stage.
     fn micro_batches(&mut self, workers: &[WorkerId]) -> Result<u32, ReadError> {
         self.actions.sort_unstable();
         let n_forwards = self.actions.partition_point(|(kind, ..)| *kind == Kind::Forward);
@@ -196,7 +196,7 @@ impl Table {
     }
 }
 
-/// Refuses sorted actions of which two are the same.
+/// Refuses equal actions. `actions` are sorted.
 fn check_once(actions: &[(Kind, StageId, u32, Place)]) -> Result<(), ReadError> {
     let name =
         |(kind, stage, micro_batch, _): &(Kind, StageId, u32, Place)| (*kind, *stage, *micro_batch);

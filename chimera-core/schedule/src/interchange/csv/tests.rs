@@ -190,7 +190,7 @@ fn truncations_are_refused_here_or_by_the_proof() {
     }
 }
 
-/// Timetables of one pipe whose forwards are complete; the order is anyone's.
+/// Timetables of one pipe with all forwards, in any order.
 fn any_timetable() -> impl Strategy<Value = Timetable> {
     (1..5usize, 1..3usize, 1..5u32).prop_flat_map(|(depth, chunks, n)| {
         let placement = crate::ir::placement::Placement::interleaved(depth, chunks);

@@ -38,8 +38,8 @@ pub(super) fn travels<'t>(program: &Program, timeline: &'t Timeline) -> Vec<Trav
     travels
 }
 
-/// The beginning and the end of an arrow for each token that travels, numbered from `first_id`; `first` is the
-/// process of worker 0.
+/// The beginning and the end of an arrow for each token that travels, numbered from `first_id`;
+/// `first` is the process of worker 0.
 pub(super) fn arrows(
     told: &Told<'_>,
     travels: &[Travel<'_>],

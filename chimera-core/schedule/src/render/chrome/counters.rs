@@ -23,7 +23,7 @@ struct Counter {
 #[derive(Clone)]
 struct Change {
     time: f64,
-    /// Which of the changes at one time comes first.
+    /// The order among changes at one time.
     order: usize,
     by: f64,
 }
@@ -48,8 +48,9 @@ impl Counter {
         }
     }
 
-    /// A zero at `start`, and an event at each time at which the counter of a worker changes, after one with the most that
-    /// it is at that time, if that is more; `first` is the process of worker 0.
+    /// A zero at `start`, and an event at each time at which the counter of a worker changes, after
+    /// one with the most that it is at that time, if that is more; `first` is the process of worker
+    /// 0.
     fn events(mut self, first: usize, start: f64) -> Vec<Value> {
         let mut events = Vec::new();
         for (pid, changes) in (first..).zip(&mut self.changes) {
@@ -79,7 +80,7 @@ impl Counter {
     }
 }
 
-/// Where ops stand in their rows, which is the order in which memory is given out.
+/// The places of ops in their rows: the order in which memory is handed out.
 struct RowPlaces(FxHashMap<(WorkerId, Op), usize>);
 
 impl RowPlaces {
@@ -109,7 +110,7 @@ impl RowPlaces {
     }
 }
 
-/// The counters of all workers in one run of a program, whose tokens travel as `travels` says. Kept values are
+/// The counters of all workers in one run of a program with the given `travels`. Kept values are
 /// counted in bytes where sizes are known, or else in micro-batches.
 pub(super) fn counters(
     told: &Told<'_>,

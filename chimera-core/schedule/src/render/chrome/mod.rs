@@ -1,10 +1,11 @@
 //! Timelines as traces that Perfetto (ui.perfetto.dev) and chrome://tracing show.
 //!
-//! The format is Google's "Trace Event Format". Each worker is a process: a thread for compute and
-//! threads beside it for gradient reductions and, where they are timed, the kernels of its device. An arrow goes from the op that makes a token to the op that
-//! eats it, where these are on two workers. Counters show what a worker holds, and messages under way to it.
-//! What ran is shown with what its workers waited for, and each run of the program as one slice around its parts.
-//! A unit of time is shown as a second, as which measured timelines mean it.
+//! The format is Google's "Trace Event Format". Each worker is a process, with a thread for
+//! compute, threads for gradient reductions and, where they are timed, a thread for the kernels of
+//! its device. An arrow goes from the op that makes a token to the op that eats it, if these are on
+//! two workers. Counters show the memory that a worker holds, and the messages under way to it.
+//! Measured timelines also show waits, and one slice around each run of the program. A unit of time
+//! is shown as a second, the unit of measured timelines.
 
 mod arrows;
 mod counters;
@@ -23,9 +24,10 @@ use crate::ir::ids::WorkerId;
 use crate::ir::op::{Kind, Op};
 use crate::program::Program;
 
-/// Of a unit of time, in the unit of the format.
+/// Microseconds, the unit of the format, in a unit of time.
 const MICROSECONDS: f64 = 1e6;
-/// The thread of a worker's kernels: behind those of its moves and reductions, of which each run may have others.
+/// The thread of a worker's kernels. It comes after the threads of moves and reductions, and their
+/// number differs between runs.
 const KERNELS: usize = 10_000;
 
 /// The trace of a simulated or measured step of `program`, one event per line.
@@ -42,7 +44,7 @@ pub fn trace(program: &Program, timeline: &Timeline) -> String {
     written(&events)
 }
 
-/// What a timeline does not say of the model that is trained.
+/// Sizes of the trained model, which a timeline does not have.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Sizes {
     /// Bytes of a sample, by stage.
@@ -54,8 +56,8 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Floating-point operations of an op: each half of a backward takes what its forward does. What a selective
-    /// recomputation leaves out is not known.
+    /// Floating-point operations of an op: each half of a backward takes what its forward does.
+    /// What a selective recomputation leaves out is not known.
     fn flops(&self, rules: &Rules, op: &Op) -> Option<f64> {
         let forwards = match op.kind {
             Kind::Recompute if rules.is_selective(op.pipe, op.stage) => return None,
@@ -70,10 +72,10 @@ impl Sizes {
     }
 }
 
-/// What one pipeline group did in one run of a program.
+/// One run of a program by one pipeline group.
 #[derive(Clone, Debug)]
 pub struct Ran<'p> {
-    /// What it ran.
+    /// The program.
     pub program: &'p Program,
     /// The group.
     pub group: usize,
@@ -90,21 +92,22 @@ pub struct Ran<'p> {
 /// A time in which nothing that counts was computed.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Gap {
-    /// When it began, in seconds.
+    /// Start, in seconds.
     pub start: f64,
-    /// When it ended.
+    /// End, in seconds.
     pub end: f64,
-    /// Why, in words.
+    /// The reason, in words.
     pub reason: String,
 }
 
-/// What ran, and what is known of its sizes.
+/// A program, and its sizes if they are known.
 struct Told<'t> {
     program: &'t Program,
     sizes: Option<&'t Sizes>,
 }
 
-/// The trace of a training: each rank is a process, and times are on one clock. Gaps are those of all ranks.
+/// The trace of a training: each rank is a process, and times are on one clock. Gaps apply to all
+/// ranks.
 pub fn training(runs: &[Ran<'_>], gaps: &[Gap], sizes: Option<&Sizes>) -> String {
     let mut ranks: Vec<(usize, usize, usize)> = Vec::new();
     let mut events = Vec::new();

@@ -1,4 +1,4 @@
-//! Many timelines below each other, small and on one scale of time, each beside its figures.
+//! Many small timelines, one below the other, on one scale of time, each next to its figures.
 
 use super::{CHAR, MARGIN, Sheet};
 use crate::analyze::Timeline;
@@ -11,24 +11,24 @@ const NAME: f64 = 14.0;
 const FIGURE: f64 = 12.0;
 /// Room for a makespan to the right of the longest timeline.
 const END: f64 = 56.0;
-/// What the rows of one timeline take together, at the least number of workers and beyond.
+/// Height of all rows of one timeline, with few workers and with more.
 const ROWS: f64 = 48.0;
 const GAP: f64 = 20.0;
 /// The most characters of a name.
 const LONGEST: usize = 30;
 
-/// One timeline and what is said about it.
+/// One timeline and its figures.
 pub struct Compared<'a> {
     /// Its name; what follows the first space goes on a line below.
     pub name: &'a str,
     /// Its figures, one for each column.
     pub figures: Vec<String>,
-    /// What is drawn.
+    /// The timeline to draw.
     pub timeline: &'a Timeline,
 }
 
-/// A table of timelines under a title, with a column of figures for each of `heads`, and lines of `notes`
-/// below. A timeline much longer than most is cut off, so that the others can be seen.
+/// A table of timelines under a title, with a column of figures for each of `heads`, and lines of
+/// `notes` below. A timeline much longer than most is cut off, so that the others can be seen.
 pub fn compare(
     (title, subtitle): (&str, &str),
     heads: &[&str],
@@ -67,14 +67,14 @@ pub fn compare(
     sheet.finish(title, &about.collect::<Vec<_>>().join(" "))
 }
 
-/// How much of time is drawn: what all entries take, but for those that take more than twice the median.
+/// The time that is drawn: the longest entry, without entries that take more than twice the median.
 fn longest(mut makespans: Vec<f64>) -> f64 {
     makespans.sort_by(f64::total_cmp);
     let median = makespans.get(makespans.len() / 2).copied().unwrap_or(0.0);
     makespans.into_iter().filter(|makespan| *makespan <= 2.0 * median).fold(0.0, f64::max)
 }
 
-/// Where columns end, on the right.
+/// Right ends of columns.
 struct Columns {
     rights: Vec<f64>,
     end: f64,

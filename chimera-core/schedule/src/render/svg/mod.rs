@@ -1,8 +1,8 @@
 //! Drawings as self-contained SVG, readable on light and on dark pages.
 //!
-//! One row per worker and one block per op, as wide as it lasts, with its micro-batch. The hue says
-//! which pipe, the tone which kind: pale is forward, dark is backward. Moves of saved activations and sums of gradients run on thin
-//! lanes below the row.
+//! There is one row per worker and one block per op, as wide as it lasts, with its micro-batch. The
+//! hue shows the pipe, the tone the kind: pale is forward, dark is backward. Moves of saved
+//! activations and sums of gradients run on thin lanes below the row.
 
 mod compare;
 mod sheet;
@@ -14,13 +14,13 @@ use super::{UNDRAWN_MOVES, has_undrawn_moves, number};
 use crate::analyze::{Timeline, Work};
 use crate::program::Program;
 
-/// The least width, and times of it the greatest.
+/// The least width. The greatest is [`WIDEST`] times as much.
 const WIDTH: f64 = 960.0;
 const WIDEST: f64 = 4.0;
-/// Width of a block whose label is two characters.
+/// Width of a block with a label of two characters.
 const LABEL: f64 = 18.0;
 const MARGIN: f64 = 20.0;
-/// Where time 0 is.
+/// Position of time 0.
 const LEFT: f64 = 56.0;
 /// Width of a character at font size 1, on average.
 const CHAR: f64 = 0.56;
@@ -32,13 +32,13 @@ pub fn timeline(timeline: &Timeline, title: &str) -> String {
 
 /// Several titled timelines, one below the other, on one scale of time.
 ///
-/// The size of the drawing is bounded by the number of workers, not by that of events: those too narrow
-/// to be seen are drawn together with their neighbours.
+/// The size of the drawing is bounded by the number of workers, not of events: events too narrow to
+/// be seen are drawn together with their neighbours.
 pub fn stack(panels: &[(&str, &Timeline)]) -> String {
     drawing(panels, Vec::new())
 }
 
-/// The [`timeline`] of a step of `program`, whose works beside the training the legend names.
+/// The [`timeline`] of a step of `program`, with its works named in the legend.
 pub fn step(program: &Program, timeline: &Timeline, title: &str) -> String {
     let works = program.rules().works().iter().map(|work| work.name.clone());
     drawing(&[(title, timeline)], works.collect())
@@ -58,7 +58,7 @@ fn drawing(panels: &[(&str, &Timeline)], works: Vec<String>) -> String {
     sheet.finish(&titles.join("; "), &about.collect::<Vec<_>>().join(" "))
 }
 
-/// So much that three of four cells have room for a label, if that is not too much.
+/// The width at which three of four cells have room for a label, up to a limit.
 fn width(panels: &[(&str, &Timeline)], longest: f64) -> f64 {
     let events = panels.iter().flat_map(|(_, timeline)| &timeline.events);
     let cells = events.filter(|event| matches!(event.work, Work::Cell(_)));

@@ -22,21 +22,21 @@ pub(super) const DIGIT: f64 = 0.6;
 /// Smaller labels cannot be read.
 const LEAST_LABEL: f64 = 7.0;
 
-/// What has been drawn so far, and down to where.
+/// The drawing so far, and its height.
 pub(super) struct Sheet {
     pub(super) blocks: String,
-    /// What lies below the blocks.
+    /// Lines below the blocks.
     pub(super) grid: String,
     pub(super) y: f64,
     pub(super) width: f64,
-    /// Where time 0 is, and where `longest` is.
+    /// Positions of time 0 and of `longest`.
     pub(super) span: (f64, f64),
-    /// What there is room for.
+    /// The longest time to draw.
     pub(super) longest: f64,
     /// Pixels per unit of time.
     pub(super) scale: f64,
     pub(super) used: BTreeSet<Paint>,
-    /// Names of works beside the training, if they are known.
+    /// Names of a caller's own works, if they are known.
     pub(super) works: Vec<String>,
 }
 
@@ -71,7 +71,7 @@ impl Sheet {
         self.axis(top);
     }
 
-    /// All workers, from here down; `named` if their names stand beside them.
+    /// All workers, from here down, with their names at the left if `named`.
     pub(super) fn rows(&mut self, timeline: &Timeline, height: f64, gap: f64, named: bool) {
         let rows = rows(timeline);
         let n_pipes = n_pipes(timeline);
@@ -146,7 +146,8 @@ impl Sheet {
         if x > 0.0 { (left + x).min(right) } else { left }
     }
 
-    /// A block; where there is room, with a label, as large as fits, and a tip that shows when pointed at.
+    /// A block; where there is room, with a label, as large as fits, and a tip that shows when
+    /// pointed at.
     fn block(&mut self, area: Area, paint: Paint, event: &Event, label: &str) {
         self.used.insert(paint);
         if area.width < 5.0 || area.height < 3.0 {

@@ -17,7 +17,7 @@ pub(super) fn last_op(work: Work) -> Option<Op> {
     }
 }
 
-/// The characters that fill up work beside the training, one after the other.
+/// The characters that fill a caller's own works, separated by spaces.
 pub(super) fn marks_beside(timeline: &Timeline) -> String {
     let works = timeline.events.iter().filter_map(|event| match last_op(event.work)?.kind {
         Kind::Work(work) => Some(filled_with(work)),

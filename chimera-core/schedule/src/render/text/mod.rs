@@ -1,12 +1,13 @@
 //! Drawings in plain text, one line per worker.
 //!
-//! In all of them `3` is the forward pass of micro-batch 3, `3'` its backward pass, `3i` and `3w` the
-//! input and weight halves of that, `3r` a recompute, `0-1` a span, `3+1'` a pair and `.` idle time. A
-//! worker with several stages of one pipe tells them apart by a letter: `a3`, `b3`. `u2` is the
-//! optimizer's update of bucket 2. Gradient reductions, `g2`, run beside a worker's row: they share a line below it,
-//! which begins with `+` and is filled up with `+` while any of them runs. Moves of saved activations share a line that
-//! begins with `>`: `3o` offloads those of micro-batch 3, `3l` reloads them, `3t` returns them to the worker that does.
-//! `3x` is a piece of work beside the training, `3y` one of a second such work; [`work_marks`] says which is which.
+//! In all of them `3` is the forward pass of micro-batch 3, `3'` its backward pass, `3i` and `3w`
+//! the input and weight halves of that, `3r` a recompute, `0-1` a span, `3+1'` a pair and `.` idle
+//! time. Letters distinguish several stages of one pipe on a worker: `a3`, `b3`. `u2` is the
+//! optimizer's update of bucket 2. Gradient reductions, `g2`, run in parallel to a worker's row.
+//! They share a line below it, which begins with `+` and is filled with `+` while any of them runs.
+//! Moves of saved activations share a line that begins with `>`: `3o` offloads those of micro-batch
+//! 3, `3l` reloads them, `3t` returns them to their worker. `3x` is a piece of a caller's own work,
+//! `3y` one of a second such work; [`work_marks`] lists them.
 
 mod look;
 mod scale;
@@ -23,7 +24,8 @@ use crate::ir::notation::{Labels, work_mark};
 
 /// Drawings with more columns than this are scaled, since nobody reads them column by column.
 const MAX_COLUMNS: usize = 2000;
-/// Drawings in which an op needs more columns than this are scaled: lines would be many screens of filling.
+/// Drawings in which an op needs more columns than this are scaled: lines would be many screens of
+/// filling.
 const MAX_OP_COLUMNS: f64 = 8.0;
 /// Width of a scaled drawing, in characters.
 const SCALED_WIDTH: usize = 100;
@@ -31,8 +33,8 @@ const SCALED_WIDTH: usize = 100;
 /// The timeline with one column per unit of time.
 ///
 /// The unit is the greatest common divisor of all starts and ends. Work of several columns is filled
-/// up with `-`. Where there is no such unit, as in measured times, or an op lasts many of them, as where ops
-/// take 0.37 and 0.77, it is drawn [`scaled`].
+/// up with `-`. The timeline is drawn [`scaled`] if there is no such unit, as in measured times, or if
+/// an op lasts many of them, as where ops take 0.37 and 0.77.
 ///
 /// ```text
 /// P0 0 1 . . 0'- . 1'-
@@ -56,8 +58,8 @@ pub fn timeline_on(timeline: &Timeline, screen: Screen<'_>) -> String {
 
 /// The timeline squeezed or stretched to `width` characters of equal time.
 ///
-/// Work is filled up with `-` (forward) and `=` (backward) on a pipe that goes down, `~` and `≈` on one
-/// that goes up, and named where there is room.
+/// Work is filled up with `-` (forward) and `=` (backward) on a pipe that goes down, `~` and `≈` on
+/// one that goes up, and named where there is room.
 pub fn scaled(timeline: &Timeline, width: usize) -> String {
     scaled_on(timeline, width, Screen::PLAIN)
 }
@@ -102,7 +104,7 @@ pub fn scaled_on(timeline: &Timeline, width: usize, screen: Screen<'_>) -> Strin
     picture.text
 }
 
-/// What the marks of works of these names stand for in a drawing, such as `x factors, y inverses`.
+/// The marks of works of these names in a drawing, such as `x factors, y inverses`.
 pub fn work_marks<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let mark = |(nth, name): (u8, &str)| format!("{} {name}", work_mark(WorkId(nth)));
     (0..=u8::MAX).zip(names).map(mark).collect::<Vec<_>>().join(", ")
@@ -132,7 +134,7 @@ fn columns(timeline: &Timeline, unit: f64, screen: Screen<'_>) -> String {
         .collect();
 
     let mut picture = Picture::new(timeline.n_workers, screen);
-    // The last column needs no gap behind it.
+    // The last column needs no gap after it.
     let is_narrow = picture.room().is_some_and(|room| n_columns * scale.column > room + 1);
     let of_a_band = match picture.room() {
         Some(room) if is_narrow => (room / scale.column).max(1),
@@ -153,7 +155,7 @@ fn columns(timeline: &Timeline, unit: f64, screen: Screen<'_>) -> String {
     picture.text
 }
 
-/// The greatest unit of which all starts and ends are multiples, if it makes a drawing of at most
+/// The greatest unit that divides all starts and ends, if it makes a drawing of at most
 /// [`MAX_COLUMNS`] and no op of more than [`MAX_OP_COLUMNS`].
 fn unit(timeline: &Timeline) -> Option<f64> {
     let least = timeline.makespan() / MAX_COLUMNS as f64;

@@ -7,18 +7,18 @@ use crate::ir::notation::Labels;
 use crate::render::screen::Line;
 use crate::render::{WorkerRow, work_label};
 
-/// How time becomes characters.
+/// The scale from time to characters.
 pub(super) struct Scale {
     /// Time of a column.
     pub(super) unit: f64,
     pub(super) n_columns: usize,
-    /// Characters of a column, with the gap behind it if it is of several.
+    /// Characters of a column, including the gap after it if there is one.
     pub(super) column: usize,
 }
 
 impl Scale {
-    /// The columns of `events`, in order, without overlap and none beyond the last; those that round to
-    /// nothing are left out.
+    /// The columns of `events`, in order, without overlap and none beyond the last; those that
+    /// round to nothing are left out.
     pub(super) fn blocks<'a>(&self, events: &[&'a Event]) -> Vec<Block<'a>> {
         let column = |time: f64| ((time / self.unit).round() as usize).min(self.n_columns);
         let mut at = 0;
@@ -63,7 +63,7 @@ impl Scale {
         self.beside(row.reductions.iter().flatten().copied().collect(), labels, '+')
     }
 
-    /// A line of what runs beside a row.
+    /// The line of what runs in parallel to a row.
     fn beside(&self, mut events: Vec<&Event>, labels: &Labels, with: char) -> Line {
         let mut line = vec![' '; self.n_columns * self.column];
         events.sort_by(|a, b| a.start.total_cmp(&b.start));
