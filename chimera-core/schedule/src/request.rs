@@ -50,8 +50,8 @@ pub enum UnfitPasses {
     NothingToHoist(Hoist),
     /// Other passes come before moves of activations.
     #[error(
-        "the timetable has moves of activations already, and recompute, split-backward, bpipe and offload come before or in the \
-         place of these: leave them out, or make the timetable anew with all of them"
+        "the timetable has moves of activations already, and recompute, split-backward, bpipe and offload come before them \
+         or replace them: leave these out, or make the timetable again with all of them"
     )]
     HasMoves,
     /// The timetable is a window already.

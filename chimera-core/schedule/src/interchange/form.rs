@@ -181,7 +181,7 @@ impl<'de> Deserialize<'de> for Cell {
                 pair: Some(Two(a, b)),
             } => Ok(Cell::Pair(a.0.into(), b.0.into())),
             _ => Err(D::Error::custom(
-                "a cell has `kind`, `pipe`, `stage` and `micro_batches`, or `pair` alone",
+                "a cell has `kind`, `pipe`, `stage` and `micro_batches`, or only `pair`",
             )),
         }
     }
@@ -233,7 +233,7 @@ impl<'de, A: Deserialize<'de>, B: Deserialize<'de>> Visitor<'de> for TwoVisitor<
     fn visit_seq<S: SeqAccess<'de>>(self, mut items: S) -> Result<Two<A, B>, S::Error> {
         let other = |has: &str| S::Error::custom(format!("a list of two has {has}"));
         let first = items.next_element()?.ok_or_else(|| other("no entry"))?;
-        let second = items.next_element()?.ok_or_else(|| other("one entry alone"))?;
+        let second = items.next_element()?.ok_or_else(|| other("only one entry"))?;
         match items.next_element::<IgnoredAny>()? {
             None => Ok(Two(first, second)),
             Some(_) => Err(other("more than two entries")),

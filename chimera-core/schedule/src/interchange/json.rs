@@ -276,7 +276,7 @@ impl File {
             (Rule::Flush, Some(_)) => {
                 return Err(invalid("steps", "a schedule with a flush has one step"));
             }
-            (_, None) => return Err(invalid("steps", "is missing beside `update`")),
+            (_, None) => return Err(invalid("steps", "is missing, and `update` needs it")),
             (_, Some(n_steps)) => n_steps,
         };
         if n_steps == 0 || !self.micro_batches.is_multiple_of(n_steps) {

@@ -137,7 +137,7 @@ fn one_wrong_thing_is_named() {
         (
             "\"pipes\": 1",
             "\"pipes\": 1, \"update\": \"stash\"",
-            "steps: is missing beside `update`",
+            "steps: is missing, and `update` needs it",
         ),
         (
             "\"pipes\": 1",
@@ -166,12 +166,12 @@ fn one_wrong_thing_is_named() {
         ("es\":[0]", "es\":[0,2]", "micro-batch 2 does not follow"),
         ("es\":[0]", "es\":0", "expected micro-batch ids"),
         ("{\"pair\":[", "{\"pair\":[[],", "expected an object"),
-        ("{\"pair\":[", "{\"stage\":0,\"pair\":[", "or `pair` alone"),
+        ("{\"pair\":[", "{\"stage\":0,\"pair\":[", "or only `pair`"),
         ("{\"pair\":[", "{\"pair\":[]},{\"pair\":[", "a list of two has no entry at line"),
         (
             "{\"pair\":[",
             "{\"pair\":[{\"kind\":\"F\",\"pipe\":0,\"stage\":1,\"micro_batches\":[0]}]},{\"pair\":[",
-            "a list of two has one entry alone at line",
+            "a list of two has only one entry at line",
         ),
         ("]}]}", "]},{}]}", "a list of two has more than two entries at line"),
         ("gpipe", "\\u0000", "schedule: has more than 256 bytes or control characters"),
@@ -272,7 +272,7 @@ fn a_narrowed_timetable_is_read_back_with_its_peaks() {
 
 /// A message about a length that is not the file's would mislead.
 #[test]
-fn a_file_that_is_too_long_is_told_the_limit() {
+fn a_file_that_is_too_long_is_refused_with_the_limit() {
     let long = from_json(&vec![b' '; MAX_BYTES + 1]).unwrap_err().to_string();
     assert_eq!(long, "the file has more than 64 MiB, the most that is read");
 }

@@ -207,7 +207,7 @@ pub enum GraphError {
         list: &'static str,
     },
     /// A source has an input edge.
-    #[error("{stage} is a source, but {from} feeds it: a source begins with the samples alone")]
+    #[error("{stage} is a source, but {from} feeds it: a source reads only the samples")]
     FedSource {
         /// The source.
         stage: StageId,
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_graph_is_refused() {
+    fn lists_that_make_no_graph_are_refused() {
         let refused = |n, sources: &[u16], edges: &[(u16, u16)], losses: &[u16]| {
             StageGraph::new(n, sources, edges, losses).expect_err("refused").to_string()
         };

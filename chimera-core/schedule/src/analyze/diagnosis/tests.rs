@@ -30,7 +30,7 @@ fn waits_in_line(last: [Option<&str>; 2]) -> Diagnosis {
 }
 
 #[test]
-fn who_computes_is_stalled() {
+fn a_rank_in_compute_is_stalled() {
     let diagnosis = waits_in_line([Some("Run(B(pipe 0, stage 1, micro-batch 1))"), None]);
     assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Stalled, Rank(1)));
     assert_eq!(
@@ -42,7 +42,7 @@ fn who_computes_is_stalled() {
 
 /// Between steps a rank may write files: standing still there is no reason to go on without it.
 #[test]
-fn who_stands_at_an_instruction_makes_no_progress() {
+fn a_rank_at_an_instruction_makes_no_progress() {
     let program = program("dapple", Shape::new(2, 2));
     let at = |instr| Some(Position::At { step: 4, instr });
     let stands_still = |row_1: Option<Position>| {
@@ -73,7 +73,7 @@ fn a_chain_of_waits_ends_at_the_first_that_does_not_advance() {
 }
 
 #[test]
-fn who_does_not_answer_is_known_by_what_it_sent() {
+fn a_silent_rank_is_known_by_its_messages() {
     let waits = Some("Recv(gradient(pipe 0, stage 2, micro-batch 1)");
     let diagnosis = waits_in_line([waits, None]);
     assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Silent, Rank(2)));
@@ -87,7 +87,7 @@ fn who_does_not_answer_is_known_by_what_it_sent() {
 }
 
 #[test]
-fn what_was_sent_is_lost() {
+fn a_sent_message_is_lost() {
     let is_past = Some("Run(B(pipe 0, stage 1, micro-batch 2))");
     let diagnosis = waits_in_line([is_past, Some("Agree")]);
     assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Lost, Rank(1)));
@@ -100,7 +100,7 @@ fn what_was_sent_is_lost() {
 /// Workers 0 and 3 keep activations for each other: worker 3 waits for memory that its moves free
 /// once worker 0, which is in compute, has looked after its own.
 #[test]
-fn who_waits_for_its_moves_is_not_blamed() {
+fn a_rank_that_waits_for_its_moves_is_not_blamed() {
     let timetable = find("1f1b").expect("known").timetable(&Shape::new(4, 6)).expect("fits");
     let moved = bpipe(timetable, &UniformCosts::new(1.0, 2.0, 0.0)).expect("sound");
     let program = lower(&moved, &Lowering::default()).expect("proven");
@@ -122,7 +122,7 @@ fn who_waits_for_its_moves_is_not_blamed() {
 
 /// Nobody else is needed for what a host keeps.
 #[test]
-fn who_does_not_move_what_it_could_is_stalled() {
+fn a_rank_that_does_not_move_what_it_could_is_stalled() {
     let timetable = find("gpipe").expect("known").timetable(&Shape::new(2, 6)).expect("fits");
     let how = Lowering { max_peak: Some(3.0), ..Lowering::default() };
     let moved = offload(timetable, &how, &UniformCosts::new(1.0, 2.0, 0.0)).expect("sound");
@@ -138,7 +138,7 @@ fn who_does_not_move_what_it_could_is_stalled() {
 }
 
 #[test]
-fn what_was_sent_is_held_up_by_who_does_not_answer() {
+fn a_silent_rank_holds_up_sent_messages() {
     let diagnosis = waits_in_line([Some("Run(B(pipe 0, stage 1, micro-batch 2))"), None]);
     assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Silent, Rank(2)));
     let words = diagnosis.to_string();
@@ -147,7 +147,7 @@ fn what_was_sent_is_held_up_by_who_does_not_answer() {
 }
 
 #[test]
-fn who_sends_is_held_up_by_who_does_not_answer() {
+fn a_silent_rank_holds_up_senders() {
     let sends = Some("Send(gradient(pipe 0, stage 1, micro-batch 0)");
     let diagnosis = waits_in_line([sends, None]);
     assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Silent, Rank(2)));
@@ -165,7 +165,7 @@ fn a_lost_message_further_off_is_found() {
 
 /// With short timeouts: no cycle is reported while a message is under way.
 #[test]
-fn what_the_one_that_asks_has_sent_is_lost_too() {
+fn a_message_of_the_asking_rank_can_be_lost_too() {
     let waits = Some("Recv(activation(pipe 0, stage 0, micro-batch 2)");
     let diagnosis = waits_in_line([waits, Some("Agree")]);
     assert_eq!((diagnosis.kind, diagnosis.rank), (Kind::Lost, Rank(0)));
@@ -206,7 +206,7 @@ fn the_last_to_begin_a_sum_is_found() {
 }
 
 #[test]
-fn who_goes_on_is_slow() {
+fn a_rank_that_goes_on_is_slow() {
     let program = program("dapple", Shape::new(2, 2));
     let mut scene = scene(&program, &[Some("Recv("), Some("Run(B(")]);
     scene.earlier[1] = Some(Position::At { step: 4, instr: 0 });
@@ -217,7 +217,7 @@ fn who_goes_on_is_slow() {
 
 /// Between two steps all wait for all: for a rank that waits itself, too, if another one is silent.
 #[test]
-fn who_is_silent_keeps_all_waiting_between_steps() {
+fn a_silent_rank_keeps_all_waiting_between_steps() {
     let program = program("dapple", Shape::new(3, 3));
     let done =
         |rank: usize| Some(Position::At { step: 4, instr: program.rows()[rank].len() as u32 });
@@ -232,7 +232,7 @@ fn who_is_silent_keeps_all_waiting_between_steps() {
 
 /// Rank 0 came out of an exchange before the first step, which the silent one keeps rank 1 in.
 #[test]
-fn who_is_silent_keeps_others_from_the_first_step() {
+fn a_silent_rank_keeps_others_from_the_first_step() {
     let program = program("dapple", Shape::new(3, 3));
     let at = Some(Position::At { step: 4, instr: 0 });
     let positions = vec![at, Some(Position::Start), None];
@@ -247,14 +247,14 @@ fn who_is_silent_keeps_others_from_the_first_step() {
 }
 
 #[test]
-fn ranks_outside_of_the_step_are_told_as_such() {
+fn ranks_outside_of_the_step_are_described_as_such() {
     let program = program("dapple", Shape::new(2, 2));
     let mut scene = scene(&program, &[Some("Recv("), Some("Recv(")]);
     for (position, words) in [
         (Position::Start, "; rank 1 has not begun its first step: stalled between steps"),
         (
             Position::At { step: 3, instr: 99 },
-            "; rank 1 is still in step 3, or behind it: stalled between steps",
+            "; rank 1 is still in step 3, or after it: stalled between steps",
         ),
     ] {
         scene.positions[1] = Some(position);
@@ -266,7 +266,7 @@ fn ranks_outside_of_the_step_are_told_as_such() {
 
 /// Where the transport sums, a rank takes the sum from itself.
 #[test]
-fn a_sum_of_the_transport_waits_for_who_has_not_begun_it() {
+fn a_sum_of_the_transport_waits_for_ranks_that_have_not_begun_it() {
     let program = program("chimera", Shape::new(2, 2));
     let Some(Instr::Await(bucket)) =
         program.rows()[0].iter().find(|instr| matches!(instr, Instr::Await(_))).copied()

@@ -12,7 +12,7 @@ impl HangReport<'_> {
             None => return "is silent".into(),
             Some(Position::Start) => return "has not begun its first step".into(),
             Some(Position::At { step, .. }) if step != self.step => {
-                return format!("is still in step {step}, or behind it");
+                return format!("is still in step {step}, or after it");
             }
             Some(position) => position,
         };

@@ -86,7 +86,7 @@ pub enum Reason {
         owner: WorkerId,
     },
     /// A move is part of a pair.
-    #[error("{0} runs beside compute: it is no part of a pair")]
+    #[error("{0} runs beside compute: it cannot be part of a pair")]
     PairedMove(Op),
     /// A piece belongs to no work that the program has.
     #[error("{0} is of work that the program does not have, or of a stage that does not exist")]
@@ -105,7 +105,7 @@ pub enum Reason {
         unit: u32,
     },
     /// A pass of a micro-batch through a stage is done twice.
-    #[error("{0} does again what was done already")]
+    #[error("{0} repeats what was done already")]
     Repeated(Op),
     /// A pass of a micro-batch through a stage is never done.
     #[error("micro-batch {unit} never has its {pass} on {stage}")]
@@ -120,7 +120,7 @@ pub enum Reason {
     /// A micro-batch is not recomputed on a stage on which others are.
     #[error(
         "micro-batch {unit} has no R (recompute) on {stage}, though others of its pipe have: forwards of a stage that is \
-         recomputed keep their inputs alone. Give each of them an R, or none"
+         recomputed keep only their inputs. Give each of them an R, or none"
     )]
     Unrecomputed {
         /// The micro-batch unit.
@@ -328,7 +328,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_held_is_told_without_rounding_errors() {
+    fn held_micro_batches_are_printed_without_rounding_errors() {
         let savings = Savings::default();
         let told = |peak, limit| Reason::Memory { peak, limit, deferred: 0.0, savings }.to_string();
         let most = "more than the limit of";

@@ -24,7 +24,9 @@ use crate::program::Program;
 #[non_exhaustive]
 pub enum TooNarrow {
     /// Steps have no end at which a program could be changed for another.
-    #[error("an asynchronous schedule has no step at whose end its ranks could become fewer")]
+    #[error(
+        "an asynchronous schedule has no end of a step at which it could go on with fewer ranks"
+    )]
     Asynchronous,
     /// A rank does not exist.
     #[error("{rank} does not exist: there are {n_ranks}, counted from 0")]

@@ -235,7 +235,8 @@ impl Machine for Checker<'_> {
 
     fn reduce(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Reason> {
         if !self.program.buckets[bucket.index()].members.contains(&worker) {
-            let reason = format!("{worker} starts the reduction of {bucket}, of which it is none");
+            let reason =
+                format!("{worker} starts the reduction of {bucket} without being a member");
             return Err(Reason::Synchronisation(reason));
         }
         let order = |b: BucketId| self.program.buckets[b.index()].order;
