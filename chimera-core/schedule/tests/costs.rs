@@ -100,7 +100,7 @@ fn a_pair_has_a_cost_of_its_own() {
 
 /// P is the time of a forward and a whole backward: a pair of halves takes what its ops do.
 #[test]
-fn other_pairs_cost_what_their_ops_do() {
+fn other_pairs_cost_the_sum_of_their_ops() {
     let cells = [
         op(Kind::Forward, 0).into(),
         Cell::Pair(op(Kind::Forward, 1), op(Kind::BackwardInput, 0)),

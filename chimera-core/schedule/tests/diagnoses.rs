@@ -229,7 +229,7 @@ fn check(program: &Program, width: usize) {
 }
 
 #[test]
-fn whoever_stops_is_named_by_all_who_wait() {
+fn a_stopped_rank_is_named_by_all_that_wait() {
     let chimera = |n_pipes| Shape { n_pipes, ..Shape::new(4, 6) };
     for (schedule, shape, width, sync) in [
         ("dapple", Shape::new(3, 4), 1, Sync::AtEnd),
@@ -249,7 +249,7 @@ fn whoever_stops_is_named_by_all_who_wait() {
 /// Ranks that wait for memory, or for activations to come back, wait for whoever their moves wait
 /// for.
 #[test]
-fn whoever_stops_beside_moves_is_named_by_all_who_wait() {
+fn a_stopped_rank_is_named_by_all_that_wait_with_moves_too() {
     let costs = UniformCosts::new(1.0, 2.0, 0.0);
     for (schedule, shape, width) in [
         ("1f1b", Shape::new(4, 6), 1),

@@ -63,7 +63,7 @@ fn two_by_two(ranks_per_node: usize) -> (f64, f64) {
 }
 
 #[test]
-fn two_groups_take_what_was_computed_by_hand() {
+fn two_groups_take_the_time_computed_by_hand() {
     // F, a message of 1 + 4/2, F, B, a message, B end at 12; the part and the sum take 1 + 6/2 each.
     assert_eq!(two_by_two(4), (12.0 + 8.0, 2.0));
     // A group to a node: sums of 2 + 6 each way go between nodes. That of stage 1 begins at 7 and has the link

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn works_are_told_apart() {
+    fn works_have_distinct_names() {
         assert_eq!(
             [0, 1, 2, 3, 254].map(|nth| work_mark(WorkId(nth))),
             ["x", "y", "z", "x3", "x254"]
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_in_a_unit_of_which_there_is_one() {
+    fn sizes_are_in_the_largest_unit_that_gives_at_least_one() {
         let sizes = [0.0, 1.0, 2048.0, 1e6, 40.0 * 1048576.0, 355.62e9, 25769803776.0].map(size);
         let wanted = ["0 B", "1 B", "2 KiB", "977 KiB", "40 MiB", "331 GiB", "24 GiB"];
         assert_eq!(sizes, wanted);

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_and_what_is_added_are_one_list() {
+    fn earlier_recomputations_stay_beside_new_ones() {
         let timetable = find("chimera").unwrap().timetable(&Shape::new(4, 4)).unwrap();
         let costs = UniformCosts::new(1.0, 2.0, 0.0);
         let again = |timetable: &Timetable, what: &dyn Fn(PipeId, StageId) -> Recompute| {

@@ -94,7 +94,7 @@ fn backwards_first_is_1f1b_as_far_as_there_is_room() {
 /// At time 1 a forward of the worker's own pipe could run, at 1.5 one on the deeper stage of the
 /// other.
 #[test]
-fn patience_waits_for_what_is_more_urgent() {
+fn patience_waits_for_more_urgent_ops() {
     let costs = UniformCosts { message: 0.5, ..COSTS };
     let graph = Graph::of(&unordered(Placement::mirrored(2, 1), 4, false), &costs);
     let stage = |cell: &Cell| cell.ops().map(|op| f64::from(op.stage.0)).sum::<f64>();
@@ -108,7 +108,7 @@ fn patience_waits_for_what_is_more_urgent() {
 }
 
 #[test]
-fn what_is_released_late_is_ordered_late_and_yet_runs_as_early_as_it_can() {
+fn late_releases_order_cells_late_but_they_run_early() {
     let graph = Graph::of(&unordered(Placement::line(1), 2, false), &COSTS);
     let first = Cell::One(Op::new(Kind::Forward, PipeId(0), StageId(0), 1));
     let releases =

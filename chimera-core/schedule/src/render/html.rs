@@ -89,7 +89,7 @@ mod tests {
     use crate::schedule::{Shape, find};
 
     #[test]
-    fn a_page_stands_alone_and_tells_every_op() {
+    fn a_page_is_self_contained_and_shows_every_op() {
         let timetable = find("chimera").unwrap().timetable(&Shape::new(4, 4)).unwrap();
         let program = lower(&timetable, &Lowering::default()).unwrap();
         let timeline = simulate(&program, &UniformCosts::new(1.0, 2.0, 0.0));

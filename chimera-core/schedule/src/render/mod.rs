@@ -107,7 +107,7 @@ mod tests {
     use crate::schedule::{Shape, find};
 
     #[test]
-    fn a_drawing_tells_of_moves_that_it_leaves_out() {
+    fn a_drawing_notes_moves_that_it_leaves_out() {
         let timetable = find("1f1b").unwrap().timetable(&Shape::new(4, 8)).unwrap();
         let free = UniformCosts::new(1.0, 2.0, 0.0);
         let shared = bpipe(timetable.clone(), &free).unwrap();

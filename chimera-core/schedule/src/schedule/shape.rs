@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn schedules_read_what_they_say() {
+    fn schedules_read_exactly_their_parameters() {
         let shape = Shape::new(4, 8);
         for schedule in SCHEDULES {
             for (name, parameter) in Parameter::ALL {

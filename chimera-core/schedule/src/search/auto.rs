@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn placements_read_what_they_say() {
+    fn placements_read_exactly_their_parameters() {
         let plain = Shape::new(4, 4);
         for (name, place) in Where::ALL {
             for (parameter, other) in [

@@ -33,7 +33,7 @@ fn recomputing_on_demand_makes_backwards_longer() {
 /// A pair follows, with a forward that waits for an activation that the recomputation does not
 /// need.
 #[test]
-fn recomputing_on_demand_waits_for_its_own_gradient_alone() {
+fn recomputing_on_demand_waits_only_for_its_own_gradient() {
     let t = timetable("dualpipe-v", &Shape::new(2, 4));
     let again = recomputed(&t, Hoist::OnDemand, None);
     let (program, _) = run(&again, &how(None), PLAIN);

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_free_of_what_is_moved_in_and_out() {
+    fn windows_account_for_moves_in_and_out() {
         let plain = find("1f1b").expect("known").timetable(&Shape::new(4, 8)).expect("fits");
         let costs = UniformCosts { transfer: 0.75, ..UniformCosts::new(1.0, 2.0, 0.0) };
         let shared = bpipe(plain.clone(), &costs).expect("sound");

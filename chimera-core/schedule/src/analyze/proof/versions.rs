@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_whole_updates_is_refused() {
+    fn a_window_without_whole_updates_is_refused() {
         let plain = find("dapple").expect("known").timetable(&Shape::new(2, 3)).expect("fits");
         let reason = |update, how: &Lowering| {
             let timetable = Timetable { update, ..plain.clone() };

@@ -107,7 +107,7 @@ mod tests {
 
     /// The first forward of the second step has its input at once, but not its weights.
     #[test]
-    fn a_wait_is_not_the_order_s_if_the_later_op_reads_weights_of_an_update_to_come() {
+    fn a_wait_for_new_weights_is_not_caused_by_the_order() {
         let stages = [2.0, 4.0].map(|backward| UniformCosts::new(1.0, backward, 0.0));
         let (shares, _) = shares("gpipe", &Shape::new(2, 2), &StageCosts::new(stages.to_vec()));
         assert_eq!(shares.order, 0.0, "{shares:?}");

@@ -28,7 +28,7 @@ fn csv(schedule: &str, shape: Shape, pipe: u16) -> Result<String, String> {
 }
 
 #[test]
-fn what_is_read_is_written_again_and_proven() {
+fn a_timetable_that_is_read_is_written_again_and_proven() {
     let timetable = read(GOOD).unwrap();
     assert_eq!((timetable.n_micro_batches, timetable.placement.n_stages()), (2, 2));
     assert_eq!(to_csv(&timetable, PipeId(0)).unwrap(), GOOD);
@@ -36,7 +36,7 @@ fn what_is_read_is_written_again_and_proven() {
 }
 
 #[test]
-fn what_spreadsheets_and_pytorch_write_is_read() {
+fn files_of_spreadsheets_and_pytorch_are_read() {
     let same = read(GOOD).unwrap();
     for text in [
         "\u{feff}0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1I1,1W1\r\n",
@@ -136,7 +136,7 @@ fn one_wrong_thing_is_named_with_row_and_column() {
 }
 
 #[test]
-fn what_cannot_be_said_is_refused() {
+fn timetables_that_csv_cannot_express_are_refused() {
     let halving = Shape { scaling: Scaling::Halving, ..Shape::new(4, 4) };
     assert_eq!(
         csv("chimera", halving, 0).unwrap_err(),

@@ -81,7 +81,7 @@ fn works_take_turns_and_have_their_number() {
 
 #[test]
 #[should_panic(expected = "a program is filled once")]
-fn what_is_filled_is_not_filled_again() {
+fn a_filled_program_is_not_filled_again() {
     let program = program("gpipe", &Shape::new(2, 2), Sync::AtEnd).expect("fits");
     let works = [(Pieces::Anytime(1), 0.5)];
     let (once, _) = filled(&program, &works, &uniform(&program, 0.0));

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn every_entry_stands_beside_its_figures_on_one_scale() {
+    fn every_entry_has_its_figures_and_one_scale() {
         let (long, short) = (timeline("dapple"), timeline("chimera"));
         let entry = |name, figure: &str, timeline| Compared {
             name,
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_much_longer_than_most_is_cut_off() {
+    fn entries_much_longer_than_most_are_cut_off() {
         assert_eq!(longest(vec![30.0, 75.0, 24.0, 33.0]), 33.0);
         assert_eq!(longest(vec![30.0, 24.0, 59.0]), 59.0);
         assert_eq!(longest(vec![]), 0.0);

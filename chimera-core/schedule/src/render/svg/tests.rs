@@ -46,7 +46,7 @@ fn a_label_is_as_large_as_its_block_has_room_for() {
 }
 
 #[test]
-fn the_legend_names_works_beside_the_training() {
+fn the_legend_names_own_works() {
     let mut works = busy(1, 1, 1.0);
     for nth in 0..2 {
         let op = Op::new(Kind::Work(WorkId(nth)), PipeId(0), StageId(0), 0);

@@ -51,7 +51,7 @@ fn an_op_of_many_columns_makes_a_scaled_drawing() {
 }
 
 #[test]
-fn works_are_told_apart_by_their_marks() {
+fn works_have_distinct_marks() {
     let events = (0..2u8).map(|nth| Event {
         worker: WorkerId(0),
         work: Work::Cell(Op::new(Kind::Work(WorkId(nth)), PipeId(0), StageId(0), 0).into()),
@@ -115,7 +115,7 @@ P1 .....0---0'=======1---1'=======.........
 }
 
 #[test]
-fn what_is_wider_than_the_screen_is_cut_into_bands() {
+fn drawings_wider_than_the_screen_are_cut_into_bands() {
     let drawing = drawn(ONE_F_ONE_B, 1.0);
     let on = |width| timeline_on(&drawing, Screen { width: Some(width), ..Screen::PLAIN });
     assert_eq!(on(20), ONE_F_ONE_B);

@@ -128,7 +128,7 @@ fn a_simulation_with_moves_knows_all_causes() {
 /// The thread of worker 1 goes on a second after the message is there, and both end with an
 /// agreement.
 #[test]
-fn measured_time_that_no_wait_tells_of_is_other() {
+fn measured_time_without_a_wait_is_other() {
     let program = program("gpipe", Shape::new(2, 1));
     let mut timeline = simulate(&program, &UniformCosts::new(1.0, 2.0, 0.0));
     for event in timeline.events.iter_mut().filter(|event| event.start >= 1.0) {

@@ -45,7 +45,7 @@ fn synchronisation_that_lacks_or_repeats_something_is_refused() {
 }
 
 #[test]
-fn updates_wait_for_the_agreement_behind_a_barrier() {
+fn a_barrier_makes_updates_wait_for_the_agreement() {
     let mut early = program(true);
     let row = &mut early.rows[2];
     let agree = row.iter().position(|i| *i == Instr::Agree).expect("an agreement");
@@ -56,7 +56,7 @@ fn updates_wait_for_the_agreement_behind_a_barrier() {
 
 /// The agreement is about the norm of all sums.
 #[test]
-fn sums_come_before_the_agreement_behind_a_barrier() {
+fn a_barrier_puts_sums_before_the_agreement() {
     let whole = program(true);
     let last = (0..).map(BucketId).zip(&whole.buckets).max_by_key(|(_, bucket)| bucket.order);
     let (last, bucket) = last.expect("buckets");
@@ -83,7 +83,7 @@ fn a_memory_limit_marks_the_cell_that_exceeds_it() {
 
 /// Moves take only what both halves of a split backward need.
 #[test]
-fn a_memory_limit_that_moves_cannot_keep_tells_what_stays() {
+fn a_refused_memory_limit_names_what_cannot_be_moved() {
     let timetable = find("zb-h1").expect("known").timetable(&Shape::new(4, 8)).expect("fits");
     let how = Lowering { max_peak: Some(1.0), ..Lowering::default() };
     let moved = offload(timetable, &how, &UniformCosts::EQUAL).expect("sound");
