@@ -12,7 +12,7 @@ use clap::Parser;
 use crate::faults::{fuzz, hosts, slurm};
 use crate::lint::{absences, counts, deny, elsewhere, layers, words};
 use crate::release::{book, folder, publish};
-use crate::suites::{burn, cuda, gallery, mpi, nccl, outside, python, report, wgpu};
+use crate::suites::{burn, cuda, gallery, mpi, nccl, outside, python, report, wasm, wgpu};
 
 /// The project's chores
 #[derive(Parser)]
@@ -50,6 +50,8 @@ enum Chore {
     },
     /// Tests of a crate outside of the workspace: a device and a model of its own, in few lines
     Outside,
+    /// The crate of schedules in WebAssembly, under Node: its proofs, times and drawings are those of the command
+    Wasm(wasm::Args),
     /// Tests of the stages of burn modules, a crate outside of the workspace: against plain burn, under several schedules
     Burn,
     /// The Python package: its wheel is built, installed and tested
@@ -111,6 +113,7 @@ fn main() -> anyhow::Result<()> {
         Chore::Deny => deny::run(),
         Chore::Words { lower } => words::run(lower),
         Chore::Outside => outside::run(),
+        Chore::Wasm(args) => wasm::run(&args),
         Chore::Burn => burn::run(),
         Chore::Python(args) => python::run(&args),
         Chore::Publish { check: true } => publish::manifests(),

@@ -10,4 +10,5 @@ pub(crate) mod nccl;
 pub(crate) mod outside;
 pub(crate) mod python;
 pub(crate) mod report;
+pub(crate) mod wasm;
 pub(crate) mod wgpu;
