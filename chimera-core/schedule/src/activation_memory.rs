@@ -137,7 +137,7 @@ pub(crate) fn change(cell: &Cell, rules: &Rules, size: impl Fn(&Token) -> f64) -
     of_ops.fold((0.0, 0.0), |(more, less), (adds, frees)| (more + adds, less + frees))
 }
 
-/// By how much more an op holds at its end.
+/// The amount by which an op holds more at its end.
 fn net(effects: &Effects, size: impl Fn(&Token) -> f64) -> f64 {
     let count = |tokens: &[Token]| tokens.iter().map(&size).sum::<f64>();
     count(&effects.makes) - count(&effects.eats)
@@ -160,7 +160,7 @@ impl HeldMemory {
         HeldMemory { now: vec![0.0; n_workers], peaks: vec![0.0; n_workers] }
     }
 
-    /// Adds, notes the peak, and frees; returns what is held in between.
+    /// Adds, records the peak, and frees. Returns the amount held in between.
     pub(crate) fn run(&mut self, worker: WorkerId, (more, less): (f64, f64)) -> f64 {
         let (now, peak) = (&mut self.now[worker.index()], &mut self.peaks[worker.index()]);
         let meanwhile = *now + more;

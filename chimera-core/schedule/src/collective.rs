@@ -191,7 +191,7 @@ mod tests {
     /// By segment: the part that a member has, as the tree of additions that made it.
     type Held = Vec<Option<String>>;
 
-    /// Runs the rounds of all members; what each has in the end.
+    /// Runs the rounds of all members. Returns what each has in the end.
     fn run(n: usize, keeps_sums: bool) -> Vec<Held> {
         let plans: Vec<_> = (0..n).map(|me| rounds(n, me, keeps_sums)).collect();
         let mut held: Vec<Held> = (0..n).map(|me| vec![Some(format!("{me}")); n]).collect();

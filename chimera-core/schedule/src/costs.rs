@@ -35,13 +35,13 @@ pub trait Costs {
         }
     }
 
-    /// The part of a move's time in which the worker computes nothing. Of moves between workers
-    /// none is asked for: they go as messages.
+    /// The part of a move's time during which the worker computes nothing. Moves between workers
+    /// have none: they go as messages.
     fn move_occupies(&self, worker: WorkerId, op: &Op) -> f64 {
         self.base().map_or(0.0, |base| base.move_occupies(worker, op))
     }
 
-    /// From the end of the op that makes a token to its being there on another worker.
+    /// Time from the end of the op that makes a token until it is on another worker.
     fn message(&self, token: &Token) -> f64 {
         self.base().map_or(0.0, |base| base.message(token))
     }
@@ -58,7 +58,7 @@ pub trait Costs {
         self.base().map_or(0.0, |base| base.reduce_occupies(bucket))
     }
 
-    /// From when the last replica has started a reduction to its end.
+    /// Time from the last replica's start of a reduction to its end.
     fn reduce(&self, bucket: BucketId) -> f64 {
         self.base().map_or(0.0, |base| base.reduce(bucket))
     }
@@ -241,7 +241,7 @@ impl Costs for UniformCosts {
 
 /// Costs that differ from stage to stage.
 ///
-/// A pair costs what it costs the stage of its forward, a message what it costs the stage that
+/// A pair costs what it does on the stage of its forward, a message what it does on the stage that
 /// sends it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StageCosts {
@@ -287,7 +287,7 @@ impl Costs for StageCosts {
     }
 }
 
-/// Bytes of what one sample leaves at a stage, and of what its ops use while they run.
+/// Bytes that one sample leaves at a stage, and bytes that its ops use while they run.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct StageBytes {
     /// Saved activations.
@@ -307,7 +307,7 @@ pub struct StageBytes {
     /// Bytes that a sample leaves for later slices of its sequence, such as keys and values, all
     /// slices together.
     pub past: f64,
-    /// By kind of op: the most that is used at once while it runs, beyond what was there before.
+    /// Working memory of a forward: the most that it uses at once, beyond what was there before.
     pub forward: f64,
     /// Like `forward`, for a recomputation.
     pub recompute: f64,

@@ -45,7 +45,7 @@ pub trait Machine {
         value: Self::Value,
     ) -> Result<(), Self::Error>;
 
-    /// Takes the next value of a channel, which is `token`'s.
+    /// Receives the next value of a channel, the value of `token`.
     fn recv(
         &mut self,
         worker: WorkerId,
@@ -66,10 +66,10 @@ pub trait Machine {
     /// Updates the weights of a bucket.
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Self::Error>;
 
-    /// Memory that a lane has freed by now; returns what its token carries.
+    /// Returns the value of a token for the memory that a lane has freed by now.
     fn give(&mut self, worker: WorkerId, lane: Lane) -> Self::Value;
 
-    /// Begins what follows on a lane no earlier than memory is there.
+    /// Receives memory: ops that follow on the lane begin no earlier than it is there.
     fn take(&mut self, worker: WorkerId, lane: Lane, room: Self::Value);
 }
 
@@ -305,7 +305,7 @@ fn is_there<V>(cell: &Cell, effects: &Effects, ledger: &Ledger<V>) -> bool {
 pub struct Group<'p, V> {
     program: &'p Program,
     rows: Vec<Row<V>>,
-    /// By bucket: how many members have started its reduction.
+    /// By bucket: number of members that have started its reduction.
     n_started: Vec<usize>,
 }
 

@@ -1,5 +1,4 @@
-//! From a request to a timetable and to a program: the one way for whoever draws, simulates or
-//! trains.
+//! Requests: the one way from a schedule, a file or a search to a timetable and a program.
 
 use crate::analyze::{Refusal, simulate};
 use crate::costs::{Costs, is_shorter};
@@ -45,7 +44,7 @@ pub struct Ordered {
 /// Passes that cannot be made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UnfitPasses {
-    /// Recomputations are to be moved where there are none.
+    /// There are no recomputations to move.
     #[error("hoist {0} moves recomputations: choose recompute full or selective too")]
     NothingToHoist(Hoist),
     /// Other passes come before moves of activations.
@@ -90,9 +89,9 @@ impl Request<'_> {
     }
 
     /// Gives a schedule that reads [`Shape::scaling`], and has more micro-batches than workers, the
-    /// shorter of direct and halving scaling by `makespan`, which is infinite where a program is
-    /// refused; direct if they take as long. Doubling, which holds twice the activations, is not
-    /// taken unasked.
+    /// shorter of direct and halving scaling by `makespan`; direct if they take as long. The
+    /// makespan of a refused program is infinite. Doubling holds twice the activations, so it must
+    /// be requested.
     ///
     /// # Errors
     /// The errors of `makespan`, and [`Unfit`] if the schedule has no such shape.

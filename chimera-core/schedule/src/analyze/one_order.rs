@@ -194,12 +194,12 @@ fn parts(program: &Program, event: &Together) -> impl Iterator<Item = WorkerId> 
     ends.into_iter().flatten().chain(members.iter().copied()).chain((0..all).map(WorkerId))
 }
 
-/// A worker that computes as far as what it shares with others lets it.
+/// A worker that computes up to the operations that it shares with others.
 struct Queue<'p> {
     row: &'p [Instr],
     /// The instruction that it waits at.
     at: usize,
-    /// Its parts of what has not been done: whether it has come to them.
+    /// Its parts of operations that are not done, and whether it has come to them.
     open: FxHashMap<Together, bool>,
 }
 
@@ -223,7 +223,7 @@ impl<'p> Queue<'p> {
         Queue { row, at: 0, open }
     }
 
-    /// Runs what waits for nothing.
+    /// Runs everything that waits for nothing.
     fn compute(&mut self) {
         while let Some(instr) = self.row.get(self.at) {
             let waits_for = match *instr {

@@ -31,7 +31,7 @@ pub struct GivenTimes {
 #[derive(Clone, PartialEq, Debug)]
 pub struct PerStage(pub Vec<f64>);
 
-/// A list that has another length than there are stages.
+/// A list whose length is not the number of stages.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{option} has {n} numbers, but {why}: give one number or {n_stages}")]
 pub struct Miscounted {

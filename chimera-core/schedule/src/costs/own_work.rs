@@ -8,12 +8,12 @@ use crate::ir::op::{Kind, Op};
 #[derive(Clone, Debug)]
 pub struct WithOwnWork<'c, C> {
     training: &'c C,
-    /// By work: what a piece takes, by stage.
+    /// By work: the time of a piece, by stage.
     takes: Vec<PerStage>,
 }
 
 impl<'c, C: Costs> WithOwnWork<'c, C> {
-    /// By work what a piece takes, in the unit of `training`.
+    /// Adds the times of pieces, by work, to `training`, in its unit.
     pub fn new(training: &'c C, takes: Vec<PerStage>) -> WithOwnWork<'c, C> {
         WithOwnWork { training, takes }
     }

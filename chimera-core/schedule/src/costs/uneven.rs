@@ -4,8 +4,8 @@ use super::Costs;
 use crate::ir::ids::WorkerId;
 use crate::ir::op::{Lane, Op};
 
-/// Costs of compute that some workers are slower at than others. Messages, moves, reductions and
-/// updates take what they take on workers that are alike.
+/// Costs with compute that is slower on some workers. Messages, moves, reductions and updates take
+/// the same everywhere.
 #[derive(Clone, Debug)]
 pub struct UnevenCosts<C> {
     compute: C,

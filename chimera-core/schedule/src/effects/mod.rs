@@ -115,13 +115,13 @@ impl Rules {
         self.works.extend_from_slice(works);
     }
 
-    /// Works that read what backwards show.
+    /// Works whose pieces read the operands of backwards.
     pub fn works_on_backward(&self) -> impl Iterator<Item = WorkId> {
         let on_backward = |(_, work): &(usize, &OwnWork)| work.pieces == Pieces::OnBackward;
         self.works.iter().enumerate().filter(on_backward).map(|(id, _)| WorkId(id as u8))
     }
 
-    /// Returns true if an op adds to what is summed over the replicas of its stage.
+    /// Returns true if an op adds to a sum over the replicas of its stage.
     pub(crate) fn adds_to_sum(&self, op: &Op) -> bool {
         match op.kind {
             Kind::Work(id) => self.works_on_backward().any(|work| work == id),
@@ -153,8 +153,8 @@ impl Rules {
         Some(kept[at].1)
     }
 
-    /// Returns true if an op is a move that takes the time of a transfer. Of the two ends of a move
-    /// between workers, the one that sends does.
+    /// Returns true if an op is a move that takes the time of a transfer. In a move between workers
+    /// the sender's op does.
     pub fn is_transfer(&self, op: &Op) -> bool {
         match op.kind {
             Kind::Offload | Kind::Return => true,
@@ -314,8 +314,8 @@ impl Rules {
         }
     }
 
-    /// A slice reads what those before it left, and its backward comes before theirs. Recomputation
-    /// reads what its forward kept.
+    /// Adds the tokens between slices. A slice reads the values that earlier ones left, and its
+    /// backward comes before theirs. Recomputation reads what its forward kept.
     fn add_past(&self, op: &Op, e: &mut Effects) {
         let Op { kind, pipe, stage, span } = *op;
         let token = |kind, unit| Token { kind, pipe, stage, to: stage, span: Span::one(unit) };

@@ -130,8 +130,8 @@ pub enum Fill {
 }
 
 impl Fill {
-    /// The lane that waits for the memory. Where another worker sends what fills it, that is the
-    /// sender's.
+    /// The lane that waits for the memory. Where another worker sends the activations that fill it,
+    /// the lane of the sender.
     pub fn lane(self) -> Lane {
         match self {
             Fill::Forward | Fill::Recompute => Lane::Compute,
@@ -189,7 +189,7 @@ impl Token {
     }
 }
 
-/// In two words, since tokens are looked up all the time.
+/// Hashes two words, since tokens are looked up all the time.
 impl Hash for Token {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Token { kind, pipe, stage, to, span } = *self;

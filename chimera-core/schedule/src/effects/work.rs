@@ -16,9 +16,9 @@ pub struct OwnWork {
 /// The pieces of [`OwnWork`] in a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pieces {
-    /// One for each backward of a micro-batch unit through a stage. It reads what the backward
-    /// [shows](crate::effects::TokenKind::Shown), and is done before the stage's gradients are
-    /// summed, so that what it makes may go with them.
+    /// One for each backward of a micro-batch unit through a stage. It reads the operands that the
+    /// backward [hands over](crate::effects::TokenKind::Shown), and is done before the stage's
+    /// gradients are summed, so that its results can go with them.
     OnBackward,
     /// As many as fit into the idle time of a worker, up to this number for each stage of a pipe
     /// that it holds. They wait for nothing; what is left over is done in later steps.

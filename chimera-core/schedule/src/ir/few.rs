@@ -29,7 +29,7 @@ impl<T> Few<T> {
         self.0.push(value);
     }
 
-    /// Takes all values out.
+    /// Removes all values.
     pub fn clear(&mut self) {
         self.0.clear();
     }

@@ -123,7 +123,7 @@ impl Visitor<'_> for WholeNumber {
     }
 }
 
-/// Ascending ranks in words: `rank 3`, or `ranks 0-2, 5`.
+/// Formats ascending ranks: `rank 3`, or `ranks 0-2, 5`.
 pub fn listed(ranks: &[Rank]) -> String {
     let runs = ranks.chunk_by(|a, b| a.0 + 1 == b.0).map(|run| match run {
         [first, .., last] => format!("{}-{}", first.0, last.0),

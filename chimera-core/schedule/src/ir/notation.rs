@@ -129,7 +129,7 @@ pub fn marked_row(row: &[Cell], at: usize) -> String {
 /// The value of `name` in a table such as [`Scaling::ALL`](crate::schedule::Scaling::ALL).
 ///
 /// # Errors
-/// Says that the name of `what` is unknown, and which there are.
+/// A message that the name of `what` is unknown, with the known names.
 pub fn by_name<T: Copy>(what: &str, name: &str, all: &[(&'static str, T)]) -> Result<T, String> {
     let known = all.iter().find(|(n, _)| *n == name);
     known.map(|(_, value)| *value).ok_or_else(|| {

@@ -26,9 +26,9 @@ pub enum Kind {
     Offload,
     /// Moves saved activations back into their worker's memory.
     Reload,
-    /// Takes in the saved activations of another worker, which offloads them.
+    /// Receives the saved activations that another worker offloads.
     Keep,
-    /// Gives them back to the worker that reloads them.
+    /// Returns them to the worker that reloads them.
     Return,
     /// A piece of a caller's own work, see [`OwnWork`](crate::effects::OwnWork).
     Work(WorkId),
@@ -44,7 +44,7 @@ pub enum Lane {
 }
 
 impl Lane {
-    /// Both, by their [index](Lane::index).
+    /// Both lanes, by their [index](Lane::index).
     pub const ALL: [Lane; 2] = [Lane::Compute, Lane::Moves];
 
     /// Its place in [`ALL`](Lane::ALL).
@@ -101,7 +101,7 @@ impl Kind {
         }
     }
 
-    /// Its name, in words.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Forward => "forward",

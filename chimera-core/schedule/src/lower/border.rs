@@ -13,12 +13,12 @@ use crate::ir::update::Update;
 pub enum Border {
     /// All workers end a step before any begins the next.
     Step,
-    /// Nothing but what values and weights need: [`free_border`].
+    /// Only the order that values and weights require: [`free_border`].
     Free,
 }
 
 impl Border {
-    /// Both with their names on the command line.
+    /// Both borders with their names on the command line.
     pub const ALL: [(&'static str, Border); 2] = [("step", Border::Step), ("free", Border::Free)];
 }
 

@@ -142,7 +142,7 @@ impl<'p, C: Costs> IdleRow<'p, C> {
         until(&mut self.idle, at, free, makespan);
     }
 
-    /// From when to when compute stands still for a move.
+    /// Start and end of the time for which compute stands still for a move.
     fn standstill(&self, event: &Event) -> Option<(f64, f64)> {
         let Work::Move(op) = event.work else { return None };
         let takes = occupies(self.program, self.costs, (self.worker, &Cell::One(op)));
@@ -154,8 +154,8 @@ impl<'p, C: Costs> IdleRow<'p, C> {
     }
 }
 
-/// For each backward its pieces: in idle time after it, or at the latest before the sum of its
-/// stage.
+/// The pieces of each backward, placed in idle time after it, or at the latest before the sum of
+/// its stage.
 fn on_backward<C: Costs>(row: &IdleRow<'_, C>) -> Vec<PlacedPiece> {
     let rules = &row.program.rules;
     let works: Vec<WorkId> = rules.works_on_backward().collect();

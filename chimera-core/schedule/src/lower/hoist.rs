@@ -24,8 +24,9 @@ pub enum Hoist {
     /// Up to this many cells earlier than right before its backward: not before its forward, and
     /// not where saved activations would exceed [`Lowering::max_peak`](super::Lowering::max_peak).
     By(usize),
-    /// By the number of cells, up to D, with the least makespan, and the least of several such, of
-    /// those that are tried: all up to 16, then 32, 64 and so on, and then around the best.
+    /// By the number of cells with the least makespan, up to D: all numbers up to 16 are tried,
+    /// then 32, 64 and so on, and then those around the best. Of several such numbers it is the
+    /// least.
     Auto,
 }
 
@@ -53,7 +54,7 @@ impl fmt::Display for Hoist {
     }
 }
 
-/// Up to as many cells every number is tried.
+/// Numbers of cells up to this one are all tried.
 const EACH: usize = 16;
 
 /// The number of cells, up to `most`, that takes the least time of those that [`Hoist::Auto`]

@@ -1,6 +1,6 @@
 //! The pass that adds messages: a token that is eaten on another worker than it was made on is sent
-//! right after it is made and received right before it is eaten. So is memory, where an op waits
-//! for what another lane frees.
+//! right after it is made and received right before it is eaten. The same holds for memory, where
+//! an op waits for memory that another lane frees.
 
 use std::collections::VecDeque;
 
@@ -105,8 +105,8 @@ impl EarlyReceives {
         EarlyReceives { gradients, left }
     }
 
-    /// Adds what is received before a cell for the recomputations in it. A channel keeps its order:
-    /// what it carries before comes before.
+    /// Adds the receives before a cell for the recomputations in it. A channel keeps its order, so
+    /// its earlier messages are received too.
     fn before(&mut self, cell: &Cell, instrs: &mut Vec<Instr>) {
         let of_cell = cell.ops().flat_map(|op| self.gradients.remove(&op).unwrap_or_default());
         for (gradient, channel) in of_cell {
@@ -117,7 +117,7 @@ impl EarlyReceives {
         }
     }
 
-    /// Returns true if `token` is still to be received; by now it is.
+    /// Removes `token` from what is left. Returns false if it was received earlier.
     fn is_left(&mut self, token: &Token, channel: ChannelId) -> bool {
         let left = self.left.get_mut(&channel);
         left.is_some_and(|left| {
@@ -128,7 +128,7 @@ impl EarlyReceives {
 }
 
 impl MemoryWaits {
-    /// Adds what stands before a cell that waits for memory.
+    /// Adds the instructions before a cell that waits for memory.
     fn before(
         &self,
         worker: WorkerId,
@@ -165,10 +165,10 @@ impl MemoryWaits {
 struct Channels<'t> {
     placement: &'t Placement,
     all: Vec<Channel>,
-    /// By pipe and kind, then by edge: where tokens go. Looked up for each message, and so no map
-    /// of channels.
+    /// By pipe and kind, then by edge: the route of a token. It is looked up for each message, and
+    /// so is not a map of channels.
     routes: Vec<Vec<Route>>,
-    /// By stage: how many output edges the stages before it have.
+    /// By stage: number of output edges of the stages before it.
     first_edge: Vec<usize>,
     n_edges: usize,
     graph: &'t StageGraph,

@@ -1,7 +1,7 @@
-//! From a timetable to a [`Program`]: a row of passes, then the proof.
+//! Lowering: from a timetable to a [`Program`], by a row of passes and then the proof.
 //!
-//! [`Passes`] make a timetable of a timetable, for any schedule. [`lower`] is the only way to a
-//! `Program`, so one that is not proven cannot be run.
+//! [`Passes`] make a timetable from a timetable, for any schedule. [`lower`] is the only way to a
+//! `Program`, so an unproven one cannot be run.
 
 mod border;
 mod fill;

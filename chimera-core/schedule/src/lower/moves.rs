@@ -44,14 +44,14 @@ impl Moves {
 /// Whether saved activations are offloaded to the host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Offloading {
-    /// They are not.
+    /// None are.
     None,
     /// As many as a limit on memory requires, or without a limit as many as cost no time.
     Auto,
 }
 
 impl Offloading {
-    /// Both with their names on the command line.
+    /// Both choices with their names on the command line.
     pub const ALL: [(&'static str, Offloading); 2] =
         [("none", Offloading::None), ("auto", Offloading::Auto)];
 }
@@ -101,8 +101,7 @@ pub fn offload(
     Ok(offloaded(most(enough)))
 }
 
-/// Parts of their time that moves are taken to last when it is ordered what a worker does for its
-/// partner.
+/// Assumed times of moves, as parts of the real ones, when the ops of partners are put in order.
 const PACES: [f64; 4] = [1.0, 0.5, 0.25, 0.0];
 
 /// A timetable in which workers at both ends of the pipeline share their memory: w and D-1-w hold

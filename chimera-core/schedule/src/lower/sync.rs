@@ -101,7 +101,7 @@ pub(super) fn insert(program: &mut Program, ends: &Ends, how: &Lowering) {
     }
 }
 
-/// For each of a worker's buckets, after how many cells of its row the reduction starts.
+/// For each of a worker's buckets: the number of cells of its row before its reduction starts.
 fn starts(mine: &[BucketId], ends: &WorkerEnds, sync: Sync) -> Vec<usize> {
     let n_cells = ends.n_cells;
     let mut earliest = 0;
@@ -123,9 +123,9 @@ fn starts(mine: &[BucketId], ends: &WorkerEnds, sync: Sync) -> Vec<usize> {
 /// The places of updates in a row.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Updates {
-    /// Behind the agreement.
+    /// After the step sync.
     Agreed,
-    /// At the end of the row, before the agreement.
+    /// At the end of the row, before the step sync.
     AtEnd,
     /// Before the first forward that reads what they make, or at the end of the row.
     BeforeUse,

@@ -175,7 +175,7 @@ mod tests {
         capped_bound(&Graph::of(&unordered(placement, n, splits), &costs), max_peak)
     }
 
-    /// Each is what the mixed-integer program of `cargo xtask oracle` proves to be the optimum.
+    /// Each bound is the optimum that the mixed-integer program of `cargo xtask oracle` proves.
     #[test]
     fn it_meets_proven_optima() {
         assert_eq!(bound(Placement::line(4), 8, 3.0, true, 4.0), 36.5);

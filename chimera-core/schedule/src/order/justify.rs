@@ -1,5 +1,5 @@
-//! Double justification: an order scheduled anew from its end, and what that gives from its start,
-//! is hardly ever longer and often shorter (Valls, Ballestín, Quintanilla, EJOR 2005).
+//! Double justification: an order is scheduled anew from its end, and then from its start. The
+//! result is hardly ever longer and often shorter (Valls, Ballestín, Quintanilla, EJOR 2005).
 
 use super::graph::{Graph, Node};
 use super::list::{Keys, Limits, Order, list};

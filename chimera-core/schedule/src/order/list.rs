@@ -23,7 +23,7 @@ pub struct Limits {
 pub(crate) struct Order {
     /// By worker: its nodes in order.
     pub(crate) rows: Vec<Vec<u32>>,
-    /// By node: when it starts.
+    /// By node: its start.
     pub(crate) starts: Vec<f64>,
     /// From 0 to the last end.
     pub(crate) makespan: f64,
@@ -124,18 +124,18 @@ struct ListSchedule<'g> {
     keys: &'g Keys,
     limits: &'g Limits,
     n_open: Vec<u32>,
-    /// By node, once all it waits for has been placed.
+    /// By node: the time at which it is ready, once all it waits for has been placed.
     ready: Vec<f64>,
     starts: Vec<f64>,
     rows: Vec<Vec<u32>>,
     free: Vec<f64>,
-    /// By worker: what waits for nothing more. One op of each kind and stage at most.
+    /// By worker: the nodes that wait for nothing more. At most one op of each kind and stage.
     candidates: Vec<Vec<u32>>,
-    /// The candidates of one worker for which there is room, with their starts.
+    /// The candidates of one worker that there is room for, with their starts.
     able: Vec<(f64, u32)>,
-    /// By worker: when it can go on, and with what.
+    /// By worker: the time at which it can go on, and the node.
     next: Vec<(f64, u32)>,
-    /// All workers by when they can go on, and what has become out of date meanwhile.
+    /// All workers by the time at which they can go on, with outdated entries among them.
     queue: BinaryHeap<Reverse<(Time, usize)>>,
     room: Vec<SavedActivations>,
     makespan: f64,
@@ -185,9 +185,9 @@ impl SavedActivations {
         }
     }
 
-    /// Returns true if the saved activations that `node` adds leave room enough for every
-    /// micro-batch, one after another as they come, to run to its end and give back what it holds
-    /// (Dijkstra's banker).
+    /// Returns true if the saved activations that `node` adds leave enough room for every
+    /// micro-batch, one after another, to run to its end and free what it holds (Dijkstra's
+    /// banker).
     fn has_for(&self, node: &Node, limits: &Limits) -> bool {
         let leaves = |most: Option<f64>, held: f64, pipe: Option<u16>| {
             let Some(most) = most else { return true };
@@ -307,7 +307,7 @@ impl<'g> ListSchedule<'g> {
         Some(chosen)
     }
 
-    /// Finds what a worker runs next, as far as is known.
+    /// Finds the node that a worker runs next, as far as is known.
     fn choose(&mut self, w: usize) {
         let ListSchedule { graph, keys, limits, room, ready, free, able, .. } = self;
         able.clear();

@@ -193,8 +193,8 @@ proptest! {
         }
     }
 
-    /// The bounds are below what any schedule of the table takes, its pairs and halves of
-    /// micro-batches included; the one under a memory limit at the schedule's own peak.
+    /// The bounds are below the time of every schedule of the table, its pairs and halves of
+    /// micro-batches included; the bound under a memory limit is taken at the schedule's own peak.
     #[test]
     fn no_schedule_is_below_the_bound(
         schedule in 0..crate::schedule::SCHEDULES.len(), half in 1usize..=4, n in 1u32..=4, b in 1u32..=3

@@ -1,12 +1,12 @@
-//! The partition of a chain of layers into stages, by what layers cost.
+//! The partition of a chain of layers into stages, by the costs of layers.
 //!
-//! Stages are contiguous, and each has at least one layer. What a step takes is bounded by its
+//! Stages are contiguous, and each has at least one layer. The time of a step is bounded by its
 //! busiest worker, so workers are balanced, not stages: on a mirrored placement (Chimera, GEMS,
-//! DualPipe) and on a V stages `s` and `S-1-s` are on one worker, and only what both cost together
-//! counts. [`balanced`] is exact there and where each worker holds one stage; where workers hold
-//! more stages, or others, it balances the stages. A worker that is slower than others has more to
-//! do with the same layers, and so gets fewer. It knows nothing of the order of ops: [`improved`]
-//! goes on from there by what a simulation says.
+//! DualPipe) and on a V stages `s` and `S-1-s` are on one worker, and only the sum of both counts.
+//! [`balanced`] is exact there and where each worker holds one stage; where workers hold more
+//! stages, or others, it balances the stages. A slower worker takes longer for the same layers, and
+//! so gets fewer. The partition does not depend on the order of ops: [`improved`] improves it by
+//! simulation.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::ir::placement::Placement;
 /// Ways to take layers that are looked at before a partition is given up for a simpler one.
 const MOST_WAYS: usize = 1 << 21;
 
-/// By how much sums of the same layers may differ.
+/// Relative rounding error of sums of the same layers.
 const ROUNDING: f64 = 1e-9;
 
 /// The number of layers of each stage such that the busiest worker has least to do; among such
@@ -32,8 +32,8 @@ pub fn balanced(layers: &[f64], placement: &Placement, speeds: &[f64]) -> Option
     Some(workers.solved().or_else(|| stages.solved()).unwrap_or_else(|| stages.even()))
 }
 
-/// Moves layers from stage to stage as long as that makes the step shorter, of which `step` says
-/// what it takes with so many layers a stage. Tries at most `n_tries` partitions.
+/// Moves layers from stage to stage as long as that makes the step shorter. `step` returns the time
+/// of a step for given numbers of layers. Tries at most `n_tries` partitions.
 ///
 /// # Errors
 /// If `step` fails, with its error.
@@ -80,7 +80,7 @@ struct LayerChain {
     is_folded: bool,
     /// How often the middle stage of a folded placement is on its worker.
     n_middle: f64,
-    /// By stage: how fast the slowest of its replicas is.
+    /// By stage: speed of the slowest of its replicas.
     speeds: Vec<f64>,
 }
 
@@ -132,7 +132,7 @@ impl LayerChain {
         }
     }
 
-    /// The partition that is asked for, unless that takes too long.
+    /// The best partition, unless that takes too long.
     fn solved(&self) -> Option<Vec<usize>> {
         let longest = self.sums.windows(2).map(|pair| pair[1] - pair[0]).fold(0.0, f64::max);
         let fastest = self.speeds.iter().copied().fold(0.0, f64::max);

@@ -11,8 +11,7 @@ fn placements() -> impl Strategy<Value = Placement> {
     ]
 }
 
-/// By worker: what it has to do if pipes carry as many micro-batches each. The busiest worker, and
-/// the longest stage.
+/// The busiest worker's time if pipes carry as many micro-batches each, and the longest stage.
 fn figures(layers: &[f64], lens: &[usize], placement: &Placement, speeds: &[f64]) -> (f64, f64) {
     let speed = |worker: &WorkerId| speeds.get(worker.index()).copied().unwrap_or(1.0);
     let mut rest = layers;

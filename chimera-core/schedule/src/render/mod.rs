@@ -35,7 +35,7 @@ fn work_label(labels: &Labels, work: Work) -> String {
 
 /// The events of one worker.
 struct WorkerRow<'a> {
-    /// In its own time: one after the other.
+    /// Compute and updates, one after the other.
     compute: Vec<&'a Event>,
     /// Beside it, one after the other.
     moves: Vec<&'a Event>,

@@ -1,4 +1,4 @@
-//! Colours of what is drawn.
+//! Colours of drawings.
 
 use std::fmt::{self, Display, Write};
 

@@ -30,14 +30,14 @@ impl Line {
         self.0.resize(self.0.len().max(to), (with, None));
     }
 
-    /// Names work and fills it up to a length.
+    /// Writes the label of work and fills it up to a length.
     pub(super) fn work(&mut self, pipe: Option<PipeId>, label: &str, with: char, to: usize) {
         self.push(pipe, label);
         self.0.resize(self.0.len().max(to), (with, pipe));
     }
 }
 
-/// Lines that begin with the worker's name, all as far in.
+/// Lines that begin with the worker's name, all with the same margin.
 pub(super) struct Picture<'s> {
     pub(super) text: String,
     margin: usize,

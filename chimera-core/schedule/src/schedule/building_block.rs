@@ -11,7 +11,7 @@ use crate::ir::timetable::Timetable;
 /// Slots between a building block and the next.
 pub(super) const PERIOD: u64 = 6;
 
-/// In which slot a worker begins each op of its first micro-batch.
+/// The slots in which a worker begins the ops of its first micro-batch.
 pub(super) struct Offsets {
     pub(super) forwards: [u64; 2],
     /// Input halves; each weight half takes the first free slot after its own.

@@ -78,7 +78,7 @@ impl PhaseRow {
         PhaseRow { lanes: lanes.into(), deferred: VecDeque::new(), cells: Vec::new() }
     }
 
-    /// Goes on with `times` the `pattern`.
+    /// Continues the row with `times` repetitions of `pattern`.
     pub fn repeat(mut self, times: u32, pattern: &[Next]) -> PhaseRow {
         for _ in 0..times {
             for next in pattern {

@@ -79,7 +79,7 @@ fn names(schedule: &dyn Schedule) -> impl Iterator<Item = &'static str> {
 pub struct UnknownSchedule {
     /// The name.
     pub name: String,
-    /// Names and aliases of the schedules that there are.
+    /// Names and aliases of the known schedules.
     pub known: Vec<&'static str>,
 }
 

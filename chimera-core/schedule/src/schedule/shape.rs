@@ -57,7 +57,7 @@ impl Shape {
         }
     }
 
-    /// Refuses what no schedule can do.
+    /// Refuses shapes that no schedule has.
     pub fn check(&self, schedule: &dyn Schedule) -> Result<(), Unfit> {
         if !(1..=MAX_DEPTH).contains(&self.depth) {
             let reason = format!("depth {} is not in 1..={MAX_DEPTH}", self.depth);

@@ -1,5 +1,5 @@
-//! V-Min: a V with split backwards that holds about a third of what 1F1B holds, where workers are
-//! many.
+//! V-Min: a V with split backwards that holds about a third of the activations of 1F1B, with many
+//! workers.
 
 use super::building_block::{self, Offsets, PERIOD};
 use super::{Citation, Schedule, Shape, Unfit};

@@ -80,7 +80,7 @@ pub struct Found {
     /// The timetable, proven under the memory limit; named `auto`, or as the start that nothing was
     /// better than.
     pub timetable: Timetable,
-    /// Its makespan and what it took.
+    /// Its makespan and the orders tried.
     pub progress: Progress,
 }
 
@@ -145,7 +145,7 @@ impl<'h> SearchState<'h> {
         self.progress.lower_bound = 0.0;
     }
 
-    /// Takes a start; how good it is, if it keeps to the limit.
+    /// Adds a start. Returns its objective, if it keeps to the limit.
     pub(super) fn start(
         &mut self,
         timetable: &Timetable,
@@ -277,7 +277,7 @@ impl Problem {
         self.best.as_ref().map_or(OrderObjective::NONE, |best| best.objective(&self.graph))
     }
 
-    /// Takes over the order of a start of this objective, if it is better.
+    /// Adopts the order of a start of this objective, if it is better.
     fn start_from(
         &mut self,
         timetable: &Timetable,
@@ -388,7 +388,7 @@ impl Problem {
 const PATIENCES: [f64; 5] = [0.0, 0.0, 0.5, 1.0, 2.0];
 /// Time by which an op that adds saved activations may begin earlier than before, in mean ops.
 const SLACKS: [f64; 5] = [0.0, 1.0, 2.0, 4.0, f64::INFINITY];
-/// By how many mean ops keys are moved.
+/// Distances by which keys are moved, in mean ops.
 const SHIFTS: [f64; 6] = [0.0, 0.5, 1.0, 2.0, 4.0, 8.0];
 
 /// The cells to order, without their order.

@@ -170,7 +170,7 @@ fn passed(
     hoisted.into_iter().chain(whole.into_iter().filter_map(split)).collect()
 }
 
-/// A start that keeps what is allowed.
+/// A start that keeps only the activations that `allowed` permits.
 fn recomputed(
     start: &Timetable,
     allowed: Allowed,

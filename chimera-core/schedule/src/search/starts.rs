@@ -32,7 +32,7 @@ pub fn starts(placement: &Placement, n_micro_batches: u32, allowed: Allowed) -> 
     found
 }
 
-/// [`starts`], each made when it is asked for, and some of them twice.
+/// Like [`starts`], but each is made when it is needed, and some are made twice.
 pub(super) fn each(
     placement: &Placement,
     n_micro_batches: u32,

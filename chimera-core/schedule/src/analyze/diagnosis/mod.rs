@@ -81,11 +81,11 @@ pub enum Kind {
 
 /// The wait of a rank.
 enum Wait {
-    /// For another rank to give something.
+    /// Another rank has to give something.
     For(Rank, Need),
-    /// For nobody.
+    /// It waits for nobody.
     Nobody,
-    /// For something that was sent.
+    /// It waits for something that was sent.
     Sent,
 }
 
@@ -179,9 +179,9 @@ impl HangReport<'_> {
         }
     }
 
-    /// Returns true if the rank that a diagnosis names has made no progress between the two looks,
-    /// and is where it should: it does not answer, or stands at an instruction. Between steps it
-    /// may write files, which takes the time that it takes.
+    /// Returns true if the rank that a diagnosis names has made no progress between the two looks
+    /// although it should: it does not answer, or stands at an instruction. Between steps a rank
+    /// may write files, for as long as that takes.
     pub fn stands_still(&self, diagnosis: &Diagnosis) -> bool {
         match diagnosis.kind {
             Kind::Silent => true,
@@ -196,7 +196,7 @@ impl HangReport<'_> {
         Some(Rank(is_silent as u32))
     }
 
-    /// Returns true if a rank at `position` has let go of what is needed.
+    /// Returns true if a rank at `position` has given what is needed.
     fn has_given(&self, moves: &MoveProgress, rank: Rank, position: Position, need: Need) -> bool {
         let at = match position {
             Position::At { step, instr } if step == self.step => instr as usize,

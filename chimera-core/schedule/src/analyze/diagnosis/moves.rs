@@ -21,7 +21,7 @@ pub(super) struct MoveProgress {
     compute: Vec<usize>,
     /// By rank: index after the last instruction of moves that is done.
     moves: Vec<usize>,
-    /// Whether the rank could go on by what is known.
+    /// Whether the rank could go on, as far as is known.
     is_stalled: Vec<bool>,
     /// The rank that asks, and so is not stalled, and the token that it has not received.
     asks: (Rank, Option<Token>),
@@ -110,7 +110,7 @@ impl MoveProgress {
         (matches!(instr, Instr::Recv(..)) && !self.can_run(report, rank, &instr)).then_some(instr)
     }
 
-    /// By rank: moves that must have been done, since somebody uses what they made.
+    /// By rank: moves that must be done, since their results are used.
     fn known(&self, report: &HangReport<'_>) -> Vec<usize> {
         let mut known = vec![0; self.compute.len()];
         for rank in (0..self.compute.len() as u32).map(Rank) {
@@ -140,7 +140,7 @@ impl MoveProgress {
         }
     }
 
-    /// Lets ranks that wait do what moves they can; the first one that then could go on.
+    /// Lets waiting ranks do the moves that they can. Returns the first rank that could then go on.
     fn advance(&mut self, report: &HangReport<'_>) -> Option<Rank> {
         let mut has_moved = true;
         while has_moved {
@@ -167,8 +167,8 @@ impl MoveProgress {
         None
     }
 
-    /// Returns true if the compute of a rank may wait, so that its moves are looked after. Of one
-    /// that was sent what it receives, and does not go on, nothing is known.
+    /// Returns true if the compute of a rank may wait, so that its moves matter. Nothing is known
+    /// of a rank that does not go on although its message was sent.
     fn may_wait(&self, report: &HangReport<'_>, rank: Rank) -> bool {
         match report.instr(rank) {
             Some(instr @ Instr::Recv(..)) => !self.can_run(report, rank, &instr),

@@ -120,7 +120,7 @@ fn a_rank_that_waits_for_its_moves_is_not_blamed() {
     assert!(words.starts_with(chain) && words.ends_with(": stalled in compute"), "{words}");
 }
 
-/// Nobody else is needed for what a host keeps.
+/// Activations that a host keeps need no other rank.
 #[test]
 fn a_rank_that_does_not_move_what_it_could_is_stalled() {
     let timetable = find("gpipe").expect("known").timetable(&Shape::new(2, 6)).expect("fits");

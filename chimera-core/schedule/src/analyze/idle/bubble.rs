@@ -154,7 +154,7 @@ fn idle(
     workers.zip(rows(timeline)).map(of_worker).collect()
 }
 
-/// By event of a worker that is busy: when the updates are done that it waits for before it, if it
+/// For each event of a busy worker: the time at which the updates are done that it waits for, if it
 /// is an op and waits for any.
 fn updates_before(
     worker: WorkerId,
@@ -336,8 +336,8 @@ impl IdleTime {
         rest
     }
 
-    /// Adds the part of a gap until what the next op waits for was `moved`, and that within moves
-    /// of the worker's own; returns the rest.
+    /// Adds the part of a gap until the activations for the next op were `moved`, and the part
+    /// within the worker's moves. Returns the rest.
     fn add_moves(&mut self, gap: IdleGap, moved: f64, moves: &[&Event]) -> Vec<IdleGap> {
         let (awaited, mut rest) = gap.split(moved);
         self.moves += awaited.len();

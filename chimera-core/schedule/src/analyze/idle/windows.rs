@@ -16,8 +16,7 @@ pub struct FreeWindow {
     pub from: f64,
     /// End of the window.
     pub to: f64,
-    /// By how many micro-batches' saved activations the worker holds less meanwhile than at its
-    /// peak.
+    /// Micro-batches of saved activations that the worker holds less meanwhile than at its peak.
     pub free: f64,
 }
 
@@ -47,7 +46,7 @@ pub fn windows(program: &Program, timeline: &Timeline) -> Vec<Vec<FreeWindow>> {
 
 /// The saved activations that each worker holds, over time.
 struct HeldOverTime {
-    /// By worker: when that changes, and by how much.
+    /// By worker: the times at which that changes, and the amounts.
     changes: Vec<VecDeque<(f64, f64)>>,
     now: Vec<f64>,
 }

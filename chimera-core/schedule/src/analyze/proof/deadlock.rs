@@ -112,7 +112,7 @@ mod tests {
     use crate::lower::{Lowering, lower};
     use crate::schedule::{Shape, find};
 
-    /// Everybody is stuck, two of them at fault.
+    /// All workers are stuck, and two of them are the cause.
     #[test]
     fn only_those_that_wait_for_each_other_are_named() {
         let mut timetable = find("dapple").unwrap().timetable(&Shape::new(64, 64)).unwrap();

@@ -1,4 +1,4 @@
-//! The proof of a program, and refusals of what cannot be proven.
+//! The proof of a program, and refusals of unsound ones.
 
 pub(crate) mod check;
 mod deadlock;

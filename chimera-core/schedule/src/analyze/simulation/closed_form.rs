@@ -39,7 +39,7 @@ pub struct ClosedForm {
     pub reduction: f64,
 }
 
-/// Gradients that are reduced, and over what.
+/// The gradients that are reduced, and the network they are reduced on.
 #[derive(Clone, Copy, Debug)]
 pub struct Reduced<'r> {
     /// Bytes of the gradients of each stage.

@@ -1,4 +1,4 @@
-//! Costs as they were measured, to compare an engine's step with what its own ops allow.
+//! Measured costs, to compare an engine's step with the simulation of its own ops.
 
 use rustc_hash::FxHashMap;
 
@@ -15,7 +15,7 @@ pub struct MeasuredCosts {
 }
 
 impl MeasuredCosts {
-    /// The durations of a measured step. An update of a bucket costs what it cost its slowest
+    /// The durations of a measured step. An update of a bucket takes as long as on its slowest
     /// replica.
     pub fn of(timeline: &Timeline) -> MeasuredCosts {
         let mut costs = MeasuredCosts::default();

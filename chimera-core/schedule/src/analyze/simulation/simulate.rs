@@ -88,7 +88,7 @@ impl Ready {
 struct Simulation<'p, C, F> {
     program: &'p Program,
     costs: &'p C,
-    /// Takes each event.
+    /// Called with each event.
     record: F,
     n_events: u32,
     /// The time at which each worker is free.
@@ -336,7 +336,8 @@ mod tests {
     use crate::lower::{Lowering, Sync, lower};
     use crate::schedule::{Shape, find};
 
-    /// Forwards take 1, backwards 2, and reductions 3 on top of what their starts take of a worker.
+    /// Forwards take 1, backwards 2, and reductions 3 in addition to the time that their starts
+    /// occupy a worker.
     struct Reduced(f64);
 
     impl Costs for Reduced {

@@ -74,7 +74,7 @@ impl fmt::Display for Awaited {
 pub struct Wait {
     /// The worker that waited.
     pub worker: WorkerId,
-    /// For what.
+    /// The thing it waited for.
     pub awaited: Awaited,
     /// Start of the wait, in seconds.
     pub start: f64,
@@ -132,7 +132,7 @@ impl Timeline {
     }
 
     /// The chain of events that determines the makespan, first to last: each began as soon as the
-    /// one before it let it. Empty for measured timelines.
+    /// one before it allowed. Empty for measured timelines.
     pub fn critical_path(&self) -> Vec<&Event> {
         let last = self.events.iter().max_by(|a, b| a.end.total_cmp(&b.end));
         let mut path: Vec<&Event> =

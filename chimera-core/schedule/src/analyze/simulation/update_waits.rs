@@ -5,9 +5,9 @@ use crate::ir::ids::WorkerId;
 use crate::ir::op::Lane;
 use crate::program::{Instr, Program};
 
-/// By worker and compute cell of its row: when the gradients are summed and the weights updated
-/// that the row waits for right before the cell; `None` where it waits for none, and without an end
-/// for the agreement of all workers.
+/// For each worker and compute cell of its row: the time at which the gradients are summed and the
+/// weights updated that the row waits for right before the cell. `None` where it waits for none,
+/// and infinite for the step sync.
 pub(in crate::analyze) struct UpdateWaits(Vec<Vec<Option<f64>>>);
 
 impl UpdateWaits {

@@ -8,7 +8,7 @@ pub fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Opt
     })
 }
 
-/// The nearest candidate, if it is so like `word` that it can be what was meant.
+/// The candidate nearest to `word`, if it is similar enough.
 pub fn near<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let near = nearest(word, candidates)?;
     let word = word.to_lowercase().replace('_', "-");

@@ -104,16 +104,16 @@ fn op(kind: Kind, token: &Token) -> Op {
 struct Moving<'m> {
     most: f64,
     held: f64,
-    /// In memory, each with its place among all arrivals.
+    /// Tokens in memory, each with its place among all arrivals.
     here: FxHashMap<Token, usize>,
     /// The places of those in memory.
     arrivals: BTreeSet<usize>,
     n_arrived: usize,
-    /// In memory, and not gone once yet, by use and then by arrival.
+    /// Tokens in memory that have not gone yet, by use and then by arrival.
     may_go: BTreeMap<(usize, usize), Token>,
-    /// By their use, and then in the order in which they went.
+    /// Tokens that are away, by use, and then in the order in which they went.
     away: BTreeMap<(usize, usize), Token>,
-    /// By which cell each is eaten.
+    /// The cell that eats each token.
     uses: FxHashMap<Token, usize>,
     cells: Vec<Placed>,
     memory: &'m ActivationMemory,
@@ -159,7 +159,7 @@ impl Moving<'_> {
             })
     }
 
-    /// Counts what a cell makes among what is in memory, if it is ever needed.
+    /// Adds the token of a cell to memory, if it is ever needed.
     fn make(&mut self, token: Token) {
         let Some(used) = self.uses.get(&token).copied() else { return };
         let arrival = self.arrive(&token);
@@ -187,7 +187,8 @@ impl Moving<'_> {
         self.cells.push(Placed { cell: op(Kind::Offload, token).into(), with });
     }
 
-    /// Brings back what a cell needs, if it is away, instead of others that are needed later.
+    /// Brings back a token that a cell needs, if it is away, instead of others that are needed
+    /// later.
     fn reload(&mut self, token: &Token, needed: usize, with: usize) {
         let mut with_it = self.away.range((self.uses[token], 0)..=(self.uses[token], usize::MAX));
         let Some((&key, _)) = with_it.find(|(_, other)| *other == token) else { return };

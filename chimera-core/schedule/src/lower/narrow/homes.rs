@@ -103,7 +103,7 @@ impl Homes {
         homeless
     }
 
-    /// Gives the stages that were `found` a home their homes, by pipe and block of micro-batches.
+    /// Gives each stage in `found` its new home, by pipe and block of micro-batches.
     fn split(
         &mut self,
         found: BTreeMap<(usize, usize), BTreeMap<StageId, Rank>>,
@@ -186,7 +186,7 @@ impl Loads {
     }
 }
 
-/// By pipe of a group: its micro-batches, those together that share an op.
+/// By pipe of a group: its micro-batches, in blocks that share an op.
 fn blocks(timetable: &Timetable) -> Vec<Vec<Vec<u32>>> {
     let n_micros = timetable.n_micro_batches as usize;
     let mut pipe_of = vec![None; n_micros];

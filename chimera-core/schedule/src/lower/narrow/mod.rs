@@ -1,5 +1,5 @@
-//! The pass that lets a job go on with fewer ranks: what dead ranks would compute goes to those
-//! that live (ReCycle, Gandhi et al., SOSP 2024, section 3).
+//! The pass that lets a job go on with fewer ranks: live ranks take over the compute of dead ones
+//! (ReCycle, Gandhi et al., SOSP 2024, section 3).
 
 mod homes;
 mod sooner;
@@ -100,7 +100,7 @@ fn check_width(timetable: &Timetable, width: usize) -> Result<(), TooNarrow> {
     }
 }
 
-/// [`narrow`] to those that live, in ascending order, whether or not some of them hold each stage.
+/// Like [`narrow`], for the live ranks in ascending order, even if none of them holds some stage.
 fn narrow_to(
     timetable: &Timetable,
     width: usize,
@@ -160,7 +160,7 @@ fn narrow_program(
     Ok(lower(&narrowed, &how)?)
 }
 
-/// A job's program for all of its ranks, and those for fewer of them that were asked for.
+/// A job's program for all of its ranks, and the programs for fewer ranks that were made so far.
 pub struct Programs<'p> {
     whole: &'p Program,
     width: usize,
@@ -190,8 +190,8 @@ impl<'p> Programs<'p> {
         Ok(())
     }
 
-    /// The program for the ranks that are `present`, for which it was [made](Programs::make), and
-    /// the number of its groups.
+    /// The program for the ranks that are `present`, which must have been [made](Programs::make),
+    /// and the number of its groups.
     pub fn of(&self, present: &[Rank]) -> (&Program, usize) {
         self.narrowed.get(present).map_or((self.whole, self.width), |narrowed| (narrowed, 1))
     }

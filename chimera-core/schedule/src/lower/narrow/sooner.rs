@@ -1,4 +1,4 @@
-//! A shorter order of what the ranks that live compute.
+//! A search for a shorter order of the ops of the live ranks.
 
 use super::TooNarrow;
 use crate::costs::{Costs, is_shorter};
@@ -34,8 +34,8 @@ pub(super) fn sooner(
     })
 }
 
-/// The shortest order of those that run cells by their `starts`, and of what
-/// [justification](justified) makes of them.
+/// The shortest of the orders that run cells by their `starts`, and of their [justified](justified)
+/// orders.
 fn shortest_order(graph: &Graph, starts: &[f64], limits: &Limits) -> Option<Order> {
     let graphs = [graph, &graph.reversed()];
     let mut best: Option<Order> = None;

@@ -1,4 +1,4 @@
-//! Counter tracks: what each worker holds over time, and what is under way to it.
+//! Counter tracks: the memory that each worker holds over time, and the messages under way to it.
 
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ struct Counter {
     changes: Vec<Vec<Change>>,
 }
 
-/// By how much a counter changes, and when.
+/// A change of a counter, and its time.
 #[derive(Clone)]
 struct Change {
     time: f64,

@@ -56,8 +56,8 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Floating-point operations of an op: each half of a backward takes what its forward does.
-    /// What a selective recomputation leaves out is not known.
+    /// Floating-point operations of an op: each half of a backward has as many as its forward. They
+    /// are not known for a selective recomputation.
     fn flops(&self, rules: &Rules, op: &Op) -> Option<f64> {
         let forwards = match op.kind {
             Kind::Recompute if rules.is_selective(op.pipe, op.stage) => return None,

@@ -19,7 +19,7 @@ const LONGEST: usize = 30;
 
 /// One timeline and its figures.
 pub struct Compared<'a> {
-    /// Its name; what follows the first space goes on a line below.
+    /// Its name. The text after the first space goes on a line below.
     pub name: &'a str,
     /// Its figures, one for each column.
     pub figures: Vec<String>,
@@ -99,7 +99,7 @@ impl Columns {
     }
 }
 
-/// A name and the options after it, both as far as there is room: of a path, its end.
+/// A name and the options after it, cut to the room there is. Of a path the end remains.
 fn parts(name: &str) -> (String, String) {
     let (name, options) = name.split_once(' ').unwrap_or((name, ""));
     (last(name), last(options))

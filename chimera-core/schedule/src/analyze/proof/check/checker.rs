@@ -108,8 +108,8 @@ impl<'p> Checker<'p> {
         Ok(())
     }
 
-    /// Counts what is held in the written order of each row, where ops of both lanes stand: memory
-    /// is given out in this order, so that no other holds more.
+    /// Counts memory in the written order of each row, where ops of both lanes stand. Memory is
+    /// handed out in this order, so no other order holds more.
     pub(super) fn hold_in_order(&mut self) -> Result<(), Refusal> {
         let program = self.program;
         for (worker, row) in (0..).map(WorkerId).zip(&program.rows) {
@@ -122,7 +122,7 @@ impl<'p> Checker<'p> {
         Ok(())
     }
 
-    /// Counts what a worker holds while it runs a cell, up to the limit.
+    /// Counts the memory of a worker while it runs a cell, up to the limit.
     fn hold(&mut self, worker: WorkerId, cell: &Cell, effects: &Effects) -> Result<(), Reason> {
         let peak = self.activations.run(worker, cell, effects, &self.program.rules);
         match self.max_peak {

@@ -33,7 +33,7 @@ use crate::program::{Bucket, Program};
 pub struct Link {
     /// However short it is.
     pub alpha: f64,
-    /// For every byte.
+    /// Time for every byte.
     pub beta: f64,
 }
 
@@ -131,7 +131,7 @@ pub struct NetworkCosts<C> {
     /// By stage: bytes of the saved activations of a micro-batch, where moves between workers take
     /// time.
     saved: Vec<f64>,
-    /// By bucket; of none, all are free.
+    /// By bucket; if empty, all sums are free.
     sums: Vec<ReductionTime>,
 }
 
