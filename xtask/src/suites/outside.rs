@@ -1,22 +1,34 @@
-//! The crate in `tests/outside`, not a member of the workspace: a device and a model by the core's public API, in few
-//! lines.
+//! Crates that are not members of the workspace, as a stranger would write them: a device and a model by the core's public
+//! API, and a run of processes over a transport of its own. Each in few lines.
 
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-
 use xtask::command::{cargo, root, run as run_command};
 
-/// Lines of a device, a model of its own and its samples together.
-const MOST_LINES: usize = 150;
+/// A crate below `tests`, and the most lines that its own file may have.
+struct Crate {
+    folder: &'static str,
+    file: &'static str,
+    most_lines: usize,
+}
 
-/// Checks format and size of the crate, and runs its tests.
+const CRATES: [Crate; 2] = [
+    Crate { folder: "outside", file: "src/lib.rs", most_lines: 150 },
+    Crate { folder: "processes", file: "src/main.rs", most_lines: 120 },
+];
+
+/// Checks format and size of the crates, and runs their tests.
 pub(crate) fn run() -> Result<()> {
-    let folder = root().join("tests/outside");
-    let library = folder.join("src/lib.rs");
-    let text = fs::read_to_string(&library).with_context(|| library.display().to_string())?;
+    CRATES.iter().try_for_each(test)
+}
+
+fn test(Crate { folder, file, most_lines }: &Crate) -> Result<()> {
+    let folder = root().join("tests").join(folder);
+    let source = folder.join(file);
+    let text = fs::read_to_string(&source).with_context(|| source.display().to_string())?;
     let n_lines = text.lines().count();
-    ensure!(n_lines <= MOST_LINES, "{} has {n_lines} lines, not {MOST_LINES}", library.display());
+    ensure!(n_lines <= *most_lines, "{} has {n_lines} lines, not {most_lines}", source.display());
     let manifest = folder.join("Cargo.toml");
     run_command(cargo(["fmt", "--check", "--manifest-path"]).arg(&manifest))?;
     let target = root().join("target/outside");
