@@ -199,15 +199,18 @@ impl<D: Layers> ReadyStage<D> {
         let (recompute, saved) = self.timed(Half::Recompute, || {
             self.stage.recompute(&self.weights, &micro, self.x.clone())
         })?;
-        let selected = self.stage.select(saved);
+        let selective = self.stage.selective().ok_or_else(|| lacks("selective recomputation"))?;
+        let selected = selective.select(saved);
         let (restore, _) =
-            self.timed(Half::Restore, || self.stage.restore(&self.weights, &micro, selected))?;
+            self.timed(Half::Restore, || selective.restore(&self.weights, &micro, selected))?;
         Ok(vec![recompute, restore])
     }
 
     /// Runs forward, both kinds of recomputation and both halves of the backward, slice by slice.
     fn sliced(&self, work: &SizedPart<'_>) -> Result<Vec<HalfCalls>, PassError> {
         let (device, stage, w, micro) = (&self.device, &self.stage, &self.weights, self.micro());
+        let selective = stage.selective().ok_or_else(|| lacks("selective recomputation"))?;
+        let sliced = stage.sliced().ok_or_else(|| lacks("slices of sequences"))?;
         let of = work.slices;
         let mut did = Vec::new();
         let mut add = |slice, calls| did.push(HalfCalls { slice, ..calls });
@@ -221,14 +224,14 @@ impl<D: Layers> ReadyStage<D> {
             let activation = device.activation(&zeros, Activation::Tanh)?;
             let x = self.x.as_ref().map(|_| activation.clone());
             device.take()?;
-            let (calls, saved) =
-                self.timed(Half::Recompute, || stage.recompute_slice(w, &micro, slice, x.clone()))?;
+            let (calls, saved) = self
+                .timed(Half::Recompute, || sliced.recompute_slice(w, &micro, slice, x.clone()))?;
             add(index, calls);
-            let selected = stage.select(saved);
-            let restore = || stage.restore_slice(w, &micro, slice, selected);
+            let selected = selective.select(saved);
+            let restore = || selective.restore_slice(w, &micro, slice, selected);
             add(index, self.timed(Half::Restore, restore)?.0);
             let (calls, (output, saved, left)) =
-                self.timed(Half::Forward, || stage.forward_slice(w, &micro, slice, x))?;
+                self.timed(Half::Forward, || sliced.forward_slice(w, &micro, slice, x))?;
             add(index, calls);
             let dy = match output {
                 Output::Loss { grad, .. } => grad,
@@ -243,7 +246,7 @@ impl<D: Layers> ReadyStage<D> {
             let gradients = SliceGradients { output, left: d_lefts.pop() };
             let (calls, deferred) = self.timed(Half::Input, || {
                 let (_dx, deferred, d_past) =
-                    stage.backward_input_slice(w, &micro, slice, saved, gradients)?;
+                    sliced.backward_input_slice(w, &micro, slice, saved, gradients)?;
                 for (sum, part) in d_lefts.iter_mut().flatten().zip(d_past.iter().flatten()) {
                     device.accumulate(sum, part)?;
                 }
@@ -320,6 +323,10 @@ impl<D: Layers> ReadyStage<D> {
         };
         Ok((HalfCalls { half, slice: 0, calls, seconds }, result))
     }
+}
+
+fn lacks(ability: &str) -> DeviceError {
+    DeviceError::other(format!("the stage has no {ability}"))
 }
 
 /// Numbers between `-scale` and `scale`.

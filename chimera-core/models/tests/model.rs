@@ -10,7 +10,7 @@ use chain::{
 };
 use chimera_engine::device::Device;
 use chimera_engine::device::reference::Reference;
-use chimera_engine::stage::{Micro, Output, Stage};
+use chimera_engine::stage::{Micro, Output, Selective, Sizes, Splittable, Stage};
 use chimera_models::model::{
     Architecture, BertStage, Cut, DecoderStage, ModelConfig, Selection, cut, memory,
 };

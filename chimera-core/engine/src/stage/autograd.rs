@@ -1,7 +1,7 @@
 //! Stages of frameworks that differentiate by themselves.
 
 use super::edges::no_edges;
-use super::{Micro, Output, Param, Stage};
+use super::{Branched, DynBranched, DynSizes, Micro, Output, Param, Sizes, Stage};
 use crate::device::{Device, DeviceError, Result};
 
 /// A piece of a model in a framework with automatic differentiation: a forward pass, and its vector-Jacobian product.
@@ -37,7 +37,7 @@ pub trait Differentiable: Send {
         dy: Self::Tensor,
     ) -> Result<(Option<Self::Tensor>, Vec<Self::Tensor>)>;
 
-    /// [`forward`](Differentiable::forward) for a stage of a graph, as [`Stage::forward_edges`] says.
+    /// [`forward`](Differentiable::forward) for a stage of a graph, as [`Branched::forward_edges`] says.
     fn forward_edges(
         &self,
         _w: &[Self::Tensor],
@@ -57,7 +57,7 @@ pub trait Differentiable: Send {
         no_edges("vjp_edges", gradients.len())
     }
 
-    /// Whether there is an activation for each output edge, see [`Stage::has_output_per_edge`].
+    /// Whether there is an activation for each output edge, see [`Branched::has_output_per_edge`].
     fn has_output_per_edge(&self) -> bool {
         false
     }
@@ -148,6 +148,20 @@ where
         Ok(())
     }
 
+    fn needs_inputs(&self) -> bool {
+        self.differentiable.needs_inputs()
+    }
+
+    fn branched(&self) -> Option<&DynBranched<'_, Self>> {
+        Some(self)
+    }
+
+    fn sizes(&self) -> Option<&DynSizes<'_, Self>> {
+        Some(self)
+    }
+}
+
+impl<A: Differentiable<Tensor = D::Tensor>, D: Device> Branched for Autograd<A, D> {
     fn forward_edges(
         &self,
         w: &[A::Tensor],
@@ -170,11 +184,9 @@ where
     fn has_output_per_edge(&self) -> bool {
         self.differentiable.has_output_per_edge()
     }
+}
 
-    fn needs_inputs(&self) -> bool {
-        self.differentiable.needs_inputs()
-    }
-
+impl<A: Differentiable<Tensor = D::Tensor>, D: Device> Sizes for Autograd<A, D> {
     fn saved_bytes(&self, graph: &A::Graph) -> u64 {
         self.differentiable.graph_bytes(graph)
     }

@@ -196,9 +196,7 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
         assert!(bits(&again.1) == expected, "recomputed activations give other gradients");
         let selected = self.train(|n, _, saved| {
             let (stage, w) = (&self.stages[n], &self.weights[n]);
-            if !stage.has_selective_recompute() {
-                return saved;
-            }
+            let Some(stage) = stage.selective() else { return saved };
             let selected = stage.select(saved);
             self.with_micro(n, all, |micro| stage.restore(w, micro, selected)).expect("restores")
         });
@@ -210,31 +208,29 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
         let expected = bits(&self.plain().1);
         let moved = self.train(|n, _, saved| {
             let stage = &self.stages[n];
-            if !stage.can_take_apart() {
-                return saved;
-            }
-            let bytes = stage.saved_bytes(&saved);
-            let (tensors, reassemble) = stage.take_apart(saved).expect("can be taken apart");
+            let Some(movable) = stage.movable() else { return saved };
+            let bytes = saved_bytes(stage, &saved);
+            let (tensors, reassemble) = movable.take_apart(saved).expect("can be taken apart");
             let reload = self.device.offload(tensors).expect("goes");
             let saved = reassemble(reload(self.device).expect("comes back")).expect("is whole");
-            assert_eq!(stage.saved_bytes(&saved), bytes, "moved activations have other bytes");
+            assert_eq!(saved_bytes(stage, &saved), bytes, "moved activations have other bytes");
             saved
         });
         assert!(bits(&moved.1) == expected, "moved activations give other gradients");
     }
 
     fn splits(&self) {
-        if !self.stages.iter().all(Stage::can_split_saved) {
-            return;
-        }
+        let splittable: Option<Vec<_>> = self.stages.iter().map(Stage::splittable).collect();
+        let Some(splittable) = splittable else { return };
         let (half, mut into) = (SAMPLES / 2, self.accumulators(0.0));
         let forward = self.forward([0, SAMPLES]);
         let mut halves = [Vec::new(), Vec::new()];
-        for (stage, (_, saved)) in self.stages.iter().zip(forward.stages) {
-            let bytes = stage.saved_bytes(&saved);
-            let parts = stage.split_saved(saved, 2).expect("saved activations can be split");
+        let stages = self.stages.iter().zip(splittable);
+        for ((stage, splittable), (_, saved)) in stages.zip(forward.stages) {
+            let bytes = saved_bytes(stage, &saved);
+            let parts = splittable.split_saved(saved, 2).expect("saved activations can be split");
             assert_eq!(parts.len(), 2, "as many parts as asked");
-            let of_parts: u64 = parts.iter().map(|part| stage.saved_bytes(part)).sum();
+            let of_parts: u64 = parts.iter().map(|part| saved_bytes(stage, part)).sum();
             assert_eq!(of_parts, bytes, "bytes of the parts are those of the whole");
             for (half, part) in halves.iter_mut().zip(parts) {
                 half.push((Vec::new(), part));
@@ -253,6 +249,10 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
         }
         is_near(&self.values(&into), &self.plain().1, "split activations give other gradients");
     }
+}
+
+fn saved_bytes<S: Stage>(stage: &S, saved: &S::Saved) -> u64 {
+    stage.sizes().map_or(0, |sizes| sizes.saved_bytes(saved))
 }
 
 /// A stage that kept weights of an earlier call would use them instead of those it is given.

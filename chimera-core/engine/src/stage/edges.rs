@@ -3,7 +3,7 @@
 use chimera_schedule::graph::StageGraph;
 use chimera_schedule::ids::StageId;
 
-use super::{Micro, Output, Stage};
+use super::{DynBranched, Micro, Output, Stage};
 use crate::device::{Device, DeviceError, Result};
 
 /// The edges of a stage.
@@ -39,7 +39,7 @@ impl StageEdges {
             let (output, saved) = stage.forward(w, micro, inputs.pop())?;
             (vec![output], saved)
         } else {
-            stage.forward_edges(w, micro, inputs)?
+            branched(stage, "forward_edges", inputs.len())?.forward_edges(w, micro, inputs)?
         };
         // Without targets there is an output in the place of the loss.
         let is_loss = |output: &Output<_>| matches!(output, Output::Loss { .. });
@@ -71,7 +71,9 @@ impl StageEdges {
     ) -> Result<S::Saved> {
         match self.is_of_chain(stage) {
             true => stage.recompute(w, micro, inputs.pop()),
-            false => stage.recompute_edges(w, micro, inputs),
+            false => {
+                branched(stage, "forward_edges", inputs.len())?.recompute_edges(w, micro, inputs)
+            }
         }
     }
 
@@ -99,7 +101,8 @@ impl StageEdges {
             }
             last => {
                 gradients.extend(last);
-                stage.backward_input_edges(w, micro, saved, gradients)?
+                branched(stage, "backward_input_edges", gradients.len())?
+                    .backward_input_edges(w, micro, saved, gradients)?
             }
         };
         // What a source gives nobody takes.
@@ -126,7 +129,7 @@ impl StageEdges {
 
     /// Activations that the stage gives to other stages.
     fn n_given<S: Stage>(self, stage: &S) -> usize {
-        if stage.has_output_per_edge() { self.n_outputs } else { self.n_outputs.min(1) }
+        if has_output_per_edge(stage) { self.n_outputs } else { self.n_outputs.min(1) }
     }
 
     /// Whether it takes one activation at most, and gives one activation or one loss.
@@ -138,6 +141,20 @@ impl StageEdges {
 /// A stage that does not fit its place in the graph.
 fn misplaced(op: &'static str, reason: String) -> DeviceError {
     DeviceError::Failed { device: "the stage".into(), op, reason }
+}
+
+/// Returns true if `stage` gives an activation for each output edge.
+pub(crate) fn has_output_per_edge<S: Stage>(stage: &S) -> bool {
+    stage.branched().is_some_and(|stage| stage.has_output_per_edge())
+}
+
+/// The stage for a place that a stage of a chain cannot have, where `n` tensors came.
+fn branched<'s, S: Stage>(
+    stage: &'s S,
+    op: &'static str,
+    n: usize,
+) -> Result<&'s DynBranched<'s, S>> {
+    stage.branched().map_or_else(|| no_edges(op, n), Ok)
 }
 
 /// Refuses a place in a graph that a stage of a chain cannot have.

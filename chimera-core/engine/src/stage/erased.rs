@@ -2,7 +2,11 @@
 
 use std::any::Any;
 
-use super::{Left, Micro, Output, Param, Slice, SliceGradients, Stage, TakenApart};
+use super::{
+    Branched, DynBranched, DynMovable, DynSelective, DynSizes, DynSliced, DynSplittable, Left,
+    Micro, Movable, Output, Param, Selective, Sizes, Slice, SliceGradients, Sliced, Splittable,
+    Stage, TakenApart,
+};
 use crate::device::Result;
 
 /// A stage of any type, whose tensors are `T` and whose samples are of `I`.
@@ -32,6 +36,11 @@ fn own<T: 'static>(value: AnyValue) -> T {
 
 fn own_ref<T: 'static>(value: &AnyValue) -> &T {
     value.downcast_ref().unwrap_or_else(|| panic!("a stage was given what another stage made"))
+}
+
+/// An erased stage is asked for only what the stage in it has.
+fn asked<T: ?Sized>(ability: Option<&T>) -> &T {
+    ability.unwrap_or_else(|| panic!("a stage was asked for what it does not have"))
 }
 
 impl<S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static>> Stage for Erased<S> {
@@ -78,41 +87,8 @@ impl<S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static>> Stage for Era
         self.0.operands(own_ref(deferred))
     }
 
-    fn forward_edges(
-        &self,
-        w: &[S::Tensor],
-        micro: &Micro<'_, S::Item>,
-        inputs: Vec<S::Tensor>,
-    ) -> Result<(Vec<Output<S::Tensor>>, AnyValue)> {
-        let (outputs, saved) = self.0.forward_edges(w, micro, inputs)?;
-        Ok((outputs, Box::new(saved)))
-    }
-
-    fn backward_input_edges(
-        &self,
-        w: &[S::Tensor],
-        micro: &Micro<'_, S::Item>,
-        saved: AnyValue,
-        gradients: Vec<S::Tensor>,
-    ) -> Result<(Vec<S::Tensor>, AnyValue)> {
-        let (dx, deferred) = self.0.backward_input_edges(w, micro, own(saved), gradients)?;
-        Ok((dx, Box::new(deferred)))
-    }
-
-    fn has_output_per_edge(&self) -> bool {
-        self.0.has_output_per_edge()
-    }
-
     fn needs_inputs(&self) -> bool {
         self.0.needs_inputs()
-    }
-
-    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
-        self.0.input_shape(samples)
-    }
-
-    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
-        self.0.output_shape(samples)
     }
 
     fn recompute(
@@ -124,21 +100,71 @@ impl<S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static>> Stage for Era
         Ok(Box::new(self.0.recompute(w, micro, x)?))
     }
 
+    fn branched(&self) -> Option<&DynBranched<'_, Self>> {
+        self.0.branched().map(|_| self as _)
+    }
+
+    fn selective(&self) -> Option<&DynSelective<'_, Self>> {
+        self.0.selective().map(|_| self as _)
+    }
+
+    fn sliced(&self) -> Option<&DynSliced<'_, Self>> {
+        self.0.sliced().map(|_| self as _)
+    }
+
+    fn splittable(&self) -> Option<&DynSplittable<'_, Self>> {
+        self.0.splittable().map(|_| self as _)
+    }
+
+    fn movable(&self) -> Option<&DynMovable<'_, Self>> {
+        self.0.movable().map(|_| self as _)
+    }
+
+    fn sizes(&self) -> Option<&DynSizes<'_, Self>> {
+        self.0.sizes().map(|_| self as _)
+    }
+}
+
+impl<S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static>> Branched for Erased<S> {
+    fn forward_edges(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        inputs: Vec<S::Tensor>,
+    ) -> Result<(Vec<Output<S::Tensor>>, AnyValue)> {
+        let (outputs, saved) = asked(self.0.branched()).forward_edges(w, micro, inputs)?;
+        Ok((outputs, Box::new(saved)))
+    }
+
+    fn backward_input_edges(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        saved: AnyValue,
+        gradients: Vec<S::Tensor>,
+    ) -> Result<(Vec<S::Tensor>, AnyValue)> {
+        let (dx, deferred) =
+            asked(self.0.branched()).backward_input_edges(w, micro, own(saved), gradients)?;
+        Ok((dx, Box::new(deferred)))
+    }
+
     fn recompute_edges(
         &self,
         w: &[S::Tensor],
         micro: &Micro<'_, S::Item>,
         inputs: Vec<S::Tensor>,
     ) -> Result<AnyValue> {
-        Ok(Box::new(self.0.recompute_edges(w, micro, inputs)?))
+        Ok(Box::new(asked(self.0.branched()).recompute_edges(w, micro, inputs)?))
     }
 
-    fn has_selective_recompute(&self) -> bool {
-        self.0.has_selective_recompute()
+    fn has_output_per_edge(&self) -> bool {
+        asked(self.0.branched()).has_output_per_edge()
     }
+}
 
+impl<S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static>> Selective for Erased<S> {
     fn select(&self, saved: AnyValue) -> AnyValue {
-        Box::new(self.0.select(own(saved)))
+        Box::new(asked(self.0.selective()).select(own(saved)))
     }
 
     fn restore(
@@ -147,13 +173,21 @@ impl<S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static>> Stage for Era
         micro: &Micro<'_, S::Item>,
         selected: AnyValue,
     ) -> Result<AnyValue> {
-        Ok(Box::new(self.0.restore(w, micro, own(selected))?))
+        Ok(Box::new(asked(self.0.selective()).restore(w, micro, own(selected))?))
     }
 
-    fn has_slices(&self) -> bool {
-        self.0.has_slices()
+    fn restore_slice(
+        &self,
+        w: &[S::Tensor],
+        micro: &Micro<'_, S::Item>,
+        slice: Slice<'_, S::Tensor>,
+        selected: AnyValue,
+    ) -> Result<AnyValue> {
+        Ok(Box::new(asked(self.0.selective()).restore_slice(w, micro, slice, own(selected))?))
     }
+}
 
+impl<S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static>> Sliced for Erased<S> {
     fn forward_slice(
         &self,
         w: &[S::Tensor],
@@ -161,7 +195,7 @@ impl<S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static>> Stage for Era
         slice: Slice<'_, S::Tensor>,
         x: Option<S::Tensor>,
     ) -> Result<(Output<S::Tensor>, AnyValue, Left<S::Tensor>)> {
-        let (output, saved, left) = self.0.forward_slice(w, micro, slice, x)?;
+        let (output, saved, left) = asked(self.0.sliced()).forward_slice(w, micro, slice, x)?;
         Ok((output, Box::new(saved), left))
     }
 
@@ -172,17 +206,7 @@ impl<S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static>> Stage for Era
         slice: Slice<'_, S::Tensor>,
         x: Option<S::Tensor>,
     ) -> Result<AnyValue> {
-        Ok(Box::new(self.0.recompute_slice(w, micro, slice, x)?))
-    }
-
-    fn restore_slice(
-        &self,
-        w: &[S::Tensor],
-        micro: &Micro<'_, S::Item>,
-        slice: Slice<'_, S::Tensor>,
-        selected: AnyValue,
-    ) -> Result<AnyValue> {
-        Ok(Box::new(self.0.restore_slice(w, micro, slice, own(selected))?))
+        Ok(Box::new(asked(self.0.sliced()).recompute_slice(w, micro, slice, x)?))
     }
 
     fn backward_input_slice(
@@ -194,34 +218,40 @@ impl<S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static>> Stage for Era
         gradients: SliceGradients<S::Tensor>,
     ) -> Result<(Option<S::Tensor>, AnyValue, Vec<Left<S::Tensor>>)> {
         let (dx, deferred, d_past) =
-            self.0.backward_input_slice(w, micro, slice, own(saved), gradients)?;
+            asked(self.0.sliced()).backward_input_slice(w, micro, slice, own(saved), gradients)?;
         Ok((dx, Box::new(deferred), d_past))
     }
+}
 
-    fn can_take_apart(&self) -> bool {
-        self.0.can_take_apart()
+impl<S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static>> Splittable for Erased<S> {
+    fn split_saved(&self, saved: AnyValue, parts: usize) -> Result<Vec<AnyValue>> {
+        let parts = asked(self.0.splittable()).split_saved(own(saved), parts)?;
+        Ok(parts.into_iter().map(|part| Box::new(part) as AnyValue).collect())
     }
+}
 
+impl<S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static>> Movable for Erased<S> {
     fn take_apart(&self, saved: AnyValue) -> Result<TakenApart<S::Tensor, AnyValue>> {
-        let (tensors, reassemble) = self.0.take_apart(own(saved))?;
+        let (tensors, reassemble) = asked(self.0.movable()).take_apart(own(saved))?;
         let erased = |tensors| Ok(Box::new(reassemble(tensors)?) as AnyValue);
         Ok((tensors, Box::new(erased)))
     }
+}
 
-    fn can_split_saved(&self) -> bool {
-        self.0.can_split_saved()
+impl<S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static>> Sizes for Erased<S> {
+    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        asked(self.0.sizes()).input_shape(samples)
     }
 
-    fn split_saved(&self, saved: AnyValue, parts: usize) -> Result<Vec<AnyValue>> {
-        let parts = self.0.split_saved(own(saved), parts)?;
-        Ok(parts.into_iter().map(|part| Box::new(part) as AnyValue).collect())
+    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        asked(self.0.sizes()).output_shape(samples)
     }
 
     fn saved_bytes(&self, saved: &AnyValue) -> u64 {
-        self.0.saved_bytes(own_ref(saved))
+        asked(self.0.sizes()).saved_bytes(own_ref(saved))
     }
 
     fn deferred_bytes(&self, deferred: &AnyValue) -> u64 {
-        self.0.deferred_bytes(own_ref(deferred))
+        asked(self.0.sizes()).deferred_bytes(own_ref(deferred))
     }
 }

@@ -8,7 +8,7 @@ use crate::device::{Device, Result};
 /// What a sample takes on `stage`, which runs forward and backward on a micro-batch of `n_samples` with weights of
 /// zeros, and what the stage gives to the next one.
 ///
-/// Saved activations and deferred weight work are what the stage [says](Stage::saved_bytes) of them. What ops use while
+/// Saved activations and deferred weight work are what the stage [says](super::Sizes::saved_bytes) of them. What ops use while
 /// they run is not known: it is taken to be what they leave.
 ///
 /// # Errors
@@ -25,22 +25,23 @@ pub fn measure<S: Stage<Tensor = D::Tensor>, D: Device>(
     let mut gradients = zeros().collect::<Result<Vec<_>>>()?;
     let bytes_of = |tensor: &D::Tensor| device.bytes(tensor) as f64;
     let input = x.as_ref().map_or(0.0, bytes_of);
-    let selected = match stage.has_selective_recompute() {
-        true => {
+    let bytes_saved = |saved: &_| stage.sizes().map_or(0, |sizes| sizes.saved_bytes(saved)) as f64;
+    let selected = match stage.selective() {
+        Some(selective) => {
             let saved = stage.recompute(&weights, micro, x.clone())?;
-            stage.saved_bytes(&stage.select(saved)) as f64
+            bytes_saved(&selective.select(saved))
         }
-        false => input,
+        None => input,
     };
     let (output, saved) = stage.forward(&weights, micro, x)?;
     let (y, dy) = match output {
         Output::Activation(y) => (y.clone(), device.zeros(&device.shape(&y))?),
         Output::Loss { loss, grad } => (loss, grad),
     };
-    let (saved_bytes, output) = (stage.saved_bytes(&saved) as f64, bytes_of(&dy));
+    let (saved_bytes, output) = (bytes_saved(&saved), bytes_of(&dy));
     let (dx, deferred) = stage.backward_input(&weights, micro, saved, dy)?;
-    let (deferred_bytes, gradient) =
-        (stage.deferred_bytes(&deferred) as f64, dx.as_ref().map_or(0.0, bytes_of));
+    let deferred_bytes = stage.sizes().map_or(0, |sizes| sizes.deferred_bytes(&deferred)) as f64;
+    let gradient = dx.as_ref().map_or(0.0, bytes_of);
     stage.backward_weight(micro, deferred, &mut gradients)?;
     let of_sample = |bytes: f64| bytes / n_samples as f64;
     let bytes = StageBytes {

@@ -1,8 +1,9 @@
-//! A slice of the sequence of samples.
+//! Slices of the sequence of samples, and stages that run on them.
 
 use std::ops::Range;
 
-use crate::device::{DeviceError, Result};
+use super::{Micro, Output, Stage};
+use crate::device::Result;
 
 /// What one slice of a sequence leaves for those behind it, such as keys and values: tensors in an order of the stage's own.
 pub type Left<T> = Vec<T>;
@@ -45,13 +46,50 @@ pub struct SliceGradients<T> {
     pub left: Option<Left<T>>,
 }
 
-/// Refuses slices for a stage that has no functions for them.
-pub(super) fn no_slices<T>(op: &'static str, n_slices: usize) -> Result<T> {
-    let reason = format!(
-        "its sequence is to be cut into {n_slices} slices: implement `forward_slice` and `backward_input_slice`"
-    );
-    Err(DeviceError::Failed { device: "the stage".into(), op, reason })
+/// A stage that runs on slices of the sequence of each sample, as programs need that cut sequences.
+pub trait Sliced: Stage {
+    /// Runs the stage on a slice of the sequence of each sample. `micro` holds the samples whole. `x` and the output have
+    /// only the rows of the slice, those of one sample after those of another. Also gives what the slice leaves for those
+    /// after it.
+    fn forward_slice(
+        &self,
+        w: &[Self::Tensor],
+        micro: &Micro<'_, Self::Item>,
+        slice: Slice<'_, Self::Tensor>,
+        x: Option<Self::Tensor>,
+    ) -> Result<(Output<Self::Tensor>, Self::Saved, Left<Self::Tensor>)>;
+
+    /// Makes the saved activations of a slice again, to the bit.
+    fn recompute_slice(
+        &self,
+        w: &[Self::Tensor],
+        micro: &Micro<'_, Self::Item>,
+        slice: Slice<'_, Self::Tensor>,
+        x: Option<Self::Tensor>,
+    ) -> Result<Self::Saved> {
+        Ok(self.forward_slice(w, micro, slice, x)?.1)
+    }
+
+    /// From the gradient of a slice's output, and of what it left, to that of its input, and of what the slices before it
+    /// left, as far as this slice read it. Slices go backward from the last to the first, so that what a slice left has all
+    /// of its gradient by then; the engine adds it up.
+    fn backward_input_slice(
+        &self,
+        w: &[Self::Tensor],
+        micro: &Micro<'_, Self::Item>,
+        slice: Slice<'_, Self::Tensor>,
+        saved: Self::Saved,
+        gradients: SliceGradients<Self::Tensor>,
+    ) -> Result<(Option<Self::Tensor>, Self::Deferred, Vec<Left<Self::Tensor>>)>;
 }
+
+/// Any [`Sliced`] stage with the types of `S`.
+pub type DynSliced<'s, S> = dyn Sliced<
+        Tensor = <S as Stage>::Tensor,
+        Item = <S as Stage>::Item,
+        Saved = <S as Stage>::Saved,
+        Deferred = <S as Stage>::Deferred,
+    > + 's;
 
 /// Which of a sequence of `len` positions the slice number `index` of `of` has.
 pub fn slice_range(index: usize, of: usize, len: usize) -> Range<usize> {

@@ -56,11 +56,9 @@ fn count<S: Stage<Tensor = Extents, Item = u32>>(
     let tensors =
         || stage.params().iter().map(|p| device.zeros(&p.shape)).collect::<Result<Vec<_>>>();
     let (w, mut grads) = (tensors()?, tensors()?);
+    let input = stage.sizes().and_then(|sizes| sizes.input_shape(1)).unwrap_or_default();
     // What passes between stages is an activation.
-    let activation = || {
-        device
-            .activation(&device.zeros(&stage.input_shape(1).unwrap_or_default())?, Activation::Tanh)
-    };
+    let activation = || device.activation(&device.zeros(&input)?, Activation::Tanh);
     let x = || if cut.first { Ok(None) } else { activation().map(Some) };
     let forward = |x| -> Result<_> {
         let (output, saved) = stage.forward(&w, &micro, x)?;
@@ -85,13 +83,14 @@ fn count<S: Stage<Tensor = Extents, Item = u32>>(
     drop(y);
     sample.saved = (device.used() - start) as f64;
     sample.output = (all - device.used()) as f64;
-    if stage.has_slices() {
-        let (.., left) = stage.forward_slice(&w, &micro, Slice { past: &[], of: 1 }, x()?)?;
+    if let Some(sliced) = stage.sliced() {
+        let (.., left) = sliced.forward_slice(&w, &micro, Slice { past: &[], of: 1 }, x()?)?;
         sample.past = left.iter().map(|left| device.bytes(left) as f64).sum();
     }
-    let selected = stage.select(saved);
+    let selective = stage.selective().expect("models here recompute selectively");
+    let selected = selective.select(saved);
     sample.selected = (device.used() - start) as f64;
-    let (most, saved) = device.during(|| stage.restore(&w, &micro, selected));
+    let (most, saved) = device.during(|| selective.restore(&w, &micro, selected));
     sample.restore = most as f64;
     drop(saved);
 

@@ -7,7 +7,7 @@ use chimera_engine::stage::TakenApart;
 use super::config::Selection;
 use super::parts::part;
 
-/// Saved activations of a stage, of which [`Stage::select`](chimera_engine::stage::Stage::select) makes a selection.
+/// Saved activations of a stage, of which [`Selective::select`](chimera_engine::stage::Selective::select) makes a selection.
 #[derive(Debug)]
 pub enum Kept<W, S> {
     /// All that the backward pass needs.

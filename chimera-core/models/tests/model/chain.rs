@@ -6,7 +6,9 @@ use std::marker::PhantomData;
 use chimera_engine::device::Device;
 use chimera_engine::device::reference::Reference;
 use chimera_engine::layers::IGNORED;
-use chimera_engine::stage::{Init, Micro, Output, Param, Stage, initial};
+use chimera_engine::stage::{
+    Init, Micro, Output, Param, Selective, Sizes, Splittable, Stage, initial,
+};
 use chimera_models::model::{Architecture, BertStage, Cut, DecoderStage, ModelConfig, cut};
 use chimera_models::model::{Llama as Choices, RopeScaling};
 
@@ -29,7 +31,7 @@ pub(crate) const VOCAB: u32 = 11;
 
 /// The stages of a model, and samples for it.
 pub(crate) trait Model {
-    type Stage: Stage<Tensor = Tensor, Item = u32>;
+    type Stage: Selective<Tensor = Tensor, Item = u32> + Splittable + Sizes;
     const ARCHITECTURE: Architecture;
     /// Numbers of a sample's input and target.
     const EXTENTS: [usize; 2];

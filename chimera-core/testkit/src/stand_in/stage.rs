@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use chimera_engine::device::Result;
 use chimera_engine::device::reference::Tensor;
-use chimera_engine::stage::{Data, Init, Left, Micro, Output, Param, Slice, SliceGradients, Stage};
+use chimera_engine::stage::{
+    Branched, Data, DynBranched, DynSelective, DynSliced, DynSplittable, Init, Left, Micro, Output,
+    Param, Selective, Slice, SliceGradients, Sliced, Splittable, Stage,
+};
 use chimera_schedule::costs::{Costs, of_cell};
 use chimera_schedule::graph::StageGraph;
 use chimera_schedule::ids::{StageId, WorkerId};
@@ -175,6 +178,34 @@ impl Stage for StandIn {
         Ok(((self.n_inputs > 0).then(|| row(micro)), slice))
     }
 
+    fn backward_weight(&self, micro: &Micro<'_>, slice: u64, _: &mut [Tensor]) -> Result<()> {
+        self.work_on(Kind::BackwardWeight, micro, slice);
+        Ok(())
+    }
+
+    fn recompute(&self, _: &[Tensor], micro: &Micro<'_>, _: Option<Tensor>) -> Result<u64> {
+        self.work(Kind::Recompute, micro);
+        Ok(0)
+    }
+
+    fn branched(&self) -> Option<&DynBranched<'_, Self>> {
+        Some(self)
+    }
+
+    fn selective(&self) -> Option<&DynSelective<'_, Self>> {
+        Some(self)
+    }
+
+    fn sliced(&self) -> Option<&DynSliced<'_, Self>> {
+        Some(self)
+    }
+
+    fn splittable(&self) -> Option<&DynSplittable<'_, Self>> {
+        Some(self)
+    }
+}
+
+impl Branched for StandIn {
     fn forward_edges(
         &self,
         _: &[Tensor],
@@ -203,30 +234,20 @@ impl Stage for StandIn {
         self.work(Kind::Recompute, micro);
         Ok(0)
     }
+}
 
-    fn backward_weight(&self, micro: &Micro<'_>, slice: u64, _: &mut [Tensor]) -> Result<()> {
-        self.work_on(Kind::BackwardWeight, micro, slice);
-        Ok(())
-    }
-
-    fn recompute(&self, _: &[Tensor], micro: &Micro<'_>, _: Option<Tensor>) -> Result<u64> {
-        self.work(Kind::Recompute, micro);
-        Ok(0)
-    }
-
-    fn has_selective_recompute(&self) -> bool {
-        true
+impl Selective for StandIn {
+    fn select(&self, slice: u64) -> u64 {
+        slice
     }
 
     fn restore(&self, _: &[Tensor], micro: &Micro<'_>, slice: u64) -> Result<u64> {
         self.work_on(Kind::Recompute, micro, slice);
         Ok(slice)
     }
+}
 
-    fn has_slices(&self) -> bool {
-        true
-    }
-
+impl Sliced for StandIn {
     fn forward_slice(
         &self,
         _: &[Tensor],
@@ -262,11 +283,9 @@ impl Stage for StandIn {
         let (dx, deferred) = self.backward_input(w, micro, saved, gradients.output)?;
         Ok((dx, deferred, vec![Left::new(); slice.index()]))
     }
+}
 
-    fn can_split_saved(&self) -> bool {
-        true
-    }
-
+impl Splittable for StandIn {
     fn split_saved(&self, slice: u64, parts: usize) -> Result<Vec<u64>> {
         Ok(vec![slice; parts])
     }

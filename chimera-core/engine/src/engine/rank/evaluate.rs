@@ -86,7 +86,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
                 let received = state.comm.recv(rank, tag(from, id), deadline);
                 let received = state.on_wait("evaluation", Need::Other, received)?;
                 let stage = &state.stages.held(id).stage;
-                let expected = stage.input_shape(1).filter(|_| edges.n_inputs() == 1);
+                let sizes = stage.sizes().filter(|_| edges.n_inputs() == 1);
+                let expected = sizes.and_then(|sizes| sizes.input_shape(1));
                 state.check_shape(rank, expected, tag(from, id), &received)?;
                 inputs.push(received);
             }

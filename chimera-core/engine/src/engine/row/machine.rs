@@ -25,7 +25,7 @@ use crate::engine::row::ops::Value;
 use crate::engine::state::rank_state::{StageOn, State};
 use crate::engine::sync::agreement::{Agreed, Culprit, Record};
 use crate::fault::{Class, Fault, Underway};
-use crate::stage::slice_range;
+use crate::stage::{has_output_per_edge, slice_range};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C> {
     type Value = Value<S>;
@@ -117,9 +117,13 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         let shares = self.job.program.sample_shares() as usize;
         let samples = usize::from(token.span.len) * (self.job.micro_batch_size / shares);
         let (stage, edges) = (&self.stages.held(token.to).stage, self.edges(token.to));
-        let expected = match token.kind {
-            TokenKind::Activation if edges.n_inputs() == 1 => stage.input_shape(samples),
-            TokenKind::Gradient if !stage.has_output_per_edge() => stage.output_shape(samples),
+        let expected = match (token.kind, stage.sizes()) {
+            (TokenKind::Activation, Some(sizes)) if edges.n_inputs() == 1 => {
+                sizes.input_shape(samples)
+            }
+            (TokenKind::Gradient, Some(sizes)) if !has_output_per_edge(stage) => {
+                sizes.output_shape(samples)
+            }
             _ => None,
         };
         let slice = (token.span.start % n_slices) as usize;

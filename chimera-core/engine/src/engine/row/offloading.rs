@@ -12,6 +12,7 @@ use crate::comm::{Comm, Endpoint, Payload, Tag};
 use crate::device::Device;
 use crate::engine::row::ops::Value;
 use crate::engine::state::rank_state::{StageOn, State};
+use crate::engine::state::stages::movable;
 use crate::fault::{Class, Fault};
 use crate::stage::Left;
 
@@ -43,7 +44,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         saved: S::Saved,
         lefts: Vec<Left<S::Tensor>>,
     ) -> Result<Value<S>, Fault> {
-        let taken = self.stages.held(op.stage).stage.take_apart(saved);
+        let taken = movable(&self.stages.held(op.stage).stage).take_apart(saved);
         let (tensors, reassemble) = self.on_device(op, taken)?;
         self.steps.rests.insert(at, (reassemble, lefts));
         let (pipe, stage, unit) = at;

@@ -12,6 +12,7 @@ use crate::device::{self, Device};
 use crate::engine::Job;
 use crate::engine::state::held_stage::{Held, Weights};
 use crate::engine::state::rank_state::{StageOn, State};
+use crate::engine::state::stages::{selective, sliced};
 use crate::engine::state::work_piece::Shown;
 use crate::fault::{Class, Fault};
 use crate::stage::{ForwardResult, Left, Micro, Output, Slice, Stage, StageEdges};
@@ -84,9 +85,9 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let weights = Arc::clone(self.version(op));
         let stage = &self.stages.held(op.stage).stage;
         // A stage that cannot cut what it saves saves it part by part.
-        let parts: Vec<Op> = match stage.can_split_saved() {
-            true => vec![*op],
-            false => units(op).collect(),
+        let parts: Vec<Op> = match stage.splittable() {
+            Some(_) => vec![*op],
+            None => units(op).collect(),
         };
         self.note_inputs(op, &x);
         let inputs = self.split_inputs(op, x, parts.len())?;
@@ -113,7 +114,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
                 continue;
             }
             let stage = &self.stages.held(op.stage).stage;
-            let keep = |saved| if is_selective { stage.select(saved) } else { saved };
+            let keep = |saved| if is_selective { selective(stage).select(saved) } else { saved };
             let of_units = self.split_saved(part, of_part)?.into_iter();
             saved.extend(of_units.map(|saved| Value::Saved(keep(saved), Vec::new())));
         }
@@ -190,12 +191,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let (result, lefts) = match kept {
             Value::Saved(selected, lefts) if n_slices > 1 => {
                 let slice = Slice { past: &lefts[..n_before], of: n_slices as usize };
-                (stage.restore_slice(weights, &micro, slice, selected), lefts)
+                (selective(stage).restore_slice(weights, &micro, slice, selected), lefts)
             }
-            Value::Saved(selected, lefts) => (stage.restore(weights, &micro, selected), lefts),
+            Value::Saved(selected, lefts) => {
+                (selective(stage).restore(weights, &micro, selected), lefts)
+            }
             Value::Inputs(mut inputs, lefts) if n_slices > 1 => {
                 let slice = Slice { past: &lefts[..n_before], of: n_slices as usize };
-                (stage.recompute_slice(weights, &micro, slice, inputs.pop()), lefts)
+                (sliced(stage).recompute_slice(weights, &micro, slice, inputs.pop()), lefts)
             }
             Value::Inputs(inputs, lefts) => {
                 (self.edges(op.stage).recompute(stage, weights, &micro, inputs), lefts)
@@ -236,7 +239,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     fn split_saved(&self, op: &Op, saved: S::Saved) -> Result<Vec<S::Saved>, Fault> {
         let parts = usize::from(op.span.len);
         let stage = &self.stages.held(op.stage).stage;
-        let split = if parts == 1 { Ok(vec![saved]) } else { stage.split_saved(saved, parts) };
+        let split = match stage.splittable() {
+            Some(stage) if parts > 1 => stage.split_saved(saved, parts),
+            _ => Ok(vec![saved]),
+        };
         self.on_device(op, split)
     }
 
@@ -309,10 +315,12 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         S: 'v,
     {
         let bytes = |(token, value): (&Token, &Value<S>)| {
-            let stage = || &self.stages.held(token.stage).stage;
+            let sizes = || self.stages.held(token.stage).stage.sizes();
             match value {
-                Value::Saved(saved, _) => stage().saved_bytes(saved),
-                Value::Deferred(deferred) => stage().deferred_bytes(deferred),
+                Value::Saved(saved, _) => sizes().map_or(0, |sizes| sizes.saved_bytes(saved)),
+                Value::Deferred(deferred) => {
+                    sizes().map_or(0, |sizes| sizes.deferred_bytes(deferred))
+                }
                 Value::Inputs(inputs, lefts) => {
                     let n_before = token.span.start % self.job.program.rules().n_slices();
                     let own = lefts.iter().skip(n_before as usize).flatten();

@@ -10,6 +10,7 @@ use crate::comm::Comm;
 use crate::device::Device;
 use crate::engine::row::ops::Value;
 use crate::engine::state::rank_state::{StageOn, State};
+use crate::engine::state::stages::{selective, sliced};
 use crate::fault::Fault;
 use crate::stage::{Output, Slice, SliceGradients};
 
@@ -35,7 +36,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
 
         let stage = &self.stages.held(op.stage).stage;
         let slice = Slice { past: &lefts, of };
-        let ran = stage.forward_slice(&weights, &batch.micro(), slice, x);
+        let ran = sliced(stage).forward_slice(&weights, &batch.micro(), slice, x);
         let (output, saved, left) = self.on_device(op, ran)?;
         let output = match output {
             Output::Activation(y) => y,
@@ -52,7 +53,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let stage = &self.stages.held(op.stage).stage;
         let kept = match input {
             Some(input) => Value::Inputs(input, lefts.clone()),
-            None if is_selective => Value::Saved(stage.select(saved), lefts.clone()),
+            None if is_selective => Value::Saved(selective(stage).select(saved), lefts.clone()),
             None => Value::Saved(saved, lefts.clone()),
         };
         let mut made = vec![Value::Tensor(output), kept];
@@ -95,7 +96,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let stage = &self.stages.held(op.stage).stage;
         let slice = Slice { past: &lefts[..index], of };
         let gradients = SliceGradients { output, left };
-        let ran = stage.backward_input_slice(&weights[0], &batch.micro(), slice, saved, gradients);
+        let micro = batch.micro();
+        let ran = sliced(stage).backward_input_slice(&weights[0], &micro, slice, saved, gradients);
         let (dx, deferred, d_past) = self.on_device(op, ran)?;
         self.check_input_gradients(op, dx.as_slice())?;
         if sums.is_empty() {

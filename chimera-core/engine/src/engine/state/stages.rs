@@ -15,7 +15,7 @@ use crate::engine::reduce::shards::{Places, layout, of_bucket, owners};
 use crate::engine::state::held_stage::{Held, Weights};
 use crate::engine::state::stage_shapes::unfit_params;
 use crate::fault::{Class, Fault};
-use crate::stage::{Param, Stage};
+use crate::stage::{DynMovable, DynSelective, DynSliced, Param, Stage};
 
 /// The stages that a rank holds, and where their tensors are.
 pub(crate) struct Stages<S: Stage> {
@@ -227,27 +227,42 @@ fn unable<S: Stage>(stage: &S, id: StageId, program: &Program) -> Option<String>
         ));
     }
     let rules = program.rules();
-    if rules.n_slices() > 1 && !(stage.has_slices() && rules.graph().is_chain()) {
+    if rules.n_slices() > 1 && !(stage.sliced().is_some() && rules.graph().is_chain()) {
         return Some(format!(
-            "{id} cannot run slices of sequences, into which the program cuts them: it needs `Stage::forward_slice` and \
-             `Stage::backward_input_slice`, and stages that form a chain"
+            "{id} cannot run slices of sequences, into which the program cuts them: it needs `Stage::sliced`, and stages that form a \
+             chain"
         ));
     }
-    if rules.has_moves() && !stage.can_take_apart() {
+    if rules.has_moves() && stage.movable().is_none() {
         return Some(format!(
-            "{id} cannot move saved activations, as the program does: it needs `Stage::take_apart`"
+            "{id} cannot move saved activations, as the program does: it needs `Stage::movable`"
         ));
     }
     let pipes = (0..program.placement().n_pipes() as u16).map(PipeId);
     let mut is_selective =
         pipes.map(|pipe| rules.is_recomputed(pipe, id) && rules.is_selective(pipe, id));
     let is_selective = is_selective.any(|is_selective| is_selective);
-    (is_selective && !stage.has_selective_recompute()).then(|| {
+    (is_selective && stage.selective().is_none()).then(|| {
         format!(
             "{id} has no selective recomputation, which the program asks for: recompute it in full \
-             or not at all, or give it `Stage::select` and `Stage::restore`"
+             or not at all, or give it `Stage::selective`"
         )
     })
+}
+
+/// `stage` as a [`Selective`](crate::stage::Selective) one, of which [`unable`] made sure.
+pub(crate) fn selective<S: Stage>(stage: &S) -> &DynSelective<'_, S> {
+    stage.selective().expect("a program with selective recomputation has stages with it")
+}
+
+/// `stage` as a [`Sliced`](crate::stage::Sliced) one, of which [`unable`] made sure.
+pub(crate) fn sliced<S: Stage>(stage: &S) -> &DynSliced<'_, S> {
+    stage.sliced().expect("a program with slices has stages that run on them")
+}
+
+/// `stage` as a [`Movable`](crate::stage::Movable) one, of which [`unable`] made sure.
+pub(crate) fn movable<S: Stage>(stage: &S) -> &DynMovable<'_, S> {
+    stage.movable().expect("a program with moves has stages whose activations move")
 }
 
 fn held_mut<S: Stage>(held: &mut [Option<Held<S>>], stage: StageId) -> &mut Held<S> {

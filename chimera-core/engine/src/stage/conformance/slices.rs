@@ -11,15 +11,14 @@ const SLICES: usize = 2;
 impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
     /// Goes forward slice by slice, and back from the last one.
     pub(super) fn slices_add_up(&self) {
-        if !self.graph.is_chain() || !self.stages.iter().all(Stage::has_slices) {
-            return;
-        }
+        let sliced: Option<Vec<_>> = self.stages.iter().map(Stage::sliced).collect();
+        let Some(sliced) = sliced.filter(|_| self.graph.is_chain()) else { return };
         let all = [0, SAMPLES];
         let mut lefts: Vec<Vec<Left<D::Tensor>>> = self.stages.iter().map(|_| Vec::new()).collect();
         let (mut loss, mut saved, mut grads) = (0.0, Vec::new(), Vec::new());
         for _ in 0..SLICES {
             let (mut x, mut of_stages) = (None, Vec::new());
-            for (n, stage) in self.stages.iter().enumerate() {
+            for (n, stage) in sliced.iter().enumerate() {
                 let slice = Slice { past: &lefts[n], of: SLICES };
                 let w = &self.weights[n];
                 let again =
@@ -35,7 +34,7 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
                     }
                 }
                 let mut saved = again.expect("recomputes");
-                if stage.has_selective_recompute() {
+                if let Some(stage) = self.stages[n].selective() {
                     let selected = stage.select(saved);
                     let restored =
                         self.with_micro(n, all, |m| stage.restore_slice(w, m, slice, selected));
@@ -58,7 +57,7 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
                 let output = dy.take().expect("a stage gives the gradient of its input");
                 let gradients = SliceGradients { output, left: d_lefts[n].pop() };
                 let ran = self.with_micro(n, all, |micro| {
-                    stage.backward_input_slice(w, micro, slice, saved, gradients)
+                    sliced[n].backward_input_slice(w, micro, slice, saved, gradients)
                 });
                 let (dx, deferred, d_past) = ran.expect("the input half of a slice");
                 assert_eq!(d_past.len(), index, "a gradient for what each slice before left");

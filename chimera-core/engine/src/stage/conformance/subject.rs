@@ -6,7 +6,9 @@ use rustc_hash::FxHashMap;
 
 use super::gradients::Gradients;
 use crate::device::{Device, Dtype, Elements};
-use crate::stage::{Data, Init, Micro, Output, Param, Stage, StageEdges, initial};
+use crate::stage::{
+    Data, Init, Micro, Output, Param, Stage, StageEdges, has_output_per_edge, initial,
+};
 
 /// Samples of a step that the suite reads.
 pub(super) const SAMPLES: usize = 4;
@@ -133,7 +135,8 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
                 self.graph.inputs(id).iter().filter_map(|from| carried.remove(&(*from, id)));
             let inputs: Vec<D::Tensor> = taken.collect();
             if edges.n_inputs() == 1 {
-                self.has_shape(stage.input_shape(samples[1]), inputs.first(), n, "input");
+                let said = stage.sizes().and_then(|sizes| sizes.input_shape(samples[1]));
+                self.has_shape(said, inputs.first(), n, "input");
             }
             let result = self.with_micro(n, samples, |micro| {
                 let target = if training { micro.target } else { &[] };
@@ -146,8 +149,8 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
                 Output::Loss { .. } => None,
             });
             let activations: Vec<D::Tensor> = activations.collect();
-            if !stage.has_output_per_edge() {
-                let said = stage.output_shape(samples[1]);
+            if !has_output_per_edge(stage) {
+                let said = stage.sizes().and_then(|sizes| sizes.output_shape(samples[1]));
                 self.has_shape(said, activations.first(), n, "output");
             }
             let ends = self.graph.outputs(id).iter().map(|to| (id, *to));
@@ -185,7 +188,8 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
                 self.has_shape(Some(self.device.shape(x)), Some(dx), n, "gradient of an input");
             }
             if let [dx] = &dx[..] {
-                self.has_shape(on.0.input_shape(samples[1]), Some(dx), n, "gradient");
+                let said = on.0.sizes().and_then(|sizes| sizes.input_shape(samples[1]));
+                self.has_shape(said, Some(dx), n, "gradient");
             }
             carried.extend(self.graph.inputs(id).iter().map(|from| (*from, id)).zip(dx));
             deferred.push(rest);

@@ -5,20 +5,24 @@ mod block;
 mod embedding;
 mod head;
 mod sample;
+mod saved;
 mod tensors;
 
 use std::ops::Range;
 
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Attention, Layers, Layout, Mask};
-use chimera_engine::stage::{Micro, Output, Param, Stage, TakenApart};
+use chimera_engine::stage::{
+    DynMovable, DynSelective, DynSizes, DynSplittable, Micro, Output, Param, Stage,
+};
 use sample::SampleShape;
 
 use super::config::{self, Cut, DropoutRate, ModelConfig, Objective};
 use super::error::ModelError;
-use super::kept::{Kept, KeptBlock, Tensors};
-use super::parts::bytes;
+use super::kept::Kept;
 use super::pass::Pass;
+
+pub use saved::{BertDeferred, BertSaved, BertSelected};
 
 /// What the layer norms of BERT add to the variance.
 const EPSILON: f64 = 1e-12;
@@ -35,31 +39,6 @@ pub struct BertStage<D> {
     params: Vec<Param>,
     /// Where the decoder's matrix lies among the weights: the word table itself if tied and at hand.
     decoder: usize,
-}
-
-/// What the backward pass of a [`BertStage`] needs of its forward pass.
-#[derive(Debug)]
-pub struct BertSaved<T> {
-    embedding: Option<embedding::Saved<T>>,
-    blocks: Vec<block::Saved<T>>,
-    head: Option<head::Saved<T>>,
-}
-
-/// The part of [`BertSaved`] that selective recomputation keeps, from which the rest can be made.
-#[derive(Debug)]
-pub struct BertSelected<T> {
-    embedding: Option<T>,
-    blocks: Vec<KeptBlock<block::Saved<T>, block::Selected<T>, T>>,
-    head: Option<head::Selected<T>>,
-}
-
-/// What the weight half of a [`BertStage`]'s backward pass needs of its input half.
-#[derive(Debug)]
-pub struct BertDeferred<T> {
-    head: Option<head::Deferred<T>>,
-    /// The last block first.
-    blocks: Vec<block::Deferred<T>>,
-    embedding: Option<embedding::Deferred<T>>,
 }
 
 impl<D: Layers> BertStage<D> {
@@ -205,14 +184,6 @@ impl<D: Layers> Stage for BertStage<D> {
         &self.params
     }
 
-    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
-        Some(vec![samples * self.form.sequence, self.hidden])
-    }
-
-    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
-        self.input_shape(samples)
-    }
-
     /// Every stage has to know what is padding.
     fn needs_inputs(&self) -> bool {
         true
@@ -239,46 +210,6 @@ impl<D: Layers> Stage for BertStage<D> {
         x: Option<D::Tensor>,
     ) -> Result<Self::Saved> {
         Ok(Kept::Whole(self.through(w, micro, x)?.1))
-    }
-
-    fn has_selective_recompute(&self) -> bool {
-        true
-    }
-
-    fn select(&self, saved: Self::Saved) -> Self::Saved {
-        let saved = saved.whole();
-        Kept::Selected(BertSelected {
-            embedding: saved.embedding.map(embedding::Saved::select),
-            blocks: KeptBlock::select(
-                saved.blocks,
-                self.cut.selection,
-                block::Saved::dear,
-                block::Saved::input,
-            ),
-            head: saved.head.map(head::Saved::select),
-        })
-    }
-
-    fn restore(
-        &self,
-        w: &[D::Tensor],
-        micro: &Micro<'_>,
-        selected: Self::Saved,
-    ) -> Result<Self::Saved> {
-        let selected = selected.selected();
-        let (device, lengths) = (&self.device, self.form.lengths(micro));
-        let pass = self.pass(&lengths, micro);
-        let embedding =
-            selected.embedding.map(|sum| embedding::restore(device, self.embedding(w), sum));
-        let weights = w[self.blocks()].as_chunks().0;
-        let blocks = self.cut.blocks.clone().zip(weights.iter().zip(selected.blocks));
-        let blocks = blocks.map(|(block, (w, kept))| block::restore(&pass, block, w, kept));
-        let head = selected.head.map(|selected| head::restore(device, &self.head(w), selected));
-        Ok(Kept::Whole(BertSaved {
-            embedding: embedding.transpose()?,
-            blocks: blocks.collect::<Result<_>>()?,
-            head: head.transpose()?,
-        }))
     }
 
     fn backward_input(
@@ -346,58 +277,19 @@ impl<D: Layers> Stage for BertStage<D> {
         deferred.blocks.iter().rev().flat_map(block::Deferred::operands).collect()
     }
 
-    fn can_take_apart(&self) -> bool {
-        true
+    fn selective(&self) -> Option<&DynSelective<'_, Self>> {
+        Some(self)
     }
 
-    fn take_apart(&self, saved: Self::Saved) -> Result<TakenApart<D::Tensor, Self::Saved>> {
-        saved.take_apart()
+    fn splittable(&self) -> Option<&DynSplittable<'_, Self>> {
+        Some(self)
     }
 
-    fn can_split_saved(&self) -> bool {
-        true
+    fn movable(&self) -> Option<&DynMovable<'_, Self>> {
+        Some(self)
     }
 
-    fn split_saved(&self, saved: Self::Saved, parts: usize) -> Result<Vec<Self::Saved>> {
-        saved.split(&self.device, parts)
-    }
-
-    fn saved_bytes(&self, saved: &Self::Saved) -> u64 {
-        saved.bytes(&self.device)
-    }
-
-    fn deferred_bytes(&self, deferred: &BertDeferred<D::Tensor>) -> u64 {
-        let head = deferred.head.iter().flat_map(head::Deferred::tensors);
-        let blocks = deferred.blocks.iter().flat_map(block::Deferred::tensors);
-        let embedding = deferred.embedding.iter().flat_map(embedding::Deferred::tensors);
-        bytes(&self.device, blocks.chain(head).chain(embedding))
-    }
-}
-
-impl<T> Tensors for BertSaved<T> {
-    type Tensor = T;
-    type Of<U> = BertSaved<U>;
-
-    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<BertSaved<U>> {
-        let blocks = self.blocks.iter().map(|block| block.map(&mut f));
-        Ok(BertSaved {
-            blocks: blocks.collect::<Result<_>>()?,
-            embedding: self.embedding.as_ref().map(|saved| saved.map(&mut f)).transpose()?,
-            head: self.head.as_ref().map(|saved| saved.map(&mut f)).transpose()?,
-        })
-    }
-}
-
-impl<T> Tensors for BertSelected<T> {
-    type Tensor = T;
-    type Of<U> = BertSelected<U>;
-
-    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<BertSelected<U>> {
-        let blocks = self.blocks.iter().map(|block| block.map(&mut f));
-        Ok(BertSelected {
-            blocks: blocks.collect::<Result<_>>()?,
-            embedding: self.embedding.as_ref().map(&mut f).transpose()?,
-            head: self.head.as_ref().map(|selected| selected.map(&mut f)).transpose()?,
-        })
+    fn sizes(&self) -> Option<&DynSizes<'_, Self>> {
+        Some(self)
     }
 }

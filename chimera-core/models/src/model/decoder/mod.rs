@@ -15,17 +15,17 @@ use std::slice::ChunksExact;
 use block::Blocks;
 use chimera_engine::device::Result;
 use chimera_engine::layers::{Attention, Layers, Layout, Mask};
-use chimera_engine::stage::{Left, Micro, Output, Param, Slice, SliceGradients, Stage, TakenApart};
+use chimera_engine::stage::{
+    DynMovable, DynSelective, DynSizes, DynSliced, DynSplittable, Micro, Output, Param, Stage,
+};
 use documents::{Documents, rows_of};
 use saved::SavedHead;
-use slice::Made;
 
 use super::config::{Cut, DropoutRate, ModelConfig};
 use super::error::ModelError;
 use super::form::DecoderForm;
-use super::kept::{Kept, KeptBlock};
+use super::kept::Kept;
 use super::operands::{Linear, Norm};
-use super::parts::bytes;
 use super::pass::{EMBEDDED, Pass};
 use super::rope::frequencies;
 
@@ -297,14 +297,6 @@ impl<D: Layers> Stage for DecoderStage<D> {
         &self.params
     }
 
-    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
-        Some(vec![samples * self.attention.context, self.hidden])
-    }
-
-    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
-        self.input_shape(samples)
-    }
-
     fn needs_inputs(&self) -> bool {
         self.cut.first || self.cut.last || self.end_of_text.is_some()
     }
@@ -332,27 +324,6 @@ impl<D: Layers> Stage for DecoderStage<D> {
         let blocks = self.blocks(micro, seen.as_deref());
         let (_, saved) = self.through(w, &blocks, (micro.input, &self.whole()), x)?;
         Ok(Kept::Whole(saved))
-    }
-
-    fn has_selective_recompute(&self) -> bool {
-        true
-    }
-
-    fn select(&self, saved: Self::Saved) -> Self::Saved {
-        let saved = saved.whole();
-        let (dear, input) = (block::Saved::dear, block::Saved::input);
-        let blocks = KeptBlock::select(saved.blocks, self.cut.selection, dear, input);
-        Kept::Selected(DecoderSelected { blocks, head: saved.head.map(|head| head.x) })
-    }
-
-    fn restore(
-        &self,
-        w: &[D::Tensor],
-        micro: &Micro<'_>,
-        selected: Self::Saved,
-    ) -> Result<Self::Saved> {
-        let seen = self.seen(micro);
-        self.restored(w, &self.blocks(micro, seen.as_deref()), selected)
     }
 
     fn backward_input(
@@ -401,97 +372,27 @@ impl<D: Layers> Stage for DecoderStage<D> {
         Ok(())
     }
 
-    fn has_slices(&self) -> bool {
-        self.dropout.rate == 0.0
-    }
-
-    fn forward_slice(
-        &self,
-        w: &[D::Tensor],
-        micro: &Micro<'_>,
-        slice: Slice<'_, D::Tensor>,
-        x: Option<D::Tensor>,
-    ) -> Result<(Output<D::Tensor>, Self::Saved, Left<D::Tensor>)> {
-        let Made { made: (output, saved), left, .. } =
-            self.sliced(micro, slice, None, |blocks, rows| {
-                let (x, saved) = self.through(w, blocks, (micro.input, rows), x)?;
-                let target = self.picked(micro.target, rows);
-                let output = self.output(w, (x, &saved), &target, micro.loss_scale)?;
-                Ok((output, Kept::Whole(saved)))
-            })?;
-        Ok((output, saved, left))
-    }
-
-    fn recompute_slice(
-        &self,
-        w: &[D::Tensor],
-        micro: &Micro<'_>,
-        slice: Slice<'_, D::Tensor>,
-        x: Option<D::Tensor>,
-    ) -> Result<Self::Saved> {
-        let saved = self.sliced(micro, slice, None, |blocks, rows| {
-            self.through(w, blocks, (micro.input, rows), x)
-        });
-        Ok(Kept::Whole(saved?.made.1))
-    }
-
-    fn restore_slice(
-        &self,
-        w: &[D::Tensor],
-        micro: &Micro<'_>,
-        slice: Slice<'_, D::Tensor>,
-        selected: Self::Saved,
-    ) -> Result<Self::Saved> {
-        let restored = |blocks: &Blocks<'_, D>, _: &_| self.restored(w, blocks, selected);
-        Ok(self.sliced(micro, slice, None, restored)?.made)
-    }
-
-    fn backward_input_slice(
-        &self,
-        w: &[D::Tensor],
-        micro: &Micro<'_>,
-        slice: Slice<'_, D::Tensor>,
-        saved: Self::Saved,
-        gradients: SliceGradients<D::Tensor>,
-    ) -> Result<(Option<D::Tensor>, DecoderDeferred<D::Tensor>, Vec<Left<D::Tensor>>)> {
-        let SliceGradients { output, left } = gradients;
-        let Made { made: (dx, deferred), d_past, .. } =
-            self.sliced(micro, slice, left, |blocks, rows| {
-                self.back_through(w, blocks, rows.clone(), saved.whole(), output)
-            })?;
-        Ok((dx, deferred, d_past))
-    }
-
     fn operands(&self, deferred: &DecoderDeferred<D::Tensor>) -> Vec<[D::Tensor; 2]> {
         deferred.blocks.iter().rev().flat_map(block::Deferred::operands).collect()
     }
 
-    fn can_take_apart(&self) -> bool {
-        true
+    fn selective(&self) -> Option<&DynSelective<'_, Self>> {
+        Some(self)
     }
 
-    fn take_apart(&self, saved: Self::Saved) -> Result<TakenApart<D::Tensor, Self::Saved>> {
-        saved.take_apart()
+    fn sliced(&self) -> Option<&DynSliced<'_, Self>> {
+        if self.dropout.rate == 0.0 { Some(self) } else { None }
     }
 
-    fn can_split_saved(&self) -> bool {
-        true
+    fn splittable(&self) -> Option<&DynSplittable<'_, Self>> {
+        Some(self)
     }
 
-    fn split_saved(&self, saved: Self::Saved, parts: usize) -> Result<Vec<Self::Saved>> {
-        saved.split(&self.device, parts)
+    fn movable(&self) -> Option<&DynMovable<'_, Self>> {
+        Some(self)
     }
 
-    fn saved_bytes(&self, saved: &Self::Saved) -> u64 {
-        saved.bytes(&self.device)
-    }
-
-    fn deferred_bytes(&self, deferred: &DecoderDeferred<D::Tensor>) -> u64 {
-        let head = deferred
-            .head
-            .iter()
-            .flat_map(|(norm, linear)| norm.tensors().into_iter().chain(linear.tensors()));
-        let blocks = deferred.blocks.iter().flat_map(block::Deferred::tensors);
-        bytes(&self.device, blocks.chain(head).chain(&deferred.embedding))
+    fn sizes(&self) -> Option<&DynSizes<'_, Self>> {
+        Some(self)
     }
 }

@@ -3,12 +3,16 @@
 use std::ops::Range;
 
 use chimera_engine::device::Result;
+use chimera_engine::layers::Layers;
+use chimera_engine::stage::{Micro, Movable, Selective, Sizes, Slice, Splittable, TakenApart};
 
-use super::block;
-use crate::model::kept::{KeptBlock, Tensors};
+use super::DecoderStage;
+use super::block::{self, Blocks};
+use crate::model::kept::{Kept, KeptBlock, Tensors};
 use crate::model::operands::{Linear, Norm};
+use crate::model::parts::bytes;
 
-/// What the backward pass of a [`DecoderStage`](super::DecoderStage) needs of its forward pass.
+/// What the backward pass of a [`DecoderStage`] needs of its forward pass.
 #[derive(Debug)]
 pub struct DecoderSaved<T> {
     pub(super) blocks: Vec<block::Saved<T>>,
@@ -23,7 +27,7 @@ pub struct DecoderSelected<T> {
     pub(super) head: Option<T>,
 }
 
-/// What the weight half of a [`DecoderStage`](super::DecoderStage)'s backward pass needs of its input half.
+/// What the weight half of a [`DecoderStage`]'s backward pass needs of its input half.
 #[derive(Debug)]
 pub struct DecoderDeferred<T> {
     pub(super) head: Option<(Norm<T>, Linear<T>)>,
@@ -66,5 +70,70 @@ impl<T> Tensors for DecoderSelected<T> {
         let blocks = self.blocks.iter().map(|block| block.map(&mut f));
         let blocks = blocks.collect::<Result<_>>()?;
         Ok(DecoderSelected { blocks, head: self.head.as_ref().map(f).transpose()? })
+    }
+}
+
+impl<D: Layers> Selective for DecoderStage<D> {
+    fn select(&self, saved: Self::Saved) -> Self::Saved {
+        let saved = saved.whole();
+        let (dear, input) = (block::Saved::dear, block::Saved::input);
+        let blocks = KeptBlock::select(saved.blocks, self.cut.selection, dear, input);
+        Kept::Selected(DecoderSelected { blocks, head: saved.head.map(|head| head.x) })
+    }
+
+    fn restore(
+        &self,
+        w: &[D::Tensor],
+        micro: &Micro<'_>,
+        selected: Self::Saved,
+    ) -> Result<Self::Saved> {
+        let seen = self.seen(micro);
+        self.restored(w, &self.blocks(micro, seen.as_deref()), selected)
+    }
+
+    fn restore_slice(
+        &self,
+        w: &[D::Tensor],
+        micro: &Micro<'_>,
+        slice: Slice<'_, D::Tensor>,
+        selected: Self::Saved,
+    ) -> Result<Self::Saved> {
+        let restored = |blocks: &Blocks<'_, D>, _: &_| self.restored(w, blocks, selected);
+        Ok(self.run_slice(micro, slice, None, restored)?.made)
+    }
+}
+
+impl<D: Layers> Splittable for DecoderStage<D> {
+    fn split_saved(&self, saved: Self::Saved, parts: usize) -> Result<Vec<Self::Saved>> {
+        saved.split(&self.device, parts)
+    }
+}
+
+impl<D: Layers> Movable for DecoderStage<D> {
+    fn take_apart(&self, saved: Self::Saved) -> Result<TakenApart<D::Tensor, Self::Saved>> {
+        saved.take_apart()
+    }
+}
+
+impl<D: Layers> Sizes for DecoderStage<D> {
+    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        Some(vec![samples * self.attention.context, self.hidden])
+    }
+
+    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        self.input_shape(samples)
+    }
+
+    fn saved_bytes(&self, saved: &Self::Saved) -> u64 {
+        saved.bytes(&self.device)
+    }
+
+    fn deferred_bytes(&self, deferred: &DecoderDeferred<D::Tensor>) -> u64 {
+        let head = deferred
+            .head
+            .iter()
+            .flat_map(|(norm, linear)| norm.tensors().into_iter().chain(linear.tensors()));
+        let blocks = deferred.blocks.iter().flat_map(block::Deferred::tensors);
+        bytes(&self.device, blocks.chain(head).chain(&deferred.embedding))
     }
 }

@@ -4,24 +4,25 @@ use std::ops::Range;
 
 use chimera_engine::device::{DeviceError, Result};
 use chimera_engine::layers::{Attention, Layers, Mask};
-use chimera_engine::stage::{Left, Micro, Slice, slice_range};
+use chimera_engine::stage::{Left, Micro, Output, Slice, SliceGradients, Sliced, slice_range};
 
 use super::block::Blocks;
-use super::{DecoderStage, Pass};
+use super::{DecoderDeferred, DecoderStage, Pass};
+use crate::model::kept::Kept;
 use crate::model::slices::PassSlice;
 
 /// What a slice made on its way through a stage.
 pub(super) struct Made<R, T> {
     pub(super) made: R,
-    pub(super) left: Left<T>,
-    pub(super) d_past: Vec<Left<T>>,
+    left: Left<T>,
+    d_past: Vec<Left<T>>,
 }
 
 impl<D: Layers> DecoderStage<D> {
     /// What `run` makes of the blocks as a slice passes through them, and of its rows of each sample; what the slice left on
     /// its way forward, and on its way back the gradients of what those before it left. `d_left` is the gradient of what the
     /// slice left.
-    pub(super) fn sliced<R>(
+    pub(super) fn run_slice<R>(
         &self,
         micro: &Micro<'_>,
         slice: Slice<'_, D::Tensor>,
@@ -56,5 +57,53 @@ impl<D: Layers> DecoderStage<D> {
             false => format!("sequences of {context} tokens cannot be cut into {of} slices"),
         };
         DeviceError::Failed { device: self.device.name(), op: "slice", reason }
+    }
+}
+
+impl<D: Layers> Sliced for DecoderStage<D> {
+    fn forward_slice(
+        &self,
+        w: &[D::Tensor],
+        micro: &Micro<'_>,
+        slice: Slice<'_, D::Tensor>,
+        x: Option<D::Tensor>,
+    ) -> Result<(Output<D::Tensor>, Self::Saved, Left<D::Tensor>)> {
+        let Made { made: (output, saved), left, .. } =
+            self.run_slice(micro, slice, None, |blocks, rows| {
+                let (x, saved) = self.through(w, blocks, (micro.input, rows), x)?;
+                let target = self.picked(micro.target, rows);
+                let output = self.output(w, (x, &saved), &target, micro.loss_scale)?;
+                Ok((output, Kept::Whole(saved)))
+            })?;
+        Ok((output, saved, left))
+    }
+
+    fn recompute_slice(
+        &self,
+        w: &[D::Tensor],
+        micro: &Micro<'_>,
+        slice: Slice<'_, D::Tensor>,
+        x: Option<D::Tensor>,
+    ) -> Result<Self::Saved> {
+        let saved = self.run_slice(micro, slice, None, |blocks, rows| {
+            self.through(w, blocks, (micro.input, rows), x)
+        });
+        Ok(Kept::Whole(saved?.made.1))
+    }
+
+    fn backward_input_slice(
+        &self,
+        w: &[D::Tensor],
+        micro: &Micro<'_>,
+        slice: Slice<'_, D::Tensor>,
+        saved: Self::Saved,
+        gradients: SliceGradients<D::Tensor>,
+    ) -> Result<(Option<D::Tensor>, DecoderDeferred<D::Tensor>, Vec<Left<D::Tensor>>)> {
+        let SliceGradients { output, left } = gradients;
+        let Made { made: (dx, deferred), d_past, .. } =
+            self.run_slice(micro, slice, left, |blocks, rows| {
+                self.back_through(w, blocks, rows.clone(), saved.whole(), output)
+            })?;
+        Ok((dx, deferred, d_past))
     }
 }

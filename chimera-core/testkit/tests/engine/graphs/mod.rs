@@ -2,7 +2,10 @@
 
 use chimera_engine::device::Result;
 use chimera_engine::device::reference::{Reference, Tensor};
-use chimera_engine::stage::{Data, Init, Micro, Output, Param, Stage};
+use chimera_engine::stage::{
+    Branched, Data, DynBranched, DynSizes, DynSplittable, Init, Micro, Output, Param, Sizes,
+    Splittable, Stage,
+};
 use chimera_schedule::graph::StageGraph;
 use chimera_schedule::ids::StageId;
 
@@ -138,6 +141,20 @@ impl Stage for Node {
         Ok(())
     }
 
+    fn branched(&self) -> Option<&DynBranched<'_, Self>> {
+        Some(self)
+    }
+
+    fn splittable(&self) -> Option<&DynSplittable<'_, Self>> {
+        if self.id.is_multiple_of(2) { Some(self) } else { None }
+    }
+
+    fn sizes(&self) -> Option<&DynSizes<'_, Self>> {
+        Some(self)
+    }
+}
+
+impl Branched for Node {
     fn forward_edges(
         &self,
         w: &[Tensor],
@@ -202,19 +219,9 @@ impl Stage for Node {
     fn has_output_per_edge(&self) -> bool {
         self.id.is_multiple_of(3)
     }
+}
 
-    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
-        Some(vec![samples, 2])
-    }
-
-    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
-        Some(vec![samples, 2])
-    }
-
-    fn can_split_saved(&self) -> bool {
-        self.id.is_multiple_of(2)
-    }
-
+impl Splittable for Node {
     fn split_saved(&self, saved: Saved, parts: usize) -> Result<Vec<Saved>> {
         let cut = |tensor: &Tensor, part: usize| {
             let len = tensor.data.len() / parts;
@@ -228,6 +235,16 @@ impl Stage for Node {
             of_loss: saved.of_loss.as_ref().map(|(v, errors)| (v.clone(), cut(errors, part))),
         };
         Ok((0..parts).map(part).collect())
+    }
+}
+
+impl Sizes for Node {
+    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        Some(vec![samples, 2])
+    }
+
+    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        Some(vec![samples, 2])
     }
 }
 

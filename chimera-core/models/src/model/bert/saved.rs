@@ -1,0 +1,133 @@
+//! Saved activations and deferred work of a BERT: selecting, moving, cutting and counting them.
+
+use chimera_engine::device::Result;
+use chimera_engine::layers::Layers;
+use chimera_engine::stage::{Micro, Movable, Selective, Sizes, Splittable, TakenApart};
+
+use super::{BertStage, block, embedding, head};
+use crate::model::kept::{Kept, KeptBlock, Tensors};
+use crate::model::parts::bytes;
+
+/// What the backward pass of a [`BertStage`] needs of its forward pass.
+#[derive(Debug)]
+pub struct BertSaved<T> {
+    pub(super) embedding: Option<embedding::Saved<T>>,
+    pub(super) blocks: Vec<block::Saved<T>>,
+    pub(super) head: Option<head::Saved<T>>,
+}
+
+/// The part of [`BertSaved`] that selective recomputation keeps, from which the rest can be made.
+#[derive(Debug)]
+pub struct BertSelected<T> {
+    pub(super) embedding: Option<T>,
+    pub(super) blocks: Vec<KeptBlock<block::Saved<T>, block::Selected<T>, T>>,
+    pub(super) head: Option<head::Selected<T>>,
+}
+
+/// What the weight half of a [`BertStage`]'s backward pass needs of its input half.
+#[derive(Debug)]
+pub struct BertDeferred<T> {
+    pub(super) head: Option<head::Deferred<T>>,
+    /// The last block first.
+    pub(super) blocks: Vec<block::Deferred<T>>,
+    pub(super) embedding: Option<embedding::Deferred<T>>,
+}
+
+impl<D: Layers> Selective for BertStage<D> {
+    fn select(&self, saved: Self::Saved) -> Self::Saved {
+        let saved = saved.whole();
+        Kept::Selected(BertSelected {
+            embedding: saved.embedding.map(embedding::Saved::select),
+            blocks: KeptBlock::select(
+                saved.blocks,
+                self.cut.selection,
+                block::Saved::dear,
+                block::Saved::input,
+            ),
+            head: saved.head.map(head::Saved::select),
+        })
+    }
+
+    fn restore(
+        &self,
+        w: &[D::Tensor],
+        micro: &Micro<'_>,
+        selected: Self::Saved,
+    ) -> Result<Self::Saved> {
+        let selected = selected.selected();
+        let (device, lengths) = (&self.device, self.form.lengths(micro));
+        let pass = self.pass(&lengths, micro);
+        let embedding =
+            selected.embedding.map(|sum| embedding::restore(device, self.embedding(w), sum));
+        let weights = w[self.blocks()].as_chunks().0;
+        let blocks = self.cut.blocks.clone().zip(weights.iter().zip(selected.blocks));
+        let blocks = blocks.map(|(block, (w, kept))| block::restore(&pass, block, w, kept));
+        let head = selected.head.map(|selected| head::restore(device, &self.head(w), selected));
+        Ok(Kept::Whole(BertSaved {
+            embedding: embedding.transpose()?,
+            blocks: blocks.collect::<Result<_>>()?,
+            head: head.transpose()?,
+        }))
+    }
+}
+
+impl<D: Layers> Splittable for BertStage<D> {
+    fn split_saved(&self, saved: Self::Saved, parts: usize) -> Result<Vec<Self::Saved>> {
+        saved.split(&self.device, parts)
+    }
+}
+
+impl<D: Layers> Movable for BertStage<D> {
+    fn take_apart(&self, saved: Self::Saved) -> Result<TakenApart<D::Tensor, Self::Saved>> {
+        saved.take_apart()
+    }
+}
+
+impl<D: Layers> Sizes for BertStage<D> {
+    fn input_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        Some(vec![samples * self.form.sequence, self.hidden])
+    }
+
+    fn output_shape(&self, samples: usize) -> Option<Vec<usize>> {
+        self.input_shape(samples)
+    }
+
+    fn saved_bytes(&self, saved: &Self::Saved) -> u64 {
+        saved.bytes(&self.device)
+    }
+
+    fn deferred_bytes(&self, deferred: &BertDeferred<D::Tensor>) -> u64 {
+        let head = deferred.head.iter().flat_map(head::Deferred::tensors);
+        let blocks = deferred.blocks.iter().flat_map(block::Deferred::tensors);
+        let embedding = deferred.embedding.iter().flat_map(embedding::Deferred::tensors);
+        bytes(&self.device, blocks.chain(head).chain(embedding))
+    }
+}
+
+impl<T> Tensors for BertSaved<T> {
+    type Tensor = T;
+    type Of<U> = BertSaved<U>;
+
+    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<BertSaved<U>> {
+        let blocks = self.blocks.iter().map(|block| block.map(&mut f));
+        Ok(BertSaved {
+            blocks: blocks.collect::<Result<_>>()?,
+            embedding: self.embedding.as_ref().map(|saved| saved.map(&mut f)).transpose()?,
+            head: self.head.as_ref().map(|saved| saved.map(&mut f)).transpose()?,
+        })
+    }
+}
+
+impl<T> Tensors for BertSelected<T> {
+    type Tensor = T;
+    type Of<U> = BertSelected<U>;
+
+    fn map<U>(&self, mut f: impl FnMut(&T) -> Result<U>) -> Result<BertSelected<U>> {
+        let blocks = self.blocks.iter().map(|block| block.map(&mut f));
+        Ok(BertSelected {
+            blocks: blocks.collect::<Result<_>>()?,
+            embedding: self.embedding.as_ref().map(&mut f).transpose()?,
+            head: self.head.as_ref().map(|selected| selected.map(&mut f)).transpose()?,
+        })
+    }
+}
