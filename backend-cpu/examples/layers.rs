@@ -9,7 +9,10 @@ use std::time::Instant;
 use candle_core::Tensor;
 use chimera_backend_cpu::{Candle, measured_peak};
 use chimera_core::device::{AdamW, Device, Result, Updated};
-use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout};
+use chimera_core::layers::{
+    Activation, Attend, Attention, Dropout, Embed, Layout, Linear, LlamaLayers, Loss, Norm,
+    Pointwise,
+};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use chimera_backend_cpu::Candle;
 use chimera_core::device::{Device, Result};
-use chimera_core::layers::{Layers, Layout};
+use chimera_core::layers::{Layout, Linear};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

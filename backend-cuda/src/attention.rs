@@ -1,7 +1,7 @@
 //! Attention: grids and shared memory of the kernels in `kernels/attention.cu` and `tiled_attention.cu`.
 
 use chimera_core::device::Result;
-use chimera_core::layers::{Attention, Dropout, Mask};
+use chimera_core::layers::{Attend, Attention, Dropout, Mask};
 
 use super::{Arg, BLOCK, Driver, Element, Gpu, Tensor, WARP, float, int, long};
 
@@ -20,8 +20,8 @@ const MOST_DOWN: usize = 65_535;
 /// Features of a head that the registers of a warp hold.
 const MOST_FEATURES: usize = 256;
 
-impl<D: Driver> Gpu<D> {
-    pub(super) fn attend(
+impl<D: Driver> Attend for Gpu<D> {
+    fn attention(
         &self,
         qkv: &Tensor<D::Memory>,
         by: &Attention<'_>,
@@ -30,7 +30,7 @@ impl<D: Driver> Gpu<D> {
     }
 
     /// Queries, keys and values become the rows of `cache` from `past` on.
-    pub(super) fn attend_after(
+    fn attention_after(
         &self,
         qkv: &Tensor<D::Memory>,
         cache: &mut Tensor<D::Memory>,
@@ -51,25 +51,7 @@ impl<D: Driver> Gpu<D> {
         self.attend_from(&self.view_rows(cache, 0, context), past, &by)
     }
 
-    /// The results of all rows but the first `past` of the only sample, or of all samples.
-    fn attend_from(
-        &self,
-        qkv: &Tensor<D::Memory>,
-        past: usize,
-        by: &Attention<'_>,
-    ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
-        let sizes = self.sizes(qkv, by)?;
-        let rows = qkv.n_rows() - past;
-        let seen = self.seen(by, qkv.n_rows())?;
-        let out = self.activation_of(&[rows, by.heads * sizes.dim])?;
-        let log_sum = self.empty(&[rows, by.heads], Element::F32)?;
-        let args = [qkv.read(), out.write(), log_sum.write(), int(past)];
-        let queries = by.context - past;
-        self.run_heads(&self.fitting(sizes.forward())?, &sizes, queries, &args, seen.as_ref(), by)?;
-        Ok((out, log_sum))
-    }
-
-    pub(super) fn attend_backward(
+    fn attention_dx(
         &self,
         dy: &Tensor<D::Memory>,
         qkv: &Tensor<D::Memory>,
@@ -90,6 +72,26 @@ impl<D: Driver> Gpu<D> {
             self.run_heads(&self.fitting(launches)?, &sizes, by.context, &args, seen.as_ref(), by)?;
         }
         Ok(d_qkv)
+    }
+}
+
+impl<D: Driver> Gpu<D> {
+    /// The results of all rows but the first `past` of the only sample, or of all samples.
+    fn attend_from(
+        &self,
+        qkv: &Tensor<D::Memory>,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
+        let sizes = self.sizes(qkv, by)?;
+        let rows = qkv.n_rows() - past;
+        let seen = self.seen(by, qkv.n_rows())?;
+        let out = self.activation_of(&[rows, by.heads * sizes.dim])?;
+        let log_sum = self.empty(&[rows, by.heads], Element::F32)?;
+        let args = [qkv.read(), out.write(), log_sum.write(), int(past)];
+        let queries = by.context - past;
+        self.run_heads(&self.fitting(sizes.forward())?, &sizes, queries, &args, seen.as_ref(), by)?;
+        Ok((out, log_sum))
     }
 
     /// Runs a kernel that takes `HEAD_ARGS` and `DROP_ARGS` behind `args`, over so many rows of each head.

@@ -1,7 +1,7 @@
 //! The loss and its gradient, which takes the memory of the logits.
 
 use chimera_core::device::Result;
-use chimera_core::layers::IGNORED;
+use chimera_core::layers::{IGNORED, Loss};
 
 use super::sums::Parts;
 use super::{Arg, Driver, Gpu, Tensor, float, int};
@@ -9,8 +9,8 @@ use super::{Arg, Driver, Gpu, Tensor, float, int};
 /// Threads of a row: a vocabulary is wide.
 pub(super) const THREADS: usize = 1024;
 
-impl<D: Driver> Gpu<D> {
-    pub(super) fn loss(
+impl<D: Driver> Loss for Gpu<D> {
+    fn cross_entropy(
         &self,
         logits: Tensor<D::Memory>,
         targets: &[u32],

@@ -2,11 +2,12 @@
 //! their order: the same bits every time, and no atomics.
 
 use chimera_core::device::Result;
+use chimera_core::layers::Embed;
 
 use super::{Arg, BLOCK, Driver, Gpu, Tensor, int, long};
 
-impl<D: Driver> Gpu<D> {
-    pub(super) fn embed(
+impl<D: Driver> Embed for Gpu<D> {
+    fn embedding(
         &self,
         ids: &[u32],
         context: usize,
@@ -31,13 +32,13 @@ impl<D: Driver> Gpu<D> {
         Ok(y)
     }
 
-    pub(super) fn embed_backward(
+    fn embedding_dw(
         &self,
         ids: &[u32],
         context: usize,
         dy: &Tensor<D::Memory>,
-        d_tokens: &Tensor<D::Memory>,
-        d_positions: &Tensor<D::Memory>,
+        d_tokens: &mut Tensor<D::Memory>,
+        d_positions: &mut Tensor<D::Memory>,
     ) -> Result<()> {
         let (dy, hidden) = (self.cast(dy)?, dy.width());
         self.check_ids("embedding_dw", ids, d_tokens.n_rows())?;

@@ -4,12 +4,12 @@
 //! bf16 has rows of zeros behind them up to a multiple of 8, and so has the result columns: zeros, in products to come too.
 
 use chimera_core::device::Result;
-use chimera_core::layers::Layout;
+use chimera_core::layers::{Layout, Linear};
 
 use super::{Driver, Gpu, MatrixRef, Operand, Plus, Product, Tensor};
 
-impl<D: Driver> Gpu<D> {
-    pub(super) fn linear_forward(
+impl<D: Driver> Linear for Gpu<D> {
+    fn linear(
         &self,
         x: &Tensor<D::Memory>,
         w: &Tensor<D::Memory>,
@@ -40,7 +40,7 @@ impl<D: Driver> Gpu<D> {
         Ok(y)
     }
 
-    pub(super) fn linear_backward_input(
+    fn linear_dx(
         &self,
         dy: &Tensor<D::Memory>,
         w: &Tensor<D::Memory>,
@@ -64,13 +64,13 @@ impl<D: Driver> Gpu<D> {
         Ok(dx)
     }
 
-    pub(super) fn linear_backward_weight(
+    fn linear_dw(
         &self,
         x: &Tensor<D::Memory>,
         dy: &Tensor<D::Memory>,
         layout: Layout,
-        dw: &Tensor<D::Memory>,
-        d_bias: Option<&Tensor<D::Memory>>,
+        dw: &mut Tensor<D::Memory>,
+        d_bias: Option<&mut Tensor<D::Memory>>,
     ) -> Result<()> {
         let (x, dy) = (self.matrix(x)?, self.matrix(dy)?);
         let rows = x.n_rows();

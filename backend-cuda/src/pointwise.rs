@@ -1,9 +1,56 @@
 //! Elements on their own.
 
 use chimera_core::device::Result;
-use chimera_core::layers::{Activation, Dropout, Rotary};
+use chimera_core::layers::{Activation, Dropout, Pointwise, Rotary};
 
 use super::{Arg, BLOCK, CHUNK, Driver, Element, Gpu, Tensor, float, int, long};
+
+impl<D: Driver> Pointwise for Gpu<D> {
+    fn activation(&self, x: &Tensor<D::Memory>, f: Activation) -> Result<Tensor<D::Memory>> {
+        let (x, n) = (self.cast(x)?, x.len());
+        let y = self.activation_of(&x.shape)?;
+        self.run_each("activation", n, &[x.read(), y.write(), long(n), number(f)])?;
+        Ok(y)
+    }
+
+    fn activation_dx(
+        &self,
+        dy: &Tensor<D::Memory>,
+        x: &Tensor<D::Memory>,
+        f: Activation,
+    ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
+        let (dy, x, n) = (self.cast(dy)?, self.cast(x)?, x.len());
+        assert_eq!(dy.len(), n, "activation_dx");
+        let [dx, y] = [self.activation_of(&x.shape)?, self.activation_of(&x.shape)?];
+        let args = [dy.read(), x.read(), dx.write(), y.write(), long(n), number(f)];
+        self.run_each("activation_dx", n, &args)?;
+        Ok((dx, y))
+    }
+
+    fn dropout(
+        &self,
+        x: &Tensor<D::Memory>,
+        by: &Dropout,
+        residual: Option<&Tensor<D::Memory>>,
+    ) -> Result<Tensor<D::Memory>> {
+        let (x, n) = (self.cast(x)?, x.len());
+        let residual = residual.map(|residual| self.cast(residual)).transpose()?;
+        let y = self.activation_of(&x.shape)?;
+        let args = [
+            x.read(),
+            residual.as_ref().map_or(Arg::Null, Tensor::read),
+            y.write(),
+            long(n),
+            Arg::Int(by.key[0] as i32),
+            Arg::Int(by.key[1] as i32),
+            Arg::Long(by.first as i64),
+            Arg::Int(by.threshold().into()),
+            float(by.scale()),
+        ];
+        self.run_each("dropout", n, &args)?;
+        Ok(y)
+    }
+}
 
 impl<D: Driver> Gpu<D> {
     /// The rows of f32 tensors, one below the other.
@@ -33,31 +80,6 @@ impl<D: Driver> Gpu<D> {
             Element::Bf16 => ("accumulate_activation", self.cast(x)?),
         };
         self.run_each(kernel, n, &[into.write(), x.read(), long(n)])
-    }
-
-    pub(super) fn activate(
-        &self,
-        x: &Tensor<D::Memory>,
-        f: Activation,
-    ) -> Result<Tensor<D::Memory>> {
-        let (x, n) = (self.cast(x)?, x.len());
-        let y = self.activation_of(&x.shape)?;
-        self.run_each("activation", n, &[x.read(), y.write(), long(n), number(f)])?;
-        Ok(y)
-    }
-
-    pub(super) fn activate_backward(
-        &self,
-        dy: &Tensor<D::Memory>,
-        x: &Tensor<D::Memory>,
-        f: Activation,
-    ) -> Result<(Tensor<D::Memory>, Tensor<D::Memory>)> {
-        let (dy, x, n) = (self.cast(dy)?, self.cast(x)?, x.len());
-        assert_eq!(dy.len(), n, "activation_dx");
-        let [dx, y] = [self.activation_of(&x.shape)?, self.activation_of(&x.shape)?];
-        let args = [dy.read(), x.read(), dx.write(), y.write(), long(n), number(f)];
-        self.run_each("activation_dx", n, &args)?;
-        Ok((dx, y))
     }
 
     pub(super) fn gate(&self, x: &Tensor<D::Memory>, f: Activation) -> Result<Tensor<D::Memory>> {
@@ -103,30 +125,6 @@ impl<D: Driver> Gpu<D> {
             float(if by.backward { -1.0 } else { 1.0 }),
         ];
         self.run("rotary", [x.n_rows(), 1], BLOCK, &args)?;
-        Ok(y)
-    }
-
-    pub(super) fn drop_out(
-        &self,
-        x: &Tensor<D::Memory>,
-        by: &Dropout,
-        residual: Option<&Tensor<D::Memory>>,
-    ) -> Result<Tensor<D::Memory>> {
-        let (x, n) = (self.cast(x)?, x.len());
-        let residual = residual.map(|residual| self.cast(residual)).transpose()?;
-        let y = self.activation_of(&x.shape)?;
-        let args = [
-            x.read(),
-            residual.as_ref().map_or(Arg::Null, Tensor::read),
-            y.write(),
-            long(n),
-            Arg::Int(by.key[0] as i32),
-            Arg::Int(by.key[1] as i32),
-            Arg::Long(by.first as i64),
-            Arg::Int(by.threshold().into()),
-            float(by.scale()),
-        ];
-        self.run_each("dropout", n, &args)?;
         Ok(y)
     }
 }

@@ -17,7 +17,7 @@ use chimera_core::device::{Device, DeviceError, Dtype};
 use chimera_core::engine::run_threads;
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
-use chimera_core::layers::{Activation, IGNORED, Layers, Layout};
+use chimera_core::layers::{Activation, Embed, IGNORED, Layout, Linear, Loss, Pointwise};
 use chimera_core::lower::Recompute;
 use chimera_core::model::{Architecture, Llama, ModelConfig};
 use chimera_core::schedule::Shape;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use chimera_backend_wgpu::{Options, Tensor, Wgpu, adapters};
 use chimera_core::device::{Device, Result, Sgd, WithMomentum};
-use chimera_core::layers::{Activation, Layers, Layout};
+use chimera_core::layers::{Activation, Layout, Linear, Pointwise};
 
 /// Repetitions of which the best counts.
 const REPETITIONS: usize = 5;

@@ -64,7 +64,7 @@ fn random(i: usize, seed: u64) -> u64 {
 mod tests {
     use chimera_core::device::Device;
     use chimera_core::device::reference::Reference;
-    use chimera_core::layers::{Layers, Layout};
+    use chimera_core::layers::{Layout, Linear};
 
     use super::{Integers, checked};
 

@@ -30,7 +30,10 @@ use std::sync::Arc;
 use chimera_core::device::{
     AdamW, Clock, Device, Elements, Fetch, Result, Sgd, Updated, WithMomentum,
 };
-use chimera_core::layers::{Activation, Attention, Dropout, Layers, Layout, Rotary};
+use chimera_core::layers::{
+    Activation, Attend, Attention, Dropout, Embed, Layers, Layout, Linear, LlamaLayers, Loss, Norm,
+    Pointwise, Rotary,
+};
 
 pub use adapter::{Adapter, OpenError, Options, adapters, validated_adapters};
 pub use fastest::Speeds;
@@ -152,7 +155,7 @@ impl Device for Wgpu {
     }
 }
 
-impl Layers for Wgpu {
+impl Embed for Wgpu {
     fn embedding(
         &self,
         ids: &[u32],
@@ -173,7 +176,9 @@ impl Layers for Wgpu {
     ) -> Result<()> {
         self.gpu.embedding_dw(ids, context, dy, d_tokens, d_positions)
     }
+}
 
+impl Linear for Wgpu {
     fn linear(
         &self,
         x: &Tensor,
@@ -199,7 +204,9 @@ impl Layers for Wgpu {
     ) -> Result<()> {
         self.gpu.linear_dw(x, dy, layout, dw, d_bias)
     }
+}
 
+impl Norm for Wgpu {
     fn layer_norm(
         &self,
         x: &Tensor,
@@ -231,7 +238,9 @@ impl Layers for Wgpu {
     ) -> Result<()> {
         self.gpu.norm_dw("layer_norm_dw", dy, x, stats, &[d_gain, d_bias])
     }
+}
 
+impl Pointwise for Wgpu {
     fn activation(&self, x: &Tensor, f: Activation) -> Result<Tensor> {
         self.gpu.activation(x, f)
     }
@@ -240,10 +249,56 @@ impl Layers for Wgpu {
         self.gpu.activation_dx(dy, x, f)
     }
 
-    fn has_llama_layers(&self) -> bool {
-        true
+    fn dropout(&self, x: &Tensor, by: &Dropout, residual: Option<&Tensor>) -> Result<Tensor> {
+        self.gpu.dropout(x, by, residual)
+    }
+}
+
+impl Attend for Wgpu {
+    fn attention(&self, qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
+        self.gpu.attention(qkv, by)
     }
 
+    fn attention_dx(
+        &self,
+        dy: &Tensor,
+        qkv: &Tensor,
+        out: &Tensor,
+        log_sum: &Tensor,
+        by: &Attention<'_>,
+    ) -> Result<Tensor> {
+        self.gpu.attention_dx(dy, qkv, out, log_sum, by)
+    }
+
+    fn attention_after(
+        &self,
+        qkv: &Tensor,
+        cache: &mut Tensor,
+        past: usize,
+        by: &Attention<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        self.gpu.attention_after(qkv, cache, past, by)
+    }
+}
+
+impl Loss for Wgpu {
+    fn cross_entropy(
+        &self,
+        logits: Tensor,
+        targets: &[u32],
+        scale: f64,
+    ) -> Result<(Tensor, Tensor)> {
+        self.gpu.cross_entropy(logits, targets, scale)
+    }
+}
+
+impl Layers for Wgpu {
+    fn llama(&self) -> Option<&dyn LlamaLayers<Tensor>> {
+        Some(self)
+    }
+}
+
+impl LlamaLayers<Tensor> for Wgpu {
     fn rms_norm(&self, x: &Tensor, gain: &Tensor, epsilon: f64) -> Result<(Tensor, Tensor)> {
         self.gpu.norm("rms_norm", x, gain, None, epsilon)
     }
@@ -279,43 +334,5 @@ impl Layers for Wgpu {
 
     fn rotary(&self, x: &Tensor, table: &Tensor, by: Rotary) -> Result<Tensor> {
         self.gpu.rotary(x, table, by)
-    }
-
-    fn dropout(&self, x: &Tensor, by: &Dropout, residual: Option<&Tensor>) -> Result<Tensor> {
-        self.gpu.dropout(x, by, residual)
-    }
-
-    fn attention(&self, qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
-        self.gpu.attention(qkv, by)
-    }
-
-    fn attention_dx(
-        &self,
-        dy: &Tensor,
-        qkv: &Tensor,
-        out: &Tensor,
-        log_sum: &Tensor,
-        by: &Attention<'_>,
-    ) -> Result<Tensor> {
-        self.gpu.attention_dx(dy, qkv, out, log_sum, by)
-    }
-
-    fn attention_after(
-        &self,
-        qkv: &Tensor,
-        cache: &mut Tensor,
-        past: usize,
-        by: &Attention<'_>,
-    ) -> Result<(Tensor, Tensor)> {
-        self.gpu.attention_after(qkv, cache, past, by)
-    }
-
-    fn cross_entropy(
-        &self,
-        logits: Tensor,
-        targets: &[u32],
-        scale: f64,
-    ) -> Result<(Tensor, Tensor)> {
-        self.gpu.cross_entropy(logits, targets, scale)
     }
 }

@@ -2,7 +2,7 @@
 
 use chimera_backend_wgpu::{Adapter, Options, Product, Target, Wgpu, adapters};
 use chimera_core::device::Device;
-use chimera_core::layers::{Layers, Layout};
+use chimera_core::layers::{Layout, Linear};
 use chimera_core::{device, layers};
 
 /// Relative to the f64 reference; f32 has 7 digits, and sums lose one or two.

@@ -4,7 +4,9 @@ use std::time::Instant;
 
 use chimera_backend_wgpu::{Options, Product, Wgpu, adapters};
 use chimera_core::device::{AdamW, Device, DeviceError, Updated};
-use chimera_core::layers::{Attention, Dropout, Layers, Layout, Mask, Rotary};
+use chimera_core::layers::{
+    Attend, Attention, Dropout, Embed, Layout, Linear, LlamaLayers, Mask, Norm, Rotary,
+};
 
 #[path = "limits/empty.rs"]
 mod empty;

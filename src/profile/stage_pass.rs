@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use chimera_core::device::{AdamW, Counted, Device, DeviceError, Sgd, Updated, WithMomentum};
-use chimera_core::layers::{Activation, Call, Layers, Recorded};
+use chimera_core::layers::{Activation, Call, Layers, Pointwise, Recorded};
 use chimera_core::model::{Cut, DropoutRate, ModelConfig, ModelError, stage};
 use chimera_core::stage::{AnyStage, Left, Micro, Output, Param, Slice, SliceGradients, Stage};
 use serde::{Deserialize, Serialize};

@@ -50,7 +50,7 @@ impl<'a> Matrix<'a> {
 #[cfg(test)]
 mod tests {
     use chimera_core::device::{Device, Result};
-    use chimera_core::layers::{Layers, Layout};
+    use chimera_core::layers::{Layout, Linear};
 
     use crate::Candle;
 

@@ -7,7 +7,7 @@ use std::process::Command;
 use chimera_backend_cuda::Format;
 use chimera_core::device::reference::Reference;
 use chimera_core::device::{Device, DeviceError, Overlap};
-use chimera_core::layers::{Layers, Layout};
+use chimera_core::layers::{Layout, Linear};
 use chimera_testkit::equivalence::RunError;
 
 use super::{emulated, run};

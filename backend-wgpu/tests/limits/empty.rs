@@ -2,7 +2,7 @@
 
 use chimera_backend_wgpu::{Options, Product, Target, Wgpu, adapters};
 use chimera_core::device::Device;
-use chimera_core::layers::{IGNORED, Layers, Layout};
+use chimera_core::layers::{Embed, IGNORED, Layout, Linear, Loss};
 
 use super::open;
 

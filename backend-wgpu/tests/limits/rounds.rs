@@ -1,7 +1,7 @@
 //! Loops of many rounds: llvmpipe ends those of an invocation after 65,535 in all.
 
 use chimera_core::device::Device;
-use chimera_core::layers::{Attention, Layers, Mask};
+use chimera_core::layers::{Attend, Attention, Embed, LlamaLayers, Loss, Mask, Norm};
 
 use super::open;
 

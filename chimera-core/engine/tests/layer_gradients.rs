@@ -3,7 +3,10 @@
 
 use chimera_engine::device::reference::{Reference, Tensor};
 use chimera_engine::device::{AdamW, Device, Sgd, Updated, WithMomentum};
-use chimera_engine::layers::{Activation, Attention, Dropout, Layers, Layout, Mask, Rotary};
+use chimera_engine::layers::{
+    Activation, Attend, Attention, Dropout, Embed, Layout, Linear, LlamaLayers, Loss, Mask, Norm,
+    Pointwise, Rotary,
+};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::StandardNormal;

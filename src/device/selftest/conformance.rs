@@ -57,7 +57,7 @@ impl Compute for Equivalence<'_> {
     fn on<K: Layers>(self, by_rank: &[K]) {
         let runs = [("1f1b", 1), ("1f1b", 2), ("1f1b", 4), ("chimera", 2), ("chimera", 4)];
         compare(self.0, by_rank, "GPT-2", small, &runs);
-        if by_rank[0].has_llama_layers() {
+        if by_rank[0].llama().is_some() {
             compare(self.0, by_rank, "a Llama", small_llama, &[("1f1b", 2), ("chimera", 4)]);
         }
         if self.0.size == Size::Full {

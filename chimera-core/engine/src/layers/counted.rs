@@ -1,6 +1,9 @@
 //! The memory that layers take on a GPU: results, f32 or bf16, operands that are cast, and scratch.
 
-use super::{Activation, Attention, Dropout, Layers, Layout, Rotary};
+use super::{
+    Activation, Attend, Attention, Dropout, Embed, Layers, Layout, Linear, LlamaLayers, Loss, Norm,
+    Pointwise, Rotary,
+};
 use crate::device::counted::{WIDE, elements};
 use crate::device::{Counted, Extents, Result};
 
@@ -10,7 +13,7 @@ const MOST_RANGES: usize = 16;
 const LEAST_ROWS: usize = 64;
 const PITCH: usize = 64;
 
-impl Layers for Counted {
+impl Embed for Counted {
     fn embedding(&self, ids: &[u32], _: usize, tokens: &Extents, _: &Extents) -> Result<Extents> {
         let y = self.activation_of(&[ids.len(), tokens.width()]);
         let _wide = (tokens.element != WIDE).then(|| self.of(&tokens.shape, WIDE));
@@ -31,6 +34,12 @@ impl Layers for Counted {
         Ok(())
     }
 
+    fn rotary_table(&self, frequencies: &[f64], _: f64, context: usize) -> Result<Extents> {
+        Ok(self.of(&[context, 2 * frequencies.len()], WIDE))
+    }
+}
+
+impl Linear for Counted {
     fn linear(
         &self,
         x: &Extents,
@@ -68,7 +77,9 @@ impl Layers for Counted {
         d_bias.map(|_| sums(self, dy));
         Ok(())
     }
+}
 
+impl Norm for Counted {
     fn layer_norm(
         &self,
         x: &Extents,
@@ -104,7 +115,9 @@ impl Layers for Counted {
         let _gains_and_biases = [(); 2].map(|()| sums(self, x));
         Ok(())
     }
+}
 
+impl Pointwise for Counted {
     fn activation(&self, x: &Extents, _: Activation) -> Result<Extents> {
         self.cast(x);
         Ok(self.activation_of(&x.shape))
@@ -120,57 +133,13 @@ impl Layers for Counted {
         Ok((self.activation_of(&x.shape), self.activation_of(&x.shape)))
     }
 
-    fn has_llama_layers(&self) -> bool {
-        true
-    }
-
-    fn rms_norm(&self, x: &Extents, _: &Extents, _: f64) -> Result<(Extents, Extents)> {
-        self.cast(x);
-        Ok((self.activation_of(&x.shape), self.of(&[x.shape[0], 1], WIDE)))
-    }
-
-    fn rms_norm_dx(
-        &self,
-        dy: &Extents,
-        x: &Extents,
-        _: &Extents,
-        _: &Extents,
-        residual: Option<&Extents>,
-    ) -> Result<Extents> {
-        [Some(dy), Some(x), residual].into_iter().flatten().for_each(|operand| self.cast(operand));
-        Ok(self.activation_of(&x.shape))
-    }
-
-    fn rms_norm_dw(&self, dy: &Extents, x: &Extents, _: &Extents, _: &mut Extents) -> Result<()> {
-        [dy, x].into_iter().for_each(|operand| self.cast(operand));
-        let _gains = sums(self, x);
-        Ok(())
-    }
-
-    fn gated(&self, x: &Extents, _: Activation) -> Result<Extents> {
-        self.cast(x);
-        Ok(self.activation_of(&[x.shape[0], x.width() / 2]))
-    }
-
-    fn gated_dx(&self, dy: &Extents, x: &Extents, _: Activation) -> Result<(Extents, Extents)> {
-        [dy, x].into_iter().for_each(|operand| self.cast(operand));
-        Ok((self.activation_of(&x.shape), self.activation_of(&dy.shape)))
-    }
-
-    fn rotary_table(&self, frequencies: &[f64], _: f64, context: usize) -> Result<Extents> {
-        Ok(self.of(&[context, 2 * frequencies.len()], WIDE))
-    }
-
-    fn rotary(&self, x: &Extents, _: &Extents, _: Rotary) -> Result<Extents> {
-        self.cast(x);
-        Ok(self.activation_of(&x.shape))
-    }
-
     fn dropout(&self, x: &Extents, _: &Dropout, residual: Option<&Extents>) -> Result<Extents> {
         [Some(x), residual].into_iter().flatten().for_each(|operand| self.cast(operand));
         Ok(self.activation_of(&x.shape))
     }
+}
 
+impl Attend for Counted {
     fn attention(&self, qkv: &Extents, by: &Attention<'_>) -> Result<(Extents, Extents)> {
         let rows = qkv.shape[0];
         let mixed = self.activation_of(&[rows, by.hidden(qkv.width())]);
@@ -211,7 +180,9 @@ impl Layers for Counted {
     ) -> Result<Extents> {
         self.attention_dx(dy, qkv, mixed, log_sum, by)
     }
+}
 
+impl Loss for Counted {
     fn cross_entropy(
         &self,
         logits: Extents,
@@ -221,6 +192,52 @@ impl Layers for Counted {
         let _targets_and_losses =
             self.scratch((size_of::<u32>() + size_of::<f64>()) * targets.len());
         Ok((self.of(&[1], WIDE), logits))
+    }
+}
+
+impl Layers for Counted {
+    fn llama(&self) -> Option<&dyn LlamaLayers<Extents>> {
+        Some(self)
+    }
+}
+
+impl LlamaLayers<Extents> for Counted {
+    fn rms_norm(&self, x: &Extents, _: &Extents, _: f64) -> Result<(Extents, Extents)> {
+        self.cast(x);
+        Ok((self.activation_of(&x.shape), self.of(&[x.shape[0], 1], WIDE)))
+    }
+
+    fn rms_norm_dx(
+        &self,
+        dy: &Extents,
+        x: &Extents,
+        _: &Extents,
+        _: &Extents,
+        residual: Option<&Extents>,
+    ) -> Result<Extents> {
+        [Some(dy), Some(x), residual].into_iter().flatten().for_each(|operand| self.cast(operand));
+        Ok(self.activation_of(&x.shape))
+    }
+
+    fn rms_norm_dw(&self, dy: &Extents, x: &Extents, _: &Extents, _: &mut Extents) -> Result<()> {
+        [dy, x].into_iter().for_each(|operand| self.cast(operand));
+        let _gains = sums(self, x);
+        Ok(())
+    }
+
+    fn gated(&self, x: &Extents, _: Activation) -> Result<Extents> {
+        self.cast(x);
+        Ok(self.activation_of(&[x.shape[0], x.width() / 2]))
+    }
+
+    fn gated_dx(&self, dy: &Extents, x: &Extents, _: Activation) -> Result<(Extents, Extents)> {
+        [dy, x].into_iter().for_each(|operand| self.cast(operand));
+        Ok((self.activation_of(&x.shape), self.activation_of(&dy.shape)))
+    }
+
+    fn rotary(&self, x: &Extents, _: &Extents, _: Rotary) -> Result<Extents> {
+        self.cast(x);
+        Ok(self.activation_of(&x.shape))
     }
 }
 

@@ -32,8 +32,8 @@ use crate::device::{Device, DeviceError, Result};
 /// The target of a row that counts for nothing, such as a token of a prompt.
 pub const IGNORED: u32 = u32::MAX;
 
-/// The layers of a device, see the [module](self).
-pub trait Layers: Device {
+/// The tables at the beginning of a model.
+pub trait Embed: Device {
     /// `tokens[ids[r]] + positions[r mod context]` for each row `r`: `[ids.len(), hidden]` from
     /// `tokens: [vocab, hidden]` and `positions: [at least context, hidden]`.
     fn embedding(
@@ -44,7 +44,7 @@ pub trait Layers: Device {
         positions: &Self::Tensor,
     ) -> Result<Self::Tensor>;
 
-    /// Adds the gradients of [`embedding`](Layers::embedding) for `dy: [ids.len(), hidden]`.
+    /// Adds the gradients of [`embedding`](Embed::embedding) for `dy: [ids.len(), hidden]`.
     fn embedding_dw(
         &self,
         ids: &[u32],
@@ -54,6 +54,26 @@ pub trait Layers: Device {
         d_positions: &mut Self::Tensor,
     ) -> Result<()>;
 
+    /// Cosines and then sines of the angles `frequencies` times each position, times `factor`:
+    /// `[context, 2 frequencies.len()]`.
+    fn rotary_table(
+        &self,
+        frequencies: &[f64],
+        factor: f64,
+        context: usize,
+    ) -> Result<Self::Tensor> {
+        let row = |position: usize| {
+            let angles = frequencies.iter().map(move |frequency| position as f64 * frequency);
+            let cosines = angles.clone().map(move |angle| (factor * angle.cos()) as f32);
+            cosines.chain(angles.map(move |angle| (factor * angle.sin()) as f32))
+        };
+        let table = (0..context).flat_map(row).collect();
+        self.upload_vec(&[context, 2 * frequencies.len()], table)
+    }
+}
+
+/// Linear layers.
+pub trait Linear: Device {
     /// `x w + bias + residual`: `[rows, outputs]` from `x: [rows, inputs]`, `w` in `layout`,
     /// `bias: [outputs]`, `residual: [rows, outputs]`.
     fn linear(
@@ -65,7 +85,7 @@ pub trait Layers: Device {
         residual: Option<&Self::Tensor>,
     ) -> Result<Self::Tensor>;
 
-    /// `dy wᵀ`: the gradient of [`linear`](Layers::linear)'s `x`. (That of `residual` is `dy`.)
+    /// `dy wᵀ`: the gradient of [`linear`](Linear::linear)'s `x`. (That of `residual` is `dy`.)
     fn linear_dx(
         &self,
         dy: &Self::Tensor,
@@ -82,7 +102,10 @@ pub trait Layers: Device {
         dw: &mut Self::Tensor,
         d_bias: Option<&mut Self::Tensor>,
     ) -> Result<()>;
+}
 
+/// Layer norms.
+pub trait Norm: Device {
     /// Normalises each row to mean 0 and variance 1 (biased, plus `epsilon`), times `gain: [features]`
     /// plus `bias: [features]`. Also returns `[rows, 2]`: each row's mean and reciprocal deviation.
     fn layer_norm(
@@ -93,7 +116,7 @@ pub trait Layers: Device {
         epsilon: f64,
     ) -> Result<(Self::Tensor, Self::Tensor)>;
 
-    /// The gradient of [`layer_norm`](Layers::layer_norm)'s `x`, plus `residual` if given (the
+    /// The gradient of [`layer_norm`](Norm::layer_norm)'s `x`, plus `residual` if given (the
     /// gradient that reaches `x` on the path around the layer).
     fn layer_norm_dx(
         &self,
@@ -113,11 +136,14 @@ pub trait Layers: Device {
         d_gain: &mut Self::Tensor,
         d_bias: &mut Self::Tensor,
     ) -> Result<()>;
+}
 
+/// Functions of each element.
+pub trait Pointwise: Device {
     /// `f` of each element.
     fn activation(&self, x: &Self::Tensor, f: Activation) -> Result<Self::Tensor>;
 
-    /// The gradient of [`activation`](Layers::activation)'s `x`, and `f(x)` again: a backward pass has
+    /// The gradient of [`activation`](Pointwise::activation)'s `x`, and `f(x)` again: a backward pass has
     /// both for the price of one, so the larger of the two need not be kept since the forward pass.
     fn activation_dx(
         &self,
@@ -125,93 +151,6 @@ pub trait Layers: Device {
         x: &Self::Tensor,
         f: Activation,
     ) -> Result<(Self::Tensor, Self::Tensor)>;
-
-    /// Whether the functions of Llama-style models are there: [`rms_norm`](Layers::rms_norm), [`gated`](Layers::gated)
-    /// and [`rotary`](Layers::rotary), each with its gradients, and [`attention`](Layers::attention) with fewer heads of
-    /// keys than of queries and with a sliding window. Such a model is refused before it starts on a device without them.
-    fn has_llama_layers(&self) -> bool {
-        false
-    }
-
-    /// Divides each row by the root of its mean square (plus `epsilon`), times `gain: [features]` (Zhang & Sennrich,
-    /// 2019). Also returns `[rows, 1]`: what each row was multiplied by.
-    fn rms_norm(
-        &self,
-        _x: &Self::Tensor,
-        _gain: &Self::Tensor,
-        _epsilon: f64,
-    ) -> Result<(Self::Tensor, Self::Tensor)> {
-        Err(absent(self, "rms_norm"))
-    }
-
-    /// The gradient of [`rms_norm`](Layers::rms_norm)'s `x`, plus `residual` if given.
-    fn rms_norm_dx(
-        &self,
-        _dy: &Self::Tensor,
-        _x: &Self::Tensor,
-        _stats: &Self::Tensor,
-        _gain: &Self::Tensor,
-        _residual: Option<&Self::Tensor>,
-    ) -> Result<Self::Tensor> {
-        Err(absent(self, "rms_norm_dx"))
-    }
-
-    /// Adds the gradient of `gain`.
-    fn rms_norm_dw(
-        &self,
-        _dy: &Self::Tensor,
-        _x: &Self::Tensor,
-        _stats: &Self::Tensor,
-        _d_gain: &mut Self::Tensor,
-    ) -> Result<()> {
-        Err(absent(self, "rms_norm_dw"))
-    }
-
-    /// `f(gate) up`, element by element: `[rows, features]` from `x: [rows, 2 features]`, which holds gate and up side by
-    /// side.
-    fn gated(&self, _x: &Self::Tensor, _f: Activation) -> Result<Self::Tensor> {
-        Err(absent(self, "gated"))
-    }
-
-    /// The gradient of [`gated`](Layers::gated)'s `x`, and its result again.
-    fn gated_dx(
-        &self,
-        _dy: &Self::Tensor,
-        _x: &Self::Tensor,
-        _f: Activation,
-    ) -> Result<(Self::Tensor, Self::Tensor)> {
-        Err(absent(self, "gated_dx"))
-    }
-
-    /// Cosines and then sines of the angles `frequencies` times each position, times `factor`:
-    /// `[context, 2 frequencies.len()]`.
-    fn rotary_table(
-        &self,
-        frequencies: &[f64],
-        factor: f64,
-        context: usize,
-    ) -> Result<Self::Tensor> {
-        let row = |position: usize| {
-            let angles = frequencies.iter().map(move |frequency| position as f64 * frequency);
-            let cosines = angles.clone().map(move |angle| (factor * angle.cos()) as f32);
-            cosines.chain(angles.map(move |angle| (factor * angle.sin()) as f32))
-        };
-        let table = (0..context).flat_map(row).collect();
-        self.upload_vec(&[context, 2 * frequencies.len()], table)
-    }
-
-    /// Turns the first `by.heads` heads of each row of `x` (Su et al., 2021, RoPE): features `i` and `i + d/2` of a head
-    /// of `d` become `cos a - sin b` and `cos b + sin a`. `table: [context, d]` is a
-    /// [`rotary_table`](Layers::rotary_table); row `r` is at position `r mod context`. What is behind these heads stays as it is. The gradient of
-    /// `x` is the same function of `dy`, with the sines negated, as `by.backward` says.
-    fn rotary(
-        &self,
-        _x: &Self::Tensor,
-        _table: &Self::Tensor,
-        _by: Rotary,
-    ) -> Result<Self::Tensor> {
-        Err(absent(self, "rotary"))
-    }
 
     /// Drops elements of `x`, and multiplies the others by `1/(1 - rate)`; plus `residual` if given. Its
     /// own gradient: that of `x` is the dropout of `dy` by the same choice, without a residual.
@@ -221,7 +160,10 @@ pub trait Layers: Device {
         by: &Dropout,
         residual: Option<&Self::Tensor>,
     ) -> Result<Self::Tensor>;
+}
 
+/// Self-attention.
+pub trait Attend: Pointwise {
     /// Self-attention of each sample on its own, scaled by the root of a head's features: every row queries the keys
     /// that the mask lets it see.
     /// `qkv: [rows, (heads + 2 kv_heads) d]` holds queries, keys, values side by side, each split into heads of `d`.
@@ -232,7 +174,7 @@ pub trait Layers: Device {
         by: &Attention<'_>,
     ) -> Result<(Self::Tensor, Self::Tensor)>;
 
-    /// The gradient of [`attention`](Layers::attention)'s `qkv`; `out` and `log_sum` are its results.
+    /// The gradient of [`attention`](Attend::attention)'s `qkv`; `out` and `log_sum` are its results.
     fn attention_dx(
         &self,
         dy: &Self::Tensor,
@@ -242,7 +184,7 @@ pub trait Layers: Device {
         by: &Attention<'_>,
     ) -> Result<Self::Tensor>;
 
-    /// [`attention`](Layers::attention) of rows that follow the first `past` rows of their sample, the only one:
+    /// [`attention`](Attend::attention) of rows that follow the first `past` rows of their sample, the only one:
     /// `cache`, at first zeros of `[by.context, (heads + 2 kv_heads) d]`, holds their keys and values in an order of the
     /// device's own, and then those of `qkv` too. Nothing is dropped, and nothing hidden but what comes later or lies
     /// before the window. This default keeps all rows in the place of `cache`, and computes what earlier rows see too.
@@ -260,7 +202,7 @@ pub trait Layers: Device {
         Ok((self.rows(&out, past, n)?, self.rows(&log_sum, past, n)?))
     }
 
-    /// [`attention`](Layers::attention) of the rows of each sample from `first` on alone: `qkv` has all rows of each sample,
+    /// [`attention`](Attend::attention) of the rows of each sample from `first` on alone: `qkv` has all rows of each sample,
     /// the results those from `first` on. Nothing is dropped. This default computes what earlier rows see too.
     fn attention_slice(
         &self,
@@ -271,7 +213,7 @@ pub trait Layers: Device {
         sliced::forward(self, qkv, first, by)
     }
 
-    /// The gradient of [`attention_slice`](Layers::attention_slice)'s `qkv`, of all rows; `mixed` are its results.
+    /// The gradient of [`attention_slice`](Attend::attention_slice)'s `qkv`, of all rows; `mixed` are its results.
     fn attention_slice_dx(
         &self,
         dy: &Self::Tensor,
@@ -282,7 +224,10 @@ pub trait Layers: Device {
     ) -> Result<Self::Tensor> {
         sliced::backward(self, dy, qkv, mixed, first, by)
     }
+}
 
+/// The loss at the end of a model.
+pub trait Loss: Device {
     /// Softmax cross-entropy of `logits: [rows, vocab]` against `targets` (one class per row), forward
     /// and backward in one pass. Returns the sum over rows of the loss in nats times `scale`, shape
     /// `[1]`, and its gradient `scale * (softmax - one_hot)`, which may take the memory of `logits`. A row whose target is
@@ -295,7 +240,50 @@ pub trait Layers: Device {
     ) -> Result<(Self::Tensor, Self::Tensor)>;
 }
 
-/// The refusal of a device that has no such function.
-fn absent<D: Layers>(device: &D, op: &'static str) -> DeviceError {
-    DeviceError::Failed { device: device.name(), op, reason: "it has no such function".into() }
+/// The layers of a device, see the [module](self).
+pub trait Layers: Embed + Linear + Norm + Pointwise + Attend + Loss {
+    /// The further layers of Llama-style models, if the device has them. Such a model is refused before it starts on a
+    /// device without them.
+    fn llama(&self) -> Option<&dyn LlamaLayers<Self::Tensor>> {
+        None
+    }
+}
+
+/// The layers that only Llama-style models need. A device that has them also has [`attention`](Attend::attention) with
+/// fewer heads of keys than of queries and with a sliding window. `T` is a tensor of the device.
+pub trait LlamaLayers<T> {
+    /// Divides each row by the root of its mean square (plus `epsilon`), times `gain: [features]` (Zhang & Sennrich,
+    /// 2019). Also returns `[rows, 1]`: what each row was multiplied by.
+    fn rms_norm(&self, x: &T, gain: &T, epsilon: f64) -> Result<(T, T)>;
+
+    /// The gradient of [`rms_norm`](LlamaLayers::rms_norm)'s `x`, plus `residual` if given.
+    fn rms_norm_dx(&self, dy: &T, x: &T, stats: &T, gain: &T, residual: Option<&T>) -> Result<T>;
+
+    /// Adds the gradient of `gain`.
+    fn rms_norm_dw(&self, dy: &T, x: &T, stats: &T, d_gain: &mut T) -> Result<()>;
+
+    /// `f(gate) up`, element by element: `[rows, features]` from `x: [rows, 2 features]`, which holds gate and up side by
+    /// side.
+    fn gated(&self, x: &T, f: Activation) -> Result<T>;
+
+    /// The gradient of [`gated`](LlamaLayers::gated)'s `x`, and its result again.
+    fn gated_dx(&self, dy: &T, x: &T, f: Activation) -> Result<(T, T)>;
+
+    /// Turns the first `by.heads` heads of each row of `x` (Su et al., 2021, RoPE): features `i` and `i + d/2` of a head
+    /// of `d` become `cos a - sin b` and `cos b + sin a`. `table: [context, d]` is a
+    /// [`rotary_table`](Embed::rotary_table); row `r` is at position `r mod context`. What is behind these heads stays as it is. The gradient of
+    /// `x` is the same function of `dy`, with the sines negated, as `by.backward` says.
+    fn rotary(&self, x: &T, table: &T, by: Rotary) -> Result<T>;
+}
+
+/// The layers of Llama-style models on `device`.
+///
+/// # Errors
+/// If it has none.
+pub fn llama_layers<D: Layers>(device: &D) -> Result<&dyn LlamaLayers<D::Tensor>> {
+    device.llama().ok_or_else(|| DeviceError::Failed {
+        device: device.name(),
+        op: "llama",
+        reason: "it has no layers of Llama-style models".into(),
+    })
 }

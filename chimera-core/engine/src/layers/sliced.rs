@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use super::{Activation, Attention, Layers};
+use super::{Activation, Attend, Attention};
 use crate::device::{Device, Result};
 
 /// A log-sum-exp at which every weight of the softmax is 0.
 const NO_WEIGHT: f32 = 1e30;
 
 /// Computes what earlier rows see too, and leaves it out.
-pub(super) fn forward<D: Layers>(
+pub(super) fn forward<D: Attend>(
     device: &D,
     qkv: &D::Tensor,
     first: usize,
@@ -21,7 +21,7 @@ pub(super) fn forward<D: Layers>(
 }
 
 /// Earlier rows have no gradient, so that their queries add nothing to any.
-pub(super) fn backward<D: Layers>(
+pub(super) fn backward<D: Attend>(
     device: &D,
     dy: &D::Tensor,
     qkv: &D::Tensor,

@@ -1,7 +1,7 @@
 //! How much memory the passes of a stage take: they run once, for one sample, on a device that only counts.
 
 use chimera_engine::device::{Counted, Device, Extents, Result};
-use chimera_engine::layers::{Activation, Layers};
+use chimera_engine::layers::{Activation, Pointwise};
 use chimera_engine::stage::{Micro, Output, Slice, Stage};
 use chimera_schedule::costs::StageBytes;
 

@@ -1,7 +1,7 @@
 //! What tells the decoders of the table of models apart.
 
 use chimera_engine::device::Result;
-use chimera_engine::layers::{Activation, Layers, Layout, Mask};
+use chimera_engine::layers::{Activation, Layers, Layout, Mask, llama_layers};
 
 use super::operands::Norm;
 use super::rope::RopeScaling;
@@ -87,7 +87,7 @@ impl NormForm {
     ) -> Result<(D::Tensor, D::Tensor)> {
         match self {
             NormForm::Layer(epsilon) => device.layer_norm(x, &w[0], &w[1], epsilon),
-            NormForm::Rms(epsilon) => device.rms_norm(x, &w[0], epsilon),
+            NormForm::Rms(epsilon) => llama_layers(device)?.rms_norm(x, &w[0], epsilon),
         }
     }
 
@@ -102,7 +102,7 @@ impl NormForm {
         let Norm { dy, x, stats } = operands;
         match self {
             NormForm::Layer(_) => device.layer_norm_dx(dy, x, stats, &w[0], residual),
-            NormForm::Rms(_) => device.rms_norm_dx(dy, x, stats, &w[0], residual),
+            NormForm::Rms(_) => llama_layers(device)?.rms_norm_dx(dy, x, stats, &w[0], residual),
         }
     }
 

@@ -1,7 +1,7 @@
 //! What the weight half of a backward pass multiplies, layer by layer.
 
 use chimera_engine::device::Result;
-use chimera_engine::layers::{Layers, Layout};
+use chimera_engine::layers::{Layers, Layout, llama_layers};
 
 /// The operands of a norm's weight gradient.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl<T> Norm<T> {
 
     /// Adds the gradient of an RMS norm's gain; the operands are given back at once.
     pub(super) fn add_rms<D: Layers<Tensor = T>>(self, device: &D, d_gain: &mut T) -> Result<()> {
-        device.rms_norm_dw(&self.dy, &self.x, &self.stats, d_gain)
+        llama_layers(device)?.rms_norm_dw(&self.dy, &self.x, &self.stats, d_gain)
     }
 }
 

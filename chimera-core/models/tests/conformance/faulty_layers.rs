@@ -5,12 +5,13 @@ use std::sync::atomic::Ordering;
 use chimera_engine::device::Result;
 use chimera_engine::device::reference::Reference;
 use chimera_engine::layers::{
-    Activation, Attention, Dropout, IGNORED, Layers, Layout, Mask, Rotary,
+    Activation, Attend, Attention, Dropout, Embed, IGNORED, Layers, Layout, Linear, LlamaLayers,
+    Loss, Mask, Norm, Pointwise, Rotary,
 };
 
 use super::{Fault, Faulty, Shared, read, share};
 
-impl Layers for Faulty {
+impl Embed for Faulty {
     fn embedding(
         &self,
         ids: &[u32],
@@ -33,7 +34,9 @@ impl Layers for Faulty {
             Reference.embedding_dw(ids, context, &read(dy), d_tokens, d_positions)
         })
     }
+}
 
+impl Linear for Faulty {
     fn linear(
         &self,
         x: &Shared,
@@ -85,7 +88,9 @@ impl Layers for Faulty {
             }),
         }
     }
+}
 
+impl Norm for Faulty {
     fn layer_norm(
         &self,
         x: &Shared,
@@ -144,7 +149,9 @@ impl Layers for Faulty {
             Reference.layer_norm_dw(&read(dy), &read(x), &read(stats), d_gain, d_bias)
         })
     }
+}
 
+impl Pointwise for Faulty {
     fn activation(&self, x: &Shared, f: Activation) -> Result<Shared> {
         let mut y = Reference.activation(&read(x), self.function(f))?;
         if self.has(Fault::SecondCallDiffers) {
@@ -163,10 +170,66 @@ impl Layers for Faulty {
         Ok((share(dx), share(y)))
     }
 
-    fn has_llama_layers(&self) -> bool {
-        !self.has(Fault::LlamaAbsent)
+    fn dropout(&self, x: &Shared, by: &Dropout, residual: Option<&Shared>) -> Result<Shared> {
+        let by = if self.has(Fault::CounterWraps) { self.wrapped(by) } else { *by };
+        Reference.dropout(&read(x), &by, residual.map(read).as_ref()).map(share)
+    }
+}
+
+impl Attend for Faulty {
+    fn attention(&self, qkv: &Shared, by: &Attention<'_>) -> Result<(Shared, Shared)> {
+        let qkv = read(qkv);
+        // Causal rows as one sample: they see those of the samples before theirs.
+        let mixed = self.has(Fault::SamplesMixed) && by.mask == Mask::Causal;
+        let context = if mixed { qkv.n_rows() } else { by.context };
+        let all = vec![context as u32; qkv.n_rows() / context];
+        let by = Attention { context, ..self.seen(by, &all) };
+        let (out, log_sum) = Reference.attention(&qkv, &by)?;
+        Ok((share(out), share(log_sum)))
     }
 
+    fn attention_dx(
+        &self,
+        dy: &Shared,
+        qkv: &Shared,
+        out: &Shared,
+        log_sum: &Shared,
+        by: &Attention<'_>,
+    ) -> Result<Shared> {
+        let (dy, qkv, out, log_sum) = (read(dy), read(qkv), read(out), read(log_sum));
+        let all = vec![by.context as u32; qkv.n_rows() / by.context];
+        let by = self.seen(by, &all);
+        Reference.attention_dx(&dy, &qkv, &out, &log_sum, &by).map(share)
+    }
+}
+
+impl Loss for Faulty {
+    fn cross_entropy(
+        &self,
+        logits: Shared,
+        targets: &[u32],
+        scale: f64,
+    ) -> Result<(Shared, Shared)> {
+        let logits = read(&logits);
+        let counts =
+            |target| if target == IGNORED && self.has(Fault::IgnoredCounts) { 0 } else { target };
+        let targets: Vec<_> = targets.iter().copied().map(counts).collect();
+        let overflow = logits.data.iter().any(|x| (*x as f32).exp().is_infinite());
+        let (loss, mut gradient) = Reference.cross_entropy(logits, &targets, scale)?;
+        if self.has(Fault::ExponentialOverflows) && overflow {
+            gradient.data[0] = f64::NAN;
+        }
+        Ok((share(loss), share(gradient)))
+    }
+}
+
+impl Layers for Faulty {
+    fn llama(&self) -> Option<&dyn LlamaLayers<Shared>> {
+        if self.has(Fault::LlamaAbsent) { None } else { Some(self) }
+    }
+}
+
+impl LlamaLayers<Shared> for Faulty {
     fn rms_norm(&self, x: &Shared, gain: &Shared, epsilon: f64) -> Result<(Shared, Shared)> {
         let epsilon = if self.has(Fault::EpsilonForgotten) { 1e-6 } else { epsilon };
         let (y, stats) = Reference.rms_norm(&read(x), &read(gain), epsilon)?;
@@ -210,53 +273,5 @@ impl Layers for Faulty {
     fn rotary(&self, x: &Shared, table: &Shared, by: Rotary) -> Result<Shared> {
         let by = Rotary { backward: by.backward && !self.has(Fault::TurnsForward), ..by };
         Reference.rotary(&read(x), &read(table), by).map(share)
-    }
-
-    fn dropout(&self, x: &Shared, by: &Dropout, residual: Option<&Shared>) -> Result<Shared> {
-        let by = if self.has(Fault::CounterWraps) { self.wrapped(by) } else { *by };
-        Reference.dropout(&read(x), &by, residual.map(read).as_ref()).map(share)
-    }
-
-    fn attention(&self, qkv: &Shared, by: &Attention<'_>) -> Result<(Shared, Shared)> {
-        let qkv = read(qkv);
-        // Causal rows as one sample: they see those of the samples before theirs.
-        let mixed = self.has(Fault::SamplesMixed) && by.mask == Mask::Causal;
-        let context = if mixed { qkv.n_rows() } else { by.context };
-        let all = vec![context as u32; qkv.n_rows() / context];
-        let by = Attention { context, ..self.seen(by, &all) };
-        let (out, log_sum) = Reference.attention(&qkv, &by)?;
-        Ok((share(out), share(log_sum)))
-    }
-
-    fn attention_dx(
-        &self,
-        dy: &Shared,
-        qkv: &Shared,
-        out: &Shared,
-        log_sum: &Shared,
-        by: &Attention<'_>,
-    ) -> Result<Shared> {
-        let (dy, qkv, out, log_sum) = (read(dy), read(qkv), read(out), read(log_sum));
-        let all = vec![by.context as u32; qkv.n_rows() / by.context];
-        let by = self.seen(by, &all);
-        Reference.attention_dx(&dy, &qkv, &out, &log_sum, &by).map(share)
-    }
-
-    fn cross_entropy(
-        &self,
-        logits: Shared,
-        targets: &[u32],
-        scale: f64,
-    ) -> Result<(Shared, Shared)> {
-        let logits = read(&logits);
-        let counts =
-            |target| if target == IGNORED && self.has(Fault::IgnoredCounts) { 0 } else { target };
-        let targets: Vec<_> = targets.iter().copied().map(counts).collect();
-        let overflow = logits.data.iter().any(|x| (*x as f32).exp().is_infinite());
-        let (loss, mut gradient) = Reference.cross_entropy(logits, &targets, scale)?;
-        if self.has(Fault::ExponentialOverflows) && overflow {
-            gradient.data[0] = f64::NAN;
-        }
-        Ok((share(loss), share(gradient)))
     }
 }

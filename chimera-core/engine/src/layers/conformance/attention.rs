@@ -8,7 +8,7 @@ use crate::device::Device;
 use crate::device::conformance::Outcome;
 use crate::device::conformance::trials::{Trials, rounded, trial};
 use crate::device::reference::{Reference, Tensor};
-use crate::layers::{Attention, Dropout, Layers, Mask, Rotary};
+use crate::layers::{Attend, Attention, Dropout, Layers, Mask, Rotary, llama_layers};
 
 /// `[samples, context, heads, features per head]`
 const ATTENTIONS: [[usize; 4]; 12] = [
@@ -234,7 +234,7 @@ pub(super) fn rotary<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
         for backward in [false, true] {
             let label = format!("{heads} of {} heads, backward {backward}", heads + behind);
             trial!(trials, label, [x, table], [], |device| {
-                [device.rotary(x, table, Rotary { heads, backward })?]
+                [llama_layers(device)?.rotary(x, table, Rotary { heads, backward })?]
             });
         }
     }

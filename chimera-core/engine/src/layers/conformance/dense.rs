@@ -3,7 +3,7 @@
 use crate::device::conformance::Outcome;
 use crate::device::conformance::trials::{Trials, trial};
 use crate::device::reference::Tensor;
-use crate::layers::{Layers, Layout};
+use crate::layers::{Embed, Layers, Layout, Linear};
 
 /// `[samples, context, vocab, hidden]`
 const EMBEDDINGS: [[usize; 4]; 4] = [[1, 1, 1, 1], [3, 5, 7, 9], [4, 1, 3, 130], [2, 65, 257, 33]];

@@ -36,11 +36,11 @@ pub fn run_rounded<D: Layers>(device: &D, tolerance: f64, round: fn(f32) -> f32)
 
 /// The [`cases`] of those functions that `device` has.
 pub fn cases_of<D: Layers>(device: &D) -> Vec<Case<D>> {
-    let has = |case: &Case<D>| device.has_llama_layers() || !LLAMA.contains(&case.name);
+    let has = |case: &Case<D>| device.llama().is_some() || !LLAMA.contains(&case.name);
     cases().into_iter().filter(has).collect()
 }
 
-/// Cases of functions that [a device may lack](Layers::has_llama_layers).
+/// Cases of functions that [a device may lack](Layers::llama).
 const LLAMA: [&str; 9] = [
     "rms_norm",
     "rms_norm_dx",

@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::device::conformance::Outcome;
 use crate::device::conformance::trials::{Trials, rounded, trial};
 use crate::device::reference::{Reference, Tensor};
-use crate::layers::{IGNORED, Layers, Layout};
+use crate::layers::{IGNORED, Layers, Layout, Linear, LlamaLayers, Loss, Norm, llama_layers};
 
 const MATRICES: [[usize; 2]; 6] = [[1, 1], [1, 130], [3, 2], [17, 1], [5, 33], [130, 257]];
 
@@ -74,7 +74,7 @@ pub(super) fn rms_norm<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
         for x in to_normalise(trials, shape) {
             for epsilon in [1e-6, 1e-2] {
                 trial!(trials, format!("epsilon {epsilon}"), [x, gain], [], |device| {
-                    let (y, stats) = device.rms_norm(x, gain, epsilon)?;
+                    let (y, stats) = llama_layers(device)?.rms_norm(x, gain, epsilon)?;
                     [y, stats]
                 });
             }
@@ -90,12 +90,12 @@ pub(super) fn rms_norm_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
             let stats = rounded(Reference.rms_norm(&x, &gain, 1e-5)?.1);
             let [dy, residual] = [(); 2].map(|()| trials.normal(&shape));
             trial!(trials, "with residual", [dy, x, stats, gain, residual], [], |device| [
-                device.rms_norm_dx(dy, x, stats, gain, Some(residual))?
+                llama_layers(device)?.rms_norm_dx(dy, x, stats, gain, Some(residual))?
             ]);
             // One feature leaves nothing but rounding to compare.
             if shape[1] > 1 {
                 trial!(trials, "", [dy, x, stats, gain], [], |device| {
-                    [device.rms_norm_dx(dy, x, stats, gain, None)?]
+                    [llama_layers(device)?.rms_norm_dx(dy, x, stats, gain, None)?]
                 });
             }
         }
@@ -110,7 +110,7 @@ pub(super) fn rms_norm_dw<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
             let stats = rounded(Reference.rms_norm(&x, &d_gain, 1e-5)?.1);
             let dy = trials.normal(&shape);
             trial!(trials, "", [dy, x, stats], [d_gain], |device| {
-                device.rms_norm_dw(dy, x, stats, d_gain)?;
+                llama_layers(device)?.rms_norm_dw(dy, x, stats, d_gain)?;
                 []
             });
         }

@@ -5,7 +5,7 @@ use rand::Rng;
 use crate::device::conformance::trials::{Trials, rounded, trial};
 use crate::device::conformance::{Outcome, SHAPES};
 use crate::device::reference::Tensor;
-use crate::layers::{Activation, Dropout, Layers};
+use crate::layers::{Activation, Dropout, Layers, Pointwise, llama_layers};
 
 /// The last one reaches where an exponential overflows.
 fn to_activate<D: Layers>(trials: &mut Trials<'_, D>) -> Vec<Tensor> {
@@ -54,7 +54,13 @@ fn to_gate<D: Layers>(trials: &mut Trials<'_, D>) -> Vec<Tensor> {
 pub(super) fn gated<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     for f in ACTIVATIONS {
         for x in to_gate(trials) {
-            trial!(trials, format!("{f:?}"), [x], [], |device| [device.gated(x, f)?]);
+            trial!(
+                trials,
+                format!("{f:?}"),
+                [x],
+                [],
+                |device| [llama_layers(device)?.gated(x, f)?]
+            );
         }
     }
     Ok(())
@@ -65,7 +71,7 @@ pub(super) fn gated_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
         for x in to_gate(trials) {
             let dy = trials.normal(&[x.n_rows(), x.width() / 2]);
             trial!(trials, format!("{f:?}"), [dy, x], [], |device| {
-                let (dx, y) = device.gated_dx(dy, x, f)?;
+                let (dx, y) = llama_layers(device)?.gated_dx(dy, x, f)?;
                 [dx, y]
             });
         }

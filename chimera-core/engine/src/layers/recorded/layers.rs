@@ -2,9 +2,12 @@
 
 use super::Recorded;
 use crate::device::Result;
-use crate::layers::{Activation, Attention, Dropout, Layers, Layout, Rotary};
+use crate::layers::{
+    Activation, Attend, Attention, Dropout, Embed, Layers, Layout, Linear, LlamaLayers, Loss, Norm,
+    Pointwise, Rotary, llama_layers,
+};
 
-impl<D: Layers> Layers for Recorded<D> {
+impl<D: Layers> Embed for Recorded<D> {
     fn embedding(
         &self,
         ids: &[u32],
@@ -29,6 +32,12 @@ impl<D: Layers> Layers for Recorded<D> {
         })
     }
 
+    fn rotary_table(&self, frequencies: &[f64], factor: f64, context: usize) -> Result<D::Tensor> {
+        self.device.rotary_table(frequencies, factor, context)
+    }
+}
+
+impl<D: Layers> Linear for Recorded<D> {
     fn linear(
         &self,
         x: &D::Tensor,
@@ -76,7 +85,9 @@ impl<D: Layers> Layers for Recorded<D> {
         let extents = [rows, inputs, outputs];
         self.call(layer, &extents, |device| device.linear_dw(x, dy, layout, dw, d_bias))
     }
+}
 
+impl<D: Layers> Norm for Recorded<D> {
     fn layer_norm(
         &self,
         x: &D::Tensor,
@@ -112,7 +123,9 @@ impl<D: Layers> Layers for Recorded<D> {
             device.layer_norm_dw(dy, x, stats, d_gain, d_bias)
         })
     }
+}
 
+impl<D: Layers> Pointwise for Recorded<D> {
     fn activation(&self, x: &D::Tensor, f: Activation) -> Result<D::Tensor> {
         let layer = match f {
             Activation::GeluTanh => "gelu-tanh",
@@ -138,63 +151,6 @@ impl<D: Layers> Layers for Recorded<D> {
         self.call(layer, &self.matrix(x), |device| device.activation_dx(dy, x, f))
     }
 
-    fn has_llama_layers(&self) -> bool {
-        self.device.has_llama_layers()
-    }
-
-    fn rms_norm(
-        &self,
-        x: &D::Tensor,
-        gain: &D::Tensor,
-        epsilon: f64,
-    ) -> Result<(D::Tensor, D::Tensor)> {
-        self.call("rms_norm", &self.matrix(x), |device| device.rms_norm(x, gain, epsilon))
-    }
-
-    fn rms_norm_dx(
-        &self,
-        dy: &D::Tensor,
-        x: &D::Tensor,
-        stats: &D::Tensor,
-        gain: &D::Tensor,
-        residual: Option<&D::Tensor>,
-    ) -> Result<D::Tensor> {
-        self.call("rms_norm_dx", &self.matrix(x), |device| {
-            device.rms_norm_dx(dy, x, stats, gain, residual)
-        })
-    }
-
-    fn rms_norm_dw(
-        &self,
-        dy: &D::Tensor,
-        x: &D::Tensor,
-        stats: &D::Tensor,
-        d_gain: &mut D::Tensor,
-    ) -> Result<()> {
-        self.call("rms_norm_dw", &self.matrix(x), |device| device.rms_norm_dw(dy, x, stats, d_gain))
-    }
-
-    fn gated(&self, x: &D::Tensor, f: Activation) -> Result<D::Tensor> {
-        self.call(gated(f)[0], &self.matrix(x), |device| device.gated(x, f))
-    }
-
-    fn gated_dx(
-        &self,
-        dy: &D::Tensor,
-        x: &D::Tensor,
-        f: Activation,
-    ) -> Result<(D::Tensor, D::Tensor)> {
-        self.call(gated(f)[1], &self.matrix(x), |device| device.gated_dx(dy, x, f))
-    }
-
-    fn rotary_table(&self, frequencies: &[f64], factor: f64, context: usize) -> Result<D::Tensor> {
-        self.device.rotary_table(frequencies, factor, context)
-    }
-
-    fn rotary(&self, x: &D::Tensor, table: &D::Tensor, by: Rotary) -> Result<D::Tensor> {
-        self.call("rotary", &self.matrix(x), |device| device.rotary(x, table, by))
-    }
-
     fn dropout(
         &self,
         x: &D::Tensor,
@@ -203,7 +159,9 @@ impl<D: Layers> Layers for Recorded<D> {
     ) -> Result<D::Tensor> {
         self.call("dropout", &self.matrix(x), |device| device.dropout(x, by, residual))
     }
+}
 
+impl<D: Layers> Attend for Recorded<D> {
     fn attention(&self, qkv: &D::Tensor, by: &Attention<'_>) -> Result<(D::Tensor, D::Tensor)> {
         let layer = if by.dropout.is_some() { "attention with dropout" } else { "attention" };
         let extents = self.attention_extents(qkv, by);
@@ -258,7 +216,9 @@ impl<D: Layers> Layers for Recorded<D> {
             device.attention_slice_dx(dy, qkv, mixed, first, by)
         })
     }
+}
 
+impl<D: Layers> Loss for Recorded<D> {
     fn cross_entropy(
         &self,
         logits: D::Tensor,
@@ -267,6 +227,67 @@ impl<D: Layers> Layers for Recorded<D> {
     ) -> Result<(D::Tensor, D::Tensor)> {
         let extents = self.matrix(&logits);
         self.call("cross_entropy", &extents, |device| device.cross_entropy(logits, targets, scale))
+    }
+}
+
+impl<D: Layers> Layers for Recorded<D> {
+    fn llama(&self) -> Option<&dyn LlamaLayers<D::Tensor>> {
+        self.device.llama().map(|_| self as _)
+    }
+}
+
+impl<D: Layers> LlamaLayers<D::Tensor> for Recorded<D> {
+    fn rms_norm(
+        &self,
+        x: &D::Tensor,
+        gain: &D::Tensor,
+        epsilon: f64,
+    ) -> Result<(D::Tensor, D::Tensor)> {
+        self.call("rms_norm", &self.matrix(x), |device| {
+            llama_layers(device)?.rms_norm(x, gain, epsilon)
+        })
+    }
+
+    fn rms_norm_dx(
+        &self,
+        dy: &D::Tensor,
+        x: &D::Tensor,
+        stats: &D::Tensor,
+        gain: &D::Tensor,
+        residual: Option<&D::Tensor>,
+    ) -> Result<D::Tensor> {
+        self.call("rms_norm_dx", &self.matrix(x), |device| {
+            llama_layers(device)?.rms_norm_dx(dy, x, stats, gain, residual)
+        })
+    }
+
+    fn rms_norm_dw(
+        &self,
+        dy: &D::Tensor,
+        x: &D::Tensor,
+        stats: &D::Tensor,
+        d_gain: &mut D::Tensor,
+    ) -> Result<()> {
+        self.call("rms_norm_dw", &self.matrix(x), |device| {
+            llama_layers(device)?.rms_norm_dw(dy, x, stats, d_gain)
+        })
+    }
+
+    fn gated(&self, x: &D::Tensor, f: Activation) -> Result<D::Tensor> {
+        self.call(gated(f)[0], &self.matrix(x), |device| llama_layers(device)?.gated(x, f))
+    }
+
+    fn gated_dx(
+        &self,
+        dy: &D::Tensor,
+        x: &D::Tensor,
+        f: Activation,
+    ) -> Result<(D::Tensor, D::Tensor)> {
+        self.call(gated(f)[1], &self.matrix(x), |device| llama_layers(device)?.gated_dx(dy, x, f))
+    }
+
+    fn rotary(&self, x: &D::Tensor, table: &D::Tensor, by: Rotary) -> Result<D::Tensor> {
+        self.call("rotary", &self.matrix(x), |device| llama_layers(device)?.rotary(x, table, by))
     }
 }
 

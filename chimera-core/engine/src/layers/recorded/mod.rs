@@ -127,7 +127,7 @@ mod tests {
     use super::*;
     use crate::device::Counted;
     use crate::device::reference::Reference;
-    use crate::layers::{Layers, Layout};
+    use crate::layers::{Attend, Layers, Layout, Linear};
 
     #[test]
     fn calls_are_the_same_whether_anything_is_computed_or_not() {

@@ -3,11 +3,14 @@
 mod activation;
 mod attention;
 
-use super::{Activation, Attention, Dropout, IGNORED, Layers, Layout, Rotary};
+use super::{
+    Activation, Attend, Attention, Dropout, Embed, IGNORED, Layers, Layout, Linear, LlamaLayers,
+    Loss, Norm, Pointwise, Rotary,
+};
 use crate::device::Result;
 use crate::device::reference::{Reference, Tensor, add, dot, log_sum_exp};
 
-impl Layers for Reference {
+impl Embed for Reference {
     /// `y[r] = tokens[ids[r]] + positions[r mod context]`
     fn embedding(
         &self,
@@ -39,7 +42,9 @@ impl Layers for Reference {
         }
         Ok(())
     }
+}
 
+impl Linear for Reference {
     /// `y[r, o] = Σᵢ x[r, i] w[i, o] + bias[o] + residual[r, o]`
     fn linear(
         &self,
@@ -105,7 +110,9 @@ impl Layers for Reference {
         }
         Ok(())
     }
+}
 
+impl Norm for Reference {
     /// `y = (x - mean) / √(variance + epsilon) gain + bias`, with mean and variance over each row
     fn layer_norm(
         &self,
@@ -172,7 +179,9 @@ impl Layers for Reference {
         }
         Ok(())
     }
+}
 
+impl Pointwise for Reference {
     fn activation(&self, x: &Tensor, f: Activation) -> Result<Tensor> {
         Ok(x.map(|x| activation::value(f, x)))
     }
@@ -186,10 +195,68 @@ impl Layers for Reference {
         Ok((dx, self.activation(x, f)?))
     }
 
-    fn has_llama_layers(&self) -> bool {
-        true
+    /// `y[i] = x[i] / (1 - rate) + residual[i]` where element `i` is kept, else `y[i] = residual[i]`
+    fn dropout(&self, x: &Tensor, by: &Dropout, residual: Option<&Tensor>) -> Result<Tensor> {
+        let mut y = residual.cloned().unwrap_or_else(|| Tensor::zeros(&x.shape));
+        assert_eq!(y.shape, x.shape, "dropout");
+        for (i, (y, x)) in y.data.iter_mut().zip(&x.data).enumerate() {
+            if by.keeps(i as u64) {
+                *y += x * by.scale();
+            }
+        }
+        Ok(y)
+    }
+}
+
+impl Attend for Reference {
+    fn attention(&self, qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
+        Ok(attention::forward(qkv, by))
     }
 
+    fn attention_dx(
+        &self,
+        dy: &Tensor,
+        qkv: &Tensor,
+        out: &Tensor,
+        log_sum: &Tensor,
+        by: &Attention<'_>,
+    ) -> Result<Tensor> {
+        Ok(attention::backward(dy, qkv, out, log_sum, by))
+    }
+}
+
+impl Loss for Reference {
+    /// `loss = scale Σᵣ (log Σ_c exp logits[r, c] - logits[r, targets[r]])`,
+    /// `gradient = scale (softmax(logits) - one_hot(targets))`, both 0 where the target is [`IGNORED`]
+    fn cross_entropy(
+        &self,
+        logits: Tensor,
+        targets: &[u32],
+        scale: f64,
+    ) -> Result<(Tensor, Tensor)> {
+        assert_eq!(logits.n_rows(), targets.len(), "cross_entropy");
+        let mut loss = 0.0;
+        let mut gradient = Tensor::zeros(&logits.shape);
+        let counted = targets.iter().enumerate().filter(|(_, target)| **target != IGNORED);
+        for (r, &target) in counted {
+            let sum = log_sum_exp(logits.row(r).iter().copied());
+            loss += scale * (sum - logits.row(r)[target as usize]);
+            for (gradient, logit) in gradient.row_mut(r).iter_mut().zip(logits.row(r)) {
+                *gradient = scale * (logit - sum).exp();
+            }
+            gradient.row_mut(r)[target as usize] -= scale;
+        }
+        Ok((Tensor::new(&[1], vec![loss]), gradient))
+    }
+}
+
+impl Layers for Reference {
+    fn llama(&self) -> Option<&dyn LlamaLayers<Tensor>> {
+        Some(self)
+    }
+}
+
+impl LlamaLayers<Tensor> for Reference {
     /// `y = x scale gain`, with `scale = 1 / √(mean(x²) + epsilon)` over each row
     fn rms_norm(&self, x: &Tensor, gain: &Tensor, epsilon: f64) -> Result<(Tensor, Tensor)> {
         let mut y = Tensor::zeros(&x.shape);
@@ -286,56 +353,6 @@ impl Layers for Reference {
             }
         }
         Ok(y)
-    }
-
-    /// `y[i] = x[i] / (1 - rate) + residual[i]` where element `i` is kept, else `y[i] = residual[i]`
-    fn dropout(&self, x: &Tensor, by: &Dropout, residual: Option<&Tensor>) -> Result<Tensor> {
-        let mut y = residual.cloned().unwrap_or_else(|| Tensor::zeros(&x.shape));
-        assert_eq!(y.shape, x.shape, "dropout");
-        for (i, (y, x)) in y.data.iter_mut().zip(&x.data).enumerate() {
-            if by.keeps(i as u64) {
-                *y += x * by.scale();
-            }
-        }
-        Ok(y)
-    }
-
-    fn attention(&self, qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tensor)> {
-        Ok(attention::forward(qkv, by))
-    }
-
-    fn attention_dx(
-        &self,
-        dy: &Tensor,
-        qkv: &Tensor,
-        out: &Tensor,
-        log_sum: &Tensor,
-        by: &Attention<'_>,
-    ) -> Result<Tensor> {
-        Ok(attention::backward(dy, qkv, out, log_sum, by))
-    }
-
-    /// `loss = scale Σᵣ (log Σ_c exp logits[r, c] - logits[r, targets[r]])`,
-    /// `gradient = scale (softmax(logits) - one_hot(targets))`, both 0 where the target is [`IGNORED`]
-    fn cross_entropy(
-        &self,
-        logits: Tensor,
-        targets: &[u32],
-        scale: f64,
-    ) -> Result<(Tensor, Tensor)> {
-        assert_eq!(logits.n_rows(), targets.len(), "cross_entropy");
-        let mut loss = 0.0;
-        let mut gradient = Tensor::zeros(&logits.shape);
-        let counted = targets.iter().enumerate().filter(|(_, target)| **target != IGNORED);
-        for (r, &target) in counted {
-            let sum = log_sum_exp(logits.row(r).iter().copied());
-            loss += scale * (sum - logits.row(r)[target as usize]);
-            for (gradient, logit) in gradient.row_mut(r).iter_mut().zip(logits.row(r)) {
-                *gradient = scale * (logit - sum).exp();
-            }
-            gradient.row_mut(r)[target as usize] -= scale;
-        }
-        Ok((Tensor::new(&[1], vec![loss]), gradient))
     }
 }
 

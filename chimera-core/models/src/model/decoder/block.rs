@@ -1,7 +1,7 @@
 //! One pre-norm transformer block. Without dropout `mid = x + attention(norm(x))`, `y = mid + mlp(norm(mid))`.
 
 use chimera_engine::device::Result;
-use chimera_engine::layers::{Layers, Rotary};
+use chimera_engine::layers::{Layers, Rotary, llama_layers};
 
 use crate::model::form::DecoderForm;
 use crate::model::kept::{KeptBlock, Tensors};
@@ -205,12 +205,12 @@ impl<D: Layers> Blocks<'_, D> {
     /// Queries and keys turned by their positions, or their gradients turned back.
     fn turned(&self, qkv: D::Tensor, backward: bool) -> Result<D::Tensor> {
         let Some((table, heads)) = self.rotary else { return Ok(qkv) };
-        self.pass.device.rotary(&qkv, table, Rotary { heads, backward })
+        llama_layers(self.pass.device)?.rotary(&qkv, table, Rotary { heads, backward })
     }
 
     fn activation(&self, up: &D::Tensor) -> Result<D::Tensor> {
         match self.form.is_gated {
-            true => self.pass.device.gated(up, self.form.activation),
+            true => llama_layers(self.pass.device)?.gated(up, self.form.activation),
             false => self.pass.device.activation(up, self.form.activation),
         }
     }
@@ -218,7 +218,7 @@ impl<D: Layers> Blocks<'_, D> {
     /// The gradient of the activation's input, and the activation again.
     fn activation_dx(&self, dy: &D::Tensor, up: &D::Tensor) -> Result<(D::Tensor, D::Tensor)> {
         match self.form.is_gated {
-            true => self.pass.device.gated_dx(dy, up, self.form.activation),
+            true => llama_layers(self.pass.device)?.gated_dx(dy, up, self.form.activation),
             false => self.pass.device.activation_dx(dy, up, self.form.activation),
         }
     }

@@ -68,7 +68,7 @@ impl<D: Layers> DecoderStage<D> {
         let form = config.architecture.0.decoder(config).ok_or(ModelError::NoDecoder { model })?;
         let ModelConfig { heads, hidden, .. } = *config;
         let rotary = form.rotary.map(|(theta, scaling)| {
-            if !device.has_llama_layers() {
+            if device.llama().is_none() {
                 return Err(ModelError::Device { device: device.name(), model });
             }
             let frequencies = frequencies(theta, &scaling, config.head_dim(), sequence);
