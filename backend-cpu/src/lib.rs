@@ -14,7 +14,7 @@ pub use kernels::{measured_bf16_peak, measured_peak};
 
 use candle_core::Tensor;
 use chimera_core::device::{
-    AdamW, Device, DeviceError, Reload, Result, Sgd, Updated, WithMomentum,
+    AdamW, Device, DeviceError, Products, Reload, Result, Sgd, Updated, WithMomentum,
 };
 use chimera_core::layers::Layout;
 
@@ -167,10 +167,12 @@ impl Device for Candle {
         )
     }
 
-    fn has_products(&self) -> bool {
-        true
+    fn products(&self) -> Option<&dyn Products<Tensor>> {
+        Some(self)
     }
+}
 
+impl Products<Tensor> for Candle {
     fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         self.named(
             "product",

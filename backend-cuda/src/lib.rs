@@ -29,7 +29,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use chimera_core::device::{
-    AdamW, Clock, Device, DeviceError, Dtype, Elements, Overlap, Result, Sgd, Updated, WithMomentum,
+    AdamW, Asynchronous, Clock, Device, DeviceError, Dtype, Elements, Overlap, Result, Sgd,
+    Updated, WithMomentum,
 };
 
 pub use driver::{
@@ -151,10 +152,6 @@ impl<D: Driver> Device for Gpu<D> {
         self.driver().clock()
     }
 
-    fn overlap(&self, piece: Overlap) -> Result<()> {
-        self.queues.overlap(piece)
-    }
-
     fn zeros(&self, shape: &[usize]) -> Result<Self::Tensor> {
         self.zeroed(shape)
     }
@@ -179,18 +176,6 @@ impl<D: Driver> Device for Gpu<D> {
         self.joined(tensors)
     }
 
-    fn record_ready(&self, tensor: &Self::Tensor) -> Result<()> {
-        self.queue().driver.record_ready(&tensor.buffer.memory)
-    }
-
-    fn import(&self, tensor: Self::Tensor) -> Result<Self::Tensor> {
-        self.imported(tensor)
-    }
-
-    fn wait_ready(&self, tensor: &Self::Tensor) -> Result<()> {
-        self.queue().driver.wait_ready(&tensor.buffer.memory)
-    }
-
     fn accumulate(&self, into: &mut Self::Tensor, x: &Self::Tensor) -> Result<()> {
         self.add(into, x)
     }
@@ -209,6 +194,28 @@ impl<D: Driver> Device for Gpu<D> {
 
     fn sgd(&self, tensors: &mut [WithMomentum<'_, Self::Tensor>], by: &Sgd) -> Result<()> {
         self.sgd_update(tensors, by)
+    }
+
+    fn asynchronous(&self) -> Option<&dyn Asynchronous<Tensor<D::Memory>>> {
+        Some(self)
+    }
+}
+
+impl<D: Driver> Asynchronous<Tensor<D::Memory>> for Gpu<D> {
+    fn record_ready(&self, tensor: &Tensor<D::Memory>) -> Result<()> {
+        self.queue().driver.record_ready(&tensor.buffer.memory)
+    }
+
+    fn import(&self, tensor: Tensor<D::Memory>) -> Result<Tensor<D::Memory>> {
+        self.imported(tensor)
+    }
+
+    fn wait_ready(&self, tensor: &Tensor<D::Memory>) -> Result<()> {
+        self.queue().driver.wait_ready(&tensor.buffer.memory)
+    }
+
+    fn overlap(&self, piece: Overlap) -> Result<()> {
+        self.queues.overlap(piece)
     }
 }
 

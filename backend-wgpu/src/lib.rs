@@ -28,7 +28,7 @@ mod waits;
 use std::sync::Arc;
 
 use chimera_core::device::{
-    AdamW, Clock, Device, Elements, Fetch, Result, Sgd, Updated, WithMomentum,
+    AdamW, Asynchronous, Clock, Device, Elements, Fetch, Result, Sgd, Updated, WithMomentum,
 };
 use chimera_core::layers::{
     Activation, Attend, Attention, Dropout, Embed, Layers, Layout, Linear, LlamaLayers, Loss, Norm,
@@ -95,16 +95,8 @@ impl Device for Wgpu {
         fetched?.into_iter().map(read).collect()
     }
 
-    fn fetch(&self, tensor: &Tensor) -> Result<Option<Box<dyn Fetch>>> {
-        Ok(Some(Box::new(self.gpu.fetch(tensor)?)))
-    }
-
     fn keeps_f32(&self) -> Result<bool> {
         Ok(true)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.gpu.flush()
     }
 
     fn clock(&self) -> Result<Option<Box<dyn Clock>>> {
@@ -152,6 +144,20 @@ impl Device for Wgpu {
 
     fn sgd(&self, tensors: &mut [WithMomentum<'_, Tensor>], by: &Sgd) -> Result<()> {
         tensors.iter().try_for_each(|tensor| self.gpu.sgd(tensor, by))
+    }
+
+    fn asynchronous(&self) -> Option<&dyn Asynchronous<Tensor>> {
+        Some(self)
+    }
+}
+
+impl Asynchronous<Tensor> for Wgpu {
+    fn fetch(&self, tensor: &Tensor) -> Result<Option<Box<dyn Fetch>>> {
+        Ok(Some(Box::new(self.gpu.fetch(tensor)?)))
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.gpu.flush()
     }
 }
 

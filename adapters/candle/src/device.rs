@@ -1,7 +1,7 @@
 //! A candle device as the engine wants it.
 
 use candle_core::{DType, Tensor};
-use chimera_core::device::{Device, DeviceError, Dtype, Elements, Result};
+use chimera_core::device::{Asynchronous, Device, DeviceError, Dtype, Elements, Products, Result};
 
 /// A device of candle, on which all tensors are of one type.
 ///
@@ -116,32 +116,6 @@ impl Device for Candle {
         self.ran("squared_norms", norms())
     }
 
-    fn record_ready(&self, _: &Tensor) -> Result<()> {
-        self.ran("record_ready", self.device.synchronize())
-    }
-
-    fn import(&self, tensor: Tensor) -> Result<Tensor> {
-        if self.device.is_cpu() {
-            return Ok(tensor);
-        }
-        // A copy, also of what is on this device: the other rank may give the memory back in a thread of its own.
-        let copy = match tensor.device().same_device(&self.device) {
-            true => copied(&tensor),
-            false => tensor.to_device(&self.device),
-        };
-        let copy = self.ran("import", copy)?;
-        self.ran("import", self.device.synchronize())?;
-        Ok(copy)
-    }
-
-    fn has_products(&self) -> bool {
-        true
-    }
-
-    fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        self.ran("product", b.t().and_then(|b| a.matmul(&b)))
-    }
-
     fn bytes(&self, tensor: &Tensor) -> u64 {
         (tensor.elem_count() * tensor.dtype().size_in_bytes()) as u64
     }
@@ -178,6 +152,40 @@ impl Device for Candle {
         let values = Elements { dtype, words }.to_f64(shape.iter().product());
         let tensor = Tensor::from_vec(values, shape, &self.device);
         self.ran("upload_words", tensor.and_then(|tensor| tensor.to_dtype(self.dtype)))
+    }
+
+    fn products(&self) -> Option<&dyn Products<Tensor>> {
+        Some(self)
+    }
+
+    fn asynchronous(&self) -> Option<&dyn Asynchronous<Tensor>> {
+        Some(self)
+    }
+}
+
+impl Products<Tensor> for Candle {
+    fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        self.ran("product", b.t().and_then(|b| a.matmul(&b)))
+    }
+}
+
+impl Asynchronous<Tensor> for Candle {
+    fn record_ready(&self, _: &Tensor) -> Result<()> {
+        self.ran("record_ready", self.device.synchronize())
+    }
+
+    fn import(&self, tensor: Tensor) -> Result<Tensor> {
+        if self.device.is_cpu() {
+            return Ok(tensor);
+        }
+        // A copy, also of what is on this device: the other rank may give the memory back in a thread of its own.
+        let copy = match tensor.device().same_device(&self.device) {
+            true => copied(&tensor),
+            false => tensor.to_device(&self.device),
+        };
+        let copy = self.ran("import", copy)?;
+        self.ran("import", self.device.synchronize())?;
+        Ok(copy)
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use chimera_backend_cuda::Format;
 use chimera_core::device::reference::Reference;
-use chimera_core::device::{Device, DeviceError, Overlap};
+use chimera_core::device::{Asynchronous, Device, DeviceError, Overlap};
 use chimera_core::layers::{Layout, Linear};
 use chimera_testkit::equivalence::RunError;
 

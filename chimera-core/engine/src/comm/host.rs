@@ -149,7 +149,8 @@ impl<D: Device, C: Comm<Host>> Wrap for HostStaged<D, C> {
 
 impl<D: Device, C: Comm<Host>> Comm<D::Tensor> for HostStaged<D, C> {
     fn send(&mut self, to: Rank, tag: Tag, tensor: D::Tensor) -> Result<(), CommError> {
-        if let Some(fetch) = self.device.fetch(&tensor)? {
+        let fetch = self.device.asynchronous().map(|device| device.fetch(&tensor)).transpose()?;
+        if let Some(fetch) = fetch.flatten() {
             let (shape, dtype) = (self.device.shape(&tensor), self.device.dtype(&tensor));
             self.outgoing.push_back(Outgoing { to, tag, shape, dtype, fetch });
             return self.forward(false);

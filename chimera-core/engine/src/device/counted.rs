@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{AdamW, Device, Result, Sgd, Updated, WithMomentum};
+use super::{AdamW, Device, Products, Result, Sgd, Updated, WithMomentum};
 
 /// Bytes of an f32.
 pub(crate) const WIDE: u64 = 4;
@@ -203,10 +203,12 @@ impl Device for Counted {
         Ok(())
     }
 
-    fn has_products(&self) -> bool {
-        true
+    fn products(&self) -> Option<&dyn Products<Extents>> {
+        Some(self)
     }
+}
 
+impl Products<Extents> for Counted {
     fn product(&self, a: &Extents, b: &Extents) -> Result<Extents> {
         Ok(self.of(&[a.shape[0], b.shape[0]], WIDE))
     }

@@ -13,6 +13,7 @@
 //! [`mod@reference`] is the slow, clear implementation in f64, the oracle of every backend;
 //! [`conformance`] is the suite that every backend calls. [`Counted`] computes nothing: it counts memory.
 
+mod asynchronous;
 mod clock;
 pub mod conformance;
 pub(crate) mod counted;
@@ -22,6 +23,8 @@ mod on_host;
 mod optimizers;
 pub mod reference;
 
+pub use asynchronous::{Asynchronous, Fetch, Overlap};
+pub(crate) use asynchronous::{flush, imported, record_ready, wait_ready};
 pub use chimera_schedule::analyze::KernelRun;
 pub use clock::{Clock, KernelTime};
 pub use counted::{Counted, Extents};
@@ -31,28 +34,8 @@ pub(crate) use on_host::update_on_host;
 pub use optimizers::{AdamW, Sgd, Updated, WithMomentum};
 use reference::Reference;
 
-/// A copy to the host that is under way while the device works on.
-pub trait Fetch: Send {
-    /// Whether it is there.
-    fn is_there(&mut self) -> Result<bool>;
-
-    /// Waits for it, and puts it behind what `into` holds.
-    fn finish(self: Box<Self>, into: &mut Vec<f32>) -> Result<()>;
-}
-
 /// Brings tensors back to the memory of the device that moved them out.
 pub type Reload<D> = Box<dyn FnOnce(&D) -> Result<Vec<<D as Device>::Tensor>> + Send>;
-
-/// Where a device with several queues is, of two pieces of work that run beside each other.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Overlap {
-    /// The first piece comes next.
-    First,
-    /// The second piece comes next, and need not wait for the first one.
-    Second,
-    /// What comes next waits for both.
-    Over,
-}
 
 /// Memory, sums and updates of weights, see the [module](self).
 ///
@@ -110,17 +93,6 @@ pub trait Device: Clone + Send + Sync + 'static {
         on_host::sgd(self, tensors, by)
     }
 
-    /// Whether [`product`](Device::product) is there, which some optimizers need.
-    fn has_products(&self) -> bool {
-        false
-    }
-
-    /// `a bᵀ` of the matrices `a` `[m, k]` and `b` `[n, k]`.
-    fn product(&self, _a: &Self::Tensor, _b: &Self::Tensor) -> Result<Self::Tensor> {
-        let reason = "the device has no products of matrices".into();
-        Err(DeviceError::Failed { device: self.name(), op: "product", reason })
-    }
-
     /// Whether a number of f32 keeps all its digits on the device, as weights and the optimizer's state need. One is copied there
     /// and back, which waits for the device: one that knows has its own.
     fn keeps_f32(&self) -> Result<bool> {
@@ -130,8 +102,7 @@ pub trait Device: Clone + Send + Sync + 'static {
 
     /// Bytes of the elements of a tensor: four of each, unless the device says otherwise.
     fn bytes(&self, tensor: &Self::Tensor) -> u64 {
-        let elements: usize = self.shape(tensor).iter().product();
-        elements as u64 * size_of::<f32>() as u64
+        4 * self.shape(tensor).iter().product::<usize>() as u64
     }
 
     /// Type of a tensor's elements, in which messages between processes carry it.
@@ -161,73 +132,46 @@ pub trait Device: Clone + Send + Sync + 'static {
         Ok(())
     }
 
+    /// The device, if it multiplies matrices for optimizers, which some of them need.
+    fn products(&self) -> Option<&dyn Products<Self::Tensor>> {
+        None
+    }
+
     /// The elements of several tensors in their own types, for devices that can be waited for once.
     fn download_all(&self, tensors: &[&Self::Tensor]) -> Result<Vec<Elements>> {
-        let elements = |tensor: &&Self::Tensor| {
-            let mut words = Vec::new();
-            self.download_words(tensor, &mut words)?;
-            Ok(Elements { dtype: self.dtype(tensor), words })
-        };
-        tensors.iter().map(elements).collect()
+        on_host::download_all(self, tensors)
     }
 
     /// Moves tensors out of the device's memory, until what is returned brings them back, to the bit: to the memory of the
     /// host, in the types of their elements. A device whose memory that is has another place for them.
     fn offload(&self, tensors: Vec<Self::Tensor>) -> Result<Reload<Self>> {
-        let shapes: Vec<Vec<usize>> = tensors.iter().map(|tensor| self.shape(tensor)).collect();
-        let elements = self.download_all(&tensors.iter().collect::<Vec<_>>())?;
-        let upload = |device: &Self, shape: &[usize], Elements { dtype, words }: Elements| {
-            let tensor = device.upload_words(shape, dtype, words)?;
-            if device.dtype(&tensor) != dtype {
-                let reason = format!("it does not take back elements of {dtype:?}");
-                return Err(DeviceError::Failed { device: device.name(), op: "reload", reason });
-            }
-            Ok(tensor)
-        };
-        let reload = move |device: &Self| {
-            let parts = shapes.into_iter().zip(elements);
-            parts.map(|(shape, elements)| upload(device, &shape, elements)).collect()
-        };
-        Ok(Box::new(reload))
+        on_host::offload(self, tensors)
     }
 
-    /// Begins a [`download_words`](Device::download_words) of a tensor as it is now, on devices on which this gains
-    /// time.
-    fn fetch(&self, _tensor: &Self::Tensor) -> Result<Option<Box<dyn Fetch>>> {
-        Ok(None)
-    }
-
-    /// Marks `tensor` as ready behind the work that was asked for so far, before it goes to another rank in this
-    /// process. A device that works on its own records an event.
-    fn record_ready(&self, _tensor: &Self::Tensor) -> Result<()> {
-        Ok(())
-    }
-
-    /// Brings a tensor that another rank in this process made to this device, if it lies elsewhere.
-    fn import(&self, tensor: Self::Tensor) -> Result<Self::Tensor> {
-        Ok(tensor)
-    }
-
-    /// Makes work that is asked for from here on wait until a tensor of another rank is
-    /// [ready](Device::record_ready).
-    fn wait_ready(&self, _tensor: &Self::Tensor) -> Result<()> {
-        Ok(())
-    }
-
-    /// Begins everything that was asked of the device so far. The engine calls this before it waits for other ranks,
-    /// on devices that gather work before they begin it.
-    fn flush(&self) -> Result<()> {
-        Ok(())
-    }
-
-    /// Says of what is asked for next that it is a piece of work beside another one. Neither piece uses what the other makes. A
-    /// device that has one queue does one after the other.
-    fn overlap(&self, _: Overlap) -> Result<()> {
-        Ok(())
+    /// The device, if it works on its own while its rank goes on, or has memory that other ranks do not read.
+    fn asynchronous(&self) -> Option<&dyn Asynchronous<Self::Tensor>> {
+        None
     }
 
     /// A clock, of devices whose functions return before their work is done.
     fn clock(&self) -> Result<Option<Box<dyn Clock>>> {
         Ok(None)
     }
+}
+
+/// Products of matrices for optimizers. `T` is a tensor of the device.
+pub trait Products<T> {
+    /// `a bᵀ` of the matrices `a` `[m, k]` and `b` `[n, k]`.
+    fn product(&self, a: &T, b: &T) -> Result<T>;
+}
+
+/// The [`Products`] of `device`.
+///
+/// # Errors
+/// If it has none.
+pub(crate) fn products_of<D: Device>(device: &D) -> Result<&dyn Products<D::Tensor>> {
+    device.products().ok_or_else(|| {
+        let reason = "the device has no products of matrices".into();
+        DeviceError::Failed { device: device.name(), op: "product", reason }
+    })
 }

@@ -1,9 +1,9 @@
-//! Updates of weights for devices without optimizers of their own.
+//! The host's memory as a place for tensors, and updates of weights there, for devices without functions of their own.
 
 use std::iter::once;
 
 use super::reference::{Reference, Tensor};
-use super::{Device, Elements, Result, Sgd, Updated, WithMomentum};
+use super::{Device, DeviceError, Elements, Reload, Result, Sgd, Updated, WithMomentum};
 
 /// Updates tensors with two moments by what the reference, which computes in f64, does with their values.
 pub(super) fn update<D: Device>(
@@ -56,4 +56,33 @@ pub(crate) fn update_on_host<D: Device>(
         *tensor = device.upload_words(&shape, dtype, words)?;
     }
     Ok(())
+}
+
+/// The elements of several tensors, one after the other.
+pub(super) fn download_all<D: Device>(device: &D, tensors: &[&D::Tensor]) -> Result<Vec<Elements>> {
+    let elements = |tensor: &&D::Tensor| {
+        let mut words = Vec::new();
+        device.download_words(tensor, &mut words)?;
+        Ok(Elements { dtype: device.dtype(tensor), words })
+    };
+    tensors.iter().map(elements).collect()
+}
+
+/// Moves tensors to the memory of the host, in the types of their elements.
+pub(super) fn offload<D: Device>(device: &D, tensors: Vec<D::Tensor>) -> Result<Reload<D>> {
+    let shapes: Vec<Vec<usize>> = tensors.iter().map(|tensor| device.shape(tensor)).collect();
+    let elements = device.download_all(&tensors.iter().collect::<Vec<_>>())?;
+    let upload = |device: &D, shape: &[usize], Elements { dtype, words }: Elements| {
+        let tensor = device.upload_words(shape, dtype, words)?;
+        if device.dtype(&tensor) != dtype {
+            let reason = format!("it does not take back elements of {dtype:?}");
+            return Err(DeviceError::Failed { device: device.name(), op: "reload", reason });
+        }
+        Ok(tensor)
+    };
+    let reload = move |device: &D| {
+        let parts = shapes.into_iter().zip(elements);
+        parts.map(|(shape, elements)| upload(device, &shape, elements)).collect()
+    };
+    Ok(Box::new(reload))
 }

@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use chimera_engine::device::reference::{Reference, Tensor};
 use chimera_engine::device::{
-    AdamW, Clock, Device, Elements, Fetch, Result, Sgd, Updated, WithMomentum,
+    AdamW, Asynchronous, Clock, Device, Elements, Fetch, Products, Result, Sgd, Updated,
+    WithMomentum,
 };
 
 use super::{Fault, Faulty, Shared, read, share};
@@ -93,18 +94,6 @@ impl Device for Faulty {
         Ok(all)
     }
 
-    fn fetch(&self, tensor: &Shared) -> Result<Option<Box<dyn Fetch>>> {
-        let of = if self.has(Fault::FetchedLate) { tensor.clone() } else { share(read(tensor)) };
-        Ok(Some(Box::new(Copying(of))))
-    }
-
-    fn import(&self, tensor: Shared) -> Result<Shared> {
-        match self.has(Fault::ImportEmpty) {
-            true => self.zeros(&self.shape(&tensor)),
-            false => Ok(tensor),
-        }
-    }
-
     fn clock(&self) -> Result<Option<Box<dyn Clock>>> {
         let lost = usize::from(self.has(Fault::MarkLost));
         Ok(Some(Box::new(Ticks { n_marks: 0, lost })))
@@ -173,16 +162,36 @@ impl Device for Faulty {
         })
     }
 
-    fn has_products(&self) -> bool {
-        true
+    fn products(&self) -> Option<&dyn Products<Shared>> {
+        Some(self)
     }
 
+    fn asynchronous(&self) -> Option<&dyn Asynchronous<Shared>> {
+        Some(self)
+    }
+}
+
+impl Products<Shared> for Faulty {
     fn product(&self, a: &Shared, b: &Shared) -> Result<Shared> {
         let (a, mut b) = (read(a), read(b));
         if self.has(Fault::ProductOfOne) {
             b.data.iter_mut().skip(1).for_each(|x| *x = 0.0);
         }
         Reference.product(&a, &b).map(share)
+    }
+}
+
+impl Asynchronous<Shared> for Faulty {
+    fn fetch(&self, tensor: &Shared) -> Result<Option<Box<dyn Fetch>>> {
+        let of = if self.has(Fault::FetchedLate) { tensor.clone() } else { share(read(tensor)) };
+        Ok(Some(Box::new(Copying(of))))
+    }
+
+    fn import(&self, tensor: Shared) -> Result<Shared> {
+        match self.has(Fault::ImportEmpty) {
+            true => self.zeros(&self.shape(&tensor)),
+            false => Ok(tensor),
+        }
     }
 }
 

@@ -2,7 +2,9 @@
 
 use super::trials::{Trials, f32s, is_same};
 use super::{EMPTY, LARGE, Outcome};
-use crate::device::{Device, DeviceError, Reload, Result};
+use crate::device::{
+    Device, DeviceError, Reload, Result, flush, imported, record_ready, wait_ready,
+};
 
 /// Extents of tensors that are copied.
 const COPIED: [&[usize]; 4] = [&[1], &[33], &[5, 3], LARGE];
@@ -130,7 +132,8 @@ pub(super) fn fetch<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
         let data = f32s(&trials.normal(shape));
         let mut tensor = device.upload(shape, &data)?;
         let ones = device.upload(shape, &vec![1.0; data.len()])?;
-        let fetches = [device.fetch(&tensor)?, device.fetch(&tensor)?];
+        let fetch = || device.asynchronous().map_or(Ok(None), |device| device.fetch(&tensor));
+        let fetches = [fetch()?, fetch()?];
         device.accumulate(&mut tensor, &ones)?;
         for (number, fetch) in fetches.into_iter().enumerate() {
             let Some(mut fetch) = fetch else { continue };
@@ -152,7 +155,7 @@ pub(super) fn import<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     for shape in [&COPIED[..], &EMPTY].concat() {
         let data = f32s(&trials.normal(shape));
         let tensor = device.join(&[&device.upload(shape, &data)?])?;
-        device.record_ready(&tensor)?;
+        record_ready(device, &tensor)?;
         let elsewhere = device.clone();
         let added = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new();
@@ -160,8 +163,8 @@ pub(super) fn import<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
             let added = added.map_err(DeviceError::other)?;
             added.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         });
-        let sum = device.import(added?)?;
-        device.wait_ready(&sum)?;
+        let sum = imported(device, added?)?;
+        wait_ready(device, &sum)?;
         let twice: Vec<f32> = data.iter().map(|x| x + x).collect();
         let same = device.shape(&sum) == shape && is_same(&device.download(&sum)?, &twice);
         trials.require(same, &format!("{shape:?} of another thread"), "is not the sum")?;
@@ -171,12 +174,12 @@ pub(super) fn import<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
 
 /// Twice a tensor of another rank, to be given away.
 fn doubled<D: Device>(device: &D, tensor: D::Tensor) -> Result<D::Tensor> {
-    let tensor = device.import(tensor)?;
-    device.wait_ready(&tensor)?;
+    let tensor = imported(device, tensor)?;
+    wait_ready(device, &tensor)?;
     let mut sum = device.join(&[&tensor])?;
     device.accumulate(&mut sum, &tensor)?;
-    device.record_ready(&sum)?;
-    device.flush()?;
+    record_ready(device, &sum)?;
+    flush(device)?;
     Ok(sum)
 }
 

@@ -10,7 +10,7 @@ pub use tensor::Tensor;
 
 pub(crate) use tensor::{add, dot, log_sum_exp};
 
-use super::{AdamW, Device, Reload, Result, Sgd, Updated, WithMomentum};
+use super::{AdamW, Device, Products, Reload, Result, Sgd, Updated, WithMomentum};
 
 /// The device: this thread, in f64.
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,10 +111,12 @@ impl Device for Reference {
         Ok(())
     }
 
-    fn has_products(&self) -> bool {
-        true
+    fn products(&self) -> Option<&dyn Products<Tensor>> {
+        Some(self)
     }
+}
 
+impl Products<Tensor> for Reference {
     fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         let of_row = |row: usize| (0..b.n_rows()).map(move |column| dot(a.row(row), b.row(column)));
         let data = (0..a.n_rows()).flat_map(of_row).collect();

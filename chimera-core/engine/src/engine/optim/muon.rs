@@ -101,7 +101,7 @@ fn transposed(x: &Tensor) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Device;
+    use crate::device::{Device, Products};
     use crate::device::reference::Reference;
     use crate::engine::{Training, first_update};
     use crate::stage::{Init, initial};

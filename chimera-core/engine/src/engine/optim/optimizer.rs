@@ -81,7 +81,7 @@ impl Optimizer {
     /// # Errors
     /// Names the device and what it lacks, in words.
     pub fn check(&self, device: &impl Device) -> std::result::Result<(), String> {
-        if !self.needs_products() || device.has_products() {
+        if !self.needs_products() || device.products().is_some() {
             return Ok(());
         }
         let (rule, device) = (self.name(), device.name());

@@ -2,7 +2,8 @@
 
 use crate::device::reference::Tensor;
 use crate::device::{
-    AdamW, Device, DeviceError, Elements, Result, Sgd, Updated, WithMomentum, update_on_host,
+    AdamW, Device, DeviceError, Elements, Result, Sgd, Updated, WithMomentum, products_of,
+    update_on_host,
 };
 use crate::engine::Training;
 use crate::engine::optim::param_group::{GroupTensors, HostTensor, ParamGroup};
@@ -184,7 +185,7 @@ impl<'g, D: Device> GroupTensors<'g> for DeviceGroup<'g, D> {
                 let upload = |x: &Tensor| {
                     device.upload_words(&x.shape, dtype, Elements::of_f64(dtype, &x.data).words)
                 };
-                let product = device.product(&upload(a)?, &upload(b)?)?;
+                let product = products_of(device)?.product(&upload(a)?, &upload(b)?)?;
                 let (shape, mut words) = (device.shape(&product), Vec::new());
                 device.download_words(&product, &mut words)?;
                 let product = Elements { dtype: device.dtype(&product), words };

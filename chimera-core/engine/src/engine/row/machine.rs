@@ -285,7 +285,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     fn overlap(&self, cell: &Cell, piece: Overlap) -> Result<(), Fault> {
         match cell {
             Cell::One(_) => Ok(()),
-            Cell::Pair(..) => self.on_device(cell, self.device.overlap(piece)),
+            Cell::Pair(..) => match self.device.asynchronous() {
+                Some(device) => self.on_device(cell, device.overlap(piece)),
+                None => Ok(()),
+            },
         }
     }
 

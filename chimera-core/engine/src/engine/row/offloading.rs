@@ -9,7 +9,7 @@ use chimera_schedule::ids::Rank;
 use chimera_schedule::op::{Kind, Op};
 
 use crate::comm::{Comm, Endpoint, Payload, Tag};
-use crate::device::Device;
+use crate::device::{Device, wait_ready};
 use crate::engine::row::ops::Value;
 use crate::engine::state::rank_state::{StageOn, State};
 use crate::engine::state::stages::movable;
@@ -95,8 +95,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     ) -> Result<Poll<Vec<S::Tensor>>, Fault> {
         let count = self.comm.try_recv(from, self.tag_of_moved(token, 0));
         let Some(count) = self.on_wire(token, count)? else { return Ok(Poll::Pending) };
-        let ready = self.device.wait_ready(&count);
-        let count = ready.and_then(|()| self.device.download(&count));
+        let count = wait_ready(&self.device, &count).and_then(|()| self.device.download(&count));
         let count = self.on_device(token.to_string(), count)?;
         let Some(n) = count.first().copied().filter(|n| *n >= 0.0 && *n < 1e6) else {
             let what = format!("{from} sent {token} as no number of tensors");

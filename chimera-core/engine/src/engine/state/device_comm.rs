@@ -6,7 +6,7 @@ use std::time::Instant;
 use chimera_schedule::ids::Rank;
 
 use crate::comm::{Comm, CommError, Endpoint, Tag, Wrap};
-use crate::device::Device;
+use crate::device::{Device, flush, imported, record_ready, wait_ready};
 
 pub(crate) struct DeviceComm<D, C> {
     device: D,
@@ -32,26 +32,26 @@ impl<D: Device, C: Endpoint> Wrap for DeviceComm<D, C> {
 
     /// A device works on what it was asked for while its rank waits.
     fn flush(&mut self) -> Result<(), CommError> {
-        Ok(self.device.flush()?)
+        Ok(flush(&self.device)?)
     }
 }
 
 impl<D: Device, C: Comm<D::Tensor>> Comm<D::Tensor> for DeviceComm<D, C> {
     fn send(&mut self, to: Rank, tag: Tag, tensor: D::Tensor) -> Result<(), CommError> {
-        self.device.record_ready(&tensor)?;
+        record_ready(&self.device, &tensor)?;
         self.comm.send(to, tag, tensor)
     }
 
     fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<D::Tensor>, CommError> {
         let received = self.comm.try_recv(from, tag)?;
-        Ok(received.map(|tensor| self.device.import(tensor)).transpose()?)
+        Ok(received.map(|tensor| imported(&self.device, tensor)).transpose()?)
     }
 
     fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<D::Tensor, CommError> {
         self.flush()?;
-        let received = self.device.import(self.comm.recv(from, tag, deadline)?)?;
+        let received = imported(&self.device, self.comm.recv(from, tag, deadline)?)?;
         // Who waits here has nothing else to do until it is there; who only looked has.
-        self.device.wait_ready(&received)?;
+        wait_ready(&self.device, &received)?;
         Ok(received)
     }
 
@@ -65,7 +65,7 @@ impl<D: Device, C: Comm<D::Tensor>> Comm<D::Tensor> for DeviceComm<D, C> {
         tag: Tag,
         tensor: D::Tensor,
     ) -> Result<(), CommError> {
-        self.device.record_ready(&tensor)?;
+        record_ready(&self.device, &tensor)?;
         self.comm.all_reduce(members, tag, tensor)
     }
 }

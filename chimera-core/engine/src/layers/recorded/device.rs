@@ -2,7 +2,7 @@
 
 use super::Recorded;
 use crate::device::{
-    AdamW, Clock, Device, Dtype, Elements, Fetch, Overlap, Result, Sgd, Updated, WithMomentum,
+    AdamW, Asynchronous, Clock, Device, Dtype, Elements, Result, Sgd, Updated, WithMomentum,
 };
 
 impl<D: Device> Device for Recorded<D> {
@@ -94,31 +94,11 @@ impl<D: Device> Device for Recorded<D> {
         self.device.download_all(tensors)
     }
 
-    fn fetch(&self, tensor: &D::Tensor) -> Result<Option<Box<dyn Fetch>>> {
-        self.device.fetch(tensor)
-    }
-
-    fn record_ready(&self, tensor: &D::Tensor) -> Result<()> {
-        self.device.record_ready(tensor)
-    }
-
-    fn import(&self, tensor: D::Tensor) -> Result<D::Tensor> {
-        self.device.import(tensor)
-    }
-
-    fn wait_ready(&self, tensor: &D::Tensor) -> Result<()> {
-        self.device.wait_ready(tensor)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.device.flush()
-    }
-
-    fn overlap(&self, piece: Overlap) -> Result<()> {
-        self.device.overlap(piece)
-    }
-
     fn clock(&self) -> Result<Option<Box<dyn Clock>>> {
         self.device.clock()
+    }
+
+    fn asynchronous(&self) -> Option<&dyn Asynchronous<D::Tensor>> {
+        self.device.asynchronous()
     }
 }

@@ -1,7 +1,7 @@
 //! The reference, whose values come to the host and back in f64.
 
 use chimera_engine::device::reference::{Reference, Tensor};
-use chimera_engine::device::{Device, Dtype, Elements, Result};
+use chimera_engine::device::{Device, Dtype, Elements, Products, Result};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exact;
@@ -49,14 +49,6 @@ impl Device for Exact {
         Reference.squared_norms(tensors)
     }
 
-    fn has_products(&self) -> bool {
-        true
-    }
-
-    fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        Reference.product(a, b)
-    }
-
     fn dtype(&self, _: &Tensor) -> Dtype {
         Dtype::F64
     }
@@ -69,5 +61,15 @@ impl Device for Exact {
     fn upload_words(&self, shape: &[usize], dtype: Dtype, words: Vec<f32>) -> Result<Tensor> {
         let data = Elements { dtype, words }.to_f64(shape.iter().product());
         Ok(Tensor::new(shape, data))
+    }
+
+    fn products(&self) -> Option<&dyn Products<Tensor>> {
+        Some(self)
+    }
+}
+
+impl Products<Tensor> for Exact {
+    fn product(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        Reference.product(a, b)
     }
 }

@@ -1,7 +1,7 @@
 //! The factors of one linear layer, from its operands to their inverses.
 
 use super::{FACTORS, INVERSES, Kfac, Side, blocks, cholesky};
-use crate::device::{Device, DeviceError, Elements, Result};
+use crate::device::{Device, DeviceError, Elements, Result, products_of};
 use crate::engine::Training;
 use crate::engine::optim::update_rule::UpdateRule;
 use crate::stage::Param;
@@ -173,7 +173,7 @@ fn products<D: Device>(device: &D, x: &D::Tensor, with_ones: bool) -> Result<D::
         }
     }
     let columns = like(device, x, &[height, n_rows], &columns)?;
-    device.product(&columns, &columns)
+    products_of(device)?.product(&columns, &columns)
 }
 
 /// The inverse of a factor, damped by a part of its mean diagonal: of an input's without the ones where there is no bias, of

@@ -2,7 +2,7 @@
 
 use super::layer::{Layer, like, values};
 use super::{INVERSES, Side, blocks};
-use crate::device::{Device, Result};
+use crate::device::{Device, Result, products_of};
 use crate::engine::Training;
 use crate::stage::Param;
 
@@ -73,14 +73,14 @@ impl Gradient {
         let outputs = gradient.len() / width.max(1);
         let gradient = like(device, input, &[outputs, width], &gradient)?;
         // Inverses are symmetric.
-        let right = values(device, &device.product(&gradient, input)?)?;
+        let right = values(device, &products_of(device)?.product(&gradient, input)?)?;
         let (mut all, mut start, mut first) = (Vec::with_capacity(right.len()), 0, 0);
         for n in blocks(param) {
             let block = device.reshape(&device.rows(output, start, n * n)?, &[n, n])?;
             let column = |input| (first..first + n).map(move |output| output * width + input);
             let turned: Vec<f64> = (0..width).flat_map(column).map(|at| right[at]).collect();
             let turned = like(device, input, &[width, n], &turned)?;
-            all.extend(values(device, &device.product(&block, &turned)?)?);
+            all.extend(values(device, &products_of(device)?.product(&block, &turned)?)?);
             (start, first) = (start + n * n, first + n);
         }
         Ok(Gradient { values: all, width })
