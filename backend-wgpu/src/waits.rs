@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use chimera_core::comm::{Comm, CommError, Host, HostStaged, Tag, Threads, Wrap};
+use chimera_core::comm::{AllReduce, Comm, CommError, Host, HostStaged, Tag, Threads, Wrap};
 use chimera_core::engine::run_threads;
 use chimera_core::ids::Rank;
 use chimera_core::lower::Recompute;
@@ -61,8 +61,8 @@ impl Comm<Host> for Watched<'_> {
         self.inner.recv(from, tag, deadline)
     }
 
-    fn has_all_reduce(&self, members: &[Rank]) -> bool {
-        self.inner.has_all_reduce(members)
+    fn reducer(&mut self, members: &[Rank]) -> Option<&mut dyn AllReduce<Host>> {
+        self.inner.reducer(members)
     }
 }
 

@@ -3,7 +3,9 @@
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::{Comm, CommError, Endpoint, Host, Liveness, Position, Tag};
+use chimera_core::comm::{
+    AllReduce, Comm, CommError, Endpoint, Evict, Host, Liveness, Position, Tag,
+};
 use chimera_core::device::{DeviceError, Dtype};
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
@@ -58,10 +60,27 @@ impl Liveness for Mpi {
         }
     }
 
-    fn can_evict(&self, rank: Rank) -> bool {
-        self.evicts_stalled && rank != self.me && !self.watched.neighbours(rank).is_empty()
+    fn evictor(&mut self, rank: Rank) -> Option<&mut dyn Evict> {
+        let is_in_reach = rank != self.me && !self.watched.neighbours(rank).is_empty();
+        if self.evicts_stalled && is_in_reach { Some(self) } else { None }
     }
 
+    /// Rank 0 passes it on, so that no two others need a connection for it.
+    fn request_stop(&mut self) {
+        if self.me != Rank(0) {
+            let _ = self.post_message(Rank(0), Message::Stop); // a failure ends all waits
+            return;
+        }
+        self.shared.mailbox().is_stopping = true;
+        self.wake(self.shared.progress());
+    }
+
+    fn stop_requested(&self) -> Option<bool> {
+        Some(self.shared.mailbox().is_stopping)
+    }
+}
+
+impl Evict for Mpi {
     /// Ranks that share a host with the rank end it. Until that is seen nobody leaves this transport, by which they are told.
     fn evict(&mut self, rank: Rank) -> bool {
         let told = self.watched.neighbours(rank);
@@ -80,20 +99,6 @@ impl Liveness for Mpi {
             rest.after(self.shared.progress());
         }
         true
-    }
-
-    /// Rank 0 passes it on, so that no two others need a connection for it.
-    fn request_stop(&mut self) {
-        if self.me != Rank(0) {
-            let _ = self.post_message(Rank(0), Message::Stop); // a failure ends all waits
-            return;
-        }
-        self.shared.mailbox().is_stopping = true;
-        self.wake(self.shared.progress());
-    }
-
-    fn stop_requested(&self) -> Option<bool> {
-        Some(self.shared.mailbox().is_stopping)
     }
 }
 
@@ -167,10 +172,12 @@ impl Comm<Host> for Mpi {
         self.wait(from, &tag, deadline, |mailbox| mailbox.tensors.remove(&(from, tag)))
     }
 
-    fn has_all_reduce(&self, members: &[Rank]) -> bool {
-        self.shared.sums().contains(&sorted(members))
+    fn reducer(&mut self, members: &[Rank]) -> Option<&mut dyn AllReduce<Host>> {
+        if self.shared.sums().contains(&sorted(members)) { Some(self) } else { None }
     }
+}
 
+impl AllReduce<Host> for Mpi {
     fn all_reduce(&mut self, members: &[Rank], tag: Tag, tensor: Host) -> Result<(), CommError> {
         if tensor.dtype != Dtype::F32 {
             let reason = format!("MPI adds f32 here, not {:?}", tensor.dtype);

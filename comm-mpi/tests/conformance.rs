@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use chimera_backend_cpu::Candle;
 use chimera_comm_mpi::Mpi;
 use chimera_core::comm::{
-    Comm, CommError, Endpoint, Host, HostStaged, Tag, all_gather, conformance,
+    AllReduce, Comm, CommError, Endpoint, Host, HostStaged, Tag, all_gather, conformance,
 };
 use chimera_core::device::Device;
 use chimera_core::fault::Class;
@@ -84,7 +84,7 @@ fn sums_of_mpi(mpi: &mut Mpi) {
     let sizes = [1, 3000, 100_000];
     for (nth, size) in (0..).zip(sizes) {
         for (group, members) in (0..).zip(&mine) {
-            assert!(mpi.has_all_reduce(members));
+            assert!(mpi.reducer(members).is_some());
             let data = (0..size).map(|i| (me.index() + i) as f32).collect();
             let host = Host::new([size], data);
             mpi.all_reduce(members, tag(103 + group, nth), host).expect("a sum begins");
@@ -99,7 +99,7 @@ fn sums_of_mpi(mpi: &mut Mpi) {
             assert!(sum.data.iter().enumerate().all(|(i, x)| *x == want(i)), "{members:?}");
         }
     }
-    assert!(!mpi.has_all_reduce(&[me]));
+    assert!(mpi.reducer(&[me]).is_none());
 }
 
 /// Nobody has died, and a rank that sends nothing is late.

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use chimera_backend_cpu::Candle;
 use chimera_comm_mpi::{Mpi, MpiRendezvous};
 use chimera_core::comm::{
-    Comm, CommError, Endpoint, Host, Meeting, Rendezvous, StagedRendezvous, Tag, Wrap,
+    AllReduce, Comm, CommError, Endpoint, Host, Meeting, Rendezvous, StagedRendezvous, Tag, Wrap,
 };
 use chimera_core::costs::UniformCosts;
 use chimera_core::device::Device;
@@ -243,7 +243,7 @@ impl<C: Comm<Host>> Comm<Host> for Dying<C> {
         self.inner_mut().recv(from, tag, deadline)
     }
 
-    fn has_all_reduce(&self, members: &[Rank]) -> bool {
-        self.inner.has_all_reduce(members)
+    fn reducer(&mut self, members: &[Rank]) -> Option<&mut dyn AllReduce<Host>> {
+        self.inner.reducer(members)
     }
 }

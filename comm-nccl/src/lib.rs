@@ -5,7 +5,7 @@
 //!
 //! NCCL wants the operations of a device issued in an order that all devices agree on: each runs to its end before
 //! the next begins, and a send ends only when its receive has begun. So the transport [needs the
-//! order](Endpoint::needs_order) of a step's messages, and issues them in it, group by group: a send waits for its
+//! order](Endpoint::ordered) of a step's messages, and issues them in it, group by group: a send waits for its
 //! tensor, a receive for nothing. They go from device to device, and no host waits for them: what is taken is ready
 //! on the device when NCCL's kernel is done. Messages that are in no order, between steps, go through the hosts.
 //!
@@ -27,8 +27,8 @@ use std::time::{Duration, Instant};
 
 use chimera_backend_cuda::{Driver, Gpu, Lane, Tensor};
 use chimera_core::comm::{
-    Comm, CommError, Endpoint, Host, HostStaged, Liveness, OrderedMessage, Payload, Position, Tag,
-    Wrap, all_gather,
+    AllReduce, Comm, CommError, Endpoint, Host, HostStaged, Liveness, Ordered, OrderedMessage,
+    Payload, Position, Tag, Wrap, all_gather,
 };
 use chimera_core::engine::Patience;
 use chimera_core::fault::Fault;
@@ -218,10 +218,12 @@ impl<D: Driver, C: Comm<Host>> Endpoint for Nccl<D, C> {
         self.watched.communicator.abort();
     }
 
-    fn needs_order(&self) -> bool {
-        true
+    fn ordered(&mut self) -> Option<&mut dyn Ordered> {
+        Some(self)
     }
+}
 
+impl<D: Driver, C: Comm<Host>> Ordered for Nccl<D, C> {
     fn follow(&mut self, groups: Vec<Vec<OrderedMessage>>) -> Result<(), CommError> {
         self.host.flush()?; // a peer may wait for it before it comes to the first group
         self.progress()?;
@@ -278,8 +280,8 @@ impl<D: Driver, C: Comm<Host>> Comm<Tensor<D::Memory>> for Nccl<D, C> {
         })
     }
 
-    fn has_all_reduce(&self, _: &[Rank]) -> bool {
-        false
+    fn reducer(&mut self, _: &[Rank]) -> Option<&mut dyn AllReduce<Tensor<D::Memory>>> {
+        None
     }
 }
 

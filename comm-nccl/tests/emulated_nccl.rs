@@ -13,7 +13,8 @@ use chimera_backend_cuda::cuda::Cuda;
 use chimera_backend_cuda::{Format, Gpu};
 use chimera_comm_nccl::{Counts, Library, Nccl};
 use chimera_core::comm::{
-    Comm, CommError, Endpoint, Host, OrderedMessage, Tag, Threads, all_gather, conformance, threads,
+    Comm, CommError, Endpoint, Host, Ordered, OrderedMessage, Tag, Threads, all_gather,
+    conformance, threads,
 };
 use chimera_core::device::Device;
 use chimera_core::device::reference::Reference;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use chimera_schedule::ids::Rank;
 use rustc_hash::FxHashMap;
 
-use super::{Comm, CommError, Endpoint, Tag, Wrap};
+use super::{AllReduce, Comm, CommError, Endpoint, Tag, Wrap};
 
 /// Delays every tensor by a time that depends on its tag, so that messages of different channels
 /// overtake each other.
@@ -87,7 +87,7 @@ where
         Ok(message.tensor)
     }
 
-    fn has_all_reduce(&self, _: &[Rank]) -> bool {
-        false
+    fn reducer(&mut self, _: &[Rank]) -> Option<&mut dyn AllReduce<T>> {
+        None
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use chimera_schedule::ids::Rank;
 
-use super::{Comm, CommError, Tag, Wrap};
+use super::{AllReduce, Comm, CommError, Tag, Wrap, reducer_of};
 use crate::device::{Device, Dtype, Fetch};
 
 /// A tensor in host memory, as transports between processes carry it.
@@ -174,10 +174,12 @@ impl<D: Device, C: Comm<Host>> Comm<D::Tensor> for HostStaged<D, C> {
         self.to_device(host)
     }
 
-    fn has_all_reduce(&self, members: &[Rank]) -> bool {
-        self.inner.has_all_reduce(members)
+    fn reducer(&mut self, members: &[Rank]) -> Option<&mut dyn AllReduce<D::Tensor>> {
+        if self.inner.reducer(members).is_some() { Some(self) } else { None }
     }
+}
 
+impl<D: Device, C: Comm<Host>> AllReduce<D::Tensor> for HostStaged<D, C> {
     fn all_reduce(
         &mut self,
         members: &[Rank],
@@ -185,7 +187,7 @@ impl<D: Device, C: Comm<Host>> Comm<D::Tensor> for HostStaged<D, C> {
         tensor: D::Tensor,
     ) -> Result<(), CommError> {
         let host = self.to_host(&tensor)?;
-        self.inner.all_reduce(members, tag, host)
+        reducer_of(&mut self.inner, members)?.all_reduce(members, tag, host)
     }
 }
 

@@ -130,15 +130,9 @@ pub trait Liveness: Send {
         Ok(Vec::new())
     }
 
-    /// Whether this rank can be [evicted](Liveness::evict), should it be stalled.
-    fn can_evict(&self, _rank: Rank) -> bool {
-        false
-    }
-
-    /// Makes a stalled rank a dead one: ends its process, and waits until that is seen. A rank that wakes before learns why it
-    /// ends. Returns whether it is dead; if not, it cannot be reached, and the run cannot go on without it.
-    fn evict(&mut self, _rank: Rank) -> bool {
-        false
+    /// The transport, if it can evict `rank`, should that be stalled.
+    fn evictor(&mut self, _rank: Rank) -> Option<&mut dyn Evict> {
+        None
     }
 
     /// Lets time pass between two looks at where ranks are.
@@ -154,6 +148,13 @@ pub trait Liveness: Send {
     fn stop_requested(&self) -> Option<bool> {
         None
     }
+}
+
+/// A transport that ends stalled ranks.
+pub trait Evict {
+    /// Makes a stalled rank a dead one: ends its process, and waits until that is seen. A rank that wakes before learns why it
+    /// ends. Returns true if it is dead; if not, it cannot be reached, and the run cannot go on without it.
+    fn evict(&mut self, rank: Rank) -> bool;
 }
 
 /// One rank's end of a transport, as far as it carries no tensors.
@@ -176,19 +177,20 @@ pub trait Endpoint: Liveness {
     /// Makes every wait of every rank end with [`CommError::Aborted`]. The first cause stands.
     fn abort(&mut self, cause: &Fault);
 
-    /// Whether the messages of a step must be issued in one order of all ranks, which [`follow`](Endpoint::follow) says.
-    fn needs_order(&self) -> bool {
-        false
+    /// The transport, if the messages of a step must be issued in one order of all ranks.
+    fn ordered(&mut self) -> Option<&mut dyn Ordered> {
+        None
     }
+}
 
+/// A transport whose ranks issue the messages of a step in one order.
+pub trait Ordered {
     /// Says which messages of this rank come next, behind those said before, in the one order of all ranks. Those of
     /// a group can be issued at once, when this rank has come to all that it sends of them.
     ///
     /// # Errors
     /// If what was said before is not done.
-    fn follow(&mut self, _groups: Vec<Vec<OrderedMessage>>) -> Result<(), CommError> {
-        Ok(())
-    }
+    fn follow(&mut self, groups: Vec<Vec<OrderedMessage>>) -> Result<(), CommError>;
 }
 
 /// One rank's end of a transport of tensors.
@@ -203,15 +205,28 @@ pub trait Comm<T>: Endpoint {
     /// Receives a message, waiting for it until `deadline`.
     fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError>;
 
-    /// Whether the transport is to reduce over these ranks by itself. There is no default, so that no wrapper
+    /// The transport, if it is to reduce over these ranks by itself. There is no default, so that no wrapper
     /// hides the all-reduce of what it wraps.
-    fn has_all_reduce(&self, members: &[Rank]) -> bool;
+    fn reducer(&mut self, members: &[Rank]) -> Option<&mut dyn AllReduce<T>>;
+}
 
-    /// Starts the transport's own sum of `tensor` over `members`, this rank among them, if it has one. All of
-    /// them start their sums in one order, and each receives it from itself, by this tag.
-    fn all_reduce(&mut self, _members: &[Rank], _tag: Tag, _tensor: T) -> Result<(), CommError> {
-        Err(CommError::Failed("the transport has no all-reduce of its own".into()))
-    }
+/// A transport with an all-reduce of its own.
+pub trait AllReduce<T> {
+    /// Starts the transport's own sum of `tensor` over `members`, this rank among them. All of them start their sums in
+    /// one order, and each receives it from itself, by this tag.
+    fn all_reduce(&mut self, members: &[Rank], tag: Tag, tensor: T) -> Result<(), CommError>;
+}
+
+/// The own all-reduce of a transport that a wrapper was asked for.
+///
+/// # Errors
+/// If it has none.
+pub fn reducer_of<'c, T, C: Comm<T> + ?Sized>(
+    comm: &'c mut C,
+    members: &[Rank],
+) -> Result<&'c mut dyn AllReduce<T>, CommError> {
+    let absent = || CommError::Failed("the transport has no all-reduce of its own".into());
+    comm.reducer(members).ok_or_else(absent)
 }
 
 /// A borrowed end carries tensors too.
@@ -228,11 +243,7 @@ impl<T, C: Comm<T> + ?Sized> Comm<T> for &mut C {
         (**self).recv(from, tag, deadline)
     }
 
-    fn has_all_reduce(&self, members: &[Rank]) -> bool {
-        (**self).has_all_reduce(members)
-    }
-
-    fn all_reduce(&mut self, members: &[Rank], tag: Tag, tensor: T) -> Result<(), CommError> {
-        (**self).all_reduce(members, tag, tensor)
+    fn reducer(&mut self, members: &[Rank]) -> Option<&mut dyn AllReduce<T>> {
+        (**self).reducer(members)
     }
 }

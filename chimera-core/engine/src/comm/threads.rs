@@ -7,7 +7,7 @@ use std::time::Instant;
 use chimera_schedule::ids::Rank;
 
 use super::mailbox::Mailbox;
-use super::{Comm, CommError, Endpoint, Liveness, Position, Tag};
+use super::{AllReduce, Comm, CommError, Endpoint, Liveness, Position, Tag};
 use crate::fault::Fault;
 
 /// The ends of a transport between `n_ranks` threads, by rank.
@@ -110,8 +110,8 @@ impl<T: Send> Comm<T> for Threads<T> {
         self.mailbox(self.rank)?.take(from, tag, deadline)
     }
 
-    fn has_all_reduce(&self, _: &[Rank]) -> bool {
-        false
+    fn reducer(&mut self, _: &[Rank]) -> Option<&mut dyn AllReduce<T>> {
+        None
     }
 }
 

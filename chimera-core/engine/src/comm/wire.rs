@@ -11,7 +11,7 @@ use chimera_schedule::ids::Rank;
 
 use super::frame::Frame;
 use super::mailbox::Mailbox;
-use super::{Comm, CommError, Endpoint, Host, Liveness, Position, Tag};
+use super::{AllReduce, Comm, CommError, Endpoint, Host, Liveness, Position, Tag};
 use crate::fault::{Class, Fault};
 
 /// How long an answer to a question for progress is waited for at a time.
@@ -226,8 +226,8 @@ impl<W: Wire> Comm<Host> for Framed<W> {
         self.shared.mailbox.take(from, tag, deadline)
     }
 
-    fn has_all_reduce(&self, _: &[Rank]) -> bool {
-        false
+    fn reducer(&mut self, _: &[Rank]) -> Option<&mut dyn AllReduce<Host>> {
+        None
     }
 }
 

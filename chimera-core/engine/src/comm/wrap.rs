@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use chimera_schedule::ids::Rank;
 
-use super::{CommError, Endpoint, Liveness, OrderedMessage, Position};
+use super::{CommError, Endpoint, Evict, Liveness, Ordered, Position};
 use crate::fault::Fault;
 
 /// A transport that stands on another one of the same ranks. It is an [`Endpoint`] by that one, and writes only what
@@ -37,12 +37,8 @@ impl<W: Wrap + ?Sized> Liveness for W {
         self.inner_mut().query_progress(deadline)
     }
 
-    fn can_evict(&self, rank: Rank) -> bool {
-        self.inner().can_evict(rank)
-    }
-
-    fn evict(&mut self, rank: Rank) -> bool {
-        self.inner_mut().evict(rank)
+    fn evictor(&mut self, rank: Rank) -> Option<&mut dyn Evict> {
+        self.inner_mut().evictor(rank)
     }
 
     fn pause(&mut self, time: Duration) {
@@ -85,12 +81,8 @@ impl<W: Wrap + ?Sized> Endpoint for W {
         self.inner_mut().abort(cause);
     }
 
-    fn needs_order(&self) -> bool {
-        self.inner().needs_order()
-    }
-
-    fn follow(&mut self, groups: Vec<Vec<OrderedMessage>>) -> Result<(), CommError> {
-        self.inner_mut().follow(groups)
+    fn ordered(&mut self) -> Option<&mut dyn Ordered> {
+        self.inner_mut().ordered()
     }
 }
 

@@ -17,7 +17,7 @@ use chimera_schedule::ids::Rank;
 
 use chimera_engine::comm::Mailbox;
 use chimera_engine::comm::{
-    Comm, CommError, Endpoint, Liveness, Meeting, Position, Rendezvous, Tag,
+    AllReduce, Comm, CommError, Endpoint, Evict, Liveness, Meeting, Position, Rendezvous, Tag,
 };
 use scheduler::{Scheduler, Turn};
 
@@ -201,16 +201,8 @@ impl<T: Send + 'static> Liveness for End<T> {
         Ok(self.met.present.iter().map(|rank| turn.position(*rank)).collect())
     }
 
-    fn can_evict(&self, rank: Rank) -> bool {
-        rank != self.rank
-    }
-
-    fn evict(&mut self, rank: Rank) -> bool {
-        let rank = self.met.present[rank.index()];
-        let mut turn = self.turn();
-        assert!(turn.position(rank).is_none(), "{rank} goes on, and {} evicts it", self.of_all);
-        turn.evict(rank);
-        true
+    fn evictor(&mut self, rank: Rank) -> Option<&mut dyn Evict> {
+        if rank == self.rank { None } else { Some(self) }
     }
 
     fn pause(&mut self, _: Duration) {
@@ -223,6 +215,16 @@ impl<T: Send + 'static> Liveness for End<T> {
 
     fn stop_requested(&self) -> Option<bool> {
         Some(self.turn().stop_requested())
+    }
+}
+
+impl<T: Send + 'static> Evict for End<T> {
+    fn evict(&mut self, rank: Rank) -> bool {
+        let rank = self.met.present[rank.index()];
+        let mut turn = self.turn();
+        assert!(turn.position(rank).is_none(), "{rank} goes on, and {} evicts it", self.of_all);
+        turn.evict(rank);
+        true
     }
 }
 
@@ -283,8 +285,8 @@ impl<T: Send + 'static> Comm<T> for End<T> {
         self.wait(deadline, |mailbox| mailbox.take(from, tag, Instant::now()))
     }
 
-    fn has_all_reduce(&self, _: &[Rank]) -> bool {
-        false
+    fn reducer(&mut self, _: &[Rank]) -> Option<&mut dyn AllReduce<T>> {
+        None
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chimera_engine::comm::{Comm, CommError, Payload, Tag, Wrap};
+use chimera_engine::comm::{AllReduce, Comm, CommError, Payload, Tag, Wrap};
 use chimera_engine::device::reference::Tensor;
 use chimera_schedule::analyze::timeline::{Event, Work};
 use chimera_schedule::effects::Token;
@@ -156,10 +156,12 @@ impl<C: Comm<Dated<Tensor>>, D: Delays> Comm<Tensor> for Paced<'_, C, D> {
         }
     }
 
-    fn has_all_reduce(&self, _: &[Rank]) -> bool {
-        true
+    fn reducer(&mut self, _: &[Rank]) -> Option<&mut dyn AllReduce<Tensor>> {
+        Some(self)
     }
+}
 
+impl<C: Comm<Dated<Tensor>>, D: Delays> AllReduce<Tensor> for Paced<'_, C, D> {
     /// Says when this rank has started, to all whose reductions may wait for that.
     fn all_reduce(&mut self, _: &[Rank], tag: Tag, tensor: Tensor) -> Result<(), CommError> {
         let Payload::Sums { bucket, .. } = tag.payload() else { return Ok(()) };

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use chimera_engine::comm::{Comm, CommError, Host, Tag, Wrap};
+use chimera_engine::comm::{AllReduce, Comm, CommError, Host, Tag, Wrap};
 use chimera_engine::device::reference::Tensor;
 use chimera_schedule::ids::Rank;
 
@@ -77,7 +77,7 @@ impl<C: Comm<Host>> Comm<Dated<Tensor>> for Posted<C> {
         self.read(from, host)
     }
 
-    fn has_all_reduce(&self, _: &[Rank]) -> bool {
-        false
+    fn reducer(&mut self, _: &[Rank]) -> Option<&mut dyn AllReduce<Dated<Tensor>>> {
+        None
     }
 }

@@ -4,7 +4,9 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use chimera_engine::comm::{Comm, CommError, Endpoint, Liveness, OrderedMessage, Tag, Threads};
+use chimera_engine::comm::{
+    AllReduce, Comm, CommError, Endpoint, Liveness, Ordered, OrderedMessage, Tag, Threads,
+};
 use chimera_engine::device::reference::Tensor;
 use chimera_engine::fault::Fault;
 use chimera_schedule::ids::Rank;
@@ -97,10 +99,12 @@ impl Endpoint for InOrder<'_> {
         self.inner.abort(cause);
     }
 
-    fn needs_order(&self) -> bool {
-        true
+    fn ordered(&mut self) -> Option<&mut dyn Ordered> {
+        Some(self)
     }
+}
 
+impl Ordered for InOrder<'_> {
     fn follow(&mut self, groups: Vec<Vec<OrderedMessage>>) -> Result<(), CommError> {
         assert!(self.groups.is_empty(), "messages of the step before are left");
         let recvs = groups.iter().flatten().filter(|turn| !turn.sends);
@@ -135,8 +139,8 @@ impl Comm<Tensor> for InOrder<'_> {
         self.try_recv(from, tag)?.ok_or(CommError::Timeout { from, what, waited })
     }
 
-    fn has_all_reduce(&self, _: &[Rank]) -> bool {
-        false
+    fn reducer(&mut self, _: &[Rank]) -> Option<&mut dyn AllReduce<Tensor>> {
+        None
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use chimera_engine::comm::{Comm, CommError, Meeting, Payload, Rendezvous, Tag, Wrap};
+use chimera_engine::comm::{AllReduce, Comm, CommError, Meeting, Payload, Rendezvous, Tag, Wrap};
 use chimera_engine::device::reference::{Reference, Tensor};
 use chimera_engine::engine::Training;
 use chimera_engine::fault::{Class, Fault};
@@ -120,8 +120,8 @@ impl Comm<Tensor> for Cut {
         self.end.recv(from, tag, deadline)
     }
 
-    fn has_all_reduce(&self, members: &[Rank]) -> bool {
-        self.end.has_all_reduce(members)
+    fn reducer(&mut self, members: &[Rank]) -> Option<&mut dyn AllReduce<Tensor>> {
+        self.end.reducer(members)
     }
 }
 

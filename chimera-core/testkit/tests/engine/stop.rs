@@ -4,7 +4,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use chimera_engine::comm::{Comm, CommError, Endpoint, Liveness, Position, Tag, Threads};
+use chimera_engine::comm::{
+    AllReduce, Comm, CommError, Endpoint, Liveness, Position, Tag, Threads,
+};
 use chimera_engine::device::Elements;
 use chimera_engine::device::reference::{Reference, Tensor};
 use chimera_engine::engine::{Counts, Job, Snapshot, StepReport, Worker};
@@ -86,8 +88,8 @@ impl Comm<Tensor> for Asked<'_> {
         self.inner.recv(from, tag, deadline)
     }
 
-    fn has_all_reduce(&self, _: &[Rank]) -> bool {
-        false
+    fn reducer(&mut self, _: &[Rank]) -> Option<&mut dyn AllReduce<Tensor>> {
+        None
     }
 }
 

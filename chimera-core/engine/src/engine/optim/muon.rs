@@ -101,8 +101,8 @@ fn transposed(x: &Tensor) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Device, Products};
     use crate::device::reference::Reference;
+    use crate::device::{Device, Products};
     use crate::engine::{Training, first_update};
     use crate::stage::{Init, initial};
 

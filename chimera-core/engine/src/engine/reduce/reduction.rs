@@ -2,7 +2,7 @@
 //!
 //! The gradients of a bucket, or of a part of it, lie in one buffer, of which segments go from replica to replica as
 //! [`collective`] says. Every member gets the same bits, and the same bits come out whatever the transport. Where the transport is to
-//! reduce by itself ([`Comm::has_all_reduce`]), it does, and only the first holds. Nothing here waits before
+//! reduce by itself ([`Comm::reducer`]), it does, and only the first holds. Nothing here waits before
 //! [`wait`](Reduction::wait), so that a reduction proceeds while its members compute.
 //!
 //! [`collective`]: chimera_schedule::collective
@@ -94,7 +94,7 @@ impl<T: Clone + Send> Reduction<T> {
         let mut held = layout.pieces(device, parts)?;
         let mut rounds = rounds(n, me, layout.keeps_sums());
         let has_own_sum = !layout.keeps_sums() && !is_bf16 && layout.n_elements() > 0;
-        if has_own_sum && comm.has_all_reduce(&members) {
+        if has_own_sum && let Some(comm) = comm.reducer(&members) {
             let buffer = cut(device, &held, &(0..layout.n_elements()))?;
             comm.all_reduce(&members, Tag::new(step, Payload::Sums { bucket, part }), buffer)?;
             let from_itself = Part { peer: me, segments: 0..n };

@@ -33,11 +33,11 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// Whether the transport lets ranks leave a step.
-    pub(crate) fn is_interruptible(&self) -> bool {
+    pub(crate) fn is_interruptible(&mut self) -> bool {
         let (program, width) = (self.job.program, self.job.width);
         let mut buckets = self.stages.buckets();
         self.comm.stop_requested().is_some()
-            && !buckets.any(|bucket| self.comm.has_all_reduce(&program.replicas(width, bucket)))
+            && !buckets.any(|bucket| self.comm.reducer(&program.replicas(width, bucket)).is_some())
     }
 
     /// Whether the step under way is to be discarded, before this rank's step sync.

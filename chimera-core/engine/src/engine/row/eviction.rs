@@ -45,12 +45,13 @@ pub(crate) fn evict_stalled(
     }
     silent.retain(|rank| *rank != stalled);
     silent.push(stalled);
-    Ok(silent.iter().all(|rank| comm.can_evict(*rank) && comm.evict(*rank)))
+    Ok(silent.iter().all(|rank| comm.evictor(*rank).is_some_and(|comm| comm.evict(*rank))))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::Evict;
 
     /// Ranks that are where they are at each look, the last look for good.
     struct Looks {
@@ -64,16 +65,18 @@ mod tests {
             Ok(if is_last { self.all[0].clone() } else { self.all.remove(0) })
         }
 
-        fn can_evict(&self, _: Rank) -> bool {
-            true
+        fn evictor(&mut self, _: Rank) -> Option<&mut dyn Evict> {
+            Some(self)
         }
 
+        fn pause(&mut self, _: Duration) {}
+    }
+
+    impl Evict for Looks {
         fn evict(&mut self, rank: Rank) -> bool {
             self.evicted.push(rank);
             true
         }
-
-        fn pause(&mut self, _: Duration) {}
     }
 
     /// Who is evicted of ranks that were where the first look says, where rank 1 is waited for.

@@ -90,7 +90,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let report = HangReport { program, step, positions, earlier };
         let diagnosis = report.diagnosis(by, from, need);
         let mut is_evicted = false;
-        if report.stands_still(&diagnosis) && self.comm.can_evict(diagnosis.rank) {
+        if report.stands_still(&diagnosis) && self.comm.evictor(diagnosis.rank).is_some() {
             match evict_stalled(&mut self.comm, diagnosis.rank, &report.positions, waited) {
                 Ok(is_done) => is_evicted = is_done,
                 Err(cause) => return self.on_wire(op, Err(cause)),

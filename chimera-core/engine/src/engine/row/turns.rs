@@ -13,7 +13,7 @@ use chimera_schedule::ids::{BucketId, ChannelId, Rank};
 use chimera_schedule::program::{Instr, Program};
 use rustc_hash::FxHashMap;
 
-use crate::comm::{Comm, Endpoint, OrderedMessage, Payload, Tag};
+use crate::comm::{Comm, CommError, Endpoint, OrderedMessage, Payload, Tag};
 use crate::device::Device;
 use crate::engine::reduce::reduction::ReduceError;
 use crate::engine::reduce::shards::BucketPart;
@@ -23,7 +23,7 @@ use crate::fault::{Class, Fault};
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     /// Says to a transport that needs an order which messages the program that begins has.
     pub(crate) fn follow_program(&mut self) -> Result<(), Fault> {
-        if !self.comm.needs_order() {
+        if self.comm.ordered().is_none() {
             return Ok(());
         }
         let takes_factors = self.takes_factors();
@@ -33,13 +33,13 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         };
         let followed = self.of_step(&turns);
         self.turns = Some((takes_factors, turns));
-        let followed = self.comm.follow(followed);
+        let followed = follow(&mut self.comm, followed);
         self.on_wait("the order of messages", Need::Other, followed)
     }
 
     /// Says to a transport that needs an order which weights are sent, once it is certain that they are updated.
     pub(crate) fn follow_updates(&mut self) -> Result<(), Fault> {
-        if !self.comm.needs_order() || std::mem::replace(&mut self.steps.has_updates, true) {
+        if self.comm.ordered().is_none() || std::mem::replace(&mut self.steps.has_updates, true) {
             return Ok(());
         }
         // Without the barrier other sums may be under way, whose messages come first.
@@ -66,7 +66,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         };
         let groups = self.stages.buckets().map(of).filter(|group| !group.is_empty());
         let followed = self.of_step(&groups.collect::<Vec<_>>());
-        let followed = self.comm.follow(followed);
+        let followed = follow(&mut self.comm, followed);
         self.on_wait("the order of messages", Need::Other, followed)
     }
 
@@ -154,6 +154,11 @@ fn channels(program: &Program) -> FxHashMap<Token, ChannelId> {
         _ => None,
     });
     sent.collect()
+}
+
+/// Gives the next messages to a transport that needs their order.
+fn follow(comm: &mut impl Endpoint, groups: Vec<Vec<OrderedMessage>>) -> Result<(), CommError> {
+    comm.ordered().map_or(Ok(()), |comm| comm.follow(groups))
 }
 
 /// A message as `me` sees it, if it is one of its ends.

@@ -89,12 +89,12 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     /// How long to wait before this rank looks at something else.
-    fn turn(&self) -> Duration {
+    fn turn(&mut self) -> Duration {
         // The first step has a patience of its own, and some transports know it by the deadline alone. Where ranks wait
         // for weights within a program, they may wait for sums of others that wait for messages of theirs; and where
         // all messages are in one order, for messages that stand behind those of a sum.
         let must_sum = matches!(self.job.program.window().update(), Update::EachStep { .. })
-            || self.comm.needs_order();
+            || self.comm.ordered().is_some();
         if self.reductions.is_summing() && (must_sum || !self.sync.is_first()) {
             TURN
         } else if self.can_discard() {

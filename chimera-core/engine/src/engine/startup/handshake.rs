@@ -54,7 +54,7 @@ pub fn ungathered(comm: &mut impl Endpoint, error: CommError) -> Fault {
     let silent = positions.iter().position(Option::is_none).map(|rank| Rank(rank as u32));
     let Some(silent) = silent else { return fault };
     let mut is_evicted = false;
-    if comm.can_evict(silent) {
+    if comm.evictor(silent).is_some() {
         match evict_stalled(comm, silent, &positions, waited) {
             Ok(is_done) => is_evicted = is_done,
             Err(cause) => return cause.into_fault(comm.rank()),

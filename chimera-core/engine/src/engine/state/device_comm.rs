@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use chimera_schedule::ids::Rank;
 
-use crate::comm::{Comm, CommError, Endpoint, Tag, Wrap};
+use crate::comm::{AllReduce, Comm, CommError, Endpoint, Tag, Wrap, reducer_of};
 use crate::device::{Device, flush, imported, record_ready, wait_ready};
 
 pub(crate) struct DeviceComm<D, C> {
@@ -55,10 +55,12 @@ impl<D: Device, C: Comm<D::Tensor>> Comm<D::Tensor> for DeviceComm<D, C> {
         Ok(received)
     }
 
-    fn has_all_reduce(&self, members: &[Rank]) -> bool {
-        self.comm.has_all_reduce(members)
+    fn reducer(&mut self, members: &[Rank]) -> Option<&mut dyn AllReduce<D::Tensor>> {
+        if self.comm.reducer(members).is_some() { Some(self) } else { None }
     }
+}
 
+impl<D: Device, C: Comm<D::Tensor>> AllReduce<D::Tensor> for DeviceComm<D, C> {
     fn all_reduce(
         &mut self,
         members: &[Rank],
@@ -66,6 +68,6 @@ impl<D: Device, C: Comm<D::Tensor>> Comm<D::Tensor> for DeviceComm<D, C> {
         tensor: D::Tensor,
     ) -> Result<(), CommError> {
         record_ready(&self.device, &tensor)?;
-        self.comm.all_reduce(members, tag, tensor)
+        reducer_of(&mut self.comm, members)?.all_reduce(members, tag, tensor)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use chimera_engine::comm::{Comm, CommError, Endpoint, Tag, Threads, Wrap};
+use chimera_engine::comm::{AllReduce, Comm, CommError, Endpoint, Tag, Threads, Wrap};
 use chimera_engine::device::reference::Tensor;
 use chimera_schedule::ids::Rank;
 
@@ -70,7 +70,7 @@ impl<F: Fn(Rank, Tag) -> Fate + Send> Comm<Tensor> for Faulty<'_, F> {
         self.inner.recv(from, tag, deadline)
     }
 
-    fn has_all_reduce(&self, _: &[Rank]) -> bool {
-        false
+    fn reducer(&mut self, _: &[Rank]) -> Option<&mut dyn AllReduce<Tensor>> {
+        None
     }
 }

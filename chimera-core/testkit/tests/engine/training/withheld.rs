@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use chimera_engine::comm::{Comm, CommError, Payload, Tag, Threads, Wrap};
+use chimera_engine::comm::{AllReduce, Comm, CommError, Payload, Tag, Threads, Wrap};
 use chimera_engine::device::reference::Tensor;
 use chimera_schedule::effects::TokenKind;
 use chimera_schedule::ids::Rank;
@@ -61,7 +61,7 @@ impl Comm<Tensor> for Withheld<'_> {
         self.inner.recv(from, tag, deadline)
     }
 
-    fn has_all_reduce(&self, _: &[Rank]) -> bool {
-        false
+    fn reducer(&mut self, _: &[Rank]) -> Option<&mut dyn AllReduce<Tensor>> {
+        None
     }
 }

@@ -12,7 +12,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use chimera_core::comm::{Comm, CommError, Endpoint, Host, Liveness, Position, Tag};
+use chimera_core::comm::{
+    AllReduce, Comm, CommError, Endpoint, Evict, Host, Liveness, Position, Tag, reducer_of,
+};
 use chimera_core::fault::Fault;
 use chimera_core::ids::Rank;
 use nix::sys::signal::{Signal, raise};
@@ -119,12 +121,8 @@ impl Liveness for Struck<'_> {
         self.inner.query_progress(deadline)
     }
 
-    fn can_evict(&self, rank: Rank) -> bool {
-        self.inner.can_evict(rank)
-    }
-
-    fn evict(&mut self, rank: Rank) -> bool {
-        self.inner.evict(rank)
+    fn evictor(&mut self, rank: Rank) -> Option<&mut dyn Evict> {
+        self.inner.evictor(rank)
     }
 
     fn pause(&mut self, time: Duration) {
@@ -183,12 +181,14 @@ impl Comm<Host> for Struck<'_> {
         self.inner.recv(from, tag, deadline)
     }
 
-    fn has_all_reduce(&self, members: &[Rank]) -> bool {
-        self.inner.has_all_reduce(members)
+    fn reducer(&mut self, members: &[Rank]) -> Option<&mut dyn AllReduce<Host>> {
+        if self.inner.reducer(members).is_some() { Some(self) } else { None }
     }
+}
 
+impl AllReduce<Host> for Struck<'_> {
     fn all_reduce(&mut self, members: &[Rank], tag: Tag, tensor: Host) -> Result<(), CommError> {
-        self.inner.all_reduce(members, tag, tensor)?;
+        reducer_of(self.inner, members)?.all_reduce(members, tag, tensor)?;
         self.sent();
         Ok(())
     }

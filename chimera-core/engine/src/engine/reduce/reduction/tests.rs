@@ -1,7 +1,7 @@
 use chimera_schedule::collective::MOST_DIRECT;
 
 use super::*;
-use crate::comm::{Delayed, Endpoint, Threads, Wrap, threads};
+use crate::comm::{AllReduce, Delayed, Endpoint, Threads, Wrap, threads};
 use crate::device::reference::{Reference, Tensor};
 
 const SHAPES: [&[usize]; 5] = [&[3000, 3], &[5], &[1100], &[40, 30, 2], &[0, 3]];
@@ -137,10 +137,12 @@ impl Comm<Tensor> for Reducing {
         panic!("a wait for {tag:?}")
     }
 
-    fn has_all_reduce(&self, _: &[Rank]) -> bool {
-        true
+    fn reducer(&mut self, _: &[Rank]) -> Option<&mut dyn AllReduce<Tensor>> {
+        Some(self)
     }
+}
 
+impl AllReduce<Tensor> for Reducing {
     fn all_reduce(&mut self, _: &[Rank], _: Tag, tensor: Tensor) -> Result<(), CommError> {
         panic!("an all-reduce of {:?}", tensor.shape)
     }
