@@ -167,7 +167,9 @@ fn keep(program: &Program, groups: &[Vec<Together>]) -> Result<(), Refusal> {
             break;
         }
         for event in group {
-            parts(program, event).for_each(|w| workers[w.index()].finish(event));
+            for worker in parts(program, event) {
+                workers[worker.index()].open.remove(event);
+            }
         }
         for event in group {
             parts(program, event).for_each(|w| workers[w.index()].compute());
@@ -255,10 +257,6 @@ impl<'p> Queue<'p> {
 
     fn can(&self, event: &Together) -> bool {
         self.open.get(event).copied().unwrap_or(true)
-    }
-
-    fn finish(&mut self, event: &Together) {
-        self.open.remove(event);
     }
 }
 

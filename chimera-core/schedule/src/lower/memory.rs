@@ -57,7 +57,7 @@ pub(super) fn waits(timetable: &Timetable, rules: &Rules) -> MemoryWaits {
             let Some((filler, begins)) = senders.begins(worker, at, cell, rules) else { continue };
             for lane in Lane::ALL {
                 let Some(frees) = last[lane.index()] else { continue };
-                let waiting = (begins.0, cell_lane(timetable, begins));
+                let waiting = (begins.0, timetable.rows[begins.0.index()][begins.1].lane());
                 if waiting == (worker, lane)
                     || known.get(&(waiting.0, waiting.1, lane)) >= Some(&frees)
                 {
@@ -79,10 +79,6 @@ pub(super) fn waits(timetable: &Timetable, rules: &Rules) -> MemoryWaits {
         }
     }
     waits
-}
-
-fn cell_lane(timetable: &Timetable, (worker, at): (WorkerId, usize)) -> Lane {
-    timetable.rows[worker.index()][at].lane()
 }
 
 /// The places of the ops that send saved activations from worker to worker.

@@ -142,9 +142,8 @@ fn add_sync(
     updates: Updates,
 ) {
     let start = |b: BucketId| {
-        let update = [Instr::Await(b), Instr::Step(b)];
-        let update = update.into_iter().filter(move |_| updates == Updates::AtOnce);
-        [Instr::Reduce(b)].into_iter().chain(update)
+        let n_instrs = if updates == Updates::AtOnce { 3 } else { 1 };
+        [Instr::Reduce(b), Instr::Await(b), Instr::Step(b)].into_iter().take(n_instrs)
     };
     // Nothing comes before the first start, and starts only grow.
     let mut n_cells = starts.first().map_or(ends.n_cells, |first| *first.min(&ends.n_cells));

@@ -70,7 +70,7 @@ impl MovingRow {
                 moving.offload(&last, at.saturating_sub(1));
             }
             eating.next_if_eq(&at);
-            while let Some(token) = moving.first_away() {
+            while let Some((_, &token)) = moving.away.first_key_value() {
                 // A backward makes room in time; what it frees is there for the next one.
                 let may_swap = !eaten[at].is_empty() && eating.peek() == Some(&moving.uses[&token]);
                 if !moving.has_room(&token, &changes[at..], at, may_swap) {
@@ -133,10 +133,6 @@ impl Moving<'_> {
         let mut last = self.may_go.range((after + 1, 0)..).rev();
         let (_, token) = last.find(|((_, arrival), _)| Some(arrival) != newest)?;
         Some(*token)
-    }
-
-    fn first_away(&self) -> Option<Token> {
-        self.away.first_key_value().map(|(_, token)| *token)
     }
 
     /// Returns true if there is room for a token that is away, from before the cell `at` until it
