@@ -161,8 +161,8 @@ mod tests {
         assert_eq!(all.selective, stages(0).chain(stages(1)).collect::<Vec<_>>());
         assert_eq!(from_json(to_json(&all).as_bytes()).unwrap(), all);
         // Asked for in full, a stage keeps no part, whatever was said of it before.
-        let said = Timetable { selective: vec![(PipeId(0), StageId(1))], ..timetable };
-        assert_eq!(again(&said, &|_, _| Recompute::Full).selective, []);
+        let selected = Timetable { selective: vec![(PipeId(0), StageId(1))], ..timetable };
+        assert_eq!(again(&selected, &|_, _| Recompute::Full).selective, []);
         // Nothing runs on the second pipe, so nothing of it is recomputed.
         let one = find("chimera").unwrap().timetable(&Shape::new(4, 1)).unwrap();
         assert_eq!(

@@ -239,7 +239,7 @@ impl LayerChain {
         step: usize,
         before: Taken,
         bound: f64,
-        mut tell: impl FnMut(Taken, (f64, f64)),
+        mut visit: impl FnMut(Taken, (f64, f64)),
     ) {
         let n_steps_behind = self.n_steps() - step - 1;
         let has_right = self.has_right(step);
@@ -266,7 +266,7 @@ impl LayerChain {
                 let after = (before.0 + left, before.1 + right);
                 let rest = self.sums[self.n_layers() - after.1] - self.sums[after.0];
                 if rest <= bound * capacity_behind * (1.0 + ROUNDING) {
-                    tell(after, (own, mirrored));
+                    visit(after, (own, mirrored));
                 }
             }
         }

@@ -119,12 +119,12 @@ mod tests {
             let svg = svg::step(&program, &timeline, "");
             [text, scaled, svg, html::page(&program, &timeline, "")]
         };
-        for (plain, told) in drawn(&timetable, free).iter().zip(drawn(&shared, free)) {
-            assert!(told.contains(UNDRAWN_MOVES) && !plain.contains(UNDRAWN_MOVES), "{told}");
+        for (plain, noted) in drawn(&timetable, free).iter().zip(drawn(&shared, free)) {
+            assert!(noted.contains(UNDRAWN_MOVES) && !plain.contains(UNDRAWN_MOVES), "{noted}");
         }
-        let [plain, told] =
+        let [plain, noted] =
             [&timetable, &shared].map(|timetable| drawn(timetable, free)[0].clone());
-        assert_eq!(told, format!("{plain}{UNDRAWN_MOVES}\n"));
+        assert_eq!(noted, format!("{plain}{UNDRAWN_MOVES}\n"));
         for drawing in drawn(&shared, UniformCosts { transfer: 0.5, ..free }) {
             assert!(!drawing.contains(UNDRAWN_MOVES), "{drawing}");
         }

@@ -190,7 +190,7 @@ impl<'h> SearchState<'h> {
         let began = self.began;
         let is_late = || clock.since(began) >= time_limit;
         let mut rng = ChaCha8Rng::seed_from_u64(self.how.seed);
-        let mut told = clock.now();
+        let mut observed = clock.now();
         observe(&self.progress);
         let mut is_first = true;
         loop {
@@ -206,8 +206,8 @@ impl<'h> SearchState<'h> {
                 is_done = false;
                 self.progress.n_orders += problem.try_one(&mut rng, &is_late);
                 let gained = self.gain(at);
-                if gained || clock.since(told) > Duration::from_millis(100) {
-                    told = clock.now();
+                if gained || clock.since(observed) > Duration::from_millis(100) {
+                    observed = clock.now();
                     observe(&self.progress);
                 }
             }

@@ -330,7 +330,8 @@ mod tests {
     #[test]
     fn held_micro_batches_are_printed_without_rounding_errors() {
         let savings = Savings::default();
-        let told = |peak, limit| Reason::Memory { peak, limit, deferred: 0.0, savings }.to_string();
+        let printed =
+            |peak, limit| Reason::Memory { peak, limit, deferred: 0.0, savings }.to_string();
         let most = "more than the limit of";
         for (peak, limit, wanted) in [
             (
@@ -344,7 +345,7 @@ mod tests {
                 format!("it holds the activations of 1 micro-batch at once, {most} 0.3"),
             ),
         ] {
-            assert_eq!(told(peak, limit), wanted);
+            assert_eq!(printed(peak, limit), wanted);
         }
     }
 }

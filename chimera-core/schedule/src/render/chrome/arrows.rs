@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::{MICROSECONDS, Sizes, Told};
+use super::{MICROSECONDS, SizedProgram, Sizes};
 use crate::analyze::memory::token_bytes;
 use crate::analyze::{Event, Timeline, Work};
 use crate::effects::{Token, TokenKind};
@@ -41,7 +41,7 @@ pub(super) fn travels<'t>(program: &Program, timeline: &'t Timeline) -> Vec<Trav
 /// The beginning and the end of an arrow for each token that travels, numbered from `first_id`;
 /// `first` is the process of worker 0.
 pub(super) fn arrows(
-    told: &Told<'_>,
+    sized: &SizedProgram<'_>,
     travels: &[Travel<'_>],
     first: usize,
     first_id: usize,
@@ -55,8 +55,8 @@ pub(super) fn arrows(
         if token.skips() {
             args["to"] = json!(token.to.0);
         }
-        if let Some(Sizes { bytes, samples, .. }) = told.sizes {
-            args["bytes"] = json!(token_bytes(told.program.rules(), bytes, *samples, token));
+        if let Some(Sizes { bytes, samples, .. }) = sized.sizes {
+            args["bytes"] = json!(token_bytes(sized.program.rules(), bytes, *samples, token));
         }
         [("s", *from, leaves), ("f", *to, to.start)].map(|(phase, at, time)| {
             json!({

@@ -4,7 +4,7 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::arrows::Travel;
-use super::{MICROSECONDS, Told};
+use super::{MICROSECONDS, SizedProgram};
 use crate::activation_memory::{ActivationMemory, rounded};
 use crate::analyze::memory::{kept_bytes_change, saved_bytes};
 use crate::analyze::{Timeline, Work};
@@ -113,14 +113,14 @@ impl RowPlaces {
 /// The counters of all workers in one run of a program with the given `travels`. Kept values are
 /// counted in bytes where sizes are known, or else in micro-batches.
 pub(super) fn counters(
-    told: &Told<'_>,
+    sized: &SizedProgram<'_>,
     timeline: &Timeline,
     travels: &[Travel<'_>],
     first: usize,
 ) -> Vec<Value> {
-    let program = told.program;
+    let program = sized.program;
     let n_workers = timeline.n_workers;
-    let unit = if told.sizes.is_some() { "bytes" } else { "micro-batches" };
+    let unit = if sized.sizes.is_some() { "bytes" } else { "micro-batches" };
     let mut memory = Counter::new("activation memory", unit, n_workers);
     let mut inputs = Counter::new("checkpointed inputs", "micro-batches", n_workers);
     let mut in_flight = Counter::new("micro-batches in flight", "micro-batches", n_workers);
@@ -131,7 +131,7 @@ pub(super) fn counters(
     let is_known = |worker: WorkerId| worker.index() < program.placement().n_workers();
     for event in timeline.events.iter().filter(|event| is_known(event.worker)) {
         if let Work::Move(op) = event.work {
-            let amount = match told.sizes {
+            let amount = match sized.sizes {
                 Some(sizes) => saved_bytes(program, &sizes.bytes, sizes.samples, &op),
                 None => activations.moved(&op),
             };
@@ -144,7 +144,7 @@ pub(super) fn counters(
             }
         }
         let Work::Cell(cell) = event.work else { continue };
-        let (held, kept) = match told.sizes {
+        let (held, kept) = match sized.sizes {
             Some(sizes) => {
                 (kept_bytes_change(program, &sizes.bytes, sizes.samples, &cell), (0.0, 0.0))
             }

@@ -36,11 +36,11 @@ pub fn trace(program: &Program, timeline: &Timeline) -> String {
     for worker in 0..timeline.n_workers {
         events.extend(process(worker, &format!("worker {worker}")));
     }
-    let told = Told { program, sizes: None };
-    events.extend(slices(&told, timeline, 0));
+    let sized = SizedProgram { program, sizes: None };
+    events.extend(slices(&sized, timeline, 0));
     let travels = travels(program, timeline);
-    events.extend(arrows(&told, &travels, 0, 0));
-    events.extend(counters(&told, timeline, &travels, 0));
+    events.extend(arrows(&sized, &travels, 0, 0));
+    events.extend(counters(&sized, timeline, &travels, 0));
     written(&events)
 }
 
@@ -101,7 +101,7 @@ pub struct Gap {
 }
 
 /// A program, and its sizes if they are known.
-struct Told<'t> {
+struct SizedProgram<'t> {
     program: &'t Program,
     sizes: Option<&'t Sizes>,
 }
@@ -117,15 +117,15 @@ pub fn training(runs: &[Ran<'_>], gaps: &[Gap], sizes: Option<&Sizes>) -> String
         let first = group * timeline.n_workers;
         ranks.extend((0..timeline.n_workers).map(|worker| (first + worker, *group, worker)));
         events.extend(steps(timeline, waits, first, *step, program.window().n_steps()));
-        let told = Told { program, sizes };
-        events.extend(slices(&told, timeline, first));
+        let sized = SizedProgram { program, sizes };
+        events.extend(slices(&sized, timeline, first));
         events.extend(waits.iter().map(|wait| wait_slice(wait, first)));
         events.extend(kernels.iter().map(|(worker, run)| kernel(run, first + worker.index())));
         timed.extend(kernels.iter().map(|(worker, _)| first + worker.index()));
         let travels = travels(program, timeline);
-        events.extend(arrows(&told, &travels, first, n_arrows));
+        events.extend(arrows(&sized, &travels, first, n_arrows));
         n_arrows += travels.len();
-        events.extend(counters(&told, timeline, &travels, first));
+        events.extend(counters(&sized, timeline, &travels, first));
     }
     ranks.sort();
     ranks.dedup();
@@ -156,15 +156,15 @@ fn process(pid: usize, name: &str) -> [Value; 3] {
 }
 
 /// The work of all workers; `first` is the process of worker 0.
-fn slices(told: &Told<'_>, timeline: &Timeline, first: usize) -> Vec<Value> {
+fn slices(sized: &SizedProgram<'_>, timeline: &Timeline, first: usize) -> Vec<Value> {
     let mut slices = Vec::new();
     for (pid, row) in (first..).zip(rows(timeline)) {
-        slices.extend(row.compute.iter().map(|event| slice(told, event, pid, 0)));
+        slices.extend(row.compute.iter().map(|event| slice(sized, event, pid, 0)));
         let moves = (!row.moves.is_empty()).then_some(("moves", &row.moves));
         let reductions = row.reductions.iter().map(|sums| ("gradient reductions", sums));
         for (lane, (name, events)) in (1..).zip(moves.into_iter().chain(reductions)) {
             slices.push(named("thread_name", pid, lane, name));
-            slices.extend(events.iter().map(|event| slice(told, event, pid, lane)));
+            slices.extend(events.iter().map(|event| slice(sized, event, pid, lane)));
         }
     }
     slices
@@ -219,16 +219,16 @@ fn named(what: &str, worker: usize, lane: usize, name: &str) -> Value {
     json!({"ph": "M", "name": what, "pid": worker, "tid": lane, "args": {"name": name}})
 }
 
-fn slice(told: &Told<'_>, event: &Event, pid: usize, lane: usize) -> Value {
+fn slice(sized: &SizedProgram<'_>, event: &Event, pid: usize, lane: usize) -> Value {
     let (name, category, args) = match event.work {
         Work::Cell(cell) => {
-            let names: Vec<String> = cell.ops().map(|op| told.name(op)).collect();
-            let args: Vec<Value> = cell.ops().map(|one| op(told, one)).collect();
+            let names: Vec<String> = cell.ops().map(|op| sized.name(op)).collect();
+            let args: Vec<Value> = cell.ops().map(|one| op(sized, one)).collect();
             let category = cell.ops().next().map_or("", |op| category(op.kind));
             (names.join("+"), category, json!({"ops": args}))
         }
         Work::Move(moved) => {
-            (told.name(moved), category(moved.kind), json!({"ops": [op(told, moved)]}))
+            (sized.name(moved), category(moved.kind), json!({"ops": [op(sized, moved)]}))
         }
         Work::Reduce(bucket) => {
             (format!("reduce {}", bucket.0), "reduction", json!({"bucket": bucket.0}))
@@ -240,7 +240,7 @@ fn slice(told: &Told<'_>, event: &Event, pid: usize, lane: usize) -> Value {
     complete(&name, category, pid, lane, (event.start, event.end), args)
 }
 
-impl Told<'_> {
+impl SizedProgram<'_> {
     fn name(&self, op: Op) -> String {
         match op.kind {
             Kind::Work(work) => self.program.rules().works()[work.index()].name.clone(),
@@ -249,12 +249,12 @@ impl Told<'_> {
     }
 }
 
-fn op(told: &Told<'_>, op: Op) -> Value {
+fn op(sized: &SizedProgram<'_>, op: Op) -> Value {
     let kind = op.kind.letter().to_string();
     let mut args = json!({
         "kind": kind, "pipe": op.pipe.0, "stage": op.stage.0, "micro_batches": op.span.to_string(),
     });
-    if let Some(flops) = told.sizes.and_then(|sizes| sizes.flops(told.program.rules(), &op)) {
+    if let Some(flops) = sized.sizes.and_then(|sizes| sizes.flops(sized.program.rules(), &op)) {
         args["flops"] = json!(flops);
     }
     args
