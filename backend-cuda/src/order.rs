@@ -114,9 +114,10 @@ impl<L: Line> Users<L> {
         }
         self.writer.precede(line)?;
         // The writer's own reads come before its mark unless there is one already.
-        match self.writer.by == *line && self.writer.done.is_none() {
-            true => self.writer = Use::now(line),
-            false => self.readers.push(Use::now(line)),
+        if self.writer.by == *line && self.writer.done.is_none() {
+            self.writer = Use::now(line)
+        } else {
+            self.readers.push(Use::now(line))
         }
         Ok(())
     }

@@ -57,9 +57,8 @@ impl Adapter {
         // Of several who measure at once all take what the first has kept.
         let damaged = file.exists();
         let measured = self.measure().map(|measured| {
-            let _ = fs::write(&part, measured.to_string()).and_then(|()| match damaged {
-                true => fs::rename(&part, &file),
-                false => fs::hard_link(&part, &file),
+            let _ = fs::write(&part, measured.to_string()).and_then(|()| {
+                if damaged { fs::rename(&part, &file) } else { fs::hard_link(&part, &file) }
             });
         });
         let _ = fs::remove_file(&part);

@@ -85,9 +85,10 @@ impl Evict for Mpi {
     fn evict(&mut self, rank: Rank) -> bool {
         let told = self.watched.neighbours(rank);
         for to in told.into_iter().chain([rank]) {
-            match to == self.me {
-                true => self.shared.mailbox().evicted.push(rank),
-                false => drop(self.post_message(to, Message::Evict(rank))), // who can be told, is
+            if to == self.me {
+                self.shared.mailbox().evicted.push(rank)
+            } else {
+                drop(self.post_message(to, Message::Evict(rank)))
             }
         }
         let deadline = Instant::now() + TO_END;

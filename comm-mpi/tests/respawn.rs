@@ -154,9 +154,10 @@ struct Deaths {
 impl Deaths {
     /// Deaths of a process that has a rank; a file says that it has died, so that who takes its place lives.
     fn of(me: Rank, left: &Path) -> Deaths {
-        let all = match died(me, left).exists() {
-            true => String::new(),
-            false => env::var("DEATHS").unwrap_or_default(),
+        let all = if died(me, left).exists() {
+            String::new()
+        } else {
+            env::var("DEATHS").unwrap_or_default()
         };
         let mine = |sign| -> Vec<u64> {
             let pairs = all.split(',').filter_map(|death| death.split_once(sign));

@@ -97,9 +97,10 @@ impl Communicator {
         // SAFETY: the caller holds the lock under which the handle is alive; the memory has these bytes, and its
         // owner orders the queue's work.
         let outcome = unsafe {
-            match sends {
-                true => (call.send)(at.address, bytes, BYTE, peer, handle, at.queue),
-                false => (call.recv)(at.address, bytes, BYTE, peer, handle, at.queue),
+            if sends {
+                (call.send)(at.address, bytes, BYTE, peer, handle, at.queue)
+            } else {
+                (call.recv)(at.address, bytes, BYTE, peer, handle, at.queue)
             }
         };
         self.in_progress(outcome, handle)

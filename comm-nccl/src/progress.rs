@@ -87,9 +87,10 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         let mut parts = Vec::with_capacity(group.len());
         for turn in group {
             let OrderedMessage { peer, sends, tag } = *turn;
-            let tensor = match sends {
-                true => self.outbox.remove(&(peer, tag)).flatten(),
-                false => self.room(peer, tag)?,
+            let tensor = if sends {
+                self.outbox.remove(&(peer, tag)).flatten()
+            } else {
+                self.room(peer, tag)?
             };
             let lacking = || CommError::Failed(format!("{tag} is issued before it is there"));
             parts.push((turn, tensor.ok_or_else(lacking)?));
@@ -205,8 +206,5 @@ fn on_lane<L: Lane, R>(
         messages.push(Message { peer: peer.0, sends: *sends, at, bytes: bytes.len() });
         on_lane(lane, rest, messages, act)
     };
-    match sends {
-        true => lane.reading(tensor.memory(), next)?,
-        false => lane.writing(tensor.memory(), next)?,
-    }
+    if *sends { lane.reading(tensor.memory(), next)? } else { lane.writing(tensor.memory(), next)? }
 }

@@ -105,9 +105,10 @@ impl<L: Lane> Watchdog<L> {
         while let Some(first) = under_way.front() {
             if !self.lane.is_done(&first.done)? {
                 let (from, what, waited) = (first.peer, first.what.clone(), first.since.elapsed());
-                return match waited > self.patience() {
-                    true => Err(CommError::Timeout { from, what, waited }),
-                    false => Ok(()),
+                return if waited > self.patience() {
+                    Err(CommError::Timeout { from, what, waited })
+                } else {
+                    Ok(())
                 };
             }
             under_way.pop_front();

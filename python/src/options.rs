@@ -51,10 +51,11 @@ pub(crate) struct Times {
 impl Times {
     /// The costs of the stages of a timetable.
     pub(crate) fn costs(&self, timetable: &Timetable) -> Result<StageCosts, Failure> {
-        match self.of_model {
-            true => Ok(self.given.of_model(timetable)?),
-            false => Ok(self.given.of_stages(timetable)?),
-        }
+        if self.of_model {
+Ok(self.given.of_model(timetable)?)
+} else {
+Ok(self.given.of_stages(timetable)?)
+}
     }
 
     /// The keyword arguments that say them, as [`times`] reads them.
@@ -171,23 +172,25 @@ impl<'py> FromPyObject<'_, 'py> for Whole {
 /// The number of a [`Whole`], for arguments with a default.
 pub(crate) fn number(given: &Bound<'_, PyAny>) -> PyResult<i64> {
     given.extract::<i64>().or_else(|error| {
-        match error.is_instance_of::<PyOverflowError>(given.py()) {
-            true => Ok(if given.lt(0)? { i64::MIN } else { i64::MAX }),
-            false => Err(error),
-        }
+        if error.is_instance_of::<PyOverflowError>(given.py()) {
+Ok(if given.lt(0)? { i64::MIN } else { i64::MAX })
+} else {
+Err(error)
+}
     })
 }
 
 /// The seed of a search.
 pub(crate) fn seed(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     given.extract::<u64>().map_err(|error| {
-        match error.is_instance_of::<PyOverflowError>(given.py()) {
-            true => Error::new_err(format!(
+        if error.is_instance_of::<PyOverflowError>(given.py()) {
+Error::new_err(format!(
                 "`search_seed` is {given}: choose a number from 0 to {}",
                 u64::MAX
-            )),
-            false => error,
-        }
+            ))
+} else {
+error
+}
     })
 }
 
@@ -209,10 +212,9 @@ pub(crate) fn id(what: &str, value: Whole, n: usize) -> Result<u16, Failure> {
 
 /// A number in a range that begins with 0.
 pub(crate) fn real(name: &str, value: f64, most: f64) -> Result<f64, Failure> {
-    match (0.0..=most).contains(&value) {
-        true => Ok(value),
-        false => {
-            Err(Failure::Invalid(format!("`{name}` is {value}: choose a number from 0 to {most}")))
-        }
-    }
+    if (0.0..=most).contains(&value) {
+Ok(value)
+} else {
+Err(Failure::Invalid(format!("`{name}` is {value}: choose a number from 0 to {most}")))
+}
 }

@@ -150,9 +150,10 @@ fn check_threads(variable: &str, value: Option<OsString>) -> Result<()> {
 fn with_dashes(word: OsString) -> OsString {
     let Some(option) = word.to_str().filter(|word| word.starts_with("--")) else { return word };
     let (name, value) = option.split_at(option.find('=').unwrap_or(option.len()));
-    match name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)) {
-        true => format!("{}{value}", name.replace('_', "-")).into(),
-        false => word,
+    if name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c)) {
+        format!("{}{value}", name.replace('_', "-")).into()
+    } else {
+        word
     }
 }
 

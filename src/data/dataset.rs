@@ -110,8 +110,9 @@ fn check_length(
     sequence: usize,
 ) -> Result<(), DataError> {
     let (tokens, needed) = (tokens.len(), window.saturating_add(1));
-    match tokens < needed {
-        true => Err(DataError::NoSample { what, tokens, sequence, needed }),
-        false => Ok(()),
+    if tokens < needed {
+        Err(DataError::NoSample { what, tokens, sequence, needed })
+    } else {
+        Ok(())
     }
 }

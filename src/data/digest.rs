@@ -39,9 +39,12 @@ impl Digest {
     /// If a file cannot be read any more, or now has an id that is none.
     pub fn of(tokens: &Tokens) -> io::Result<Digest> {
         let n = tokens.len();
-        let start = |piece: usize| match n <= N_PIECES * PIECE {
-            true => piece * PIECE,
-            false => (piece as u128 * (n - PIECE) as u128 / (N_PIECES - 1) as u128) as usize,
+        let start = |piece: usize| {
+            if n <= N_PIECES * PIECE {
+                piece * PIECE
+            } else {
+                (piece as u128 * (n - PIECE) as u128 / (N_PIECES - 1) as u128) as usize
+            }
         };
         let (mut hasher, mut ids) = (blake3::Hasher::new(), Vec::with_capacity(PIECE));
         for start in (0..n.div_ceil(PIECE).min(N_PIECES)).map(start) {

@@ -41,22 +41,19 @@ pub(super) enum Content {
 pub(super) fn texts(paths: &[PathBuf]) -> Result<Vec<Text>, DataError> {
     let (mut texts, mut known) = (Vec::new(), Covered::default());
     for (argument, path) in paths.iter().enumerate() {
-        match path.is_dir() {
-            true => {
-                let n_found = below(path, 0, argument, &mut known, &mut texts)?;
-                if n_found == 0 {
-                    return Err(DataError::EmptyFolder { path: path.clone() });
-                }
+        if path.is_dir() {
+            let n_found = below(path, 0, argument, &mut known, &mut texts)?;
+            if n_found == 0 {
+                return Err(DataError::EmptyFolder { path: path.clone() });
             }
-            false => {
-                let place = place(path);
-                if known.in_folders.contains(&place) {
-                    continue;
-                }
-                known.named.insert(place);
-                let content = content(path, Content::Text);
-                texts.push(Text { path: path.clone(), content, argument });
+        } else {
+            let place = place(path);
+            if known.in_folders.contains(&place) {
+                continue;
             }
+            known.named.insert(place);
+            let content = content(path, Content::Text);
+            texts.push(Text { path: path.clone(), content, argument });
         }
     }
     Ok(texts)

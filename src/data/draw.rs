@@ -109,10 +109,7 @@ impl<'m> Draw<'m> {
     /// `n_windows`.
     pub(super) fn other(&mut self, window: u64, n_windows: u64) -> u64 {
         let further = self.rng.random_range(1..n_windows.max(2));
-        match self.rng.random_bool(0.5) {
-            true => window,
-            false => (window + further) % n_windows.max(1),
-        }
+        if self.rng.random_bool(0.5) { window } else { (window + further) % n_windows.max(1) }
     }
 
     /// Appends a sample: the first segment of the window that begins at the first of `starts`, the second of that
@@ -131,9 +128,10 @@ impl<'m> Draw<'m> {
         let (text, other) = text.split_at(window);
         let Masking { marks, sequence, predictions, .. } = *self.masking;
         let rng = &mut self.rng;
-        let len = match rng.random_bool(SHORT) {
-            true => rng.random_range(text.len() / 2..=text.len()),
-            false => text.len(),
+        let len = if rng.random_bool(SHORT) {
+            rng.random_range(text.len() / 2..=text.len())
+        } else {
+            text.len()
         };
         let first = rng.random_range(len / 4..=len - len / 4).clamp(1, len - 1);
         let mut ids = vec![marks.cls];

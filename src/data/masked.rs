@@ -32,9 +32,10 @@ impl Pairs {
         let masking = Masking::new(model, sequence, tokenizer_of(files)?.as_ref())?;
         masking.check(&mut tokens)?;
         let window = masking.window();
-        match tokens.len() >= window {
-            true => Ok(Pairs { tokens, masking }),
-            false => Err(DataError::Pair { tokens: tokens.len(), window }),
+        if tokens.len() >= window {
+            Ok(Pairs { tokens, masking })
+        } else {
+            Err(DataError::Pair { tokens: tokens.len(), window })
         }
     }
 
@@ -152,11 +153,16 @@ mod tests {
         let [mut masks, mut same, mut others] = [0; 3];
         for Pair { places, ids, seen, .. } in pairs(&batch) {
             for (place, (is, was)) in seen.iter().zip(&ids).enumerate() {
-                match places.contains(&(place as u32)) {
-                    false => assert_eq!(is, was),
-                    true if *is == MARKS.mask => masks += 1,
-                    true if is == was => same += 1,
-                    true => others += 1,
+                if places.contains(&(place as u32)) {
+                    if *is == MARKS.mask {
+                        masks += 1
+                    } else if is == was {
+                        same += 1
+                    } else {
+                        others += 1
+                    }
+                } else {
+                    assert_eq!(is, was)
                 }
                 assert!(is == was || *is == MARKS.mask || (*is as usize) < N_IDS);
             }

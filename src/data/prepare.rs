@@ -191,9 +191,10 @@ fn check(path: &Path, content: Content) -> Result<(), DataError> {
 }
 
 fn open(text: &Path) -> io::Result<Box<dyn Read>> {
-    match text == Path::new(STANDARD_INPUT) {
-        true => Ok(Box::new(io::stdin())),
-        false => Ok(Box::new(open_regular(text)?)),
+    if text == Path::new(STANDARD_INPUT) {
+        Ok(Box::new(io::stdin()))
+    } else {
+        Ok(Box::new(open_regular(text)?))
     }
 }
 

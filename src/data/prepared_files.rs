@@ -100,9 +100,10 @@ impl PreparedFiles {
         // Files get their names when the ids are written: beside ids they were left by a process that is dead.
         let is_left = ids.metadata().with_context(place)?.len() > 0;
         let mut foreign = vec![self.data.clone()];
-        match is_left {
-            false => foreign.extend(self.beside()),
-            true => foreign.extend(Some(beside(&self.data)).filter(|path| !is_description(path))),
+        if is_left {
+            foreign.extend(Some(beside(&self.data)).filter(|path| !is_description(path)))
+        } else {
+            foreign.extend(self.beside())
         }
         if let Some(path) = foreign.iter().find(|path| path.exists()) {
             if !is_left {

@@ -233,12 +233,13 @@ fn open_to_stay(path: &Path) -> io::Result<File> {
         return opened;
     }
     files::raise_open_files();
-    File::open(path).map_err(|e| match files::is_too_many(&e) {
-        true => {
+    File::open(path).map_err(|e| {
+        if files::is_too_many(&e) {
             let remedy = "raise `ulimit -n`, or make one file of the data with `chimera prepare`";
             io::Error::new(e.kind(), format!("{e}: {remedy}"))
+        } else {
+            e
         }
-        false => e,
     })
 }
 

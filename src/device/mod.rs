@@ -125,9 +125,10 @@ impl Device {
 
     /// What it is, whatever its number.
     pub(crate) fn model_name(self) -> Result<String> {
-        match self.is_host() {
-            true => Ok(self.kind.name().into()),
-            false => Ok(OpenDevice::open(self, 0, Precision::F32)?.model()),
+        if self.is_host() {
+            Ok(self.kind.name().into())
+        } else {
+            Ok(OpenDevice::open(self, 0, Precision::F32)?.model())
         }
     }
 

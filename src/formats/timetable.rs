@@ -17,18 +17,20 @@ const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// If the file cannot be read, is longer than a timetable may be, or is none.
 pub fn read(file: &Path) -> Result<Timetable, ReadError> {
     let most = MAX_BYTES as u64;
-    let content = match file == Path::new("-") {
-        true => at_most(std::io::stdin(), most),
-        false => read_at_most(file, most),
+    let content = if file == Path::new("-") {
+        at_most(std::io::stdin(), most)
+    } else {
+        read_at_most(file, most)
     };
     let content = content.map_err(|error| ReadError::Unreadable {
         path: file.display().to_string(),
         reason: error.to_string(),
     })?;
     let bytes = content.ok_or(ReadError::TooLong)?;
-    match file.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv")) {
-        true => from_csv(&bytes, &name(file)),
-        false => from_json(bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&bytes)),
+    if file.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv")) {
+        from_csv(&bytes, &name(file))
+    } else {
+        from_json(bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&bytes))
     }
 }
 

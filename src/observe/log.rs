@@ -70,9 +70,10 @@ impl<'w> Log<'w> {
     /// The steps of a run of the program, and what this rank waited for in it.
     pub(crate) fn steps(&mut self, reports: &[StepReport], events: &[Event], waits: &[Wait]) {
         for StepReport { step, loss, has_targets, step_s, .. } in reports {
-            match has_targets {
-                true => self.line(format_args!("step {step}: loss {loss:.6}, {step_s:.4} s")),
-                false => self.line(format_args!("step {step}: no targets, {step_s:.4} s")),
+            if *has_targets {
+                self.line(format_args!("step {step}: loss {loss:.6}, {step_s:.4} s"))
+            } else {
+                self.line(format_args!("step {step}: no targets, {step_s:.4} s"))
             }
         }
         let seconds = |wait: &Wait| wait.end - wait.start;

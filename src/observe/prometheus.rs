@@ -139,9 +139,10 @@ impl Client {
     }
 
     fn answer(&mut self, page: &Mutex<String>) -> Result<()> {
-        let (status, body) = match self.request.starts_with(b"GET /metrics ") {
-            true => ("200 OK", page.lock().unwrap_or_else(PoisonError::into_inner).clone()),
-            false => ("404 Not Found", "see /metrics\n".to_string()),
+        let (status, body) = if self.request.starts_with(b"GET /metrics ") {
+            ("200 OK", page.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        } else {
+            ("404 Not Found", "see /metrics\n".to_string())
         };
         let length = body.len();
         let answer = format!(

@@ -200,9 +200,10 @@ pub(super) fn needs_at(
 
 /// How many elements every replica keeps of a parameter for the optimizer: none where that is shared out.
 fn n_kept(config: &Config, param: &Param) -> usize {
-    match config.replicas.shard_optimizer {
-        true => 0,
-        false => config.training.optimizer.n_state_elements(param),
+    if config.replicas.shard_optimizer {
+        0
+    } else {
+        config.training.optimizer.n_state_elements(param)
     }
 }
 

@@ -67,9 +67,10 @@ impl<D: Device> Stage for IdleStage<D> {
         _: Option<D::Tensor>,
     ) -> Result<(Output<D::Tensor>, ())> {
         self.work();
-        let output = match self.is_last {
-            true => Output::Loss { loss: self.device.zeros(&[1])?, grad: self.row()? },
-            false => Output::Activation(self.row()?),
+        let output = if self.is_last {
+            Output::Loss { loss: self.device.zeros(&[1])?, grad: self.row()? }
+        } else {
+            Output::Activation(self.row()?)
         };
         Ok((output, ()))
     }

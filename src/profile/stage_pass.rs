@@ -144,18 +144,22 @@ impl<D: Layers> ReadyStage<D> {
         }
         let activation = |scale: f32| -> Result<D::Tensor, DeviceError> {
             let (shape, n) = ([n_tokens, model.hidden], n_tokens * model.hidden);
-            let values = match computes {
-                true => device.upload_vec(&shape, numbers(n, scale))?,
-                false => device.zeros(&shape)?,
+            let values = if computes {
+                device.upload_vec(&shape, numbers(n, scale))?
+            } else {
+                device.zeros(&shape)?
             };
             device.activation(&values, Activation::Tanh) // in the device's type of activations
         };
         let x = (!cut.first).then(|| activation(1.0)).transpose()?;
         let dy = (!cut.last).then(|| activation(1e-4)).transpose()?;
-        let weight = |param: &Param| match computes {
-            // Numbers that look drawn, and are had at once.
-            true => device.upload_vec(&param.shape, numbers(param.n_elements(), 0.05)),
-            false => device.zeros(&param.shape),
+        let weight = |param: &Param| {
+            if computes {
+                // Numbers that look drawn, and are had at once.
+                device.upload_vec(&param.shape, numbers(param.n_elements(), 0.05))
+            } else {
+                device.zeros(&param.shape)
+            }
         };
         let weights = stage.params().iter().map(weight).collect::<Result<_, _>>()?;
         if !cut.last {
@@ -317,10 +321,8 @@ impl<D: Layers> ReadyStage<D> {
         let result = act()?;
         let took = start.elapsed().as_secs_f64();
         let calls = self.device.take()?;
-        let seconds = match self.is_on_host {
-            true => took,
-            false => calls.iter().map(|call| call.seconds).sum(),
-        };
+        let seconds =
+            if self.is_on_host { took } else { calls.iter().map(|call| call.seconds).sum() };
         Ok((HalfCalls { half, slice: 0, calls, seconds }, result))
     }
 }

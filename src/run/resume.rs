@@ -275,10 +275,7 @@ pub(super) fn kept(config: &Config) -> Result<Option<Timetable>> {
 fn found(manifest: &Manifest, now: &BTreeMap<String, String>) -> Result<Option<Timetable>> {
     let Some(found) = &manifest.timetable else { return Ok(None) };
     let is_other = |o: &Opt| o.is_searched && change(o.name, &manifest.settings, now, "").is_some();
-    match OPTIONS.iter().any(is_other) {
-        true => Ok(None),
-        false => Ok(Some(from_json(found.as_bytes())?)),
-    }
+    if OPTIONS.iter().any(is_other) { Ok(None) } else { Ok(Some(from_json(found.as_bytes())?)) }
 }
 
 #[cfg(test)]

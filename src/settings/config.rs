@@ -124,13 +124,14 @@ impl Config {
 
     /// Refuses stages of which a number of layers recomputes, where nothing is known of their layers.
     pub(crate) fn check_whole_stages(&self) -> Result<(), String> {
-        match self.passes.recompute_stages.has_layers() {
-            false => Ok(()),
-            true => Err(format!(
+        if self.passes.recompute_stages.has_layers() {
+            Err(format!(
                 "recompute-stages {} recomputes a number of layers, of which nothing is known without a model of this \
                  program: name whole stages, or say selective behind them",
                 self.passes.recompute_stages
-            )),
+            ))
+        } else {
+            Ok(())
         }
     }
 

@@ -177,9 +177,8 @@ fn a_full_disk_leaves_nothing_behind() {
         let store = Store::of(run.path());
         save(&store, 1).expect("a checkpoint");
         let before = names(run.path());
-        let full = store.clone().on(Disk::gated(move |what, _| match what == change {
-            true => Err(Error::from(ErrorKind::StorageFull)),
-            false => Ok(()),
+        let full = store.clone().on(Disk::gated(move |what, _| {
+            if what == change { Err(Error::from(ErrorKind::StorageFull)) } else { Ok(()) }
         }));
         let fault = save(&full, 2).expect_err("a full disk");
         assert_eq!(fault.class, Class::Io);
@@ -194,9 +193,12 @@ fn a_full_disk_leaves_nothing_behind() {
 fn training_goes_on_without_a_checkpoint_but_does_not_end_so() {
     for (failing, is_last) in [("step-00000002", false), ("step-00000006", true)] {
         let run = folder();
-        let disk = Disk::gated(move |_, path| match path.to_string_lossy().contains(failing) {
-            true => Err(Error::from(ErrorKind::StorageFull)),
-            false => Ok(()),
+        let disk = Disk::gated(move |_, path| {
+            if path.to_string_lossy().contains(failing) {
+                Err(Error::from(ErrorKind::StorageFull))
+            } else {
+                Ok(())
+            }
         });
         let trained = train("--depth 2 --save-every 2", None, run.path(), disk);
         let (reports, trained) = trained.expect("trains");

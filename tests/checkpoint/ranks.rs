@@ -82,9 +82,10 @@ fn a_rank_that_cannot_write_costs_a_checkpoint_and_no_step() {
             let place = lost.clone();
             let full = Disk::gated(move |what, path| {
                 let is_meant = path.starts_with(&place) && path.to_string_lossy().contains(file);
-                match what == change && is_meant {
-                    true => Err(Error::from(ErrorKind::StorageFull)),
-                    false => Ok(()),
+                if what == change && is_meant {
+                    Err(Error::from(ErrorKind::StorageFull))
+                } else {
+                    Ok(())
                 }
             });
             let (numbers, trained, warnings) = train_on(full, run.path());

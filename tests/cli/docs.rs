@@ -95,9 +95,12 @@ fn pages_show_what_the_command_prints() {
         write(folder.path().join(name), content).expect("a file");
     }
     let place = format!("{}/", folder.path().display());
-    let here = |word: &str| match word.ends_with(".json") || word.ends_with(".csv") {
-        true => format!("{place}{word}"),
-        false => word.to_string(),
+    let here = |word: &str| {
+        if word.ends_with(".json") || word.ends_with(".csv") {
+            format!("{place}{word}")
+        } else {
+            word.to_string()
+        }
     };
     let mut n_shown = 0;
     let pages = [SCHEDULES, CATALOGUE, SIMULATION, OWN_SCHEDULES].into_iter();

@@ -149,9 +149,10 @@ fn disagreement(found: &Value, checked: &Value) -> Option<String> {
     // Lanes have several orders, of which the command counts the one that holds most.
     let has_moves = found["has_moves"] == true;
     let agree = |(own, said): (&f64, &f64)| (own - said).abs() < 1e-5 || has_moves && own < said;
-    match own.len() == said.len() && own.iter().zip(&said).all(agree) {
-        true => None,
-        false => Some(format!("activations of {own:?}, and the command says {said:?}")),
+    if own.len() == said.len() && own.iter().zip(&said).all(agree) {
+        None
+    } else {
+        Some(format!("activations of {own:?}, and the command says {said:?}"))
     }
 }
 

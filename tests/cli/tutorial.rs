@@ -59,10 +59,14 @@ fn run(script: &str, folder: &Path) -> String {
 
 /// A line without what differs from run to run: numbers and blanks.
 fn form(line: &str) -> String {
-    let word = |word: &str| match word.contains(|c: char| c.is_ascii_digit()) {
-        true => "#".to_string(),
-        false if word == "min" => "s".to_string(),
-        false => word.to_string(),
+    let word = |word: &str| {
+        if word.contains(|c: char| c.is_ascii_digit()) {
+            "#".to_string()
+        } else if word == "min" {
+            "s".to_string()
+        } else {
+            word.to_string()
+        }
     };
     line.split_whitespace().map(word).collect::<Vec<_>>().join(" ")
 }

@@ -74,9 +74,10 @@ impl Device for Candle {
     fn zeros(&self, shape: &[usize]) -> Result<Tensor> {
         let zeros = |shape: &[usize]| Tensor::zeros(shape, self.dtype, &self.device);
         // CUDA allocates no empty memory.
-        let tensor = match shape.contains(&0) {
-            true => zeros(&[1]).and_then(|one| one.narrow(0, 0, 0)?.reshape(shape)),
-            false => zeros(shape),
+        let tensor = if shape.contains(&0) {
+            zeros(&[1]).and_then(|one| one.narrow(0, 0, 0)?.reshape(shape))
+        } else {
+            zeros(shape)
         };
         self.ran("zeros", tensor)
     }
@@ -179,9 +180,10 @@ impl Asynchronous<Tensor> for Candle {
             return Ok(tensor);
         }
         // A copy, also of what is on this device: the other rank may give the memory back in a thread of its own.
-        let copy = match tensor.device().same_device(&self.device) {
-            true => copied(&tensor),
-            false => tensor.to_device(&self.device),
+        let copy = if tensor.device().same_device(&self.device) {
+            copied(&tensor)
+        } else {
+            tensor.to_device(&self.device)
         };
         let copy = self.ran("import", copy)?;
         self.ran("import", self.device.synchronize())?;

@@ -138,10 +138,8 @@ impl<P: Piece> Differentiated<P> {
         Graph { weights, x, y, is_loss }: Graph,
         dy: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Vec<Tensor>)> {
-        let mut gradients = match is_loss {
-            true => y.backward()?,
-            false => (&y * dy)?.sum_all()?.backward()?,
-        };
+        let mut gradients =
+            if is_loss { y.backward()? } else { (&y * dy)?.sum_all()?.backward()? };
         // Without what it was made of, which may be all of the graph, and which the stage before would differentiate, too.
         let mut of = |var: &Var| gradients.remove(var).map(|gradient| gradient.detach());
         let dx = x.as_ref().map(|x| (x, of(x)));

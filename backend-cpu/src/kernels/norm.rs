@@ -30,9 +30,10 @@ pub(crate) fn backward_input(
     gain: &Tensor,
     residual: Option<&Tensor>,
 ) -> Result<Tensor> {
-    match is_centred(stats)? {
-        true => normalise_dx::<true>(dy, x, stats, gain, residual),
-        false => normalise_dx::<false>(dy, x, stats, gain, residual),
+    if is_centred(stats)? {
+        normalise_dx::<true>(dy, x, stats, gain, residual)
+    } else {
+        normalise_dx::<false>(dy, x, stats, gain, residual)
     }
 }
 

@@ -147,10 +147,7 @@ impl UnpackedProduct<'_> {
                         simd.partial_store_f32s(to, scaled);
                     } else {
                         let to = to.cast::<S::f32s>();
-                        let there = match self.add {
-                            true => ptr::read_unaligned(to),
-                            false => scale, // not read
-                        };
+                        let there = if self.add { ptr::read_unaligned(to) } else { scale };
                         ptr::write_unaligned(to, self.scaled(simd, sum, scale, there));
                     }
                 }
@@ -161,10 +158,7 @@ impl UnpackedProduct<'_> {
     /// What a vector of sums becomes, where `there` is.
     #[inline(always)]
     fn scaled<S: Simd>(self, simd: S, sum: S::f32s, scale: S::f32s, there: S::f32s) -> S::f32s {
-        match self.add {
-            true => simd.mul_add_f32s(sum, scale, there),
-            false => simd.mul_f32s(sum, scale),
-        }
+        if self.add { simd.mul_add_f32s(sum, scale, there) } else { simd.mul_f32s(sum, scale) }
     }
 }
 

@@ -213,10 +213,8 @@ impl Faulty {
             mask => mask,
         };
         let dropout = by.dropout.filter(|_| !self.has(Fault::WeightsStay));
-        let dropout = dropout.map(|by| match self.has(Fault::WeightsWrap) {
-            true => self.wrapped(&by),
-            false => by,
-        });
+        let dropout =
+            dropout.map(|by| if self.has(Fault::WeightsWrap) { self.wrapped(&by) } else { by });
         Attention { mask, dropout, ..*by }
     }
 

@@ -190,9 +190,10 @@ impl Differentiable for Layer {
     fn vjp(&self, graph: Graph, dy: Tensor) -> Result<(Option<Tensor>, Vec<Tensor>)> {
         let (x, w, y, of_loss) = graph;
         let mut dz = of_loss.unwrap_or(dy);
-        let slopes: Vec<f64> = match self.is_curved {
-            true => product(&x, &w, false).data.iter().map(|z| GAIN * (GAIN * z).cos()).collect(),
-            false => y.data.iter().map(|y| 1.0 - y * y).collect(),
+        let slopes: Vec<f64> = if self.is_curved {
+            product(&x, &w, false).data.iter().map(|z| GAIN * (GAIN * z).cos()).collect()
+        } else {
+            y.data.iter().map(|y| 1.0 - y * y).collect()
         };
         dz.data.iter_mut().zip(&slopes).for_each(|(dy, slope)| *dy *= slope);
         let mut dw = vec![0.0; 4];

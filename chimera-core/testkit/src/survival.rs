@@ -305,13 +305,15 @@ impl Scenario {
             return Err(format!("no rank ended with the weights {missing:?}"));
         }
         // Who takes a dead rank's place knows of the steps since, and all ranks may have been replaced, one after the other.
-        let first = match self.dying().len() == expected.len() {
-            true => steps.first().copied().unwrap_or(0),
-            false => 0,
+        let first = if self.dying().len() == expected.len() {
+            steps.first().copied().unwrap_or(0)
+        } else {
+            0
         };
-        match steps.iter().copied().eq(first..self.training.steps) {
-            true => Ok(()),
-            false => Err(format!("of {} steps {steps:?} were reported", self.training.steps)),
+        if steps.iter().copied().eq(first..self.training.steps) {
+            Ok(())
+        } else {
+            Err(format!("of {} steps {steps:?} were reported", self.training.steps))
         }
     }
 

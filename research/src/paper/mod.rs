@@ -35,9 +35,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let halving = Study::of(&readings, ReductionAlgorithm::Halving)?;
     let path = root().join("docs/paper.md");
     let present = fs::read_to_string(&path).unwrap_or_default();
-    let chosen = match args.plan {
-        true => planner::section(&study)?,
-        false => planner::section_of(&present).to_string(),
+    let chosen = if args.plan {
+        planner::section(&study)?
+    } else {
+        planner::section_of(&present).to_string()
     };
     let page = page::page(&readings, &study, &halving)? + &chosen;
     if page == present {

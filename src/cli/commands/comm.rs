@@ -147,9 +147,10 @@ impl Report {
     }
 
     fn table(&self) -> String {
-        let how = match self.handed_over {
-            true => ": messages are handed over, not copied, so this measures no network",
-            false => "",
+        let how = if self.handed_over {
+            ": messages are handed over, not copied, so this measures no network"
+        } else {
+            ""
         };
         let mut lines = vec![
             format!("{}, {} ranks{how}", self.transport, self.ranks),
@@ -167,9 +168,10 @@ impl Report {
         let rows = self.messages.iter().zip(&self.sums);
         lines.extend(rows.map(|(message, sum)| {
             let Timed { bytes, seconds } = message;
-            let rate = match self.handed_over {
-                true => "-".to_string(),
-                false => format!("{:.2}", *bytes as f64 / seconds * 1e-9),
+            let rate = if self.handed_over {
+                "-".to_string()
+            } else {
+                format!("{:.2}", *bytes as f64 / seconds * 1e-9)
             };
             let (message, sum) = (seconds * 1e6, sum.seconds * 1e6);
             format!("{bytes:>9} {message:>12.2} {rate:>8} {sum:>13.2}")
@@ -224,10 +226,7 @@ fn words(link: MeasuredLink) -> String {
 /// Seconds that every byte adds.
 fn slope(first: Timed, last: Timed) -> f64 {
     let more = last.seconds - first.seconds;
-    match more > NOISE * first.seconds {
-        true => more / (last.bytes - first.bytes) as f64,
-        false => 0.0,
-    }
+    if more > NOISE * first.seconds { more / (last.bytes - first.bytes) as f64 } else { 0.0 }
 }
 
 struct Measured<'c> {

@@ -67,9 +67,10 @@ impl Show {
     fn run(self) -> Result<()> {
         let config = self.layers.resolve(&OnDisk)?;
         let layout = layout_of(&config);
-        print(match self.json {
-            true => format!("{:#}", config.to_json(layout.as_ref())),
-            false => config.to_open_toml(layout.as_ref()),
+        print(if self.json {
+            format!("{:#}", config.to_json(layout.as_ref()))
+        } else {
+            config.to_open_toml(layout.as_ref())
         })
     }
 }

@@ -177,10 +177,8 @@ impl Compute for Evaluation<'_> {
 }
 
 fn bar(len: u64, what: &str) -> ProgressBar {
-    let bar = match std::io::stderr().is_terminal() {
-        true => ProgressBar::new(len),
-        false => ProgressBar::hidden(),
-    };
+    let bar =
+        if std::io::stderr().is_terminal() { ProgressBar::new(len) } else { ProgressBar::hidden() };
     let template = format!("{{bar:30}} {{pos}}/{{len}} {what}, eta {{eta}}");
     if let Ok(style) = ProgressStyle::with_template(&template) {
         bar.set_style(style);

@@ -83,10 +83,8 @@ impl Setting {
             let setting =
                 Setting::try_parse_from(SHAPE.split(' ').chain(costs.split_whitespace()))?;
             let run = setting.run(label)?;
-            let label = match costs.starts_with("--work") {
-                true => format!("{label} {costs}"),
-                false => run.label,
-            };
+            let label =
+                if costs.starts_with("--work") { format!("{label} {costs}") } else { run.label };
             runs.push(ContenderRun { label, ..run });
         }
         Ok(runs)

@@ -100,9 +100,10 @@ impl Generate {
         let encode = |prompt| {
             let ids = encode(prompt, tokenizer.as_ref(), vocab).context("--prompt")?;
             // A prompt may spell it out.
-            Ok::<_, anyhow::Error>(match ids.starts_with(&beginning) {
-                true => Prompt { ids, n_before: 0 },
-                false => Prompt { ids: [&beginning[..], &ids].concat(), n_before: beginning.len() },
+            Ok::<_, anyhow::Error>(if ids.starts_with(&beginning) {
+                Prompt { ids, n_before: 0 }
+            } else {
+                Prompt { ids: [&beginning[..], &ids].concat(), n_before: beginning.len() }
             })
         };
         let prompts = self.prompts.iter().map(|prompt| encode(prompt));

@@ -114,11 +114,10 @@ fn sections(path: &str, related: &[&str]) -> Roff {
 fn ascii(page: &str) -> String {
     let mut text = String::with_capacity(page.len());
     for letter in page.chars() {
-        match letter.is_ascii() {
-            true => text.push(letter),
-            false => {
-                let _ = write!(text, "\\[u{:04X}]", u32::from(letter));
-            }
+        if letter.is_ascii() {
+            text.push(letter)
+        } else {
+            let _ = write!(text, "\\[u{:04X}]", u32::from(letter));
         }
     }
     text

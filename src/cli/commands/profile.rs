@@ -122,9 +122,10 @@ impl Profile {
         bar.finish_and_clear();
         let profile = measured?;
         let is_piped = is_standard_output(&self.out);
-        match is_piped {
-            true => print(profile.to_json()?)?,
-            false => write_whole(&self.out, &profile.to_json()?)?,
+        if is_piped {
+            print(profile.to_json()?)?
+        } else {
+            write_whole(&self.out, &profile.to_json()?)?
         }
         for doubt in profile.measured.iter().filter_map(Measurements::doubt) {
             warn(&format!("{doubt}; measure again while it does nothing else"));
@@ -143,19 +144,21 @@ impl Profile {
             ));
         }
         let seconds = began.elapsed().as_secs_f64();
-        let beyond = match seconds > MUCH * self.time + 1.0 {
-            true => format!(
+        let beyond = if seconds > MUCH * self.time + 1.0 {
+            format!(
                 ", and not {} s: every size is timed {LEAST_ROUNDS} times, however long that takes",
                 self.time
-            ),
-            false => String::new(),
+            )
+        } else {
+            String::new()
         };
         let place =
             if is_piped { "standard output".into() } else { self.out.display().to_string() };
         let text = format!("{text}\nprofile: {place} ({seconds:.0} s{beyond})");
-        match is_piped {
-            true => tell(text),
-            false => print(text)?,
+        if is_piped {
+            tell(text)
+        } else {
+            print(text)?
         }
         Ok(())
     }

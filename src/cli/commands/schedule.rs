@@ -142,12 +142,11 @@ impl Show {
         }
         let drawing = text::timeline_on(timeline, screen(false, 0));
         let works = drawn.rules().works();
-        let works = match works.is_empty() {
-            true => String::new(),
-            false => {
-                let marks = text::work_marks(works.iter().map(|work| work.name.as_str()));
-                format!("work beside the training: {marks}\n")
-            }
+        let works = if works.is_empty() {
+            String::new()
+        } else {
+            let marks = text::work_marks(works.iter().map(|work| work.name.as_str()));
+            format!("work beside the training: {marks}\n")
         };
         let search = plan.search.map(|report| format!("\n{report}"));
         let search = search.unwrap_or_default();
@@ -178,9 +177,10 @@ impl Check {
             });
             return print(format!("{proof:#}"));
         }
-        let one_order = match self.one_order {
-            true => "\nmessages and reductions have one order that every device can keep",
-            false => "",
+        let one_order = if self.one_order {
+            "\nmessages and reductions have one order that every device can keep"
+        } else {
+            ""
         };
         print(format!("{}{one_order}", proof(&program, &timeline, &self.costs)))
     }

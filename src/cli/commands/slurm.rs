@@ -125,9 +125,10 @@ impl Slurm {
             ),
             _ => String::new(),
         };
-        let launch = match survives {
-            true => surviving(n_ranks, &train),
-            false => launched(&self.mpi, threads, &train),
+        let launch = if survives {
+            surviving(n_ranks, &train)
+        } else {
+            launched(&self.mpi, threads, &train)
         };
         let head: String = head.iter().map(|option| format!("#SBATCH {option}\n")).collect();
         print(format!(

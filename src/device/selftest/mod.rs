@@ -128,10 +128,8 @@ impl Part {
 
 /// All of them, in the order of their worth.
 fn parts(options: &Options) -> Result<Vec<Part>> {
-    let device = match options.device.has_streams() {
-        true => options.device,
-        false => options.device.numbered(0)?, // workers on several share no tensors
-    };
+    let device =
+        if options.device.has_streams() { options.device } else { options.device.numbered(0)? };
     let open = |precision| Devices::open(&[device; DEPTH], 1, precision);
     let f32 = open(Precision::F32)?;
     let part = |devices: &Devices, precision, name, seconds, act: fn(Suite, &Devices)| {

@@ -73,9 +73,10 @@ impl Unusable {
             Some(_) => error.kind() == io::ErrorKind::NotFound,
             None => error.kind() != io::ErrorKind::OutOfMemory, // what was read is not what it should be
         };
-        match is_damage {
-            true => Unusable::new(path, error.to_string()),
-            false => Unusable::unread(path, format!("it cannot be read: {error}")),
+        if is_damage {
+            Unusable::new(path, error.to_string())
+        } else {
+            Unusable::unread(path, format!("it cannot be read: {error}"))
         }
     }
 

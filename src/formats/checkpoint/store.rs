@@ -277,10 +277,8 @@ impl Store {
         let mut whole = entries.iter().rev().filter(|entry| entry.is_whole).map(|entry| entry.step);
         let newest = whole.next().unwrap_or(0);
         let oldest = whole.nth(self.keep - 2).unwrap_or(0);
-        let is_old = |entry: &&Entry| match entry.is_whole {
-            true => entry.step < oldest,
-            false => entry.step < newest,
-        };
+        let is_old =
+            |entry: &&Entry| if entry.is_whole { entry.step < oldest } else { entry.step < newest };
         for Entry { folder, is_whole, .. } in entries.iter().filter(is_old) {
             if *is_whole && !folder.is_symlink() {
                 self.disk.remove_file(&folder.join(MANIFEST))?; // half a checkpoint must not pass for one

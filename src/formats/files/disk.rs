@@ -101,9 +101,8 @@ impl Disk {
 
     /// Makes the names in a folder last.
     pub(crate) fn sync_dir(&self, path: &Path) -> Result<()> {
-        self.pass("sync folder", path, || match cfg!(unix) {
-            true => File::open(path)?.sync_all(),
-            false => Ok(()), // elsewhere a folder cannot be opened
+        self.pass("sync folder", path, || {
+            if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
         })
     }
 

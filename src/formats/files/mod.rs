@@ -21,9 +21,10 @@ pub(crate) const LOST: &str = "the folder was removed, moved or replaced while t
 
 /// Opens a regular file for reading; anything else is refused at once.
 pub fn open_regular(path: &Path) -> Result<File> {
-    match path.metadata()?.is_file() {
-        true => File::open(path),
-        false => Err(Error::new(ErrorKind::InvalidInput, "it is not a regular file")),
+    if path.metadata()?.is_file() {
+        File::open(path)
+    } else {
+        Err(Error::new(ErrorKind::InvalidInput, "it is not a regular file"))
     }
 }
 

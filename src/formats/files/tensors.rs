@@ -94,9 +94,10 @@ pub(crate) fn fault(what: &str, path: &Path, error: &Error, outcome: &str) -> Fa
 
 /// As safetensors keeps them: little-endian.
 pub(crate) fn bytes(values: &[f32]) -> Cow<'_, [u8]> {
-    match cfg!(target_endian = "little") {
-        true => bytemuck::cast_slice(values).into(),
-        false => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+    if cfg!(target_endian = "little") {
+        bytemuck::cast_slice(values).into()
+    } else {
+        values.iter().flat_map(|v| v.to_le_bytes()).collect()
     }
 }
 

@@ -64,9 +64,10 @@ fn of_f16(bits: u16) -> f32 {
     let [sign, magnitude] = [bits >> 15, bits & 0x7FFF].map(u32::from);
     let infinity = 0x7C00;
     // The fraction is 13 bits shorter than that of f32, and exponents count from 15 instead of 127.
-    let value = match magnitude < infinity {
-        true => f32::from_bits(magnitude << 13) * 2f32.powi(127 - 15),
-        false => f32::from_bits(f32::INFINITY.to_bits() | (magnitude - infinity) << 13),
+    let value = if magnitude < infinity {
+        f32::from_bits(magnitude << 13) * 2f32.powi(127 - 15)
+    } else {
+        f32::from_bits(f32::INFINITY.to_bits() | (magnitude - infinity) << 13)
     };
     f32::from_bits(value.to_bits() | sign << 31)
 }

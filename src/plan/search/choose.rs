@@ -253,11 +253,12 @@ impl Choice {
             if open.is_empty() {
                 break;
             }
-            let simulate = |open: Candidate| match watched.is_over() {
-                false => group().outcome(open.config),
-                true => {
+            let simulate = |open: Candidate| {
+                if watched.is_over() {
                     watched.leave_out();
                     Ok(Fit::Fits(open))
+                } else {
+                    group().outcome(open.config)
                 }
             };
             let simulated: Vec<Result<Fit>> = open.into_par_iter().map(simulate).collect();

@@ -76,9 +76,10 @@ impl Candidate {
     /// # Errors
     /// If there is no such way.
     pub fn step_on(&self, cluster: &Cluster) -> Result<Option<f64>> {
-        let mut group = match self.is_simulated {
-            true => ConfigGroup::simulated(cluster, false),
-            false => ConfigGroup::new(cluster, false),
+        let mut group = if self.is_simulated {
+            ConfigGroup::simulated(cluster, false)
+        } else {
+            ConfigGroup::new(cluster, false)
         };
         Ok(match group.outcome(self.config.clone())? {
             Fit::Fits(candidate) => Some(candidate.step_s),
@@ -186,9 +187,10 @@ impl<'c> ConfigGroup<'c> {
             let is_even = are_even([&[a.makespan], &[b.makespan], &[c.makespan]]);
             let busy = further_by(&b.busy, &c.busy, more);
             let by_round = busy.iter().zip(&c.busy).map(|(far, near)| far - near);
-            let makespan = match is_even {
-                true => c.makespan + more * (c.makespan - b.makespan),
-                false => c.makespan + by_round.fold(0.0, f64::max),
+            let makespan = if is_even {
+                c.makespan + more * (c.makespan - b.makespan)
+            } else {
+                c.makespan + by_round.fold(0.0, f64::max)
             };
             let candidate = candidate(way, need, &StepTime { makespan, busy, ..c }, false);
             if is_even {
@@ -349,10 +351,10 @@ fn candidate(config: Config, need: Need, taken: &StepTime, is_simulated: bool) -
 
 /// What workers need on their devices. Checkpoints are written from the host's memory, not a GPU's.
 fn on_devices(devices: &[Device], needs: &[Need]) -> impl Iterator<Item = Need> {
-    needs.iter().zip(devices).map(|(need, device)| match device.is_host() {
-        true => *need,
-        false => Need { copy: 0.0, ..*need },
-    })
+    needs
+        .iter()
+        .zip(devices)
+        .map(|(need, device)| if device.is_host() { *need } else { Need { copy: 0.0, ..*need } })
 }
 
 /// By simulation of a plan, with the micro-batches of a way.

@@ -141,9 +141,8 @@ fn offloaded_or_recomputed(
     here.passes.offload = Offloading::None;
     let needs_limit = has_bytes && config.passes.memory_cap.is_none();
     let n_of_both = if needs_limit { n_tries.min(N_TRIES_OF_LIMITS) } else { n_tries };
-    let mut takes = |config: &Config| match needs_limit {
-        true => Ok(limited(config, step)?.map(|(_, takes)| takes)),
-        false => step(config),
+    let mut takes = |config: &Config| {
+        if needs_limit { Ok(limited(config, step)?.map(|(_, takes)| takes)) } else { step(config) }
     };
     let alone = takes(&kept)?.map(|takes| (kept, takes));
     let both = fewest(config, layers, (n_of_both, has_bytes), &mut takes)?;

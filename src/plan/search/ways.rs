@@ -91,14 +91,16 @@ pub(crate) fn is_synchronous(schedule: &&'static dyn Schedule) -> bool {
 
 /// What was said, with each schedule that there is at a depth, and each of these with the values of its parameters.
 fn orders(depth: usize, said: &Config) -> Vec<Config> {
-    let names = match is_free(said, "schedule") {
-        false => vec![said.schedule.name.clone()],
-        // One worker has nothing to order.
-        true if depth == 1 => find(ALONE).map(Named::Schedule).into_iter().collect(),
-        true => {
+    let names = if is_free(said, "schedule") {
+        if depth == 1 {
+            // One worker has nothing to order.
+            find(ALONE).map(Named::Schedule).into_iter().collect()
+        } else {
             let schedules = SCHEDULES.iter().copied().filter(is_synchronous);
             schedules.map(Named::Schedule).collect()
         }
+    } else {
+        vec![said.schedule.name.clone()]
     };
     let is_open = is_free(said, "scaling") || said.schedule.scaling == Scaling::Auto;
     let of_name = |schedule: Named| {

@@ -26,10 +26,7 @@ impl Units {
 
     /// Costs of a whole micro-batch, divided for them.
     pub(crate) fn cut(self, costs: UniformCosts) -> UniformCosts {
-        match self.are_slices {
-            true => costs.per_slices(self.n),
-            false => costs.per_units(self.n),
-        }
+        if self.are_slices { costs.per_slices(self.n) } else { costs.per_units(self.n) }
     }
 
     /// How many there are.
@@ -45,9 +42,10 @@ impl Units {
     /// Samples of which times are taken, and how many times so many a micro-batch of `size` is: of slices the times are known
     /// of all together.
     pub(crate) fn timed(self, size: usize) -> (usize, f64) {
-        match self.are_slices {
-            true => (size, 1.0),
-            false => ((size / self.n as usize).max(1), f64::from(self.n)),
+        if self.are_slices {
+            (size, 1.0)
+        } else {
+            ((size / self.n as usize).max(1), f64::from(self.n))
         }
     }
 }

@@ -30,9 +30,11 @@ pub(crate) fn cores_of(n_local: usize) -> usize {
 /// Cores that `n_local` processes have together, each of which may use `own` at a time, on the processors that it is `bound`
 /// to, of those that the launcher has on the host.
 fn together(own: usize, bound: usize, of_host: usize, n_local: usize) -> usize {
-    match own < bound {
-        true => own, // a quota, which is that of the container, and so of all
-        false => own.saturating_mul(n_local).min(of_host).max(own),
+    if own < bound {
+        own
+    } else {
+        // a quota, which is that of the container, and so of all
+        own.saturating_mul(n_local).min(of_host).max(own)
     }
 }
 

@@ -32,10 +32,7 @@ pub(crate) fn check(plan: &Plan, devices: &Devices, here: f64) -> Result<()> {
 
 /// What a worker needs of the host's memory: a device with memory of its own leaves it the copy for checkpoints.
 fn need_on_host(need: &Need, uses_host_memory: bool) -> Need {
-    match uses_host_memory {
-        true => *need,
-        false => Need { copy: need.copy, ..Need::default() },
-    }
+    if uses_host_memory { *need } else { Need { copy: need.copy, ..Need::default() } }
 }
 
 /// Refuses a run of a caller's model whose ranks need more than the memory that is free: of their devices, where they say

@@ -54,9 +54,10 @@ impl Outside for OnDisk {
 
     fn ids(&self, data: &[PathBuf], is_bert: bool) -> Result<Option<(PathBuf, String, usize)>> {
         let Some((path, prepared)) = Prepared::of(data)? else { return Ok(None) };
-        let n_ids = match is_bert {
-            true => Marks::of(&prepared.tokenizer(path)?).vocab(prepared.vocab),
-            false => prepared.vocab,
+        let n_ids = if is_bert {
+            Marks::of(&prepared.tokenizer(path)?).vocab(prepared.vocab)
+        } else {
+            prepared.vocab
         };
         Ok(Some((path.to_path_buf(), prepared.name().to_string(), n_ids)))
     }

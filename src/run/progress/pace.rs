@@ -202,9 +202,10 @@ impl Run {
     /// How many workers of a pipeline group do not slow each other down.
     fn workers_at_once(&self) -> f64 {
         let config = self.config();
-        match self.devices().one().is_some_and(|device| device.is_host()) {
-            true => self.cores() as f64 / (config.devices.threads * config.schedule.width) as f64,
-            false => f64::INFINITY,
+        if self.devices().one().is_some_and(|device| device.is_host()) {
+            self.cores() as f64 / (config.devices.threads * config.schedule.width) as f64
+        } else {
+            f64::INFINITY
         }
     }
 

@@ -78,9 +78,10 @@ impl TypedValueParser for Word {
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
         let examples = self.option.kind.examples();
-        match examples.is_empty() {
-            true => None,
-            false => Some(Box::new(examples.into_iter().map(PossibleValue::new))),
+        if examples.is_empty() {
+            None
+        } else {
+            Some(Box::new(examples.into_iter().map(PossibleValue::new)))
         }
     }
 }

@@ -133,9 +133,10 @@ fn readers(parameter: Parameter) -> Vec<String> {
     let mut readers: Vec<_> = schedules.map(|schedule| schedule.name().to_string()).collect();
     let places = Where::ALL.iter().filter(|(_, place)| place.reads().contains(&parameter));
     let places: Vec<_> = places.map(|(name, _)| format!("{AUTO} on {name}")).collect();
-    match places.len() == Where::ALL.len() {
-        true => readers.push(AUTO.to_string()),
-        false => readers.extend(places),
+    if places.len() == Where::ALL.len() {
+        readers.push(AUTO.to_string())
+    } else {
+        readers.extend(places)
     }
     readers
 }

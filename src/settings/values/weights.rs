@@ -28,10 +28,11 @@ impl FromStr for DataWeights {
         };
         let weights = text.split(',').map(weight).collect::<Result<Vec<f64>, String>>()?;
         let sum: f64 = weights.iter().sum();
-        match (sum - 1.0).abs() <= TOLERANCE {
-            true => Ok(DataWeights(weights)),
+        if (sum - 1.0).abs() <= TOLERANCE {
+            Ok(DataWeights(weights))
+        } else {
             // Twelve digits hide what the sum was rounded by.
-            false => Err(format!("their sum is {}, not 1", (sum * 1e12).round() / 1e12)),
+            Err(format!("their sum is {}, not 1", (sum * 1e12).round() / 1e12))
         }
     }
 }

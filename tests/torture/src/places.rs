@@ -96,8 +96,5 @@ fn link(to: impl AsRef<Path>, path: &Path) -> Result<()> {
 
 /// The files below a folder, or the file itself.
 pub(super) fn files(place: &Path) -> Result<Vec<PathBuf>> {
-    match place.is_dir() {
-        true => xtask::command::files(place),
-        false => Ok(vec![place.to_path_buf()]),
-    }
+    if place.is_dir() { xtask::command::files(place) } else { Ok(vec![place.to_path_buf()]) }
 }

@@ -84,12 +84,12 @@ pub(super) struct Under {
 impl Under {
     /// A command line as one would type it.
     pub(super) fn line(&self, words: &[String]) -> String {
-        let quoted = |word: &String| match word
-            .chars()
-            .all(|c| c.is_ascii_alphanumeric() || "-_=./,:".contains(c))
-        {
-            true => word.clone(),
-            false => format!("{word:?}"),
+        let quoted = |word: &String| {
+            if word.chars().all(|c| c.is_ascii_alphanumeric() || "-_=./,:".contains(c)) {
+                word.clone()
+            } else {
+                format!("{word:?}")
+            }
         };
         let environment = self.environment.iter().map(|(name, value)| format!("{name}={value}"));
         let line =

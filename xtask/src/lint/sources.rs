@@ -150,9 +150,10 @@ fn tree(tokens: &[TokenTree], base: &[String], found: &mut Vec<(usize, Vec<Strin
         }
         Some(TokenTree::Ident(name)) => {
             let path = [base, &[name.to_string()]].concat();
-            match is_path(&tokens[1..]) {
-                true => tree(&tokens[1..], &path, found),
-                false => found.push((name.span().start().line, path)),
+            if is_path(&tokens[1..]) {
+                tree(&tokens[1..], &path, found)
+            } else {
+                found.push((name.span().start().line, path))
             }
         }
         Some(TokenTree::Group(group)) if group.delimiter() == Delimiter::Brace => {

@@ -141,9 +141,10 @@ fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).expect("a folder");
     for entry in std::fs::read_dir(from).expect("entries") {
         let entry = entry.expect("an entry");
-        match entry.path().is_dir() {
-            true => copy(&entry.path(), &to.join(entry.file_name())),
-            false => drop(std::fs::copy(entry.path(), to.join(entry.file_name())).expect("copied")),
+        if entry.path().is_dir() {
+            copy(&entry.path(), &to.join(entry.file_name()))
+        } else {
+            std::fs::copy(entry.path(), to.join(entry.file_name())).expect("copied");
         }
     }
 }

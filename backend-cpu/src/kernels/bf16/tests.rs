@@ -49,9 +49,10 @@ impl Operand {
 
     fn matrix(&self) -> Matrix<'_> {
         let Self { data, rows, columns, lies } = self;
-        match lies.transposed {
-            true => Matrix::new(data, *columns, *rows, rows + lies.gap).t(),
-            false => Matrix::new(data, *rows, *columns, columns + lies.gap),
+        if lies.transposed {
+            Matrix::new(data, *columns, *rows, rows + lies.gap).t()
+        } else {
+            Matrix::new(data, *rows, *columns, columns + lies.gap)
         }
     }
 }

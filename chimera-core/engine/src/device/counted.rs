@@ -100,10 +100,7 @@ impl Extents {
 
     /// Bytes of the activation that was made of it.
     pub fn cast_bytes(&self) -> u64 {
-        match self.memory.is_cast.load(Ordering::Relaxed) {
-            true => self.memory.bytes_cast,
-            false => 0,
-        }
+        if self.memory.is_cast.load(Ordering::Relaxed) { self.memory.bytes_cast } else { 0 }
     }
 }
 

@@ -69,11 +69,10 @@ impl StageEdges {
         micro: &Micro<'_, S::Item>,
         mut inputs: Vec<S::Tensor>,
     ) -> Result<S::Saved> {
-        match self.is_of_chain(stage) {
-            true => stage.recompute(w, micro, inputs.pop()),
-            false => {
-                branched(stage, "forward_edges", inputs.len())?.recompute_edges(w, micro, inputs)
-            }
+        if self.is_of_chain(stage) {
+            stage.recompute(w, micro, inputs.pop())
+        } else {
+            branched(stage, "forward_edges", inputs.len())?.recompute_edges(w, micro, inputs)
         }
     }
 

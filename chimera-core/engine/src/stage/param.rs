@@ -116,9 +116,8 @@ impl Param {
     /// Rows and columns of each of its linear maps.
     pub fn map_extents(&self) -> Vec<[usize; 2]> {
         let &[rows, columns] = &self.shape[..] else { return Vec::new() };
-        let extents = |extent: &usize| match self.maps_are_rows() {
-            true => [*extent, columns],
-            false => [rows, *extent],
+        let extents = |extent: &usize| {
+            if self.maps_are_rows() { [*extent, columns] } else { [rows, *extent] }
         };
         self.linear_maps.iter().map(extents).collect()
     }

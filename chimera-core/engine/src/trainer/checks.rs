@@ -21,14 +21,13 @@ impl<I: Copy + Send + Sync + 'static> Trainer<'_, I> {
     /// Refuses steps that are not whole windows of the program: the last window would train some that nobody asked for.
     fn check_steps(&self, rank: Rank) -> Result<(), Fault> {
         let (steps, window) = (self.training.steps, self.program.window().n_steps());
-        match steps.is_multiple_of(u64::from(window)) {
-            true => Ok(()),
-            false => {
-                let why = format!(
-                    "the program has a window of {window} steps, and {steps} steps are no whole windows: choose a multiple of {window}"
-                );
-                Err(Fault::new(Class::Usage, rank, why))
-            }
+        if steps.is_multiple_of(u64::from(window)) {
+            Ok(())
+        } else {
+            let why = format!(
+                "the program has a window of {window} steps, and {steps} steps are no whole windows: choose a multiple of {window}"
+            );
+            Err(Fault::new(Class::Usage, rank, why))
         }
     }
 

@@ -64,12 +64,12 @@ impl ModelConfig {
         if self.end_of_text.is_some() && self.architecture.0.decoder(self).is_none() {
             return Err(ModelError::Documents { model: self.architecture.0.title() });
         }
-        match self.architecture == Architecture::LLAMA {
-            true => self.choices().validate(self.hidden, self.heads, self.context),
-            false if self.llama.is_some() => {
-                Err(ModelError::NotLlama { model: self.architecture.0.title() })
-            }
-            false => Ok(()),
+        if self.architecture == Architecture::LLAMA {
+            self.choices().validate(self.hidden, self.heads, self.context)
+        } else if self.llama.is_some() {
+            Err(ModelError::NotLlama { model: self.architecture.0.title() })
+        } else {
+            Ok(())
         }
     }
 

@@ -188,10 +188,7 @@ impl Asynchronous<Shared> for Faulty {
     }
 
     fn import(&self, tensor: Shared) -> Result<Shared> {
-        match self.has(Fault::ImportEmpty) {
-            true => self.zeros(&self.shape(&tensor)),
-            false => Ok(tensor),
-        }
+        if self.has(Fault::ImportEmpty) { self.zeros(&self.shape(&tensor)) } else { Ok(tensor) }
     }
 }
 

@@ -147,9 +147,10 @@ impl<T: Send + 'static> End<T> {
 
     fn check_rank(&self, rank: Rank) -> Result<(), CommError> {
         let n_ranks = self.met.mailboxes.len();
-        match rank.index() < n_ranks {
-            true => Ok(()),
-            false => Err(CommError::Failed(format!("{rank} is not one of the {n_ranks} ranks"))),
+        if rank.index() < n_ranks {
+            Ok(())
+        } else {
+            Err(CommError::Failed(format!("{rank} is not one of the {n_ranks} ranks")))
         }
     }
 

@@ -160,10 +160,7 @@ impl<T> Scheduler<T> {
             drop(turn);
             die();
         }
-        match turn.state.random.random() {
-            true => turn.pass(false),
-            false => turn,
-        }
+        if turn.state.random.random() { turn.pass(false) } else { turn }
     }
 
     /// The turn that a rank has.
@@ -287,10 +284,7 @@ impl<'s, T> Turn<'s, T> {
     /// Makes no call more, until it is this rank's time to die.
     fn stall(mut self) -> Turn<'s, T> {
         self.state.positions[self.rank.index()] = None;
-        match self.state.is_over() {
-            true => self,
-            false => self.pass_as(Life::Stalled),
-        }
+        if self.state.is_over() { self } else { self.pass_as(Life::Stalled) }
     }
 
     /// Tells all ranks of this meeting that one wants them to stop.

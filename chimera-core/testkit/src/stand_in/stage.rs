@@ -129,9 +129,10 @@ impl StandIn {
 
     /// The output of a stage of a chain.
     fn output(&self, micro: &Micro<'_>) -> Output<Tensor> {
-        match self.has_loss {
-            true => Output::Loss { loss: Tensor::zeros(&[1]), grad: row(micro) },
-            false => Output::Activation(row(micro)),
+        if self.has_loss {
+            Output::Loss { loss: Tensor::zeros(&[1]), grad: row(micro) }
+        } else {
+            Output::Activation(row(micro))
         }
     }
 

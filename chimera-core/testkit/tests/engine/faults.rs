@@ -141,10 +141,7 @@ fn a_lost_part_of_a_sum_is_named() {
     let is_struck = AtomicBool::new(false);
     let end = fail(&run, |from, tag| match tag.payload() {
         Payload::Gradients { .. } if from == Rank(1) && tag.step() == 2 => {
-            match is_struck.swap(true, Ordering::Relaxed) {
-                false => Fate::IsLost,
-                true => Fate::Arrives,
-            }
+            if is_struck.swap(true, Ordering::Relaxed) { Fate::Arrives } else { Fate::IsLost }
         }
         _ => Fate::Arrives,
     });
@@ -453,10 +450,8 @@ fn replicas_that_differ_are_found_with_their_tensor() {
         from == Rank(0) && tag.step() == 1 && matches!(tag.payload(), Payload::Sums { .. })
     };
     for strikes in [false, true] {
-        let fate = |from, tag| match strikes && is_struck(from, tag) {
-            true => Fate::IsWrong,
-            false => Fate::Arrives,
-        };
+        let fate =
+            |from, tag| if strikes && is_struck(from, tag) { Fate::IsWrong } else { Fate::Arrives };
         let ran = execute(&run, &timetable(&run), |job, inner, stage| {
             let mut worker = Worker::new(job, Reference, Faulty { inner, fate }, stage)?;
             for step in 0..2 {

@@ -372,10 +372,11 @@ proptest! {
         let run = Run { clip: None, ..Run::new(schedule, Shape::new(depth, n)) };
         let plain = timetable(schedule, &run.shape);
         let costs = costs(&plain, 1.0);
-        let moved = match is_paired {
-            true => bpipe(plain.clone(), &costs),
-            false => offload(plain.clone(), &limited(2.0), &costs),
-        };
+        let moved = if is_paired {
+bpipe(plain.clone(), &costs)
+} else {
+offload(plain.clone(), &limited(2.0), &costs)
+};
         let mut edited = moved.expect("sound");
         let row = &mut edited.rows[w % depth];
         let n_cells = row.len();

@@ -74,9 +74,10 @@ fn mutations() -> impl Strategy<Value = Mutation> {
 
 fn asynchronous() -> impl Strategy<Value = (&'static str, Shape)> {
     (any::<bool>(), 1usize..=4, 0u32..=2, 1u32..=3).prop_map(|(is_double, depth, more, window)| {
-        let (name, n) = match is_double {
-            true => ("pipedream-2bw", depth as u32 + more),
-            false => ("pipedream", 1 + more),
+        let (name, n) = if is_double {
+            ("pipedream-2bw", depth as u32 + more)
+        } else {
+            ("pipedream", 1 + more)
         };
         (name, Shape { window, ..Shape::new(depth, n) })
     })
@@ -90,9 +91,12 @@ fn shapes() -> impl Strategy<Value = (&'static str, Shape)> {
         (prop::sample::select(vec!["gpipe", "dapple", "gems", "zb-h2"]), 1usize..=4, 1u32..=5)
             .prop_map(|(name, depth, n)| (name, Shape::new(depth, n)));
     let dual = (1usize..=2, 0u32..=1).prop_map(|(half, more)| (half, 2 * half as u32 + more));
-    let dual = (dual, any::<bool>()).prop_map(|((half, n), is_folded)| match is_folded {
-        false => ("dualpipe", Shape::new(2 * half, 2 * n)),
-        true => ("dualpipe-v", Shape::new(half, n)),
+    let dual = (dual, any::<bool>()).prop_map(|((half, n), is_folded)| {
+        if is_folded {
+            ("dualpipe-v", Shape::new(half, n))
+        } else {
+            ("dualpipe", Shape::new(2 * half, 2 * n))
+        }
     });
     prop_oneof![chimera, others, dual]
 }
@@ -231,9 +235,10 @@ fn flows(t: &Timetable) -> bool {
                         Kind::Recompute => done.contains(&(Kind::Forward, u, s)),
                         Kind::BackwardWeight => done.contains(&(Kind::BackwardInput, u, s)),
                         _ => {
-                            let saves = match recomputed.contains(&(op.pipe, op.stage)) {
-                                true => Kind::Recompute,
-                                false => Kind::Forward,
+                            let saves = if recomputed.contains(&(op.pipe, op.stage)) {
+                                Kind::Recompute
+                            } else {
+                                Kind::Forward
                             };
                             let has = |to| done.contains(&(Kind::BackwardInput, u, to));
                             let stages = outputs.iter().filter(|to| **to != loss);

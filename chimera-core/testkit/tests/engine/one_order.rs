@@ -49,10 +49,8 @@ impl<'c> InOrder<'c> {
                 let [here, there] = [turn.sends, !turn.sends].map(|s| Tag::private(s.into(), *n));
                 *n += 1;
                 let begun = || Tensor { shape: vec![0], data: Vec::new() };
-                let given = match turn.sends {
-                    true => self.outbox.remove(&(turn.peer, turn.tag)),
-                    false => None,
-                };
+                let given =
+                    if turn.sends { self.outbox.remove(&(turn.peer, turn.tag)) } else { None };
                 self.inner.send(turn.peer, here, given.unwrap_or_else(begun))?;
                 awaited.push((turn, there));
             }

@@ -388,9 +388,10 @@ fn the_fault_of_a_stage_has_the_rank_that_made_it() {
             |_| Ok(Reference),
             |_, id| {
                 if id == StageId(2) {
-                    match is_device {
-                        true => Err(DeviceError::other("cannot make it"))?,
-                        false => Err("cannot make it")?,
+                    if is_device {
+                        Err(DeviceError::other("cannot make it"))?
+                    } else {
+                        Err("cannot make it")?
                     }
                 }
                 Ok(bend(id, Wrong::Nothing))
@@ -411,9 +412,12 @@ fn a_rank_that_fails_tells_the_others() {
     let faults: Vec<Fault> = std::thread::scope(|scope| {
         let rank = |comm: Threads<Tensor>| {
             let rank = comm.rank();
-            let stage = |id| match rank == Rank(2) {
-                true => Err("no weights".into()),
-                false => Ok(bend(id, Wrong::Nothing)),
+            let stage = |id| {
+                if rank == Rank(2) {
+                    Err("no weights".into())
+                } else {
+                    Ok(bend(id, Wrong::Nothing))
+                }
             };
             trainer.on_rank(comm, Reference, stage).map(|_| ()).expect_err("refused")
         };
@@ -433,9 +437,8 @@ fn a_rank_that_fails_at_a_meeting_tells_the_others() {
     let trainer = Trainer::new(&program, &data).training(training()).micro_batch_size(2);
     let ran = simulated::run(4, &Plan::default(), |berth| {
         let rank = berth.rank();
-        let stage = |id| match rank == Rank(2) {
-            true => Err("no weights".into()),
-            false => Ok(bend(id, Wrong::Nothing)),
+        let stage = |id| {
+            if rank == Rank(2) { Err("no weights".into()) } else { Ok(bend(id, Wrong::Nothing)) }
         };
         trainer.on_rendezvous(berth, Reference, stage).map(|_| ())
     });

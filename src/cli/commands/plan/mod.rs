@@ -358,9 +358,10 @@ impl Plan {
 
     /// Which part of a data sheet's memory ranks have, where it is one's.
     fn part_of_sheet(&self) -> String {
-        match self.is_sheet_memory {
-            true => format!(" ({:.0} % of the data sheet's memory)", 100.0 * USABLE),
-            false => String::new(),
+        if self.is_sheet_memory {
+            format!(" ({:.0} % of the data sheet's memory)", 100.0 * USABLE)
+        } else {
+            String::new()
         }
     }
 
@@ -393,10 +394,7 @@ fn fitting(n: usize) -> String {
 /// The memory of ranks in words.
 fn asked_memory(memory: &RankMemory) -> String {
     let (least, most) = (memory.least(), memory.most());
-    match least == most {
-        true => size(least),
-        false => format!("{} to {}", size(least), size(most)),
-    }
+    if least == most { size(least) } else { format!("{} to {}", size(least), size(most)) }
 }
 
 /// The memory that a rank needs.

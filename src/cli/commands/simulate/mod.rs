@@ -129,9 +129,10 @@ impl Simulate {
         }
         let (makespan, busy) = (timeline.makespan(), timeline.busy());
         let bubble = IdleTime::shares(&simulated_idle(&program, &timeline, &costs), makespan);
-        let form = match self.closed_form {
-            true => Some(network.closed_form(&program, plan.costs())?),
-            false => None,
+        let form = if self.closed_form {
+            Some(network.closed_form(&program, plan.costs())?)
+        } else {
+            None
         };
         if let Some(path) = &self.trace {
             let trace = match &filled {

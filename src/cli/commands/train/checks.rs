@@ -60,9 +60,10 @@ fn initial_tokenizer(run: &Run) -> Result<Option<Result<Tokenizer, TokenizerErro
 
 /// Refuses data of which nothing is to be predicted: the loss would be 0.
 fn check_targets(run: &Run) -> Result<()> {
-    let cause = match run.config().data.document_mask {
-        true => "all are of prompts, or begin a document (document-mask)",
-        false => "all are of prompts",
+    let cause = if run.config().data.document_mask {
+        "all are of prompts, or begin a document (document-mask)"
+    } else {
+        "all are of prompts"
     };
     ensure!(
         run.corpus().has_targets()?,

@@ -113,9 +113,10 @@ pub(super) fn stopped(n_steps: u64, discarded: bool, resume: &str) -> String {
             "stopped on request before the first step was done; begin again with: {resume}"
         );
     };
-    let discarded = match discarded {
-        true => format!("; step {n_steps} was under way and is discarded"),
-        false => String::new(),
+    let discarded = if discarded {
+        format!("; step {n_steps} was under way and is discarded")
+    } else {
+        String::new()
     };
     format!("stopped on request after step {last}{discarded}; resume with: {resume}")
 }

@@ -23,9 +23,12 @@ pub(super) fn keep(run: &Run, trained: &Trained, folder: &Path, say: &Say) -> Re
     let Some(dir) = config.weights_dir(folder).filter(|_| is_kept) else { return Ok(()) };
     let own = tokenizer_of(run);
     // What a user has put there meanwhile is neither replaced nor taken for the model's.
-    let is_free = || match named {
-        true => refuse_other_tokenizer(&dir, own.as_deref(), "the data: choose another folder"),
-        false => Ok(()),
+    let is_free = || {
+        if named {
+            refuse_other_tokenizer(&dir, own.as_deref(), "the data: choose another folder")
+        } else {
+            Ok(())
+        }
     };
     let write = |dir: &Path| write(run, trained, own.as_deref(), dir);
     let path = is_free().and_then(|()| write(&dir)).map_err(|e| {

@@ -11,9 +11,10 @@ pub(crate) fn line(form: &ClosedForm, simulated: f64) -> String {
     let step = form.step();
     let percent = (step / simulated - 1.0) * 100.0;
     let side = if percent < 0.0 { "below" } else { "above" };
-    let distance = match simulated > 0.0 {
-        true => format!(", {:.1} % {side} the simulation", percent.abs()),
-        false => String::new(),
+    let distance = if simulated > 0.0 {
+        format!(", {:.1} % {side} the simulation", percent.abs())
+    } else {
+        String::new()
     };
     format!(
         "closed form: F {} x C_f {} + B {} x C_b {} + c {} x C_m {} + R {} = {}{distance}",

@@ -52,9 +52,10 @@ pub(crate) fn edges(graph: &StageGraph) -> Option<String> {
 /// What a drawing is shown on: standard output or standard error, less the columns of an indentation. It has a width
 /// if it is a terminal, and colours where help has them.
 pub(crate) fn screen(is_stderr: bool, indentation: usize) -> Screen<'static> {
-    let (is_terminal, colours) = match is_stderr {
-        true => (stderr().is_terminal(), AutoStream::choice(&stderr())),
-        false => (stdout().is_terminal(), AutoStream::choice(&stdout())),
+    let (is_terminal, colours) = if is_stderr {
+        (stderr().is_terminal(), AutoStream::choice(&stderr()))
+    } else {
+        (stdout().is_terminal(), AutoStream::choice(&stdout()))
     };
     let columns =
         if is_terminal { terminal::size().ok().map(|(columns, _)| columns) } else { None };

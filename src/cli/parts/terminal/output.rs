@@ -24,8 +24,9 @@ pub(crate) fn deliver(out: Option<&Path>, text: &str) -> Result<()> {
 /// Reads the name of a file or folder that is written beside what the command prints. Refuses `-`, in the place of which
 /// a file of this name would be made.
 pub(crate) fn written_path() -> impl TypedValueParser<Value = PathBuf> {
-    PathBufValueParser::new().try_map(|path| match is_standard_output(&path) {
-        false => Ok(path),
-        true => Err("this cannot go to standard output: name a file or folder (`./-` is one that is called so)"),
-    })
+    PathBufValueParser::new().try_map(|path| if is_standard_output(&path) {
+Err("this cannot go to standard output: name a file or folder (`./-` is one that is called so)")
+} else {
+Ok(path)
+})
 }

@@ -23,12 +23,11 @@ pub(crate) fn matching(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
         };
         let options = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::new() };
         let named = || format!("cannot read {pattern}");
-        let mut found = match pattern.contains("**") {
-            true => fitting_below(pattern, options).with_context(named)?,
-            false => {
-                let found = glob_with(pattern, options).with_context(named)?;
-                found.collect::<Result<Vec<_>, _>>().with_context(named)?
-            }
+        let mut found = if pattern.contains("**") {
+            fitting_below(pattern, options).with_context(named)?
+        } else {
+            let found = glob_with(pattern, options).with_context(named)?;
+            found.collect::<Result<Vec<_>, _>>().with_context(named)?
         };
         ensure!(!found.is_empty(), "{pattern}: no file fits this pattern");
         found.retain(|path| path.metadata().map_or(true, |it| !it.is_file() || it.len() > 0));

@@ -90,9 +90,10 @@ pub(crate) struct Progress<'s> {
 impl<'s> Progress<'s> {
     /// Begins with `step`, which is not the run's first where another rank has told of the steps before.
     pub(crate) fn new(run: &Run, step: u64, say: &'s Say) -> Progress<'s> {
-        let target = match std::io::stderr().is_terminal() {
-            true => ProgressDrawTarget::stderr(),
-            false => ProgressDrawTarget::hidden(),
+        let target = if std::io::stderr().is_terminal() {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
         };
         let (n_steps, first_step) = (run.config().training.steps, run.first_step());
         let bar = ProgressBar::with_draw_target(Some(n_steps), target);

@@ -193,9 +193,10 @@ impl Comparison {
         let mut rows = vec![row(self.compared(), self.step)];
         for (name, KindTime { planned, measured }) in &self.kinds {
             let each = |total: &Total| total.seconds_per_rank;
-            let what = match planned.count == measured.count || planned.count == 0 {
-                true => format!("{name} ({})", measured.count),
-                false => format!("{name} ({}, {})", planned.count, measured.count),
+            let what = if planned.count == measured.count || planned.count == 0 {
+                format!("{name} ({})", measured.count)
+            } else {
+                format!("{name} ({}, {})", planned.count, measured.count)
             };
             rows.push(row(what, Compared { planned: each(planned), measured: each(measured) }));
         }

@@ -48,9 +48,10 @@ pub(crate) fn load(dir: Option<&Path>) -> Result<Loaded> {
     if dir.join(MANIFEST).exists() {
         return of_checkpoint(&Checkpoint::open(dir)?);
     }
-    match is_run(dir) || !dir.join(CONFIG).exists() && dir.join(SETTINGS).exists() {
-        true => of_run(dir),
-        false => of_folder(dir),
+    if is_run(dir) || !dir.join(CONFIG).exists() && dir.join(SETTINGS).exists() {
+        of_run(dir)
+    } else {
+        of_folder(dir)
     }
 }
 
@@ -74,9 +75,10 @@ fn of_run(run: &Path) -> Result<Loaded> {
     let step = trained.as_deref().and_then(saved_steps);
     // Checkpoints of no later step are not read: they may be large, or damaged by now.
     let is_newer = |entry: &Entry| entry.is_whole && (trained.is_none() || Some(entry.step) > step);
-    let newest = match store.entries().unwrap_or_default().iter().any(is_newer) {
-        true => store.readable(&warn)?,
-        false => None,
+    let newest = if store.entries().unwrap_or_default().iter().any(is_newer) {
+        store.readable(&warn)?
+    } else {
+        None
     };
     match (newest, trained) {
         (Some(newest), trained) if trained.is_none() || Some(newest.manifest().step) > step => {

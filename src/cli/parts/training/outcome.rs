@@ -146,9 +146,10 @@ impl Outcome<'_> {
     fn predicted(&self, prediction: &Prediction, trained: &Trained) -> Result<Vec<Figure>> {
         let (program, needs) = (self.run.program(), self.run.needs());
         // What was predicted is a run without borders.
-        let (timelines, waits) = match trained.is_bordered {
-            true => (&[][..], &[][..]),
-            false => (&trained.timelines[..], &trained.waits[..]),
+        let (timelines, waits) = if trained.is_bordered {
+            (&[][..], &[][..])
+        } else {
+            (&trained.timelines[..], &trained.waits[..])
         };
         let mut figures = prediction.against(program, &trained.steps_s, timelines, waits);
         let width = self.run.config().schedule.width as f64;

@@ -29,14 +29,10 @@ pub(crate) fn table(figures: &[Figure]) -> String {
 /// A row for each figure, whose error says how much more was predicted than measured.
 pub(crate) fn rows(figures: &[Figure]) -> Vec<Signed> {
     let row = |Figure { what, predicted, measured, error }: &Figure| {
-        let error = match what.ends_with("ratio") {
-            true => points(predicted - measured),
-            false => percent(*error),
-        };
-        let [expected, measured] = [predicted, measured].map(|x| match what.ends_with("bytes") {
-            true => significant(*x, 4),
-            false => figure(*x),
-        });
+        let error =
+            if what.ends_with("ratio") { points(predicted - measured) } else { percent(*error) };
+        let [expected, measured] = [predicted, measured]
+            .map(|x| if what.ends_with("bytes") { significant(*x, 4) } else { figure(*x) });
         Signed { what: what.clone(), expected, measured, error }
     };
     figures.iter().map(row).collect()

@@ -10,9 +10,11 @@ use crate::settings::quoted;
 /// The command that goes on with the run in `folder`, whose settings may name that folder.
 pub(crate) fn to_resume(has_out: bool, folder: &Path) -> String {
     let settings = quoted(folder.join(SETTINGS).display());
-    let out = match has_out {
-        true => String::new(), // the settings name it
-        false => format!(" --out {}", quoted(folder.display())),
+    let out = if has_out {
+        String::new()
+    } else {
+        // the settings name it
+        format!(" --out {}", quoted(folder.display()))
     };
     format!("chimera train --config {settings}{out} --resume auto")
 }

@@ -119,9 +119,10 @@ impl<'v> Fields<'v> {
     }
 
     fn whole(&self, key: &str, least: u64, most: u64, default: Option<u64>) -> Result<u64> {
-        let must = match least == most {
-            true => format!("it must be {least}"),
-            false => format!("it must be a whole number from {least} to {most}"),
+        let must = if least == most {
+            format!("it must be {least}")
+        } else {
+            format!("it must be a whole number from {least} to {most}")
         };
         let Some(value) = self.fields.get(key) else {
             return default.with_context(|| format!("{}{key} is missing: {must}", self.at));

@@ -59,9 +59,8 @@ fn orthogonalize(tensor: &HostTensor<'_>, values: &mut [f64]) -> Result<()> {
     let (are_rows, columns) = (tensor.param.maps_are_rows(), tensor.param.shape[1]);
     let mut start = 0;
     for [height, width] in tensor.param.map_extents() {
-        let place = |n: usize| match are_rows {
-            true => start * columns + n,
-            false => n / width * columns + start + n % width,
+        let place = |n: usize| {
+            if are_rows { start * columns + n } else { n / width * columns + start + n % width }
         };
         let map = (0..height * width).map(|n| values[place(n)]).collect();
         let map = nearest_orthogonal(tensor, Tensor::new(&[height, width], map))?;

@@ -81,9 +81,10 @@ impl FromStr for ParamRules {
     fn from_str(text: &str) -> Result<ParamRules, String> {
         let rules = text.split(';').filter(|rule| !rule.trim().is_empty());
         let rules = rules.map(str::parse).collect::<Result<Vec<ParamRule>, _>>()?;
-        match rules.is_empty() {
-            true => Err(format!("there is no rule: {EXAMPLE}")),
-            false => Ok(ParamRules(rules)),
+        if rules.is_empty() {
+            Err(format!("there is no rule: {EXAMPLE}"))
+        } else {
+            Ok(ParamRules(rules))
         }
     }
 }

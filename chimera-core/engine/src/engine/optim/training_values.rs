@@ -106,9 +106,10 @@ impl Training {
 
 /// Refuses a number that is not between two others, or is none.
 fn within(name: &str, value: f64, least: f64, most: f64) -> Result<(), String> {
-    match (least..=most).contains(&value) {
-        true => Ok(()),
-        false => Err(format!("{name} is {value}: set it to a number from {least} to {most}")),
+    if (least..=most).contains(&value) {
+        Ok(())
+    } else {
+        Err(format!("{name} is {value}: set it to a number from {least} to {most}"))
     }
 }
 

@@ -135,12 +135,13 @@ impl<D: Device> DeviceGroup<'_, D> {
 /// Refuses a state tensor whose shape is not that of its parameter.
 fn check_state(param: &Param, got: &[usize]) -> Result<()> {
     let Param { name, shape, .. } = param;
-    match got == shape {
-        true => Ok(()),
-        false => Err(DeviceError::other(format!(
+    if got == shape {
+        Ok(())
+    } else {
+        Err(DeviceError::other(format!(
             "the optimizer keeps a state tensor of shape {got:?} of `{name}`, which has {shape:?}: an update on the host, or by a \
              function of the device, needs UpdateRule::state_shape to be the parameter's"
-        ))),
+        )))
     }
 }
 

@@ -93,9 +93,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             };
             Some(take())
         };
-        let taken = match self.state.job.training.shard_optimizer {
-            true => self.state.stages.owned_by(self.state.comm.rank()).filter_map(take).collect(),
-            false => self.first_replicas().filter_map(take).collect(),
+        let taken = if self.state.job.training.shard_optimizer {
+            self.state.stages.owned_by(self.state.comm.rank()).filter_map(take).collect()
+        } else {
+            self.first_replicas().filter_map(take).collect()
         };
         self.state.timing.since.copy_s += start.elapsed().as_secs_f64();
         taken

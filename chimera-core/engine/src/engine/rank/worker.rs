@@ -248,9 +248,10 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         };
         let is_same = program.placement() == job.program.placement()
             && members(program) == members(job.program);
-        let conflict = match is_same {
-            true => next.conflict(comm.n_ranks()),
-            false => Some("the next program places stages elsewhere".to_string()),
+        let conflict = if is_same {
+            next.conflict(comm.n_ranks())
+        } else {
+            Some("the next program places stages elsewhere".to_string())
         };
         match conflict {
             None => (*job, *turns) = (next, None),

@@ -138,9 +138,10 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         self.state.moved.lacking.clear();
         let Settled { all, replaced, target, .. } = settled;
         self.next = Some(target);
-        let last = match self.state.sync.is_first() {
-            true => None,
-            false => self.reports(target.saturating_sub(1))?.pop(),
+        let last = if self.state.sync.is_first() {
+            None
+        } else {
+            self.reports(target.saturating_sub(1))?.pop()
         };
         self.state.recoveries.count(&all, &replaced);
         self.begin_shadows(&all, target)?;
@@ -227,12 +228,11 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
 
     /// Takes what ranks had agreed on, as `from` says.
     pub(crate) fn resume_from(&mut self, committed: Committed, from: Rank) -> Result<(), Fault> {
-        let agreed = match committed.records.is_empty() {
-            true => None,
-            false => {
-                let agreed = Agreed::of(&committed.records, 1);
-                Some(agreed.map_err(|_| self.unreadable_peer(from))?)
-            }
+        let agreed = if committed.records.is_empty() {
+            None
+        } else {
+            let agreed = Agreed::of(&committed.records, 1);
+            Some(agreed.map_err(|_| self.unreadable_peer(from))?)
         };
         let Committed { n_skipped, n_skipped_in_a_row, skipped, records, .. } = committed;
         self.state.sync.take(agreed, records, skipped, (n_skipped, n_skipped_in_a_row));
@@ -280,9 +280,10 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             given.extend(lacking.into_iter().map(|to| (stage, giver, to)));
         }
         for (stage, _, to) in given.iter().filter(|(_, giver, _)| *giver == me) {
-            match has(&me, stage) {
-                true => self.give(*stage, *to, *target)?,
-                false => self.give_copy(*stage, *to, *target)?,
+            if has(&me, stage) {
+                self.give(*stage, *to, *target)?
+            } else {
+                self.give_copy(*stage, *to, *target)?
             }
         }
         for (stage, giver, _) in given.iter().filter(|(.., to)| *to == me) {

@@ -45,9 +45,12 @@ impl ResumePoint {
             all.iter().flat_map(|of| &of.ring).map(|ring| ring.n_ranks).collect();
         let steps = all.iter().flat_map(|of| &of.shadows).map(|of| of.step);
         let copies = steps.flat_map(|step| rings.iter().map(move |n| Copies { step, n_ranks: *n }));
-        let are_whole = |copies: &Copies| match is_sharded {
-            true => copies.have_all_ranks(all),
-            false => copies.have_all_stages(stages, all),
+        let are_whole = |copies: &Copies| {
+            if is_sharded {
+                copies.have_all_ranks(all)
+            } else {
+                copies.have_all_stages(stages, all)
+            }
         };
         let copies = copies.filter(are_whole).max();
         match copies.filter(|copies| held.is_none_or(|held| copies.step > held)) {

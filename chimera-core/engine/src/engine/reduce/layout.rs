@@ -142,9 +142,10 @@ pub(crate) fn cut<D: Device>(
         let (start, end) = (elements.start.max(own.start), elements.end.min(own.end));
         if start < end {
             let is_whole = end - start == own.len();
-            parts.push(match is_whole {
-                true => tensor.clone(),
-                false => device.rows(tensor, start - own.start, end - start)?,
+            parts.push(if is_whole {
+                tensor.clone()
+            } else {
+                device.rows(tensor, start - own.start, end - start)?
             });
         }
     }

@@ -157,9 +157,10 @@ impl<T: Clone + Send> Reduction<T> {
         let own = own.map_or(0..0, |position| self.layout.elements(&(position..position + 1)));
         let sums = self.layout.tensors().map(|(place, shape)| {
             let is_kept = own.start <= place.start && place.end <= own.end;
-            match self.layout.keeps_sums() && !is_kept {
-                true => Ok(None),
-                false => device.reshape(&cut(device, &self.held, place)?, shape).map(Some),
+            if self.layout.keeps_sums() && !is_kept {
+                Ok(None)
+            } else {
+                device.reshape(&cut(device, &self.held, place)?, shape).map(Some)
             }
         });
         Ok(sums.collect::<Result<_, DeviceError>>()?)
@@ -186,14 +187,16 @@ impl<T: Clone + Send> Reduction<T> {
             };
             let (adds, elements) = (round.adds_up.is_some(), self.layout.elements(&segments));
             if !elements.is_empty() {
-                let part = match adds && peer == self.me {
-                    true => self.held.pop().map(|own| own.tensor),
-                    false => self.recv(device, comm, peer, elements.len(), deadline)?,
+                let part = if adds && peer == self.me {
+                    self.held.pop().map(|own| own.tensor)
+                } else {
+                    self.recv(device, comm, peer, elements.len(), deadline)?
                 };
                 let Some(tensor) = part else { return Ok(()) };
-                match adds {
-                    true => self.add(device, &tensor)?,
-                    false => self.hold(Piece { elements, tensor }),
+                if adds {
+                    self.add(device, &tensor)?
+                } else {
+                    self.hold(Piece { elements, tensor })
                 }
             }
             self.n_received += 1;
@@ -272,9 +275,10 @@ impl<T: Clone + Send> Reduction<T> {
         let round = &self.rounds[self.at];
         let (from, tag) = (self.members[member], self.tag(round));
         // In the first round all send what they have; later ones wait for what others send.
-        let need = match self.at == 0 && round.adds_up.is_some() {
-            true => Need::Part(self.bucket),
-            false => Need::Sum(self.bucket),
+        let need = if self.at == 0 && round.adds_up.is_some() {
+            Need::Part(self.bucket)
+        } else {
+            Need::Sum(self.bucket)
         };
         let received = match deadline {
             Some(deadline) => comm.recv(from, tag, deadline).map(Some),

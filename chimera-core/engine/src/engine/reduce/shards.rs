@@ -106,9 +106,10 @@ pub(crate) fn parts<'p>(
         let part = |tensors: Vec<usize>| {
             let shapes = tensors.iter().map(|tensor| shapes[*tensor].clone()).collect();
             let owners: Vec<_> = tensors.iter().map(|tensor| owners[*tensor]).collect();
-            let layout = match how.keeps_sums {
-                true => BucketLayout::owned(shapes, &owners, n_members),
-                false => BucketLayout::shared(shapes, n_members),
+            let layout = if how.keeps_sums {
+                BucketLayout::owned(shapes, &owners, n_members)
+            } else {
+                BucketLayout::shared(shapes, n_members)
             };
             Arc::new(BucketPart { tensors, layout: Arc::new(layout) })
         };

@@ -314,9 +314,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 
     fn not_finite(&self, rank: Rank, culprit: &str, step: usize) -> Fault {
-        let weights = match self.updates_alone() {
-            false => "; the weights are those of the last sound step",
-            true => "", // other stages may have updated theirs
+        let weights = if self.updates_alone() {
+            ""
+        } else {
+            "; the weights are those of the last sound step"
         };
         let again = match self.sync.n_skipped_in_a_row() {
             0 | 1 => String::new(),

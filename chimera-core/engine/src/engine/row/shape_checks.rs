@@ -96,9 +96,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         if n == length {
             return Ok(());
         }
-        let said = match length == targets {
-            true => format!("Data::n_targets says {targets}"),
-            false => format!("Data::target_len says {length}"),
+        let said = if length == targets {
+            format!("Data::n_targets says {targets}")
+        } else {
+            format!("Data::target_len says {length}")
         };
         Err(self.misshapen(
             op,

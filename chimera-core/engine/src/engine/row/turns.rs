@@ -133,9 +133,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
                     .into_iter()
                     .filter(|t: &Transfer| !layout.elements(&t.segments).is_empty());
                 let turns = full.filter_map(|transfer| {
-                    let payload = match transfer.adds {
-                        true => Payload::Gradients { bucket, part },
-                        false => Payload::Sums { bucket, part },
+                    let payload = if transfer.adds {
+                        Payload::Gradients { bucket, part }
+                    } else {
+                        Payload::Sums { bucket, part }
                     };
                     turn(me, (members[transfer.from], members[transfer.to]), payload)
                 });

@@ -88,10 +88,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             let held = self.state.stages.held(id);
             let mut params = Vec::new();
             for (param, weight) in held.stage.params().iter().zip(held.weights.iter()) {
-                let weights = match has_replicas {
-                    true => self.hash(weight)?,
-                    false => String::new(),
-                };
+                let weights = if has_replicas { self.hash(weight)? } else { String::new() };
                 let (name, shape, tied) = (param.name.clone(), param.shape.clone(), param.tied);
                 params.push(ParamOutset { name, shape, tied, weights });
             }

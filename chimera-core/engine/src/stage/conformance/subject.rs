@@ -77,9 +77,12 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
         [first, n]: [usize; 2],
         act: impl FnOnce(&Micro<'_, S::Item>) -> R,
     ) -> R {
-        let read = |samples: &[Vec<S::Item>]| match self.stages[stage].needs_inputs() {
-            true => samples[first..first + n].concat(),
-            false => Vec::new(),
+        let read = |samples: &[Vec<S::Item>]| {
+            if self.stages[stage].needs_inputs() {
+                samples[first..first + n].concat()
+            } else {
+                Vec::new()
+            }
         };
         let has_loss = self.graph.has_loss(StageId(stage as u16));
         let input = read(&self.input);

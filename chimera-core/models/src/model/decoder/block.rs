@@ -209,17 +209,19 @@ impl<D: Layers> Blocks<'_, D> {
     }
 
     fn activation(&self, up: &D::Tensor) -> Result<D::Tensor> {
-        match self.form.is_gated {
-            true => llama_layers(self.pass.device)?.gated(up, self.form.activation),
-            false => self.pass.device.activation(up, self.form.activation),
+        if self.form.is_gated {
+            llama_layers(self.pass.device)?.gated(up, self.form.activation)
+        } else {
+            self.pass.device.activation(up, self.form.activation)
         }
     }
 
     /// The gradient of the activation's input, and the activation again.
     fn activation_dx(&self, dy: &D::Tensor, up: &D::Tensor) -> Result<(D::Tensor, D::Tensor)> {
-        match self.form.is_gated {
-            true => llama_layers(self.pass.device)?.gated_dx(dy, up, self.form.activation),
-            false => self.pass.device.activation_dx(dy, up, self.form.activation),
+        if self.form.is_gated {
+            llama_layers(self.pass.device)?.gated_dx(dy, up, self.form.activation)
+        } else {
+            self.pass.device.activation_dx(dy, up, self.form.activation)
         }
     }
 }

@@ -269,9 +269,10 @@ impl<D: Layers> DecoderStage<D> {
             dy = dx;
         }
 
-        let (dx, embedding) = match self.cut.first {
-            true => (None, Some(blocks.pass.dropped(EMBEDDED, &dy)?)),
-            false => (Some(dy), None),
+        let (dx, embedding) = if self.cut.first {
+            (None, Some(blocks.pass.dropped(EMBEDDED, &dy)?))
+        } else {
+            (Some(dy), None)
         };
         Ok((dx, DecoderDeferred { head, blocks: of_blocks, embedding, rows }))
     }

@@ -52,9 +52,10 @@ impl<D: Layers> DecoderStage<D> {
 
     fn no_slice(&self, of: usize) -> DeviceError {
         let context = self.attention.context;
-        let reason = match self.dropout.rate > 0.0 {
-            true => "dropout is drawn for whole sequences: train slices of them without".into(),
-            false => format!("sequences of {context} tokens cannot be cut into {of} slices"),
+        let reason = if self.dropout.rate > 0.0 {
+            "dropout is drawn for whole sequences: train slices of them without".into()
+        } else {
+            format!("sequences of {context} tokens cannot be cut into {of} slices")
         };
         DeviceError::Failed { device: self.device.name(), op: "slice", reason }
     }

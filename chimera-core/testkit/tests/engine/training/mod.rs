@@ -349,9 +349,10 @@ pub(crate) fn body<S: Stage<Tensor = Tensor, Item = u32>, C: Comm<Tensor>>(
     stage: &(impl Fn(StageId) -> Result<S, Fault> + ?Sized),
 ) -> Result<Outcome, Fault> {
     // What is computed on the host would be rounded.
-    match job.training.optimizer.preconditions() {
-        true => body_on(job, Exact, comm, stage),
-        false => body_on(job, Reference, comm, stage),
+    if job.training.optimizer.preconditions() {
+        body_on(job, Exact, comm, stage)
+    } else {
+        body_on(job, Reference, comm, stage)
     }
 }
 

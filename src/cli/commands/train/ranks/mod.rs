@@ -145,8 +145,7 @@ fn conclude(
 ) -> Result<()> {
     let survives = run.config().devices.survive != Survive::Off;
     let patience = run.config().patience().later;
-    conclude_run(comm, patience, work, |comm, fault| match survives && fault.is_death() {
-        true => fault,
-        false => end_now(comm, &fault, known), // the work would go on for as long as it takes
+    conclude_run(comm, patience, work, |comm, fault| {
+        if survives && fault.is_death() { fault } else { end_now(comm, &fault, known) }
     })
 }

@@ -99,9 +99,10 @@ fn ended(path: &Path) -> Result<RunSummary> {
 
 /// The one run of the schedule in a file that a run writes when it `has_ended`.
 fn only(path: &Path, has_ended: bool) -> Result<TracedRun> {
-    let why = match has_ended {
-        true => format!("{NOT_DRAWN}; or the run was killed after them, before it wrote its end"),
-        false => AT_THE_END.to_string(),
+    let why = if has_ended {
+        format!("{NOT_DRAWN}; or the run was killed after them, before it wrote its end")
+    } else {
+        AT_THE_END.to_string()
     };
     absent(path, &why)?;
     median(trace::read_regular(path)?)

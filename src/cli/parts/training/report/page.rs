@@ -56,11 +56,12 @@ fn losses(run: &Gathered) -> String {
     let Some(drawing) = drawing else {
         return note("The metrics have no step with a finite loss.");
     };
-    let key = match run.run.validations.is_empty() {
-        true => String::new(),
-        false => "<p class=\"key\"><span class=\"loss\">loss</span> \
+    let key = if run.run.validations.is_empty() {
+        String::new()
+    } else {
+        "<p class=\"key\"><span class=\"loss\">loss</span> \
                   <span class=\"validation\">validation loss</span></p>\n"
-            .into(),
+            .into()
     };
     format!("{drawing}{key}<p class=\"about\">Loss in nats, by step.</p>\n")
 }

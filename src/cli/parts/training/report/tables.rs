@@ -101,14 +101,13 @@ pub(super) fn memory(run: &Gathered) -> String {
         (false, true) => gone_on(run, "the planned curves are"),
         (false, false) => String::new(),
     };
-    let mut html = match is_planned || is_measured {
-        true => {
-            earlier
-                + "<canvas id=\"memory\"></canvas>\n<p class=\"about\">Activation memory over time, on the time scale \
+    let mut html = if is_planned || is_measured {
+        earlier
+            + "<canvas id=\"memory\"></canvas>\n<p class=\"about\">Activation memory over time, on the time scale \
                  above: saved activations and deferred weight work, counted from the sizes of what ops make, at the \
                  planned times (dashed) and the measured times (solid). It is counted, not asked of the device.</p>\n"
-        }
-        false => note("No trace counts bytes over time, so only peaks are shown."),
+    } else {
+        note("No trace counts bytes over time, so only peaks are shown.")
     };
     let ranks = run.run.last.as_ref().map_or(&[][..], |last| &last.ranks);
     if ranks.is_empty() {

@@ -98,9 +98,10 @@ impl UpdateRule for Kfac {
 /// Outputs of each linear map of a matrix.
 fn blocks(param: &Param) -> Vec<usize> {
     let (_, outputs) = param.features().unwrap_or_default();
-    match param.linear_maps.iter().sum::<usize>() == outputs {
-        true => param.linear_maps.clone(),
-        false => vec![outputs],
+    if param.linear_maps.iter().sum::<usize>() == outputs {
+        param.linear_maps.clone()
+    } else {
+        vec![outputs]
     }
 }
 

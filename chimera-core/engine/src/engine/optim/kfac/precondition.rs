@@ -113,8 +113,7 @@ impl Gradient {
 fn place(param: &Param) -> impl Fn(usize, usize) -> usize + use<> {
     let (inputs, outputs) = param.features().unwrap_or_default();
     let inputs_first = param.shown.as_ref().is_some_and(|layer| layer.inputs_first);
-    move |output, input| match inputs_first {
-        true => input * outputs + output,
-        false => output * inputs + input,
+    move |output, input| {
+        if inputs_first { input * outputs + output } else { output * inputs + input }
     }
 }

@@ -104,9 +104,10 @@ impl Surviving<'_> {
         let first = all.iter().find_map(|standing| Some(standing.beginning.as_ref()?.first_step));
         let furthest = all.iter().filter_map(|standing| standing.next).max();
         self.survivor.joins = furthest > first;
-        self.n_in_vain = match furthest > self.furthest {
-            true => 0,
-            false => 1 + all.iter().map(|standing| standing.n_in_vain).max().unwrap_or(0),
+        self.n_in_vain = if furthest > self.furthest {
+            0
+        } else {
+            1 + all.iter().map(|standing| standing.n_in_vain).max().unwrap_or(0)
         };
         self.furthest = furthest;
         if self.n_in_vain <= MOST_IN_VAIN {
