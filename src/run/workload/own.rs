@@ -129,7 +129,7 @@ impl<M: Model> Run<Own<M>> {
         Run::of(course, own)
     }
 
-    /// The memory that each worker of a group will need, as far as the stages [say](chimera_core::stage::Sizes::saved_bytes) what they keep.
+    /// The memory that each worker of a group will need, as far as the stages [say](measure) what they keep.
     /// A run that needs more than is free is refused before its first step.
     pub fn needs(&self) -> Vec<Need> {
         let Own { params, bytes, device, .. } = &self.subject;

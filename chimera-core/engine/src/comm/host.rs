@@ -59,7 +59,7 @@ const WORD: usize = size_of::<f32>();
 /// Carries the tensors of a device over a transport of [`Host`] tensors: what is sent is copied to the host,
 /// once, and what comes is handed to the device.
 ///
-/// A device that can [fetch](Device::fetch) works on while it is copied. Such a message goes on its way when
+/// A device that can [fetch](crate::device::Asynchronous::fetch) works on while it is copied. Such a message goes on its way when
 /// the next one is sent or looked for, and at the latest when this rank waits.
 pub struct HostStaged<D: Device, C: Comm<Host>> {
     device: D,

@@ -13,7 +13,7 @@ pub enum Layout {
     OutIn,
 }
 
-/// A function of [`Layers::activation`](super::Layers::activation).
+/// A function of [`Pointwise::activation`](super::Pointwise::activation).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Activation {
     /// `x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))`, GPT-2's GELU.
@@ -26,7 +26,7 @@ pub enum Activation {
     Silu,
 }
 
-/// What [`Layers::rotary`](super::Layers::rotary) turns, and which way.
+/// What [`LlamaLayers::rotary`](super::LlamaLayers::rotary) turns, and which way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rotary {
     /// How many heads of a row are turned, from its start.
@@ -35,7 +35,7 @@ pub struct Rotary {
     pub backward: bool,
 }
 
-/// How rows attend to each other in [`Layers::attention`](super::Layers::attention).
+/// How rows attend to each other in [`Attend::attention`](super::Attend::attention).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Attention<'m> {
     /// Into how many heads queries are split.

@@ -271,8 +271,9 @@ pub trait LlamaLayers<T> {
 
     /// Turns the first `by.heads` heads of each row of `x` (Su et al., 2021, RoPE): features `i` and `i + d/2` of a head
     /// of `d` become `cos a - sin b` and `cos b + sin a`. `table: [context, d]` is a
-    /// [`rotary_table`](Embed::rotary_table); row `r` is at position `r mod context`. What is behind these heads stays as it is. The gradient of
-    /// `x` is the same function of `dy`, with the sines negated, as `by.backward` says.
+    /// [`rotary_table`](Embed::rotary_table); row `r` is at position `r mod context`. What comes after these
+    /// heads stays as it is. The gradient of `x` is the same function of `dy`, with the sines negated, as `by.backward`
+    /// says.
     fn rotary(&self, x: &T, table: &T, by: Rotary) -> Result<T>;
 }
 

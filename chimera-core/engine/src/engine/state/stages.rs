@@ -229,8 +229,8 @@ fn unable<S: Stage>(stage: &S, id: StageId, program: &Program) -> Option<String>
     let rules = program.rules();
     if rules.n_slices() > 1 && !(stage.sliced().is_some() && rules.graph().is_chain()) {
         return Some(format!(
-            "{id} cannot run slices of sequences, into which the program cuts them: it needs `Stage::sliced`, and stages that form a \
-             chain"
+            "{id} cannot run slices of sequences, into which the program cuts them: it needs `Stage::sliced`, and \
+             stages that form a chain"
         ));
     }
     if rules.has_moves() && stage.movable().is_none() {
