@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result};
 use chimera_core::engine::StepReport;
 
-use super::{InThreads, Ranks, Run, Subject, Trained};
+use super::{InThreads, Run, RunRanks, Subject, Trained};
 use crate::settings::said_in_vain;
 
 /// Options that `chimera train` alone reads, at the end of a run or around it.
@@ -38,7 +38,7 @@ impl<S: Subject> Run<S> {
     ///
     /// # Errors
     /// As for one process, and if another rank fails.
-    pub fn train_in_folder_of<R: Ranks<S>>(
+    pub fn train_in_folder_of<R: RunRanks<S>>(
         &mut self,
         ranks: R,
         stop: &AtomicBool,

@@ -54,7 +54,7 @@ use ranks::replica_devices;
 pub use ranks::verify::checkpoint_as;
 pub use resume::Beginning;
 use resume::kept;
-pub use session::{Begun, Claimed, InThreads, Processes, Ranks, Resumed, conclude, together};
+pub use session::{Begun, Claimed, InThreads, Processes, Resumed, RunRanks, conclude, together};
 pub use survivor::{Fewer, Survivor};
 pub use unread::check_unread;
 use unread::{check_param_groups, files};

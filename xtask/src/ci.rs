@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use crate::lint::{absences, counts, layers, words};
 use crate::programs;
-use crate::release::publish;
+use crate::release::{book, publish};
 use crate::suites::{cuda, gallery, mpi, outside, python, wgpu};
 use xtask::command::{cargo, read, run as run_command};
 use xtask::features::{TRANSPORT, default_tests, lint_default, lint_library};
@@ -30,6 +30,7 @@ const CHORES: &[(&str, fn() -> Result<()>)] = &[
     ("python", || python::run(&python::Args::default())),
     ("gallery", || gallery::run(true)),
     ("paper", || programs::run(&["paper", "--check"])),
+    ("book", book::run),
     ("mpi", || mpi::run(&mpi::Args::default())),
     ("wgpu", wgpu::run),
     ("cuda", cuda::check),

@@ -16,11 +16,11 @@ pub struct Conflict {
     pub options: &'static [&'static str],
     /// The refusal, in which `{option}` stands for the value of an option.
     pub sentence: &'static str,
-    found: Found,
+    when: Condition,
 }
 
 /// The condition of a conflict, and what it needs to be known.
-enum Found {
+enum Condition {
     /// The settings alone, also where they describe a schedule and no training.
     Schedule(fn(&Config) -> bool),
     /// The settings of a training.
@@ -34,13 +34,13 @@ pub static CONFLICTS: &[Conflict] = &[
     Conflict {
         options: &["bpipe", "offload"],
         sentence: "bpipe and offload both say where activations go that a worker has no room for: choose one of them",
-        found: Found::Schedule(|config| config.passes.bpipe && offloads(config)),
+        when: Condition::Schedule(|config| config.passes.bpipe && offloads(config)),
     },
     Conflict {
         options: &["recompute-stages", "recompute"],
         sentence: "recompute-stages {recompute-stages} says which stages recompute, and recompute none that none do: choose \
                    recompute full or selective too",
-        found: Found::Schedule(|config| {
+        when: Condition::Schedule(|config| {
             let names_stages = matches!(config.passes.recompute_stages, RecomputedStages::These(_));
             names_stages && config.passes.recompute == Recompute::None
         }),
@@ -49,7 +49,7 @@ pub static CONFLICTS: &[Conflict] = &[
         options: &["offload", "memory-cap", "profile"],
         sentence: "offload auto moves what is over a memory-cap, or as much as costs no time: say how many micro-batches a \
                    worker may hold with --memory-cap, or what a move takes with --profile",
-        found: Found::Settings(|config| {
+        when: Condition::Settings(|config| {
             let is_bounded = config.passes.memory_cap.is_some() || config.costs.profile.is_some();
             offloads(config) && !is_bounded
         }),
@@ -57,7 +57,7 @@ pub static CONFLICTS: &[Conflict] = &[
     Conflict {
         options: &["min-lr", "lr"],
         sentence: "min-lr {min-lr} is above lr {lr}: the learning rate falls",
-        found: Found::Settings(|config| {
+        when: Condition::Settings(|config| {
             config.lr_falls() && config.training.min_lr > config.training.lr
         }),
     },
@@ -65,7 +65,7 @@ pub static CONFLICTS: &[Conflict] = &[
         options: &["trace-steps", "steps"],
         sentence: "trace-steps {trace-steps} begins after the last step: steps is {steps}; choose a range that begins before \
                    step {steps}",
-        found: Found::Settings(|config| {
+        when: Condition::Settings(|config| {
             let first = config.output.trace_steps.0.start;
             config.output.trace.is_some() && first >= config.training.steps
         }),
@@ -74,7 +74,7 @@ pub static CONFLICTS: &[Conflict] = &[
         options: &["speeds", "width", "depth"],
         sentence: "speeds {speeds} has more ranks than width {width} x depth {depth}: leave out those beyond, or choose \
                    another width or depth",
-        found: Found::Settings(|config| {
+        when: Condition::Settings(|config| {
             let n_speeds = config.schedule.speeds.as_ref().map_or(0, Speeds::n_said);
             n_speeds > config.schedule.width * config.schedule.depth
         }),
@@ -82,26 +82,26 @@ pub static CONFLICTS: &[Conflict] = &[
     Conflict {
         options: &["shard-optimizer", "mpi-allreduce"],
         sentence: "shard-optimizer gives each sum to one replica, and mpi-allreduce to all: choose one of them",
-        found: Found::Settings(|config| {
+        when: Condition::Settings(|config| {
             config.replicas.shard_optimizer && config.replicas.mpi_allreduce
         }),
     },
     Conflict {
         options: &["reduce-precision"],
         sentence: "gradients go between replicas in f32 or in bf16: tf32 is for products only",
-        found: Found::Settings(|config| config.replicas.reduce_precision == Precision::Tf32),
+        when: Condition::Settings(|config| config.replicas.reduce_precision == Precision::Tf32),
     },
     Conflict {
         options: &["reduce-precision", "mpi-allreduce"],
         sentence: "MPI has no sums of bf16: choose reduce-precision f32, or leave mpi-allreduce out",
-        found: Found::Settings(|config| {
+        when: Condition::Settings(|config| {
             config.replicas.mpi_allreduce && config.replicas.reduce_precision != Precision::F32
         }),
     },
     Conflict {
         options: &["survive", "mpi-allreduce", "transport"],
         sentence: "survive is for sums and tensors by messages over MPI: leave mpi-allreduce and transport nccl out",
-        found: Found::Settings(|config| {
+        when: Condition::Settings(|config| {
             let other_sums = config.replicas.mpi_allreduce || is_over_nccl(config);
             survives(config) && other_sums
         }),
@@ -109,23 +109,23 @@ pub static CONFLICTS: &[Conflict] = &[
     Conflict {
         options: &["mpi-allreduce", "transport"],
         sentence: "mpi-allreduce is MPI's, and tensors go over NCCL: choose --transport mpi, or leave it out",
-        found: Found::Settings(|config| config.replicas.mpi_allreduce && is_over_nccl(config)),
+        when: Condition::Settings(|config| config.replicas.mpi_allreduce && is_over_nccl(config)),
     },
     Conflict {
         options: &["evict", "survive"],
         sentence: "evict ends ranks so that the others go on without them: choose survive respawn or narrow",
-        found: Found::Settings(|config| config.devices.evict != Evict::Off && !survives(config)),
+        when: Condition::Settings(|config| config.devices.evict != Evict::Off && !survives(config)),
     },
     Conflict {
         options: &["shadow-every", "survive"],
         sentence: "shadow-every keeps copies for when a rank dies: choose survive respawn or narrow",
-        found: Found::Settings(|config| config.devices.shadow_every > 0 && !survives(config)),
+        when: Condition::Settings(|config| config.devices.shadow_every > 0 && !survives(config)),
     },
     Conflict {
         options: &["survive", "shard-optimizer"],
         sentence: "fewer ranks would share a sharded optimizer out in other parts, and a dead rank's part is with one of \
                    them alone: choose survive respawn, or leave shard-optimizer out",
-        found: Found::Settings(|config| {
+        when: Condition::Settings(|config| {
             config.devices.survive == Survive::Narrow && config.replicas.shard_optimizer
         }),
     },
@@ -133,7 +133,7 @@ pub static CONFLICTS: &[Conflict] = &[
         options: &["adapt-every", "schedule", "border", "survive"],
         sentence: "adapt-every chooses the k of 1f1b between steps: choose schedule 1f1b, border step and survive off, or \
                    leave adapt-every out",
-        found: Found::Settings(|config| {
+        when: Condition::Settings(|config| {
             let has_k = config.schedule.name.reads().contains(&Parameter::InTurn);
             let is_apt = has_k && config.passes.border == Border::Step && !survives(config);
             config.schedule.adapt_every > 0 && !is_apt
@@ -143,7 +143,7 @@ pub static CONFLICTS: &[Conflict] = &[
         options: &["non-finite", "schedule", "check-finite"],
         sentence: "non-finite skip needs steps that wait for all workers, and a check: choose a synchronous schedule, and \
                    leave check-finite true",
-        found: Found::Lowered(|config, program| {
+        when: Condition::Lowered(|config, program| {
             let is_checked = config.training.check_finite;
             let is_asynchronous = program.window().update().is_asynchronous();
             config.training.non_finite != NonFinite::Stop && (is_asynchronous || !is_checked)
@@ -153,14 +153,14 @@ pub static CONFLICTS: &[Conflict] = &[
         options: &["shard-optimizer", "schedule", "border"],
         sentence: "shard-optimizer needs weights that nobody reads while they are updated: choose a synchronous schedule and \
                    border step",
-        found: Found::Lowered(|config, program| {
+        when: Condition::Lowered(|config, program| {
             config.replicas.shard_optimizer && program.window().update() != Update::Flush
         }),
     },
     Conflict {
         options: &["transport", "bpipe", "offload"],
         sentence: "moves of activations run beside messages, in no common order: leave transport nccl out",
-        found: Found::Lowered(|config, program| {
+        when: Condition::Lowered(|config, program| {
             program.rules().has_moves() && is_over_nccl(config)
         }),
     },
@@ -180,24 +180,24 @@ fn survives(config: &Config) -> bool {
 
 /// Refuses settings that describe no schedule.
 pub(crate) fn check_schedule(config: &Config) -> Result<()> {
-    refuse(config, |found| matches!(found, Found::Schedule(holds) if holds(config)))
+    refuse(config, |found| matches!(found, Condition::Schedule(holds) if holds(config)))
 }
 
 /// Refuses settings of a training that contradict each other.
 pub(crate) fn check_settings(config: &Config) -> Result<()> {
     refuse(config, |found| match found {
-        Found::Schedule(holds) | Found::Settings(holds) => holds(config),
-        Found::Lowered(_) => false,
+        Condition::Schedule(holds) | Condition::Settings(holds) => holds(config),
+        Condition::Lowered(_) => false,
     })
 }
 
 /// Refuses settings that contradict the program that they ask for.
 pub(crate) fn check_program(config: &Config, program: &Program) -> Result<()> {
-    refuse(config, |found| matches!(found, Found::Lowered(holds) if holds(config, program)))
+    refuse(config, |found| matches!(found, Condition::Lowered(holds) if holds(config, program)))
 }
 
-fn refuse(config: &Config, holds: impl Fn(&Found) -> bool) -> Result<()> {
-    match CONFLICTS.iter().find(|conflict| holds(&conflict.found)) {
+fn refuse(config: &Config, holds: impl Fn(&Condition) -> bool) -> Result<()> {
+    match CONFLICTS.iter().find(|conflict| holds(&conflict.when)) {
         Some(conflict) => bail!(conflict.with_values(config)),
         None => Ok(()),
     }

@@ -1,6 +1,6 @@
 //! A training in its folder, in phases, each made of the one before: a run is [prepared](Run::prepare), its folder
 //! [claimed](Run::claim), the run [resumed](Claimed::resume) and [begun](Resumed::begin). Runs of threads and runs of processes go through
-//! the same phases; [`Ranks`] is what differs.
+//! the same phases; [`RunRanks`] is what differs.
 
 mod conclude;
 mod processes;
@@ -15,7 +15,7 @@ use chimera_core::engine::StepReport;
 
 pub use conclude::conclude;
 pub use processes::{Processes, together};
-pub use ranks::{InThreads, Ranks};
+pub use ranks::{InThreads, RunRanks};
 
 use super::{Folder, Place, Run, Subject, Trained};
 use crate::formats::checkpoint::Store;
@@ -64,12 +64,12 @@ impl<S: Subject> Run<S> {
     ///
     /// # Errors
     /// If another run is at work in the folder, or it cannot be made.
-    pub fn claim<R: Ranks<S>>(&mut self, ranks: R) -> Result<Claimed<'_, S, R>> {
+    pub fn claim<R: RunRanks<S>>(&mut self, ranks: R) -> Result<Claimed<'_, S, R>> {
         self.claim_by(ranks, Place::claim)
     }
 
     /// Claims a folder by `claim`, on the rank that leads.
-    pub(crate) fn claim_by<R: Ranks<S>>(
+    pub(crate) fn claim_by<R: RunRanks<S>>(
         &mut self,
         mut ranks: R,
         claim: impl FnOnce(&Config) -> Result<Place>,
@@ -81,7 +81,7 @@ impl<S: Subject> Run<S> {
     }
 }
 
-impl<'r, S: Subject, R: Ranks<S>> Claimed<'r, S, R> {
+impl<'r, S: Subject, R: RunRanks<S>> Claimed<'r, S, R> {
     /// The folder.
     pub fn path(&self) -> &Path {
         &self.path
@@ -105,7 +105,7 @@ impl<'r, S: Subject, R: Ranks<S>> Claimed<'r, S, R> {
     }
 }
 
-impl<'r, S: Subject, R: Ranks<S>> Resumed<'r, S, R> {
+impl<'r, S: Subject, R: RunRanks<S>> Resumed<'r, S, R> {
     /// Whether no step is left to train.
     pub fn is_trained(&self) -> bool {
         self.run.first_step() == self.run.config().training.steps
@@ -135,7 +135,7 @@ impl<'r, S: Subject, R: Ranks<S>> Resumed<'r, S, R> {
     }
 }
 
-impl<S: Subject, R: Ranks<S>> Begun<'_, S, R> {
+impl<S: Subject, R: RunRanks<S>> Begun<'_, S, R> {
     /// Trains the steps that are left, keeps their metrics, and writes down why the run fails if it does. All ranks call it; the
     /// one that leads gets what the run leaves. `stop` ends it with a checkpoint of the last whole step. An error
     /// of `observe` ends the run.

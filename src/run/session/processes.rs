@@ -12,7 +12,7 @@ use chimera_core::ids::Rank;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::Ranks;
+use super::RunRanks;
 use crate::formats::checkpoint::Checkpoint;
 use crate::observe::Explain;
 use crate::run::error_class::fault_of;
@@ -23,7 +23,7 @@ use crate::run::{Place, Run, Seat, Subject, Trained, checkpoint_as, write_error}
 use crate::settings::{Config, ScheduleSettings};
 
 /// The rank that leads.
-const LEAD: Rank = Rank(0);
+const ROOT: Rank = Rank(0);
 
 /// Whether the job is over, and why.
 type WhyOver = dyn Fn() -> Option<CommError> + Send + Sync;
@@ -99,9 +99,9 @@ pub fn together<T>(comm: &mut impl Endpoint, own: Result<T>, patience: Duration)
     }
 }
 
-impl<S: Subject, C: Comm<Host>> Ranks<S> for Processes<'_, C> {
+impl<S: Subject, C: Comm<Host>> RunRanks<S> for Processes<'_, C> {
     fn leads(&self) -> bool {
-        self.comm.rank() == LEAD
+        self.comm.rank() == ROOT
     }
 
     fn together<T>(&mut self, own: Result<T>) -> Result<T> {

@@ -14,7 +14,7 @@ use crate::run::{Place, Run, Subject, Trained};
 use crate::settings::Config;
 
 /// The ranks of a run: [threads](InThreads) of this process, or [processes](super::Processes).
-pub trait Ranks<S: Subject> {
+pub trait RunRanks<S: Subject> {
     /// Whether this process leads: it owns the folder of the run, observes its steps, and gets what it leaves.
     fn leads(&self) -> bool;
 
@@ -50,7 +50,7 @@ pub trait Ranks<S: Subject> {
 /// All ranks as threads of this process.
 pub struct InThreads;
 
-impl<S: Subject> Ranks<S> for InThreads {
+impl<S: Subject> RunRanks<S> for InThreads {
     fn leads(&self) -> bool {
         true
     }

@@ -118,7 +118,7 @@ fn debian(folder: &Path) -> Result<PathBuf> {
     let mut make = Command::new("mmdebstrap");
     make.arg("--variant=apt").arg(format!("--include={PACKAGES}"));
     make.arg("--skip=chroot/mount"); // a mount that is left over would stand in the way of a clean-up
-    // A mirror may lag behind; signatures are checked all the same.
+    // A mirror may be out of date; signatures are checked all the same.
     make.args(["--aptopt=Acquire::Check-Valid-Until \"false\"", "sid"]).arg(&unfinished);
     run_command(make.args(mirror())).with_context(|| {
         format!(
