@@ -248,7 +248,10 @@ fn an_op_done_twice_is_refused_and_drawn() {
     let again = row(&mut damaged, 3)[0].clone();
     row(&mut damaged, 3).push(again);
     let refusal = refusal(&damaged);
-    assert!(refusal.contains("worker 3, cell 10") && refusal.contains("again"), "{refusal}");
+    assert!(
+        refusal.contains("worker 3, cell 10") && refusal.contains("repeats what was done already"),
+        "{refusal}"
+    );
     assert!(is_drawn(&refusal), "{refusal}");
 }
 

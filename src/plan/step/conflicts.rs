@@ -210,6 +210,7 @@ impl Conflict {
         for option in self.options {
             let value = config.value(option).map_or("none".into(), |(value, _)| match value {
                 toml::Value::String(text) => text,
+                toml::Value::Float(number) => number.to_string(),
                 other => other.to_string(),
             });
             sentence = sentence.replace(&format!("{{{option}}}"), &value);

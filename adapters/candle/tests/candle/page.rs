@@ -187,9 +187,10 @@ fn the_page_has_this_code() {
         text.replace(",)", ")")
     };
     let page = include_str!("../../../../docs/library.md");
-    let own = squeeze(include_str!("page.rs"));
+    let processes = squeeze(include_str!("../../../../tests/processes/src/main.rs"));
+    let own = squeeze(include_str!("page.rs")) + &processes;
     let blocks: Vec<&str> = page.split("```rust\n").skip(1).collect();
-    assert_eq!(blocks.len(), 8);
+    assert_eq!(blocks.len(), 9);
     for block in blocks {
         let block = block.split("```").next().unwrap_or_default();
         assert!(own.contains(&squeeze(block)), "put this in:\n{block}");
