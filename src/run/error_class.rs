@@ -1,4 +1,4 @@
-//! The class of an error, and with it the exit code of whoever ends by it.
+//! The class of an error, from which the exit code of a process follows.
 
 use std::io::{Error, ErrorKind};
 
@@ -12,23 +12,23 @@ use chimera_core::search::AutoError;
 use crate::device::NoThread;
 use crate::formats::checkpoint::{Diverged, Unusable};
 
-/// An error that stands for several.
+/// Several errors reported as one.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Several {
     /// The class of the worst of them.
     pub class: Class,
-    /// All of them, in words.
+    /// The messages of all of them.
     pub message: String,
 }
 
-/// The class of an error: that of the fault that ended a run, of a refused schedule or checkpoint, of weights that are not
-/// finite, of a device that failed, of a disk that is full; all else is wrong usage.
+/// Returns the class of an error. Faults that end a run, refused schedules and checkpoints, weights that
+/// are not finite, failed devices and full disks have classes of their own; everything else is wrong usage.
 pub fn class_of(error: &anyhow::Error) -> Class {
     error.chain().find_map(class_of_cause).unwrap_or(Class::Usage)
 }
 
-/// An error of rank `me` as a fault, which other ranks can be sent.
+/// Turns an error of rank `me` into a fault, which can be sent to other ranks.
 pub fn fault_of(error: &anyhow::Error, me: Rank) -> Fault {
     match error.downcast_ref::<Fault>() {
         Some(fault) => fault.clone(),

@@ -1,4 +1,4 @@
-//! What a trained model makes of text it has not seen, and of text it is to continue.
+//! Evaluation of a trained model on unseen text, and continuation of texts.
 
 mod bert;
 mod continuation;
@@ -14,11 +14,11 @@ use crate::data::{Batch, Tokens, n_ignored};
 pub use bert::{Bert, PairScore};
 pub use sampling::Sampling;
 
-/// Logits that the head makes at a time.
+/// The most logits that the head computes at a time.
 const MOST_LOGITS: usize = 1 << 26;
 
-/// A whole model that predicts the next token, cut into stages on one device or several. The head is a stage of its own: of
-/// a long text it is asked for some rows alone.
+/// A whole model that predicts the next token, cut into stages on one device or several. The head
+/// is a stage of its own, because a long text needs the logits of some rows only.
 pub struct CausalLm<K: Layers> {
     config: ModelConfig,
     body: Vec<Piece<K>>,
@@ -33,30 +33,30 @@ struct Piece<K: Layers> {
 }
 
 impl<K: Layers> Piece<K> {
-    /// The stage for samples of so many tokens.
+    /// Returns the stage for samples of `n_rows` tokens.
     fn stage(&self, config: &ModelConfig, n_rows: usize) -> Result<AnyStage<K::Tensor>> {
         let (k, cut) = (self.kernels.clone(), self.cut.clone());
         Ok(stage(k, config, n_rows, DropoutRate::default(), cut)?)
     }
 }
 
-/// How well a text was foreseen.
+/// The score of a model on a text.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Score {
-    /// Tokens that were foreseen.
+    /// Tokens that were predicted.
     pub n_targets: usize,
     /// Mean loss over them, in nats.
     pub loss: f64,
 }
 
 impl Score {
-    /// The exponential of the loss.
+    /// Returns the exponential of the loss.
     pub fn perplexity(&self) -> f64 {
         self.loss.exp()
     }
 }
 
-/// Refuses a model that cannot tell what follows a text.
+/// Refuses a model that does not predict the next token.
 pub fn must_foresee(config: &ModelConfig) -> Result<()> {
     ensure!(
         config.objective() == Objective::NextToken,
@@ -67,10 +67,10 @@ pub fn must_foresee(config: &ModelConfig) -> Result<()> {
 }
 
 impl<K: Layers> CausalLm<K> {
-    /// Puts the tensors of a model onto a device; each parameter of the model must be among them.
+    /// Puts the tensors of a model onto a device. They must include each parameter of the model.
     ///
     /// # Errors
-    /// If one is missing, or the model does not predict the next token.
+    /// If a parameter is missing, or the model does not predict the next token.
     pub fn new(
         kernels: K,
         config: &ModelConfig,
@@ -79,7 +79,7 @@ impl<K: Layers> CausalLm<K> {
         Self::over(&[kernels], config, tensors)
     }
 
-    /// Puts a stage of the model onto each of some devices: activations go from one to the next through the host.
+    /// Puts a stage of the model onto each of the devices. Activations go from one to the next through the host.
     ///
     /// # Errors
     /// As for [`CausalLm::new`], or if there are more devices than layers.
@@ -90,11 +90,11 @@ impl<K: Layers> CausalLm<K> {
     ) -> Result<CausalLm<K>> {
         must_foresee(config)?;
         let mut body: Vec<Piece<K>> = Vec::new();
-        // How long samples may be is seen with them.
+        // The length of samples is only known with the samples.
         let whole = ModelConfig { end_of_text: None, ..config.clone() };
         for (kernels, cut) in devices.iter().zip(cut(&whole, whole.context, devices.len())?) {
             let cut = Cut { last: false, ..cut };
-            // Whether the device has the layers.
+            // Checks that the device has the layers.
             stage(kernels.clone(), config, 1, DropoutRate::default(), cut.clone())?;
             let weights = upload(kernels, config.params(&cut), tensors, &[])?;
             body.push(Piece { kernels: kernels.clone(), cut, weights });
@@ -115,21 +115,21 @@ impl<K: Layers> CausalLm<K> {
         Ok(CausalLm { config: config.clone(), body, head })
     }
 
-    /// The sizes of the model.
+    /// Returns the sizes of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Mean loss over the targets of a batch that count, in nats, sample by sample.
+    /// Returns the mean loss in nats over the targets of a batch that count, computed sample by sample.
     pub fn loss(&self, batch: &Batch) -> Result<f64> {
         let n_counted = batch.target.len() - n_ignored(&batch.target);
         let scale = 1.0 / n_counted.max(1) as f64;
         batch.samples().map(|(input, target)| self.window_loss(input, target, scale)).sum()
     }
 
-    /// Loss of a whole text: windows of `context` tokens, each `stride` tokens after the one before, score those
-    /// targets that no window before it did. So each token but the first is foreseen once, from at least
-    /// `context - stride` tokens before it where there are as many. `observe` hears how many are done.
+    /// Computes the loss of a whole text. Windows of `context` tokens, each `stride` tokens after the one before,
+    /// score those targets that no earlier window scored. So each token but the first is predicted once, from at
+    /// least `context - stride` tokens where that many come before it. `observe` gets the number of tokens done.
     ///
     /// # Errors
     /// If the text has fewer than two tokens, or the window is longer than the model's context.
@@ -170,8 +170,9 @@ impl<K: Layers> CausalLm<K> {
         Ok(Score { n_targets, loss: sum })
     }
 
-    /// Summed loss of the targets of the last rows of one window, times `loss_scale`. The head makes the logits of some rows
-    /// at a time: those of a long window and a large vocabulary together would take more memory than the model.
+    /// Returns the summed loss of the targets of a window's last rows, times `loss_scale`. The head
+    /// computes the logits of some rows at a time: all logits of a long window and a large
+    /// vocabulary would take more memory than the model.
     fn window_loss(&self, input: &[u32], target: &[u32], loss_scale: f64) -> Result<f64> {
         let (x, kernels) = (self.body_rows(input)?, &self.head.kernels);
         let (mut row, mut sum) = (input.len() - target.len(), 0.0);
@@ -189,7 +190,7 @@ impl<K: Layers> CausalLm<K> {
         Ok(sum)
     }
 
-    /// The logits of what comes after each of the last `n_rows` tokens of `input`: `[n_rows, vocab]`.
+    /// Returns the logits for the token after each of the last `n_rows` tokens of `input`: `[n_rows, vocab]`.
     ///
     /// # Errors
     /// If `input` is longer than the context, or has an id that the model does not know.
@@ -201,7 +202,7 @@ impl<K: Layers> CausalLm<K> {
         self.logits_of(&self.head.stage(&self.config, n_rows)?, x)
     }
 
-    /// What the head makes of rows of the body.
+    /// Returns the logits that the head computes from rows of the body.
     fn logits_of(&self, head: &AnyStage<K::Tensor>, x: K::Tensor) -> Result<Vec<f32>> {
         let micro =
             Micro { step: 0, sample: 0, input: &[], target: &[], loss_scale: 1.0, training: false };
@@ -219,7 +220,7 @@ impl<K: Layers> CausalLm<K> {
         }
     }
 
-    /// What the body makes of one sample: a row for each token.
+    /// Runs the body on one sample and returns a row for each token.
     fn body_rows(&self, input: &[u32]) -> Result<K::Tensor> {
         let micro =
             Micro { step: 0, sample: 0, input, target: &[], loss_scale: 1.0, training: false };
@@ -232,7 +233,7 @@ impl<K: Layers> CausalLm<K> {
         })
     }
 
-    /// What comes out of the last stage, where `forward` goes through the one that is given, of that number.
+    /// Calls `forward` with each stage and its number in turn, and returns the output of the last.
     fn through(
         &self,
         mut forward: impl FnMut(usize, &Piece<K>, Option<K::Tensor>) -> Result<K::Tensor>,
@@ -247,7 +248,7 @@ impl<K: Layers> CausalLm<K> {
     }
 }
 
-/// The tensors of `params` on a device: those that are there already, by name, or by their values.
+/// Returns the tensors of `params` on a device: by name those that are `there` already, the others uploaded.
 fn upload<K: Layers>(
     kernels: &K,
     params: Vec<Param>,

@@ -8,18 +8,19 @@ use chimera_core::engine::StepReport;
 use super::{InThreads, Run, RunRanks, Subject, Trained};
 use crate::settings::said_in_vain;
 
-/// Options that `chimera train` alone reads, at the end of a run or around it.
+/// Options that only `chimera train` reads, at the end of a run or around it.
 const OF_THE_COMMAND: [&str; 4] = ["save", "report", "prometheus", "predict"];
 
 impl<S: Subject> Run<S> {
-    /// Trains in the folder that the settings name, with a thread for each rank: goes on from a checkpoint if `resume`
-    /// says so, keeps settings, metrics and checkpoints, and if the run fails, why. `stop` ends it with a
-    /// checkpoint of the last whole step. `tell` is told of what goes wrong beside the training, and `observe` of every
-    /// step; an error of `observe` ends the run. Where no step is left, what was trained comes from the checkpoint.
+    /// Trains in the folder that the settings name, with a thread for each rank. Goes on from a
+    /// checkpoint if `resume` says so. Keeps settings, metrics and checkpoints in the folder, and
+    /// the reason if the run fails. `stop` ends the run with a checkpoint of the last whole step.
+    /// Calls `tell` for problems that do not stop the run and `observe` after every step; an error
+    /// of `observe` ends the run. If no step is left, the trained weights come from the checkpoint.
     ///
     /// # Errors
-    /// If another run is at work in the folder, if a checkpoint cannot be used or is of another training, or if the
-    /// training fails.
+    /// If another run is at work in the folder, if a checkpoint cannot be used or is of another
+    /// training, or if the training fails.
     pub fn train_in_folder(
         &mut self,
         stop: &AtomicBool,
@@ -33,8 +34,8 @@ impl<S: Subject> Run<S> {
         trained.context("the one process of a run leads")
     }
 
-    /// Like [`train_in_folder`](Run::train_in_folder), on each of the `ranks` of a run. The one that leads gets what the run
-    /// leaves.
+    /// Like [`train_in_folder`](Run::train_in_folder), on each of the `ranks` of a run. The rank
+    /// that leads gets the result of the run.
     ///
     /// # Errors
     /// As for one process, and if another rank fails.
@@ -55,7 +56,7 @@ impl<S: Subject> Run<S> {
         resumed.begin(store, tell.clone())?.train(stop, &tell, observe)
     }
 
-    /// What to tell of options that were said, and that nothing reads.
+    /// Returns a warning for each option that is set but not read.
     fn unread(&self) -> Vec<String> {
         let of_the_command = said_in_vain(self.config(), OF_THE_COMMAND);
         let of_the_command = of_the_command.iter().map(|key| (key, "the command `chimera train`"));

@@ -74,36 +74,36 @@ use crate::settings::{Config, ScheduleSettings};
 /// Windows of the validation text that are evaluated.
 const N_VALIDATION: usize = 64;
 
-/// A run that has been checked as far as can be before it starts: of a model on text, or of another [`Subject`].
+/// A run after all checks that are possible before it starts. It trains a model on text, or another [`Subject`].
 pub struct Run<S = Transformer> {
     course: Course,
     subject: S,
-    /// Where it begins, if not at the start.
+    /// The checkpoint that it begins with, if any.
     start: Option<Checkpoint>,
-    /// How it has begun, if this process takes part in it from a later step on.
+    /// The beginning of the run, if this process joins at a later step.
     joined: Option<Beginning>,
     saver: Option<Saver>,
-    /// Whether it was told that a rank cannot write its log.
+    /// Runs once, for the first warning that a rank cannot write its log.
     unlogged: Once,
-    /// Where each rank tells what it did last, if it fails.
+    /// Writes the last ops of each rank if the run fails.
     explain: Option<Arc<Explain>>,
-    /// What to begin with, unless weights are drawn at random or those of a checkpoint.
+    /// The initial weights, unless they are drawn at random or come from a checkpoint.
     initial: Option<Initial>,
     pace: OnceLock<Arc<Pace>>,
-    /// Bytes that this process held before the training, with the program's code that it uses, as far as known.
+    /// Bytes that this process held before the training, including the program's code in use, if known.
     before: OnceLock<Option<f64>>,
-    /// What a step is predicted to take, once that was asked.
+    /// The predicted time of a step, once it has been asked for.
     prediction: OnceLock<Option<Prediction>>,
 }
 
 impl Run {
-    /// Checks settings, model, data, schedule and memory. Nothing is written. A run that is to be resumed is ready
-    /// after [`resume`](Run::resume).
+    /// Checks settings, model, data, schedule and memory, and writes nothing. A run that is to be
+    /// resumed is ready after [`resume`](Run::resume).
     pub fn prepare(config: Config) -> Result<Run> {
         Run::prepare_with(config, None, Here { part: 1.0, own: None })
     }
 
-    /// With the timetable that a search has `found`, if it was elsewhere.
+    /// Prepares a run with the timetable that a search elsewhere has `found`, if any.
     fn prepare_with(config: Config, found: Option<Timetable>, here: Here) -> Result<Run> {
         config.check_own_model(|_| false)?;
         let model = unread::model(&config)?;
@@ -138,32 +138,33 @@ impl Run {
         Run::of(course, subject)
     }
 
-    /// Where it computes.
+    /// Returns the devices that it computes on.
     pub fn devices(&self) -> &Devices {
         &self.subject.devices
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &ModelConfig {
         &self.subject.model
     }
 
-    /// The memory that each worker of a group is expected to need.
+    /// Returns the memory that each worker of a group is expected to need.
     pub fn needs(&self) -> &[Need] {
         &self.subject.needs
     }
 
-    /// The text.
+    /// Returns the text.
     pub fn corpus(&self) -> &Corpus {
         &self.subject.corpus
     }
 
-    /// Which tokens begin, end and pad a text: as the model says that the run began with, and the end as its data has it.
+    /// Returns the tokens that begin, end and pad a text: from the model that the run began with,
+    /// and the end of a document from the data.
     pub fn special_ids(&self) -> SpecialIds {
         SpecialIds::of(self.model(), self.said_ids().as_ref(), self.subject.document_end())
     }
 
-    /// Windows of the text that is not trained on.
+    /// Returns windows of the text that is not trained on.
     pub fn validation(&self) -> io::Result<Batch> {
         self.corpus().validation(N_VALIDATION)
     }
@@ -201,49 +202,49 @@ impl<S: Subject> Run<S> {
         })
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn config(&self) -> &Config {
         &self.course.config
     }
 
-    /// What each worker does in a step, or in a window of steps.
+    /// Returns the program: the work of each worker in a step, or in a window of steps.
     pub fn program(&self) -> &Program {
         &self.course.program
     }
 
-    /// The program of its last steps, which are fewer where windows do not divide the steps.
+    /// Returns the program of the last steps, which are fewer where windows do not divide the steps.
     pub fn last_program(&self) -> &Program {
         self.course.last.as_ref().unwrap_or(&self.course.program)
     }
 
-    /// Bytes and operations of its stages, as traces tell them.
+    /// Returns the bytes and operations of its stages, as traces show them.
     pub(crate) fn sizes(&self) -> Sizes {
         self.subject.sizes(&self.course)
     }
 
-    /// What the search for a schedule came to, if there was one.
+    /// Returns the result of the search for a schedule, if there was one.
     pub fn search(&self) -> Option<&Report> {
         self.course.search.as_ref()
     }
 
-    /// Tokens of one step over all groups; of a model that reads no text, targets.
+    /// Returns the tokens of one step over all groups, or its targets if the model reads no text.
     pub fn tokens_per_step(&self) -> u64 {
         self.course.samples_per_step().saturating_mul(self.subject.tokens_per_sample(self.config()))
     }
 
-    /// Lets every rank of a run that fails write what it did last, as `ops.<rank>.jsonl` in this folder. Who ends
-    /// the process from another thread can do that too.
+    /// Makes every rank of a failing run write its last ops, as `ops.<rank>.jsonl` in this folder.
+    /// A thread that ends the process can do that too.
     pub fn explain_in(&mut self, folder: &Path) -> Arc<Explain> {
         Arc::clone(self.explain.insert(Arc::new(Explain::into(folder))))
     }
 
-    /// Whether the folder where ranks explain themselves is still the one that the run began in.
+    /// Returns true if the folder where ranks write their last ops is still the one that the run began in.
     pub fn has_its_folder(&self) -> bool {
         self.explain.as_ref().is_none_or(|explain| explain.is_in_place())
     }
 
-    /// Trains, telling `observe` of every step; `stop` ends it after the last whole step, or after the one
-    /// under way where it has to be [finished](Run::finishes_steps). An error of `observe` ends the run too.
+    /// Trains, and calls `observe` after every step. `stop` ends the run after the last whole step, or after the
+    /// current one where it has to be [finished](Run::finishes_steps). An error of `observe` ends the run too.
     pub fn train(
         &self,
         stop: &AtomicBool,
@@ -254,14 +255,14 @@ impl<S: Subject> Run<S> {
         let (before, most) = (self.held_before(), Mutex::new(None));
         let cores = Mutex::new(CoreWatch::start());
         let mut observe = |report: &StepReport| {
-            // What the run does with its weights behind the last step is not the training.
+            // Work on the weights after the last step is not part of the training.
             *most.lock().unwrap_or_else(PoisonError::into_inner) = resident(system);
             self.look_at_cores(&cores, report);
             observe(report)
         };
         let watch = self.watch(&mut observe)?;
         let ranks = S::train_threads(self, self.job(&*samples, stop), &watch);
-        // What a run that failed has saved and recorded is of use too.
+        // The saves and records of a failed run are useful too.
         let saved = self.saver.as_ref().and_then(|saver| saver.finish().transpose());
         let traced = watch.recorder.map_or(Ok(Vec::new()), |recorder| recorder.finish());
         let most = *most.lock().unwrap_or_else(PoisonError::into_inner);
@@ -270,13 +271,13 @@ impl<S: Subject> Run<S> {
         Ok(Trained { process, core_share, ..merge(ranks?)?.with(saved, traced) })
     }
 
-    /// Looks after a step at which share of its cores this process gets.
+    /// Measures after a step which share of its cores this process gets.
     fn look_at_cores(&self, cores: &Mutex<CoreWatch>, report: &StepReport) {
         let is_last = report.step + 1 == self.config().training.steps;
         cores.lock().unwrap_or_else(PoisonError::into_inner).look(n_cores(), is_last);
     }
 
-    /// Bytes that this process holds before it trains.
+    /// Returns the bytes that this process holds before it trains.
     fn held_before(&self) -> Option<f64> {
         *self.before.get_or_init(|| resident(Path::new("/")).map(|held| held.bytes))
     }
@@ -300,7 +301,7 @@ impl<S: Subject> Run<S> {
         let config = self.config();
         let held_out = self.subject.held_out(&self.course)?;
         let steps = config.output.trace_steps.0.clone();
-        // A run that is resumed behind them leaves the trace as it is.
+        // A run that resumes after these steps leaves the trace as it is.
         let trace = config.output.trace.as_deref().filter(|_| self.first_step() < steps.end);
         let programs = [self.program(), self.last_program()];
         let recorder = trace
@@ -311,17 +312,17 @@ impl<S: Subject> Run<S> {
     }
 }
 
-/// What of a run is here.
+/// The part of a run that is on this host and in this process.
 #[derive(Clone, Copy)]
 pub(crate) struct Here {
-    /// The part of all ranks that is on this host.
+    /// The share of all ranks that is on this host.
     part: f64,
-    /// The one rank that is in this process, and its number among those of this host, unless all are in this
-    /// process.
+    /// The one rank in this process and its number among those of this host, or `None` if all ranks
+    /// are in this process.
     own: Option<(Rank, usize)>,
 }
 
-/// The threads that a rank computes with.
+/// Starts the threads that a rank computes with.
 fn compute_threads(n: usize, rank: Rank) -> Result<rayon::ThreadPool, Fault> {
     rayon::ThreadPoolBuilder::new().num_threads(n).build().map_err(|e| {
         let message = format!("cannot start {n} compute thread(s): {e}; choose fewer --threads");

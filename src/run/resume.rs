@@ -1,4 +1,4 @@
-//! Going on from a checkpoint: what may be different then, and what must not.
+//! Resuming from a checkpoint: the settings that may change, and those that must not.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,18 +19,18 @@ use crate::formats::SpecialIds;
 use crate::formats::checkpoint::{Checkpoint, Digest, FORMAT, Manifest, Saver, Store};
 use crate::settings::{Config, OPTIONS, Opt, Resume};
 
-/// How the ranks of a job have begun, for a process that takes a dead one's place.
+/// The beginning of the ranks of a job, for a process that replaces a dead rank.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Beginning {
     /// The first step that is trained.
     pub first_step: u64,
-    /// BLAKE3 of the weights to begin with, or that they are drawn.
+    /// BLAKE3 of the initial weights, or a note that they are drawn at random.
     pub(super) weights: String,
-    /// The checkpoint that they are of.
+    /// The checkpoint that the weights come from.
     checkpoint: Option<PathBuf>,
-    /// What a search has found.
+    /// The timetable that a search has found.
     pub(super) timetable: Option<String>,
-    /// What the model that the training began with says of the tokens that begin and end a text.
+    /// The tokens that begin and end a text, as the model says that the training began with.
     #[serde(default)]
     special_ids: Option<SpecialIds>,
 }
@@ -39,8 +39,8 @@ pub struct Beginning {
 const N_HASHED: u64 = 64;
 
 impl<S: Subject> Run<S> {
-    /// Begins where a checkpoint ends, or else at the start. Returns, in words, the settings that change from
-    /// there on.
+    /// Begins where a checkpoint ends, or else at the start. Returns a description of each setting that
+    /// changes from there on.
     ///
     /// # Errors
     /// If it is of another training: other sizes, seed or data, or another number of samples per step.
@@ -90,25 +90,25 @@ impl<S: Subject> Run<S> {
         Ok(notes)
     }
 
-    /// Saves checkpoints as the settings say; `warn` is told what could not be saved on the way.
+    /// Saves checkpoints as the settings say. Calls `warn` for files that could not be saved.
     pub fn save_into(&mut self, store: Store, warn: impl Fn(&str) + Send + Sync + 'static) {
         let store = store.keeping(self.course.config.checkpoints.keep).bound();
         self.saver = Some(Saver::new(store, self.course.config.checkpoints.save_every, warn));
     }
 
-    /// The first step that is trained.
+    /// Returns the first step that is trained.
     pub fn first_step(&self) -> u64 {
         let joined = self.joined.as_ref().map(|beginning| beginning.first_step);
         let resumed = || self.start.as_ref().map(|checkpoint| checkpoint.manifest().step);
         joined.or_else(resumed).unwrap_or(0)
     }
 
-    /// Windows without a border that were trained again before the first step.
+    /// Returns the number of windows without a border that were trained again before the first step.
     pub fn n_repeated_before(&self) -> u64 {
         self.start.as_ref().map_or(0, |checkpoint| checkpoint.manifest().windows.n_repeated())
     }
 
-    /// How it begins, for a process that is to take part in it later.
+    /// Returns the beginning of the run, for a process that joins it later.
     pub fn beginning(&self) -> Beginning {
         Beginning {
             first_step: self.first_step(),
@@ -119,7 +119,7 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// Begins as the other ranks of a job have begun, of which some `are_ahead`: then weights come from them.
+    /// Begins as the other ranks of a job have begun. If some `are_ahead`, the weights come from them.
     ///
     /// # Errors
     /// If their checkpoint is needed and cannot be used.
@@ -133,19 +133,19 @@ impl<S: Subject> Run<S> {
         Ok(())
     }
 
-    /// The checkpoint that it goes on from.
+    /// Returns the checkpoint that it goes on from.
     pub fn begins_at(&self) -> Option<&Path> {
         self.start.as_ref().map(Checkpoint::path)
     }
 
-    /// Whether a run that stops before its first step leaves all that it needs to begin there again.
+    /// Returns true if a run that stops before its first step leaves all that it needs to begin there again.
     pub(super) fn can_begin_again(&self) -> bool {
         self.saver
             .as_ref()
             .is_none_or(|saver| self.begins_at().is_none_or(|at| saver.store().holds(at)))
     }
 
-    /// The manifest of a checkpoint after so many steps and updates, but for its files.
+    /// Returns the manifest of a checkpoint at `step`, without its files.
     pub(super) fn manifest(&self, step: u64, counts: Counts) -> Manifest {
         let sampled = self.trained_step(step);
         Manifest {
@@ -168,7 +168,7 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// What the model that the training began with says of the tokens that begin and end a text, if it began with one.
+    /// Returns the tokens that begin and end a text, as the model says that the training began with, if any.
     pub(super) fn said_ids(&self) -> Option<SpecialIds> {
         if let Some(joined) = &self.joined {
             return joined.special_ids.clone();
@@ -179,7 +179,7 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// Names of what the optimizer keeps of any parameter, in its order.
+    /// Returns the names of the optimizer's state tensors over all parameters, sorted.
     fn optimizer_state(&self) -> Vec<String> {
         let (params, optimizer) = (self.subject.params(), &self.config().training.optimizer);
         let mut names: Vec<String> = Vec::new();
@@ -192,7 +192,7 @@ impl<S: Subject> Run<S> {
         names
     }
 
-    /// In what the data differs from that of a checkpoint, if it does.
+    /// Describes the difference between the data and that of a checkpoint, if there is one.
     fn other_data(&self, manifest: &Manifest) -> Option<String> {
         let now = self.digest();
         match &manifest.data {
@@ -211,24 +211,24 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// Which data it is, as far as that can be told.
+    /// Returns the digest of the data, if it is known.
     fn digest(&self) -> Option<&Digest> {
         self.subject.digest()?.ok()
     }
 
-    /// BLAKE3 of a step's first samples.
+    /// Returns BLAKE3 of a step's first samples.
     pub(super) fn samples_of(&self, step: u64) -> String {
         let n_samples = self.course.samples_per_step().min(N_HASHED);
         samples_hash::<S>(&*self.subject.samples(&self.course), step, n_samples)
     }
 
-    /// The step, or the last one that is trained if it is beyond: data need not have its samples.
+    /// Returns the step, or the last one that is trained if it is beyond: data need not have later samples.
     pub(super) fn trained_step(&self, step: u64) -> u64 {
         step.min(self.config().training.steps.saturating_sub(1))
     }
 }
 
-/// BLAKE3 of the first samples of a step.
+/// Returns BLAKE3 of the first samples of a step.
 pub(super) fn samples_hash<S: Subject>(
     data: &dyn Data<S::Item>,
     step: u64,
@@ -239,7 +239,7 @@ pub(super) fn samples_hash<S: Subject>(
     for sample in 0..n_samples {
         input.clear();
         target.clear();
-        // No data is like data that cannot be read; a run that needs it ends by itself.
+        // Missing data hashes like unreadable data; a run that needs it fails by itself.
         if let Err(error) = data.sample(step, sample, &mut input, &mut target) {
             return format!("unreadable: {error}");
         }
@@ -249,7 +249,7 @@ pub(super) fn samples_hash<S: Subject>(
     hasher.finalize().to_string()
 }
 
-/// In what data with the same tokens differs from that of a checkpoint.
+/// Describes the difference between the targets of the data and those of a checkpoint with the same tokens.
 fn other_targets(was: &Digest, now: &Digest) -> &'static str {
     match (&was.targets, &now.targets) {
         (None, _) => {
@@ -262,7 +262,7 @@ fn other_targets(was: &Digest, now: &Digest) -> &'static str {
     }
 }
 
-/// What a search has found for the run that is to go on, so that it need not search again.
+/// Returns the timetable that a search found before the checkpoint that the run resumes from, to avoid another search.
 pub(super) fn kept(config: &Config) -> Result<Option<Timetable>> {
     let Some(resume) = &config.checkpoints.resume else { return Ok(None) };
     match planned_checkpoint(resume, config.output.out.as_deref())? {
@@ -271,7 +271,7 @@ pub(super) fn kept(config: &Config) -> Result<Option<Timetable>> {
     }
 }
 
-/// What a search found before a checkpoint, if the settings `now` are those on which it hung.
+/// Returns the timetable that a search found before a checkpoint, if the settings `now` would lead to the same search.
 fn found(manifest: &Manifest, now: &BTreeMap<String, String>) -> Result<Option<Timetable>> {
     let Some(found) = &manifest.timetable else { return Ok(None) };
     let is_other = |o: &Opt| o.is_searched && change(o.name, &manifest.settings, now, "").is_some();
@@ -291,7 +291,7 @@ mod tests {
     use crate::run::machine::outside::OnDisk;
     use crate::settings::Layers;
 
-    /// Checkpoints are written after hours of training, when the description may be gone.
+    /// Checkpoints are written after hours of training, when the data's description may be gone.
     #[test]
     fn the_end_of_documents_is_known_from_the_start() {
         let folder = tempfile::TempDir::new().unwrap();
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(run.special_ids().ends(), [0]);
     }
 
-    /// Another search might find another.
+    /// A second search might find another timetable.
     #[test]
     fn the_timetable_that_was_found_goes_on() {
         let folder = tempfile::TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! What a rank keeps when another one has died, so that it goes on from there with whoever takes that one's place.
+//! The state that a rank keeps when another one dies, to go on from there with the replacement.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -15,45 +15,46 @@ use super::progress::trained::RankTrained;
 use super::{Run, Subject};
 use crate::observe::Recorded;
 
-/// What a rank has of a run from one transport to the next.
+/// The state of a rank that outlives a transport.
 #[derive(Default)]
 pub struct Survivor {
-    /// Who trains now, where some ranks are missing.
+    /// The ranks that train now, if some are missing.
     pub(super) fewer: Option<Arc<Fewer>>,
-    /// Who trained its stages with it, where some were missing.
+    /// The ranks that trained its stages with it, if some were missing.
     before: Option<Arc<Fewer>>,
-    /// Its stages, with weights and optimizer state, which only who knows the device can read.
+    /// Its stages, with weights and optimizer state. Only code that knows the device can read them.
     stages: Option<Box<dyn Any + Send>>,
-    /// The step that they are to be trained in next.
+    /// The step in which they are to be trained next.
     next: Option<u64>,
-    /// Whether other ranks are past the step that the run begins with: who has no stages then gets them from replicas.
+    /// Whether other ranks are past the step that the run begins with. A rank without stages then
+    /// gets them from replicas.
     pub joins: bool,
-    /// Steps that rank 0 has told of.
+    /// Steps that rank 0 has reported.
     pub(super) told: u64,
-    /// Ranks that were replaced in steps that are computed again, and were told before.
+    /// Ranks that were replaced in steps that are computed again and had been reported before.
     pub(super) replaced: Vec<Rank>,
-    /// Steps after which this rank did all that comes between two steps.
+    /// Number of steps after which this rank did all the work that comes between two steps.
     pub(super) settled: u64,
-    /// What the trace has so far, on rank 0.
+    /// The trace so far, on rank 0.
     pub(super) traced: Recorded,
-    /// What it leaves, but for the weights.
+    /// The result of the rank, without the weights.
     pub(super) trained: RankTrained,
 }
 
-/// The stages that a rank has kept, and the ranks with which it has trained them where some were missing.
+/// The stages that a rank has kept, and the ranks that trained them with it if some were missing.
 type KeptStages<S, D> = (WorkerState<S, D>, Option<Arc<Fewer>>);
 
-/// Some of the ranks of a job, and the program by which they train the step of all.
+/// Some of the ranks of a job, and the program by which they train whole steps.
 #[derive(Debug)]
 pub struct Fewer {
-    /// The ranks, ascending: the transport's rank i is the i-th.
+    /// The ranks, ascending. The transport's rank i is the i-th.
     pub present: Vec<Rank>,
     /// Their program.
     pub program: Program,
 }
 
 impl Fewer {
-    /// `job` as it is now: that of all ranks, or of fewer.
+    /// Adapts `job` to the ranks that are present.
     pub(super) fn job<'j, I>(fewer: Option<&'j Fewer>, job: Job<'j, I>) -> Job<'j, I> {
         match fewer {
             Some(fewer) => Job { program: &fewer.program, width: 1, ..job },
@@ -88,12 +89,12 @@ impl Survivor {
         Ok(self.fewer.clone())
     }
 
-    /// The ranks that trained last, where some were missing.
+    /// Returns the ranks that trained last, if some were missing; otherwise nothing.
     pub fn present(&self) -> &[Rank] {
         self.fewer.as_ref().map_or(&[], |fewer| &fewer.present)
     }
 
-    /// Why training has paused, in words, where these ranks were `replaced` before it went on.
+    /// Describes why training has paused, where these ranks were `replaced` before it went on.
     pub(super) fn why_a_gap(&self, replaced: &[Rank]) -> String {
         match (&self.fewer, replaced) {
             (Some(fewer), _) => format!("{} train without the others", listed(&fewer.present)),
@@ -102,18 +103,18 @@ impl Survivor {
         }
     }
 
-    /// Takes over from a dead rank what rank 0 does beside training, which has told of the steps before `first`: what comes after
-    /// the last step is gone through again.
+    /// Takes over the duties of rank 0 from a dead rank that reported the steps before `first`. The
+    /// work after the last step is done again.
     pub fn lead(&mut self, first: u64) {
         (self.settled, self.told) = (0, first);
     }
 
-    /// The step to be trained next, if this rank has weights for one.
+    /// Returns the step to be trained next, if this rank has weights for one.
     pub fn next(&self) -> Option<u64> {
         self.next
     }
 
-    /// Keeps the stages of a rank, which has trained them with the ranks that are `now`.
+    /// Keeps the stages of a rank, which it trained with the ranks that are `now`.
     pub(super) fn keep<S, D>(&mut self, kept: WorkerState<S, D>, now: Option<Arc<Fewer>>)
     where
         S: Stage<Tensor = D::Tensor> + 'static,
@@ -124,7 +125,7 @@ impl Survivor {
         self.stages = Some(Box::new(kept));
     }
 
-    /// The stages that `rank` has kept, if it has, and with whom it has trained them.
+    /// Takes the stages that `rank` has kept, if any, and the ranks that trained them with it.
     pub(super) fn take<S, D>(&mut self, rank: Rank) -> Result<Option<KeptStages<S, D>>, Fault>
     where
         S: Stage<Tensor = D::Tensor> + 'static,

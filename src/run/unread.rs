@@ -1,4 +1,4 @@
-//! What a run is refused for whatever its data files hold: a check of settings alone finds it too.
+//! Checks that need only the settings, not the data.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use crate::data::{DataError, Files};
 use crate::plan::Plan;
 use crate::settings::{Config, DataWeights};
 
-/// Refuses settings that [`Run::prepare`](super::Run::prepare) would refuse though all files that they name were there.
+/// Refuses settings that [`Run::prepare`](super::Run::prepare) would refuse even if all files that they name existed.
 pub fn check_unread(plan: &Plan) -> Result<()> {
     let (config, model) = (plan.config(), plan.model());
     config.check_own_model(|_| false)?;
@@ -18,13 +18,13 @@ pub fn check_unread(plan: &Plan) -> Result<()> {
     check_param_groups(config, &plan.params())
 }
 
-/// The files to train on and to validate with.
+/// Returns the files to train on and to validate with.
 pub(super) fn files(config: &Config) -> Files<'_> {
     let weights = config.data.weights.as_ref().map(DataWeights::as_slice);
     Files { data: &config.data.files, weights, validation: &config.data.validation }
 }
 
-/// The model, with the token behind each document where tokens are to see their own document alone.
+/// Returns the model, with the token at the end of documents if tokens see only their own document.
 pub(super) fn model(config: &Config) -> Result<ModelConfig, DataError> {
     let ends = || files(config).end_of_text();
     let end_of_text = config.data.document_mask.then(ends).transpose()?;
@@ -35,7 +35,7 @@ pub(super) fn model(config: &Config) -> Result<ModelConfig, DataError> {
 pub(super) fn check_param_groups(config: &Config, params: &[Vec<Param>]) -> Result<()> {
     let Some(rules) = &config.training.param_groups else { return Ok(()) };
     let Some(pattern) = rules.unused(params.iter().flatten()) else { return Ok(()) };
-    // Layers differ by their numbers alone.
+    // Layers differ only by their numbers.
     let of_any_layer = |param: &Param| {
         let parts = param.name.split('.');
         let parts = parts.map(|part| if part.parse::<u32>().is_ok() { "*" } else { part });

@@ -1,4 +1,4 @@
-//! What a run writes outside of its own folder: never into the folder of another run, and never where another run writes.
+//! Outputs of a run outside of its own folder: never in the folder of another run, and never where another run writes.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::formats::checkpoint::Store;
 use crate::formats::files::prepare_dir;
 use crate::settings::Config;
 
-/// Locks the files and folders of `config` to which two runs must not write at once, for as long as the locks live.
+/// Locks the files and folders of `config` that two runs must not write to at once, for as long as the locks live.
 ///
 /// # Errors
 /// If another run writes to one of them, or it cannot be written to.
@@ -30,19 +30,19 @@ pub(crate) fn claim_outputs(config: &Config) -> Result<Vec<Lock>> {
     Ok(claims)
 }
 
-/// Returns true for a file, also one that is to be made; devices and pipes are nobody's.
+/// Returns true for a file, even one that does not exist yet. Devices and pipes belong to nobody.
 fn is_lockable(path: &Path) -> bool {
     path.metadata().map_or(true, |found| found.is_file())
 }
 
-/// The lock of a file, which is the same by whatever link the file is named.
+/// Returns the path of a file's lock, which is the same for every link to the file.
 fn lock_of(path: &Path) -> PathBuf {
     let mut name = resolved(path).into_os_string();
     name.push(".lock");
     name.into()
 }
 
-/// Refuses outputs in places that are not the run's to write to: its own files, what it reads, and the folder of another run.
+/// Refuses outputs that would replace the run's own files or its inputs, or lie in the folder of another run.
 pub(crate) fn check_places(config: &Config, run: &Path, checkpoints: &Path) -> Result<()> {
     check_outputs(config, run, checkpoints)?;
     for (option, path) in outputs(config) {
@@ -53,7 +53,7 @@ pub(crate) fn check_places(config: &Config, run: &Path, checkpoints: &Path) -> R
     Ok(())
 }
 
-/// Refuses an output that is, or lies in, the folder of another run than the one in `own`.
+/// Refuses an output that is, or lies in, the folder of a run other than `own`.
 fn check_foreign(option: &str, path: &Path, own: &Path) -> Result<()> {
     if let Some(other) = run_around(&resolved(path), &resolved(own)) {
         bail!(
@@ -65,7 +65,7 @@ fn check_foreign(option: &str, path: &Path, own: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a new run in a folder of another run, which may prune, replace or remove what is there.
+/// Refuses a new run in the folder of another run, which may prune, replace or remove what is there.
 pub(crate) fn check_nested(out: &Path) -> Result<()> {
     let place = resolved(out);
     let above = place.parent().filter(|_| !is_run(out));
@@ -79,12 +79,12 @@ pub(crate) fn check_nested(out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The innermost folder of a run that is `place` or above it, as far as it lies outside of `own`.
+/// Returns the innermost folder of a run that is `place` or above it, and lies outside of `own`.
 fn run_around<'p>(place: &'p Path, own: &Path) -> Option<&'p Path> {
     place.ancestors().take_while(|folder| *folder != own).find(|folder| holds_run(folder))
 }
 
-/// Returns true for the folder of a run. A file of settings alone may be a user's own, with which runs are started.
+/// Returns true for the folder of a run. A settings file by itself may be a user's, to start runs with.
 fn holds_run(folder: &Path) -> bool {
     let has = |name: &str| folder.join(name).exists();
     let has_trained = || [METRICS, SUMMARY, LOCK].into_iter().any(has);

@@ -1,4 +1,4 @@
-//! In what the settings of a run differ from those that it began with, in words.
+//! Differences between the settings of a run and those that it began with, as text.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use chimera_core::schedule::{Shape, find};
 
 use crate::settings::{Config, OPTIONS, OWN_MODEL, Resume};
 
-/// What held before there were such keys.
+/// Values that held before these keys existed.
 const EARLIER: &[(&str, &str)] = &[
     ("model", "\"gpt2\""),
     ("dropout", "0.0"),
@@ -20,15 +20,14 @@ const EARLIER: &[(&str, &str)] = &[
     ("precision", "\"f32\""),
     ("reduce-precision", "\"f32\""),
 ];
-/// A key whose value held for another before there was that one.
+/// A key, and the older key that had its value before it existed.
 const EARLIER_KEY: (&str, &str) = ("sequence", "context");
-/// The option on which it depends whether all of the data is trained on.
+/// The option that decides whether all of the data is trained on.
 pub(crate) const VALIDATION: &str = "validation-data";
-/// The options that say how old the weights are that an asynchronous schedule computes with.
+/// The options that decide how old the weights of an asynchronous schedule are.
 const STALENESS: [&str; 2] = ["schedule", "window"];
 
-/// The settings without which a run would be another training, in which it differs from that with the settings
-/// `was`, in words.
+/// Describes the settings that differ from those in `was` and would make the run another training.
 pub(crate) fn conflicts(was: &toml::Table, config: &Config) -> Vec<String> {
     let name = |key: &str| if key == OWN_MODEL { "model".into() } else { key.to_string() };
     let was = was.iter().map(|(key, value)| (name(key), value.to_string())).collect();
@@ -38,8 +37,8 @@ pub(crate) fn conflicts(was: &toml::Table, config: &Config) -> Vec<String> {
     conflicts
 }
 
-/// How options differ that a resume treats so, in words. What a training does not read is left out: what belongs to one
-/// optimizer is nothing to another.
+/// Describes how options with this treatment on resume differ. Options that a training does not
+/// read are left out, such as those of another optimizer.
 pub(crate) fn changes(
     resume: Resume,
     was: &BTreeMap<String, String>,
@@ -50,13 +49,13 @@ pub(crate) fn changes(
     read.filter_map(|option| change(option.name, was, now, where_it_was)).collect()
 }
 
-/// Whether settings name files to validate with.
+/// Returns true if the settings name files to validate with.
 pub(crate) fn has_validation(settings: &BTreeMap<String, String>) -> bool {
     settings.get(VALIDATION).is_some_and(|files| files != "[]")
 }
 
-/// How another part of the data is trained on, in words, if one is: without files to validate with, its last tenth is
-/// kept for that.
+/// Describes a change in which part of the data is trained on, if there is one. Without files to
+/// validate with, the last tenth of the data is held out.
 pub(crate) fn other_split(
     was: &BTreeMap<String, String>,
     now: &BTreeMap<String, String>,
@@ -71,7 +70,7 @@ pub(crate) fn other_split(
     Some(format!("{change}: {remedy}"))
 }
 
-/// How a setting differs, in words, if it does.
+/// Describes the difference of a setting, if there is one.
 pub(crate) fn change(
     key: &str,
     was: &BTreeMap<String, String>,
@@ -89,7 +88,7 @@ pub(crate) fn change(
     (was != is).then(|| format!("{key}: {} {where_it_was}, {} now", text(was), text(is)))
 }
 
-/// All settings, as TOML values.
+/// Returns all settings, as TOML values.
 pub(crate) fn settings(config: &Config) -> BTreeMap<String, String> {
     let said = OPTIONS.iter().filter_map(|option| {
         let (value, _) = config.value(option.name)?;
@@ -98,8 +97,8 @@ pub(crate) fn settings(config: &Config) -> BTreeMap<String, String> {
     said.collect()
 }
 
-/// How weights are older than in synchronous training, in words, if they are in one of two trainings and otherwise in the
-/// other.
+/// Describes differences in the staleness of weights, if one of the two trainings has stale
+/// weights.
 pub(crate) fn other_staleness(
     was: &BTreeMap<String, String>,
     now: &BTreeMap<String, String>,
@@ -111,7 +110,7 @@ pub(crate) fn other_staleness(
     STALENESS.iter().filter_map(|key| change(key, was, now, where_it_was)).collect()
 }
 
-/// Whether a schedule lets weights change between a forward and its backward. One in a file does not.
+/// Returns true if a schedule lets weights change between a forward and its backward. One from a file does not.
 fn has_stale_weights(settings: &BTreeMap<String, String>) -> bool {
     let schedule = settings.get("schedule").and_then(|name| find(name.trim_matches('"')).ok());
     let timetable = schedule.and_then(|schedule| schedule.timetable(&Shape::new(2, 4)).ok());

@@ -1,6 +1,6 @@
-//! Files of a run that may be there before it: kept under another name, or gone on with.
+//! Files that may exist before a run: kept under another name, or continued.
 //!
-//! A start that is refused leaves them as they were: what makes a file tells how to undo that.
+//! A start that is refused leaves them as they were: each function that makes a file returns how to undo that.
 
 use std::fs::{File, OpenOptions, remove_file, rename};
 use std::io::ErrorKind;
@@ -10,8 +10,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::observe::{Best, history};
 
-/// Makes the metrics in the folder of a run without settings: those that are there belong to another run, to somebody
-/// else, or to this run, whose settings are lost.
+/// Makes the metrics file in a run's folder that has no settings. A file that is there already
+/// belongs to another run, to somebody else, or to this run if its settings are lost.
 pub(crate) fn fresh_metrics(path: &Path) -> Result<(File, Undo)> {
     let file = File::create_new(path).map_err(|e| {
         let hint = match e.kind() {
@@ -25,10 +25,10 @@ pub(crate) fn fresh_metrics(path: &Path) -> Result<(File, Undo)> {
     Ok((file, Undo::of_new(path)))
 }
 
-/// Opens an empty file where a user wants one. A file that is there is kept under another name.
+/// Opens an empty file where a user wants one. An existing file is kept under another name.
 pub(crate) fn named_file(path: &Path) -> Result<(File, Undo)> {
     let open = || -> std::io::Result<(File, Undo)> {
-        // `/dev/stdout` is a link to whatever that is, and stays.
+        // `/dev/stdout` is a link to a file or a terminal, and stays.
         let is_link = || path.is_file() && !path.starts_with("/dev");
         match std::fs::symlink_metadata(path) {
             Ok(found) if found.is_file() || found.is_symlink() && is_link() => {
@@ -45,20 +45,20 @@ pub(crate) fn named_file(path: &Path) -> Result<(File, Undo)> {
     open().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Undoes, when it is dropped, that a start made a file: what had its name before gets it back.
+/// Removes a new file when dropped, and gives the name back to the file that had it before.
 pub(crate) struct Undo {
     made: Option<PathBuf>,
-    /// Where what had its name is kept.
+    /// The new path of the file that had the name.
     aside: Option<PathBuf>,
 }
 
 impl Undo {
-    /// Undoes that there is a file where there was none.
+    /// Undoes the creation of a file where there was none.
     pub(crate) fn of_new(path: &Path) -> Undo {
         Undo { made: Some(path.to_path_buf()), aside: None }
     }
 
-    /// Undoes nothing: the start was not refused. `warn` is told of a file that has another name now.
+    /// Undoes nothing: the start was not refused. Calls `warn` if a file has another name now.
     pub(crate) fn give_up(mut self, warn: &dyn Fn(&str)) {
         if let (Some(made), Some(aside)) = (self.made.take(), &self.aside) {
             warn(&format!("{} existed and is kept as {}", made.display(), aside.display()));
@@ -76,13 +76,13 @@ impl Drop for Undo {
     }
 }
 
-/// Renames a file to the first free one of `path.1`, `path.2`, …, and returns that.
+/// Renames a file to the first free one of `path.1`, `path.2`, …, and returns the new path.
 fn set_aside(path: &Path) -> std::io::Result<PathBuf> {
     for number in 1..100_000 {
         let mut name = path.as_os_str().to_owned();
         name.push(format!(".{number}"));
         let kept = PathBuf::from(name);
-        // An empty file holds the name, so that nobody else's is replaced.
+        // An empty file reserves the name, so that nobody else's file is replaced.
         match File::create_new(&kept) {
             Ok(_) => {
                 return rename(path, &kept).map(|()| kept.clone()).inspect_err(|_| {
@@ -96,7 +96,7 @@ fn set_aside(path: &Path) -> std::io::Result<PathBuf> {
     Err(ErrorKind::AlreadyExists.into())
 }
 
-/// Metrics that are to go on behind a checkpoint.
+/// Metrics that continue after a checkpoint.
 pub(crate) struct Behind<'b> {
     pub(crate) path: &'b Path,
     /// The step that comes next.
@@ -108,8 +108,8 @@ pub(crate) struct Behind<'b> {
 }
 
 impl Behind<'_> {
-    /// Cuts the file to what is sound of the steps before, and opens it; `warn` is told of what is lost. Returns the
-    /// best validation loss in it, too.
+    /// Cuts the file to the sound metrics of the steps before, and opens it. Calls `warn` for
+    /// metrics that are lost. Also returns the best validation loss in the file.
     pub(crate) fn open(&self, warn: &dyn Fn(&str)) -> Result<(File, Option<Best>)> {
         let Behind { path, first, is_named, had_metrics } = *self;
         let place = path.display();

@@ -1,4 +1,4 @@
-//! The file in the folder of a run that says why a rank has ended.
+//! The file in a run's folder that says why a rank has ended.
 
 use std::fs::{remove_file, rename};
 use std::io::Write;
@@ -12,8 +12,8 @@ use serde_json::json;
 use crate::formats::files::disk::part_of;
 use crate::formats::files::{io_fault, replace};
 
-/// Writes `error.<rank>.json` into the folder of a run: why this process, which is `rank`, ends. The cause may
-/// lie with another rank, which is then its peer.
+/// Writes `error.<rank>.json` into the folder of a run: the reason why this process, which is
+/// `rank`, ends. If the cause lies with another rank, that rank is its peer.
 pub fn write_error(folder: &Path, rank: Rank, fault: &Fault) -> Result<()> {
     let message = if fault.rank == rank { fault.message.clone() } else { fault.to_string() };
     let peer = fault.peer.or_else(|| (fault.rank != rank).then_some(fault.rank));
@@ -22,7 +22,7 @@ pub fn write_error(folder: &Path, rank: Rank, fault: &Fault) -> Result<()> {
         "step": fault.step, "op": fault.op, "peer": peer, "message": message,
     });
     let path = folder.join(format!("error.{}.json", rank.0));
-    // Who reads it while this rank is killed finds all of it or nothing. A disk that is slow must not hold it up.
+    // A reader finds the whole file or none, even if this rank is killed. A slow disk must not hold it up.
     let part = part_of(&path);
     let write = || {
         replace(&part)?.write_all(format!("{error:#}\n").as_bytes())?;

@@ -1,4 +1,4 @@
-//! The folder of a run that has begun: settings, metrics, and what went wrong.
+//! The folder of a run that has begun: its settings, metrics and errors.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -22,7 +22,7 @@ use crate::formats::files::{self, io_fault, is_lost};
 use crate::observe::{Best, EventFile, Explain, Metrics, history};
 use crate::settings::Config;
 
-/// Where one run writes.
+/// The folder that one run writes to.
 pub struct Folder {
     place: Place,
     first_step: u64,
@@ -30,14 +30,14 @@ pub struct Folder {
     metrics_path: PathBuf,
     events: Option<EventFile>,
     best: Option<Best>,
-    /// Held for as long as the run is at work.
+    /// Locks held for as long as the run is at work.
     _claims: Vec<Lock>,
 }
 
 impl Place {
-    /// Writes `config.toml` and begins the metrics; those of a run that is resumed, or that was to be but
-    /// has nothing to be resumed from, go on behind step `first`. `warn` is told of metrics that are lost, and of files
-    /// that get another name. What is refused leaves settings and files as they were.
+    /// Writes `config.toml` and begins the metrics. The metrics of a run that is resumed, or that
+    /// has nothing to resume from, continue at step `first`. Calls `warn` for metrics that are lost
+    /// and for files that get another name. A refusal leaves settings and files as they were.
     pub fn begin(self, config: &Config, first: u64, warn: &dyn Fn(&str)) -> Result<Folder> {
         let (shown, own_metrics) = (self.path.join(SETTINGS), self.path.join(METRICS));
         let metrics_path = config.output.metrics.as_ref().unwrap_or(&own_metrics).clone();
@@ -55,14 +55,14 @@ impl Place {
         let before = self.before(config);
         self.refuse_another(config, first, before.as_ref())?;
         let mut said = config.clone();
-        // Without a checkpoint of its own a fork begins there again.
+        // A fork without a checkpoint of its own begins there again.
         if let Some(from) = forked_from(&self.path).filter(|_| goes_on) {
             said.checkpoints.resume = Some(from.display().to_string());
         }
         let settings = said.to_toml();
         let unwritten = |e: std::io::Error| io_fault("settings", &shown, &e);
         let mut undos = Vec::new();
-        // Those of a new run mark the folder as taken; those of one that goes on are the last to change.
+        // The settings of a new run mark the folder as taken; those of a resumed run are the last to change.
         if !goes_on {
             check_fresh(&shown, &self.store())?;
             files::write(&shown, settings.as_bytes()).map_err(unwritten)?;
@@ -142,7 +142,7 @@ impl Place {
             self.path.display(),
             conflicts.join("\n  ")
         );
-        // A run that begins with the checkpoint of another, too, would prune those that are here.
+        // A run that begins with another run's checkpoint would also prune the ones here.
         let is_fresh = !is_own(config, &self.path) && !self.path.join(SETTINGS).exists();
         ensure!(
             !is_fresh || !self.store().has_whole(),
@@ -154,31 +154,31 @@ impl Place {
 }
 
 impl Folder {
-    /// The folder of a run that begins at its start.
+    /// Returns the folder of a run that begins at its start.
     pub fn create(config: &Config) -> Result<Folder> {
         Place::claim(config)?.begin(config, 0, &|_| ())
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.place.path
     }
 
-    /// The first step whose metrics this process writes: a later one than the run's where rank 0 has died.
+    /// Returns the first step whose metrics this process writes. It is later than the run's first if rank 0 has died.
     pub fn first_step(&self) -> u64 {
         self.first_step
     }
 
-    /// The folder alone, which the run holds.
+    /// Returns the locked folder itself.
     pub fn place(&self) -> &Place {
         &self.place
     }
 
-    /// Adds a step to the metrics; `warn` is told if their file was taken away.
+    /// Adds a step to the metrics. Calls `warn` if their file was removed.
     ///
     /// # Errors
-    /// If that cannot be written, or the folder is no more the one that this run began in: what is saved next might
-    /// belong to another run.
+    /// If the metrics cannot be written, or the folder is no longer the one that this run began in:
+    /// what is saved next might belong to another run.
     pub fn record(&mut self, metrics: &Metrics, warn: &dyn Fn(&str)) -> Result<()> {
         self.place.check()?;
         self.reopen_metrics(metrics.step, warn)?;
@@ -192,7 +192,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Makes the file of the metrics anew if it was removed or replaced, from `step` on.
+    /// Makes the metrics file again, from `step` on, if it was removed or replaced.
     fn reopen_metrics(&mut self, step: u64, warn: &dyn Fn(&str)) -> Result<()> {
         let (file, path) = (self.metrics.get_ref(), &self.metrics_path);
         let is_device = file.metadata().is_ok_and(|found| !found.is_file());
@@ -209,13 +209,13 @@ impl Folder {
         Ok(())
     }
 
-    /// The best validation loss of the run, before it was resumed too.
+    /// Returns the best validation loss of the run, including the time before it was resumed.
     pub fn best_validation(&self) -> Option<Best> {
         self.best
     }
 
-    /// Writes why a run failed, and what its ranks did before it; nothing of one that was stopped on request, or whose
-    /// folder is another one's by now. Returns what could not be written: the error that counts is the first.
+    /// Writes why a run failed, and the last ops of its ranks. Writes nothing for a run that was stopped on request,
+    /// or whose folder now belongs to another run. Returns the errors of writing: the error that counts is the first.
     pub fn write_failure(
         &self,
         error: &anyhow::Error,
@@ -230,7 +230,7 @@ impl Folder {
         }
     }
 
-    /// Writes `error.<rank>.json`. On a full disk it takes the room of the lock.
+    /// Writes `error.<rank>.json`. On a full disk it takes the space of the lock.
     fn write_error(&self, fault: &Fault) -> Result<()> {
         let write = || write_error(self.path(), fault.rank, fault);
         write().or_else(|_| {
@@ -240,7 +240,7 @@ impl Folder {
     }
 }
 
-/// Refuses a folder that is marked as a run's. Who wanted to go on with the one that is there is told how.
+/// Refuses a folder that is marked as a run's. The error says how to resume the run that is there.
 fn check_fresh(path: &Path, store: &Store) -> Result<()> {
     let has_any = store.entries().is_ok_and(|entries| !entries.is_empty());
     ensure!(

@@ -1,4 +1,4 @@
-//! One run per folder, and per file that a run writes elsewhere, at a time.
+//! Locks: one run at a time per folder, and per file that a run writes elsewhere.
 
 use std::fs::{File, Metadata, OpenOptions, TryLockError, remove_file};
 use std::io::{self, ErrorKind, Read, Seek, Write};
@@ -12,35 +12,35 @@ use crate::formats::files::{is_at, is_lost, no_follow, open_regular, text_regula
 
 /// The lock of a run's folder.
 pub(crate) const LOCK: &str = "lock";
-/// Larger locks are not ours.
+/// Larger files are not our locks.
 const MAX_BYTES: u64 = 1 << 12;
 
-/// The right to write into a folder or a file, until it is dropped or its process ends, however that happens.
+/// The right to write into a folder or a file, until it is dropped or its process ends for any reason.
 ///
-/// The lock's own file is locked by the system, which forgets the locks of dead processes (on network file
-/// systems that know locks, those of dead hosts too). Its content only tells who it is.
+/// The operating system locks the lock's own file, and forgets the locks of dead processes (on network
+/// file systems with locks, also those of dead hosts). The content of the file only names the holder.
 pub(crate) struct Lock {
     path: PathBuf,
     file: File,
 }
 
-/// Who holds a lock.
+/// The holder of a lock.
 #[derive(Serialize, Deserialize, PartialEq, Debug)]
 struct Holder {
     pid: u32,
     host: String,
     /// Nanoseconds since 1970.
     since: u64,
-    /// When the process was started, in its machine's own ticks: numbers of processes come again, in a container at once.
+    /// Start of the process, in ticks of its machine. Process numbers are reused, in a container at once.
     #[serde(default)]
     started: Option<u64>,
 }
 
 impl Lock {
-    /// Takes the lock of a folder, also over from a process that is dead.
+    /// Takes the lock of a folder, even from a dead process.
     ///
     /// # Errors
-    /// If another run has it, which is named.
+    /// If another run has it; the error names that run.
     pub(crate) fn take(folder: &Path) -> Result<Lock> {
         let path = folder.join(LOCK);
         let place = format!("cannot write {}", path.display());
@@ -49,10 +49,10 @@ impl Lock {
         })
     }
 
-    /// Takes the lock at `lock` of an output that `option` names, so that no other run writes there meanwhile.
+    /// Takes the lock at `lock` for an output that `option` names, so that no other run writes there meanwhile.
     ///
     /// # Errors
-    /// If another run has it, which is named.
+    /// If another run has it; the error names that run.
     pub(crate) fn of_output(option: &str, output: &Path, lock: PathBuf) -> Result<Lock> {
         let output = output.display();
         let place = format!("cannot write {output}, which takes a lock beside it");
@@ -63,7 +63,8 @@ impl Lock {
         })
     }
 
-    /// Takes the lock at `path`, or says in which `place` it cannot; `refusal` says what it means that another process has it.
+    /// Takes the lock at `path`. Errors name the `place`, and `refusal` words the error if another
+    /// process has the lock.
     fn at(path: PathBuf, place: &str, refusal: &dyn Fn(&str) -> String) -> Result<Lock> {
         let place = || place.to_owned();
         loop {
@@ -92,22 +93,22 @@ impl Lock {
         }
     }
 
-    /// Returns true unless its file is gone or was replaced, such as with the whole folder.
+    /// Returns false if its file is gone or was replaced, for example with the whole folder.
     pub(crate) fn is_held(&self) -> bool {
         !is_lost(&self.file, self.path.symlink_metadata())
     }
 
-    /// Gives the room that the lock takes on a full disk to another small file.
+    /// Frees the space of the lock on a full disk for another small file.
     pub(crate) fn free_room(&self) {
-        let _ = self.file.set_len(0); // who has the lock is known by the lock, not by what it says
+        let _ = self.file.set_len(0); // the lock itself marks its holder, not its content
     }
 }
 
-/// Returns true if an open file still has its name, by what was `found` of that name. The last holder of a lock may have removed
-/// it after it was opened here.
+/// Returns true if an open file still has its name, given the metadata `found` under that name. The
+/// last holder of a lock may have removed it after it was opened here.
 ///
 /// # Errors
-/// If the name cannot be looked up, which trying again does not mend.
+/// If the name cannot be looked up, which a retry does not fix.
 fn is_named(file: &File, found: io::Result<Metadata>) -> io::Result<bool> {
     match found {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
@@ -115,14 +116,14 @@ fn is_named(file: &File, found: io::Result<Metadata>) -> io::Result<bool> {
     }
 }
 
-/// The name of this host; empty if it has none that is known.
+/// Returns the name of this host; empty if it is unknown.
 pub fn host_name() -> String {
     let host = text_regular(Path::new("/proc/sys/kernel/hostname"), MAX_BYTES).ok().flatten();
     let host = host.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default();
     host.trim().to_string()
 }
 
-/// Whether a run is at work in a folder. One of another machine is taken to be if it has not said otherwise.
+/// Returns true if a run is at work in a folder. A run on another machine counts as at work until it removes its lock.
 pub fn is_at_work(folder: &Path) -> bool {
     let holder = open_regular(&folder.join(LOCK)).ok().and_then(|mut file| holder(&mut file));
     // Trying the lock itself could take it from a run that begins at this moment.
@@ -160,7 +161,7 @@ impl std::fmt::Display for Holder {
     }
 }
 
-/// When a process of this machine was started, where the system says so (proc_pid_stat(5), field 22).
+/// Returns when a process of this machine was started, if the system says so (proc_pid_stat(5), field 22).
 fn started(pid: u32) -> Option<u64> {
     let path = format!("/proc/{pid}/stat");
     let stat = text_regular(Path::new(&path), MAX_BYTES).ok()??;
@@ -201,7 +202,7 @@ mod tests {
         assert!(refusal.contains(&me), "{refusal}");
         drop(first);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        // What a dead process left is no lock.
+        // The file of a dead process does not lock.
         std::fs::write(folder.path().join("lock"), "{\"pid\":1,\"host\":\"x\",\"since\":0}")
             .unwrap();
         drop(Lock::take(folder.path()).unwrap());

@@ -1,4 +1,4 @@
-//! Which run writes into a file of metrics that a user named: it stands in a small file beside it.
+//! The run that writes into a metrics file that a user named. A small file beside it records the run.
 
 use std::path::{Path, PathBuf};
 
@@ -17,15 +17,15 @@ struct WrittenBy {
     run: PathBuf,
 }
 
-/// The folder of the run that has written the metrics at `path`, if it is another than `run`: a run that goes on leaves them
-/// alone, even where that run has ended. It is not known of metrics beside which nothing is said.
+/// Returns the folder of the run that has written the metrics at `path`, if it is not `run`. A resumed run leaves such
+/// metrics as they are, even if the other run has ended. Without a note beside the metrics the writer is unknown.
 pub(crate) fn other_writer(path: &Path, run: &Path) -> Option<PathBuf> {
     let text = text_regular(&beside(path), MAX_BYTES).ok().flatten()?;
     let writer: WrittenBy = serde_json::from_str(&text).ok()?;
     (path.is_file() && !is_same(&writer.run, run)).then_some(writer.run)
 }
 
-/// Says beside the metrics at `path` that they are of `run`. Devices and pipes are nobody's.
+/// Notes beside the metrics at `path` that they belong to `run`. Devices and pipes belong to nobody.
 pub(crate) fn note_writer(path: &Path, run: &Path) -> Result<()> {
     if !path.is_file() {
         return Ok(());

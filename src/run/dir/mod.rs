@@ -1,4 +1,4 @@
-//! The folder of a run: which one it is, who writes into it, and what stands there.
+//! The folder of a run: finding it, locking it, and its files.
 
 pub(super) mod claims;
 pub(super) mod differences;

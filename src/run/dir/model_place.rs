@@ -1,4 +1,4 @@
-//! Where the model of a run is to go, and whether what is there may give way to it.
+//! The place of a run's model, and whether the files there may be replaced.
 
 use std::path::{Path, absolute};
 
@@ -15,13 +15,15 @@ use crate::formats::save::{Claim, holds_model, prepare, remove_half_written, sav
 use crate::settings::{Config, MODEL};
 
 impl Place {
-    /// Makes sure that weights can go where `config` says. A model that is there gives way only if this run
-    /// `has_saved` it, and a folder that another run has claimed only if that is no longer at work.
+    /// Makes sure that weights can go where `config` says. An existing model is replaced only if this run
+    /// `has_saved` it, and a folder that another run has claimed is taken only if that run is no longer at work.
     pub(crate) fn prepare_weights(&self, config: &Config, has_saved: bool) -> Result<()> {
         self.prepare_weights_of(&self.path, config, has_saved)
     }
 
-    /// Makes sure that the weights of a checkpoint, of which nothing is left to train, can go where `config` says. They are of the run whose checkpoint it is: this one may have no settings, and its folder be gone again.
+    /// Makes sure that the weights of a checkpoint with no steps left to train can go where
+    /// `config` says. They belong to the run of the checkpoint; this run may have no settings, and
+    /// its folder may be gone again.
     ///
     /// # Errors
     /// If other files are there, or the folder cannot be written to.
@@ -45,7 +47,7 @@ impl Place {
         let claim = Claim::of(&dir)?;
         if let Some(other) = claim.as_ref().filter(|claim| !self.is_of(claim)) {
             if self.is_again {
-                return Ok(()); // a run under way goes on, and what it trained will go into its own folder
+                return Ok(()); // a current run goes on, and its weights will go into its own folder
             }
             ensure!(
                 !is_at_work(&other.run),
@@ -56,7 +58,7 @@ impl Place {
         }
         match &config.checkpoints.save {
             Some(dir) => prepare(dir, has_saved)?,
-            // The run's own is made when there are weights.
+            // The run's own folder is made when there are weights.
             None => ensure!(
                 has_saved || !holds_model(&dir),
                 "{} holds a model already, which the weights of this run would replace: choose another --out, name \
@@ -73,12 +75,12 @@ impl Place {
         Ok(())
     }
 
-    /// Whether a claim is of the run in this folder.
+    /// Returns true if a claim belongs to the run in this folder.
     fn is_of(&self, claim: &Claim) -> bool {
         is_same(&claim.run, &self.path)
     }
 
-    /// Whether a model where `config` wants the weights is this run's.
+    /// Returns true if a model where `config` wants the weights belongs to this run.
     pub(crate) fn has_saved(&self, config: &Config) -> bool {
         let Some(dir) = config.weights_dir(&self.path) else { return false };
         let is_here = self.goes_on(config);

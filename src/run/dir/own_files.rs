@@ -1,4 +1,4 @@
-//! The files that a run keeps in its folder, and that its outputs must not take the place of.
+//! The files that a run keeps in its folder, and that its outputs must not replace.
 
 use std::fs::{read_dir, remove_file};
 use std::path::{Path, PathBuf, absolute};
@@ -9,30 +9,29 @@ use crate::formats::files::disk::remove_parts;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, MODEL, OPTIONS, Origin};
 
-/// The file of a run's settings, which makes a folder a run.
+/// The settings file, which makes a folder the folder of a run.
 pub const SETTINGS: &str = "config.toml";
 /// The metrics of a run that names no other file.
 pub const METRICS: &str = "metrics.jsonl";
-/// What the run came to.
+/// The results of the run.
 pub const SUMMARY: &str = "summary.json";
 /// The last step as it was planned, as a trace.
 pub const PLANNED: &str = "planned.trace.json";
 /// The last step as it ran, as a trace.
 pub const MEASURED: &str = "measured.trace.json";
-/// The last step as it ran, drawn.
+/// The last step as it ran, as a drawing.
 pub const DRAWING: &str = "pipeline.svg";
 /// The report of the run.
 pub const REPORT: &str = "report.html";
 /// Files that a run or its report writes into its folder, or that it looks for there.
 const OWN: [&str; 9] =
     [SETTINGS, METRICS, SUMMARY, PLANNED, MEASURED, "lock", "rejoin", DRAWING, REPORT];
-/// Options that name what a run reads: files, or a folder of a model.
+/// Options that name inputs of a run: files, or the folder of a model.
 const INPUTS: [&str; 6] = ["data", "validation-data", "init", "schedule", "profile", "predict"];
-/// What stands beside prepared data.
+/// Suffixes of the files beside prepared data.
 const BESIDE_DATA: [&str; 3] = [".json", ".targets", ".tokenizer.json"];
 
-/// Refuses outputs that would take the place of the own files of the run in a folder, of its checkpoints, or of what it
-/// reads.
+/// Refuses outputs that would replace the run's own files, its checkpoints, or its inputs.
 pub(crate) fn check_outputs(config: &Config, run: &Path, checkpoints: &Path) -> Result<()> {
     let inputs = inputs(config);
     for (option, path) in outputs(config) {
@@ -48,7 +47,7 @@ pub(crate) fn check_outputs(config: &Config, run: &Path, checkpoints: &Path) -> 
             "--{option} {}: the run keeps its own files there: name another place",
             path.display()
         );
-        // A folder of a model takes no file of the run; whether another model may be saved there is asked elsewhere.
+        // A model's folder takes no file of the run; saving another model there is checked elsewhere.
         let is_file = ["metrics", "trace"].contains(&option);
         let is_in = |input: &Path| is_file && input.is_dir() && place.starts_with(input);
         if let Some((key, _)) = inputs.iter().find(|(_, input)| place == *input || is_in(input))
@@ -60,7 +59,7 @@ pub(crate) fn check_outputs(config: &Config, run: &Path, checkpoints: &Path) -> 
     Ok(())
 }
 
-/// Where a run writes outside of what it always writes, by the option that says so.
+/// Returns the places where a run writes outside of its usual files, by option.
 pub(crate) fn outputs(config: &Config) -> [(&'static str, &Option<PathBuf>); 5] {
     [
         ("metrics", &config.output.metrics),
@@ -71,7 +70,7 @@ pub(crate) fn outputs(config: &Config) -> [(&'static str, &Option<PathBuf>); 5] 
     ]
 }
 
-/// What a run reads, by the option that names it, and the files of its settings.
+/// Returns the inputs of a run by the option that names them, and its settings files.
 fn inputs(config: &Config) -> Vec<(&'static str, PathBuf)> {
     let is_file = |schedule: &str| matches!(schedule.parse(), Ok(Named::File(_)));
     let said = |key: &'static str| {
@@ -97,18 +96,18 @@ fn inputs(config: &Config) -> Vec<(&'static str, PathBuf)> {
     INPUTS.into_iter().flat_map(said).chain(settings).collect()
 }
 
-/// Where a path leads, as far as its folders are there.
+/// Resolves the links of a path, as far as its folders exist.
 pub(crate) fn resolved(path: &Path) -> PathBuf {
     let path = absolute(path).unwrap_or_else(|_| path.to_path_buf());
     let there = |folder: &Path| {
         let (whole, rest) = (folder.canonicalize().ok()?, path.strip_prefix(folder).ok()?);
-        // To join nothing would add a slash, as to a folder.
+        // Joining an empty path would add a slash, as for a folder.
         Some(if rest.as_os_str().is_empty() { whole } else { whole.join(rest) })
     };
     path.ancestors().find_map(there).unwrap_or_else(|| path.clone())
 }
 
-/// Removes what tells of an earlier failure, and what a killed process has left half written.
+/// Removes the records of an earlier failure, and the partial files of a killed process.
 pub(crate) fn remove_leftovers(folder: &Path) -> std::io::Result<()> {
     for entry in read_dir(folder)? {
         let entry = entry?;
@@ -120,12 +119,12 @@ pub(crate) fn remove_leftovers(folder: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether a file is `error.<rank>.json`.
+/// Returns true for `error.<rank>.json`.
 pub fn is_error(name: &str) -> bool {
     is_of_a_rank(name, "error.", ".json")
 }
 
-/// Whether a file is an error's, also half written, or `ops.<rank>.jsonl`.
+/// Returns true for an error file, even a partial one, and for `ops.<rank>.jsonl`.
 fn is_of_a_failure(name: &str) -> bool {
     is_error(name.strip_suffix(".part").unwrap_or(name)) || is_of_a_rank(name, "ops.", ".jsonl")
 }

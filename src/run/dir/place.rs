@@ -1,4 +1,4 @@
-//! The folder that a run is to have: found or made, and locked, before anything is written there.
+//! The folder of a run before anything is written there: found or made, and locked.
 
 use std::fs::{create_dir_all, remove_dir};
 use std::path::{Path, PathBuf};
@@ -17,23 +17,23 @@ use crate::formats::files::{self, LOST, io_fault, text_regular};
 use crate::formats::save::saved_steps;
 use crate::settings::{Config, MODEL};
 
-/// The folder of a run that is about to begin, which nobody else can write into.
+/// The locked folder of a run that is about to begin.
 pub struct Place {
     pub(crate) path: PathBuf,
     /// Folders that were made for it, the innermost first.
     made: Vec<PathBuf>,
-    /// Whether the run has begun here before, by a rank that has died.
+    /// Whether the run has begun here before, led by a rank that has died.
     pub(crate) is_again: bool,
-    /// There until the place is given up.
+    /// The lock, until the place is given up.
     pub(crate) lock: Option<Lock>,
 }
 
 impl Drop for Place {
-    /// Folders that were made, and in which nothing was begun, go.
+    /// Removes the folders that were made, if nothing was begun in them.
     fn drop(&mut self) {
         drop(self.lock.take());
         for made in &self.made {
-            let _ = remove_dir(made); // which removes none that holds anything
+            let _ = remove_dir(made); // removes only empty folders
         }
     }
 }
@@ -65,20 +65,21 @@ impl Place {
         Ok(place)
     }
 
-    /// Takes the folder of a run under way from a rank that has died.
+    /// Takes the folder of a current run over from a rank that has died.
     pub fn take_over(path: PathBuf) -> Result<Place> {
         create_dir_all(&path).with_context(|| format!("cannot make folder {}", path.display()))?;
         let lock = Some(Lock::take(&path)?);
         Ok(Place { path, made: Vec::new(), is_again: true, lock })
     }
 
-    /// Where it is.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The checkpoint that `config` wants to go on from; `None` if it wants none, or takes whatever is
-    /// there, none was ever finished, and the run began with none. `tell` is told of those that cannot be used; `open` opens them.
+    /// Returns the checkpoint that `config` wants to go on from. Returns `None` if it wants none;
+    /// also with `auto`, if none was ever finished and the run did not begin with one. Calls `tell`
+    /// for checkpoints that cannot be used, and `open` to open them.
     pub fn checkpoint(
         &self,
         config: &Config,
@@ -103,10 +104,10 @@ impl Place {
         Ok(Some(checkpoint))
     }
 
-    /// The checkpoint of another run with which the run that has begun here began, if it did.
+    /// Returns the checkpoint of another run that the run here began with, if any.
     ///
     /// # Errors
-    /// If that cannot be used, the settings are not whole, or the run has done all its steps.
+    /// If it cannot be used, the settings are not whole, or the run has done all its steps.
     fn first_checkpoint(&self, open: &mut Open<'_>) -> Result<Option<Checkpoint>> {
         if !self.is_again && self.path.join(SETTINGS).exists() {
             check_whole(&self.path)?;
@@ -139,7 +140,7 @@ impl Place {
         )
     }
 
-    /// Where its checkpoints are.
+    /// Returns the store of its checkpoints.
     pub fn store(&self) -> Store {
         Store::of(&self.path)
     }
@@ -151,7 +152,7 @@ impl Place {
         Ok(files::write(&path, content.as_bytes()).map_err(|e| io_fault("file", &path, &e))?)
     }
 
-    /// Whether the folder is still the one that this run began in.
+    /// Checks that the folder is still the one that this run began in.
     pub(crate) fn check(&self) -> Result<()> {
         let lost = || io_fault("into", &self.path, &LOST);
         Ok(self.is_held().then_some(()).ok_or_else(lost)?)
@@ -161,31 +162,31 @@ impl Place {
         self.lock.as_ref().is_some_and(Lock::is_held)
     }
 
-    /// Removes what an earlier end of the run left: why its ranks failed, what they did before it, and half written files.
+    /// Removes the leftovers of an earlier end of the run: errors, last ops, and partial files.
     pub fn remove_leftovers(&self) -> Result<()> {
         let place = || format!("cannot remove what an earlier run left in {}", self.path.display());
         remove_leftovers(&self.path).with_context(place)
     }
 
-    /// Whether a run that has begun here goes on: its settings are here, or where they are lost, its checkpoints.
+    /// Returns true if a run that has begun here goes on: its settings are here, or if they are lost, its checkpoints.
     pub fn goes_on(&self, config: &Config) -> bool {
         let has_begun = || self.path.join(SETTINGS).exists() || self.store().has_whole();
         (self.is_again || is_own(config, &self.path)) && has_begun()
     }
 
-    /// The settings so far of the run that goes on here.
+    /// Returns the earlier settings of the run that goes on here.
     pub(crate) fn before(&self, config: &Config) -> Option<toml::Table> {
         if self.goes_on(config) { settings_in(&self.path).ok() } else { None }
     }
 }
 
-/// The folder and those above it that are not there, the innermost first.
+/// Returns the folder and those above it that do not exist, the innermost first.
 fn absent(folder: &Path) -> Vec<PathBuf> {
     let up = folder.ancestors().filter(|path| !path.as_os_str().is_empty());
     up.take_while(|path| path.symlink_metadata().is_err()).map(Path::to_path_buf).collect()
 }
 
-/// Whether a run in `folder` goes on there, and does not begin with the checkpoint of another.
+/// Returns true if a run in `folder` goes on there, rather than begin with the checkpoint of another run.
 pub(crate) fn is_own(config: &Config, folder: &Path) -> bool {
     let holds = |resume: &str| Store::of(folder).holds(Path::new(resume));
     config.checkpoints.resume.as_deref().is_some_and(|resume| resume == AUTO || holds(resume))

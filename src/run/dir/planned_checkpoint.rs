@@ -1,4 +1,4 @@
-//! The checkpoint from which a run will go on, as its folder tells before the run is prepared.
+//! The checkpoint that a run will go on from, found in its folder before the run is prepared.
 
 use std::path::{Path, PathBuf};
 
@@ -6,8 +6,8 @@ use super::own_files::SETTINGS;
 use super::settings_file::{path_in, settings_in};
 use crate::formats::checkpoint::{AUTO, Manifest, Store, Unusable};
 
-/// The checkpoint that `resume` names, or with `auto` the newest of the run in `out`, or the one that this run began with.
-/// It may turn out that it cannot be used, and that an older one is taken.
+/// Returns the checkpoint that `resume` names; with `auto`, the newest of the run in `out`, or else
+/// the one that this run began with. It may turn out to be unusable; then an older one is taken.
 pub(crate) fn planned_checkpoint(
     resume: &str,
     out: Option<&Path>,
@@ -28,7 +28,7 @@ pub(crate) fn planned_checkpoint(
     forked.transpose()
 }
 
-/// The checkpoint of another run with which the run in `folder` began, by its settings.
+/// Returns the checkpoint of another run that the run in `folder` began with, according to its settings.
 pub(crate) fn forked_from(folder: &Path) -> Option<PathBuf> {
     let settings = settings_in(folder).ok()?;
     let from = path_in(&settings, "resume")?;
@@ -36,7 +36,7 @@ pub(crate) fn forked_from(folder: &Path) -> Option<PathBuf> {
     is_other.then(|| from.to_path_buf())
 }
 
-/// Says of the checkpoint with which the run in `folder` began why it is needed.
+/// Adds to an error why the checkpoint is needed that the run in `folder` began with.
 pub(crate) fn unusable_fork(folder: &Path, unusable: Unusable) -> Unusable {
     let settings = folder.join(SETTINGS);
     let reason = format!(

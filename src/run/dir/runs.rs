@@ -1,4 +1,4 @@
-//! The folder of all runs that have no folder of their own: `runs/0001`, `runs/0002`, …
+//! The folder of all runs without a folder of their own: `runs/0001`, `runs/0002`, …
 
 use std::fs::{create_dir, create_dir_all, read_dir};
 use std::io::ErrorKind;
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// Where runs go whose settings name no folder.
+/// The parent folder of runs whose settings name no folder.
 pub const RUNS: &str = "runs";
 
-/// The runs in `parent`, newest first.
+/// Returns the runs in `parent`, newest first.
 pub fn newest_first(parent: &Path) -> Vec<PathBuf> {
     let entries = read_dir(parent).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut runs: Vec<PathBuf> = entries.filter(|path| number(path).is_some()).collect();
@@ -17,11 +17,11 @@ pub fn newest_first(parent: &Path) -> Vec<PathBuf> {
     runs
 }
 
-/// Makes the folder `0001`, `0002`, … of `parent` that comes after all that are there.
+/// Makes the folder `0001`, `0002`, … of `parent` that comes after all existing ones.
 pub(crate) fn fresh(parent: &Path) -> Result<PathBuf> {
     create_dir_all(parent).with_context(|| format!("cannot make folder {}", parent.display()))?;
     let newest = newest_first(parent).first().and_then(|path| number(path)).unwrap_or(0);
-    // Another run may make one at the same moment.
+    // Another run may make the same one at the same moment.
     for number in newest.saturating_add(1)..=u32::MAX {
         let path = parent.join(format!("{number:04}"));
         match create_dir(&path) {
@@ -35,7 +35,7 @@ pub(crate) fn fresh(parent: &Path) -> Result<PathBuf> {
     bail!("{} is full: name a folder with --out", parent.display())
 }
 
-/// The number of a run in its path.
+/// Returns the number of a run in its path.
 fn number(path: &Path) -> Option<u32> {
     let name = path.file_name()?.to_str()?;
     let is_number = name.len() >= 4 && name.bytes().all(|byte| byte.is_ascii_digit());

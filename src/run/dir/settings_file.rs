@@ -1,4 +1,4 @@
-//! The settings in the folder of a run, as they are read again.
+//! The settings in the folder of a run, read again.
 
 use std::path::Path;
 
@@ -7,18 +7,18 @@ use anyhow::{Context, Result, ensure};
 use super::own_files::{METRICS, SETTINGS};
 use crate::formats::files::text_regular;
 
-/// Longer files are no settings.
+/// Longer files are not settings.
 pub(crate) const MAX_SETTINGS: u64 = 16 << 20;
-/// What the settings of every run say.
+/// Keys in the settings of every run.
 const OF_ALL: [&str; 2] = ["seed", "steps"];
 
-/// Whether a folder holds the settings of a run, be they torn, and not others of a user's.
+/// Returns true if a folder holds the settings of a run, even torn ones, and not a user's own settings.
 pub fn is_run(folder: &Path) -> bool {
     let is_whole = |settings: toml::Table| OF_ALL.iter().all(|key| settings.contains_key(*key));
     folder.join(SETTINGS).exists() && settings_in(folder).map_or(true, is_whole)
 }
 
-/// The settings of the run in a folder.
+/// Returns the settings of the run in a folder.
 pub fn settings_in(folder: &Path) -> Result<toml::Table> {
     let path = folder.join(SETTINGS);
     let read = || -> Result<_> {
@@ -28,7 +28,7 @@ pub fn settings_in(folder: &Path) -> Result<toml::Table> {
     read().with_context(|| path.display().to_string())
 }
 
-/// Refuses settings that are there, but are not whole.
+/// Refuses settings that exist but are not whole.
 pub(crate) fn check_whole(folder: &Path) -> Result<()> {
     let lacking = |settings: toml::Table| {
         let key = OF_ALL.iter().find(|key| !settings.contains_key(**key))?;
@@ -44,12 +44,12 @@ pub(crate) fn check_whole(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A path among settings.
+/// Returns a path from settings.
 pub(crate) fn path_in<'s>(settings: &'s toml::Table, key: &str) -> Option<&'s Path> {
     settings.get(key)?.as_str().map(Path::new)
 }
 
-/// Whether two paths lead to one place.
+/// Returns true if two paths lead to the same place.
 pub(crate) fn is_same(a: &Path, b: &Path) -> bool {
     let whole = |path: &Path| path.canonicalize().ok();
     a == b || whole(a).is_some_and(|a| whole(b) == Some(a))

@@ -1,4 +1,4 @@
-//! What a trained BERT makes of pairs of segments.
+//! Evaluation of a trained BERT on pairs of segments.
 
 use anyhow::{Result, anyhow, ensure};
 use chimera_core::layers::Layers;
@@ -18,7 +18,7 @@ pub struct Bert<K: Layers> {
     weights: Vec<K::Tensor>,
 }
 
-/// How well a text was guessed.
+/// The score of a BERT on a text.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct PairScore {
     /// Pairs of segments.
@@ -29,30 +29,31 @@ pub struct PairScore {
     pub masked_loss: f64,
     /// Mean loss over pairs, in nats.
     pub pair_loss: f64,
-    /// Part of the pairs whose second segment was told rightly.
+    /// Share of the pairs whose second segment was classified correctly.
     pub pairs_right: f64,
 }
 
 impl<K: Layers> Bert<K> {
-    /// Puts the tensors of a model onto a device; each parameter of the model must be among them.
+    /// Puts the tensors of a model onto a device. They must include each parameter of the model.
     ///
     /// # Errors
-    /// If one is missing, or the model is no BERT.
+    /// If a parameter is missing, or the model is not a BERT.
     pub fn new(kernels: K, config: &ModelConfig, tensors: &[(Param, Vec<f32>)]) -> Result<Bert<K>> {
         ensure!(config.objective() == Objective::MaskedTokens, "the model is no BERT");
         let weights = upload(&kernels, config.params(&Cut::whole(config)), tensors, &[])?;
         Ok(Bert { kernels, config: config.clone(), weights })
     }
 
-    /// Mean loss over the masked tokens of a batch, plus that over its pairs, in nats, sample by sample.
+    /// Returns the mean loss over the masked tokens of a batch, plus that over its pairs, in nats,
+    /// computed sample by sample.
     pub fn loss(&self, batch: &Batch) -> Result<f64> {
         let scale = |target: &[u32]| 1.0 / (batch.n_samples * n_masked(target)) as f64;
         let loss = |(input, target)| self.sample_loss(input, target, scale(target));
         batch.samples().map(loss).sum()
     }
 
-    /// What the model makes of a text whose tokens are masked by draws from `seed`. `observe` hears how many
-    /// samples are done.
+    /// Scores the model on a text, masking tokens by draws from `seed`. `observe` gets the number
+    /// of samples done.
     pub fn score(
         &self,
         pairs: &Pairs,
@@ -70,7 +71,7 @@ impl<K: Layers> Bert<K> {
                 self.sample_loss(&batch.input, &batch.target, 1.0 / n_masked as f64)
             };
             let right = loss(0)?;
-            // The other class differs in the pair's loss alone, and the two have probability 1 together.
+            // With the other class only the pair's loss differs, and the probabilities of both classes sum to 1.
             let margin = right - loss(1)?;
             let pair = margin.max(0.0) + (-margin.abs()).exp().ln_1p();
             score.masked_loss += (right - pair) / n_samples as f64;
@@ -81,11 +82,11 @@ impl<K: Layers> Bert<K> {
         Ok(score)
     }
 
-    /// The logits of every token of `ids`, of which those from `second` on are the second segment:
-    /// `[ids, vocab]`.
+    /// Returns the logits of every token of `ids`: `[ids, vocab]`. Those from `second` on are the
+    /// second segment.
     ///
     /// # Errors
-    /// If there are more than the context has, or an id that the model does not know.
+    /// If there are more ids than the context has tokens, or an id that the model does not know.
     pub fn logits(&self, ids: &[u32], second: usize) -> Result<Vec<f32>> {
         let vocab = self.config.vocab;
         if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
@@ -100,11 +101,11 @@ impl<K: Layers> Bert<K> {
         }
     }
 
-    /// The logarithm of the odds that the second segment is from elsewhere.
+    /// Returns the next-sentence logit: the log-odds that the second segment is from elsewhere.
     pub fn strangeness(&self, ids: &[u32], second: usize) -> Result<f64> {
         let input = input(ids, second, 0..1);
         let loss = |class| self.sample_loss(&input, &[0, class], 1.0);
-        Ok(loss(0)? - loss(1)?) // what is masked costs the same in both
+        Ok(loss(0)? - loss(1)?) // the loss of masked tokens cancels
     }
 
     fn stage(&self, sequence: usize, predictions: usize) -> Result<BertStage<K>> {
@@ -125,12 +126,12 @@ impl<K: Layers> Bert<K> {
     }
 }
 
-/// How many masked tokens a target has; its last number is the class of the pair.
+/// Returns the number of masked tokens of a target. Its last number is the class of the pair.
 fn n_masked(target: &[u32]) -> usize {
     target.len().saturating_sub(1)
 }
 
-/// A sample without padding.
+/// Builds a sample without padding.
 fn input(ids: &[u32], second: usize, predicted: impl Iterator<Item = u32>) -> Vec<u32> {
     let counts: [u32; COUNTS] = [ids.len() as u32, second as u32];
     counts.into_iter().chain(predicted).chain(ids.iter().copied()).collect()

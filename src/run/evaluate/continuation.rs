@@ -1,4 +1,4 @@
-//! Continuing texts, token by token.
+//! Continuation of texts, token by token.
 
 use anyhow::{Result, ensure};
 use chimera_core::layers::Layers;
@@ -9,29 +9,29 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use super::CausalLm;
 use super::sampling::{Sampling, draw};
 
-/// A text that goes on.
+/// A text that is being continued.
 struct GrowingText<T> {
     ids: Vec<u32>,
     rng: ChaCha8Rng,
     goes_on: bool,
-    /// What each stage has seen of it.
+    /// The keys and values that each stage keeps of it.
     caches: Vec<KvCache<T>>,
 }
 
 impl<T> GrowingText<T> {
-    /// The tokens that no stage has seen.
+    /// Returns the tokens that no stage has seen.
     fn new_ids(&self) -> &[u32] {
         &self.ids[self.caches.first().map_or(0, KvCache::len)..]
     }
 }
 
 impl<K: Layers> CausalLm<K> {
-    /// Continues `prompt` by at most `count` tokens, the same for the same seed. `drawn` hears of each at once, and says
-    /// whether the text goes on.
+    /// Continues `prompt` by at most `count` tokens, the same for the same seed. `drawn` gets each
+    /// token at once and returns whether the text goes on.
     ///
-    /// Each token follows from those before it, at most a window of them. As long as all are within the window, queries,
-    /// keys and values are kept from one token to the next; beyond it places change with every token, and each takes a
-    /// forward pass over the window.
+    /// Each token follows from at most a window of the tokens before it. As long as the text is
+    /// within the window, keys and values are kept from one token to the next. Beyond it positions
+    /// change with every token, and each token takes a forward pass over the window.
     ///
     /// # Errors
     /// If the prompt is empty, or has an id that the model does not know, or the model overflows.
@@ -45,8 +45,8 @@ impl<K: Layers> CausalLm<K> {
         Ok(self.sample_all(&[prompt], count, how, |_, id| drawn(id))?.concat())
     }
 
-    /// [Continues](CausalLm::sample) several prompts side by side: the weights are read once for the next token of all. The
-    /// draws of a text follow from the seed and from its place among the prompts. `drawn` hears the place too.
+    /// [Continues](CausalLm::sample) several prompts side by side: the weights are read once for the next token of all.
+    /// The draws of a text follow from the seed and from its index among the prompts. `drawn` gets the index too.
     ///
     /// # Errors
     /// If a prompt is empty, or has an id that the model does not know, or the model overflows.
@@ -75,7 +75,7 @@ impl<K: Layers> CausalLm<K> {
         }
         for _ in 0..count {
             for (place, logits) in self.next(stages.as_deref(), window, &mut texts)? {
-                let is_number = |logit: &f32| *logit < f32::INFINITY; // which NaN is not either
+                let is_number = |logit: &f32| *logit < f32::INFINITY; // false for NaN too
                 ensure!(
                     logits.iter().all(is_number),
                     "what comes next has no probability: the model overflows on this text"
@@ -93,7 +93,7 @@ impl<K: Layers> CausalLm<K> {
         Ok(texts.into_iter().map(|text| text.ids).collect())
     }
 
-    /// The logits of the next token of each text that goes on, with its place.
+    /// Returns the logits for the next token of each text that goes on, with the index of the text.
     fn next(
         &self,
         stages: Option<&[DecoderStage<K>]>,
@@ -116,7 +116,7 @@ impl<K: Layers> CausalLm<K> {
         Ok(all)
     }
 
-    /// The logits behind the last token of each text, of which the stages see the new ones.
+    /// Returns the logits after the last token of each text. The stages only process the new tokens.
     fn follow(
         &self,
         stages: &[DecoderStage<K>],
@@ -139,7 +139,7 @@ impl<K: Layers> CausalLm<K> {
             kernels.rows(&x, end - 1, 1)
         });
         let last = last.collect::<Result<Vec<_>, _>>()?;
-        // A pass through the head takes as many rows as a sample may have, and there may be more texts.
+        // A pass through the head takes at most as many rows as a sample may have, and there may be more texts.
         let logits = last.chunks(self.config.context).map(|some| {
             let rows = kernels.join(&some.iter().collect::<Vec<_>>())?;
             self.logits_of(&self.head.stage(&self.config, some.len())?, rows)

@@ -1,17 +1,17 @@
-//! Which token comes next, by its logits.
+//! Sampling of the next token from its logits.
 
-/// How the next token is drawn.
+/// Settings of sampling.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Sampling {
-    /// What logits are divided by; at 0 the likeliest token is taken.
+    /// Divisor of the logits; at 0 the likeliest token is taken.
     pub temperature: f64,
-    /// Draws among so many of the likeliest tokens.
+    /// Draws only among this many of the likeliest tokens.
     pub top_k: Option<usize>,
-    /// Draws among the fewest of the likeliest tokens that have this probability together.
+    /// Draws only among the fewest likeliest tokens that together have this probability.
     pub top_p: f64,
     /// Key of the draws.
     pub seed: u64,
-    /// Most tokens that the next one is drawn from; without, the model's context.
+    /// The most tokens that the next one follows from; the model's context by default.
     pub window: Option<usize>,
 }
 
@@ -21,8 +21,8 @@ impl Default for Sampling {
     }
 }
 
-/// The id at which the cumulated softmax of `logits / temperature`, over the ids that may be drawn, passes
-/// `uniform` in `0..1`.
+/// Returns the id at which the cumulated softmax of `logits / temperature`, over the ids that may
+/// be drawn, passes `uniform` in `0..1`.
 pub(super) fn draw(logits: &[f32], how: &Sampling, uniform: f64) -> u32 {
     let by_rank = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
     let Some(likeliest) = (0..logits.len()).min_by(by_rank) else { return 0 };

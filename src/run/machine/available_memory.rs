@@ -1,8 +1,8 @@
-//! How much memory this process may still take.
+//! Memory that this process may still take.
 //!
-//! What the machine has free may be more than what a container, or a job of SLURM, is allowed: the limits of
-//! its control group and of those above it count too (version 2: `memory.max`; version 1:
-//! `memory.limit_in_bytes`).
+//! A container, or a job of SLURM, may be allowed less than the machine has free. So the limits of
+//! this process's control group and of those above it count too (version 2: `memory.max`; version
+//! 1: `memory.limit_in_bytes`).
 
 use std::path::Path;
 
@@ -11,15 +11,15 @@ use crate::formats::files::text_regular;
 /// The system's files are far shorter.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// Memory that can be had without swapping.
+/// Memory available without swapping.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Free {
     pub(crate) bytes: f64,
-    /// Whether a control group allows no more, rather than the machine.
+    /// Whether a control group is the limit, rather than the machine.
     pub(crate) by_limit: bool,
 }
 
-/// Where the system below `root` tells; none does but Linux.
+/// Returns the available memory according to the system files below `root`. Only Linux has them.
 pub(crate) fn free_memory(root: &Path) -> Option<Free> {
     let of_machine = Free { bytes: available(root)?, by_limit: false };
     let groups = read(&root.join("proc/self/cgroup")).unwrap_or_default();
@@ -28,18 +28,18 @@ pub(crate) fn free_memory(root: &Path) -> Option<Free> {
     limited.chain([of_machine]).min_by(|a, b| a.bytes.total_cmp(&b.bytes))
 }
 
-/// What this process holds of the machine's memory, where the system tells.
+/// Memory of the machine that this process holds.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Resident {
     /// Bytes now.
     pub(crate) bytes: f64,
-    /// Bytes of files among them, such as the program's code as far as it was used.
+    /// Bytes of files among them, such as the parts of the program's code that were used.
     pub(crate) of_files: f64,
     /// The most bytes so far.
     pub(crate) peak: f64,
 }
 
-/// Memory of this process, where the system below `root` tells.
+/// Returns the memory of this process, if the system files below `root` show it.
 pub(crate) fn resident(root: &Path) -> Option<Resident> {
     let text = read(&root.join("proc/self/status"))?;
     let bytes = |name: &str| Some(field(&text, name)? * 1024.0);
@@ -52,7 +52,7 @@ fn available(root: &Path) -> Option<f64> {
     Some(field(&text, "MemAvailable:")? * 1024.0)
 }
 
-/// What the group of a line `ID:CONTROLLERS:PATH`, and those above it, leave.
+/// Returns the bytes left by the group of a line `ID:CONTROLLERS:PATH` and by those above it.
 fn within_limits(root: &Path, line: &str) -> Option<f64> {
     let mut parts = line.splitn(3, ':');
     let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
@@ -67,8 +67,8 @@ fn within_limits(root: &Path, line: &str) -> Option<f64> {
     };
     let left = |folder: &Path| {
         let read = |name: &str| read(&folder.join(name));
-        let number = |name: &str| read(name)?.trim().parse::<f64>().ok(); // no limit is no number
-        // Pages of files are given back when they are needed.
+        let number = |name: &str| read(name)?.trim().parse::<f64>().ok(); // without a limit it is not a number
+        // Pages of files are released when memory is needed.
         let reclaimable = read("memory.stat").and_then(|text| field(&text, cache)).unwrap_or(0.0);
         Some((number(limit)? - number(usage)? + reclaimable).max(0.0))
     };
@@ -82,7 +82,7 @@ fn read(path: &Path) -> Option<String> {
     text_regular(path, MAX_BYTES).ok().flatten()
 }
 
-/// The number behind a word at the start of a line.
+/// Returns the number after a word at the start of a line.
 fn field(text: &str, name: &str) -> Option<f64> {
     let of = |line: &str| {
         let mut words = line.split_whitespace();

@@ -1,14 +1,14 @@
-//! How many cores the workers of a run have, in one process or in several.
+//! The number of cores that the workers of a run have, in one process or in several.
 //!
-//! A launcher may bind each process to cores of its own, or leave all cores of a host to every one of them. What one process
-//! may use does not tell which, so what the launcher itself may use counts too.
+//! A launcher may bind each process to cores of its own, or let every process use all cores of a
+//! host. The cores of one process do not show which, so the cores of the launcher itself count too.
 
 use super::launch::Launch;
 use crate::device::n_cores;
 use crate::run::{Here, Run};
 
 impl Run {
-    /// Cores that all workers have together, on all hosts.
+    /// Returns the cores that all workers have together, on all hosts.
     pub(crate) fn cores(&self) -> usize {
         let Here { part, own } = self.subject.here;
         if own.is_none() {
@@ -19,7 +19,7 @@ impl Run {
     }
 }
 
-/// Cores of this host that the processes of a job on it have together, of which this is one.
+/// Returns the cores that the `n_local` processes of a job on this host have together. This process is one of them.
 pub(crate) fn cores_of(n_local: usize) -> usize {
     let own = n_cores();
     let launch = Launch::found();
@@ -27,19 +27,19 @@ pub(crate) fn cores_of(n_local: usize) -> usize {
     together(own, affinity(None).unwrap_or(own), of_host.unwrap_or(own), n_local)
 }
 
-/// Cores that `n_local` processes have together, each of which may use `own` at a time, on the processors that it is `bound`
-/// to, of those that the launcher has on the host.
+/// Returns the cores that `n_local` processes have together. Each may use `own` at a time and is
+/// `bound` to a number of processors; the launcher has `of_host`.
 fn together(own: usize, bound: usize, of_host: usize, n_local: usize) -> usize {
     if own < bound {
         own
     } else {
-        // a quota, which is that of the container, and so of all
+        // a quota, which is the container's, and so the quota of all processes
         own.saturating_mul(n_local).min(of_host).max(own)
     }
 }
 
-/// The processors that the launcher may use. It is the nearest ancestor without the variable that it gives to ranks:
-/// scripts between the two are bound as ranks are.
+/// Returns the number of processors that the launcher may use. The launcher is the nearest ancestor
+/// without the variable that it sets for ranks: scripts between the two are bound as ranks are.
 #[cfg(target_os = "linux")]
 fn of_launcher(variable: &str) -> Option<usize> {
     let given = format!("{variable}=");
@@ -59,7 +59,7 @@ fn parent(pid: &str) -> Option<String> {
     parent.map(|pid| pid.trim().to_string())
 }
 
-/// The processors that a process may run on; this one, if none is named.
+/// Returns the number of processors that a process may run on, by default this one.
 #[cfg(target_os = "linux")]
 fn affinity(pid: Option<rustix::process::Pid>) -> Option<usize> {
     Some(rustix::thread::sched_getaffinity(pid).ok()?.count() as usize)
@@ -75,7 +75,7 @@ fn affinity(_pid: Option<u32>) -> Option<usize> {
     None
 }
 
-/// The processors of this host, where it says so.
+/// Returns the number of processors of this host, if the system reports it.
 fn online() -> Option<usize> {
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online").ok()?;
     let count = |range: &str| {
@@ -106,7 +106,7 @@ mod tests {
         }
     }
 
-    /// The parent of a test stands for the launcher.
+    /// The parent of the test process plays the launcher.
     #[test]
     #[cfg(target_os = "linux")]
     fn a_launcher_is_who_was_not_given_the_variable() {

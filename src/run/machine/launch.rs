@@ -1,4 +1,4 @@
-//! Whether this process is alone, or one of those that a launcher such as mpirun started.
+//! Detects whether a launcher such as mpirun started this process as one of several.
 
 use std::fmt;
 
@@ -7,11 +7,12 @@ use anyhow::{Result, bail};
 use crate::settings::{Survive, Transport};
 
 impl Transport {
-    /// Whether ranks are processes, and why. Those that are to `survive` deaths are, and one that takes a dead one's place
-    /// is started alone.
+    /// Returns whether ranks are processes, and the reason. Ranks that are to `survive` deaths are
+    /// processes, and a replacement for a dead rank is started by itself.
     ///
     /// # Errors
-    /// If they are, and this build has no MPI, or no NCCL where that is wanted; if they are not, but should survive deaths.
+    /// If they are, and this build has no MPI, or no NCCL where that is wanted; if they are not,
+    /// but should survive deaths.
     pub fn choose(self, survive: Survive) -> Result<(bool, String)> {
         if self == Transport::Nccl && !cfg!(feature = "nccl") {
             bail!(
@@ -54,26 +55,26 @@ impl Transport {
     }
 }
 
-/// What a launcher says to the processes that it starts.
+/// The variables that a launcher sets for the processes that it starts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Launch {
-    /// The launcher, in words.
+    /// Name of the launcher.
     pub launcher: &'static str,
-    /// The variable that tells of it.
+    /// The variable that the launcher is recognised by.
     pub variable: &'static str,
     /// Processes of the job.
     pub n_ranks: u32,
-    /// This one among them.
+    /// Rank of this process.
     pub rank: u32,
     /// Ranks on this machine, if the launcher says so.
     pub n_local: Option<u32>,
-    /// This one's number among them, if it says so.
+    /// Rank of this process on this machine, if the launcher says so.
     pub local: Option<u32>,
 }
 
-/// Launchers by their variables: number of ranks, rank, and the same within this machine. The first whose number and rank
-/// are set counts: what starts processes within an allocation of SLURM is closer than SLURM. What it lacks within this
-/// machine comes from another with the same number and rank.
+/// Launchers by their variables: number of ranks, rank, and both within this machine. The first launcher
+/// whose number and rank are set counts: one that starts processes within an allocation of SLURM is closer
+/// than SLURM. Numbers within this machine that it lacks come from another with the same number and rank.
 const LAUNCHERS: [(&str, [&str; 4]); 3] = [
     (
         "Open MPI",
@@ -92,7 +93,7 @@ const LAUNCHERS: [(&str, [&str; 4]); 3] = [
 ];
 
 impl Launch {
-    /// What the environment of this process says.
+    /// Returns the launch that the environment of this process describes.
     pub fn found() -> Option<Launch> {
         Launch::of(|name| std::env::var(name).ok())
     }
@@ -102,7 +103,7 @@ impl Launch {
         let mut all = rows.filter_map(|(launcher, names)| Launch::by(launcher, names, &variable));
         let mut closest = all.next()?;
         let this = (closest.n_ranks, closest.rank);
-        // `srun --mpi=pmi2` sets PMI's size and rank, and says only in SLURM's variables where ranks run.
+        // `srun --mpi=pmi2` sets PMI's size and rank. Only SLURM's variables say where ranks run.
         for other in all.filter(|other| (other.n_ranks, other.rank) == this) {
             closest.n_local = closest.n_local.or(other.n_local);
             closest.local = closest.local.or(other.local);
@@ -110,7 +111,7 @@ impl Launch {
         Some(closest)
     }
 
-    /// What the variables of one launcher say, if they are complete.
+    /// Returns the launch that the variables of one launcher describe, if they are complete.
     fn by(
         launcher: &'static str,
         [size, rank, local_size, local_rank]: [&'static str; 4],
@@ -126,7 +127,8 @@ impl Launch {
     }
 }
 
-/// Ranks on each machine: a number, or as SLURM says of machines that are alike, `4(x2)`; `None` where machines differ.
+/// Parses the number of ranks on each machine: a number, or SLURM's `4(x2)` for equal machines.
+/// Returns `None` if machines differ.
 fn on_each_machine(sizes: &str) -> Option<u32> {
     let size = sizes.trim();
     let size =
@@ -141,7 +143,7 @@ impl fmt::Display for Launch {
     }
 }
 
-/// The pairs of width and depth that make so many ranks.
+/// Returns the pairs of width and depth that make `n_ranks` ranks.
 pub fn layouts(n_ranks: usize) -> Vec<(usize, usize)> {
     (1..=n_ranks).filter(|w| n_ranks.is_multiple_of(*w)).map(|w| (w, n_ranks / w)).collect()
 }

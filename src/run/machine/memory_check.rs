@@ -1,4 +1,4 @@
-//! Refusing a run that cannot fit into memory before it starts to fill it.
+//! The memory check: refuses a run that cannot fit into memory before it starts.
 
 use std::ops::Add;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::device::Devices;
 use crate::plan::{Need, Plan};
 use crate::settings::Config;
 
-/// Refuses a run that needs more than the memory that is free, with this part of its ranks on this host.
+/// Refuses a run that needs more than the available memory. `here` is the share of its ranks on this host.
 pub(crate) fn check(plan: &Plan, devices: &Devices, here: f64) -> Result<()> {
     let (config, workers) = (&plan.course.config, plan.needs.iter().zip(&plan.devices));
     let on_host =
@@ -30,13 +30,14 @@ pub(crate) fn check(plan: &Plan, devices: &Devices, here: f64) -> Result<()> {
     Ok(())
 }
 
-/// What a worker needs of the host's memory: a device with memory of its own leaves it the copy for checkpoints.
+/// Returns the host memory that a worker needs. If the device has memory of its own, that is only
+/// the copy for checkpoints.
 fn need_on_host(need: &Need, uses_host_memory: bool) -> Need {
     if uses_host_memory { *need } else { Need { copy: need.copy, ..Need::default() } }
 }
 
-/// Refuses a run of a caller's model whose ranks need more than the memory that is free: of their devices, where they say
-/// it, or else of this host.
+/// Refuses a run of a caller's model whose ranks need more than the available memory: that of their
+/// devices, if known, or else that of this host.
 pub(crate) fn check_own(config: &Config, needs: &[(Need, Option<u64>)]) -> Result<()> {
     for (need, free) in needs {
         if let Some(free) = free {
@@ -69,7 +70,7 @@ fn refuse(config: &Config, need: &Need, free: f64, limit: &str, place: &str) -> 
 mod tests {
     use super::*;
 
-    /// As on a software adapter of wgpu.
+    /// For example a software adapter of wgpu.
     #[test]
     fn a_device_without_memory_of_its_own_needs_all_of_the_host() {
         let need = Need { state: 8.0, copy: 4.0, activations: 2.0, working: 1.0 };

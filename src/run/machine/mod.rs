@@ -1,4 +1,4 @@
-//! What a run takes of its machine: cores, memory, its environment, and the launcher that started it.
+//! The machine of a run: cores, memory, environment, and the launcher that started it.
 
 pub(super) mod available_memory;
 pub(super) mod cores;

@@ -1,4 +1,4 @@
-//! What settings take from this machine: its files, its environment, its cores.
+//! Inputs of the settings from this machine: its files, its environment, its cores.
 
 use std::path::{Path, PathBuf};
 
@@ -28,7 +28,7 @@ impl Outside for OnDisk {
     }
 
     fn identity(&self, path: &Path) -> PathBuf {
-        path.canonicalize().unwrap_or_else(|_| path.to_path_buf()) // a pipe has none
+        path.canonicalize().unwrap_or_else(|_| path.to_path_buf()) // a pipe has no canonical path
     }
 
     fn timetable(&self, path: &Path) -> Result<Timetable> {
@@ -67,7 +67,7 @@ impl Outside for OnDisk {
         manifest.value(option).ok()
     }
 
-    /// Ranks on several hosts are taken to have cores of their own: all ranks must come to the same answer.
+    /// Ranks on several hosts are assumed to have cores of their own: all ranks must get the same answer.
     fn has_cores(&self, n_workers: i64) -> bool {
         match launched() {
             None => n_cores() as i64 >= n_workers,
@@ -78,7 +78,7 @@ impl Outside for OnDisk {
         }
     }
 
-    /// Ranks of which a launcher does not say where they are may all be on this host.
+    /// If the launcher does not say where ranks run, all may be on this host.
     fn threads(&self, n_workers: i64) -> i64 {
         match launched() {
             None => n_cores() as i64 / n_workers.max(1),
@@ -90,13 +90,13 @@ impl Outside for OnDisk {
     }
 }
 
-/// The launch of several processes, which are ranks of one job.
+/// Returns the launch, if it has several processes: the ranks of one job.
 fn launched() -> Option<Launch> {
     Launch::found().filter(|launch| launch.n_ranks > 1)
 }
 
 impl Config {
-    /// Refuses the vocabulary of a preset where that of the data goes before it, but the data is not here.
+    /// Refuses the vocabulary of a preset if that of the data overrides it, but the data is not here.
     ///
     /// # Errors
     /// [`SettingsError`], which names the data.
@@ -117,7 +117,7 @@ impl Config {
 mod tests {
     use super::*;
 
-    /// The command that resumes a run names them.
+    /// The command that resumes a run reads the run's settings file.
     #[test]
     fn settings_may_be_as_long_as_those_of_a_run() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What is known of a run while it goes on, and when it has ended.
+//! Progress of a run, and its results at the end.
 
 pub(super) mod pace;
 pub(super) mod predicted;

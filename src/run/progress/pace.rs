@@ -1,7 +1,7 @@
-//! How far a run is within a step, how long the rest of it will take, and whether a stop has to wait for it.
+//! The progress of a run within a step: the time that is left, and whether a stop has to wait for it.
 //!
-//! Rank 0 stands for all: of its row it is known, from a simulation at the stages' operations, which part of a step's
-//! time is over when an op is done. The first op that is measured so tells the time of the whole step.
+//! Rank 0 stands for all. A simulation from the operations of the stages gives the share of a step's time that
+//! is over after each op of its row. So the first measured op already gives an estimate of the whole step.
 
 use std::mem::replace;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,27 +21,27 @@ use crate::plan::{Units, costs_by_flops};
 use crate::run::Run;
 use crate::settings::Transport;
 
-/// Where rank 0 is in a step, or a window of steps.
+/// The progress of rank 0 within a step, or within a window of steps.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct WithinStep {
-    /// Its number, or that of the first of the window.
+    /// Number of the step, or of the first step of the window.
     pub step: u64,
     /// Steps of the window.
     pub n_steps: u32,
-    /// Micro-batches with which rank 0 is done.
+    /// Micro-batches that rank 0 has finished.
     pub n_done: u32,
-    /// All that it has.
+    /// All micro-batches of rank 0.
     pub n_micro_batches: u32,
-    /// Ops of rank 0 that are done, and the seconds that they and the waits between them took.
+    /// Ops that rank 0 has finished, and the seconds that they and the waits between them took.
     pub ops: (usize, f64),
-    /// Seconds since its start.
+    /// Seconds since the start of the step.
     pub elapsed_s: f64,
-    /// Seconds that it will take in all, as the ops that are done tell.
+    /// Estimated seconds of the whole step, from the ops that are finished.
     pub whole_s: Option<f64>,
 }
 
 impl WithinStep {
-    /// The step, in words.
+    /// Returns a name for the step or steps.
     pub fn name(&self) -> String {
         match u64::from(self.n_steps) {
             1 => format!("step {}", self.step),
@@ -49,30 +49,30 @@ impl WithinStep {
         }
     }
 
-    /// Seconds that are left of it.
+    /// Returns the seconds that are left of the step.
     pub fn left_s(&self) -> Option<f64> {
         self.whole_s.map(|whole| whole - self.elapsed_s)
     }
 }
 
-/// Tells where a run is, from any thread.
+/// Reports from any thread where a run is.
 pub struct Pace {
     explain: Arc<Explain>,
     ruler: Ruler,
-    /// Steps behind which the program is another one.
+    /// The first step with another program.
     end: u64,
-    /// The step that was seen last, since when, and when its first op began by the rank's clock.
+    /// The step seen last, when it was first seen, and when its first op began by the rank's clock.
     seen: Mutex<Option<(u64, Instant, f64)>>,
 }
 
 impl Pace {
-    /// Where rank 0 is, if it is within a step.
+    /// Returns the progress of rank 0, if it is within a step.
     pub fn look(&self) -> Option<WithinStep> {
         let recorder = self.explain.recorder(Rank(0))?;
         let Position::At { step, instr } = recorder.position() else { return None };
         let instr = instr as usize;
         if step >= self.end || instr + 1 >= self.ruler.over.len() {
-            return None; // the last steps of a run, or between two
+            return None; // in the last steps of a run, or between steps
         }
         let did: Vec<_> = recorder.all().into_iter().filter(|did| did.step == step).collect();
         let first = did.first().map_or(f64::INFINITY, |did| did.start);
@@ -100,19 +100,19 @@ impl Pace {
     }
 }
 
-/// The row of worker 0: by instruction, what is over before it.
+/// The row of worker 0: for each instruction, the progress before it.
 struct Ruler {
-    /// The part of the step's time.
+    /// Share of the step's time that is over.
     over: Vec<f64>,
     n_ops: Vec<usize>,
-    /// Micro-batches of which nothing is left to do.
+    /// Micro-batches with nothing left to do.
     n_done: Vec<u32>,
     n_micro_batches: u32,
     n_steps: u32,
 }
 
 impl Ruler {
-    /// `workers_at_once` of a pipeline group find a core, more share them.
+    /// Up to `workers_at_once` workers of a pipeline group have a core each; more share them.
     fn of(program: &Program, costs: &StageCosts, workers_at_once: f64) -> Ruler {
         let row = program.rows().first().map_or(&[][..], Vec::as_slice);
         let timeline = simulate(program, costs);
@@ -142,7 +142,7 @@ impl Ruler {
     }
 }
 
-/// By instruction of a row: how many micro-batches end there, with the last pass of theirs.
+/// Returns for each instruction of a row how many micro-batches have their last pass in it.
 fn ending(program: &Program, row: &[Instr]) -> Vec<u32> {
     let (mut is_seen, mut ending) =
         (vec![false; program.n_micro_batches() as usize], vec![0; row.len()]);
@@ -157,7 +157,7 @@ fn ending(program: &Program, row: &[Instr]) -> Vec<u32> {
     ending
 }
 
-/// The time by a clock that slows down where more workers are busy than `at_once`.
+/// Returns a clock that slows down where more than `at_once` workers are busy.
 fn stretched(timeline: &Timeline, at_once: f64) -> impl Fn(f64) -> f64 {
     let cells = timeline.events.iter().filter(|e| matches!(e.work, Work::Cell(_)));
     let mut changes: Vec<_> = cells.flat_map(|e| [(e.start, 1.0), (e.end, -1.0)]).collect();
@@ -177,7 +177,8 @@ fn stretched(timeline: &Timeline, at_once: f64) -> impl Fn(f64) -> f64 {
 }
 
 impl Run {
-    /// Tells from other threads where the run is. What ranks do last has to be [kept](Run::explain_in).
+    /// Returns an object that reports from other threads where the run is. The last ops of ranks
+    /// have to be [kept](Run::explain_in).
     pub fn pace(&self) -> Option<Arc<Pace>> {
         let explain = self.explain.as_ref()?;
         let pace = self.pace.get_or_init(|| {
@@ -193,13 +194,13 @@ impl Run {
     fn ruler(&self) -> Ruler {
         let (program, sequence) = (self.program(), self.config().model.sequence);
         let (model, cuts) = (self.model(), &self.subject.cuts);
-        // A ruler has parts of a step alone, so any unit of time will do.
+        // A ruler only has shares of a step, so any unit of time will do.
         let is_selective = |stage| program.rules().is_selective_somewhere(stage);
         let costs = costs_by_flops(model, sequence, cuts, (1.0, Units::of(program)), is_selective);
         Ruler::of(program, &StageCosts::new(costs), self.workers_at_once())
     }
 
-    /// How many workers of a pipeline group do not slow each other down.
+    /// Returns the number of workers of a pipeline group that can run without slowing each other down.
     fn workers_at_once(&self) -> f64 {
         let config = self.config();
         if self.devices().one().is_some_and(|device| device.is_host()) {
@@ -209,7 +210,7 @@ impl Run {
         }
     }
 
-    /// Why a step that was begun is finished when the run is to stop; nothing if it is discarded.
+    /// Returns the reason why a step that was begun is finished when the run is to stop; `None` if it is discarded.
     pub fn finishes_steps(&self) -> Option<&'static str> {
         let config = self.config();
         if self.program().window().update() != Update::Flush {
@@ -244,7 +245,7 @@ mod tests {
         Ruler::of(&program, &StageCosts::new(vec![stage; 2]), at_once)
     }
 
-    /// GPipe on two workers: F0 F1 . . . . B1 B0, of nine units of time.
+    /// GPipe on two workers: F0 F1 . . . . B1 B0, nine units of time.
     #[test]
     fn ops_tell_which_part_of_a_step_is_over() {
         let ruler = ruler("gpipe", 2.0);
@@ -256,7 +257,7 @@ mod tests {
         assert!(ruler.n_done.iter().zip(&ruler.over).all(|(n, over)| *n == 2 || *over < 1.0));
     }
 
-    /// On one core all cells of both workers come one after the other.
+    /// On one core all cells of both workers run one after the other.
     #[test]
     fn workers_that_share_a_core_slow_each_other_down() {
         let ruler = ruler("gpipe", 1.0);

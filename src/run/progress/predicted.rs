@@ -1,4 +1,4 @@
-//! What is known of a run beforehand by the profile that its settings name.
+//! Predictions for a run, from the profile that its settings name.
 
 use std::path::Path;
 
@@ -13,8 +13,9 @@ use crate::run::{Run, Transformer};
 use crate::settings::schedules::Named;
 
 impl Run {
-    /// What a step is predicted to take by the profile that the settings name, if they do, at the speed that this machine has
-    /// when that is first asked: the reference work of the profile is done again, where workers are threads of this process.
+    /// Predicts the time of a step from the profile that the settings name, if they do. The
+    /// prediction is scaled to the current speed of this machine: if workers are threads of this
+    /// process, the first call repeats the reference work of the profile.
     ///
     /// # Errors
     /// If the profile cannot be used.
@@ -26,7 +27,7 @@ impl Run {
         Ok(self.prediction.get().and_then(Option::as_ref))
     }
 
-    /// What the reference work of the profile takes now, if it was done before the training too.
+    /// Measures the reference work of the profile again, if it was measured before the training too.
     ///
     /// # Errors
     /// If a device fails.
@@ -37,16 +38,16 @@ impl Run {
         }
     }
 
-    /// What to change so that steps take less time here, by the profile that the settings name: one change, if some is worth
-    /// it. Workers are threads of this machine.
+    /// Suggests the one change that shortens steps most according to the profile that the settings
+    /// name, if one is worth it. Workers are threads of this machine.
     ///
     /// # Errors
     /// If the profile cannot be used.
     pub fn advice(&self) -> Result<Option<Advice>> {
         let (config, free) = (self.config(), free_memory(Path::new("/")));
-        // What this run holds is free for another.
+        // Memory of this run would be available to another.
         let held = resident(Path::new("/")).map_or(0.0, |held| held.bytes - held.of_files);
-        // Every change to a schedule that is searched for would be a search of its own.
+        // If the schedule is searched for, every change would need a search of its own.
         if self.program().window().update() != Update::Flush || config.schedule.name == Named::Auto
         {
             return Ok(None);
@@ -63,7 +64,7 @@ impl Run {
         let held = || resident(Path::new("/"));
         let before = held();
         let reference = self.reference_now(&times)?;
-        // The training uses the memory that the reference work leaves, and its code beside.
+        // The training reuses the memory that the reference work frees, but the code that was loaded stays.
         let before = before.zip(held());
         let before = before.map(|(before, now)| before.bytes - before.of_files + now.of_files);
         let _ = self.before.set(before);
@@ -78,7 +79,7 @@ impl Run {
         host.map(|device| times.reference(device)).transpose()
     }
 
-    /// Times of the profile that the settings name, if they do.
+    /// Reads the profile that the settings name, if they do.
     fn profiled(&self) -> Result<Option<ProfiledTimes>> {
         let config = self.config();
         let path = config.costs.predict.as_ref().or(config.costs.profile.as_ref());

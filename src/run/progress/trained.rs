@@ -1,4 +1,4 @@
-//! What a run leaves.
+//! The result of a run.
 
 use std::collections::HashSet;
 use std::mem::take;
@@ -17,60 +17,61 @@ use serde::{Deserialize, Serialize};
 
 use crate::run::{Run, Subject};
 
-/// The last steps whose times are kept: of a long run all would fill memory.
+/// The number of last steps whose times are kept: the times of a long run would fill memory.
 const N_TIMES: usize = 100;
 
-/// What a run leaves.
+/// The result of a run.
 pub struct Trained {
-    /// Every tensor by its parameter, in order of the stages.
+    /// Every tensor by its parameter, in the order of the stages.
     pub weights: Vec<(Param, Vec<f32>)>,
-    /// Steps that the weights were trained for, those before this run included.
+    /// Steps that the weights were trained for, including those before this run.
     pub n_steps: u64,
-    /// The report of the last of them, if this run has trained any.
+    /// The report of the last step, if this run has trained any.
     pub last: Option<StepReport>,
     /// Seconds of each of the last steps of this run, at most 100, without its first one.
     pub steps_s: Vec<f64>,
-    /// Whether a step was begun after them, and discarded when the run was stopped.
+    /// Whether a further step was begun, and discarded when the run was stopped.
     pub has_discarded: bool,
-    /// Forwards in turn of the last program, where that was chosen while training.
+    /// Forwards in turn of the last program, if that number was chosen while training.
     pub in_turn: Option<u32>,
-    /// What the workers of the first group did in the last runs of [a program](Trained::drawn_program), each from its own
-    /// start.
+    /// The ops of the workers of the first group in the last runs of [a
+    /// program](Trained::drawn_program), each from its own start.
     pub timelines: Vec<Timeline>,
-    /// The first step of the last of the timelines.
+    /// The first step of the last timeline.
     pub drawn_step: Option<u64>,
-    /// Whether the timelines are of single steps with a border, since none of the last windows was without.
+    /// Whether the timelines are of single steps with a border, because all of the last windows had one.
     pub is_bordered: bool,
-    /// When these workers waited, and for what, by timeline.
+    /// The waits of these workers and their causes, by timeline.
     pub waits: Vec<Vec<Wait>>,
-    /// What each kernel took in the steps that the trace shows, over all ranks, where kernels are timed: the longest first.
+    /// Time of each kernel in the steps that the trace shows, over all ranks, if kernels are timed.
+    /// The longest comes first.
     pub kernels: Vec<KernelTime>,
-    /// Bytes of memory that this process held before the training, and the most that it has held, where workers are its
-    /// threads and the system tells.
+    /// Bytes of memory that this process held before the training, and its peak, if workers are its
+    /// threads and the system reports it.
     pub process: Option<[f64; 2]>,
-    /// Of the time that this process could use on its cores, the part that it got; where the system counts that, and
+    /// The share of its cores' time that this process got. `None` unless the system counts that and
     /// the training computed for long enough.
     pub core_share: Option<f64>,
     /// The last checkpoint, if the run saves any.
     pub checkpoint: Option<PathBuf>,
-    /// Why that, or the trace, could not be written: the weights are there all the same.
+    /// The error if the checkpoint or the trace could not be written. The weights exist all the same.
     pub unwritten: Option<Fault>,
 }
 
-/// How the last save ended, if there was one.
+/// The result of the last save, if there was one.
 pub(crate) type Saved = Option<Result<PathBuf, Fault>>;
 
 impl<S: Subject> Run<S> {
-    /// What was trained before the checkpoint at which the run begins.
+    /// Returns the weights in the checkpoint at which the run begins.
     ///
     /// # Errors
-    /// If it begins at none, or that cannot be read.
+    /// If it does not begin at one, or the checkpoint cannot be read.
     pub fn trained_before(&self) -> Result<Trained> {
         let Some(checkpoint) = &self.start else { bail!("no checkpoint holds what was trained") };
         let kept = checkpoint.shapes();
         let (mut weights, mut names) = (Vec::new(), HashSet::new());
         for param in self.subject.params().into_iter().flatten() {
-            // What is shared by two stages is kept once, by the name of either.
+            // A tensor that two stages share is kept once, by the name of either.
             let is_elsewhere = param.tied && !kept.contains_key(&param.name);
             if !is_elsewhere && names.insert(param.name.clone()) {
                 let values = checkpoint.weights(&param.name, &param.shape)?;
@@ -83,7 +84,7 @@ impl<S: Subject> Run<S> {
 }
 
 impl Trained {
-    /// Nothing but a number of steps.
+    /// Returns a result with only a number of steps.
     fn after(n_steps: u64) -> Trained {
         Trained {
             weights: Vec::new(),
@@ -104,7 +105,7 @@ impl Trained {
         }
     }
 
-    /// With what was written beside the training, or why it was not; the trace tells of its kernels.
+    /// Adds the last checkpoint and the kernels of the trace, or the errors of writing them.
     pub(crate) fn with(mut self, saved: Saved, traced: Result<Vec<KernelTime>, Fault>) -> Trained {
         let (checkpoint, unsaved) = match saved {
             Some(Ok(checkpoint)) => (Some(checkpoint), None),
@@ -121,14 +122,14 @@ impl Trained {
         self
     }
 
-    /// The program whose runs the timelines are of.
+    /// Returns the program that the timelines are of.
     pub fn drawn_program<'r, S: Subject>(&self, run: &'r Run<S>) -> &'r Program {
         let program = run.program();
         program.bordered().filter(|_| self.is_bordered).unwrap_or(program)
     }
 
-    /// Measured makespan over the makespan that the measured ops would have without any overhead: the
-    /// median over the last steps.
+    /// Returns the measured makespan over the makespan that the measured ops would have without any
+    /// overhead: the median over the last steps.
     pub fn overhead(&self, program: &Program) -> Option<f64> {
         let ratio =
             |t: &Timeline| t.makespan() / simulate(program, &MeasuredCosts::of(t)).makespan();
@@ -138,14 +139,14 @@ impl Trained {
         ratios.get(ratios.len() / 2).copied()
     }
 
-    /// The bubble of the last run of the program, split by cause: shares of the time of all workers.
+    /// Returns the bubble of the last run of the program, split by cause, as shares of the time of all workers.
     pub fn bubble(&self, program: &Program) -> Option<IdleTime> {
         let (timeline, waits) = (self.timelines.last()?, self.waits.last()?);
         Some(IdleTime::shares(&measured_idle(program, timeline, waits), timeline.makespan()))
     }
 }
 
-/// What one rank leaves.
+/// The result of one rank.
 #[derive(Clone, Default)]
 pub struct RankTrained {
     /// Steps that the weights were trained for.
@@ -153,21 +154,21 @@ pub struct RankTrained {
     pub(crate) last: Option<StepReport>,
     /// Seconds of each of the last steps, without the first.
     pub(crate) steps_s: Vec<f64>,
-    /// Whether a step was begun after them, and discarded.
+    /// Whether a further step was begun and discarded.
     pub(crate) has_discarded: bool,
     pub(crate) in_turn: Option<u32>,
     pub(crate) weights: Vec<(Param, Vec<f32>)>,
-    /// What a rank of the first group did, by run of the program.
+    /// The ops of a rank of the first group, by run of the program.
     pub(crate) runs: Vec<RankRun>,
-    /// What a rank of the first group did in steps of windows that were trained step by step, with a border.
+    /// The ops of a rank of the first group in windows that were trained step by step, with a border.
     pub(crate) bordered_runs: Vec<RankRun>,
     /// Whether `runs` are steps with a border.
     pub(crate) is_bordered: bool,
-    /// Of ranks that save together.
+    /// The last save, if ranks save together.
     pub(crate) saved: Saved,
 }
 
-/// What a rank did in a run of the program, and when it waited.
+/// The ops and waits of a rank in a run of the program.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct RankRun {
     /// The first step.
@@ -177,14 +178,14 @@ pub(crate) struct RankRun {
 }
 
 impl RankTrained {
-    /// Keeps what a step took.
+    /// Keeps the time of a step.
     pub(crate) fn keep_time(&mut self, step_s: f64) {
         self.steps_s.push(step_s);
         let n_over = self.steps_s.len().saturating_sub(N_TIMES);
         self.steps_s.drain(..n_over);
     }
 
-    /// Takes steps with a border for the runs of the program, if there are no others.
+    /// Uses the steps with a border as the runs of the program, if there are no others.
     pub(crate) fn choose_runs(&mut self) {
         if self.runs.is_empty() && !self.bordered_runs.is_empty() {
             (self.runs, self.is_bordered) = (take(&mut self.bordered_runs), true);
@@ -192,7 +193,7 @@ impl RankTrained {
         self.bordered_runs.clear();
     }
 
-    /// Of another process, which says only what it did.
+    /// Returns the result of another process, which sends only its runs.
     pub(crate) fn did(runs: Vec<RankRun>) -> RankTrained {
         RankTrained { runs, ..RankTrained::default() }
     }

@@ -1,4 +1,4 @@
-//! What is done with a run besides training.
+//! Observers of a run: reports, evaluation, trace.
 
 use std::sync::Mutex;
 
@@ -8,17 +8,17 @@ use chimera_core::stage::Data;
 
 use crate::observe::Recorder;
 
-/// Who is told of every step.
+/// The function called after every step.
 pub(crate) type Observer<'r> = dyn FnMut(&StepReport) -> Result<()> + Send + 'r;
 
-/// What is done with a run besides training.
+/// The work that a run does besides training: reports, evaluation, trace.
 pub struct Watch<'r, I> {
-    /// What all ranks must have in common.
+    /// The values that must be equal on all ranks.
     pub(crate) fingerprint: Fields,
     pub(crate) observe: Mutex<&'r mut Observer<'r>>,
     pub(crate) held_out: Option<HeldOut<'r, I>>,
     pub(crate) recorder: Option<Recorder<'r>>,
-    /// Whether each rank is a process, which knows nothing of the others but by messages.
+    /// Whether each rank is a process, which knows the others only through messages.
     pub(crate) by_processes: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What the ranks of a run must have in common, field by field.
+//! The run fingerprint: the values that must be equal on all ranks, field by field.
 
 use chimera_core::engine::Fields;
 
@@ -9,7 +9,8 @@ use crate::run::{Beginning, Run, Subject};
 use crate::settings::schedules::Named;
 use crate::settings::{Config, OPTIONS};
 
-/// Version and settings that all ranks must have in common; what they lead to, [`Run::fingerprint`] adds.
+/// Returns the version and the settings that must be equal on all ranks. [`Run::fingerprint`] adds
+/// what follows from them.
 pub(crate) fn settings(config: &Config) -> Fields {
     let mut fields: Fields = vec![("version".into(), env!("CARGO_PKG_VERSION").into())];
     let mut add = |name: &str, value: String| fields.push((name.into(), value));
@@ -20,12 +21,12 @@ pub(crate) fn settings(config: &Config) -> Fields {
             add(option.name, value.unwrap_or_else(|| "none".into()));
         }
     }
-    add("traced", config.output.trace.is_some().to_string()); // all ranks tell what they did
+    add("traced", config.output.trace.is_some().to_string()); // all ranks send their ops
     fields
 }
 
 impl<S: Subject> Run<S> {
-    /// What all ranks tell each other before the first step.
+    /// Returns the values that the ranks compare before the first step.
     pub(crate) fn fingerprint(&self) -> Fields {
         let config = self.config();
         let mut fields = settings(config);
@@ -57,7 +58,7 @@ impl<S: Subject> Run<S> {
         fields
     }
 
-    /// BLAKE3 of the samples that are validated with, of which every rank reads its own.
+    /// Returns BLAKE3 of the samples to validate with. Every rank reads its own copy of them.
     fn held_out_hash(&self) -> String {
         match self.subject.held_out(&self.course) {
             Ok(Some(HeldOut { data, n_samples })) => {
@@ -68,7 +69,7 @@ impl<S: Subject> Run<S> {
         }
     }
 
-    /// BLAKE3 of the weights that the run begins with; those drawn at random follow from the seed.
+    /// Returns BLAKE3 of the initial weights; `drawn` if they are drawn at random, since they follow from the seed.
     pub(crate) fn weights_hash(&self) -> String {
         if let Some(Beginning { weights, .. }) = &self.joined {
             return weights.clone();
@@ -102,7 +103,7 @@ mod tests {
         Run::prepare(layers.resolve(&OnDisk).unwrap()).unwrap()
     }
 
-    /// Rank 0 runs with the options of `one`, rank 1 with those of `other`.
+    /// Runs rank 0 with the options of `one`, rank 1 with those of `other`.
     fn meet(one: &str, other: &str) -> Result<(), Fault> {
         let runs = [run(one), run(other)];
         let met = run_threads::<(), ()>(2, |comm| {

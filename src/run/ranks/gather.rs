@@ -1,4 +1,4 @@
-//! What ranks that are processes tell each other beside the training itself.
+//! All-gathers between ranks that are processes, besides those of the training itself.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 
 use crate::observe::{Did, Recorder};
 
-/// What every rank says, by rank; before or after the training.
+/// Returns the value of every rank, by rank. Used before and after the training.
 ///
 /// # Errors
 /// When `patience` ends, the fault names the rank that does not answer, or else the one that was waited for.
@@ -29,7 +29,7 @@ pub fn share<T: Serialize + DeserializeOwned>(
     all.map_err(|error| ungathered(comm, error))
 }
 
-/// The all-gather that checkpoints use.
+/// Returns the all-gather that checkpoints use.
 pub(crate) fn all_gather<'w, S, K, C>(
     worker: &'w mut Worker<'_, S, K, C>,
 ) -> impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>, Fault> + 'w
@@ -41,13 +41,14 @@ where
     |bytes| worker.all_gather("checkpoint", bytes)
 }
 
-/// What a rank did in some steps, as it tells [`record`].
+/// Serializes the ops of a rank in some steps, for [`record`].
 pub(crate) fn written(did: &Did<'_, '_>) -> Result<Vec<u8>, Fault> {
     let own = serde_json::to_vec(&(did.events, did.waits, did.kernels));
     own.map_err(|e| unwritable(did.rank, &e))
 }
 
-/// Tells rank 0's recorder what every rank did in some steps, this one its [own](written); all ranks call it.
+/// Passes the ops of every rank in some steps to rank 0's recorder; this rank's are
+/// [`own`](written). All ranks call it.
 pub(crate) fn record<'p, S, K, C>(
     worker: &mut Worker<'_, S, K, C>,
     me: Rank,
@@ -70,7 +71,7 @@ where
     Ok(())
 }
 
-/// Reads on rank `me` what `from` has sent.
+/// Parses on rank `me` the bytes that `from` has sent.
 fn read_from<T: DeserializeOwned>(from: Rank, bytes: &[u8], me: Rank) -> Result<T, Fault> {
     serde_json::from_slice(bytes)
         .map_err(|error| CommError::Unreadable { from, reason: error.to_string() }.into_fault(me))

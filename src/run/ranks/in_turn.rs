@@ -1,30 +1,30 @@
 //! The number of forwards in turn (kFkB), chosen again while training (Wang et al., Ada-Grouper, 2023).
 //!
-//! A larger k hides messages behind the forwards of its group, and holds more activations. What links take is not known, and changes:
-//! so every so many steps those beside the present k are tried, and the one goes on whose steps are shortest. All ranks go by the
-//! times that they have agreed on, and so choose alike. Weights do not depend on k, to the bit, since gradients are added in the
-//! order of micro-batches.
+//! A larger k hides messages behind the forwards of its group, and holds more activations. The time of
+//! messages is unknown and changes. So every `adapt-every` steps the neighbours of the present k are tried,
+//! and the k with the shortest steps is kept. All ranks use the times that they have agreed on, and so choose
+//! alike. Weights do not depend on k, to the bit, since gradients are added in the order of micro-batches.
 
 use chimera_core::program::Program;
 
 use crate::plan::Course;
 
-/// Steps that each is tried for, of which the first does not count.
+/// Steps of each trial; the first does not count.
 const TRIED: usize = 4;
-/// The part of a step's time by which another k must be shorter: less is noise.
+/// The share of a step's time by which another k must be shorter: less is noise.
 const GAIN: f64 = 0.02;
 
-/// By which of several programs steps are trained.
+/// The choice among several programs for the steps of a run.
 pub(crate) struct InTurn<'r> {
-    /// Ascending by k.
+    /// The programs, ascending by k.
     programs: &'r [(u32, Program)],
-    /// The one that the settings name.
+    /// Index of the program that the settings name.
     given: usize,
     trials: Trials,
 }
 
 impl<'r> InTurn<'r> {
-    /// Where the settings ask for it.
+    /// Returns the choice, if the settings ask for it.
     pub(crate) fn of(course: &'r Course) -> Option<InTurn<'r>> {
         let programs = &course.in_turn;
         let given = programs.iter().position(|(k, _)| *k == course.config.schedule.in_turn)?;
@@ -32,35 +32,35 @@ impl<'r> InTurn<'r> {
         Some(InTurn { programs, given, trials })
     }
 
-    /// The program of the next step.
+    /// Returns the program of the next step.
     pub(crate) fn program(&self) -> &'r Program {
         &self.programs[self.trials.next()].1
     }
 
-    /// Whether the next step is trained by the program that the settings name.
+    /// Returns true if the next step is trained by the program that the settings name.
     pub(crate) fn is_given(&self) -> bool {
         self.trials.next() == self.given
     }
 
-    /// The k that goes on.
+    /// Returns the present k.
     pub(crate) fn k(&self) -> u32 {
         self.programs[self.trials.at].0
     }
 
-    /// Takes the seconds of a step, which are the same on all ranks.
+    /// Records the seconds of a step, which are the same on all ranks.
     pub(crate) fn took(&mut self, step_s: f64) {
         self.trials.took(step_s);
     }
 }
 
-/// One of several, of which neighbours are tried now and then.
+/// A choice of one of several candidates, whose neighbours are tried now and then.
 struct Trials {
     every: u64,
     n: usize,
     at: usize,
     /// Steps until the next trial.
     left: u64,
-    /// In a trial: those to be tried, the present one first, each with its times so far.
+    /// During a trial: the candidates, the present one first, each with its times so far.
     tries: Vec<(usize, Vec<f64>)>,
 }
 
@@ -69,7 +69,7 @@ impl Trials {
         Trials { every, n, at, left: every, tries: Vec::new() }
     }
 
-    /// The one of the next step.
+    /// Returns the candidate for the next step.
     fn next(&self) -> usize {
         let tried = self.tries.iter().find(|(_, times)| times.len() < TRIED);
         tried.map_or(self.at, |(tried, _)| *tried)
@@ -112,7 +112,7 @@ impl Trials {
 mod tests {
     use super::*;
 
-    /// Which goes on after so many steps, where a step by each takes so long.
+    /// Returns the choice after `n_steps` steps, if a step by each candidate takes the given time.
     fn chosen(trials: &mut Trials, n_steps: usize, takes: impl Fn(usize) -> f64) -> usize {
         for _ in 0..n_steps {
             trials.took(takes(trials.next()));

@@ -1,4 +1,4 @@
-//! The ranks of a run: one rank's steps, and what ranks that are processes exchange beside the training itself.
+//! The ranks of a run: the steps of one rank, and messages between processes besides those of the training itself.
 
 pub(super) mod fingerprint;
 pub(super) mod gather;

@@ -1,4 +1,4 @@
-//! A run whose tensors go from GPU to GPU over NCCL, and all else over another transport.
+//! Runs whose tensors go from GPU to GPU over NCCL, and everything else over another transport.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use crate::run::survivor::Survivor;
 use crate::run::{Run, compute_threads};
 
 impl Run {
-    /// Trains the row of the rank that `comm` is an end of, on its GPU.
+    /// Trains the row of the rank of `comm`, on its GPU.
     pub(crate) fn train_over_nccl<'r>(
         &'r self,
         job: Job<'r>,
@@ -34,13 +34,13 @@ impl Run {
         let nccl = Nccl::start(Arc::new(library), &gpu, comm, patience, why_over);
         let mut nccl = nccl.map_err(on_wire)?;
         let pool = compute_threads(self.config().devices.threads, rank)?;
-        let survivor = &mut Survivor::default(); // a transport that no death is survived on
+        let survivor = &mut Survivor::default(); // this transport does not survive deaths
         let trained = pool.install(|| self.train_with(job, gpu, &mut nccl, watch, survivor))?;
         nccl.close(Instant::now() + patience.later).map_err(on_wire)?;
         Ok(trained)
     }
 
-    /// What the run will use of NCCL, in words.
+    /// Describes the NCCL that the run will use.
     ///
     /// # Errors
     /// If this machine has no NCCL, or this rank no GPU.

@@ -1,4 +1,4 @@
-//! In place of `nccl`, in a build without it, which refuses that transport before a run is prepared.
+//! Stands in for `nccl` in a build without it, which refuses that transport before a run is prepared.
 
 use chimera_core::comm::{Comm, CommError, Host};
 use chimera_core::engine::Job;
@@ -23,7 +23,7 @@ impl Run {
         Err(not_built(comm.rank()))
     }
 
-    /// Refuses to say what a run would use of NCCL.
+    /// Refuses to describe NCCL.
     ///
     /// # Errors
     /// Always.

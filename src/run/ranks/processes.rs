@@ -1,4 +1,4 @@
-//! A run whose ranks are processes: what they have to tell each other beside the training itself.
+//! Runs whose ranks are processes: preparation, handshakes and training.
 
 use std::mem::take;
 use std::sync::atomic::AtomicBool;
@@ -23,24 +23,24 @@ use crate::run::{Beginning, Here, Run, Subject, Survivor, Trained};
 use crate::settings::Config;
 use crate::settings::schedules::Named;
 
-/// For ranks to come to the same point while nobody knows the settings.
+/// Timeout for ranks to reach the same point while nobody knows the settings.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Which rank of a job a process is, and where.
+/// The rank of a process in its job, and its place on its host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seat {
-    /// Its number.
+    /// Rank of the process.
     pub rank: Rank,
     /// Ranks of the job.
     pub n_ranks: u32,
-    /// Its number among those of this host.
+    /// Number of the process among those of this host.
     pub local: usize,
     /// Ranks of the job on this host.
     pub n_local: u32,
 }
 
 impl Seat {
-    /// What the launcher says of an end of a transport.
+    /// Returns the seat of an end of a transport, as the launcher describes it.
     pub fn launched(comm: &impl Endpoint) -> Seat {
         let (rank, n_ranks) = (comm.rank(), comm.n_ranks());
         let launch = Launch::found();
@@ -56,8 +56,8 @@ impl Seat {
 }
 
 impl Run {
-    /// Like [`prepare`](Run::prepare), on all ranks of a job: where a search finds the schedule, rank 0 searches
-    /// for all, since time may run out at another point elsewhere.
+    /// Like [`prepare`](Run::prepare), on all ranks of a job. If the schedule is searched for, rank
+    /// 0 searches for all, since the time limit could end the search elsewhere at another point.
     pub fn prepare_as(config: Config, comm: &mut impl Comm<Host>, seat: Seat) -> Result<Run> {
         let here = seat.here();
         if config.schedule.name != Named::Auto || config.schedule.depth == 1 {
@@ -77,13 +77,13 @@ impl Run {
         }
     }
 
-    /// Like [`prepare_as`](Run::prepare_as), of a process that takes a dead rank's place, and so asks the others nothing.
+    /// Like [`prepare_as`](Run::prepare_as), for a process that replaces a dead rank, and so asks the others nothing.
     pub fn prepare_again(config: Config, beginning: &Beginning, seat: Seat) -> Result<Run> {
         let found = beginning.timetable.as_ref().map(|text| from_json(text.as_bytes()));
         Run::prepare_with(config, found.transpose()?, seat.here())
     }
 
-    /// Compares the settings of the ranks, before they do anything by them.
+    /// Compares the settings of the ranks before they are used.
     ///
     /// # Errors
     /// A [`Fault`] that names each field in which they differ.
@@ -94,9 +94,9 @@ impl Run {
 }
 
 impl<S: Subject> Run<S> {
-    /// Trains the row of the rank that `comm` is an end of; all ranks of the job call it. Otherwise like
-    /// [`train`](Run::train): rank 0 observes, and gets what the run leaves. `why_over` is asked from another
-    /// thread whether the job has failed.
+    /// Trains the row of the rank of `comm`; all ranks of the job call it. Otherwise like
+    /// [`train`](Run::train): rank 0 observes, and gets the result of the run. Another thread calls
+    /// `why_over` to learn whether the job has failed.
     pub fn train_as(
         &self,
         comm: &mut impl Comm<Host>,
@@ -107,9 +107,9 @@ impl<S: Subject> Run<S> {
         self.train_on(comm, &mut Survivor::default(), stop, why_over, observe)
     }
 
-    /// Like [`train_as`](Run::train_as), but goes on where `survivor` left another transport, since a rank has died. Where
-    /// the run survives deaths, it is called again on a transport of all ranks after each, which [is](Fault::is_death) the
-    /// cause of the error.
+    /// Like [`train_as`](Run::train_as), but goes on where `survivor` left another transport after
+    /// a rank's death. If the run survives deaths, it is called again after each death that
+    /// [is](Fault::is_death) the cause of the error, on a new transport of all ranks.
     pub fn train_on(
         &self,
         comm: &mut impl Comm<Host>,
@@ -127,7 +127,7 @@ impl<S: Subject> Run<S> {
         };
         let mut watch = Watch { by_processes: true, ..self.watch(&mut observe)? };
         let Patience { first_step, later } = self.config().patience();
-        share(comm, &(), first_step)?; // clocks begin when all are here
+        share(comm, &(), first_step)?; // clocks start once all are here
         let job = self.job(&*samples, stop);
         let traced = take(&mut survivor.traced);
         watch.recorder = watch.recorder.map(|recorder| recorder.with(traced, job.epoch));
@@ -157,7 +157,7 @@ impl<S: Subject> Run<S> {
         Ok(Some(Trained { core_share, ..merge(ranks)?.with(saved, traced) }))
     }
 
-    /// Compares what the ranks are about to train, and on what, before anything is written.
+    /// Compares the training and the data of the ranks before anything is written.
     ///
     /// # Errors
     /// A [`Fault`] that names each field in which they differ, or the devices that may not share a stage.

@@ -20,8 +20,8 @@ use crate::run::workload::subject::Subject;
 use crate::settings::Survive;
 
 impl<S: Subject> Run<S> {
-    /// Trains the row of the rank that `comm` is an end of, on `device`; `stage` makes its stages.
-    /// Which transport it is and who observes is not known at compile time: an engine for each pair would take minutes to build.
+    /// Trains the row of the rank of `comm`, on `device`; `stage` makes its stages. The transport
+    /// and the observer are trait objects: compiling an engine for each pair would take minutes.
     pub(crate) fn train_rank<'r, T, D>(
         &'r self,
         job: Job<'r, S::Item>,
@@ -52,7 +52,7 @@ impl<S: Subject> Run<S> {
         }
         let first = survivor.next().unwrap_or(self.first_step());
         let warn = move |problem: &str| {
-            // Of ranks that write to one full disk, the first one tells.
+            // If ranks write to the same full disk, only the first one warns.
             self.unlogged.call_once(|| self.saver.iter().for_each(|saver| saver.tell(problem)));
         };
         let folder = self.config().output.log.as_deref();

@@ -1,4 +1,4 @@
-//! Replicas of a stage stay equal to the bit only where they are updated by devices that round alike.
+//! Replicas of a stage stay equal to the bit only if the devices that update them round alike.
 
 use anyhow::{Result, bail};
 use chimera_core::ids::{StageId, WorkerId};
@@ -6,7 +6,7 @@ use chimera_core::program::Program;
 
 use crate::settings::Config;
 
-/// Refuses a program that has replicas of a stage updated by devices of different models; `models` by rank.
+/// Refuses a program whose replicas of a stage are updated by devices of different models; `models` is by rank.
 pub(crate) fn check(program: &Program, config: &Config, models: &[String]) -> Result<()> {
     if config.replicas.shard_optimizer {
         return Ok(()); // one replica updates a tensor, and the others get its bits

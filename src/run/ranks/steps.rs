@@ -1,4 +1,4 @@
-//! The steps of one rank, and what is done between them: evaluating, telling, tracing, saving.
+//! The steps of one rank, and the work between them: evaluating, reporting, tracing, saving.
 
 use std::ops::Range;
 use std::slice;
@@ -24,10 +24,10 @@ use crate::run::survivor::Survivor;
 use crate::run::workload::subject::Subject;
 use crate::settings::Survive;
 
-/// The last runs of the program whose timelines are kept.
+/// The number of last runs of the program whose timelines are kept.
 const N_TIMELINES: u64 = 10;
 
-/// One rank at its steps.
+/// The state of one rank during its steps.
 pub(crate) struct Steps<'s, 'p, 'r, S: Subject, T: Stage, D, C> {
     pub(crate) run: &'r Run<S>,
     pub(crate) worker: &'s mut Worker<'p, T, D, C>,
@@ -36,7 +36,7 @@ pub(crate) struct Steps<'s, 'p, 'r, S: Subject, T: Stage, D, C> {
     pub(crate) watch: &'s Watch<'r, S::Item>,
     pub(crate) log: &'s mut Log<'r>,
     pub(crate) survivor: &'s mut Survivor,
-    /// The step that followed the last sound one: a checkpoint that was due since then is due still.
+    /// The step after the last sound one. A checkpoint that was due since then is still due.
     pub(crate) since: u64,
 }
 
@@ -44,13 +44,13 @@ pub(crate) struct Steps<'s, 'p, 'r, S: Subject, T: Stage, D, C> {
 pub(crate) type Recover<'s, 'p, T, D, C> =
     dyn FnMut(&mut Worker<'p, T, D, C>, Option<u64>) -> Result<Recovered, Fault> + 's;
 
-/// Where a rank begins.
+/// The point where a rank begins.
 struct NextStep {
     /// The step that it trains next.
     step: u64,
     /// Whether the run is to stop before that.
     stop: bool,
-    /// The step before, if some rank has not done all that comes after it.
+    /// The step before, if some rank has not done all the work after it.
     unsettled: Vec<StepReport>,
 }
 
@@ -61,18 +61,18 @@ where
     D: Device,
     C: Comm<D::Tensor>,
 {
-    /// All steps from where the run stands; weights are those to begin with if they are `initial`.
+    /// Trains all steps from the current one. If the weights are `initial`, they are set first.
     pub(crate) fn train(mut self, initial: bool) -> Result<RankTrained, Fault> {
         let saver = self.run.saver.as_ref().filter(|_| self.watch.by_processes);
         let mut shares = saver.map(|saver| Shares::of(saver, self.rank));
         let trained = self.train_and_save(initial, &mut shares);
         if trained.is_err() && shares.as_ref().is_some_and(Shares::is_unfinished) {
-            self.survivor.settled = 0; // the ranks that meet again begin the save again
+            self.survivor.settled = 0; // the ranks that meet again start the save again
         }
         trained
     }
 
-    /// All steps, with the save of each that is due, and the end of the last save.
+    /// Trains all steps, makes each save that is due, and finishes the last save.
     fn train_and_save(
         &mut self,
         initial: bool,
@@ -81,7 +81,7 @@ where
         let (run, rank) = (self.run, self.rank);
         let n_steps = run.config().training.steps;
         let NextStep { mut step, mut stop, mut unsettled } = self.begin(initial)?;
-        // The same on all ranks, also on one that takes a dead one's place.
+        // This is the same on all ranks, even on a replacement for a dead one.
         self.since = step.saturating_sub(self.worker.n_skipped_in_a_row());
         let mut in_turn = InTurn::of(&run.course);
         let mut saved = None;
@@ -121,7 +121,7 @@ where
             if every > 0 && step / every > began / every {
                 self.worker.check_replicas()?;
             }
-            // What fewer ranks do is no part of a picture of all, nor are steps by another program.
+            // Steps of fewer ranks, and steps by another program, do not belong in a picture of all.
             let is_whole_run = self.survivor.fewer.is_none() && is_given;
             if is_whole_run {
                 let program = if is_whole { run.program() } else { run.last_program() };
@@ -137,7 +137,7 @@ where
         self.survivor.trained.choose_runs();
         if let Some(shares) = shares {
             let saved = shares.finish(&mut gather::all_gather(self.worker))?;
-            // Before a death the last save may have ended, and then none is begun again.
+            // The last save may have ended before a death, and then none is begun again.
             let trained = &mut self.survivor.trained;
             trained.saved = saved.or(trained.saved.take());
         }
@@ -145,7 +145,7 @@ where
         Ok(RankTrained { weights, ..self.survivor.trained.clone() })
     }
 
-    /// Comes to the step that is to be trained next, together with the other ranks where deaths are survived.
+    /// Finds the step that is to be trained next, together with the other ranks if deaths are survived.
     fn begin(&mut self, initial: bool) -> Result<NextStep, Fault> {
         let first = self.run.first_step();
         if initial && !self.survivor.joins {
@@ -163,7 +163,7 @@ where
         if next == first {
             self.check_initial_weights()?;
         }
-        self.survivor.trained.runs.clear(); // of no use without those of all ranks
+        self.survivor.trained.runs.clear(); // useless without those of all ranks
         let settled = self.survivor.settled.to_le_bytes();
         let all = self.worker.all_gather("recovery", &settled)?;
         let is_settled = all.iter().all(|of_rank| *of_rank == next.to_le_bytes());
@@ -173,7 +173,7 @@ where
         Ok(NextStep { step: next, stop, unsettled })
     }
 
-    /// Takes the weights to begin with, unless they are drawn at random.
+    /// Sets the initial weights, unless they are drawn at random.
     fn set_initial_weights(&mut self) -> Result<(), Fault> {
         let (run, rank) = (self.run, self.rank);
         if let Some(initial) = &run.initial {
@@ -189,7 +189,7 @@ where
         Ok(())
     }
 
-    /// Compares the weights to begin with on all ranks that hold them, unless that is not wanted.
+    /// Compares the initial weights on all ranks that hold them, unless that is switched off.
     fn check_initial_weights(&mut self) -> Result<(), Fault> {
         match self.run.config().replicas.check_replicas {
             0 => Ok(()),
@@ -197,7 +197,7 @@ where
         }
     }
 
-    /// Saves behind steps that were trained, if that is due: after how many, then.
+    /// Saves after steps that were trained, if a save is due. Returns the number of steps after which it saved.
     fn settle(
         &mut self,
         reports: &[StepReport],
@@ -216,7 +216,7 @@ where
         Ok(is_saved.then_some(step))
     }
 
-    /// Runs the program once, from `step`; tells of its steps.
+    /// Runs the program once, from `step`, and reports its steps.
     fn run(
         &mut self,
         program: &Program,
@@ -229,7 +229,7 @@ where
             && program.window().update() == Update::Flush
             && let Some(mut shares) = shares.take()
         {
-            // All ranks have agreed on it, so all can finish what they save. The fault counts.
+            // All ranks have agreed on the fault, so all can finish the save. The fault is what counts.
             let _ = shares.finish(&mut gather::all_gather(self.worker));
         }
         let mut reports = ran?;
@@ -245,8 +245,8 @@ where
         Ok(reports)
     }
 
-    /// Evaluates where that is due, and lets rank 0 tell of steps that it has not told of. The loss stands at the last step,
-    /// after which the weights are those that are evaluated: in a window no others are there.
+    /// Evaluates if that is due, and lets rank 0 report steps that it has not reported. The loss
+    /// goes to the last step: only its weights can be evaluated in a window.
     fn tell(&mut self, reports: &mut [StepReport]) -> Result<(), Fault> {
         if let Some(HeldOut { data, n_samples }) = &self.watch.held_out
             && reports.iter().any(|report| self.is_evaluated(report.step))
@@ -274,21 +274,21 @@ where
         Ok(())
     }
 
-    /// Whether an evaluation is due after `step`.
+    /// Returns true if an evaluation is due after `step`.
     fn is_evaluated(&self, step: u64) -> bool {
         let every = self.run.config().output.eval_every;
         every > 0 && (step + 1).is_multiple_of(every)
     }
 
-    /// Whether the kernels of a run of the program from `step` on are shown.
+    /// Returns true if kernels are timed in a run of the program from `step` on.
     fn times_kernels(&self, step: u64, program: &Program) -> bool {
         let steps = step..step + u64::from(program.window().n_steps());
         let recorder = self.watch.recorder.as_ref();
         self.run.config().times_kernels() && recorder.is_some_and(|recorder| recorder.wants(&steps))
     }
 
-    /// Tells the trace what was done in `steps`, a run of `program`, if there is one: step by step where a border was put
-    /// between them.
+    /// Records the ops of `steps`, a run of `program`, if there is a trace: step by step if a
+    /// border was put between them.
     fn trace(&mut self, program: &'r Program, steps: Range<u64>) -> Result<(), Fault> {
         let recorder = self.watch.recorder.as_ref().filter(|recorder| recorder.wants(&steps));
         let Some(recorder) = recorder else { return Ok(()) };
@@ -317,8 +317,8 @@ where
         Ok(())
     }
 
-    /// Keeps what this rank did in the run of the program that began with a step, or in each step where a border was put
-    /// between them.
+    /// Keeps the ops of this rank in the run of the program that began with a step, or in each step
+    /// if a border was put between them.
     fn keep_timeline(&mut self, began: u64, reports: &[StepReport]) -> Result<(), Fault> {
         let trained = &mut self.survivor.trained;
         let bordered = self.worker.bordered_steps();
@@ -337,8 +337,8 @@ where
         Ok(())
     }
 
-    /// Saves a run that ends before `step`, unless that is what was `saved` last, or where the run has begun and can begin
-    /// again.
+    /// Saves a run that ends before `step`, unless that step was `saved` last, or the run stands
+    /// where it began and can begin there again.
     fn save_stopped(
         &mut self,
         step: u64,
@@ -348,7 +348,7 @@ where
         self.log.line(format_args!("the run is to stop: step {step} is not trained"));
         let is_saved =
             saved == Some(step) || step == self.run.first_step() && self.run.can_begin_again();
-        // Ranks may see other files.
+        // Ranks may see different files.
         let all = self.worker.all_gather("checkpoint", &[u8::from(is_saved)])?;
         if all.first().is_some_and(|of_root| of_root == &[1]) {
             return Ok(());
@@ -357,7 +357,7 @@ where
         self.save(&State { began, step, is_done, is_last, is_skipped }, shares).map(drop)
     }
 
-    /// Begins a checkpoint if one is due, and goes on with one that is under way. Returns whether one was due.
+    /// Begins a checkpoint if one is due, and continues one that was begun. Returns true if one was due.
     fn save(&mut self, state: &State, shares: &mut Option<Shares<'r>>) -> Result<bool, Fault> {
         let Some(saver) = &self.run.saver else { return Ok(false) };
         let is_due = saver.is_due(state);
@@ -381,7 +381,7 @@ where
         Ok(is_due)
     }
 
-    /// The weights of the whole model, on rank 0.
+    /// Returns the weights of the whole model, on rank 0.
     fn weights(&mut self, step: u64) -> Result<Vec<(Param, Vec<f32>)>, Fault> {
         let params = self.run.subject.params();
         let mut weights = Vec::new();

@@ -1,4 +1,4 @@
-//! The checkpoint that ranks which are processes go on from: each of them verifies a part of its files.
+//! The checkpoint that ranks in processes go on from: each of them verifies a part of its files.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,8 +11,8 @@ use crate::formats::checkpoint::{Checkpoint, Unusable};
 use crate::run::{Place, share};
 use crate::settings::Config;
 
-/// What [`Place::checkpoint`] finds on rank 0, which has the place, on all ranks; one that any of them finds damaged
-/// is none to use.
+/// Returns on all ranks the result of [`Place::checkpoint`] on rank 0, which has the place. A
+/// checkpoint that any of them finds damaged is not used.
 ///
 /// # Errors
 /// Errors of [`Place::checkpoint`], on rank 0, and a [`Fault`] if a rank is lost.
@@ -35,12 +35,12 @@ pub fn checkpoint_as(
         Ok(open(comm, path, patience)??)
     });
     if !found.as_ref().is_err_and(|error| error.is::<Fault>()) {
-        named(comm, None, patience)?; // who waits for another is done
+        named(comm, None, patience)?; // ends the wait of the other ranks
     }
     found
 }
 
-/// The checkpoint that all are to open, which rank 0 says, or that there is no more.
+/// Returns the checkpoint that all are to open, as rank 0 names it; `None` if there are no more.
 fn named(
     comm: &mut impl Endpoint,
     path: Option<&Path>,
@@ -49,7 +49,7 @@ fn named(
     Ok(share(comm, &path.map(Path::to_path_buf), patience)?.into_iter().next().flatten())
 }
 
-/// Opens it together with all others, as all find it.
+/// Opens a part of the checkpoint; the result is the same on all ranks.
 fn open(
     comm: &mut impl Endpoint,
     path: &Path,
@@ -58,7 +58,7 @@ fn open(
     let (rank, n_ranks) = (comm.rank().index(), comm.n_ranks() as usize);
     let opened = Checkpoint::open_part(path, rank, n_ranks);
     let all = share(comm, &opened.as_ref().err().cloned(), patience)?;
-    // A rank that cannot read what may be sound goes before those that found damage: nothing is put aside then.
+    // An error of reading goes before damage: the checkpoint may be sound, and nothing is put aside then.
     let unusable = all.into_iter().flatten().min_by_key(Unusable::is_damage);
     Ok(unusable.map_or(opened, Err))
 }

@@ -11,12 +11,12 @@ use chimera_core::fault::{Fault, panicked};
 use super::processes::together;
 use crate::run::ranks::gather::share;
 
-/// How often the rank that leads tells the others that it is not done yet.
+/// Interval at which the rank that leads tells the others that it is not done yet.
 const TELL: Duration = Duration::from_secs(1);
 
-/// Lets the rank that has `work` do it, however long that takes, and makes its outcome that of all: meanwhile it tells the
-/// others every second that it is there. Where one is lost before the work is done, `lost` says what to fail with, or ends the
-/// process; if it returns, the work is finished first.
+/// Runs `work` on the rank that has it, for as long as it takes, and makes its result that of all ranks.
+/// Meanwhile that rank sends a sign of life every second. If a rank is lost before the work is done,
+/// `lost` returns the fault to fail with, or ends the process; if it returns, the work is finished first.
 pub fn conclude<C: Endpoint>(
     comm: &mut C,
     patience: Duration,
@@ -25,7 +25,7 @@ pub fn conclude<C: Endpoint>(
 ) -> Result<()> {
     let work = work.map(|work| Mutex::new(Some(work)));
     thread::scope(|scope| {
-        // Where the system gives no thread, it is done here, and the others wait for as long as they may.
+        // If no thread can be started, the work is done here, and the others wait until their timeout.
         let started = work.as_ref().map(|work| {
             let thread = thread::Builder::new().spawn_scoped(scope, || run_once(work));
             thread.map_err(|_| run_once(work))

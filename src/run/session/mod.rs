@@ -1,6 +1,6 @@
-//! A training in its folder, in phases, each made of the one before: a run is [prepared](Run::prepare), its folder
-//! [claimed](Run::claim), the run [resumed](Claimed::resume) and [begun](Resumed::begin). Runs of threads and runs of processes go through
-//! the same phases; [`RunRanks`] is what differs.
+//! A training in its folder, in phases, each made from the one before. A run is [prepared](Run::prepare),
+//! its folder [claimed](Run::claim), the run [resumed](Claimed::resume) and [begun](Resumed::begin). Runs
+//! of threads and runs of processes go through the same phases; [`RunRanks`] holds the differences.
 
 mod conclude;
 mod processes;
@@ -22,11 +22,11 @@ use crate::formats::checkpoint::Store;
 use crate::observe::{Explain, Metrics};
 use crate::settings::Config;
 
-/// A run whose folder belongs to it: nobody else can write there.
+/// A run whose folder belongs to it: no other run can write there.
 pub struct Claimed<'r, S, R> {
     run: &'r mut Run<S>,
     ranks: R,
-    /// The folder's lock, on the rank that leads.
+    /// The locked folder, on the rank that leads.
     place: Option<Place>,
     path: PathBuf,
 }
@@ -37,16 +37,16 @@ pub struct Resumed<'r, S, R> {
     pub run: &'r mut Run<S>,
     /// Its ranks.
     pub ranks: R,
-    /// The folder's lock, on the rank that leads.
+    /// The locked folder, on the rank that leads.
     pub place: Option<Place>,
     /// The checkpoint that it goes on from.
     pub from: Option<PathBuf>,
-    /// The settings that change at the checkpoint, in words.
+    /// A description of each setting that changes at the checkpoint.
     pub changes: Vec<String>,
     path: PathBuf,
 }
 
-/// A run that writes into its folder, and whose next step is its first.
+/// A run that writes into its folder, and is ready for its first step.
 pub struct Begun<'r, S, R> {
     /// The run.
     pub run: &'r mut Run<S>,
@@ -54,7 +54,7 @@ pub struct Begun<'r, S, R> {
     pub ranks: R,
     /// Its folder, on the rank that leads.
     pub folder: Option<Folder>,
-    /// The last ops of each rank, to be written if the run fails.
+    /// The last ops of each rank, written if the run fails.
     pub explain: Arc<Explain>,
     path: PathBuf,
 }
@@ -82,13 +82,13 @@ impl<S: Subject> Run<S> {
 }
 
 impl<'r, S: Subject, R: RunRanks<S>> Claimed<'r, S, R> {
-    /// The folder.
+    /// Returns the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Finds the checkpoint that the settings want, and begins there. All ranks call it. `warn` hears of checkpoints that cannot
-    /// be used.
+    /// Finds the checkpoint that the settings want, and begins there. All ranks call it. Calls `warn` for
+    /// checkpoints that cannot be used.
     ///
     /// # Errors
     /// If a checkpoint cannot be used, is of another training, or the ranks are about to train different things.
@@ -106,13 +106,13 @@ impl<'r, S: Subject, R: RunRanks<S>> Claimed<'r, S, R> {
 }
 
 impl<'r, S: Subject, R: RunRanks<S>> Resumed<'r, S, R> {
-    /// Whether no step is left to train.
+    /// Returns true if no step is left to train.
     pub fn is_trained(&self) -> bool {
         self.run.first_step() == self.run.config().training.steps
     }
 
-    /// Lets the run save into `store`, and writes its settings into its folder. All ranks call it. `warn` hears of what goes
-    /// wrong beside the training.
+    /// Lets the run save into `store`, and writes its settings into its folder. All ranks call it.
+    /// Calls `warn` for problems that do not stop the run.
     ///
     /// # Errors
     /// If the folder holds another run, or cannot be written.
@@ -129,16 +129,16 @@ impl<'r, S: Subject, R: RunRanks<S>> Resumed<'r, S, R> {
         Ok(Begun { run, ranks, folder, explain, path })
     }
 
-    /// The store in the folder of the run.
+    /// Returns the store in the folder of the run.
     pub fn store(&self) -> Store {
         Store::of(&self.path)
     }
 }
 
 impl<S: Subject, R: RunRanks<S>> Begun<'_, S, R> {
-    /// Trains the steps that are left, keeps their metrics, and writes down why the run fails if it does. All ranks call it; the
-    /// one that leads gets what the run leaves. `stop` ends it with a checkpoint of the last whole step. An error
-    /// of `observe` ends the run.
+    /// Trains the steps that are left, keeps their metrics, and writes the reason if the run fails.
+    /// All ranks call it; the rank that leads gets the result of the run. `stop` ends it with a
+    /// checkpoint of the last whole step. An error of `observe` ends the run.
     ///
     /// # Errors
     /// If the training fails, here or on another rank.

@@ -1,4 +1,4 @@
-//! Ranks that are processes, over any transport.
+//! Ranks in processes, over any transport.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::settings::{Config, ScheduleSettings};
 /// The rank that leads.
 const ROOT: Rank = Rank(0);
 
-/// Whether the job is over, and why.
+/// Returns why the job is over, if it is.
 type WhyOver = dyn Fn() -> Option<CommError> + Send + Sync;
 
 /// One rank of several, each a process, with this process's end of their transport.
@@ -36,12 +36,12 @@ pub struct Processes<'c, C> {
 }
 
 impl<'c, C: Comm<Host>> Processes<'c, C> {
-    /// Ranks that wait for each other for at most `patience` until the first step.
+    /// Returns ranks that wait for each other for at most `patience` until the first step.
     pub fn new(comm: &'c mut C, patience: Duration) -> Processes<'c, C> {
         Processes { comm, patience, why_over: Arc::new(|| None) }
     }
 
-    /// Asks `why_over` from another thread, while this one computes, whether the job has failed.
+    /// Calls `why_over` from another thread, while this one computes, to learn whether the job has failed.
     pub fn watching(
         self,
         why_over: impl Fn() -> Option<CommError> + Send + Sync + 'static,
@@ -49,7 +49,7 @@ impl<'c, C: Comm<Host>> Processes<'c, C> {
         Processes { why_over: Arc::new(why_over), ..self }
     }
 
-    /// Prepares a run on all ranks, which must have the same settings; `seat` says where this process is.
+    /// Prepares a run on all ranks, which must have the same settings; `seat` is the place of this process.
     ///
     /// # Errors
     /// If the settings differ, ask for another number of ranks, or cannot be trained on one of the ranks.
@@ -57,7 +57,7 @@ impl<'c, C: Comm<Host>> Processes<'c, C> {
         self.prepare_checked(Ok(config), seat, |_| Ok(()))
     }
 
-    /// Like [`prepare`](Processes::prepare), where this rank may have no settings, and `check` may refuse its run.
+    /// Like [`prepare`](Processes::prepare), if this rank may have no settings, and `check` may refuse its run.
     pub(crate) fn prepare_checked(
         &mut self,
         config: Result<Config>,
@@ -74,18 +74,18 @@ impl<'c, C: Comm<Host>> Processes<'c, C> {
         self.all(run)
     }
 
-    /// The transport.
+    /// Returns the transport.
     pub fn comm(&mut self) -> &mut C {
         self.comm
     }
 
-    /// Makes an error of any rank the error of all, the first rank's.
+    /// Makes an error of any rank the error of all; if there are several, the first rank's.
     pub fn all<T>(&mut self, own: Result<T>) -> Result<T> {
         together(self.comm, own, self.patience)
     }
 }
 
-/// Makes an error of any rank the error of all, the first rank's.
+/// Makes an error of any rank the error of all; if there are several, the first rank's.
 ///
 /// # Errors
 /// That error, or a [`Fault`](chimera_core::fault::Fault) if a rank is lost.

@@ -1,4 +1,4 @@
-//! The ranks of a run, as one process sees them: how they come together before and after the training.
+//! The ranks of a run, as one process sees them: what they do together before and after the training.
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -15,16 +15,16 @@ use crate::settings::Config;
 
 /// The ranks of a run: [threads](InThreads) of this process, or [processes](super::Processes).
 pub trait RunRanks<S: Subject> {
-    /// Whether this process leads: it owns the folder of the run, observes its steps, and gets what it leaves.
+    /// Returns true if this process leads: it owns the folder of the run, observes its steps, and gets its result.
     fn leads(&self) -> bool;
 
     /// Makes an error of any rank the error of all.
     fn together<T>(&mut self, own: Result<T>) -> Result<T>;
 
-    /// The value that the rank which leads has, on all ranks.
+    /// Returns on all ranks the value of the rank that leads.
     fn of_lead<T: Serialize + DeserializeOwned>(&mut self, own: Option<T>) -> Result<T>;
 
-    /// The checkpoint that [`Place::checkpoint`] finds on the rank that leads.
+    /// Returns the checkpoint that [`Place::checkpoint`] finds on the rank that leads.
     fn checkpoint(
         &mut self,
         config: &Config,
@@ -43,7 +43,8 @@ pub trait RunRanks<S: Subject> {
         observe: &mut Observer<'_>,
     ) -> Result<Option<Trained>>;
 
-    /// Ends the training of the other ranks after an `error` of this one, and writes it down in a folder that another rank owns.
+    /// Ends the training of the other ranks after an `error` of this one, and writes the error into
+    /// a folder that another rank owns.
     fn fail(&mut self, error: &anyhow::Error, folder: Option<&PathBuf>, explain: &Explain);
 }
 

@@ -11,7 +11,7 @@ use crate::formats::SpecialIds;
 use crate::formats::checkpoint::bytes;
 use crate::formats::hf::HfModel;
 
-/// A model to begin with, all of which has been read once.
+/// A model to begin with, which has been read once as a whole.
 pub struct Initial {
     dir: String,
     source: HfModel,
@@ -20,14 +20,14 @@ pub struct Initial {
 }
 
 impl Initial {
-    /// The model in `dir`, which must be of these sizes.
+    /// Opens the model in `dir`, which must be of these sizes.
     ///
     /// # Errors
-    /// Whatever of it cannot be used.
+    /// If any of it cannot be used.
     pub(crate) fn open(dir: &Path, model: &ModelConfig) -> Result<Initial> {
         let source = HfModel::open(dir)?;
         let dir = dir.display().to_string();
-        // Where documents end is said by the text, not by a model.
+        // The text marks the end of documents, not the model.
         let model = ModelConfig { end_of_text: None, ..model.clone() };
         let mut found = source.config().clone();
         if found.has_open_context() {
@@ -42,12 +42,12 @@ impl Initial {
         Ok(Initial { dir, source, hashes })
     }
 
-    /// What it says of the tokens that begin, end and pad a text.
+    /// Returns the tokens that begin, end and pad a text, according to the model.
     pub(crate) fn ids(&self) -> &SpecialIds {
         self.source.ids()
     }
 
-    /// BLAKE3 of all of it.
+    /// Returns BLAKE3 of all values.
     pub(crate) fn hash(&self) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
         for (name, hash) in &self.hashes {
@@ -56,10 +56,10 @@ impl Initial {
         hasher.finalize()
     }
 
-    /// The values of a parameter, row-major.
+    /// Returns the values of a parameter, row-major.
     ///
     /// # Errors
-    /// If they cannot be read any more, or are others by now.
+    /// If they can no longer be read, or have changed.
     pub(crate) fn values(&self, param: &Param) -> Result<Vec<f32>> {
         let values = self.source.values(&param.name)?;
         let hash = blake3::hash(&bytes(&values));

@@ -1,4 +1,4 @@
-//! What a run trains: the models of this crate on text, or a model of the caller's own.
+//! The workload of a run: the models of this crate on text, or a model of the caller's own.
 
 pub(super) mod initial;
 pub(super) mod own;

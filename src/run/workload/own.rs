@@ -1,4 +1,4 @@
-//! A model of the caller's, with all that a run has: checkpoints, exact resume, metrics, traces and logs.
+//! A caller's model, with all that a run has: checkpoints, exact resume, metrics, traces and logs.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::io;
@@ -29,49 +29,50 @@ use crate::settings::{Config, Layout, ScheduleSettings, Transport, of_our_models
 
 /// A model that can be cut into stages, with its devices and samples.
 ///
-/// A run trains it like one of the models here, by the settings that are not of the model, its text or its device. It
-/// is resumed to the bit under the same settings, and up to rounding under another D, W or schedule: checkpoints keep
-/// every tensor by its name, in the [type](chimera_core::device::Dtype) that the device says it has.
+/// A run trains it like one of the models here, by the settings that do not concern the model, its text or its
+/// device. It resumes to the bit under the same settings, and up to rounding under another D, W or schedule.
+/// Checkpoints keep every tensor by its name, in the [type](chimera_core::device::Dtype) that the device gives it.
 pub trait Model: Sync {
-    /// Where it is trained.
+    /// The device that it is trained on.
     type Device: Device;
     /// One number of a sample.
     type Item: NoUninit + Send + Sync;
-    /// A piece of it.
+    /// A stage of the model.
     type Stage: Stage<Tensor = <Self::Device as Device>::Tensor, Item = Self::Item> + 'static;
 
-    /// The name that checkpoints give it: those of a model of another name are refused.
+    /// Returns the name of the model in checkpoints. Checkpoints of a model with another name are refused.
     fn name(&self) -> &str;
 
     /// Opens the device of a rank.
     fn device(&self, rank: Rank) -> Result<Self::Device, DeviceError>;
 
-    /// Makes a stage, of `n_stages`. Its parameters have the same names and shapes however many stages there are. Those that are
-    /// [tied](Param::tied) are shared by all stages that have one of the name; a stage alone may call it tied all the same.
+    /// Makes a stage, of `n_stages`. Its parameters have the same names and shapes for any number
+    /// of stages. Parameters that are [tied](Param::tied) are shared by all stages that have one of
+    /// the name; a parameter that only one stage has may be marked as tied too.
     ///
     /// # Errors
-    /// If it cannot be cut into so many stages: the run is refused before it starts.
+    /// If it cannot be cut into `n_stages` stages: the run is refused before it starts.
     fn stage(&self, device: &Self::Device, stage: StageId, n_stages: usize) -> Result<Self::Stage>;
 
-    /// Bytes that are free in the memory of a rank's device; `None` where that is the host's.
+    /// Returns the free bytes in the memory of a rank's device; `None` if that is the host's.
     fn free_bytes(&self, _rank: Rank) -> Option<u64> {
         None
     }
 
-    /// What it is trained on.
+    /// Returns the data to train on.
     fn data(&self) -> &dyn Data<Self::Item>;
 
-    /// What updates its weights, in the place of the setting `optimizer`: a rule of the model's own.
+    /// Returns a rule of the model's own for updating its weights, used instead of the setting `optimizer`.
     fn optimizer(&self) -> Option<Optimizer> {
         None
     }
 
-    /// What it is evaluated on every `eval-every` steps, and how many samples that has: one or more.
+    /// Returns the data that is evaluated every `eval-every` steps, and its number of samples: one or more.
     fn held_out(&self) -> Option<(&dyn Data<Self::Item>, u64)> {
         None
     }
 
-    /// What a micro-batch costs on a stage, against others: a search, and the choice of a scaling, depend on it.
+    /// Returns the relative cost of a micro-batch on a stage. A search, and the choice of a scaling, depend on it.
     fn costs(&self, _stage: StageId, _n_stages: usize) -> UniformCosts {
         UniformCosts::new(1.0, 2.0, 0.0)
     }
@@ -80,21 +81,21 @@ pub trait Model: Sync {
 /// A [`Model`], cut for a program.
 pub struct Own<M: Model> {
     model: M,
-    /// The device of rank 0, of whose stages this process asks for their parameters.
+    /// The device of rank 0. This process makes stages on it to ask for their parameters.
     device: M::Device,
     /// Parameters by stage.
     params: Vec<Vec<Param>>,
-    /// Sets of stages that share tensors, by the number of all stages: a search asks often.
+    /// Sets of stages that share tensors, by the number of all stages. Cached because a search asks often.
     ties: Mutex<BTreeMap<usize, Vec<Vec<StageId>>>>,
-    /// What a sample takes on each stage.
+    /// Bytes of a sample on each stage.
     bytes: Vec<StageBytes>,
-    /// Options that were said and that are of the models here.
+    /// Options that are set but apply only to the models here.
     unread: Vec<&'static str>,
 }
 
 impl<M: Model> Run<Own<M>> {
-    /// Checks settings and schedule, cuts the model, and runs each stage once with weights of zeros, to learn what memory it
-    /// takes. Nothing is written. The options of our models, their text and their devices are not read.
+    /// Checks settings and schedule, cuts the model, and runs each stage once with weights of zeros to
+    /// measure its memory. Writes nothing. Ignores the options of our models, their text and their devices.
     ///
     /// # Errors
     /// If the settings have no such schedule, or the model cannot be cut for it.
@@ -129,8 +130,8 @@ impl<M: Model> Run<Own<M>> {
         Run::of(course, own)
     }
 
-    /// The memory that each worker of a group will need, as far as the stages [say](measure) what they keep.
-    /// A run that needs more than is free is refused before its first step.
+    /// Returns the memory that each worker of a group will need, as far as the stages [report](measure)
+    /// what they keep. A run that needs more than is free is refused before its first step.
     pub fn needs(&self) -> Vec<Need> {
         let Own { params, bytes, device, .. } = &self.subject;
         let element = device.zeros(&[1]).map_or(4, |one| device.bytes(&one)) as f64;
@@ -149,7 +150,7 @@ impl<M: Model> Run<Own<M>> {
 }
 
 impl<M: Model> Own<M> {
-    /// The stages that `device` is to hold, each by its number.
+    /// Returns a function that makes the stages of `device`, by number.
     fn stages(
         &self,
         device: &M::Device,
@@ -167,12 +168,12 @@ impl<M: Model> Own<M> {
         Ok(made.with_context(place)?.params().to_vec())
     }
 
-    /// Parameters by stage, as the stages say them.
+    /// Returns the parameters by stage, as the stages list them.
     fn said_params(&self, n_stages: usize) -> Result<Vec<Vec<Param>>> {
         (0..n_stages as u16).map(|id| self.params_of(StageId(id), n_stages)).collect()
     }
 
-    /// A name of a parameter under which a checkpoint would keep what the optimizer has of another one.
+    /// Returns a parameter name under which a checkpoint would also keep optimizer state of another parameter, if any.
     fn ambiguous(&self, optimizer: &Optimizer) -> Option<&str> {
         let params = || self.params.iter().flatten();
         let names: HashSet<&str> = params().map(|param| param.name.as_str()).collect();
@@ -183,7 +184,7 @@ impl<M: Model> Own<M> {
         params().flat_map(kept).find_map(|kept| names.get(kept.as_str()).copied())
     }
 
-    /// What a sample takes on each stage; `None` where that cannot be tried, which fails again in training.
+    /// Measures the bytes of a sample on each stage. Returns `None` if the trial fails, since training will fail again.
     fn measure(&self, course: &Course) -> Option<Vec<StageBytes>> {
         let n_samples = course.samples_per_unit() as usize;
         let (mut input, mut target) = (Vec::new(), Vec::new());
@@ -224,7 +225,7 @@ impl<M: Model> Chain for Own<M> {
 
     fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>> {
         let mut known = self.ties.lock().unwrap_or_else(PoisonError::into_inner);
-        // A model that cannot be cut so is refused when its parameters are asked for.
+        // If the model cannot be cut this way, the run is refused when its parameters are asked for.
         let found = || ties(&self.said_params(n_stages).unwrap_or_default());
         known.entry(n_stages).or_insert_with(found).clone()
     }
@@ -241,7 +242,7 @@ impl<M: Model> Chain for Own<M> {
     }
 }
 
-/// Sets of stages that share tensors, which are those of one name.
+/// Returns sets of stages that share tensors, which have equal names.
 fn ties(params: &[Vec<Param>]) -> Vec<Vec<StageId>> {
     let mut by_name: BTreeMap<&str, BTreeSet<StageId>> = BTreeMap::new();
     for (stage, params) in (0..).map(StageId).zip(params) {

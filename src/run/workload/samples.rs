@@ -1,4 +1,4 @@
-//! The corpus as the engine asks for it.
+//! The corpus as data of the engine.
 
 use std::io::Result;
 use std::sync::{Mutex, PoisonError};
@@ -7,16 +7,16 @@ use chimera_core::stage::Data;
 
 use crate::data::{Batch, Corpus, n_ignored};
 
-/// What is trained on.
+/// The samples to train on.
 pub(crate) struct Samples<'r> {
     pub(crate) corpus: &'r Corpus,
     pub(crate) seed: u64,
     pub(crate) n_targets: usize,
-    /// Numbers that the targets of a sample are.
+    /// Numbers in the targets of a sample.
     pub(crate) target_len: usize,
     /// Samples of the global batch.
     pub(crate) per_step: u64,
-    /// The last step whose targets were counted, and how many there were.
+    /// The last step whose targets were counted, and their number.
     pub(crate) counted: Mutex<Option<(u64, u64)>>,
 }
 
@@ -62,7 +62,7 @@ impl Data for Samples<'_> {
     }
 }
 
-/// What is evaluated on.
+/// The samples to evaluate on.
 pub(crate) struct HeldOutText {
     pub(crate) batch: Batch,
     pub(crate) n_targets: usize,

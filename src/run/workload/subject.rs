@@ -1,4 +1,4 @@
-//! What a run trains, apart from how: stages on devices, and samples.
+//! The workload of a run: stages on devices, and samples.
 
 use std::io;
 
@@ -19,58 +19,58 @@ use crate::run::progress::watch::{HeldOut, Watch};
 use crate::run::survivor::Survivor;
 use crate::settings::Config;
 
-/// What a run trains: one of the models here ([`Transformer`](crate::run::Transformer)), or a caller's
-/// ([`Own`](crate::run::Own)).
+/// The workload of a run: one of the models here ([`Transformer`](crate::run::Transformer)), or a
+/// caller's ([`Own`](crate::run::Own)).
 pub trait Subject: Sync + Sized {
     /// One number of a sample.
     type Item: Copy + Send + Sync + 'static;
 
-    /// Plans a training by these settings, with the timetable that a search has `found`, if it was elsewhere.
+    /// Plans a training by these settings, with the timetable that a search elsewhere has `found`, if any.
     fn plan(&mut self, config: Config, found: Option<Timetable>) -> Result<Course>;
 
-    /// What its program depends on.
+    /// Returns the model that the program depends on.
     fn chain(&self) -> &dyn Chain;
 
-    /// The parameters of each stage.
+    /// Returns the parameters of each stage.
     fn params(&self) -> Vec<Vec<Param>>;
 
-    /// What is trained on.
+    /// Returns the data to train on.
     fn samples<'s>(&'s self, course: &Course) -> Box<dyn Data<Self::Item> + 's>;
 
-    /// What is evaluated on, if anything.
+    /// Returns the data to evaluate on, if any.
     fn held_out(&self, course: &Course) -> io::Result<Option<HeldOut<'_, Self::Item>>>;
 
-    /// Tokens of a sample; of a model that reads no text, targets.
+    /// Returns the tokens of a sample, or its targets if the model reads no text.
     fn tokens_per_sample(&self, config: &Config) -> u64;
 
-    /// Tells a hasher of numbers of a sample.
+    /// Adds numbers of a sample to a hash.
     fn hash(items: &[Self::Item], hasher: &mut blake3::Hasher);
 
-    /// Which data it is, if that is known without reading samples.
+    /// Returns the digest of the data, if it is known without reading samples.
     fn digest(&self) -> Option<io::Result<&Digest>>;
 
-    /// The token behind each document of its text, where there is one.
+    /// Returns the token at the end of each document of its text, if there is one.
     fn document_end(&self) -> Option<u32> {
         None
     }
 
-    /// What else all ranks must have in common.
+    /// Returns further values that must be equal on all ranks.
     fn facts(&self) -> Fields {
         Fields::new()
     }
 
-    /// Options that were said and that say nothing of it.
+    /// Returns the options that are set but do not apply to it.
     fn unread(&self) -> &[&'static str] {
         &[]
     }
 
-    /// The devices of this process's ranks: replicas on devices of one name stay equal to the bit.
+    /// Returns the devices of this process's ranks. Replicas on devices of one name stay equal to the bit.
     fn device_models(&self) -> Vec<String>;
 
-    /// What a trace says beside its timeline.
+    /// Returns the sizes that a trace shows beside its timeline.
     fn sizes(&self, course: &Course) -> Sizes;
 
-    /// Opens the weights to begin with, if the settings name some.
+    /// Opens the initial weights, if the settings name some.
     fn open_initial(&self, _config: &Config) -> Result<Option<Initial>> {
         Ok(None)
     }
@@ -82,8 +82,8 @@ pub trait Subject: Sync + Sized {
         watch: &Watch<'r, Self::Item>,
     ) -> Result<Vec<RankTrained>>;
 
-    /// Trains the rank that `comm` is an end of, and goes on with what `survivor` has kept. `why_over` is asked from another
-    /// thread whether the job has failed.
+    /// Trains the rank of `comm`, and goes on with what `survivor` has kept. Another thread calls
+    /// `why_over` to learn whether the job has failed.
     fn train_process<'r>(
         run: &'r Run<Self>,
         job: Job<'r, Self::Item>,

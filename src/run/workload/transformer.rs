@@ -1,4 +1,4 @@
-//! The models here on text: what a run of the command line trains.
+//! The models here on text: the workload of a run from the command line.
 
 use std::io;
 use std::sync::Mutex;
@@ -141,7 +141,7 @@ impl Subject for Transformer {
         match run.config().devices.transport {
             Transport::Nccl => run.train_over_nccl(job, device, comm, why_over, watch),
             _ => {
-                drop(why_over); // over MPI alone all waits are MPI's
+                drop(why_over); // with MPI only, all waits are MPI's
                 device.run(AsRank { run, job, comm, watch, survivor })
             }
         }
@@ -149,8 +149,8 @@ impl Subject for Transformer {
 }
 
 impl Run {
-    /// Words of the longest tensor that ranks send each other, or more: the buffer in which a stage's gradients are reduced,
-    /// an activation between stages, or a saved activation that another rank keeps.
+    /// Returns an upper bound on the words of the longest tensor that ranks send each other: the buffer in which a
+    /// stage's gradients are reduced, an activation between stages, or a saved activation that another rank keeps.
     pub fn longest_tensor(&self) -> usize {
         let Course { program, last, .. } = &self.course;
         let programs = [program].into_iter().chain(last);
@@ -160,8 +160,8 @@ impl Run {
         received.chain(reduced).max().unwrap_or(0)
     }
 
-    /// Words of the longest tensor that a worker of `program` receives from another one, or more: no saved activation is
-    /// longer than all that a unit saves.
+    /// Returns an upper bound on the words of the longest tensor that a worker of `program`
+    /// receives from another one: no saved activation is longer than everything that a unit saves.
     fn longest_received(&self, program: &Program) -> usize {
         let micro_batch_size = self.config().schedule.micro_batch_size;
         let sequence = self.config().model.sequence;
@@ -182,8 +182,8 @@ impl Run {
         program.rows().iter().flatten().map(words).max().unwrap_or(0)
     }
 
-    /// Elements of the buffer in which the gradients of a stage are reduced, and with them its factors where the optimizer
-    /// preconditions gradients. Each tensor begins at a multiple of 64.
+    /// Returns the elements of the buffer in which the gradients of a stage are reduced. If the optimizer
+    /// preconditions gradients, its factors are in the buffer too. Each tensor begins at a multiple of 64.
     fn reduced_elements(&self, params: &[Param]) -> usize {
         let preconditions = self.config().training.optimizer.preconditions();
         let factors = if preconditions { factor_shapes(params) } else { Vec::new() };
@@ -192,7 +192,7 @@ impl Run {
         gradients.chain(factors).map(|n: usize| n.next_multiple_of(64)).sum()
     }
 
-    /// Trains the row of the rank that `comm` is an end of, on `kernels`.
+    /// Trains the row of the rank of `comm`, on `kernels`.
     pub(crate) fn train_with<'r, K: Layers>(
         &'r self,
         job: Job<'r>,
