@@ -1,5 +1,5 @@
-//! What the settings describe: a model cut into stages, a proven program, and the memory it will need.
-//! Of all ways to train on some ranks, [`choose()`] takes the one with the shortest step.
+//! The plan that settings describe: a model cut into stages, a proven program, and its memory.
+//! Among all configurations for some ranks, [`choose()`] finds the one with the shortest step.
 
 mod costs;
 mod need;
@@ -40,13 +40,13 @@ use crate::device::Device;
 use crate::profile::ProfiledTimes;
 use crate::settings::Config;
 
-/// All of a run but its data.
+/// A run without its data.
 pub struct Plan {
     pub(crate) course: Course,
     /// Devices by worker.
     pub(crate) devices: Vec<Device>,
     pub(crate) model: ModelConfig,
-    /// What its stages cost.
+    /// The costs of its stages.
     pub(crate) priced: Priced,
     pub(crate) cuts: Vec<Cut>,
     /// The memory that each stage takes.
@@ -56,12 +56,12 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Checks settings, model and schedule, which it proves, and foresees the memory. Reads no data.
+    /// Checks settings and model, proves the schedule, and estimates the memory. Reads no data.
     pub fn make(config: Config) -> Result<Plan> {
         Plan::with(config, None)
     }
 
-    /// The plan with the timetable that a search has `found`, if it was elsewhere.
+    /// Returns the plan with the timetable that a search elsewhere has `found`, if any.
     pub(crate) fn with(config: Config, found: Option<Timetable>) -> Result<Plan> {
         let devices = Device::list(&config.devices.device, config.schedule.depth)?;
         let priced = Priced::by_settings(&config, &config.model())?;
@@ -76,7 +76,7 @@ impl Plan {
         })
     }
 
-    /// What another machine would train by a [`timetable`]: its devices need not be in this build.
+    /// Returns the plan of a training by a [`timetable`] on another machine. Its devices need not be in this build.
     pub(crate) fn elsewhere(
         config: Config,
         timetable: Timetable,
@@ -123,32 +123,32 @@ impl Plan {
         Ok(Plan { course, devices, model, priced, cuts, memory, needs })
     }
 
-    /// The settings, with what they leave to the plan.
+    /// Returns the settings, completed by the plan.
     pub fn config(&self) -> &Config {
         &self.course.config
     }
 
-    /// The parameters of each stage.
+    /// Returns the parameters of each stage.
     pub fn params(&self) -> Vec<Vec<Param>> {
         self.cuts.iter().map(|cut| self.model.params(cut)).collect()
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &ModelConfig {
         &self.model
     }
 
-    /// The layers of each stage.
+    /// Returns the layers of each stage.
     pub fn layout(&self) -> Partition {
         Partition::of(&self.cuts)
     }
 
-    /// What each worker does in a step, or in a window of steps.
+    /// Returns the program: the work of each worker in a step, or in a window of steps.
     pub fn program(&self) -> &Program {
         &self.course.program
     }
 
-    /// The memory it will need.
+    /// Returns the memory that it will need.
     pub fn need(&self) -> Need {
         let group = self.needs.iter().copied().fold(Need::default(), |all, need| all + need);
         group.times(self.course.config.schedule.width as f64)

@@ -18,24 +18,24 @@ use super::step::training::training;
 use crate::device::Device;
 use crate::settings::Config;
 
-/// What a run or a part of its workers needs, in bytes.
+/// Bytes that a run or a part of its workers needs.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Need {
-    /// Weights in all their versions, gradients and the state of the optimizer; with bf16 also weights as
-    /// operands of products, two bytes an element; and what stages have of their own, such as rotary positions.
+    /// All versions of the weights, gradients and optimizer state. With bf16 also the weights as operands of
+    /// products, at two bytes an element. Also the tensors of stages themselves, such as rotary positions.
     pub state: f64,
-    /// Weights and the state of the optimizer, from which a checkpoint is written while training goes on, and which ranks keep
-    /// for themselves and their neighbours.
+    /// A copy of weights and optimizer state: a checkpoint is written from it while training goes
+    /// on, and with `shadow-every` ranks keep it for themselves and their neighbours.
     pub copy: f64,
-    /// What workers keep for backwards at once: saved activations, inputs to recompute from, deferred weight work.
+    /// Peak of what workers keep for backwards: saved activations, inputs to recompute from, deferred weight work.
     pub activations: f64,
-    /// What is there beside them while the op that needs most runs: what its layers make, gradients among them, and
-    /// logits until their backward.
+    /// Bytes beyond these while the op that needs most runs: outputs of its layers, including
+    /// gradients, and logits until their backward.
     pub working: f64,
 }
 
 impl Need {
-    /// Memory of a part of all workers.
+    /// Returns the memory of a part of all workers.
     pub(crate) fn times(self, part: f64) -> Need {
         let Need { state, copy, activations, working } = self;
         Need {
@@ -46,12 +46,12 @@ impl Need {
         }
     }
 
-    /// The larger of both.
+    /// Returns the larger of both.
     pub(super) fn larger(self, other: Need) -> Need {
         if other.total() > self.total() { other } else { self }
     }
 
-    /// All of it.
+    /// Returns the sum of all parts.
     pub fn total(&self) -> f64 {
         self.state + self.copy + self.activations + self.working
     }
@@ -85,17 +85,17 @@ impl fmt::Display for Need {
     }
 }
 
-/// By worker: the most bytes at once, whatever the weights.
+/// Peak bytes by worker, without the weights.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Peaks {
-    /// Of what is kept for backwards.
+    /// Bytes kept for backwards.
     pub(super) kept: Vec<f64>,
-    /// Of that and what an op uses while it runs.
+    /// Bytes kept for backwards, and used by an op while it runs.
     pub(super) used: Vec<f64>,
 }
 
 impl Peaks {
-    /// Peaks of a program.
+    /// Returns the peaks of a program.
     pub(super) fn of(config: &Config, memory: &[Memory], program: &Program) -> Peaks {
         let samples =
             config.schedule.micro_batch_size as f64 / f64::from(program.units_per_micro());
@@ -106,7 +106,7 @@ impl Peaks {
         }
     }
 
-    /// Peaks of a course: of any of the programs that it may take in turn, the highest.
+    /// Returns the peaks of a course: the highest of any of the programs that it may take in turn.
     pub(super) fn of_course(config: &Config, memory: &[Memory], course: &Course) -> Peaks {
         let higher = |mut peaks: Vec<f64>, others: Vec<f64>| {
             peaks.iter_mut().zip(others).for_each(|(peak, other)| *peak = peak.max(other));
@@ -121,22 +121,22 @@ impl Peaks {
     }
 }
 
-/// The stages of a model, as far as their memory depends on them.
+/// The properties of a model's stages that their memory depends on.
 pub(crate) struct Weights {
-    /// By stage.
+    /// Parameters by stage.
     pub(crate) params: Vec<Vec<Param>>,
     /// Bytes of an element of a weight.
     pub(crate) element: f64,
 }
 
 impl Weights {
-    /// Weights in f32.
+    /// Returns weights in f32.
     pub(crate) fn of(model: &ModelConfig, cuts: &[Cut]) -> Weights {
         Weights { params: cuts.iter().map(|cut| model.params(cut)).collect(), element: 4.0 }
     }
 }
 
-/// What each worker of a group needs.
+/// Returns the memory that each worker of a group needs.
 pub(crate) fn needs(
     config: &Config,
     weights: &Weights,
@@ -146,8 +146,8 @@ pub(crate) fn needs(
     needs_at(config, weights, memory, program, &Peaks::of(config, memory, program))
 }
 
-/// Memory of workers that come to these peaks; what the run needs once is shared out among them. The program only says
-/// who holds what.
+/// Returns the memory of workers with these peaks. Memory that the run needs once is divided among
+/// them. The program only says who holds what.
 pub(super) fn needs_at(
     config: &Config,
     weights: &Weights,
@@ -198,7 +198,7 @@ pub(super) fn needs_at(
     kept.iter().copied().zip(used.iter().copied()).enumerate().map(need).collect()
 }
 
-/// How many elements every replica keeps of a parameter for the optimizer: none where that is shared out.
+/// Returns the number of optimizer elements that every replica keeps of a parameter: none if the optimizer is sharded.
 fn n_kept(config: &Config, param: &Param) -> usize {
     if config.replicas.shard_optimizer {
         0
@@ -207,8 +207,8 @@ fn n_kept(config: &Config, param: &Param) -> usize {
     }
 }
 
-/// By worker: the bytes of its own weights and optimizer state, and of those of the rank before it, each twice while the next
-/// copy is on its way.
+/// Returns for each worker the bytes of its own weights and optimizer state, and of those of the
+/// rank before it. Each counts twice while the next copy is on its way.
 fn shadows(config: &Config, program: &Program, weights: &Weights, owned: &[f64]) -> Vec<f64> {
     let Weights { params, element } = weights;
     let of_stage = |stage: &StageId| {
@@ -224,7 +224,7 @@ fn shadows(config: &Config, program: &Program, weights: &Weights, owned: &[f64])
     (0..n).map(|w| 2.0 * (held(w) + held((w + n - 1) % n))).collect()
 }
 
-/// Bytes of a checkpoint: each tensor once, with the state of the optimizer.
+/// Returns the bytes of a checkpoint: each tensor once, with its optimizer state.
 fn saved_bytes(config: &Config, Weights { params, element }: &Weights) -> f64 {
     let by_name: BTreeMap<_, _> =
         params.iter().flatten().map(|param| (&param.name, param)).collect();
@@ -233,7 +233,7 @@ fn saved_bytes(config: &Config, Weights { params, element }: &Weights) -> f64 {
     by_name.values().map(|param| element * saved(param) as f64).sum()
 }
 
-/// By worker: the bytes that sums of gradients take beside the gradients, when saved activations are gone.
+/// Returns for each worker the bytes of gradient reductions besides the gradients, when saved activations are freed.
 fn sums(config: &Config, program: &Program, weights: &Weights) -> Vec<f64> {
     let Weights { params, element } = weights;
     let mut sums = vec![0.0; program.rows().len()];
@@ -243,15 +243,15 @@ fn sums(config: &Config, program: &Program, weights: &Weights) -> Vec<f64> {
         let is_its = |param: &&Param| param.tied == (bucket.stages.len() > 1);
         let tensors = params[stage.index()].iter().filter(is_its);
         let bytes = tensors.map(|param| param.n_elements() as f64 * element).sum::<f64>();
-        // Where the optimizer is shared out, so are the sums.
+        // If the optimizer is sharded, so are the reductions.
         let part = if config.replicas.shard_optimizer { bytes / n_replicas as f64 } else { bytes };
         bucket.members.iter().for_each(|worker| sums[worker.index()] += part);
     }
     sums
 }
 
-/// What every stage takes where activations have the size that precision and devices ask for: of several devices, the
-/// larger one.
+/// Returns the memory of every stage. Precision and devices determine the size of activations; with
+/// several devices the larger size counts.
 pub(super) fn memory_of(config: &Config, model: &ModelConfig, cuts: &[Cut]) -> Vec<Memory> {
     let devices = Device::named(&config.devices.device, config.schedule.depth);
     let on_host = devices.is_ok_and(|all| all.into_iter().any(Device::is_host));
@@ -271,7 +271,7 @@ mod tests {
     use crate::run::outside::OnDisk;
     use crate::settings::Layers;
 
-    /// What is foreseen is what the engine then measures, to the byte.
+    /// The estimate equals the engine's measurement, to the byte.
     #[test]
     fn the_need_is_what_a_run_takes() {
         for (model, schedule) in [

@@ -1,30 +1,30 @@
-//! The memory of ranks, of which not all need have as much.
+//! The memory of ranks, which may differ from rank to rank.
 
 use super::need::Need;
 use crate::settings::{Config, least_of_workers};
 
-/// Bytes of the memory of each rank, from rank 0 on; further ranks repeat them.
+/// Bytes of memory of each rank, from rank 0 on; further ranks repeat them.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RankMemory(Vec<f64>);
 
 impl RankMemory {
-    /// Ranks with so many bytes each; `None` for none.
+    /// Returns ranks with these bytes each; `None` if there are none.
     pub fn new(bytes: Vec<f64>) -> Option<RankMemory> {
         (!bytes.is_empty()).then_some(RankMemory(bytes))
     }
 
-    /// Bytes of the rank that has least.
+    /// Returns the bytes of the rank that has least.
     pub fn least(&self) -> f64 {
         self.0.iter().copied().fold(f64::INFINITY, f64::min)
     }
 
-    /// Bytes of the rank that has most.
+    /// Returns the bytes of the rank that has most.
     pub fn most(&self) -> f64 {
         self.0.iter().copied().fold(0.0, f64::max)
     }
 
-    /// What the worker needs that is nearest to its memory, or furthest beyond, and by how many bytes it is beyond: below 0
-    /// where all have enough.
+    /// Returns the need of the worker nearest to its memory limit, or furthest beyond it, and the
+    /// bytes that it is beyond the limit; they are negative if all workers fit.
     pub(super) fn tightest(
         &self,
         config: &Config,

@@ -11,16 +11,16 @@ use serde::Deserialize;
 use crate::device::{Device, Precision};
 use crate::formats::files::text_at_most;
 
-/// Training reaches this part of a peak at least, in the middle, and at most, wherever nobody measured.
+/// Shares of peak that training reaches on unmeasured hardware: a low, a middle and a high estimate.
 pub const EFFICIENCIES: [f64; 3] = [0.3, 0.45, 0.6];
 
-/// The part of a device's memory that a training can take; the rest is the driver's and the libraries'.
+/// The share of a device's memory that a training can take; drivers and libraries use the rest.
 pub const USABLE: f64 = 0.92;
 
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 1 << 16;
 
-/// Data sheets that the program has, by name.
+/// Built-in data sheets, by name.
 const BUILT_IN: [(&str, &str); 4] = [
     ("a100-40gb", include_str!("hardware/a100-40gb.toml")),
     ("a100-80gb", include_str!("hardware/a100-80gb.toml")),
@@ -28,26 +28,26 @@ const BUILT_IN: [(&str, &str); 4] = [
     ("p100-piz-daint", include_str!("hardware/p100-piz-daint.toml")),
 ];
 
-/// What data sheets say of a cluster's devices and links.
+/// Data sheets of a cluster's devices and links.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Hardware {
-    /// Where the figures are from.
+    /// Sources of the figures.
     pub sources: Vec<String>,
-    /// The device to train on, unless it is said.
+    /// The default device to train on.
     pub device: String,
-    /// The precision to train in, unless it is said.
+    /// The default precision to train in.
     pub precision: String,
     memory_bytes: f64,
-    /// Ranks of a node, unless it is said.
+    /// The default number of ranks per node.
     pub ranks_per_node: u32,
     peak_flops: PeakFlops,
     inside: LinkRates,
     between: LinkRates,
-    /// Whether a message occupies the worker that sends it.
+    /// Whether sending a message occupies the worker.
     #[serde(default)]
     pub blocking: bool,
-    /// How gradients are reduced.
+    /// The algorithm of gradient reductions.
     #[serde(default)]
     pub reductions: ReductionAlgorithm,
 }
@@ -69,15 +69,15 @@ struct LinkRates {
 }
 
 impl Hardware {
-    /// Names of the data sheets that the program has.
+    /// Returns the names of the built-in data sheets.
     pub fn names() -> Vec<&'static str> {
         BUILT_IN.iter().map(|(name, _)| *name).collect()
     }
 
-    /// The data sheet of a name, or in a file.
+    /// Returns the built-in data sheet with this name, or the one in this file.
     ///
     /// # Errors
-    /// If there is no such name or file, or it says what makes no sense.
+    /// If there is no such name or file, or its values make no sense.
     pub fn find(name: &str) -> Result<Hardware> {
         if let Some((_, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
             return Hardware::of(text).with_context(|| name.to_string());
@@ -126,7 +126,7 @@ impl Hardware {
         Ok(())
     }
 
-    /// Floating-point operations per second at its peak.
+    /// Returns the peak floating-point operations per second.
     ///
     /// # Errors
     /// If the data sheet has none for the precision.
@@ -143,19 +143,20 @@ impl Hardware {
         })
     }
 
-    /// Bytes that a rank can take.
+    /// Returns the bytes that a rank can use.
     pub fn memory(&self) -> f64 {
         self.memory_bytes * USABLE
     }
 
-    /// Links of a rank within its node, and to other nodes, for which each has an adapter of its own.
+    /// Returns the links of a rank within its node, and to other nodes. Each rank has an adapter of
+    /// its own for the latter.
     pub fn links(&self) -> [Link; 2] {
         [self.inside, self.between]
             .map(|wire| Link { alpha: wire.latency_s, beta: 1.0 / wire.bytes_per_s })
     }
 }
 
-/// Refuses a number of a key that is out of its range.
+/// Refuses a number that is outside of its key's range.
 fn within(key: &str, number: f64, range: &RangeInclusive<f64>) -> Result<()> {
     let (least, most) = (range.start(), range.end());
     ensure!(

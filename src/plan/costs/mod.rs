@@ -1,4 +1,4 @@
-//! The time that stages and steps take: by a measured profile, or by data sheets.
+//! The time of stages and steps: from a measured profile, or from data sheets.
 
 pub(super) mod hardware;
 pub(super) mod predict;

@@ -1,4 +1,4 @@
-//! What a step of a run is predicted to take by a profile, and how well it was.
+//! Predictions of a run's step from a profile, and their comparison with measurements.
 
 mod summary;
 
@@ -17,49 +17,49 @@ use super::varied::drawn;
 use crate::plan::Course;
 use crate::profile::{ProfiledTimes, ReferenceTime};
 
-/// A step, before it runs.
+/// The prediction of a step before it runs.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Prediction {
     /// Seconds of a step.
     pub step_s: f64,
-    /// Seconds of a step whose layers are all faster or slower by the spread of their measurements.
+    /// Seconds of a step if all layers are faster, or all slower, by the spread of their measurements.
     pub range_s: [f64; 2],
-    /// Why it may not hold here, if that is known.
+    /// The reason why the prediction may not hold here, if one is known.
     pub doubt: Option<String>,
-    /// The speed of the machine that was counted on, if it was measured.
+    /// The speed of the machine that the prediction assumes, if it was measured.
     pub reference: Option<ReferenceTime>,
-    /// What each worker does in a step, or in a window of steps, whose ops differ by chance.
+    /// The ops of each worker in a step, or in a window of steps, with random variation.
     pub timeline: Timeline,
     summary: Summary,
 }
 
-/// Something that was predicted, and measured.
+/// A quantity that was predicted and measured.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Figure {
-    /// What.
+    /// Name of the quantity.
     pub what: String,
-    /// Seconds, unless it is a ratio or bytes.
+    /// Predicted value, in seconds unless it is a ratio or bytes.
     pub predicted: f64,
-    /// In the same unit.
+    /// Measured value in the same unit.
     pub measured: f64,
-    /// How much more was predicted than measured, in parts of what was measured.
+    /// Relative error: predicted over measured, minus 1.
     pub error: f64,
 }
 
-/// Steps that were drawn.
+/// Simulated steps with random variation.
 struct DrawnSteps {
-    /// The one that is longer than as many as it is shorter than.
+    /// The step of median length.
     middle: Timeline,
-    /// How long it takes with its step sync.
+    /// Seconds of the median step, including its step sync.
     takes: f64,
     summary: Summary,
 }
 
 impl Prediction {
-    /// What a step of a run takes by these times, on a machine that has the speed of the reference work's present time.
+    /// Predicts a step of a run by these times, scaled to the present time of the reference work.
     ///
     /// # Errors
-    /// If the model calls a layer of which there are none.
+    /// If the model calls a layer that the times lack.
     pub(crate) fn of(
         times: &ProfiledTimes,
         reference: Option<ReferenceTime>,
@@ -104,7 +104,7 @@ impl Prediction {
         })
     }
 
-    /// What was predicted beside what was measured: of steps, and of timelines of the program with their waits.
+    /// Returns predicted figures beside measured ones: of steps, and of timelines of the program with their waits.
     pub fn against(
         &self,
         program: &Program,
@@ -143,14 +143,15 @@ impl Prediction {
 }
 
 impl Figure {
-    /// A figure with its error.
+    /// Returns a figure with its error.
     pub fn of(what: impl Into<String>, predicted: f64, measured: f64) -> Figure {
         let error = if measured > 0.0 { predicted / measured - 1.0 } else { 0.0 };
         Figure { what: what.into(), predicted, measured, error }
     }
 }
 
-/// Predicts by times beside others that compute all the time, and, once it is known for how much of it they do, again.
+/// Predicts by times measured beside workers that compute all the time. Once it is known for how
+/// much of the time they compute, predicts again.
 pub(crate) fn beside_others<T>(
     times: &ProfiledTimes,
     n_workers: usize,
@@ -226,7 +227,7 @@ mod tests {
         assert_eq!((of("forward").predicted, of("forward").measured), (2.0, 2.5));
         assert_eq!((of("worker 1 busy").predicted, of("worker 1 busy").measured), (6.0, 5.0));
         assert_eq!(of("bubble ratio").error, 0.0);
-        // Both replicas reduce from the start of the last one on.
+        // Both replicas reduce once the last one has started.
         assert_eq!((of("reduction").predicted, of("reduction").measured), (1.0, 2.0));
         assert_eq!((of("idle, message").predicted, of("idle, message").measured), (3.0, 0.0));
     }

@@ -1,4 +1,4 @@
-//! What stages and steps cost by a measured profile.
+//! Costs of stages and steps from a measured profile.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ use crate::plan::step::units::Units;
 use crate::profile::{ExchangeTime, OpTime, Profile, ProfiledTimes, StageTimes};
 use crate::settings::{Config, ModelSettings};
 
-/// A model whose stages cost what was measured, or their share of its work where nothing was.
+/// A model whose stages cost the measured time, or without a profile their share of the model's work.
 #[derive(Clone, Debug)]
 pub struct Priced {
     model: ModelConfig,
@@ -33,7 +33,7 @@ impl Priced {
         Priced { model: model.clone(), times }
     }
 
-    /// With the profile that the settings name, if they do.
+    /// Reads the profile that the settings name, if they do.
     pub(crate) fn by_settings(config: &Config, model: &ModelConfig) -> Result<Priced> {
         let times =
             |path: &Path| times_of(config, path, config.schedule.width * config.schedule.depth);
@@ -44,8 +44,8 @@ impl Priced {
         &self.model
     }
 
-    /// What stages cost where a micro-batch is cut into such units: seconds, or the floating-point operations of a
-    /// sample where nothing was measured.
+    /// Returns the costs of stages if a micro-batch is cut into these units: seconds, or without a
+    /// profile the floating-point operations of a sample.
     pub(crate) fn stages(
         &self,
         config: &Config,
@@ -62,10 +62,10 @@ impl Priced {
         }
     }
 
-    /// Costs of a program's compute, and what a step by these settings takes beside it where that was measured.
+    /// Returns costs of a program's compute, and with a profile the costs of the rest of a step by these settings.
     ///
     /// # Errors
-    /// If the profile lacks a layer of the model, or the layers cannot be cut so.
+    /// If the profile lacks a layer of the model, or the layers cannot be cut this way.
     pub fn with_step<C: Costs>(
         &self,
         config: &Config,
@@ -77,7 +77,7 @@ impl Priced {
         Stages { config, model: &self.model, cuts: &cuts }.with_step(compute, times, program)
     }
 
-    /// What a step of a program takes with these stages, in the unit of [`stages`](Self::stages).
+    /// Returns the time of a program's step with these stages, in the unit of [`stages`](Self::stages).
     pub(crate) fn makespan(&self, config: &Config, cuts: &[Cut], program: &Program) -> Result<f64> {
         let timeline = match &self.times {
             Some(times) => {
@@ -96,10 +96,10 @@ impl Priced {
     }
 }
 
-/// Times of the profile in a file, for `workers` side by side on this machine.
+/// Returns the times of the profile in a file, for `workers` side by side on this machine.
 ///
 /// # Errors
-/// If it cannot be read, or is of something else or of a busy machine, unless the settings allow that.
+/// If it cannot be read, or was measured on something else or on a busy machine, unless the settings allow that.
 pub fn times_of(config: &Config, path: &Path, workers: usize) -> Result<ProfiledTimes> {
     let profile = Profile::read(path)?;
     let devices = Device::list(&config.devices.device, config.schedule.depth)?;
@@ -150,13 +150,13 @@ impl Chain for Priced {
     }
 }
 
-/// By stage: bytes of what it saves of a micro-batch for its backward.
+/// Returns for each stage the bytes that it saves of a micro-batch for its backward.
 pub(crate) fn saved_bytes(config: &Config, model: &ModelConfig, cuts: &[Cut]) -> Vec<f64> {
     let samples = config.schedule.micro_batch_size as f64;
     memory_of(config, model, cuts).iter().map(|stage| stage.sample.saved * samples).collect()
 }
 
-/// A model that is cut into stages.
+/// A model cut into stages.
 #[derive(Clone, Copy)]
 pub(crate) struct Stages<'s> {
     pub(crate) config: &'s Config,
@@ -165,7 +165,7 @@ pub(crate) struct Stages<'s> {
 }
 
 impl Stages<'_> {
-    /// What they cost, in seconds, where a micro-batch is cut into such units.
+    /// Returns the costs of the stages in seconds, if a micro-batch is cut into these units.
     fn costs(
         &self,
         times: &ProfiledTimes,
@@ -205,8 +205,8 @@ impl Stages<'_> {
         (0..).zip(self.cuts).map(stage).collect()
     }
 
-    /// By stage: what a move of what it saves for a micro-batch takes, and what of that no compute runs beside. Activations
-    /// go between threads as messages, and to the host by the worker itself.
+    /// Returns for each stage the time to move the saved activations of a micro-batch, and the part of it in which
+    /// no compute runs. Activations go between threads as messages; the worker itself moves them to the host.
     fn transfers(&self, times: &ProfiledTimes) -> Vec<(f64, f64)> {
         let moves = self.config.passes().moves;
         if moves == Moves::None {
@@ -222,7 +222,7 @@ impl Stages<'_> {
         saved_bytes(self.config, self.model, self.cuts).into_iter().map(takes).collect()
     }
 
-    /// Bytes that a stage on the host gives the next for a unit.
+    /// Returns the bytes of a unit's message from a stage on the host to the next.
     fn message_bytes(&self, units: Units) -> usize {
         let (samples, n_timed) = units.timed(self.config.schedule.micro_batch_size);
         let of_samples =
@@ -230,14 +230,14 @@ impl Stages<'_> {
         (of_samples as f64 * n_timed) as usize / units.n() as usize
     }
 
-    /// What a whole step of a program costs.
+    /// Returns the costs of a program's whole step.
     pub(crate) fn step_costs(&self, times: &ProfiledTimes, program: &Program) -> Result<StepCosts> {
         let is_selective = |stage| program.rules().is_selective_somewhere(stage);
         let stages = self.costs(times, Units::of(program), is_selective)?;
         self.with_step(StageCosts::new(stages), times, program)
     }
 
-    /// Costs of compute, and what a step takes beside it.
+    /// Returns costs of compute, and of the rest of a step.
     pub(crate) fn with_step<C: Costs>(
         &self,
         compute: C,
@@ -262,7 +262,7 @@ impl Stages<'_> {
             reductions.push(match (n_replicas, times.reduction(n_replicas, n)) {
                 (1, _) => ExchangeTime::default(),
                 (_, Some(measured)) => measured,
-                // Gradients are laid into one buffer, parts of others are added, and sums are taken out of it.
+                // Gradients are copied into one buffer, parts of others are added, and sums are copied out of it.
                 (_, None) => {
                     let join = times.layer("join", n)?;
                     let added = times.layer("accumulate", n - n / n_replicas)?;
@@ -284,21 +284,21 @@ impl Stages<'_> {
     }
 }
 
-/// Costs of compute and of messages between threads, and beside them reductions, updates and the step sync.
+/// Costs of compute and of messages between threads, and of reductions, updates and the step sync.
 #[derive(Clone, Debug)]
 pub struct StepCosts<C = StageCosts> {
     compute: C,
-    /// What a message takes of its sender.
+    /// Time for which a message occupies its sender.
     message: f64,
-    /// By bucket of an update.
+    /// Update times by bucket.
     updates: Vec<f64>,
     reductions: Vec<ExchangeTime>,
-    /// Norms of gradients, zeros for the next ones, and the step sync.
+    /// Time of gradient norms, of zeroing the next gradients, and of the step sync.
     agree: f64,
 }
 
 impl<C> StepCosts<C> {
-    /// Nothing beside the costs of compute.
+    /// Returns costs of compute only.
     pub fn free(compute: C) -> StepCosts<C> {
         StepCosts { compute, message: 0.0, updates: Vec::new(), reductions: Vec::new(), agree: 0.0 }
     }

@@ -1,7 +1,7 @@
-//! Costs that vary by chance from op to op, as far as their profile saw them vary.
+//! Costs that vary randomly from op to op, as much as the profile saw them vary.
 //!
-//! Workers that wait for each other wait for the slowest, so a step takes longer than one whose ops all take what they usually
-//! do: the more, the more a machine is shared with others.
+//! Workers that wait for each other wait for the slowest. So a step takes longer than one whose ops
+//! all take their usual time, and the more so the more a machine is shared with others.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -14,16 +14,16 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, StandardNormal};
 
-/// Steps that are drawn at most, and at least of programs that are so long that chance makes little of one step.
+/// The least and the most steps that are drawn. Long programs get few, since chance hardly changes one of their steps.
 const N_DRAWS: [usize; 2] = [3, 21];
-/// Cells of all draws together, above the least number.
+/// The most cells of all draws together, as long as the least number of draws is reached.
 const MOST_CELLS: usize = 400_000;
 /// Standard deviations of a normal distribution in half of the distance between its quartiles.
 const DEVIATION_OF_SPREAD: f64 = 1.0 / 0.6745;
 
-/// Simulates steps whose ops differ by chance, the shortest first: each takes the usual time by a factor whose logarithm is normal, and
-/// which is that between the usual time and one spread more as often as the profile saw more. Draws are the same for the
-/// same program.
+/// Simulates steps whose ops vary randomly, and returns them with the shortest first. Each op takes
+/// its usual time multiplied by a factor whose logarithm is normal. The factor exceeds that of one
+/// spread as often as the profile's measurements did. Draws are the same for the same program.
 pub(crate) fn drawn<C: Costs>(program: &Program, usual: &C, longer: &C) -> Vec<Timeline> {
     let [least, most] = N_DRAWS;
     let n_cells: usize = program.rows().iter().map(Vec::len).sum();
@@ -37,13 +37,13 @@ pub(crate) fn drawn<C: Costs>(program: &Program, usual: &C, longer: &C) -> Vec<T
 /// The times of one draw.
 struct Varied<'c, C> {
     usual: &'c C,
-    /// Of which every op takes a spread more.
+    /// Costs in which every op takes one spread longer.
     longer: &'c C,
     draw: u64,
 }
 
 impl<C: Costs> Varied<'_, C> {
-    /// A time of an op, or of a pair that begins with it.
+    /// Draws the time of an op, or of a pair that begins with it.
     fn vary(&self, worker: WorkerId, op: &Op, [usual, longer]: [f64; 2]) -> f64 {
         if !(usual > 0.0 && longer > usual) {
             return usual;
@@ -88,7 +88,7 @@ mod tests {
         lower(&timetable, &Lowering::default()).unwrap()
     }
 
-    /// The middle of the draws by the step of usual times, where a spread is this part of the usual time.
+    /// Returns the median draw over the step of usual times, for this spread relative to the usual time.
     fn longer_by(schedule: &str, depth: usize, spread: f64) -> f64 {
         let (usual, longer) = (UniformCosts::new(1.0, 2.0, 0.0), 1.0 + spread);
         let longer = UniformCosts::new(longer, 2.0 * longer, 0.0);
@@ -103,8 +103,8 @@ mod tests {
         assert_eq!(longer_by("1f1b", 4, 0.0), 1.0);
     }
 
-    /// One worker waits for nobody: its long ops and its short ones nearly make up for each other. Of several the longest
-    /// counts, again and again.
+    /// One worker waits for nobody: its long ops and its short ones nearly compensate for each
+    /// other. Among several the longest counts, again and again.
     #[test]
     fn workers_that_wait_for_each_other_wait_for_the_longest() {
         let [alone, small, large] = [("1f1b", 1, 0.1), ("1f1b", 4, 0.02), ("1f1b", 4, 0.1)]

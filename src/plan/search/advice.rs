@@ -1,4 +1,4 @@
-//! What to change of a configuration so that its steps take less time: one setting, with those that follow from it.
+//! Advice: one setting to change, with those that follow from it, so that the steps of a configuration take less time.
 
 use anyhow::Result;
 use chimera_core::lower::Recompute;
@@ -13,10 +13,10 @@ use crate::device::start_threads;
 use crate::settings::schedules::{ALONE, Named};
 use crate::settings::{Config, Layout, ScheduleSettings};
 
-/// A change that takes less than this part of a step away is not worth a word: predictions err by about as much.
+/// The least share of a step that a change must save to be worth a suggestion: predictions err by about as much.
 const WORTH: f64 = 0.05;
 
-/// Settings of which each may be changed on its own, with what follows from it.
+/// Settings that may each be changed on its own, with those that follow from it.
 const KEYS: [&str; 9] = [
     "width",
     "depth",
@@ -29,17 +29,17 @@ const KEYS: [&str; 9] = [
     "recompute",
 ];
 
-/// A change, and what it is worth.
+/// A change, and its gain.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Advice {
-    /// The options that are to be changed.
+    /// The options to change.
     pub options: String,
-    /// The part of a step's time that it takes away, by simulation of both.
+    /// The share of a step's time that it saves, by simulation of both.
     pub less: f64,
 }
 
 impl Advice {
-    /// The best change to a configuration on the ranks of a cluster, if one is worth it.
+    /// Returns the best change to a configuration on the ranks of a cluster, if one is worth it.
     ///
     /// # Errors
     /// If the configuration itself cannot be simulated.
@@ -59,13 +59,13 @@ impl Advice {
         }))
     }
 
-    /// The change in words.
+    /// Returns the change as a sentence.
     pub fn sentence(&self) -> String {
         format!("{} would take {:.0} % less time a step", self.options, 100.0 * self.less)
     }
 }
 
-/// A way with its step, if it fits into memory and is short enough to be simulated.
+/// Returns a configuration with its step, if it fits into memory and is short enough to be simulated.
 fn simulated(config: &Config, cluster: &Cluster) -> Result<Option<Candidate>> {
     if config.schedule.micro_batches * config.schedule.depth > MOST_SIMULATED {
         return Ok(None);
@@ -76,7 +76,8 @@ fn simulated(config: &Config, cluster: &Cluster) -> Result<Option<Candidate>> {
     })
 }
 
-/// Configurations of the same steps on as many ranks that differ in one setting, and in those that follow from it.
+/// Returns configurations of the same steps on as many ranks that differ in one setting, and in
+/// those that follow from it.
 fn changes(config: &Config) -> Vec<Config> {
     let ScheduleSettings { width, depth, micro_batch_size, micro_batches, .. } = config.schedule;
     let with = |change: &dyn Fn(&mut Config)| {
@@ -125,13 +126,13 @@ fn changes(config: &Config) -> Vec<Config> {
     all
 }
 
-/// The options in which a configuration differs from another.
+/// Returns the options in which a configuration differs from another.
 fn options(from: &Config, to: &Config) -> String {
     let changed = KEYS.iter().filter_map(|key| {
         let (value, _) = to.value(key)?;
         let is_same = from.value(key).is_some_and(|(known, _)| known == value);
         let text = match &to.schedule.layout {
-            // A list: what stands between stages elsewhere would be a shell's.
+            // A list: the usual separator of stages has a meaning in shells.
             Layout::Is(partition) if *key == "layout" => {
                 partition.blocks().iter().map(usize::to_string).collect::<Vec<_>>().join(",")
             }

@@ -1,4 +1,4 @@
-//! What one way to train takes: the memory of a rank and the time of a step, before anything runs.
+//! The cost of one candidate: the memory of a rank and the time of a step, before anything runs.
 
 use chimera_core::analyze::Network;
 use chimera_core::lower::{Recompute, Sync};
@@ -13,30 +13,30 @@ use crate::profile::ProfiledTimes;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, Layout, RecomputedStages, Scaling, ScheduleSettings, Settings};
 
-/// The ranks there are. What they are like beside each other in speed, a way to train says.
+/// The ranks of a run. Their relative speeds are part of the configuration.
 #[derive(Clone, Debug)]
 pub struct Cluster {
     /// Ranks, W x D.
     pub n_ranks: usize,
-    /// Memory of each.
+    /// Memory of each rank.
     pub memory: RankMemory,
-    /// How fast each of them computes.
+    /// Speed of each rank.
     pub speed: Speed,
     /// Nodes and links. Its width is not read: every candidate has its own.
     pub network: Network,
 }
 
-/// How fast a rank computes.
+/// The speed at which a rank computes.
 #[derive(Clone, Debug)]
 pub enum Speed {
-    /// Floating-point operations per second, whatever the sizes of products.
+    /// Floating-point operations per second, independent of the sizes of products.
     Flops(f64),
-    /// As was measured.
+    /// Measured times.
     Measured(ProfiledTimes),
 }
 
 impl Speed {
-    /// What was measured, if anything was.
+    /// Returns the measured times, if there are any.
     pub(crate) fn times(&self) -> Option<&ProfiledTimes> {
         match self {
             Speed::Flops(_) => None,
@@ -45,23 +45,23 @@ impl Speed {
     }
 }
 
-/// A way to train.
+/// A configuration that fits, with its costs.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Candidate {
     /// All settings.
     pub config: Config,
-    /// Of the rank that needs most of what it has.
+    /// Memory of the rank nearest to its limit.
     pub need: Need,
-    /// What a step takes, without the optimizer's update.
+    /// Seconds of a step, without the optimizer's update.
     pub step_s: f64,
     /// Idle time of the pipeline.
     pub bubble_ratio: f64,
-    /// Whether all of the step was simulated; else time and memory are foreseen from shorter steps.
+    /// Whether all of the step was simulated; otherwise time and memory are extrapolated from shorter steps.
     pub is_simulated: bool,
 }
 
 impl Candidate {
-    /// Tokens trained on per second.
+    /// Returns the tokens trained on per second.
     pub fn tokens_per_s(&self) -> f64 {
         let ScheduleSettings { width, micro_batches, micro_batch_size, .. } = self.config.schedule;
         let sequence = self.config.model.sequence;
@@ -69,10 +69,10 @@ impl Candidate {
             / self.step_s
     }
 
-    /// What is to be said for it on top of what was `said`.
+    /// Returns the settings to choose it, on top of those that the user has set.
     pub fn settings(&self, said: &Settings) -> Settings {
         let config = &self.config;
-        // Files count too: what they say holds wherever nothing else is said.
+        // Files count too: their values hold if nothing else is set.
         let says_recompute = !is_free(config, "recompute");
         let chosen = [
             ("width", true),
@@ -96,14 +96,14 @@ impl Candidate {
         let chosen = chosen.into_iter().filter(|(_, is_told)| *is_told);
         let values = chosen.filter_map(|(key, _)| Some((key, config.value(key)?.0)));
         let values = values.chain(self.parameters());
-        // The plan has found that all of them have to.
+        // The plan has found that all of them have to recompute.
         let all = (config.passes.recompute_stages == RecomputedStages::Auto)
             .then(|| ("recompute-stages", Value::from("all")));
         let values = values.chain(all);
         values.fold(said.clone(), |settings, (key, value)| settings.with(key, value))
     }
 
-    /// The parameters of its schedule that are not what they are where nothing is said, but for how it scales: by name.
+    /// Returns the parameters of its schedule that differ from their defaults, by name, without its scaling.
     pub fn parameters(&self) -> impl Iterator<Item = (&'static str, Value)> {
         let read = self.reads().iter().filter(|parameter| **parameter != Parameter::Scaling);
         read.filter_map(|parameter| {
@@ -112,38 +112,38 @@ impl Candidate {
         })
     }
 
-    /// When its sums start, by name.
+    /// Returns the start of its gradient reductions, by name.
     pub fn sync(&self) -> &'static str {
         name(&Sync::ALL, self.config.replicas.sync)
     }
 
-    /// Whether its sums start elsewhere than where nothing is said.
+    /// Returns true if its gradient reductions do not start at the default point.
     pub fn has_unusual_sync(&self) -> bool {
         self.config.unusual("sync").is_some()
     }
 
-    /// The parameters that its schedule reads.
+    /// Returns the parameters that its schedule reads.
     fn reads(&self) -> &'static [Parameter] {
         if self.config.schedule.depth > 1 { self.config.schedule.name.reads() } else { &[] }
     }
 
-    /// Whether its schedule reads how it scales.
+    /// Returns true if its schedule reads the scaling.
     pub fn reads_scaling(&self) -> bool {
         self.reads().contains(&Parameter::Scaling)
     }
 
-    /// The layers of its stages, unless these are of equal work.
+    /// Returns the layers of its stages, unless these have equal work.
     pub fn layout(&self) -> Option<String> {
         let layout = &self.config.schedule.layout;
         (*layout != Layout::Balanced).then(|| layout.to_string())
     }
 
-    /// How its schedule scales, by name.
+    /// Returns the scaling of its schedule, by name.
     pub fn scaling(&self) -> &'static str {
         name(&Scaling::ALL, self.config.schedule.scaling)
     }
 
-    /// What its forwards keep, by name, with the stages that it is about unless these are all.
+    /// Returns its recomputation by name, with the stages that recompute unless all do.
     pub fn recomputed(&self) -> String {
         match &self.config.passes.recompute_stages {
             stages @ RecomputedStages::These(_) => format!("{} {stages}", self.recompute()),
@@ -151,7 +151,7 @@ impl Candidate {
         }
     }
 
-    /// What its forwards keep, by name.
+    /// Returns its recomputation by name.
     pub fn recompute(&self) -> &'static str {
         name(&Recompute::ALL, self.config.passes.recompute)
     }
@@ -161,14 +161,14 @@ fn name<T: Copy + PartialEq>(all: &[(&'static str, T)], value: T) -> &'static st
     all.iter().find(|(_, one)| *one == value).map_or("", |(name, _)| name)
 }
 
-/// What became of a way to train.
+/// The outcome of trying a configuration.
 pub(crate) enum Fit {
     Fits(Candidate),
-    /// What its peak rank needs at least.
+    /// The least that its peak rank needs.
     TooLarge(Config, Need),
 }
 
-/// Why an asynchronous schedule is none to choose from.
+/// Returns why an asynchronous schedule cannot be chosen.
 pub(crate) fn no_flush(schedule: &Named) -> String {
     format!(
         "schedule {schedule} has no flush after each step, and so no step that takes a time of its own: choose a \

@@ -1,4 +1,4 @@
-//! Which way to train takes least time on the ranks there are, of all that fit into their memory.
+//! The choice of the fastest configuration for some ranks, among all that fit into their memory.
 
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,25 +18,26 @@ use crate::plan::need::Need;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, ScheduleSettings, Survive};
 
-/// A pipeline with so many micro-batches for each worker idles for some hundredths of a step at most: more are only tried
-/// where memory asks for smaller ones.
+/// With this many micro-batches for each worker a pipeline idles for a few hundredths of a step at
+/// most. More are only tried if memory requires smaller ones.
 const MICRO_BATCHES_PER_WORKER: usize = 32;
 
-/// By how much of its time a way may be faster than it was foreseen to be.
+/// The share of its time by which a configuration may be faster than estimated.
 const DOUBT: f64 = 0.05;
 
-/// The part of a step by which it must be shorter for an option to be said that is not about the pipeline's shape.
+/// The least share of a step that an option besides the pipeline's shape must save to be set.
 const WORTH_SAYING: f64 = 0.001;
 
-/// How long a choice may take, and who follows it.
+/// The time limit of a choice, and its progress callback.
 pub struct Effort<'e> {
-    /// When it ends with the best it has found; one way that is being tried is tried to its end.
+    /// Time after which the choice returns the best that it has found. A configuration that is
+    /// being tried is tried to its end.
     pub time_limit: Duration,
-    /// Told how many groups of ways have been tried, of how many.
+    /// Called with the number of groups that have been tried, and of all groups.
     pub observe: &'e (dyn Fn(usize, usize) + Sync),
 }
 
-/// How far a choice is.
+/// The progress of a choice.
 pub(crate) struct Watched<'e> {
     deadline: Option<Instant>,
     observe: &'e (dyn Fn(usize, usize) + Sync),
@@ -55,12 +56,12 @@ impl<'e> Watched<'e> {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
     }
 
-    /// One more group of so many was tried.
+    /// Reports that one more of `n_groups` groups was tried.
     pub(crate) fn tell(&self, n_groups: usize) {
         (self.observe)(self.n_tried.fetch_add(1, Ordering::Relaxed) + 1, n_groups);
     }
 
-    /// One more way was not tried to its end.
+    /// Counts one more configuration that was not tried to its end.
     pub(crate) fn leave_out(&self) {
         self.n_left_out.fetch_add(1, Ordering::Relaxed);
     }
@@ -70,25 +71,25 @@ impl<'e> Watched<'e> {
     }
 }
 
-/// What a choice came to.
+/// The result of a choice.
 pub struct Choice {
-    /// The ways that fit, the fastest first. Behind those that were asked for, long ones are as they are foreseen.
+    /// The configurations that fit, the fastest first. After the requested number, long ones are only estimated.
     pub candidates: Vec<Candidate>,
-    /// How many more were tried, which need more memory than there is.
+    /// Number of further configurations that were tried and need more memory than there is.
     pub n_too_large: usize,
-    /// The one of these that needs least, and what that is.
+    /// The one of these that needs least, and its memory.
     pub smallest: Option<(Config, Need)>,
-    /// How many were left out, or left as they are foreseen, when the time was over.
+    /// Number of configurations that were left out, or left as estimates, when the time was over.
     pub n_left_out: usize,
 }
 
-/// Tries every way to train steps of `batch` samples on `cluster`: widths and depths, schedules with their
-/// parameters, sizes of micro-batches, recomputation, the optimizer whole or shared out. What was said in `said` stays as it is. The `top`
-/// fastest are simulated as a whole, but for those that are too long for it. When the time of `effort` is over, the
-/// best of what was tried counts.
+/// Tries every configuration for steps of `batch` samples on `cluster`: widths and depths, schedules
+/// with their parameters, sizes of micro-batches, recomputation, the optimizer whole or sharded.
+/// Options set in `said` are not changed. The `top` fastest are simulated as a whole, unless they are
+/// too long for it. When the time of `effort` is over, the best configuration so far counts.
 ///
 /// # Errors
-/// If there is no such way, whatever the memory, or none was tried in time.
+/// If there is no such configuration, whatever the memory, or none was tried in time.
 pub fn choose(
     said: &Config,
     batch: usize,
@@ -126,7 +127,7 @@ pub fn choose(
     Ok(choice)
 }
 
-/// The choice among ways of which each `group` is looked at by itself.
+/// Returns the choice among all configurations, where each `group` is tried by itself.
 fn first_choice<'c>(
     said: &Config,
     batch: usize,
@@ -154,7 +155,7 @@ fn first_choice<'c>(
     Choice::of(ways.into_par_iter().flat_map_iter(try_all).collect())
 }
 
-/// Refuses schedules that are none to choose from.
+/// Refuses schedules that cannot be chosen.
 pub(crate) fn check_schedule(said: &Config) -> Result<()> {
     ensure!(
         said.schedule.name != Named::Auto || is_free(said, "schedule"),
@@ -170,10 +171,10 @@ pub(crate) fn check_schedule(said: &Config) -> Result<()> {
 }
 
 impl Choice {
-    /// The choice among ways of which this became.
+    /// Returns the choice from the outcomes of configurations.
     ///
     /// # Errors
-    /// The first refusal, if no way is valid.
+    /// The first refusal, if no configuration is valid.
     pub(crate) fn of(outcomes: Vec<Result<Fit>>) -> Result<Choice> {
         let mut choice =
             Choice { candidates: Vec::new(), n_too_large: 0, smallest: None, n_left_out: 0 };
@@ -181,7 +182,7 @@ impl Choice {
         for outcome in outcomes {
             match outcome {
                 Ok(fit) => choice.add(fit),
-                // Many schedules do not have all shapes: that is told only where nothing else is left.
+                // Many schedules do not have all shapes, so a refusal only matters if no configuration is valid.
                 Err(error) => refusal = refusal.or(Some(error)),
             }
         }
@@ -192,7 +193,7 @@ impl Choice {
         Ok(choice)
     }
 
-    /// Adds what became of a way.
+    /// Adds the outcome of a configuration.
     fn add(&mut self, fit: Fit) {
         match fit {
             Fit::Fits(candidate) => self.candidates.push(candidate),
@@ -200,8 +201,8 @@ impl Choice {
         }
     }
 
-    /// The candidates without those that gain nothing over a simpler one: they take as long, up to rounding, and at
-    /// least as much memory.
+    /// Returns the candidates without those that gain nothing over a simpler one: they take as
+    /// long, up to rounding, and at least as much memory.
     pub fn distinct(&self) -> impl Iterator<Item = &Candidate> {
         let mut last: Option<(f32, f64)> = None;
         self.candidates.iter().filter(move |candidate| {
@@ -220,8 +221,8 @@ impl Choice {
 
     pub(crate) fn sort(&mut self) {
         self.candidates.sort_by(|a, b| {
-            // Of ways that take as long up to rounding, a short pipeline and a whole optimizer are the simplest, and few
-            // large products are faster than many small ones.
+            // Among configurations that take as long up to rounding, a short pipeline and an unsharded
+            // optimizer are the simplest, and few large products are faster than many small ones.
             let step = |candidate: &Candidate| candidate.step_s as f32;
             let plain = |c: &Candidate| {
                 let ScheduleSettings { depth, micro_batch_size, .. } = c.config.schedule;
@@ -234,8 +235,8 @@ impl Choice {
         });
     }
 
-    /// Simulates what is foreseen of the `top` fastest, until nothing foreseen could be among them or the time is over. Returns
-    /// why the first of those that turned out to be no way at all is none.
+    /// Simulates the estimated ones among the `top` fastest, until no estimate could be among them
+    /// or the time is over. Returns the error of the first that turned out to be invalid.
     fn settle<'c>(
         &mut self,
         top: usize,
@@ -276,7 +277,7 @@ impl Choice {
         refusal
     }
 
-    /// Lets stages of the `top` fastest that recompute keep their activations as far as memory allows.
+    /// Lets recomputing stages of the `top` fastest keep their activations as far as memory allows.
     fn let_off<'c>(
         &mut self,
         top: usize,
@@ -289,8 +290,8 @@ impl Choice {
         });
     }
 
-    /// Starts sums of the `top` fastest where steps are shorter for it. A training decides by what compute takes, since it knows of
-    /// no network.
+    /// Moves the start of gradient reductions of the `top` fastest where that shortens steps. A
+    /// training decides by the time of compute, since it does not know the network.
     fn start_sums<'c>(
         &mut self,
         top: usize,
@@ -311,7 +312,7 @@ impl Choice {
         });
     }
 
-    /// Puts what is `better` in the place of the `top` fastest that were simulated.
+    /// Replaces each simulated one of the `top` fastest by the result of `better`.
     fn improve(
         &mut self,
         top: usize,
@@ -336,7 +337,7 @@ impl Choice {
     }
 }
 
-/// A way, if it fits.
+/// Returns the candidate of a configuration, if it fits.
 fn fitting(mut group: ConfigGroup, way: Config) -> Option<Candidate> {
     match group.outcome(way) {
         Ok(Fit::Fits(candidate)) => Some(candidate),
@@ -344,8 +345,8 @@ fn fitting(mut group: ConfigGroup, way: Config) -> Option<Candidate> {
     }
 }
 
-/// What became of ways as [`ways`] puts them together, but for those that can only be worse: who has the memory does not
-/// recompute.
+/// Returns the outcomes of a group of [`ways`]. Leaves out those that can only be worse: with
+/// enough memory, nothing is recomputed.
 fn tried(
     ways: Vec<Config>,
     mut group: ConfigGroup,

@@ -1,11 +1,13 @@
-//! What a long step takes, as shorter ones of its schedule tell.
+//! Extrapolation of a long step from shorter ones of its schedule.
 //!
-//! Once a pipeline is full, a further round of micro-batches takes as long as the one before, and as much more memory. So
-//! of a step with very many micro-batches only a few rounds are proven and simulated: where three steps, each a round
-//! longer than the one before, grow evenly in time and in every worker's bytes, longer ones go on like that. No schedule
-//! promises it, and those that are a rule of preference stray by some hundredths of the time: the tests say by how many at
-//! most. So what counts is simulated as a whole in the end. Of a step whose time does not grow evenly no more is foreseen
-//! than that a further round takes its busiest worker's time; one whose memory does not is simulated at once.
+//! Once a pipeline is full, a further round of micro-batches takes as long as the one before, and
+//! as much more memory. So only a few rounds of a step with very many micro-batches are proven and
+//! simulated. If three steps, each a round longer than the one before, grow evenly in time and in
+//! every worker's bytes, longer ones are assumed to continue like that. No schedule promises it,
+//! and those given by a rule of preference deviate by some hundredths of the time; the tests bound
+//! the deviation. So the best ones are simulated as a whole in the end. If a step's time does not
+//! grow evenly, the only estimate is that a further round takes its busiest worker's time. If its
+//! memory does not, it is simulated at once.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -36,45 +38,45 @@ use crate::profile::ProfiledTimes;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, Layout, ScheduleSettings};
 
-/// The most cells of a timetable of forwards that are simulated: to prove longer ones takes too long for a choice.
+/// The most forward cells of a timetable that is simulated: proving longer ones takes too long for a choice.
 pub(crate) const MOST_SIMULATED: usize = 1 << 15;
 
-/// The most forwards of a step that is foreseen: there are schedules that refuse more.
+/// The most forwards of a step that is estimated: some schedules refuse more.
 const MOST_FORWARDS: usize = 1 << 21;
 
-/// Rounds of the longest step that others are foreseen from; those that have fewer are simulated as a whole.
+/// Rounds of the longest step that others are extrapolated from. Steps of fewer rounds are simulated as a whole.
 const MOST_ROUNDS: usize = 4;
 
-/// Ops that are simulated to find a layout, of which every way has its own.
+/// The most ops that are simulated to find a layout, which every configuration has to do.
 const MOST_OPS_OF_LAYOUT: usize = 1 << 16;
 
-/// Ways that differ in micro-batches and recomputation alone: they share timetables and programs.
+/// Configurations that differ only in micro-batches and recomputation: they share timetables and programs.
 pub(crate) struct ConfigGroup<'c> {
     cluster: &'c Cluster,
     is_sharing_free: bool,
     foresees: bool,
-    /// Whether stages are let off recomputation as far as memory allows.
+    /// Whether stages may stop recomputing as far as memory allows.
     lets_off: bool,
-    /// Once a timetable was made: they are the same number in all.
+    /// Number of stages, which is the same in all timetables; known once one was made.
     n_stages: Option<usize>,
     timetables: Vec<(usize, Timetable)>,
     plans: Vec<Rc<Plan>>,
 }
 
-/// What a step takes in time.
+/// The time of a step.
 struct StepTime {
     makespan: f64,
     /// The step sync, unless it lies within the makespan.
     agree: f64,
-    /// By worker.
+    /// Busy time by worker.
     busy: Vec<f64>,
 }
 
 impl Candidate {
-    /// What a step of this would take where ranks and links are others; `None` if it would not fit into their memory.
+    /// Returns the time of its step on other ranks and links; `None` if it would not fit into their memory.
     ///
     /// # Errors
-    /// If there is no such way.
+    /// If there is no such configuration.
     pub fn step_on(&self, cluster: &Cluster) -> Result<Option<f64>> {
         let mut group = if self.is_simulated {
             ConfigGroup::simulated(cluster, false)
@@ -89,8 +91,9 @@ impl Candidate {
 }
 
 impl<'c> ConfigGroup<'c> {
-    /// A group whose long steps are foreseen. The optimizer is shared out only where it has to be, unless a way says so
-    /// or `is_sharing_free` does not: owners of tensors take their time, which is not simulated.
+    /// Returns a group whose long steps are estimated. The optimizer is sharded if a configuration
+    /// says so, or if memory requires it and `is_sharing_free`. It is left whole otherwise: the
+    /// owners of tensors need extra time, which is not simulated.
     pub(crate) fn new(cluster: &'c Cluster, is_sharing_free: bool) -> ConfigGroup<'c> {
         let (timetables, plans) = (Vec::new(), Vec::new());
         ConfigGroup {
@@ -104,17 +107,17 @@ impl<'c> ConfigGroup<'c> {
         }
     }
 
-    /// One whose steps are all simulated.
+    /// Returns a group whose steps are all simulated.
     pub(crate) fn simulated(cluster: &'c Cluster, is_sharing_free: bool) -> ConfigGroup<'c> {
         ConfigGroup { foresees: false, ..ConfigGroup::new(cluster, is_sharing_free) }
     }
 
-    /// One whose stages recompute only as far as memory asks for, unless a way says which do.
+    /// Returns a group whose stages recompute only as far as memory requires, unless a configuration names them.
     pub(crate) fn letting_off(self) -> ConfigGroup<'c> {
         ConfigGroup { lets_off: true, ..self }
     }
 
-    /// Proves a way, or shorter ones of its kind, foresees its memory, and if that is there its time.
+    /// Proves a configuration, or shorter ones of its kind, estimates its memory, and if that fits its time.
     pub(crate) fn outcome(&mut self, way: Config) -> Result<Fit> {
         let fit = self.as_it_is(way)?;
         let whole = match &fit {
@@ -129,7 +132,7 @@ impl<'c> ConfigGroup<'c> {
         Ok(fewer.unwrap_or(fit))
     }
 
-    /// A way with the stages that it says recompute.
+    /// Returns the outcome of a configuration, with the stages that it says recompute.
     fn as_it_is(&mut self, way: Config) -> Result<Fit> {
         let way = self.with_layout(way)?;
         if self.foresees
@@ -155,7 +158,7 @@ impl<'c> ConfigGroup<'c> {
         Ok(Fit::Fits(candidate(way, need, &taken, true)))
     }
 
-    /// What shorter steps tell of a way, if it is long and they tell enough.
+    /// Extrapolates a configuration from shorter steps, if it is long and they suffice.
     fn foreseen(&mut self, way: &Config) -> Result<Option<Fit>> {
         let n = way.schedule.micro_batches;
         let Some(round) = round(way).filter(|round| n / round >= MOST_ROUNDS) else {
@@ -198,12 +201,12 @@ impl<'c> ConfigGroup<'c> {
             }
             last = Some(candidate);
         }
-        // What strays is shown to nobody before it is simulated.
+        // A deviating estimate is not shown before it is simulated.
         Ok(last.filter(|_| n * way.schedule.depth <= MOST_SIMULATED).map(Fit::Fits))
     }
 
-    /// The way with the layout that `auto` stands for, within the memory that there is. Of a long step it is that of a
-    /// shorter one.
+    /// Replaces the layout `auto` by the best one for the available memory. A long step takes the
+    /// layout of a shorter one.
     fn with_layout(&mut self, mut way: Config) -> Result<Config> {
         if way.schedule.layout != Layout::Auto {
             return Ok(way);
@@ -245,7 +248,7 @@ impl<'c> ConfigGroup<'c> {
         Ok(way)
     }
 
-    /// Plan of a configuration with `n` micro-batches.
+    /// Returns the plan of a configuration with `n` micro-batches.
     fn plan(&mut self, way: &Config, n: usize) -> Result<Rc<Plan>> {
         let is_its = |p: &&Rc<Plan>| {
             let config = &p.course.config;
@@ -277,7 +280,7 @@ impl<'c> ConfigGroup<'c> {
         Ok(plan)
     }
 
-    /// Timetable of a configuration before it recomputes. Only the last of the long ones is kept.
+    /// Returns the timetable of a configuration before it recomputes. Only the last of the long ones is kept.
     fn timetable(&mut self, way: &Config) -> Result<Timetable> {
         let n = way.schedule.micro_batches;
         if let Some((_, timetable)) = self.timetables.iter().find(|(known, _)| *known == n) {
@@ -295,8 +298,8 @@ impl<'c> ConfigGroup<'c> {
         Ok(timetable)
     }
 
-    /// What the rank needs that needs most of what it has, where workers come to these peaks, and how far beyond that it is;
-    /// with a shared-out optimizer if it has to be.
+    /// Returns the memory of the rank nearest to its limit if workers have these peaks, and how far
+    /// beyond the limit it is. The optimizer is sharded if it has to be.
     fn need(&self, mut way: Config, plan: &Plan, peaks: &Peaks) -> (Config, Need, f64) {
         let Plan { course: Course { program, .. }, model, cuts, memory, .. } = plan;
         let weights = Weights::of(model, cuts);
@@ -313,8 +316,9 @@ impl<'c> ConfigGroup<'c> {
     }
 }
 
-/// Micro-batches of a round: so many that every schedule has any whole number of rounds more if it has some, and that all
-/// which are on their way at once are not many more. `None` where steps cannot be longer or shorter.
+/// Returns the micro-batches of a round. Every schedule that has some steps has them with any whole
+/// number of rounds more, and a round holds about as many micro-batches as are in flight at once.
+/// Returns `None` if steps cannot be longer or shorter.
 fn round(way: &Config) -> Option<usize> {
     let ScheduleSettings { depth, in_turn, in_flight, name: ref schedule, .. } = way.schedule;
     let memory_cap = way.passes.memory_cap;
@@ -323,18 +327,18 @@ fn round(way: &Config) -> Option<usize> {
     is_free.then(|| 2 * depth * in_turn.max(1) as usize * flown)
 }
 
-/// Whether `n` micro-batches are so few that others of the way's group can be foreseen from them.
+/// Returns true if `n` micro-batches are few enough to extrapolate others of the group from them.
 fn is_short(way: &Config, n: usize) -> bool {
     round(way).is_some_and(|round| n / round <= MOST_ROUNDS)
 }
 
-/// Whether from each to the next they grow by the same, up to rounding.
+/// Returns true if they grow by the same from each to the next, up to rounding.
 fn are_even([a, b, c]: [&[f64]; 3]) -> bool {
     let is_even = |((a, b), c): ((&f64, &f64), &f64)| ((c - b) - (b - a)).abs() <= 1e-9 * c.abs();
     a.iter().zip(b).zip(c).all(is_even)
 }
 
-/// Where `more` further steps lead, each like that from `a` to `b`.
+/// Extrapolates by `more` further steps, each like that from `a` to `b`.
 fn further(a: &Peaks, b: &Peaks, more: f64) -> Peaks {
     Peaks { kept: further_by(&a.kept, &b.kept, more), used: further_by(&a.used, &b.used, more) }
 }
@@ -349,7 +353,7 @@ fn candidate(config: Config, need: Need, taken: &StepTime, is_simulated: bool) -
     Candidate { config, need, step_s: makespan + agree, bubble_ratio, is_simulated }
 }
 
-/// What workers need on their devices. Checkpoints are written from the host's memory, not a GPU's.
+/// Returns the memory that workers need on their devices. Checkpoints are written from the host's memory, not a GPU's.
 fn on_devices(devices: &[Device], needs: &[Need]) -> impl Iterator<Item = Need> {
     needs
         .iter()
@@ -357,7 +361,7 @@ fn on_devices(devices: &[Device], needs: &[Need]) -> impl Iterator<Item = Need> 
         .map(|(need, device)| if device.is_host() { *need } else { Need { copy: 0.0, ..*need } })
 }
 
-/// By simulation of a plan, with the micro-batches of a way.
+/// Simulates a plan with the micro-batches of a configuration.
 fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Result<StepTime> {
     let Plan { course: Course { program, .. }, model, cuts, .. } = plan;
     let times = match &cluster.speed {
@@ -379,7 +383,7 @@ fn taken(plan: &Plan, way: &Config, cluster: &Cluster) -> Result<StepTime> {
     })
 }
 
-/// By simulation of a plan at some costs of compute.
+/// Simulates a plan with some costs of compute.
 fn simulated<C: Costs>(plan: &Plan, way: &Config, cluster: &Cluster, compute: C) -> StepTime {
     let Plan { course: Course { program, .. }, model, cuts, memory, .. } = plan;
     let (size, units) = (way.schedule.micro_batch_size as f64, program.units_per_micro());

@@ -1,4 +1,4 @@
-//! The layout that `auto` stands for: the partition of a model's layers into stages that makes the step shortest.
+//! The layout `auto`: the partition of a model's layers into stages that makes the step shortest.
 
 use anyhow::Result;
 use chimera_core::costs::is_shorter;
@@ -16,16 +16,16 @@ use crate::plan::step::units::Units;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, Layout};
 
-/// Ops that are simulated to find a layout: about a second.
+/// The most ops that are simulated to find a layout: about a second.
 const MOST_OPS: usize = 1 << 22;
 
-/// What a partition takes that does not fit into memory: more than any that fits, and less the less memory it needs.
+/// The cost of a partition that does not fit into memory: more than any that fits, and less the less memory it needs.
 const TOO_LARGE: f64 = 1e100;
 
-/// Bytes beyond the memory there is, or 0, of a partition.
+/// Returns the bytes of a partition beyond the available memory, or 0.
 pub(crate) type Excess<'e> = &'e dyn Fn(&[Cut], &Program) -> Result<f64>;
 
-/// The settings with the layout that `auto` stands for, by the order that a search has `found`, if it was elsewhere.
+/// Returns the settings with the best layout for `auto`, by the order that a search elsewhere has `found`, if any.
 pub(crate) fn with_layout(
     config: Config,
     priced: &Priced,
@@ -49,7 +49,7 @@ pub(crate) fn with_layout(
     Ok(config)
 }
 
-/// The layout that settings lead to, if that is known without a search for a schedule.
+/// Returns the layout that settings lead to, if that is known without a search for a schedule.
 pub fn layout_of(config: &Config) -> Option<Partition> {
     if config.schedule.name == Named::Auto || config.schedule.depth > config.model.layers {
         return None;
@@ -58,7 +58,7 @@ pub fn layout_of(config: &Config) -> Option<Partition> {
     let priced = Priced::by_settings(config, &model).ok()?;
     let mut config = with_layout(config.clone(), &priced, None).ok()?;
     if !matches!(config.schedule.name, Named::File(_)) {
-        // Stages are as many in a short step.
+        // A short step has the same number of stages.
         config.schedule.micro_batches =
             config.schedule.micro_batches.min(4 * config.schedule.depth);
     }
@@ -66,8 +66,8 @@ pub fn layout_of(config: &Config) -> Option<Partition> {
     Some(Partition::of(&config.cuts(&model, n_stages).ok()?))
 }
 
-/// The partition with the shortest simulated step, of those that are tried on the way from stages of equal work or from
-/// workers of equal work, with at most so many ops. While partitions have an `excess` of memory, the least of that counts.
+/// Returns the partition with the shortest simulated step. Starts from stages of equal work, or from workers of equal
+/// work, and simulates at most `most_ops` ops. While partitions have an `excess` of memory, the least excess counts.
 pub(crate) fn shortest(
     config: &Config,
     priced: &Priced,
@@ -85,7 +85,7 @@ pub(crate) fn shortest(
     let mut step = |blocks: &[usize]| -> Result<f64> {
         let cuts = Partition::new(blocks.to_vec())?.cuts(model, n_stages)?;
         let took = priced.makespan(config, &cuts, &program)?;
-        // Whether a longer step fits does not matter.
+        // It does not matter whether a longer step fits.
         if took < least {
             let excess = excess(&cuts, &program)?;
             if excess > 0.0 {
@@ -96,14 +96,14 @@ pub(crate) fn shortest(
         Ok(took)
     };
     let begin = match by_workers {
-        // Stages of equal work are what is usual: they stay where nothing is gained.
+        // Stages of equal work are the default: they stay if nothing is gained.
         Some(blocks) if is_shorter(step(&blocks)?, step(&by_stages)?) => blocks,
         _ => by_stages,
     };
     Ok(Partition::new(improved(begin, n_tries, &mut step)?)?)
 }
 
-/// What each block of the model costs, the first with the embedding, the last with the head.
+/// Returns the cost of each block of the model, the first with the embedding, the last with the head.
 fn layers(config: &Config, priced: &Priced) -> Result<Vec<f64>> {
     let part = |n_blocks, first, last| Cut { blocks: 0..n_blocks, first, last, ..Cut::default() };
     let parts = [part(0, true, false), part(1, false, false), part(0, false, true)];

@@ -1,4 +1,4 @@
-//! The search for the fastest way to train that fits into memory.
+//! The search for the fastest configuration that fits into memory.
 
 pub(super) mod advice;
 pub(super) mod candidate;

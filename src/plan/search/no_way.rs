@@ -1,11 +1,11 @@
-//! Why no way to train has the ranks and the batch that are asked for.
+//! Reasons why no configuration has the requested ranks and batch.
 
 use super::ways::{MOST_CELLS, is_free};
 use crate::settings::ScheduleSettings;
 use crate::settings::{Config, Origin};
 
-/// What keeps `n_ranks` from training a model of so many layers in steps of `batch` samples, as a sentence that names what to
-/// change; `size` is the size of micro-batches, if it does not follow from what was said.
+/// Explains why `n_ranks` cannot train a model of `n_layers` layers in steps of `batch` samples, in
+/// a sentence that names what to change. `size` is the size of micro-batches, if it is fixed.
 pub(crate) fn why_none(
     said: &Config,
     n_ranks: usize,

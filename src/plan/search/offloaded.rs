@@ -1,8 +1,9 @@
-//! Which stages offload and which recompute what does not fit into memory: the first costs no time as long as it can be hidden,
-//! and the second pays for the rest.
+//! The division of stages between offloading and recomputation if a step does not fit into memory.
+//! Offloading costs no time as long as it can be hidden; recomputation pays for the rest.
 //!
-//! Where stages recompute, those that do not move what is over the limit. So sets of stages are tried as where nothing is
-//! moved, and the best of them stands beside offloading alone and recomputing alone: it is never longer than these.
+//! Recomputing stages move nothing, and the others move what is over the limit. So sets of
+//! recomputing stages are tried as without offloading, and the best of them competes with
+//! offloading only and recomputing only: the result is never slower than these.
 
 use anyhow::{Result, anyhow, bail, ensure};
 use chimera_core::analyze::simulate;
@@ -19,15 +20,15 @@ use crate::settings::{Config, RecomputedStages};
 
 /// Sets of stages that are tried for a run.
 const N_TRIES: usize = 256;
-/// Sets that are tried where a limit in micro-batches has to be found for each.
+/// Sets that are tried if a limit in micro-batches has to be found for each.
 const N_TRIES_OF_LIMITS: usize = 32;
 
 const GIB: f64 = 1_073_741_824.0;
 
-/// Why there are no settings, until a try says more.
+/// The reason why there are no settings, until a try gives a better one.
 const FITS_NOWHERE: &str = "a step does not fit into memory though all stages recompute";
 
-/// The settings with the stages that `auto` stands for, by plans of them.
+/// Returns the settings with the best stages for `auto`, by plans of them.
 pub(crate) fn with_recomputed(
     config: Config,
     plan: &mut dyn FnMut(Config) -> Result<Plan>,
@@ -68,12 +69,12 @@ pub(crate) fn with_recomputed(
     least_within(&config, &layers, has_bytes, &mut step)?.ok_or(why)
 }
 
-/// The settings with the stages that `auto` stands for, where workers hold as many micro-batches as `how` allows, by simulation
-/// of a timetable that does not recompute yet.
+/// Returns the settings with the best stages for `auto` if workers hold as many micro-batches as
+/// `how` allows. Simulates a timetable that does not recompute yet.
 ///
 /// # Errors
-/// If nothing says how many, or the [`Refusal`](chimera_core::analyze::Refusal) of a step that does not fit though all stages
-/// recompute.
+/// If `how` does not limit the micro-batches, or the [`Refusal`](chimera_core::analyze::Refusal) of
+/// a step that does not fit even if all stages recompute.
 pub fn recomputed_within_cap(
     config: &Config,
     timetable: &Timetable,
@@ -99,13 +100,13 @@ pub fn recomputed_within_cap(
             program => Ok(Some(simulate(&program?, costs).makespan())),
         }
     };
-    // Nothing tells what a part of a stage takes.
+    // The time of a part of a stage is unknown.
     let layers = vec![1; timetable.placement.n_stages()];
     least_within(config, &layers, false, &mut step)?.ok_or(why)
 }
 
-/// The settings with as little recomputation as fits, beside offloading if that is asked for; `None` if none fits. Selective is
-/// tried where memory is counted in bytes, of which it takes some.
+/// Returns the settings with as little recomputation as fits, besides offloading if that is requested; `None` if
+/// none fits. Selective recomputation is tried if memory is counted in bytes, since it still keeps some of them.
 fn least_within(
     config: &Config,
     layers: &[usize],
@@ -126,8 +127,8 @@ fn least_within(
     }
 }
 
-/// The settings of the shortest step that fits, of those that offload, recompute, or do both; `None` if none fits. At most
-/// `n_tries` sets of stages are tried for each.
+/// Returns the settings of the shortest step that fits among those that offload, recompute, or do
+/// both; `None` if none fits. At most `n_tries` sets of stages are tried for each.
 fn offloaded_or_recomputed(
     config: &Config,
     layers: &[usize],
@@ -160,7 +161,8 @@ fn offloaded_or_recomputed(
     Ok(Some(best))
 }
 
-/// The settings with the most micro-batches that a worker may hold so that bytes suffice, and their step: it moves the others.
+/// Returns the settings with the most micro-batches that a worker may hold within its bytes, and
+/// their step. The other micro-batches are moved.
 fn limited(config: &Config, step: StepOf<'_>) -> Result<Option<(Config, f64)>> {
     let (mut fits, mut too_many, mut found) = (0, config.schedule.micro_batches + 1, None);
     while too_many - fits > 1 {
@@ -186,7 +188,7 @@ mod tests {
     use crate::run::outside::OnDisk;
     use crate::settings::Layers;
 
-    /// The shortest step within the cap by these options, and what its workers hold.
+    /// Returns the shortest step within the cap by these options, and the peak of its workers.
     fn step(
         options: &str,
         timetable: &Timetable,
@@ -243,7 +245,8 @@ mod tests {
         }
     }
 
-    /// Moves that are hidden alone cost less than to recompute, and long ones more; between them both are needed.
+    /// If all moves are hidden they cost less than recomputation; long ones cost more. Between the
+    /// two, both are needed.
     #[test]
     fn what_can_be_hidden_is_offloaded_and_recomputation_pays_for_the_rest() {
         let timetable = find("1f1b").expect("known").timetable(&Shape::new(4, 12)).expect("fits");

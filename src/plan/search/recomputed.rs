@@ -1,7 +1,7 @@
-//! Which stages recompute, and how much, so that a step fits into memory and takes least time: the knapsack of AdaPipe (Sun
-//! et al., ASPLOS 2024), by stages. A stage that keeps its activations gains time and takes memory of the workers that hold
-//! it, and what it gains is not known without the schedule. So stages are let off in groups, large ones first, as long as the
-//! step fits; then those that are left recompute in part alone, where that fits: what is cheap to compute, or fewer layers.
+//! The choice of stages that recompute, and how much, so that a step fits into memory and takes least time: the
+//! knapsack of AdaPipe (Sun et al., ASPLOS 2024), by stages. A stage that keeps its activations saves time and
+//! takes memory of its workers. Its gain depends on the schedule. So stages stop recomputing in groups, large ones
+//! first, as long as the step fits. Then the others recompute only a part if that fits: cheap ops, or fewer layers.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use super::candidate::Fit;
 use super::ways::is_free;
 use crate::settings::{Config, RecomputedStages, StageRecompute};
 
-/// The step of a configuration, if it fits into memory.
+/// Returns the step of a configuration, if it fits into memory.
 pub(crate) type StepOf<'s> = &'s mut dyn FnMut(&Config) -> Result<Option<f64>>;
 
-/// A way that recomputes and fits, with stages let off as far as memory allows; `None` if that is not open, or gains nothing.
-/// `layers` are those of each stage.
+/// Returns the candidate that fits while recomputing in as few stages as possible; `None` if
+/// recomputation is fixed or nothing is gained. `layers` are those of each stage.
 pub(crate) fn let_off(
     whole: &Config,
     layers: &[usize],
@@ -42,9 +42,9 @@ pub(crate) fn let_off(
     fewer.filter(|(config, _)| gains(config)).map(|(config, _)| outcome(config)).transpose()
 }
 
-/// The configuration with the stages that are to recompute, which have so many `layers`, and its step; `None` if it does
-/// not fit though all do. At most `n_tries` sets are tried beyond the simplest two. Stages that would recompute in full do so
-/// in part if that `may_be`, and fits.
+/// Returns the configuration with the best stages to recompute, and its step; `None` if it does not
+/// fit even if all recompute. `layers` are those of each stage. At most `n_tries` sets are tried
+/// besides the simplest two. If `may_be`, stages may recompute a part instead of everything.
 pub(crate) fn fewest(
     config: &Config,
     layers: &[usize],
@@ -71,7 +71,7 @@ fn with_stages(config: &Config, stages: &[u16], parts: &BTreeMap<u16, StageRecom
     config
 }
 
-/// Stages that recompute, those of them that do so in part, and the step with them: the shortest so far.
+/// The state of the search: stages that recompute, those of them that do so in part, and the shortest step so far.
 struct FewestSearch<'f> {
     config: &'f Config,
     stages: Vec<u16>,
@@ -83,7 +83,7 @@ struct FewestSearch<'f> {
 }
 
 impl FewestSearch<'_> {
-    /// The step of a set of stages, if it fits.
+    /// Returns the step of a set of stages, if it fits.
     fn tried(
         &mut self,
         stages: &[u16],
@@ -93,7 +93,7 @@ impl FewestSearch<'_> {
         (self.step)(&with_stages(self.config, stages, parts))
     }
 
-    /// Leaves out groups of stages, large ones first.
+    /// Stops groups of stages from recomputing, large ones first.
     fn let_off_groups(&mut self) -> Result<()> {
         let all = self.stages.clone();
         let mut size = all.len().next_power_of_two();
@@ -115,7 +115,7 @@ impl FewestSearch<'_> {
         Ok(())
     }
 
-    /// Takes one stage for another.
+    /// Exchanges one stage for another.
     fn exchange(&mut self, n_stages: usize) -> Result<()> {
         for at in 0..self.stages.len() {
             let is_free = |stage: &u16| !self.stages.contains(stage);
@@ -135,7 +135,7 @@ impl FewestSearch<'_> {
         Ok(())
     }
 
-    /// Has groups of stages keep what is dear to compute, large ones first.
+    /// Lets groups of stages keep ops that are expensive to compute, large groups first.
     fn keep_dear(&mut self) -> Result<()> {
         let stages = self.stages.clone();
         let mut size = stages.len().next_power_of_two();
@@ -157,8 +157,8 @@ impl FewestSearch<'_> {
         Ok(())
     }
 
-    /// Has stages keep some of their layers. Fewer layers that recompute take less time and more memory, so the fewest
-    /// that fit are found by halving.
+    /// Lets stages keep some of their layers. Recomputing fewer layers takes less time and more
+    /// memory, so the fewest that fit are found by bisection.
     fn keep_layers(&mut self, layers: &[usize]) -> Result<()> {
         let stages = self.stages.clone();
         for stage in stages.iter().rev() {
@@ -189,7 +189,7 @@ mod tests {
     use crate::run::outside::OnDisk;
     use crate::settings::Layers;
 
-    /// Stages with a gain and a size each: those that do not recompute must fit into what there is.
+    /// Chooses among stages with a gain and a size each: those that do not recompute must fit into `room`.
     fn chosen(gains: &[f64], sizes: &[f64], room: f64) -> (Vec<u16>, f64) {
         let config = Layers::parse("--recompute full").unwrap().resolve(&OnDisk).unwrap();
         let step = |stages: &[u16]| {
@@ -220,15 +220,15 @@ mod tests {
 
     #[test]
     fn as_few_stages_recompute_as_memory_asks_for() {
-        // One pipeline: the first stage holds most, and what each gains is alike.
+        // One pipeline: the first stage holds most, and the gains are equal.
         assert_eq!(chosen(&[1.0; 4], &[4.0, 3.0, 2.0, 1.0], 6.0), (vec![0], 0.0));
         assert_eq!(chosen(&[1.0; 4], &[4.0, 3.0, 2.0, 1.0], 2.5), (vec![0, 1, 2], 1.0 - 1.0));
-        // The last stage has gained most, and so keeps its activations.
+        // The last stage gains most, and so keeps its activations.
         assert_eq!(chosen(&[1.0, 1.0, 1.0, 5.0], &[2.0; 4], 2.0), (vec![0, 1, 2], 0.0));
         assert_eq!(chosen(&[5.0, 1.0, 1.0, 1.0], &[2.0; 4], 2.0), (vec![1, 2, 3], 0.0));
     }
 
-    /// Room for one stage and a half: one keeps all, and another what is dear to compute.
+    /// With room for one and a half stages, one keeps everything, and another keeps expensive ops.
     #[test]
     fn what_is_left_of_the_memory_goes_to_a_part_of_a_stage() {
         let config = Layers::parse("--recompute full").unwrap().resolve(&OnDisk).unwrap();
@@ -250,7 +250,8 @@ mod tests {
         assert_eq!(of(true), ("1,2:selective".into(), 11.3));
     }
 
-    /// Stages of eight layers, and room for those of one stage and a half: so many layers less are computed again.
+    /// With stages of eight layers and room for about one and a half of them, that many layers
+    /// fewer are computed again.
     #[test]
     fn a_stage_recomputes_as_few_layers_as_fit() {
         let config = Layers::parse("--recompute full").unwrap().resolve(&OnDisk).unwrap();
@@ -261,7 +262,7 @@ mod tests {
                 Recompute::Selective => {
                     match config.passes.recompute_stages.selection(StageId(stage)) {
                         Selection::InputsOf(n) => n,
-                        // Dearer than to compute all of it again.
+                        // More expensive than computing all of it again.
                         Selection::Dear => 9,
                     }
                 }

@@ -1,4 +1,4 @@
-//! The scaling that `auto` stands for where each has stages of its own that recompute: the one whose whole plan is shorter.
+//! The scaling `auto` if each scaling has its own best stages to recompute: the one with the shorter whole plan.
 
 use anyhow::Result;
 use chimera_core::costs::is_shorter;
@@ -9,8 +9,8 @@ use crate::plan::step::course::can_be_halved;
 use crate::plan::step::unfit::is_refused;
 use crate::settings::{Config, RecomputedStages, Scaling};
 
-/// The plan with the scaling whose step is shorter, where each has stages of its own that recompute; else the one that
-/// settings lead to.
+/// Returns the plan of the scaling with the shorter step if each scaling has its own best stages to
+/// recompute; otherwise the plan that settings lead to.
 pub(crate) fn shorter(
     config: Config,
     plan: &mut dyn FnMut(Config) -> Result<Plan>,
@@ -53,7 +53,7 @@ mod tests {
     use crate::run::outside::OnDisk;
     use crate::settings::Layers;
 
-    /// Stages that take as long.
+    /// Stages of equal time.
     struct Even;
 
     impl Chain for Even {

@@ -1,4 +1,4 @@
-//! All ways to train steps of a size on some ranks.
+//! Enumeration of all configurations for steps of a given size on some ranks.
 
 use chimera_core::lower::Recompute;
 use chimera_core::schedule::Scaling::Direct;
@@ -8,26 +8,27 @@ use chimera_core::update::Update;
 use crate::settings::schedules::{ALONE, Named};
 use crate::settings::{Config, RecomputedStages, Scaling};
 
-/// The most cells of a timetable of forwards that are tried: longer ones take training itself too long to prove.
+/// The most forward cells of a timetable that is tried: a training would take too long to prove longer ones.
 pub(crate) const MOST_CELLS: usize = 1 << 18;
 
-/// By what they compute again.
+/// Recomputations in ascending order.
 const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 
-/// Numbers of pipes: more hold their stages more often than they shorten the bubble.
+/// Numbers of pipes to try: more of them cost more memory for copies of stages than they save of the bubble.
 const PIPES: [usize; 3] = [2, 4, 8];
-/// The most stages per worker of one pipe: more send more than they shorten the bubble.
+/// The most stages per worker of one pipe: more of them cost more messages than they save of the bubble.
 const MOST_CHUNKS: usize = 8;
-/// Numbers of slices: more make products of few rows.
+/// Numbers of slices to try: with more, products have few rows.
 const SLICES: [usize; 3] = [2, 4, 8];
 /// The most forwards in turn.
 const MOST_IN_TURN: usize = 4;
 
-/// All ways that have the ranks and the batch, those together that differ in micro-batches and recomputation alone: the
-/// largest micro-batches first, and of these what recomputes least. Schedules are not asked whether they have the shape.
+/// Returns all configurations with these ranks and this batch, in groups that differ only in
+/// micro-batches and recomputation. Within a group the largest micro-batches come first, and among
+/// these the least recomputation. Whether schedules have the shape is not checked.
 pub(crate) fn ways(said: &Config, batch: usize, n_ranks: usize) -> Vec<Vec<Config>> {
     let keeps = |key: &str, is_said: bool| is_said || is_free(said, key);
-    // What forwards keep is for memory to say: as much as was said, or more.
+    // Memory decides what forwards keep: as much as was set, or more.
     let least_kept =
         (said.passes.recompute_stages == RecomputedStages::Auto).then_some(said.passes.recompute);
     let keeps_enough = |way: &Config| {
@@ -78,18 +79,18 @@ pub(crate) fn ways(said: &Config, batch: usize, n_ranks: usize) -> Vec<Vec<Confi
     ways
 }
 
-/// Whether nobody said what `key` is to be.
+/// Returns true if the user has not set `key`.
 pub(crate) fn is_free(said: &Config, key: &str) -> bool {
     said.value(key).is_none_or(|(_, origin)| origin.is_default())
 }
 
-/// Whether it updates at a flush, as its smallest timetable tells.
+/// Returns true if it updates at a flush, judged by its smallest timetable.
 pub(crate) fn is_synchronous(schedule: &&'static dyn Schedule) -> bool {
     let timetable = schedule.timetable(&Shape::new(2, 4));
     timetable.is_ok_and(|timetable| timetable.update == Update::Flush)
 }
 
-/// What was said, with each schedule that there is at a depth, and each of these with the values of its parameters.
+/// Returns the settings with each schedule for a depth, and with each of the values of its parameters.
 fn orders(depth: usize, said: &Config) -> Vec<Config> {
     let names = if is_free(said, "schedule") {
         if depth == 1 {
@@ -121,7 +122,7 @@ fn orders(depth: usize, said: &Config) -> Vec<Config> {
     names.into_iter().flat_map(of_name).collect()
 }
 
-/// `order` with each value of a parameter that is worth a try at this depth; as it is where none is.
+/// Returns `order` with each value of a parameter that is worth a try at this depth; unchanged if none is.
 fn with_each(parameter: Parameter, depth: usize, order: Config) -> Vec<Config> {
     let scalings = schedule::Scaling::ALL.map(|(_, scaling)| scaling);
     let most_chunks = MOST_CHUNKS.min(order.model.layers / depth);

@@ -10,18 +10,18 @@ use chimera_core::update::Update;
 use crate::device::Precision;
 use crate::settings::{Config, Evict, RecomputedStages, Speeds, Survive, Transport};
 
-/// Options that no run can have together.
+/// Options that no run can combine.
 pub struct Conflict {
-    /// The options, of which a user changes one.
+    /// The options; a user changes one of them.
     pub options: &'static [&'static str],
     /// The refusal, in which `{option}` stands for the value of an option.
     pub sentence: &'static str,
     when: Condition,
 }
 
-/// The condition of a conflict, and what it needs to be known.
+/// The condition of a conflict, by what it depends on.
 enum Condition {
-    /// The settings alone, also where they describe a schedule and no training.
+    /// Only the settings, even if they describe a schedule and no training.
     Schedule(fn(&Config) -> bool),
     /// The settings of a training.
     Settings(fn(&Config) -> bool),
@@ -29,7 +29,7 @@ enum Condition {
     Lowered(fn(&Config, &Program) -> bool),
 }
 
-/// Every conflict, in the order in which they are looked for.
+/// Every conflict, in the order in which they are checked.
 pub static CONFLICTS: &[Conflict] = &[
     Conflict {
         options: &["bpipe", "offload"],
@@ -204,7 +204,7 @@ fn refuse(config: &Config, holds: impl Fn(&Condition) -> bool) -> Result<()> {
 }
 
 impl Conflict {
-    /// The refusal of these settings.
+    /// Returns the refusal of these settings.
     fn with_values(&self, config: &Config) -> String {
         let mut sentence = self.sentence.to_owned();
         for option in self.options {

@@ -1,4 +1,4 @@
-//! What a run does by its settings, whatever is trained: a proven program of steps, and how weights are updated.
+//! The course of a run, independent of the model: a proven program of steps, and how weights are updated.
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::analyze::{prove_in_one_order, simulate};
@@ -31,7 +31,7 @@ pub struct Course {
     pub(crate) program: Program,
     /// The program of the steps at the end that do not make a whole window.
     pub(crate) last: Option<Program>,
-    /// By ascending k, the programs that steps are trained by where k is chosen again: `program` is one of them.
+    /// The programs for each k, ascending, if k is chosen again while training. `program` is one of them.
     pub(crate) in_turn: Vec<(u32, Program)>,
     pub(crate) search: Option<Report>,
     /// The timetable that a search found, here or elsewhere.
@@ -39,23 +39,23 @@ pub struct Course {
     pub(crate) training: Training,
 }
 
-/// What a program depends on of the model that it trains.
+/// The properties of a model that its program depends on.
 pub trait Chain {
-    /// What its stages cost, cut for a timetable.
+    /// Returns the costs of its stages, cut for a timetable.
     fn costs(&self, config: &Config, timetable: &Timetable) -> Result<StageCosts>;
 
-    /// Groups of stages that share a tensor.
+    /// Returns groups of stages that share a tensor.
     fn tied(&self, n_stages: usize) -> Vec<Vec<StageId>>;
 
-    /// The parameters of each stage; none where only costs are known.
+    /// Returns the parameters of each stage; none if only costs are known.
     fn params(&self, _config: &Config, _n_stages: usize) -> Result<Vec<Vec<Param>>> {
         Ok(Vec::new())
     }
 }
 
 impl Course {
-    /// Checks settings and schedule, and proves the program. With the timetable that a search has `found`, if it was
-    /// elsewhere.
+    /// Checks settings and schedule, and proves the program. Uses the timetable that a search
+    /// elsewhere has `found`, if any.
     pub(crate) fn plan(
         config: Config,
         found: Option<Timetable>,
@@ -63,7 +63,7 @@ impl Course {
     ) -> Result<Course> {
         let config = with_scaling(config, chain)?;
         Course::make(config, chain, |config, window| match found {
-            // A search's timetable is as the passes would make it, but for the border.
+            // A search's timetable already has the effect of the passes, except the border.
             Some(timetable) => {
                 let Passes { free_border, .. } = passes_of_window(config, window);
                 let passes = Passes { free_border, ..Passes::default() };
@@ -73,7 +73,7 @@ impl Course {
         })
     }
 
-    /// The course of another machine, by its [`timetable`].
+    /// Returns the course of another machine, by its [`timetable`].
     pub(crate) fn by(config: Config, timetable: Timetable, chain: &dyn Chain) -> Result<Course> {
         Course::make(config, chain, |config, window| {
             let source = Source::Timetable(timetable);
@@ -115,24 +115,24 @@ impl Course {
         Ok(course)
     }
 
-    /// Stages of the placement.
+    /// Returns the number of stages of the placement.
     pub(crate) fn n_stages(&self) -> usize {
         self.program.placement().n_stages()
     }
 
-    /// Samples of the global batch.
+    /// Returns the samples of the global batch.
     pub(crate) fn samples_per_step(&self) -> u64 {
         let ScheduleSettings { width, micro_batches, micro_batch_size, .. } = self.config.schedule;
         let factors = [width, micro_batches, micro_batch_size];
         factors.into_iter().fold(1, |n, factor| n.saturating_mul(factor as u64))
     }
 
-    /// Samples of a unit of a micro-batch.
+    /// Returns the samples of a unit of a micro-batch.
     pub(crate) fn samples_per_unit(&self) -> f64 {
         self.config.schedule.micro_batch_size as f64 / f64::from(self.program.units_per_micro())
     }
 
-    /// Makes step `first` the first, and a program of the steps that are then left over after whole windows.
+    /// Makes step `first` the first, and makes a program for the steps that are left over after whole windows.
     pub(crate) fn begin(&mut self, first: u64, chain: &dyn Chain) -> Result<()> {
         let steps = &self.config.training.steps;
         let schedule = &self.config.schedule.name;
@@ -153,10 +153,10 @@ impl Course {
     }
 }
 
-/// Numbers of forwards in turn that are tried beside the given one.
+/// Numbers of forwards in turn that are tried besides the given one.
 const IN_TURN: [u32; 6] = [1, 2, 3, 4, 6, 8];
 
-/// The programs of `1f1b` by k, if it is to be chosen again: as many as `memory_cap` has room for.
+/// Returns the programs of `1f1b` by k, if it is to be chosen again: as many as `memory_cap` has room for.
 fn in_turn(
     config: &Config,
     chain: &dyn Chain,
@@ -188,7 +188,7 @@ fn in_turn(
 }
 
 impl Chain for ModelConfig {
-    /// By the products of stages: a forward of the mean stage takes 1, and a backward two forwards.
+    /// Costs follow from the products of stages: a forward of the mean stage takes 1, and a backward two forwards.
     fn costs(&self, config: &Config, timetable: &Timetable) -> Result<StageCosts> {
         let n_stages = timetable.placement.n_stages();
         let cuts = config.cuts(self, n_stages)?;
@@ -210,7 +210,7 @@ impl Chain for ModelConfig {
     }
 }
 
-/// Which stages recompute a part, by the settings or by the timetable.
+/// Returns a function that is true for stages that recompute selectively, by the settings or by the timetable.
 pub(crate) fn is_selective(config: &Config, timetable: &Timetable) -> impl Fn(StageId) -> bool {
     move |stage| {
         let mut stages = timetable.selective.iter().map(|(_, stage)| *stage);
@@ -219,8 +219,8 @@ pub(crate) fn is_selective(config: &Config, timetable: &Timetable) -> impl Fn(St
     }
 }
 
-/// What stages cost where one unit of time is enough for so many floating-point operations of a sample, and micro-batches are
-/// cut into such units.
+/// Returns the costs of stages, in units of the time for `flops` floating-point operations of a
+/// sample, if micro-batches are cut into `units`.
 pub(crate) fn costs_by_flops(
     model: &ModelConfig,
     sequence: usize,
@@ -242,12 +242,13 @@ pub(crate) fn costs_by_flops(
     (0..).zip(cuts).map(stage).collect()
 }
 
-/// What the settings name, but for the passes, which another recomputation alone makes others.
+/// Returns the timetable that the settings name, without the passes. These are the only part that
+/// depends on recomputation.
 pub(crate) fn timetable(config: &Config, chain: &dyn Chain) -> Result<Timetable> {
     Ok(ordered(config, request_of_window(config, config.schedule.window)?, chain)?.timetable)
 }
 
-/// The settings with the scaling whose step is shorter.
+/// Returns the settings with the scaling whose step is shorter.
 pub(crate) fn with_scaling(mut config: Config, chain: &dyn Chain) -> Result<Config> {
     if config.schedule.scaling != Scaling::Auto {
         return Ok(config);
@@ -280,7 +281,7 @@ fn makespan(
     Ok(simulate(&program, &costs).makespan())
 }
 
-/// Refuses micro-batches that cannot be cut into so many units, of which these are slices of sequences.
+/// Refuses micro-batches that cannot be cut into these units; `n_slices` of them are slices of sequences.
 pub(crate) fn can_be_cut(config: &Config, units_per_micro: u32, n_slices: u32) -> Result<()> {
     if n_slices > 1 {
         ensure!(
@@ -304,8 +305,8 @@ pub(crate) fn can_be_cut(config: &Config, units_per_micro: u32, n_slices: u32) -
     Ok(())
 }
 
-/// The timetable that the settings ask for, of a window of so many steps if it is asynchronous. Every rank of a run
-/// gets the same one unless a search runs out of time.
+/// Returns the timetable that the settings ask for, with a window of this many steps if it is
+/// asynchronous. Every rank of a run gets the same one unless a search runs out of time.
 pub(crate) fn order(config: &Config, window: u32, chain: &dyn Chain) -> Result<Ordered> {
     recomputed(config, ordered(config, request_of_window(config, window)?, chain)?, chain)
 }
@@ -315,11 +316,11 @@ fn recomputed(config: &Config, ordered: Ordered, chain: &dyn Chain) -> Result<Or
     recomputed_at(config, ordered, &costs)
 }
 
-/// The timetable where only some stages recompute, which the passes do not know of.
+/// Returns the timetable if only some stages recompute, which the passes do not know of.
 ///
 /// # Errors
-/// [`UnfitStages`] if a stage that is named does not exist, or a [`Refusal`](chimera_core::analyze::Refusal) of a timetable
-/// that is not sound.
+/// [`UnfitStages`] if a stage that is named does not exist, or a
+/// [`Refusal`](chimera_core::analyze::Refusal) of a timetable that is not sound.
 pub fn recomputed_at(config: &Config, ordered: Ordered, costs: &impl Costs) -> Result<Ordered> {
     let stages = match &config.passes.recompute_stages {
         RecomputedStages::These(stages) => stages,
@@ -339,12 +340,12 @@ fn ordered(config: &Config, request: Request, chain: &dyn Chain) -> Result<Order
     request.timetable(&|timetable| chain.costs(config, timetable), &mut |_| ())
 }
 
-/// The proven program of a timetable, for a training by these settings.
+/// Returns the proven program of a timetable, for a training by these settings.
 pub(crate) fn proven(config: &Config, chain: &dyn Chain, ordered: Ordered) -> Result<Program> {
     prove(config, chain, &training(config), ordered)
 }
 
-/// How a timetable of so many stages becomes a program.
+/// Returns how a timetable of `n_stages` stages is lowered to a program.
 fn lowering(config: &Config, chain: &dyn Chain, training: &Training, n_stages: usize) -> Lowering {
     Lowering {
         sync: config.replicas.sync,
@@ -354,7 +355,7 @@ fn lowering(config: &Config, chain: &dyn Chain, training: &Training, n_stages: u
     }
 }
 
-/// The proven program of a timetable.
+/// Returns the proven program of a timetable.
 fn prove(
     config: &Config,
     chain: &dyn Chain,

@@ -1,4 +1,4 @@
-//! The step that settings describe: a proven program, its units, and how it updates weights.
+//! The step that settings describe: a proven program, its units, and its weight updates.
 
 pub(super) mod conflicts;
 pub(super) mod course;

@@ -11,7 +11,7 @@ use chimera_core::stage::Param;
 
 use crate::settings::Config;
 
-/// The program with K-FAC's factors and inverses in its idle time.
+/// Returns the program with K-FAC's factors and inverses in its idle time.
 pub(crate) fn with_kfac(
     config: &Config,
     params: &[Vec<Param>],

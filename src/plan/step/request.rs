@@ -1,4 +1,4 @@
-//! From settings to what is asked for: a schedule, the timetable in a file, or a search.
+//! Requests from settings: for a schedule, for the timetable in a file, or for a search.
 
 use anyhow::{Context, Result, ensure};
 use chimera_core::lower::Passes;
@@ -10,7 +10,7 @@ use crate::formats::timetable::read;
 use crate::settings::Config;
 use crate::settings::schedules::{ALONE, Named};
 
-/// What settings ask for. A timetable in a file is read.
+/// Returns the request of the settings. A timetable in a file is read.
 ///
 /// # Errors
 /// If it cannot be read, or if settings contradict each other.
@@ -26,13 +26,13 @@ pub fn request(config: &Config) -> Result<Request<'static>> {
     Ok(Request { source, shape: config.shape(), passes: config.passes() })
 }
 
-/// The passes over the schedule, of a window of so many steps if there is no border between steps.
+/// Returns the passes over the schedule, for a window of this many steps if there is no border between steps.
 pub(crate) fn passes_of_window(config: &Config, window: u32) -> Passes {
     let passes = config.passes();
     Passes { free_border: passes.free_border.map(|_| window), ..passes }
 }
 
-/// What the settings ask for, of a window of so many steps if there is no flush after each.
+/// Returns the request of the settings, for a window of this many steps if there is no flush after each.
 pub(crate) fn request_of_window(config: &Config, window: u32) -> Result<Request<'static>> {
     let mut request = request(config)?;
     request.shape.window = window;

@@ -1,11 +1,11 @@
-//! How the settings update weights.
+//! The settings of weight updates.
 
 use chimera_core::engine::Training;
 
 use crate::device::Precision;
 use crate::settings::Config;
 
-/// How the settings update weights.
+/// Returns the settings of weight updates.
 pub(crate) fn training(config: &Config) -> Training {
     Training {
         seed: config.training.seed,

@@ -1,4 +1,4 @@
-//! What does not fit: errors after which another way is tried.
+//! Errors for steps that do not fit, after which another configuration is tried.
 
 use anyhow::{Error, Result};
 use chimera_core::analyze::Refusal;
@@ -8,7 +8,7 @@ use chimera_core::search::AutoError;
 use crate::formats::timetable::name;
 use crate::settings::schedules::Named;
 
-/// A step for whose bytes a rank has no room.
+/// A step that needs more bytes than a rank has.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "a step does not fit into rank-memory though all stages recompute: worker {worker} needs {}, and a rank has {}: choose a \
@@ -23,21 +23,21 @@ pub(crate) struct NoRoom {
 }
 
 impl NoRoom {
-    /// The worker that needs most bytes, if these are more than a rank `has`.
+    /// Returns an error for the worker that needs most bytes, if these are more than a rank `has`.
     pub(crate) fn of(needs: impl Iterator<Item = f64>, has: f64) -> Option<NoRoom> {
         let (worker, needs) = needs.enumerate().max_by(|(_, a), (_, b)| a.total_cmp(b))?;
         (needs > has).then_some(NoRoom { worker, needs, has })
     }
 }
 
-/// Whether an error refuses a program for what it is or holds, so that another one may do.
+/// Returns true if an error refuses this particular program, so that another one may do.
 pub(crate) fn is_refused(error: &Error) -> bool {
     error.is::<Refusal>()
         || error.is::<NoRoom>()
         || matches!(error.downcast_ref(), Some(AutoError::Memory(_)))
 }
 
-/// The error with a refused timetable under the name of its file, if it is from one: the name within may be another
+/// Names a refused timetable from a file by its file, since the name within may be another
 /// schedule's.
 pub fn by_file_name(mut error: Error, schedule: &Named) -> Error {
     if let Some(refusal) = error.downcast_mut::<Refusal>() {
@@ -46,7 +46,7 @@ pub fn by_file_name(mut error: Error, schedule: &Named) -> Error {
     error
 }
 
-/// [`by_file_name`] of a refusal.
+/// Applies [`by_file_name`] to a refusal.
 pub fn name_by_file(refusal: &mut Refusal, schedule: &Named) {
     if let Named::File(file) = schedule
         && file.as_os_str() != "-"
@@ -55,10 +55,10 @@ pub fn name_by_file(refusal: &mut Refusal, schedule: &Named) {
     }
 }
 
-/// What a step takes that is compared with others: one that is refused is longer than all.
+/// Returns the time of a step for comparisons: a refused step is longer than all others.
 ///
 /// # Errors
-/// Whatever else there is.
+/// All other errors.
 pub fn endless_if_refused(takes: Result<f64>) -> Result<f64> {
     match takes {
         Err(error) if is_refused(&error) => Ok(f64::INFINITY),

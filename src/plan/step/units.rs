@@ -1,19 +1,19 @@
-//! What micro-batches are cut into, where costs are taken of them.
+//! The units that micro-batches are cut into, and their costs.
 
 use chimera_core::costs::UniformCosts;
 use chimera_core::program::Program;
 use chimera_core::timetable::Timetable;
 
-/// What micro-batches are cut into.
+/// The units that micro-batches are cut into.
 #[derive(Clone, Copy)]
 pub(crate) struct Units {
     n: u32,
-    /// Slices of sequences, or else samples.
+    /// Whether they are slices of sequences rather than samples.
     are_slices: bool,
 }
 
 impl Units {
-    /// They are not cut.
+    /// Micro-batches that are not cut.
     pub(crate) const WHOLE: Units = Units { n: 1, are_slices: false };
 
     pub(crate) fn of(program: &Program) -> Units {
@@ -24,23 +24,23 @@ impl Units {
         Units { n: timetable.units_per_micro, are_slices: timetable.is_sliced }
     }
 
-    /// Costs of a whole micro-batch, divided for them.
+    /// Divides the costs of a whole micro-batch into those of its units.
     pub(crate) fn cut(self, costs: UniformCosts) -> UniformCosts {
         if self.are_slices { costs.per_slices(self.n) } else { costs.per_units(self.n) }
     }
 
-    /// How many there are.
+    /// Returns their number.
     pub(crate) fn n(self) -> u32 {
         self.n
     }
 
-    /// Slices of a sequence.
+    /// Returns the number of slices of a sequence.
     pub(crate) fn n_slices(self) -> u32 {
         if self.are_slices { self.n } else { 1 }
     }
 
-    /// Samples of which times are taken, and how many times so many a micro-batch of `size` is: of slices the times are known
-    /// of all together.
+    /// Returns the number of samples whose times are measured, and how many times that number a
+    /// micro-batch of `size` has. Times of slices are known only for all of a sequence together.
     pub(crate) fn timed(self, size: usize) -> (usize, f64) {
         if self.are_slices {
             (size, 1.0)

@@ -1,4 +1,4 @@
-//! What is compared of a timeline that was predicted with those that were measured.
+//! The figures of a predicted timeline that are compared with those of measured ones.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use chimera_core::op::Cell;
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Summary {
     pub(super) bubble_ratio: f64,
-    /// By worker.
+    /// Busy time by worker.
     pub(super) busy: Vec<f64>,
-    /// Mean over workers, by kind of work.
+    /// Mean time over workers, by kind of work.
     pub(super) kinds: BTreeMap<&'static str, f64>,
-    /// Mean over workers.
+    /// Mean idle time over workers.
     pub(super) idle: IdleTime,
 }
 
@@ -32,7 +32,7 @@ impl Summary {
         Summary { bubble_ratio: timeline.bubble_ratio(), busy: timeline.busy(), kinds, idle }
     }
 
-    /// Means of summaries of the same program.
+    /// Returns the means of summaries of the same program.
     pub(super) fn mean(each: &[Summary]) -> Summary {
         let n = each.len().max(1) as f64;
         let mean = |of: &dyn Fn(&Summary) -> f64| each.iter().map(of).sum::<f64>() / n;
@@ -50,8 +50,9 @@ impl Summary {
     }
 }
 
-/// Seconds in which workers reduce gradients, over all of them. Each counts from when its last replica has begun it, since
-/// before, the others wait, which is no reduction; and a worker that has several under way reduces them one behind the other.
+/// Returns the seconds in which workers reduce gradients, summed over them. Each reduction counts
+/// from when its last replica has begun it: before that, the others wait, which is not a reduction.
+/// A worker with several under way reduces them one after the other.
 fn reducing(timeline: &Timeline) -> f64 {
     let reductions = || {
         timeline.events.iter().filter_map(|event| match event.work {
@@ -112,7 +113,7 @@ mod tests {
             end,
             after: None,
         };
-        // Both buckets are begun by both workers at 4; the first is done at 6, the second at 9.
+        // Both workers have begun both buckets at 4; the first is done at 6, the second at 9.
         let events = vec![
             event(0, 0, 1.0, 6.0),
             event(0, 1, 2.0, 9.0),

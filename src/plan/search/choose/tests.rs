@@ -27,7 +27,7 @@ fn cluster(n_ranks: usize, memory: f64) -> Cluster {
     Cluster { n_ranks, memory: memory.into(), speed: Speed::Flops(1e9), network }
 }
 
-/// Four ranks on two nodes, whose link takes `beta` seconds a byte.
+/// Returns four ranks on two nodes, whose link takes `beta` seconds a byte.
 fn on_two_nodes(beta: f64) -> Cluster {
     let mut cluster = cluster(4, PLENTY);
     cluster.network = Network {
@@ -65,7 +65,7 @@ fn with_a_free_network_and_memory_for_all_groups_have_no_pipeline() {
     assert_eq!(shape(&chosen(&small(""), 16, &cluster(4, PLENTY)).candidates[0]), (4, 1, 4));
 }
 
-/// Gradients of all weights on a slow network take longer than the bubbles of a pipeline.
+/// On a slow network, reducing the gradients of all weights takes longer than the bubbles of a pipeline.
 #[test]
 fn a_slow_network_asks_for_a_pipeline() {
     let mut cluster = cluster(4, PLENTY);
@@ -86,11 +86,11 @@ fn nothing_needs_more_than_there_is() {
     let none = chosen(&small(""), 16, &cluster(4, 1e3));
     assert!(none.candidates.is_empty());
     let (_, need) = none.smallest.unwrap();
-    // With less memory the optimizer is shared out.
+    // With less memory the optimizer is sharded.
     assert!(need.total() <= totals().fold(f64::INFINITY, f64::min));
 }
 
-/// The first worker of 1F1B holds most, and the last least: of two ranks the first has to have more.
+/// The first worker of 1F1B holds most, and the last least: of two ranks the first needs more.
 #[test]
 fn each_rank_has_its_own_memory() {
     let layers = small(
@@ -104,14 +104,14 @@ fn each_rank_has_its_own_memory() {
     };
     assert!(fits([alike, alike]) && fits([alike, alike * 0.95]));
     assert!(!fits([alike * 0.95, alike]));
-    // Further ranks are as these: whichever does the work of the first worker may be small.
+    // Further ranks repeat these: any rank may do the work of the first worker, including the small one.
     let cluster = Cluster { n_ranks: 6, ..cluster(6, PLENTY) };
     let memory = RankMemory::new(vec![alike, alike, alike * 0.95]).unwrap();
     let wide = chosen(&layers, 48, &Cluster { memory, ..cluster });
     assert!(wide.candidates.is_empty());
 }
 
-/// What is shared out is what fits in no other way.
+/// The optimizer is sharded only if nothing else fits.
 #[test]
 fn the_optimizer_is_shared_out_where_it_has_to_be() {
     let way = |memory| chosen(&small("--width 4 --recompute full"), 4, &cluster(4, memory));
@@ -122,7 +122,7 @@ fn the_optimizer_is_shared_out_where_it_has_to_be() {
     assert_eq!(shared.step_s, whole.step_s);
 }
 
-/// A rank that dies would take its part of the optimizer with it.
+/// A rank that dies would lose its shard of the optimizer.
 #[test]
 fn what_has_to_survive_is_not_shared_out() {
     let whole = chosen(&small("--width 4 --recompute full"), 4, &cluster(4, PLENTY));
@@ -134,7 +134,7 @@ fn what_has_to_survive_is_not_shared_out() {
     }
 }
 
-/// A run whose k is chosen again holds what the largest k takes.
+/// A run that chooses k again needs the memory of the largest k.
 #[test]
 fn all_that_is_taken_in_turn_has_room() {
     let need = |options: &str| {
@@ -147,7 +147,7 @@ fn all_that_is_taken_in_turn_has_room() {
     assert!(need("--adapt-every 5") > need("--in-turn 1"));
 }
 
-/// What stages keep is for memory to say, down to what was said.
+/// Memory decides what stages keep, down to what was set.
 #[test]
 fn stages_keep_at_least_what_was_said() {
     let options = "--depth 2 --recompute selective --recompute-stages auto";
@@ -156,7 +156,7 @@ fn stages_keep_at_least_what_was_said() {
     assert!(choice.candidates.iter().all(|candidate| candidate.recompute() != "full"));
 }
 
-/// What was known before steps were foreseen: to simulate all is the measure.
+/// Simulating all steps is the reference for the choice with estimates.
 #[test]
 fn foreseeing_changes_no_choice() {
     let slow = on_two_nodes(2e-8);
@@ -168,7 +168,7 @@ fn foreseeing_changes_no_choice() {
         all.start_sums(10, &watched, group);
         all
     };
-    // With plenty, and with hardly more than the smallest needs.
+    // With plenty of memory, and with hardly more than the smallest needs.
     for (batch, is_scarce) in [(256, false), (256, true), (360, false), (512, true)] {
         let totals = simulated(batch, &slow).candidates.into_iter().map(|c| c.need.total());
         let least = totals.fold(f64::INFINITY, f64::min);
@@ -197,7 +197,7 @@ fn the_longest_steps_are_foreseen() {
     assert!((long / short / 8.0 - 1.0).abs() < 1e-3, "{short} {long}");
 }
 
-/// A training, which knows of no network, begins them where its workers would idle without one.
+/// A training, which does not know the network, starts reductions where its workers would idle without one.
 #[test]
 fn sums_begin_where_the_network_has_room_for_them() {
     let (mut n_unusual, mut n) = (0, 0);
@@ -271,7 +271,7 @@ fn what_cannot_be_is_refused() {
     assert!(!chosen(&small(constant), 16, &cluster(4, PLENTY)).candidates.is_empty());
 }
 
-/// Every way can be said as options, and means the same then.
+/// Every configuration can be written as options, and means the same then.
 #[test]
 fn options_lead_to_the_way_that_they_stand_for() {
     let small = small("");

@@ -37,7 +37,7 @@ fn fits(outcome: Result<Fit>) -> Option<Candidate> {
     }
 }
 
-/// Memory to the byte, and times that are never much too long: what is foreseen to be slow is slow.
+/// Memory is exact to the byte, and times are never much too long: estimates of slow steps are right.
 #[test]
 fn long_steps_are_what_shorter_ones_tell() {
     let synchronous = SCHEDULES.iter().filter(|s| !s.name().starts_with("pipedream"));

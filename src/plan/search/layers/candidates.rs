@@ -1,4 +1,4 @@
-//! The ways to train a model of given layers, and which of them is the fastest that fits.
+//! The configurations for a model of given layers, and the choice of the fastest that fits.
 
 use anyhow::{Error, Result, ensure};
 use chimera_core::analyze::{Network, NetworkCosts, peak_bytes, peak_working_bytes, simulate};
@@ -19,22 +19,22 @@ use crate::plan::search::ways::ways;
 use crate::plan::{Course, Need};
 use crate::settings::{Config, OPTIONS, Origin, ScheduleSettings};
 
-/// Ranks that are all alike, but for their speed.
+/// Ranks with equal memory and links; their speeds may differ.
 pub struct Ranks {
     /// Number of ranks.
     pub n_ranks: usize,
-    /// Bytes of the memory of each.
+    /// Bytes of memory of each rank.
     pub memory: f64,
-    /// Nodes and links. Its width is not read: every way has its own.
+    /// Nodes and links. Its width is not read: every configuration has its own.
     pub network: Network,
 }
 
-/// Tries every way to train steps of `batch` samples of a model on `ranks`, as [`choose`](crate::plan::search::choose()) does for
-/// the models here: widths and depths, schedules, recomputation. All of a step is simulated, with the micro-batches that
-/// the layers' times are of.
+/// Tries every configuration for steps of `batch` samples of a model on `ranks`, as
+/// [`choose`](crate::plan::search::choose()) does for the models here: widths and depths, schedules,
+/// recomputation. Each step is simulated as a whole, with the micro-batch size of the layers' times.
 ///
 /// # Errors
-/// If `said` says something of another model, or there is no such way, whatever the memory.
+/// If `said` sets options of another model, or there is no such configuration, whatever the memory.
 pub fn choose_for(
     model: &LayerCosts,
     said: &Config,
@@ -76,7 +76,7 @@ pub fn choose_for(
     Ok(choice)
 }
 
-/// Refuses options that are of models here, or that the layers say.
+/// Refuses options that apply to the models here, or that the layers determine.
 fn check(model: &LayerCosts, said: &Config) -> Result<()> {
     check_schedule(said)?;
     let is_said = |key: &str| {
@@ -105,7 +105,7 @@ fn check(model: &LayerCosts, said: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Tries ways that differ in recomputation alone: who has the memory does not recompute.
+/// Tries configurations that differ only in recomputation: with enough memory, nothing is recomputed.
 fn tried(
     model: &LayerCosts,
     group: Vec<Config>,
@@ -128,7 +128,7 @@ fn tried(
     outcomes
 }
 
-/// Proves a way, and simulates it if its memory is there.
+/// Proves a configuration, and simulates it if its memory fits.
 fn outcome(model: &LayerCosts, way: Config, ranks: &Ranks) -> Result<Fit> {
     let ScheduleSettings { depth, width, micro_batches: n, .. } = way.schedule;
     ensure!(
@@ -178,7 +178,7 @@ fn outcome(model: &LayerCosts, way: Config, ranks: &Ranks) -> Result<Fit> {
     }))
 }
 
-/// Memory of the worker that needs most.
+/// Returns the memory of the worker that needs most.
 fn need(model: &LayerCosts, stages: &[LayerCost], course: &Course, width: usize) -> Need {
     let program = &course.program;
     let (bytes, samples) = (model.stage_bytes(stages), course.samples_per_unit());
@@ -196,7 +196,7 @@ fn need(model: &LayerCosts, stages: &[LayerCost], course: &Course, width: usize)
     needs.max_by(|a, b| a.total().total_cmp(&b.total())).unwrap_or_default()
 }
 
-/// By worker: bytes of gradients on their way between replicas, when saved activations are gone.
+/// Returns for each worker the bytes of gradients in flight between replicas, when saved activations are freed.
 fn reduced(stages: &[LayerCost], program: &Program, width: usize) -> Vec<f64> {
     let mut reduced = vec![0.0; program.rows().len()];
     for (number, bucket) in (0..).map(BucketId).zip(program.buckets_of_update()) {

@@ -1,4 +1,4 @@
-//! Models that are not ours: what each of their layers takes, from a file.
+//! Models that are not ours: the costs of each of their layers, from a file.
 
 mod candidates;
 mod read;
@@ -13,17 +13,17 @@ pub use candidates::{Ranks, choose_for};
 use crate::plan::Chain;
 use crate::settings::Config;
 
-/// What the layers of a model take, one after the other.
+/// The costs of a model's layers, in order.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LayerCosts {
-    /// Samples of the micro-batch that all times and bytes are of.
+    /// Samples of the micro-batch that all times and bytes refer to.
     pub micro_batch_size: usize,
     /// Bytes that a rank holds for each byte of weights: the weights, their gradients, and the optimizer's state.
     state_per_weight: f64,
     layers: Vec<LayerCost>,
 }
 
-/// What a layer, or a stage of some, takes for one micro-batch: seconds and bytes.
+/// Costs of a layer, or of a stage of several, for one micro-batch: seconds and bytes.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 struct LayerCost {
     forward_s: f64,
@@ -35,12 +35,12 @@ struct LayerCost {
 }
 
 impl LayerCost {
-    /// All three passes.
+    /// Returns the seconds of all three passes.
     fn seconds(&self) -> f64 {
         self.forward_s + self.input_s + self.weight_s
     }
 
-    /// This and the one behind it, whose output is that of both.
+    /// Returns this and the next one together; the output is that of the next.
     fn and(self, next: LayerCost) -> LayerCost {
         LayerCost {
             forward_s: self.forward_s + next.forward_s,
@@ -54,15 +54,15 @@ impl LayerCost {
 }
 
 impl LayerCosts {
-    /// Number of layers.
+    /// Returns the number of layers.
     pub fn n_layers(&self) -> usize {
         self.layers.len()
     }
 
-    /// Cuts the model into stages of neighbouring layers, each with at least one, whose longest takes as little time as can be.
+    /// Cuts the model into stages of neighbouring layers, each with at least one, so that the longest takes least time.
     ///
     /// # Errors
-    /// If there are fewer layers.
+    /// If there are fewer layers than stages.
     fn stages(&self, n_stages: usize) -> Result<Vec<LayerCost>> {
         let n = self.layers.len();
         ensure!(
@@ -83,7 +83,7 @@ impl LayerCosts {
         Ok(stages)
     }
 
-    /// Seconds of the longest stage where there are `n_stages`, to a part in 2^50 of the whole.
+    /// Returns the seconds of the longest of `n_stages` stages, to a part in 2^50 of the whole.
     fn longest_stage(&self, n_stages: usize) -> f64 {
         let n_needed = |longest: f64| {
             let (mut rest, mut n) = (&self.layers[..], 0);
@@ -105,7 +105,7 @@ impl LayerCosts {
         high
     }
 
-    /// What stages hold, by sample of a micro-batch. A stage of the first layers is given no message.
+    /// Returns the bytes that stages hold per sample of a micro-batch. A stage of the first layers receives no message.
     fn stage_bytes(&self, stages: &[LayerCost]) -> Vec<StageBytes> {
         let sample = |bytes: f64| bytes / self.micro_batch_size as f64;
         let before = std::iter::once(0.0).chain(stages.iter().map(|stage| stage.message_bytes));
@@ -113,7 +113,7 @@ impl LayerCosts {
             saved: sample(stage.activation_bytes),
             selected: sample(stage.activation_bytes),
             input: sample(input),
-            // Until its weight half has run a layer holds what it saved.
+            // Until its weight half has run, a layer holds what it saved.
             deferred: sample(stage.activation_bytes),
             output: sample(stage.message_bytes),
             gradient: sample(input),
@@ -123,7 +123,7 @@ impl LayerCosts {
     }
 }
 
-/// How many layers from the start take no longer together.
+/// Returns how many layers from the start take at most `longest` together.
 fn fitting(layers: &[LayerCost], longest: f64) -> usize {
     let sums = layers.iter().scan(0.0, |sum, layer| {
         *sum += layer.seconds();
@@ -143,7 +143,7 @@ impl Chain for LayerCosts {
     }
 }
 
-/// What the ops of stages take where a micro-batch is cut into so many units. To recompute takes what a forward does.
+/// Returns the times of the stages' ops if a micro-batch is cut into `units`. Recomputing takes as long as a forward.
 fn costs_of(stages: &[LayerCost], units: u32) -> StageCosts {
     let stage = |stage: &LayerCost| {
         let costs = UniformCosts::new(stage.forward_s, 0.0, 0.0);

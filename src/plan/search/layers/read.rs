@@ -1,4 +1,4 @@
-//! Reading a file of layers. What is wrong is named by its place in the file, as in `layers[2].forward_s`.
+//! Reading a file of layers. Errors name the place in the file, as in `layers[2].forward_s`.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::formats::unique_keys::UniqueKeys;
 
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 16 << 20;
-/// More layers are no model: stages have numbers of 16 bits.
+/// Files with more layers are refused: stages have numbers of 16 bits.
 const MOST_LAYERS: usize = 1 << 16;
 /// Weights, gradients, and AdamW's two moments, all in one format.
 const STATE_PER_WEIGHT: f64 = 4.0;
@@ -34,7 +34,7 @@ impl LayerCosts {
     /// Reads the layers of a model.
     ///
     /// # Errors
-    /// If the file cannot be read, or is none of layers; the error names the field and what it must be.
+    /// If the file cannot be read, or does not hold layers; the error names the field and what it must be.
     pub fn read(path: &Path) -> Result<LayerCosts> {
         let place = || path.display().to_string();
         let text = text_at_most(path, MAX_BYTES).with_context(place)?;
@@ -75,7 +75,7 @@ impl LayerCosts {
 /// The fields of an object, all of which are known.
 struct Fields<'v> {
     fields: &'v Map<String, Value>,
-    /// Where the object is; nothing for the file's own.
+    /// Path of the object; empty for the file's own.
     at: String,
 }
 

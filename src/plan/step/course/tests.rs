@@ -33,7 +33,7 @@ fn slices_cost_more_along_a_sequence_and_halves_do_not() {
     assert!(halves.iter().all(|half| *half == halves[0]), "{halves:?}");
 }
 
-/// The head of so large a vocabulary is worth two blocks.
+/// The head of such a large vocabulary takes as long as two blocks.
 #[test]
 fn stages_cost_what_their_products_take() {
     let of = |recompute: &str| {
