@@ -1,5 +1,5 @@
-//! The formats of files: how any file is read and written ([`files`]), and what is in those of timetables, of models of
-//! Hugging Face, and of checkpoints.
+//! The formats of files: reading and writing of any file ([`files`]), and the contents of
+//! timetables, of models of Hugging Face, and of checkpoints.
 
 pub mod checkpoint;
 pub mod files;

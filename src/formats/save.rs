@@ -20,30 +20,30 @@ use crate::formats::files::tensors::{self, NamedTensor};
 use crate::formats::files::{io_fault, prepare_dir, text_regular, write};
 use crate::formats::hf::{CONFIG, DropoutRates, GENERATION, WEIGHTS, parts, to_hf, to_json, twin};
 
-/// The file in a run's own model that says how many steps made it.
+/// The file beside a run's own model that holds the number of steps trained.
 const STEPS: &str = "steps";
 /// More digits than a number of steps has.
 const MAX_DIGITS: u64 = 32;
-/// The file in a folder of `--save` that says which run saves there.
+/// The file in a folder of `--save` that names the run that saves there.
 const CLAIM: &str = "saved-by.json";
-/// Longer claims are not ours.
+/// Longer files are not our claims.
 const MAX_CLAIM: u64 = 1 << 16;
 /// The files that make a folder a run or a checkpoint.
 const OF_RUNS: [&str; 2] = ["config.toml", MANIFEST];
 
-/// Which run saves its model into a folder, so that no other run replaces it.
+/// A run's claim on the folder where it saves its model, so that no other run replaces it.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Claim {
     /// The folder of the run.
     pub(crate) run: PathBuf,
     /// The process that is to write the model.
     process: String,
-    /// Whether a model that is there is this run's.
+    /// Whether an existing model in the folder is this run's.
     pub(crate) has_saved: bool,
 }
 
 impl Claim {
-    /// The claim on `dir`, if there is one.
+    /// Returns the claim on `dir`, if there is one.
     pub(crate) fn of(dir: &Path) -> Result<Option<Claim>> {
         let path = dir.join(CLAIM);
         let read = || -> Result<_> {
@@ -63,7 +63,7 @@ impl Claim {
         })
     }
 
-    /// Claims `dir` for the run in the folder `run`, of which this process writes the model.
+    /// Claims `dir` for the run in the folder `run`, whose model this process writes.
     pub(crate) fn make(dir: &Path, run: &Path, has_saved: bool) -> Result<(), Fault> {
         let run = run.canonicalize().map_err(|e| io_fault("model of", run, &e))?;
         Claim { run, process: this_process().into(), has_saved }.write(dir)
@@ -76,7 +76,7 @@ impl Claim {
     }
 }
 
-/// Refuses to write a model into a folder that another process has claimed meanwhile, or where another model has come.
+/// Refuses to write a model into a folder that another process has claimed meanwhile, or that now holds another model.
 fn check_claim(dir: &Path) -> Result<()> {
     let Some(claim) = Claim::of(dir)? else { return Ok(()) };
     let refuse = |why: String| io_fault("weights", &dir.join(WEIGHTS), &why);
@@ -86,11 +86,11 @@ fn check_claim(dir: &Path) -> Result<()> {
     if holds_model(dir) && !claim.has_saved {
         return Err(refuse("a model has come there that this run did not save".into()).into());
     }
-    // Before the model, so that a run that is killed on the way knows its own files.
+    // Written before the model, so that a run that is killed on the way knows its own files.
     Ok(Claim { has_saved: true, ..claim }.write(dir)?)
 }
 
-/// A name of this process that no other has had.
+/// Returns a name of this process that no other has had.
 fn this_process() -> &'static str {
     static NAME: OnceLock<String> = OnceLock::new();
     NAME.get_or_init(|| {
@@ -99,7 +99,7 @@ fn this_process() -> &'static str {
     })
 }
 
-/// Says in `dir` after how many steps its weights are as they are.
+/// Writes into `dir` the number of steps that its weights were trained for.
 ///
 /// # Errors
 /// A [`Fault`], with the file.
@@ -107,14 +107,14 @@ pub fn write_steps(dir: &Path, n_steps: u64) -> Result<(), Fault> {
     publish(dir, STEPS, format!("{n_steps}\n").as_bytes())
 }
 
-/// How many steps made the weights that a run saved in `dir`; `None` if nothing says so.
+/// Returns the number of steps of the weights that a run saved in `dir`; `None` if no file holds it.
 pub fn saved_steps(dir: &Path) -> Option<u64> {
     text_regular(&dir.join(STEPS), MAX_DIGITS).ok()??.trim().parse().ok()
 }
 
-/// Makes `dir` and makes sure that files can be written there, so that a run does not learn at its end
-/// that its weights have no place. A model that is there already gives way only to a run that `goes_on`. In the folder of
-/// a run or a checkpoint a model would be taken for what was trained there.
+/// Makes `dir` and checks that files can be written there, so that a run does not find out at its end
+/// that its weights cannot be saved. An existing model is replaced only by a run that `goes_on`. The
+/// folder of a run or a checkpoint is refused, since a model there would be mistaken for its result.
 pub fn prepare(dir: &Path, goes_on: bool) -> Result<()> {
     if let Some(name) = OF_RUNS.iter().find(|name| dir.join(name).exists()) {
         bail!(
@@ -130,20 +130,20 @@ pub fn prepare(dir: &Path, goes_on: bool) -> Result<()> {
     prepare_dir(dir).with_context(|| format!("cannot save into {}", dir.display()))
 }
 
-/// Removes what killed processes have left half written of a model in `dir`, where no other process writes one.
+/// Removes partial files of a model in `dir` that killed processes have left. No other process may be writing one.
 pub(crate) fn remove_half_written(dir: &Path) {
     remove_parts(dir, &[WEIGHTS, CONFIG, GENERATION, STEPS, CLAIM]);
 }
 
-/// Whether a model is in `dir`.
+/// Returns true if a model is in `dir`.
 pub(crate) fn holds_model(dir: &Path) -> bool {
     [WEIGHTS, CONFIG].iter().any(|name| dir.join(name).is_file())
 }
 
-/// Writes `model.safetensors`, `generation_config.json` if the model came with one, and then `config.json` into `dir`, as
-/// `transformers` saves a model in f32: other programs read such a folder and go on training at the same rates of dropout, and
-/// [`hf::read`](crate::formats::hf::read) reads it. Each file is complete or not there; weights that are not finite are refused, and so is a folder where another
-/// run saves.
+/// Writes `model.safetensors`, `generation_config.json` if the model came with one, and then `config.json`
+/// into `dir`, as `transformers` saves a model in f32. Other programs read such a folder and go on training
+/// with the same rates of dropout; [`hf::read`](crate::formats::hf::read) reads it too. Each file is
+/// complete or absent. Weights that are not finite are refused, and so is a folder where another run saves.
 ///
 /// # Errors
 /// A [`Fault`], with the file.
@@ -173,7 +173,7 @@ pub fn save(
     {
         tensors.push(NamedTensor::new(name.to_owned(), shape.clone(), words));
     }
-    // Some versions of transformers refuse files that do not say so.
+    // Some versions of transformers refuse files without this entry.
     let format = HashMap::from([("format".into(), "pt".into())]);
     let written = tensors::write(&Disk::default(), &path, tensors, Some(format));
     written.map_err(|e| tensors::fault("weights", &path, &e, "the weights are not saved"))?;
@@ -184,7 +184,7 @@ pub fn save(
     Ok(path)
 }
 
-/// Writes the file `name` of `dir` whole, in the place of one that is there.
+/// Writes the file `name` of `dir` whole, replacing an existing one.
 fn publish(dir: &Path, name: &str, content: &[u8]) -> Result<(), Fault> {
     let path = dir.join(name);
     write(&path, content).map_err(|e| io_fault("model", &path, &e))

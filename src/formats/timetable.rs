@@ -8,13 +8,13 @@ use chimera_core::timetable::Timetable;
 
 use crate::formats::files::{at_most, read_at_most};
 
-/// What some editors begin a file with.
+/// The byte order mark that some editors put at the beginning of a file.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// Reads a file; `-` is JSON on standard input. One from a CSV is named after its file.
+/// Reads a file; `-` is JSON on standard input. A timetable from a CSV is named after its file.
 ///
 /// # Errors
-/// If the file cannot be read, is longer than a timetable may be, or is none.
+/// If the file cannot be read, is longer than a timetable may be, or does not hold a timetable.
 pub fn read(file: &Path) -> Result<Timetable, ReadError> {
     let most = MAX_BYTES as u64;
     let content = if file == Path::new("-") {
@@ -34,7 +34,7 @@ pub fn read(file: &Path) -> Result<Timetable, ReadError> {
     }
 }
 
-/// The name of a file without its ending, as JSON may hold it.
+/// Returns the name of a file without its extension, in a form that JSON may hold.
 pub(crate) fn name(file: &Path) -> String {
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
     let mut name: String = stem.replace(is_unprintable, "?");

@@ -1,4 +1,4 @@
-//! Traces as `--trace` and `schedule export --format chrome` write them, as far as they tell work, waits and memory.
+//! Reading of traces that `--trace` and `schedule export --format chrome` write: work, waits and memory.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,12 +14,12 @@ use crate::formats::files::{text_at_most, text_regular};
 
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 1 << 30;
-/// Of the format, of a second.
+/// The format's units of time in a second.
 const MICROSECONDS: f64 = 1e6;
-/// The counter that tells what a rank holds.
+/// The counter of a rank's activation memory.
 const MEMORY: &str = "activation memory";
 
-/// One event of the format, as far as it is read.
+/// One event of the format, with the fields that are read.
 #[derive(Deserialize)]
 struct Record {
     ph: String,
@@ -41,7 +41,7 @@ struct Record {
     args: Args,
 }
 
-/// What an event says of itself, as far as it is read.
+/// The arguments of an event that are read.
 #[derive(Deserialize, Default)]
 struct Args {
     #[serde(default)]
@@ -60,7 +60,7 @@ pub(crate) struct TracedOp {
     pub(crate) micro_batches: String,
 }
 
-/// A trace as an object with its events among others, or as the list of them alone: the format allows both.
+/// The events of a trace. The format allows an object that has them among other fields, or just their list.
 struct File(Vec<Record>);
 
 #[derive(Deserialize)]
@@ -98,21 +98,21 @@ impl<'de> Visitor<'de> for FileVisitor {
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Slice {
     pub(crate) rank: u32,
-    /// What the work is: `forward`, `update`, …
+    /// The kind of work: `forward`, `update`, …
     pub(crate) kind: String,
     pub(crate) start: f64,
     pub(crate) end: f64,
-    /// Whether it has the worker for itself; reductions run beside compute.
+    /// Whether it occupies the worker; reductions run beside compute.
     pub(crate) is_busy: bool,
     /// The thread of its rank: 0 for compute.
     pub(crate) lane: u32,
-    /// What the trace calls it.
+    /// Its name in the trace.
     pub(crate) name: String,
-    /// What it consists of, if it is compute.
+    /// Its ops, if it is compute.
     pub(crate) ops: Vec<TracedOp>,
 }
 
-/// Bytes of activation memory of a rank, from a time on.
+/// Bytes of a rank's activation memory from a time on.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Held {
     pub(crate) rank: u32,
@@ -120,34 +120,34 @@ pub(crate) struct Held {
     pub(crate) bytes: f64,
 }
 
-/// A message between two ranks: it leaves within the slice that makes it, and arrives where a slice begins.
+/// A message between two ranks: it leaves within the slice that makes it, and arrives at the start of another slice.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct Arrow {
     pub(crate) from: (u32, f64),
     pub(crate) to: (u32, f64),
 }
 
-/// What ranks did from the start of a program to its end: a step, or a window of several.
+/// The work of ranks from the start of a program to its end: a step, or a window of several.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct TracedRun {
-    /// What it is called, if it has a name.
+    /// The name of the run, if it has one.
     pub(crate) name: Option<String>,
     pub(crate) slices: Vec<Slice>,
-    /// What ranks waited for.
+    /// The waits of ranks.
     pub(crate) waits: Vec<Slice>,
-    /// In order of time for each rank; empty where the trace counts no bytes.
+    /// Activation memory of each rank in order of time; empty if the trace counts no bytes.
     pub(crate) memory: Vec<Held>,
     pub(crate) arrows: Vec<Arrow>,
 }
 
 impl TracedRun {
-    /// When the first slice begins and the last one ends.
+    /// Returns the start of the first slice and the end of the last one.
     pub(crate) fn span(&self) -> (f64, f64) {
         let whole = (f64::INFINITY, f64::NEG_INFINITY);
         self.slices.iter().fold(whole, |(from, to), s| (from.min(s.start), to.max(s.end)))
     }
 
-    /// Steps of the run, as its name tells them: `step 5`, or `steps 5 to 7` of a window.
+    /// Parses the number of steps from the name of the run: `step 5`, or `steps 5 to 7` of a window.
     pub(crate) fn n_steps(&self) -> Option<u64> {
         let name = self.name.as_deref()?;
         if let Some(step) = name.strip_prefix("step ") {
@@ -164,7 +164,8 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<TracedRun>> {
     runs_in(path, text_at_most(path, MAX_BYTES))
 }
 
-/// Reads all runs of a trace that nobody named on the command line: a pipe would block for ever.
+/// Reads all runs of a trace that was not named on the command line. It must be a regular file: a
+/// pipe would block for ever.
 pub(crate) fn read_regular(path: &Path) -> anyhow::Result<Vec<TracedRun>> {
     runs_in(path, text_regular(path, MAX_BYTES))
 }
@@ -181,14 +182,14 @@ fn runs_in(path: &Path, text: io::Result<Option<String>>) -> anyhow::Result<Vec<
     })
 }
 
-/// The runs in the text of a trace. A slice of the category `step` is around each rank's part of a run; a simulated
-/// step has none, and is one run.
+/// Returns the runs in the text of a trace. Each rank's part of a run lies within a slice of the
+/// category `step`. A simulated step has no such slice, and is one run.
 fn runs(text: &str) -> anyhow::Result<Vec<TracedRun>> {
     let File(trace_events) = serde_json::from_str(text)?;
     let is_sound = |r: &Record| r.ts.is_finite() && r.dur.is_finite() && r.dur >= 0.0;
     ensure!(trace_events.iter().all(is_sound), "a time in it is no number, or negative");
     let time = |ts: f64| ts / MICROSECONDS;
-    // By rank: the names of its runs and their ends, by start.
+    // For each rank the names of its runs and their ends, by start.
     let mut steps: BTreeMap<u32, Vec<(f64, f64, &str)>> = BTreeMap::new();
     for r in trace_events.iter().filter(|r| r.ph == "X" && r.cat == "step") {
         steps.entry(r.pid).or_default().push((time(r.ts), time(r.ts + r.dur), &r.name));
@@ -240,7 +241,7 @@ fn runs(text: &str) -> anyhow::Result<Vec<TracedRun>> {
     Ok(runs)
 }
 
-/// The counters of activation memory among the events, by rank and time.
+/// Returns the counters of activation memory among the events, by rank and time.
 fn counters(events: &[Record]) -> Vec<Held> {
     let counters = events.iter().filter(|r| r.ph == "C" && r.name == MEMORY);
     let held =

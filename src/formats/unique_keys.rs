@@ -1,4 +1,4 @@
-//! JSON whose objects have each key once. Of a key that is there twice, serde_json would take the last value without a word.
+//! JSON whose objects have each key once. If a key occurs twice, serde_json would silently use the last value.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What a checkpoint says of itself.
+//! The manifest of a checkpoint.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,58 +22,59 @@ pub const FORMAT: u32 = 1;
 /// Longer manifests are refused before they are read.
 const MAX_BYTES: u64 = 1 << 24;
 
-/// What tells data from other data: how many ids there are, and which.
+/// The identity of data: the number of its ids, and their hash.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct Digest {
     /// Number of ids.
     pub tokens: u64,
-    /// BLAKE3 of them, as little-endian u32.
+    /// BLAKE3 of the ids, as little-endian u32.
     pub blake3: String,
-    /// BLAKE3 of which of them are targets, where some are none.
+    /// BLAKE3 of the flags that say which of them are targets, if not all are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub targets: Option<String>,
 }
 
-/// Where a training stands, and the files that hold its tensors.
+/// The progress of a training, and the files that hold its tensors.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
 pub struct Manifest {
     /// Version of the format.
     pub format: u32,
     /// The program that wrote it.
     pub written_by: String,
-    /// Steps that were trained, which is the number of the next.
+    /// Number of steps that were trained, which is the number of the next one.
     pub step: u64,
     /// Updates of every weight, which the optimizer's bias correction counts.
     pub updates: u64,
-    /// Steps whose gradient was thrown away; earlier programs did not say.
+    /// Steps whose gradient was discarded; missing in files of earlier versions.
     #[serde(default)]
     pub skipped: u64,
-    /// How windows without a border went; earlier programs did not say.
+    /// History of the windows without a border; missing in files of earlier versions.
     #[serde(default, skip_serializing_if = "is_none_wrong")]
     pub windows: WindowHistory,
     /// Samples of a step.
     pub samples_per_step: u64,
-    /// BLAKE3 of the samples of the next step, or of `samples_step`: where the training stands in which data.
+    /// BLAKE3 of the samples of the next step, or of `samples_step`. It identifies the position in the data.
     pub next_samples: String,
-    /// The step whose samples those are, where it is not the next one: after the last step of a training there need be no more.
+    /// The step of those samples, if it is not the next one: data need not have samples after the
+    /// last step of a training.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub samples_step: Option<u64>,
-    /// The data; earlier programs did not say.
+    /// The identity of the data; missing in files of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Digest>,
     /// All settings, as TOML values.
     pub settings: BTreeMap<String, String>,
-    /// Names under which the optimizer's tensors stand behind those of the model; where it is not said, first and second
-    /// moments.
+    /// Suffixes of the optimizer's tensors after the names of the model's; by default first and
+    /// second moments.
     #[serde(default = "moments", skip_serializing_if = "are_moments")]
     pub optimizer_state: Vec<String>,
-    /// Which tokens begin, end and pad a text, where the training began with a model that says so.
+    /// The tokens that begin, end and pad a text, if the training began with a model that names them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub special_ids: Option<SpecialIds>,
-    /// The token behind each document of the data, where there is one.
+    /// The token at the end of each document of the data, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_of_text: Option<u32>,
-    /// What a search found as its schedule, if one did, as JSON: another search may find another.
+    /// The schedule that a search found, if one did, as JSON: another search may find another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timetable: Option<String>,
     /// The files of tensors.
@@ -92,12 +93,12 @@ pub struct Shard {
 }
 
 impl Manifest {
-    /// What the training had counted.
+    /// Returns the counters of the training.
     pub fn counts(&self) -> Counts {
         Counts { updates: self.updates, skipped: self.skipped, windows: self.windows }
     }
 
-    /// A setting, as TOML.
+    /// Returns a setting, as TOML.
     pub fn setting(&self, key: &str) -> Result<&str> {
         self.settings
             .get(key)
@@ -105,16 +106,16 @@ impl Manifest {
             .with_context(|| format!("its settings lack {key}"))
     }
 
-    /// A setting's value.
+    /// Returns a setting's value.
     pub fn value(&self, key: &str) -> Result<Value> {
         let table: Table = format!("value = {}", self.setting(key)?).parse()?;
         Ok(table["value"].clone())
     }
 
-    /// What is trained, and the rate of dropout.
+    /// Returns the model that is trained, and the rate of dropout.
     pub fn model(&self) -> Result<(ModelConfig, f64)> {
         let size = |key| Ok::<_, anyhow::Error>(self.setting(key)?.parse::<usize>()?);
-        // Before there was another, or dropout, there were no such settings.
+        // Files of versions that had only GPT-2 and no dropout lack these settings.
         let architecture = self.settings.get("model").map_or("gpt2", |name| name.trim_matches('"'));
         let dropout = self.settings.get("dropout").map_or(Ok(0.0), |rate| rate.parse())?;
         let mut model = ModelConfig {
@@ -133,14 +134,14 @@ impl Manifest {
         Ok((model, dropout))
     }
 
-    /// As text, whose second line holds the hash of all that follows.
+    /// Formats the manifest as text whose second line holds the hash of everything after it.
     pub(super) fn to_text(&self) -> serde_json::Result<String> {
         let text = serde_json::to_string_pretty(self)?;
         let rest = text.strip_prefix("{\n").unwrap_or(&text);
         Ok(format!("{HEAD}{}{NECK}{rest}\n", blake3::hash(format!("{rest}\n").as_bytes())))
     }
 
-    /// Reads and checks that of the checkpoint in `folder`.
+    /// Reads and checks the manifest of the checkpoint in `folder`.
     pub fn read(folder: &Path) -> Result<Manifest, Unusable> {
         let path = folder.join(MANIFEST);
         if !has_manifest(folder).map_err(|e| Unusable::of_io(&path, &e))? {
@@ -168,7 +169,7 @@ impl Manifest {
         let unparsed = |e: serde_json::Error| damaged(&format!("it cannot be read: {e}"));
         let Version { format } = serde_json::from_str(text).map_err(unparsed)?;
         let sealed = text.strip_prefix(HEAD).and_then(|text| text.split_once(NECK));
-        // Damage may stand for another format, while a later one may begin in another way.
+        // A damaged file may show another format number, while a file of a later format may begin in another way.
         if sealed.is_some_and(|(hash, rest)| blake3::hash(rest.as_bytes()).to_string() != hash) {
             return Err(damaged("its content is not what was written: the hash differs"));
         }
@@ -189,7 +190,7 @@ impl Manifest {
     }
 }
 
-/// The optimizer's tensors of most checkpoints.
+/// Returns the optimizer state of most checkpoints.
 pub fn moments() -> Vec<String> {
     ["m", "v"].map(String::from).into()
 }
@@ -198,7 +199,7 @@ fn are_moments(state: &[String]) -> bool {
     state == moments()
 }
 
-/// Whether a training had no window that was trained again.
+/// Returns true if no window of the training was trained again.
 fn is_none_wrong(windows: &WindowHistory) -> bool {
     *windows == WindowHistory::default()
 }

@@ -1,9 +1,9 @@
-//! Checkpoints: where a training stands, on disk, so that it goes on as if it had never been interrupted.
+//! Checkpoints: the state of a training on disk, from which it goes on as if it had never been interrupted.
 //!
 //! A checkpoint is a folder of safetensors files and a manifest. Each worker that holds the first replica
-//! of a tensor writes it, with what the optimizer keeps of it, under the tensor's name (`wte.weight`,
-//! `wte.weight.m`, `wte.weight.v`), so that it opens under any D, W and schedule. The manifest names every file with size
-//! and hash and is published last: a folder without one is a save that was interrupted.
+//! of a tensor writes it with its optimizer state, under the tensor's name (`wte.weight`, `wte.weight.m`,
+//! `wte.weight.v`). So the checkpoint opens under any D, W and schedule. The manifest names every file with
+//! size and hash and is published last: a folder without one is a save that was interrupted.
 
 mod manifest;
 mod saver;
@@ -35,43 +35,45 @@ use crate::formats::files::tensors::{self, NamedTensor, TensorFile};
 /// The value of `resume` that takes the newest checkpoint of a run.
 pub const AUTO: &str = "auto";
 
-/// Why a checkpoint cannot be used (exit code 4).
+/// The reason why a checkpoint cannot be used (exit code 4).
 #[derive(thiserror::Error, Serialize, Deserialize, Clone, PartialEq, Debug)]
 #[error("{}: {reason}", path.display())]
 pub struct Unusable {
     /// The file or folder.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// Description of the problem.
     pub reason: String,
-    /// Whether another checkpoint may take its place.
+    /// The kind of defect, which decides if an older checkpoint may be used instead.
     pub kind: Defect,
 }
 
-/// What an [`Unusable`] checkpoint is.
+/// The kind of defect of an [`Unusable`] checkpoint.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Defect {
-    /// Files are missing, or are not what was written: the search goes on with an older one.
+    /// Files are missing, or differ from what was written. The search goes on with an older checkpoint.
     Damaged,
-    /// It may be sound, but this program or this system cannot read it: the search ends, and it stays where it is.
+    /// It may be sound, but this program or this system cannot read it. The search ends, and the
+    /// checkpoint stays where it is.
     Unread,
 }
 
 impl Unusable {
-    /// Of what is damaged.
+    /// Returns an error for damage.
     fn new(path: &Path, reason: impl Into<String>) -> Unusable {
         Unusable { path: path.to_path_buf(), reason: reason.into(), kind: Defect::Damaged }
     }
 
-    /// Of what may be sound.
+    /// Returns an error for a checkpoint that may be sound.
     fn unread(path: &Path, reason: impl Into<String>) -> Unusable {
         Unusable { kind: Defect::Unread, ..Unusable::new(path, reason) }
     }
 
-    /// Of a file that could not be read: a missing one, or one of another kind or content, is damage.
+    /// Returns the error for a file that could not be read. A missing file, or one of another kind
+    /// or content, is damage.
     fn of_io(path: &Path, error: &io::Error) -> Unusable {
         let is_damage = match error.raw_os_error() {
             Some(_) => error.kind() == io::ErrorKind::NotFound,
-            None => error.kind() != io::ErrorKind::OutOfMemory, // what was read is not what it should be
+            None => error.kind() != io::ErrorKind::OutOfMemory, // the content is wrong
         };
         if is_damage {
             Unusable::new(path, error.to_string())
@@ -80,7 +82,7 @@ impl Unusable {
         }
     }
 
-    /// Whether files are missing, or are not what was written.
+    /// Returns true if files are missing, or differ from what was written.
     pub fn is_damage(&self) -> bool {
         self.kind == Defect::Damaged
     }
@@ -96,16 +98,15 @@ pub struct Diverged {
     pub name: String,
 }
 
-/// Opens the checkpoint in a folder; an error that is no [damage](Unusable::is_damage) ends the search for another.
+/// Opens the checkpoint in a folder; an error that is not [damage](Unusable::is_damage) ends the search for another.
 pub type Open<'o> = dyn FnMut(&Path) -> anyhow::Result<Checkpoint> + 'o;
 
-/// A checkpoint whose every byte was found to be what was written, by this process or those that it is opened
-/// together with.
+/// A checkpoint whose every byte was verified, by this process or together with others.
 pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
     files: Vec<TensorFile>,
-    /// By name of a tensor: its file.
+    /// Index of the file of each tensor, by name.
     index: HashMap<String, usize>,
 }
 
@@ -115,8 +116,8 @@ impl Checkpoint {
         Checkpoint::open_part(path, 0, 1)
     }
 
-    /// Opens a checkpoint as the `nth` of `n` processes, each of which reads every `n`th file whole and of the others the
-    /// headers.
+    /// Opens a checkpoint as the `nth` of `n` processes. Each reads every `n`th file whole, and
+    /// only the headers of the others.
     pub fn open_part(path: &Path, nth: usize, n: usize) -> Result<Checkpoint, Unusable> {
         let manifest = Manifest::read(path)?;
         let mut files = Vec::new();
@@ -130,24 +131,24 @@ impl Checkpoint {
         Ok(Checkpoint { path: path.to_path_buf(), manifest, files, index })
     }
 
-    /// Its folder.
+    /// Returns its folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it says of itself.
+    /// Returns its manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Name and extents of every tensor of the model.
+    /// Returns the name and shape of every tensor of the model.
     pub fn shapes(&self) -> BTreeMap<String, Vec<usize>> {
         let all = self.files.iter().flat_map(TensorFile::tensors);
         let all = all.filter(|(name, _)| !self.is_state(name));
         all.map(|(name, tensor)| (name, tensor.shape.clone())).collect()
     }
 
-    /// Whether a tensor is what the optimizer keeps of another one.
+    /// Returns true if a tensor is optimizer state of another one.
     fn is_state(&self, name: &str) -> bool {
         name.rsplit_once('.').is_some_and(|(of, kept)| {
             self.manifest.optimizer_state.iter().any(|known| known == kept)
@@ -155,19 +156,19 @@ impl Checkpoint {
         })
     }
 
-    /// The weights of a tensor of this shape, row-major.
+    /// Returns the weights of a tensor of this shape, row-major.
     pub fn weights(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Unusable> {
         Ok(self.elements(name, shape)?.to_f32(shape.iter().product()))
     }
 
-    /// The elements of a tensor of this shape, row-major, in the type that they were trained in.
+    /// Returns the elements of a tensor of this shape, row-major, in the type that they were trained in.
     pub fn elements(&self, name: &str, shape: &[usize]) -> Result<Elements, Unusable> {
         let lacks = || Unusable::new(&self.path, format!("it lacks {name}"));
         let nth = *self.index.get(name).ok_or_else(lacks)?;
         elements(&self.files[nth], name, shape)
     }
 
-    /// The elements of a tensor of this shape, all of which are finite.
+    /// Returns the elements of a tensor of this shape, after checking that all are finite.
     ///
     /// # Errors
     /// [`Unusable`] or [`Diverged`].
@@ -182,7 +183,7 @@ impl Checkpoint {
         }
     }
 
-    /// A tensor with what `optimizer` keeps of it.
+    /// Returns a tensor with its state in `optimizer`.
     pub fn tensor(&self, param: &Param, optimizer: &Optimizer) -> Result<Snapshot, Unusable> {
         let Param { name, shape, .. } = param;
         let kept = optimizer.state(param).iter().enumerate().map(|(index, kept)| {
@@ -197,7 +198,7 @@ impl Checkpoint {
         })
     }
 
-    /// Writes the weights alone, as one safetensors file that any other program reads.
+    /// Writes only the weights, as one safetensors file that any other program reads.
     ///
     /// # Errors
     /// If they are not finite, cannot be read, or cannot be written.
@@ -219,7 +220,7 @@ impl Checkpoint {
     }
 }
 
-/// The elements of a tensor, whose shape must be this.
+/// Returns the elements of a tensor, which must have this shape.
 fn elements(file: &TensorFile, name: &str, shape: &[usize]) -> Result<Elements, Unusable> {
     let unusable = |reason: String| Unusable::new(file.path(), reason);
     let tensor = file.tensor(name).ok_or_else(|| unusable(format!("{name} is not there")))?;
@@ -239,7 +240,7 @@ fn elements(file: &TensorFile, name: &str, shape: &[usize]) -> Result<Elements, 
     read?.ok_or_else(found)
 }
 
-/// The name of what the optimizer keeps of a tensor as `kept`.
+/// Returns the name of a tensor's optimizer state `kept`.
 pub(crate) fn state_of(name: &str, kept: &str) -> String {
     format!("{name}.{kept}")
 }
@@ -267,7 +268,7 @@ fn verify(path: &Path, shard: &Shard, is_read: bool) -> Result<TensorFile, Unusa
     TensorFile::open(path).map_err(unread)
 }
 
-/// Whether a folder has a manifest.
+/// Returns true if a folder has a manifest.
 fn has_manifest(folder: &Path) -> io::Result<bool> {
     match folder.join(MANIFEST).try_exists() {
         Err(e) if e.kind() == io::ErrorKind::NotADirectory => Ok(false),
@@ -275,7 +276,7 @@ fn has_manifest(folder: &Path) -> io::Result<bool> {
     }
 }
 
-/// Whether a folder has the name of a checkpoint.
+/// Returns true if a folder is named like a checkpoint.
 fn is_step(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("step-"))
 }

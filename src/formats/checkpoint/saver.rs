@@ -1,4 +1,4 @@
-//! Saving beside the training: ranks stop only for the copy to the host.
+//! Saving during training: ranks stop only for the copy to the host.
 
 use std::collections::BTreeMap;
 use std::mem::take;
@@ -25,23 +25,23 @@ pub struct Saver {
 struct UnderWay {
     parts: BTreeMap<Rank, Vec<Snapshot>>,
     writer: Option<WriterThread<Ended>>,
-    /// How the last save ended.
+    /// The result of the last save.
     last: Option<Result<PathBuf, Fault>>,
-    /// By rank: what has been written, whose memory the next copy takes.
+    /// Copies that have been written, by rank. The next copies reuse their memory.
     spent: Vec<Vec<Snapshot>>,
 }
 
-/// How a save ended, and the parts it was of.
+/// The result of a save, and its parts.
 type Ended = (Result<PathBuf, Fault>, Vec<Vec<Snapshot>>);
 
-/// Where the training stands between two programs.
+/// The state of the training between two programs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct State {
-    /// The step that the last program began with; where programs before it ended in skipped steps, the first of those.
+    /// The step that the last program began with. If programs before it ended in skipped steps, the first of those.
     pub began: u64,
-    /// Steps that were trained.
+    /// Number of steps that were trained.
     pub step: u64,
-    /// Whether all steps were.
+    /// Whether all steps were trained.
     pub is_done: bool,
     /// Whether the run ends here.
     pub is_last: bool,
@@ -50,22 +50,22 @@ pub struct State {
 }
 
 impl State {
-    /// Where the next state [began](State::began): a checkpoint that is due on a skipped step stays due until a step makes an
-    /// update.
+    /// Returns the step where the next state [began](State::began). A checkpoint that is due on a
+    /// skipped step stays due until a step makes an update.
     pub fn next_began(&self) -> u64 {
         if self.is_skipped { self.began } else { self.step }
     }
 }
 
 impl Saver {
-    /// Saves into `store` whenever another multiple of `every` steps is done, and at the end; with 0 only a
-    /// run that is stopped. `warn` is told what cannot be saved on the way.
+    /// Returns a saver that saves into `store` whenever another multiple of `every` steps is done, and at the
+    /// end. With 0 it only saves a run that is stopped. Calls `warn` for saves that fail before the last one.
     pub fn new(store: Store, every: u64, warn: impl Fn(&str) + Send + Sync + 'static) -> Saver {
         Saver { store, every, warn: Arc::new(warn), under_way: Mutex::default() }
     }
 
-    /// Whether the state is to be saved; the same on all ranks. Not where steps are being skipped: sound
-    /// checkpoints would give way to weights that may be lost.
+    /// Returns true if the state is to be saved; the same on all ranks. Nothing is saved while
+    /// steps are being skipped: sound checkpoints would be replaced by weights that may be lost.
     pub fn is_due(&self, state: &State) -> bool {
         let is_time = |every| state.step / every > state.began / every && !state.is_skipped;
         match self.every {
@@ -74,9 +74,9 @@ impl Saver {
         }
     }
 
-    /// Takes the part of one of `n_ranks` ranks, which may be empty, when the previous save is done: if some
-    /// went on meanwhile, a slow disk were a lost peer to them. The last starts the writer. `part` is given what
-    /// the rank's part was then.
+    /// Takes the part of one of `n_ranks` ranks, which may be empty, once the previous save is done.
+    /// All ranks wait for it; otherwise ranks that carried on would mistake a slow disk for a lost
+    /// peer. The last rank starts the writer. `part` gets the rank's part of the previous save.
     pub fn save(
         &self,
         state: &State,
@@ -106,27 +106,27 @@ impl Saver {
         Ok(())
     }
 
-    /// Where it saves.
+    /// Returns the store that it saves into.
     pub(crate) fn store(&self) -> &Store {
         &self.store
     }
 
-    /// Tells of what else goes wrong beside the training.
+    /// Warns of another problem that does not stop the training.
     pub(crate) fn tell(&self, problem: &str) {
         (self.warn)(problem);
     }
 
-    /// Tells of a save on the way that failed.
+    /// Warns of a failed save after which the training goes on.
     pub(super) fn warn(&self, fault: &Fault) {
         (self.warn)(&goes_on(fault));
     }
 
-    /// Waits for the last save: where it is, if there was one.
+    /// Waits for the last save, if there was one, and returns its path.
     pub fn finish(&self) -> Result<Option<PathBuf>, Fault> {
         self.join().last.take().transpose()
     }
 
-    /// Waits for the save under way.
+    /// Waits for the current save.
     fn join(&self) -> MutexGuard<'_, UnderWay> {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(writer) = under_way.writer.take() {
@@ -146,8 +146,8 @@ fn goes_on(fault: &Fault) -> String {
 mod tests {
     use super::*;
 
-    /// Steps that were done where a checkpoint is due, of programs of `n` steps each, of which those that end in `skipped`
-    /// make no update.
+    /// Returns the steps after which a checkpoint is due, for programs of `n` steps each. Programs
+    /// that end at a step in `skipped` make no update.
     fn due(every: u64, n: u64, skipped: &[u64]) -> Vec<u64> {
         let folder = tempfile::TempDir::new().unwrap();
         let saver = Saver::new(Store::of(folder.path()), every, |_| ());

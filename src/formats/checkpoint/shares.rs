@@ -1,5 +1,5 @@
-//! Saving by ranks that are processes: each writes its own part beside the training, and rank 0 publishes the
-//! checkpoint when all are written.
+//! Saving by ranks that are processes: each writes its own part during training, and rank 0
+//! publishes the checkpoint when all are written.
 
 use std::mem::take;
 use std::path::PathBuf;
@@ -17,33 +17,33 @@ use super::store::writer_died;
 use super::writer::{WriterThread, begin_writer};
 use super::{Manifest, Saver, Shard, State};
 
-/// How often ranks that wait for a save tell each other so.
+/// Interval at which ranks that wait for a save exchange signs of life.
 const TELL: Duration = Duration::from_secs(1);
 
 /// Gives bytes to every rank and returns those of all, by rank.
 pub type AllGather<'x> = dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>, Fault> + 'x;
 
-/// One rank's share of the saving. All ranks call the same in the same order.
+/// One rank's share of the saving. All ranks make the same calls in the same order.
 pub struct Shares<'s> {
     saver: &'s Saver,
     rank: Rank,
     under_way: Option<ShareUnderWay>,
-    /// How the last save ended, as rank 0 knows it.
+    /// The result of the last save, as rank 0 knows it.
     last: Option<Result<PathBuf, Fault>>,
-    /// What has been written, whose memory the next copy takes.
+    /// The copy that has been written. The next copy reuses its memory.
     spent: Vec<Snapshot>,
 }
 
 struct ShareUnderWay {
     state: State,
-    /// Rank 0 publishes it when all have written.
+    /// The manifest on rank 0, which publishes it when all have written.
     manifest: Option<Manifest>,
     writer: Option<WriterThread<(Status, Vec<Snapshot>)>>,
     publisher: Option<WriterThread<Result<PathBuf, Fault>>>,
     status: Status,
 }
 
-/// How far one rank is.
+/// The progress of one rank.
 #[derive(Serialize, Deserialize, Clone)]
 enum Status {
     Writing,
@@ -54,18 +54,18 @@ enum Status {
 }
 
 impl<'s> Shares<'s> {
-    /// The share of `rank`.
+    /// Returns the share of `rank`.
     pub fn of(saver: &'s Saver, rank: Rank) -> Shares<'s> {
         Shares { saver, rank, under_way: None, last: None, spent: Vec::new() }
     }
 
-    /// The part of this rank in the save before, once that is done.
+    /// Returns the part of this rank in the previous save, once that is done.
     pub fn spent(&mut self, all_gather: &mut AllGather<'_>) -> Result<Vec<Snapshot>, Fault> {
         self.settle(all_gather)?; // one copy at a time
         Ok(take(&mut self.spent))
     }
 
-    /// Begins a save, when the one before is done.
+    /// Begins a save, once the previous one is done.
     pub fn begin(
         &mut self,
         all_gather: &mut AllGather<'_>,
@@ -75,7 +75,7 @@ impl<'s> Shares<'s> {
     ) -> Result<(), Fault> {
         self.settle(all_gather)?;
         let (store, step, nth) = (self.saver.store().clone(), state.step, self.rank.index());
-        // Before a death it may have been published.
+        // It may have been published before a death.
         let published = || store.whole(step).map(|whole| Err(Ok(whole)));
         let begun = match self.rank {
             Rank(0) => published().unwrap_or_else(|| store.begin(step).map_err(Err)),
@@ -96,7 +96,7 @@ impl<'s> Shares<'s> {
         Ok(())
     }
 
-    /// Begins to publish the save under way if all have written their parts, beside the training too.
+    /// Begins to publish the current save if all have written their parts; this too happens during training.
     pub fn poll(&mut self, all_gather: &mut AllGather<'_>) -> Result<(), Fault> {
         let Some(mut under_way) = self.under_way.take() else { return Ok(()) };
         if let Some(writer) = under_way.writer.take_if(|writer| writer.is_finished()) {
@@ -116,7 +116,7 @@ impl<'s> Shares<'s> {
             }
         };
         if all.iter().any(|status| matches!(status, Status::Over)) {
-            return Ok(()); // how it ended, rank 0 says at the end
+            return Ok(()); // rank 0 reports the result at the end
         }
         let is_written = !all.iter().any(|status| matches!(status, Status::Writing));
         if self.rank == Rank(0)
@@ -136,7 +136,7 @@ impl<'s> Shares<'s> {
         Ok(())
     }
 
-    /// Waits for the last save, if there was one: where it is, or why it failed.
+    /// Waits for the last save, if there was one, and returns its path or its error.
     ///
     /// # Errors
     /// If a rank is lost.
@@ -150,14 +150,14 @@ impl<'s> Shares<'s> {
         Ok(last.into_iter().next().flatten())
     }
 
-    /// Whether a save is under way, or has ended and [`finish`](Shares::finish) has not said how. After a death it is to be
-    /// begun again, even where this is so on one rank alone.
+    /// Returns true if a save is in progress, or has ended and [`finish`](Shares::finish) has not
+    /// returned its result. After a death it is to be begun again, even if this is so on only one rank.
     pub fn is_unfinished(&self) -> bool {
         self.under_way.is_some() || self.last.is_some()
     }
 
-    /// Waits for the save under way, telling each other now and then that it is: no rank takes a slow disk
-    /// for a lost peer.
+    /// Waits for the current save. Ranks exchange signs of life now and then, so that none takes a
+    /// slow disk for a lost peer.
     pub fn settle(&mut self, all_gather: &mut AllGather<'_>) -> Result<(), Fault> {
         while let Some(under_way) = &self.under_way {
             let told = Instant::now();
@@ -179,7 +179,7 @@ impl<'s> Shares<'s> {
         self.last = Some(ended);
     }
 
-    /// What every rank says.
+    /// Returns the value of every rank.
     fn share<T: Serialize + DeserializeOwned>(
         &self,
         all_gather: &mut AllGather<'_>,
@@ -199,7 +199,7 @@ impl<'s> Shares<'s> {
     }
 }
 
-/// Who lets go of a save, since a rank has died, lets no thread write on: the same save may be begun again.
+/// Joins the threads of a save that is given up after a rank's death: the same save may be begun again.
 impl Drop for Shares<'_> {
     fn drop(&mut self) {
         let Some(ShareUnderWay { writer, publisher, .. }) = self.under_way.take() else { return };
@@ -214,7 +214,7 @@ impl ShareUnderWay {
     }
 }
 
-/// The files that all have written, or why one could not.
+/// Returns the files that all have written, or the error of one that could not.
 fn shards(all: Vec<Status>) -> Result<Vec<Shard>, Fault> {
     let written = all.into_iter().filter_map(|status| match status {
         Status::Failed(fault) => Some(Err(fault)),

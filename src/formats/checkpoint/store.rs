@@ -16,7 +16,7 @@ use super::{Checkpoint, Disk, MANIFEST, Manifest, Open, Shard, Unusable, has_man
 use crate::formats::files::io_fault;
 use crate::formats::files::tensors::{self, NamedTensor};
 
-/// Checkpoints that are kept at least, so that there is always one that is not being written.
+/// The least number of checkpoints that are kept, so that there is always one that is not being written.
 const MIN_KEPT: usize = 2;
 
 /// The folder `checkpoints` of a run.
@@ -31,21 +31,21 @@ pub struct Store {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Entry {
     folder: PathBuf,
-    /// Steps that were trained.
+    /// Number of steps that were trained.
     pub step: u64,
     /// Whether it has a manifest; without one its save was interrupted.
     pub is_whole: bool,
 }
 
 impl Entry {
-    /// Its folder.
+    /// Returns its folder.
     pub fn path(&self) -> PathBuf {
         self.folder.clone()
     }
 }
 
 impl Store {
-    /// Store of the run in `run`.
+    /// Returns the store of the run in `run`.
     pub fn of(run: &Path) -> Store {
         Store { folder: run.join("checkpoints"), keep: MIN_KEPT, disk: Disk::default() }
     }
@@ -55,7 +55,7 @@ impl Store {
         Store { keep: keep.max(MIN_KEPT), ..self }
     }
 
-    /// Writes nothing once another folder has the name of the run's.
+    /// Refuses to write once another folder has the name of the run's.
     pub(crate) fn bound(self) -> Store {
         let run = self.folder.parent().unwrap_or(&self.folder);
         Store { disk: self.disk.clone().within(run), ..self }
@@ -66,7 +66,7 @@ impl Store {
         Store { disk, ..self }
     }
 
-    /// All there is, the oldest first.
+    /// Returns all checkpoints, the oldest first.
     pub fn entries(&self) -> io::Result<Vec<Entry>> {
         let found = match read_dir(&self.folder) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -85,22 +85,22 @@ impl Store {
         Ok(entries)
     }
 
-    /// Whether any save was finished, as far as that can be read.
+    /// Returns true if any save was finished, as far as that can be read.
     pub(crate) fn has_whole(&self) -> bool {
         self.entries().is_ok_and(|entries| entries.iter().any(|entry| entry.is_whole))
     }
 
-    /// The newest checkpoint that can be used; those that are damaged are put aside, of which `tell` is told, and
-    /// what interrupted saves left is removed. `None` if none was ever finished.
+    /// Returns the newest checkpoint that can be used; `None` if none was ever finished. Damaged ones
+    /// are put aside, with a call of `tell` for each, and the remains of interrupted saves are removed.
     ///
     /// # Errors
-    /// If there are checkpoints, but none can be used, or if one cannot be read that may be sound: then nothing is renamed
-    /// or removed.
+    /// If there are checkpoints, but none can be used, or if one that may be sound cannot be read: then
+    /// nothing is renamed or removed.
     pub fn newest(&self, tell: &dyn Fn(&str)) -> Result<Option<Checkpoint>> {
         self.newest_by(tell, &mut |path| Ok(Checkpoint::open(path)?))
     }
 
-    /// Finds the newest sound checkpoint, where `open` opens each.
+    /// Finds the newest sound checkpoint, using `open` to open each.
     pub fn newest_by(
         &self,
         tell: &dyn Fn(&str),
@@ -130,7 +130,7 @@ impl Store {
         Ok(self.search(tell, &mut |path| Ok(Checkpoint::open(path)?))?.0)
     }
 
-    /// The newest checkpoint that can be used, and the folders of newer ones.
+    /// Returns the newest checkpoint that can be used, and the folders of newer ones.
     fn search(
         &self,
         tell: &dyn Fn(&str),
@@ -158,26 +158,26 @@ impl Store {
         broken.map_or(Ok((None, newer)), |unusable| Err(unusable.into()))
     }
 
-    /// Where its checkpoints are.
+    /// Returns the folder of its checkpoints.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The checkpoint after so many steps, if it is finished.
+    /// Returns the checkpoint after `step` steps, if it is finished.
     pub(super) fn whole(&self, step: u64) -> Option<PathBuf> {
         Some(self.folder_of(step)).filter(|folder| folder.join(MANIFEST).exists())
     }
 
-    /// Whether a checkpoint is one of its own.
+    /// Returns true if a checkpoint is one of its own.
     pub fn holds(&self, checkpoint: &Path) -> bool {
         let whole = |path: &Path| path.canonicalize().ok();
-        // A bare name has no parent, and a link to an archive counts where it stands.
+        // A bare name has no parent, and a link to an archive counts by its own place.
         let holder = absolute(checkpoint).ok().and_then(|path| whole(path.parent()?));
         holder.is_some() && holder == whole(&self.folder)
     }
 
-    /// Writes a checkpoint: one file for the tensors of each part that has any, then the manifest, of which
-    /// `manifest` lacks the files. The oldest of those that are to be kept is removed when it is published, and not before.
+    /// Writes a checkpoint: one file for the tensors of each part that has any, then the manifest, to
+    /// which the files are added. The oldest checkpoint is removed only after this one is published.
     ///
     /// # Errors
     /// If a value is not finite, or the files cannot be written; what was written of them is removed.
@@ -187,7 +187,7 @@ impl Store {
         let shards = thread::scope(|scope| {
             let start = |(nth, part)| {
                 let write = move || self.write(step, nth, part);
-                // Where the system gives no thread, this one writes the part.
+                // If no thread can be started, this one writes the part.
                 thread::Builder::new().spawn_scoped(scope, write).map_err(|_| write())
             };
             let writers: Vec<_> = parts.iter().map(Vec::as_slice).enumerate().map(start).collect();
@@ -207,10 +207,10 @@ impl Store {
         }
     }
 
-    /// Makes the folder of a checkpoint, before its files are written. More checkpoints than are to be kept go first:
-    /// on a full disk there would be no room for it.
+    /// Makes the folder of a checkpoint, before its files are written. First removes checkpoints
+    /// beyond the number to be kept: on a full disk there would be no room for the new one.
     pub(super) fn begin(&self, step: u64) -> Result<(), Fault> {
-        let _ = self.prune(); // what cannot be removed is told when the checkpoint is published
+        let _ = self.prune(); // failures are reported when the checkpoint is published
         let folder = self.folder_of(step);
         let make = || {
             if !self.folder.exists() {
@@ -270,8 +270,8 @@ impl Store {
         tensors::fault("checkpoint", &self.folder_of(step), error, "no checkpoint is saved")
     }
 
-    /// Removes what is older than the last checkpoints, and interrupted saves before them. Of a symbolic link only
-    /// the link goes.
+    /// Removes checkpoints older than the last ones, and interrupted saves before them. Of a
+    /// symbolic link only the link itself is removed.
     fn prune(&self) -> io::Result<()> {
         let entries = self.entries()?;
         let mut whole = entries.iter().rev().filter(|entry| entry.is_whole).map(|entry| entry.step);
@@ -281,14 +281,14 @@ impl Store {
             |entry: &&Entry| if entry.is_whole { entry.step < oldest } else { entry.step < newest };
         for Entry { folder, is_whole, .. } in entries.iter().filter(is_old) {
             if *is_whole && !folder.is_symlink() {
-                self.disk.remove_file(&folder.join(MANIFEST))?; // half a checkpoint must not pass for one
+                self.disk.remove_file(&folder.join(MANIFEST))?; // half a checkpoint must not look whole
             }
             self.disk.remove_dir(folder)?;
         }
         Ok(())
     }
 
-    /// Renames a checkpoint that cannot be used, so that it neither counts as kept nor stands in the way.
+    /// Renames a checkpoint that cannot be used, so that it no longer counts as kept and its name is free.
     fn put_aside(&self, folder: &Path, tell: &dyn Fn(&str)) {
         let aside = folder.with_extension("broken");
         let _ = self.disk.remove_dir(&aside);

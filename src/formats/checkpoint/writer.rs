@@ -1,4 +1,4 @@
-//! The thread that writes a checkpoint beside the training.
+//! The thread that writes a checkpoint while training goes on.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
@@ -7,7 +7,7 @@ use std::thread::{Builder, JoinHandle};
 #[cfg(target_os = "linux")]
 const NICENESS: i32 = 15;
 
-/// A write under way on a thread of its own, or one that is done.
+/// A write in progress on a thread of its own, or one that is done.
 pub(super) enum WriterThread<T> {
     Running(JoinHandle<Option<T>>),
     Done(Option<T>),
@@ -21,7 +21,7 @@ impl<T> WriterThread<T> {
         }
     }
 
-    /// Waits for what the write came to; `None` if it panicked.
+    /// Waits for the result of the write; `None` if it panicked.
     pub(super) fn join(self) -> Option<T> {
         match self {
             WriterThread::Running(thread) => thread.join().ok().flatten(),
@@ -30,8 +30,9 @@ impl<T> WriterThread<T> {
     }
 }
 
-/// Writes on a thread that takes what the training leaves of the cores, and at least a thirtieth of one: a writer that took its
-/// share would hold up one rank, and that rank all others. Where the system gives no thread, this one writes.
+/// Writes on a thread that uses the time that the training leaves of the cores, and at least a
+/// thirtieth of a core. A writer with a full share would hold up one rank, and that rank all
+/// others. If no thread can be started, this one writes.
 pub(super) fn begin_writer<T: Send + 'static>(
     write: impl FnOnce() -> T + Send + 'static,
 ) -> WriterThread<T> {
@@ -42,11 +43,11 @@ fn begin_on<T: Send + 'static>(
     builder: Builder,
     write: impl FnOnce() -> T + Send + 'static,
 ) -> WriterThread<T> {
-    // A thread that is not started takes its closure with it, so both hold what is to be done.
+    // A thread that fails to start drops its closure, so both threads hold the work.
     let work = Arc::new(Mutex::new(Some(write)));
     let of_thread = Arc::clone(&work);
     let started = builder.spawn(move || {
-        // Elsewhere than on Linux it is the niceness of the whole process. That of the threads begun here follows.
+        // Elsewhere than on Linux the niceness applies to the whole process. Threads that are started here inherit it.
         #[cfg(target_os = "linux")]
         let _ = rustix::process::nice(NICENESS); // without it the training is only slower
         taken(&of_thread).map(|write| write())

@@ -1,4 +1,4 @@
-//! Files that are complete or not there, after a kill or a loss of power at any moment.
+//! Files that are complete or absent, after a kill or a loss of power at any moment.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions, create_dir_all, read_dir, remove_dir_all, remove_file, rename};
@@ -8,17 +8,17 @@ use std::sync::Arc;
 
 use super::{FolderId, LOST};
 
-/// Bytes of one write: a part of a core's cache, so that what is hashed need not be read again to be written.
+/// Bytes of one write: a part of a core's cache, so that hashed bytes are still in it when they are written.
 pub(super) const CHUNK: usize = 1 << 18;
 
-/// How the name of a file ends until it is whole.
+/// The suffix of a file's name until it is whole.
 const PART: &str = ".part";
 
 /// The changes that a save makes to the file system, one by one.
 #[derive(Clone, Default)]
 pub struct Disk {
     gate: Option<Gate>,
-    /// The folder without which nothing is changed.
+    /// The folder that must be there for any change.
     home: Option<FolderId>,
     /// Whether a device or pipe is written to instead of replaced.
     into_pipes: bool,
@@ -26,33 +26,33 @@ pub struct Disk {
 
 type Gate = Arc<dyn Fn(&'static str, &Path) -> Result<()> + Send + Sync>;
 
-/// Size and BLAKE3 (hexadecimal) of what was written.
+/// Size and BLAKE3 (hexadecimal) of a written file.
 pub struct Written {
     /// Bytes.
     pub bytes: u64,
-    /// Hash of all of them.
+    /// Hash of all bytes.
     pub blake3: String,
 }
 
 impl Disk {
-    /// Asks `gate` before each change, by its kind and its path; an error takes the place of the change. So
-    /// tests stop a save at every point, or fill the disk.
+    /// Calls `gate` before each change, with its kind and its path; an error prevents the change.
+    /// Tests use it to stop a save at every point, or to fill the disk.
     pub fn gated(gate: impl Fn(&'static str, &Path) -> Result<()> + Send + Sync + 'static) -> Disk {
         Disk { gate: Some(Arc::new(gate)), ..Disk::default() }
     }
 
-    /// Refuses every change once another folder has this one's name, or it is gone.
+    /// Refuses every change once the folder is gone, or another has its name.
     pub(crate) fn within(self, home: &Path) -> Disk {
         Disk { home: Some(FolderId::of(home)), ..self }
     }
 
-    /// Writes into a device or pipe of the file's name, which a user gave.
+    /// Writes into an existing device or pipe with the file's name, which a user gave.
     pub(crate) fn into_pipes(self) -> Disk {
         Disk { into_pipes: true, ..self }
     }
 
-    /// Writes a file under another name, and gives it its own when it is on disk. What cannot be written
-    /// leaves nothing behind.
+    /// Writes a file under another name, and renames it when it is on disk. A failed write leaves
+    /// nothing behind.
     pub fn write(
         &self,
         path: &Path,
@@ -99,7 +99,7 @@ impl Disk {
         self.pass("create folder", path, || create_dir_all(path))
     }
 
-    /// Makes the names in a folder last.
+    /// Syncs a folder, so that the names in it last.
     pub(crate) fn sync_dir(&self, path: &Path) -> Result<()> {
         self.pass("sync folder", path, || {
             if cfg!(unix) { File::open(path)?.sync_all() } else { Ok(()) }
@@ -118,7 +118,7 @@ impl Disk {
         self.pass("remove folder", path, || remove_dir_all(path))
     }
 
-    /// Makes a change that the gate lets pass.
+    /// Makes a change that the gate allows.
     fn pass<T>(
         &self,
         change: &'static str,
@@ -133,14 +133,15 @@ impl Disk {
     }
 }
 
-/// The name of a file that this process writes, until it is whole: neither another process nor a user has one of that name.
+/// Returns the name of a file of this process until it is whole. Neither another process nor a user
+/// has a file of that name.
 fn own_part_of(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}{PART}", std::process::id()));
     name.into()
 }
 
-/// Whether a name in the folder of `path` is that of `path` while any process writes it.
+/// Returns true if a name in the folder of `path` is the one that `path` has while any process writes it.
 pub(crate) fn is_part_of(name: &OsStr, path: &Path) -> bool {
     let process = || {
         let rest = name.to_str()?.strip_prefix(path.file_name()?.to_str()?)?;
@@ -149,24 +150,24 @@ pub(crate) fn is_part_of(name: &OsStr, path: &Path) -> bool {
     process().is_some_and(|id| !id.is_empty() && id.bytes().all(|digit| digit.is_ascii_digit()))
 }
 
-/// Removes what killed processes have left half written of these files of `folder`.
+/// Removes partial files with these names in `folder`, which killed processes have left.
 pub(crate) fn remove_parts(folder: &Path, names: &[&str]) {
     for entry in read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         if names.iter().any(|whole| is_part_of(&name, Path::new(whole))) {
-            let _ = remove_file(entry.path()); // it only takes room
+            let _ = remove_file(entry.path()); // it only takes space
         }
     }
 }
 
-/// The name of a file until it is whole, where the folder is this process's own.
+/// Returns the name of a file until it is whole, if the folder is this process's own.
 pub(crate) fn part_of(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(PART);
     name.into()
 }
 
-/// A file under way.
+/// A file that is being written.
 struct Out<'d> {
     disk: &'d Disk,
     path: &'d Path,

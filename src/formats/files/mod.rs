@@ -1,7 +1,7 @@
-//! How files are read and written here: none is read without a limit, none is found half written.
+//! Reading and writing of files: none is read without a limit, none is found half written.
 //!
-//! What a user names to be read once (settings, a schedule) may be a pipe. What is found in a folder, or read more
-//! than once, must be a regular file: a FIFO would block for ever, a device might never end.
+//! A file that a user names and that is read once (settings, a schedule) may be a pipe. A file that is found in a
+//! folder, or read more than once, must be a regular file: a FIFO would block for ever, a device might never end.
 
 pub(crate) mod disk;
 pub(crate) mod tensors;
@@ -14,9 +14,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use chimera_core::fault::{Class, Fault};
 use chimera_core::ids::Rank;
 
-/// What some editors begin a file with.
+/// The byte order mark that some editors put at the beginning of a file.
 const BYTE_ORDER_MARK: char = '\u{feff}';
-/// Why a run writes no more into its folder.
+/// The reason why a run no longer writes into its folder.
 pub(crate) const LOST: &str = "the folder was removed, moved or replaced while the run trained";
 
 /// Opens a regular file for reading; anything else is refused at once.
@@ -28,27 +28,27 @@ pub fn open_regular(path: &Path) -> Result<File> {
     }
 }
 
-/// The content of a regular file, or `None` if it is longer than `most` bytes.
+/// Returns the content of a regular file, or `None` if it is longer than `most` bytes.
 pub fn read_regular(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
     at_most(open_regular(path)?, most)
 }
 
-/// The text of a regular file, which must be UTF-8, or `None` if it is longer than `most` bytes.
+/// Returns the text of a regular file, which must be UTF-8, or `None` if it is longer than `most` bytes.
 pub fn text_regular(path: &Path, most: u64) -> Result<Option<String>> {
     text(read_regular(path, most)?)
 }
 
-/// The content of a file or pipe, or `None` if it is longer than `most` bytes; then no more of it was read.
+/// Returns the content of a file or pipe. Stops reading and returns `None` if it is longer than `most` bytes.
 pub fn read_at_most(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
     at_most(File::open(path)?, most)
 }
 
-/// The text of a file or pipe, which must be UTF-8, or `None` if it is longer than `most` bytes.
+/// Returns the text of a file or pipe, which must be UTF-8, or `None` if it is longer than `most` bytes.
 pub fn text_at_most(path: &Path, most: u64) -> Result<Option<String>> {
     text(read_at_most(path, most)?)
 }
 
-/// The bytes as text, without the byte order mark that some editors begin a file with.
+/// Returns the bytes as text, without the byte order mark that some editors put at the beginning of a file.
 fn text(bytes: Option<Vec<u8>>) -> Result<Option<String>> {
     let text = bytes.map(String::from_utf8).transpose();
     let text = text.map_err(|e| Error::new(ErrorKind::InvalidData, e))?;
@@ -58,25 +58,25 @@ fn text(bytes: Option<Vec<u8>>) -> Result<Option<String>> {
     }))
 }
 
-/// What is left to read, or `None` if that is longer than `most` bytes.
+/// Reads the rest, or returns `None` if it is longer than `most` bytes.
 pub fn at_most(from: impl Read, most: u64) -> Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     from.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     Ok((bytes.len() as u64 <= most).then_some(bytes))
 }
 
-/// Writes a file, which is there whole or not at all. What has its name is replaced, a link, device or pipe too.
+/// Writes a file completely or not at all. Anything of its name is replaced, even a link, device or pipe.
 pub fn write(path: &Path, content: &[u8]) -> Result<()> {
     disk::Disk::default().write(path, |out| out.write_all(content)).map(drop)
 }
 
-/// Writes a file that a user named: like [`write()`], but into a device or pipe of that name.
+/// Writes a file that a user named: like [`write()`], but into an existing device or pipe of that name.
 pub fn write_named(path: &Path, content: &[u8]) -> Result<()> {
     let disk = disk::Disk::default().into_pipes();
     disk.write(path, |out| out.write_all(content)).map(drop)
 }
 
-/// Makes a folder, and makes sure that files can be written there.
+/// Makes a folder, and checks that files can be written there.
 pub(crate) fn prepare_dir(dir: &Path) -> Result<()> {
     create_dir_all(dir)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -85,7 +85,7 @@ pub(crate) fn prepare_dir(dir: &Path) -> Result<()> {
     remove_file(&probe)
 }
 
-/// An empty file in the place of one that is there; a link is replaced, and what it leads to is left alone.
+/// Makes an empty file, replacing an existing one. A link is replaced, and its target is not touched.
 pub(crate) fn replace(path: &Path) -> Result<File> {
     match remove_file(path) {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
@@ -93,11 +93,11 @@ pub(crate) fn replace(path: &Path) -> Result<File> {
     }
 }
 
-/// A folder as it was found, told from another one that comes to have its name.
+/// The identity of a folder, which distinguishes it from another that later gets its name.
 #[derive(Clone)]
 pub(crate) struct FolderId {
     path: PathBuf,
-    /// `None` where it was not there, or the system tells no folders apart.
+    /// `None` if the folder did not exist, or the system does not identify folders.
     id: Option<(u64, u64)>,
 }
 
@@ -110,13 +110,13 @@ impl FolderId {
         &self.path
     }
 
-    /// Returns true unless its name is gone or leads to another folder.
+    /// Returns false if its name is gone or leads to another folder.
     pub(crate) fn is_there(&self) -> bool {
         self.id.is_none() || !is_other(self.id, self.path.metadata())
     }
 }
 
-/// What tells a file or folder from every other one.
+/// Returns the unique id of a file or folder.
 #[cfg(unix)]
 fn id(found: Result<Metadata>) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
@@ -128,8 +128,8 @@ fn id(_: Result<Metadata>) -> Option<(u64, u64)> {
     None
 }
 
-/// Returns true if what was `found` is not the file of this identity, or nothing was. Any other error, such as a stale handle of
-/// a network file system, says nothing of the file.
+/// Returns true if `found` is not the file with this id, or no file was found. Any other error,
+/// such as a stale handle of a network file system, proves nothing about the file.
 fn is_other(held: Option<(u64, u64)>, found: Result<Metadata>) -> bool {
     match found {
         Err(e) => matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory),
@@ -137,28 +137,29 @@ fn is_other(held: Option<(u64, u64)>, found: Result<Metadata>) -> bool {
     }
 }
 
-/// Returns true if the name of an open file is gone or is another file's, by what was `found` of that name.
+/// Returns true if the name of an open file is gone or belongs to another file, given the metadata
+/// `found` under that name.
 pub(crate) fn is_lost(file: &File, found: Result<Metadata>) -> bool {
     let held = id(file.metadata());
-    // Where the system tells no files apart, an open one cannot be replaced.
+    // If the system does not identify files, an open one cannot be replaced.
     let is_known = held.is_some() || cfg!(not(unix));
     is_known && is_other(held, found)
 }
 
-/// Whether an open file is the one of this name.
+/// Returns true if an open file is the one of this name.
 #[cfg(unix)]
 pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     let held = id(file.metadata());
     held.is_some() && held == id(path.symlink_metadata())
 }
 
-/// Whether a file of this name is there: an open file cannot be replaced.
+/// Returns true if a file of this name exists: an open file cannot be replaced.
 #[cfg(not(unix))]
 pub(crate) fn is_at(_: &File, path: &Path) -> bool {
     path.is_file()
 }
 
-/// Whether a process has as many open files as it may.
+/// Returns true if the error is that this process has reached its limit of open files.
 pub(crate) fn is_too_many(error: &Error) -> bool {
     #[cfg(unix)]
     return error.raw_os_error() == Some(rustix::io::Errno::MFILE.raw_os_error());
@@ -166,7 +167,7 @@ pub(crate) fn is_too_many(error: &Error) -> bool {
     return matches!(error.raw_os_error(), Some(4)); // ERROR_TOO_MANY_OPEN_FILES
 }
 
-/// The most files that this process may open, where there is such a limit that is known.
+/// Returns the most files that this process may open, if the limit is known.
 pub(crate) fn open_files_limit() -> Option<u64> {
     #[cfg(unix)]
     return rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
@@ -174,18 +175,18 @@ pub(crate) fn open_files_limit() -> Option<u64> {
     return None;
 }
 
-/// Lets this process open as many files as the system lets it.
+/// Raises this process's limit of open files as far as the system allows.
 pub(crate) fn raise_open_files() {
     #[cfg(unix)]
     {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-        // What cannot be raised shows where a file cannot be opened.
+        // If the limit cannot be raised, opening a file will fail and report it.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
 }
 
-/// Makes opening fail where the path itself is a symbolic link, or a pipe that nobody reads.
+/// Makes opening fail if the path itself is a symbolic link, or a pipe without a reader.
 pub(crate) fn no_follow(options: &mut OpenOptions) -> &mut OpenOptions {
     #[cfg(unix)]
     {
@@ -196,7 +197,7 @@ pub(crate) fn no_follow(options: &mut OpenOptions) -> &mut OpenOptions {
     options
 }
 
-/// The fault of a file that failed while a run was under way.
+/// Returns the fault for a file that failed during a run.
 pub(crate) fn io_fault(what: &str, path: &Path, error: &dyn ToString) -> Fault {
     let message = format!("cannot write {what} {}: {}", path.display(), error.to_string());
     Fault::new(Class::Io, Rank(0), message)

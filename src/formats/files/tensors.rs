@@ -1,4 +1,4 @@
-//! Tensors in files of safetensors: written without a second copy, read one by one.
+//! Tensors in safetensors files: written without a second copy, read one by one.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -14,9 +14,9 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use super::disk::{CHUNK, Disk, Written};
 use super::io_fault;
 
-/// Longer headers are refused before they are read. The largest model that is allowed needs a tenth.
+/// Longer headers are refused before they are read. The largest allowed model needs a tenth of this.
 const MAX_HEADER_BYTES: u64 = 1 << 26;
-/// What the length of the header takes.
+/// Bytes of the length of the header.
 const LENGTH_BYTES: u64 = 8;
 
 /// A tensor to be written: its name, extents, and elements, row-major.
@@ -29,7 +29,7 @@ pub(crate) struct NamedTensor<'v> {
 }
 
 impl<'v> NamedTensor<'v> {
-    /// A tensor of f32.
+    /// Returns a tensor of f32.
     pub(crate) fn new(name: String, shape: Vec<usize>, words: &'v [f32]) -> NamedTensor<'v> {
         NamedTensor { name, shape, dtype: Dtype::F32, words }
     }
@@ -39,16 +39,16 @@ impl<'v> NamedTensor<'v> {
     }
 }
 
-/// A tensor that holds what no file may hold.
+/// The error for a tensor with values that are not finite.
 #[derive(thiserror::Error, Debug)]
 #[error("{0} is not finite")]
 struct NotFinite(String);
 
-/// Writes tensors in the order of their names, and what else the header is to say. All that is to be done with
-/// a value is done while it is in the cache.
+/// Writes tensors in the order of their names, with additional header entries. Each value is
+/// checked, hashed and written while it is in the cache.
 ///
 /// # Errors
-/// If the file cannot be written, or a value is not finite; [`fault`] tells which.
+/// If the file cannot be written, or a value is not finite; [`fault`] tells the two apart.
 pub(crate) fn write(
     disk: &Disk,
     path: &Path,
@@ -65,7 +65,7 @@ pub(crate) fn write(
     });
     let header = Metadata::new(metadata, infos.collect()).map_err(Error::other)?;
     let mut header = serde_json::to_vec(&header)?;
-    header.resize(header.len().next_multiple_of(8), b' '); // values begin aligned
+    header.resize(header.len().next_multiple_of(8), b' '); // aligns the values
     disk.write(path, |out| {
         out.write_all(&(header.len() as u64).to_le_bytes())?;
         out.write_all(&header)?;
@@ -76,7 +76,7 @@ pub(crate) fn write(
                     return Err(Error::other(NotFinite(tensor.name.clone())));
                 }
                 let bytes = bytes(words);
-                out.write_all(&bytes[..left.min(bytes.len())])?; // a last half word is filled up
+                out.write_all(&bytes[..left.min(bytes.len())])?; // the last word may be half used
                 left = left.saturating_sub(bytes.len());
             }
         }
@@ -84,7 +84,7 @@ pub(crate) fn write(
     })
 }
 
-/// The fault of a [`write`] that failed, after which `outcome` holds.
+/// Returns the fault for a [`write`] that failed; `outcome` describes the consequence.
 pub(crate) fn fault(what: &str, path: &Path, error: &Error, outcome: &str) -> Fault {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<NotFinite>()) {
         Some(unsound) => Fault::new(Class::NonFinite, Rank(0), format!("{unsound}: {outcome}")),
@@ -92,7 +92,7 @@ pub(crate) fn fault(what: &str, path: &Path, error: &Error, outcome: &str) -> Fa
     }
 }
 
-/// As safetensors keeps them: little-endian.
+/// Returns the bytes as safetensors keeps them: little-endian.
 pub(crate) fn bytes(values: &[f32]) -> Cow<'_, [u8]> {
     if cfg!(target_endian = "little") {
         bytemuck::cast_slice(values).into()
@@ -101,7 +101,7 @@ pub(crate) fn bytes(values: &[f32]) -> Cow<'_, [u8]> {
     }
 }
 
-/// A type of elements as safetensors calls it.
+/// Returns the name of an element type in safetensors.
 fn in_file(dtype: Dtype) -> safetensors::Dtype {
     match dtype {
         Dtype::Bf16 => safetensors::Dtype::BF16,
@@ -114,7 +114,7 @@ fn in_file(dtype: Dtype) -> safetensors::Dtype {
 pub(crate) struct TensorFile {
     path: PathBuf,
     header: Metadata,
-    /// Where the values begin.
+    /// Offset of the values.
     start: u64,
 }
 
@@ -122,7 +122,7 @@ impl TensorFile {
     /// Reads the header, which must account for every byte of the file.
     ///
     /// # Errors
-    /// The system's error, or an error without a number of the system's, which says what is wrong with the file.
+    /// The system's error, or an error without an OS error number, which describes the problem of the file.
     pub(crate) fn open(path: &Path) -> Result<TensorFile> {
         let metadata = path.metadata()?;
         if !metadata.is_file() {
@@ -146,7 +146,7 @@ impl TensorFile {
         let header: Metadata = serde_json::from_slice(&header)
             .map_err(|e| Error::other(format!("its header cannot be read: {e}")))?;
         let start = LENGTH_BYTES + length;
-        let end = u128::from(start) + header.data_len() as u128; // the sum of lies may be beyond 64 bits
+        let end = u128::from(start) + header.data_len() as u128; // the sum of false lengths may exceed 64 bits
         if end != size.into() {
             return Err(Error::other(format!(
                 "it is torn: its header does not account for its {size} bytes, but for {end}"
@@ -159,22 +159,22 @@ impl TensorFile {
         &self.path
     }
 
-    /// All tensors with their names, in the order of the file.
+    /// Returns all tensors with their names, in the order of the file.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, &TensorInfo)> {
         let names = self.header.offset_keys().into_iter();
         names.filter_map(|name| self.tensor(&name).map(|tensor| (name, tensor)))
     }
 
-    /// The tensor of this name.
+    /// Returns the tensor of this name.
     pub(crate) fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.header.info(name)
     }
 
-    /// The elements of a tensor of this file, row-major; those of a type that a device computes in as they are, bf16
-    /// as f32.
+    /// Returns the elements of a tensor of this file, row-major. Types that a device computes in
+    /// stay as they are, except that bf16 becomes f32. Returns `None` if they are of another type.
     ///
     /// # Errors
-    /// If they cannot be read. `None` if they are of another type.
+    /// If they cannot be read.
     pub(crate) fn elements(&self, tensor: &TensorInfo) -> Result<Option<Elements>> {
         Ok(Some(match tensor.dtype {
             safetensors::Dtype::F32 => self.values(tensor, f32::from_le_bytes)?.into(),
@@ -187,8 +187,8 @@ impl TensorFile {
         }))
     }
 
-    /// The values of a tensor of this file, row-major, each from `WIDTH` bytes; piece by piece, so that they are
-    /// never held twice.
+    /// Returns the values of a tensor of this file, row-major, each from `WIDTH` bytes. They are
+    /// read piece by piece, so that they are never held twice.
     pub(crate) fn values<const WIDTH: usize>(
         &self,
         tensor: &TensorInfo,
@@ -211,7 +211,7 @@ impl TensorFile {
     }
 }
 
-/// The number whose upper half these bytes are.
+/// Returns the number whose upper half these bytes are.
 pub(crate) fn of_bf16(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << u16::BITS)
 }
@@ -222,7 +222,7 @@ mod tests {
 
     use super::*;
 
-    /// A checkpoint is put aside where its files are torn, and not where the system does not let them be read.
+    /// A checkpoint is put aside if its files are torn, and not if the system cannot read them.
     #[test]
     fn errors_of_the_system_are_told_from_torn_files() {
         let folder = tempfile::tempdir().unwrap();

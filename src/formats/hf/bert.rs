@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 use super::dropout::DropoutRates;
 use super::format::HfFormat;
 
-/// How Hugging Face writes the model.
+/// The format of the model in Hugging Face.
 pub(super) const FORMAT: HfFormat =
     HfFormat { model_types: &["bert"], parse, to_json, from_hf, to_hf, copies, twin };
 
-/// What decides sizes and architecture; where a key may be absent, its default in `transformers`.
+/// Keys that determine sizes and architecture. Keys that may be absent have their defaults from `transformers`.
 #[derive(Deserialize)]
 struct Keys {
     num_hidden_layers: usize,
@@ -65,13 +65,13 @@ fn absolute() -> String {
     "absolute".into()
 }
 
-/// The model that a `config.json` describes.
+/// Returns the model that a `config.json` describes.
 ///
 /// # Errors
-/// What is not a BERT as this project computes it is refused with the key that says so.
+/// Refuses, naming the key, a model that is not a BERT as this project computes it.
 fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     let keys: Keys = serde_json::from_slice(text)?;
-    // Where it is absent, `transformers` takes 3072, whatever the other sizes.
+    // If it is absent, `transformers` takes 3072, whatever the other sizes.
     let inner = keys.intermediate_size.unwrap_or(3072);
     for (fits, key, found, wanted) in [
         (
@@ -110,7 +110,7 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     Ok((config, DropoutRates { embedding: hidden, residual: hidden, attention }))
 }
 
-/// `config.json` of a model. Without the id of padding in BERT's vocabulary, unless it has that vocabulary.
+/// Returns the `config.json` of a model. It has the id of padding only if the vocabulary is BERT's.
 fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> Value {
     let pad = if config.vocab == 30522 { json!(0) } else { Value::Null };
     json!({
@@ -138,14 +138,14 @@ fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> Value {
     })
 }
 
-/// What precedes the name of a tensor of the body, in a model with heads.
+/// Prefix of the body's tensors, in a model with heads.
 const BODY: &str = "bert.";
-/// What precedes those outside of the body.
+/// Prefix of the tensors outside of the body.
 const HEADS: &str = "cls.";
 /// A constant that older versions saved beside the weights: 0, 1, 2 and so on.
 const POSITIONS: &str = "embeddings.position_ids";
 
-/// Our name of a tensor, or `None` if it is no weight. Google's own names of a norm's weights are known too.
+/// Returns our name of a tensor, or `None` if it is not a weight. Google's own names of a norm's weights are known too.
 fn from_hf(name: &str) -> Option<String> {
     let name = name.strip_prefix(BODY).unwrap_or(name);
     let old = |old: &str, new: &str| Some(format!("{}{new}", name.strip_suffix(old)?));
@@ -154,21 +154,21 @@ fn from_hf(name: &str) -> Option<String> {
     (name != POSITIONS).then(|| modern.unwrap_or_else(|| name.to_owned()))
 }
 
-/// The name of a tensor in a model with heads.
+/// Returns the name of a tensor in a model with heads.
 fn to_hf(name: &str) -> String {
     if name.starts_with(HEADS) { name.to_owned() } else { format!("{BODY}{name}") }
 }
 
-/// The decoder's bias, there and here. Where the decoder is not tied, `transformers` keeps both and adds the first.
+/// The decoder's bias, there and here. If the decoder is not tied, `transformers` keeps both and adds the first.
 const BIAS: (&str, &str) = ("cls.predictions.decoder.bias", "cls.predictions.bias");
 
-/// Tensors that may be there too, and which of ours they are.
+/// Returns optional duplicate tensors, and our names of the originals.
 fn copies(config: &ModelConfig) -> Vec<(&'static str, &'static str)> {
     let decoder = ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight");
     if config.tied { vec![BIAS, decoder] } else { Vec::new() }
 }
 
-/// A tensor that is read for one of ours if it is there, and written beside it.
+/// Returns a tensor that is read instead of one of ours if it exists, and written beside it.
 fn twin(config: &ModelConfig) -> Option<(&'static str, &'static str)> {
     (!config.tied).then_some(BIAS)
 }
@@ -197,7 +197,7 @@ mod tests {
         }
     }
 
-    /// The refusal of a configuration in which `key` has another value.
+    /// Returns the refusal of a configuration in which `key` has another value.
     fn refusal(key: &str, value: Value) -> String {
         let mut keys = to_json(&sizes(), &RATES);
         keys[key] = value;

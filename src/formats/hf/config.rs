@@ -1,4 +1,4 @@
-//! `config.json`.
+//! Reading and writing of `config.json`.
 
 use std::path::Path;
 
@@ -17,10 +17,10 @@ use crate::formats::files::read_regular;
 /// Larger files are refused before they are read.
 pub(super) const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// The model in `dir`, and what is dropped when it is trained.
+/// Returns the model in `dir`, and its rates of dropout.
 ///
 /// # Errors
-/// A model that this project does not compute is refused with the key that says so.
+/// Refuses, naming the key, a model that this project does not compute.
 pub fn read_config(dir: &Path) -> Result<(ModelConfig, DropoutRates)> {
     let has_checkpoints = dir.join(MANIFEST).exists() || Store::of(dir).folder().exists();
     let is_there = dir.try_exists().with_context(|| format!("cannot read {}", dir.display()))?;
@@ -40,7 +40,7 @@ pub fn read_config(dir: &Path) -> Result<(ModelConfig, DropoutRates)> {
     parse(&text).with_context(|| path.display().to_string())
 }
 
-/// The content of a file of at most `most` bytes.
+/// Returns the content of a file of at most `most` bytes.
 pub(super) fn read_small(path: &Path, most: u64) -> Result<Vec<u8>> {
     let place = || format!("cannot read {}", path.display());
     let bytes = read_regular(path, most).with_context(place)?;
@@ -48,7 +48,7 @@ pub(super) fn read_small(path: &Path, most: u64) -> Result<Vec<u8>> {
 }
 
 fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
-    /// What every `config.json` has, but for old ones of GPT-2.
+    /// The key that every `config.json` has, except old ones of GPT-2.
     #[derive(Deserialize)]
     struct Keys {
         model_type: Option<String>,
@@ -65,7 +65,7 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     }
 }
 
-/// `config.json` of a model.
+/// Returns the `config.json` of a model.
 pub(crate) fn to_json(config: &ModelConfig, dropout: &DropoutRates, ids: &SpecialIds) -> String {
     let mut keys = (format(config.architecture).to_json)(config, dropout);
     ids.put_into(&mut keys);

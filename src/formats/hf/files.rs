@@ -14,7 +14,7 @@ use super::{INDEX, WEIGHTS};
 /// Larger indices are refused before they are read.
 const MAX_INDEX_BYTES: u64 = 1 << 26;
 
-/// The files of the weights.
+/// Opens the files of the weights.
 pub(super) fn shards(dir: &Path) -> Result<Vec<ShardFile>> {
     if let Some(whole) = file_in(dir, WEIGHTS)? {
         return Ok(vec![ShardFile::open(&whole)?]);
@@ -33,7 +33,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The files that an index names, which hold the tensors that it says and no others.
+/// Opens the files that an index names. They must hold exactly the tensors that it lists.
 fn indexed(dir: &Path, index: &Path) -> Result<Vec<ShardFile>> {
     let index: Index = serde_json::from_slice(&read_small(index, MAX_INDEX_BYTES)?)?;
     let names: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();

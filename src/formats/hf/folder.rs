@@ -1,14 +1,14 @@
-//! Where the files of a model lie: in its folder, and nowhere else.
+//! The files of a model: they lie in its folder, and nowhere else.
 
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-/// The path of the file `name` of the model in `dir`, or `None` if there is no such file.
+/// Returns the path of the file `name` of the model in `dir`, or `None` if there is no such file.
 ///
 /// # Errors
-/// If the file cannot be looked at, or is a link out of the folder.
+/// If the file cannot be looked up, or is a link out of the folder.
 pub fn file_in(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
     let path = dir.join(name);
     match path.symlink_metadata() {
@@ -18,9 +18,9 @@ pub fn file_in(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
     }
 }
 
-/// The path of a file that is named inside another one: a plain name of a file in the folder. A link out of the folder
-/// would let a model carry any file of this machine into what is exported. Links of the hub's cache are allowed, where
-/// `snapshots/<revision>` links to `blobs`. Readers refuse what is not a regular file.
+/// Returns the path of a file that another file names: it must be the plain name of a file in the folder. A
+/// link out of the folder would let a model carry any file of this machine into an export. Links of the hub's
+/// cache are allowed, where `snapshots/<revision>` links to `blobs`. Readers refuse anything but regular files.
 pub(super) fn inside(dir: &Path, name: &str) -> Result<PathBuf> {
     let mut components = Path::new(name).components();
     let is_plain = matches!(

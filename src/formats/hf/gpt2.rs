@@ -1,5 +1,5 @@
-//! GPT-2's `config.json` and names. Layouts are equal: its own projections (`Conv1D`) are `[in, out]`, and so
-//! are ours.
+//! GPT-2's `config.json` and names. Layouts are equal: its own projections (`Conv1D`) are `[in,
+//! out]`, as ours are.
 
 use anyhow::{Result, ensure};
 use chimera_core::model::{Architecture, ModelConfig};
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use super::dropout::DropoutRates;
 use super::format::HfFormat;
 
-/// How Hugging Face writes the model.
+/// The format of the model in Hugging Face.
 pub(super) const FORMAT: HfFormat =
     HfFormat { model_types: &["gpt2"], parse, to_json, from_hf, to_hf, copies, twin: |_| None };
 
-/// What decides sizes and architecture, also by the names that all models of `transformers` have for it; where a key may be
-/// absent, its default there.
+/// Keys that determine sizes and architecture, also under the names that all models of
+/// `transformers` share. Keys that may be absent have their defaults from there.
 #[derive(Deserialize)]
 struct Keys {
     #[serde(alias = "num_hidden_layers")]
@@ -63,10 +63,10 @@ fn usual() -> f64 {
     DropoutRates::USUAL
 }
 
-/// The model that a `config.json` describes.
+/// Returns the model that a `config.json` describes.
 ///
 /// # Errors
-/// What is not a GPT-2 as this project computes it is refused with the key that says so.
+/// Refuses, naming the key, a model that is not a GPT-2 as this project computes it.
 fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     let keys: Keys = serde_json::from_slice(text)?;
     let gelu = ["gelu_new", "gelu_pytorch_tanh"].contains(&keys.activation_function.as_str());
@@ -111,8 +111,8 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     Ok((config, dropout))
 }
 
-/// `config.json` of a model. Without the ids of GPT-2's vocabulary that begin and end a text, unless it has
-/// that vocabulary.
+/// Returns the `config.json` of a model. It has the ids that begin and end a text only if the
+/// vocabulary is GPT-2's.
 fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> Value {
     let end = if config.vocab == 50257 { json!(50256) } else { Value::Null };
     json!({
@@ -139,25 +139,25 @@ fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> Value {
     })
 }
 
-/// What precedes the name of a tensor of the body, in a model with a head.
+/// Prefix of the body's tensors, in a model with a head.
 const BODY: &str = "transformer.";
 /// The only tensor outside of the body.
 const HEAD: &str = "lm_head.weight";
-/// Constants that older versions saved beside the weights: the causal mask, and what it masks with.
+/// Constants that older versions saved beside the weights: the causal mask, and its fill value.
 const CONSTANTS: [&str; 2] = [".attn.bias", ".attn.masked_bias"];
 
-/// Our name of a tensor, or `None` if it is no weight.
+/// Returns our name of a tensor, or `None` if it is not a weight.
 fn from_hf(name: &str) -> Option<String> {
     let is_constant = CONSTANTS.iter().any(|constant| name.ends_with(constant));
     (!is_constant).then(|| name.strip_prefix(BODY).unwrap_or(name).to_owned())
 }
 
-/// The name of a tensor in a model with a head.
+/// Returns the name of a tensor in a model with a head.
 fn to_hf(name: &str) -> String {
     if name == HEAD { name.to_owned() } else { format!("{BODY}{name}") }
 }
 
-/// Tensors that may be there too, and which of ours they are.
+/// Returns optional duplicate tensors, and our names of the originals.
 fn copies(config: &ModelConfig) -> Vec<(&'static str, &'static str)> {
     if config.tied { vec![(HEAD, "wte.weight")] } else { Vec::new() }
 }
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    /// The refusal of a configuration in which `key` has another value.
+    /// Returns the refusal of a configuration in which `key` has another value.
     fn refusal(key: &str, value: Value) -> String {
         let mut keys = to_json(&sizes(), &RATES);
         keys[key] = value;

@@ -1,5 +1,5 @@
-//! Llama's, Qwen2's and Mistral's `config.json` and names. Queries, keys and values are one matrix here and three there;
-//! gate and up are one here and two there.
+//! Llama's, Qwen2's and Mistral's `config.json` and names. Queries, keys and values are one matrix
+//! here and three there; gate and up are one here and two there.
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::layers::Activation;
@@ -11,7 +11,7 @@ use super::dropout::DropoutRates;
 use super::format::HfFormat;
 use super::rope::{RopeKeys, rope_to_json, scaling};
 
-/// How Hugging Face writes the model.
+/// The format of the models in Hugging Face.
 pub(super) const FORMAT: HfFormat = HfFormat {
     model_types: &["llama", "qwen2", "mistral"],
     parse,
@@ -22,7 +22,7 @@ pub(super) const FORMAT: HfFormat = HfFormat {
     twin: |_| None,
 };
 
-/// What decides sizes and architecture; where a key may be absent, its default in `transformers`.
+/// Keys that determine sizes and architecture. Keys that may be absent have their defaults from `transformers`.
 #[derive(Deserialize)]
 struct Keys {
     model_type: String,
@@ -58,7 +58,7 @@ struct Keys {
     layer_types: Option<Vec<String>>,
 }
 
-/// A key that is there, be it null.
+/// Deserializes a key that is present, even if it is null.
 fn present<'de, D: serde::Deserializer<'de>>(d: D) -> Result<Option<Option<usize>>, D::Error> {
     Option::deserialize(d).map(Some)
 }
@@ -71,19 +71,19 @@ fn epsilon() -> f64 {
     1e-6
 }
 
-/// Base of the rotary frequencies where none is said.
+/// The default base of the rotary frequencies.
 const THETA: f64 = 1e4;
 
-/// The model that a `config.json` describes.
+/// Returns the model that a `config.json` describes.
 ///
 /// # Errors
-/// What is not a model as this project computes it is refused with the key that says so.
+/// Refuses, naming the key, a model that is not one as this project computes it.
 fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     let keys: Keys = serde_json::from_slice(text)?;
     let (hidden, heads) = (keys.hidden_size, keys.num_attention_heads);
     let is_qwen = keys.model_type == "qwen2";
     let rope = rope(&keys)?;
-    // What is said with the frequencies goes before what is said of all.
+    // The value given with the frequencies overrides the general one.
     let turned = rope.as_ref().and_then(|rope| rope.partial_rotary_factor);
     let turned = turned.or(keys.partial_rotary_factor).unwrap_or(1.0);
     for (fits, key, found, wanted) in [
@@ -138,7 +138,7 @@ fn parse(text: &[u8]) -> Result<(ModelConfig, DropoutRates)> {
     Ok((config, dropout))
 }
 
-/// What is said of rotary frequencies: as in `transformers`, all of it by `rope_scaling` where that says anything.
+/// Returns the keys of rotary frequencies. As in `transformers`, all of them come from `rope_scaling` if that has any.
 fn rope(keys: &Keys) -> Result<Option<RopeKeys>> {
     let said = [("rope_scaling", &keys.rope_scaling), ("rope_parameters", &keys.rope_parameters)];
     let said = said.into_iter().filter_map(|(key, said)| Some((key, said.as_ref()?)));
@@ -149,7 +149,7 @@ fn rope(keys: &Keys) -> Result<Option<RopeKeys>> {
     rope.map(Some).with_context(|| format!("`{key}`"))
 }
 
-/// The names of the functions of a gate.
+/// Names of the activation functions of a gate.
 const ACTIVATIONS: [(&str, Activation); 5] = [
     ("silu", Activation::Silu),
     ("gelu", Activation::Gelu),
@@ -166,7 +166,7 @@ fn activation(name: &str) -> Result<Activation> {
     Ok(found.1)
 }
 
-/// How many tokens back all layers see.
+/// Returns the sliding window: how many tokens back all layers see.
 fn window(keys: &Keys) -> Result<Option<usize>> {
     let (of_all, none) = ("sliding_attention", "full_attention");
     let window = match keys.model_type.as_str() {
@@ -180,7 +180,7 @@ fn window(keys: &Keys) -> Result<Option<usize>> {
         bail!("`layer_types` has {kind:?}, but layers here are {of_all:?} or {none:?}");
     }
     if keys.model_type == "mistral" {
-        // `transformers` asks `sliding_window` alone.
+        // `transformers` only reads `sliding_window`.
         let wanted = if window.is_some() { of_all } else { none };
         let other = keys.layer_types.iter().flatten().find(|kind| *kind != wanted);
         let said = json!(window);
@@ -219,7 +219,7 @@ const ENDS: [(usize, [Option<u32>; 2]); 4] = [
     (151_936, [None, Some(151_643)]),
 ];
 
-/// `config.json` of a model: of the first kind that has its biases, its window and its heads.
+/// Returns the `config.json` of a model, as the first kind of model that has its biases, its window and its heads.
 fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> Value {
     let llama = config.llama.unwrap_or_else(|| Llama::usual(config.hidden, config.heads));
     let (architecture, model_type) = match (llama.qkv_bias, llama.window) {
@@ -262,7 +262,7 @@ fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> Value {
     if let Some(dim) = llama.head_dim {
         keys["head_dim"] = json!(dim);
     }
-    // `transformers` has no such rates, and drops nothing there.
+    // `transformers` has no such rates for these models, and drops nothing there.
     for (key, rate) in [("embd_pdrop", dropout.embedding), ("resid_pdrop", dropout.residual)] {
         if rate != 0.0 {
             keys[key] = json!(rate);
@@ -283,25 +283,25 @@ fn to_json(config: &ModelConfig, dropout: &DropoutRates) -> Value {
     keys
 }
 
-/// What precedes the name of a tensor of the body, in a model with a head.
+/// Prefix of the body's tensors, in a model with a head.
 const BODY: &str = "model.";
 /// The only tensor outside of the body.
 const HEAD: &str = "lm_head.weight";
 /// A constant that older versions saved beside the weights: the rotary frequencies.
 const FREQUENCIES: &str = "rotary_emb.inv_freq";
 
-/// Our name of a tensor or of a part of one, or `None` if it is no weight.
+/// Returns our name of a tensor or of a part of one, or `None` if it is not a weight.
 fn from_hf(name: &str) -> Option<String> {
     let name = name.strip_prefix(BODY).unwrap_or(name);
     (!name.ends_with(FREQUENCIES)).then(|| name.to_owned())
 }
 
-/// The name of a tensor in a model with a head.
+/// Returns the name of a tensor in a model with a head.
 fn to_hf(name: &str) -> String {
     if name == HEAD { name.to_owned() } else { format!("{BODY}{name}") }
 }
 
-/// Tensors that may be there too, and which of ours they are.
+/// Returns optional duplicate tensors, and our names of the originals.
 fn copies(config: &ModelConfig) -> Vec<(&'static str, &'static str)> {
     if config.tied { vec![(HEAD, "embed_tokens.weight")] } else { Vec::new() }
 }

@@ -1,10 +1,10 @@
-//! GPT-2, BERT and Llama in the files of Hugging Face: a folder with `config.json` and the weights as safetensors, in one
-//! file or in shards with their index.
+//! GPT-2, BERT and Llama in the files of Hugging Face: a folder with `config.json` and the weights as
+//! safetensors, in one file or in shards with their index.
 //!
-//! Reading is strict, since such folders come from anywhere: everything that the architecture decides is
-//! compared with the one here, sizes are capped and names, shapes and types checked before anything is
-//! allocated, and a tensor that is missing, unknown or there twice is named. Pickle is never read. f16
-//! and bf16 become f32. Writing gives what `transformers` writes itself, byte for byte.
+//! Reading is strict, since such folders come from anywhere. All keys that the architecture determines
+//! are compared with the one here. Sizes are capped, and names, shapes and types are checked, before
+//! anything is allocated. Errors name a tensor that is missing, unknown or duplicated. Pickle is never
+//! read. f16 and bf16 become f32. Writing produces what `transformers` writes itself, byte for byte.
 
 mod bert;
 mod config;
@@ -30,9 +30,9 @@ pub use folder::file_in;
 pub(crate) use names::{parts, to_hf, twin};
 pub(crate) use special_ids::GENERATION;
 
-/// The sizes of the model.
+/// The file of the model's sizes.
 pub(crate) const CONFIG: &str = "config.json";
-/// The weights, if they are in one file.
+/// The file of the weights, if there is only one.
 pub(crate) const WEIGHTS: &str = "model.safetensors";
-/// Which file holds which tensor, if they are in several.
+/// The index that maps tensors to files, if there are several.
 const INDEX: &str = "model.safetensors.index.json";

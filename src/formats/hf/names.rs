@@ -1,4 +1,4 @@
-//! Names of tensors, here and there.
+//! Names of tensors, here and in Hugging Face.
 
 use std::ops::Range;
 
@@ -7,18 +7,18 @@ use chimera_core::stage::Param;
 
 use super::table::format;
 
-/// The name of a tensor, or of a part of one, in a model with its head.
+/// Returns the name of a tensor, or of a part of one, in a model with its head.
 pub(crate) fn to_hf(architecture: Architecture, name: &str) -> String {
     (format(architecture).to_hf)(name)
 }
 
-/// A tensor that is read for one of ours if it is there, and written beside it.
+/// Returns a tensor that is read instead of one of ours if it exists, and written beside it.
 pub(crate) fn twin(config: &ModelConfig) -> Option<(&'static str, &'static str)> {
     (format(config.architecture).twin)(config)
 }
 
-/// The rows of a parameter by the names of the tensors that hold them there: queries, keys and values are one matrix
-/// here and three there, and Llama's gate and up one here and two there.
+/// Returns the rows of a parameter by the names of the tensors that hold them in Hugging Face: queries,
+/// keys and values are one matrix here and three there, and Llama's gate and up one here and two there.
 pub(crate) fn parts(config: &ModelConfig, param: &Param) -> Vec<(String, Range<usize>)> {
     let kv_heads = config.llama.map_or(config.heads, |llama| llama.kv_heads);
     let grouped = [config.heads, kv_heads, kv_heads];

@@ -23,11 +23,11 @@ const N_NAMED: usize = 3;
 /// A whole model on the host.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Pretrained {
-    /// What it is.
+    /// Sizes of the model.
     pub config: ModelConfig,
-    /// What is dropped when it is trained.
+    /// Rates of dropout during training.
     pub dropout: DropoutRates,
-    /// Which tokens begin, end and pad a text.
+    /// The tokens that begin, end and pad a text.
     pub ids: SpecialIds,
     /// Every tensor by its parameter, in the order of [`ModelConfig::params`].
     pub weights: Vec<(Param, Vec<f32>)>,
@@ -49,14 +49,14 @@ pub fn read(dir: &Path) -> Result<Pretrained> {
     Ok(Pretrained { config, dropout, ids, weights })
 }
 
-/// A model on disk, whose names and shapes were found to fit; nothing of its values is held.
+/// A model on disk, whose names and shapes were found to fit. None of its values are held.
 pub struct HfModel {
     dir: PathBuf,
     config: ModelConfig,
     dropout: DropoutRates,
     ids: SpecialIds,
     tensors: Vec<Tensor>,
-    /// By name, which of them.
+    /// Index of each tensor by its name.
     index: HashMap<String, usize>,
 }
 
@@ -65,11 +65,11 @@ struct Tensor {
     param: Param,
     /// Its rows, one part after the other.
     parts: Vec<TensorPlace>,
-    /// What must be equal to it.
+    /// Duplicates that must be equal to it.
     copies: Vec<TensorPlace>,
 }
 
-/// Where the values of a tensor are.
+/// The place of a tensor's values.
 struct TensorPlace {
     shard: Arc<ShardFile>,
     name: String,
@@ -80,7 +80,7 @@ impl HfModel {
     /// Reads `config.json` and the headers of the files in the folder `dir`.
     ///
     /// # Errors
-    /// Names file and tensor of whatever does not fit.
+    /// If anything does not fit; the error names the file and the tensor.
     pub fn open(dir: &Path) -> Result<HfModel> {
         let ((config, dropout), ids) = (read_config(dir)?, SpecialIds::read(dir)?);
         let params = config.params(&Cut::whole(&config));
@@ -148,17 +148,17 @@ impl HfModel {
         Ok(HfModel { dir: dir.to_path_buf(), config, dropout, ids, tensors, index })
     }
 
-    /// What it is.
+    /// Returns the sizes of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// Which tokens begin, end and pad a text.
+    /// Returns the tokens that begin, end and pad a text.
     pub fn ids(&self) -> &SpecialIds {
         &self.ids
     }
 
-    /// All parameters, in the order of [`ModelConfig::params`].
+    /// Returns all parameters, in the order of [`ModelConfig::params`].
     pub fn params(&self) -> impl Iterator<Item = &Param> {
         self.tensors.iter().map(|tensor| &tensor.param)
     }
@@ -192,7 +192,7 @@ impl TensorPlace {
         self.shard.values(&self.name, &self.tensor)
     }
 
-    /// Whether values of this place are those of others, as far as numbers of either type tell.
+    /// Returns true if values of this place equal those of others, within the precision of both types.
     fn is_of(&self, others: &[TensorPlace], ours: &[f32], theirs: &[f32]) -> bool {
         let types = others.iter().map(|other| other.tensor.dtype);
         if types.clone().all(|dtype| dtype == self.tensor.dtype) {
@@ -207,7 +207,7 @@ impl TensorPlace {
     }
 }
 
-/// The tensors by our names.
+/// Returns the tensors by our names.
 fn places(
     architecture: Architecture,
     shards: Vec<ShardFile>,

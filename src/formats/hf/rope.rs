@@ -1,11 +1,11 @@
-//! How Hugging Face writes the scaling of rotary frequencies.
+//! The scaling of rotary frequencies in Hugging Face's files.
 
 use anyhow::{Context, Result, bail, ensure};
 use chimera_core::model::RopeScaling;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// How rotary frequencies are scaled, and since version 5 of `transformers` their base too.
+/// The scaling of rotary frequencies, and since version 5 of `transformers` their base too.
 #[derive(Deserialize)]
 pub(super) struct RopeKeys {
     rope_type: Option<String>,
@@ -26,8 +26,8 @@ pub(super) struct RopeKeys {
     others: Map<String, Value>,
 }
 
-/// The scaling of rotary frequencies in a model of at most `longest` tokens. What is said beside it of the tokens `before`
-/// goes before what it says.
+/// Returns the scaling of rotary frequencies in a model of at most `longest` tokens. The number of
+/// tokens `before` scaling, given outside of `rope`, overrides the one within.
 pub(super) fn scaling(rope: &RopeKeys, longest: usize, before: Option<f64>) -> Result<RopeScaling> {
     let kind = rope.rope_type.as_deref().or(rope.r#type.as_deref()).unwrap_or("default");
     let need = |value: Option<f64>, key: &str| {
@@ -77,12 +77,12 @@ pub(super) fn scaling(rope: &RopeKeys, longest: usize, before: Option<f64>) -> R
     })
 }
 
-/// A number, of which 0 says nothing.
+/// Returns a number, or `None` for 0, which means absent.
 fn said(number: Option<f64>) -> Option<f64> {
     number.filter(|number| *number != 0.0)
 }
 
-/// What YaRN multiplies cosines and sines by where that is not said.
+/// Returns YaRN's default factor of cosines and sines.
 fn attention(rope: &RopeKeys, factor: f64) -> f64 {
     let of = |weight: f64| 1.0 + weight * (RopeScaling::yarn_attention(factor) - 1.0);
     match said(rope.mscale).zip(said(rope.mscale_all_dim)) {
@@ -91,7 +91,7 @@ fn attention(rope: &RopeKeys, factor: f64) -> f64 {
     }
 }
 
-/// `rope_scaling` of a model.
+/// Returns the `rope_scaling` of a model.
 pub(super) fn rope_to_json(scaling: &RopeScaling) -> Value {
     match *scaling {
         RopeScaling::None => Value::Null,

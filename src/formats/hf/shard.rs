@@ -1,4 +1,4 @@
-//! One file of weights, with values that can be computed with.
+//! One file of weights, with values converted to f32.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use safetensors::tensor::{Dtype, TensorInfo};
 
 use crate::formats::files::tensors::{TensorFile, of_bf16};
 
-/// A file of weights, whose header was read.
+/// A file of weights whose header was read.
 pub(super) struct ShardFile {
     file: TensorFile,
 }
@@ -23,12 +23,12 @@ impl ShardFile {
         self.file.path()
     }
 
-    /// All tensors with their names, in the order of the file.
+    /// Returns all tensors with their names, in the order of the file.
     pub(super) fn tensors(&self) -> impl Iterator<Item = (String, &TensorInfo)> {
         self.file.tensors()
     }
 
-    /// The values of a tensor of this file, row-major.
+    /// Returns the values of a tensor of this file, row-major.
     pub(super) fn values(&self, name: &str, tensor: &TensorInfo) -> Result<Vec<f32>> {
         let place = || format!("{}: {name}", self.path().display());
         let values = match tensor.dtype {
@@ -50,7 +50,7 @@ impl ShardFile {
     }
 }
 
-/// How far a number is from its nearest neighbour of a type, as a part of it, and at least.
+/// Returns the relative distance of a number to its nearest neighbour in a type, and the least absolute distance.
 pub(super) fn precision(dtype: Dtype) -> [f32; 2] {
     match dtype {
         Dtype::F16 => [2f32.powi(-10), 2f32.powi(-24)],
@@ -59,7 +59,7 @@ pub(super) fn precision(dtype: Dtype) -> [f32; 2] {
     }
 }
 
-/// The number whose bits in half precision these are.
+/// Returns the number with these bits in half precision.
 fn of_f16(bits: u16) -> f32 {
     let [sign, magnitude] = [bits >> 15, bits & 0x7FFF].map(u32::from);
     let infinity = 0x7C00;

@@ -1,4 +1,4 @@
-//! Reading what the files of a model say of the tokens that begin, end and pad a text.
+//! Reading of the ids that begin, end and pad a text from the files of a model.
 
 use std::path::Path;
 
@@ -13,18 +13,18 @@ use super::folder::file_in;
 use super::table::format;
 use crate::formats::special_ids::{KEYS, SpecialIds, object};
 
-/// How `transformers` is to generate texts: it says what ends one before `config.json` does.
+/// The settings of `transformers` for generating texts. Its ids that end a text override those of `config.json`.
 pub(crate) const GENERATION: &str = "generation_config.json";
 
-/// Larger ones say nothing here: checkpoints hold it.
+/// Larger files are ignored: checkpoints hold the content.
 const MAX_GENERATION_BYTES: u64 = 1 << 16;
 
 impl SpecialIds {
-    /// The ids that the model in `dir` says.
+    /// Returns the ids of the model in `dir`.
     ///
     /// # Errors
-    /// If `config.json` cannot be read, or gives a token an id that is not one; or if `generation_config.json` leads out of
-    /// the folder.
+    /// If `config.json` cannot be read, or gives a token an id that is not one; or if
+    /// `generation_config.json` leads out of the folder.
     pub(super) fn read(dir: &Path) -> Result<SpecialIds> {
         let path = dir.join(CONFIG);
         let config: Map<String, Value> =
@@ -39,7 +39,7 @@ impl SpecialIds {
             );
             keys.insert(key, value);
         }
-        // As in `transformers`, a file that cannot be read says nothing.
+        // As in `transformers`, a file that cannot be read is ignored.
         let generation = file_in(dir, GENERATION)?;
         let generation = generation.and_then(|path| read_small(&path, MAX_GENERATION_BYTES).ok());
         let generation = generation.and_then(|bytes| String::from_utf8(bytes).ok());
@@ -47,14 +47,15 @@ impl SpecialIds {
         Ok(SpecialIds { keys, generation })
     }
 
-    /// The ids of a model that was made here: in a vocabulary of a well-known size, what these tokens have there.
+    /// Returns the ids for a model made here: in a vocabulary of a well-known size, those that these tokens have there.
     pub fn usual(config: &ModelConfig) -> SpecialIds {
         let keys = (format(config.architecture).to_json)(config, &DropoutRates::all(0.0));
         let said = KEYS.iter().filter_map(|key| Some(((*key).to_owned(), keys.get(*key)?.clone())));
         SpecialIds { keys: said.collect(), generation: None }
     }
 
-    /// The ids that are `said`, else the usual ones of the model; of a text that ends with `end`, that one ends it.
+    /// Returns the ids that are `said`, or else the usual ones of the model. If the data ends texts
+    /// with `end`, that id ends a text.
     pub fn of(model: &ModelConfig, said: Option<&SpecialIds>, end: Option<u32>) -> SpecialIds {
         let ids = said.cloned().unwrap_or_else(|| SpecialIds::usual(model));
         match end {
@@ -64,7 +65,7 @@ impl SpecialIds {
     }
 }
 
-/// Some models pad with -1, which is no token.
+/// Returns true for valid ids. Some models pad with -1, which is not a token.
 fn are_ids(value: &Value) -> bool {
     match value {
         Value::Array(ids) => ids.iter().all(Value::is_i64),
@@ -81,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// The ids of a folder with these files.
+    /// Returns the ids of a folder with these files.
     fn read(config: &str, generation: Option<&str>) -> Result<SpecialIds, String> {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path().join(CONFIG), config).unwrap();

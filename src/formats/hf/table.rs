@@ -1,4 +1,4 @@
-//! The table of models as Hugging Face writes them.
+//! The table of Hugging Face's model formats.
 
 use chimera_core::model::Architecture;
 
@@ -9,7 +9,7 @@ use super::{bert, gpt2, llama};
 pub(super) const FORMATS: [&HfFormat; Architecture::ALL.len()] =
     [&gpt2::FORMAT, &bert::FORMAT, &llama::FORMAT];
 
-/// The format of an architecture, which stands where the architecture does.
+/// Returns the format of an architecture, which has the same position in its table.
 pub(super) fn format(architecture: Architecture) -> &'static HfFormat {
     let at = Architecture::ALL.iter().position(|other| *other == architecture);
     FORMATS[at.unwrap_or_default()]

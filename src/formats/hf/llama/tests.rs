@@ -5,7 +5,7 @@ use super::*;
 
 const RATES: DropoutRates = DropoutRates { embedding: 0.0, residual: 0.0, attention: 0.25 };
 
-/// Of each kind, and with each scaling.
+/// Returns models of each kind, and with each scaling.
 fn models() -> Vec<ModelConfig> {
     let plain = Preset::named("llama-tiny").unwrap().config.clone();
     let plain_llama = plain.llama.unwrap();
@@ -28,14 +28,14 @@ fn models() -> Vec<ModelConfig> {
     all
 }
 
-/// What a configuration with other keys is read as.
+/// Parses a configuration in which other keys replace its own.
 fn changed(of: &ModelConfig, others: Value) -> Result<(ModelConfig, DropoutRates)> {
     let mut keys = to_json(of, &RATES);
     keys.as_object_mut().unwrap().extend(others.as_object().unwrap().clone());
     parse(keys.to_string().as_bytes())
 }
 
-/// The scaling of a Llama of at most 128 tokens with these keys, and the base.
+/// Returns the scaling of a Llama of at most 128 tokens with these keys, and the base.
 fn rope_of(others: Value) -> (String, f64) {
     let llama = &Preset::named("llama-tiny").unwrap().config;
     let mut keys = json!({"max_position_embeddings": 128, "rope_theta": 77.0});
@@ -202,7 +202,7 @@ fn all_layers_of_a_mistral_have_its_window() {
     assert!(refusal.contains("but `sliding_window` is null"), "{refusal}");
 }
 
-/// `transformers` refuses a llama whose heads do not divide its features, and nothing of a mistral.
+/// `transformers` refuses a llama whose heads do not divide its features, but accepts a mistral.
 #[test]
 fn heads_that_do_not_divide_the_features_are_of_a_mistral() {
     let models = models();
@@ -210,7 +210,7 @@ fn heads_that_do_not_divide_the_features_are_of_a_mistral() {
     assert_eq!((&keys["model_type"], &keys["sliding_window"]), (&json!("mistral"), &Value::Null));
 }
 
-/// As the files of the models have them.
+/// These are the files of the published models.
 #[test]
 fn keys_of_published_models_are_read() {
     let read = |text: &str| parse(text.as_bytes()).unwrap().0;
