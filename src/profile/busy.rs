@@ -1,28 +1,29 @@
-//! Whether others used the machine while a profile was measured.
+//! A check whether other programs used the machine while a profile was measured.
 //!
-//! Times of layers and the reference work suffer from that by different parts, since the longer a piece of work takes, the
-//! likelier it is interrupted. So a prediction can be off by as much as the times are too long.
+//! They slow down the times of layers and the reference work by different factors, since longer work
+//! is more likely to be interrupted. So a prediction can be off by as much as the times are too long.
 
 use anyhow::{Result, bail};
 use chimera_core::notation::significant;
 
 use super::{Measurements, Profile};
 
-/// The part by which times may be too long before that is said.
+/// The relative excess of times above which a profile is doubted.
 const SAID: f64 = 0.07;
-/// The part from which on a profile is not used.
+/// The relative excess of times above which a profile is refused.
 const REFUSED: f64 = 0.15;
 
 impl Measurements {
-    /// By which part times may be too long, since others used the cores: by the share of the cores that the process got, and
-    /// by how much longer the reference work took in the median than in its quickest quarter.
+    /// Returns the share by which times may be too long because other programs used the cores. It
+    /// is the larger of two estimates: from the share of the cores that the process got, and from
+    /// the median time of the reference work relative to its quickest quarter.
     pub fn excess(&self) -> f64 {
         let by_share = self.core_share.map_or(0.0, |share| 1.0 / share - 1.0);
         let by_spread = self.reference_quick_s.map_or(0.0, |quick| self.reference_s / quick - 1.0);
         by_share.max(by_spread)
     }
 
-    /// Why times of it may be too long, if they are by more than a little.
+    /// Returns why its times may be too long, if they are by more than a little.
     pub fn doubt(&self) -> Option<String> {
         let Measurements { workers, threads, .. } = self;
         let excess = Some(self.excess()).filter(|excess| *excess > SAID)?;
@@ -38,7 +39,7 @@ impl Measurements {
 }
 
 impl Profile {
-    /// A doubt about times of workers with this number of threads, if the machine was somewhat busy.
+    /// Returns a doubt about times of workers with this number of threads, if the machine was somewhat busy.
     ///
     /// # Errors
     /// If it was so busy that they are of no use.

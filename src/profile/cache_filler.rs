@@ -1,4 +1,4 @@
-//! Caches as they are when a step is at its update.
+//! Filling of caches, for their state at the time of a step's update.
 
 use chimera_core::device::DeviceError;
 use chimera_core::layers::Layers;
@@ -8,7 +8,7 @@ use super::stage_pass::numbers;
 /// More than most caches hold: 64 MiB.
 const ELEMENTS: usize = 1 << 24;
 
-/// Much memory, whose reading drives what is older out of a device's caches.
+/// A large block of memory. Reading it evicts older data from a device's caches.
 pub(super) struct CacheFiller<K: Layers> {
     device: K,
     memory: K::Tensor,

@@ -1,5 +1,5 @@
-//! What workers on threads take to reach each other: messages, reductions and the step sync, timed in the engine itself, by
-//! stages that hold weights and only wait for a while.
+//! Times of messages, reductions and the step sync between workers on threads. They are measured in
+//! the engine itself, with stages that hold weights and only wait for a while.
 
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -22,16 +22,16 @@ use super::law::{median, middle};
 use super::{MessageTime, ReductionTime, Workers};
 use crate::device::thread_pool;
 
-/// Elements of a message, and of the gradients of a reduction, that are measured.
+/// Elements of the measured messages, and of the gradients of the measured reductions.
 const ELEMENTS: [usize; 5] = [1 << 8, 1 << 12, 1 << 16, 1 << 19, 1 << 22];
-/// Steps of each, after one that does not count.
+/// Steps of each size, after one that does not count.
 const N_STEPS: u64 = 12;
-/// How long an op of a stage takes: as long as a short one of a model, so that who waits for its message sleeps.
+/// Duration of a stage's op: as long as a short one of a model, so that a worker that waits for its message sleeps.
 const OP: Duration = Duration::from_micros(400);
-/// A rank waits so long for others before it calls them lost.
+/// Time after which a rank considers others lost.
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// What was measured between so many workers.
+/// Measurements between a number of workers.
 pub(super) struct Exchange {
     pub(super) messages: Vec<MessageTime>,
     pub(super) reductions: Vec<ReductionTime>,
@@ -55,7 +55,7 @@ pub(super) fn measure<K: Layers>(device: &K, by: Workers) -> Result<Exchange> {
         !messages.is_empty(),
         "no worker ever waited for a message, so none could be timed: measure again when the machine has less to do"
     );
-    let sync_s = median(&mut syncs); // one that nobody waits for takes nothing
+    let sync_s = median(&mut syncs); // zero if nobody waits for it
     Ok(Exchange { messages, reductions, sync_s })
 }
 
@@ -64,10 +64,10 @@ fn program(schedule: &str, depth: usize) -> Result<Program> {
     Ok(lower(&timetable, &Lowering::default())?)
 }
 
-/// What a rank did and waited for in a step.
+/// The ops and waits of a rank in a step.
 type RankStep = (Vec<Event>, Vec<Wait>);
 
-/// Runs a program with stages of so many elements; returns what each rank did in each step.
+/// Runs a program with stages of this many elements. Returns the ops and waits of each rank in each step.
 fn ran<K: Layers>(
     device: &K,
     program: &Program,
@@ -113,8 +113,9 @@ fn ran<K: Layers>(
     ranks.context("messages between threads could not be measured")
 }
 
-/// What a message takes from the end of the op that makes it to the receiver's going on, and what it takes of its sender;
-/// `None` if nobody ever waited for one, as on a machine with much else to do: other sizes tell more than a guess.
+/// Returns the time of a message from the end of the op that makes it until the receiver goes on,
+/// and the time that it occupies its sender. Returns `None` if nobody ever waited for one, as on a
+/// busy machine: other sizes are better evidence than a guess.
 fn message(program: &Program, ranks: &[Vec<RankStep>], elements: usize) -> Option<MessageTime> {
     let (mut took, mut occupied) = (Vec::new(), Vec::new());
     for step in 0..N_STEPS as usize {
@@ -122,10 +123,10 @@ fn message(program: &Program, ranks: &[Vec<RankStep>], elements: usize) -> Optio
         for wait in of_step.iter().flat_map(|(_, waits)| waits) {
             let Awaited::Message(token) = wait.awaited else { continue };
             let made = of_step.iter().find_map(|(events, _)| made(program, events, &token));
-            // Of messages that came before the receiver wanted them nothing is known.
+            // Nothing is known of messages that came before the receiver wanted them.
             took.extend(made.filter(|made| *made > wait.start).map(|made| wait.end - made));
         }
-        // The first worker's forwards come one behind the other, each with a message.
+        // The first worker's forwards run one after the other, each with a message.
         let first = of_step.first().map_or(&[][..], |(events, _)| events);
         let forwards = first.iter().filter(|event| is_forward(event)).collect::<Vec<_>>();
         occupied.extend(forwards.windows(2).map(|pair| pair[1].start - pair[0].end));
@@ -138,7 +139,7 @@ fn is_forward(event: &Event) -> bool {
     matches!(event.work, Work::Cell(Cell::One(op)) if op.kind == Kind::Forward)
 }
 
-/// When the op that makes a token was done.
+/// Returns when the op that makes a token was done.
 fn made(program: &Program, events: &[Event], token: &Token) -> Option<f64> {
     let makes = |event: &&Event| match &event.work {
         Work::Cell(cell) => program.rules().cell_effects(cell).makes.contains(token),
@@ -147,8 +148,8 @@ fn made(program: &Program, events: &[Event], token: &Token) -> Option<f64> {
     Some(events.iter().find(makes)?.end)
 }
 
-/// What a reduction takes from the start of its last replica to the end of its last, and what it takes of a worker before it
-/// can go on with something else; `None` if there was none.
+/// Returns the time of a reduction from the start of its last replica to the end of its last, and
+/// the time that it occupies a worker. Returns `None` if there was none.
 fn reduction(ranks: &[Vec<RankStep>], elements: usize) -> Option<ReductionTime> {
     let (mut took, mut occupied) = (Vec::new(), Vec::new());
     for step in 0..N_STEPS as usize {
@@ -167,7 +168,7 @@ fn reduction(ranks: &[Vec<RankStep>], elements: usize) -> Option<ReductionTime> 
     Some(ReductionTime { replicas, elements, count, seconds, spread, occupies })
 }
 
-/// What the step sync takes from when the last rank has come to it.
+/// Returns the time of the step sync after the last rank has arrived at it.
 fn sync(ranks: &[Vec<RankStep>], step: usize) -> Option<f64> {
     let waits = ranks.iter().filter_map(|rank| {
         rank.get(step)?.1.iter().find(|wait| wait.awaited == Awaited::Agreement)
@@ -185,7 +186,7 @@ mod tests {
 
     use super::*;
 
-    /// Steps of two workers, of which the second begins to wait for the first forward's message at `start`.
+    /// Returns steps of two workers, where the second begins to wait for the first forward's message at `start`.
     fn steps(program: &Program, start: f64) -> Vec<Vec<RankStep>> {
         let timeline = simulate(program, &UniformCosts::new(1.0, 2.0, 0.0));
         let [first, second] = [WorkerId(0), WorkerId(1)].map(|worker| {

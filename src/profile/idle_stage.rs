@@ -1,4 +1,4 @@
-//! A stage that holds weights, and whose ops only take a while.
+//! A stage that holds weights, and whose ops only spend time.
 
 use std::time::{Duration, Instant};
 
@@ -8,13 +8,13 @@ use chimera_core::stage::{Init, Micro, Output, Param, Stage};
 
 type Result<T> = std::result::Result<T, DeviceError>;
 
-/// One stage of a line of them.
+/// One stage of a pipeline of them.
 pub(super) struct IdleStage<D> {
     device: D,
     params: Vec<Param>,
     is_first: bool,
     is_last: bool,
-    /// Elements of what it gives the next.
+    /// Elements of its output for the next stage.
     activation: usize,
     takes: Duration,
 }

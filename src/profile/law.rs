@@ -1,12 +1,12 @@
-//! From measured points to what lies between them.
+//! Interpolation between measured points.
 //!
-//! A positive figure, such as the seconds that a unit of work takes, is interpolated in the logarithms of sizes and of the
-//! figure itself, by radial basis functions that grow with distance and a constant: exact at each point, along a line of
-//! points straight between neighbours, and constant beyond the last.
+//! A positive figure, such as the seconds of a unit of work, is interpolated in the logarithms of sizes and of
+//! the figure itself, by a constant and radial basis functions that grow with distance. The result is exact at
+//! each point. Along a line of points it is straight between neighbours, and constant beyond the last.
 
 use std::collections::BTreeMap;
 
-/// A figure by extents.
+/// A figure as a function of extents.
 #[derive(Clone, Debug)]
 pub(super) struct Law {
     points: Vec<Vec<f64>>,
@@ -15,8 +15,8 @@ pub(super) struct Law {
 }
 
 impl Law {
-    /// Through points of equally many extents, each with its positive figure. Of points in one place the median counts.
-    /// `None` if there is no point.
+    /// Fits points with equally many extents and a positive figure each. If several points have the
+    /// same extents, their median counts. Returns `None` if there is no point.
     pub(super) fn through(points: impl IntoIterator<Item = (Vec<usize>, f64)>) -> Option<Law> {
         let mut places: BTreeMap<Vec<usize>, Vec<f64>> = BTreeMap::new();
         for (extents, figure) in points {
@@ -28,7 +28,7 @@ impl Law {
         if n == 0 {
             return None;
         }
-        // The distances of all points from each, ones for the constant; and that weights add up to nothing.
+        // The distances of all points from each, and ones for the constant; the last row makes the weights sum to zero.
         let mut rows: Vec<Vec<f64>> = (points.iter().zip(&values))
             .map(|(point, value)| {
                 let distances = points.iter().map(|other| distance(point, other));
@@ -41,7 +41,7 @@ impl Law {
         Some(Law { points, weights, constant })
     }
 
-    /// The figure at some extents.
+    /// Returns the figure at some extents.
     pub(super) fn at(&self, extents: &[usize]) -> f64 {
         let place = coordinates(extents);
         let terms = self.points.iter().zip(&self.weights);
@@ -50,22 +50,22 @@ impl Law {
     }
 }
 
-/// The median of some figures, which it sorts; 0 of none.
+/// Sorts some figures and returns their median; 0 if there are none.
 pub(super) fn median(figures: &mut [f64]) -> f64 {
     figures.sort_by(f64::total_cmp);
     let (n, at) = (figures.len(), |i: usize| figures.get(i).copied().unwrap_or(0.0));
     0.5 * (at(n.saturating_sub(1) / 2) + at(n / 2))
 }
 
-/// The median, and half of the distance between the quartiles in parts of it; `None` of no times.
+/// Returns the median, and half of the distance between the quartiles relative to it; `None` without times.
 pub(super) fn middle(times: &mut [f64]) -> Option<(f64, f64)> {
     let seconds = median(times).max(1e-9);
     Some((seconds, half_range(times)? / seconds))
 }
 
-/// What many of them take together, for each, and half of the distance between the quartiles in parts of it; `None` of no
-/// times. It is the mean of those that took at most twice the median: a step meets most of what delays a call now and then, and
-/// hardly ever what stops the whole machine.
+/// Returns the usual time of a call among many, and half of the distance between the quartiles relative
+/// to it; `None` without times. The usual time is the mean of those that took at most twice the median:
+/// a step includes most of the frequent delays of calls, and hardly ever a stop of the whole machine.
 pub(super) fn usual(times: &mut [f64]) -> Option<(f64, f64)> {
     let longest = 2.0 * median(times);
     let n = times.partition_point(|time| *time <= longest).max(1);
@@ -73,7 +73,7 @@ pub(super) fn usual(times: &mut [f64]) -> Option<(f64, f64)> {
     Some((seconds, half_range(times)? / seconds))
 }
 
-/// Half of the distance between the quartiles of sorted times.
+/// Returns half of the distance between the quartiles of sorted times.
 fn half_range(times: &[f64]) -> Option<f64> {
     let last = times.len().checked_sub(1)?;
     let quartile = |of: usize| times[(times.len() * of / 4).min(last)];

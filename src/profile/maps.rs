@@ -1,5 +1,5 @@
-//! What optimizers take that multiply matrices, such as Muon: linear map by linear map, since their products hang on its two
-//! extents and not on the number of its elements.
+//! Times of optimizers that multiply matrices, such as Muon. They are measured for each linear map, since
+//! the time of their products depends on both of its extents and not on the number of its elements.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -13,16 +13,17 @@ use super::stage_pass::{PassError, numbers};
 
 /// Maps whose update takes more operations than this are left out.
 const MOST_FLOPS: f64 = 4e9;
-/// Operations of an update by those of one product with the shorter side squared: some 15 products.
+/// Operations of an update, relative to one product with the shorter side squared: some 15 products.
 const N_PRODUCTS: f64 = 30.0;
 
-/// To what the products of a map are proportional, as the extents of a call: its shorter side twice, and the longer one.
+/// Returns the extents of a call, whose product the time of a map is proportional to: its shorter
+/// side twice, and the longer one.
 pub(super) fn extents([rows, columns]: [usize; 2]) -> [usize; 3] {
     let (short, long) = (rows.min(columns), rows.max(columns));
     [short, short, long]
 }
 
-/// One linear map with an optimizer that takes it as a whole.
+/// One linear map with an optimizer that updates it as a whole.
 pub(super) struct MapUpdate<D: Layers> {
     device: D,
     training: Training,
@@ -34,8 +35,8 @@ pub(super) struct MapUpdate<D: Layers> {
     states: [Vec<D::Tensor>; 1],
 }
 
-/// The maps of the models' blocks, each once, and small enough to be measured in every pass; none where a device has no
-/// products for optimizers.
+/// Returns the maps of the models' blocks, each once, that are small enough to be measured in every
+/// pass; none if a device has no products for optimizers.
 pub(super) fn of_blocks<'m, D: Layers>(
     device: &D,
     models: impl IntoIterator<Item = &'m ModelConfig>,

@@ -1,7 +1,7 @@
-//! Timing the parts of models on a device, call by call, with one worker and with several side by side.
+//! Timing of the parts of models on a device, call by call, with one worker and with several side by side.
 //!
-//! All sizes are measured in turn, again and again, so that what disturbs the machine for a while does not fall on one of
-//! them alone. The first time does not count.
+//! All sizes are measured in turn, again and again, so that a temporary disturbance of the machine does not
+//! affect only one of them. The first time does not count.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex, PoisonError};
@@ -23,20 +23,20 @@ use crate::device::{
     Compute, CoreWatch, Device, OpenDevice, Precision, machine, n_cores, thread_pool,
 };
 
-/// Times each size is measured at least, and at most.
+/// The least and the most times that each size is measured.
 const PASSES: [usize; 2] = [2, 9];
-/// How often each size is measured whatever time there is, the first time included.
+/// The least number of times that each size is measured, including the first.
 pub const LEAST_ROUNDS: usize = PASSES[0] + 1;
 
-/// How long the reference work is repeated to learn the machine's present speed, about.
+/// Approximate duration of the repeated reference work, which measures the machine's present speed.
 const REFERENCE_TIME: Duration = Duration::from_millis(600);
-/// Times it is done then, at least and at most.
+/// The least and the most repetitions of the reference work in that case.
 const REFERENCE_PASSES: [usize; 2] = [5, 60];
 
-/// How far measuring is: sizes done, of how many, in which pass.
+/// Called with the progress: workers, sizes done, and all sizes.
 pub type MeasureProgress<'p> = dyn Fn(Workers, usize, usize) + Sync + 'p;
 
-/// Measures samples on a device with each number of workers, in about so much time.
+/// Measures samples on a device with each number of workers, in about this time.
 ///
 /// # Errors
 /// If the device cannot be opened, or fails.
@@ -76,7 +76,7 @@ pub fn measure(
     })
 }
 
-/// What the reference work takes on a device now, of so many workers at once.
+/// Returns the present time of the reference work on a device, with this many workers at once.
 pub(super) fn reference_now(device: &OpenDevice, workers: Workers) -> Result<f64> {
     let (time, passes) = (REFERENCE_TIME, REFERENCE_PASSES);
     let progress: &MeasureProgress<'_> = &|_, _, _| {};
@@ -84,12 +84,12 @@ pub(super) fn reference_now(device: &OpenDevice, workers: Workers) -> Result<f64
     Ok(timings.measured(workers, &[]).reference_s)
 }
 
-/// Workers that measure samples, and the reference work between them, side by side.
+/// Workers that measure samples, with the reference work in between, side by side.
 struct Measuring<'m> {
     samples: &'m [Sample],
     workers: Workers,
     time: Duration,
-    /// How often each is measured at least, and at most.
+    /// The least and the most times that each is measured.
     passes: [usize; 2],
     progress: &'m MeasureProgress<'m>,
 }
@@ -144,7 +144,7 @@ impl Compute for Moving {
     }
 }
 
-/// What keeps workers together.
+/// The synchronization of workers.
 struct Turns<'p> {
     barrier: &'p Barrier,
     goes_on: &'p AtomicBool,
@@ -153,8 +153,8 @@ struct Turns<'p> {
 }
 
 impl Turns<'_> {
-    /// Prepares something, and acts on it when all workers have come so far. A worker that has failed still keeps the others'
-    /// pace.
+    /// Prepares something, and acts on it once all workers have prepared. A worker that has failed
+    /// still keeps pace with the others.
     fn together<P, R>(
         &self,
         timings: &mut Result<Timings, PassError>,
@@ -258,7 +258,7 @@ impl Measuring<'_> {
     }
 }
 
-/// A part of a model in the midst of a training.
+/// A part of a model in the middle of a training.
 struct ReadyPart<K: Layers> {
     part: ModelPart,
     stage: ReadyStage<K>,
@@ -266,8 +266,8 @@ struct ReadyPart<K: Layers> {
     moments: Moments<K>,
 }
 
-/// All parts of a model after a micro-batch, and moments that caches have nothing left of: a training does all of a step between
-/// two updates.
+/// All parts of a model after a micro-batch, with moments that are in no cache: a training does all
+/// the work of a step between two updates.
 struct ReadyParts<K: Layers>(Vec<ReadyPart<K>>);
 
 impl<K: Layers> ReadyParts<K> {
@@ -293,13 +293,13 @@ impl<K: Layers> ReadyParts<K> {
             Ok(ReadyPart { part, stage, grads, moments: moments? })
         });
         let mut ready = ReadyParts(parts.collect::<Result<_, PassError>>()?);
-        // A micro-batch finds memory and caches as the one before it left them.
+        // A micro-batch finds memory and caches as the previous one left them.
         ready.pass()?;
         Ok(ready)
     }
 
-    /// Runs forward and backward of all parts, in the order of a model: what a part left in the caches is gone by as much as
-    /// the others take.
+    /// Runs forward and backward of all parts, in the order of a model, so that the other parts
+    /// evict a part's data from the caches as in training.
     fn pass(&mut self) -> Result<Vec<(ModelPart, Vec<HalfCalls>)>, PassError> {
         let ahead = self.0.iter().map(|ready| ready.stage.forward());
         let ahead = ahead.collect::<Result<Vec<_>, _>>()?;

@@ -1,9 +1,9 @@
-//! What a machine's devices take for the layers of the models here, measured: a profile, from which the time of any
-//! stage follows.
+//! A profile: the measured times of a machine's devices for the layers of the models here. The time of any stage
+//! follows from it.
 //!
-//! A stage takes what its calls of layers take, and which calls a stage makes is known by running it on a device that
-//! computes nothing (`stage_pass`). So a profile holds times of layers by their extents, measured within whole stages
-//! (`measure`), and between extents they are interpolated (`law`): one profile predicts models of other sizes too.
+//! The time of a stage is the sum of its calls of layers. Running the stage on a device that computes nothing shows
+//! these calls (`stage_pass`). So a profile holds times of layers by their extents, measured within whole stages
+//! (`measure`). Between extents they are interpolated (`law`), so one profile also predicts models of other sizes.
 
 mod busy;
 mod cache_filler;
@@ -34,23 +34,23 @@ pub use times::{ExchangeTime, OpTime, ProfiledTimes, StageTimes};
 use crate::device::{Precision, machine};
 use crate::formats::files::text_at_most;
 
-/// The form of the file.
+/// The format of the file.
 const FORMAT: u32 = 6;
 
 /// Longer files are refused before they are read.
 const MAX_BYTES: u64 = 1 << 26;
-/// No call is on more.
+/// The largest extent of a call.
 const MOST_EXTENT: usize = 1 << 48;
-/// Times of a layer that a law is made from: it is solved for as many unknowns.
+/// The most times of a layer that a law is fitted to: it is solved for that many unknowns.
 const MOST_POINTS: usize = 2_000;
 
-/// What says of a file which form it has.
+/// The field of a file that gives its format.
 #[derive(Deserialize)]
 struct Form {
     format: u32,
 }
 
-/// Workers at once, and threads of each.
+/// The number of concurrent workers, and of threads of each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Workers {
     /// Workers that compute side by side.
@@ -63,23 +63,23 @@ pub struct Workers {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// The form of the file.
+    /// The format of the file.
     format: u32,
-    /// Version of the program, and whether it was built for use.
+    /// Version of the program, and whether it has debug assertions.
     pub build: String,
-    /// When it was measured.
+    /// Date of the measurement.
     pub date: String,
     /// The processor and its cores.
     pub machine: String,
-    /// The device, in words.
+    /// Description of the device.
     pub device: String,
-    /// What activations are made of.
+    /// Precision of activations.
     pub precision: String,
-    /// By how many workers compute at once, and with how many threads.
+    /// Measurements by number of concurrent workers, and of their threads.
     pub measured: Vec<Measurements>,
 }
 
-/// Measurements with so many workers at once, which do the same.
+/// Measurements with a number of workers that do the same work at once.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measurements {
@@ -87,59 +87,60 @@ pub struct Measurements {
     pub workers: usize,
     /// Threads of each.
     pub threads: usize,
-    /// By layer and extents.
+    /// Times by layer and extents.
     pub layers: Vec<LayerTime>,
-    /// By part of a model and what a stage does of it.
+    /// Times by part of a model and pass of a stage.
     pub parts: Vec<PartTime>,
     /// Messages between these workers, if they are several threads.
     pub messages: Vec<MessageTime>,
     /// Gradient reductions over them.
     pub reductions: Vec<ReductionTime>,
-    /// The step sync, from when the last worker has come to it.
+    /// Seconds of the step sync, after the last worker has arrived at it.
     pub sync_s: f64,
-    /// A fixed piece of work, which tells how fast the machine was.
+    /// Seconds of the reference work, a fixed piece of work that measures the speed of the machine.
     pub reference_s: f64,
-    /// What it took in its quickest quarter at most; much less than `reference_s` if others used the machine.
+    /// The longest time of the reference work in its quickest quarter. It is much less than
+    /// `reference_s` if other programs used the machine.
     #[serde(default)]
     pub reference_quick_s: Option<f64>,
-    /// Of the time that the process could use on its cores, the part that it got; where the system counts that.
+    /// The share of its cores' time that the process got, if the system counts it.
     #[serde(default)]
     pub core_share: Option<f64>,
-    /// Moves of activations out of the memory of the device, or back.
+    /// Moves of activations out of the device's memory, or back.
     pub moves: Vec<MoveTime>,
 }
 
-/// What a move of activations out of the memory of a device takes, or back: half of both.
+/// The time to move activations out of a device's memory or back: half of the time for both.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoveTime {
-    /// Their size.
+    /// Bytes of the activations.
     pub bytes: usize,
     /// Moves that were timed.
     pub count: usize,
-    /// The median, while the worker does nothing else.
+    /// Median seconds, in which the worker does nothing else.
     pub seconds: f64,
-    /// Half of the distance between the quartiles, in parts of the median.
+    /// Half of the distance between the quartiles, relative to the median.
     pub spread: f64,
 }
 
-/// What a message between two workers takes.
+/// The time of a message between two workers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MessageTime {
-    /// Its size.
+    /// Bytes of the message.
     pub bytes: usize,
     /// Messages that were timed.
     pub count: usize,
-    /// From the end of the op that makes it to when a worker that waits for it goes on, the median.
+    /// Median seconds from the end of the op that makes it until a worker that waits for it goes on.
     pub seconds: f64,
-    /// Half of the distance between the quartiles, in parts of the median.
+    /// Half of the distance between the quartiles, relative to the median.
     pub spread: f64,
-    /// Seconds that it takes of the worker that sends it.
+    /// Seconds for which it occupies the worker that sends it.
     pub occupies: f64,
 }
 
-/// What a gradient reduction takes.
+/// The time of a gradient reduction.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReductionTime {
@@ -149,31 +150,31 @@ pub struct ReductionTime {
     pub elements: usize,
     /// Reductions that were timed.
     pub count: usize,
-    /// From the start of the last worker to the end of the last, the median.
+    /// Median seconds from the start of the last worker to the end of the last.
     pub seconds: f64,
-    /// Half of the distance between the quartiles, in parts of the median.
+    /// Half of the distance between the quartiles, relative to the median.
     pub spread: f64,
-    /// Seconds that its start takes of a worker.
+    /// Seconds for which its start occupies a worker.
     pub occupies: f64,
 }
 
-/// What a call of a layer takes.
+/// The time of a call of a layer.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LayerTime {
-    /// The function of `Layers` or `Device`, and what it is called with.
+    /// The function of `Layers` or `Device`, and its variant.
     pub layer: String,
-    /// How much it is called on.
+    /// The extents of its tensors.
     pub extents: Vec<usize>,
     /// Calls that were timed.
     pub count: usize,
-    /// The mean of those that took at most twice the median.
+    /// Mean seconds of the calls that took at most twice the median.
     pub seconds: f64,
-    /// Half of the distance between the quartiles, in parts of that mean.
+    /// Half of the distance between the quartiles, relative to that mean.
     pub spread: f64,
 }
 
-/// What a part of a model takes, in all.
+/// The total time of a pass of a part of a model.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartTime {
@@ -191,21 +192,21 @@ pub struct PartTime {
     pub samples: usize,
     /// The part.
     part: ModelPart,
-    /// What is done of it.
+    /// The pass.
     op: Half,
-    /// The mean of those passes that took at most twice the median.
+    /// Mean seconds of the passes that took at most twice the median.
     pub seconds: f64,
-    /// Half of the distance between the quartiles, in parts of that mean.
+    /// Half of the distance between the quartiles, relative to that mean.
     pub spread: f64,
-    /// The part of it that is spent in layers.
+    /// The share of that time that is spent in layers.
     pub in_layers: f64,
 }
 
 impl Profile {
-    /// A profile in a file.
+    /// Reads a profile from a file.
     ///
     /// # Errors
-    /// If it cannot be read, or is none.
+    /// If it cannot be read, or is not a profile.
     pub fn read(path: &Path) -> Result<Profile> {
         let name = path.display();
         let text = text_at_most(path, MAX_BYTES).with_context(|| format!("cannot read {name}"))?;
@@ -270,7 +271,7 @@ impl Profile {
         Ok(profile)
     }
 
-    /// Refuses a profile of another machine, device, precision or build than those that are to be predicted.
+    /// Refuses a profile of another machine, device, precision or build than those to be predicted.
     ///
     /// # Errors
     /// Names each difference.
@@ -292,10 +293,10 @@ impl Profile {
         }
     }
 
-    /// The file's text: a line for each measurement.
+    /// Returns the file's text: a line for each measurement.
     ///
     /// # Errors
-    /// None that is known: all of it has a form in JSON.
+    /// None is known: all of it can be written as JSON.
     pub fn to_json(&self) -> Result<String> {
         let Profile { build, date, machine, device, precision, .. } = self;
         let mut text = String::from("{");
@@ -345,7 +346,7 @@ impl Measurements {
     }
 }
 
-/// The program's version, and whether it was built for use.
+/// Returns the program's version, and whether it has debug assertions.
 fn build() -> String {
     let debug = if cfg!(debug_assertions) { " with debug assertions" } else { "" };
     format!("{}{debug}", env!("CARGO_PKG_VERSION"))
@@ -473,7 +474,7 @@ mod tests {
         };
         assert_eq!(with(0.0605, Some(0.97)).expect("idle"), None);
         assert_eq!(with(0.0625, None).expect("idle"), None);
-        // As it was measured beside builds that took half of the cores.
+        // Measured beside builds that took half of the cores.
         for (quick, share, excess) in [(0.0625, Some(0.48), "108 %"), (0.0202, None, "209 %")] {
             let refusal = with(quick, share).expect_err("busy").to_string();
             assert!(refusal.contains("the machine was busy when 1 worker(s) of 2 thread(s)"));

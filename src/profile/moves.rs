@@ -1,4 +1,4 @@
-//! What it takes to move activations out of a device's memory and back, while workers do so side by side.
+//! Times of moves of activations out of a device's memory and back, with several workers at once.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -10,14 +10,14 @@ use super::law::middle;
 use super::{MoveTime, Workers};
 use crate::device::thread_pool;
 
-/// Elements of activations that are measured.
+/// Elements of the activations that are measured.
 const ELEMENTS: [usize; 5] = [1 << 12, 1 << 15, 1 << 18, 1 << 21, 1 << 23];
-/// Tensors that they are in: a stage saves several.
+/// Tensors that the activations are split into: a stage saves several.
 const N_TENSORS: usize = 8;
 /// Moves of each size, after one that does not count.
 const N_MOVES: usize = 7;
 
-/// Measures moves by so many workers at once.
+/// Measures moves by a number of workers at once.
 pub(super) fn measure<K: Layers>(device: &K, by: Workers) -> Result<Vec<MoveTime>> {
     ELEMENTS.into_iter().map(|elements| of_size(device, by.workers, elements)).collect()
 }
@@ -33,7 +33,8 @@ fn of_size<K: Layers>(device: &K, workers: usize, elements: usize) -> Result<Mov
     Ok(MoveTime { bytes: elements * size_of::<f32>(), count, seconds, spread })
 }
 
-/// Seconds of each move, of which two are a way out and back. A worker that has failed still keeps the others' pace.
+/// Returns the seconds of each move; a way out and back counts as two. A worker that has failed
+/// still keeps pace with the others.
 fn moves<K: Layers>(device: &K, elements: usize, barrier: &Barrier) -> Result<Vec<f64>> {
     let mut timed = Ok(Vec::new());
     for pass in 0..=N_MOVES {
@@ -44,7 +45,7 @@ fn moves<K: Layers>(device: &K, elements: usize, barrier: &Barrier) -> Result<Ve
             let start = Instant::now();
             let reload = device.offload(tensors)?;
             let back = reload(device)?;
-            // What computes on its own is done with the last one once that can be read.
+            // A device that computes asynchronously is done with the last one once that can be read.
             back.last().map(|last| device.download(last)).transpose()?;
             Ok(start.elapsed().as_secs_f64() / 2.0)
         });

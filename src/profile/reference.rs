@@ -1,5 +1,5 @@
-//! A fixed piece of work, timed when a profile is measured and again when a run is predicted by it: machines that are shared
-//! with others, or hot, change their speed within the hour, and what the work takes then and now says by how much.
+//! The reference work: a fixed piece of work, timed when a profile is measured and again when it predicts a run.
+//! Machines that are shared or hot change their speed within the hour. The ratio of the two times measures by how much.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use super::stage_pass::{ModelPart, Moments, PassError, ReadyStage, SizedPart};
 /// Blocks of its model.
 const N_BLOCKS: usize = 2;
 
-/// What the same work took when a profile was measured, and what it takes now.
+/// The times of the reference work when a profile was measured, and now.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ReferenceTime {
     /// Seconds when the profile was measured.
@@ -21,13 +21,13 @@ pub struct ReferenceTime {
 }
 
 impl ReferenceTime {
-    /// How many times as long everything takes now.
+    /// Returns the factor by which everything takes longer now.
     pub fn ratio(&self) -> f64 {
         self.now / self.profiled
     }
 }
 
-/// Blocks of a GPT-2 that are trained: products, and updates that memory limits.
+/// A training of some blocks of a GPT-2: products, and updates that memory limits.
 pub(super) struct ReferenceWork<K: Layers>(ReadyStage<K>, Moments<K>);
 
 impl<K: Layers> ReferenceWork<K> {

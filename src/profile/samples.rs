@@ -1,24 +1,24 @@
-//! Which sizes of models are measured.
+//! The sizes of models that are measured.
 
 use chimera_core::model::{Architecture, Llama, ModelConfig};
 
-/// Blocks that are measured one behind the other, so that what a backward needs has left the nearest cache as it has in
-/// a model of several.
+/// Blocks that are measured one after the other. So the tensors that a backward needs have left the
+/// nearest cache, as in a model of several blocks.
 pub(super) const N_BLOCKS: usize = 2;
 
-/// Widths that are measured unless others are asked for.
+/// Default widths to measure.
 const WIDTHS: [usize; 5] = [64, 128, 256, 512, 768];
-/// Tokens of a micro-batch that are measured.
+/// Tokens of a micro-batch to measure.
 const TOKENS: [usize; 5] = [64, 256, 1024, 4096, 16];
 /// Products of a block that take more operations than this are left out.
 const MOST_FLOPS: f64 = 4e9;
 /// Larger matrices of logits are left out.
 const MOST_LOGITS: usize = 1 << 20;
 
-/// What is measured of a model: samples of a micro-batch.
+/// A model to measure, with the samples of a micro-batch.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Sample {
-    /// The model; how many layers it has does not matter.
+    /// The model; its number of layers does not matter.
     pub model: ModelConfig,
     /// Tokens per sample.
     pub sequence: usize,
@@ -26,8 +26,8 @@ pub struct Sample {
     pub samples: usize,
 }
 
-/// Sizes between which most small models lie: widths by tokens, with lengths of samples, features of heads, and
-/// vocabularies that vary along with them.
+/// Returns sizes that span most small models: widths by tokens, with lengths of samples, features
+/// of heads, and vocabularies that vary along with them.
 pub fn samples(architecture: Architecture) -> Vec<Sample> {
     let mut samples = Vec::new();
     for (w, hidden) in WIDTHS.into_iter().enumerate() {

@@ -1,7 +1,7 @@
-//! One pass of a part of a model through all that a stage does with a micro-batch, call by call.
+//! One run of a part of a model through all the work of a stage with a micro-batch, call by call.
 //!
-//! It runs on any device: on one that computes, the calls have their times; on one that only counts, it tells which calls
-//! a model's stages make, with their extents, before anything was trained.
+//! It runs on any device. One that computes gives the times of the calls. One that only counts
+//! gives the calls of a model's stages, with their extents, before anything is trained.
 
 use std::time::Instant;
 
@@ -17,11 +17,11 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum ModelPart {
     Embedding,
     Block,
-    /// With the loss.
+    /// The head, including the loss.
     Head,
 }
 
-/// What a stage does.
+/// A pass of a stage.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Half {
@@ -36,23 +36,23 @@ pub(crate) enum Half {
     Restore,
 }
 
-/// What was done, call by call.
+/// The calls of one pass.
 #[derive(Clone, Debug)]
 pub(crate) struct HalfCalls {
     pub(crate) half: Half,
-    /// Number of the slice whose calls they are; 0 of whole sequences.
+    /// Number of the slice that the calls belong to; 0 for whole sequences.
     pub(crate) slice: usize,
     pub(crate) calls: Vec<Call>,
-    /// Of all of it, what lies between calls included.
+    /// Seconds of the whole pass, including the time between calls.
     pub(crate) seconds: f64,
 }
 
-/// A part of a model, and how much it computes on.
+/// A part of a model, with the size of its input.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SizedPart<'m> {
     pub(crate) model: &'m ModelConfig,
     pub(crate) part: ModelPart,
-    /// How many blocks one behind the other, where the part is a block.
+    /// Number of blocks one after the other, if the part is a block.
     pub(crate) n_blocks: usize,
     /// Tokens of a sample.
     pub(crate) sequence: usize,
@@ -63,7 +63,7 @@ pub(crate) struct SizedPart<'m> {
     pub(crate) dropout: f64,
 }
 
-/// Why there was no pass.
+/// The reason why there was no pass.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PassError {
     #[error(transparent)]
@@ -94,7 +94,7 @@ pub(crate) struct ReadyStage<D: Layers> {
     weights: Vec<D::Tensor>,
     input: Vec<u32>,
     target: Vec<u32>,
-    /// The input and the gradient of the output; none of the first and of the last part.
+    /// The input, except for the first part, and the gradient of the output, except for the last part.
     x: Option<D::Tensor>,
     dy: Option<D::Tensor>,
     n_tokens: usize,
@@ -102,7 +102,7 @@ pub(crate) struct ReadyStage<D: Layers> {
     is_on_host: bool,
 }
 
-/// What a backward takes of its forward.
+/// The state that a backward takes from its forward.
 pub(super) struct Passed<D: Layers> {
     saved: <AnyStage<D::Tensor> as Stage>::Saved,
     /// The gradient of the output.
@@ -115,7 +115,7 @@ pub(super) struct Moments<D: Layers>([Vec<D::Tensor>; 2]);
 impl<D: Layers> Moments<D> {
     pub(super) fn new(device: &D, work: &SizedPart<'_>) -> Result<Moments<D>, DeviceError> {
         let params = work.model.params(&work.part.cut(work.n_blocks));
-        // Zeros that are written: the first who touches memory waits for it.
+        // Zeros are written, because the first access to memory has to wait for it.
         let zeros =
             |param: &Param| device.upload_vec(&param.shape, numbers(param.n_elements(), 0.0));
         let moment = || params.iter().map(zeros).collect::<Result<Vec<_>, _>>();
@@ -124,7 +124,7 @@ impl<D: Layers> Moments<D> {
 }
 
 impl<D: Layers> ReadyStage<D> {
-    /// Numbers are there only if it `computes`.
+    /// Prepares the part. Tensors have values only if it `computes`.
     pub(crate) fn new(
         device: &D,
         work: &SizedPart<'_>,
@@ -149,13 +149,13 @@ impl<D: Layers> ReadyStage<D> {
             } else {
                 device.zeros(&shape)?
             };
-            device.activation(&values, Activation::Tanh) // in the device's type of activations
+            device.activation(&values, Activation::Tanh) // in the device's activation type
         };
         let x = (!cut.first).then(|| activation(1.0)).transpose()?;
         let dy = (!cut.last).then(|| activation(1e-4)).transpose()?;
         let weight = |param: &Param| {
             if computes {
-                // Numbers that look drawn, and are had at once.
+                // Numbers that look random, and are quick to make.
                 device.upload_vec(&param.shape, numbers(param.n_elements(), 0.05))
             } else {
                 device.zeros(&param.shape)
@@ -183,7 +183,7 @@ impl<D: Layers> ReadyStage<D> {
         Ok((calls, Passed { saved, dy }))
     }
 
-    /// Runs both halves of the backward behind a forward, which adds to gradients.
+    /// Runs both halves of the backward after a forward, adding to the gradients.
     pub(super) fn backward(
         &self,
         Passed { saved, dy }: Passed<D>,
@@ -266,7 +266,7 @@ impl<D: Layers> ReadyStage<D> {
         Ok(did)
     }
 
-    /// Measures gradients, applies them by every optimizer, and reduces and clears them.
+    /// Computes norms of gradients, applies them with every optimizer, and reduces and clears them.
     pub(crate) fn update(
         &mut self,
         grads: &[D::Tensor],
@@ -297,11 +297,11 @@ impl<D: Layers> ReadyStage<D> {
             let joined = device.join(&[grad])?;
             device.accumulate(m, &joined)?;
         }
-        self.zeros()?; // as the next step's gradients begin with
+        self.zeros()?; // the zero gradients of the next step
         Ok(self.device.take()?)
     }
 
-    /// Gradients to which nothing was added yet.
+    /// Returns gradients of zero.
     pub(super) fn zeros(&self) -> Result<Vec<D::Tensor>, DeviceError> {
         self.stage.params().iter().map(|param| self.device.zeros(&param.shape)).collect()
     }
@@ -331,12 +331,12 @@ fn lacks(ability: &str) -> DeviceError {
     DeviceError::other(format!("the stage has no {ability}"))
 }
 
-/// Numbers between `-scale` and `scale`.
+/// Returns numbers between `-scale` and `scale`.
 pub(super) fn numbers(n: usize, scale: f32) -> Vec<f32> {
     (0..n).map(|i| ((i * 7919 % 1009) as f32 * 2e-3 - 1.0) * scale).collect()
 }
 
-/// The calls of a part by what is done, of each slice on its own, on a device that computes nothing.
+/// Returns the calls of a part by pass, and by slice, on a device that computes nothing.
 pub(crate) fn calls(
     work: &SizedPart<'_>,
     activation_bytes: u64,
@@ -360,7 +360,7 @@ mod tests {
 
     use super::*;
 
-    /// Layers and extents of all calls, by what is done.
+    /// Returns layers and extents of all calls, by pass.
     fn of(model: &ModelConfig, n_blocks: usize) -> Vec<(Half, Vec<(&'static str, Vec<usize>)>)> {
         let work = SizedPart {
             model,
@@ -381,7 +381,7 @@ mod tests {
         each.collect()
     }
 
-    /// Slices have the rows of whole sequences between them, and attention for each.
+    /// All slices together have the rows of whole sequences; each has attention of its own.
     #[test]
     fn slices_call_each_layer_on_their_rows() {
         for architecture in [Architecture::GPT2, Architecture::LLAMA] {

@@ -1,4 +1,4 @@
-//! What stages and updates take, from the times of layers.
+//! Times of stages and updates, from the times of layers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::AddAssign;
@@ -18,56 +18,56 @@ use super::stage_pass::{Half, ModelPart, SizedPart, calls};
 use super::{Measurements, MessageTime, Profile, ReductionTime, Workers};
 use crate::device::{Device, OpenDevice, Precision};
 
-/// Times of layers, of workers with so many threads of which some compute side by side.
+/// Times of layers for workers with a number of threads, some of which compute side by side.
 #[derive(Clone, Debug)]
 pub struct ProfiledTimes {
     measured: Arc<Both>,
     activation_bytes: u64,
-    /// The part of the time in which other workers compute too.
+    /// The share of the time in which other workers compute too.
     beside: f64,
-    /// How many spreads times are longer than their medians.
+    /// Number of spreads that are added to the measured times.
     n_spreads: f64,
-    /// How many times as long everything takes as when it was measured.
+    /// The factor by which everything takes longer than when it was measured.
     longer: f64,
-    /// Why they may not hold here.
+    /// The reason why they may not hold here.
     doubt: Option<String>,
     /// The profile, if it was read from a file.
     file: Option<Arc<Path>>,
 }
 
-/// Of a worker alone, and beside others.
+/// Times of one worker, and of workers side by side.
 #[derive(Debug)]
 struct Both {
     alone: Laws,
     beside: Laws,
-    /// With how many workers the latter was measured, and what the reference work took.
+    /// The workers of the latter measurement, and its time of the reference work.
     reference: (Workers, f64),
-    /// By part of a model: what is known already.
+    /// Cached times by part of a model.
     known: Mutex<HashMap<String, Halves>>,
 }
 
-/// Of each half, alone and beside others.
+/// Times of each pass, with one worker and beside others.
 type Halves = BTreeMap<Half, [Time; 2]>;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Time {
     seconds: f64,
-    /// As an [`OpTime`]'s.
+    /// As in [`OpTime`].
     growth: f64,
-    /// In seconds.
+    /// Spread in seconds.
     spread: f64,
 }
 
-/// What an op takes of a whole micro-batch, in seconds.
+/// Seconds of an op for a whole micro-batch.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct OpTime {
-    /// All of it.
+    /// All slices together.
     pub seconds: f64,
-    /// What its last slices take beside the mean one, as [`SliceGrowth`](chimera_core::costs::SliceGrowth) counts it.
+    /// Extra time of its last slices over the mean one, as in [`SliceGrowth`](chimera_core::costs::SliceGrowth).
     pub growth: f64,
 }
 
-/// What the ops of a stage take.
+/// The times of a stage's ops.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct StageTimes {
     /// A forward.
@@ -89,16 +89,16 @@ impl AddAssign for OpTime {
     }
 }
 
-/// What was measured with so many workers.
+/// Interpolated measurements for a number of workers.
 #[derive(Debug)]
 struct Laws {
-    /// By layer: seconds of a unit of work, and the usual spread.
+    /// Seconds of a unit of work and the usual spread, by layer.
     layers: HashMap<String, (Law, f64)>,
-    /// By part and half: time in all, in parts of that in layers, by tokens and width.
+    /// Total time relative to that in layers, by part and pass, as a function of tokens and width.
     overheads: BTreeMap<(ModelPart, Half), Law>,
-    /// Seconds of messages by bytes, and of the sender; none where there was one worker.
+    /// Seconds of messages by bytes, in all and of the sender; `None` for one worker.
     messages: Option<[Law; 2]>,
-    /// Seconds of an element of a reduction, by replicas and elements, and of its start.
+    /// Seconds of an element of a reduction by replicas and elements, in all and of its start.
     reductions: Option<[Law; 2]>,
     /// The usual spread of messages and of reductions.
     exchange_spreads: [f64; 2],
@@ -107,12 +107,12 @@ struct Laws {
     moves: Option<(Law, f64)>,
 }
 
-/// What a message or a reduction between workers takes, in seconds.
+/// Seconds of a message or a reduction between workers.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct ExchangeTime {
     /// From its beginning to its end.
     pub takes: f64,
-    /// The part of it in which the worker that begins it can do nothing else.
+    /// The part of it in which the worker that begins it is occupied.
     pub occupies: f64,
 }
 
@@ -163,14 +163,15 @@ impl Laws {
         }
     }
 
-    /// What a layer takes, or `None` if that was not measured.
+    /// Returns the time of a layer, or `None` if it was not measured.
     fn layer(&self, layer: &str, extents: &[usize]) -> Option<Time> {
         let (law, spread) = self.layers.get(layer)?;
         let seconds = law.at(extents) * work(extents);
         Some(Time { seconds, growth: 0.0, spread: seconds * spread })
     }
 
-    /// What a half takes beside its layers was measured of the halves that calls are the same of.
+    /// Returns the total time of a pass relative to that in layers. Recomputations take the value
+    /// of the forward, which makes the same calls.
     fn overhead(&self, work: &SizedPart<'_>, half: Half) -> f64 {
         let like = match half {
             Half::Recompute | Half::Restore => Half::Forward,
@@ -181,19 +182,19 @@ impl Laws {
     }
 }
 
-/// Tokens of a micro-batch whose calls are counted one by one.
+/// Tokens of the largest micro-batch whose calls are counted one by one.
 const MOST_COUNTED: usize = 1 << 22;
 
-/// To which the time of a large call is proportional.
+/// Returns the amount of work that the time of a large call is proportional to.
 fn work(extents: &[usize]) -> f64 {
     extents.iter().map(|extent| (*extent).max(1) as f64).product()
 }
 
 impl ProfiledTimes {
-    /// Times of workers with `threads` each, of which `workers` compute side by side, or as many as were measured.
+    /// Returns times of workers with `threads` each, where `workers` compute side by side, or as many as were measured.
     ///
     /// # Errors
-    /// If nothing was measured with so many threads.
+    /// If nothing was measured with this number of threads.
     pub fn of(
         profile: &Profile,
         workers: usize,
@@ -202,7 +203,7 @@ impl ProfiledTimes {
     ) -> Result<ProfiledTimes> {
         let with_threads = || profile.measured.iter().filter(|m| m.threads == threads);
         let fewest = with_threads().min_by_key(|m| m.workers);
-        // What workers do to each other is known of several alone.
+        // The effect of workers on each other is known only from measurements of several.
         let several = || with_threads().filter(|m| workers > 1 && m.workers > 1);
         let within = several().filter(|m| m.workers <= workers).max_by_key(|m| m.workers);
         let beyond = several().min_by_key(|m| m.workers);
@@ -241,34 +242,34 @@ impl ProfiledTimes {
         })
     }
 
-    /// Times whose errors name the file of the profile.
+    /// Returns times whose errors name the file of the profile.
     pub fn of_file(self, file: &Path) -> ProfiledTimes {
         ProfiledTimes { file: Some(file.into()), ..self }
     }
 
-    /// Times that may not hold here, for a further reason if there is one.
+    /// Returns times that may not hold here for a further reason, if there is one.
     pub fn doubted(self, doubt: Option<String>) -> ProfiledTimes {
         let doubts: Vec<String> = [self.doubt, doubt].into_iter().flatten().collect();
         let doubt = (!doubts.is_empty()).then(|| doubts.join("; "));
         ProfiledTimes { doubt, ..self }
     }
 
-    /// Why they may not hold here, if that is so.
+    /// Returns why they may not hold here, if there is a reason.
     pub fn doubt(&self) -> Option<&str> {
         self.doubt.as_deref()
     }
 
-    /// Times where other workers compute in this part of the time.
+    /// Returns times for when other workers compute in this share of the time.
     pub fn with_others_busy(&self, beside: f64) -> ProfiledTimes {
         ProfiledTimes { beside: beside.clamp(0.0, 1.0), ..self.clone() }
     }
 
-    /// Times that are so many spreads longer than these; shorter, if negative.
+    /// Returns times that are longer than these by a number of spreads; shorter, if it is negative.
     pub fn spread_by(&self, n_spreads: f64) -> ProfiledTimes {
         ProfiledTimes { n_spreads: self.n_spreads + n_spreads, ..self.clone() }
     }
 
-    /// What the reference work took when they were measured, and takes on this device now.
+    /// Returns the time of the reference work in the profile, and measures it on this device now.
     ///
     /// # Errors
     /// If the device fails.
@@ -277,15 +278,15 @@ impl ProfiledTimes {
         Ok(ReferenceTime { profiled, now: reference_now(device, workers)? })
     }
 
-    /// Times of a machine on which everything takes so many times as long.
+    /// Returns times of a machine on which everything takes `times` as long.
     pub fn longer(&self, times: f64) -> ProfiledTimes {
         ProfiledTimes { longer: self.longer * times, ..self.clone() }
     }
 
-    /// What a stage takes of a model for so many samples, whose sequences are cut into slices.
+    /// Returns the times of a model's stage for this many samples, whose sequences are cut into slices.
     ///
     /// # Errors
-    /// If the model calls a layer of which the profile has no times.
+    /// If the model calls a layer that the profile lacks.
     pub fn stage(
         &self,
         model: &ModelConfig,
@@ -317,9 +318,9 @@ impl ProfiledTimes {
         Ok(times)
     }
 
-    /// What an optimizer's update of some parameters takes, which so many replicas share; what AdamW's takes, where that was
-    /// not [measured](Self::has_update). An optimizer that multiplies matrices takes linear maps as wholes, and the rest as
-    /// AdamW does.
+    /// Returns the time of an optimizer's update of some parameters, sharded over `share` replicas.
+    /// An optimizer that was not [measured](Self::has_update) is taken to be as fast as AdamW. One
+    /// that multiplies matrices updates linear maps as wholes, and the rest as AdamW does.
     ///
     /// # Errors
     /// If the profile has no times of either.
@@ -337,13 +338,13 @@ impl ProfiledTimes {
         Ok(maps + self.layer(rule, n_elements / share)?)
     }
 
-    /// Whether an optimizer's update was measured: K-FAC's and a caller's own are not, and none that multiplies matrices on a
-    /// device that does not for optimizers.
+    /// Returns true if an optimizer's update was measured. K-FAC's and a caller's own are not. One
+    /// that multiplies matrices is not on a device without products for optimizers.
     pub fn has_update(&self, optimizer: &Optimizer) -> bool {
         self.measured.alone.layers.contains_key(optimizer.name())
     }
 
-    /// What a message of so many bytes takes between two workers that are threads. Nothing, if that was not measured.
+    /// Returns the time of a message of `bytes` between two workers that are threads; zero if it was not measured.
     pub fn message(&self, bytes: usize) -> ExchangeTime {
         let beside = &self.measured.beside;
         let [takes, occupies] = match &beside.messages {
@@ -353,7 +354,7 @@ impl ProfiledTimes {
         self.exchange(takes, occupies, beside.exchange_spreads[0])
     }
 
-    /// What a reduction of so many elements takes over workers that are threads; `None` if that was not measured.
+    /// Returns the time of a reduction of `elements` over workers that are threads; `None` if it was not measured.
     pub fn reduction(&self, replicas: usize, elements: usize) -> Option<ExchangeTime> {
         let beside = &self.measured.beside;
         let each = |law: &Law| law.at(&[replicas, elements]) * elements as f64;
@@ -361,8 +362,8 @@ impl ProfiledTimes {
         Some(self.exchange(takes, occupies, beside.exchange_spreads[1]))
     }
 
-    /// What a move of so many bytes of activations takes out of the memory of the device, or back; `None` if that was not
-    /// measured.
+    /// Returns the time to move `bytes` of activations out of the device's memory, or back; `None`
+    /// if it was not measured.
     pub fn transfer(&self, bytes: usize) -> Option<f64> {
         let Both { alone, beside, .. } = &*self.measured;
         let time = |laws: &Laws| {
@@ -373,7 +374,7 @@ impl ProfiledTimes {
         Some(self.blend(&[time(alone)?, time(beside)?]))
     }
 
-    /// What the step sync takes of several workers.
+    /// Returns the time of the step sync of several workers.
     pub fn sync(&self) -> f64 {
         self.longer * self.measured.beside.sync_s
     }
@@ -383,7 +384,7 @@ impl ProfiledTimes {
         ExchangeTime { takes: takes * longer, occupies: occupies.min(takes) * longer }
     }
 
-    /// What a function of one extent takes.
+    /// Returns the time of a function of one extent.
     pub(crate) fn layer(&self, layer: &str, extent: usize) -> Result<f64> {
         if extent == 0 { Ok(0.0) } else { self.layer_of(layer, &[extent]) }
     }
@@ -393,7 +394,7 @@ impl ProfiledTimes {
         Ok(self.blend(&[self.time(alone, layer, extents)?, self.time(beside, layer, extents)?]))
     }
 
-    /// What a layer takes by some laws of this profile.
+    /// Returns the time of a layer by some laws of this profile.
     fn time(&self, laws: &Laws, layer: &str, extents: &[usize]) -> Result<Time> {
         laws.layer(layer, extents).with_context(|| {
             let file = self.file.as_ref().map(|file| format!(" {}", file.display()));
@@ -409,7 +410,7 @@ impl ProfiledTimes {
         self.longer * (at(alone) + self.beside * (at(beside) - at(alone)))
     }
 
-    /// Of so many layers.
+    /// Returns the time of `n` layers.
     fn op_time(&self, n: usize, both: &[Time; 2]) -> OpTime {
         let n = n as f64;
         let [alone, beside] = both.each_ref().map(|time| time.growth);
@@ -418,7 +419,7 @@ impl ProfiledTimes {
     }
 
     fn part(&self, work: &SizedPart<'_>) -> Result<Halves> {
-        // Layers are alike, and so are stages that differ in how many they have.
+        // All layers are equal, so stages differ only in their number of layers.
         let model = ModelConfig { layers: 1, ..work.model.clone() };
         let key = format!(
             "{model:?} {:?} {} {} {} {}",
@@ -428,12 +429,12 @@ impl ProfiledTimes {
         if let Some(halves) = known().get(&key) {
             return Ok(halves.clone());
         }
-        // Calls of very large micro-batches are those of fewer samples, on more: that needs no list of all their tokens.
+        // Very large micro-batches are scaled from fewer samples, to avoid a list of all their tokens.
         let samples = work.samples.clamp(1, (MOST_COUNTED / work.sequence.max(1)).max(1));
         let times = work.samples as f64 / samples as f64;
         let mut halves = Halves::new();
         let n = work.slices as f64;
-        // By the line through the times of slices that is nearest to them.
+        // The slope of the least-squares line through the times of slices.
         let grows =
             |slice: usize| (2.0 * slice as f64 + 1.0 - n) * 3.0 * n / (n * n - 1.0).max(1.0);
         for did in calls(&SizedPart { samples, ..*work }, self.activation_bytes)? {

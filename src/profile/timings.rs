@@ -1,4 +1,4 @@
-//! What workers timed, and the measurements that it comes to.
+//! The raw times of workers, and the measurements that follow from them.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use super::samples::{N_BLOCKS, Sample};
 use super::stage_pass::{Half, HalfCalls, ModelPart};
 use super::{LayerTime, Measurements, PartTime, Workers};
 
-/// All that was timed.
+/// All times that were measured.
 #[derive(Default)]
 pub(super) struct Timings {
     layers: BTreeMap<(&'static str, Vec<usize>), Vec<f64>>,
-    /// Seconds in all, and in layers, by sample, part and half.
+    /// Seconds in all, and in layers, by sample, part and pass.
     parts: BTreeMap<(usize, ModelPart, Half), (Vec<f64>, Vec<f64>)>,
     /// Seconds of the reference work.
     pub(super) reference: Vec<f64>,
