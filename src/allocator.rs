@@ -1,9 +1,10 @@
-//! The memory of the command.
+//! The allocator of the command.
 //!
-//! A training step frees nearly all that it has taken, and the next one takes it again. Who gives it back in between pays
-//! for a fault a page; who keeps it by classes of sizes holds up to twice what is in use at once. Here large blocks
-//! come from ranges of addresses that are split as they are needed and joined when they are free, so that the process holds
-//! hardly more than the most it has had in use.
+//! A training step frees nearly all the memory that it took, and the next step takes it again. An
+//! allocator that returns it to the system in between pays one page fault per page. One that keeps
+//! it in size classes holds up to twice what is in use. Here large blocks come from ranges of
+//! addresses that are split on demand and joined when freed, so the process holds hardly more than
+//! its peak use.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,16 +14,17 @@ use std::sync::{Mutex, PoisonError};
 use mimalloc::MiMalloc;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-/// Bytes from which a block is large.
+/// Blocks of at least this many bytes are large.
 const LARGE: usize = 1 << 16;
-/// What starts and lengths of large blocks are multiples of: a line of a cache.
+/// Large blocks start at multiples of this, a cache line, and their lengths are multiples of it.
 const LINE: usize = 128;
-/// Bytes of a page that takes one fault and one entry of the tables that translate addresses, where the system has such.
+/// Bytes of a huge page, which takes one fault and one entry of the page tables, where the system
+/// has them.
 const HUGE_PAGE: usize = 1 << 21;
-/// Addresses that are asked for at once. No memory stands behind them until it is written.
+/// Bytes of address space reserved at once. They take no memory until they are written.
 const RESERVE: usize = 1 << 30;
 
-/// Large blocks are of [`Ranges`], and the others mimalloc's.
+/// Takes large blocks from [`Ranges`] and the others from mimalloc.
 pub(crate) struct Allocator(Mutex<Ranges>);
 
 impl Allocator {
@@ -30,7 +32,7 @@ impl Allocator {
         Self(Mutex::new(Ranges::new()))
     }
 
-    /// A block, and whether it is known to be zero.
+    /// Returns a block, and true if it is known to be zero.
     fn take(&self, layout: Layout) -> Option<(*mut u8, bool)> {
         let len = layout.size().checked_next_multiple_of(LINE)?;
         let mut ranges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -39,13 +41,13 @@ impl Allocator {
     }
 }
 
-// SAFETY: a block is a range that no other block has a part of, or one of mimalloc's.
+// SAFETY: a block is a range that overlaps no other block, or it is one of mimalloc's.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if is_large(layout) {
             return self.take(layout).map_or(null_mut(), |(start, _)| start);
         }
-        // SAFETY: the caller's promises are those that mimalloc asks for.
+        // SAFETY: the caller promises what mimalloc asks for.
         unsafe { MiMalloc.alloc(layout) }
     }
 
@@ -56,7 +58,7 @@ unsafe impl GlobalAlloc for Allocator {
         }
         let Some((start, is_zero)) = self.take(layout) else { return null_mut() };
         if !is_zero {
-            // SAFETY: the block has that many bytes, and nobody else has it.
+            // SAFETY: the block has that many bytes, and nobody else uses it.
             unsafe { start.write_bytes(0, layout.size()) };
         }
         start
@@ -67,18 +69,18 @@ unsafe impl GlobalAlloc for Allocator {
             let mut ranges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             return ranges.free(block.expose_provenance(), layout.size().next_multiple_of(LINE));
         }
-        // SAFETY: a block of this layout is mimalloc's.
+        // SAFETY: mimalloc owns the blocks of this layout.
         unsafe { MiMalloc.dealloc(block, layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller has made sure that the size is one of a layout.
+        // SAFETY: the caller has made sure that the size is valid for a layout.
         let wanted = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         if !is_large(layout) && !is_large(wanted) {
-            // SAFETY: a block of this layout is mimalloc's.
+            // SAFETY: mimalloc owns the blocks of this layout.
             return unsafe { MiMalloc.realloc(block, layout, size) };
         }
-        // SAFETY: both blocks have as many bytes as are copied, and one is not a part of the other.
+        // SAFETY: both blocks have at least as many bytes as are copied, and they do not overlap.
         unsafe {
             let moved = self.alloc(wanted);
             if !moved.is_null() {
@@ -94,13 +96,13 @@ fn is_large(layout: Layout) -> bool {
     layout.size() >= LARGE && layout.align() <= LINE
 }
 
-/// The ranges of addresses that are in nobody's use.
+/// The address ranges that are not in use.
 struct Ranges {
-    /// Lengths of ranges that were in use before, by where they start; no two are neighbours.
+    /// Lengths of ranges that were in use before, by start; no two are neighbours.
     free: BTreeMap<usize, usize>,
-    /// Lengths and starts of the free ranges, the shortest first.
+    /// Lengths and starts of the free ranges, shortest first.
     by_len: BTreeSet<(usize, usize)>,
-    /// Where the range begins that was never in use, and where it ends.
+    /// Start and end of the range that was never in use.
     untouched: [usize; 2],
 }
 
@@ -109,8 +111,8 @@ impl Ranges {
         Self { free: BTreeMap::new(), by_len: BTreeSet::new(), untouched: [0; 2] }
     }
 
-    /// The start of `len` bytes, and whether they were never in use. If no range is large enough, the last one grows by what
-    /// is missing.
+    /// Returns the start of `len` bytes, and true if they were never in use. If no range is large
+    /// enough, the last one grows by the missing bytes.
     fn take(&mut self, len: usize) -> Option<(usize, bool)> {
         if let Some((start, found)) = self.fit(len) {
             self.remove(start, found);
@@ -137,9 +139,9 @@ impl Ranges {
         Some((start, had == 0))
     }
 
-    /// The free range that `len` bytes are taken from: the smallest that is large enough, if hardly anything is left of it, or
-    /// else the first. The rest of a range that is cut stays in use only for what is smaller, so it is those in front that
-    /// are cut, and the last ones stay whole.
+    /// Returns the free range to take `len` bytes from: the smallest that is large enough if hardly
+    /// anything of it would remain, otherwise the first. The rest of a cut range is only useful for
+    /// smaller blocks, so the ranges at the front are cut and the last ones stay whole.
     fn fit(&self, len: usize) -> Option<(usize, usize)> {
         let &(smallest, start) = self.by_len.range((len, 0)..).next()?;
         if smallest - len <= len / 8 {
@@ -149,7 +151,7 @@ impl Ranges {
         Some((*first.0, *first.1))
     }
 
-    /// Makes a block that was in use free, joined with its neighbours.
+    /// Frees a block and joins it with its neighbours.
     fn free(&mut self, mut start: usize, mut len: usize) {
         if let Some((&before, &its_len)) = self.free.range(..start).next_back()
             && before + its_len == start
@@ -164,10 +166,10 @@ impl Ranges {
         self.insert(start, len);
     }
 
-    /// Asks the system for addresses, at least `len`.
+    /// Reserves at least `len` bytes of address space.
     fn reserve(&mut self, len: usize) -> Option<()> {
         let smallest = len.checked_add(HUGE_PAGE)?;
-        // A limit on addresses may leave less than what is asked for with others in mind.
+        // A limit on addresses may allow what is needed now, but not what is reserved for later.
         let (found, size) = [smallest.max(RESERVE), smallest]
             .into_iter()
             .find_map(|size| Some((map(size)?, size)))?;
@@ -192,15 +194,15 @@ impl Ranges {
     }
 }
 
-/// Addresses whose pages are zero, and come into being when they are written.
+/// Maps addresses whose pages are zero and take memory when they are written.
 fn map(size: usize) -> Option<usize> {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-    // SAFETY: the system chooses addresses that nothing else has.
+    // SAFETY: the system chooses addresses that nothing else uses.
     let start =
         unsafe { mmap_anonymous(null_mut(), size, ProtFlags::READ | ProtFlags::WRITE, flags) };
     let start = start.ok()?;
     #[cfg(target_os = "linux")]
-    // SAFETY: it changes the size of pages, and nothing that is in them.
+    // SAFETY: it changes the size of pages, not their content.
     let _ = unsafe { rustix::mm::madvise(start, size, rustix::mm::Advice::LinuxHugepage) };
     Some(start.expose_provenance())
 }
@@ -212,7 +214,7 @@ mod tests {
 
     use super::*;
 
-    /// A block that is full of one byte.
+    /// A block filled with one byte.
     struct Block {
         start: *mut u8,
         layout: Layout,
@@ -221,13 +223,14 @@ mod tests {
 
     impl Block {
         fn is_all(&self, byte: u8) -> bool {
-            // SAFETY: nobody writes the block meanwhile, and all of it was written.
+            // SAFETY: nobody writes to the block meanwhile, and all of it was written.
             let bytes = unsafe { std::slice::from_raw_parts(self.start, self.layout.size()) };
             bytes.iter().all(|other| *other == byte)
         }
     }
 
-    /// Blocks of sizes as a training has them, small ones too, taken, resized and freed in any order.
+    /// Blocks of the sizes of a training run, small ones too, are taken, resized and freed in any
+    /// order.
     #[test]
     fn blocks_are_apart_and_keep_what_is_in_them() {
         let random = &mut ChaCha8Rng::seed_from_u64(1);
@@ -254,7 +257,8 @@ mod tests {
             if random.random_bool(0.3) {
                 let (old, kept) = (block.layout, block.layout.size().min(size));
                 block.layout = Layout::from_size_align(size, old.align()).unwrap();
-                // SAFETY: the block is of this layout, and what is beyond the kept part is written before it is read.
+                // SAFETY: the block has this layout, and what lies beyond the kept part is written
+                // before it is read.
                 unsafe {
                     block.start = allocator.realloc(block.start, old, size);
                     block.start.add(kept).write_bytes(block.byte, size - kept);
@@ -262,7 +266,7 @@ mod tests {
                 assert!(block.is_all(block.byte));
                 blocks.push(block);
             } else {
-                // SAFETY: the block is of this layout, and gone.
+                // SAFETY: the block has this layout and is not used again.
                 unsafe { allocator.dealloc(block.start, block.layout) };
             }
         }
@@ -274,7 +278,7 @@ mod tests {
         assert_eq!(ranges.free.len(), 1, "all that was taken is one range again");
     }
 
-    /// What a step takes is split from what it has freed.
+    /// The blocks of a step are split from what the step before has freed.
     #[test]
     fn ranges_are_split_joined_and_grown() {
         let mut ranges = Ranges::new();

@@ -1,9 +1,9 @@
 //! Trains neural networks too large for one device by pipelining them over many.
 //!
 //! This crate gathers what users need under one name: the schedules, the proof, the simulator, the
-//! drawings and the engine of [`core`], the kernels of the devices it was built for, and the parts of
-//! the `chimera` command that other programs may want: settings, data and tokenizers, evaluation,
-//! saving, checkpoints, Hugging Face's files.
+//! drawings and the engine of [`core`], and the kernels of the devices in this build. It also has
+//! the parts of the `chimera` command that other programs may want: settings, data and tokenizers,
+//! evaluation, checkpoints, and Hugging Face's formats.
 
 #[cfg(feature = "cli")]
 pub mod cli;

@@ -22,19 +22,21 @@ fn main() -> std::process::ExitCode {
     chimera::cli::main()
 }
 
-/// Makes a file that outgrows `ulimit -f` an error of writing, which is reported as any other, where its signal would
-/// end the process without a word.
+/// Turns a file that outgrows `ulimit -f` into a write error, which is reported like any other. The
+/// signal would end the process without a message.
 #[cfg(unix)]
 fn catch_file_size_limit() {
-    let caught = std::sync::Arc::default(); // nobody asks: the write fails too
+    let caught = std::sync::Arc::default(); // never read: the write fails too
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, caught);
 }
 
-/// What CUDA and NCCL read when they are opened, unless the environment says otherwise. Layers of NCCL wait on
-/// the device for those of other ranks, so nothing that these wait for may come behind them: neither in a
-/// hardware queue that several streams share, nor because a kernel is loaded at its first use. To load all kernels at once
-/// takes seconds and up to a GiB, so it is for runs over NCCL. And ranks that are threads must not read each other's
-/// memory, which their GPUs need not open to one another.
+/// Sets variables that CUDA and NCCL read when they are opened, unless the environment has them.
+///
+/// Layers that use NCCL wait on the device for those of other ranks, so nothing that those wait for
+/// may be queued after them: neither in a hardware queue that several streams share, nor because a
+/// kernel is loaded at its first use. Loading all kernels at once takes seconds and up to a GiB, so
+/// it is only done for runs over NCCL. And ranks that are threads must not read each other's
+/// memory, because their GPUs may not allow peer access.
 #[expect(unsafe_code, reason = "the environment is the one way to say it")]
 fn set_cuda_environment(over_nccl: bool) {
     let mut settings =
@@ -50,8 +52,8 @@ fn set_cuda_environment(over_nccl: bool) {
     }
 }
 
-/// Whether a command line is of a training whose transport is NCCL, by itself or by its file of settings, or of a test that
-/// tries NCCL. It is read before the settings are, which takes threads.
+/// Returns true if a command line trains over NCCL, by its options or its settings file, or tests
+/// NCCL. It is read before the settings are, since reading those starts threads.
 fn over_nccl(words: impl IntoIterator<Item = OsString>) -> bool {
     let words: Vec<String> = words.into_iter().map(|word| word.to_string_lossy().into()).collect();
     let values = |option: &str| -> Vec<String> {
