@@ -1,4 +1,4 @@
-//! What the ranks of a failed run did last, as files.
+//! The flight recorder: files with the last operations of each rank of a failed run.
 
 use std::collections::BTreeMap;
 use std::fs::remove_file;
@@ -14,8 +14,9 @@ use serde_json::json;
 
 use crate::formats::files::{FolderId, io_fault, replace};
 
-/// Writes down what the ranks of this process did last, each once. It comes after the error file, which needs less
-/// room on a full disk and less time before a launcher kills.
+/// Writes the last operations of each rank of this process, once per rank. It runs after the error
+/// file is written, which needs less room on a full disk and less time before a launcher kills the
+/// process.
 pub struct Explain {
     folder: FolderId,
     ranks: Mutex<BTreeMap<Rank, FlightRecorder>>,
@@ -26,7 +27,7 @@ impl Explain {
         Explain { folder: FolderId::of(folder), ranks: Mutex::default() }
     }
 
-    /// Whether the folder is still that of the run.
+    /// Returns true if the folder still belongs to this run.
     pub(crate) fn is_in_place(&self) -> bool {
         self.folder.is_there()
     }
@@ -35,13 +36,14 @@ impl Explain {
         self.ranks.lock().unwrap_or_else(PoisonError::into_inner).insert(rank, recent);
     }
 
-    /// What a rank of this process did last, and where it is, unless that is written.
+    /// Returns the flight recorder of a rank of this process, unless it has been written.
     pub(crate) fn recorder(&self, rank: Rank) -> Option<FlightRecorder> {
         self.ranks.lock().unwrap_or_else(PoisonError::into_inner).get(&rank).cloned()
     }
 
-    /// Writes `ops.<rank>.jsonl`: a line for each op, sum, update and wait, with its start and end in seconds
-    /// since the training began. Nothing for a rank that has not begun, or whose file is written.
+    /// Writes `ops.<rank>.jsonl`: a line for each op, all-reduce, update and wait, with its start
+    /// and end in seconds since the training began. Writes nothing for a rank that has not begun,
+    /// or whose file is written.
     pub fn write(&self, rank: Rank) -> Result<()> {
         let recent = self.ranks.lock().unwrap_or_else(PoisonError::into_inner).remove(&rank);
         let Some(recent) = recent else { return Ok(()) };
@@ -52,7 +54,7 @@ impl Explain {
             out.flush()
         };
         let written = create().inspect_err(|_| {
-            let _ = remove_file(&path); // half of it would mislead
+            let _ = remove_file(&path); // half a file would mislead
         });
         Ok(written.map_err(|e| io_fault("file", &path, &e))?)
     }
@@ -61,7 +63,7 @@ impl Explain {
     pub fn write_all(&self) -> Result<()> {
         let known = self.ranks.lock().unwrap_or_else(PoisonError::into_inner);
         let ranks: Vec<Rank> = known.keys().copied().collect();
-        drop(known); // to write takes it again
+        drop(known); // `write` locks it again
         ranks.into_iter().try_for_each(|rank| self.write(rank))
     }
 }

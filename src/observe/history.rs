@@ -1,4 +1,5 @@
-//! The metrics of a run as they are read again: what is damaged is left out, and no line is read without a limit.
+//! Reading the metrics of a run again. Damaged lines are skipped, and the length of a line is
+//! limited.
 
 use std::fs::{File, OpenOptions, remove_file};
 use std::io::{BufRead, BufReader, Error, ErrorKind, Read, Result, Seek, SeekFrom, copy};
@@ -10,22 +11,22 @@ use serde::Deserialize;
 use crate::formats::files::disk::Disk;
 use crate::formats::files::{no_follow, open_regular};
 
-/// Longer lines are no metrics: a hundred thousand ranks fill a third of it.
+/// Bytes of the longest line that can be metrics: a hundred thousand ranks fill a third of it.
 const MAX_LINE: u64 = 16 << 20;
 
-/// A reader of whole lines, up to the first that is longer than metrics are.
+/// Reads whole lines, up to the first that is too long for metrics.
 pub struct Lines<R> {
     from: R,
     line: Vec<u8>,
 }
 
 impl<R: BufRead> Lines<R> {
-    /// Reads the lines of `from`.
+    /// Starts reading the lines of `from`.
     pub fn of(from: R) -> Lines<R> {
         Lines { from, line: Vec::new() }
     }
 
-    /// The next line with its end; `None` if what is left is no whole line.
+    /// Returns the next line with its line end, or `None` if no whole line is left.
     pub fn next_line(&mut self) -> Result<Option<&[u8]>> {
         self.line.clear();
         self.from.by_ref().take(MAX_LINE).read_until(b'\n', &mut self.line)?;
@@ -33,17 +34,17 @@ impl<R: BufRead> Lines<R> {
     }
 }
 
-/// The least validation loss of a run so far.
+/// The lowest validation loss of a run so far.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Best {
-    /// Steps that were done.
+    /// Number of finished steps.
     pub n_steps: u64,
     /// The loss, in nats.
     pub loss: f64,
 }
 
 impl Best {
-    /// The better of what was known and what came after `step`.
+    /// Returns the better of the best so far and the loss after `step`.
     pub(crate) fn of(before: Option<Best>, step: u64, loss: Option<f64>) -> Option<Best> {
         let is_better = |loss: &f64| !before.is_some_and(|best| best.loss <= *loss);
         let best = loss.filter(|loss| loss.is_finite()).filter(is_better);
@@ -51,20 +52,20 @@ impl Best {
     }
 }
 
-/// What the metrics of a run have of the steps before a checkpoint.
+/// The metrics of a run for the steps before a checkpoint.
 #[derive(Default, PartialEq, Debug)]
 pub(crate) struct Kept {
-    /// Bytes of the lines that are kept, in order; they end with a line.
+    /// Byte ranges of the lines that are kept, in order; the last one ends at a line end.
     ranges: Vec<Range<u64>>,
-    /// The last step of them.
+    /// The last step among them.
     last: Option<u64>,
-    /// The least validation loss of them.
+    /// The lowest validation loss among them.
     pub(crate) best: Option<Best>,
-    /// Lines before the checkpoint that are not metrics of a step, or of one that does not rise with the others.
+    /// Lines before the checkpoint that are not metrics of a step, or whose step is out of order.
     pub(crate) n_damaged: usize,
 }
 
-/// A line that is metrics of a step before the checkpoint.
+/// A line with the metrics of a step before the checkpoint.
 struct StepLine {
     step: u64,
     validation_loss: Option<f64>,
@@ -74,7 +75,8 @@ struct StepLine {
 }
 
 impl Kept {
-    /// Finds the lines of steps before `first`: the most whose steps rise, so that one wrong step costs one line.
+    /// Finds the lines of steps before `first`: the longest sequence of rising steps, so that one
+    /// wrong step costs one line.
     fn of(from: impl BufRead, first: u64) -> Result<Kept> {
         #[derive(Deserialize)]
         struct Step {
@@ -105,24 +107,24 @@ impl Kept {
                 _ => kept.ranges.push(bytes.clone()),
             }
         }
-        // What comes after the checkpoint is cut, and not damaged.
+        // Lines after the checkpoint are cut; they are not damaged.
         let n_before = rising.last().map_or(0, |last| found[*last].nth + 1);
         let end = later.into_iter().find(|nth| *nth >= n_before).unwrap_or(n_lines);
         kept.n_damaged = end - rising.len();
         Ok(kept)
     }
 
-    /// Whether no line is metrics of a step, though there are lines.
+    /// Returns true if there are lines but none of them is metrics of a step.
     pub(crate) fn is_foreign(&self) -> bool {
         self.ranges.is_empty() && self.n_damaged > 0
     }
 
-    /// The steps before `first` whose metrics are missing at the end.
+    /// Returns the steps before `first` whose metrics are missing at the end.
     pub(crate) fn missing(&self, first: u64) -> Range<u64> {
         self.last.map_or(0, |last| last + 1)..first
     }
 
-    /// Cuts the file at `path` to these lines. A link is followed if a user named it.
+    /// Cuts the file at `path` to these lines. Follows a link if a user named it.
     pub(crate) fn cut(&self, path: &Path, is_named: bool) -> Result<()> {
         let file = options(is_named).write(true).open(path)?;
         match &self.ranges[..] {
@@ -143,9 +145,11 @@ impl Kept {
     }
 }
 
-/// The places of a longest sequence of steps each of which is above the one before; of equal steps the first one counts.
+/// Returns the positions of a longest strictly rising subsequence of steps; of equal steps the
+/// first counts.
 fn longest_rising(steps: &[u64]) -> Vec<usize> {
-    // By length of a sequence, the place of the least step that one of that length can end with.
+    // For each length, the position of the smallest step that a sequence of that length can end
+    // with.
     let mut ends: Vec<usize> = Vec::new();
     let mut before: Vec<Option<usize>> = Vec::with_capacity(steps.len());
     for (place, step) in steps.iter().enumerate() {
@@ -167,8 +171,8 @@ fn longest_rising(steps: &[u64]) -> Vec<usize> {
     rising
 }
 
-/// The metrics at `path` of the steps before `first`; `None` if there is no such file, or it is a device or pipe that
-/// a user named.
+/// Returns the metrics at `path` of the steps before `first`, or `None` if there is no such file,
+/// or if it is a device or pipe that a user named.
 pub(crate) fn before(path: &Path, first: u64, is_named: bool) -> Result<Option<Kept>> {
     match path.metadata() {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
@@ -177,13 +181,13 @@ pub(crate) fn before(path: &Path, first: u64, is_named: bool) -> Result<Option<K
     }
 }
 
-/// Opens metrics to add lines. A link is followed if a user named it.
+/// Opens metrics for appending. Follows a link if a user named it.
 pub(crate) fn open(path: &Path, is_named: bool) -> Result<File> {
     options(is_named).append(true).create(true).open(path)
 }
 
-/// Opens metrics whose file was removed or replaced while the run trained. What is no file is replaced, unless a user named it:
-/// a pipe could wait for its reader for ever.
+/// Opens metrics whose file was removed or replaced during the run. Replaces anything that is not a
+/// file, unless a user named it: a pipe could wait for its reader for ever.
 pub(crate) fn reopen(path: &Path, is_named: bool) -> Result<File> {
     let found = if is_named { path.metadata() } else { path.symlink_metadata() };
     match found {
@@ -232,11 +236,11 @@ mod tests {
             (all.replace("{\"step\":0", "\u{0}"), 4, steps(&[1, 2, 3]), 1),
             (steps(&[0, 1, 1, 0, 2]), 4, steps(&[0, 1, 2]), 2),
             (String::new(), 4, String::new(), 0),
-            // One digit is wrong: its line alone is lost.
+            // One digit is wrong: only its line is lost.
             (steps(&[0, 1, 9, 3, 4]), 6, steps(&[0, 1, 3, 4]), 1),
             (steps(&[0, 1, 5, 3, 4]), 6, steps(&[0, 1, 3, 4]), 1),
             (steps(&[7, 1, 2, 0, 4]), 5, steps(&[1, 2, 4]), 2),
-            // Steps after the checkpoint are no damage.
+            // Steps after the checkpoint are not damage.
             (steps(&[0, 1, 9, 3, 6, 7]), 6, steps(&[0, 1, 3]), 1),
             (steps(&[8, 9]), 4, String::new(), 0),
         ] {

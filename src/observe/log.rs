@@ -1,4 +1,5 @@
-//! What one rank tells of a run in a file of its own: what it holds, how each step went here, how it ended.
+//! The log of one rank, in a file of its own: what the rank holds, how long each step took, and how
+//! it ended.
 
 use std::fmt::Display;
 use std::fs::{File, OpenOptions, create_dir_all};
@@ -21,19 +22,19 @@ pub(crate) struct Log<'w> {
     out: Option<LogFile<'w>>,
 }
 
-/// The file, and who is told once if it cannot be written any more.
+/// The file, and the function to warn once if it can no longer be written.
 struct LogFile<'w> {
     file: File,
     path: PathBuf,
     warn: Option<Box<Warn<'w>>>,
 }
 
-/// Who is told of what goes wrong beside the training.
+/// Called for problems that do not stop the training.
 type Warn<'w> = dyn Fn(&str) + Send + Sync + 'w;
 
 impl<'w> Log<'w> {
-    /// Opens `rank.<rank>.log` in `folder`, if there is one; a run that goes on from step `first` goes on with it. `warn` is
-    /// told if a line cannot be written.
+    /// Opens `rank.<rank>.log` in `folder`, if there is one; a run that resumes at step `first`
+    /// appends to it. Calls `warn` if a line cannot be written.
     pub(crate) fn open(
         folder: Option<&Path>,
         program: &Program,
@@ -62,12 +63,12 @@ impl<'w> Log<'w> {
         Ok(log)
     }
 
-    /// Whether anybody reads it.
+    /// Returns true if the log is written anywhere.
     pub(crate) fn is_kept(&self) -> bool {
         self.out.is_some()
     }
 
-    /// The steps of a run of the program, and what this rank waited for in it.
+    /// Logs the steps of one run of the program, and what this rank waited for in it.
     pub(crate) fn steps(&mut self, reports: &[StepReport], events: &[Event], waits: &[Wait]) {
         for StepReport { step, loss, has_targets, step_s, .. } in reports {
             if *has_targets {
@@ -87,7 +88,7 @@ impl<'w> Log<'w> {
         ));
     }
 
-    /// How the rank ended: on request, with all steps trained, or by a fault.
+    /// Logs how the rank ended: on request, with all steps trained, or with a fault.
     pub(crate) fn end(&mut self, on_request: Result<bool, &Fault>) {
         match on_request {
             Ok(true) => self.line("stopped on request"),
@@ -96,7 +97,7 @@ impl<'w> Log<'w> {
         }
     }
 
-    /// A line. One that cannot be written is no reason to end a training; the first is told.
+    /// Writes a line. A failure does not end the training; the first one causes a warning.
     pub(crate) fn line(&mut self, text: impl Display) {
         let Some(LogFile { file, path, warn }) = &mut self.out else { return };
         let line = format!("{} {text}\n", time_of_day(SystemTime::now()));
@@ -114,7 +115,8 @@ fn time_of_day(now: SystemTime) -> impl Display {
     humantime::format_rfc3339_millis(calendar_time(now))
 }
 
-/// The nearest time from 1970 to 9999: `humantime` panics on others, which a wrong clock can show.
+/// Returns the nearest time from 1970 to 9999: `humantime` panics on others, which a wrong clock
+/// can show.
 #[cfg(feature = "logs")]
 pub(crate) fn calendar_time(now: SystemTime) -> SystemTime {
     const SECONDS: u64 = 253_402_300_799;
@@ -122,7 +124,7 @@ pub(crate) fn calendar_time(now: SystemTime) -> SystemTime {
     now.max(SystemTime::UNIX_EPOCH).min(last.unwrap_or(now))
 }
 
-/// Seconds since 1970, in a build without calendar.
+/// Returns the seconds since 1970, in a build without a calendar.
 #[cfg(not(feature = "logs"))]
 fn time_of_day(now: SystemTime) -> impl Display {
     let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

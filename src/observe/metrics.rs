@@ -1,15 +1,16 @@
-//! What is kept of every step.
+//! The metrics of every step.
 
 use chimera_core::engine::{Load, StepReport};
 use chimera_core::ids::Rank;
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// One step. Floats are written so that they read back to the same bits.
+/// The metrics of one step. Floats are written so that they read back to the same bits.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
 pub struct Metrics {
     /// Number of the step, from 0.
     pub step: u64,
-    /// Mean loss over all targets of the global batch, in nats, before the update; none where no token of it is a target.
+    /// Mean loss over all targets of the global batch, in nats, before the update; `None` if the
+    /// batch has no targets.
     #[serde(default, deserialize_with = "known", skip_serializing_if = "Option::is_none")]
     pub loss: Option<f64>,
     /// Norm of the whole gradient before clipping.
@@ -23,46 +24,47 @@ pub struct Metrics {
     /// Tokens of this and all earlier steps.
     #[serde(default)]
     pub tokens_seen: u64,
-    /// Seconds.
+    /// Seconds that the step took.
     #[serde(deserialize_with = "number")]
     pub step_s: f64,
-    /// Of these, those for which training stood still while its state was copied for a checkpoint.
+    /// The part of `step_s` for which training paused while its state was copied for a checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_s: Option<f64>,
-    /// Tokens over seconds.
+    /// Tokens per second.
     #[serde(deserialize_with = "number")]
     pub tokens_per_s: f64,
-    /// Idle time over time times ranks.
+    /// Idle time divided by the time of all ranks.
     #[serde(deserialize_with = "number")]
     pub bubble_ratio: f64,
-    /// Bytes of weights, gradients, moments and saved activations at their peak, over all ranks.
+    /// Peak bytes of weights, gradients, moments and saved activations, summed over all ranks.
     #[serde(default)]
     pub bytes: u64,
-    /// Bytes of the rank that holds the most.
+    /// Bytes of the rank that holds most.
     #[serde(default)]
     pub max_rank_bytes: u64,
-    /// Model FLOPs over what the workers' devices can do in that time, if that is known.
+    /// Model FLOPs utilization: model FLOPs over what the workers' devices can do in that time, if
+    /// that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// Steps so far whose gradient was not finite and was thrown away.
+    /// Steps so far whose gradient was not finite and was discarded.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub skipped: u64,
-    /// Windows without a border so far whose steps were trained again with one.
+    /// Windows so far that ran without borders and whose steps were trained again with borders.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub repeated: u64,
-    /// Deaths of ranks that the run has survived so far.
+    /// Deaths of ranks that the run has recovered from so far.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub recoveries: u64,
-    /// Seconds that these took: from the last finished step until training went on.
+    /// Seconds that the recoveries took: from the last finished step until training resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recovery_s: Option<f64>,
-    /// Ranks that were replaced since the step before.
+    /// Ranks that were replaced since the previous step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub replaced: Vec<Rank>,
-    /// Mean loss on text that is not trained on, after the update, in nats; every `eval-every` steps.
+    /// Mean loss on validation text, after the update, in nats; every `eval-every` steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
-    /// `exp(validation_loss)`, of a model that foresees every token.
+    /// `exp(validation_loss)`, the perplexity of a model that predicts every token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub perplexity: Option<f64>,
     /// Bubble and bytes of each rank.
@@ -70,22 +72,22 @@ pub struct Metrics {
     pub ranks: Vec<RankMetrics>,
 }
 
-/// A number that need not be there.
+/// Reads a number that may be missing.
 fn known<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
     number(from).map(Some)
 }
 
-/// JSON writes what is no number as `null`.
+/// Reads a number; JSON has `null` for NaN and infinity.
 fn number<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
 }
 
-/// What a step was to one rank.
+/// The metrics of a step for one rank.
 #[derive(Serialize, Deserialize, Clone, Copy, PartialEq, Debug)]
 pub struct RankMetrics {
-    /// Idle time over time.
+    /// Idle time divided by the time of the step.
     pub bubble_ratio: f64,
-    /// Bytes of weights, gradients, moments and saved activations at their peak.
+    /// Peak bytes of weights, gradients, moments and saved activations.
     pub bytes: u64,
 }
 
@@ -96,7 +98,8 @@ impl RankMetrics {
 }
 
 impl Metrics {
-    /// Of a step of `tokens` tokens; `full_tokens_per_s` is how many the devices could train at their peak.
+    /// Returns the metrics of a step of `tokens` tokens; `full_tokens_per_s` is the throughput of
+    /// the devices at their peak.
     pub fn of(report: &StepReport, tokens: u64, full_tokens_per_s: Option<f64>) -> Metrics {
         let StepReport { step, grad_norm, lr, step_s, .. } = *report;
         let tokens_per_s = tokens as f64 / step_s;

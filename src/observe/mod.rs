@@ -1,4 +1,4 @@
-//! What a run tells of itself: metrics, logs, traces, and what its ranks did last.
+//! The records of a run: metrics, logs, traces, and the last operations of its ranks.
 
 mod flight_recorder;
 pub(crate) mod history;

@@ -1,4 +1,4 @@
-//! The last step for Prometheus to scrape, on this machine alone.
+//! A Prometheus endpoint for the last step, which only serves this machine.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -11,17 +11,18 @@ use std::time::{Duration, Instant};
 use super::Metrics;
 use crate::formats::files::open_files_limit;
 
-/// How long a client may take for its request.
+/// Time in which a client must send its request.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Longer requests are not read to their end.
 const MAX_REQUEST: usize = 8 << 10;
-/// The most clients whose requests are awaited at once.
+/// The most clients that may have unfinished requests at once.
 const MAX_CLIENTS: usize = 16;
-/// One of as many files that the process may open is for a client. The others are for data, checkpoints and peers.
+/// Clients may use one in this many of the files that the process may open. The others are for
+/// data, checkpoints and peers.
 const FILES_PER_CLIENT: u64 = 8;
-/// Between two looks at clients that keep silent.
+/// Pause between two checks of clients that have sent nothing.
 const PAUSE: Duration = Duration::from_millis(2);
-/// After an error of the listener, such as that no file can be opened.
+/// Pause after an error of the listener, such as too many open files.
 const REST: Duration = Duration::from_millis(100);
 
 /// Serves `GET /metrics` until it is dropped.
@@ -37,7 +38,7 @@ struct Shared {
 }
 
 impl Prometheus {
-    /// Listens at `address`; port 0 takes one that is free.
+    /// Listens at `address`; port 0 takes a free port.
     pub fn listen(address: SocketAddr) -> Result<Prometheus> {
         Prometheus::listen_with(address, PATIENCE)
     }
@@ -52,7 +53,7 @@ impl Prometheus {
         Ok(Prometheus { address, shared })
     }
 
-    /// Where it listens.
+    /// The address that it listens at.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -70,8 +71,8 @@ impl Drop for Prometheus {
     }
 }
 
-/// Answers clients in this one thread. It sleeps in `accept` while there are none. The oldest client that has not finished its
-/// request gives way to a new one.
+/// Answers clients in this one thread, which sleeps in `accept` while there are none. A new client
+/// replaces the oldest one that has not finished its request.
 fn serve(listener: &TcpListener, shared: &Shared, patience: Duration) {
     let most = most_clients(open_files_limit());
     let mut clients: VecDeque<Client> = VecDeque::new();
@@ -86,7 +87,7 @@ fn serve(listener: &TcpListener, shared: &Shared, patience: Duration) {
                 if clients.len() >= most {
                     clients.pop_front();
                 }
-                // A client that goes away is its own loss.
+                // A client that closes its connection only harms itself.
                 clients.extend(Client::new(stream, patience));
             }
             Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::sleep(PAUSE),
@@ -96,7 +97,7 @@ fn serve(listener: &TcpListener, shared: &Shared, patience: Duration) {
     }
 }
 
-/// How many clients may be there at once in a process that may open `limit` files.
+/// Returns the number of clients to accept at once in a process that may open `limit` files.
 fn most_clients(limit: Option<u64>) -> usize {
     let share = limit.map_or(u64::MAX, |limit| limit / FILES_PER_CLIENT);
     usize::try_from(share).unwrap_or(MAX_CLIENTS).clamp(1, MAX_CLIENTS)
@@ -115,7 +116,8 @@ impl Client {
         Some(Client { stream, request: Vec::new(), deadline: Instant::now() + patience })
     }
 
-    /// Returns true if the request may still come. Otherwise the client was answered, where that was possible.
+    /// Returns true if the request is incomplete and may still arrive. Otherwise the client was
+    /// answered, if possible.
     fn is_silent(&mut self, page: &Mutex<String>) -> bool {
         let mut part = [0; 1024];
         while self.request.len() < MAX_REQUEST && !self.is_complete() {
@@ -153,7 +155,7 @@ impl Client {
     }
 }
 
-/// The text format of Prometheus, version 0.0.4.
+/// Returns the metrics in version 0.0.4 of Prometheus's text format.
 fn page(metrics: &Metrics) -> String {
     let gauges = [
         ("step", "Number of the last step, from 0", Some(metrics.step as f64)),
@@ -241,7 +243,7 @@ mod tests {
         drop(silent);
     }
 
-    /// Each waits for an hour, if nobody ends it.
+    /// Each client waits for an hour unless it is ended.
     #[test]
     fn the_oldest_silent_client_gives_way() {
         let address = "127.0.0.1:0".parse().unwrap();

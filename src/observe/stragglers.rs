@@ -1,25 +1,25 @@
-//! Telling of ranks that are slower than the others.
+//! Straggler detection: finds ranks that are slower than the others.
 
 use chimera_core::engine::{Load, StepReport};
 use chimera_core::ids::{Rank, listed};
 
-/// Times the median at which a rank is slow.
+/// A rank is slow if its busy time is more than this times the median.
 const FACTOR: f64 = 1.5;
-/// Steps in a row that it must be.
+/// Number of slow steps in a row before a warning.
 const N_STEPS: u64 = 20;
-/// Steps after which it is told again.
+/// Number of steps before the warning is repeated.
 const SILENCE: u64 = 1000;
 
-/// Looks for ranks that are slow for many steps.
+/// Detects ranks that are slow for many steps.
 #[derive(Default)]
 pub struct Stragglers {
-    /// By rank: the last steps in a row in which it was slow.
+    /// The current streak of slow steps of each rank.
     streaks: Vec<Streak>,
-    /// The step before which nothing is told.
+    /// The step from which warnings are given again.
     silent_until: u64,
 }
 
-/// The number of some steps, a rank's seconds of work in them, and those of the median rank.
+/// Steps in a row, with the busy seconds of a rank and of the median rank in them.
 #[derive(Clone, Default)]
 struct Streak {
     n_steps: u64,
@@ -28,7 +28,7 @@ struct Streak {
 }
 
 impl Stragglers {
-    /// Takes the report of a step; what to tell, if anything.
+    /// Takes the report of a step and returns a warning, if there is one.
     pub fn notice(&mut self, report: &StepReport) -> Option<String> {
         let busy = |load: &Load| report.step_s * (1.0 - load.bubble_ratio);
         let ranks: Vec<f64> = report.ranks.iter().map(busy).collect();
@@ -48,7 +48,7 @@ impl Stragglers {
         if report.step < self.silent_until {
             return None;
         }
-        // The ranks of a node are slow together, whichever is the slowest in a step.
+        // The ranks of a node are slow together, whichever is the slowest in a single step.
         let streaks = (0..).map(Rank).zip(&self.streaks);
         let slow: Vec<(Rank, &Streak)> = streaks.filter(|(_, s)| s.n_steps >= N_STEPS).collect();
         let n_steps: u64 = slow.iter().map(|(_, streak)| streak.n_steps).sum();
@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    /// Of ranks that work so many seconds.
+    /// A report of ranks that are busy for these times.
     fn report(step: u64, busy_s: &[f64]) -> StepReport {
         let load = |busy_s: &f64| Load { bubble_ratio: 1.0 - busy_s / 4.0, bytes: 0 };
         StepReport {
@@ -98,7 +98,7 @@ mod tests {
         }
     }
 
-    /// The steps at which something is told.
+    /// Returns the steps with a warning, and the warnings.
     fn told<const N: usize>(steps: u64, of: impl Fn(u64) -> [f64; N]) -> Vec<(u64, String)> {
         let mut slow = Stragglers::default();
         let notice = |step| Some((step, slow.notice(&report(step, &of(step)))?));
@@ -119,7 +119,7 @@ mod tests {
         assert!(told[0].1.starts_with(words), "{told:?}");
     }
 
-    /// Whichever of them is the slowest.
+    /// Which of them is the slowest does not matter.
     #[test]
     fn all_ranks_of_a_slow_node_are_told() {
         let of = |step: u64| {

@@ -1,7 +1,8 @@
-//! Event files that TensorBoard reads.
+//! Event files for TensorBoard.
 //!
-//! A file is a row of TFRecords (length, its checksum, bytes, their checksum), each an `Event` message of
-//! TensorFlow's `event.proto`. Four kinds of fields are all that scalars and a text need, so they are written here.
+//! A file is a sequence of TFRecords (length, its checksum, bytes, their checksum), each of which
+//! is an `Event` message of TensorFlow's `event.proto`. Scalars and a text need only four kinds of
+//! fields, so they are encoded here.
 
 use std::fs::{File, OpenOptions, create_dir_all};
 use std::io::{Error, ErrorKind, Result, Write};
@@ -10,23 +11,23 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::Metrics;
 
-/// The status of a `SessionLog` that begins.
+/// The status of a `SessionLog` that starts.
 const START: u64 = 1;
-/// The `DataType` of strings.
+/// The `DataType` of a string.
 const STRING: u64 = 7;
-/// More ranks have no scalars of their own, since each would be a chart.
+/// The most ranks that get scalars of their own, since each makes a chart.
 const MAX_RANKS: usize = 64;
 
-/// An event file under way.
+/// An open event file.
 pub(crate) struct EventFile {
     file: File,
     path: PathBuf,
 }
 
 impl EventFile {
-    /// Makes an event file in `folder`, which is made if it is not there, of steps from `first` on, with the `settings`
-    /// of the run as a text. What other files there say of these steps TensorBoard then leaves aside: a run that goes on, or
-    /// begins again, trains them again.
+    /// Creates an event file for steps from `first` on in `folder`, which is created if needed. It
+    /// holds the `settings` of the run as a text. TensorBoard then ignores what other files in the
+    /// folder hold of these steps, because a run that resumes or starts again trains them again.
     pub(crate) fn create(folder: &Path, first: u64, settings: &str) -> Result<EventFile> {
         if cfg!(not(feature = "logs")) {
             let why = "this build writes no files for TensorBoard: build with `--features logs`";
@@ -45,7 +46,7 @@ impl EventFile {
         Ok(events)
     }
 
-    /// Where it is.
+    /// The path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -89,12 +90,12 @@ impl EventFile {
     }
 }
 
-/// A number as a value of a summary.
+/// Encodes a number as a value of a summary.
 fn scalar(tag: &str, value: f64) -> Vec<u8> {
     bytes_field(1, &[bytes_field(1, tag.as_bytes()), float_field(2, value as f32)].concat())
 }
 
-/// A text in Markdown as a value of a summary: a tensor of one string, for the plugin `text`.
+/// Encodes a Markdown text as a value of a summary: a tensor of one string, for the plugin `text`.
 fn text(tag: &str, markdown: &str) -> Vec<u8> {
     let one = bytes_field(2, &[]); // a shape without dimensions
     let tensor = [varint_field(1, STRING), one, bytes_field(8, markdown.as_bytes())].concat();
@@ -113,7 +114,7 @@ fn record(data: &[u8]) -> Vec<u8> {
     [&length[..], &checksum(&length), data, &checksum(data)].concat()
 }
 
-/// A CRC-32C, masked since it may come to stand in what another one covers.
+/// A CRC-32C, masked because it may itself be covered by another checksum.
 #[cfg(feature = "logs")]
 fn checksum(data: &[u8]) -> [u8; 4] {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
@@ -171,7 +172,8 @@ mod tests {
         }
     }
 
-    /// The fields of a message: of 4 or 8 bytes or any number of them, or a varint as its own bytes.
+    /// Splits a message into its fields: of 4 or 8 bytes, of any number of bytes, or a varint as
+    /// its own bytes.
     fn fields(mut rest: &[u8]) -> Vec<(u64, Vec<u8>)> {
         fn varint(rest: &mut &[u8]) -> u64 {
             let n = rest.iter().take_while(|byte| **byte >= 0x80).count() + 1;
@@ -203,7 +205,7 @@ mod tests {
         fields(message).into_iter().find(|(n, _)| *n == number).map(|(_, content)| content)
     }
 
-    /// The tag and content of each value of the summaries in a file, with the step.
+    /// Returns step, tag and content of each summary value in a file.
     fn values(file: &[u8]) -> Vec<(u64, String, Vec<u8>)> {
         let mut values = Vec::new();
         let mut rest = file;
@@ -261,7 +263,7 @@ mod tests {
         );
     }
 
-    /// As TensorFlow's own writer frames and encodes an event (of no time).
+    /// TensorFlow's own writer frames and encodes an event without a time in this way.
     #[test]
     fn records_are_as_tensorflow_writes_them() {
         assert_eq!(varint(300), [0xac, 0x02]);

@@ -1,4 +1,4 @@
-//! Gathering what all ranks did in some steps, for a trace.
+//! Collects what all ranks did in some steps, for a trace.
 
 use std::ops::Range;
 use std::path::Path;
@@ -14,21 +14,22 @@ use chimera_core::render::chrome::{self, Gap, Ran, Sizes};
 
 use crate::formats::files::{io_fault, write_named};
 
-/// Writes a trace as soon as all ranks are past its last step, or when the training ends before that.
+/// Writes a trace as soon as all ranks have passed its last step, or when the training ends before
+/// that.
 pub(crate) struct Recorder<'p> {
     path: &'p Path,
     steps: Range<u64>,
     width: usize,
     sizes: Sizes,
-    /// The programs of a run: of its steps, and of the last ones, which may be shorter; then those of single steps of a window
-    /// without a border.
+    /// The programs of a run: of its steps, and of the last ones, which may be shorter. Then come
+    /// those of single steps, for a window without borders.
     programs: Vec<&'p Program>,
-    /// Seconds from when the trace begins to when the clock of the ranks does.
+    /// Seconds from the start of the trace to the start of the ranks' clock.
     offset: f64,
     state: Mutex<Recorded>,
 }
 
-/// What has been recorded, which outlives a transport that a dead rank has ended.
+/// The recorded steps, which outlive a transport that a dead rank has ended.
 #[derive(Default)]
 pub(crate) struct Recorded {
     began: Option<Instant>,
@@ -38,9 +39,9 @@ pub(crate) struct Recorded {
     is_complete: bool,
 }
 
-/// What one pipeline group did in one run of a program.
+/// The events of one pipeline group in one run of a program.
 struct Recording {
-    /// The place of its program.
+    /// Index of the program.
     program: usize,
     group: usize,
     step: u64,
@@ -49,7 +50,7 @@ struct Recording {
     kernels: Vec<(WorkerId, KernelRun)>,
 }
 
-/// What a rank did in one run of a program.
+/// The events of one rank in one run of a program.
 pub(crate) struct Did<'p, 'w> {
     pub(crate) rank: Rank,
     pub(crate) program: &'p Program,
@@ -74,29 +75,29 @@ impl<'p> Recorder<'p> {
         Recorder { path, steps, width, sizes, programs, offset, state }
     }
 
-    /// Goes on with what was recorded before, in times of ranks whose clock begins at `epoch`.
+    /// Continues what was recorded before, for ranks whose clock begins at `epoch`.
     pub(crate) fn with(self, mut recorded: Recorded, epoch: Instant) -> Recorder<'p> {
         let began = *recorded.began.get_or_insert(epoch);
         let offset = epoch.saturating_duration_since(began).as_secs_f64();
         Recorder { offset, state: Mutex::new(recorded), ..self }
     }
 
-    /// What has been recorded so far.
+    /// Returns what has been recorded so far.
     pub(crate) fn into_recorded(self) -> Recorded {
         self.state.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The training goes on with `step`; why there is a gap before it.
+    /// Notes that training resumes with `step`, and the reason for the gap before it.
     pub(crate) fn resume(&self, step: u64, reason: String) {
         let mut state = self.lock();
         if state.is_complete {
             return;
         }
-        state.runs.retain(|run| run.step < step); // the others are computed again
+        state.runs.retain(|run| run.step < step); // the later steps are computed again
         state.n_past = 0;
         let ends = state.runs.iter().flat_map(|run| &run.timeline.events).map(|event| event.end);
         let start = ends.fold(f64::NEG_INFINITY, f64::max);
-        // Of two without a step between, the later one goes on.
+        // A gap without a step since the previous one extends that one.
         let earlier = state.gaps.iter().filter(|gap| gap.end > start).map(|gap| gap.reason.clone());
         let mut reasons: Vec<String> = earlier.collect();
         reasons.push(reason);
@@ -108,13 +109,13 @@ impl<'p> Recorder<'p> {
         }
     }
 
-    /// Whether what was done in these steps is shown.
+    /// Returns true if the trace shows these steps.
     pub(crate) fn wants(&self, steps: &Range<u64>) -> bool {
         let is_shown = steps.start < self.steps.end && steps.end > self.steps.start;
         is_shown && !self.lock().is_complete
     }
 
-    /// Takes what one rank did in steps that are shown; every rank tells of all those.
+    /// Adds the events of one rank in steps that are shown; every rank calls this for all of them.
     pub(crate) fn add(&self, did: &Did<'p, '_>) -> Result<(), Fault> {
         let mut state = self.lock();
         let n_workers = did.program.placement().n_workers();
@@ -150,7 +151,8 @@ impl<'p> Recorder<'p> {
         if state.n_past == n_workers * self.width { self.write(&mut state) } else { Ok(()) }
     }
 
-    /// Writes what there is, if that has not been done. Returns what each kernel took, over all ranks.
+    /// Writes the trace if that has not been done. Returns the time of each kernel, summed over all
+    /// ranks.
     pub(crate) fn finish(&self) -> Result<Vec<KernelTime>, Fault> {
         let mut state = self.lock();
         if !state.is_complete {
@@ -173,7 +175,7 @@ impl<'p> Recorder<'p> {
             kernels: run.kernels.clone(),
         };
         let runs: Vec<_> = state.runs.iter().map(ran).collect();
-        // Of one behind which not all ranks have trained again, the end is not known yet.
+        // A gap has no end yet if not all ranks have trained after it.
         let now = state.began.map_or(0.0, |began| began.elapsed().as_secs_f64());
         let ended = |gap: &Gap| Gap { end: gap.end.min(now.max(gap.start)), ..gap.clone() };
         let gaps: Vec<_> = state.gaps.iter().map(ended).collect();
@@ -186,8 +188,8 @@ impl<'p> Recorder<'p> {
     }
 }
 
-/// Writes a trace, which is there whole or not at all, unless its path is a link, which stays one. An empty file that was made
-/// to hold it goes if it cannot be written.
+/// Writes a trace either whole or not at all, unless its path is a link, which is kept. If writing
+/// fails, an empty file that was created for the trace is removed.
 fn write_trace(path: &Path, text: &[u8]) -> std::io::Result<()> {
     let found = path.symlink_metadata().ok();
     if found.as_ref().is_some_and(|found| found.is_symlink()) {
@@ -195,7 +197,7 @@ fn write_trace(path: &Path, text: &[u8]) -> std::io::Result<()> {
     }
     write_named(path, text).inspect_err(|_| {
         if found.is_some_and(|found| found.is_file() && found.len() == 0) {
-            let _ = std::fs::remove_file(path); // the error that counts is the first
+            let _ = std::fs::remove_file(path); // the first error is the one to report
         }
     })
 }
@@ -213,7 +215,7 @@ mod tests {
         std::fs::write(&path, "").unwrap();
         write_trace(&path, b"{}").unwrap();
         assert_eq!(read_to_string(&path).unwrap(), "{}");
-        // What is not a file stands where the new one is to be written.
+        // A folder is in the way of the new file.
         create_dir(folder.path().join(format!("t.json.{}.part", std::process::id()))).unwrap();
         write_trace(&path, b"[]").unwrap_err();
         assert_eq!(read_to_string(&path).unwrap(), "{}");
