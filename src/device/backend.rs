@@ -1,4 +1,5 @@
-//! What a kind of device implements to be trained on, and what is done on a device whatever its kind.
+//! The trait that a kind of device implements, and the trait of a computation that runs on any
+//! kind.
 
 use std::any::Any;
 
@@ -7,10 +8,11 @@ use chimera_core::layers::Layers;
 
 use super::precision::Precision;
 
-/// The kernels of a kind of device: how its devices are found and opened, and what an open one tells of itself.
+/// The kernels of a kind of device: how its devices are found and opened, and the properties of an
+/// open one.
 #[cfg_attr(not(any(feature = "candle", feature = "wgpu")), expect(dead_code))]
 pub(super) trait Backend: Any {
-    /// Whether each rank has a stream of its own, so that tensors go from one device to another.
+    /// Returns true if each rank has a stream of its own, so that tensors can move between devices.
     fn has_streams() -> bool
     where
         Self: Sized,
@@ -18,12 +20,14 @@ pub(super) trait Backend: Any {
         false
     }
 
-    /// The devices of this machine, a line or more each that begins with the name for `--device`.
+    /// Lists the devices of this machine, each in one or more lines that begin with the name for
+    /// `--device`.
     fn list() -> Result<Vec<String>>
     where
         Self: Sized;
 
-    /// The number of the device that the `local`-th worker of a machine takes, if devices have numbers.
+    /// Returns the number of the device for the `local`-th worker of a machine, if devices have
+    /// numbers.
     fn number(local: usize) -> Result<Option<usize>>
     where
         Self: Sized;
@@ -33,7 +37,7 @@ pub(super) trait Backend: Any {
     where
         Self: Sized;
 
-    /// Makes the device fill memory with values that are not numbers before it is written, if it can.
+    /// Makes the device fill memory with NaN before it is written, if it can.
     fn poisoned(self) -> Self
     where
         Self: Sized,
@@ -41,7 +45,8 @@ pub(super) trait Backend: Any {
         self
     }
 
-    /// Makes the device take kernels that any of its kind has, beside which those for some chips are tested.
+    /// Makes the device use kernels that run on any device of its kind; those for some chips are
+    /// tested against them.
     fn generic(self) -> Self
     where
         Self: Sized,
@@ -49,59 +54,60 @@ pub(super) trait Backend: Any {
         self
     }
 
-    /// The device in words.
+    /// Describes the device in words.
     fn name(&self) -> String;
 
-    /// What the device is, whatever its number: the same call gives the same bits on devices of one model.
+    /// Describes the device without its number: devices of one model return the same bits for the
+    /// same call.
     fn model(&self) -> String;
 
-    /// Whether tensors lie in the host's memory, which is then what can run out.
+    /// Returns true if tensors lie in the host's memory, which is then what can run out.
     fn uses_host_memory(&self) -> bool {
         false
     }
 
-    /// Bytes of the device's own memory that nobody uses, if it says so.
+    /// Free bytes of the device's own memory, if it reports them.
     fn free_bytes(&self) -> Option<u64> {
         None
     }
 
-    /// Makes the file to which activations are moved, where the device moves them to one.
+    /// Creates the file that activations are moved to, if the device offloads them to a file.
     fn open_offload_file(&self) -> std::io::Result<()> {
         Ok(())
     }
 
-    /// What this stream has done and what its device holds, if they are counted.
+    /// Returns the counts of this stream and its device, if they are kept.
     fn usage(&self) -> Option<Usage> {
         None
     }
 
-    /// The most bytes that this stream has held since the last reset, if they are counted.
+    /// Returns the peak bytes of this stream since the last reset, if they are counted.
     fn held_peak(&self) -> Option<u64> {
         None
     }
 
-    /// Lets peaks begin anew.
+    /// Resets the peaks.
     fn reset_peak(&self) {}
 }
 
-/// What devices that count have done and used.
+/// Counts of work and memory, of devices that keep them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
     /// Layers and matrix products started.
     pub n_launches: u64,
-    /// Times that the host waited for a device.
+    /// Number of times the host waited for a device.
     pub n_waits: u64,
-    /// The most bytes in use on a device so far.
+    /// Peak bytes in use on a device so far.
     pub peak_bytes: u64,
-    /// Bytes that all devices hold for use, so that they need not be allocated.
+    /// Bytes that all devices hold in reserve, so that they need not be allocated.
     pub reserved_bytes: u64,
 }
 
-/// What is done on a device, whatever its kernels are.
+/// A computation on devices of any kind.
 pub trait Compute {
-    /// What comes of it.
+    /// Its result.
     type Output;
 
-    /// Does it, with the kernels of each rank: at least one.
+    /// Runs it with the kernels of each rank, of which there is at least one.
     fn on<K: Layers>(self, by_rank: &[K]) -> Self::Output;
 }

@@ -1,22 +1,22 @@
-//! The share of its cores that this process gets, by what Linux's scheduler counts of its threads.
+//! The share of its cores that this process gets, according to the counters of Linux's scheduler.
 
 use std::fs::{read_dir, read_to_string};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Between two looks at the counters.
+/// Pause between two reads of the counters.
 const PAUSE: Duration = Duration::from_millis(250);
-/// Seconds of computing below which a share says nothing.
+/// With fewer seconds of computing than this, a share means nothing.
 const TOO_SHORT: f64 = 1.0;
 
-/// Seconds that all threads of this process ran, and waited for a core.
+/// Seconds that all threads of this process ran, and seconds that they waited for a core.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Counted {
     ran: f64,
     waited: f64,
 }
 
-/// Looks at the counters from time to time, since those of a thread are gone with it.
+/// Reads the counters from time to time, since those of a thread are lost when it ends.
 pub(crate) struct CoreWatch {
     since: Instant,
     before: Option<Counted>,
@@ -25,13 +25,13 @@ pub(crate) struct CoreWatch {
 }
 
 impl CoreWatch {
-    /// Counts from now on.
+    /// Starts counting.
     pub(crate) fn start() -> CoreWatch {
         let before = counted(Path::new("/proc/self/task"));
         CoreWatch { since: Instant::now(), before, looked: None, share: None }
     }
 
-    /// Looks at the counters, unless it did so a moment ago and this look is not the last one.
+    /// Reads the counters, unless they were read a moment ago and this is not the last time.
     pub(crate) fn look(&mut self, n_cores: usize, is_last: bool) {
         let now = Instant::now();
         let is_soon = self.looked.is_some_and(|looked| now - looked < PAUSE);
@@ -47,27 +47,27 @@ impl CoreWatch {
         self.share = share(before, after, wall, n_cores).or(self.share);
     }
 
-    /// Of the time that its threads could have run, the part in which they did; `None` if the system does not count that, or
-    /// it was too short.
+    /// The part of the time that its threads could have run in which they did run; `None` if the
+    /// system does not count that, or the time was too short.
     pub(crate) fn share(&self) -> Option<f64> {
         self.share
     }
 }
 
-/// The share of threads that could have run on `n_cores` for `wall` seconds.
+/// Computes the share of threads that could have run on `n_cores` for `wall` seconds.
 fn share(before: Counted, after: Counted, wall: f64, n_cores: usize) -> Option<f64> {
     let ran = after.ran - before.ran;
     let waited = (after.waited - before.waited).max(0.0);
-    // More threads than cores wait for each other too.
+    // If there are more threads than cores, they wait for each other too.
     let could = (ran + waited).min(wall * n_cores as f64);
     (ran >= TOO_SHORT).then(|| (ran / could).min(1.0))
 }
 
-/// What is counted of all threads in a folder such as `/proc/self/task`.
+/// Sums the counters of all threads in a folder such as `/proc/self/task`.
 fn counted(tasks: &Path) -> Option<Counted> {
     let mut all = Counted { ran: 0.0, waited: 0.0 };
     for task in read_dir(tasks).ok()? {
-        // A thread may end meanwhile.
+        // A thread may have ended meanwhile.
         let Ok(text) = read_to_string(task.ok()?.path().join("schedstat")) else { continue };
         let mut nanoseconds = text.split_whitespace().map_while(|word| word.parse::<f64>().ok());
         all.ran += nanoseconds.next()? * 1e-9;

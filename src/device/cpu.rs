@@ -34,7 +34,7 @@ impl Backend for Candle {
     }
 }
 
-/// The processor for products in this precision, which in bf16 not every one has.
+/// Returns the processor for products in this precision; not every processor supports bf16.
 fn of(precision: Precision, bf16: Option<Candle>) -> Result<Candle> {
     match precision {
         Precision::F32 | Precision::Tf32 => Ok(Candle::cpu()),
@@ -48,13 +48,13 @@ fn of(precision: Precision, bf16: Option<Candle>) -> Result<Candle> {
     }
 }
 
-/// The processor's name, cores and vectors, and what it multiplies.
+/// The processor's name, cores and vectors, and the precisions that it multiplies.
 fn processor() -> String {
     let precisions = if Candle::cpu_bf16().is_some() { "f32 or bf16" } else { "f32" };
     format!("{}, {}; kernels in {precisions}", machine(), vectors())
 }
 
-/// The widest vectors that kernels make use of.
+/// The widest vectors that kernels use.
 fn vectors() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     {

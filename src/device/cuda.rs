@@ -1,4 +1,4 @@
-//! GPUs of CUDA by number.
+//! CUDA GPUs by number.
 
 use anyhow::{Result, anyhow, ensure};
 use chimera_backend_cuda::cuda::{self, Cuda};
@@ -8,7 +8,7 @@ use chimera_core::device::{Device, DeviceError};
 use super::backend::{Backend, Usage};
 use super::precision::Precision;
 
-/// A stream of a GPU.
+/// A stream of a CUDA GPU.
 pub(super) type CudaStream = Gpu<Cuda>;
 
 impl Backend for CudaStream {
@@ -69,18 +69,18 @@ impl Backend for CudaStream {
 
     fn reset_peak(&self) {
         let reset = self.driver().reset_peak();
-        let _ = reset; // a device that fails shows it elsewhere
+        let _ = reset; // a failing device shows elsewhere
     }
 }
 
-/// How many GPUs there are: one at least.
+/// Number of GPUs, at least one.
 fn count() -> Result<usize> {
     let n = cuda::count().map_err(usage)?;
     ensure!(n > 0, "this machine has no GPU that CUDA can use");
     Ok(n)
 }
 
-/// What a machine lacks before the start is a matter of its setup; only memory is not.
+/// Marks an error before the start as one of the machine's setup, unless memory is short.
 fn usage(error: DeviceError) -> anyhow::Error {
     match error {
         DeviceError::OutOfMemory { .. } => error.into(),

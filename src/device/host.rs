@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt::Display;
 use std::sync::OnceLock;
 
-/// The processor's name, and its cores.
+/// The processor's name and number of cores.
 pub(crate) fn machine() -> String {
     let known = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let named = known.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
@@ -17,7 +17,7 @@ pub(crate) fn n_cores() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
-/// A thread that the system does not give.
+/// The system refused to start a thread.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error(
     "cannot start {what}: {reason}; raise the limit of processes (ulimit -u) or of memory (ulimit -v)"
@@ -33,17 +33,18 @@ impl NoThread {
     }
 }
 
-/// Starts the threads, one for each core, on which work outside of a training is shared out, unless they are there.
+/// Starts the thread pool for work outside of a training, with one thread per core, unless it is
+/// running.
 ///
 /// # Errors
-/// If the system gives no such threads. Rayon would panic where they are used all the same.
+/// If the system refuses the threads. Without this check Rayon would panic where they are used.
 pub(crate) fn start_threads() -> Result<(), NoThread> {
     static STARTED: OnceLock<Result<(), NoThread>> = OnceLock::new();
     if rayon::current_thread_index().is_some() {
         return Ok(()); // in a pool already
     }
     let start = || match rayon::ThreadPoolBuilder::new().build_global() {
-        // Without a cause they are there already.
+        // An error without a cause means that the pool is already there.
         Err(error) if error.source().is_some() => {
             Err(NoThread::of("a thread for each core", &error))
         }
@@ -55,7 +56,7 @@ pub(crate) fn start_threads() -> Result<(), NoThread> {
 /// A pool of `n` threads.
 ///
 /// # Errors
-/// If the system gives no such threads.
+/// If the system refuses the threads.
 pub(crate) fn thread_pool(n: usize) -> Result<rayon::ThreadPool, NoThread> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(n).build();
     pool.map_err(|error| NoThread::of(format!("{n} thread(s)"), &error))

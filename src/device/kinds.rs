@@ -1,4 +1,4 @@
-//! The table of the kinds of devices, and the one place that matches on them.
+//! The table of the kinds of devices. Only this file matches on them.
 
 use std::any::Any;
 
@@ -7,7 +7,8 @@ use anyhow::Result;
 use super::backend::{Backend, Compute};
 use super::precision::Precision;
 
-/// Makes [`DeviceKind`] and [`Kernels`] of a table: a kind, its kernels, its name, its precisions.
+/// Defines [`DeviceKind`] and [`Kernels`] from a table: a kind, its kernels, its name, its
+/// precisions.
 macro_rules! kinds {
     ($($(#[$in_build:meta])? $DeviceKind:ident($Kernels:ty), $name:literal, $precisions:expr;)+) => {
         /// A kind of device, in this build or not.
@@ -38,14 +39,14 @@ macro_rules! kinds {
                 }),
             )+];
 
-            /// The name for `--device`, and of the feature that puts the kind into a build.
+            /// The name for `--device`, and the feature that adds the kind to a build.
             pub(super) fn name(self) -> &'static str {
                 match self {
                     $(DeviceKind::$DeviceKind => $name,)+
                 }
             }
 
-            /// What it can multiply, if the device at hand has the instructions.
+            /// The precisions that it can multiply, if the device at hand has the instructions.
             pub(super) fn precisions(self) -> &'static [Precision] {
                 match self {
                     $(DeviceKind::$DeviceKind => &$precisions,)+
@@ -76,7 +77,8 @@ macro_rules! kinds {
                 }
             }
 
-            /// Does `compute` with the kernels in `all` that are of the kind of these: at least one.
+            /// Runs `compute` with the kernels in `all` that are of the same kind as these: at
+            /// least one.
             #[cfg_attr(not(any(feature = "candle", feature = "wgpu")), expect(unused_variables))]
             pub(super) fn run<'k, C: Compute>(
                 &self,
@@ -103,7 +105,7 @@ kinds! {
     Wgpu(super::wgpu::Wgpu), "wgpu", [Precision::F32];
 }
 
-/// How devices of a kind in this build are found and opened: see [`Backend`].
+/// Functions that find and open devices of a kind in this build: see [`Backend`].
 pub(super) struct Built {
     pub(super) has_streams: fn() -> bool,
     pub(super) list: fn() -> Result<Vec<String>>,
@@ -112,19 +114,20 @@ pub(super) struct Built {
 }
 
 impl DeviceKind {
-    /// Whether it is the host itself: one device, whose tensors lie in the host's memory.
+    /// Returns true if the device is the host itself: one device, whose tensors lie in the host's
+    /// memory.
     pub(super) fn is_host(self) -> bool {
         self == DeviceKind::Cpu
     }
 
-    /// How its devices are found and opened, if this build has it.
+    /// Returns the functions that find and open its devices, if this build has it.
     pub(super) fn built(self) -> Option<&'static Built> {
         DeviceKind::BUILT.iter().find(|(kind, _)| *kind == self).map(|(_, built)| built)
     }
 }
 
 impl Kernels {
-    /// The kernels, if they are of this type.
+    /// Returns the kernels if they are of this type.
     pub(super) fn of<K: 'static>(&self) -> Option<&K> {
         (self.backend() as &dyn Any).downcast_ref()
     }

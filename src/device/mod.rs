@@ -1,5 +1,5 @@
-//! The devices that workers compute on. `kinds` is the table of them: each kind is a row there, and a file beside it
-//! that implements `Backend`.
+//! The devices that workers compute on. `kinds` is the table of them: each kind is a row there, and
+//! has a file in this folder that implements `Backend`.
 
 mod backend;
 mod core_share;
@@ -29,7 +29,8 @@ use kinds::{Built, DeviceKind};
 pub use open::{Devices, OpenDevice};
 pub use precision::Precision;
 
-/// A device as `--device` names it: a kind, and which one of that kind. Without a number each worker takes the next.
+/// A device as `--device` names it: a kind, and a number within that kind. Without a number each
+/// worker takes the next device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Device {
     kind: DeviceKind,
@@ -37,7 +38,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Names that a device can have.
+    /// Example names of devices.
     pub const EXAMPLES: &[&str] = &["cpu", "cuda", "cuda:0", "wgpu", "wgpu:0"];
 }
 
@@ -57,7 +58,7 @@ impl FromStr for Device {
     }
 }
 
-/// Every name that a device can have.
+/// Lists all names that a device can have.
 fn choices() -> String {
     let names = DeviceKind::ALL.iter().map(|kind| match (kind.name(), kind.is_host()) {
         (name, true) => name.to_string(),
@@ -78,16 +79,17 @@ impl Device {
     /// The processor.
     pub const CPU: Device = Device { kind: DeviceKind::Cpu, number: None };
 
-    /// The devices of the workers of a group of `depth`: one for all, or one each, separated by commas.
+    /// Parses the devices of the workers of a group of `depth`: one for all, or one each, separated
+    /// by commas.
     ///
     /// # Errors
-    /// If one is unknown or not in this build, or there are too many or too few.
+    /// If a device is unknown or not in this build, or there are too many or too few.
     pub fn list(text: &str, depth: usize) -> Result<Vec<Device>> {
         let devices = Device::named(text, depth)?;
         devices.iter().try_for_each(|device| device.built().map(drop)).map(|()| devices)
     }
 
-    /// Parses a list of devices, in this build or not.
+    /// Parses a list of devices, which need not be in this build.
     pub(crate) fn named(text: &str, depth: usize) -> Result<Vec<Device>> {
         let each = text.split(',').map(|name| name.trim().parse());
         let mut devices: Vec<Device> =
@@ -103,12 +105,13 @@ impl Device {
         Ok(devices)
     }
 
-    /// Whether it is the host itself, in whose memory its tensors lie.
+    /// Returns true if the device is the host itself, whose memory holds its tensors.
     pub fn is_host(self) -> bool {
         self.kind.is_host()
     }
 
-    /// Whether devices of this kind can multiply these numbers. A CPU has to have the instructions for bf16.
+    /// Returns true if devices of this kind can multiply in this precision. A CPU must have the
+    /// instructions for bf16.
     pub fn has(self, precision: Precision) -> bool {
         self.kind.precisions().contains(&precision)
     }
@@ -123,7 +126,7 @@ impl Device {
         Ok(())
     }
 
-    /// What it is, whatever its number.
+    /// Names the model of the device, without its number.
     pub(crate) fn model_name(self) -> Result<String> {
         if self.is_host() {
             Ok(self.kind.name().into())
@@ -132,7 +135,8 @@ impl Device {
         }
     }
 
-    /// The device with the number that the `local`-th worker of a machine takes, unless it has one.
+    /// Returns the device with the number for the `local`-th worker of a machine, unless it has a
+    /// number.
     fn numbered(self, local: usize) -> Result<Device> {
         let number = match self.number {
             None => (self.built()?.number)(local)?,
@@ -141,22 +145,24 @@ impl Device {
         Ok(Device { number, ..self })
     }
 
-    /// Whether `named` can stand for this device: one of its kind, with its number or without one.
+    /// Returns true if `named` can stand for this device: same kind, and the same number or none.
     fn is_of(self, named: Device) -> bool {
         self.kind == named.kind && (named.number.is_none() || self.number == named.number)
     }
 
-    /// Whether each rank has a stream of its own, so that tensors go from one device of this kind to another.
+    /// Returns true if each rank has a stream of its own, so that tensors can move between devices
+    /// of this kind.
     fn has_streams(self) -> bool {
         self.kind.built().is_some_and(|built| (built.has_streams)())
     }
 
-    /// Whether ranks on this device and on `other` can hand each other tensors as they are.
+    /// Returns true if ranks on this device and on `other` can exchange tensors without copying
+    /// them to the host.
     fn shares_tensors(self, other: Device) -> bool {
         self == other || (self.kind == other.kind && self.has_streams())
     }
 
-    /// What `--device` can name of this kind on this machine, in words, or why there is none.
+    /// Describes what `--device` can name of this kind on this machine, or why there is nothing.
     fn listing(self) -> Vec<String> {
         let found = self.built().map(|built| (built.list)());
         match found {
@@ -175,7 +181,7 @@ impl Device {
     }
 }
 
-/// What `--device` can name on this machine, in words, and what it would take for the others.
+/// Describes what `--device` can name on this machine, and what the other kinds would need.
 pub fn available() -> Vec<String> {
     let mut kinds = DeviceKind::ALL.to_vec();
     kinds.sort_by_key(|kind| kind.built().is_none());

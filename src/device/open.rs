@@ -1,4 +1,4 @@
-//! Devices that are open, with the kernels of each.
+//! Open devices with their kernels.
 
 use anyhow::{Context, Error, Result, bail, ensure};
 use chimera_core::device::DeviceError;
@@ -12,51 +12,54 @@ use super::backend::{Compute, Usage};
 use super::kinds::Kernels;
 use super::precision::Precision;
 
-/// A device that is open. Clones share it.
+/// An open device. Clones share it.
 #[derive(Clone, Debug)]
 pub struct OpenDevice {
-    /// With its number.
+    /// The device, with its number.
     device: Device,
     kernels: Kernels,
 }
 
 impl OpenDevice {
-    /// Opens `device` for the `local`-th process or thread of this machine, which without a number takes the next.
+    /// Opens `device` for the `local`-th process or thread of this machine, which takes the next
+    /// device if it has no number.
     pub fn open(device: Device, local: usize, precision: Precision) -> Result<OpenDevice> {
         open(device.numbered(local)?, precision)
     }
 
-    /// The device in words.
+    /// Describes the device in words.
     pub fn name(&self) -> String {
         self.kernels.backend().name()
     }
 
-    /// What it is, whatever its number: the same call gives the same bits on devices of one model.
+    /// Describes the device without its number: devices of one model return the same bits for the
+    /// same call.
     pub fn model(&self) -> String {
         self.kernels.backend().model()
     }
 
-    /// Whether it is the host itself.
+    /// Returns true if the device is the host itself.
     pub fn is_host(&self) -> bool {
         self.device.is_host()
     }
 
-    /// Whether its tensors lie in the host's memory, as those of a GPU do that is emulated by software.
+    /// Returns true if its tensors lie in the host's memory, as those of a GPU emulated in software
+    /// do.
     pub fn uses_host_memory(&self) -> bool {
         self.is_host() || self.kernels.backend().uses_host_memory()
     }
 
-    /// Bytes of its own memory that nobody uses, if it says so.
+    /// Free bytes of its own memory, if it reports them.
     pub fn free_bytes(&self) -> Option<u64> {
         self.kernels.backend().free_bytes()
     }
 
-    /// Its kernels, if they are of this type.
+    /// Returns its kernels if they are of this type.
     pub fn kernels<K: 'static>(&self) -> Option<&K> {
         self.kernels.of()
     }
 
-    /// Does `compute` on it.
+    /// Runs `compute` on it.
     pub fn run<C: Compute>(&self, compute: C) -> C::Output {
         self.kernels.run(std::iter::once(&self.kernels), compute)
     }
@@ -69,7 +72,7 @@ fn open(device: Device, precision: Precision) -> Result<OpenDevice> {
     Ok(OpenDevice { device, kernels })
 }
 
-/// Makes a stage of a model's first block, on samples of one token.
+/// Creates a stage with a model's first block, on samples of one token.
 struct MakesStage<'m>(&'m ModelConfig);
 
 impl Compute for MakesStage<'_> {
@@ -84,7 +87,7 @@ impl Compute for MakesStage<'_> {
     }
 }
 
-/// Asks whether an optimizer has what it needs.
+/// Checks that an optimizer has what it needs.
 struct ChecksOptimizer<'o>(&'o Optimizer);
 
 impl Compute for ChecksOptimizer<'_> {
@@ -95,7 +98,7 @@ impl Compute for ChecksOptimizer<'_> {
     }
 }
 
-/// Asks whether devices tell how long each kernel takes.
+/// Checks whether devices measure the time of each kernel.
 struct AsksForKernelTimes;
 
 impl Compute for AsksForKernelTimes {
@@ -111,17 +114,17 @@ impl Compute for AsksForKernelTimes {
     }
 }
 
-/// The devices of some ranks of this process, open.
+/// The open devices of some ranks of this process.
 #[derive(Clone, Debug)]
 pub struct Devices {
-    /// The first rank that is of this process.
+    /// The first rank of this process.
     first: usize,
     by_rank: Vec<OpenDevice>,
 }
 
 impl Devices {
-    /// Opens the devices of `width` groups whose workers have `devices`. Ranks of one device share it, but
-    /// each has its own stream of a GPU of CUDA.
+    /// Opens the devices of `width` groups whose workers have `devices`. Ranks share the device
+    /// that they have in common, but each has its own stream of a CUDA GPU.
     pub fn open(devices: &[Device], width: usize, precision: Precision) -> Result<Devices> {
         let mut by_rank: Vec<OpenDevice> = Vec::new();
         for (rank, device) in std::iter::repeat_n(devices, width).flatten().enumerate() {
@@ -133,7 +136,7 @@ impl Devices {
         Ok(Devices { first: 0, by_rank })
     }
 
-    /// Each device once, with the ranks that share it.
+    /// Returns each device once, with the ranks that share it.
     pub fn shared(&self) -> Vec<(&OpenDevice, Vec<usize>)> {
         let mut all: Vec<(&OpenDevice, Vec<usize>)> = Vec::new();
         for (rank, opened) in (self.first..).zip(&self.by_rank) {
@@ -145,31 +148,32 @@ impl Devices {
         all
     }
 
-    /// Whether tensors on `device` lie in the host's memory, as far as open devices tell.
+    /// Returns true if tensors on `device` lie in the host's memory, as far as open devices report
+    /// it.
     pub fn uses_host_memory(&self, device: Device) -> bool {
         let is_it = |opened: &&OpenDevice| opened.device.is_of(device);
         device.is_host() || self.by_rank.iter().filter(is_it).any(OpenDevice::uses_host_memory)
     }
 
-    /// Each device once, with a stream of one of its ranks.
+    /// Returns each device once, with a stream of one of its ranks.
     pub fn each_once(&self) -> Devices {
         let by_rank = self.shared().into_iter().map(|(opened, _)| opened.clone()).collect();
         Devices { by_rank, ..*self }
     }
 
-    /// Device of one rank alone, whose peers are other processes.
+    /// The device of a single rank, whose peers are other processes.
     pub fn only(rank: Rank, opened: OpenDevice) -> Devices {
         Devices { first: rank.index(), by_rank: vec![opened] }
     }
 
-    /// Whether ranks can hand each other tensors as they are.
+    /// Returns true if ranks can exchange tensors without copying them to the host.
     pub fn share_tensors(&self) -> bool {
         self.by_rank.first().is_some_and(|first| {
             self.by_rank.iter().all(|opened| opened.device.shares_tensors(first.device))
         })
     }
 
-    /// Does `compute` on all of them.
+    /// Runs `compute` on all of them.
     ///
     /// # Errors
     /// If they do not [share tensors](Devices::share_tensors).
@@ -183,7 +187,7 @@ impl Devices {
         }
     }
 
-    /// Refuses a model whose layers a device lacks.
+    /// Refuses a model if a device lacks its layers.
     ///
     /// # Errors
     /// Names the device and the model.
@@ -194,7 +198,7 @@ impl Devices {
         Ok(())
     }
 
-    /// Refuses an optimizer that needs something of a device that it does not have.
+    /// Refuses an optimizer that needs something that a device does not have.
     ///
     /// # Errors
     /// Names the optimizer and the device.
@@ -205,7 +209,7 @@ impl Devices {
         Ok(())
     }
 
-    /// Refuses devices that do not tell how long each of their kernels takes.
+    /// Refuses devices that do not measure the time of each of their kernels.
     ///
     /// # Errors
     /// Names the device.
@@ -221,7 +225,8 @@ impl Devices {
         Ok(())
     }
 
-    /// Makes the files to which activations are moved, so that a run is refused before its first step where they have no place.
+    /// Creates the files that activations are moved to, so that a run without room for them is
+    /// refused before its first step.
     ///
     /// # Errors
     /// Names the folder.
@@ -237,12 +242,13 @@ impl Devices {
         Ok(())
     }
 
-    /// Makes devices fill memory with values that are not numbers before it is written, if they can.
+    /// Makes devices fill memory with NaN before it is written, if they can.
     pub fn poisoned(&self) -> Devices {
         self.with(Kernels::poisoned)
     }
 
-    /// Makes devices take kernels that any of their kind has, where they have others for some chips.
+    /// Makes devices use kernels that run on any of their kind, where they have others for some
+    /// chips.
     pub fn generic(&self) -> Devices {
         self.with(Kernels::generic)
     }
@@ -255,7 +261,7 @@ impl Devices {
         Devices { by_rank: self.by_rank.iter().map(changed).collect(), ..*self }
     }
 
-    /// What all have done and used, if they count.
+    /// Sums the usage of all devices, if they count it.
     pub fn usage(&self) -> Option<Usage> {
         let mut all = Usage::default();
         let mut devices: Vec<Device> = Vec::new();
@@ -272,28 +278,28 @@ impl Devices {
         Some(all)
     }
 
-    /// Lets peaks begin anew.
+    /// Resets the peaks.
     pub fn reset_peak(&self) {
         self.by_rank.iter().for_each(|opened| opened.kernels.backend().reset_peak());
     }
 
-    /// The most bytes that each rank has held so far, if they are counted.
+    /// Peak bytes of each rank so far, if they are counted.
     pub fn peaks(&self) -> Option<Vec<u64>> {
         self.by_rank.iter().map(|opened| opened.kernels.backend().held_peak()).collect()
     }
 
-    /// The device of all ranks, if it is one.
+    /// Returns the device that all ranks share, if there is only one.
     pub fn one(&self) -> Option<&OpenDevice> {
         let first = self.by_rank.first()?;
         self.by_rank.iter().all(|opened| opened.device == first.device).then_some(first)
     }
 
-    /// Device of each rank of this process.
+    /// The device of each rank of this process.
     pub fn by_rank(&self) -> &[OpenDevice] {
         &self.by_rank
     }
 
-    /// The model of each rank's.
+    /// The model of each rank's device.
     pub fn models(&self) -> Vec<String> {
         self.by_rank.iter().map(OpenDevice::model).collect()
     }

@@ -1,28 +1,29 @@
-//! Numbers that matrix products, and on GPUs activations, are made of.
+//! Precisions of matrix products and, on GPUs, of activations.
 
 use std::fmt;
 use std::str::FromStr;
 
 use chimera_core::notation::by_name;
 
-/// What the operands of matrix products are made of; on GPUs activations and their gradients too.
+/// The number format of the operands of matrix products; on GPUs also of activations and their
+/// gradients.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Precision {
     /// f32, like everything else.
     F32,
-    /// f32 whose last 13 bits matrix products leave out, on NVIDIA GPUs.
+    /// f32 of which matrix products drop the last 13 bits, on NVIDIA GPUs.
     Tf32,
-    /// bf16; weights, their gradients, moments and sums stay f32.
+    /// bf16; weights, their gradients, moments and accumulated sums stay f32.
     Bf16,
 }
 
 impl Precision {
-    /// By name.
+    /// All precisions with their names.
     pub const ALL: [(&'static str, Precision); 3] =
         [("f32", Precision::F32), ("tf32", Precision::Tf32), ("bf16", Precision::Bf16)];
 
-    /// Bytes of an element of an activation, on the host or on another device. The host keeps activations in f32, and
-    /// rounds them to bf16 as it multiplies them.
+    /// Bytes of an element of an activation, on the host or on another device. The host keeps
+    /// activations in f32, and rounds them to bf16 when it multiplies them.
     pub fn activation_bytes(self, on_host: bool) -> u64 {
         match self {
             Precision::Bf16 if !on_host => 2,

@@ -1,4 +1,4 @@
-//! Adapters of wgpu by number.
+//! wgpu adapters by number.
 
 use anyhow::{Context, Result, ensure};
 pub(super) use chimera_backend_wgpu::Wgpu;
@@ -16,7 +16,8 @@ impl Backend for Wgpu {
         Ok(adapters()?.iter().enumerate().map(line).collect())
     }
 
-    /// Adapters of the first one's model are dealt out in turn. (A software Vulkan beside a GPU is none of them.)
+    /// Adapters of the same model as the first are assigned in turn. (This leaves out a software
+    /// Vulkan next to a GPU.)
     fn number(local: usize) -> Result<Option<usize>> {
         let models: Vec<String> = adapters()?.iter().map(Adapter::model).collect();
         let alike: Vec<usize> = (0..models.len()).filter(|i| models[*i] == models[0]).collect();
@@ -46,7 +47,7 @@ impl Backend for Wgpu {
     }
 }
 
-/// All adapters: one at least.
+/// Returns all adapters, at least one.
 fn adapters() -> Result<Vec<Adapter>> {
     let adapters = find();
     ensure!(
@@ -57,7 +58,7 @@ fn adapters() -> Result<Vec<Adapter>> {
     Ok(adapters)
 }
 
-/// Which matrix product an adapter gets, and why, as a line of the listing.
+/// Names the matrix product that an adapter gets, and the reason, as a line of the listing.
 fn products(adapter: &Adapter) -> String {
     match adapter.speeds() {
         Ok(Some(speeds)) => {

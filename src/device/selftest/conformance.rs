@@ -1,4 +1,5 @@
-//! What must hold on every device: its kernels compute what the reference does, and training learns as on the CPU.
+//! Tests that every device must pass: its kernels match the reference, and training learns as on
+//! the CPU.
 
 use chimera_backend_cpu::Candle;
 use chimera_core::device::{DeviceError, Dtype};
@@ -12,7 +13,7 @@ use super::size::Size;
 use super::suite::Suite;
 use crate::device::{Compute, Precision};
 
-/// Every kernel against the reference in f64.
+/// Compares every kernel with the reference in f64.
 pub(super) struct Conformance<'s>(pub(super) &'s mut Suite);
 
 impl Compute for Conformance<'_> {
@@ -38,17 +39,17 @@ impl Compute for Conformance<'_> {
     }
 }
 
-/// The nearest number in bf16.
+/// Rounds to the nearest bf16 number.
 fn in_bf16(x: f32) -> f32 {
     Dtype::Bf16.to_f32(Dtype::Bf16.of_f32(vec![x]), 1)[0]
 }
 
-/// The nearest number of 11 bits.
+/// Rounds to the nearest number with 11 significant bits.
 fn in_tf32(x: f32) -> f32 {
     f32::from_bits((x.to_bits() + (1 << 12)) & !((1 << 13) - 1))
 }
 
-/// Losses of schedules against those of one worker on the CPU.
+/// Compares losses of schedules with those of one worker on the CPU.
 pub(super) struct Equivalence<'s>(pub(super) &'s mut Suite);
 
 impl Compute for Equivalence<'_> {
@@ -82,14 +83,14 @@ fn compare<K: Layers>(
         let by = format!("of {model} by {schedule} with {depth} worker(s)");
         let Some(got) = suite.train(&by, &run(schedule, depth), by_rank) else { continue };
         suite.compare(format!("losses {by}"), &got.losses, &expected.losses);
-        // Later ones tell of a training that has come elsewhere by then.
+        // Later norms belong to weights that have drifted apart by then.
         let [first, first_expected] =
             [&got, &expected].map(|run| run.norms.get(..1).unwrap_or(&[]));
         suite.compare(format!("first gradient norm {by}"), first, first_expected);
     }
 }
 
-/// A training that every device does in seconds.
+/// A training run that every device finishes in seconds.
 pub(super) fn small(schedule: &'static str, depth: usize) -> TrialRun {
     let model = ModelConfig {
         architecture: Architecture::GPT2,
@@ -114,7 +115,7 @@ pub(super) fn small(schedule: &'static str, depth: usize) -> TrialRun {
     }
 }
 
-/// [`small`] of a Llama with grouped heads that are wide, biases and a window within the context.
+/// A variant of [`small`]: a Llama with wide grouped heads, biases and a window within the context.
 fn small_llama(schedule: &'static str, depth: usize) -> TrialRun {
     let mut run = small(schedule, depth);
     let ModelConfig { hidden, heads, context, .. } = run.model;
@@ -127,7 +128,8 @@ fn small_llama(schedule: &'static str, depth: usize) -> TrialRun {
     run
 }
 
-/// [`small`] with rows as long and classes as many, and as odd, as GPT-2 has, and two steps.
+/// A variant of [`small`] with rows as long, and classes as many and as odd, as those of GPT-2, and
+/// two steps.
 fn wide(schedule: &'static str, depth: usize) -> TrialRun {
     let mut run = small(schedule, depth);
     run.model =
@@ -136,7 +138,7 @@ fn wide(schedule: &'static str, depth: usize) -> TrialRun {
     run
 }
 
-/// A device without memory says so, with how much was asked for, and goes on.
+/// Checks that a device without free memory reports how much was asked for, and goes on.
 pub(super) struct OutOfMemory<'s>(pub(super) &'s mut Suite);
 
 impl Compute for OutOfMemory<'_> {

@@ -1,4 +1,4 @@
-//! How fast products and layers are.
+//! The speed of matrix products and layers.
 
 use std::time::Instant;
 
@@ -31,7 +31,7 @@ fn layers<K: Layers>(suite: &mut Suite, k: &K) -> chimera_core::device::Result<(
         let values = (0..n(shape)).map(|i| ((i * 7919) % 1000) as f32 * 1e-3 - 0.5);
         k.upload(shape, &values.collect::<Vec<_>>())
     };
-    // What the device can do at best: a copy, read and written, and a product in which little is read.
+    // The best that the device can do: a copy, read and written, and a product that reads little.
     let large = some(&[square, square])?;
     let seconds = time(k, least, || k.join(&[&large, &large]))?;
     suite.measure("copy", 16.0 * n(&[square, square]) as f64 / seconds * 1e-9, "GB/s");
@@ -41,7 +41,7 @@ fn layers<K: Layers>(suite: &mut Suite, k: &K) -> chimera_core::device::Result<(
     suite.measure(&format!("product of {square} cubed"), product / seconds * 1e-12, "TFLOP/s");
     drop((large, x));
 
-    // Activations as the device has them.
+    // Activations in the precision of the device.
     let one = k.activation(&some(&[rows, hidden])?, Activation::Tanh)?;
     let wide = k.activation(&some(&[rows, 4 * hidden])?, Activation::Tanh)?;
     let qkv = k.activation(&some(&[rows, 3 * hidden])?, Activation::Tanh)?;
@@ -70,7 +70,8 @@ fn layers<K: Layers>(suite: &mut Suite, k: &K) -> chimera_core::device::Result<(
     for heads in [heads, heads / 2] {
         let causal = Attention::causal(heads, context);
         let (out, log_sum) = k.attention(&qkv, &causal)?;
-        // Half of all pairs see each other; two products forwards, five backwards.
+        // Half of all pairs attend to each other: two products in the forward pass, five in the
+        // backward pass.
         let pairs = 2.0 * (rows * context / 2 * hidden) as f64;
         let mut measure = |what: &str, products: f64, seconds: f64| {
             let what = format!("{what}, heads of {}", hidden / heads);
@@ -133,13 +134,13 @@ fn layers<K: Layers>(suite: &mut Suite, k: &K) -> chimera_core::device::Result<(
         k.adamw(&mut [all], &by)?;
         Ok(weights.clone())
     })?;
-    // Four tensors read and three written.
+    // Four tensors are read and three written.
     let bytes = 7.0 * 4.0 * (vocab * hidden) as f64;
     suite.measure("adamw", bytes / seconds * 1e-9, "GB/s");
     Ok(())
 }
 
-/// Seconds of one call, over as many as take a while.
+/// Returns the seconds of one call, averaged over enough calls to take a while.
 fn time<K: Layers>(
     k: &K,
     least: f64,

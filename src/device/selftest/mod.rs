@@ -1,5 +1,5 @@
-//! What a device must do and how fast it does it, by the built program alone: conformance of its kernels,
-//! equivalence of training, and measurements.
+//! Tests what a device must do and measures its speed, with nothing but the built program:
+//! conformance of kernels, equivalence of training, and measurements.
 
 mod conformance;
 mod layers;
@@ -29,25 +29,25 @@ pub use self::size::Size;
 /// Workers of the largest pipeline that is tried.
 const DEPTH: usize = 4;
 
-/// What to try.
+/// The tests to run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Names of the parts to try, with or without a precision behind; all, if there are none.
+    /// Names of the parts to run, with or without a precision after them; empty for all.
     pub parts: Vec<String>,
     /// The device.
     pub device: Device,
-    /// How large what is measured is.
+    /// Size of what is measured.
     pub size: Size,
-    /// For all of it. What is not done by then fails.
+    /// Time limit for all parts. Parts that are not done by then fail.
     pub time: Duration,
 }
 
-/// Tries and measures a device; `observe` hears of each result as it comes, and `keep` gets all that were found
-/// after each part. The parts come in the order of their worth, each with a limit of its own, so that one that
-/// hangs costs no other its result.
+/// Tests and measures a device. Calls `observe` with each result as it comes, and `keep` with all
+/// results after each part. The most valuable parts come first, each with a limit of its own, so
+/// that one that hangs costs no other part its result.
 ///
 /// # Errors
-/// If the device cannot be opened. That it fails later is a result.
+/// If the device cannot be opened. A failure after that is a result.
 pub fn run(
     options: &Options,
     mut observe: impl FnMut(&str),
@@ -90,7 +90,7 @@ pub fn run(
             let left = deadline.saturating_duration_since(Instant::now());
             match receiver.recv_timeout(left) {
                 Ok(found) => report.add(found, &mut observe),
-                // Its thread is left to itself: it ends with the process.
+                // The thread is abandoned: it ends with the process.
                 Err(RecvTimeoutError::Timeout) => {
                     let seconds = began.elapsed().as_secs_f64();
                     let so = "it goes on, and may slow what is measured behind it";
@@ -110,7 +110,7 @@ pub fn run(
     Ok(report)
 }
 
-/// One thing to try.
+/// One part of the selftest.
 struct Part {
     name: &'static str,
     /// The device in words.
@@ -126,7 +126,7 @@ impl Part {
     }
 }
 
-/// All of them, in the order of their worth.
+/// Returns all parts, the most valuable first.
 fn parts(options: &Options) -> Result<Vec<Part>> {
     let device =
         if options.device.has_streams() { options.device } else { options.device.numbered(0)? };
@@ -153,7 +153,7 @@ fn parts(options: &Options) -> Result<Vec<Part>> {
                 on("steps", steps_of),
             ]
         };
-        // A processor may lack the instructions.
+        // A processor may lack the instructions for bf16.
         let bf16 = open(Precision::Bf16).ok().map(|devices| usual(&devices, Precision::Bf16));
         return Ok(usual(&f32, Precision::F32)
             .into_iter()

@@ -1,4 +1,4 @@
-//! NCCL between threads of this process: the suite of transports, and training.
+//! Tests NCCL between threads of this process: the suite of transports, and training.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use super::conformance::small;
 use super::suite::Suite;
 use crate::device::Devices;
 
-/// For one of the parts.
+/// Timeout of one part.
 const PATIENCE: Duration = Duration::from_secs(45);
 
-/// Ranks alone, two and four, on as many GPUs as there are.
+/// Runs one, two and four ranks, on as many GPUs as there are.
 pub(super) fn ranks(suite: &mut Suite, devices: &Devices) {
     let library = match Library::open().and_then(|library| Ok((library.version()?, library))) {
         Ok((version, library)) => {
@@ -67,7 +67,7 @@ pub(super) fn ranks(suite: &mut Suite, devices: &Devices) {
 
 type End = Nccl<Cuda, Threads<Host>>;
 
-/// Runs `body` on every rank, a thread each; a rank that fails ends the others.
+/// Runs `body` on every rank, each in a thread; a rank that fails ends the others.
 fn on_ranks<R: Send>(
     library: &Arc<Library>,
     gpus: &[Gpu<Cuda>],

@@ -1,9 +1,9 @@
-//! In place of `nccl`, in a build without it.
+//! Replaces `nccl` in a build without it.
 
 use super::suite::Suite;
 use crate::device::Devices;
 
-/// Notes that nothing is tried.
+/// Notes that nothing is tested.
 pub(super) fn ranks(suite: &mut Suite, _: &Devices) {
     suite.note("NCCL is not tried: it is not in this build");
 }

@@ -1,45 +1,46 @@
-//! What was found.
+//! The report of a selftest.
 
 use serde::Serialize;
 
-/// All that was found.
+/// All results of a selftest.
 #[derive(Serialize, Debug)]
 pub struct Report {
     /// The device in words.
     pub device: String,
     /// The program's version.
     pub version: &'static str,
-    /// What must hold.
+    /// Checks that must pass.
     pub checks: Vec<Check>,
-    /// What is only told.
+    /// Measurements, which cannot fail.
     pub measurements: Vec<Measurement>,
-    /// What was not tried, and why; versions.
+    /// Tests that were skipped, with the reason; versions.
     pub notes: Vec<String>,
 }
 
-/// Something that must hold.
+/// A check that must pass.
 #[derive(Serialize, Clone, Debug)]
 pub struct Check {
-    /// What was tried.
+    /// What was checked.
     pub what: String,
     /// Whether it holds.
     pub passed: bool,
-    /// What came out: a relative error, or a count. In JSON `null`, where nothing or no number came out.
+    /// The result: a relative error, or a count. In JSON `null` if there is none or it is not
+    /// finite.
     pub value: f64,
-    /// What it may be at most.
+    /// The largest value that passes.
     pub limit: f64,
-    /// Where it was worst, or why there is no value.
+    /// Where the value was worst, or why there is none.
     pub at: String,
 }
 
-/// Something measured.
+/// A measured value.
 #[derive(Serialize, Clone, Debug)]
 pub struct Measurement {
-    /// What.
+    /// What was measured.
     pub what: String,
-    /// How much.
+    /// The value.
     pub value: f64,
-    /// Of what.
+    /// Its unit.
     pub unit: &'static str,
 }
 
@@ -48,13 +49,13 @@ impl Check {
         Self { what, passed: value <= limit, value, limit, at }
     }
 
-    /// Of what brought no value, for the reason `at`.
+    /// Makes a failed check without a value, for the reason `at`.
     pub(super) fn failed(what: String, at: String) -> Self {
         Self::new(what, f64::INFINITY, 0.0, at)
     }
 }
 
-/// What a part finds.
+/// A finding of a part.
 pub(super) enum Found {
     Check(Check),
     Measurement(Measurement),

@@ -1,33 +1,33 @@
-//! How large what is measured is.
+//! Sizes of the models and matrices that are measured.
 
 use chimera_core::model::{Architecture, ModelConfig};
 
 use crate::device::Device;
 
-/// How large what is measured is.
+/// Size of what is measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Size {
-    /// Done in seconds on any processor: it shows that everything runs.
+    /// Takes seconds on any processor: shows that everything runs.
     Small,
-    /// What a GPU needs to show its speed: GPT-2 with 124 million parameters.
+    /// Large enough for a GPU to show its speed: GPT-2 with 124 million parameters.
     Full,
 }
 
 impl Size {
-    /// The size that suits a device: GPUs with bf16 are the ones made for training.
+    /// The size that suits a device: GPUs with bf16 are those made for training.
     pub fn of(device: Device) -> Size {
         if device.has_streams() { Size::Full } else { Size::Small }
     }
 }
 
-/// Sizes of what is measured.
+/// The dimensions of what is measured.
 pub(super) struct Sizes {
     pub(super) model: ModelConfig,
     pub(super) micro_batch_size: usize,
     pub(super) steps: u64,
-    /// Rows and columns of matrices that show what the device can do at best.
+    /// Rows and columns of the matrices that show the device's best speed.
     pub(super) square: usize,
-    /// Seconds that one measurement takes at least.
+    /// Shortest time of one measurement, in seconds.
     pub(super) least: f64,
 }
 

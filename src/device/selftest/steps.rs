@@ -1,4 +1,4 @@
-//! StepTrials of GPT-2: how fast they are and what they use.
+//! Steps of GPT-2: their speed and their memory.
 
 use chimera_core::device::KernelTime;
 use chimera_core::layers::Layers;
@@ -13,13 +13,13 @@ use super::suite::Suite;
 use super::values::{first_loss, n_differing};
 use crate::device::{Compute, Devices, OpenDevice, Precision, Usage};
 
-/// How far a model that has learnt nothing is from what its logits are expected to cost, in nats.
+/// Largest difference between the loss of an untrained model and its expected loss, in nats.
 const LOSS_TOLERANCE: f64 = 0.1;
-/// What another order of adding up micro-batches does to a loss.
+/// Largest difference that another order of adding up micro-batches makes to a loss.
 const SUM_TOLERANCE: f64 = 1e-5;
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// StepTrials of one worker, and of pipelines that do the same work.
+/// Trains with one worker, and with pipelines that do the same work.
 pub(super) struct StepTrials<'s> {
     pub(super) suite: &'s mut Suite,
     pub(super) devices: &'s Devices,
@@ -31,7 +31,7 @@ impl Compute for StepTrials<'_> {
     fn on<K: Layers>(self, by_rank: &[K]) {
         let StepTrials { suite, devices } = self;
         let Sizes { model, micro_batch_size, steps, .. } = suite.size.sizes();
-        // Without tensor cores they take many times as long.
+        // Without tensor cores steps take many times as long.
         let steps = if suite.precision == Precision::Bf16 { steps } else { steps / 2 };
         let n_micro_batches = 2 * DEPTH as u32;
         let tokens = (micro_batch_size * n_micro_batches as usize * model.context) as f64;
@@ -53,7 +53,7 @@ impl Compute for StepTrials<'_> {
             let Some(first) = suite.train(&what, &run, by_rank) else { continue };
             let held = devices.peaks();
             devices.reset_peak();
-            // What a training does before its first step is not a step's.
+            // Work before the first step does not count as part of a step.
             let at_start = devices.usage();
             let Some(_) = suite.train(&what, &TrialRun { steps: 1, ..run.clone() }, by_rank) else {
                 continue;
@@ -85,7 +85,8 @@ impl Compute for StepTrials<'_> {
                 };
                 let peak = after.peak_bytes as f64 / GIB;
                 suite.measure(&format!("peak memory of {what}"), peak, "GiB");
-                // What one stream gives back is another's only when it is done, and the host runs ahead by up to a step.
+                // Memory that one stream frees is available to another only when its work is done,
+                // and the host runs ahead by up to a step.
                 let reserved = after.reserved_bytes as f64 / GIB;
                 suite.measure(&format!("memory reserved by {what}"), reserved, "GiB");
                 let grown = after.reserved_bytes as f64 / before.reserved_bytes as f64 - 1.0;
@@ -112,7 +113,8 @@ impl Compute for StepTrials<'_> {
     }
 }
 
-/// Where the time of a step goes, by kernels and by sizes of products. It is a step of its own: to be timed takes time.
+/// Measures the time of a step by kernels and by sizes of products. It is a step of its own,
+/// because timing takes time.
 fn launches<K: Layers>(suite: &mut Suite, what: &str, run: &TrialRun, by_rank: &[K]) {
     let Some(mut clock) = by_rank.first().and_then(|first| first.clock().ok()?) else { return };
     clock.time_kernels(true);
@@ -134,7 +136,8 @@ fn launches<K: Layers>(suite: &mut Suite, what: &str, run: &TrialRun, by_rank: &
     }
 }
 
-/// Checks that a training's first step is what two runs of it, a model that has learnt nothing, and one worker say.
+/// Checks the loss and gradient norm of a training's first step against a second run, an untrained
+/// model's expected loss, and one worker.
 fn first_step(
     suite: &mut Suite,
     what: &str,
@@ -154,7 +157,7 @@ fn first_step(
     suite.check(beside, apart, SUM_TOLERANCE, format!("{loss} instead of {of_one}"));
 }
 
-/// Memory of schedules and of recomputation, beside what the memory model says of them.
+/// Compares the memory of schedules and of recomputation with the memory model.
 pub(super) struct Memory<'s> {
     pub(super) suite: &'s mut Suite,
     pub(super) devices: &'s Devices,
@@ -208,7 +211,7 @@ impl Compute for Memory<'_> {
     }
 }
 
-/// What a GPU of this name can do with dense matrices, in FLOP/s, by its data sheet.
+/// Peak speed of a GPU of this name with dense matrices, in FLOP/s, from its data sheet.
 fn peak_flops(name: &str, precision: Precision) -> Option<f64> {
     // Boards with less power are slower than their name.
     let is_other =

@@ -1,4 +1,4 @@
-//! What the parts have in common: where their results go.
+//! The environment that all parts share, which collects their results.
 
 use std::fmt;
 use std::sync::mpsc::Sender;
@@ -11,11 +11,11 @@ use super::report::{Check, Found, Measurement};
 use super::size::Size;
 use crate::device::Precision;
 
-/// Largest relative difference of a loss from the CPU's.
+/// Largest relative difference of a loss from the loss on the CPU.
 const LOSS_TOLERANCES: [(Precision, f64); 3] =
     [(Precision::F32, 1e-4), (Precision::Tf32, 1e-3), (Precision::Bf16, 1e-2)];
 
-/// How a part tries its device, and who hears of it.
+/// The environment of a part: its precision, its size, and the receiver of its results.
 pub(super) struct Suite {
     pub(super) precision: Precision,
     pub(super) size: Size,
@@ -43,7 +43,7 @@ impl Suite {
 
     fn tell(&self, found: Found) {
         let heard = self.sender.send(found);
-        let _ = heard; // nobody listens any more to a part that took too long
+        let _ = heard; // no receiver is left if the part took too long
     }
 
     pub(super) fn done(&mut self, done: Result<()>) {
@@ -52,18 +52,18 @@ impl Suite {
         }
     }
 
-    /// Checks that losses are those expected.
+    /// Checks that losses match the expected ones.
     pub(super) fn compare(&mut self, what: String, got: &[f64], expected: &[f64]) {
         let limit = LOSS_TOLERANCES.into_iter().find(|(p, _)| *p == self.precision);
         let limit = limit.map_or(0.0, |(_, limit)| limit);
-        // A loss that is not a number is no maximum, and must not pass.
+        // A NaN loss is never the maximum, but must not pass.
         let is_whole = got.len() == expected.len() && got.iter().all(|loss| loss.is_finite());
         let errors = got.iter().zip(expected).map(|(a, b)| ((a - b) / b).abs());
         let worst = if is_whole { errors.fold(0.0, f64::max) } else { f64::INFINITY };
         self.check(what, worst, limit, format!("{got:?} instead of {expected:?}"));
     }
 
-    /// The losses of a run, or a failed check.
+    /// Returns the losses of a run; a run that fails becomes a failed check.
     pub(super) fn train<K: Layers>(
         &mut self,
         what: &str,

@@ -1,4 +1,5 @@
-//! Values at the size that models have: mistakes that only many blocks or long rows show.
+//! Tests values at the sizes of real models: some mistakes only appear with many blocks or long
+//! rows.
 
 use chimera_core::device::Result;
 use chimera_core::layers::{Attention, Layers};
@@ -7,7 +8,7 @@ use super::size::Size;
 use super::suite::Suite;
 use crate::device::{Compute, Devices, Precision};
 
-/// Largest error of a row of a head, beside its length.
+/// Largest error of a row of a head, relative to its length.
 fn tolerance(precision: Precision) -> f64 {
     match precision {
         Precision::F32 => 2e-5,
@@ -16,8 +17,8 @@ fn tolerance(precision: Precision) -> f64 {
     }
 }
 
-/// The attention of heads as GPT-2 and as Llama have them on tensor cores against that of any chip in f32, both on the
-/// device: a processor would take minutes.
+/// Compares attention for heads of GPT-2 and of Llama on tensor cores with the generic kernels in
+/// f32. Both run on the device, since a processor would take minutes.
 pub(super) fn attention(suite: &mut Suite, generic: &Devices, tiled: &Devices) {
     for dim in [64, 128] {
         compare(suite, Heads::of(suite.size, dim), generic, tiled);
@@ -47,7 +48,8 @@ fn compare(suite: &mut Suite, at: Heads, generic: &Devices, tiled: &Devices) {
     suite.check(format!("bits of {what}, twice"), n_differ.count() as f64, 0.0, String::new());
 }
 
-/// Attention and its gradient for one drawn input: results, and gradients of queries, keys and values.
+/// Attention and its gradient for one random input: results, and gradients of queries, keys and
+/// values.
 #[derive(Clone, Copy)]
 struct Heads {
     n_samples: usize,
@@ -84,14 +86,14 @@ impl Compute for Heads {
     }
 }
 
-/// A number that follows from its place, between -1 and 1, the same in f32 and in bf16.
+/// Returns a number that depends on its position, between -1 and 1, the same in f32 and in bf16.
 fn drawn(i: u32) -> f32 {
     let mixed = (i.wrapping_mul(0x9e37_79b9) ^ (i >> 13)).wrapping_mul(0x85eb_ca6b);
     (mixed >> 26) as f32 / 32.0 - 1.0
 }
 
-/// The largest error of a row of a head, beside the length of that row or of a usual one, and its number. Of a causal
-/// head's first row all gradients of queries are 0.
+/// Returns the largest error of a row of a head, relative to the length of that row or of a usual
+/// one, and the row's number. All gradients of queries are 0 in the first row of a causal head.
 fn worst_row(got: &[f32], expected: &[f32], dim: usize) -> (f64, usize) {
     let length = |row: &mut dyn Iterator<Item = f64>| row.map(|x| x * x).sum::<f64>().sqrt();
     let of = |row: &[f32]| length(&mut row.iter().map(|x| f64::from(*x)));
@@ -102,19 +104,19 @@ fn worst_row(got: &[f32], expected: &[f32], dim: usize) -> (f64, usize) {
         length(&mut { apart }) / of(expected).max(usual)
     };
     let worst = pairs.map(error).enumerate().fold((0.0, 0), |worst: (f64, usize), (row, error)| {
-        // What is no number is worst.
+        // NaN counts as the worst error.
         if error > worst.0 || error.is_nan() { (error, row) } else { worst }
     });
     if worst.0.is_nan() || got.len() != expected.len() { (f64::INFINITY, worst.1) } else { worst }
 }
 
-/// The loss of a model that has learnt nothing, in nats, with a head of its own: its logits are those of a normalized row
-/// by weights of deviation 0.02.
+/// Loss of an untrained model with a head of its own, in nats: its logits are those of a normalized
+/// row by weights of deviation 0.02.
 pub(super) fn first_loss(hidden: usize, vocab: usize) -> f64 {
     (vocab as f64).ln() + 0.5 * hidden as f64 * 0.02f64.powi(2)
 }
 
-/// How many numbers of two runs differ in any bit.
+/// Number of values in which two runs differ in any bit.
 pub(super) fn n_differing(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).filter(|(a, b)| a.to_bits() != b.to_bits()).count() as f64
 }
