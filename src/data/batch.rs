@@ -1,19 +1,20 @@
-//! Samples as models read them.
+//! Samples in the form that models read.
 
-/// Samples side by side, one after another, each as long as the others.
+/// Samples of equal length, one after another.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Batch {
-    /// How many.
+    /// Number of samples.
     pub n_samples: usize,
-    /// What the model reads of each: `sequence` ids, or what stands before them in a BERT's sample too.
+    /// Model input of each sample: `sequence` ids; for a BERT, further numbers come before them.
     pub input: Vec<u32>,
-    /// What it is to say: the token that comes next at each position, or [`IGNORED`](chimera_core::layers::IGNORED); or
-    /// those that are masked, and whether the second segment is from elsewhere.
+    /// Expected output: the next token at each position, or
+    /// [`IGNORED`](chimera_core::layers::IGNORED). For a BERT, the masked tokens, and 1 if the
+    /// second segment does not follow the first.
     pub target: Vec<u32>,
 }
 
 impl Batch {
-    /// Input and target of each sample.
+    /// Returns input and target of each sample.
     pub fn samples(&self) -> impl Iterator<Item = (&[u32], &[u32])> {
         let [input, target] =
             [self.input.len(), self.target.len()].map(|n| (n / self.n_samples.max(1)).max(1));

@@ -1,4 +1,4 @@
-//! A dataset: tokens of which the first are trained on, and the last validated with.
+//! A dataset: tokens of which the first ones are for training and the last ones for validation.
 
 use std::path::PathBuf;
 use std::slice::from_ref;
@@ -6,18 +6,19 @@ use std::slice::from_ref;
 use super::width::Width;
 use super::{DataError, Tokens};
 
-/// Tokens to train on, and behind them those to validate with.
+/// Training tokens, followed by validation tokens.
 #[derive(Debug)]
 pub(super) struct Dataset {
     pub(super) tokens: Tokens,
-    /// How many are trained on.
+    /// Number of training tokens.
     pub(super) n_train: usize,
-    /// Tokens of a window.
+    /// Tokens per window.
     window: usize,
 }
 
 impl Dataset {
-    /// Keeps the last tenth of `tokens` to validate with; windows have `window` tokens, for samples of `sequence`.
+    /// Keeps the last tenth of `tokens` for validation; windows have `window` tokens, for samples
+    /// of `sequence`.
     pub(super) fn split(
         tokens: Tokens,
         window: usize,
@@ -52,22 +53,23 @@ impl Dataset {
         Ok(Dataset { tokens, n_train: 0, window })
     }
 
-    /// Whether some tokens are no targets.
+    /// Returns true if some tokens are not targets.
     pub(super) fn has_ignored(&self) -> bool {
         self.tokens.are_targets().is_some()
     }
 
-    /// Number of tokens to validate with.
+    /// Number of validation tokens.
     pub(super) fn n_validation(&self) -> usize {
         self.tokens.len() - self.n_train
     }
 
-    /// Windows that lie side by side in the part to train on.
+    /// Number of windows that fit side by side into the training tokens.
     pub(super) fn n_samples(&self) -> u64 {
         (self.n_train.saturating_sub(1) / self.window.max(1)) as u64
     }
 
-    /// Where at most `count` windows begin that are evenly spread over the part to validate with, apart from each other.
+    /// Returns the starts of at most `count` windows that are evenly spread over the validation
+    /// tokens and do not overlap.
     pub(super) fn validation(&self, count: usize) -> Vec<usize> {
         let apart = self.n_validation().saturating_sub(1) / self.window.max(1);
         let n = count.min(apart);
@@ -77,7 +79,7 @@ impl Dataset {
     }
 }
 
-/// The tokens of each file, of which all must be as wide: text, or ids of one size.
+/// Opens the tokens of each file. All must have the same width: text, or ids of one size.
 pub(super) fn open_each(files: &[PathBuf]) -> Result<Vec<Tokens>, DataError> {
     let each = files.iter().map(|file| Tokens::open(from_ref(file)));
     let each = each.collect::<Result<Vec<Tokens>, DataError>>()?;
@@ -91,7 +93,7 @@ pub(super) fn open_each(files: &[PathBuf]) -> Result<Vec<Tokens>, DataError> {
     }
 }
 
-/// Refuses files to validate with that are not stored as `data` is.
+/// Refuses validation files that are not stored in the same format as `data`.
 pub(super) fn check_validation(data: &[PathBuf], validation: &[PathBuf]) -> Result<(), DataError> {
     let width = data.first().map_or(Width::U8, |file| Width::of(file)); // the built-in text
     match validation.iter().find(|file| Width::of(file) != width) {

@@ -1,19 +1,19 @@
-//! What tells the data of a run from other data.
+//! The digest that distinguishes the data of a run from other data.
 
 use std::io;
 
 use super::Tokens;
 use crate::formats::checkpoint::Digest;
 
-/// Pieces of long data that are looked at, and the ids of each.
+/// Number of pieces of long data that are hashed. Each has `PIECE` ids.
 const N_PIECES: usize = 1024;
 const PIECE: usize = 1024;
 
 impl Digest {
-    /// The digest of datasets, of which each counts by its place.
+    /// Combines the digests of datasets, in order.
     ///
     /// # Errors
-    /// As [`Digest::of`].
+    /// See [`Digest::of`].
     pub fn of_all<'t>(datasets: impl IntoIterator<Item = &'t Tokens>) -> io::Result<Digest> {
         let mut each = datasets.into_iter().map(Digest::of).collect::<io::Result<Vec<Digest>>>()?;
         if each.len() == 1 {
@@ -32,11 +32,12 @@ impl Digest {
         })
     }
 
-    /// The digest of `tokens`, and of which are targets. Of more than a million it hashes those of pieces that lie evenly
-    /// from the first to the last, so data that is larger than memory takes no longer.
+    /// Hashes `tokens`, and which of them are targets. Of more than a million it only hashes
+    /// pieces, evenly spread from the first to the last, so data larger than memory takes no
+    /// longer.
     ///
     /// # Errors
-    /// If a file cannot be read any more, or now has an id that is none.
+    /// If a file can no longer be read, or now has an invalid id.
     pub fn of(tokens: &Tokens) -> io::Result<Digest> {
         let n = tokens.len();
         let start = |piece: usize| {

@@ -1,4 +1,4 @@
-//! Texts that are many: the lines of a JSONL file, the files of a folder.
+//! Collections of texts: the lines of a JSONL file, the files of a folder.
 
 use std::collections::HashSet;
 use std::fs::read_dir;
@@ -11,9 +11,9 @@ use super::DataError;
 
 /// Longer lines are refused before they are read.
 const MAX_LINE: u64 = 64 << 20;
-/// What some editors begin a file with.
+/// The bytes that some editors put at the start of a file.
 pub(super) const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
-/// Folders within folders are followed so deep.
+/// Largest depth of nested folders.
 const MAX_DEPTH: usize = 32;
 
 /// A file of text, and what it holds.
@@ -21,23 +21,23 @@ const MAX_DEPTH: usize = 32;
 pub(super) struct Text {
     pub(super) path: PathBuf,
     pub(super) content: Content,
-    /// Number of the path that names it or its folder.
+    /// Index of the path that names it or its folder.
     pub(super) argument: usize,
 }
 
-/// What a file of text holds.
+/// The content of a text file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Content {
-    /// Text that the next file may go on with.
+    /// Text that may continue in the next file.
     Text,
-    /// A document.
+    /// One document.
     Document,
     /// A document in a field of each line.
     Lines,
 }
 
-/// The files that `paths` name: of a folder all below it in the order of their names, but hidden ones. What is named, and is
-/// in a folder that is named too, is there once.
+/// Lists the files that `paths` name. A folder stands for all files below it in the order of their
+/// names, except hidden ones. A file that is named and also lies in a named folder appears once.
 pub(super) fn texts(paths: &[PathBuf]) -> Result<Vec<Text>, DataError> {
     let (mut texts, mut known) = (Vec::new(), Covered::default());
     for (argument, path) in paths.iter().enumerate() {
@@ -59,14 +59,15 @@ pub(super) fn texts(paths: &[PathBuf]) -> Result<Vec<Text>, DataError> {
     Ok(texts)
 }
 
-/// The places of files so far. A file may be named twice on purpose, but one that a folder has is not named for that.
+/// The files found so far. A file may be named twice on purpose, but a file that is also in a
+/// folder is listed once.
 #[derive(Default)]
 struct Covered {
     named: HashSet<PathBuf>,
     in_folders: HashSet<PathBuf>,
 }
 
-/// Where a file is, by whichever path; a link is a file of its own.
+/// The location of a file, whichever path leads to it; a link is a file of its own.
 fn place(path: &Path) -> PathBuf {
     let folder = path.parent().map(|folder| folder.join("."));
     let folder = folder.and_then(|folder| folder.canonicalize().ok());
@@ -76,7 +77,7 @@ fn place(path: &Path) -> PathBuf {
     }
 }
 
-/// Adds the files below a folder that are not known yet; returns how many there are.
+/// Adds the files below a folder that are not known yet; returns the number of files there.
 fn below(
     folder: &Path,
     depth: usize,
@@ -122,15 +123,15 @@ fn content(path: &Path, other: Content) -> Content {
 /// A line of a JSONL file.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Document {
-    /// Its number in the file, from 1.
+    /// Its line number, from 1.
     pub(super) line: u64,
-    /// What comes before the text, where lines have prompts.
+    /// The text of the prompt, if lines have prompts.
     pub(super) prompt: Option<String>,
     pub(super) text: String,
 }
 
 impl Document {
-    /// Bytes that are encoded.
+    /// Number of bytes to encode.
     pub(super) fn n_bytes(&self) -> u64 {
         (self.text.len() + self.prompt.as_deref().map_or(0, str::len)) as u64
     }
@@ -142,14 +143,15 @@ pub(super) struct Documents<'d, R> {
     prompt: Option<&'d str>,
     field: &'d str,
     lines: R,
-    /// Lines read.
+    /// Number of lines read.
     line: u64,
-    /// Bytes read.
+    /// Number of bytes read.
     pub(super) bytes: u64,
 }
 
 impl<'d, R: BufRead> Documents<'d, R> {
-    /// The documents of `lines`: the text in the field `field` of each, behind that in the field `prompt`.
+    /// Reads documents from `lines`: the text in the field `field` of each, preceded by the one in
+    /// the field `prompt`.
     pub(super) fn new(
         path: &'d Path,
         prompt: Option<&'d str>,
@@ -159,7 +161,7 @@ impl<'d, R: BufRead> Documents<'d, R> {
         Documents { path, prompt, field, lines, line: 0, bytes: 0 }
     }
 
-    /// The documents of about `bytes` further bytes; none at the end.
+    /// Returns the documents of about `bytes` further bytes; none at the end.
     pub(super) fn next(&mut self, bytes: u64) -> Result<Vec<Document>, DataError> {
         let (end, mut documents) = (self.bytes + bytes, Vec::new());
         let mut line = Vec::new();

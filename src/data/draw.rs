@@ -1,4 +1,4 @@
-//! The draws that make a window of text a BERT's sample.
+//! The random choices that turn a window of text into a BERT sample.
 
 use std::io;
 
@@ -12,29 +12,30 @@ use super::special_tokens::{MARKS, Marks};
 use super::tokenizer::Tokenizer;
 use super::{Batch, DataError, Tokens};
 
-/// Tokens of a sample that are no text: one before the segments, and one after each.
+/// Special tokens of a sample: one before the segments, and one after each.
 const N_MARKS: usize = 3;
-/// The shortest sample: two segments of a token each, also in a sample of half the length.
+/// The shortest sample: two segments of one token each, even in a sample of half the length.
 pub(super) const LEAST_SEQUENCE: usize = 8;
-/// Part of the samples that are shorter.
+/// Fraction of the samples that are shorter.
 const SHORT: f64 = 0.1;
 
-/// How windows of a text become samples.
+/// Turns windows of text into samples.
 #[derive(Clone, Debug)]
 pub(super) struct Masking {
     pub(super) marks: Marks,
-    /// The ids of the text are below.
+    /// Ids of the text are below this.
     pub(super) n_ids: usize,
-    /// Number of all ids.
+    /// Number of all ids, including special ones.
     vocab: usize,
-    /// Whether the tokenizer is known.
+    /// Whether the tokenizer is known, so that the special ids are not a guess.
     is_known: bool,
     pub(super) sequence: usize,
     pub(super) predictions: usize,
 }
 
 impl Masking {
-    /// For samples of `sequence` tokens, of texts of `tokenizer`; of an unknown one, the last ids of the model are no text.
+    /// Prepares samples of `sequence` tokens, from texts of `tokenizer`. If the tokenizer is
+    /// unknown, the last ids of the model are the special ones.
     pub(super) fn new(
         model: &ModelConfig,
         sequence: usize,
@@ -55,7 +56,7 @@ impl Masking {
         Ok(Masking { marks, n_ids, vocab, is_known, sequence, predictions })
     }
 
-    /// Refuses data that does not say what its ids are, for a model whose tokenizer has other ids that are no text.
+    /// Refuses data without a known tokenizer for a model whose tokenizer has other special ids.
     pub(super) fn check_model(&self, own: &Tokenizer) -> Result<(), DataError> {
         match Marks::known(own).filter(|known| !self.is_known && *known != self.marks) {
             Some(known) => Err(DataError::OtherMarks { used: self.marks.all(), own: known.all() }),
@@ -63,7 +64,7 @@ impl Masking {
         }
     }
 
-    /// Refuses ids that are no text.
+    /// Refuses ids that are not text.
     pub(super) fn check(&self, tokens: &mut Tokens) -> Result<(), DataError> {
         let &Masking { n_ids, vocab, is_known, .. } = self;
         tokens.check(n_ids).map_err(|error| match error {
@@ -81,18 +82,18 @@ impl Masking {
         })
     }
 
-    /// Tokens of text in a sample.
+    /// Number of text tokens in a sample.
     pub(super) fn window(&self) -> usize {
         self.sequence - N_MARKS
     }
 
-    /// The draws for one sample.
+    /// Returns the random choices of one sample.
     pub(super) fn draw(&self, seed: u64, sample: u64) -> Draw<'_> {
         Draw::new(self, seed, sample)
     }
 }
 
-/// What is drawn for one sample, in this order.
+/// The random choices of one sample, in this order.
 pub(super) struct Draw<'m> {
     masking: &'m Masking,
     rng: ChaCha8Rng,
@@ -105,15 +106,15 @@ impl<'m> Draw<'m> {
         Draw { masking, rng }
     }
 
-    /// The window of the second segment: `window` itself for every other sample, else any other of
-    /// `n_windows`.
+    /// Chooses the window of the second segment: with probability 1/2 `window` itself, otherwise
+    /// any other of `n_windows`.
     pub(super) fn other(&mut self, window: u64, n_windows: u64) -> u64 {
         let further = self.rng.random_range(1..n_windows.max(2));
         if self.rng.random_bool(0.5) { window } else { (window + further) % n_windows.max(1) }
     }
 
-    /// Appends a sample: the first segment of the window that begins at the first of `starts`, the second of that
-    /// at the other, which may be the same.
+    /// Appends a sample: the first segment from the window that begins at the first of `starts`,
+    /// the second from the window at the other, which may be the same.
     pub(super) fn write(
         mut self,
         tokens: &Tokens,
@@ -142,7 +143,7 @@ impl<'m> Draw<'m> {
 
         let mut places = index::sample(rng, len, predictions.min(len)).into_vec();
         places.sort_unstable();
-        // Segments lie behind one mark and two.
+        // One special token comes before the first segment, and two before the second.
         let places: Vec<usize> =
             places.into_iter().map(|i| if i < first { i + 1 } else { i + 2 }).collect();
         let hidden: Vec<u32> = places.iter().map(|place| ids[*place]).collect();
@@ -160,8 +161,8 @@ impl<'m> Draw<'m> {
         Ok(())
     }
 
-    /// What stands in the place of a token that is to be predicted: mostly a mark, sometimes any token, sometimes
-    /// itself, since texts have no mark where they are to be understood.
+    /// Returns the replacement of a token that is to be predicted: usually the mask, sometimes any
+    /// token, and sometimes the token itself, because real texts have no masks.
     fn hide(&mut self, id: u32) -> u32 {
         match self.rng.random_range(0..10) {
             0..8 => self.masking.marks.mask,
@@ -170,12 +171,12 @@ impl<'m> Draw<'m> {
         }
     }
 
-    /// Any id of the text.
+    /// Draws any id of the text.
     fn any(&mut self) -> u32 {
         let marks = self.masking.marks.all();
         let n_ids = self.masking.n_ids.max(1) as u32;
         let drawn = self.rng.random_range(0..n_ids);
-        // The next one that is no mark; there is one unless the text has nothing else.
+        // Take the next id that is not special; there is one unless the text has no other.
         let after = (0..n_ids).map(|i| (drawn + i) % n_ids);
         after.take(marks.len() + 1).find(|id| !marks.contains(id)).unwrap_or(drawn)
     }

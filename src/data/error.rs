@@ -1,34 +1,34 @@
-//! What can be wrong with data.
+//! Errors in data.
 
 use std::path::{Path, PathBuf};
 
 use super::special_tokens::MARKS;
 use super::tokenizer::TokenizerError;
 
-/// Why data cannot be trained on (exit code 2).
+/// A reason to refuse data (exit code 2).
 #[derive(thiserror::Error, Debug)]
 pub enum DataError {
-    /// The file system refuses.
+    /// The file system cannot read the file.
     #[error("cannot read data file {}: {reason}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: std::io::Error,
     },
-    /// A folder, a device or a pipe.
+    /// Not a file, but a folder, a device or a pipe.
     #[error("data file {} is not a regular file: name each file", path.display())]
     NotAFile {
-        /// What was named.
+        /// The path as it was named.
         path: PathBuf,
     },
-    /// A file without any token.
+    /// The file has no tokens.
     #[error("data file {} is empty", path.display())]
     Empty {
         /// The file.
         path: PathBuf,
     },
-    /// A token file that ends within a token.
+    /// The token file ends within a token.
     #[error(
         "data file {} has {bytes} bytes, not a multiple of the {width} bytes of a token id",
         path.display()
@@ -41,7 +41,7 @@ pub enum DataError {
         /// Bytes per token id.
         width: usize,
     },
-    /// Text and token files, or ids of two widths, in one corpus.
+    /// The corpus mixes text and token files, or ids of two widths.
     #[error("data file {} holds {found}, but the files before it hold {expected}", path.display())]
     Mixed {
         /// The first file of another kind.
@@ -51,7 +51,7 @@ pub enum DataError {
         /// The kind of the files before it.
         expected: &'static str,
     },
-    /// Text to validate a model of token ids with, or the reverse.
+    /// The data has text and the validation data token ids, or the reverse.
     #[error(
         "validation file {} holds {found}, but the data to train on holds {expected}: name files like those of `data`, \
          made with the same tokenizer",
@@ -65,7 +65,7 @@ pub enum DataError {
         /// The kind of the data.
         expected: &'static str,
     },
-    /// An id that the model does not know.
+    /// An id is not in the vocabulary of the model.
     #[error(
         "data file {}: token {position} has id {id}, but the vocabulary has {vocab} ids: \
          choose vocab {} or more, or prepare the data with the tokenizer of the model",
@@ -74,16 +74,16 @@ pub enum DataError {
     Vocabulary {
         /// The file.
         path: PathBuf,
-        /// Number of the token in the file, from 0.
+        /// Index of the token in the file, from 0.
         position: usize,
         /// The id.
         id: u32,
-        /// Number of ids.
+        /// Size of the vocabulary.
         vocab: usize,
-        /// The highest id of all data.
+        /// The highest id in all data.
         highest: u32,
     },
-    /// An id that a BERT has no room for below its marks.
+    /// An id is one of those that a BERT reserves for special tokens.
     #[error(
         "data file {}: token {position} has id {id}, but of {vocab} ids a BERT keeps the last {} for [PAD], \
          [CLS], [SEP] and [MASK]: choose vocab {} or more",
@@ -92,16 +92,16 @@ pub enum DataError {
     MarksVocabulary {
         /// The file.
         path: PathBuf,
-        /// Number of the token in the file, from 0.
+        /// Index of the token in the file, from 0.
         position: usize,
         /// The id.
         id: u32,
-        /// Number of ids.
+        /// Size of the vocabulary.
         vocab: usize,
-        /// The highest id of all data.
+        /// The highest id in all data.
         highest: u32,
     },
-    /// A text that a tokenizer is to cut.
+    /// A text for a tokenizer is not UTF-8.
     #[error(
         "text {} is not UTF-8 at byte {position}: choose --tokenizer bytes, or convert it",
         path.display()
@@ -109,10 +109,10 @@ pub enum DataError {
     NotText {
         /// The file.
         path: PathBuf,
-        /// Where it ceases to be text.
+        /// The first byte that is not UTF-8.
         position: u64,
     },
-    /// A description of prepared data that is none, or is not of this data.
+    /// The description of prepared data is invalid, or belongs to other data.
     #[error("{}: {reason}", path.display())]
     Prepared {
         /// The description.
@@ -120,50 +120,50 @@ pub enum DataError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The tokenizer of prepared data.
+    /// The tokenizer of prepared data cannot be used.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// A vocabulary without room for the marks of a BERT's samples.
+    /// The vocabulary has no room for the special tokens of BERT samples.
     #[error(
         "the vocabulary has {vocab} ids, but a BERT needs {needed}: those of the text, and [PAD], [CLS], [SEP] \
          and [MASK]: choose vocab {needed} or more"
     )]
     Marks {
-        /// Number of ids.
+        /// Size of the vocabulary.
         vocab: usize,
         /// Number of ids needed.
         needed: usize,
     },
-    /// Ids of a BERT's marks that are a guess, and other ones of the model.
+    /// The special ids of a BERT are a guess, and the model has others.
     #[error(
         "the data does not say what its ids stand for: {used:?} would be [PAD], [CLS], [SEP] and [MASK], but to the \
          model's tokenizer these are {own:?}: `chimera prepare` its text with --tokenizer and the model's tokenizer.json"
     )]
     OtherMarks {
-        /// The ids that samples would have.
+        /// The ids that samples would use.
         used: [u32; 4],
-        /// The ids that they have in the tokenizer.
+        /// The ids in the model's tokenizer.
         own: [u32; 4],
     },
-    /// Samples without room for two segments and their marks.
+    /// Samples are too short for two segments and their special tokens.
     #[error(
         "a BERT's samples are two segments and three marks: choose sequence {least} or more, not {sequence}"
     )]
     Sequence {
         /// Tokens per sample.
         sequence: usize,
-        /// The least.
+        /// The shortest length.
         least: usize,
     },
-    /// Not enough for one sample of a BERT.
+    /// The data is too short for one sample of a BERT.
     #[error("the data has {tokens} tokens, but a sample takes {window} of them")]
     Pair {
         /// Tokens found.
         tokens: usize,
-        /// Tokens of text in a sample.
+        /// Text tokens in a sample.
         window: usize,
     },
-    /// Not enough for one window to train on and one to validate with.
+    /// The data is too short for one training window and one validation window.
     #[error(
         "the data has {tokens} tokens, but sequence {sequence} needs at least {needed}: {} to train \
          on and as many to validate with",
@@ -177,36 +177,36 @@ pub enum DataError {
         /// Tokens needed.
         needed: usize,
     },
-    /// A file of a mixture cannot be trained on by itself.
+    /// One file of a mixture cannot be trained on.
     #[error("data file {} of the mixture: {reason}", path.display())]
     InMixture {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: Box<DataError>,
     },
-    /// A folder has nothing to read.
+    /// A folder has no files to read.
     #[error("the folder {} has no file: name one with text", path.display())]
     EmptyFolder {
         /// The folder.
         path: PathBuf,
     },
-    /// A line of a JSONL file is no document.
+    /// A line of a JSONL file is not a document.
     #[error("line {line} of {}: {reason}", path.display())]
     Line {
         /// The file.
         path: PathBuf,
-        /// Its line, from 1.
+        /// The line number, from 1.
         line: u64,
         /// What is wrong.
         reason: String,
     },
-    /// There is not one sample to train on, or none to validate with.
+    /// The data has no sample for training, or none for validation.
     #[error(
         "the data to {what} has {tokens} tokens, but sequence {sequence} needs at least {needed}"
     )]
     NoSample {
-        /// What it is for.
+        /// The purpose of the data.
         what: &'static str,
         /// Tokens found.
         tokens: usize,
@@ -218,7 +218,7 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Names the file of a mixture, unless the refusal does.
+    /// Adds the name of the file of a mixture, unless the error has one.
     pub(super) fn in_mixture(self, path: &Path) -> DataError {
         match self {
             DataError::Short { .. } | DataError::NoSample { .. } => {

@@ -1,4 +1,4 @@
-//! The files of a corpus, and what is known of them before they are read.
+//! The files of a corpus, and the facts about them that are known before they are read.
 
 use std::path::PathBuf;
 
@@ -13,33 +13,33 @@ use super::{Corpus, DataError};
 /// The files of a corpus.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Files<'f> {
-    /// Files to train on; if there are none, the built-in text.
+    /// Training files; empty for the built-in text.
     pub data: &'f [PathBuf],
-    /// The weight of each of them in a mixture; without, they are one dataset, one after the other.
+    /// The weight of each file in a mixture. Without weights all files are one dataset, in order.
     pub weights: Option<&'f [f64]>,
-    /// Files like those of the data to validate with; if there are none, the last tenth of each dataset.
+    /// Validation files in the same format; empty for the last tenth of each dataset.
     pub validation: &'f [PathBuf],
 }
 
-/// How files are read for a model.
+/// Parameters for reading files for a model.
 pub(super) struct Reading {
-    /// What the ids stand for, where that is known.
+    /// The tokenizer of the ids, if it is known.
     pub(super) tokenizer: Option<Tokenizer>,
-    /// How a BERT's samples are drawn.
+    /// Makes the samples of a BERT.
     pub(super) masking: Option<Masking>,
 }
 
 impl Files<'_> {
-    /// The token behind each document.
+    /// Returns the token after each document.
     ///
     /// # Errors
-    /// If their documents are not kept apart, or not by the same token.
+    /// If the documents are not kept apart, or not all by the same token.
     pub fn end_of_text(&self) -> Result<u32, DataError> {
         end_of_text(&[self.data, self.validation].concat())
     }
 
-    /// Refuses what samples of `sequence` tokens for `model` cannot be made of, whatever is in the files: it follows from
-    /// their names, from the descriptions that are here, and from the built-in text.
+    /// Refuses data that cannot give samples of `sequence` tokens for `model`, without reading the
+    /// files. It checks the names of the files, the descriptions that exist, and the built-in text.
     pub fn check_unread(
         &self,
         model: &ModelConfig,
@@ -56,7 +56,7 @@ impl Files<'_> {
         }
     }
 
-    /// How they are to be read.
+    /// Determines how the files are to be read.
     pub(super) fn reading(
         &self,
         model: &ModelConfig,

@@ -1,9 +1,10 @@
-//! A BERT's samples: two segments of text, of which the second follows the first or is from elsewhere, and
-//! some of whose tokens are hidden (Devlin et al., 2018, sections 3.1 and A.2).
+//! BERT samples: two segments of text, the second of which follows the first or is from elsewhere.
+//! Some of their tokens are hidden (Devlin et al., 2018, sections 3.1 and A.2).
 //!
-//! A segment is any span of the text, not a sentence. Every sample has as many predictions, 15 % of its
-//! tokens, so that the mean over those of a batch is the mean over its samples, however they are spread over
-//! workers. A tenth of the samples is shorter and ends in padding, so that a model learns to do without.
+//! A segment is any span of the text, not a sentence. All samples have the same number of
+//! predictions, 15 % of their tokens. So the mean over the predictions of a batch is the mean over
+//! its samples, however they are spread over workers. A tenth of the samples is shorter and ends in
+//! padding, so that a model also learns from samples that are not full.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use super::draw::Masking;
 use super::tokenizer::Tokenizer;
 use super::{Batch, DataError, Tokens, tokenizer_of};
 
-/// A text that nothing is trained on, all of it cut into samples.
+/// A text that is only evaluated, all of it cut into samples.
 #[derive(Debug)]
 pub struct Pairs {
     tokens: Tokens,
@@ -22,7 +23,7 @@ pub struct Pairs {
 }
 
 impl Pairs {
-    /// The data of `files` in order, for samples of `sequence` tokens.
+    /// Opens the data of `files` in order, for samples of `sequence` tokens.
     pub fn open(
         files: &[PathBuf],
         model: &ModelConfig,
@@ -39,7 +40,8 @@ impl Pairs {
         }
     }
 
-    /// Refuses data that does not say what its ids are, where a BERT of the tokenizer `own` takes other ids for its marks.
+    /// Refuses data without a known tokenizer for a BERT whose tokenizer `own` has other special
+    /// ids.
     ///
     /// # Errors
     /// [`DataError::OtherMarks`].
@@ -47,17 +49,17 @@ impl Pairs {
         self.masking.check_model(own)
     }
 
-    /// Number of samples: windows side by side.
+    /// Number of samples, which are windows side by side.
     pub fn n_samples(&self) -> u64 {
         (self.tokens.len() / self.masking.window()) as u64
     }
 
-    /// Masked tokens of a sample.
+    /// Number of masked tokens in a sample.
     pub fn n_masked(&self) -> usize {
         self.masking.predictions
     }
 
-    /// Sample number `sample`, alone.
+    /// Returns a batch of only sample number `sample`.
     pub fn sample(&self, seed: u64, sample: u64) -> io::Result<Batch> {
         let mut draw = self.masking.draw(seed, sample);
         let windows = [sample, draw.other(sample, self.n_samples())];
@@ -79,7 +81,7 @@ mod tests {
 
     const CONTEXT: usize = 40;
     const N_IDS: usize = 50_000;
-    /// As the ids after the last one of the text.
+    /// The ids that follow the last one of the text.
     const MARKS: Marks = Marks { pad: 50_000, cls: 50_001, sep: 50_002, mask: 50_003 };
 
     fn model() -> ModelConfig {
@@ -87,7 +89,7 @@ mod tests {
         ModelConfig { context: CONTEXT, vocab: N_IDS + 4, ..tiny }
     }
 
-    /// A text in which every token tells its place.
+    /// A text in which every token is its own position.
     fn counting() -> Corpus {
         let ids: Vec<u32> = (0..N_IDS as u32).collect();
         let masking = Masking::new(&model(), CONTEXT, None).unwrap();
@@ -95,12 +97,12 @@ mod tests {
         Corpus { masking: Some(masking), ..corpus }
     }
 
-    /// A sample taken apart.
+    /// The parts of a sample.
     struct Pair<'b> {
         length: usize,
         second: usize,
         places: &'b [u32],
-        /// With what was hidden put back.
+        /// The ids, with the hidden ones restored.
         ids: Vec<u32>,
         seen: &'b [u32],
         is_strange: bool,
@@ -182,7 +184,7 @@ mod tests {
         assert_eq!(whole.input, parts.clone().map(|part| part.input).concat());
         assert_eq!(whole.target, parts.map(|part| part.target).concat());
         assert_ne!(whole, batch(2, 20..32));
-        // The next epoch hides others.
+        // The next epoch hides other tokens.
         let n = corpus.datasets[0].n_samples();
         assert_ne!(batch(1, 0..n).target, batch(1, n..2 * n).target);
     }

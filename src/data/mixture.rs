@@ -1,20 +1,22 @@
-//! Which dataset each sample is from, where several are mixed by weights.
+//! Chooses the dataset of each sample when several are mixed by weights.
 
-/// A share of one.
+/// The fixed-point number for a share of 1.
 const ONE: u128 = 1 << 53;
 
-/// A mixture of datasets. The samples that each has among any first ones are its weight of them, to the nearest few,
-/// so that every step sees all datasets as it should; nothing is drawn, and nothing is counted from the start.
+/// A mixture of datasets. Among the first `n` samples, for any `n`, each dataset has its share to
+/// within a few samples, so every step sees all datasets in proportion. Nothing is random, and
+/// nothing is counted from the start.
 ///
-/// The first dataset takes its share of all samples, the second its share of those that are left, and so on.
+/// The first dataset takes its share of all samples, the second its share of those that remain, and
+/// so on.
 #[derive(Debug)]
 pub(super) struct Mixture {
-    /// The shares of all datasets but the last, which takes what is left.
+    /// The shares of all datasets but the last, which takes the rest.
     shares: Vec<u64>,
 }
 
 impl Mixture {
-    /// Of as many datasets as there are weights.
+    /// Makes a mixture of as many datasets as there are weights.
     pub(super) fn new(weights: &[f64]) -> Mixture {
         let mut left: f64 = weights.iter().sum();
         let share = |weight: &f64| {
@@ -26,7 +28,7 @@ impl Mixture {
         Mixture { shares: weights[..all_but_last].iter().map(share).collect() }
     }
 
-    /// The dataset that a sample is from, and its number among the samples from there.
+    /// Returns the dataset of a sample, and the sample's index among those from this dataset.
     pub(super) fn locate(&self, sample: u64) -> (usize, u64) {
         let mut sample = sample;
         for (dataset, share) in self.shares.iter().enumerate() {
@@ -39,7 +41,7 @@ impl Mixture {
         (self.shares.len(), sample)
     }
 
-    /// How many of the first `n_samples` are from each dataset.
+    /// Returns the number of samples from each dataset among the first `n_samples`.
     pub(super) fn counts(&self, n_samples: u64) -> Vec<u64> {
         let mut left = n_samples;
         let mut counts = Vec::with_capacity(self.shares.len() + 1);
@@ -52,7 +54,7 @@ impl Mixture {
     }
 }
 
-/// How many of the first `n` samples a share of them is, to the nearest.
+/// Returns a share of the first `n` samples, rounded.
 fn taken(n: u128, share: u64) -> u64 {
     ((n * u128::from(share) + ONE / 2) / ONE) as u64
 }
@@ -76,7 +78,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each dataset gives its samples in turn, as many as its weight says.
+        /// Each dataset gives its samples in turn, as often as its weight requires.
         #[test]
         fn samples_follow_the_weights(weights in prop::collection::vec(0.01f64..1.0, 1..6), n in 1u64..2000) {
             let sum: f64 = weights.iter().sum();

@@ -1,7 +1,8 @@
-//! The text a model is trained on: token ids, and the samples that they are cut into.
+//! The training text: token ids, and the samples that they are cut into.
 //!
-//! Which sample is seen when follows from (seed, number of the sample since the start of the training)
-//! alone, so that the global batch is the same however it is spread over micro-batches, pipes and groups.
+//! The sample at each point follows only from the seed and the number of samples since the start of
+//! the training. So the global batch is the same however it is spread over micro-batches, pipes and
+//! groups.
 
 mod batch;
 pub mod corpus;
@@ -51,37 +52,39 @@ use mixture::Mixture;
 use permutation::Permutation;
 use tokenizer::Tokenizer;
 
-/// The ids of `files` in order, each below `vocab`, as [`Corpus::open`] reads them.
+/// Reads the ids of `files` in order, each below `vocab`, in the formats of [`Corpus::open`].
 pub fn read(files: &[PathBuf], vocab: usize) -> Result<Tokens, DataError> {
     let mut tokens = Tokens::open(files)?;
     tokens.check(vocab)?;
     Ok(tokens)
 }
 
-/// Token ids to train on and to validate with: the last tenth of each dataset, or others.
+/// Token ids for training and for validation. The latter are the last tenth of each dataset, or
+/// other files.
 #[derive(Debug)]
 pub struct Corpus {
     datasets: Vec<Dataset>,
     mixture: Mixture,
-    /// What is validated with, if it is not the rest of `datasets`.
+    /// The validation data, if it is not the rest of `datasets`.
     held_out: Option<Dataset>,
     tokenizer: Option<Tokenizer>,
-    /// Tokens of a window.
+    /// Tokens per window.
     window: usize,
-    /// How a BERT's samples are drawn from a window.
+    /// Makes BERT samples from windows.
     masking: Option<Masking>,
-    /// The token behind each document, where what follows it is not foreseen.
+    /// The token after each document, if the token that follows it is not predicted.
     end_of_text: Option<u32>,
     document_end: Option<u32>,
     digest: OnceLock<Digest>,
 }
 
 impl Corpus {
-    /// The data of `files` for samples of `sequence` tokens.
+    /// Opens the data of `files` for samples of `sequence` tokens.
     ///
-    /// A file is text, of which each byte is a token, unless its name ends in `.bin` (little-endian
-    /// u16 ids) or `.u32.bin` (u32). Every id must be in the vocabulary of `model`, which says too what samples
-    /// are made of the text. Files are read where they lie, and may be larger than memory.
+    /// A file is text, each byte of which is a token, unless its name ends in `.bin` (little-endian
+    /// u16 ids) or `.u32.bin` (u32). Every id must be in the vocabulary of `model`, which also
+    /// determines the form of the samples. Files are not loaded into memory, and may be larger than
+    /// it.
     pub fn open(
         files: &Files<'_>,
         model: &ModelConfig,
@@ -122,13 +125,13 @@ impl Corpus {
         Ok(Corpus { tokenizer, masking, end_of_text, document_end, ..corpus })
     }
 
-    /// Splits `tokens` of an unknown tokenizer into a part to train on and one to validate with.
+    /// Splits `tokens` of an unknown tokenizer into a training part and a validation part.
     pub fn from_tokens(tokens: Tokens, sequence: usize) -> Result<Corpus, DataError> {
         let dataset = Dataset::split(tokens, sequence, sequence)?;
         Ok(Corpus::of(vec![dataset], Mixture::new(&[1.0]), None, sequence))
     }
 
-    /// In windows of `window` tokens.
+    /// Splits the data into windows of `window` tokens.
     fn of(
         datasets: Vec<Dataset>,
         mixture: Mixture,
@@ -148,16 +151,17 @@ impl Corpus {
         }
     }
 
-    /// What the ids stand for, where that is known.
+    /// Returns the tokenizer of the ids, if it is known.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         self.tokenizer.as_ref()
     }
 
-    /// Refuses data for a model of the tokenizer `own`: ids that stand for other texts, and for a BERT ids that do not say
-    /// what they stand for, where the tokenizer has other special tokens than samples would.
+    /// Refuses data for a model with the tokenizer `own` if ids stand for other texts. For a BERT
+    /// also refuses data without a known tokenizer if samples would use other special tokens than
+    /// this tokenizer has.
     ///
     /// # Errors
-    /// What differs.
+    /// Names the difference.
     pub fn check_model(&self, own: &Tokenizer) -> Result<(), DataError> {
         match (&self.tokenizer, &self.masking) {
             (Some(of_data), _) => Ok(own.check_data(of_data)?),
@@ -166,31 +170,33 @@ impl Corpus {
         }
     }
 
-    /// The token behind each document of the data to train on, if every file says that there is one, and all say the same.
+    /// Returns the token after each document of the training data, if the descriptions of all files
+    /// name one, the same one.
     pub fn document_end(&self) -> Option<u32> {
         self.document_end
     }
 
-    /// Number of tokens to train on.
+    /// Number of training tokens.
     pub fn n_train(&self) -> usize {
         self.datasets.iter().map(|dataset| dataset.n_train).sum()
     }
 
-    /// Number of tokens to validate with.
+    /// Number of validation tokens.
     pub fn n_validation(&self) -> usize {
         self.held_out().map(Dataset::n_validation).sum()
     }
 
-    /// What is validated with.
+    /// Returns the datasets for validation.
     fn held_out(&self) -> impl Iterator<Item = &Dataset> {
         let datasets = if self.held_out.is_some() { &[][..] } else { &self.datasets };
         self.held_out.iter().chain(datasets)
     }
 
-    /// Which data it is, or was when this was first asked: every checkpoint wants to know, and files may be far away.
+    /// Returns the digest of the data, computed at the first call: every checkpoint needs it, and
+    /// the files may be on a slow disk.
     ///
     /// # Errors
-    /// If a file cannot be read any more.
+    /// If a file can no longer be read.
     pub fn digest(&self) -> io::Result<&Digest> {
         if let Some(known) = self.digest.get() {
             return Ok(known);
@@ -199,26 +205,26 @@ impl Corpus {
         Ok(self.digest.get_or_init(|| digest))
     }
 
-    /// How often the first `n_samples` of the training go through each dataset.
+    /// Returns the number of epochs of each dataset in the first `n_samples` of the training.
     pub fn epochs(&self, n_samples: u64) -> Vec<f64> {
         let counts = self.mixture.counts(n_samples).into_iter();
         counts.zip(&self.datasets).map(|(n, of)| n as f64 / of.n_samples() as f64).collect()
     }
 
-    /// Whether some targets may be ignored.
+    /// Returns true if some targets may be ignored.
     pub fn has_ignored(&self) -> bool {
         self.end_of_text.is_some() || self.datasets.iter().any(Dataset::has_ignored)
     }
 
-    /// Whether some targets may be ignored of what is validated with.
+    /// Returns true if some validation targets may be ignored.
     pub fn validation_has_ignored(&self) -> bool {
         self.end_of_text.is_some() || self.held_out().any(Dataset::has_ignored)
     }
 
-    /// Whether any token to train on is a target.
+    /// Returns true if any training token is a target.
     ///
     /// # Errors
-    /// If a file cannot be read any more.
+    /// If a file can no longer be read.
     pub fn has_targets(&self) -> io::Result<bool> {
         if !self.has_ignored() {
             return Ok(true);
@@ -231,8 +237,8 @@ impl Corpus {
         Ok(false)
     }
 
-    /// The samples of these numbers since the start of the training. Each epoch goes through all samples of a dataset
-    /// once, in an order of its own, which follows from (seed, dataset, epoch).
+    /// Returns the samples of these numbers since the start of the training. Each epoch goes
+    /// through all samples of a dataset once, in an order that follows from (seed, dataset, epoch).
     pub fn batch(&self, seed: u64, samples: Range<u64>) -> io::Result<Batch> {
         let mut batch = Batch::default();
         for sample in samples {
@@ -247,8 +253,8 @@ impl Corpus {
         Ok(batch)
     }
 
-    /// At most `count` windows to validate with, evenly spread and apart from each other: of several datasets each has
-    /// its weight of them, and at least one.
+    /// Returns at most `count` validation windows, evenly spread and without overlap. Each of
+    /// several datasets has its share of them, and at least one.
     pub fn validation(&self, count: usize) -> io::Result<Batch> {
         let counts = match &self.held_out {
             Some(_) => vec![count as u64],
@@ -266,8 +272,8 @@ impl Corpus {
         Ok(batch)
     }
 
-    /// Appends the sample of a window, of so many that each begin at `start`; what is drawn for it follows from a seed and
-    /// a number.
+    /// Appends the sample of window number `window` out of `n_windows`, which begin at `start`.
+    /// Random choices follow from `seed` and `sample`.
     fn add(
         &self,
         batch: &mut Batch,
@@ -394,7 +400,7 @@ mod tests {
         let datasets = datasets.map(|tokens| Dataset::split(tokens, 8, 8).unwrap()).into();
         let corpus = Corpus::of(datasets, Mixture::new(&[0.75, 0.25]), None, 8);
         assert_eq!((corpus.n_train(), corpus.n_validation()), (900, 100));
-        // Each of the 11 samples of the second dataset comes once in 44 of all.
+        // Each of the 11 samples of the second dataset comes once in 44 of all samples.
         let batch = corpus.batch(1, 0..44).unwrap();
         let (mut first, mut second): (Vec<u32>, Vec<u32>) =
             batch.input.iter().partition(|id| **id < 1000);

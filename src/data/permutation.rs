@@ -3,11 +3,13 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-/// Four would do for a pseudorandom permutation (Luby & Rackoff, 1988); small halves mix worse.
+/// Rounds of the network. Four would do for a pseudorandom permutation (Luby & Rackoff, 1988), but
+/// small halves mix worse.
 const ROUNDS: usize = 8;
 
-/// A Feistel network over the least even number of bits that holds all numbers below `n`, walked on until
-/// it gives one of them (Black & Rogaway, 2002): four times at most in the mean.
+/// A Feistel network over the smallest even number of bits that holds all numbers below `n`. It is
+/// applied repeatedly until the result is below `n` (Black & Rogaway, 2002): at most four times on
+/// average.
 pub(super) struct Permutation {
     n: u64,
     half_bits: u32,
@@ -15,7 +17,7 @@ pub(super) struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation of `0..n` in an epoch.
+    /// Makes the permutation of `0..n` for an epoch.
     pub(super) fn new(n: u64, seed: u64, epoch: u64) -> Permutation {
         let bits = u64::BITS - n.saturating_sub(1).leading_zeros();
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
@@ -24,7 +26,7 @@ impl Permutation {
         Permutation { n, half_bits: bits.div_ceil(2).max(1), keys }
     }
 
-    /// Where it takes `index`, which is below `n`.
+    /// Returns the image of `index`, which is below `n`.
     pub(super) fn at(&self, index: u64) -> u64 {
         let mut to = self.walk(index);
         while to >= self.n {
@@ -84,7 +86,7 @@ mod tests {
         }
     }
 
-    /// Every number is as likely as any other at every place, also where there are few.
+    /// Every number is equally likely at every place, even if there are few.
     #[test]
     fn orders_have_no_favourites() {
         for n in [2, 5, 16] {

@@ -1,4 +1,4 @@
-//! From text to a file of token ids.
+//! Preparation of data: from text to a file of token ids.
 
 use std::io::{self, BufReader, Read};
 use std::ops::Range;
@@ -18,35 +18,38 @@ use crate::formats::files::open_regular;
 
 /// Bytes of text that are encoded at once, by all threads.
 const BLOCK: u64 = 4 << 20;
-/// The field of a JSONL file's lines that holds the text, unless another is named.
+/// The field with the text in the lines of a JSONL file, unless another is named.
 pub const TEXT_FIELD: &str = "text";
-/// The text that standard input is.
+/// The name of standard input among the texts.
 pub const STANDARD_INPUT: &str = "-";
 
-/// How text becomes token ids.
+/// Parameters for turning text into token ids.
 #[derive(Clone, Debug)]
 pub struct Preparation {
     /// `bytes`, `gpt2`, or the path of a `tokenizer.json`.
     pub tokenizer: String,
-    /// The field of a JSONL file's lines that holds the text.
+    /// The field with the text in the lines of a JSONL file.
     pub field: String,
-    /// The field that holds a text before it, whose tokens are no targets.
+    /// The field with a prompt, which comes before the text and whose tokens are not targets.
     pub prompt_field: Option<String>,
-    /// Token after each document, where it is not the tokenizer's usual one. With it, a file is a document too.
+    /// Token after each document, if not the tokenizer's usual one. If it is set, a file is a
+    /// document too.
     pub end_of_text: Option<String>,
-    /// Whether what the tokenizer puts before a text alone stands before each document. With it, a file is a document too.
+    /// Whether the tokens that the tokenizer puts before a text come before each document. If so, a
+    /// file is a document too.
     pub begin_of_text: bool,
 }
 
-/// Writes the token ids of `texts`, one after another (`-` is standard input), to `out`, and beside it what they are: which
-/// tokenizer of which vocabulary, and the tokenizer itself if it is a file. `progress` is told of every
-/// few bytes of text that are done.
+/// Writes the token ids of `texts`, one after another (`-` is standard input), to `out`. Next to it
+/// goes a description with the tokenizer and its vocabulary, and a copy of the tokenizer if it is a
+/// file. Calls `progress` with the number of bytes of text after every few bytes.
 ///
-/// A line of a `.jsonl` file and a file of a folder are documents: the end-of-text token stands behind each. Where there are
-/// any, every file is one. With prompts a further file says which tokens are targets.
+/// A line of a `.jsonl` file and a file of a folder are documents, each followed by the end-of-text
+/// token. If there are any, every file is one. If there are prompts, a further file marks the
+/// tokens that are targets.
 ///
-/// The ids are u16, or u32 if the name ends in `.u32.bin`. The data is complete or not there; data that is
-/// there already, or that another process is writing, is refused.
+/// The ids are u16, or u32 if the name ends in `.u32.bin`. The data is either complete or absent.
+/// Data that exists, or that another process is writing, is refused.
 pub fn prepare(
     texts: &[PathBuf],
     how: &Preparation,
@@ -65,7 +68,7 @@ pub fn prepare(
         "standard input (-) is named {n_inputs} times, but is there once: name it once"
     );
     let tokenizer = Tokenizer::named(&how.tokenizer)?;
-    // Folders and patterns find what a dead process left.
+    // Folders and patterns also find files that a dead process left.
     let texts: Vec<PathBuf> = texts.iter().filter(|path| !out.is_part(path)).cloned().collect();
     let mut files = documents::texts(&texts)?;
     let has_lines = files.iter().any(|text| text.content == Content::Lines);
@@ -83,7 +86,7 @@ pub fn prepare(
         || how.begin_of_text
         || files.iter().any(|text| text.content != Content::Text);
     if has_documents {
-        // A text without an end would be part of the document behind it.
+        // A text without an end would be part of the next document.
         let whole = files.iter_mut().filter(|text| text.content == Content::Text);
         whole.for_each(|text| text.content = Content::Document);
     }
@@ -159,18 +162,19 @@ pub fn prepare(
     written
 }
 
-/// Bytes of all that `texts` name, if that is known before they are read.
+/// Total bytes of `texts`, if that is known before they are read.
 pub fn n_bytes(texts: &[PathBuf]) -> Option<u64> {
     let size = |text: &Text| text.path.metadata().ok().filter(|it| it.is_file()).map(|it| it.len());
     documents::texts(texts).ok()?.iter().map(size).sum()
 }
 
-/// What was named, each with so many bytes of text.
+/// Describes the texts as they were named, each with its number of bytes.
 fn sources(texts: &[PathBuf], bytes: u64) -> Vec<Source> {
     texts.iter().map(|path| Source { path: path.display().to_string(), bytes }).collect()
 }
 
-/// Refuses what is no text, and an empty text that is no document: a document may be empty.
+/// Refuses files that are not text, and an empty text that is not a document: a document may be
+/// empty.
 fn check(path: &Path, content: Content) -> Result<(), DataError> {
     if path == Path::new(STANDARD_INPUT) {
         return Ok(());
@@ -198,31 +202,31 @@ fn open(text: &Path) -> io::Result<Box<dyn Read>> {
     }
 }
 
-/// What is wrong with a byte of a text that stands behind documents.
+/// The error for a byte of a text that also ends documents.
 const ENDS_ONE: &str = "is the byte that stands behind each document: take it out, or choose a --tokenizer, whose end of a text is an id of its own";
 
-/// What is wrong with a token of a text that stands behind documents.
+/// The error for a token of a text that also ends documents.
 fn ends_one(token: &str) -> String {
     format!(
         "the token that stands behind each document, `{token}`: take it out, or name another with --end-of-text"
     )
 }
 
-/// The file of ids under way.
+/// Writes the file of ids.
 struct Writer {
     file: PartFile,
     width: Width,
     n_tokens: u64,
-    /// What stands before each document.
+    /// Ids before each document.
     beginning: Vec<u32>,
-    /// What stands behind a document, where there are any.
+    /// The id after each document, if there are documents.
     end_of_text: Option<u32>,
     n_documents: u64,
-    /// Which ids are targets, where that is to be said.
+    /// The file that marks targets, if there is one.
     targets: Option<Targets>,
 }
 
-/// The file that says which ids are targets, under way.
+/// The unfinished file that marks which ids are targets.
 struct Targets {
     file: PartFile,
     n: u64,
@@ -239,7 +243,7 @@ impl Writer {
         Writer { file, width, n_tokens: 0, beginning, end_of_text, n_documents: 0, targets }
     }
 
-    /// Appends the ids of a text; returns how many bytes were encoded.
+    /// Appends the ids of a text; returns the number of encoded bytes.
     fn encode(
         &mut self,
         path: &Path,
@@ -248,14 +252,15 @@ impl Writer {
     ) -> Result<u64> {
         let unreadable = |reason| DataError::Unreadable { path: path.to_path_buf(), reason };
         let mut text = open(path).map_err(unreadable)?;
-        // The last piece that is done stays: it tells which tokens the next bytes are.
+        // The last finished piece is kept, because the tokens of the next bytes depend on it.
         let (mut left, mut n_kept, mut done) = (Vec::new(), 0, 0);
         let mut mark = 0;
         let (mut is_first, mut is_last) = (true, false);
         while !is_last {
             let n = text.by_ref().take(BLOCK).read_to_end(&mut left).map_err(unreadable)? as u64;
             is_last = n < BLOCK;
-            // Bytes are tokens as they are, so that a file and what is prepared of it are the same data.
+            // With this tokenizer bytes are tokens without any change, so that a file and its
+            // prepared form are the same data.
             if is_first
                 && !matches!(tokenizer, Tokenizer::Bytes)
                 && left.starts_with(BYTE_ORDER_MARK)
@@ -287,8 +292,9 @@ impl Writer {
         Ok(done - mark)
     }
 
-    /// Appends the ids of the bytes from `start` of a text on, of which the first `n_kept` are done; returns which are the last
-    /// piece that is done then. The rest ends where the next bytes may change what is a token.
+    /// Appends the ids of the bytes of a text from `start` on, of which the first `n_kept` are
+    /// done. Returns the range of the last finished piece. The rest ends where the next bytes may
+    /// change a token.
     fn encode_text(
         &mut self,
         path: &Path,
@@ -327,7 +333,8 @@ impl Writer {
         Ok(last)
     }
 
-    /// Appends the documents of a JSONL file; returns how many bytes their texts and prompts have.
+    /// Appends the documents of a JSONL file; returns the number of bytes of their texts and
+    /// prompts.
     fn encode_lines(
         &mut self,
         path: &Path,
@@ -371,17 +378,17 @@ impl Writer {
         }
     }
 
-    /// Whether a byte of a text is the one that stands behind documents.
+    /// Returns true if a byte of a text is the one that ends documents.
     fn ends(&self, byte: u8) -> bool {
         self.end_of_text == Some(byte.into())
     }
 
-    /// The token that stands behind documents, if a text has it.
+    /// Returns the token that ends documents, if a text contains it.
     fn end_among(&self, ids: &[u32]) -> Option<u32> {
         self.end_of_text.filter(|end| ids.contains(end))
     }
 
-    /// Nothing is to tell the beginning of a text where prompts are not to be told.
+    /// Begins a document. If prompts are not to be predicted, neither is what comes before them.
     fn begin_document(&mut self) -> Result<()> {
         let are_targets = self.targets.is_none();
         self.push(self.beginning.clone().into_iter(), are_targets)
@@ -392,13 +399,13 @@ impl Writer {
         self.push(self.end_of_text.into_iter(), true)
     }
 
-    /// How many documents there are, and what stands behind each; `None` if there is none.
+    /// Returns the number of documents and the token after each; `None` if there are none.
     fn documents(&self) -> Option<Ends> {
         let ends = |token| Ends { token, documents: self.n_documents };
         self.end_of_text.map(ends)
     }
 
-    /// How many ids are targets, if that is said of each.
+    /// Number of targets, if they are marked.
     fn n_targets(&self) -> Option<u64> {
         self.targets.as_ref().map(|targets| targets.n)
     }
@@ -416,7 +423,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The number of ids, which are then on disk.
+    /// Returns the number of ids, which are then on disk.
     fn finish(self) -> Result<u64> {
         ensure!(self.n_tokens > 0, "the texts have no token");
         if let Some(Targets { file, n }) = self.targets {

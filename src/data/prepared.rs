@@ -1,4 +1,4 @@
-//! What stands beside a file of token ids: with which tokenizer it was made, and of what.
+//! The description of a file of token ids: its tokenizer and its sources.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -10,64 +10,66 @@ use super::tokenizer::{self, Tokenizer};
 use super::width::Width;
 use crate::formats::files::{read_regular, text_regular};
 
-/// The latest format; later ones are refused. Data in which every token is a target is of the first.
+/// The latest format; later ones are refused. Data in which every token is a target has format 1.
 const FORMAT: u32 = 2;
 /// Larger files are refused before they are read, and not written.
 pub(super) const MAX_BYTES: u64 = 16 << 20;
 
-/// The description of prepared data: `data.bin.json` of `data.bin`.
+/// The description of prepared data: `data.bin.json` for `data.bin`.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Prepared {
     /// Version of this format.
     format: u32,
-    /// How the text was cut.
+    /// The tokenizer.
     pub tokenizer: TokenizerKind,
-    /// Number of ids of the tokenizer.
+    /// Vocabulary size of the tokenizer.
     pub vocab: usize,
-    /// Number of tokens of the data.
+    /// Number of tokens in the data.
     pub tokens: u64,
-    /// Where documents end, if they are kept apart.
+    /// The ends of documents, if they are kept apart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_of_text: Option<Ends>,
-    /// Number of tokens that are targets, where `data.bin.targets` says which: a byte for each token, 1 or 0.
+    /// Number of tokens that are targets, if `data.bin.targets` marks them: a byte for each token,
+    /// 1 or 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub targets: Option<u64>,
-    /// What was named, in order.
+    /// The texts as they were named, in order.
     pub sources: Vec<Source>,
 }
 
 /// The ends of documents.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Ends {
-    /// The id behind each.
+    /// The id after each document.
     pub token: u32,
-    /// How many there are.
+    /// Number of documents.
     pub documents: u64,
 }
 
-/// A tokenizer, as prepared data names it.
+/// A tokenizer, in the notation of prepared data.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "lowercase")]
 pub enum TokenizerKind {
     /// Each byte is a token.
     Bytes,
-    /// GPT-2's.
+    /// GPT-2's tokenizer.
     Gpt2,
-    /// The `tokenizer.json` that was copied to `data.bin.tokenizer.json`.
+    /// The `tokenizer.json` copied to `data.bin.tokenizer.json`.
     File,
 }
 
-/// A text, or a folder of texts, that data was made of.
+/// A text or a folder of texts that the data was made from.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize, Debug)]
 pub struct Source {
     /// The file or folder, as it was named.
     pub path: String,
-    /// Bytes of it that were encoded, of all texts of a folder together: of JSONL those of the fields alone.
+    /// Bytes of it that were encoded, for a folder the sum over its texts, for JSONL only those of
+    /// the fields.
     pub bytes: u64,
 }
 
-/// What the ids of `files` stand for, where their names and the descriptions beside them tell. The files
-/// themselves are not read.
+/// Returns the tokenizer of `files`, as far as their names and descriptions show it. Does not read
+/// the files themselves.
 pub fn tokenizer_of(files: &[PathBuf]) -> Result<Option<Tokenizer>, DataError> {
     match Prepared::of(files)? {
         Some((data, prepared)) => Ok(Some(prepared.tokenizer(data)?)),
@@ -78,14 +80,14 @@ pub fn tokenizer_of(files: &[PathBuf]) -> Result<Option<Tokenizer>, DataError> {
     }
 }
 
-/// The `tokenizer.json` that `files` were prepared with, if it was one.
+/// Returns the `tokenizer.json` that `files` were prepared with, if it was one.
 pub fn tokenizer_file_of(files: &[PathBuf]) -> Result<Option<PathBuf>, DataError> {
     let prepared = Prepared::of(files)?;
     let file = prepared.filter(|(_, prepared)| prepared.tokenizer == TokenizerKind::File);
     Ok(file.map(|(data, _)| tokenizer_beside(data)))
 }
 
-/// The files that say which tokens of `files` are targets, if some are none.
+/// Returns the files that mark which tokens of `files` are targets, if not all are.
 pub(super) fn target_files(files: &[PathBuf]) -> Result<Option<Vec<PathBuf>>, DataError> {
     let mut known = Vec::new();
     for path in files {
@@ -105,10 +107,10 @@ pub(super) fn target_files(files: &[PathBuf]) -> Result<Option<Vec<PathBuf>>, Da
     }
 }
 
-/// The token behind each document of `files`.
+/// Returns the token after each document of `files`.
 ///
 /// # Errors
-/// If their documents are not kept apart, or not by the same token.
+/// If the documents are not kept apart, or not all by the same token.
 pub fn end_of_text(files: &[PathBuf]) -> Result<u32, DataError> {
     let mut common = None;
     for path in files {
@@ -117,7 +119,7 @@ pub fn end_of_text(files: &[PathBuf]) -> Result<u32, DataError> {
         let Some(token) = end_in(path)? else {
             let unreadable = |reason| DataError::Unreadable { path: path.clone(), reason };
             if Width::of(path) != Width::U8 {
-                path.metadata().map_err(unreadable)?; // a text has none, whether it is there or not
+                path.metadata().map_err(unreadable)?; // a text has no end, even if it exists
             }
             let reason = "no token ends its documents, which document-mask needs: prepare it from folders or .jsonl \
                           files, or with `chimera prepare --end-of-text`";
@@ -136,21 +138,22 @@ pub fn end_of_text(files: &[PathBuf]) -> Result<u32, DataError> {
     })
 }
 
-/// The token behind each document of `files`, if each keeps its documents apart, and all by the same token.
+/// Returns the token after each document of `files`, if every file keeps its documents apart, by
+/// the same token.
 pub(super) fn document_end(files: &[PathBuf]) -> Result<Option<u32>, DataError> {
     let ends = files.iter().map(|path| end_in(path)).collect::<Result<Vec<_>, _>>()?;
     let first = ends.first().copied().flatten();
     Ok(first.filter(|_| ends.iter().all(|end| *end == first)))
 }
 
-/// The token behind each document of a file, if it keeps its documents apart.
+/// Returns the token after each document of a file, if it keeps its documents apart.
 fn end_in(path: &Path) -> Result<Option<u32>, DataError> {
     let is_prepared = Width::of(path) != Width::U8;
     let prepared = if is_prepared { Prepared::beside(path)? } else { None };
     Ok(prepared.and_then(|prepared| prepared.end_of_text).map(|ends| ends.token))
 }
 
-/// The first of `files` that would have token ids, but is not here.
+/// Returns the first of `files` that should have token ids but does not exist.
 pub fn missing_ids(files: &[PathBuf]) -> Option<&Path> {
     let missing = files.iter().find(|file| Width::of(file) != Width::U8 && !file.exists());
     missing.map(PathBuf::as_path)
@@ -174,7 +177,7 @@ impl Prepared {
         Prepared { format, tokenizer, vocab, tokens, end_of_text, targets, sources }
     }
 
-    /// The description that the data files have in common, with the first of them that has one.
+    /// Returns the description that the data files share, with the first file that has one.
     pub fn of(files: &[PathBuf]) -> Result<Option<(&Path, Prepared)>, DataError> {
         let mut common: Option<(&Path, Prepared)> = None;
         for path in files.iter().filter(|path| Width::of(path) != Width::U8) {
@@ -217,7 +220,7 @@ impl Prepared {
             Err(e) if e.kind() == ErrorKind::InvalidData => return Err(refuse(e.to_string())),
             Err(reason) => return Err(DataError::Unreadable { path, reason }),
         };
-        /// What every version of the format has.
+        /// The fields that every version of the format has.
         #[derive(Deserialize)]
         struct Versioned {
             format: u32,
@@ -247,11 +250,11 @@ impl Prepared {
                 prepared.tokens,
                 metadata.len()
             ))),
-            _ => Ok(Some(prepared)), // whether the data can be read is for its reader to say
+            _ => Ok(Some(prepared)), // its reader checks whether the data can be read
         }
     }
 
-    /// The tokenizer of the data file that this is the description of.
+    /// Returns the tokenizer of `data`, the file that this describes.
     pub fn tokenizer(&self, data: &Path) -> Result<Tokenizer, DataError> {
         let tokenizer = match self.tokenizer {
             TokenizerKind::Bytes => Tokenizer::Bytes,
@@ -269,12 +272,12 @@ impl Prepared {
         Ok(tokenizer)
     }
 
-    /// The description as it stands beside the data.
+    /// The text of the description file.
     pub(super) fn text(&self) -> serde_json::Result<String> {
         Ok(format!("{}\n", serde_json::to_string_pretty(self)?))
     }
 
-    /// The tokenizer in words.
+    /// Names the tokenizer.
     pub fn name(&self) -> &'static str {
         match self.tokenizer {
             TokenizerKind::Bytes => "bytes",
@@ -284,34 +287,34 @@ impl Prepared {
     }
 }
 
-/// Whether a file has token ids that are described.
+/// Returns true if a file has token ids with a description.
 pub(super) fn is_prepared(data: &Path) -> bool {
     Width::of(data) != Width::U8 && beside(data).exists()
 }
 
-/// Whether a file is a description of data, of whichever data.
+/// Returns true if a file is a description of any data.
 pub(super) fn is_description(path: &Path) -> bool {
     let text = text_regular(path, MAX_BYTES).ok().flatten();
     text.is_some_and(|text| serde_json::from_str::<Prepared>(&text).is_ok())
 }
 
-/// Where the description of a data file is.
+/// The path of the description of a data file.
 pub(super) fn beside(data: &Path) -> PathBuf {
     with(data, ".json")
 }
 
-/// Whether two files can be read and hold the same.
+/// Returns true if two files can be read and have the same content.
 fn same_content(one: &Path, other: &Path) -> bool {
     let read = |path: &Path| read_regular(path, tokenizer::MAX_BYTES).ok().flatten();
     read(one).is_some_and(|content| read(other) == Some(content))
 }
 
-/// Where it is said which of its tokens are targets, if not all.
+/// The path of the file that marks the targets, if not all tokens are.
 pub(super) fn targets_beside(data: &Path) -> PathBuf {
     with(data, ".targets")
 }
 
-/// Where its tokenizer is, if that was a file.
+/// The path of the copied tokenizer, if it was a file.
 pub(super) fn tokenizer_beside(data: &Path) -> PathBuf {
     with(data, ".tokenizer.json")
 }

@@ -1,4 +1,5 @@
-//! The files of prepared data: all of them there or none, and written by one process at a time.
+//! The files of prepared data: either all or none of them exist, and one process at a time writes
+//! them.
 
 use std::fs::{File, OpenOptions, TryLockError, read_dir, remove_file, rename};
 use std::io::{BufWriter, Write};
@@ -12,46 +13,47 @@ use super::tokenizer;
 use crate::formats::files::disk::is_part_of;
 use crate::formats::files::{self, io_fault, is_at, no_follow};
 
-/// How the name of a file ends until it is done. What has such a name was left by a process that is dead, so no user's own
-/// file may have it.
+/// The ending of a file name until the file is complete. A file with this ending was left by a dead
+/// process, so no file of a user may have it.
 const PART: &str = ".chimera-part";
 
-/// Where prepared data goes: the file of its ids, and what stands beside it.
+/// The output files of prepared data: the file of ids, and those next to it.
 ///
-/// Until all is done the ids have another name, under which the system locks them for the process that writes them. It
-/// forgets the locks of dead processes, so what such a process left is replaced.
+/// Until all is done the file of ids has another name, under which the writing process holds a lock
+/// on it. The system drops the locks of dead processes, so the files that such a process left are
+/// replaced.
 pub struct PreparedFiles {
     data: PathBuf,
     hold: Mutex<Hold>,
 }
 
-/// How far the writing is.
+/// The state of the writing.
 enum Hold {
     NotTaken,
-    /// The ids under way, locked.
+    /// Being written; this is the locked file of ids.
     Taken(Arc<File>),
-    /// All is there, or nothing.
+    /// Either complete or discarded.
     Over,
 }
 
-/// A file that does not have its own name yet.
+/// A file that does not have its final name yet.
 pub(super) struct PartFile {
     path: PathBuf,
     file: BufWriter<Arc<File>>,
 }
 
 impl PreparedFiles {
-    /// The files of the data in `data`; none is touched yet.
+    /// Names the files of the data in `data`; none is touched yet.
     pub fn new(data: &Path) -> PreparedFiles {
         PreparedFiles { data: data.to_path_buf(), hold: Mutex::new(Hold::NotTaken) }
     }
 
-    /// The file of the ids.
+    /// The path of the file of ids.
     pub fn data(&self) -> &Path {
         &self.data
     }
 
-    /// Removes what is not done: another thread may call this before it ends the process.
+    /// Removes unfinished files: another thread may call this before it ends the process.
     pub fn discard(&self) {
         let mut hold = self.hold();
         let part = part_of(&self.data);
@@ -59,18 +61,18 @@ impl PreparedFiles {
             && is_at(ids, &part)
         {
             self.remove_beside(true);
-            let _ = remove_file(part); // last: it tells whose the others are
+            let _ = remove_file(part); // last: it marks the others as ours
         }
         *hold = Hold::Over;
     }
 
-    /// Whether a path is where one of the files is until it is done.
+    /// Returns true if a path is that of one of the files while it is unfinished.
     pub(super) fn is_part(&self, path: &Path) -> bool {
         let parts = [&self.data, &targets_beside(&self.data)].map(|file| part_of(file));
         parts.iter().any(|part| is_same(part, path)) || self.is_being_copied(path)
     }
 
-    /// Whether a path is where a file beside the ids is while it is written.
+    /// Returns true if a path is that of a file next to the ids while it is written.
     fn is_being_copied(&self, path: &Path) -> bool {
         let Some(name) = path.file_name() else { return false };
         self.beside()
@@ -78,15 +80,15 @@ impl PreparedFiles {
             .any(|beside| is_part_of(name, beside) && is_same(&beside.with_file_name(name), path))
     }
 
-    /// Whether a path is that of a file which may stand beside the ids.
+    /// Returns true if a path is that of a file that may lie next to the ids.
     pub(super) fn is_beside(&self, path: &Path) -> bool {
         self.beside().iter().any(|beside| is_same(beside, path))
     }
 
-    /// Begins the file of the ids and, if there is to be one, that of which are targets.
+    /// Creates the file of ids and, if needed, the file that marks the targets.
     ///
     /// # Errors
-    /// If another process writes them, or any of the files is there already.
+    /// If another process is writing them, or any of the files exists.
     pub(super) fn begin(&self, has_targets: bool) -> Result<(PartFile, Option<PartFile>)> {
         let mut hold = self.hold();
         ensure!(
@@ -97,7 +99,8 @@ impl PreparedFiles {
         let part = part_of(&self.data);
         let place = || format!("cannot write {}", part.display());
         let ids = Arc::new(self.lock(&part)?);
-        // Files get their names when the ids are written: beside ids they were left by a process that is dead.
+        // Files get their final names after the ids are written. If there are ids, such files were
+        // left by a dead process.
         let is_left = ids.metadata().with_context(place)?.len() > 0;
         let mut foreign = vec![self.data.clone()];
         if is_left {
@@ -124,11 +127,11 @@ impl PreparedFiles {
         Ok((PartFile::new(part, ids), targets))
     }
 
-    /// Gives the files that are written their names, the ids last, with a description and what the `tokenizer.json` held
-    /// that they were made with, if there is one.
+    /// Gives the written files their final names, the ids last. Adds a description, and a copy of
+    /// the `tokenizer.json` they were made with, if there is one.
     ///
     /// # Errors
-    /// If they were discarded or replaced meanwhile, or cannot be written.
+    /// If the files were discarded or replaced meanwhile, or cannot be written.
     pub(super) fn publish(&self, prepared: &Prepared, tokenizer: Option<&[u8]>) -> Result<()> {
         let mut hold = self.hold();
         let Hold::Taken(ids) = &*hold else { bail!("{} was discarded", self.data.display()) };
@@ -159,7 +162,7 @@ impl PreparedFiles {
         self.hold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the ids under way, and locks them.
+    /// Opens the unfinished file of ids, and locks it.
     fn lock(&self, part: &Path) -> Result<File> {
         let place = || format!("cannot write {}", part.display());
         loop {
@@ -173,23 +176,23 @@ impl PreparedFiles {
             );
             match file.try_lock() {
                 Ok(()) if is_at(&file, part) => return Ok(file),
-                Ok(()) => {} // its last holder renamed or removed it after it was opened here
+                Ok(()) => {} // renamed or removed after it was opened here
                 Err(TryLockError::WouldBlock) => bail!(
                     "{} is being written by another process: wait for it, or choose another --out",
                     self.data.display()
                 ),
-                // A file system without locks.
+                // The file system has no locks.
                 Err(TryLockError::Error(e)) => return Err(e).with_context(place),
             }
         }
     }
 
-    /// The files that may stand beside the ids.
+    /// The files that may lie next to the ids.
     fn beside(&self) -> [PathBuf; 3] {
         [beside(&self.data), tokenizer_beside(&self.data), targets_beside(&self.data)]
     }
 
-    /// Removes what stands beside the ids: what has no name of its own yet, and the rest if it is `named`.
+    /// Removes files next to the ids: those without their final names, and the others if `named`.
     fn remove_beside(&self, named: bool) {
         let folder = self.data.parent().map(|folder| folder.join("."));
         for entry in folder.and_then(|folder| read_dir(folder).ok()).into_iter().flatten().flatten()
@@ -217,7 +220,7 @@ impl PartFile {
         Ok(written.map_err(|e| io_fault("data", &self.path, &e))?)
     }
 
-    /// Ends it: it is then on disk.
+    /// Finishes the file: it is then on disk.
     pub(super) fn finish(self) -> Result<()> {
         let PartFile { path, file } = self;
         let fault = |e: &dyn ToString| io_fault("data", &path, e);
@@ -226,14 +229,14 @@ impl PartFile {
     }
 }
 
-/// The name of a file until it is done.
+/// The name of a file until it is complete.
 fn part_of(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(PART);
     name.into()
 }
 
-/// Whether two paths lead to one name in one folder.
+/// Returns true if two paths lead to the same name in the same folder.
 fn is_same(one: &Path, other: &Path) -> bool {
     let folder = |path: &Path| path.parent()?.join(".").canonicalize().ok();
     one.file_name() == other.file_name()

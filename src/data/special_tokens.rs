@@ -1,11 +1,11 @@
-//! The ids that a BERT's samples have beside those of the text.
+//! The ids that BERT samples have in addition to those of the text.
 
 use super::tokenizer::Tokenizer;
 
-/// Ids of a vocabulary that are no text.
+/// Number of special ids in a vocabulary.
 pub(super) const MARKS: usize = 4;
 
-/// The ids of tokens that stand for no text.
+/// The ids of special tokens, which stand for no text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Marks {
     pub(super) pad: u32,
@@ -15,12 +15,12 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Special tokens that the tokenizer knows, or the four ids after its last.
+    /// Returns the special tokens of the tokenizer, or the four ids after its last.
     pub fn of(tokenizer: &Tokenizer) -> Marks {
         Marks::known(tokenizer).unwrap_or_else(|| Marks::after(tokenizer.vocab()))
     }
 
-    /// Special tokens that the tokenizer knows, if it knows all.
+    /// Returns the special tokens of the tokenizer, if it has all of them.
     pub(super) fn known(tokenizer: &Tokenizer) -> Option<Marks> {
         let id = |token| tokenizer.special(token);
         let (pad, cls) = (id("[PAD]")?, id("[CLS]")?);
@@ -32,7 +32,7 @@ impl Marks {
         Marks { pad: first, cls: first + 1, sep: first + 2, mask: first + 3 }
     }
 
-    /// Number of ids that a vocabulary with them and those of the text, which are below `n_ids`, has at least.
+    /// The smallest vocabulary that has these ids and those of the text, which are below `n_ids`.
     pub fn vocab(&self, n_ids: usize) -> usize {
         self.all().into_iter().map(|id| id as usize + 1).fold(n_ids, usize::max)
     }

@@ -1,7 +1,7 @@
-//! Token ids where they lie: in memory, or in files, which may be larger than it.
+//! Token ids in memory, or in files, which may be larger than memory.
 //!
-//! Files are read a window at a time, through the system's cache, rather than mapped: one that is cut
-//! short during a run is then an error, where a mapping would end the process by a signal.
+//! Files are read a window at a time through the system's cache, not mapped. So a file that is
+//! truncated during a run causes an error, whereas with a mapping a signal would end the process.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -17,9 +17,10 @@ use super::prepared::target_files;
 use super::width::Width;
 use crate::formats::files;
 
-/// More files than this may be too many for the usual limit of open ones, 1024, beside all else that is open.
+/// More files than this may exceed the usual limit of 1024 open files, together with all others
+/// that are open.
 const MANY: usize = 256;
-/// Ids that are checked at once.
+/// Number of ids that are checked at once.
 const CHUNK: usize = 1 << 16;
 
 /// A sequence of token ids, one file after another.
@@ -27,13 +28,13 @@ const CHUNK: usize = 1 << 16;
 pub struct Tokens {
     width: Width,
     parts: Vec<Ids>,
-    /// All ids are below.
+    /// All ids are below this.
     vocab: usize,
-    /// For each id 1 if it is a target, or 0; `None` if all are.
+    /// For each id 1 if it is a target, otherwise 0; `None` if all are.
     are_targets: Option<Box<Tokens>>,
 }
 
-/// The ids of one file, from number `start` of all on.
+/// The ids of one file, the first of which is number `start` overall.
 #[derive(Debug)]
 struct Ids {
     start: usize,
@@ -48,12 +49,12 @@ enum Backing {
 }
 
 impl Tokens {
-    /// The bytes of a text.
+    /// Makes tokens of the bytes of a text.
     pub fn of_text(text: &'static [u8]) -> Tokens {
         Tokens::in_memory(Width::U8, text.into())
     }
 
-    /// Any ids.
+    /// Makes tokens of any ids.
     pub fn of_ids(ids: &[u32]) -> Tokens {
         let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         Tokens::in_memory(Width::U32, bytes.into())
@@ -65,7 +66,7 @@ impl Tokens {
         Tokens { width, parts, vocab: usize::MAX, are_targets: None }
     }
 
-    /// The ids of `files`, which must be of one width.
+    /// Opens the ids of `files`, which must have one width.
     pub(super) fn open(files: &[PathBuf]) -> Result<Tokens, DataError> {
         let tokens = Tokens::of_files(files)?;
         let Some(files) = target_files(files)? else { return Ok(tokens) };
@@ -105,7 +106,7 @@ impl Tokens {
         self.parts.last().map_or(0, |part| part.start + part.len)
     }
 
-    /// Whether there is none.
+    /// Returns true if there are no ids.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -113,7 +114,7 @@ impl Tokens {
     /// Appends the ids of `range` to `to`.
     ///
     /// # Errors
-    /// If a file cannot be read any more, or now has an id that is none.
+    /// If a file can no longer be read, or now has an invalid id.
     pub fn extend(&self, to: &mut Vec<u32>, range: Range<usize>) -> io::Result<()> {
         let first = to.len();
         for part in &self.parts {
@@ -132,11 +133,12 @@ impl Tokens {
         }
     }
 
-    /// Appends the ids of `range` to `to` as targets: [`IGNORED`] for those that are none, and for what follows the token
-    /// `end_of_text`, which no token of its document foresees. The range begins behind the first id.
+    /// Appends the ids of `range` to `to` as targets. [`IGNORED`] replaces ids that are not
+    /// targets, and those after the token `end_of_text`, which no token of their document precedes.
+    /// The range must not begin at the first id.
     ///
     /// # Errors
-    /// If a file cannot be read any more, or now has an id that is none.
+    /// If a file can no longer be read, or now has an invalid id.
     pub fn extend_targets(
         &self,
         to: &mut Vec<u32>,
@@ -157,10 +159,10 @@ impl Tokens {
         Ok(())
     }
 
-    /// How many ids are targets, if not all but the first.
+    /// Number of targets; without marks it is all ids but the first.
     ///
     /// # Errors
-    /// If a file cannot be read any more.
+    /// If a file can no longer be read.
     pub fn n_targets(&self, end_of_text: Option<u32>) -> io::Result<usize> {
         let (n, mut n_targets, mut targets) = (self.len(), 0, Vec::new());
         if self.are_targets.is_none() && end_of_text.is_none() {
@@ -174,7 +176,7 @@ impl Tokens {
         Ok(n_targets)
     }
 
-    /// Whether any of the first `n` ids is a target.
+    /// Returns true if any of the first `n` ids is a target.
     pub(super) fn has_targets(&self, n: usize, end_of_text: Option<u32>) -> io::Result<bool> {
         let mut targets = Vec::new();
         for start in (1..n).step_by(CHUNK) {
@@ -187,17 +189,17 @@ impl Tokens {
         Ok(false)
     }
 
-    /// For each id 1 if it is a target, or 0; `None` if all are.
+    /// For each id 1 if it is a target, otherwise 0; `None` if all are.
     pub(super) fn are_targets(&self) -> Option<&Tokens> {
         self.are_targets.as_deref()
     }
 
-    /// What the ids are stored as.
+    /// The storage width of the ids.
     pub(super) fn width(&self) -> Width {
         self.width
     }
 
-    /// Refuses ids of `vocab` and above, from now on too.
+    /// Refuses ids of `vocab` or above, also in later reads.
     pub(super) fn check(&mut self, vocab: usize) -> Result<(), DataError> {
         if vocab < self.width.n_ids() {
             let mut ids = Vec::with_capacity(CHUNK);
@@ -226,7 +228,7 @@ impl Tokens {
     }
 }
 
-/// Opens a file that stays open for the whole run.
+/// Opens a file for the whole run.
 fn open_to_stay(path: &Path) -> io::Result<File> {
     let opened = File::open(path);
     if !matches!(&opened, Err(e) if files::is_too_many(e)) {
@@ -243,7 +245,7 @@ fn open_to_stay(path: &Path) -> io::Result<File> {
     })
 }
 
-/// How many of some targets are [`IGNORED`].
+/// Number of targets that are [`IGNORED`].
 pub fn n_ignored(targets: &[u32]) -> usize {
     targets.iter().filter(|target| **target == IGNORED).count()
 }
@@ -251,7 +253,7 @@ pub fn n_ignored(targets: &[u32]) -> usize {
 impl Ids {
     fn open(path: &Path, width: Width, start: usize) -> Result<Ids, DataError> {
         let (path, width) = (path.to_path_buf(), width.bytes());
-        // Looked at before it is opened: opening a FIFO waits for a writer.
+        // Checks the path before opening it: opening a FIFO waits for a writer.
         let opened = match path.metadata() {
             Ok(metadata) if !metadata.is_file() => return Err(DataError::NotAFile { path }),
             looked_at => looked_at.and_then(|metadata| Ok((metadata, open_to_stay(&path)?))),
@@ -313,7 +315,7 @@ mod tests {
 
     use super::*;
 
-    /// Reads files of these contents; a refusal without the folder.
+    /// Opens files with these contents and returns their ids, or the error without the folder.
     fn opened(files: &[(&str, &[u8])], vocab: usize) -> Result<Vec<u32>, String> {
         let folder = TempDir::new().unwrap();
         let paths: Vec<_> = files.iter().map(|(name, _)| folder.path().join(name)).collect();
@@ -392,7 +394,7 @@ mod tests {
         assert!(refusal(folder.path().to_path_buf()).contains("is not a regular file"));
     }
 
-    /// A sparse file larger than any memory.
+    /// A sparse file is larger than any memory.
     #[test]
     fn files_larger_than_memory_are_read_where_they_lie() {
         let folder = TempDir::new().unwrap();

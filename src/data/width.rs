@@ -1,8 +1,8 @@
-//! How wide the ids of a file are, which its name says.
+//! The width of the ids in a file, which follows from its name.
 
 use std::path::Path;
 
-/// Bytes of an id.
+/// Number of bytes of an id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Width {
     /// Text: each byte is an id.
@@ -12,7 +12,7 @@ pub(super) enum Width {
 }
 
 impl Width {
-    /// Width of a file's ids, by the file's name.
+    /// The width of the ids in a file of this name.
     pub(super) fn of(path: &Path) -> Width {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         match name.strip_suffix(".bin") {
@@ -30,7 +30,7 @@ impl Width {
         }
     }
 
-    /// How many ids it can tell apart.
+    /// Number of ids of this width.
     pub(super) fn n_ids(self) -> usize {
         match self {
             Width::U8 => 1 << 8,
@@ -47,7 +47,7 @@ impl Width {
         }
     }
 
-    /// Appends the ids that are in `bytes`.
+    /// Appends the ids in `bytes`.
     pub(super) fn extend(self, to: &mut Vec<u32>, bytes: &[u8]) {
         match self {
             Width::U8 => to.extend(bytes.iter().map(|&id| u32::from(id))),

@@ -1,4 +1,4 @@
-//! What a `tokenizer.json` says, by Hugging Face's `tokenizers`.
+//! Reads a `tokenizer.json` with Hugging Face's `tokenizers`.
 
 mod growth;
 
@@ -14,21 +14,22 @@ use super::TokenizerError;
 use super::pieces::WholeToken;
 use growth::{Growth, MOST, of_decoder};
 
-/// The tokenizer of a file. Clones share it.
+/// A tokenizer from a file. Clones share it.
 #[derive(Clone, Debug)]
 pub struct FileTokenizer {
     tokenizer: Arc<Tokenizer>,
-    /// What the file holds: a model takes it along after hours of training, when the file may be gone.
+    /// Content of the file: it is copied to the model after hours of training, when the file may be
+    /// gone.
     content: Arc<[u8]>,
     whole: Arc<[WholeToken]>,
     growth: Arc<Growth>,
 }
 
 impl FileTokenizer {
-    /// Reads the content of a `tokenizer.json`; says what is wrong with it. Truncation and padding are left aside: they
-    /// are for batches.
+    /// Parses the content of a `tokenizer.json`, or returns an error message. Truncation and
+    /// padding are ignored: they are for batches.
     pub(super) fn parse(content: &[u8]) -> Result<FileTokenizer, String> {
-        // The library panics on some files: on what is no JSON, for one.
+        // The library panics on some files, e.g. on those that are not JSON.
         serde_json::from_slice::<IgnoredAny>(content).map_err(|e| e.to_string())?;
         let parsed = silently(|| Tokenizer::from_bytes(content));
         let parsed = parsed.ok_or("it is inconsistent")?;
@@ -49,7 +50,7 @@ impl FileTokenizer {
         Ok(FileTokenizer { tokenizer: Arc::new(tokenizer), content: content.into(), whole, growth })
     }
 
-    /// Says what is wrong with the content of a `tokenizer.json`, if anything is.
+    /// Returns an error message if the content of a `tokenizer.json` is invalid.
     pub(super) fn check(content: &[u8]) -> Result<(), String> {
         FileTokenizer::parse(content).map(drop)
     }
@@ -71,12 +72,12 @@ impl FileTokenizer {
         self.tokenizer.id_to_token(id)
     }
 
-    /// Tokens that a cut of a text may not tear, or part from the blanks that they take in.
+    /// Tokens that a cut of a text must not tear, or separate from the blanks that belong to them.
     pub(super) fn whole(&self) -> &[WholeToken] {
         &self.whole
     }
 
-    /// The ids that stand before a text alone, by the post-processor.
+    /// The ids that the post-processor puts before a single text.
     pub(super) fn beginning(&self) -> Result<Vec<u32>, TokenizerError> {
         let probe = Encoding::from_tokens(vec![Token::new(0, String::new(), (0, 0))], 0);
         let probed = asked(|| self.tokenizer.post_process(probe, None, true))?;
@@ -95,14 +96,15 @@ impl FileTokenizer {
         Ok(asked(|| self.tokenizer.encode_fast(text, false))?.get_ids().to_vec())
     }
 
-    /// The ids of a text behind those of its first `start` bytes, unless these have other ids alone.
+    /// Returns the ids of a text after those of its first `start` bytes, or `None` if these bytes
+    /// have other ids when they stand alone.
     pub(super) fn encode_from(
         &self,
         text: &str,
         start: usize,
     ) -> Result<Option<Vec<u32>>, TokenizerError> {
         let mut ids = self.encode(text)?;
-        // Some tokenizers make a token of no text at all.
+        // Some tokenizers make a token of an empty text.
         let before = if start > 0 { self.encode(&text[..start])? } else { Vec::new() };
         Ok(ids.starts_with(&before).then(|| ids.split_off(before.len())))
     }
@@ -115,21 +117,21 @@ impl FileTokenizer {
     }
 }
 
-/// What is wrong with a file on which the library panics.
+/// The error for a file that makes the library panic.
 const INCONSISTENT: &str = "its tokenizer.json is inconsistent";
 
-/// What the library makes of a text, unless it fails or panics.
+/// Calls the library, and turns a failure or panic into an error.
 fn asked<T, E: Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, TokenizerError> {
     let made = silently(work).ok_or_else(|| TokenizerError::Encode(INCONSISTENT.into()))?;
     made.map_err(|error| TokenizerError::Encode(error.to_string()))
 }
 
 thread_local! {
-    /// Whether nobody is told of panics of this thread.
+    /// Whether panics of this thread are not reported.
     static IS_SILENT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What `work` gives unless it panics, which nobody is told.
+/// Returns the result of `work`, or `None` if it panics; the panic is not reported.
 fn silently<T>(work: impl FnOnce() -> T) -> Option<T> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

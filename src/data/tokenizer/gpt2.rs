@@ -2,17 +2,18 @@
 
 use super::TokenizerError;
 
-/// The ids of a text. It is cut into pieces, since the library gives up on a million blanks in a row.
+/// Returns the ids of a text. It is cut into pieces, because the library fails on a million blanks
+/// in a row.
 pub(super) fn encode(text: &str) -> Result<Vec<u32>, TokenizerError> {
     let pieces = super::pieces(text);
     Ok(pieces.flat_map(|piece| vocabulary().encode_ordinary(piece)).collect())
 }
 
-/// The bytes of ids, one after another; ids that are not in the vocabulary have none.
+/// Returns the bytes of ids, one after another; ids outside the vocabulary have none.
 pub(super) fn bytes(ids: &[u32]) -> Vec<u8> {
     ids.iter().filter_map(|id| vocabulary().decode_bytes(&[*id]).ok()).flatten().collect()
 }
 
 fn vocabulary() -> &'static tiktoken_rs::CoreBPE {
-    tiktoken_rs::r50k_base_singleton() // its name is that of its 50k ranks; `gpt2` is the same
+    tiktoken_rs::r50k_base_singleton() // named for its 50k merges; the same as `gpt2`
 }

@@ -1,4 +1,4 @@
-//! From text to token ids and back.
+//! Tokenizers: from text to token ids and back.
 
 #[cfg_attr(not(feature = "tokenizers"), path = "no_file.rs")]
 mod file;
@@ -18,35 +18,35 @@ pub use stream::Stream;
 
 use crate::formats::files::{self, read_regular};
 
-/// What turns text into the tokens of the model.
+/// File with the tokenizer in the folder of a model.
 pub const TOKENIZER: &str = "tokenizer.json";
 
 /// Larger `tokenizer.json` files are refused before they are read.
 pub(crate) const MAX_BYTES: u64 = 128 << 20;
-/// The most ids that a vocabulary may have, as for the setting `vocab`.
+/// The largest vocabulary, as for the setting `vocab`.
 const MAX_VOCAB: usize = 1 << 24;
 
-/// What ends a text of GPT-2.
+/// The token after a text of GPT-2.
 const END_OF_TEXT: &str = "<|endoftext|>";
-/// What ends a text of others, as their tokenizers name it; the first that is there is taken.
+/// The token after a text in other tokenizers; the first of these that exists is used.
 const ENDS: [&str; 6] =
     [END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "[SEP]"];
 
-/// Why there is no such tokenizer (exit code 2).
+/// A reason why a tokenizer cannot be used (exit code 2).
 #[derive(thiserror::Error, Debug)]
 pub enum TokenizerError {
-    /// Neither a name nor a file.
+    /// Neither a known name nor a file.
     #[error("unknown tokenizer `{0}`: choose bytes, gpt2 or a tokenizer.json file")]
     Unknown(String),
-    /// The file system refuses.
+    /// The file system cannot read the file.
     #[error("cannot read tokenizer {}: {reason}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: std::io::Error,
     },
-    /// More than a tokenizer has.
+    /// The file is too large for a tokenizer.
     #[error("tokenizer {} is larger than {MAX_BYTES} bytes", path.display())]
     Large {
         /// The file.
@@ -57,7 +57,7 @@ pub enum TokenizerError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What the reader says.
+        /// The message of the reader.
         reason: String,
     },
     /// The vocabulary of GPT-2 is not in this build.
@@ -65,34 +65,34 @@ pub enum TokenizerError {
         "this build has no tokenizer of GPT-2: build with `--features tiktoken`, or name its tokenizer.json file"
     )]
     NotBuilt,
-    /// The tokenizer lacks the token after a document.
+    /// The tokenizer has no token to end a document.
     #[error("{0}")]
     EndOfText(String),
-    /// A model of tokens is given bytes.
+    /// A model of tokens got bytes.
     #[error(
         "the model was trained on tokens, not on bytes: make tokens of the text first, with `chimera prepare \
          --tokenizer …`"
     )]
     OnlyBytes,
-    /// A model is given the ids of another tokenizer.
+    /// A model got the ids of another tokenizer.
     #[error(
         "the data is of another tokenizer than the model: id {id} is {of_data:?} in the data and {of_model:?} for the \
          model: prepare the data with the model's tokenizer, `chimera prepare --tokenizer {name}`"
     )]
     Other {
-        /// The first id that stands for two texts.
+        /// The first id that stands for different texts.
         id: u32,
-        /// What it stands for in the data.
+        /// Its text in the data.
         of_data: String,
-        /// What it stands for in the model.
+        /// Its text in the model.
         of_model: String,
         /// The tokenizer of the model.
         name: &'static str,
     },
-    /// The tokenizer cannot express a text.
+    /// The tokenizer cannot encode a text.
     #[error("the tokenizer cannot encode this text: {0}")]
     Encode(String),
-    /// The tokenizer cannot make a text of ids.
+    /// The tokenizer cannot decode ids.
     #[error("the tokenizer cannot make a text of these ids: {0}")]
     Decode(String),
 }
@@ -104,12 +104,13 @@ pub enum Tokenizer {
     Bytes,
     /// GPT-2's byte-pair encoding (Radford et al., 2019), whose vocabulary is built in.
     Gpt2,
-    /// What a `tokenizer.json` of Hugging Face's `tokenizers` says.
+    /// The tokenizer in a `tokenizer.json` of Hugging Face's `tokenizers`.
     File(FileTokenizer),
 }
 
 impl Tokenizer {
-    /// The tokenizer of this name: `bytes`, `gpt2`, or the path of a file that ends in `.json`.
+    /// Returns the tokenizer of this name: `bytes`, `gpt2`, or the path of a file that ends in
+    /// `.json`.
     pub fn named(name: &str) -> Result<Tokenizer, TokenizerError> {
         match name {
             "bytes" => Ok(Tokenizer::Bytes),
@@ -131,7 +132,7 @@ impl Tokenizer {
         }
     }
 
-    /// What the `tokenizer.json` held when it was read, if it is one.
+    /// The content of the `tokenizer.json` when it was read, if it came from one.
     pub fn content(&self) -> Option<&[u8]> {
         match self {
             Tokenizer::Bytes | Tokenizer::Gpt2 => None,
@@ -139,12 +140,12 @@ impl Tokenizer {
         }
     }
 
-    /// The usual tokenizer of so many ids.
+    /// Returns the usual tokenizer with `vocab` ids.
     pub fn of_vocab(vocab: usize) -> Option<Tokenizer> {
         [Tokenizer::Bytes, Tokenizer::Gpt2].into_iter().find(|usual| usual.vocab() == vocab)
     }
 
-    /// Number of ids: all that [`encode`](Tokenizer::encode) gives are below.
+    /// Vocabulary size: all ids that [`encode`](Tokenizer::encode) returns are below it.
     pub fn vocab(&self) -> usize {
         match self {
             Tokenizer::Bytes => 256,
@@ -160,7 +161,7 @@ impl Tokenizer {
     pub fn check_data(&self, data: &Tokenizer) -> Result<(), TokenizerError> {
         let alike = match (self, data) {
             (Tokenizer::Bytes, Tokenizer::Bytes) | (Tokenizer::Gpt2, Tokenizer::Gpt2) => true,
-            // What GPT-2's ids stand for is then unknown.
+            // The texts of GPT-2's ids are then unknown.
             (Tokenizer::Gpt2, _) | (_, Tokenizer::Gpt2) => !cfg!(feature = "tiktoken"),
             _ => false,
         };
@@ -169,7 +170,7 @@ impl Tokenizer {
         }
         let mut differs = None;
         for id in 0..self.vocab().min(data.vocab()) as u32 {
-            // Not all ids below the highest need be there.
+            // Some ids below the highest may be missing.
             let has = |tokenizer: &Tokenizer| match tokenizer {
                 Tokenizer::File(file) => file.token_of(id).is_some(),
                 Tokenizer::Bytes | Tokenizer::Gpt2 => true,
@@ -198,7 +199,7 @@ impl Tokenizer {
         Err(TokenizerError::Other { id, of_data, of_model, name })
     }
 
-    /// The id of a token that stands for no text, such as `[MASK]`, if there is one.
+    /// Returns the id of a token that stands for no text, such as `[MASK]`, if there is one.
     pub fn special(&self, token: &str) -> Option<u32> {
         match self {
             Tokenizer::Bytes | Tokenizer::Gpt2 => None,
@@ -206,8 +207,8 @@ impl Tokenizer {
         }
     }
 
-    /// The id of the token after a document: that of `token` if one is named, else the usual one, which is byte 0 where
-    /// bytes are tokens.
+    /// Returns the id of the token after a document: `token` if one is named, otherwise the usual
+    /// one. Where bytes are tokens, that is byte 0.
     pub fn end_of_text(&self, token: Option<&str>) -> Result<u32, TokenizerError> {
         let refuse = |message| Err(TokenizerError::EndOfText(message));
         match (self, token) {
@@ -237,8 +238,8 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of a text. Markers such as `<|endoftext|>` are not added; in the text they are read as
-    /// text, or as the file has it.
+    /// Returns the ids of a text. Markers such as `<|endoftext|>` are not added. If they occur in
+    /// the text they are read as text, unless the tokenizer's file says otherwise.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         match self {
             Tokenizer::Bytes => Ok(text.bytes().map(u32::from).collect()),
@@ -247,10 +248,11 @@ impl Tokenizer {
         }
     }
 
-    /// The ids that stand before a text alone, as its begin-of-text token, where the tokenizer's file says so.
+    /// Returns the ids that the tokenizer's file puts before a single text, such as its
+    /// begin-of-text token.
     ///
     /// # Errors
-    /// If the file does not say it soundly.
+    /// If the file is inconsistent.
     pub fn beginning(&self) -> Result<Vec<u32>, TokenizerError> {
         let Tokenizer::File(tokenizer) = self else { return Ok(Vec::new()) };
         let ids = tokenizer.beginning()?;
@@ -264,10 +266,10 @@ impl Tokenizer {
         }
     }
 
-    /// Cuts a text from byte `start` on into [pieces] that together [have its ids](Tokenizer::encode_piece), unless 64 KiB have
-    /// no place where tokens part.
+    /// Cuts a text from byte `start` on into [pieces] that together [have its
+    /// ids](Tokenizer::encode_piece), unless there are 64 KiB without a boundary between tokens.
     ///
-    /// Every piece but the last is the same whatever follows the text.
+    /// All pieces but the last stay the same, whatever is appended to the text.
     pub fn pieces<'t>(
         &'t self,
         text: &'t str,
@@ -284,8 +286,8 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of one of the [pieces](Tokenizer::pieces) of a text. What the tokenizer puts before a text, as the `▁` of
-    /// Llama's, is only in the first.
+    /// Returns the ids of one of the [pieces](Tokenizer::pieces) of a text. A prefix that the
+    /// tokenizer adds to a text, such as the `▁` of Llama's, is only in the first piece.
     pub fn encode_piece(&self, piece: TextPiece) -> Result<Vec<u32>, TokenizerError> {
         if let Tokenizer::File(tokenizer) = self {
             let (text, start) = piece.with_before();
@@ -296,7 +298,8 @@ impl Tokenizer {
         self.encode(piece.text())
     }
 
-    /// The text of ids. What is no UTF-8 becomes `�`, and ids that are not in the vocabulary are left out.
+    /// Returns the text of ids. Invalid UTF-8 becomes `�`, and ids that are not in the vocabulary
+    /// are left out.
     ///
     /// # Errors
     /// [`TokenizerError::Decode`] if the tokenizer's file is inconsistent.
@@ -308,7 +311,8 @@ impl Tokenizer {
         }
     }
 
-    /// The bytes of ids, one after another, where each stands for some whatever is beside it.
+    /// Returns the bytes of ids, one after another, if the bytes of each do not depend on its
+    /// neighbours.
     fn bytes(&self, ids: &[u32]) -> Option<Vec<u8>> {
         match self {
             Tokenizer::Bytes => Some(ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect()),
@@ -326,7 +330,8 @@ pub fn write_tokenizer(dir: &Path, content: &[u8]) -> Result<(), Fault> {
     publish(&dir.join(TOKENIZER), content)
 }
 
-/// The content of a `tokenizer.json`, to be copied as it is. It is parsed first, so that no other file is copied.
+/// Returns the content of a `tokenizer.json`, for copying it unchanged. It is parsed first, so that
+/// no other file is copied.
 ///
 /// # Errors
 /// If the file cannot be read, is too large, or is not a tokenizer.

@@ -1,9 +1,9 @@
-//! In place of `file`, in a build without Hugging Face's `tokenizers`.
+//! Replaces `file` in a build without Hugging Face's `tokenizers`.
 
 use super::TokenizerError;
 use super::pieces::WholeToken;
 
-/// The tokenizer of a file, of which there is none.
+/// The tokenizer of a file; it cannot exist in this build.
 #[derive(Clone, Debug)]
 pub enum FileTokenizer {}
 
@@ -13,7 +13,7 @@ impl FileTokenizer {
         Err("this build reads no tokenizers: build with `--features tokenizers`".into())
     }
 
-    /// Says whether some content is at least an object with the keys of a `tokenizer.json`.
+    /// Checks that the content is at least an object with the keys of a `tokenizer.json`.
     pub(super) fn check(content: &[u8]) -> Result<(), String> {
         #[derive(serde::Deserialize)]
         struct Keys {

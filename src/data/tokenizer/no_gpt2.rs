@@ -1,4 +1,4 @@
-//! In place of `gpt2`, in a build without its vocabulary.
+//! Replaces `gpt2` in a build without its vocabulary.
 
 use super::TokenizerError;
 
@@ -7,7 +7,7 @@ pub(super) fn encode(_: &str) -> Result<Vec<u32>, TokenizerError> {
     Err(TokenizerError::NotBuilt)
 }
 
-/// The mark of unreadable text for each id: the vocabulary is not in this build.
+/// Returns the mark of unreadable text for each id: the vocabulary is not in this build.
 pub(super) fn bytes(ids: &[u32]) -> Vec<u8> {
     "\u{fffd}".repeat(ids.len()).into_bytes()
 }

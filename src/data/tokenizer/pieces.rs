@@ -1,26 +1,26 @@
-//! Cutting text where tokens end anyway.
+//! Cuts text at boundaries between tokens.
 
 use std::iter;
 
-/// Bytes of a piece, if there is a place to cut.
+/// Usual size of a piece in bytes.
 const AIM: usize = 16 << 10;
-/// The most bytes of a piece.
+/// Largest size of a piece in bytes.
 const MOST: usize = 64 << 10;
-/// Bytes on either side of a cut that tell which tokens are there.
+/// Bytes on either side of a cut that determine the tokens there.
 const AROUND: usize = 64;
-/// How many places between words are tried, and how many within one.
+/// Number of places to try between words, and number within words.
 const TRIES: usize = 64;
 
-/// Cuts `text` into pieces of 16 KiB or so, which together are the text.
+/// Cuts `text` into pieces of about 16 KiB, which together are the text.
 ///
-/// The cuts are where no token of GPT-2 can cross: between a single newline and the word before the next
-/// line, or before a single blank between words. So the ids of the pieces are those of the whole text,
-/// unless 48 KiB have no such place.
+/// Cuts are only where no token of GPT-2 can cross: between a single newline and the first word of
+/// the next line, or before a single blank between words. So the ids of the pieces are those of the
+/// whole text, unless 48 KiB have no such place.
 pub fn pieces(text: &str) -> impl Iterator<Item = &str> {
     pieces_around(text, 0, &[], |_, _| true).map(|piece| piece.text())
 }
 
-/// A part of a text that is encoded by itself.
+/// A part of a text that is encoded on its own.
 #[derive(Clone, Copy, Debug)]
 pub struct TextPiece<'t> {
     with_before: &'t str,
@@ -33,27 +33,29 @@ impl<'t> TextPiece<'t> {
         &self.with_before[self.n_before..]
     }
 
-    /// The end of the text before the piece and the piece as one text, and how many bytes of it are before the piece: none
-    /// where a text begins.
+    /// Returns the end of the text before the piece joined with the piece, and the number of bytes
+    /// before the piece, 0 at the start of a text.
     pub(super) fn with_before(&self) -> (&'t str, usize) {
         (self.with_before, self.n_before)
     }
 }
 
-/// A token that is found in a text before it is cut into words.
+/// A token that is searched for before a text is cut into words.
 #[derive(Clone, Debug)]
 pub(super) struct WholeToken {
     pub(super) content: String,
-    /// Whether it takes in the blanks before it.
+    /// Whether blanks before it belong to it.
     pub(super) takes_before: bool,
-    /// Whether it takes in the blanks behind it.
+    /// Whether blanks after it belong to it.
     pub(super) takes_behind: bool,
 }
 
-/// [Pieces](pieces) of a text from byte `start` on, in which these tokens stay whole, unless one is longer than a piece.
+/// Cuts a text from byte `start` on into [pieces](pieces) that keep these tokens whole, unless one
+/// is longer than a piece.
 ///
-/// The cuts are where `parts(some, at)` is true, unless no such place is found: `some` is the text around byte `at` of it, and
-/// shows at least 64 bytes behind it. So the last piece of a text that goes on may have other cuts then.
+/// Cuts are where `parts(some, at)` is true, unless no such place is found: `some` is the text
+/// around its byte `at`, with at least 64 bytes after it. So if the text goes on, the last piece
+/// may get other cuts.
 pub(super) fn pieces_around<'t>(
     text: &'t str,
     start: usize,
@@ -71,14 +73,14 @@ pub(super) fn pieces_around<'t>(
 }
 
 impl WholeToken {
-    /// Whether one of the places where texts are cut may be wrong for it.
+    /// Returns true if a cut that is safe for other texts may tear the token.
     #[cfg(feature = "tokenizers")]
     pub(super) fn can_be_torn(&self) -> bool {
         let is_long = self.content.chars().count() > 1;
         !self.content.is_empty() && (is_long || self.takes_before || self.takes_behind)
     }
 
-    /// Where the token begins that a cut of `text` at `at` would tear.
+    /// Returns the start of the token, if a cut of `text` at `at` would tear it.
     fn torn(&self, text: &str, at: usize) -> Option<usize> {
         let len = self.content.len();
         let from = text.floor_char_boundary((at + 1).saturating_sub(len));
@@ -91,7 +93,7 @@ impl WholeToken {
         start.filter(|start| *start > 0)
     }
 
-    /// Whether a cut of `text` at `at` leaves the token as it is, with its blanks.
+    /// Returns true if a cut of `text` at `at` keeps the token and its blanks together.
     fn lets_cut(&self, text: &str, at: usize) -> bool {
         let takes = self.takes_behind && text[..at].ends_with(&self.content)
             || self.takes_before && text[at..].starts_with(&self.content);
@@ -99,7 +101,7 @@ impl WholeToken {
     }
 }
 
-/// Where the piece of `text` that begins at `start` ends.
+/// Returns the end of the piece of `text` that begins at `start`.
 fn end(
     text: &str,
     start: usize,
@@ -129,7 +131,7 @@ fn end(
     between_words.or_else(|| (rest <= MOST).then_some(len)).or_else(anywhere).unwrap_or_else(torn)
 }
 
-/// Places from `from` to `to` of `text` that no token of GPT-2 crosses.
+/// Returns the places from `from` to `to` of `text` that no token of GPT-2 crosses.
 fn between_words(text: &str, from: usize, to: usize) -> impl Iterator<Item = usize> {
     let rest = &text[from..];
     let before = iter::once(' ').chain(rest.chars());
@@ -144,7 +146,7 @@ fn between_words(text: &str, from: usize, to: usize) -> impl Iterator<Item = usi
     })
 }
 
-/// Where the bytes before `at` begin that tell which tokens are there.
+/// Returns the start of the bytes before `at` that determine the tokens there.
 fn before(text: &str, at: usize, whole: &[WholeToken]) -> usize {
     let from = text.floor_char_boundary(at.saturating_sub(AROUND));
     whole.iter().filter_map(|token| token.torn(text, from)).min().unwrap_or(from)
@@ -177,7 +179,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
-        /// Long enough for several pieces, dense enough in what a cut could tear.
+        /// The text is long enough for several pieces, and dense in tokens that a cut could tear.
         #[test]
         fn ids_of_pieces_are_those_of_the_whole(
             words in prop::collection::vec("[a-z]{1,3}|'s|[0-9]{1,2}|[ \\n\\t\u{a0}é!.]{1,3}", 400),

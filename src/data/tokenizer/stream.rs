@@ -1,30 +1,30 @@
-//! The text of ids that come one by one.
+//! Decoding of ids that arrive one by one.
 
 use super::{Tokenizer, TokenizerError};
 
-/// Gives the text of ids as soon as later ones cannot change it: all that it gave is what
+/// Returns the text of ids as soon as later ids cannot change it. All of it together is what
 /// [`Tokenizer::decode`] makes of all ids.
 pub struct Stream<'t> {
     tokenizer: &'t Tokenizer,
-    /// What was not given yet, where each id is some bytes: less than a character.
+    /// Bytes not returned yet, less than a character, for a tokenizer whose ids are bytes.
     bytes: Vec<u8>,
-    /// Of a file's tokenizer, the ids from the last but one text on that was given: what a token stands for may
-    /// follow from the one before it.
+    /// For a tokenizer from a file, the ids since the last text but one that was returned: the text
+    /// of a token may depend on the token before it.
     ids: Vec<u32>,
-    /// How many of these ids were given.
+    /// Number of these ids whose text was returned.
     n_given: usize,
 }
 
 impl<'t> Stream<'t> {
-    /// Before the first id.
+    /// Starts before the first id.
     pub fn new(tokenizer: &'t Tokenizer) -> Stream<'t> {
         Stream { tokenizer, bytes: Vec::new(), ids: Vec::new(), n_given: 0 }
     }
 
-    /// What further ids add to the text.
+    /// Returns the text that further ids add.
     ///
     /// # Errors
-    /// If the tokenizer's file is inconsistent, as [`Tokenizer::decode`].
+    /// If the tokenizer's file is inconsistent, as in [`Tokenizer::decode`].
     pub fn push(&mut self, ids: &[u32]) -> Result<String, TokenizerError> {
         if let Some(bytes) = self.tokenizer.bytes(ids) {
             self.bytes.extend(bytes);
@@ -43,10 +43,10 @@ impl<'t> Stream<'t> {
         Ok(text)
     }
 
-    /// What was kept back, where no id comes any more.
+    /// Returns the text that was held back, after the last id.
     ///
     /// # Errors
-    /// If the tokenizer's file is inconsistent, as [`Tokenizer::decode`].
+    /// If the tokenizer's file is inconsistent, as in [`Tokenizer::decode`].
     pub fn rest(self) -> Result<String, TokenizerError> {
         Ok(self.new_text()? + &String::from_utf8_lossy(&self.bytes))
     }
@@ -57,7 +57,8 @@ impl<'t> Stream<'t> {
         Ok(text.strip_prefix(&given).unwrap_or_default().to_string())
     }
 
-    /// Tokens such as `<0xE2>` in a row are a text or none as a whole.
+    /// Returns true if the last token is a byte such as `<0xE2>`: a row of them is text only as a
+    /// whole.
     fn ends_with_a_byte(&self) -> bool {
         let (Tokenizer::File(tokenizer), Some(last)) = (self.tokenizer, self.ids.last()) else {
             return false;
@@ -66,7 +67,7 @@ impl<'t> Stream<'t> {
     }
 }
 
-/// How many bytes at the end may become a character with those that follow.
+/// Number of bytes at the end that may become a character with the bytes that follow.
 fn incomplete(bytes: &[u8]) -> usize {
     let end = bytes.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
     match std::str::from_utf8(end) {
@@ -83,13 +84,13 @@ mod tests {
 
     use super::*;
 
-    /// Words, and the bytes of a character.
+    /// A tokenizer of words and the bytes of a character.
     const WORDS: &str = r###"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
         "normalizer": null, "pre_tokenizer": null, "post_processor": null, "decoder": DECODER,
         "model": {"type": "WordLevel", "unk_token": "the", "vocab":
         {"the": 0, "pi": 1, "##pe": 2, "<0xE2>": 3, "<0x82>": 4, "<0xAC>": 5}}}"###;
 
-    /// What each id adds, and what is left then.
+    /// Returns the text that each id adds, and the rest at the end.
     fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
         let mut stream = Stream::new(tokenizer);
         let mut texts: Vec<String> = ids.iter().map(|id| stream.push(&[*id]).unwrap()).collect();

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A tokenizer of words, `[UNK]` for others.
+/// A tokenizer of words, with `[UNK]` for all others.
 pub(crate) const WORDS: &str = r#"{
     "version": "1.0", "truncation": {"direction": "Right", "max_length": 2,
     "strategy": "LongestFirst", "stride": 0}, "padding": null, "added_tokens": [],
@@ -22,7 +22,7 @@ fn read(content: &[u8]) -> Result<Tokenizer, String> {
 
 #[test]
 fn ids_of_gpt2() {
-    // As OpenAI's encoder has them.
+    // OpenAI's encoder returns the same ids.
     let ids = Tokenizer::Gpt2.encode("Hello world").unwrap();
     assert_eq!(ids, [15496, 995]);
     assert_eq!(Tokenizer::Gpt2.decode(&[50256, 60_000, 995]).unwrap(), "<|endoftext|> world");
@@ -67,7 +67,7 @@ fn hostile_files_are_refused() {
     }
 }
 
-/// The library panics on a token that is shorter than what is to be taken from its ends.
+/// The library panics on a token that is shorter than the part to strip from its ends.
 #[test]
 fn a_file_that_cannot_be_decoded_is_refused() {
     let strip = r#"{"type": "Strip", "content": "e", "start": 0, "stop": 9}"#;
@@ -81,7 +81,7 @@ fn a_file_that_cannot_be_decoded_is_refused() {
     assert_eq!(words.encode("e").unwrap(), [1]);
 }
 
-/// Nine replacements of a letter by ten of it would make a billion letters of each.
+/// Nine replacements of a letter by ten letters would make a billion letters of each.
 #[test]
 fn a_tokenizer_that_blows_texts_up_is_refused() {
     let step = r#"{"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaa"}"#;
@@ -98,7 +98,7 @@ fn a_tokenizer_that_blows_texts_up_is_refused() {
     assert!(refusal.contains("its decoder would make more than 64 bytes of one"), "{refusal}");
 }
 
-/// Each of these replacements makes a text longer, but none what another one made.
+/// Each of these replacements makes a text longer, but none applies to the result of another.
 #[test]
 fn many_replacements_are_no_explosion() {
     let step = |n: usize| {
@@ -143,7 +143,7 @@ fn a_text_begins_as_the_template_says() {
     assert!(Tokenizer::Gpt2.beginning().unwrap().is_empty());
 }
 
-/// A blank within a token is no place to cut, nor one that a token takes in.
+/// A text must not be cut at a blank within a token, nor at one that belongs to a token.
 #[test]
 fn added_tokens_are_not_torn() {
     let added = |id: u32, content: &str, takes: &str| {
@@ -175,7 +175,8 @@ fn in_pieces(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     pieces.iter().flat_map(|piece| tokenizer.encode_piece(*piece).unwrap()).collect()
 }
 
-/// What a tokenizer puts before a text, or before each part between added tokens, is not put before each piece.
+/// The prefix that a tokenizer puts before a text, or before each part between added tokens, is not
+/// put before each piece.
 #[test]
 fn ids_of_pieces_are_those_of_the_whole_text() {
     let prepend = r#"{"type": "Prepend", "prepend": "▁"}"#;
@@ -195,7 +196,7 @@ fn ids_of_pieces_are_those_of_the_whole_text() {
         of_letters("null", bytes),
     ];
     for tokenizer in &tokenizers {
-        // No place is between words.
+        // There is no place between words.
         for line in ["ab", " a\n"] {
             let text = line.repeat(132_000 / line.len());
             assert!(in_pieces(tokenizer, &text) == tokenizer.encode(&text).unwrap(), "{line:?}");
@@ -234,7 +235,7 @@ fn of_letters(normalizer: &str, pre_tokenizer: &str) -> Tokenizer {
     read(file.as_bytes()).unwrap()
 }
 
-/// A part of a text is cut as it is in the text.
+/// A part of a text gets the same cuts as within the whole text.
 #[test]
 fn pieces_go_on_from_any_piece() {
     let tokenizer = read(WORDS.as_bytes()).unwrap();
@@ -256,7 +257,8 @@ fn pieces_go_on_from_any_piece() {
     }
 }
 
-/// GPT-2's own `tokenizer.json` has to pass for `gpt2`, and one with further tokens for what it was before.
+/// GPT-2's own `tokenizer.json` must pass for `gpt2`, and one with further tokens for the one
+/// without.
 #[test]
 fn ids_that_stand_for_other_texts_are_refused() {
     let file = |content: String| read(content.as_bytes()).unwrap();
@@ -273,7 +275,7 @@ fn ids_that_stand_for_other_texts_are_refused() {
         assert!(model.check_data(data).is_ok());
     }
     let ids = (0..50_257).map(|id| (Tokenizer::Gpt2.decode(&[id]).unwrap(), id));
-    // What is no UTF-8 alone has the same name more than once.
+    // Ids that are not UTF-8 on their own share a name.
     let ids: std::collections::BTreeMap<_, _> = ids.collect();
     let vocabulary = serde_json::to_string(&ids).unwrap();
     let was = r#"{"[UNK]": 0, "pipe": 1, "stage": 2, "worker": 7}"#;

@@ -1,13 +1,14 @@
-//! How far a `tokenizer.json` may blow a text up. A normalizer may replace each letter by many, several times over, and for
-//! each byte of a normalized text the library holds many more.
+//! A limit on the growth of a text under a `tokenizer.json`. A normalizer may replace each letter
+//! by many, several times over, and the library needs many more bytes for each byte of a normalized
+//! text.
 
 use serde_json::Value;
 use tokenizers::normalizers::Precompiled;
 use tokenizers::{DecoderWrapper, NormalizedString, Normalizer, NormalizerWrapper};
 
-/// Bytes that a normalizer may make of one, and a decoder of one of a token.
+/// The most bytes that a normalizer may make of one byte, and a decoder of one byte of a token.
 pub(super) const MOST: usize = 64;
-/// A short text may become longer than that.
+/// A short text may exceed that limit by this many bytes.
 const ROOM: usize = 64 << 10;
 /// The longest key of a table of characters, in bytes.
 const KEY: usize = 5;
@@ -16,16 +17,16 @@ const KEY: usize = 5;
 #[derive(Debug)]
 pub(super) struct Growth(Vec<(NormalizerWrapper, Step)>);
 
-/// What a step adds to a text.
+/// The growth of a text in a step.
 #[derive(Debug)]
 enum Step {
-    /// Some bytes in place of a text, or of what a regular expression matches.
+    /// Replaces a text, or the matches of a regular expression, by this many bytes.
     Replace(Option<String>, usize),
-    /// Some bytes at the beginning.
+    /// Adds this many bytes at the beginning.
     Prepend(usize),
-    /// What a table of characters says.
+    /// Applies a table of characters.
     Table,
-    /// At most as many bytes for each.
+    /// Makes at most this many bytes of each byte.
     Times(usize),
 }
 
@@ -36,8 +37,8 @@ impl Growth {
         Growth(steps)
     }
 
-    /// Returns true if the normalized text is not much longer than `text`. Steps are only tried where what they can do at
-    /// most would be too much.
+    /// Returns true if the normalized text is not much longer than `text`. Only runs steps if the
+    /// bounds on them exceed the limit.
     pub(super) fn is_bounded(&self, text: &str) -> bool {
         let most = text.len().saturating_mul(MOST).saturating_add(ROOM);
         if self.at_most(text) <= most {
@@ -49,7 +50,7 @@ impl Growth {
         })
     }
 
-    /// A bound on the bytes of the normalized text for which nothing is normalized.
+    /// An upper bound on the bytes of the normalized text, found without normalizing.
     fn at_most(&self, text: &str) -> usize {
         let mut n_bytes = text.len();
         for (nth, (normalizer, step)) in self.0.iter().enumerate() {
@@ -89,7 +90,7 @@ impl Step {
         }
     }
 
-    /// A bound on the bytes that the step makes of a text.
+    /// An upper bound on the bytes that the step makes of a text.
     fn makes(&self, normalizer: &NormalizerWrapper, text: &str) -> usize {
         let n_bytes = text.len();
         match (self, normalizer) {
@@ -106,7 +107,8 @@ impl Step {
     }
 }
 
-/// Bytes that a table makes of a text. It looks for the shortest key at the beginning of a character or of a few.
+/// Bytes that a table makes of a text. It looks for the shortest key at the beginning of a
+/// character or of a few.
 fn by_table(table: &Precompiled, text: &str) -> usize {
     let each = text.char_indices().map(|(at, c)| {
         let end = text.floor_char_boundary((at + KEY).min(text.len()));
@@ -125,7 +127,7 @@ fn add_steps(normalizer: &NormalizerWrapper, steps: &mut Vec<(NormalizerWrapper,
     }
 }
 
-/// Bytes that a decoder may make of one.
+/// The most bytes that a decoder may make of one byte.
 pub(super) fn of_decoder(decoder: Option<&DecoderWrapper>) -> usize {
     match decoder {
         Some(DecoderWrapper::Sequence(all)) => {
