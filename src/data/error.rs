@@ -117,7 +117,7 @@ pub enum DataError {
     Prepared {
         /// The description.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with it.
         reason: String,
     },
     /// The tokenizer of prepared data cannot be used.
@@ -198,7 +198,7 @@ pub enum DataError {
         path: PathBuf,
         /// The line number, from 1.
         line: u64,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
     /// The data has no sample for training, or none for validation.
