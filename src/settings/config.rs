@@ -16,16 +16,17 @@ use super::{
 
 use crate::settings::PassSettings;
 
-/// Folder of the trained weights within that of their run.
+/// Folder of the trained weights within the folder of their run.
 pub const MODEL: &str = "model";
 
 impl Config {
-    /// These settings for a caller's model of this name.
+    /// Marks these settings as those of a caller's model of this name.
     pub fn of_model(self, name: &str) -> Config {
         Config { own_model: Some(name.into()), ..self }
     }
 
-    /// Refuses settings that a file says to be of a model of a program's own, where `is_it` is not true of its name.
+    /// Refuses settings whose file names a program's own model, unless `is_it` returns true for the
+    /// name.
     pub(crate) fn check_own_model(
         &self,
         is_it: impl Fn(&str) -> bool,
@@ -40,7 +41,7 @@ impl Config {
         Err(SettingsError { place, message })
     }
 
-    /// Refuses weights that are not as many as the files that they weigh.
+    /// Refuses weights if there are not as many as files.
     pub(super) fn check_weights(&self) -> Result<(), SettingsError> {
         let Some(weights) = &self.data.weights else { return Ok(()) };
         let (n_weights, n_files) = (weights.as_slice().len(), self.data.files.len());
@@ -56,11 +57,11 @@ impl Config {
         Err(SettingsError { place: self.origins["data-weights"].to_string(), message })
     }
 
-    /// The passes over the schedule.
+    /// Returns the passes over the schedule.
     pub fn passes(&self) -> Passes {
         let PassSettings { mut recompute, mut hoist, split_backward, .. } = self.passes;
         if let RecomputedStages::These(_) = self.passes.recompute_stages {
-            // Some stages recompute before the passes, which move them no more.
+            // The recomputation of chosen stages is set before the passes, which no longer move it.
             recompute = Recompute::None;
             hoist = if hoist == Hoist::OnDemand { hoist } else { Hoist::By(0) };
         }
@@ -69,7 +70,7 @@ impl Config {
         Passes { recompute, hoist, split_backward, free_border, moves }
     }
 
-    /// How fast the workers of a pipeline are.
+    /// Returns the relative speed of each worker of a pipeline.
     pub fn worker_speeds(&self) -> Vec<f64> {
         match &self.schedule.speeds {
             Some(speeds) => speeds.of_workers(self.schedule.depth, self.schedule.width),
@@ -77,17 +78,17 @@ impl Config {
         }
     }
 
-    /// Whether the learning rate falls towards `min_lr`.
+    /// Returns true if the learning rate falls towards `min_lr`.
     pub fn lr_falls(&self) -> bool {
         self.training.lr_schedule != LrSchedule::Constant
     }
 
-    /// What the forwards of a stage keep.
+    /// Returns the recomputation of a stage.
     pub fn recompute_of(&self, stage: StageId) -> Recompute {
         self.passes.recompute_stages.of(stage, self.passes.recompute)
     }
 
-    /// How `auto` searches.
+    /// Returns the limits of the search for `auto`.
     pub fn search(&self) -> Search {
         Search {
             max_peak: self.passes.memory_cap,
@@ -97,32 +98,32 @@ impl Config {
         }
     }
 
-    /// How long ranks wait for each other.
+    /// Returns the timeouts of ranks that wait for each other.
     pub fn patience(&self) -> Patience {
         let seconds = |s: f64| Duration::try_from_secs_f64(s).unwrap_or(Duration::MAX);
         let later = seconds(self.devices.timeout);
         Patience { first_step: later.max(seconds(self.devices.start_timeout)), later }
     }
 
-    /// Whether kernels of the steps that a trace shows are timed.
+    /// Returns true if kernels are timed in the steps of the trace.
     pub fn times_kernels(&self) -> bool {
         self.output.trace_kernels && self.output.trace.is_some()
     }
 
-    /// Where the trained weights of the run in `folder` go, if they are kept.
+    /// Returns the folder for the trained weights of the run in `folder`, if they are saved.
     pub fn weights_dir(&self, folder: &Path) -> Option<PathBuf> {
         let own = || folder.join(MODEL);
         (!self.checkpoints.no_save).then(|| self.checkpoints.save.clone().unwrap_or_else(own))
     }
 
-    /// The value of a key where it is not what it is if nothing is said.
+    /// Returns the value of a key if it differs from the option's constant default.
     pub(crate) fn unusual(&self, key: &str) -> Option<Value> {
         let usual = OPTIONS.iter().find(|option| option.name == key)?.default_value(false);
         let (value, _) = self.value(key)?;
         (Some(&value) != usual.as_ref()).then_some(value)
     }
 
-    /// Refuses stages of which a number of layers recomputes, where nothing is known of their layers.
+    /// Refuses to recompute a number of layers of a stage when nothing is known of its layers.
     pub(crate) fn check_whole_stages(&self) -> Result<(), String> {
         if self.passes.recompute_stages.has_layers() {
             Err(format!(
@@ -135,10 +136,10 @@ impl Config {
         }
     }
 
-    /// The stages that a model is cut into. Before its layout `auto` is found, they are of equal work.
+    /// Cuts a model into stages. Until its layout `auto` is found, they have equal work.
     ///
     /// # Errors
-    /// If the model cannot be cut so, or a stage has fewer layers than are said to recompute.
+    /// If the model cannot be cut in this way, or a stage has fewer layers than it is to recompute.
     pub fn cuts(&self, model: &ModelConfig, n_stages: usize) -> anyhow::Result<Vec<Cut>> {
         let mut cuts = match &self.schedule.layout {
             Layout::Is(partition) => {
@@ -160,7 +161,7 @@ impl Config {
         Ok(cuts)
     }
 
-    /// The model. Which token ends documents is for the data to say; until then it is 0.
+    /// Returns the model. The token that ends documents is 0 until the data determines it.
     pub fn model(&self) -> ModelConfig {
         ModelConfig {
             architecture: self.model.architecture,

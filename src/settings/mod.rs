@@ -1,9 +1,9 @@
 //! The settings of a training run: one [table of options](OPTIONS) for the command line and for TOML files.
 //!
 //! Layers, each overriding those before it: defaults, the preset, the files that the configuration
-//! file `extends`, the file itself, the command line. [`Layers::resolve`] merges and checks them and
-//! remembers where each value came from; `chimera config show` prints that. It opens no file itself: what files and
-//! the environment say, it asks of [`Outside`].
+//! file `extends`, the file itself, the command line. [`Layers::resolve`] merges and checks them
+//! and remembers the origin of each value; `chimera config show` prints that. It opens no file
+//! itself: it asks [`Outside`] for the content of files and the environment.
 
 mod config;
 mod sources;
@@ -46,37 +46,37 @@ pub use values::transport::Transport;
 pub use values::value::{Kind, StepRange};
 pub use values::weights::DataWeights;
 
-/// Why settings cannot be used (exit code 2).
+/// An error in the settings (exit code 2).
 #[derive(thiserror::Error, Clone, PartialEq, Debug)]
 #[error("{place}{}{message}", if .place.is_empty() { "" } else { ": " })]
 pub struct SettingsError {
-    /// `file.toml:3`, or where else the value came from; empty where the message says it.
+    /// The origin of the value, such as `file.toml:3`; empty if the message names it.
     pub place: String,
-    /// What is wrong, and what would be right.
+    /// The problem, and a valid alternative.
     pub message: String,
 }
 
-/// The command-line arguments of everything that trains.
+/// The command-line arguments of every command that trains.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Layers {
     /// TOML file with the same keys as the options.
     pub config: Option<PathBuf>,
-    /// What the command line says itself.
+    /// Settings given on the command line itself.
     pub settings: Settings,
 }
 
-/// What one layer says, by key; what it does not say, it leaves to the layers below.
+/// The settings in one layer, by key; lower layers provide the others.
 ///
-/// Paths are relative to the current directory, in files too.
+/// Paths are relative to the current directory, even those in files.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
     values: BTreeMap<String, Value>,
-    /// Whether they are the options of a command; others are a program's own.
+    /// Whether these come from the options of a command rather than from a program.
     is_command_line: bool,
 }
 
 impl Settings {
-    /// These, over `others`.
+    /// Returns these settings merged over `others`.
     pub fn over(&self, others: &Settings) -> Settings {
         let mut both = others.clone();
         both.values.extend(self.values.clone());
@@ -84,26 +84,27 @@ impl Settings {
         both
     }
 
-    /// These, and another value. Whether there is such a key, and whether that may be its value, is said where they are
+    /// Adds a value. The key and the value are only checked when the settings are
     /// [resolved](Layers::resolve).
     pub fn with(mut self, key: &str, value: impl Into<Value>) -> Settings {
         self.values.insert(name_of(key), value.into());
         self
     }
 
-    /// These, but for one value.
+    /// Removes a value.
     pub fn without(mut self, key: &str) -> Settings {
         self.values.remove(&name_of(key));
         self
     }
 
-    /// Keys that there are and their values, in the order of the help text.
+    /// Iterates over the known keys that have values, in the order of the help text.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Value)> {
         OPTIONS.iter().filter_map(|option| Some((option.name, self.values.get(option.name)?)))
     }
 }
 
-/// The name of an option by one of its names; of what is no option, itself.
+/// Returns the main name of an option from any of its names, or `key` itself if it is not an
+/// option.
 fn name_of(key: &str) -> String {
     check::option(key).map_or(key, |option| option.name).to_owned()
 }

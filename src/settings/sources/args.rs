@@ -13,8 +13,9 @@ use super::peers::{absent, names};
 use crate::settings::{Drawn, Kind, Layers, OPTIONS, Opt, Settings};
 
 impl Opt {
-    /// The argument. Where schedules are drawn, they say themselves what their shape may be, so it is only asked
-    /// whether the value is one of its type; its flags take values by `=` alone, since a name may follow.
+    /// Makes a command-line argument of the option. For commands that draw schedules it only checks
+    /// the type of a value, because the schedules check their shapes themselves. Their flags only
+    /// take values after `=`, since a name may follow.
     fn arg(&'static self, is_drawn: bool) -> Arg {
         let help = format!("{} [default: {}]", self.about(), self.default(is_drawn));
         let arg = Arg::new(self.name)
@@ -23,7 +24,7 @@ impl Opt {
             .value_name(self.value)
             .help(help)
             .help_heading(self.heading)
-            .hide_possible_values(self.name != "preset") // help says the others in words
+            .hide_possible_values(self.name != "preset") // help lists the others in words
             .value_hint(self.hint())
             .allow_negative_numbers(true)
             .value_parser(Word { option: self, is_drawn });
@@ -32,7 +33,7 @@ impl Opt {
                 arg.num_args(0..=1).default_missing_value("true").require_equals(is_drawn)
             }
             Kind::Paths => arg.num_args(1..).action(ArgAction::Append),
-            // A list that begins with a negative number is no number.
+            // A list that begins with a negative number is not a number.
             Kind::Weights | Kind::Speeds => arg.allow_hyphen_values(true),
             _ => arg,
         }
@@ -46,7 +47,7 @@ impl Opt {
     }
 }
 
-/// Reads a word of the command line as the value of an option.
+/// Parses a word of the command line as the value of an option.
 #[derive(Clone)]
 struct Word {
     option: &'static Opt,
@@ -87,7 +88,7 @@ impl TypedValueParser for Word {
 }
 
 impl Settings {
-    /// What was said of the options that `is_one` picks.
+    /// Collects the given options for which `is_one` is true.
     fn of(matches: &ArgMatches, is_one: impl Fn(&Opt) -> bool) -> Settings {
         let mut settings = Settings { is_command_line: true, ..Settings::default() };
         for option in OPTIONS.iter().filter(|option| is_one(option)) {
@@ -102,13 +103,13 @@ impl Settings {
         settings
     }
 
-    /// What was said of the options of these groups, which [`options_of`] gave a command.
+    /// Collects the given options of these groups, which [`options_of`] added to a command.
     pub fn of_groups(matches: &ArgMatches, groups: &[Drawn]) -> Settings {
         Settings::of(matches, |option| option.drawn.is_some_and(|group| groups.contains(&group)))
     }
 }
 
-/// Gives a command the options of these groups, as members of the argument group `name`.
+/// Adds the options of these groups to a command, as members of the argument group `name`.
 pub fn options_of(command: Command, name: &'static str, groups: &[Drawn]) -> Command {
     let is_one = |option: &&Opt| option.drawn.is_some_and(|group| groups.contains(&group));
     let options = || OPTIONS.iter().filter(is_one);
@@ -132,7 +133,7 @@ impl Args for Layers {
     }
 }
 
-/// Says what to do where an argument is another program's option that is none here.
+/// Adds advice if an unknown argument is an option of another program.
 pub fn explained(error: Error) -> Error {
     let hint = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(arg)) => absent(arg.trim_start_matches('-')),
@@ -144,7 +145,7 @@ pub fn explained(error: Error) -> Error {
     }
 }
 
-/// What an error says first, without the word for it.
+/// Returns the first line of an error, without the word "error".
 fn first_line(error: &Error) -> String {
     let text = error.to_string();
     text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_string()
@@ -165,7 +166,7 @@ impl FromArgMatches for Layers {
 }
 
 impl Layers {
-    /// What the words of a command line say.
+    /// Parses the words of a command line.
     ///
     /// # Errors
     /// If they are not options of `chimera train`.

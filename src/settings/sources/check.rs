@@ -1,4 +1,4 @@
-//! Which values each key may have.
+//! The checks of each key's value.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,12 +18,12 @@ use crate::settings::{
     ByteSize, DataWeights, Layout, OPTIONS, Opt, RecomputedStages, Speeds, StepRange,
 };
 
-/// What other programs call standard input and output, for which no file of this name is to be made.
+/// The name of standard input and output in other programs; no file of this name is created.
 const STANDARD: &str = "-";
-/// Characters of a refused text that are shown.
+/// Number of characters of a refused text that are shown.
 const SHOWN: usize = 200;
 
-/// The option with a name, ours or another program's, whose parts `-` or `_` may part.
+/// Finds an option by its own name or the name in another program, with `-` or `_` between words.
 pub(crate) fn option(key: &str) -> Result<&'static Opt, String> {
     let name = key.replace('_', "-");
     let is_named = |o: &&Opt| o.name == name || peers::names(o.name).contains(&name.as_str());
@@ -39,7 +39,7 @@ pub(crate) fn option(key: &str) -> Result<&'static Opt, String> {
     })
 }
 
-/// `value` as the settings hold it, or why the option cannot have it.
+/// Checks `value` and converts it to the type of the option.
 pub(crate) fn check(option: &Opt, value: Value) -> Result<Value, String> {
     let Opt { name: key, kind, .. } = option;
     let said = value.to_string();
@@ -79,7 +79,7 @@ pub(crate) fn check(option: &Opt, value: Value) -> Result<Value, String> {
     Ok(value)
 }
 
-/// A text, of a long one the beginning.
+/// Returns a text, or the beginning of a long one.
 fn shown(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}…", &text[..end]).into(),
@@ -88,7 +88,7 @@ fn shown(text: &str) -> Cow<'_, str> {
 }
 
 impl Kind {
-    /// Whether a value of this kind is in its range.
+    /// Returns true if a value of this kind is in its range.
     pub(crate) fn holds(&self, value: &Value) -> bool {
         match (self, value) {
             (Kind::Whole(least, most), Value::Integer(n)) => (least..=most).contains(&n),
@@ -202,7 +202,7 @@ mod tests {
                 "`steps` is -3; it must be a whole number from 1 to 1099511627776",
             ),
             (
-                "decay-steps", // the first of them has the highest rate still, so one would fall nowhere
+                "decay-steps", // the first has the full rate, so one step would not decay
                 Value::Integer(1),
                 "`decay-steps` is 1; it must be a whole number from 2 to 1099511627776",
             ),

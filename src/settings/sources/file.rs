@@ -1,4 +1,4 @@
-//! Reading TOML files of settings, and those they extend.
+//! Reads TOML files of settings, and the files they extend.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::settings::{Origin, Outside, SettingsError};
 /// Longest chain of files that extend each other.
 const MAX_CHAIN: usize = 16;
 
-/// The entries of the file at `path` over those of the files it extends.
+/// Loads the entries of the file at `path`, merged over those of the files it extends.
 pub(crate) fn load(path: &Path, outside: &dyn Outside) -> Result<Entries, SettingsError> {
     let mut entries = Entries::new();
     let mut seen: Vec<PathBuf> = Vec::new();
@@ -38,7 +38,7 @@ pub(crate) fn load(path: &Path, outside: &dyn Outside) -> Result<Entries, Settin
     Ok(entries)
 }
 
-/// What one file says: its entries, and the file it extends with the place that says so.
+/// The content of one file: its entries, and the file it extends with the place that names it.
 struct Layer {
     entries: Entries,
     extends: Option<(PathBuf, String)>,
@@ -49,7 +49,7 @@ fn parse(path: &Path, text: &str) -> Result<Layer, SettingsError> {
     let syntax = |e: toml::de::Error| SettingsError {
         place: place(path, e.span().map_or(1, |span| line(span.start))),
         message: match e.message() {
-            // What the parser says of numbers that its own type has no room for.
+            // The parser's message for numbers that do not fit its own type.
             message if message.starts_with("invalid type: integer") => {
                 "a whole number is at most 2^63 - 1".into()
             }
@@ -87,7 +87,7 @@ fn parse(path: &Path, text: &str) -> Result<Layer, SettingsError> {
     Ok(layer)
 }
 
-/// Keys with their places and values, in the order of the text; sections only group them.
+/// Lists keys with their places and values, in the order of the text; sections only group them.
 fn keys(spans: &DeTable, mut values: Table) -> Vec<(String, Range<usize>, Value)> {
     let mut keys = Vec::new();
     for (key, inner) in spans.iter() {
@@ -133,7 +133,7 @@ mod tests {
         folder
     }
 
-    /// The refusal of `name`, without the folder.
+    /// Returns the error for `name`, without the folder.
     fn refusal(files: &[(&str, &str)], name: &str) -> String {
         let folder = folder(files);
         let path = folder.path().join(name);

@@ -1,4 +1,4 @@
-//! Settings that follow from what they name: a timetable, a model, data.
+//! Settings that follow from other settings: from a timetable, a model, or data.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use crate::settings::values::recomputed::AUTO;
 use crate::settings::values::schedules::Named;
 use crate::settings::{Origin, Outside, SettingsError, Start};
 
-/// Takes depth and micro-batches from the schedule if it is in a file; refuses others that were said.
+/// Takes depth and micro-batches from the schedule if it is in a file; refuses other given values.
 pub(crate) fn timetable(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
     let name = text(merged, "schedule").map(str::parse);
     let Some(Ok(Named::File(path))) = name else { return Ok(()) };
@@ -27,8 +27,8 @@ pub(crate) fn timetable(merged: &mut Entries, outside: &dyn Outside) -> Result<(
     follow(merged, counts, &Origin::Timetable(path), &what)
 }
 
-/// Takes the sizes of the model to begin with, if there is one, and refuses others that were said; takes its rate of
-/// dropout where none was said.
+/// Takes the sizes of the initial model, if there is one, and refuses other given sizes. Takes its
+/// dropout rate if none was given.
 pub(crate) fn model(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
     let Some(dir) = text(merged, "init") else { return Ok(()) };
     let (resume, out) = (text(merged, "resume"), text(merged, "out").map(Path::new));
@@ -50,8 +50,8 @@ pub(crate) fn model(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
     Ok(())
 }
 
-/// Whether a longer context was said than that of the model to begin with; refuses it where the model has no positions for
-/// that, and a shorter one.
+/// Returns true if the given context is longer than that of the initial model. Refuses it if the
+/// model has no positions for it, and refuses a shorter one.
 fn longer_context(merged: &Entries, model: &ModelConfig, what: &str) -> Result<bool> {
     let Some((Value::Integer(said), place)) = merged.get("context") else { return Ok(false) };
     let has = model.context as i64;
@@ -69,8 +69,8 @@ fn longer_context(merged: &Entries, model: &ModelConfig, what: &str) -> Result<b
     Err(SettingsError { place: place.to_string(), message }.into())
 }
 
-/// Says `auto` for the stages where it was said for what they keep: each keeps as much as memory allows, and at least its
-/// input.
+/// Sets `recompute-stages` to auto if `recompute` is auto: each stage keeps as much as memory
+/// allows, and at least its input.
 pub(crate) fn recomputation(merged: &mut Entries) {
     if text(merged, "recompute") != Some(AUTO) {
         return;
@@ -83,8 +83,8 @@ pub(crate) fn recomputation(merged: &mut Entries) {
     merged.insert("recompute", ("full".into(), origin));
 }
 
-/// Takes the vocabulary from prepared data; refuses a smaller one that was said. (A larger one wastes rows,
-/// which some devices like.)
+/// Takes the vocabulary size from prepared data; refuses a smaller one that was given. (A larger
+/// one wastes rows, but makes some devices faster.)
 pub(crate) fn data(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
     let files = merged.get("data").and_then(|(files, _)| files.as_array());
     let files = files.into_iter().flatten().filter_map(Value::as_str);
@@ -115,8 +115,9 @@ pub(crate) fn data(merged: &mut Entries, outside: &dyn Outside) -> Result<()> {
     Ok(())
 }
 
-/// Where no scaling is said, takes that of the run that is to go on, so that it goes on with the same bits; else lets
-/// workers that share cores scale directly, since smaller ops only cost them time.
+/// Chooses a scaling if none was given. A resumed run keeps the scaling of its checkpoint, so that
+/// it continues with the same bits. Otherwise workers that share cores use direct scaling, since
+/// smaller ops only cost them time.
 pub(crate) fn scaling(merged: &mut Entries, outside: &dyn Outside) {
     if !matches!(merged.get("scaling"), Some((_, Origin::Default))) {
         return;
@@ -133,14 +134,14 @@ pub(crate) fn scaling(merged: &mut Entries, outside: &dyn Outside) {
     }
 }
 
-/// Whether the training began, or begins, with the weights of a model.
+/// Returns true if the training began, or begins, with the weights of a model.
 pub(crate) fn begins_with_model(merged: &Entries, outside: &dyn Outside) -> bool {
     let (resume, out) = (text(merged, "resume"), text(merged, "out").map(Path::new));
     merged.contains_key("init")
         || resume.is_some_and(|resume| outside.before("init", resume, out).is_some())
 }
 
-/// Takes values from `what`, over defaults and presets; refuses others that were said.
+/// Takes values from `what`, which override defaults and presets; refuses other given values.
 fn follow(
     merged: &mut Entries,
     values: impl IntoIterator<Item = (&'static str, Value)>,
@@ -165,7 +166,7 @@ fn follow(
     Ok(())
 }
 
-/// What a model is, by key.
+/// Lists the settings that describe a model, by key.
 pub(crate) fn sizes(config: &ModelConfig) -> impl Iterator<Item = (&'static str, Value)> + use<> {
     let whole = |n: usize| Value::Integer(n as i64);
     let sizes = [

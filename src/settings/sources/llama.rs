@@ -1,4 +1,4 @@
-//! The options that a llama alone has.
+//! The options that only a llama has.
 
 use chimera_core::model::{Architecture, Llama, ModelConfig};
 use toml::Value;
@@ -6,7 +6,7 @@ use toml::Value;
 use super::origin::{Entries, text};
 use crate::settings::{Config, MlpGate, Origin, SettingsError};
 
-/// Keys of the options that a llama alone has.
+/// Keys of the options that only a llama has.
 const KEYS: [&str; 9] = [
     "kv-heads",
     "head-dim",
@@ -19,7 +19,7 @@ const KEYS: [&str; 9] = [
     "norm-eps",
 ];
 
-/// What a llama chooses, by key.
+/// The choices of a llama, by key.
 pub(crate) fn choices(llama: &Llama) -> [(&'static str, Value); 9] {
     let whole = |n: usize| Value::Integer(n as i64);
     let gate = MlpGate::ALL.iter().find(|(_, gate)| gate.0 == llama.activation);
@@ -39,8 +39,8 @@ pub(crate) fn choices(llama: &Llama) -> [(&'static str, Value); 9] {
     KEYS.map(|key| (key, values.next().expect("a value for each key")))
 }
 
-/// Completes what was said of a llama by what is usual; of another model it leaves out what the preset says, and refuses
-/// what else was said.
+/// Adds the usual choices for those of a llama that were not given. For another model, removes
+/// those of the preset and refuses those that were given.
 pub(crate) fn complete(merged: &mut Entries) -> Result<(), SettingsError> {
     let model = text(merged, "model").unwrap_or_default().to_owned();
     if model == Architecture::LLAMA.name() {
@@ -65,7 +65,7 @@ pub(crate) fn complete(merged: &mut Entries) -> Result<(), SettingsError> {
 }
 
 impl Config {
-    /// What the model chooses as a llama, if it is one.
+    /// Returns the choices of the model if it is a llama.
     pub(crate) fn llama(&self) -> Option<Llama> {
         let usual = Llama::usual(self.model.hidden, self.model.heads);
         let llama = Llama {
@@ -83,10 +83,11 @@ impl Config {
     }
 }
 
-/// The choices of the llama whose `setting` says the value of a key, as checkpoints keep them; `None` of another model.
+/// Returns the choices of a llama, for which `setting` returns the value of a key, as checkpoints
+/// store them; `None` for another model.
 ///
 /// # Errors
-/// If a value is missing or is none of its option.
+/// If a value is missing or invalid.
 pub fn llama_of(
     model: &ModelConfig,
     setting: impl Fn(&str) -> anyhow::Result<Value>,
@@ -99,7 +100,7 @@ pub fn llama_of(
     let word = |key| Ok::<_, anyhow::Error>(setting(key)?.try_into::<String>()?);
     Ok(Some(Llama {
         kv_heads: whole("kv-heads")?,
-        // Earlier checkpoints had no such key.
+        // Earlier checkpoints do not have this key.
         head_dim: whole("head-dim").ok().filter(|dim| *dim > 0),
         mlp_hidden: whole("mlp-hidden")?,
         activation: word("activation")?.parse::<MlpGate>().map_err(anyhow::Error::msg)?.0,

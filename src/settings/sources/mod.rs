@@ -1,4 +1,4 @@
-//! Where values come from: the command line, files, the environment, and what follows from other values.
+//! The sources of values: the command line, files, the environment, and other values.
 
 #[cfg(feature = "cli")]
 pub mod args;

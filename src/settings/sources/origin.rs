@@ -1,4 +1,4 @@
-//! Where the values of settings come from.
+//! The origins of the values of settings.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,27 +6,28 @@ use std::path::PathBuf;
 
 use toml::Value;
 
-/// Value and origin by key.
+/// Values with their origins, by key.
 pub(crate) type Entries = BTreeMap<&'static str, (Value, Origin)>;
 
-/// The key of files for the name of a model that is a program's own: what a run of one writes, it reads.
+/// The key for the name of a program's own model. Runs of such a model write it to their settings
+/// file and read it back.
 pub(crate) const OWN_MODEL: &str = "own-model";
 
-/// The text that a key has, if it has one.
+/// Returns the text value of a key, if it has one.
 pub(crate) fn text<'e>(merged: &'e Entries, key: &str) -> Option<&'e str> {
     merged.get(key).and_then(|(value, _)| value.as_str())
 }
 
-/// Where a value came from.
+/// The origin of a value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Origin {
-    /// Nothing else was said.
+    /// The default, because no value was given.
     Default,
-    /// Nothing else was said, and it is what suits this machine where the default is `auto`.
+    /// A default of `auto`, replaced by what suits this machine.
     Machine,
     /// The preset of this name.
     Preset(String),
-    /// A file, and the line of the key.
+    /// A file, with the line number of the key.
     File(PathBuf, usize),
     /// An option of the command.
     CommandLine,
@@ -43,7 +44,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Whether nobody said the value.
+    /// Returns true if no value was given.
     pub fn is_default(&self) -> bool {
         matches!(self, Origin::Default | Origin::Machine)
     }

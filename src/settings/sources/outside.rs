@@ -1,4 +1,4 @@
-//! What settings ask of the world outside: files, the environment, the machine.
+//! The interface by which settings reach files, the environment and the machine.
 
 use std::path::{Path, PathBuf};
 
@@ -9,22 +9,22 @@ use toml::Value;
 
 use crate::settings::Origin;
 
-/// Where settings that follow from files and from the machine are asked for. By default there is nothing.
+/// The source of settings that follow from files and from the machine. By default there is nothing.
 pub trait Outside {
-    /// The text of a file of settings.
+    /// Returns the text of a file of settings.
     ///
     /// # Errors
-    /// Why it cannot be read.
+    /// The reason why it cannot be read.
     fn settings(&self, path: &Path) -> Result<String, String> {
         unread(path).map_err(|error| error.to_string())
     }
 
-    /// What a path stands for, the same for every way to write it.
+    /// Returns the identity of a file, the same for all spellings of its path.
     fn identity(&self, path: &Path) -> PathBuf {
         path.to_path_buf()
     }
 
-    /// The timetable in a file.
+    /// Reads the timetable in a file.
     ///
     /// # Errors
     /// If there is none.
@@ -32,56 +32,59 @@ pub trait Outside {
         unread(path)
     }
 
-    /// What a run that begins with the model in `init` begins with: where `resume` names a checkpoint of `out` or
-    /// another, that goes before the model, which may be gone.
+    /// Returns the starting point of a run that begins with the model in `init`. If `resume` names
+    /// a checkpoint, of `out` or another folder, that comes before the model, which may no longer
+    /// exist.
     ///
     /// # Errors
-    /// If that cannot be read.
+    /// If the model or checkpoint cannot be read.
     fn start(&self, init: &Path, _resume: Option<&str>, _out: Option<&Path>) -> Result<Start> {
         unread(init)
     }
 
-    /// How many ids prepared data has, with the marks of a BERT or without, and the file and the tokenizer that say so.
+    /// Returns the vocabulary size of prepared data, with or without the special tokens of a BERT,
+    /// and the file and the tokenizer that determine it.
     ///
     /// # Errors
-    /// If its description cannot be read.
+    /// If the description of the data cannot be read.
     fn ids(&self, _data: &[PathBuf], _is_bert: bool) -> Result<Option<(PathBuf, String, usize)>> {
         Ok(None)
     }
 
-    /// What a run that goes on from the checkpoint `resume`, perhaps of `out`, had for an option; `None` if there is no
-    /// checkpoint, or it cannot be read, which is for the run to say.
+    /// Returns the value of an option in the run that `resume` continues, perhaps from `out`.
+    /// Returns `None` if there is no checkpoint, or if it cannot be read: the run reports that
+    /// itself.
     fn before(&self, _option: &str, _resume: &str, _out: Option<&Path>) -> Option<Value> {
         None
     }
 
-    /// Whether each of so many workers has a core of its own.
+    /// Returns true if each of this number of workers has a core of its own.
     fn has_cores(&self, _n_workers: i64) -> bool {
         true
     }
 
-    /// CPU threads of each of so many workers.
+    /// Returns the CPU threads for each of this number of workers.
     fn threads(&self, _n_workers: i64) -> i64 {
         1
     }
 }
 
-/// A model to begin with.
+/// The initial model of a run.
 pub struct Start {
-    /// The folder that says so.
+    /// The folder that it was read from.
     pub origin: Origin,
     /// Its sizes.
     pub model: ModelConfig,
-    /// Its rate of dropout; `None` if it has several.
+    /// Its dropout rate; `None` if it has several.
     pub dropout: Option<f64>,
 }
 
-/// Nothing outside, for settings that name no file.
+/// An empty outside, for settings that name no file.
 pub struct Nothing;
 
 impl Outside for Nothing {}
 
-/// What there is not, where nothing is read.
+/// The error for a file that is not read.
 fn unread<T>(path: &Path) -> Result<T> {
     bail!("{} is not read here", path.display())
 }

@@ -1,6 +1,7 @@
-//! Names that other programs have for our options (torchtitan, Megatron-LM, nanoGPT), and for what is no option here.
+//! Names of our options in other programs (torchtitan, Megatron-LM, nanoGPT), and names of options
+//! that do not exist here.
 
-/// Names of each option, beside its own.
+/// Other names of each option.
 const NAMES: &[(&str, &[&str])] = &[
     (
         "depth",
@@ -47,7 +48,7 @@ const NAMES: &[(&str, &[&str])] = &[
     ("out", &["out-dir"]),
 ];
 
-/// Names of what is no option here, each with what to do.
+/// Names of options that do not exist here, each with advice.
 const ABSENT: &[(&[&str], &str)] = &[
     (
         &["tp", "tensor-parallel-size", "tensor-model-parallel-size", "tensor-parallel-degree"],
@@ -72,12 +73,12 @@ const ABSENT: &[(&[&str], &str)] = &[
     (&["fp16"], "there is no fp16: choose `precision` bf16 or f32"),
 ];
 
-/// Other names of an option.
+/// Returns the other names of an option.
 pub(crate) fn names(option: &str) -> &'static [&'static str] {
     NAMES.iter().find(|(own, _)| *own == option).map_or(&[], |(_, names)| *names)
 }
 
-/// What to do where a name is none of an option here.
+/// Returns advice for a name of an option that does not exist here.
 pub(crate) fn absent(name: &str) -> Option<&'static str> {
     ABSENT.iter().find(|(names, _)| names.contains(&name)).map(|(_, hint)| *hint)
 }

@@ -1,4 +1,4 @@
-//! Merging the layers of settings.
+//! Merges the layers of settings.
 
 use anyhow::Result;
 use chimera_core::model::{PRESETS, Preset};
@@ -12,16 +12,18 @@ use crate::settings::{
     Config, Layers, Nothing, OPTIONS, Opt, Origin, Outside, Settings, SettingsError,
 };
 
-/// Keys of the sizes that all models have.
+/// Number of sizes that all models have.
 const N_SIZES: usize = 7;
 
 impl Layers {
-    /// Merges the layers and checks every value. What files and the machine say is asked of `outside`.
+    /// Merges the layers and checks every value. Asks `outside` for files and facts about the
+    /// machine.
     ///
     /// # Errors
-    /// [`SettingsError`], or those of `outside`: [`ReadError`](chimera_core::interchange::ReadError) if the schedule is
-    /// in a file that cannot be read, [`DataError`](crate::data::DataError) if the description of prepared data is, or
-    /// what is wrong with the model to begin with.
+    /// [`SettingsError`], or an error of `outside`:
+    /// [`ReadError`](chimera_core::interchange::ReadError) if the file of the schedule cannot be
+    /// read, [`DataError`](crate::data::DataError) if the description of prepared data cannot be
+    /// read, or an error of the initial model.
     pub fn resolve(&self, outside: &dyn Outside) -> Result<Config> {
         let mut said = match &self.config {
             Some(path) => file::load(path, outside)?,
@@ -61,8 +63,8 @@ impl Layers {
 }
 
 impl Settings {
-    /// The configuration of a schedule that is drawn or simulated: the model is the default one, and the shape is
-    /// for the schedule to check.
+    /// Resolves the settings of a schedule that is drawn or simulated. The model is the default
+    /// one, and the schedule checks its shape.
     ///
     /// # Errors
     /// [`SettingsError`].
@@ -83,7 +85,7 @@ impl Settings {
         config(merged)
     }
 
-    /// The values, if each is one that its option may have.
+    /// Returns the values if each is valid for its option.
     fn checked(&self) -> Result<Entries, SettingsError> {
         let checked = self.options().map(|said| {
             let (option, value) = said?;
@@ -92,12 +94,12 @@ impl Settings {
         checked.map(|said| said.map_err(|message| refusal(self.origin(), message))).collect()
     }
 
-    /// The options with their values, or why a key is none of an option.
+    /// Lists the options with their values, or an error for a key that is not an option.
     fn options(&self) -> impl Iterator<Item = Result<(&'static Opt, &Value), String>> {
         self.values.iter().map(|(key, value)| Ok((option(key)?, value)))
     }
 
-    /// Where the values come from.
+    /// The origin of these values.
     fn origin(&self) -> Origin {
         if self.is_command_line { Origin::CommandLine } else { Origin::Program }
     }
@@ -112,7 +114,7 @@ fn config(mut entries: Entries) -> Result<Config, SettingsError> {
     })
 }
 
-/// The values that hold where nothing is said.
+/// Returns the default values.
 fn defaults(is_drawn: bool) -> Entries {
     let default = |option: &'static crate::settings::Opt| {
         Some((option.name, (option.default_value(is_drawn)?, Origin::Default)))
@@ -120,16 +122,16 @@ fn defaults(is_drawn: bool) -> Entries {
     OPTIONS.iter().filter_map(default).collect()
 }
 
-/// The defaults that follow from other settings.
+/// Returns the defaults that follow from other settings.
 fn following(merged: &Entries, outside: &dyn Outside) -> [(&'static str, Value); 7] {
     let whole = |key| merged.get(key).and_then(|(value, _)| value.as_integer()).unwrap_or(1);
     let lr = merged.get("lr").and_then(|(value, _)| value.as_float());
     let lr = lr.unwrap_or_else(|| {
-        // This gives GPT-2's 5e-4 at 768; a trained model would forget at that rate.
+        // This gives GPT-2's 5e-4 at 768; a trained model would forget what it knows at that rate.
         let rate = if follow::begins_with_model(merged, outside) { 0.04 } else { 0.4 };
         rate / whole("hidden") as f64 // wider models want smaller steps
     });
-    // The first step pays for starting up, but it may be the only one.
+    // The first step includes start-up, but it may be the only one.
     let traced = if whole("steps") == 1 { "0..1" } else { "1..11" };
     let threads = outside.threads(whole("depth").saturating_mul(whole("width")));
     [
@@ -250,7 +252,7 @@ mod tests {
         assert_eq!(config.schedule.micro_batches, 8);
     }
 
-    /// Ids of GPT-2's tokenizer, and a model of bytes.
+    /// Prepared data with ids of GPT-2's tokenizer, and an initial model of bytes.
     struct OtherTokens;
 
     impl Outside for OtherTokens {
@@ -285,7 +287,7 @@ mod tests {
         );
     }
 
-    /// A model with rotary positions, or with a table of them.
+    /// An initial model with rotary positions, or with a position table.
     struct Begins(&'static str);
 
     impl Outside for Begins {
@@ -387,7 +389,7 @@ mod tests {
         );
     }
 
-    /// Defaults are in their ranges, and read back as what is written down of them.
+    /// Defaults are in their ranges, and can be read back after they are written.
     #[test]
     fn every_default_is_a_value() {
         let config = Layers::default().resolve(&Nothing).unwrap();
@@ -397,7 +399,7 @@ mod tests {
         }
     }
 
-    /// Other commands have other defaults only where the table says so.
+    /// Other commands only have other defaults if the table says so.
     #[test]
     fn what_is_drawn_differs_where_the_table_says_so() {
         let (trained, drawn) =

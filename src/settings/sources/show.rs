@@ -1,4 +1,4 @@
-//! Printing settings with their origins.
+//! Prints settings with their origins.
 
 use std::fmt::{self, Write};
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::settings::{Config, Layers, Layout, OPTIONS, OWN_MODEL, Origin};
 
 impl Config {
-    /// All keys that have a value, with it and where it came from.
+    /// Lists all keys that have values, with the values and their origins.
     fn said(&self) -> impl Iterator<Item = (&'static str, toml::Value, &Origin)> {
         OPTIONS.iter().filter_map(|option| {
             let (value, origin) = self.value(option.name)?;
@@ -17,8 +17,9 @@ impl Config {
         })
     }
 
-    /// All keys that have a value as a file should say them: what only suits this machine is `auto`, and its origin says
-    /// what that is here, as it says which `layout` a word leads to.
+    /// Lists all keys that have values, in the form for a file. A value that only suits this
+    /// machine becomes `auto`, and its origin has the value on this machine. The origin of `layout`
+    /// has the layout that was found.
     fn open(
         &self,
         layout: Option<&Partition>,
@@ -33,18 +34,19 @@ impl Config {
         })
     }
 
-    /// All values as TOML that reads back to the same configuration, each with its origin.
+    /// Prints all values as TOML that reads back to the same configuration, each with its origin.
     pub fn to_toml(&self) -> String {
         lines(self.said().map(|(key, value, origin)| (key, value, origin.to_string())))
     }
 
-    /// The settings as TOML that reads back to the same configuration on any machine that resolves it alike, with the
-    /// `layout` that they lead to, if it is known.
+    /// Prints the settings as TOML that reads back to the same configuration on any machine that
+    /// resolves it in the same way, with the `layout` that was found, if it is known.
     pub fn to_open_toml(&self, layout: Option<&Partition>) -> String {
         lines(self.open(layout))
     }
 
-    /// The settings by key, each as `{"value": …, "origin": …}`, with the `layout` that they lead to.
+    /// Returns the settings by key, each as `{"value": …, "origin": …}`, with the `layout` that was
+    /// found.
     pub fn to_json(&self, layout: Option<&Partition>) -> Value {
         let said = self.open(layout).map(|(key, value, origin)| {
             (key.to_string(), json!({ "value": value, "origin": origin }))
@@ -53,14 +55,14 @@ impl Config {
     }
 }
 
-/// Each key with its value, and its origin as a comment.
+/// Prints each key with its value, and its origin as a comment.
 fn lines(said: impl Iterator<Item = (&'static str, toml::Value, String)>) -> String {
     let lines = said.map(|(key, value, origin)| (format!("{key} = {value}"), origin));
     let lines: Vec<_> = lines.collect();
     let width = lines.iter().map(|(line, _)| line.chars().count().min(32)).max().unwrap_or(0);
     let mut text = String::new();
     for (line, origin) in lines {
-        // A path may hold what a comment must not.
+        // A path may contain characters that are not allowed in a comment.
         let origin = origin.replace(char::is_control, "?");
         let _ = writeln!(text, "{line:width$}  # {origin}");
     }
@@ -68,7 +70,7 @@ fn lines(said: impl Iterator<Item = (&'static str, toml::Value, String)>) -> Str
 }
 
 impl Layers {
-    /// The options that say the same to a shell.
+    /// Returns command-line options for a shell that give the same settings.
     pub fn options(&self) -> String {
         let mut options = String::new();
         if let Some(file) = &self.config {
@@ -86,7 +88,7 @@ impl Layers {
     }
 }
 
-/// A word as a POSIX shell reads it back.
+/// Quotes a word for a POSIX shell.
 pub(crate) fn quoted(word: impl fmt::Display) -> String {
     let word = word.to_string();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:,+=@%".contains(c);
@@ -97,7 +99,7 @@ pub(crate) fn quoted(word: impl fmt::Display) -> String {
     }
 }
 
-/// The table of options as Markdown: name, default and meaning, under their headings.
+/// Prints the table of options as Markdown: name, default and meaning, under their headings.
 pub fn markdown() -> String {
     let mut page = String::new();
     for (nth, option) in OPTIONS.iter().enumerate() {

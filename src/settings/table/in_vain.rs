@@ -1,9 +1,9 @@
-//! What is said to a program that does not read it, since its model, data and devices are its own.
+//! Options that have no effect on a program with its own model, data and devices.
 
 use super::options::{OPTIONS, is_of_our_models};
 use crate::settings::{Config, Origin};
 
-/// The options among `keys` that were said, and not to be what they are anyway.
+/// Returns the options among `keys` that were set to something other than their defaults.
 pub(crate) fn said_in_vain<'k>(
     config: &Config,
     keys: impl IntoIterator<Item = &'k str>,
@@ -16,7 +16,7 @@ pub(crate) fn said_in_vain<'k>(
     keys.filter(|key| is_said(key) && config.unusual(key).is_some()).collect()
 }
 
-/// The options that say something of the models here, their stages, text or devices.
+/// Lists the options about the built-in models, their stages, text or devices.
 pub(crate) fn of_our_models() -> impl Iterator<Item = &'static str> {
     OPTIONS.iter().map(|option| option.name).filter(|key| is_of_our_models(key))
 }
@@ -30,7 +30,7 @@ mod tests {
     fn what_is_said_in_vain_is_not_what_holds_anyway() {
         let settings = Settings::default()
             .with("precision", "bf16")
-            .with("preset", "tiny") // as it is if nothing is said
+            .with("preset", "tiny") // the default
             .with("hidden", 64)
             .with("depth", 2);
         let config = Layers { config: None, settings }.resolve(&Nothing).unwrap();

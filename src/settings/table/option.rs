@@ -1,4 +1,4 @@
-//! What is known of an option. The table of all is in [`options`](super::options).
+//! The description of an option. See [`options`](super::options) for the table of all.
 
 use std::fmt;
 
@@ -8,25 +8,25 @@ use super::readers::Reader;
 use crate::settings::Config;
 use crate::settings::values::value::{Kind, Setting};
 
-/// An option of the command line, which is a key of settings too.
+/// An option of the command line, which is also a key of settings files.
 pub struct Opt {
-    /// Its name, without dashes in front.
+    /// Its name, without leading dashes.
     pub name: &'static str,
     /// The heading under which help lists it.
     pub heading: &'static str,
-    /// A word for its value.
+    /// Placeholder of its value in help.
     pub value: &'static str,
-    /// Which values it may have.
+    /// The kind and range of its values.
     pub kind: Kind,
-    /// What happens to it when a run goes on from a checkpoint.
+    /// The effect of changing it when a run resumes from a checkpoint.
     pub resume: Resume,
-    /// Whether each rank of a run may have a value of its own.
+    /// Whether each rank of a run may have its own value.
     pub is_own: bool,
-    /// Whether what a search for a schedule finds depends on it.
+    /// Whether the search for a schedule depends on it.
     pub is_searched: bool,
-    /// Where commands that draw and simulate schedules have it too.
+    /// Group in which commands that draw and simulate schedules have it too.
     pub drawn: Option<Drawn>,
-    /// Who alone reads it, if not every training does.
+    /// The runs that read it, if not all do.
     reader: Option<Reader>,
     help: &'static str,
     also: &'static str,
@@ -37,45 +37,45 @@ pub struct Opt {
     read: fn(&Value) -> Result<(), String>,
 }
 
-/// What holds where nothing is said.
+/// The value of an option that was not given.
 #[derive(Clone, Copy)]
 enum Fallback {
-    /// Nothing.
+    /// No value.
     None,
-    /// A value.
+    /// A constant.
     Is(&'static str),
-    /// A value that depends on others, in words.
+    /// A value that depends on others, described in words.
     Follows(&'static str),
 }
 
-/// What may happen to an option when a run goes on from a checkpoint.
+/// The changes to an option that are allowed when a run resumes from a checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resume {
-    /// With another value it would be another training.
+    /// It must not change: with another value it would be another training.
     Fixed,
-    /// It decides how and where, but not what is trained.
+    /// It may change: it does not affect the result of the training.
     Free,
-    /// It may change, and the user is told.
+    /// It may change, with a notice to the user.
     Told,
 }
 
-/// Groups of options that commands about schedules have.
+/// Groups of options for commands about schedules.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Drawn {
-    /// The shape of a schedule, and how it is searched for.
+    /// The shape of a schedule, and the search for one.
     Shape,
-    /// The passes over it.
+    /// The passes over a schedule.
     Passes,
-    /// The limit on memory.
+    /// The memory limit.
     Memory,
-    /// The job that it runs in.
+    /// The job that the schedule runs in.
     Job,
-    /// A model here, whose stages cost what a profile says.
+    /// A built-in model whose stage costs come from a profile.
     Profiled,
 }
 
 impl Opt {
-    /// An option with the values of a type.
+    /// Makes an option with the values of a type.
     pub(crate) const fn new<T: Setting>(
         heading: &'static str,
         name: &'static str,
@@ -101,52 +101,52 @@ impl Opt {
         }
     }
 
-    /// With this word for its value.
+    /// Sets the placeholder of its value.
     pub(crate) const fn value(self, value: &'static str) -> Opt {
         Opt { value, ..self }
     }
 
-    /// With the name that other programs and papers have for it.
+    /// Sets the name that other programs and papers have for it.
     pub(crate) const fn also(self, also: &'static str) -> Opt {
         Opt { also, ..self }
     }
 
-    /// With the section of the documentation that has more.
+    /// Sets the section of the documentation with details.
     pub(crate) const fn see(self, see: &'static str) -> Opt {
         Opt { see, ..self }
     }
 
-    /// A whole number from `least` to `most`.
+    /// Restricts it to whole numbers from `least` to `most`.
     pub(crate) const fn whole(self, least: i64, most: i64) -> Opt {
         Opt { kind: Kind::Whole(least, most), ..self }
     }
 
-    /// A number from `least` to `most`.
+    /// Restricts it to numbers from `least` to `most`.
     pub(crate) const fn real(self, least: f64, most: f64) -> Opt {
         Opt { kind: Kind::Real(least, most), ..self }
     }
 
-    /// One of some words.
+    /// Restricts it to these words.
     pub(crate) const fn words(self, words: fn() -> Vec<&'static str>) -> Opt {
         Opt { kind: Kind::Words(words), ..self }
     }
 
-    /// Any text, such as these.
+    /// Allows any text, with these as examples.
     pub(crate) const fn such_as(self, examples: &'static [&'static str]) -> Opt {
         Opt { kind: Kind::Text(examples), ..self }
     }
 
-    /// This holds where nothing is said.
+    /// Sets its default.
     pub(crate) const fn is(self, default: &'static str) -> Opt {
         Opt { default: Fallback::Is(default), ..self }
     }
 
-    /// What holds where nothing is said depends on other things: on what, in words.
+    /// Describes in words how its default follows from other settings.
     pub(crate) const fn follows(self, words: &'static str) -> Opt {
         Opt { default: Fallback::Follows(words), ..self }
     }
 
-    /// Another training with another value.
+    /// Marks an option that a resume must not change, since it would be another training.
     pub(crate) const fn fixed(self) -> Opt {
         Opt { resume: Resume::Fixed, ..self }
     }
@@ -156,50 +156,52 @@ impl Opt {
         Opt { resume: Resume::Free, ..self }
     }
 
-    /// Free, and each rank may have its own, or what it leads to is compared instead.
+    /// Marks a free option that may differ between ranks, or whose effect is compared instead of
+    /// its value.
     pub(crate) const fn own(self) -> Opt {
         Opt { is_own: true, ..self.free() }
     }
 
-    /// What a search for a schedule finds depends on it.
+    /// Marks an option that the search for a schedule depends on.
     pub(crate) const fn searched(self) -> Opt {
         Opt { is_searched: true, ..self }
     }
 
-    /// Read by these alone.
+    /// Restricts it to some runs.
     pub(crate) const fn read_by(self, reader: Reader) -> Opt {
         Opt { reader: Some(reader), ..self }
     }
 
-    /// Commands about schedules have it too.
+    /// Adds it to a group of options for commands about schedules.
     pub(crate) const fn drawn(self, drawn: Drawn) -> Opt {
         Opt { drawn: Some(drawn), ..self }
     }
 
-    /// There, something else holds where nothing is said: a number.
+    /// Sets another default, a number, for those commands.
     pub(crate) const fn drawn_is(self, default: &'static str) -> Opt {
         Opt { drawn_default: Some(Fallback::Is(default)), ..self }
     }
 
-    /// There, it is a whole number from 1 to `most`, as far as schedules and the size of what is drawn allow.
+    /// Restricts it there to whole numbers from 1 to `most`; schedules and the size of a drawing
+    /// set the real limit.
     pub(crate) const fn drawn_to(self, most: i64) -> Opt {
         Opt { drawn_kind: Some(Kind::Whole(1, most)), ..self }
     }
 
-    /// There, what holds where nothing is said follows from other options.
+    /// Describes in words how its default follows from other options there.
     pub(crate) const fn drawn_follows(self, words: &'static str) -> Opt {
         Opt { drawn_default: Some(Fallback::Follows(words)), ..self }
     }
 
-    /// Which values it may have, in a training or where schedules are drawn.
+    /// Returns the kind of its values, in a training or where schedules are drawn.
     pub fn kind_where(&self, is_drawn: bool) -> Kind {
         self.drawn_kind.filter(|_| is_drawn).unwrap_or(self.kind)
     }
 
-    /// Whether a training reads it; the error says in words who does.
+    /// Checks whether a training reads it; the error describes the runs that do.
     ///
     /// # Errors
-    /// If it does not.
+    /// If the training does not read it.
     pub fn read_in(&self, config: &Config) -> Result<(), &'static str> {
         match &self.reader {
             Some(reader) if !(reader.is_in)(config) => Err(reader.words),
@@ -207,7 +209,7 @@ impl Opt {
         }
     }
 
-    /// What it does, in a sentence, with its other names.
+    /// Describes it in a sentence, with its other names.
     pub fn about(&self) -> String {
         let help = self.help.trim();
         match self.also {
@@ -216,12 +218,12 @@ impl Opt {
         }
     }
 
-    /// The section of the documentation that has more, if there is one.
+    /// Returns the section of the documentation with details, if there is one.
     pub fn more(&self) -> Option<&'static str> {
         Some(self.see).filter(|see| !see.is_empty())
     }
 
-    /// What holds where nothing is said, in words.
+    /// Describes its default in words.
     pub fn default(&self, is_drawn: bool) -> &'static str {
         match self.fallback(is_drawn) {
             Fallback::None => "none",
@@ -230,7 +232,7 @@ impl Opt {
         }
     }
 
-    /// The value that holds where nothing is said, if it depends on nothing else.
+    /// Returns its default if that is a constant.
     pub(crate) fn default_value(&self, is_drawn: bool) -> Option<Value> {
         match (self.fallback(is_drawn), self.kind) {
             (_, Kind::Paths) => Some(Value::Array(Vec::new())),
@@ -243,10 +245,10 @@ impl Opt {
         self.drawn_default.filter(|_| is_drawn).unwrap_or(self.default)
     }
 
-    /// Refuses a value that the type of the option cannot hold.
+    /// Refuses a value that does not fit the type of the option.
     pub fn read(&self, value: &Value) -> Result<(), String> {
         match self.kind {
-            // A word may stand for several options, so the type may know fewer.
+            // A word may stand for several options, so the type may not know all of them.
             Kind::Words(_) if self.kind.holds(value) => Ok(()),
             Kind::Words(words) => Err(format!(
                 "unknown {} `{}`: choose one of {}",

@@ -1,5 +1,6 @@
-//! The table of all options: each a row, with its type, range, default and help, and what it means to a run that goes on
-//! from a checkpoint. Command line, TOML keys, [`Config`], checks and documentation follow from it.
+//! The table of all options. Each row has the type, range, default and help of an option, and the
+//! effect of changing it at a resume. The command line, TOML keys, [`Config`], checks and
+//! documentation follow from it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,7 +25,7 @@ use crate::settings::{
     StepRange, Survive, Transport,
 };
 
-/// Makes [`OPTIONS`] and [`Config`] of rows.
+/// Defines [`OPTIONS`] and [`Config`] from rows.
 macro_rules! options {
     ($(
         $(#[doc = $about:literal])+
@@ -46,21 +47,22 @@ macro_rules! options {
             }
         )+
 
-        /// The settings of a run by heading: every key has its value, and each value is in its range.
+        /// The settings of a run by heading. Every key has a value in its range.
         ///
-        /// What values mean together (whether `heads` divides `hidden`, whether a schedule has such a shape)
-        /// is for the model and the schedule to say.
+        /// The model and the schedule check values that depend on each other (whether `heads`
+        /// divides `hidden`, whether a schedule can have its shape).
         #[derive(Clone, PartialEq, Debug)]
         pub struct Config {
             $( $(#[doc = $about])+ pub $part: $Part, )+
-            /// Where values came from.
+            /// The origins of the values.
             pub(crate) origins: BTreeMap<&'static str, Origin>,
-            /// Name of a caller's model, of which the options of ours say nothing.
+            /// Name of a caller's model, which our model options do not describe.
             pub(crate) own_model: Option<String>,
         }
 
         impl Config {
-            /// The settings that `entries` say, or which key says something wrong.
+            /// Converts `entries` to settings, or returns the key with the wrong value and the
+            /// reason.
             pub(crate) fn of(entries: Entries) -> Result<Config, (&'static str, String)> {
                 Ok(Config {
                     $( $part: $Part { $( $field: read(&entries, $name)?, )+ }, )+
@@ -69,7 +71,8 @@ macro_rules! options {
                 })
             }
 
-            /// The value of `key` and where it came from; `None` if nothing was said and nothing is meant.
+            /// Returns the value of `key` and its origin; `None` if none was given and there is no
+            /// default.
             pub fn value(&self, key: &str) -> Option<(Value, &Origin)> {
                 if let Some(name) = self.own_model.as_ref().filter(|_| is_of_our_models(key)) {
                     return (key == "model").then(|| (name.as_str().into(), &Origin::Default));
@@ -91,7 +94,7 @@ fn read<T: Setting>(entries: &Entries, key: &'static str) -> Result<T, (&'static
     }
 }
 
-/// Whether an option says something of the models here, their stages, text or devices.
+/// Returns true if an option is about the built-in models, their stages, text or devices.
 pub(crate) fn is_of_our_models(key: &str) -> bool {
     let option = OPTIONS.iter().find(|option| option.name == key);
     ["layout", "device", "precision", "peak-flops"].contains(&key)
@@ -106,7 +109,7 @@ fn recomputations() -> Vec<&'static str> {
     Recompute::ALL.map(|(name, _)| name).into_iter().chain([AUTO]).collect()
 }
 
-/// Products alone can be of tf32.
+/// tf32 only applies to products, so it is left out here.
 fn reduced() -> Vec<&'static str> {
     let others = Precision::ALL.iter().filter(|(_, precision)| *precision != Precision::Tf32);
     others.map(|(name, _)| *name).collect()

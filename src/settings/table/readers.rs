@@ -1,23 +1,23 @@
-//! Who reads options that not every training does.
+//! The runs that read options which not every training reads.
 
 use chimera_core::lower::Recompute;
 
 use crate::settings::{Config, Origin, RecomputedStages};
 
-/// Who reads an option: in words, and whether a training does.
+/// The runs that read an option: their description, and a function that recognizes them.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader {
     pub(crate) words: &'static str,
     pub(crate) is_in: fn(&Config) -> bool,
 }
 
-/// Learning rates that fall.
+/// Learning rates that decay.
 pub(crate) const FALL: Reader = Reader {
     words: "learning rates that fall: lr-schedule cosine, linear or wsd",
     is_in: Config::lr_falls,
 };
 
-/// Optimizers with moments. A caller's own may read what it likes.
+/// Optimizers with moments. A caller's own optimizer may read any option.
 pub(crate) const MOMENTS: Reader = Reader {
     words: "optimizer adamw, lamb, muon or kfac",
     is_in: |config| config.training.optimizer.name() != "sgd",
@@ -33,17 +33,17 @@ pub(crate) const MOMENTUM: Reader = Reader {
 pub(crate) const KFAC: Reader =
     Reader { words: "optimizer kfac", is_in: |config| config.training.optimizer.preconditions() };
 
-/// Runs that are traced.
+/// Runs with a trace.
 pub(crate) const TRACED: Reader =
     Reader { words: "runs with trace", is_in: |config| config.output.trace.is_some() };
 
-/// Runs that go by a profile.
+/// Runs that use a profile.
 pub(crate) const PROFILED: Reader = Reader {
     words: "runs with profile or predict",
     is_in: |config| config.costs.profile.is_some() || config.costs.predict.is_some(),
 };
 
-/// Trainings that choose what recomputes.
+/// Runs that choose the stages to recompute.
 pub(crate) const CHOOSES: Reader = Reader {
     words: "recompute auto, or recompute-stages auto beside recompute full or selective",
     is_in: |config| {
@@ -52,8 +52,8 @@ pub(crate) const CHOOSES: Reader = Reader {
     },
 };
 
-/// What to tell of options that a command or a program has said, and that nothing reads. The settings are those before a plan has
-/// chosen what they leave open.
+/// Returns warnings about options of a command or program that nothing reads. `config` has the
+/// settings before a plan chooses those that are left open.
 pub fn unread_options(config: &Config) -> Vec<String> {
     let is_said =
         |key| matches!(config.value(key), Some((_, Origin::CommandLine | Origin::Program)));

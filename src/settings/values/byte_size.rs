@@ -1,9 +1,9 @@
-//! Numbers of bytes, as people write them.
+//! Numbers of bytes in the notation of people.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Units by name, the binary ones first: of these the largest is taken that a number is whole in.
+/// Units by name, binary ones first. The largest unit that gives a whole number is used.
 const UNITS: [(&str, u64); 9] = [
     ("TiB", 1 << 40),
     ("GiB", 1 << 30),
@@ -22,7 +22,7 @@ const N_BINARY: usize = 4;
 pub struct ByteSize(u64);
 
 impl ByteSize {
-    /// It in bytes.
+    /// Returns the number of bytes.
     pub fn bytes(self) -> u64 {
         self.0
     }

@@ -1,11 +1,11 @@
-//! The function of the gate of a llama's MLP, by name.
+//! The gate functions of a llama's MLP, by name.
 
 use std::str::FromStr;
 
 use chimera_core::layers::Activation;
 use chimera_core::notation::by_name;
 
-/// The function of the gate of a llama's MLP.
+/// The gate function of a llama's MLP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MlpGate(pub Activation);
 

@@ -1,23 +1,23 @@
-//! How the layers of a model are shared out among the stages.
+//! The assignment of a model's layers to stages.
 
 use std::fmt;
 use std::str::FromStr;
 
 use chimera_core::model::{Partition, PartitionError};
 
-/// Which layers each stage holds.
+/// The layers of each stage.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Layout {
-    /// Stages of as equal forward work as can be.
+    /// Stages whose forward work is as equal as possible.
     Balanced,
-    /// What makes the step shortest, by a simulation of the schedule.
+    /// The layout with the shortest step, according to a simulation of the schedule.
     Auto,
-    /// These.
+    /// A given layout.
     Is(Partition),
 }
 
 impl Layout {
-    /// Words that stand for a way to find one.
+    /// Words for the ways to find a layout.
     pub const WORDS: [(&'static str, Layout); 2] =
         [("balanced", Layout::Balanced), ("auto", Layout::Auto)];
 }

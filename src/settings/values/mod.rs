@@ -1,4 +1,4 @@
-//! The types of values that options have, and how they are written.
+//! The types of the options' values, and their notation.
 
 pub(super) mod byte_size;
 pub(super) mod gate;

@@ -1,4 +1,4 @@
-//! Which stages recompute.
+//! The choice of stages that recompute.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,30 +8,30 @@ use chimera_core::ids::StageId;
 use chimera_core::lower::Recompute;
 use chimera_core::model::Selection;
 
-/// The recomputation that is chosen stage by stage.
+/// The word for recomputation that is chosen stage by stage.
 pub(crate) const AUTO: &str = "auto";
 
-/// The stages that `recompute` is about: the others keep all their activations.
+/// The stages that `recompute` applies to. The others keep all their activations.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RecomputedStages {
-    /// All of them.
+    /// All stages.
     All,
-    /// As few as memory asks for.
+    /// As few as memory requires.
     Auto,
-    /// These, each with how it recomputes where that is not what `recompute` says.
+    /// These stages, some with a recomputation that differs from `recompute`.
     These(BTreeMap<u16, Option<StageRecompute>>),
 }
 
-/// How a stage recomputes that does not as the others do.
+/// The recomputation of a stage that differs from the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StageRecompute {
-    /// By what its forwards keep.
+    /// The forwards keep this.
     Keeps(Recompute),
-    /// Of that number of its layers, from their inputs; the others keep all.
+    /// Recomputes this number of layers from their inputs and keeps the activations of the others.
     Layers(u16),
 }
 
-/// Stages that cannot recompute as they are to.
+/// An error in the stages to recompute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UnfitStages {
     /// A stage does not exist.
@@ -41,10 +41,10 @@ pub enum UnfitStages {
     Absent {
         /// The stage.
         stage: u16,
-        /// How many there are.
+        /// Number of stages.
         n_stages: usize,
     },
-    /// A stage has fewer layers than it is to recompute.
+    /// A stage has fewer layers than it should recompute.
     #[error(
         "recompute-stages says that stage {stage} recomputes {n} layers, but it has {has}: say {has} at most, or no number, so \
          that it recomputes all"
@@ -52,12 +52,12 @@ pub enum UnfitStages {
     TooManyLayers {
         /// The stage.
         stage: u16,
-        /// How many it is to recompute.
+        /// Number of layers it should recompute.
         n: usize,
-        /// How many it has.
+        /// Number of layers it has.
         has: usize,
     },
-    /// They are to be chosen of a schedule that is searched for.
+    /// The stages to recompute cannot be chosen for a schedule that is searched for.
     #[error(
         "recompute-stages auto is for the schedules of the table, and auto searches for one: name stages, such as 0,2-3"
     )]
@@ -65,11 +65,11 @@ pub enum UnfitStages {
 }
 
 impl RecomputedStages {
-    /// Words that stand for stages.
+    /// Words for sets of stages.
     pub const WORDS: [(&'static str, RecomputedStages); 2] =
         [("all", RecomputedStages::All), (AUTO, RecomputedStages::Auto)];
 
-    /// What the forwards of a stage keep, where `recompute` says what those of a stage among these keep.
+    /// Returns the recomputation of a stage, given the `recompute` that applies to these stages.
     pub fn of(&self, stage: StageId, recompute: Recompute) -> Recompute {
         match self {
             RecomputedStages::These(stages) => match stages.get(&stage.0) {
@@ -83,7 +83,7 @@ impl RecomputedStages {
         }
     }
 
-    /// What a stage keeps of its layers, if its forwards keep a part of them.
+    /// Returns the part of the layers that a stage keeps if its forwards keep a part.
     pub fn selection(&self, stage: StageId) -> Selection {
         match self {
             RecomputedStages::These(stages) => match stages.get(&stage.0) {
@@ -94,7 +94,7 @@ impl RecomputedStages {
         }
     }
 
-    /// Whether some stage recomputes a number of its layers.
+    /// Returns true if some stage recomputes a number of its layers.
     pub fn has_layers(&self) -> bool {
         let RecomputedStages::These(stages) = self else { return false };
         stages.values().any(|own| matches!(own, Some(StageRecompute::Layers(_))))

@@ -1,21 +1,21 @@
-//! How Chimera is scaled beyond D micro-batches, by name.
+//! The scaling of Chimera to more than D micro-batches, by name.
 
 use std::str::FromStr;
 
 use chimera_core::notation::by_name;
 use chimera_core::schedule;
 
-/// A [scaling](schedule::Scaling), or the best that needs no more memory.
+/// A [scaling](schedule::Scaling), or the best one that needs no more memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scaling {
-    /// The shorter of direct and halving, as a [`Request`](chimera_core::request::Request) finds it.
+    /// The shorter of direct and halving, as in a [`Request`](chimera_core::request::Request).
     Auto,
-    /// This one.
+    /// A given scaling.
     Is(schedule::Scaling),
 }
 
 impl Scaling {
-    /// Every one with its name on the command line.
+    /// All scalings with their names on the command line.
     pub const ALL: [(&'static str, Scaling); 4] = [
         ("auto", Scaling::Auto),
         ("direct", Scaling::Is(schedule::Scaling::Direct)),
@@ -23,7 +23,7 @@ impl Scaling {
         ("halving", Scaling::Is(schedule::Scaling::Halving)),
     ];
 
-    /// The scaling of a shape: where the best is still to be found, direct.
+    /// Returns the scaling for a shape: direct if the best one has not been found yet.
     pub fn of_shape(self) -> schedule::Scaling {
         match self {
             Scaling::Auto => schedule::Scaling::Direct,

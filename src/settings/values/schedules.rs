@@ -1,5 +1,5 @@
-//! What goes by the name of a schedule on the command line and in settings, and which options it reads: those of the
-//! table, `auto`, files.
+//! Names of schedules on the command line and in settings, with the options that they read: those
+//! of the table, `auto`, and files.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use chimera_core::notation::near;
 use chimera_core::schedule::{Parameter, SCHEDULES, Schedule, find};
 use chimera_core::search::{AUTO, Where};
 
-/// What a single worker is trained by: it has no pipeline to schedule, and alternates forward and backward.
+/// The schedule of a single worker, which has no pipeline: it alternates forward and backward.
 pub const ALONE: &str = "1f1b";
 
-/// Options of the search alone.
+/// Options that only the search reads.
 const OF_AUTO: [&str; 3] = ["placement", "search-time", "search-seed"];
 
-/// What goes by the name of a schedule.
+/// A schedule by name.
 #[derive(Clone)]
 pub enum Named {
     /// A schedule of the table.
@@ -27,7 +27,7 @@ pub enum Named {
 }
 
 impl Named {
-    /// The parameters that it reads: what is in a file, and what is searched for, reads none.
+    /// Returns the parameters that the schedule reads. A file and a search read none.
     pub(crate) fn reads(&self) -> &'static [Parameter] {
         match self {
             Named::Schedule(schedule) => schedule.reads(),
@@ -71,19 +71,19 @@ impl PartialEq for Named {
     }
 }
 
-/// Whether `name` is that of a file rather than of a schedule: it ends in `.json` or `.csv`.
+/// Returns true if `name` is a file rather than a schedule: it ends in `.json` or `.csv`.
 pub fn is_file(name: &str) -> bool {
     let ending = Path::new(name).extension().unwrap_or_default();
     ["json", "csv"].iter().any(|known| ending.eq_ignore_ascii_case(known))
 }
 
-/// All names, aliases after the name that they stand for, `auto` last.
+/// Lists all names, with aliases after the main name and `auto` last.
 pub fn names() -> Vec<&'static str> {
     let names = SCHEDULES.iter().map(|s| [&[s.name()], s.aliases()].concat());
     names.flatten().chain([AUTO]).collect()
 }
 
-/// A name that no schedule has.
+/// An unknown name of a schedule.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("unknown schedule `{0}`: {hint}", hint = hint(.0))]
 pub struct Unknown(pub String);
@@ -92,14 +92,14 @@ fn hint(name: &str) -> String {
     meant(name).unwrap_or_else(|| format!("choose one of {}", names().join(", ")))
 }
 
-/// The question whether another name was meant, if one is like it.
+/// Asks whether a similar name was meant, if there is one.
 pub(crate) fn meant(name: &str) -> Option<String> {
     let near = near(name, names().into_iter())?;
     Some(format!("did you mean `{near}`? `chimera schedule list` has them all"))
 }
 
-/// What to tell of those options `given`, by their names, that have no effect on a schedule, or on `auto` at `place`.
-/// Options that shape no schedule pass.
+/// Returns warnings about those options in `given` that have no effect on a schedule, or on `auto`
+/// at `place`. Options that do not shape schedules are ignored.
 pub fn unread<'a>(
     schedule: &Named,
     place: Where,
@@ -127,7 +127,7 @@ pub fn unread<'a>(
     given.into_iter().filter_map(tell).collect()
 }
 
-/// Who reads a parameter.
+/// Lists the schedules that read a parameter.
 fn readers(parameter: Parameter) -> Vec<String> {
     let schedules = SCHEDULES.iter().filter(|schedule| schedule.reads().contains(&parameter));
     let mut readers: Vec<_> = schedules.map(|schedule| schedule.name().to_string()).collect();
@@ -141,7 +141,7 @@ fn readers(parameter: Parameter) -> Vec<String> {
     readers
 }
 
-/// `a, b and c`.
+/// Joins words as in `a, b and c`.
 fn listed(words: &[String]) -> String {
     match words {
         [] => String::new(),

@@ -1,40 +1,40 @@
-//! How fast ranks are that are not all alike.
+//! Relative speeds of ranks that are not all alike.
 
 use std::fmt;
 use std::str::FromStr;
 
 use chimera_core::ids::Rank;
 
-/// The slowest and the fastest that a rank may be.
+/// The lowest and the highest speed of a rank.
 const RANGE: std::ops::RangeInclusive<f64> = 1e-3..=1e3;
 
-/// How fast each rank computes beside one of speed 1, from rank 0 on; further ranks repeat them.
+/// The compute speed of each rank relative to speed 1, from rank 0 on; repeated for further ranks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Speeds(Vec<f64>);
 
 impl Speeds {
-    /// How many are said.
+    /// Number of given speeds.
     pub fn n_said(&self) -> usize {
         self.0.len()
     }
 
-    /// The speeds of some ranks alone.
+    /// Returns the speeds of only these ranks.
     pub fn of_ranks(&self, ranks: &[Rank]) -> Speeds {
         Speeds(ranks.iter().map(|rank| self.0[rank.index() % self.0.len()]).collect())
     }
 
-    /// The speed of each worker of a pipeline where `width` of them stand side by side: the slowest of those that do the
-    /// same, since all wait for it.
+    /// Returns the speed of each worker of a pipeline, with `width` pipelines side by side: the
+    /// slowest of the ranks that do the same work, since all wait for it.
     pub fn of_workers(&self, depth: usize, width: usize) -> Vec<f64> {
         least_of_workers(&self.0, depth, width)
     }
 }
 
-/// The least that any rank has which is a certain worker, by worker of a pipeline of which `width` stand side by side.
-/// `of_ranks` is from rank 0 on, and further ranks repeat it.
+/// Returns the lowest value for each worker of a pipeline among the ranks that are this worker,
+/// with `width` pipelines side by side. `of_ranks` starts at rank 0 and repeats for further ranks.
 pub(crate) fn least_of_workers(of_ranks: &[f64], depth: usize, width: usize) -> Vec<f64> {
     let of_worker = |worker: usize| {
-        // Groups beyond as many as there are values repeat what others have.
+        // Groups beyond the number of values only repeat earlier ones.
         let ranks = (0..width.min(of_ranks.len())).map(|group| group * depth + worker);
         ranks.map(|rank| of_ranks[rank % of_ranks.len()]).fold(f64::INFINITY, f64::min)
     };
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(speeds.of_workers(2, 2), [0.5, 1.0]);
         assert_eq!(speeds.of_workers(1, 4), [0.5]);
         assert_eq!(speeds.of_ranks(&[0, 2, 7].map(Rank)).to_string(), "1,0.5,2");
-        // Further ranks are as the first ones.
+        // Further ranks repeat the first ones.
         assert_eq!(speeds.of_workers(4, 64), [1.0, 1.0, 0.5, 2.0]);
         assert_eq!(speeds.of_workers(6, 1), [1.0, 1.0, 0.5, 2.0, 1.0, 1.0]);
         assert_eq!(speeds.of_workers(3, 4), [0.5; 3]);

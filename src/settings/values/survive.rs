@@ -1,22 +1,22 @@
-//! What to do when a rank that is a process has died, or is stalled, by name.
+//! Reactions to a dead or stalled process rank, by name.
 
 use std::str::FromStr;
 
 use chimera_core::notation::by_name;
 
-/// What to do when a rank has died.
+/// The reaction to a dead rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Survive {
     /// All ranks end.
     Off,
-    /// A process is started in its place, and gets what it held from replicas.
+    /// A new process takes its place, and gets its state from replicas.
     Respawn,
-    /// The others train on without it and share its work.
+    /// The other ranks continue without it and share its work.
     Narrow,
 }
 
 impl Survive {
-    /// Every one with its name on the command line.
+    /// All reactions with their names on the command line.
     pub const ALL: [(&'static str, Survive); 3] =
         [("off", Survive::Off), ("respawn", Survive::Respawn), ("narrow", Survive::Narrow)];
 }
@@ -29,17 +29,17 @@ impl FromStr for Survive {
     }
 }
 
-/// Which ranks that live the others go on without.
+/// The living ranks that are evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Evict {
-    /// None: a wait for one that is stalled ends the run.
+    /// None: a timeout on a stalled rank ends the run.
     Off,
-    /// Ranks that make no progress: they are ended, and then dead.
+    /// Ranks that make no progress: they are killed, and then count as dead.
     Stalled,
 }
 
 impl Evict {
-    /// Every one with its name on the command line.
+    /// All values with their names on the command line.
     pub const ALL: [(&'static str, Evict); 2] = [("off", Evict::Off), ("stalled", Evict::Stalled)];
 }
 

@@ -1,24 +1,24 @@
-//! How workers reach each other, by name.
+//! The transports between workers, by name.
 
 use std::str::FromStr;
 
 use chimera_core::notation::by_name;
 
-/// How workers reach each other.
+/// The transport between workers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transport {
-    /// By MPI where a launcher started several processes, else as threads.
+    /// MPI if a launcher started several processes, otherwise threads.
     Auto,
-    /// They are threads of one process.
+    /// Workers are threads of one process.
     Threads,
-    /// Each is a process.
+    /// Each worker is a process.
     Mpi,
-    /// Each is a process with a GPU of CUDA; their tensors go over NCCL, all else over MPI.
+    /// Each worker is a process with a CUDA GPU; tensors go over NCCL, everything else over MPI.
     Nccl,
 }
 
 impl Transport {
-    /// Every one with its name on the command line.
+    /// All transports with their names on the command line.
     pub const ALL: [(&'static str, Transport); 4] = [
         ("auto", Transport::Auto),
         ("threads", Transport::Threads),

@@ -1,4 +1,4 @@
-//! How the values of options are written, in TOML and on the command line.
+//! The notation of the options' values, in TOML and on the command line.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -19,24 +19,24 @@ use crate::settings::{
     Transport,
 };
 
-/// Which values an option may have.
+/// The kind of an option's values.
 #[derive(Clone, Copy)]
 pub enum Kind {
-    /// Whole numbers from one to another.
+    /// Whole numbers in a range.
     Whole(i64, i64),
-    /// Numbers from one to another.
+    /// Numbers in a range.
     Real(f64, f64),
     /// True or false.
     Flag,
-    /// One of some words.
+    /// One of these words.
     Words(fn() -> Vec<&'static str>),
-    /// Any text, such as one of these.
+    /// Any text; these are examples.
     Text(&'static [&'static str]),
     /// A file or folder.
     Path,
     /// Files.
     Paths,
-    /// Weights of files, whose sum is 1.
+    /// Weights of files, with sum 1.
     Weights,
     /// A schedule's name, or a file.
     Schedule,
@@ -46,13 +46,13 @@ pub enum Kind {
     Layout,
     /// A word, or numbers of stages.
     Stages,
-    /// How fast ranks are.
+    /// Relative speeds of ranks.
     Speeds,
-    /// A number of bytes, with a unit or without.
+    /// A number of bytes, with or without a unit.
     Bytes,
     /// A scaling of rotary frequencies.
     RopeScaling,
-    /// Hyperparameters by names of parameters.
+    /// Hyperparameters by parameter name.
     ParamRules,
     /// A range of steps.
     Steps,
@@ -61,7 +61,8 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The value that a word of the command line says; one path of several. Its range is not checked.
+    /// Parses a word of the command line; it is one path if there may be several. Does not check
+    /// the range.
     pub(crate) fn parse(self, word: &str) -> Option<Value> {
         match self {
             Kind::Whole(..) => word.trim().parse().ok().map(Value::Integer),
@@ -71,7 +72,8 @@ impl Kind {
         }
     }
 
-    /// `value` as a value of this kind, whatever its range, if it is one: whole numbers are numbers too.
+    /// Converts `value` to this kind, if possible, without checking the range. A whole number is
+    /// also accepted as a number.
     pub(crate) fn typed(self, value: Value) -> Result<Value, String> {
         let typed = match self {
             Kind::Whole(..) => value.try_into::<i64>().map(Value::from),
@@ -98,7 +100,7 @@ impl Kind {
         typed.map_err(|error| error.message().to_string())
     }
 
-    /// Words that a value can be, or can begin with.
+    /// Lists words that a value can be, or begin with.
     pub fn examples(self) -> Vec<&'static str> {
         match self {
             Kind::Flag => vec!["true", "false"],
@@ -114,16 +116,17 @@ impl Kind {
     }
 }
 
-/// A type of values.
+/// A type of option values.
 pub(crate) trait Setting: Sized {
     const KIND: Kind;
 
     fn read(value: &Value) -> Result<Self, String>;
 
-    /// `None` where nothing holds.
+    /// Writes the value; `None` if there is none.
     fn write(&self) -> Option<Value>;
 
-    /// What it is where nothing is said, if that can be.
+    /// Returns the value of an option that has neither a value nor a default, if the type allows
+    /// that.
     fn unset() -> Option<Self> {
         None
     }
@@ -145,7 +148,7 @@ impl<T: Setting> Setting for Option<T> {
     }
 }
 
-/// Types that TOML has.
+/// Implements `Setting` for types that TOML has.
 macro_rules! plain {
     ($($type:ty = $kind:expr, $write:expr;)+) => {$(
         impl Setting for $type {
@@ -182,7 +185,7 @@ plain! {
     Vec<PathBuf> = Kind::Paths, |paths| Value::Array(paths.iter().map(|path| text(path)).collect());
 }
 
-/// Types that are written as text.
+/// Implements `Setting` for types that are written as text.
 macro_rules! texts {
     ($($type:ty = $kind:expr;)+) => {$(
         impl Setting for $type {
@@ -238,7 +241,7 @@ impl Setting for Optimizer {
     }
 }
 
-/// Types whose values have names.
+/// Implements `Setting` for types whose values have names.
 macro_rules! words {
     ($($type:ty),+) => {$(
         impl Setting for $type {
@@ -259,7 +262,7 @@ macro_rules! words {
 words!(Border, MlpGate, LrSchedule, NonFinite, Offloading, Precision, Recompute, Scaling);
 words!(Evict, Survive, Sync, Transport, Where);
 
-/// Some steps, at least one, written `A..B`.
+/// A range of steps, not empty, written `A..B`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StepRange(pub Range<u64>);
 

@@ -1,17 +1,17 @@
-//! The weights of a mixture of data.
+//! The weights of a data mixture.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// How far from 1 the sum of weights may be, which are rounded where they are written.
+/// Largest deviation of the sum of weights from 1, since written weights are rounded.
 const TOLERANCE: f64 = 1e-6;
 
-/// Weights of a mixture, each above 0, whose sum is 1.
+/// Weights of a mixture, each above 0, with sum 1.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DataWeights(Vec<f64>);
 
 impl DataWeights {
-    /// The weights.
+    /// Returns the weights.
     pub fn as_slice(&self) -> &[f64] {
         &self.0
     }
@@ -31,7 +31,7 @@ impl FromStr for DataWeights {
         if (sum - 1.0).abs() <= TOLERANCE {
             Ok(DataWeights(weights))
         } else {
-            // Twelve digits hide what the sum was rounded by.
+            // Twelve digits hide the rounding error of the sum.
             Err(format!("their sum is {}, not 1", (sum * 1e12).round() / 1e12))
         }
     }
