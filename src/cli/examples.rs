@@ -1,10 +1,10 @@
-//! Examples for help: a few lines for each command, which a test reads back.
+//! Examples for help: a few lines for each command, which a test parses.
 
 use clap::{Command, CommandFactory};
 
 use crate::cli::Cli;
 
-/// Command lines, each with what it does.
+/// Command lines, each with a description.
 type Examples = &'static [(&'static str, &'static str)];
 
 /// Examples by subcommand.
@@ -206,7 +206,7 @@ const EXAMPLES: &[(&str, Examples)] = &[
     ("man", &[("chimera man ~/.local/share/man/man1", "where man finds them")]),
 ];
 
-/// The examples of a command; of a group, the first one of each command in it.
+/// Returns the examples of a command; for a group, the first one of each command in it.
 pub(crate) fn examples(path: &str) -> Vec<(&'static str, &'static str)> {
     if let Some((_, lines)) = EXAMPLES.iter().find(|(of, _)| *of == path) {
         return lines.to_vec();
@@ -216,7 +216,7 @@ pub(crate) fn examples(path: &str) -> Vec<(&'static str, &'static str)> {
     within.filter_map(|(_, lines)| lines.first().copied()).collect()
 }
 
-/// The command with all subcommands, their help opening with examples.
+/// Returns the command with all subcommands, with examples at the start of their help.
 pub(crate) fn command() -> Command {
     with_examples(Cli::command(), "")
 }

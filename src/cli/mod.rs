@@ -1,4 +1,5 @@
-//! The `chimera` command: `commands` are its subcommands, a file each, and `parts` what several of them share.
+//! The `chimera` command: `commands` has a file for each subcommand, and `parts` the code that
+//! several of them share.
 
 mod commands;
 mod examples;
@@ -23,7 +24,7 @@ use crate::settings::args::explained;
 /// The most threads that one pool may have, as for the setting `threads`.
 const MAX_THREADS: u64 = 1 << 10;
 
-/// Does what the command line of this process says; what goes wrong is printed, and tells in the exit code.
+/// Runs the command line of this process. Prints an error, and returns its exit code.
 pub fn main() -> ExitCode {
     match Cli::read().run() {
         Ok(()) => ExitCode::SUCCESS,
@@ -34,7 +35,7 @@ pub fn main() -> ExitCode {
 /// Trains networks too large for one device by pipelining them over many: Chimera's bidirectional
 /// pipelines and other schedules, proven, simulated, drawn and run.
 #[derive(Parser)]
-#[command(name = "chimera", version, about, args_override_self = true)] // so that a script's options can stand before a user's
+#[command(name = "chimera", version, about, args_override_self = true)] // a user's options override a script's
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -68,7 +69,7 @@ enum Command {
 }
 
 impl Cli {
-    /// Reads the command line; exits where it is wrong, or asks for help.
+    /// Parses the command line; exits if it is invalid, or asks for help.
     pub(crate) fn read() -> Cli {
         let words = std::env::args_os().map(with_dashes);
         let matches = examples::command().try_get_matches_from(words);
@@ -76,7 +77,7 @@ impl Cli {
         cli.unwrap_or_else(|error| refuse(&explained(error)))
     }
 
-    /// Does what the command line says.
+    /// Runs the command.
     pub(crate) fn run(self) -> Result<()> {
         for variable in ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"] {
             check_threads(variable, std::env::var_os(variable))?;
@@ -106,8 +107,8 @@ impl Cli {
     }
 }
 
-/// Ends the process with what is wrong with a command line, or with the help that it asks for. The message keeps its colours
-/// where all of it can be shown.
+/// Ends the process with the error in a command line, or with the help that it asks for. The
+/// message keeps its colours if it can be printed unchanged.
 fn refuse(error: &clap::Error) -> ! {
     if error.kind() == ErrorKind::InvalidUtf8
         && let Some(text) = not_utf8(&std::env::args_os().collect::<Vec<_>>())
@@ -116,7 +117,8 @@ fn refuse(error: &clap::Error) -> ! {
         std::process::exit(error.exit_code());
     }
     let text = error.to_string();
-    // Ranks share a standard error that is no terminal: clap would write the text in pieces that mix.
+    // Ranks may share a standard error that is not a terminal: clap would write the text in pieces
+    // that mix.
     if !error.use_stderr() || stderr().is_terminal() && shown(&text) == text {
         error.exit();
     }
@@ -136,7 +138,7 @@ fn not_utf8(words: &[OsString]) -> Option<String> {
     ))
 }
 
-/// Refuses a number of threads that the system could run out of.
+/// Refuses a number of threads that could exhaust the system.
 fn check_threads(variable: &str, value: Option<OsString>) -> Result<()> {
     let n = value.and_then(|value| value.to_str()?.parse::<u64>().ok()).unwrap_or(0);
     ensure!(
@@ -146,7 +148,7 @@ fn check_threads(variable: &str, value: Option<OsString>) -> Result<()> {
     Ok(())
 }
 
-/// An option whose parts are parted by `-`, where they may be by `_`.
+/// Replaces `_` with `-` in the name of an option.
 fn with_dashes(word: OsString) -> OsString {
     let Some(option) = word.to_str().filter(|word| word.starts_with("--")) else { return word };
     let (name, value) = option.split_at(option.find('=').unwrap_or(option.len()));

@@ -1,4 +1,4 @@
-//! `chimera checkpoint`: looks at checkpoints, proves them whole, takes weights out of them.
+//! `chimera checkpoint`: shows checkpoints, checks that they are whole, and extracts weights.
 
 use std::fmt::Write;
 use std::path::PathBuf;

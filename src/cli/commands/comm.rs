@@ -1,4 +1,4 @@
-//! `chimera comm bench`: what messages and sums cost on a transport.
+//! `chimera comm bench`: measures messages and all-reduces on a transport.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,15 +21,16 @@ use crate::cli::parts::terminal::output::is_standard_output;
 use crate::run::host_name;
 use crate::settings::{Survive, Transport};
 
-/// Bytes that are measured.
+/// Sizes to measure, in bytes.
 const SIZES: [usize; 8] = [4, 64, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
-/// Each size is measured so often; the median counts.
+/// Rounds for each size; the median counts.
 const N_ROUNDS: usize = 7;
 /// Bytes of one round.
 const ROUND_BYTES: usize = 1 << 26;
-/// A message of the most bytes that takes longer than one of the fewest by less than this part says nothing about bytes.
+/// If the largest message takes longer than the smallest by less than this fraction, the difference
+/// is noise.
 const NOISE: f64 = 0.05;
-/// For a message to come.
+/// Timeout for a message.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Measures how workers reach each other
@@ -79,23 +80,23 @@ fn transport(name: &str) -> Result<Transport, String> {
     }
 }
 
-/// What was measured.
+/// The measured times.
 #[derive(Serialize)]
 pub(crate) struct Report {
     transport: String,
     ranks: u32,
-    /// Whether messages are handed over and not copied, so that this measures no network.
+    /// Whether messages are passed without a copy, so that this does not measure a network.
     handed_over: bool,
-    /// Of messages between ranks 0 and 1.
+    /// The link between ranks 0 and 1.
     #[serde(flatten)]
     link: MeasuredLink,
-    /// Ranks on the node of rank 0.
+    /// Number of ranks on the node of rank 0.
     ranks_per_node: u32,
-    /// Between two ranks of that node, if it has two.
+    /// The link between two ranks of that node, if it has two.
     inside: Option<MeasuredLink>,
-    /// From that node to another one, if there is one.
+    /// The link from that node to another one, if there is one.
     between: Option<MeasuredLink>,
-    /// One way, between ranks 0 and 1.
+    /// One-way times of messages between ranks 0 and 1.
     messages: Vec<Timed>,
     /// Times of an all-reduce: each rank owns a share, adds it up in order of rank, and sends it to all.
     sums: Vec<Timed>,
@@ -139,7 +140,7 @@ impl Bench {
 }
 
 impl Report {
-    /// Between threads size costs nothing: what differs is noise.
+    /// Between threads the size costs nothing: the differences are noise.
     fn between_threads(self) -> Report {
         let free = |link: MeasuredLink| MeasuredLink { beta_s_per_byte: 0.0, ..link };
         let inside = self.inside.map(free);
@@ -180,7 +181,7 @@ impl Report {
     }
 }
 
-/// Measures on every rank; rank 0 reports.
+/// Measures on all ranks; only rank 0 returns a report.
 pub(crate) fn measure(
     comm: &mut dyn Comm<Host>,
     transport: &str,
@@ -214,7 +215,7 @@ pub(crate) fn measure(
     Ok((bench.comm.rank() == Rank(0)).then_some(report))
 }
 
-/// A link in words.
+/// Describes a link.
 fn words(link: MeasuredLink) -> String {
     let MeasuredLink { alpha_s, beta_s_per_byte } = link;
     match beta_s_per_byte {
@@ -223,7 +224,7 @@ fn words(link: MeasuredLink) -> String {
     }
 }
 
-/// Seconds that every byte adds.
+/// Seconds per additional byte.
 fn slope(first: Timed, last: Timed) -> f64 {
     let more = last.seconds - first.seconds;
     if more > NOISE * first.seconds { more / (last.bytes - first.bytes) as f64 } else { 0.0 }
@@ -231,12 +232,12 @@ fn slope(first: Timed, last: Timed) -> f64 {
 
 struct Measured<'c> {
     comm: &'c mut dyn Comm<Host>,
-    /// Of the last message; none has the same twice.
+    /// Number of the last message; every message has its own.
     number: u64,
 }
 
 impl Measured<'_> {
-    /// The link from rank 0 to another one, where that to rank 1 is known.
+    /// Measures the link from rank 0 to another rank; the link to rank 1 is known.
     fn link(&mut self, peer: Rank, to_next: MeasuredLink) -> Result<MeasuredLink, CommError> {
         if peer == Rank(1) {
             return Ok(to_next);
@@ -247,7 +248,7 @@ impl Measured<'_> {
         Ok(MeasuredLink { alpha_s: first.seconds, beta_s_per_byte: slope(first, last) })
     }
 
-    /// Seconds of one message from rank 0 to `peer`, half of there and back.
+    /// Seconds of one message from rank 0 to `peer`: half of a round trip.
     fn message(&mut self, bytes: usize, peer: Rank) -> Result<f64, CommError> {
         let me = self.comm.rank();
         let mut host = zeros(bytes / 4);
@@ -265,7 +266,7 @@ impl Measured<'_> {
         .map(|seconds| seconds / 2.0)
     }
 
-    /// Seconds of one sum over all ranks.
+    /// Seconds of one all-reduce over all ranks.
     fn sum(&mut self, bytes: usize) -> Result<f64, CommError> {
         let (me, n) = (self.comm.rank().0, self.comm.n_ranks());
         let share = (bytes / 4).div_ceil(n as usize);
@@ -289,7 +290,8 @@ impl Measured<'_> {
         })
     }
 
-    /// The median over rounds of the seconds that `once` takes; all ranks begin a round together.
+    /// Returns the median of the seconds that `once` takes over the rounds; all ranks begin a round
+    /// together.
     fn median(
         &mut self,
         bytes: usize,

@@ -43,24 +43,25 @@ pub(crate) struct Compare {
     json: bool,
 }
 
-/// What is told of each schedule.
+/// The columns of the table.
 pub(crate) const HEADS: [&str; 6] =
     ["makespan", "speed-up", "bubble ratio", "peak", "copies", "messages"];
 
-/// What the words at the heads mean.
+/// Explanation of the columns.
 const ABOUT: &str = "Speed-up is over 1F1B; peak is the most micro-batches whose activations a worker \
                      holds; copies are those of the weights. All schedules cut the same model.";
 
-/// Schedules that ran, the fastest first, and those that could not.
+/// Schedules that ran, fastest first, and those that could not.
 pub(crate) struct Comparison {
     shape: Shape,
     pub(crate) runs: Vec<ContenderRun>,
     pub(crate) refused: Vec<(String, String)>,
-    /// The class of what was left out: a schedule that is refused tells more than a shape that is not there.
+    /// The error class if nothing ran: a refused schedule is worse than a shape that does not
+    /// exist.
     class: Class,
-    /// The makespan of 1F1B, which speed-up is over.
+    /// The makespan of 1F1B, relative to which speed-ups are computed.
     pub(crate) baseline: Option<f64>,
-    /// What takes 1.
+    /// The unit of time.
     unit: &'static str,
 }
 
@@ -88,7 +89,8 @@ impl Compare {
         print(comparison.text())
     }
 
-    /// Warns of options for all that no entry reads, and of an entry's own that it does not read.
+    /// Warns of common options that no entry reads, and of an entry's own options that it does not
+    /// read.
     fn warn_of_unread(&self, entries: &[Contender]) {
         let unread: Vec<_> = entries.iter().map(|entry| entry.unread(&self.shape)).collect();
         let Some((first, others)) = unread.split_first() else { return };
@@ -141,7 +143,7 @@ impl Comparison {
                 },
             }
         }
-        // Without a cap nothing has to recompute, and nothing else says how much would.
+        // Without a cap nothing has to recompute, so `auto` would not recompute anything.
         let one_in_turn = match said.passes.recompute_stages {
             RecomputedStages::Auto => "1f1b --in-turn 1 --recompute none --recompute-stages all",
             RecomputedStages::All | RecomputedStages::These(_) => "1f1b --in-turn 1",
@@ -207,7 +209,7 @@ impl Comparison {
         let entries: Vec<Compared> = (self.runs.iter().zip(&names))
             .map(|(run, name)| Compared {
                 name,
-                figures: figures(run, self.baseline)[1..].to_vec(), // the makespan stands where time ends
+                figures: figures(run, self.baseline)[1..].to_vec(), // the time axis shows the makespan
                 timeline: &run.timeline,
             })
             .collect();
@@ -218,7 +220,8 @@ impl Comparison {
     }
 }
 
-/// The name of a run, and of how many steps its drawing is, where figures are those of one.
+/// Names a run, with the number of steps in its drawing if there are several, since the figures are
+/// for one step.
 fn drawn(run: &ContenderRun) -> String {
     match run.program.window().n_steps() {
         1 => run.label.clone(),
@@ -226,7 +229,7 @@ fn drawn(run: &ContenderRun) -> String {
     }
 }
 
-/// The columns of [`HEADS`]; speed-up is over one that takes `baseline`.
+/// The columns of [`HEADS`]; speed-up is relative to a makespan of `baseline`.
 pub(crate) fn figures(run: &ContenderRun, baseline: Option<f64>) -> [String; HEADS.len()] {
     let speed_up = baseline.and_then(|baseline| run.speed_up(baseline));
     [

@@ -1,4 +1,4 @@
-//! `chimera completions`: scripts by which shells complete commands, options and their values.
+//! `chimera completions`: shell scripts that complete commands, options and their values.
 
 use std::collections::BTreeSet;
 
@@ -33,16 +33,17 @@ impl Completions {
     }
 }
 
-/// Where the script for zsh begins to run.
+/// The start of the part of the zsh script that runs.
 const ZSH_START: &str = "\nif [ \"$funcstack[1]\" = \"_chimera\" ]; then";
-/// Completes words or files.
+/// A zsh function that completes words or files.
 const ZSH_FILES: &str = "
 _chimera_words_or_files() {
     _alternative \"values:value:($*)\" 'files:file:_files'
 }
 ";
 
-/// The words of each argument that may also be a file. (Bash completes files where no word begins so.)
+/// Returns the words of each argument that may also be a file. (Bash completes files by itself if
+/// no word matches.)
 fn words_or_files(command: &Command) -> BTreeSet<Vec<String>> {
     let own = command.get_arguments().filter(|arg| may_be_file(arg)).map(words);
     let below = command.get_subcommands().flat_map(words_or_files);
@@ -58,7 +59,8 @@ fn words(arg: &Arg) -> Vec<String> {
     values.into_iter().flatten().map(|value| value.get_name().to_string()).collect()
 }
 
-/// The script with files beside words: of themselves, scripts offer one or the other.
+/// Adds files to the completions of arguments with words: the generated scripts only offer one of
+/// the two.
 fn with_files(shell: Shell, script: &str, words: &[String]) -> String {
     match shell {
         Shell::Zsh => {
@@ -75,7 +77,7 @@ fn with_files(shell: Shell, script: &str, words: &[String]) -> String {
     }
 }
 
-/// Lines that complete arguments without a name, which fish's script leaves out.
+/// Lines that complete positional arguments, which fish's script lacks.
 fn fish_positionals(command: &Command) -> String {
     let mut lines = String::new();
     for sub in command.get_subcommands() {

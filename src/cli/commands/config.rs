@@ -1,4 +1,4 @@
-//! `chimera config`: what a run would be trained with.
+//! `chimera config`: shows and checks the settings of a run.
 
 use std::path::{Path, PathBuf};
 
@@ -97,7 +97,7 @@ impl Check {
     }
 }
 
-/// What a sound file describes.
+/// Describes a valid file.
 fn verdict(file: &Path) -> Result<String> {
     let layers = Layers { config: Some(file.to_path_buf()), settings: Settings::default() };
     let config = layers.resolve(&OnDisk)?;

@@ -1,4 +1,4 @@
-//! `chimera devices`: what `--device` can name on this machine.
+//! `chimera devices`: lists the names for `--device` on this machine.
 
 use anyhow::Result;
 use clap::Args;

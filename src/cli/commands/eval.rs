@@ -1,4 +1,4 @@
-//! `chimera eval`: how well a trained model foresees a text.
+//! `chimera eval`: evaluates a trained model on a text.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -64,7 +64,7 @@ impl Eval {
             loaded.model.config.validate()?;
         }
         let of_data = match tokenizer_of(&self.data) {
-            // What the ids stand for is then unknown.
+            // The texts of the ids are then unknown.
             Err(DataError::Tokenizer(_)) if !cfg!(feature = "tokenizers") => None,
             known => known?,
         };
@@ -83,7 +83,7 @@ impl Eval {
         device.run(Evaluation { eval: &self, place, context, own, read })
     }
 
-    /// Every token from those before it.
+    /// Predicts every token from those before it.
     fn foresee<K: Layers>(&self, kernels: K, evaluation: Evaluation<'_>) -> Result<()> {
         let Evaluation { place, context, read, .. } = evaluation;
         let tokens = data::read(&self.data, read.config.vocab)?;
@@ -114,7 +114,7 @@ impl Eval {
         ))
     }
 
-    /// Masked tokens from those around them.
+    /// Predicts masked tokens from those around them.
     fn guess<K: Layers>(&self, kernels: K, evaluation: Evaluation<'_>) -> Result<()> {
         let Evaluation { place, context, own, read, .. } = evaluation;
         ensure!(self.stride.is_none(), "a BERT's samples lie side by side: leave --stride out");
@@ -153,11 +153,11 @@ impl Eval {
     }
 }
 
-/// What a device makes of the text.
+/// An evaluation of the text on a device.
 struct Evaluation<'e> {
     eval: &'e Eval,
     place: PathBuf,
-    /// Tokens of a window or sample.
+    /// Tokens per window or sample.
     context: usize,
     /// The model's tokenizer, if it came with one.
     own: Option<Tokenizer>,

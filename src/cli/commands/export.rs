@@ -78,7 +78,7 @@ impl Export {
 }
 
 impl To {
-    /// Writes a timetable and what has been proven of it.
+    /// Writes a timetable and the result of its proof.
     pub(crate) fn write(
         self,
         (plan, program): (&Scheduled, &Program),
@@ -114,7 +114,7 @@ impl To {
         deliver(self.out.as_deref(), &text)
     }
 
-    /// Writes the pipes that have micro-batches, each into a file.
+    /// Writes the pipes that have micro-batches, one file per pipe.
     fn write_csv(self, timetable: &Timetable) -> Result<()> {
         let pipes: BTreeSet<PipeId> = timetable.ops().map(|op| op.pipe).collect();
         let choice = pipes.iter().map(|pipe| pipe.0.to_string()).collect::<Vec<_>>().join(", ");
@@ -140,7 +140,7 @@ impl To {
     }
 }
 
-/// `a.pipe0.csv` for `a.csv` or `a`.
+/// The file of a pipe: `a.pipe0.csv` for `a.csv` or `a`.
 fn of_pipe(out: &Path, PipeId(pipe): PipeId) -> PathBuf {
     let ends = out.extension().is_some_and(|e| e.eq_ignore_ascii_case("csv"));
     let mut file = if ends { out.with_extension("") } else { out.to_path_buf() }.into_os_string();

@@ -41,7 +41,7 @@ impl Export {
         prepare(&self.out, false)?;
         let path = loaded.save(&self.out).inspect_err(|_| {
             if !was_there {
-                let _ = remove_dir(&self.out); // which leaves a folder alone that holds anything
+                let _ = remove_dir(&self.out); // fails if the folder is not empty
             }
         })?;
         print(format!("wrote {}: {} parameters", path.display(), loaded.model.config.n_params()))

@@ -1,4 +1,4 @@
-//! `chimera schedule gallery`: every schedule drawn, for docs/gallery.
+//! `chimera schedule gallery`: draws every schedule for docs/gallery.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -16,9 +16,9 @@ use crate::cli::parts::schedule::shape::ShapeArgs;
 use crate::cli::parts::terminal::console::write_whole;
 use crate::cli::parts::terminal::output::written_path;
 
-/// The shape of all drawings but those of schedules that it does not fit.
+/// The shape of all drawings, except for schedules that it does not fit.
 const SHAPE: &str = "--depth 4 --micro-batches 8";
-/// Where those are drawn: at the first of these that fits.
+/// Shapes for those schedules: the first that fits is drawn.
 const ELSEWHERE: [&str; 5] = [
     "--micro-batches 4",
     "--micro-batches 12",
@@ -26,7 +26,7 @@ const ELSEWHERE: [&str; 5] = [
     "--depth 8 --micro-batches 16",
     "--depth 2 --micro-batches 4",
 ];
-/// What is drawn beside what `compare` shows, at these costs.
+/// Drawings beyond those of `compare`, with their costs.
 const MORE: [(&str, &str); 4] = [
     ("chimera --micro-batches 4", ""),
     ("1f1b --bpipe", "--transfer 1"),
@@ -72,7 +72,7 @@ impl Gallery {
 }
 
 impl Setting {
-    /// What is drawn at other shapes.
+    /// Runs the schedules at other shapes.
     fn elsewhere(&self, comparison: &Comparison) -> Result<Vec<ContenderRun>> {
         let mut runs = Vec::new();
         for (label, _) in &comparison.refused {
@@ -94,7 +94,7 @@ impl Setting {
         Contender::parse(label, &self.shape)?.run_with(&self.costs, &self.work)
     }
 
-    /// 1F1B above Chimera, on one scale: the picture of the README.
+    /// Draws 1F1B above Chimera on one scale: the picture in the README.
     fn frontispiece(&self) -> Result<String> {
         let (one, two) =
             (self.run("1f1b --micro-batches 4")?, self.run("chimera --micro-batches 4")?);
@@ -120,7 +120,7 @@ fn page(comparison: &Comparison, elsewhere: &[ContenderRun]) -> Result<String> {
         "|--:".repeat(HEADS.len())
     )?;
     let rows = comparison.runs.iter().map(|run| (run, comparison.baseline));
-    // Speed-up compares what has the same shape alone.
+    // Speed-up only compares runs of the same shape.
     for (run, baseline) in rows.chain(elsewhere.iter().map(|run| (run, None))) {
         let (name, (d, n)) = (slug(&run.label), shape(run));
         let figures = figures(run, baseline).join(" | ");
@@ -158,7 +158,8 @@ fn file(run: &ContenderRun) -> String {
     slug(&run.label) + ".svg"
 }
 
-/// A label as the name of a file and of a section, to which links go whatever drops dots from their targets.
+/// Converts a label to a file name and section name without dots, since some renderers drop dots
+/// from link targets.
 fn slug(label: &str) -> String {
     label.replace(" --", "-").replace([' ', '=', '.'], "-")
 }

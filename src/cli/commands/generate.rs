@@ -1,4 +1,4 @@
-//! `chimera generate`: texts from a trained model.
+//! `chimera generate`: generates text with a trained model.
 
 use std::path::PathBuf;
 
@@ -99,7 +99,7 @@ impl Generate {
         };
         let encode = |prompt| {
             let ids = encode(prompt, tokenizer.as_ref(), vocab).context("--prompt")?;
-            // A prompt may spell it out.
+            // A prompt may contain these tokens itself.
             Ok::<_, anyhow::Error>(if ids.starts_with(&beginning) {
                 Prompt { ids, n_before: 0 }
             } else {
@@ -116,7 +116,7 @@ impl Generate {
             seed: self.seed,
             window: Some(window),
         };
-        // Texts that grow side by side are written one after the other.
+        // Texts that grow side by side are printed one after another.
         let is_kept = self.json || prompts.len() > 1;
         let stops = match &tokenizer {
             Some(_) => Vec::new(),
@@ -171,14 +171,14 @@ impl Generate {
     }
 }
 
-/// What is continued.
+/// A text to continue.
 struct Prompt {
     ids: Vec<u32>,
-    /// How many of them were put before what the user said: they are not written.
+    /// Number of ids that were put before the user's text: these are not printed.
     n_before: usize,
 }
 
-/// Prompts continued by so many tokens.
+/// Continues prompts by `count` tokens.
 struct Continue<'g> {
     read: Pretrained,
     prompts: &'g [Prompt],
@@ -200,7 +200,7 @@ impl Compute for Continue<'_> {
         }
         let prompts: Vec<&[u32]> = prompts.iter().map(|prompt| prompt.ids.as_slice()).collect();
         start_threads()?;
-        // Within the pool of threads, so that no layer has to wake it from outside.
+        // Runs within the thread pool, so that no layer has to wake it from outside.
         let texts = rayon::scope(|_| {
             model.sample_all(&prompts, count, how, |place, id| writers[place].push(id))
         })?;
@@ -208,7 +208,7 @@ impl Compute for Continue<'_> {
     }
 }
 
-/// The token ids of a text.
+/// Returns the token ids of a text.
 fn encode(text: &str, tokenizer: Option<&Tokenizer>, vocab: usize) -> Result<Vec<u32>> {
     let ids: Vec<u32> = if let Some(tokenizer) = tokenizer {
         tokenizer.encode(text)?

@@ -1,5 +1,5 @@
-//! `chimera schedule import`: a timetable from elsewhere, proven, and on request converted or trained
-//! with.
+//! `chimera schedule import`: proves a timetable from elsewhere, and on request converts it or
+//! trains with it.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ pub(crate) struct Import {
 impl Import {
     pub(crate) fn run(self) -> Result<()> {
         if let Some(options) = self.run {
-            return Train::with_schedule(&self.file, options)?.run(); // which proves it
+            return Train::with_schedule(&self.file, options)?.run(); // proves it
         }
         let (plan, program) = proven(&self.file, &self.passes, &self.costs)?;
         match self.format {

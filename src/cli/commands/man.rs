@@ -1,4 +1,5 @@
-//! `chimera man`: a manual page of each command, which has what its help says and what manuals have beside that.
+//! `chimera man`: writes a manual page for each command, with its help and the usual sections of
+//! manuals.
 
 use std::fmt::Write;
 use std::io;
@@ -19,15 +20,15 @@ pub(crate) struct Man {
     folder: PathBuf,
 }
 
-/// The program that the pages are of.
+/// Name and version of the program.
 const VERSION: &str = concat!("chimera ", env!("CARGO_PKG_VERSION"));
 
-/// Exit codes of a command that a signal ended: the second SIGINT or SIGTERM of a training or the first SIGINT of any other, and
-/// SIGABRT.
+/// Exit codes of a command that a signal ended: the second SIGINT or SIGTERM of a training, the
+/// first SIGINT of any other command, and SIGABRT.
 const ENDED: [(u8, &str); 2] =
     [(130, "ended by a signal, nothing saved"), (134, "no memory left for the process")];
 
-/// What `train` reads and writes in the directory of a run.
+/// Files that `train` reads and writes in the directory of a run.
 const FILES: [(&str, &str); 13] = [
     ("config.toml", "all settings as resolved, each with its origin; --config reads it back"),
     ("metrics.jsonl", "one JSON object per step, unless --metrics names another file"),
@@ -56,7 +57,8 @@ impl Man {
     }
 }
 
-/// Writes the pages of a command, which `path` leads to, and of all below it; `related` are the pages beside it.
+/// Writes the pages of a command at `path` and of all commands below it; `related` are the pages
+/// next to it.
 fn write_pages(command: &Command, path: &str, related: &[&str], folder: &Path) -> io::Result<()> {
     let below: Vec<&Command> = command.get_subcommands().filter(|sub| !sub.is_hide_set()).collect();
     let names: Vec<&str> = below.iter().map(|sub| name(sub)).collect();
@@ -78,7 +80,7 @@ fn name(command: &Command) -> &str {
     command.get_display_name().unwrap_or_else(|| command.get_name())
 }
 
-/// The sections that help has not.
+/// The sections that help does not have.
 fn sections(path: &str, related: &[&str]) -> Roff {
     let mut roff = Roff::new();
     roff.control("SH", ["EXIT STATUS"]);
@@ -110,7 +112,7 @@ fn sections(path: &str, related: &[&str]) -> Roff {
     roff
 }
 
-/// A page in ASCII, which every formatter reads.
+/// Converts a page to ASCII, which every formatter reads.
 fn ascii(page: &str) -> String {
     let mut text = String::with_capacity(page.len());
     for letter in page.chars() {
@@ -127,7 +129,7 @@ fn ascii(page: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The section of docs/runs.md on the folder of a run.
+    /// Compares with the section of docs/runs.md about the folder of a run.
     #[test]
     fn files_are_those_that_the_documentation_lists() {
         let page = include_str!("../../../docs/runs.md");
@@ -137,7 +139,7 @@ mod tests {
         assert_eq!(FILES.map(|(file, _)| file).to_vec(), listed);
     }
 
-    /// The section of docs/runs.md on exit codes.
+    /// Compares with the section of docs/runs.md about exit codes.
     #[test]
     fn exit_codes_are_those_that_the_documentation_lists() {
         let page = include_str!("../../../docs/runs.md");

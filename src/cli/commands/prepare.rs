@@ -1,4 +1,4 @@
-//! `chimera prepare`: text to token ids.
+//! `chimera prepare`: converts text to token ids.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! `chimera profile`: what a machine's devices take for the layers of the models here.
+//! `chimera profile`: measures the layers of the built-in models on the devices of a machine.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -20,9 +20,9 @@ use crate::observe::calendar_time;
 use crate::profile::{LEAST_ROUNDS, Measurements, Sample, Workers, measure, samples};
 use crate::run::launch::Launch;
 
-/// Between two lines of progress where standard error is no terminal.
+/// Interval between lines of progress if standard error is not a terminal.
 const BETWEEN_LINES: Duration = Duration::from_secs(15);
-/// Who is told why measuring took longer: at so many times what was asked for.
+/// If measuring took more than this times the requested time, the report explains why.
 const MUCH: f64 = 1.25;
 
 /// Measures this machine, so that `plan`, `train --profile` and `train --predict` know what models take
@@ -60,7 +60,7 @@ pub(crate) struct Profile {
     out: PathBuf,
 }
 
-/// A name that a preset has.
+/// Parses the name of a preset.
 fn preset(name: &str) -> Result<String, String> {
     match Preset::named(name) {
         Some(preset) => Ok(preset.name.into()),
@@ -72,7 +72,8 @@ fn presets() -> Vec<&'static str> {
     PRESETS.iter().map(|preset| preset.name).collect()
 }
 
-/// Refuses to measure as one of several ranks: they would disturb each other, and write one file.
+/// Refuses to measure as one of several ranks: they would disturb each other and write the same
+/// file.
 fn check_alone(launch: Option<Launch>) -> Result<()> {
     if let Some(launch) = launch.filter(|launch| launch.n_ranks > 1) {
         let Launch { launcher, n_ranks, .. } = launch;
@@ -181,7 +182,7 @@ impl Profile {
         all
     }
 
-    /// Threads with one worker, and with as many as there are cores for.
+    /// Lists combinations of threads and workers: one worker, and as many as the cores allow.
     fn settings(&self) -> Vec<Workers> {
         let n_cores = if self.device.is_host() { n_cores() } else { 1 };
         let threads: Vec<usize> = match &self.threads[..] {

@@ -1,4 +1,4 @@
-//! `chimera report`: a run as one page of HTML.
+//! `chimera report`: writes a page of HTML about a run.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use crate::cli::parts::training::followed::named_or_newest;
 use crate::cli::parts::training::report;
 use crate::formats::files::open_regular;
 
-/// What stands in the first bytes of every report.
+/// Text near the beginning of every report.
 const TITLE: &str = "<title>Chimera: ";
-/// Longer than what stands before the title.
+/// Number of bytes that are sure to contain the title.
 const HEAD_BYTES: u64 = 4096;
 
 /// Writes a page about a run that opens in any browser, without a network: loss, planned and measured timeline, memory,
@@ -43,7 +43,7 @@ impl Report {
     }
 }
 
-/// Whether a file is one that this command wrote.
+/// Returns true if this command wrote the file.
 fn is_report(path: &Path) -> bool {
     let mut head = Vec::new();
     let read = open_regular(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));

@@ -1,4 +1,4 @@
-//! `chimera schedule`: the schedules there are, what they look like, and whether a file is one.
+//! `chimera schedule`: lists and draws schedules, and verifies files.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `chimera selftest`: whether a device computes as it must, and how fast.
+//! `chimera selftest`: tests whether a device computes correctly, and measures its speed.
 
 use std::fs;
 use std::path::PathBuf;

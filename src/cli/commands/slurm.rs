@@ -1,4 +1,4 @@
-//! `chimera slurm`: a batch script for a configuration.
+//! `chimera slurm`: writes a batch script for a configuration.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -68,7 +68,8 @@ impl Slurm {
         })?;
         let settings = Settings::default();
         let config = Layers { config: Some(self.config.clone()), settings }.resolve(&OnDisk)?;
-        // srun takes it from the job no longer (SLURM 22.05), and ranks would share out the cores by themselves.
+        // srun no longer takes this from the job (since SLURM 22.05), and ranks would divide the
+        // cores by themselves.
         let threads = config.devices.threads;
         ensure!(
             config.output.out.is_some() && config.checkpoints.save_every > 0,
@@ -91,7 +92,8 @@ impl Slurm {
         }
         let spare = self.spare.unwrap_or((config.devices.survive == Survive::Respawn).into());
         let n_ranks = config.schedule.width * config.schedule.depth;
-        // The launcher of ranks that survive deaths runs in the script, and SLURM's signal goes to steps but to that.
+        // With `survive` the launcher runs in the batch script, and SLURM only sends its signal to
+        // job steps unless asked.
         let signalled = if survives { "B:" } else { "" };
         let mut head = vec![
             "--job-name=chimera".to_string(),
@@ -142,12 +144,12 @@ impl Slurm {
     }
 }
 
-/// Time that a job may take.
+/// The time limit of a job.
 #[derive(Clone, PartialEq, Debug)]
 struct TimeLimit {
-    /// As SLURM reads it.
+    /// The text in SLURM's notation.
     text: String,
-    /// `None` where there is no limit.
+    /// `None` if there is no limit.
     seconds: Option<u64>,
 }
 
@@ -163,7 +165,7 @@ impl FromStr for TimeLimit {
                  days-hours:minutes, days-hours:minutes:seconds, or UNLIMITED"
             )
         })?;
-        // To SLURM, no time is no limit.
+        // A time of zero means no limit in SLURM.
         Ok(TimeLimit { text: text.into(), seconds: Some(seconds).filter(|seconds| *seconds > 0) })
     }
 }
@@ -174,7 +176,7 @@ impl fmt::Display for TimeLimit {
     }
 }
 
-/// The seconds of a time that SLURM reads.
+/// Parses a time in SLURM's notation to seconds.
 fn seconds(text: &str) -> Option<u64> {
     let number = |part: &str| {
         let is_number = part.bytes().all(|byte| byte.is_ascii_digit());
@@ -196,9 +198,11 @@ fn seconds(text: &str) -> Option<u64> {
     Some(((days.unwrap_or(0) * 24 + hours) * 60 + minutes) * 60 + seconds)
 }
 
-/// Ranks that all end when one does, started by srun.
+/// Starts ranks with srun; all of them end when one does.
 fn launched(mpi: &str, threads: usize, train: &str) -> String {
-    // After the first rank has ended, the others have half a minute: enough to name one that died, and to end with
+    // After the first rank has ended the others have half a minute, which is enough to name a dead
+    // rank and to exit with 75. (With `--kill-on-bad-exit` ranks would be killed before that, and
+    // srun would return 137.)
     // 75. (`--kill-on-bad-exit` would kill ranks that are about to, and srun would say 137.)
     format!(
         "srun --mpi={mpi} --wait=30 --cpus-per-task={threads} --cpu-bind=cores \\\n  \
@@ -209,13 +213,15 @@ fn launched(mpi: &str, threads: usize, train: &str) -> String {
     )
 }
 
-/// Ranks that survive deaths, started by Open MPI's launcher on the job's nodes: srun with PMIx would end all of them. Processes
-/// for dead ranks start on the tasks that are spare, and when these are used up, beside others: Open MPI 5.0 does not give back the
-/// slot of a process that has died. None is bound, since one that is spawned would be bound to the cores of others. SLURM queues
-/// the job again when a whole node fails, since the launcher of Open MPI 5.0 ends then, and says 0.
+/// Starts ranks that survive deaths with Open MPI's launcher on the job's nodes, since srun with
+/// PMIx would end all of them.
+/// || Replacements start in spare tasks, and after those are used up they share the slots of
+/// others, because Open MPI 5.0 does not free the slot of a dead process. Processes are not bound,
+/// since a spawned one would be bound to the cores of others. If a whole node fails, SLURM requeues
+/// the job: the launcher of Open MPI 5.0 then ends with exit code 0.
 fn surviving(n_ranks: usize, train: &str) -> String {
-    // A rank that is asked to stop tells all others, while the launcher, asked to, would kill them soon. Its code may be that
-    // of a rank that was killed, and replaced.
+    // A rank that gets the signal tells all others to stop, whereas the launcher would soon kill
+    // them. The launcher's exit code may be that of a rank that was killed and replaced.
     format!(
         "mpirun --with-ft ulfm -n {n_ranks} --map-by slot:OVERSUBSCRIBE --bind-to none \\\n  \
          {train} &\n\

@@ -1,4 +1,4 @@
-//! `chimera trace compare`: two timelines, and where they differ.
+//! `chimera trace compare`: compares two timelines.
 
 use std::path::PathBuf;
 

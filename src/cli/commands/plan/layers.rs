@@ -1,4 +1,4 @@
-//! Plans for models that are not ours, by what a file says of their layers.
+//! Plans for models that are not built in, whose layers a file describes.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ use crate::settings::schedules::{ALONE, Named};
 use crate::settings::{Config, RecomputedStages, ScheduleSettings, quoted};
 
 impl Plan {
-    /// The choice for such a model.
+    /// Chooses configurations for such a model.
     pub(super) fn choose_for(
         &self,
         model: &LayerCosts,
@@ -31,7 +31,7 @@ impl Plan {
         Ok(choice)
     }
 
-    /// Prints the choice.
+    /// Prints the chosen configurations.
     pub(super) fn show_layers(
         &self,
         choice: &Choice,
@@ -56,7 +56,7 @@ impl Plan {
         let line = |way: &&Candidate| {
             let mut cells = cells(way, None);
             cells[2] = significant(samples_per_s(way), 4);
-            cells[HEADS.len() - 2].clear(); // the optimizer is not ours to shard
+            cells[HEADS.len() - 2].clear(); // the caller decides whether to shard the optimizer
             cells
         };
         let mut text = table(heads, ways.iter().map(line));
@@ -73,7 +73,7 @@ impl Plan {
         print(format!("{text}\n\n{}", command(best)))
     }
 
-    /// Why there is nothing to show.
+    /// Explains why no configuration fits.
     fn no_layers_fit(&self, choice: &Choice, memory: f64) -> String {
         let memory = size(memory) + " a rank" + &self.part_of_sheet();
         let Some((config, need)) = &choice.smallest else {
@@ -111,16 +111,16 @@ fn figures(way: &Candidate) -> Value {
     })
 }
 
-/// What writes the timetable of a way, for whoever trains the model.
+/// The command that writes the timetable of a configuration, for the program that trains the model.
 fn command(way: &Candidate) -> String {
     let ScheduleSettings { depth, micro_batches, .. } = way.config.schedule;
-    // One worker has nothing to order, but what a file says.
+    // A single worker has no order to choose, unless a file gives one.
     let is_alone = depth == 1 && matches!(way.config.schedule.name, Named::Schedule(_));
     let schedule = if is_alone { ALONE.to_string() } else { quoted(&way.config.schedule.name) };
     let mut command = format!(
         "chimera schedule export {schedule} --depth {depth} --micro-batches {micro_batches}"
     );
-    // An export takes the shorter scaling by costs of its own.
+    // An export chooses the shorter scaling by its own costs.
     if way.reads_scaling() && (micro_batches > depth || way.scaling() != "direct") {
         let _ = write!(command, " --scaling {}", way.scaling());
     }
@@ -139,7 +139,7 @@ fn command(way: &Candidate) -> String {
         ("memory-cap", true),
         ("hoist", true),
         ("border", true),
-        // What memory asks for is chosen: all recompute, or none.
+        // The choice for memory has been made: all stages recompute, or none.
         ("recompute-stages", has_stages),
     ] {
         match way.config.unusual(key).filter(|_| is_told) {

@@ -1,4 +1,4 @@
-//! `chimera plan`: how to train a model on the ranks there are.
+//! `chimera plan`: chooses configurations for training a model on the available ranks.
 
 mod layers;
 mod table;
@@ -29,9 +29,9 @@ use crate::plan::{
 use crate::run::outside::OnDisk;
 use crate::settings::{ByteSize, Config, Layers, Origin, ScheduleSettings};
 
-/// Seconds that a choice takes at most, unless `--search-time` says how many.
+/// Default time limit of the search in seconds, unless `--search-time` is given.
 const SECONDS: f64 = 60.0;
-/// Fewer bytes of a rank than this were meant to be GiB.
+/// If a rank has fewer bytes than this, the user probably meant GiB.
 const LEAST_MEMORY: u64 = 1000;
 
 /// Finds the fastest configurations that fit into memory on every rank; options of `train` that are given, or that a
@@ -82,15 +82,15 @@ pub(crate) struct Plan {
     is_sheet_memory: bool,
 }
 
-/// Where the times of messages and gradient reductions are from.
+/// The source of the times of messages and gradient reductions.
 #[derive(Clone, Copy, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum LinkTimes {
-    /// They are free.
+    /// Messages are free.
     None,
-    /// From links that are given.
+    /// Links given by the user.
     Described,
-    /// Measured between threads of the machine of the profile.
+    /// Measurements between threads of the profile's machine.
     Profile,
 }
 
@@ -134,7 +134,7 @@ impl Plan {
         asked.show(&choice, &cluster, seconds)
     }
 
-    /// Where the times of messages are from, on ranks of this speed.
+    /// Returns the source of the times of messages, on ranks of this speed.
     fn link_times(&self, speed: &Speed) -> LinkTimes {
         match speed {
             _ if !self.links.is_free() => LinkTimes::Described,
@@ -143,7 +143,7 @@ impl Plan {
         }
     }
 
-    /// Warns where messages are taken to be faster than they are.
+    /// Warns if messages are assumed to be faster than they are.
     fn warn_of_network(&self, speed: &Speed) {
         match self.link_times(speed) {
             LinkTimes::None => self.warn_of_free_links(),
@@ -156,7 +156,7 @@ impl Plan {
         }
     }
 
-    /// Warns where messages are taken to be free.
+    /// Warns if messages are assumed to be free.
     fn warn_of_free_links(&self) {
         if self.ranks > 1 && self.links.is_free() {
             warn(
@@ -166,7 +166,7 @@ impl Plan {
         }
     }
 
-    /// Prints the choice.
+    /// Prints the chosen configurations.
     fn show(&self, choice: &Choice, cluster: &Cluster, seconds: f64) -> Result<()> {
         let Some(best) = choice.candidates.first() else { return Ok(()) };
         let command = self.command(best);
@@ -233,7 +233,7 @@ impl Plan {
         print(format!("{text}\n\n{command}"))
     }
 
-    /// What is asked for, with what the data sheets say in the place of that which is not given.
+    /// Fills in what was not given from the data sheets of the hardware.
     fn on_hardware(&self) -> Result<Plan> {
         let Some(name) = &self.hardware else { return Ok(self.clone()) };
         let hardware = Hardware::find(name)?;
@@ -264,12 +264,12 @@ impl Plan {
         })
     }
 
-    /// As the profile says, if there is one, or else so many operations per second.
+    /// Returns the speed of the profile, if there is one, otherwise that of `--flops`.
     fn speed(&self, said: &Config) -> Result<Speed> {
         let Some(path) = said.costs.profile.as_deref().filter(|_| self.flops.is_none()) else {
             return Ok(Speed::Flops(self.flops.context("--flops is missing")?));
         };
-        // As many threads as a worker of `train` gets where all of a node's ranks are on one machine.
+        // Use the threads of a `train` worker when all ranks of a node share one machine.
         let beside = self.links.ranks_per_node().unwrap_or(self.ranks).min(self.ranks) as usize;
         let mut said = said.clone();
         if said.value("threads").is_none_or(|(_, origin)| origin.is_default()) {
@@ -282,7 +282,7 @@ impl Plan {
         Ok(Speed::Measured(times))
     }
 
-    /// The memory of the ranks.
+    /// Returns the memory of the ranks.
     fn memory(&self) -> Result<RankMemory> {
         let (n_said, n_ranks) = (self.memory.len(), self.ranks as usize);
         ensure!(
@@ -309,8 +309,8 @@ impl Plan {
         })
     }
 
-    /// What a step takes at the highest and at the lowest part of a data sheet's peak that training may reach, or at the
-    /// spread of a profile.
+    /// Returns the shortest and longest time of a step: at the highest and lowest fraction of a
+    /// data sheet's peak that training may reach, or at the spread of a profile.
     fn range(&self, way: &Candidate, cluster: &Cluster) -> Result<Option<[f64; 2]>> {
         let [low, middle, high] = EFFICIENCIES;
         let ends = match &cluster.speed {
@@ -323,22 +323,22 @@ impl Plan {
         Ok(fast?.zip(slow?).map(|(fast, slow)| [fast, slow]))
     }
 
-    /// What trains like this.
+    /// The command that trains with this configuration.
     fn command(&self, way: &Candidate) -> String {
         let Layers { config, settings } = &*self.layers;
-        // The time was for this choice.
+        // The time limit was for this search.
         let settings = way.settings(settings).without("search-time");
         let layers = Layers { config: config.clone(), settings };
         format!("{}chimera train {}", self.launcher(), layers.options())
     }
 
-    /// What starts the ranks, where they are on several nodes: within one, workers are threads.
+    /// The launcher of the ranks on several nodes; on a single node workers are threads.
     fn launcher(&self) -> String {
         self.ranks_of_node()
             .map_or(String::new(), |n| format!("mpirun -n {} --map-by ppr:{n}:node ", self.ranks))
     }
 
-    /// Ranks of a node, if there are several nodes.
+    /// Number of ranks per node, if there are several nodes.
     fn ranks_of_node(&self) -> Option<u32> {
         self.links.ranks_per_node().filter(|n| *n < self.ranks)
     }
@@ -356,7 +356,7 @@ impl Plan {
         })
     }
 
-    /// Which part of a data sheet's memory ranks have, where it is one's.
+    /// The usable percentage of a data sheet's memory, if the memory comes from one.
     fn part_of_sheet(&self) -> String {
         if self.is_sheet_memory {
             format!(" ({:.0} % of the data sheet's memory)", 100.0 * USABLE)
@@ -365,7 +365,7 @@ impl Plan {
         }
     }
 
-    /// Why there is nothing to show.
+    /// Explains why no configuration fits.
     fn too_large(&self, choice: &Choice, memory: f64) -> String {
         let memory = size(memory) + " a rank" + &self.part_of_sheet();
         let Some((config, need)) = &choice.smallest else {
@@ -383,7 +383,7 @@ impl Plan {
     }
 }
 
-/// How many configurations fit, in words.
+/// Describes the number of configurations that fit.
 fn fitting(n: usize) -> String {
     match n {
         1 => "1 configuration fits".to_string(),
@@ -391,13 +391,13 @@ fn fitting(n: usize) -> String {
     }
 }
 
-/// The memory of ranks in words.
+/// Describes the memory of the ranks.
 fn asked_memory(memory: &RankMemory) -> String {
     let (least, most) = (memory.least(), memory.most());
     if least == most { size(least) } else { format!("{} to {}", size(least), size(most)) }
 }
 
-/// The memory that a rank needs.
+/// The memory that a rank needs, as JSON.
 fn bytes(need: &Need) -> Value {
     let Need { state, copy, activations, working } = need;
     json!({
@@ -405,12 +405,12 @@ fn bytes(need: &Need) -> Value {
     })
 }
 
-/// The parameters of the schedule of a way that are not their defaults.
+/// The schedule's parameters that differ from their defaults.
 fn parameters(way: &Candidate) -> Value {
     way.parameters().map(|(name, value)| (name, json!(value))).collect()
 }
 
-/// What was left out when the time was over, in words.
+/// Describes what was left out when the time was over.
 fn untried(choice: &Choice, seconds: f64) -> String {
     match choice.n_left_out {
         0 => String::new(),

@@ -1,4 +1,4 @@
-//! The table of ways to train.
+//! The table of configurations.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use chimera_core::notation::significant;
 use crate::cli::parts::terminal::console::figure;
 use crate::plan::Candidate;
 
-/// What stands above each column. Columns without a cell are left out, such as a range where there is none.
+/// The column headings. Columns without cells are left out, such as a range if there is none.
 pub(super) const HEADS: [&str; 13] = [
     "s a step",
     "60 % .. 30 %",
@@ -24,7 +24,7 @@ pub(super) const HEADS: [&str; 13] = [
     "layout",
 ];
 
-/// A line of the table.
+/// The cells of a line of the table.
 pub(super) fn cells(way: &Candidate, range: Option<[f64; 2]>) -> [String; HEADS.len()] {
     let config = &way.config;
     let mut schedule = match way.scaling() {
@@ -59,7 +59,8 @@ pub(super) fn cells(way: &Candidate, range: Option<[f64; 2]>) -> [String; HEADS.
     ]
 }
 
-/// Columns as wide as their longest cell, below their heads; numbers stand right, words left.
+/// Formats columns as wide as their longest cell, below their headings. Numbers are aligned right,
+/// words left.
 pub(super) fn table(
     heads: [&str; HEADS.len()],
     lines: impl Iterator<Item = [String; HEADS.len()]>,

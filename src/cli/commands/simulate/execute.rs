@@ -1,4 +1,4 @@
-//! A program run with stages that sleep, beside its simulation.
+//! Runs a program with stages that only sleep, for comparison with its simulation.
 
 use std::fmt::Write;
 
@@ -22,11 +22,11 @@ use crate::cli::parts::terminal::progress::spin;
 use crate::cli::parts::training::bubble::{by_cause, causes};
 use crate::settings::{Survive, Transport};
 
-/// Runs that are measured, after one that is not.
+/// Number of measured runs, after one that is not measured.
 const N_RUNS: usize = 5;
-/// The most seconds for all runs.
+/// The longest time for all runs in seconds.
 const MAX_S: f64 = 3600.0;
-/// Seconds from which on it is said beforehand how long the runs take.
+/// If the runs take longer than this many seconds, their time is announced.
 const SAID_S: f64 = 5.0;
 
 /// Whether the schedule is run, too.
@@ -46,30 +46,30 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Whether the schedule was run, and what came of it.
+/// The result of running the schedule.
 pub(crate) enum Ran {
-    /// Nobody asked for it.
+    /// It was not requested.
     Not,
-    /// Here, or as ranks of which this is the first.
+    /// It ran here, or on ranks of which this is the first.
     Here(Measured),
-    /// As ranks of which another one tells.
+    /// It ran on ranks, and another one reports it.
     Elsewhere,
 }
 
-/// The run of median length, in units of the costs.
+/// The run of median length, with times in units of the costs.
 pub(crate) struct Measured {
     seconds_per_unit: f64,
     simulated: Figures,
     measured: Figures,
     /// The measured bubble by cause.
     bubble: IdleTime,
-    /// Makespans of all runs, the shortest first.
+    /// Makespans of all runs, shortest first.
     makespans: Vec<f64>,
 }
 
 struct Figures {
     makespan: f64,
-    /// With the step sync.
+    /// Makespan plus the step sync.
     step: f64,
     bubble_ratio: f64,
     /// Simulated length of the critical path of ops and messages.
@@ -77,7 +77,7 @@ struct Figures {
 }
 
 impl ExecuteArgs {
-    /// Runs `program`, if that is asked for.
+    /// Runs `program`, if requested.
     pub(crate) fn measure(&self, program: &Program, costs: &(impl Costs + Sync)) -> Result<Ran> {
         let Some(seconds_per_unit) = self.execute else { return Ok(Ran::Not) };
         ensure!(
@@ -139,7 +139,7 @@ impl ExecuteArgs {
 }
 
 impl Measured {
-    /// The run of median length beside its simulation.
+    /// Compares the run of median length with its simulation.
     fn of(
         mut runs: Vec<Executed>,
         simulated: Figures,
@@ -157,7 +157,7 @@ impl Measured {
         }
         let idle = simulated_idle(program, &timeline, costs);
         let mut bubble = IdleTime::shares(&idle, makespans[N_RUNS / 2]);
-        bubble.other += bubble_ratio - bubble.total(); // by how much the last op ended late
+        bubble.other += bubble_ratio - bubble.total(); // how late the last op ended
         timeline.events.retain(|event| matches!(event.work, Work::Cell(_)));
         link(program, &mut timeline, costs);
         let measured = Figures {
@@ -169,7 +169,7 @@ impl Measured {
         Measured { seconds_per_unit, simulated, measured, bubble, makespans }
     }
 
-    /// Adds what was measured to a report in JSON.
+    /// Adds the measurements to a report in JSON.
     pub(crate) fn add_to(&self, report: &mut Value) {
         let Figures { makespan, step, bubble_ratio, critical_path } = self.measured;
         report["seconds_per_unit"] = json!(self.seconds_per_unit);
@@ -181,7 +181,7 @@ impl Measured {
         report["measured_makespans"] = json!(self.makespans);
     }
 
-    /// A table of what was simulated and measured.
+    /// A table of simulated and measured figures.
     pub(crate) fn table(&self) -> Result<String> {
         let Measured { simulated, measured, bubble, makespans, .. } = self;
         let [least, most] = [makespans.first(), makespans.last()].map(|x| x.copied());
@@ -225,7 +225,7 @@ impl Measured {
     }
 }
 
-/// Lets the timers of this thread end when they are asked to. Where that cannot be, runs are only less exact.
+/// Makes the timers of this thread exact. If that is not possible, runs are only less accurate.
 fn exact_timers() {
     #[cfg(target_os = "linux")]
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));

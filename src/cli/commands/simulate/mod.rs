@@ -1,4 +1,4 @@
-//! `chimera simulate`: how long a step takes, before anything runs.
+//! `chimera simulate`: predicts the time of a step without running anything.
 
 mod execute;
 
@@ -65,7 +65,7 @@ pub(crate) struct Simulate {
     json: bool,
 }
 
-/// Says which schedule is simulated where none is named.
+/// Names the schedule that is simulated by default.
 fn with_default(name: Arg) -> Arg {
     let help = name.get_help().map_or_else(String::new, ToString::to_string);
     name.help(format!("{help} [default: chimera]"))
@@ -258,13 +258,13 @@ impl Simulate {
     }
 }
 
-/// What ranks spend on gradients and on agreeing.
+/// Time that ranks spend on gradient reductions and the step sync.
 struct Synchronised {
-    /// Of the worker with the most: its sums.
+    /// Reductions of the worker that spends the most time on them.
     sums: f64,
-    /// How long after all compute the last sum of any worker ends.
+    /// Time from the end of all compute to the end of the last reduction.
     exposed: f64,
-    /// The step sync, unless it lies within the makespan.
+    /// Time of the step sync, unless it lies within the makespan.
     agreement: f64,
 }
 

@@ -1,4 +1,4 @@
-//! `chimera top`: a run followed in the terminal.
+//! `chimera top`: shows a run in the terminal while it trains.
 
 mod view;
 
@@ -19,11 +19,12 @@ use ratatui::{Terminal, TerminalOptions, Viewport};
 
 use crate::cli::parts::training::followed::{Followed, named_or_newest};
 
-/// How often the run is looked at.
+/// Interval between updates.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Size of a picture that is printed.
+/// Columns and rows of a printed picture.
 const PRINTED: (u16, u16) = (100, 30);
-/// Columns and rows that are drawn at most: a terminal may claim 65,535 of each, which no memory holds.
+/// The most columns and rows that are drawn: a terminal may claim 65,535 of each, which would not
+/// fit into memory.
 const LARGEST: (u16, u16) = (1000, 400);
 
 /// Follows a run in the terminal; q quits
@@ -54,7 +55,7 @@ impl Top {
     }
 }
 
-/// What is drawn of the terminal.
+/// The part of the terminal that is drawn on.
 fn area() -> Result<Rect> {
     let (width, height) = size().context("the size of this terminal is not known")?;
     Ok(Rect::new(0, 0, width.min(LARGEST.0), height.min(LARGEST.1)))
@@ -85,7 +86,7 @@ fn quits(key: KeyEvent) -> bool {
     is_interrupt || matches!(key.code, KeyCode::Char('q') | KeyCode::Esc)
 }
 
-/// What the terminal would show, as text.
+/// Renders the terminal's content as text.
 fn picture(run: &Followed) -> Result<String> {
     let (width, height) = PRINTED;
     let mut terminal = Terminal::new(TestBackend::new(width, height))?;
@@ -95,7 +96,7 @@ fn picture(run: &Followed) -> Result<String> {
     Ok(lines.join("\n").trim_end().to_string())
 }
 
-/// A row as text. Behind a letter that is two cells wide there is a cell that nobody sees.
+/// Converts a row to text. A letter that is two cells wide is followed by a hidden cell.
 fn line(row: &[Cell]) -> String {
     let (mut line, mut at) = (String::new(), 0);
     while let Some(cell) = row.get(at) {

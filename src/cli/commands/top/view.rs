@@ -1,4 +1,4 @@
-//! What is shown of a run.
+//! The view of a run.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -11,9 +11,9 @@ use crate::cli::parts::terminal::progress::loss_of;
 use crate::cli::parts::training::followed::Followed;
 use crate::observe::{Metrics, RankMetrics};
 
-/// Rows of the part about speed.
+/// Rows of the section about speed.
 const SPEED: u16 = 4;
-/// Rows that the curve needs at least.
+/// Smallest number of rows of the curve.
 const CURVE: u16 = 8;
 
 pub(crate) fn draw(frame: &mut Frame, run: &Followed) {
@@ -63,7 +63,7 @@ fn numbers(last: &Metrics) -> String {
     )
 }
 
-/// The loss over all steps, and on text that is not trained on.
+/// Draws the training loss and the validation loss over all steps.
 fn losses(frame: &mut Frame, run: &Followed, area: Rect) {
     let all = run.losses.iter().chain(&run.validations);
     let (low, high) = all.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), (_, loss)| {
@@ -86,7 +86,7 @@ fn losses(frame: &mut Frame, run: &Followed, area: Rect) {
     frame.render_widget(chart.block(Block::bordered().title(" loss ")), area);
 }
 
-/// A line per rank: how long it was idle, and what it holds.
+/// Draws a line per rank: its idle time and its memory.
 fn loads(frame: &mut Frame, ranks: &[RankMetrics], area: Rect) {
     let block = Block::bordered().title(" bubble and memory of each rank ");
     let inside = block.inner(area);

@@ -1,4 +1,4 @@
-//! What a run is refused for before it has a folder, though its settings are sound.
+//! Checks before a run gets a folder, in addition to those of the settings.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::data::tokenizer::{TOKENIZER, Tokenizer, TokenizerError};
 use crate::formats::hf::file_in;
 use crate::run::Run;
 
-/// Refuses data that does not fit the model or the folder of its weights.
+/// Refuses data that does not fit the model or the folder for its weights.
 pub(super) fn check(run: &Run) -> Result<()> {
     let of_model = initial_tokenizer(run)?;
     match &of_model {
@@ -25,8 +25,8 @@ pub(super) fn check(run: &Run) -> Result<()> {
     check_targets(run)
 }
 
-/// Refuses a folder for the weights whose `tokenizer.json` is not that of the weights. A folder of a name that is not said is
-/// empty.
+/// Refuses a folder for the weights that has another `tokenizer.json`. A folder with a default name
+/// is empty.
 fn check_saved_tokenizer(run: &Run, of_model: Option<&Tokenizer>) -> Result<()> {
     let config = run.config();
     let (folder, whose) = match (&config.checkpoints.save, &config.output.out) {
@@ -38,27 +38,28 @@ fn check_saved_tokenizer(run: &Run, of_model: Option<&Tokenizer>) -> Result<()> 
     dir.map_or(Ok(()), |dir| refuse_other_tokenizer(&dir, content(run, of_model), whose))
 }
 
-/// The `tokenizer.json` that goes with the weights of a run, if there is one.
+/// Returns the `tokenizer.json` for the weights of a run, if there is one.
 pub(super) fn tokenizer_of(run: &Run) -> Option<Vec<u8>> {
     let of_model = initial_tokenizer(run).ok().flatten().and_then(Result::ok);
     content(run, of_model.as_ref()).map(<[u8]>::to_vec)
 }
 
-/// The `tokenizer.json` of the model to begin with, if that has all ids of the data's, since it may have more; else that of the
-/// data as it was at the start, if it has one.
+/// Returns the `tokenizer.json` of the initial model if it has all ids of the data, since it may
+/// have more. Otherwise returns that of the data as it was at the start, if there is one.
 fn content<'r>(run: &'r Run, of_model: Option<&'r Tokenizer>) -> Option<&'r [u8]> {
     let of_data = run.corpus().tokenizer();
     let of_model = of_model.filter(|own| of_data.is_none_or(|data| data.vocab() <= own.vocab()));
     of_model.or(of_data)?.content()
 }
 
-/// The `tokenizer.json` of the model that a run began with, if there is one; refuses a link out of the model's folder.
+/// Reads the `tokenizer.json` of the initial model, if there is one; refuses a link out of the
+/// model's folder.
 fn initial_tokenizer(run: &Run) -> Result<Option<Result<Tokenizer, TokenizerError>>> {
     let Some(dir) = &run.config().model.init else { return Ok(None) };
     Ok(file_in(dir, TOKENIZER)?.map(|file| Tokenizer::read(&file)))
 }
 
-/// Refuses data of which nothing is to be predicted: the loss would be 0.
+/// Refuses data without targets: the loss would be 0.
 fn check_targets(run: &Run) -> Result<()> {
     let cause = if run.config().data.document_mask {
         "all are of prompts, or begin a document (document-mask)"

@@ -1,5 +1,5 @@
-//! What a run came to that has no step left: as it wrote at its end, or if it was killed before that, as its checkpoint and
-//! its metrics tell.
+//! The summary of a run that has no steps left. It is the one written at the run's end, or, if the
+//! run was killed before that, one made from its checkpoint and metrics.
 
 use std::path::Path;
 
@@ -12,13 +12,14 @@ use crate::cli::parts::training::outcome::Outcome;
 use crate::formats::files::text_regular;
 use crate::run::{Place, Run, SUMMARY};
 
-/// Longer files are no summaries.
+/// Longer files cannot be summaries.
 const MAX_BYTES: u64 = 16 << 20;
-/// What the file has beside the summary that is printed.
+/// Keys that the file has in addition to the printed summary.
 const OF_THE_FILE: [&str; 2] = ["advice", "planned_by"];
 
-/// The summary of a run that begins behind its last step; it is written if the run has none of that step. What has a
-/// checkpoint of another run and no step of its own has no more than its number of steps.
+/// Returns the summary of a run that begins after its last step, and writes it if it is missing. A
+/// run that begins with another run's checkpoint and has no step of its own only has its number of
+/// steps.
 pub(super) fn summary(run: &Run, place: &Place, say: &Say) -> Result<Value> {
     let n_steps = run.first_step();
     if !place.goes_on(run.config()) {
@@ -28,7 +29,7 @@ pub(super) fn summary(run: &Run, place: &Place, say: &Say) -> Result<Value> {
         written["run"] = json!(place.path());
         return Ok(written);
     }
-    // Metrics that are lost are no reason to write nothing.
+    // If metrics are lost, the summary is written without them.
     let followed = Followed::open(place.path()).and_then(|mut followed| {
         followed.read()?;
         Ok(followed.last)
@@ -38,7 +39,7 @@ pub(super) fn summary(run: &Run, place: &Place, say: &Say) -> Result<Value> {
     outcome.show(&run.trained_before()?, None)
 }
 
-/// What the run in a folder wrote at its end after so many steps.
+/// Reads the summary that the run in a folder wrote at its end, if it has this number of steps.
 fn written(folder: &Path, n_steps: u64) -> Option<Value> {
     let text = text_regular(&folder.join(SUMMARY), MAX_BYTES).ok().flatten()?;
     let mut summary: Value = serde_json::from_str(&text).ok()?;

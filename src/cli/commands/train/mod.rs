@@ -1,4 +1,4 @@
-//! `chimera train`: progress on the terminal around a [`Run`].
+//! `chimera train`: runs a [`Run`] with progress on the terminal.
 
 mod checks;
 mod concluded;
@@ -53,10 +53,10 @@ struct Line {
 }
 
 impl Train {
-    /// Training with the timetable of a file; exits if `options` are not its options.
+    /// Prepares training with the timetable of a file. Exits the process if `options` are invalid.
     ///
     /// # Errors
-    /// If they name another schedule.
+    /// If the options name another schedule.
     pub(crate) fn with_schedule(file: &Path, options: Vec<OsString>) -> Result<Train> {
         let line = Line::try_parse_from(once("chimera train".into()).chain(options));
         let Train { mut layers, json } = line.unwrap_or_else(|error| explained(error).exit()).train;
@@ -82,16 +82,16 @@ impl Train {
         }
     }
 
-    /// With all workers in this process.
+    /// Trains with all workers in this process.
     fn run_alone(&self, config: Config) -> Result<()> {
         ensure!(
             !config.replicas.mpi_allreduce,
             "mpi-allreduce is MPI's, and here workers are threads: start ranks with mpirun or srun, or leave it out"
         );
         let said = config.clone();
-        start_threads()?; // at its end a run evaluates on them
+        start_threads()?; // for the evaluation at the end
         let mut run = Run::prepare(config)?;
-        run.prediction()?; // refused before there is a folder
+        run.prediction()?; // any error comes before there is a folder
         checks::check(&run)?;
         warn_of_unread(&said);
         let stop = Stop::on_signal(|| true)?;
@@ -121,8 +121,8 @@ impl Train {
         outcome
     }
 
-    /// Concludes a run that had all its steps before: what is to be saved is in its checkpoint. One that was killed behind
-    /// its last step gets its summary now.
+    /// Concludes a run whose steps were all done before: the weights to save are in its checkpoint.
+    /// If it was killed after its last step, it gets its summary now.
     pub(crate) fn conclude_trained(&self, run: &Run, place: &Place, say: &Say) -> Result<()> {
         say.line("nothing is left to train: raise --steps to go on");
         place.remove_leftovers()?;
@@ -137,7 +137,7 @@ impl Train {
         Ok(())
     }
 
-    /// Saves what was trained, and shows it if the run is done.
+    /// Saves the trained weights, and shows the results if the run is done.
     pub(crate) fn conclude(
         &self,
         run: &Run,
@@ -153,7 +153,7 @@ impl Train {
         if let Some(k) = trained.in_turn {
             say.line(&format!("steps were shortest with {k} forwards in turn (in-turn {k})"));
         }
-        // What failed first counts.
+        // The first failure counts.
         if let Some(fault) = trained.unwritten {
             return Err(fault.into());
         }
@@ -174,18 +174,18 @@ impl Train {
         let outcome = Outcome { run, place: folder.place(), say, hints, last };
         let summary = outcome.show(&trained, Some(seconds))?;
         if self.json {
-            write_report(run, folder.path(), say); // who has read the summary may read it too
+            write_report(run, folder.path(), say); // before the summary, whose reader may want it
             print_summary(&summary)?;
         }
         Ok(())
     }
 
-    /// The last lines of a run: where it is, and what to do with it.
+    /// Prints the last lines of a run: its location, and commands to continue.
     pub(crate) fn close(&self, run: &Run, folder: &Path, say: &Say, outcome: &Result<()>) {
         say.line(&format!("run: {}", folder.display()));
         let weights = run.config().weights_dir(folder);
         if let (Ok(()), Some(dir)) = (outcome, weights) {
-            // A run is as good a name of its model as the folder within it.
+            // The folder of the run also works as a name of the model within it.
             let dir = if dir.starts_with(folder) { folder } else { &dir };
             say.line(&format!("next: {}", suggest::to_try(run, dir)));
         }
@@ -196,7 +196,7 @@ impl Train {
     }
 }
 
-/// Writes the report of a run, if its settings want one.
+/// Writes the report of a run, if its settings request one.
 fn write_report(run: &Run, folder: &Path, say: &Say) {
     if run.config().output.report {
         match report::of_own_run(folder) {
@@ -206,7 +206,8 @@ fn write_report(run: &Run, folder: &Path, say: &Say) {
     }
 }
 
-/// Prints the summary of a run whose files are written. A reader that has gone away fails no run.
+/// Prints the summary of a run whose files are written. If the reader is gone, the run does not
+/// fail.
 fn print_summary(summary: &Value) -> Result<()> {
     match print(format!("{summary:#}")) {
         Err(error) if !is_broken_pipe(&error) => {
@@ -216,7 +217,7 @@ fn print_summary(summary: &Value) -> Result<()> {
     }
 }
 
-/// Where Prometheus can scrape, if the settings want it.
+/// Starts the Prometheus endpoint, if the settings request one.
 pub(crate) fn listen(config: &Config) -> Result<Option<Prometheus>> {
     let listen = |address| {
         Prometheus::listen(address).with_context(|| format!("cannot listen at {address}"))
@@ -224,7 +225,7 @@ pub(crate) fn listen(config: &Config) -> Result<Option<Prometheus>> {
     config.output.prometheus.map(listen).transpose()
 }
 
-/// Says at which step a run goes on, and what changes there.
+/// Prints the step at which a run resumes, and the settings that change there.
 pub(crate) fn say_resumed<R>(resumed: &Resumed<'_, Transformer, R>, say: &Say) {
     let run = &resumed.run;
     match &resumed.from {

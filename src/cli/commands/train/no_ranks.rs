@@ -1,4 +1,4 @@
-//! In place of `ranks`, in a build without MPI.
+//! Replaces `ranks` in a build without MPI.
 
 use anyhow::{Result, bail};
 use chimera_core::comm::{Comm, Host};
@@ -7,7 +7,7 @@ use chimera_core::fault::Fault;
 use super::Train;
 use crate::settings::Config;
 
-/// What ranks do with a transport of this name; rank 0 has a result.
+/// A function to run on all ranks, with the transport and its name; rank 0 returns a result.
 pub(crate) type RankWork<'w, T> =
     dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, Fault> + 'w;
 
@@ -16,7 +16,7 @@ pub(crate) fn with<T>(_: &RankWork<'_, T>) -> Result<Option<T>> {
     bail!("this build has no MPI")
 }
 
-/// Never called either.
+/// Never called: a build without MPI refuses that transport.
 pub(crate) fn run(_: &Train, _: Result<Config>, why: &str) -> Result<()> {
     bail!("this build has no MPI ({why})")
 }

@@ -1,4 +1,4 @@
-//! Stopping a run by a signal: what the first and the second one do, and what is said then.
+//! Stopping a run by signals: the actions and messages of the first and the second one.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,11 +13,11 @@ use crate::cli::parts::terminal::signals;
 use crate::formats::checkpoint::Store;
 use crate::run::{Pace, Run};
 
-/// Signals that come so soon after the first are one wish with it: `timeout` of GNU and launchers signal a process, and then its
-/// whole group.
+/// A signal that follows the first within this time is part of the same request: GNU `timeout` and
+/// launchers signal a process and then its whole group.
 const ONE_WISH: Duration = Duration::from_secs(1);
 
-/// Whether a run is to stop, and what can be said of it.
+/// The request to stop a run, and the facts for its messages.
 pub(crate) struct Stop {
     requested: AtomicBool,
     first: OnceLock<Instant>,
@@ -27,15 +27,16 @@ pub(crate) struct Stop {
 /// A run that has begun.
 struct Begun {
     pace: Option<Arc<Pace>>,
-    /// Why steps are finished, if they are.
+    /// The reason why the current step is finished, if it is.
     finishes: Option<&'static str>,
     folder: PathBuf,
     resume: String,
 }
 
 impl Stop {
-    /// A wish that the first SIGINT or SIGTERM makes, after `look`, which says whether this process tells so; a second one that
-    /// comes a second later or more ends the process at once, saving nothing.
+    /// Listens for SIGINT and SIGTERM. The first signal requests a stop, after `look` has returned
+    /// whether this process prints messages. A second one at least a second later ends the process
+    /// at once without saving.
     pub(crate) fn on_signal(look: impl Fn() -> bool + Send + 'static) -> Result<Arc<Stop>> {
         let (requested, first, run) = (AtomicBool::new(false), OnceLock::new(), OnceLock::new());
         let stop = Arc::new(Stop { requested, first, run });
@@ -59,12 +60,12 @@ impl Stop {
         Ok(stop)
     }
 
-    /// The flag that the run looks at.
+    /// The flag that the run checks.
     pub(crate) fn flag(&self) -> &AtomicBool {
         &self.requested
     }
 
-    /// From now on `run` is what is stopped; its files are in `folder`.
+    /// Sets the run to stop; its files are in `folder`.
     pub(crate) fn concerns(&self, run: &Run, folder: &Path) {
         let resume = suggest::to_resume(run.config().output.out.is_some(), folder);
         let (pace, finishes, folder) = (run.pace(), run.finishes_steps(), folder.to_path_buf());
@@ -72,7 +73,7 @@ impl Stop {
     }
 }
 
-/// What the first signal will lead to.
+/// The message after the first signal.
 fn stopping(run: Option<&Begun>) -> String {
     let what = match run {
         None => "stopping before the first step".to_string(),
@@ -90,7 +91,7 @@ fn stopping(run: Option<&Begun>) -> String {
     format!("{what}; press Ctrl-C again to stop immediately")
 }
 
-/// What the second signal leaves.
+/// The message after the second signal.
 fn stopped_at_once(run: Option<&Begun>) -> String {
     let newest = |run: &Begun| {
         let entries = Store::of(&run.folder).entries().unwrap_or_default();
@@ -106,7 +107,7 @@ fn stopped_at_once(run: Option<&Begun>) -> String {
     }
 }
 
-/// What a run leaves that was stopped after `n_steps` steps, and has perhaps `discarded` the next.
+/// The message of a run that was stopped after `n_steps` steps and may have `discarded` the next.
 pub(super) fn stopped(n_steps: u64, discarded: bool, resume: &str) -> String {
     let Some(last) = n_steps.checked_sub(1) else {
         return format!(

@@ -1,4 +1,4 @@
-//! What is told of a training while it is under way: on the terminal, in the folder of the run, to Prometheus.
+//! Reports of a training in progress: on the terminal, in the folder of the run, and to Prometheus.
 
 use std::time::Instant;
 
@@ -19,21 +19,21 @@ use crate::observe::{Metrics, Prometheus, Stragglers};
 use crate::run::{Folder, Run, Trained};
 use crate::settings::{Layout, Survive};
 
-/// Who tells of the steps of a run, on rank 0.
+/// Reports the steps of a run, on rank 0.
 pub(crate) struct Telling<'t> {
     run: &'t Run,
     folder: &'t mut Folder,
     prometheus: Option<&'t Prometheus>,
     progress: Progress<'t>,
     stragglers: Stragglers,
-    /// Windows that were trained again so far.
+    /// Number of windows that were repeated so far.
     n_repeated: u64,
-    /// Tokens per second that the devices could train at their peak.
+    /// Tokens per second of the devices at their peak.
     full: Option<f64>,
     began: Instant,
 }
 
-/// Trains by `go`, which tells of every step. Returns how many seconds that took, too.
+/// Trains with `go`, which reports every step. Also returns the seconds that this took.
 pub(crate) fn told(
     run: &Run,
     folder: &mut Folder,
@@ -47,11 +47,11 @@ pub(crate) fn told(
     Ok((trained?, seconds))
 }
 
-/// What is told of each step.
+/// The function that is called with the report of each step.
 pub(crate) type Observe<'o> = dyn FnMut(&StepReport) -> Result<()> + Send + 'o;
 
 impl<'t> Telling<'t> {
-    /// Says what is about to be trained.
+    /// Prints the parameters of the training that is about to begin.
     pub(crate) fn begin(
         run: &'t Run,
         folder: &'t mut Folder,
@@ -90,13 +90,13 @@ impl<'t> Telling<'t> {
         Ok(Telling { run, folder, prometheus, progress, stragglers, n_repeated, full, began })
     }
 
-    /// Trains by `go`, which tells of every step.
+    /// Trains with `go`, which reports every step.
     pub(crate) fn train<T>(&mut self, go: impl FnOnce(&mut Observe<'_>) -> Result<T>) -> Result<T> {
         let Telling { run, folder, prometheus, progress, stragglers, n_repeated, full, .. } = self;
         let mut observe = |report: &StepReport| {
             let mut metrics = Metrics::of(report, run.tokens_per_step(), *full);
             if run.model().objective() == Objective::MaskedTokens {
-                metrics.perplexity = None; // its loss is of two kinds
+                metrics.perplexity = None; // its loss has two parts
             }
             folder.record(&metrics, &|problem| progress.warn(problem))?;
             if !report.recoveries.replaced.is_empty() {
@@ -125,14 +125,14 @@ impl<'t> Telling<'t> {
         within_step::show(run.pace().as_deref(), progress, || go(&mut observe))
     }
 
-    /// Ends what is shown of steps. Returns the folder, and the seconds since the beginning.
+    /// Ends the display of steps. Returns the folder, and the seconds since the beginning.
     pub(crate) fn end(&mut self) -> (&Folder, f64) {
         self.progress.finish();
         (self.folder, self.began.elapsed().as_secs_f64())
     }
 }
 
-/// Whose death the run survives, since replicas hold all that it holds.
+/// Describes the deaths that the run survives because replicas hold the same state.
 fn protection(run: &Run) -> String {
     let (placement, width) = (run.program().placement(), run.config().schedule.width);
     let holders = (0..placement.n_stages() as u16).map(|id| placement.holders(width, StageId(id)));
@@ -156,7 +156,7 @@ fn protection(run: &Run) -> String {
     format!("stages are held once, by {}: their deaths {then}", listed(&alone))
 }
 
-/// What a recovery before a step was.
+/// Describes a recovery before a step.
 fn recovered(report: &StepReport) -> String {
     let Recoveries { n, lost_s, replaced } = &report.recoveries;
     let (places, step, lost) = (listed(replaced), report.step, duration(*lost_s));
@@ -165,7 +165,8 @@ fn recovered(report: &StepReport) -> String {
     )
 }
 
-/// Tokens per second that the devices of a run could train at their peak, if that is said or can be measured.
+/// Returns the tokens per second of a run's devices at their peak, if that is given or can be
+/// measured.
 fn full_tokens_per_s(run: &Run) -> Result<Option<f64>> {
     let config = run.config();
     let n_workers = config.schedule.width * config.schedule.depth;
@@ -211,7 +212,7 @@ fn headline(run: &Run) -> String {
     )
 }
 
-/// Which data is mixed, with the part of each, and how often the training goes through it.
+/// Describes the data mixture: the share of each file, and its number of epochs.
 fn mixture(run: &Run) -> Option<String> {
     let config = run.config();
     let weights = config.data.weights.as_ref()?.as_slice();
@@ -223,7 +224,7 @@ fn mixture(run: &Run) -> Option<String> {
     Some(format!("mixture: {}", each.collect::<Vec<_>>().join(", ")))
 }
 
-/// What workers compute with.
+/// Describes the devices of the workers.
 fn workers_of(run: &Run) -> String {
     match run.devices().one() {
         Some(device) if device.is_host() => {
@@ -234,7 +235,7 @@ fn workers_of(run: &Run) -> String {
     }
 }
 
-/// A warning that workers have to wait for cores, if they are more.
+/// Returns a warning if there are more workers than cores, so that they wait for each other.
 pub(super) fn shared_cores(run: &Run) -> Option<String> {
     let config = run.config();
     if !run.devices().one().is_some_and(OpenDevice::is_host) {

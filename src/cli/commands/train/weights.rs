@@ -1,4 +1,5 @@
-//! The weights that a run keeps where the settings say: by default in its own folder.
+//! Saves the weights of a run to the folder in the settings, by default within the run's own
+//! folder.
 
 use std::path::{Path, PathBuf};
 
@@ -14,15 +15,16 @@ use crate::formats::save::{prepare, save, saved_steps, write_steps};
 use crate::run::{Place, Run, Trained};
 use crate::settings::MODEL;
 
-/// Keeps what was trained. A run that was stopped keeps it only in a folder that its user named: it has a checkpoint,
-/// and may have little time.
+/// Saves the trained weights. A run that was stopped only does so if its user named the folder: it
+/// has a checkpoint, and may have little time.
 pub(super) fn keep(run: &Run, trained: &Trained, folder: &Path, say: &Say) -> Result<()> {
     let config = run.config();
     let (named, n_steps) = (config.checkpoints.save.is_some(), trained.n_steps);
     let is_kept = n_steps == config.training.steps || named && trained.last.is_some();
     let Some(dir) = config.weights_dir(folder).filter(|_| is_kept) else { return Ok(()) };
     let own = tokenizer_of(run);
-    // What a user has put there meanwhile is neither replaced nor taken for the model's.
+    // A tokenizer that a user has put there meanwhile is neither replaced nor taken for the
+    // model's.
     let is_free = || {
         if named {
             refuse_other_tokenizer(&dir, own.as_deref(), "the data: choose another folder")
@@ -41,12 +43,13 @@ pub(super) fn keep(run: &Run, trained: &Trained, folder: &Path, say: &Say) -> Re
     tell(run, &dir, &path, n_steps, say)
 }
 
-/// Keeps what the checkpoint holds at which a run began that has no step left, unless it was kept before.
+/// Saves the weights in the checkpoint of a run that has no steps left, unless they were saved
+/// before.
 pub(super) fn keep_from_checkpoint(run: &Run, place: &Place, say: &Say) -> Result<()> {
     let (config, n_steps) = (run.config(), run.first_step());
     let dir = config.weights_dir(place.path());
     let (Some(dir), Some(checkpoint)) = (dir, run.begins_at()) else { return Ok(()) };
-    // What a user's folder says of steps may be of another run.
+    // In a user's folder, the recorded number of steps may belong to another run.
     if config.checkpoints.save.is_none() && saved_steps(&dir) == Some(n_steps) {
         return Ok(());
     }
@@ -55,7 +58,7 @@ pub(super) fn keep_from_checkpoint(run: &Run, place: &Place, say: &Say) -> Resul
     tell(run, &dir, &path, n_steps, say)
 }
 
-/// Writes the weights into the run's own folder, unless a model is there that no run saved.
+/// Writes the weights into the run's own folder, unless it has a model that was not saved by a run.
 fn write_own(
     trained: &Trained,
     folder: &Path,
@@ -68,7 +71,7 @@ fn write_own(
     Ok(path)
 }
 
-/// Writes the weights as other programs read them, with the `tokenizer.json` that goes with them.
+/// Writes the weights in the format of other programs, with their `tokenizer.json`.
 fn write(run: &Run, trained: &Trained, tokenizer: Option<&[u8]>, dir: &Path) -> Result<PathBuf> {
     let dropout = DropoutRates::all(run.config().model.dropout);
     let path = save(dir, run.model(), &dropout, &run.special_ids(), &trained.weights)?;
@@ -78,7 +81,8 @@ fn write(run: &Run, trained: &Trained, tokenizer: Option<&[u8]>, dir: &Path) -> 
     Ok(path)
 }
 
-/// Says where the weights are, and in the run's own folder, beside them, after how many steps.
+/// Prints the path of the weights. In the run's own folder, also records the number of steps next
+/// to them.
 fn tell(run: &Run, dir: &Path, path: &Path, n_steps: u64, say: &Say) -> Result<()> {
     if run.config().checkpoints.save.is_none() {
         write_steps(dir, n_steps)?;

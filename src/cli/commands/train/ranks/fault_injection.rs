@@ -1,9 +1,9 @@
-//! Where a test has a rank struck by a signal, or panic: at an instruction, behind a message, in an all-gather, at a
-//! change of the file system.
+//! Fault injection for tests: a rank gets a signal or panics at an instruction, after a message, in
+//! an all-gather, or at a change of the file system.
 //!
-//! The environment says which rank, by what and where, such as `CHIMERA_STRIKE="2 KILL at 3.7 FILE"`, or of several
-//! with `;` between them; FILE is made at that moment. Only builds with debug assertions hold this module: in others the transport and the disk are
-//! as they are.
+//! The environment variable names rank, signal and point, such as `CHIMERA_STRIKE="2 KILL at 3.7
+//! FILE"`, with `;` between several faults. FILE is created at that moment. Only builds with debug
+//! assertions have this module; in others the transport and the disk are unchanged.
 
 use std::env;
 use std::fs::File;
@@ -22,9 +22,9 @@ use nix::sys::signal::{Signal, raise};
 use crate::formats::checkpoint::Disk;
 use crate::run::launch::Launch;
 
-/// By what and where.
+/// A fault: its signal, its point, and the file to create.
 struct Injection {
-    /// None for a panic.
+    /// The signal; `None` for a panic.
     signal: Option<Signal>,
     point: String,
     file: PathBuf,
@@ -32,12 +32,14 @@ struct Injection {
 
 static THIS: OnceLock<Option<Rank>> = OnceLock::new();
 
-/// Says which rank this process is, where the launcher does not. One that takes a dead one's place is not struck.
+/// Sets the rank of this process if the launcher does not. A replacement of a dead rank gets no
+/// fault.
 pub(super) fn this_is(rank: Rank, is_replacement: bool) {
     let _ = THIS.set(Some(rank).filter(|_| !is_replacement));
 }
 
-/// What is planned for this rank; until that is known, for the one that the launcher says it is.
+/// Returns the fault for this rank, or, until the rank is set, for the rank according to the
+/// launcher.
 fn plan() -> Option<&'static Injection> {
     static PLANS: [OnceLock<Option<Injection>>; 2] = [const { OnceLock::new() }; 2];
     let launched = || Launch::found().map(|launch| Rank(launch.rank));
@@ -48,7 +50,7 @@ fn plan() -> Option<&'static Injection> {
     PLANS[nth].get_or_init(|| this.and_then(planned)).as_ref()
 }
 
-/// What the environment says of a rank: at one point, or at the first of several with `;` between them.
+/// Parses the first fault for a rank from the environment.
 fn planned(this: Rank) -> Option<Injection> {
     let text = env::var("CHIMERA_STRIKE").ok()?;
     let mut all = text.split(';').filter_map(|one| one.trim().split_once(' '));
@@ -62,7 +64,7 @@ fn planned(this: Rank) -> Option<Injection> {
     Some(Injection { signal, point: point.into(), file: file.into() })
 }
 
-/// Here this rank is struck, if that is the `point` of the test.
+/// Triggers the fault of this rank if `point` is the one it is planned for.
 pub(super) fn at(point: impl FnOnce() -> String) {
     if let Some(plan) = plan()
         && plan.point == point()
@@ -73,7 +75,7 @@ pub(super) fn at(point: impl FnOnce() -> String) {
     }
 }
 
-/// The disk of checkpoints, which strikes before its changes: `disk 0` and so on.
+/// The disk of checkpoints, with faults before its changes: `disk 0` and so on.
 pub(super) fn disk() -> Disk {
     let n_changes = AtomicU32::new(0);
     Disk::gated(move |_, _| {
@@ -83,8 +85,9 @@ pub(super) fn disk() -> Disk {
     })
 }
 
-/// A transport that strikes: `at STEP.INSTRUCTION` before an instruction; counted from there, or from the
-/// `start`, `sent PLACE N` behind a message and `gather PLACE N` before a message of an all-gather.
+/// A transport with faults: `at STEP.INSTRUCTION` is before an instruction. `sent PLACE N` is after
+/// a message and `gather PLACE N` before a message of an all-gather, counted from an instruction or
+/// from `start`.
 pub(super) struct Struck<'c> {
     inner: &'c mut dyn Comm<Host>,
     position: Position,

@@ -1,8 +1,8 @@
-//! `chimera train` as one of the ranks that a launcher started.
+//! `chimera train` as one of the ranks of a launcher.
 //!
-//! Every rank reads the same settings, prepares the same run, and trains its row; rank 0 alone prints, owns
-//! the folder of the run, and concludes. What fails on one rank before the training ends all, before any
-//! writes; what fails later makes that rank's fault the cause of all.
+//! Every rank reads the same settings, prepares the same run, and trains its part; only rank 0
+//! prints, owns the folder of the run, and concludes. An error on one rank before the training ends
+//! all ranks before any of them writes. A later error becomes the cause on all ranks.
 
 #[cfg(all(unix, debug_assertions))]
 mod fault_injection;
@@ -29,26 +29,26 @@ use crate::cli::parts::terminal::progress::Say;
 use crate::run::{Run, Seat, conclude as conclude_run, fault_of};
 use crate::settings::{Config, Survive};
 
-/// For all to leave, where there are no settings that say so.
+/// Timeout for all ranks to leave, when there are no settings.
 const TO_LEAVE: Duration = Duration::from_secs(60);
 
-/// What ranks do with a transport of this name; rank 0 has a result.
+/// A function to run on all ranks, with the transport and its name; rank 0 returns a result.
 pub(crate) type RankWork<'w, T> =
     dyn Fn(&mut dyn Comm<Host>, &str) -> Result<Option<T>, Fault> + 'w;
 
-/// What a rank has beside the transport.
+/// The environment of a rank, apart from the transport.
 struct Job<'j> {
-    /// Why it is a rank, in words.
+    /// The reason why it is a rank, in words.
     why: &'j str,
     liveness: LivenessMonitor,
     sums: Sums,
     limit: Limit,
-    /// Whether a signal asks for the end.
+    /// The request to stop by a signal.
     stop: &'j Stop,
     known: &'j Arc<Known>,
 }
 
-/// Trains as the rank that this process is, and ends it.
+/// Trains as the rank of this process, until the end of the rank.
 pub(crate) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()> {
     pass("start");
     if let Ok(config) = &config
@@ -77,7 +77,7 @@ pub(crate) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
     pass("leave");
     let outcome = match outcome {
         Err(error) if is_failed(&error, me) => Err(error),
-        // A peer may be lost on the way out too.
+        // A peer may also be lost while leaving.
         sound => close(&mut mpi, patience.later, &known).map_err(anyhow::Error::from).and(sound),
     };
     pass("left");
@@ -88,14 +88,14 @@ pub(crate) fn run(train: &Train, config: Result<Config>, why: &str) -> Result<()
     }
 }
 
-/// A point at which tests strike.
+/// A point for faults in tests.
 fn pass(point: &str) {
     #[cfg(all(unix, debug_assertions))]
     fault_injection::at(|| point.into());
     let _ = point;
 }
 
-/// Lets `work` use MPI, which it is told the name of, and leaves together with the other ranks.
+/// Lets `work` use MPI, passing the name of the library, and leaves together with the other ranks.
 pub(crate) fn with<T>(work: &RankWork<'_, T>) -> Result<Option<T>> {
     let mut mpi = start(Patience::default().first_step, Mpi::start)?;
     ensure!(mpi.n_ranks() > 1, "one rank has nobody to reach: start several with mpirun or srun");
@@ -104,7 +104,7 @@ pub(crate) fn with<T>(work: &RankWork<'_, T>) -> Result<Option<T>> {
     Ok(worked)
 }
 
-/// All that a rank does between meeting and leaving the others.
+/// Runs a rank from the first meeting to the last.
 fn as_rank(
     train: &Train,
     config: Result<Config>,
@@ -135,8 +135,8 @@ fn as_rank(
     ended
 }
 
-/// Lets the lead conclude, however long that takes, and makes its outcome that of all: meanwhile it tells the
-/// others now and then that it is there.
+/// Lets the root conclude, however long that takes, and returns its outcome on all ranks. Meanwhile
+/// the root regularly tells the others that it is alive.
 fn conclude(
     comm: &mut impl Endpoint,
     run: &Run,

@@ -1,4 +1,4 @@
-//! How a rank of a job ends where something failed: with the first cause, its error file, and its exit code.
+//! Shutdown of a rank after a failure: with the first cause, its error file, and its exit code.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -23,29 +23,30 @@ use crate::run::{fault_of, write_error};
 /// The rank that prints.
 pub(super) const ROOT: Rank = Rank(0);
 
-/// For all to write down why a run failed.
+/// Time for all ranks to record the reason of a failure.
 const TO_FAIL: Duration = Duration::from_secs(2);
-/// How often a meeting of all ranks is looked at.
+/// Interval between checks while all ranks meet.
 const LOOK: Duration = Duration::from_millis(100);
-/// From the launcher's signal after a death, for the cause to come: a launcher may kill soon.
+/// Time from the launcher's signal after a death to the arrival of the cause: a launcher may kill
+/// soon.
 const TO_HEAR: Duration = Duration::from_millis(20);
-/// For all to notice a death by themselves, and to write down what they did.
+/// Time for all ranks to notice a death by themselves and to record what they did.
 const TO_NOTICE: Duration = Duration::from_millis(280);
 
-/// What is told of this rank where it ends, as far as it is known.
+/// Facts about this rank for its shutdown, as far as they are known.
 #[derive(Default)]
 pub(super) struct Known {
     /// The folder of the run.
     pub(super) folder: OnceLock<PathBuf>,
     pub(super) explain: Mutex<Option<Arc<Explain>>>,
-    /// Set by who writes it down: the first cause counts.
+    /// Set by the thread that writes the error file: the first cause counts.
     noted: AtomicBool,
-    /// Set by who prints it.
+    /// Set by the thread that prints the error.
     told: AtomicBool,
 }
 
 impl Known {
-    /// Prints why the run ends, once.
+    /// Prints the reason for the end of the run, once.
     fn tell(&self, error: impl Display) {
         if !self.told.swap(true, Ordering::Relaxed) {
             tell(format_args!("error: {error}"));
@@ -53,7 +54,8 @@ impl Known {
     }
 }
 
-/// Tells all others why, writes it down, and ends the process when all have had time to do the same.
+/// Tells all other ranks the reason, records it, and ends the process when all have had time to do
+/// the same.
 pub(super) fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
     let fault = fault_of(error, mpi.rank());
     announce(&mut mpi, &fault, format_args!("{error:#}"), known);
@@ -62,18 +64,19 @@ pub(super) fn fail(mut mpi: Mpi, error: &anyhow::Error, known: &Known) -> ! {
     if let Err(CommError::Timeout { .. }) =
         within(TO_FAIL * 2, None, never_ends, || mpi.close(TO_FAIL))
     {
-        mpi.end_job(code); // somebody hangs
+        mpi.end_job(code); // some rank hangs
     }
     std::process::exit(code.into())
 }
 
-/// Ends the process while some of its work goes on, which the others learn.
+/// Ends the process while some of its work continues; the other ranks are notified.
 pub(super) fn end_now(comm: &mut impl Endpoint, fault: &Fault, known: &Known) -> ! {
     announce(comm, fault, fault, known);
     std::process::exit(fault.class.code().into())
 }
 
-/// Tells the other ranks, the folder of the run, and from one rank whoever started it.
+/// Reports a fault to the other ranks, to the folder of the run, and, from one rank only, to the
+/// user.
 pub(super) fn announce(
     comm: &mut impl Endpoint,
     fault: &Fault,
@@ -83,7 +86,7 @@ pub(super) fn announce(
     let me = comm.rank();
     comm.abort(fault);
     note(me, fault, known);
-    // If the lead is gone, whoever noticed speaks for it.
+    // If the root is gone, the rank that noticed it reports instead.
     let is_lead_gone = matches!(fault.class, Class::PeerLost | Class::Timeout);
     if me == ROOT || is_lead_gone && fault.peer == Some(ROOT) && fault.rank == me {
         known.tell(error);
@@ -93,8 +96,8 @@ pub(super) fn announce(
     }
 }
 
-/// After the end of a rank the launcher sends a signal, and soon kills whoever is left: also those that compute,
-/// and have not seen yet why all is over.
+/// Ends this rank if the job is over. After the end of a rank the launcher sends a signal and soon
+/// kills the others, even those that compute and do not know the reason yet.
 pub(super) fn end_if_over(me: Rank, liveness: &LivenessMonitor, known: &Known) {
     if liveness.why_over().is_none() {
         return;
@@ -111,11 +114,11 @@ pub(super) fn end_if_over(me: Rank, liveness: &LivenessMonitor, known: &Known) {
     }
 }
 
-/// Writes down why the job is over where this rank itself has not in time: it computes, or gives up what its device does,
-/// and the others do not wait for that.
+/// Starts a thread that records why the job is over if this rank does not do so in time. The rank
+/// may be computing, or waiting for its device to stop, and the others do not wait for that.
 ///
 /// # Errors
-/// If the system gives no thread.
+/// If the system refuses the thread.
 pub(super) fn note_if_over(
     me: Rank,
     liveness: LivenessMonitor,
@@ -128,7 +131,7 @@ pub(super) fn note_if_over(
                 continue;
             }
             thread::sleep(TO_FAIL / 2);
-            // Whoever had ended may have said good-bye before.
+            // A rank that had ended may have said goodbye before.
             if let Some(why) = liveness.why_over() {
                 return note(me, &why.into_fault(me), &known);
             }
@@ -138,7 +141,8 @@ pub(super) fn note_if_over(
     started.map(drop).map_err(|error| NoThread::of("the thread that watches other ranks", &error))
 }
 
-/// Writes the error file of this rank, if the run still has its folder, and then what it did last.
+/// Writes the error file of this rank, if the run still has its folder, and then the flight
+/// recorder.
 fn note(me: Rank, fault: &Fault, known: &Known) {
     let Some(folder) = known.folder.get() else { return };
     let explain = known.explain.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -148,16 +152,17 @@ fn note(me: Rank, fault: &Fault, known: &Known) {
     }
     let explain = || explain.map_or(Ok(()), |explain| explain.write(me));
     for also in [write_error(folder, me, fault), explain()].into_iter().filter_map(Result::err) {
-        tell(format_args!("{also:#}")); // the error that counts is the first
+        tell(format_args!("{also:#}")); // the first error is the one to report
     }
 }
 
-/// Whether an error is a failure, and not a stop on request.
+/// Returns true if an error is a failure, not a stop on request.
 pub(super) fn is_failed(error: &anyhow::Error, me: Rank) -> bool {
     fault_of(error, me).class != Class::Requeue
 }
 
-/// Starts MPI by `open`, which is told for how long ranks may wait for each other, and whom to warn.
+/// Starts MPI with `open`, passing the longest time that ranks may wait for each other, and the
+/// function for warnings.
 pub(super) fn start<T>(
     patience: Duration,
     open: impl FnOnce(Duration, fn(&str)) -> Result<T, CommError>,
@@ -171,7 +176,7 @@ pub(super) fn start<T>(
     within(patience, None, never, || open(patience, warn)).map_err(|e| e.into_fault(me()))
 }
 
-/// Ends MPI, when all have left.
+/// Ends MPI after all ranks have left.
 pub(super) fn close(mpi: &mut Mpi, patience: Duration, known: &Arc<Known>) -> Result<(), Fault> {
     let me = mpi.rank();
     let never = stuck(me, "MPI does not end, though all ranks have left: one is stopped", known);
@@ -179,8 +184,8 @@ pub(super) fn close(mpi: &mut Mpi, patience: Duration, known: &Arc<Known>) -> Re
     closed.map_err(|e| ungathered(mpi, e))
 }
 
-/// Gives up when `work` takes longer, or the job is over: MPI itself cannot be told how long to wait where all ranks
-/// meet.
+/// Calls `give_up` if `work` takes too long or the job is over: MPI itself has no timeout for
+/// operations of all ranks.
 pub(super) fn within<T>(
     patience: Duration,
     liveness: Option<LivenessMonitor>,
@@ -197,14 +202,15 @@ pub(super) fn within<T>(
             }
         }
     };
-    // Without a thread nobody gives up.
+    // If there is no thread, nothing gives up.
     let _ = thread::Builder::new().spawn(watch);
     let result = work();
     drop(done);
     result
 }
 
-/// What ends this process once some meeting of all ranks was waited for too long, or in vain.
+/// Returns a function that ends this process after a meeting of all ranks has timed out or become
+/// impossible.
 pub(super) fn stuck(
     me: Rank,
     why: &'static str,

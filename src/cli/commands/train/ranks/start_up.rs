@@ -1,4 +1,5 @@
-//! From settings to a run that all ranks are ready to train: what fails on one of them ends all, before any writes.
+//! From settings to a run that all ranks are ready to train. An error on one rank ends all of them
+//! before any writes.
 
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
@@ -20,15 +21,15 @@ use crate::observe::Prometheus;
 use crate::run::{Begun, Folder, PATIENCE, Place, Processes, Resumed, Run, Seat};
 use crate::settings::{Config, Transport};
 
-/// A run that is about to be trained.
+/// A run that is ready for training.
 pub(super) struct ReadyRun {
     pub(super) run: Run,
-    /// Where rank 0 tells of it.
+    /// On rank 0, the outputs of the run.
     pub(super) root: Option<(Folder, Option<Prometheus>)>,
 }
 
-/// Prepares the run on all ranks, which call it together; none if it has all its steps. Its folder is `taken_over` where a
-/// rank has died in the start-up before.
+/// Prepares the run on all ranks, which call this together. Returns `None` if all its steps are
+/// done. `taken_over` is the folder of the run if a rank died during an earlier start.
 pub(super) fn start_up(
     train: &Train,
     config: Result<Config>,
@@ -40,7 +41,7 @@ pub(super) fn start_up(
     let Job { why, liveness, sums, limit, stop, known } = job;
     let (me, n_ranks) = (comm.rank(), comm.n_ranks());
     let is_root = me == ROOT;
-    let threads = if is_root { start_threads() } else { Ok(()) }; // at its end a run evaluates on them
+    let threads = if is_root { start_threads() } else { Ok(()) }; // for the evaluation at the end
     let config = config.and_then(|config| threads.map_err(Into::into).map(|()| config));
     let patience = config.as_ref().map_or(PATIENCE, |config| config.patience().first_step);
     let said = config.as_ref().ok().cloned();
@@ -96,14 +97,14 @@ pub(super) fn start_up(
     Ok(Some(ReadyRun { run, root }))
 }
 
-/// Lets a run save into its folder, and explain there what its ranks did last.
+/// Lets a run save into its folder, and write the flight recorders of its ranks there.
 pub(super) fn saving(run: &mut Run, job: &Job, folder: &Path) {
     run.save_into(store(folder), warn);
     let mut explain = job.known.explain.lock().unwrap_or_else(PoisonError::into_inner);
     *explain = Some(run.explain_in(folder));
 }
 
-/// Where the run in `folder` saves.
+/// The store of the run in `folder`.
 fn store(folder: &Path) -> Store {
     #[cfg(all(unix, debug_assertions))]
     return Store::of(folder).on(super::fault_injection::disk());
@@ -111,7 +112,7 @@ fn store(folder: &Path) -> Store {
     Store::of(folder)
 }
 
-/// The replicas of each bucket.
+/// Returns the replicas of each bucket.
 fn groups(run: &Run) -> Vec<Vec<Rank>> {
     let (program, width) = (run.program(), run.config().schedule.width);
     let buckets = (0..program.buckets_of_update().len() as u32).map(BucketId);

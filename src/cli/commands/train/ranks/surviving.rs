@@ -1,9 +1,10 @@
-//! Ranks whose run survives deaths: after each they meet again, with a process in the place of the dead one or without it,
-//! and go on. The first that is there does what rank 0 does beside training, until one before it is there again.
+//! Ranks whose run survives deaths. After each death they meet again, with or without a replacement
+//! process, and continue. The first rank that is present takes over the duties of rank 0 until a
+//! lower rank is back.
 //!
-//! A meeting begins with where every rank stands. If none has begun, all start up together; who finds that others have
-//! begun joins them, asking them nothing but that. The steps, and what comes after the last one, are gone through again by
-//! all, each from where it stands.
+//! A meeting begins with a report of each rank's progress. If no rank has begun, all start up
+//! together. A rank that finds that others have begun joins them, and needs nothing else from them.
+//! All ranks then repeat the steps and the conclusion, each from where it is.
 
 mod lead;
 mod met;
@@ -38,13 +39,13 @@ use crate::run::launch::Launch;
 use crate::run::{Beginning, Folder, Run, Survivor, fault_of, together};
 use crate::settings::{Config, Evict, Survive};
 
-/// For all to write down why a run fails.
+/// Time for all ranks to record why a run fails.
 const TO_FAIL: Duration = Duration::from_secs(2);
 
-/// For the ranks of its host to end the process of one that they have evicted.
+/// Time for the ranks of its host to kill a process that was evicted.
 const TO_BE_ENDED: Duration = Duration::from_secs(10);
 
-/// What one rank has of a run, from one meeting to the next.
+/// The state of one rank in a run, from one meeting to the next.
 struct Surviving<'s> {
     train: &'s Train,
     config: &'s Config,
@@ -53,29 +54,29 @@ struct Surviving<'s> {
     known: &'s Arc<Known>,
     /// Whether this rank was the first at the last meeting.
     leads: &'s AtomicBool,
-    /// How the run has begun, once this rank has.
+    /// The beginning of the run, once this rank has begun.
     beginning: Option<Beginning>,
     survivor: Survivor,
-    /// How rank 0 has concluded, once it has.
+    /// The outcome of the conclusion on the leading rank, once there is one.
     concluded: Option<Result<()>>,
-    /// The furthest step of any rank at the last meeting, and meetings since it was another one.
+    /// The furthest step of any rank at the last meeting.
     furthest: Option<u64>,
-    /// Whether processes are to take the place of the ranks that are missing.
+    /// Whether the missing ranks are to be replaced by new processes.
     rejoins: bool,
     n_in_vain: u32,
 }
 
-/// How a rank's attempts end that no death of another rank ends.
+/// The end of an attempt that was not caused by the death of another rank.
 enum Ended<T> {
     Done(T, Met),
-    /// The others are done without this rank.
+    /// The others have finished without this rank.
     Over,
-    /// A rank before this one, which led, is there again, and all have met.
+    /// A lower rank that led before is back, and all have met.
     Led(Meeting<Mpi>),
 }
 
-/// Trains as the rank that this process is, or takes the place of, and ends it. Where it panics, it ends as by a signal, so
-/// that the others replace it.
+/// Trains as the rank of this process, or as the rank that it replaces, until the end of the rank.
+/// After a panic it aborts, so that the others replace it.
 pub(super) fn run(train: &Train, config: &Config, why: &str) -> Result<()> {
     let me = Cell::new(Launch::found().map_or(ROOT, |launch| Rank(launch.rank)));
     die_with_other_threads();
@@ -86,8 +87,8 @@ pub(super) fn run(train: &Train, config: &Config, why: &str) -> Result<()> {
     })
 }
 
-/// Makes a panic of any thread but this one, such as the writer of checkpoints, end the process: this one would go on without
-/// what the other was to do.
+/// Makes a panic of any other thread, such as the writer of checkpoints, end the process. Otherwise
+/// this thread would continue without the work of the other one.
 fn die_with_other_threads() {
     let (main, tell) = (std::thread::current().id(), std::panic::take_hook());
     std::panic::set_hook(Box::new(move |panic| {
@@ -135,7 +136,7 @@ fn as_rank(train: &Train, config: &Config, why: &str, known_as: &Cell<Rank>) -> 
     match outcome {
         Err(error) if is_failed(&error, me) => {
             std::thread::sleep(TO_FAIL);
-            // After an abort by MPI the launcher of Open MPI 5 would wait for ever.
+            // After an abort by MPI, the launcher of Open MPI 5 would wait for ever.
             std::process::exit(fault_of(&error, me).class.code().into())
         }
         outcome => {
@@ -152,7 +153,7 @@ fn as_rank(train: &Train, config: &Config, why: &str, known_as: &Cell<Rank>) -> 
 }
 
 impl Surviving<'_> {
-    /// From the first meeting to the end of the run.
+    /// Trains from the first meeting to the end of the run.
     fn train(&mut self, meetings: &mut MpiRendezvous) -> Result<()> {
         let begun = self.until(meetings, None, false, Self::begin)?;
         let Ended::Done(Some(begun), met) = begun else { return Ok(()) };
@@ -163,7 +164,7 @@ impl Surviving<'_> {
             let (taken, at) = match (root.take(), met.take()) {
                 (Some(root), Some(met)) => (root, met),
                 (_, met) => {
-                    // Until the run is over, or it is this rank that leads.
+                    // Follow until the run is over or this rank leads.
                     let follow = |rank: &mut Self, met: &mut Met| match met.comm.rank() {
                         ROOT => rank.take_over(&run).map(Some),
                         _ => rank.go_on(&run, None, met).map(|()| None),
@@ -174,7 +175,7 @@ impl Surviving<'_> {
                     }
                 }
             };
-            // What a rank leads with is gone before the one that leads now hears that it does.
+            // This leader drops its outputs before the new leader learns that it leads.
             match self.lead(meetings, &run, taken, at)? {
                 Some(meeting) => met = self.hear(meeting)?,
                 None => return Ok(()),
@@ -182,7 +183,8 @@ impl Surviving<'_> {
         }
     }
 
-    /// Does what rank 0 does until the run is over, or until a rank before this one leads: all have met then.
+    /// Acts as rank 0 until the run is over (`None`), or until a lower rank leads, after a meeting
+    /// of all.
     fn lead(
         &mut self,
         meetings: &mut MpiRendezvous,
@@ -211,7 +213,8 @@ impl Surviving<'_> {
         ended.map(|()| None)
     }
 
-    /// Does `attempt` at every meeting until no death of a rank ends it, and while this rank leads, if it `leads`.
+    /// Repeats `attempt` at every meeting until no death of a rank interrupts it. If `leads`, ends
+    /// as soon as this rank no longer leads.
     fn until<T>(
         &mut self,
         meetings: &mut MpiRendezvous,
@@ -245,7 +248,7 @@ impl Surviving<'_> {
         }
     }
 
-    /// Comes to a run that is ready to be trained: with all others, or alone where they have one.
+    /// Prepares a run for training: together with all other ranks, or alone if they have begun.
     fn begin(&mut self, met: &mut Met) -> Result<Option<ReadyRun>> {
         let seat = met.seat();
         let Met { comm, all, present } = met;
@@ -271,11 +274,11 @@ impl Surviving<'_> {
         Ok(Some(ReadyRun { run, root }))
     }
 
-    /// Why a run cannot begin with these ranks, if it cannot.
+    /// Returns the reason why a run cannot begin with these ranks, if there is one.
     fn too_few(&self, present: &[Rank]) -> Option<String> {
         let n_ranks = self.config.schedule.width.saturating_mul(self.config.schedule.depth);
         let missing = (0..n_ranks as u32).map(Rank).find(|rank| !present.contains(rank));
-        // Where too few were started, the start-up says so.
+        // If too few ranks were started, the start-up reports that.
         let n_started = Launch::found().map_or(n_ranks, |launch| launch.n_ranks as usize);
         let has_died = self.config.devices.survive == Survive::Narrow && present.len() < n_started;
         let missing = missing.filter(|_| has_died)?;
@@ -284,7 +287,7 @@ impl Surviving<'_> {
         ))
     }
 
-    /// Why ranks that are stalled cannot be ended, if they cannot.
+    /// Returns the reason why stalled ranks cannot be killed, if there is one.
     fn cannot_evict(&self, alone: &[Rank]) -> Option<String> {
         let is_evicting = self.config.devices.evict == Evict::Stalled && !alone.is_empty();
         is_evicting.then(|| {
@@ -296,7 +299,7 @@ impl Surviving<'_> {
         })
     }
 
-    /// Trains and concludes, from where this rank stands.
+    /// Trains and concludes, starting from the progress of this rank.
     fn go_on(
         &mut self,
         run: &Run,
@@ -348,8 +351,9 @@ impl Surviving<'_> {
         }
     }
 
-    /// Tells all others why the run ends; one that was evicted is ended by them. To Open MPI 5 only who ends by a signal is dead:
-    /// the others would wait for one that exits.
+    /// Tells all other ranks why the run ends. A rank that was evicted waits to be killed by them:
+    /// Open MPI 5 only regards a process as dead if it ends by a signal, and the others would wait
+    /// for one that exits.
     fn failed(&self, mut comm: Mpi, error: anyhow::Error) -> anyhow::Error {
         let me = comm.rank();
         if fault_of(&error, me).class == Class::Evicted {
@@ -363,7 +367,7 @@ impl Surviving<'_> {
         error
     }
 
-    /// Tells whoever started the job why the run ends, where the ranks do not meet again.
+    /// Prints why the run ends, if the ranks do not meet again.
     fn told(&self, me: Rank, error: &anyhow::Error) {
         if self.leads.load(Ordering::Relaxed)
             || matches!(fault_of(error, me).class, Class::PeerLost)
@@ -378,7 +382,7 @@ impl Surviving<'_> {
     }
 }
 
-/// Whether a rank has died, and the others may go on.
+/// Returns true if a rank has died and the others can continue.
 fn is_death(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Fault>().is_some_and(Fault::is_death)
 }

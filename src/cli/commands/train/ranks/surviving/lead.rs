@@ -1,4 +1,4 @@
-//! What the first of the ranks does beside training, whichever rank that is now.
+//! Duties of the first rank besides training, whichever rank that is.
 
 use anyhow::{Context, Result};
 use chimera_core::fault::{Class, Fault};
@@ -12,10 +12,10 @@ use crate::cli::parts::terminal::progress::Say;
 use crate::observe::Prometheus;
 use crate::run::{Folder, Place, Run, Trained};
 
-/// The file in the folder of a run that lets processes take the place of ranks that are missing.
+/// A file in the folder of a run that requests new processes in place of missing ranks.
 pub(super) const REJOIN: &str = "rejoin";
 
-/// What rank 0 has beside the others.
+/// The outputs of the leading rank.
 pub(super) struct Root<'r, 't> {
     pub(super) telling: &'r mut Telling<'t>,
     pub(super) say: &'r Say,
@@ -29,7 +29,7 @@ impl Root<'_, '_> {
 }
 
 impl Surviving<'_> {
-    /// Takes over what a dead rank 0 did beside training: what comes after the last finished step is gone through again.
+    /// Takes over from a dead rank 0. Everything after the last finished step is repeated.
     pub(super) fn take_over(&mut self, run: &Run) -> Result<(Folder, Option<Prometheus>)> {
         let folder = self.known.folder.get().cloned().context("the run has no folder")?;
         let ahead = self.furthest.filter(|_| self.survivor.joins).map(|next| next - 1);
@@ -43,7 +43,7 @@ impl Surviving<'_> {
     }
 }
 
-/// What makes all ranks meet again as a death does.
+/// A fault that makes all ranks meet again, as a death does.
 pub(super) fn meet_again(me: Rank) -> Fault {
     let fault =
         Fault::new(Class::PeerLost, me, "processes take the place of the ranks that are missing");

@@ -1,4 +1,4 @@
-//! A meeting of ranks whose run survives deaths: where each stands, and who is missing.
+//! A meeting of ranks whose run survives deaths: the progress of each rank, and the missing ranks.
 
 use std::mem::take;
 use std::path::PathBuf;
@@ -19,30 +19,30 @@ use super::Surviving;
 use crate::cli::parts::schedule::proof::named;
 use crate::run::{Beginning, Fewer, Run, Seat, host_name, share};
 
-/// Meetings in a row after deaths with no finished step between them, after which more would be in vain.
+/// The most meetings in a row without a finished step between them; more would not help.
 const MOST_IN_VAIN: u32 = 10;
 
-/// Where a rank stands at a meeting.
+/// The progress of a rank at a meeting.
 #[derive(Serialize, Deserialize, Clone)]
 pub(super) struct Standing {
     pub(super) host: String,
     pub(super) beginning: Option<Beginning>,
     pub(super) folder: Option<PathBuf>,
-    /// The step that it is to train next, if it has weights for it.
+    /// The next step that it will train, if it has weights for it.
     pub(super) next: Option<u64>,
     pub(super) n_in_vain: u32,
 }
 
-/// One meeting: this rank's end of the transport, and where all ranks stand that have come.
+/// A meeting: this rank's end of the transport, and the progress of all ranks that are present.
 pub(super) struct Met {
     pub(super) comm: Mpi,
     pub(super) all: Vec<Standing>,
-    /// The ranks of the run that have come, ascending.
+    /// The ranks of the run that are present, in ascending order.
     pub(super) present: Vec<Rank>,
 }
 
 impl Met {
-    /// Where this rank is among those of its host.
+    /// The place of this rank among those of its host.
     pub(super) fn seat(&self) -> Seat {
         let rank = self.comm.rank();
         let host = &self.all[rank.index()].host;
@@ -58,7 +58,7 @@ impl Met {
 }
 
 impl Surviving<'_> {
-    /// Meets all ranks; none if they are done without this one.
+    /// Meets all ranks; returns `None` if they have finished without this one.
     pub(super) fn meet(&mut self, meetings: &mut MpiRendezvous) -> Result<Option<Meeting<Mpi>>> {
         let me = meetings.rank();
         if take(&mut self.rejoins) {
@@ -72,7 +72,8 @@ impl Surviving<'_> {
         Ok(met)
     }
 
-    /// Hears where the ranks stand that have met; none if one of them has died since.
+    /// Receives the progress of the ranks that have met; returns `None` if one of them has died
+    /// since.
     pub(super) fn hear(&mut self, meeting: Meeting<Mpi>) -> Result<Option<Met>> {
         let Meeting { mut comm, present, .. } = meeting;
         let me = present[comm.rank().index()];
@@ -96,10 +97,10 @@ impl Surviving<'_> {
         }
     }
 
-    /// Notes where the others stand.
+    /// Takes in the progress of the others.
     ///
     /// # Errors
-    /// If ranks die again and again, and no step is finished between.
+    /// If ranks die repeatedly without a finished step in between.
     fn take_stock(&mut self, me: Rank, all: &[Standing]) -> Result<()> {
         let first = all.iter().find_map(|standing| Some(standing.beginning.as_ref()?.first_step));
         let furthest = all.iter().filter_map(|standing| standing.next).max();
@@ -120,7 +121,7 @@ impl Surviving<'_> {
     }
 }
 
-/// Who trains on without whom, by which program.
+/// Describes the missing ranks, those that continue, and their program.
 pub(super) fn goes_on(run: &Run, fewer: &Fewer) -> String {
     let n_ranks = (run.config().schedule.width * run.config().schedule.depth) as u32;
     let missing: Vec<Rank> =
