@@ -1,4 +1,5 @@
-//! What several subcommands share: options, a schedule as they describe it, what is shown, how a process ends.
+//! Code that several subcommands share: options, schedules built from options, output, and exit
+//! codes.
 
 pub(crate) mod schedule;
 pub(crate) mod terminal;

@@ -1,11 +1,11 @@
-//! The closed form of a step's time, beside its simulation.
+//! The closed form of a step's time, for comparison with its simulation.
 
 use chimera_core::analyze::ClosedForm;
 use serde_json::{Value, json};
 
 use crate::cli::parts::terminal::console::figure;
 
-/// A line with the terms, and how far their sum is from what was `simulated`.
+/// Formats the terms, and the difference between their sum and `simulated`.
 pub(crate) fn line(form: &ClosedForm, simulated: f64) -> String {
     let ClosedForm { forwards, backwards, messages, forward, backward, message, reduction } = *form;
     let step = form.step();
@@ -29,7 +29,7 @@ pub(crate) fn line(form: &ClosedForm, simulated: f64) -> String {
     )
 }
 
-/// The terms as JSON.
+/// Returns the terms as JSON.
 pub(crate) fn terms(form: &ClosedForm, simulated: f64) -> Value {
     json!({
         "c_f": form.forwards, "c_b": form.backwards, "c_m": form.messages, "forward": form.forward, "backward": form.backward,

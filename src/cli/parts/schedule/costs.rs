@@ -1,4 +1,4 @@
-//! What stages cost, on the command line.
+//! Command-line options for the costs of stages.
 
 use std::ops::RangeInclusive;
 use std::str::FromStr;
@@ -14,11 +14,12 @@ use crate::cli::parts::schedule::shape::MemoryArgs;
 use crate::cli::parts::terminal::console::warn;
 use crate::settings::{Config, RecomputedStages};
 
-/// The options that are times. (A group with others in it has no members of its own.)
+/// The options that are times. (A group that contains other groups has no members of its own.)
 const TIMES: [&str; 8] =
     ["forward", "backward", "input", "weight", "pair", "recompute_time", "message", "transfer"];
 
-/// Lets a value begin with a minus, so that it is refused for what it is; those of `lists` may go on after a number.
+/// Lets a value begin with a minus, so that its own check refuses it; values of `lists` may
+/// continue after a number.
 pub(crate) fn may_be_negative(arg: Arg, lists: &[&str]) -> Arg {
     match lists.contains(&arg.get_id().as_str()) {
         _ if !arg.get_action().takes_values() => arg,
@@ -65,13 +66,13 @@ pub(crate) struct CostArgs {
 }
 
 impl CostArgs {
-    /// Removes the limit of memory.
+    /// Removes the memory limit.
     pub(crate) fn without_cap(&self) -> CostArgs {
         CostArgs { memory: MemoryArgs::default(), ..self.clone() }
     }
 
-    /// Tells of times that were given for what the timetable does not have, and that `config` did not weigh, and of moves that it
-    /// was asked for and does not have.
+    /// Warns of given times that the timetable has no use for and that `config` did not weigh, and
+    /// of requested moves that it does not have.
     pub(crate) fn warn_of_unread(&self, timetable: &Timetable, config: &Config) {
         let has_pairs = timetable.rows.iter().flatten().any(|cell| matches!(cell, Cell::Pair(..)));
         let has_moves = timetable.has(Kind::Offload) || config.passes.offload != Offloading::None;
@@ -93,17 +94,17 @@ impl CostArgs {
         }
     }
 
-    /// Whether any time is given but that of a move.
+    /// Returns true if any time is given other than that of a move.
     pub(crate) fn are_given(&self) -> bool {
         GivenTimes { transfer: None, ..self.given() } != GivenTimes::default()
     }
 
-    /// Whether the time of any op is given.
+    /// Returns true if the time of any op is given.
     pub(crate) fn has_ops(&self) -> bool {
         self.given().has_ops()
     }
 
-    /// The costs of a timetable's stages, whose moves take what is given, if it is.
+    /// Sets the given time of a move, if there is one, in the costs of a timetable's stages.
     pub(crate) fn with_transfers(
         &self,
         costs: StageCosts,
@@ -119,17 +120,17 @@ impl CostArgs {
         Ok(costs.with_transfers(|stage| each.at(stage)))
     }
 
-    /// What takes 1 in the times of a report.
+    /// The unit of the times in a report.
     pub(crate) fn unit(&self) -> &'static str {
         self.given().unit()
     }
 
-    /// Costs of the timetable's stages: of each as given, or shares of the model's.
+    /// Returns the costs of the timetable's stages: as given for each, or as shares of the model's.
     pub(crate) fn of_stages(&self, timetable: &Timetable) -> Result<StageCosts> {
         Ok(self.given().of_stages(timetable)?)
     }
 
-    /// Costs of the stages of a model, of which each D-th part has the given costs.
+    /// Returns the costs of the stages of a model, of which each D-th part has the given costs.
     pub(crate) fn of_model(&self, timetable: &Timetable) -> Result<StageCosts> {
         Ok(self.given().of_model(timetable)?)
     }
@@ -149,17 +150,17 @@ impl CostArgs {
     }
 }
 
-/// What a report says of its unit of time.
+/// The line of a report about its unit of time.
 pub(crate) fn unit_line(unit: &str) -> String {
     format!("unit of time: {unit}")
 }
 
-/// One number for all stages, or one for each, between commas.
+/// One number for all stages, or one per stage, separated by commas.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Times(pub(crate) PerStage);
 
 impl Times {
-    /// Whether any of them is more than nothing.
+    /// Returns true if any of them is positive.
     pub(crate) fn has_any(&self) -> bool {
         self.0.0.iter().any(|time| *time > 0.0)
     }
@@ -174,13 +175,13 @@ impl FromStr for Times {
     }
 }
 
-/// Reads a whole number from 0 on.
+/// Parses a whole number, 0 or more.
 pub(crate) fn whole<N: FromStr>(text: &str) -> Result<N, String> {
     let number = text.trim().parse();
     number.map_err(|_| format!("`{text}` is not a whole number from 0 to 2^64 - 1"))
 }
 
-/// Reads a whole number of a range.
+/// Parses a whole number in a range.
 pub(crate) fn whole_in(
     range: RangeInclusive<u32>,
 ) -> impl Fn(&str) -> Result<u32, String> + Clone + Send + Sync + 'static {

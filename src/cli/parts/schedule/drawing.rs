@@ -1,4 +1,4 @@
-//! How drawings and comparisons of schedules are asked for and headed.
+//! Formats, titles and screens for drawings and comparisons of schedules.
 
 use std::io::{IsTerminal, stderr, stdout};
 
@@ -22,7 +22,7 @@ const COLOURS: [AnsiColor; 6] = [
     AnsiColor::Blue,
     AnsiColor::Red,
 ];
-/// A terminal may claim to be wider than anybody can see.
+/// The largest width that is used: a terminal may claim to be wider than any screen.
 const WIDEST: u16 = 1000;
 
 /// How a drawing or a comparison is printed.
@@ -33,7 +33,8 @@ pub(crate) enum Format {
     Json,
 }
 
-/// A title such as `chimera, D = 4, N = 8; unit of time: a forward of a micro-batch through 1/D of the model`.
+/// Returns a title such as `chimera, D = 4, N = 8; unit of time: a forward of a micro-batch through
+/// 1/D of the model`.
 pub(crate) fn title(timetable: &Timetable, costs: &CostArgs) -> String {
     let (d, n) = (timetable.rows.len(), timetable.micro_batches_per_step());
     let steps = match timetable.update.n_steps() {
@@ -44,13 +45,13 @@ pub(crate) fn title(timetable: &Timetable, costs: &CostArgs) -> String {
     format!("{}, D = {d}, N = {n}{steps}{graph}; {}", timetable.schedule, unit_line(costs.unit()))
 }
 
-/// The edges of stages that are no chain, such as `edges 0-1, 0-2, 1-2; losses 2`.
+/// Describes stages that are not a chain, such as `edges 0-1, 0-2, 1-2; losses 2`.
 pub(crate) fn edges(graph: &StageGraph) -> Option<String> {
     (!graph.is_chain()).then(|| format!("edges {graph}"))
 }
 
-/// What a drawing is shown on: standard output or standard error, less the columns of an indentation. It has a width
-/// if it is a terminal, and colours where help has them.
+/// Returns the screen for a drawing: standard output or standard error, minus the columns of an
+/// indentation. It has a width if it is a terminal, and colours if help has them.
 pub(crate) fn screen(is_stderr: bool, indentation: usize) -> Screen<'static> {
     let (is_terminal, colours) = if is_stderr {
         (stderr().is_terminal(), AutoStream::choice(&stderr()))

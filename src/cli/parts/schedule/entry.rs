@@ -1,4 +1,4 @@
-//! Schedules side by side, on one model: what `compare` and the gallery show.
+//! Schedules to compare on one model, for `compare` and the gallery.
 
 use anyhow::{Result, anyhow};
 use chimera_core::analyze::{Refusal, Timeline};
@@ -32,7 +32,7 @@ struct Words {
 }
 
 impl Contender {
-    /// Every schedule and variant, each once.
+    /// Returns every schedule and variant once.
     pub(crate) fn all(shape: &ShapeArgs) -> Result<Vec<Contender>> {
         let mut entries: Vec<Contender> = Vec::new();
         for schedule in SCHEDULES {
@@ -46,7 +46,8 @@ impl Contender {
         Ok(entries)
     }
 
-    /// A file, which has its own shape, or a name with options, which go before those of `shape`.
+    /// Parses a file, which has its own shape, or a name with options, which override those of
+    /// `shape`.
     pub(crate) fn parse(text: &str, shape: &ShapeArgs) -> Result<Contender> {
         let file = text.trim();
         if is_file(file) {
@@ -61,7 +62,8 @@ impl Contender {
         Ok(Contender { label, words: Words { shape, ..words } })
     }
 
-    /// Options of `shape` and of its own that it does not read, each with what to tell of it; nothing of a name that is none.
+    /// Returns the options of `shape` and of the entry that it does not read, each with a warning.
+    /// Returns nothing for an unknown name.
     pub(crate) fn unread(&self, shape: &ShapeArgs) -> Vec<(&'static str, String)> {
         let shape = ShapeArgs(self.words.shape.0.over(&shape.0));
         let (Ok(mut config), Ok(schedule)) = (shape.0.drawn(), self.words.name.parse::<Named>())
@@ -72,12 +74,12 @@ impl Contender {
         shape.unread(&config)
     }
 
-    /// Proves and simulates it, with the costs of a D-th of the model.
+    /// Proves and simulates the entry, with the given costs for a D-th of the model.
     pub(crate) fn run(&self, costs: &CostArgs) -> Result<ContenderRun> {
         self.run_with(costs, &WorkArgs::default())
     }
 
-    /// [`run`](Contender::run), and fills its idle time.
+    /// Calls [`run`](Contender::run), and fills the idle time.
     pub(crate) fn run_with(&self, costs: &CostArgs, work: &WorkArgs) -> Result<ContenderRun> {
         let plan = Scheduled::of_model(&self.words.name, &self.words.shape, costs)?;
         let (label, program) = (self.label.clone(), plan.prove()?);
@@ -95,8 +97,8 @@ fn in_one_line(error: &clap::Error) -> String {
     line.trim_start_matches("error: ").to_string()
 }
 
-/// Why an entry cannot be run, in one line, if that is no mistake of who asked: it does not fit, or not
-/// into memory.
+/// Returns the reason why an entry cannot run, in one line, if it is not a user error: the schedule
+/// does not fit, or not into memory.
 pub(crate) fn why_not(error: &anyhow::Error) -> Option<String> {
     let names_schedule = error.is::<Unfit>() || error.is::<Refusal>() || error.is::<AutoError>();
     let is_of_this_one = match error.downcast_ref() {
@@ -106,13 +108,13 @@ pub(crate) fn why_not(error: &anyhow::Error) -> Option<String> {
     };
     let text = error.to_string();
     let line = text.lines().next().filter(|_| names_schedule || is_of_this_one)?;
-    // The schedule's name stands beside it.
+    // The schedule's name is shown next to the reason.
     let reason =
         line.split_once(": ").filter(|_| names_schedule).map_or(line, |(_, reason)| reason);
     Some(reason.to_string())
 }
 
-/// An entry that ran.
+/// The result of an entry.
 pub(crate) struct ContenderRun {
     pub(crate) label: String,
     pub(crate) program: Program,
@@ -120,19 +122,19 @@ pub(crate) struct ContenderRun {
 }
 
 impl ContenderRun {
-    /// Whether it is the same program as another.
+    /// Returns true if it has the same program as another.
     pub(crate) fn is_like(&self, other: &ContenderRun) -> bool {
         let figures =
             |run: &ContenderRun| (run.program.schedule().to_string(), run.makespan(), run.peak());
         figures(self) == figures(other) && self.program.fingerprint() == other.program.fingerprint()
     }
 
-    /// Of one step; of an asynchronous schedule, its share of the window.
+    /// Makespan of one step; for an asynchronous schedule, its share of the window.
     pub(crate) fn makespan(&self) -> f64 {
         self.timeline.makespan() / f64::from(self.program.window().n_steps())
     }
 
-    /// Messages of one step.
+    /// Number of messages in a step.
     pub(crate) fn n_messages(&self) -> usize {
         self.program.n_messages() / self.program.window().n_steps() as usize
     }
@@ -142,13 +144,13 @@ impl ContenderRun {
         self.program.peak()
     }
 
-    /// How often a stage's weights are held, on all workers and in all versions.
+    /// Number of copies of a stage's weights, over all workers and versions.
     pub(crate) fn weight_copies(&self) -> usize {
         let versions = self.program.weight_versions().iter().max().copied().unwrap_or(1);
         self.program.placement().replicas(StageId(0)).len() * versions as usize
     }
 
-    /// In words, if it is not what `shape` says.
+    /// Describes its shape if that differs from `shape`.
     pub(crate) fn other_shape(&self, shape: &Shape) -> Option<String> {
         let n = self.program.micro_batches_per_step();
         let d = self.program.placement().n_workers();
@@ -156,7 +158,7 @@ impl ContenderRun {
         is_other.then(|| format!("it is made for D = {d}, N = {n}"))
     }
 
-    /// How much faster it is than one that takes `makespan`; `None` if it takes no time at all.
+    /// Returns its speed-up over a run that takes `makespan`; `None` if it takes no time.
     pub(crate) fn speed_up(&self, makespan: f64) -> Option<f64> {
         Some(makespan / self.makespan()).filter(|ratio| ratio.is_finite())
     }

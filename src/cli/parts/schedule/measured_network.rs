@@ -1,4 +1,4 @@
-//! Links and nodes as `chimera comm bench` measures them, for whatever plans or simulates a job on them.
+//! Links and nodes as measured by `chimera comm bench`, for planning or simulating a job on them.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -11,20 +11,20 @@ use crate::formats::files::text_at_most;
 /// Longer reports are refused before they are read.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// A link, as it was measured.
+/// A measured link.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct MeasuredLink {
-    /// Latency: a message of 4 bytes takes as long.
+    /// Latency: the time of a message of 4 bytes.
     pub(crate) alpha_s: f64,
-    /// What every byte of a large message adds; 0 where size costs nothing.
+    /// Time per byte of a large message; 0 if size costs nothing.
     pub(crate) beta_s_per_byte: f64,
 }
 
 impl MeasuredLink {
-    /// The link, unless noise was larger than what was measured.
+    /// Returns the link, unless noise exceeded the measured values.
     ///
     /// # Errors
-    /// If a number makes no sense, in words.
+    /// A message, if a number makes no sense.
     pub(crate) fn sound(self) -> Result<Link, String> {
         let MeasuredLink { alpha_s: alpha, beta_s_per_byte: beta } = self;
         let is_sound = [alpha, beta].iter().all(|x| (0.0..=1e12).contains(x));
@@ -36,7 +36,7 @@ impl MeasuredLink {
     }
 }
 
-/// What is read of a report about a whole network.
+/// The part of a report that describes a whole network.
 #[derive(Deserialize)]
 struct NetworkReport {
     ranks_per_node: u32,
@@ -44,13 +44,13 @@ struct NetworkReport {
     between: Option<MeasuredLink>,
 }
 
-/// Nodes and links, as they were measured.
+/// Measured nodes and links.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct MeasuredNetwork {
     pub(crate) ranks_per_node: u32,
-    /// Between two ranks of a node, if a node had two.
+    /// The link between two ranks of a node, if a node had two.
     pub(crate) inside: Option<Link>,
-    /// Between two nodes, if there were two.
+    /// The link between two nodes, if there were two.
     pub(crate) between: Option<Link>,
 }
 
@@ -72,10 +72,10 @@ impl FromStr for MeasuredNetwork {
     }
 }
 
-/// What is asked of a report of `chimera comm bench`.
+/// Reads a report of `chimera comm bench`.
 ///
 /// # Errors
-/// If the file cannot be read or is no report, in words.
+/// A message, if the file cannot be read or is not a report.
 pub(crate) fn read<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, String> {
     let file =
         text_at_most(path, MAX_BYTES).map_err(|e| format!("the file cannot be read: {e}"))?;

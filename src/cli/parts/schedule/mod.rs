@@ -1,4 +1,4 @@
-//! A schedule on the command line: its options, costs and network, and what is shown of it.
+//! Schedules on the command line: their options, costs and network, and their output.
 
 pub(crate) mod closed_form;
 pub(crate) mod costs;

@@ -1,4 +1,4 @@
-//! The network between the ranks of a job, on the command line.
+//! Command-line options for the network between the ranks of a job.
 
 use std::path::Path;
 use std::str::FromStr;
@@ -19,10 +19,10 @@ use crate::cli::parts::terminal::console::warn;
 use crate::plan::Hardware;
 use crate::settings::{Config, SettingsError, Speeds};
 
-/// The most pipelines side by side.
+/// The largest number of pipelines side by side.
 const MAX_WIDTH: usize = 65_535;
 
-/// The options that are bytes of stages.
+/// The options that are bytes per stage.
 const BYTES: [&str; 3] = ["activation_bytes", "saved_bytes", "gradient_bytes"];
 
 /// Nodes and links. Without links, messages and sums take no time.
@@ -52,7 +52,7 @@ pub(crate) struct LinkArgs {
 }
 
 impl LinkArgs {
-    /// These, and what data sheets say of that which is not given.
+    /// Completes these links from data sheets.
     pub(crate) fn or_hardware(&self, hardware: &Hardware, n_ranks: u32) -> LinkArgs {
         let of_node = self.ranks_per_node().unwrap_or(hardware.ranks_per_node);
         let ranks_per_node = of_node.min(n_ranks);
@@ -69,12 +69,12 @@ impl LinkArgs {
         }
     }
 
-    /// Whether no link is described, so that messages and sums take no time.
+    /// Returns true if no link is described, so that messages and reductions take no time.
     pub(crate) fn is_free(&self) -> bool {
         self.inside().is_none() && self.between().is_none()
     }
 
-    /// The option whose times were measured, in seconds, if one's were.
+    /// Returns the option whose times were measured in seconds, if there is one.
     fn measured(&self) -> Option<&'static str> {
         let is_measured = |wire: Option<Wire>| wire.is_some_and(|wire| wire.is_measured);
         let options = [
@@ -85,7 +85,7 @@ impl LinkArgs {
         options.into_iter().find(|(_, is_measured)| *is_measured).map(|(option, _)| option)
     }
 
-    /// Ranks of a node, if that was said or measured.
+    /// Number of ranks per node, if it was given or measured.
     pub(crate) fn ranks_per_node(&self) -> Option<u32> {
         self.ranks_per_node.or(self.network.map(|network| network.ranks_per_node))
     }
@@ -98,7 +98,7 @@ impl LinkArgs {
         self.between.or(self.network.and_then(|network| network.between).map(Wire::measured))
     }
 
-    /// What they say of a job of so many ranks in `width` groups.
+    /// Returns the network of a job of this number of ranks in `width` groups.
     ///
     /// # Errors
     /// If the job needs a link that was not measured.
@@ -153,11 +153,11 @@ pub(crate) struct NetworkArgs {
     living: Option<Vec<Rank>>,
 }
 
-/// What stages take on workers that need not be alike.
+/// Costs of stages on workers that need not be alike.
 pub(crate) type WorkerCosts = UnevenCosts<StageCosts>;
 
 impl NetworkArgs {
-    /// Tells of what was given about links where there are none.
+    /// Warns of options about links if there are no links.
     pub(crate) fn warn_of_unread(&self) {
         let NetworkArgs { activation_bytes, saved_bytes, gradient_bytes, .. } = self;
         let given = [
@@ -174,7 +174,8 @@ impl NetworkArgs {
         }
     }
 
-    /// Tells of bytes of saved activations that the links do not carry, since the timetable moves none to other workers.
+    /// Warns of bytes of saved activations that no link carries, because the timetable moves none
+    /// to other workers.
     pub(crate) fn warn_of_unmoved(&self, timetable: &Timetable) {
         if self.saved_bytes.has_any() && !self.links.is_free() && !timetable.has(Kind::Keep) {
             warn(&format!(
@@ -184,8 +185,8 @@ impl NetworkArgs {
         }
     }
 
-    /// Tells of a width and a policy of gradient reductions where none takes time; the step sync may, and then depends on the
-    /// width.
+    /// Warns of a width and a policy for gradient reductions if reductions take no time. The step
+    /// sync may take time, and then depends on the width.
     pub(crate) fn warn_of_free_reductions(&self, step_sync_takes_time: bool) {
         let Ok(job) = self.job() else { return };
         let is_wide =
@@ -200,7 +201,7 @@ impl NetworkArgs {
         }
     }
 
-    /// Refuses links in seconds where ops take 1 in a unit of their own.
+    /// Refuses links in seconds if ops are in a unit of their own.
     ///
     /// # Errors
     /// If no time of an op is given.
@@ -214,7 +215,8 @@ impl NetworkArgs {
         )
     }
 
-    /// What compute and messages of a timetable cost on it, and moves where they go to other workers.
+    /// Returns the costs of a timetable's compute and messages on the network, and of moves that go
+    /// to other workers.
     pub(crate) fn of_messages(
         &self,
         timetable: &Timetable,
@@ -255,7 +257,7 @@ impl NetworkArgs {
         Ok(if goes_to_partners { costs.with_saved(&each(&self.saved_bytes)) } else { costs })
     }
 
-    /// These, and what the sums of `program` cost.
+    /// Adds the costs of the reductions of `program`.
     pub(crate) fn with_sums(
         &self,
         messages: NetworkCosts<WorkerCosts>,
@@ -268,7 +270,8 @@ impl NetworkArgs {
         Ok(messages.with_sums(program, &gradients, &[]))
     }
 
-    /// What the closed form asks of it: gradients, groups, and the slowest link between replicas.
+    /// Returns the closed form with what it needs from the network: gradients, groups, and the
+    /// slowest link between replicas.
     pub(crate) fn closed_form(&self, program: &Program, costs: &impl Costs) -> Result<ClosedForm> {
         let placement = program.placement();
         let (width, depth) = (self.job()?.schedule.width, placement.n_workers());
@@ -278,7 +281,7 @@ impl NetworkArgs {
         Ok(ClosedForm::of(program, costs, Reduced { bytes: &bytes, width, link }))
     }
 
-    /// The job, as its options say, or what is left of it.
+    /// Returns the job that the options describe, or what is left of it.
     pub(crate) fn job(&self) -> Result<Config, SettingsError> {
         let mut job = self.job.0.drawn()?;
         if let Some(living) = &self.living {
@@ -288,10 +291,11 @@ impl NetworkArgs {
         Ok(job)
     }
 
-    /// What is left of a job whose groups have `depth` ranks each, without those that are `lost`.
+    /// Returns what is left of a job with groups of `depth` ranks, without the `lost` ranks.
     ///
     /// # Errors
-    /// If the ranks are on several nodes: how many are left on each is not known to the costs of messages.
+    /// If the ranks are on several nodes: the costs of messages do not know how many are left on
+    /// each.
     pub(crate) fn without(&self, lost: &[Rank], depth: usize) -> Result<NetworkArgs> {
         if lost.is_empty() {
             return Ok(self.clone());
@@ -308,7 +312,7 @@ impl NetworkArgs {
     }
 }
 
-/// A link as two numbers, or as it was measured.
+/// A link given as two numbers, or measured.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 struct Wire {
     link: Link,

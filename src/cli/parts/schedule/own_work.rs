@@ -1,4 +1,4 @@
-//! Work of the user's own that fills the idle time of a step.
+//! The user's own work, which fills the idle time of a step.
 
 use std::fmt::Write;
 use std::str::FromStr;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::cli::parts::terminal::console::{figure, warn};
 
-/// More pieces than anybody reads.
+/// The largest number of pieces; a longer list would be useless.
 const MOST_PIECES: f64 = 1e6;
 
 /// The option `--work`.
@@ -28,7 +28,7 @@ pub(crate) struct WorkArgs {
     work: Vec<WorkArg>,
 }
 
-/// A value of `--work`: its name, and what a piece takes.
+/// A value of `--work`: its name, and the time of a piece.
 #[derive(Clone)]
 struct WorkArg {
     name: String,
@@ -55,17 +55,17 @@ impl FromStr for WorkArg {
 /// A step whose idle time is filled with work.
 pub(crate) struct FilledStep<'c, C> {
     works: Vec<WorkArg>,
-    /// By worker: idle time before.
+    /// Idle time of each worker before it was filled.
     idle: Vec<f64>,
     pub(crate) program: Program,
     pub(crate) costs: WithOwnWork<'c, C>,
     pub(crate) timeline: Timeline,
-    /// By worker: work, begin and end of each piece.
+    /// Pieces of each worker: work, start and end.
     pieces: Vec<Vec<(WorkId, f64, f64)>>,
 }
 
 impl WorkArgs {
-    /// Warns that the JSON of a timetable has no work beside the training.
+    /// Warns that the JSON of a timetable does not have the additional work.
     pub(crate) fn warn_of_json(&self) {
         if !self.work.is_empty() {
             warn(
@@ -75,7 +75,8 @@ impl WorkArgs {
         }
     }
 
-    /// Fills the idle time of each worker of a step that is simulated as `timeline`; nothing without work.
+    /// Fills the idle time of each worker in a step with the simulated `timeline`. Returns `None`
+    /// if there is no work.
     pub(crate) fn fill<'c, C: Costs>(
         &self,
         (program, timeline): (&Program, &Timeline),
@@ -119,13 +120,13 @@ fn pieces(timeline: &Timeline) -> Vec<Vec<(WorkId, f64, f64)>> {
 }
 
 impl<C> FilledStep<'_, C> {
-    /// The pieces of a worker: `[name, from, to]` each.
+    /// The pieces of a worker, each as `[name, from, to]`.
     pub(crate) fn json(&self, worker: usize) -> Value {
         let pieces = self.pieces[worker].iter();
         pieces.map(|(work, from, to)| json!([self.works[work.index()].name, from, to])).collect()
     }
 
-    /// How many pieces of each work fit on each worker, and the idle time that is left.
+    /// A table of the number of pieces that fit on each worker, and of the remaining idle time.
     pub(crate) fn table(&self) -> Result<String> {
         let heads: Vec<String> =
             self.works.iter().map(|w| format!("{} ({})", w.name, figure(w.takes))).collect();

@@ -1,4 +1,4 @@
-//! What the stages of a model here cost by a profile, on the command line of schedules.
+//! Costs of the stages of a built-in model from a profile, for commands about schedules.
 
 use anyhow::{Result, bail, ensure};
 use chimera_core::analyze::{NetworkCosts, simulate};
@@ -18,17 +18,18 @@ use crate::run::outside::OnDisk;
 use crate::settings::schedules::Named;
 use crate::settings::{Config, Layers, Settings};
 
-/// A model here, and the times of its layers.
+/// A built-in model, and the times of its layers.
 pub(crate) struct Profiled {
     config: Config,
     times: ProfiledTimes,
 }
 
 impl Profiled {
-    /// The profile that the options name, and the model that they describe; `None` if they name no profile.
+    /// Opens the profile that the options name, with the model that they describe. Returns `None`
+    /// if they name no profile.
     ///
     /// # Errors
-    /// If it cannot be read, is of another machine, or times are given beside it.
+    /// If the profile cannot be read, belongs to another machine, or times are given as well.
     pub(crate) fn open(
         args: &ProfiledArgs,
         schedule: &str,
@@ -55,7 +56,7 @@ impl Profiled {
         );
         let mut with_schedule = Settings::default().with("schedule", schedule);
         if !matches!(schedule.parse(), Ok(Named::File(_))) {
-            // What is drawn has fewer micro-batches than a training, where nobody says how many.
+            // By default a drawing has fewer micro-batches than a training.
             let n = shape.0.drawn()?.schedule.micro_batches as i64;
             with_schedule = with_schedule.with("micro-batches", n);
         }
@@ -73,39 +74,40 @@ impl Profiled {
         Ok(Some(Profiled { times, config }))
     }
 
-    /// The layers of a timetable's stages.
+    /// Returns the layers of a timetable's stages.
     ///
     /// # Errors
-    /// If the model cannot be cut so.
+    /// If the model cannot be cut in this way.
     pub(crate) fn layout(&self, timetable: &Timetable) -> Result<Partition> {
         let n_stages = timetable.placement.n_stages();
         Ok(Partition::of(&self.config.cuts(&self.config.model(), n_stages)?))
     }
 
-    /// What the stages of a timetable take, in seconds.
+    /// Returns the costs of a timetable's stages in seconds.
     ///
     /// # Errors
-    /// If the profile has no times of a layer, or the model cannot be cut so.
+    /// If the profile has no times of a layer, or the model cannot be cut in this way.
     pub(crate) fn costs(&self, timetable: &Timetable) -> Result<StageCosts> {
         can_be_cut(&self.config, timetable.units_per_micro, timetable.n_slices())?;
         let priced = Priced::new(&self.config.model(), Some(self.times.clone()));
         priced.costs(&self.config, timetable)
     }
 
-    /// Costs of compute and of a network, and what reductions, updates and the step sync take between threads.
+    /// Adds to the costs of compute and network those of reductions, updates and the step sync
+    /// between threads.
     ///
     /// # Errors
-    /// If the profile has no times of them, or the model cannot be cut so.
+    /// If the profile has no such times, or the model cannot be cut in this way.
     pub(crate) fn with_step<C: Costs>(&self, costs: C, program: &Program) -> Result<StepCosts<C>> {
         let priced = Priced::new(&self.config.model(), Some(self.times.clone()));
         priced.with_step(&self.config, costs, program)
     }
 
-    /// The plan at the times that all takes where others compute beside it for as long as the plan says that they do, and
-    /// these times.
+    /// Returns the plan, and the times, under contention: other workers compute at the same time,
+    /// for as much of the step as the plan predicts.
     ///
     /// # Errors
-    /// If the profile has no times of a layer, or the plan cannot be made at them.
+    /// If the profile has no times of a layer, or the plan cannot be made with them.
     pub(crate) fn beside_others(
         self,
         plan: Scheduled<NetworkCosts<WorkerCosts>>,

@@ -1,4 +1,4 @@
-//! What is proven of a timetable, and its figures.
+//! The proof of a timetable, and its figures.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use crate::formats::timetable::read;
 use crate::plan::by_file_name;
 use crate::settings::schedules::Named;
 
-/// The timetable in a file, which any refusal names.
+/// Proves the timetable in a file; errors name the file.
 pub(crate) fn proven(
     file: &Path,
     passes: &PassArgs,
@@ -36,7 +36,7 @@ pub(crate) fn proven(
     timetable.and_then(prove).map_err(named).with_context(|| file.display().to_string())
 }
 
-/// What has been proven of a program, and its figures.
+/// Describes the proof of a program, and its figures.
 pub(crate) fn proof(program: &Program, timeline: &Timeline, costs: &CostArgs) -> String {
     format!(
         "proven safe: every pass once, no deadlock with {} per channel, reductions in one order\n{}",
@@ -45,7 +45,7 @@ pub(crate) fn proof(program: &Program, timeline: &Timeline, costs: &CostArgs) ->
     )
 }
 
-/// One line about a simulated step or window, and one about its unit of time.
+/// Returns a line about a simulated step or window, and one about its unit of time.
 pub(crate) fn summary(program: &Program, timeline: &Timeline, unit: &str) -> String {
     let makespan = figure(timeline.makespan());
     let steps = match program.window().n_steps() {
@@ -71,7 +71,7 @@ pub(crate) fn summary(program: &Program, timeline: &Timeline, unit: &str) -> Str
     )
 }
 
-/// The name of the schedule, and how it cuts micro-batches.
+/// Names the schedule, and how it cuts micro-batches.
 pub(crate) fn named(program: &Program) -> String {
     let cut = match (program.rules().n_slices(), program.units_per_micro()) {
         (1, 1) => String::new(),
@@ -82,7 +82,7 @@ pub(crate) fn named(program: &Program) -> String {
     format!("{}{cut}", program.schedule())
 }
 
-/// Returns true if some forward takes a part of a micro-batch.
+/// Returns true if some forward processes a part of a micro-batch.
 fn cuts_forwards(program: &Program) -> bool {
     let n_units = program.units_per_micro();
     let is_cut = |op: &Op| {

@@ -1,4 +1,4 @@
-//! A schedule as options describe it: a timetable, what passes make of it, and what its stages cost.
+//! Schedules from options: a timetable, the passes over it, and the costs of its stages.
 
 use std::path::PathBuf;
 
@@ -34,14 +34,14 @@ pub(crate) struct LostArgs {
     lost: Vec<u32>,
 }
 
-/// The number of a rank.
+/// Parses the number of a rank.
 fn rank(word: &str) -> Result<u32, String> {
     let why = |_| format!("`{word}` is no rank: ranks have numbers from 0, such as 2 or 0,3");
     word.trim().parse().map_err(why)
 }
 
 impl LostArgs {
-    /// The ranks.
+    /// Returns the ranks.
     pub(crate) fn ranks(&self) -> Vec<Rank> {
         self.lost.iter().copied().map(Rank).collect()
     }
@@ -54,23 +54,23 @@ impl LostArgs {
 /// A timetable after its passes, ready to be proven and simulated.
 pub(crate) struct Scheduled<C = StageCosts> {
     pub(crate) timetable: Timetable,
-    /// What the search came to, if it is one's.
+    /// The report of the search, if there was one.
     pub(crate) search: Option<Report>,
-    /// The stages that recompute, if they were chosen.
+    /// The stages that recompute, if they were chosen automatically.
     pub(crate) recomputed: Option<String>,
-    /// Whether some activations are offloaded, if that was chosen together with them.
+    /// Whether activations are offloaded, if that was chosen together with them.
     pub(crate) offloads: Option<bool>,
     pub(crate) how: Lowering,
-    /// What passes were to do so that workers hold fewer activations.
+    /// The savings in activation memory that were requested from the passes.
     savings: Savings,
-    /// What it is called by on the command line.
+    /// The name of the schedule on the command line.
     named: Named,
     costs: C,
 }
 
-/// Costs that a program is made by, so that its sums start where those of a training do.
+/// Costs for making a program, such that its reductions start where those of a training do.
 pub(crate) trait Foreseen: Costs {
-    /// The part of them that a training knows of.
+    /// Returns the part of the costs that a training knows.
     fn known(&self) -> &impl Costs;
 }
 
@@ -87,13 +87,15 @@ impl Foreseen for NetworkCosts<WorkerCosts> {
 }
 
 impl Scheduled {
-    /// What `name` stands for: a schedule at a shape, `auto`, or a file (`-` is standard input); its
-    /// stages cost what `costs` says of each. Warns of options that it does not read.
+    /// Makes the schedule with this name: one at a shape, `auto`, or a file (`-` is standard
+    /// input). `costs` has the costs of each stage. Warns of options that the schedule does not
+    /// read.
     pub(crate) fn of(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
         Scheduled::of_config(drawn(name, shape, costs)?, shape, costs)
     }
 
-    /// As [`of`](Self::of), where micro-batches are only cut if the options say so.
+    /// Makes a schedule as [`of`](Self::of) does, but only cuts micro-batches if the options say
+    /// so.
     pub(crate) fn of_whole_micro_batches(
         name: &str,
         shape: &ShapeArgs,
@@ -111,13 +113,14 @@ impl Scheduled {
         Ok(plan)
     }
 
-    /// What `name` stands for, without a warning, with the costs of a model, cut into as many stages as there are.
+    /// Makes the schedule with this name, without warnings. `costs` are those of a model, which is
+    /// cut into as many stages as there are.
     pub(crate) fn of_model(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Scheduled> {
         let config = drawn(name, shape, costs)?;
         Scheduled::with(&config, shape, &|timetable| costs.of_model(timetable))
     }
 
-    /// A timetable from elsewhere.
+    /// Makes a schedule from a given timetable.
     pub(crate) fn of_timetable(
         timetable: Timetable,
         passes: &PassArgs,
@@ -131,8 +134,9 @@ impl Scheduled {
 }
 
 impl Scheduled<NetworkCosts<WorkerCosts>> {
-    /// What `name` stands for, where stages cost what `of_stages` says, which may know their layers, messages what they take
-    /// on a network, and sums start when it says.
+    /// Makes the schedule with this name on a network. `of_stages` returns the costs of stages, and
+    /// may know their layers. The network determines the costs of messages, and its options the
+    /// start of reductions.
     pub(crate) fn on(
         network: &NetworkArgs,
         name: &str,
@@ -156,7 +160,7 @@ impl Scheduled<NetworkCosts<WorkerCosts>> {
         Ok(plan)
     }
 
-    /// Prices the stages of the timetable anew.
+    /// Replaces the costs of the timetable's stages.
     pub(crate) fn at(mut self, network: &NetworkArgs, stages: StageCosts) -> Result<Self> {
         let goes_to_partners = self.timetable.has(Kind::Keep);
         self.costs = network.of_messages(&self.timetable, goes_to_partners, stages)?;
@@ -205,7 +209,7 @@ impl<C: Foreseen> Scheduled<C> {
         Scheduled::passed(config, ordered?, costs)
     }
 
-    /// The timetable after its passes and what recomputes beside them.
+    /// Applies the passes to a timetable, and the recomputation that is chosen by stage.
     fn passed(
         config: &Config,
         mut ordered: Ordered,
@@ -236,7 +240,8 @@ impl<C: Foreseen> Scheduled<C> {
         Ok(Scheduled { timetable, search, recomputed, offloads, how, savings, named, costs })
     }
 
-    /// The step as the ranks that live of `width` groups take it, at the `costs` of the whole timetable's stages in theirs.
+    /// Returns the step on the living ranks of `width` groups. `costs` converts the costs of the
+    /// whole timetable's stages to those of the new one.
     pub(crate) fn without(
         self,
         dead: &LostArgs,
@@ -251,14 +256,15 @@ impl<C: Foreseen> Scheduled<C> {
             "--lost shows the step that a training goes on with, which moves no activations, since who keeps them may be dead: \
              leave --bpipe and --offload out"
         );
-        // The order that a training takes, whatever its ops cost; and costs of workers are of all of them.
+        // Training chooses this order whatever the costs of ops; and the costs of workers cover all
+        // workers.
         let order = UniformCosts::new(1.0, 2.0, 0.0).per_units(self.timetable.units_per_micro);
         let timetable = narrow(&self.timetable, width, &dead.ranks(), &order)
             .with_context(|| format!("--lost {}", dead.list()))?;
         Ok(Scheduled { costs: costs(&self.timetable, &timetable)?, timetable, ..self })
     }
 
-    /// Proves it.
+    /// Proves the schedule.
     pub(crate) fn prove(&self) -> Result<Program, Refusal> {
         spin("proving the schedule", || self.lowered())
     }
@@ -272,23 +278,23 @@ impl<C: Foreseen> Scheduled<C> {
         })
     }
 
-    /// What a step takes.
+    /// Returns the time of a step.
     fn makespan(&self) -> Result<f64, Refusal> {
         Ok(simulate(&self.lowered()?, &self.costs).makespan())
     }
 
-    /// What its stages cost.
+    /// Returns the costs of the stages.
     pub(crate) fn costs(&self) -> &C {
         &self.costs
     }
 
-    /// When everything happens.
+    /// Simulates the schedule.
     pub(crate) fn simulate(&self, program: &Program) -> Timeline {
         spin("simulating the schedule", || simulate(program, &self.costs))
     }
 }
 
-/// What options say of the schedule with a name, or in a file, of whose layers nothing is known.
+/// Returns the settings of a schedule by name or in a file, when nothing is known of its layers.
 fn drawn(name: &str, shape: &ShapeArgs, costs: &CostArgs) -> Result<Config> {
     let config = said(name, shape, costs)?;
     config.check_whole_stages().map_err(Error::msg)?;

@@ -1,4 +1,4 @@
-//! Options of the table that commands about schedules have, and what they say together.
+//! Table options of commands about schedules, and their checks.
 
 use anyhow::{Result, bail, ensure};
 use chimera_core::lower::Border;
@@ -13,7 +13,7 @@ use crate::settings::args::options_of;
 use crate::settings::schedules::{Named, names, unread};
 use crate::settings::{Config, Drawn, OPTIONS, Origin, Settings, unread_options};
 
-/// Reads the name of a schedule or of a file as it is, and offers the names that there are.
+/// Parses the name of a schedule or file, and offers the known names.
 pub(crate) fn schedule_name() -> Offered<StringValueParser> {
     offered(StringValueParser::new(), names)
 }
@@ -31,19 +31,19 @@ pub(crate) struct ScheduleArg {
 }
 
 impl ScheduleArg {
-    /// The name that was given, or else the default of `simulate`. Other commands need a name.
+    /// Returns the given name, or the default of `simulate`. Other commands require a name.
     pub(crate) fn name(&self) -> &str {
         self.name.as_deref().or(self.schedule.as_deref()).unwrap_or("chimera")
     }
 }
 
-/// Makes NAME an argument without which there must be `--schedule`.
+/// Makes NAME a required argument unless `--schedule` is given.
 pub(crate) fn required(name: Arg) -> Arg {
     name.required_unless_present("schedule")
 }
 
-/// Makes arguments of groups of options. What is not given is not there, so that what was given can be told from
-/// what holds anyway.
+/// Defines arguments for groups of options. Options that were not given have no value, so given
+/// options can be distinguished from defaults.
 macro_rules! groups {
     ($(#[$doc:meta] $name:ident: $($group:ident),+;)+) => {$(
         #[$doc]
@@ -65,7 +65,7 @@ macro_rules! groups {
                 Ok($name(Settings::of_groups(matches, &[$(Drawn::$group),+])))
             }
 
-            /// What is given goes before what was.
+            /// New values override earlier ones.
             fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
                 self.0 = Self::from_arg_matches(matches)?.0.over(&self.0);
                 Ok(())
@@ -77,24 +77,24 @@ macro_rules! groups {
 groups! {
     /// The shape of a schedule and the passes over it.
     ShapeArgs: Shape, Passes;
-    /// The passes alone, of a timetable that has its shape.
+    /// Only the passes, for a timetable that has its own shape.
     PassArgs: Passes;
     /// The limit on memory.
     MemoryArgs: Memory;
     /// Pipelines side by side, and how they reduce gradients.
     JobArgs: Job;
-    /// A profile, and the model here whose stages it tells the times of.
+    /// A profile, and the built-in model whose stages it has the times of.
     ProfiledArgs: Profiled;
 }
 
 impl ShapeArgs {
-    /// The options of the passes among these.
+    /// Returns only the options of passes.
     pub(crate) fn passes(&self) -> ShapeArgs {
         let others = OPTIONS.iter().filter(|option| option.drawn != Some(Drawn::Passes));
         ShapeArgs(others.fold(self.0.clone(), |left, other| left.without(other.name)))
     }
 
-    /// Refuses what was given beside a file but is not so in its timetable, which has its shape.
+    /// Refuses given options that differ from the timetable in a file, which has its own shape.
     pub(crate) fn fit(&self, file: &Named, timetable: &Timetable) -> Result<()> {
         let place = match file.to_string() {
             file if file == "-" => "on standard input".to_string(),
@@ -117,15 +117,15 @@ impl ShapeArgs {
         Ok(())
     }
 
-    /// Warns of options that were given and that the schedule does not read; those beside a file have to
-    /// [`fit`](Self::fit).
+    /// Warns of given options that the schedule does not read. Options given with a file have to
+    /// [`fit`](Self::fit) it instead.
     pub(crate) fn warn_of_unread(&self, config: &Config) {
         if !matches!(config.schedule.name, Named::File(_)) {
             self.unread(config).iter().for_each(|(_, told)| warn(told));
         }
     }
 
-    /// Options that were given and that the schedule of `config` does not read, each with what to tell of it.
+    /// Returns the given options that the schedule of `config` does not read, each with a warning.
     pub(crate) fn unread(&self, config: &Config) -> Vec<(&'static str, String)> {
         let given = self.of_shape().map(|(option, _)| option);
         let given = given.chain(self.0.iter().map(|(key, _)| key).filter(|key| *key == "border"));
@@ -137,7 +137,7 @@ impl ShapeArgs {
         given.filter_map(told).collect()
     }
 
-    /// The options of the shape that were given, with their values.
+    /// Returns the given options of the shape, with their values.
     fn of_shape(&self) -> impl Iterator<Item = (&'static str, String)> {
         let passes = self.passes().0;
         let is_pass = move |key| passes.iter().any(|(pass, _)| pass == key);
@@ -146,7 +146,7 @@ impl ShapeArgs {
     }
 }
 
-/// What a timetable has for an option, if it can be told.
+/// Returns a timetable's value of an option, if it can be determined.
 fn value_in(timetable: &Timetable, option: &str) -> Option<String> {
     let placement = &timetable.placement;
     let depth = placement.n_workers();
@@ -163,12 +163,14 @@ fn value_in(timetable: &Timetable, option: &str) -> Option<String> {
     Some(has.to_string())
 }
 
-/// Whether an option says something that the schedule need not read: without a border, all schedules have a window.
+/// Returns true if an option only concerns the schedule: without borders, all schedules have a
+/// window.
 fn says_something(config: &Config, option: &str) -> bool {
     option != "window" || config.passes.border == Border::Step
 }
 
-/// Warns of options of the command line that the schedule of a run does not read. One worker has no schedule.
+/// Warns of command-line options that the schedule of a run does not read. A single worker has no
+/// schedule.
 pub(crate) fn warn_of_unread(config: &Config) {
     let keys = OPTIONS.iter().map(|option| option.name);
     let is_said = |key: &&str| matches!(config.value(key), Some((_, Origin::CommandLine)));

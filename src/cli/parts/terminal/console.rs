@@ -1,4 +1,4 @@
-//! What commands print, and where they say what they do.
+//! Output of commands: reports, messages, files and numbers.
 
 use std::fmt::Display;
 use std::fs::{OpenOptions, remove_file};
@@ -11,13 +11,14 @@ use chimera_core::notation::significant;
 use crate::cli::parts::terminal::message::shown;
 use crate::formats::files;
 
-/// Writes a file that a user named, which is there whole or not at all.
+/// Writes a file that a user named, either whole or not at all.
 pub(crate) fn write_whole(path: &Path, content: &str) -> Result<()> {
     let written = files::write_named(path, content.as_bytes());
     written.with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Refuses a file that cannot be written. A pipe is not tried: its reader would take that for the end.
+/// Refuses a file that cannot be written. Does not try a pipe: its reader would take that for the
+/// end.
 pub(crate) fn check_writable(path: &Path) -> Result<()> {
     let found = path.metadata();
     let is_there = found.is_ok();
@@ -32,7 +33,7 @@ pub(crate) fn check_writable(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a path that is no folder.
+/// Refuses a path that is not a folder.
 pub(crate) fn require_folder(path: &Path) -> Result<()> {
     let found = match path.metadata() {
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -44,18 +45,19 @@ pub(crate) fn require_folder(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A time or another number of a report, in whatever unit.
+/// Formats a time or another number in a report.
 pub(crate) fn figure(x: f64) -> String {
     significant(x, 6)
 }
 
-/// A number with so many decimals, or in powers of ten where it is too large or too small for that.
+/// Formats a number with `decimals` decimals, or in powers of ten if it is too large or too small
+/// for that.
 pub(crate) fn fixed(x: f64, decimals: usize) -> String {
     let is_small = x != 0.0 && x.abs() < 0.1f64.powi(decimals as i32);
     if is_small || x.abs() >= 1e5 { format!("{x:.2e}") } else { format!("{x:.decimals$}") }
 }
 
-/// A large number with a letter: `152k`, `1.23M`.
+/// Formats a large number with a unit letter: `152k`, `1.23M`.
 pub(crate) fn count(n: u64) -> String {
     let units = [("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)];
     match units.into_iter().find(|(_, unit)| n >= 10_000 && n as f64 >= *unit) {
@@ -64,12 +66,12 @@ pub(crate) fn count(n: u64) -> String {
     }
 }
 
-/// `1 message`, `2 messages`.
+/// Formats a number with its noun: `1 message`, `2 messages`.
 pub(crate) fn counted(n: f64, unit: &str, plural: &str) -> String {
     format!("{n} {unit}{}", if n == 1.0 { "" } else { plural })
 }
 
-/// A time to wait, in the unit that suits it: `11 s`, `3 min`, `2.5 h`, `3.1 days`.
+/// Formats a waiting time in a suitable unit: `11 s`, `3 min`, `2.5 h`, `3.1 days`.
 pub(crate) fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 100.0 => format!("{s:.0} s"),
@@ -79,26 +81,26 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// Writes a message to standard error, where `eprintln!` would panic when that is closed or full. All errors and warnings are
-/// printed here, as a terminal may [show](shown) them.
+/// Writes a message to standard error; `eprintln!` would panic if that is closed or full. All
+/// errors and warnings are printed here, in the form that a terminal may [show](shown).
 ///
-/// A message is one write, so that those of several ranks do not mix.
+/// A message is a single write, so that messages of several ranks do not mix.
 pub(crate) fn tell(message: impl Display) {
     let line = format!("{}\n", shown(&message.to_string()));
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
-/// Writes a line about something that ends nothing.
+/// Writes a warning.
 pub(crate) fn warn(problem: &str) {
     tell(format_args!("warning: {problem}"));
 }
 
-/// Writes a report to standard output, where `println!` would panic when the reader is gone.
+/// Writes a report to standard output; `println!` would panic if the reader is gone.
 pub(crate) fn print(report: impl AsRef<str>) -> Result<()> {
     write(&[report.as_ref().trim_end(), "\n"])
 }
 
-/// Writes texts to standard output as they are, at once.
+/// Writes texts to standard output unchanged, and flushes.
 pub(crate) fn write(texts: &[&str]) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let written = texts.iter().try_for_each(|text| out.write_all(text.as_bytes()));

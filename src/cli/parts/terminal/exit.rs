@@ -1,4 +1,4 @@
-//! Exit codes: what each kind of error is to a script.
+//! Exit codes: the class of each error, for scripts.
 
 use std::io::{Error, ErrorKind};
 use std::process::ExitCode;
@@ -9,10 +9,11 @@ use chimera_core::fault::{Class, Fault};
 use crate::cli::parts::terminal::console::tell;
 use crate::run::class_of;
 
-/// Prints an error with its causes on standard error and returns its exit code. A stop on request is no error.
+/// Prints an error with its causes on standard error and returns its exit code. A stop on request
+/// is not an error.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if is_broken_pipe(error) {
-        return ExitCode::SUCCESS; // whoever read us has seen enough
+        return ExitCode::SUCCESS; // the reader has seen enough
     }
     match error.downcast_ref::<Fault>() {
         Some(fault) if fault.class == Class::Requeue => tell(&fault.message),
@@ -21,7 +22,7 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(class_of(error).code())
 }
 
-/// Whether whoever read what was written has gone away.
+/// Returns true if the reader of our output is gone.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let io = cause.downcast_ref::<Error>();
@@ -29,7 +30,7 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
-/// What to do about an order that holds too much, beside what it does already.
+/// Suggests what to do about an order that holds too much memory, beyond what is already done.
 fn remedy(error: &anyhow::Error) -> Option<String> {
     let Reason::Memory { savings, .. } = error.downcast_ref::<Refusal>()?.reason else {
         return None;

@@ -1,25 +1,25 @@
-//! Errors and warnings as a terminal may show them: short, and without control characters. What they quote may come from a
-//! file of anybody.
+//! Errors and warnings in a form that is safe for a terminal: short, and without control
+//! characters. They may quote a file from anywhere.
 
-/// What stands between words, and is printed as it is.
+/// Characters between words, which are printed unchanged.
 const BLANKS: [char; 3] = [' ', '\n', '\t'];
-/// Longer messages lose their middle.
+/// The middle of longer messages is cut.
 const MAX_BYTES: usize = 6000;
-/// Bytes that such a message keeps of its end, where it often says what to do.
+/// Bytes kept at the end of such a message, which often says what to do.
 const END_BYTES: usize = 1500;
-/// Longer words lose their end. A path may have 4,096 bytes, and rarely has a quarter of them.
+/// The end of longer words is cut. A path may have 4,096 bytes, but rarely has a quarter of that.
 const MAX_WORD: usize = 1000;
-/// Characters that such a word keeps.
+/// Characters kept of such a word.
 const WORD_START: usize = 300;
 
-/// The message without the end of long words and without a long middle. Control characters become escapes, and lines stay
-/// lines.
+/// Returns the message with long words and a long middle cut. Control characters are escaped, and
+/// line breaks stay.
 pub(crate) fn shown(message: &str) -> String {
     let words = message.split_inclusive(BLANKS);
     without_middle(words.map(short).collect())
 }
 
-/// A word, or the beginning of a long one, with the blank after it.
+/// Returns a word, or the beginning of a long one, with the blank after it.
 fn short(word_and_blank: &str) -> String {
     let word = word_and_blank.trim_end_matches(BLANKS);
     let blank = &word_and_blank[word.len()..];
@@ -39,7 +39,7 @@ fn short(word_and_blank: &str) -> String {
     }
 }
 
-/// The beginning and the end of a text that is too long.
+/// Returns the beginning and the end of a text that is too long.
 fn without_middle(text: String) -> String {
     if text.len() <= MAX_BYTES {
         return text;

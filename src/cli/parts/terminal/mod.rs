@@ -1,4 +1,4 @@
-//! The terminal and the shell: what is printed, how a process ends, what it hears and completes.
+//! The terminal and the shell: output, exit codes, signals and completion.
 
 pub(crate) mod console;
 pub(crate) mod exit;

@@ -1,4 +1,4 @@
-//! Arguments that are read in some way, and for which shells offer words.
+//! Arguments with words that shells can complete.
 
 use std::ffi::OsStr;
 use std::str::FromStr;
@@ -8,14 +8,14 @@ use clap::{Arg, Command, Error};
 
 use crate::device::Device;
 
-/// A parser that knows words to begin with; it may read others too.
+/// A parser that offers words; it may accept others too.
 #[derive(Clone)]
 pub(crate) struct Offered<P> {
     parser: P,
     words: fn() -> Vec<&'static str>,
 }
 
-/// Reads as `parser` does, and offers `words`.
+/// Parses like `parser`, and offers `words`.
 pub(crate) fn offered<P: TypedValueParser>(
     parser: P,
     words: fn() -> Vec<&'static str>,
@@ -23,7 +23,7 @@ pub(crate) fn offered<P: TypedValueParser>(
     Offered { parser, words }
 }
 
-/// Reads the name of a device, and offers some.
+/// Parses the name of a device, and offers some names.
 pub(crate) fn device_name() -> impl TypedValueParser<Value = Device> {
     offered(Device::from_str, || Device::EXAMPLES.to_vec())
 }

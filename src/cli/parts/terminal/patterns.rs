@@ -1,4 +1,4 @@
-//! Names of files with wildcards, where no shell has resolved them.
+//! Wildcards in file names, if no shell has expanded them.
 
 use std::fs::read_dir;
 use std::io;
@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use glob::{MatchOptions, Pattern, glob_with};
 
-/// The paths themselves, and in the place of each that is not there but is a pattern (`*`, `**`, `?`, `[a-z]`) those that
-/// fit it in the order of their names, but hidden ones and empty files. `**` follows no links to folders, which may lead back,
-/// and stands for files, unless folders alone fit: whoever is given a folder reads all that is in it.
+/// Returns the paths themselves. A path that does not exist but is a pattern (`*`, `**`, `?`,
+/// `[a-z]`) is replaced by its matches in the order of their names, except hidden ones and empty
+/// files. `**` does not follow links to folders, which may be circular. It stands for files, unless
+/// it only matches folders: a folder stands for all files in it.
 ///
 /// # Errors
-/// If a pattern is malformed, or fits nothing.
+/// If a pattern is malformed, or matches nothing.
 pub(crate) fn matching(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut all = Vec::new();
     for path in paths {
@@ -37,8 +38,8 @@ pub(crate) fn matching(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(all)
 }
 
-/// The files below the folder where the wildcards begin that fit a pattern, in the order of names; the folders if there are no
-/// files.
+/// Returns the files that match a pattern, in the order of names, below the folder where its
+/// wildcards begin; the folders if there are no files.
 fn fitting_below(pattern: &str, options: MatchOptions) -> Result<Vec<PathBuf>> {
     let fits = Pattern::new(pattern)?;
     let options = MatchOptions { require_literal_separator: true, ..options };
@@ -54,7 +55,7 @@ fn fitting_below(pattern: &str, options: MatchOptions) -> Result<Vec<PathBuf>> {
     Ok(if files.is_empty() { folders } else { files })
 }
 
-/// Visits all below a folder in the order of names, but through links to folders.
+/// Visits everything below a folder in the order of names, without following links to folders.
 fn walk(folder: &Path, visit: &mut impl FnMut(&Path)) -> io::Result<()> {
     let read = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let mut names = read_dir(read)?

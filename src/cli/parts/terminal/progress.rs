@@ -1,4 +1,4 @@
-//! What a training run says on the terminal.
+//! Progress of a training run on the terminal.
 
 use std::io::{IsTerminal, Write};
 use std::mem::replace;
@@ -13,12 +13,12 @@ use crate::cli::parts::terminal::console::{count, duration, fixed, warn};
 use crate::observe::{Best, Metrics};
 use crate::run::Run;
 
-/// Lines about steps that a whole run prints.
+/// Number of lines about steps in a whole run.
 const N_LINES: u64 = 30;
-/// Between two drawings of what has no steps.
+/// Interval between drawings of a bar without steps.
 pub(crate) const TICK: Duration = Duration::from_millis(200);
 
-/// A bar of `what` is counted, where standard error is a terminal.
+/// Returns a bar that counts `what`, drawn if standard error is a terminal.
 pub(crate) fn bar(what: &'static str) -> ProgressBar {
     let bar = ProgressBar::new(0).with_message(what);
     style(&bar, "{bar:30} {pos}/{len} {msg}, {elapsed}");
@@ -26,13 +26,14 @@ pub(crate) fn bar(what: &'static str) -> ProgressBar {
     bar
 }
 
-/// Draws a bar again every now and then until it is finished, unless nobody sees it or the system gives no thread.
+/// Redraws a bar regularly until it is finished, unless it is hidden or the system refuses a
+/// thread.
 pub(crate) fn keep_drawing(bar: &ProgressBar) {
     if bar.is_hidden() {
         return;
     }
     let bar = bar.downgrade();
-    // The bar's own ticker would panic where there is no thread.
+    // The bar's own ticker would panic without a thread.
     let _ = thread::Builder::new().spawn(move || {
         while let Some(bar) = bar.upgrade().filter(|bar| !bar.is_finished()) {
             bar.tick();
@@ -48,7 +49,7 @@ fn style(bar: &ProgressBar, template: &str) {
     }
 }
 
-/// Does `work`, and shows meanwhile on a terminal what is done, and for how long.
+/// Does `work`, and meanwhile shows `what` and the elapsed time on a terminal.
 pub(crate) fn spin<T>(what: &'static str, work: impl FnOnce() -> T) -> T {
     let bar = ProgressBar::new_spinner().with_message(what);
     style(&bar, "{spinner} {msg}, {elapsed}");
@@ -58,13 +59,13 @@ pub(crate) fn spin<T>(what: &'static str, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Standard output, or standard error where that is taken by JSON.
+/// Prints to standard output, or to standard error if the former is used for JSON.
 pub(crate) struct Say {
     pub(crate) to_stderr: bool,
 }
 
 impl Say {
-    /// A reader that has gone away does not end the training.
+    /// Prints a line. If the reader is gone, the training continues.
     pub(crate) fn line(&self, text: &str) {
         let _ = if self.to_stderr {
             writeln!(std::io::stderr(), "{text}")
@@ -74,21 +75,22 @@ impl Say {
     }
 }
 
-/// Lines about steps: a bar on a terminal, and about thirty lines that stay.
+/// Progress of steps: a bar on a terminal, and about thirty permanent lines.
 pub(crate) struct Progress<'s> {
     say: &'s Say,
     bar: ProgressBar,
     n_steps: u64,
     first_step: u64,
     every: u64,
-    /// The step that was next when this began, and the time.
+    /// The next step when this began, and the time.
     began: (u64, Instant),
-    /// What the bar says of the last step.
+    /// The bar's message about the last step.
     last: Mutex<String>,
 }
 
 impl<'s> Progress<'s> {
-    /// Begins with `step`, which is not the run's first where another rank has told of the steps before.
+    /// Begins with `step`, which is not the run's first step if another rank has reported the steps
+    /// before.
     pub(crate) fn new(run: &Run, step: u64, say: &'s Say) -> Progress<'s> {
         let target = if std::io::stderr().is_terminal() {
             ProgressDrawTarget::stderr()
@@ -98,7 +100,7 @@ impl<'s> Progress<'s> {
         let (n_steps, first_step) = (run.config().training.steps, run.first_step());
         let bar = ProgressBar::with_draw_target(Some(n_steps), target);
         bar.set_position(step);
-        bar.reset_eta(); // the steps before were not done in no time
+        bar.reset_eta(); // the earlier steps would distort it
         style(&bar, "{bar:30} {pos}/{len} {msg}");
         let every = n_steps.div_ceil(N_LINES).max(1);
         let (began, last) = ((step, Instant::now()), Mutex::default());
@@ -121,32 +123,32 @@ impl<'s> Progress<'s> {
         self.bar.inc(1);
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if replace(&mut *last, message).is_empty() {
-            style(&self.bar, "{bar:30} {pos}/{len} {msg}, {eta} left"); // from the first step on it is known
+            style(&self.bar, "{bar:30} {pos}/{len} {msg}, {eta} left"); // known from the first step on
         }
     }
 
-    /// Shows how far the step under way is, behind what is known of the last one.
+    /// Shows the progress within the current step, after the message about the last one.
     pub(crate) fn within(&self, done: &str) {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         self.bar.set_message(if last.is_empty() { done.into() } else { format!("{last}, {done}") });
     }
 
-    /// The first step that the run trains.
+    /// Returns the first step that the run trains.
     pub(crate) fn first_step(&self) -> u64 {
         self.first_step
     }
 
-    /// Whether standard error is a terminal, with a bar on it.
+    /// Returns true if standard error is a terminal, with a bar on it.
     pub(crate) fn has_bar(&self) -> bool {
         !self.bar.is_hidden()
     }
 
-    /// A line that stays.
+    /// Prints a permanent line.
     pub(crate) fn line(&self, text: &str) {
         self.bar.suspend(|| self.say.line(text));
     }
 
-    /// The time that is left when `n_done` steps are done, at the mean speed so far; nothing at the end.
+    /// Returns the remaining time after `n_done` steps, at the mean speed so far; empty at the end.
     fn left(&self, n_done: u64) -> String {
         let (step, since) = self.began;
         let (n_left, n_here) = (self.n_steps - n_done, n_done - step);
@@ -163,12 +165,12 @@ impl<'s> Progress<'s> {
     }
 }
 
-/// The loss of a step, or why it has none.
+/// Formats the loss of a step, or the reason why it has none.
 pub(crate) fn loss_of(loss: Option<f64>) -> String {
     loss.map_or("no targets".into(), |loss| format!("loss {}", fixed(loss, 4)))
 }
 
-/// A step's numbers, its own with `width` digits.
+/// Formats the metrics of a step, with `width` digits for its number.
 fn step_line(metrics: &Metrics, width: usize) -> String {
     let mfu = metrics.mfu.map_or(String::new(), |mfu| format!("  mfu {:.0}%", 100.0 * mfu));
     format!(
@@ -185,7 +187,7 @@ fn step_line(metrics: &Metrics, width: usize) -> String {
     )
 }
 
-/// The validation loss, if there is one, beside the `best` so far.
+/// Describes the validation loss, if there is one, and the `best` so far.
 fn validation_line(metrics: &Metrics, best: Option<Best>) -> Option<String> {
     let (loss, n_steps) = (metrics.validation_loss?, metrics.step + 1);
     let perplexity = metrics.perplexity.map(|p| format!("  perplexity {}", fixed(p, 2)));
@@ -225,7 +227,8 @@ mod tests {
         assert!(line.len() < 110 && "  99 min left".len() + line.len() < 125);
     }
 
-    /// Rank 0 has died after 90 of 100 steps, and this process trained five more in as many seconds.
+    /// Rank 0 has died after 90 of 100 steps, and this process has trained five more in as many
+    /// seconds.
     #[test]
     fn what_is_left_follows_from_the_steps_since_a_takeover() {
         let line = "--schedule 1f1b --depth 2 --layers 2 --hidden 8 --heads 2 --context 8 --micro-batches 4 --steps 100 \
@@ -256,7 +259,7 @@ mod tests {
         let json = serde_json::to_string(&none).unwrap();
         assert!(!json.contains("\"loss\""), "{json}");
         assert_eq!(serde_json::from_str::<Metrics>(&json).unwrap().loss, None);
-        // What is no number is another matter.
+        // NaN is a different case.
         let unsound = serde_json::to_string(&Metrics { loss: Some(f64::NAN), ..none }).unwrap();
         let loss = serde_json::from_str::<Metrics>(&unsound).unwrap().loss;
         assert!(loss.is_some_and(f64::is_nan), "{unsound}");

@@ -1,13 +1,13 @@
-//! Hearing SIGINT and SIGTERM.
+//! Handlers of SIGINT and SIGTERM.
 
 use anyhow::{Result, anyhow};
 
 use crate::device::NoThread;
 
-/// Calls `handler` at each SIGINT and SIGTERM, on a thread of its own.
+/// Calls `handler` at each SIGINT and SIGTERM, in a thread of its own.
 ///
 /// # Errors
-/// If the system gives no thread, or does not let signals be heard.
+/// If the system refuses the thread or the signal handlers.
 pub(crate) fn on_signal(handler: impl FnMut() + Send + 'static) -> Result<()> {
     ctrlc::set_handler(handler).map_err(|error| match error {
         ctrlc::Error::System(error) if error.raw_os_error().is_some() => {

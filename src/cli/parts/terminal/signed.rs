@@ -1,33 +1,34 @@
-//! Tables of what was expected beside what was measured, with signed errors.
+//! Tables that compare expected and measured values, with signed errors.
 
 use std::fmt::Write;
 
-/// A row, in words.
+/// A row as text.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Signed {
     pub(crate) what: String,
     pub(crate) expected: String,
     pub(crate) measured: String,
-    /// Empty where nothing was expected.
+    /// Empty if nothing was expected.
     pub(crate) error: String,
 }
 
-/// A share of one as an error, in percent.
+/// Formats a fraction as a signed error in percent.
 pub(crate) fn percent(error: f64) -> String {
     format!("{:+.1} %", tenths(100.0 * error))
 }
 
-/// The difference of two ratios, in points of a percent.
+/// Formats the difference of two ratios in percentage points.
 pub(crate) fn points(difference: f64) -> String {
     format!("{:+.1} pts", tenths(100.0 * difference))
 }
 
-/// With one decimal, and without a sign where that is zero.
+/// Rounds to one decimal, without a sign if the result is zero.
 fn tenths(x: f64) -> f64 {
     (10.0 * x).round() / 10.0 + 0.0
 }
 
-/// The rows as text, below a head that names what was expected; `width` is that of the first column.
+/// Formats the rows below a heading that names the expected values; `width` is that of the first
+/// column.
 pub(crate) fn table(expected: &str, rows: &[Signed], width: usize) -> String {
     let widest = |of: fn(&Signed) -> &str| {
         rows.iter().map(|row| of(row).chars().count()).max().unwrap_or(0).max(10)

@@ -1,9 +1,9 @@
-//! The bubble by cause, in reports.
+//! The bubble, split by cause, in reports.
 
 use chimera_core::analyze::IdleTime;
 use serde_json::{Map, Value};
 
-/// A line with the causes that there are, the largest first.
+/// Formats the causes that occur, largest first, in a line.
 pub(crate) fn by_cause(what: &str, bubble: &IdleTime) -> String {
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
     let mut causes = bubble.named();
@@ -17,7 +17,7 @@ pub(crate) fn by_cause(what: &str, bubble: &IdleTime) -> String {
     }
 }
 
-/// Each cause and its share of the time of all workers.
+/// Returns each cause with its share of the time of all workers.
 pub(crate) fn causes(bubble: &IdleTime) -> Value {
     let named = bubble.named().into_iter();
     let named = named.map(|(name, share)| (name.replace(' ', "_"), share.into()));

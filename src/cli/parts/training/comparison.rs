@@ -1,4 +1,4 @@
-//! Two traced runs side by side: a plan and what was measured, or any two.
+//! Compares two traced runs: a plan and a measured run, or any two.
 
 use std::collections::BTreeMap;
 
@@ -10,17 +10,17 @@ use crate::cli::parts::terminal::signed;
 use crate::cli::parts::terminal::signed::{Signed, percent, points};
 use crate::formats::trace::{Slice, TracedRun};
 
-/// Shorter parts of a step are no times but rounding.
+/// Shorter parts of a step are rounding errors.
 const ROUNDING: f64 = 1e-12;
 
-/// A figure of both.
+/// A figure of both runs.
 #[derive(Serialize, Clone, Copy, Debug, PartialEq)]
 struct Compared {
     planned: f64,
     measured: f64,
 }
 
-/// Time of work of a kind, or of waits for messages.
+/// Total time of a kind of work, or of waits for messages.
 #[derive(Serialize, Clone, Copy, Debug, Default, PartialEq)]
 struct Total {
     count: usize,
@@ -28,30 +28,31 @@ struct Total {
     seconds_per_rank: f64,
 }
 
-/// Time of a kind in both.
+/// Time of a kind of work in both runs.
 #[derive(Serialize)]
 struct KindTime {
     planned: Total,
     measured: Total,
 }
 
-/// Two runs side by side.
+/// The comparison of two runs.
 #[derive(Serialize)]
 pub(crate) struct Comparison {
-    /// What the runs are called in their traces.
+    /// Names of the runs in their traces.
     runs: [Option<String>; 2],
-    /// Steps of each run, if its trace tells them: several are a window.
+    /// Number of steps in each run, if its trace has it: several steps are a window.
     #[serde(skip)]
     n_steps: [Option<u64>; 2],
     step: Compared,
     bubble_ratio: Compared,
-    /// Work by kind; `message` is the time for which ranks stood still until a value came that had been made.
+    /// Work by kind; `message` is the time that ranks waited for values that had already been
+    /// computed.
     kinds: BTreeMap<String, KindTime>,
-    /// Busy seconds by rank of the second trace.
+    /// Busy seconds of each rank in the second trace.
     ranks: Vec<Compared>,
 }
 
-/// What is compared of a run.
+/// The part of a run that is compared.
 pub(crate) struct TraceSummary {
     name: Option<String>,
     n_steps: Option<u64>,
@@ -60,7 +61,7 @@ pub(crate) struct TraceSummary {
     kinds: BTreeMap<String, Total>,
 }
 
-/// The run of median length.
+/// Returns the run of median length.
 pub(crate) fn median(mut runs: Vec<TracedRun>) -> Result<TracedRun> {
     let length = |run: &TracedRun| run.span().1 - run.span().0;
     runs.sort_by(|a, b| length(a).total_cmp(&length(b)));
@@ -69,7 +70,7 @@ pub(crate) fn median(mut runs: Vec<TracedRun>) -> Result<TracedRun> {
 }
 
 impl TraceSummary {
-    /// Sums of a run, whose times are in units of so many seconds.
+    /// Sums up a run whose times are in units of `seconds`.
     pub(crate) fn of(run: &TracedRun, seconds: f64) -> TraceSummary {
         let (start, end) = run.span();
         let mut busy = BTreeMap::new();
@@ -94,7 +95,7 @@ impl TraceSummary {
     }
 }
 
-/// A number of steps in words, as they ran without a border between them.
+/// Describes a number of steps that ran without a border between them.
 pub(crate) fn length(n_steps: u64) -> String {
     match n_steps {
         1 => "step".into(),
@@ -102,14 +103,14 @@ pub(crate) fn length(n_steps: u64) -> String {
     }
 }
 
-/// For how long ranks stood still until values came that had been made.
+/// Returns the time that ranks waited for values that had already been computed.
 fn messages(run: &TracedRun) -> f64 {
     let mut rows: BTreeMap<u32, Vec<&Slice>> = BTreeMap::new();
     for slice in run.slices.iter().filter(|slice| slice.is_busy) {
         rows.entry(slice.rank).or_default().push(slice);
     }
     rows.values_mut().for_each(|row| row.sort_by(|a, b| a.start.total_cmp(&b.start)));
-    // The last slice of a rank that begins before a time.
+    // Returns the last slice of a rank that begins before a time.
     let before = |rank: u32, at: f64| {
         let row = rows.get(&rank)?;
         row[..row.partition_point(|slice| slice.start < at)].last().copied()
@@ -128,10 +129,10 @@ fn messages(run: &TracedRun) -> f64 {
 }
 
 impl Comparison {
-    /// What two summaries have in common, and what they differ in.
+    /// Compares two summaries.
     ///
     /// # Errors
-    /// If the ranks of the second are no whole groups of the first's workers.
+    /// If the ranks of the second run are not whole groups of the first run's workers.
     pub(crate) fn of(planned: TraceSummary, measured: TraceSummary) -> Result<Comparison> {
         let (n, m) = (planned.busy.len(), measured.busy.len());
         ensure!(
@@ -158,7 +159,7 @@ impl Comparison {
         Ok(Comparison { runs, n_steps, step, bubble_ratio, kinds, ranks })
     }
 
-    /// By how much longer the run's work takes than the plan's, where that is more than a plan errs.
+    /// Returns the ratio of the run's work to the plan's, if it is larger than the error of a plan.
     pub(crate) fn other_unit(&self) -> Option<f64> {
         let work = |of: fn(&Compared) -> f64| self.ranks.iter().map(of).sum::<f64>();
         let factor = work(|busy| busy.measured) / work(|busy| busy.planned);
@@ -166,12 +167,12 @@ impl Comparison {
         is_other.then_some(factor)
     }
 
-    /// Its rows as text.
+    /// Formats the rows as text.
     pub(crate) fn table(&self) -> String {
         signed::table("planned", &self.rows(), 22)
     }
 
-    /// What is compared: a step, or a window of steps.
+    /// Names what is compared: a step, or a window of steps.
     fn compared(&self) -> String {
         match self.n_steps {
             [Some(planned), Some(measured)] if planned != measured => {
@@ -181,10 +182,11 @@ impl Comparison {
         }
     }
 
-    /// Step, kinds of work, ranks and bubble; an error says how much longer was measured than planned.
+    /// Returns the rows: step, kinds of work, ranks and bubble. A positive error means that more
+    /// was measured than planned.
     pub(crate) fn rows(&self) -> Vec<Signed> {
         let row = |what: String, Compared { planned, measured }: Compared| {
-            // Of what takes no time rounding is left.
+            // For work that takes no time, only rounding errors remain.
             let is_planned = planned > ROUNDING * self.step.planned;
             let planned = if is_planned { planned } else { 0.0 };
             let error = if is_planned { percent(measured / planned - 1.0) } else { String::new() };

@@ -1,4 +1,4 @@
-//! Reading what a run writes while it writes it.
+//! Reads the files of a run while it writes them.
 
 use std::fs::read_dir;
 use std::io::{BufReader, Seek, SeekFrom};
@@ -11,47 +11,48 @@ use crate::formats::files::{open_regular, text_regular};
 use crate::observe::{Lines, Metrics};
 use crate::run::{METRICS, RUNS, is_at_work, is_error, newest_first, settings_in};
 
-/// Steps over which speed is averaged.
+/// Number of steps over which speed is averaged.
 const N_RECENT: usize = 20;
-/// Longer settings or error files are not those of a run.
+/// Longer settings or error files do not belong to a run.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// A run and what is known of it.
+/// A run and the facts known about it.
 pub(crate) struct Followed {
     folder: PathBuf,
     pub(crate) metrics: PathBuf,
-    /// Whether the settings name the file of the metrics: it is then not in the folder by itself.
+    /// Whether the settings name the file of the metrics, which is then not in the folder by
+    /// default.
     is_named: bool,
-    /// Bytes of the metrics that have been read; they end with a line.
+    /// Bytes of the metrics that have been read, up to the end of a line.
     n_read: u64,
     /// Lines of the metrics that have been read.
     n_lines: u64,
     pub(crate) n_steps: Option<u64>,
-    /// Step and loss.
+    /// Pairs of step and loss.
     pub(crate) losses: Vec<(f64, f64)>,
-    /// Step and loss on text that is not trained on.
+    /// Pairs of step and validation loss.
     pub(crate) validations: Vec<(f64, f64)>,
-    /// Of each step.
+    /// Tokens per second in each step.
     pub(crate) tokens_per_s: Vec<u64>,
     step_s: Vec<f64>,
     pub(crate) last: Option<Metrics>,
-    /// Lines of the metrics that are left out: they are no step, or none that comes after the one before.
+    /// Damaged lines of the metrics: not a step, or a step that does not follow the one before.
     pub(crate) n_damaged: usize,
-    /// The first of these lines, from 1.
+    /// The number of the first such line, from 1.
     first_damaged: Option<u64>,
     pub(crate) state: RunState,
 }
 
-/// Whether a run is at work.
+/// The state of a run.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum RunState {
     AtWork,
     Over,
-    /// For this reason.
+    /// Failed for this reason.
     Failed(String),
 }
 
-/// The folder of the run that was named, or else of the newest in `runs`.
+/// Returns the folder of the named run, otherwise of the newest run in `runs`.
 pub(crate) fn named_or_newest(run: Option<PathBuf>) -> Result<PathBuf> {
     let newest = || newest_first(Path::new(RUNS)).into_iter().next();
     run.or_else(newest).with_context(|| format!("there is no run in {RUNS}/: name its folder"))
@@ -81,17 +82,17 @@ impl Followed {
         })
     }
 
-    /// Takes the run for one that is over: the process that asks has trained it, and still holds its folder.
+    /// Marks the run as over: the calling process has trained it, and still locks its folder.
     pub(crate) fn conclude(&mut self) {
         self.state = end(&self.folder);
     }
 
-    /// The run's name, how far it is, and how it stands.
+    /// Returns the run's name, progress and state.
     pub(crate) fn headline(&self) -> String {
         format!("{}  {}", self.folder().display(), self.progress())
     }
 
-    /// How far the run is, and how it stands.
+    /// Returns the run's progress and state.
     pub(crate) fn progress(&self) -> String {
         let n_done = self.last.as_ref().map_or(0, |last| last.step.saturating_add(1));
         let step = match (n_done, self.n_steps) {
@@ -120,8 +121,8 @@ impl Followed {
         &self.folder
     }
 
-    /// Reads the lines that were written since the last call; from the start where a run that was resumed
-    /// has cut some off.
+    /// Reads the lines that were written since the last call. Starts again if a resumed run has cut
+    /// some off.
     pub(crate) fn read(&mut self) -> Result<()> {
         self.state = state(&self.folder);
         let mut file = open_regular(&self.metrics)
@@ -153,7 +154,7 @@ impl Followed {
         Ok(())
     }
 
-    /// Which lines of the metrics are left out, in words, if some are.
+    /// Describes the damaged lines of the metrics, if there are any.
     pub(crate) fn damage(&self) -> Option<String> {
         let (first, file) = (self.first_damaged?, self.metrics.display());
         let others = match self.n_damaged {
@@ -165,7 +166,7 @@ impl Followed {
         ))
     }
 
-    /// What to do where there are no metrics.
+    /// Suggests what to do if there are no metrics.
     fn remedy(&self) -> &'static str {
         match (self.metrics.exists(), self.is_named, self.metrics.is_relative()) {
             (true, ..) => "",
@@ -180,7 +181,8 @@ impl Followed {
     }
 
     fn add(&mut self, metrics: Metrics) {
-        // A step may have been skipped; and what no f32 can be would leave the curve no bounds.
+        // The loss of a skipped step may be missing; and values beyond f32 would leave the curve
+        // without bounds.
         let sound = |loss: &f64| loss.abs() <= f64::from(f32::MAX);
         let point = |loss| (metrics.step as f64, loss);
         self.losses.extend(metrics.loss.filter(sound).map(point));
@@ -190,7 +192,7 @@ impl Followed {
         self.last = Some(metrics);
     }
 
-    /// Seconds until the last step, at the speed of the last ones.
+    /// Returns the seconds until the last step, at the speed of recent steps.
     pub(crate) fn seconds_left(&self) -> Option<f64> {
         let n_left = self.n_steps?.saturating_sub(self.last.as_ref()?.step.saturating_add(1));
         let recent = &self.step_s[self.step_s.len().saturating_sub(N_RECENT)..];
@@ -202,7 +204,7 @@ fn state(folder: &Path) -> RunState {
     if is_at_work(folder) { RunState::AtWork } else { end(folder) }
 }
 
-/// How a run ended: one that failed leaves an error.
+/// Returns how a run ended: a failed run leaves an error file.
 fn end(folder: &Path) -> RunState {
     let files = read_dir(folder).into_iter().flatten().flatten();
     let is_error =

@@ -1,13 +1,14 @@
-//! What kernels took, by name, as it is shown at the end of a run that times them.
+//! Kernel times by name, printed at the end of a run that measures them.
 
 use chimera_core::device::KernelTime;
 
 use crate::cli::parts::terminal::console::{count, counted};
 
-/// Kernels that are shown, those that took the longest.
+/// Number of kernels to show, longest first.
 const MOST: usize = 10;
 
-/// A line for each of the longest, and one for the others, under what all took; nothing without kernels.
+/// Returns the total time, a line for each of the longest kernels, and one for the others; nothing
+/// without kernels.
 pub(crate) fn table(kernels: &[KernelTime]) -> Vec<String> {
     let n: u64 = kernels.iter().map(|kernel| kernel.n).sum();
     let seconds: f64 = kernels.iter().map(|kernel| kernel.seconds).sum();

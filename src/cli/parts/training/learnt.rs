@@ -1,4 +1,4 @@
-//! What a trained model makes of text that it has not seen, and what it writes itself.
+//! Evaluation of a trained model: its validation loss, and a text that it writes.
 
 use anyhow::Result;
 use chimera_backend_cpu::Candle;
@@ -11,24 +11,25 @@ use crate::device::{Compute, OpenDevice, start_threads};
 use crate::run::evaluate::{Bert, CausalLm, Sampling};
 use crate::run::{Run, Trained};
 
-/// Characters or so of text that a trained model writes at the end.
+/// Approximate length of the text that a trained model writes at the end, in characters.
 const N_SAMPLE: usize = 240;
-/// Characters or so of a token that is more than a byte.
+/// Approximate length of a token that is more than a byte, in characters.
 const TOKEN_CHARS: usize = 4;
-/// The most weights that a processor goes through for it, once for each token: some seconds.
+/// The most weights that a processor reads for this text, all of them once per token: some seconds.
 const MOST_WEIGHTS: usize = 10_000_000_000;
 
-/// What a model has come to.
+/// The results of a trained model.
 pub(crate) struct Learnt {
-    /// On the validation set, in nats: per token, or per masked token and per pair.
+    /// Validation loss in nats: per token, or per masked token and per pair.
     pub(crate) loss: f64,
-    /// Of a model that writes.
+    /// Perplexity of a model that generates text.
     pub(crate) perplexity: Option<f64>,
-    /// A text that begins after a line break, of a model that writes text.
+    /// A text that begins after a line break, from a model that generates text.
     pub(crate) sample: Option<String>,
 }
 
-/// Tried on the devices that trained it, each with its part of the model; where that cannot be, on the processor.
+/// Evaluates the model on the devices that trained it, each with its part. If that fails, uses the
+/// processor.
 pub(crate) fn learnt(run: &Run, trained: &Trained, say: &Say) -> Result<Learnt> {
     start_threads()?;
     let trial = Trial { run, trained, is_on_host: false };
@@ -60,7 +61,7 @@ impl Compute for Trial<'_> {
                 let devices = &devices[..devices.len().min(model.layers)];
                 let model = CausalLm::over(devices, model, weights)?;
                 let loss = model.loss(&validation)?;
-                // What overflows continues no text.
+                // A model whose loss overflows cannot continue a text.
                 let tokenizer = run.corpus().tokenizer().filter(|_| loss.is_finite());
                 let sample =
                     tokenizer.map(|tokenizer| self.sample(&model, tokenizer)).transpose()?;
@@ -87,7 +88,7 @@ impl Trial<'_> {
         }
         let mut prompt = tokenizer.encode("\n")?;
         if prompt.is_empty() {
-            prompt.push(0); // to some tokenizers a line break is nothing
+            prompt.push(0); // some tokenizers drop a line break
         }
         let seed = self.run.config().training.seed;
         let sequence = self.run.config().model.sequence;

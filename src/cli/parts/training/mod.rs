@@ -1,4 +1,4 @@
-//! A training on the command line: what is shown of a run and of the model that it leaves.
+//! Training on the command line: the output about a run and about the trained model.
 
 pub(crate) mod bubble;
 pub(crate) mod comparison;

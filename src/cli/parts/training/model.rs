@@ -1,4 +1,5 @@
-//! The trained model that a command is given: a folder of Hugging Face, a run, or one of its checkpoints.
+//! Loads the trained model that a command gets: a folder in Hugging Face's format, a run, or one of
+//! its checkpoints.
 
 use std::path::{Path, PathBuf};
 
@@ -22,26 +23,27 @@ use crate::formats::save::{save, saved_steps};
 use crate::run::{RUNS, SETTINGS, is_at_work, is_run, newest_first, settings_in};
 use crate::settings::MODEL;
 
-/// A trained model, and where its text came from.
+/// A trained model, and the origin of its text.
 pub(crate) struct Loaded {
     pub(crate) model: Pretrained,
-    /// Its folder; of a run the checkpoint's.
+    /// Its folder; for a run that of the checkpoint.
     pub(crate) place: PathBuf,
-    /// Tokens of the samples that it was trained on: its context, unless its run says otherwise.
+    /// Tokens per sample in its training: its context, unless its run says otherwise.
     pub(crate) sequence: usize,
     text: Vocabulary,
 }
 
-/// What tells how a model's text is cut into tokens.
+/// The source of the tokenizer of a model's text.
 enum Vocabulary {
     /// The folder of the model, which may have a `tokenizer.json`.
     Folder(PathBuf),
-    /// The files that it was trained on.
+    /// The files of its training data.
     Data(Vec<PathBuf>),
 }
 
-/// Reads the model in `dir`, or without one that of the newest run under `runs/` which has one. Of a run it is what it
-/// trained last: its weights, or a checkpoint of a later step. Which one is told.
+/// Reads the model in `dir`, or without one that of the newest run under `runs/` that has a model.
+/// For a run this is what it trained last: its weights, or a checkpoint of a later step. Prints
+/// which one it is.
 pub(crate) fn load(dir: Option<&Path>) -> Result<Loaded> {
     let Some(dir) = dir else { return of_run(&newest_run()?) };
     require_folder(dir)?;
@@ -55,7 +57,7 @@ pub(crate) fn load(dir: Option<&Path>) -> Result<Loaded> {
     }
 }
 
-/// The newest run under `runs/` that has weights.
+/// Returns the newest run under `runs/` that has weights.
 fn newest_run() -> Result<PathBuf> {
     let has_weights = |run: &PathBuf| has_model(run) || Store::of(run).has_whole();
     let newest = newest_first(Path::new(RUNS)).into_iter().find(has_weights);
@@ -64,7 +66,7 @@ fn newest_run() -> Result<PathBuf> {
     })
 }
 
-/// Whether a run saved the weights that it trained in its own folder.
+/// Returns true if a run saved its trained weights in its own folder.
 fn has_model(run: &Path) -> bool {
     run.join(MODEL).join(CONFIG).exists()
 }
@@ -73,7 +75,7 @@ fn of_run(run: &Path) -> Result<Loaded> {
     let store = Store::of(run);
     let trained = has_model(run).then(|| run.join(MODEL));
     let step = trained.as_deref().and_then(saved_steps);
-    // Checkpoints of no later step are not read: they may be large, or damaged by now.
+    // Checkpoints of earlier steps are not read: they may be large, or damaged by now.
     let is_newer = |entry: &Entry| entry.is_whole && (trained.is_none() || Some(entry.step) > step);
     let newest = if store.entries().unwrap_or_default().iter().any(is_newer) {
         store.readable(&warn)?
@@ -92,13 +94,13 @@ fn of_run(run: &Path) -> Result<Loaded> {
             let sequence = settings.remove("sequence").map(Value::try_into).transpose()?;
             let mut loaded = of_folder(&trained)?;
             loaded.sequence = sequence.unwrap_or(loaded.sequence);
-            // The data may be gone, or other data by now.
+            // The data may be gone or changed by now.
             if loaded.tokenizer_file()?.is_none() {
                 loaded.text = Vocabulary::Data(data.unwrap_or_default());
             }
             Ok(loaded)
         }
-        // What a run of an earlier version saved beside its settings.
+        // A run of an earlier version saved the model next to its settings.
         _ if run.join(CONFIG).exists() => {
             tell(format_args!("model: {}", run.display()));
             of_folder(run)
@@ -107,7 +109,7 @@ fn of_run(run: &Path) -> Result<Loaded> {
     }
 }
 
-/// Why a run has neither weights nor a finished checkpoint, and what to do.
+/// Explains why a run has neither weights nor a finished checkpoint, and what to do.
 fn why_no_weights(run: &Path) -> String {
     if is_at_work(run) {
         return "it still trains, and has no finished checkpoint yet: wait until it has one (--save-every), or is done"
@@ -153,10 +155,11 @@ fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Loaded> {
 }
 
 impl Loaded {
-    /// Takes samples of `context` tokens, where the model has positions of any number and its own context is shorter.
+    /// Uses samples of `context` tokens, if the model's own context is shorter and its positions
+    /// can be extended.
     ///
     /// # Errors
-    /// If there are no such samples.
+    /// If the model has no such samples.
     pub(crate) fn extend(&mut self, context: usize) -> Result<()> {
         let config = &mut self.model.config;
         if context > config.context && config.has_open_context() {
@@ -166,8 +169,9 @@ impl Loaded {
         Ok(())
     }
 
-    /// What turns text into the tokens of the model and back: what `named` says, else what the model came with,
-    /// else what the size of its vocabulary tells. `None` if tokens are written as ids.
+    /// Returns the tokenizer of the model: the one in `named`, otherwise the one that came with the
+    /// model, otherwise the usual one of its vocabulary size. Returns `None` if tokens are written
+    /// as ids.
     pub(crate) fn tokenizer(&self, named: Option<&str>) -> Result<Option<Tokenizer>> {
         let vocab = self.model.config.vocab;
         let tokenizer = match named {
@@ -185,11 +189,11 @@ impl Loaded {
         Ok(Some(tokenizer))
     }
 
-    /// Writes it into a folder as other programs read it, with its tokenizer if it has a file of that. Returns the
-    /// file of the weights.
+    /// Writes the model into a folder in the format of other programs, with its tokenizer if that
+    /// is a file. Returns the file of the weights.
     ///
     /// # Errors
-    /// If it cannot be written, or another tokenizer is there.
+    /// If the model cannot be written, or the folder has another tokenizer.
     pub(crate) fn save(&self, dir: &Path) -> Result<PathBuf> {
         let Pretrained { config, dropout, ids, weights } = &self.model;
         let tokenizer = self.tokenizer_file()?.map(|file| content_of(&file)).transpose()?;
@@ -201,7 +205,7 @@ impl Loaded {
         Ok(path)
     }
 
-    /// The tokenizer that the model came with, if it did.
+    /// Returns the tokenizer that came with the model, if there is one.
     pub(crate) fn own_tokenizer(&self) -> Result<Option<Tokenizer>> {
         match &self.text {
             Vocabulary::Folder(_) => {
@@ -211,7 +215,7 @@ impl Loaded {
         }
     }
 
-    /// The model's `tokenizer.json`, if it came with one.
+    /// Returns the model's `tokenizer.json`, if it came with one.
     pub(crate) fn tokenizer_file(&self) -> Result<Option<PathBuf>> {
         match &self.text {
             Vocabulary::Folder(dir) => hf::file_in(dir, TOKENIZER),
@@ -220,7 +224,7 @@ impl Loaded {
     }
 }
 
-/// The content of a model's `tokenizer.json`.
+/// Returns the content of a model's `tokenizer.json`.
 fn content_of(file: &Path) -> Result<Vec<u8>> {
     tokenizer_content(file).map_err(|error| match error {
         TokenizerError::Unreadable { .. } | TokenizerError::Large { .. } => {
@@ -230,8 +234,8 @@ fn content_of(file: &Path) -> Result<Vec<u8>> {
     })
 }
 
-/// Refuses a folder for a model where a `tokenizer.json` is that does not hold the model's `own`: it would be lost, or be
-/// taken for the model's. `whose` says of what `own` is, and what else to choose.
+/// Refuses a folder for a model if its `tokenizer.json` differs from the model's `own`: it would be
+/// lost, or be mistaken for the model's. `whose` describes the owner of `own` and an alternative.
 pub(crate) fn refuse_other_tokenizer(dir: &Path, own: Option<&[u8]>, whose: &str) -> Result<()> {
     let file = dir.join(TOKENIZER);
     let is_there = file.symlink_metadata().is_ok();
@@ -244,9 +248,10 @@ pub(crate) fn refuse_other_tokenizer(dir: &Path, own: Option<&[u8]>, whose: &str
     Ok(())
 }
 
-/// Warns where bytes are given to a model that says no tokenizer, and knows more ids than one trained on bytes.
+/// Warns if bytes are given to a model without a tokenizer that has more ids than one trained on
+/// bytes.
 pub(crate) fn warn_of_bytes(data: Option<&Tokenizer>, vocab: usize) {
-    /// Bytes, and room for special tokens.
+    /// Ids of bytes, and room for special tokens.
     const OF_BYTES: usize = 512;
     let name = match Tokenizer::of_vocab(vocab) {
         Some(Tokenizer::Gpt2) => "gpt2",

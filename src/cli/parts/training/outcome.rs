@@ -1,4 +1,4 @@
-//! What a training has come to, as it is shown at its end.
+//! The results of a training, which are printed at its end.
 
 use anyhow::Result;
 use chimera_core::analyze::{MeasuredCosts, Timeline, simulate};
@@ -19,17 +19,18 @@ use crate::observe::Metrics;
 use crate::plan::{Figure, Need, Prediction};
 use crate::run::{DRAWING, MEASURED, PLANNED, Place, Run, SUMMARY, Trained};
 
-/// Why a run that has done all its steps has no drawing and no traces of its last step.
+/// The reason why a run that has done all its steps has no drawing and no traces of its last step.
 pub(crate) const NOT_DRAWN: &str = "none of its last steps was a whole run of its schedule: they were fewer than a window, \
                                     trained by fewer ranks, or by another `in-turn`";
 
-/// The most that the command's allocator holds for the workers, in parts of the most that they have in use at once, since
-/// some of what is free lies between blocks that are not; and bytes of what is beside that: small blocks, and code that a training is
-/// the first to use. Both are as they were in drawn models of 100 MB to 1.1 GB.
+/// The most memory that the command's allocator holds for the workers, relative to their peak use,
+/// since some free memory lies between blocks in use. The second constant is the bytes of
+/// everything else: small blocks, and code that only training uses. Both were measured with drawn
+/// models of 100 MB to 1.1 GB.
 const HELD_BY_USED: f64 = 1.015;
 const SMALL_BLOCKS_AND_CODE: f64 = 5e6;
 
-/// The share of its cores from which on a process has nearly all that it can use.
+/// From this share of its cores on, a process has nearly all that it can use.
 const NEARLY_ALL: f64 = 0.9;
 
 /// A run that is done.
@@ -37,15 +38,15 @@ pub(crate) struct Outcome<'r> {
     pub(crate) run: &'r Run,
     pub(crate) place: &'r Place,
     pub(crate) say: &'r Say,
-    /// What was said of the machine before the first step.
+    /// Hints about the machine that were printed before the first step.
     pub(crate) hints: Vec<String>,
     /// The metrics of its last step, if they are known.
     pub(crate) last: Option<Metrics>,
 }
 
 impl Outcome<'_> {
-    /// Validation loss, a sample, and the measured pipeline. Writes all files of the run but its report, and returns the
-    /// summary for scripts.
+    /// Prints the validation loss, a sample, and the measured pipeline. Writes all files of the run
+    /// except its report, and returns the summary for scripts.
     pub(crate) fn show(&self, trained: &Trained, seconds: Option<f64>) -> Result<Value> {
         let Outcome { run, place, say, ref last, .. } = *self;
         let Learnt { loss: validation_loss, perplexity, sample } = learnt(run, trained, say)?;
@@ -78,7 +79,7 @@ impl Outcome<'_> {
             say.line(&format!("no drawing: {NOT_DRAWN}"));
         }
         kernels::table(&trained.kernels).iter().for_each(|line| say.line(line));
-        // Where no step was seen, there is nothing to hold against it.
+        // If no step was seen, there is nothing to compare.
         let prediction = run.prediction()?.filter(|_| trained.last.is_some());
         advice.extend(prediction.and_then(|prediction| prediction.doubt.clone()));
         let figures =
@@ -114,8 +115,8 @@ impl Outcome<'_> {
         Ok(summary)
     }
 
-    /// Writes the last step, or whole window of steps, as it was planned and as it ran, both as traces. Returns what the
-    /// plan's times are of.
+    /// Writes traces of the last step, or the last window of steps, as planned and as measured.
+    /// Returns the source of the plan's times.
     fn trace(
         &self,
         trained: &Trained,
@@ -126,7 +127,7 @@ impl Outcome<'_> {
             return Ok(None);
         };
         let (program, sizes) = (trained.drawn_program(run), run.sizes());
-        // A profile predicts whole windows of steps.
+        // A profile only predicts whole windows of steps.
         let (planned, by) = match prediction.filter(|_| !trained.is_bordered) {
             Some(prediction) => (prediction.timeline.clone(), "the profile's times"),
             None => (simulate(program, &MeasuredCosts::of(timeline)), "measured op times"),
@@ -142,10 +143,10 @@ impl Outcome<'_> {
         Ok(Some(by))
     }
 
-    /// What was predicted beside what was measured.
+    /// Compares predicted with measured figures.
     fn predicted(&self, prediction: &Prediction, trained: &Trained) -> Result<Vec<Figure>> {
         let (program, needs) = (self.run.program(), self.run.needs());
-        // What was predicted is a run without borders.
+        // The prediction is for a run without borders.
         let (timelines, waits) = if trained.is_bordered {
             (&[][..], &[][..])
         } else {
@@ -156,7 +157,7 @@ impl Outcome<'_> {
         let all = |of: &dyn Fn(&Need) -> f64| needs.iter().map(of).sum::<f64>() * width;
         let kept = |need: &Need| need.state + need.activations;
         if let Some(last) = &trained.last {
-            // Groups are alike, and a worker is the one of the first.
+            // Groups are alike, so a worker stands for the one in the first group.
             for (worker, (need, rank)) in needs.iter().zip(&last.ranks).enumerate() {
                 let what = format!("worker {worker} memory, bytes");
                 figures.push(Figure::of(what, kept(need), rank.bytes as f64));
@@ -174,19 +175,19 @@ impl Outcome<'_> {
         Ok(figures)
     }
 
-    /// Cores that the threads of this process can use.
+    /// Number of cores that the threads of this process can use.
     fn cores_used(&self) -> usize {
         let config = self.run.config();
         let threads = config.schedule.width * config.schedule.depth * config.devices.threads;
         if self.on_host() { n_cores().min(threads) } else { n_cores() }
     }
 
-    /// Whether all workers compute in the memory of this process.
+    /// Returns true if all workers compute in the memory of this process.
     fn on_host(&self) -> bool {
         self.run.devices().one().is_some_and(OpenDevice::is_host)
     }
 
-    /// The pipeline as it ran, here and in the folder.
+    /// Draws the measured pipeline on the terminal and in the folder.
     fn draw(&self, trained: &Trained, timeline: &Timeline, overhead: Option<&str>) -> Result<()> {
         let Outcome { run, place, say, .. } = *self;
         let (name, d) = (run.program().schedule(), run.config().schedule.depth);
@@ -208,14 +209,14 @@ impl Outcome<'_> {
     }
 }
 
-/// Says how much longer steps took than predicted, from the ratio of the two times.
+/// Describes the ratio of the measured time of steps to the predicted one.
 fn against_prediction(ratio: f64) -> String {
     let percent = 100.0 * (ratio - 1.0).abs();
     let how = if ratio < 1.0 { "less time" } else { "longer" };
     format!("steps took {percent:.1} % {how} than the schedule predicts from measured op times")
 }
 
-/// Says which share of its cores the process got, if it was much less than all of them.
+/// Describes the share of its cores that the process got, if it was much less than all of them.
 fn busy_machine(share: Option<f64>, n_cores: usize) -> Option<String> {
     let share = share.filter(|share| *share < NEARLY_ALL)?;
     let cores = counted(n_cores as f64, "core", "s");

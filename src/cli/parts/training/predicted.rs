@@ -1,4 +1,4 @@
-//! How well a run was predicted, in words.
+//! Describes the prediction of a run and its errors.
 
 use chimera_core::notation::significant;
 
@@ -7,7 +7,7 @@ use crate::cli::parts::terminal::signed;
 use crate::cli::parts::terminal::signed::{Signed, percent, points};
 use crate::plan::{Figure, Prediction};
 
-/// What is said before the first step.
+/// The message before the first step.
 pub(crate) fn before(prediction: &Prediction) -> String {
     let Prediction { step_s, range_s: [fast, slow], reference, .. } = prediction;
     let [fast, slow] = [fast, slow].map(|seconds| significant(*seconds, 3));
@@ -21,12 +21,12 @@ pub(crate) fn before(prediction: &Prediction) -> String {
     )
 }
 
-/// A line for each figure.
+/// Formats a line for each figure.
 pub(crate) fn table(figures: &[Figure]) -> String {
     signed::table("predicted", &rows(figures), 24)
 }
 
-/// A row for each figure, whose error says how much more was predicted than measured.
+/// Makes a row for each figure; a positive error means that more was predicted than measured.
 pub(crate) fn rows(figures: &[Figure]) -> Vec<Signed> {
     let row = |Figure { what, predicted, measured, error }: &Figure| {
         let error =

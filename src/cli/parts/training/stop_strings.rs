@@ -1,6 +1,7 @@
-//! What ends a text that is written as it comes: strings, or ids.
+//! Ends a text while it is written, at strings or ids.
 
-/// Passes on a sequence up to the first of some others within it, and holds back what could begin one.
+/// Passes on a sequence up to the first of several stop sequences, and holds back a suffix that may
+/// begin one.
 #[derive(Debug)]
 pub(crate) struct Stops<T> {
     stops: Vec<Vec<T>>,
@@ -8,12 +9,12 @@ pub(crate) struct Stops<T> {
 }
 
 impl<T: PartialEq> Stops<T> {
-    /// What ends a sequence: none of `stops` is empty.
+    /// Makes a filter; none of `stops` may be empty.
     pub(crate) fn new(stops: Vec<Vec<T>>) -> Stops<T> {
         Stops { stops, held: Vec::new() }
     }
 
-    /// What `more` adds to what may be written, and whether one of them has come.
+    /// Returns the further output after `more`, and true if a stop sequence has occurred.
     pub(crate) fn push(&mut self, more: impl IntoIterator<Item = T>) -> (Vec<T>, bool) {
         self.held.extend(more);
         let first = |stop: &Vec<T>| self.held.windows(stop.len()).position(|part| part == stop);
@@ -30,7 +31,7 @@ impl<T: PartialEq> Stops<T> {
         (std::mem::replace(&mut self.held, rest), false)
     }
 
-    /// What was held back, where nothing comes any more.
+    /// Returns what was held back, after the last input.
     pub(crate) fn rest(self) -> Vec<T> {
         self.held
     }
@@ -40,7 +41,7 @@ impl<T: PartialEq> Stops<T> {
 mod tests {
     use super::*;
 
-    /// What is written of some pieces, and how many of them it takes.
+    /// Returns the output for some pieces, and the number of pieces it takes.
     fn written(stops: &[&str], pieces: &[&str]) -> (String, usize) {
         let mut stops = Stops::new(stops.iter().map(|s| s.chars().collect()).collect());
         let mut all = String::new();

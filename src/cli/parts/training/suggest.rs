@@ -1,4 +1,4 @@
-//! Commands that a run names at its end, and its report.
+//! Commands that a run and its report suggest.
 
 use std::path::Path;
 
@@ -7,7 +7,8 @@ use chimera_core::model::Objective;
 use crate::run::{Run, SETTINGS};
 use crate::settings::quoted;
 
-/// The command that goes on with the run in `folder`, whose settings may name that folder.
+/// Returns the command that resumes the run in `folder`; `has_out` is whether its settings name the
+/// folder.
 pub(crate) fn to_resume(has_out: bool, folder: &Path) -> String {
     let settings = quoted(folder.join(SETTINGS).display());
     let out = if has_out {
@@ -19,7 +20,7 @@ pub(crate) fn to_resume(has_out: bool, folder: &Path) -> String {
     format!("chimera train --config {settings}{out} --resume auto")
 }
 
-/// The command that tries the model in `dir`.
+/// Returns the command that tries the model in `dir`.
 pub(crate) fn to_try(run: &Run, dir: &Path) -> String {
     let (dir, data) = (quoted(dir.display()), &run.config().data.files);
     let prompt = match run.model().objective() {

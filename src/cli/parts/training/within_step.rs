@@ -1,4 +1,4 @@
-//! What is said of a long step while it is under way.
+//! Messages about a long step while it is running.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -8,16 +8,17 @@ use crate::cli::parts::terminal::console::{duration, fixed};
 use crate::cli::parts::terminal::progress::{Progress, TICK};
 use crate::run::{Pace, WithinStep};
 
-/// Seconds of a first step that is announced.
+/// First steps of at least this many seconds are announced.
 const ANNOUNCED: f64 = 10.0;
-/// Seconds into a step after which a terminal shows how far it is.
+/// Seconds into a step after which a terminal shows its progress.
 const SHOWN: f64 = 2.0;
-/// Seconds into a step after which a line says so where there is no terminal, and at least from one line to the next.
+/// Seconds into a step before the first line about its progress if there is no terminal, and the
+/// shortest interval between lines.
 const FIRST_LINE: f64 = 30.0;
-/// Seconds from one line to the next at most: each is twice as far as the one before.
+/// Longest interval between lines in seconds: each is twice the one before.
 const MOST_APART: f64 = 600.0;
 
-/// Does `work`, and shows meanwhile how far its steps are.
+/// Does `work`, and meanwhile shows the progress of its steps.
 pub(crate) fn show<T>(pace: Option<&Pace>, progress: &Progress<'_>, work: impl FnOnce() -> T) -> T {
     thread::scope(|scope| {
         let (done, is_done) = mpsc::channel::<()>();
@@ -35,7 +36,7 @@ pub(crate) fn show<T>(pace: Option<&Pace>, progress: &Progress<'_>, work: impl F
                 }
             }
         };
-        // Without a thread only this is not shown.
+        // Without a thread only the progress is missing.
         let _ = thread::Builder::new().spawn_scoped(scope, watch);
         let result = work();
         drop(done);
@@ -43,17 +44,18 @@ pub(crate) fn show<T>(pace: Option<&Pace>, progress: &Progress<'_>, work: impl F
     })
 }
 
-/// Decides when a line says how far a step under way is.
+/// Decides when to print a line about the progress of a step.
 struct StepLines {
     first_step: u64,
     has_bar: bool,
     has_estimated: bool,
-    /// When the last line about how far a step is came, in seconds since the start, and how far it was from the one before.
+    /// Time of the last line about a step's progress in seconds since the start, and its interval
+    /// from the one before.
     last: Option<(f64, f64)>,
 }
 
 impl StepLines {
-    /// What is to be said `now`, in seconds since the start, if anything.
+    /// Returns the line to print `now`, in seconds since the start, if there is one.
     fn next(&mut self, within: &WithinStep, now: f64) -> Option<String> {
         let is_unknown = within.step == self.first_step && !self.has_estimated;
         if let Some(whole) = within.whole_s.filter(|_| is_unknown) {

@@ -1,4 +1,4 @@
-//! A text that a model continues, written as it grows.
+//! Writes the text that a model generates as it grows.
 
 use anyhow::Result;
 
@@ -6,23 +6,23 @@ use crate::cli::parts::terminal::console::{print, write};
 use crate::cli::parts::training::stop_strings::Stops;
 use crate::data::tokenizer::{Stream, Tokenizer};
 
-/// A prompt with what was added.
+/// A prompt with its continuation.
 pub(crate) struct Continued {
-    /// All ids, but for the one that ended the text.
+    /// All ids, except the one that ended the text.
     pub(crate) ids: Vec<u32>,
-    /// Unless it was written under way.
+    /// The text, unless it has already been written.
     pub(crate) text: Option<String>,
     pub(crate) reason: Reason,
 }
 
-/// Why nothing more was added.
+/// The reason why the text ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
-    /// As many tokens as were asked for.
+    /// The requested number of tokens was reached.
     Length,
-    /// A stop string.
+    /// A stop string occurred.
     Stop,
-    /// The token that ends a text.
+    /// The token that ends a text occurred.
     EndOfText,
 }
 
@@ -36,7 +36,7 @@ impl Reason {
     }
 }
 
-/// Turns the tokens of a text into words, and writes them up to its end.
+/// Converts tokens to text, and writes it up to its end.
 pub(crate) struct TextWriter<'w> {
     /// The ids that end a text.
     ends: &'w [u32],
@@ -45,33 +45,33 @@ pub(crate) struct TextWriter<'w> {
     reason: Reason,
 }
 
-/// What is written of tokens, and before what the text ends.
+/// The output form of tokens, with the stop strings or ids.
 pub(crate) enum TokenForm<'w> {
     Text(Stream<'w>, Stops<char>),
     Ids(Stops<u32>),
 }
 
 impl<'w> TokenForm<'w> {
-    /// Text, up to the first of some strings.
+    /// Writes text, up to the first of some strings.
     pub(crate) fn text(tokenizer: &'w Tokenizer, stops: &[String]) -> TokenForm<'w> {
         let stops = stops.iter().map(|stop| stop.chars().collect());
         TokenForm::Text(Stream::new(tokenizer), Stops::new(stops.collect()))
     }
 
-    /// Numbers, up to the first of some ids in a row.
+    /// Writes numbers, up to the first of some sequences of ids.
     pub(crate) fn ids(stops: &[Vec<u32>]) -> TokenForm<'w> {
         TokenForm::Ids(Stops::new(stops.to_vec()))
     }
 }
 
 impl<'w> TextWriter<'w> {
-    /// Before the prompt; where the text `is_kept`, it is not written under way.
+    /// Starts before the prompt. If the text `is_kept`, it is only returned at the end.
     pub(crate) fn new(form: TokenForm<'w>, ends: &'w [u32], is_kept: bool) -> TextWriter<'w> {
         let text = TextOut { all: is_kept.then(String::new), ..TextOut::default() };
         TextWriter { ends, form, text, reason: Reason::Length }
     }
 
-    /// Writes the prompt, in which nothing ends the text.
+    /// Writes the prompt, which cannot end the text.
     pub(crate) fn begin(&mut self, prompt: &[u32]) -> Result<()> {
         let text = match &mut self.form {
             TokenForm::Text(stream, _) => stream.push(prompt)?,
@@ -80,7 +80,7 @@ impl<'w> TextWriter<'w> {
         self.text.write(&text)
     }
 
-    /// Writes a token, and says whether the text goes on.
+    /// Writes a token. Returns true if the text goes on.
     pub(crate) fn push(&mut self, id: u32) -> Result<bool> {
         if self.ends.contains(&id) {
             self.reason = Reason::EndOfText;
@@ -130,12 +130,12 @@ fn numbers(ids: &[u32]) -> String {
     ids.iter().map(|id| format!("{id} ")).collect()
 }
 
-/// The text, on standard output as far as it is known, or kept.
+/// The output of text: to standard output as soon as it is known, or kept.
 #[derive(Default)]
 struct TextOut {
-    /// What is not written yet: blanks, which are left out at the end.
+    /// Trailing blanks that are not written yet; those at the end are dropped.
     blanks: String,
-    /// All of it, where it is kept.
+    /// All of the text, if it is kept.
     all: Option<String>,
 }
 
@@ -160,7 +160,7 @@ impl TextOut {
     }
 }
 
-/// The text without control characters, which a terminal obeys.
+/// Replaces control characters, which a terminal would obey.
 pub(crate) fn shown(text: &str) -> String {
     text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}")
 }

@@ -1,22 +1,22 @@
-//! The curve of the loss as SVG.
+//! Draws the loss curve as SVG.
 
 use std::fmt::Write;
 
 use chimera_core::notation::significant;
 
-/// Width and height of the drawing, and the room around it for its axes.
+/// Width and height of the drawing, and the margins for its axes.
 const SIZE: (f64, f64) = (880.0, 260.0);
 const LEFT: f64 = 56.0;
 const BELOW: f64 = 30.0;
 const MARGIN: f64 = 10.0;
-/// Lines of the grid, in each direction.
+/// Number of grid lines in each direction.
 const N_LINES: usize = 4;
-/// Points of a curve at most: a screen shows no more.
+/// The most points of a curve: a screen shows no more.
 const MOST_POINTS: usize = 1000;
 
 type Point = (f64, f64);
 
-/// The drawing of a loss by step, and of the loss on text that is not trained on; `None` of less than a point.
+/// Draws the training loss and the validation loss by step; `None` if there is no point.
 pub(super) fn losses(losses: &[Point], validations: &[Point]) -> Option<String> {
     let all = || losses.iter().chain(validations);
     let (from, to) = bounds(all().map(|(step, _)| *step))?;
@@ -72,13 +72,14 @@ fn line(class: &str, points: &[Point], place: impl Fn(Point) -> Point) -> String
     }
 }
 
-/// Evenly from one number to another; once where they are the same.
+/// Divides a range evenly; returns a single value if it is empty.
 fn ticks(low: f64, high: f64) -> impl Iterator<Item = f64> {
     let n_parts = if high > low { N_LINES } else { 0 };
     (0..=n_parts).map(move |nth| low + (high - low) * nth as f64 / N_LINES as f64)
 }
 
-/// Few enough points: of each part of the curve the lowest and the highest, so that no peak is lost.
+/// Reduces the number of points: keeps the lowest and the highest of each part, so that no peak is
+/// lost.
 fn thinned(points: &[Point]) -> Vec<Point> {
     if points.len() <= MOST_POINTS {
         return points.to_vec();

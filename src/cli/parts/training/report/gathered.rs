@@ -1,4 +1,4 @@
-//! What a run left in its folder, and what of it is not there.
+//! Gathers the files that a run left in its folder, and the reasons for missing ones.
 
 use std::path::{Path, PathBuf};
 
@@ -13,16 +13,16 @@ use crate::formats::trace::{self, TracedRun};
 use crate::plan::Figure;
 use crate::run::{MEASURED, PLANNED, SETTINGS, SUMMARY, settings_in};
 
-/// Longer files are not those of a run.
+/// Longer files do not belong to a run.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// When a run writes what its end has.
+/// The reason why files are missing before the end of a run.
 const AT_THE_END: &str = "a run writes it when it has done all its steps";
 
-/// What is there, or in words why it is not.
+/// A value, or the reason why it is missing.
 pub(super) type Known<T> = Result<T, String>;
 
-/// All that the page shows.
+/// Everything that the page shows.
 pub(super) struct Gathered {
     pub(super) run: Followed,
     /// The text of the settings, with the origin of each.
@@ -36,7 +36,7 @@ pub(super) struct Gathered {
     pub(super) comparison: Known<Comparison>,
 }
 
-/// What a run wrote of its end, as far as it is shown.
+/// The part of a run's summary that is shown.
 #[derive(Deserialize)]
 pub(super) struct RunSummary {
     pub(super) steps: u64,
@@ -49,10 +49,10 @@ pub(super) struct RunSummary {
     pub(super) planned_by: Option<String>,
 }
 
-/// A run of the schedule as it was measured: a step, or a window of steps.
+/// A measured step, or a window of steps.
 pub(super) struct MeasuredStep {
     pub(super) run: TracedRun,
-    /// Which one it is, in words.
+    /// Describes which step it is.
     pub(super) which: String,
     /// Whether the run wrote it at its end.
     pub(super) is_of_end: bool,
@@ -78,7 +78,7 @@ impl Gathered {
         Ok(Gathered { run, settings, table, metrics, ended, planned, measured, comparison })
     }
 
-    /// A setting, as it is written.
+    /// Returns the text of a setting.
     pub(super) fn setting(&self, key: &str) -> Option<String> {
         let value = self.table.get(key)?;
         Some(value.as_str().map_or_else(|| value.to_string(), str::to_string))
@@ -97,7 +97,8 @@ fn ended(path: &Path) -> Result<RunSummary> {
     serde_json::from_str(&text.with_context(place)?).with_context(place)
 }
 
-/// The one run of the schedule in a file that a run writes when it `has_ended`.
+/// Reads the trace of a single step that a run writes at its end; `has_ended` is whether it has
+/// ended.
 fn only(path: &Path, has_ended: bool) -> Result<TracedRun> {
     let why = if has_ended {
         format!("{NOT_DRAWN}; or the run was killed after them, before it wrote its end")
@@ -108,7 +109,8 @@ fn only(path: &Path, has_ended: bool) -> Result<TracedRun> {
     median(trace::read_regular(path)?)
 }
 
-/// The trace that the settings name, which has all ranks, or else the last step of the first group.
+/// Reads the trace that the settings name, which has all ranks, otherwise the last step of the
+/// first group.
 fn measured(folder: &Path, named: Option<&str>, has_ended: bool) -> Result<MeasuredStep> {
     let path = folder.join(MEASURED);
     let last = || -> Result<MeasuredStep> {
@@ -132,7 +134,7 @@ fn measured(folder: &Path, named: Option<&str>, has_ended: bool) -> Result<Measu
     }
 }
 
-/// Says of a file that is not there why it is not.
+/// Explains why a file is missing, if it is.
 fn absent(path: &Path, why: &str) -> Result<()> {
     anyhow::ensure!(path.exists(), "{} is not there: {why}", path.display());
     Ok(())

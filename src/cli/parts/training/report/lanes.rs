@@ -1,4 +1,5 @@
-//! Timelines as the page's script draws them: numbers and words as JSON, times in seconds from the start of the step.
+//! Timelines for the page's script: numbers and words as JSON, times in seconds from the start of
+//! the step.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,12 +7,12 @@ use serde_json::{Value, json};
 
 use crate::formats::trace::{Slice, TracedRun};
 
-/// More ranks make a page that nobody can scroll through.
+/// The most ranks on a page: more would be too long to scroll.
 const MOST_RANKS: usize = 128;
-/// More pieces make a page that a browser hardly opens.
+/// The most slices on a page: browsers can hardly open more.
 const MOST_SLICES: usize = 200_000;
 
-/// A timeline for the script, and what of it is left out, in words.
+/// A timeline for the script, and a note about what is left out.
 pub(super) struct Lanes {
     pub(super) data: Value,
     pub(super) omitted: Option<String>,
@@ -45,7 +46,7 @@ impl Lanes {
     }
 }
 
-/// A piece as a row of numbers and words.
+/// Converts a slice to a row of numbers and words.
 fn slice(slice: &Slice, start: f64) -> Value {
     let ops: Vec<Value> = slice.ops.iter().map(op).collect();
     let took = slice.end - slice.start;

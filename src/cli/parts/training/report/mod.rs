@@ -1,6 +1,7 @@
-//! The report of a run: one page of HTML that needs nothing else, made of what the run left in its folder.
+//! The report of a run: a self-contained HTML page, made from the files in the folder of the run.
 //!
-//! What is not there is said on the page, since a run that failed has most to tell and least to show.
+//! The page lists what is missing, since a failed run has the most to explain and the least to
+//! show.
 
 mod curve;
 mod gathered;
@@ -18,11 +19,11 @@ use crate::cli::parts::terminal::console::{require_folder, warn, write_whole};
 use crate::formats::files;
 use crate::run::{REPORT, SETTINGS};
 
-/// Writes the page of the run in a folder, into that folder unless `out` names a file. Returns where it is. Warns of metrics
-/// that are left out.
+/// Writes the page of the run in a folder, into that folder unless `out` names a file. Returns its
+/// path. Warns of damaged metrics.
 ///
 /// # Errors
-/// If the folder is no run's, its settings cannot be read, or the page cannot be written.
+/// If the folder is not that of a run, its settings cannot be read, or the page cannot be written.
 pub(crate) fn write(folder: &Path, out: Option<PathBuf>) -> Result<PathBuf> {
     require_folder(folder)?;
     ensure!(
@@ -37,7 +38,7 @@ pub(crate) fn write(folder: &Path, out: Option<PathBuf>) -> Result<PathBuf> {
     written(&gathered, folder, out)
 }
 
-/// Writes the page of a run that this process has trained, and whose folder it still holds.
+/// Writes the page of a run that this process has trained, and whose folder it still locks.
 pub(crate) fn of_own_run(folder: &Path) -> Result<PathBuf> {
     let mut gathered = Gathered::of(folder)?;
     gathered.run.conclude();

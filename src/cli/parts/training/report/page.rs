@@ -1,4 +1,4 @@
-//! The page as HTML.
+//! Renders the page as HTML.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ use crate::cli::parts::training::comparison::length;
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// The page of a run.
+/// Renders the page of a run.
 pub(super) fn html(run: &Gathered) -> String {
     let title = run.run.folder().display().to_string();
     let (drawn, data) = timelines(run);
@@ -38,7 +38,7 @@ pub(super) fn html(run: &Gathered) -> String {
     for (name, content) in sections {
         let _ = write!(page, "<section>\n<h2>{name}</h2>\n{content}</section>\n");
     }
-    // No text of the data may end the element that holds it.
+    // Text in the data must not end the element that contains it.
     let data = data.to_string().replace('<', "\\u003c");
     let _ = write!(
         page,
@@ -66,7 +66,7 @@ fn losses(run: &Gathered) -> String {
     format!("{drawing}{key}<p class=\"about\">Loss in nats, by step.</p>\n")
 }
 
-/// The part of the page that the script draws on, and what it draws.
+/// Returns the part of the page that the script draws on, and the script's data.
 fn timelines(run: &Gathered) -> (String, Value) {
     let mut html = String::new();
     let mut data = json!({});

@@ -1,4 +1,4 @@
-//! The parts of the page that are text and tables.
+//! Texts and tables of the page.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ use crate::cli::parts::training::suggest;
 use crate::run::SETTINGS;
 use crate::settings::quoted;
 
-/// Settings that say what ran, which stand at the top.
+/// Settings that describe the run, shown at the top.
 const SHAPE: [&str; 10] = [
     "model",
     "preset",
@@ -27,10 +27,10 @@ const SHAPE: [&str; 10] = [
     "device",
     "optimizer",
 ];
-/// Of a table that has a row for each rank.
+/// The most rows of a table with a row per rank.
 const MOST_ROWS: usize = 256;
 
-/// How far the run is, and its last figures.
+/// Renders the run's progress and its last figures.
 pub(super) fn head(run: &Gathered) -> String {
     let mut html = format!("<p class=\"state\">{}</p>\n", Escaped(&run.run.progress()));
     let mut figures: Vec<(String, String)> = Vec::new();
@@ -68,12 +68,13 @@ pub(super) fn head(run: &Gathered) -> String {
     html + "</dl>\n"
 }
 
-/// What the run wrote of its end, unless it has gone on since.
+/// Returns the run's summary, unless it has been continued since.
 fn current(run: &Gathered) -> Option<&RunSummary> {
     run.ended.as_ref().ok().filter(|ended| n_done(run).is_none_or(|done| done == ended.steps))
 }
 
-/// Says that a run has gone on since its end, so that `what` is of then; nothing of a run that has not.
+/// Returns a note that a run has been continued, so that `what` describes its earlier end; empty if
+/// it has not.
 pub(super) fn gone_on(run: &Gathered, what: &str) -> String {
     match (&run.ended, current(run)) {
         (Ok(ended), None) => {
@@ -84,17 +85,18 @@ pub(super) fn gone_on(run: &Gathered, what: &str) -> String {
     }
 }
 
-/// Steps that the metrics have.
+/// Number of steps in the metrics.
 fn n_done(run: &Gathered) -> Option<u64> {
     run.run.last.as_ref().map(|last| last.step.saturating_add(1))
 }
 
-/// The peak of each rank; the script draws what is held over time above it, where traces count bytes.
+/// Renders the peak memory of each rank. If the traces have bytes, the script draws memory over
+/// time above it.
 pub(super) fn memory(run: &Gathered) -> String {
     let counts = |traced: &crate::formats::trace::TracedRun| !traced.memory.is_empty();
     let is_planned = run.planned.as_ref().is_ok_and(counts);
     let is_measured = run.measured.as_ref().is_ok_and(|measured| counts(&measured.run));
-    // A trace of its own name goes on with the run.
+    // A trace with a name of its own is continued by a resumed run.
     let is_of_end = run.measured.as_ref().is_ok_and(|measured| measured.is_of_end);
     let earlier = match (is_of_end || !is_measured, is_planned) {
         (true, _) => gone_on(run, "the curves are"),
@@ -128,7 +130,8 @@ pub(super) fn memory(run: &Gathered) -> String {
             them.</p>\n"
 }
 
-/// Predicted beside measured by a profile, and planned beside measured by the two timelines.
+/// Renders predicted and measured figures of a profile, and planned and measured ones of the two
+/// timelines.
 pub(super) fn prediction(run: &Gathered) -> String {
     let mut html = match &run.ended {
         Err(why) => note(why),
@@ -174,7 +177,7 @@ fn table(expected: &str, rows: &[Signed]) -> String {
     html + "</table>\n"
 }
 
-/// What the run said of itself, and what to do next.
+/// Renders the run's own advice, and what to do next.
 pub(super) fn advice(run: &Gathered) -> String {
     let folder = run.run.folder();
     let mut earlier = String::new();
@@ -203,7 +206,7 @@ pub(super) fn advice(run: &Gathered) -> String {
     format!("{earlier}<ul>\n{}</ul>\n", lines.collect::<String>())
 }
 
-/// All settings, with the origin of each.
+/// Renders all settings with their origins.
 pub(super) fn settings(run: &Gathered) -> String {
     format!(
         "<details open>\n<summary>{SETTINGS}</summary>\n<pre>{}</pre>\n</details>\n",

@@ -1,8 +1,8 @@
-//! Text in HTML. What is from the run's files is escaped: a path or an error may hold anything.
+//! Text in HTML. Text from the run's files is escaped: a path or an error may contain anything.
 
 use std::fmt::{self, Display, Write};
 
-/// Text that HTML and SVG show as it is.
+/// Text that HTML and SVG show unchanged.
 pub(super) struct Escaped<'t>(pub(super) &'t str);
 
 impl Display for Escaped<'_> {
@@ -14,7 +14,7 @@ impl Display for Escaped<'_> {
                 '>' => f.write_str("&gt;")?,
                 '"' => f.write_str("&quot;")?,
                 '\'' => f.write_str("&#39;")?,
-                // Controls are no text in HTML, and may reorder what is shown.
+                // HTML does not allow control characters, and some reorder the text.
                 c if c.is_control() && c != '\n' && c != '\t' => f.write_str("\u{fffd}")?,
                 c => f.write_char(c)?,
             }
@@ -23,7 +23,7 @@ impl Display for Escaped<'_> {
     }
 }
 
-/// A paragraph about what is not there, or is to be known.
+/// Renders a note about missing or important information.
 pub(super) fn note(text: &str) -> String {
     format!("<p class=\"note\">{}</p>\n", Escaped(text))
 }
