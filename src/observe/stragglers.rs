@@ -119,7 +119,7 @@ mod tests {
         assert!(told[0].1.starts_with(words), "{told:?}");
     }
 
-    /// Which of them is the slowest does not matter.
+    /// It does not matter which of them is the slowest.
     #[test]
     fn all_ranks_of_a_slow_node_are_told() {
         let of = |step: u64| {

@@ -1,7 +1,7 @@
 //! Event files for TensorBoard.
 //!
-//! A file is a sequence of TFRecords (length, its checksum, bytes, their checksum), each of which
-//! is an `Event` message of TensorFlow's `event.proto`. Scalars and a text need only four kinds of
+//! A file is a sequence of TFRecords (length, its checksum, bytes, their checksum). Each record is
+//! an `Event` message of TensorFlow's `event.proto`. Scalars and a text need only four kinds of
 //! fields, so they are encoded here.
 
 use std::fs::{File, OpenOptions, create_dir_all};

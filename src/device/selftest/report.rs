@@ -20,7 +20,7 @@ pub struct Report {
 /// A check that must pass.
 #[derive(Serialize, Clone, Debug)]
 pub struct Check {
-    /// What was checked.
+    /// Name of the check.
     pub what: String,
     /// Whether it holds.
     pub passed: bool,
@@ -29,14 +29,14 @@ pub struct Check {
     pub value: f64,
     /// The largest value that passes.
     pub limit: f64,
-    /// Where the value was worst, or why there is none.
+    /// Place of the worst value, or the reason why there is none.
     pub at: String,
 }
 
 /// A measured value.
 #[derive(Serialize, Clone, Debug)]
 pub struct Measurement {
-    /// What was measured.
+    /// Name of the measurement.
     pub what: String,
     /// The value.
     pub value: f64,

@@ -131,7 +131,7 @@ pub(super) fn note_if_over(
                 continue;
             }
             thread::sleep(TO_FAIL / 2);
-            // A rank that had ended may have said goodbye before.
+            // A rank that had ended may have left properly before.
             if let Some(why) = liveness.why_over() {
                 return note(me, &why.into_fault(me), &known);
             }

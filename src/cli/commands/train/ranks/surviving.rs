@@ -52,7 +52,7 @@ struct Surviving<'s> {
     why: &'s str,
     stop: &'s Stop,
     known: &'s Arc<Known>,
-    /// Whether this rank was the first at the last meeting.
+    /// Set if this rank was the first at the last meeting.
     leads: &'s AtomicBool,
     /// The beginning of the run, once this rank has begun.
     beginning: Option<Beginning>,

@@ -28,7 +28,7 @@ pub(super) struct Gathered {
     /// The text of the settings, with the origin of each.
     pub(super) settings: String,
     pub(super) table: toml::Table,
-    /// Whether the metrics could be read.
+    /// `Ok` if the metrics could be read.
     pub(super) metrics: Known<()>,
     pub(super) ended: Known<RunSummary>,
     pub(super) planned: Known<TracedRun>,
