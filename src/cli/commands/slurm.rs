@@ -203,7 +203,6 @@ fn launched(mpi: &str, threads: usize, train: &str) -> String {
     // After the first rank has ended the others have half a minute, which is enough to name a dead
     // rank and to exit with 75. (With `--kill-on-bad-exit` ranks would be killed before that, and
     // srun would return 137.)
-    // 75. (`--kill-on-bad-exit` would kill ranks that are about to, and srun would say 137.)
     format!(
         "srun --mpi={mpi} --wait=30 --cpus-per-task={threads} --cpu-bind=cores \\\n  \
          {train}\n\
@@ -215,10 +214,11 @@ fn launched(mpi: &str, threads: usize, train: &str) -> String {
 
 /// Starts ranks that survive deaths with Open MPI's launcher on the job's nodes, since srun with
 /// PMIx would end all of them.
-/// || Replacements start in spare tasks, and after those are used up they share the slots of
-/// others, because Open MPI 5.0 does not free the slot of a dead process. Processes are not bound,
-/// since a spawned one would be bound to the cores of others. If a whole node fails, SLURM requeues
-/// the job: the launcher of Open MPI 5.0 then ends with exit code 0.
+///
+/// Replacements start in spare tasks, and after those are used up they share the slots of others,
+/// because Open MPI 5.0 does not free the slot of a dead process. Processes are not bound, since a
+/// spawned one would be bound to the cores of others. If a whole node fails, SLURM requeues the
+/// job: the launcher of Open MPI 5.0 then ends with exit code 0.
 fn surviving(n_ranks: usize, train: &str) -> String {
     // A rank that gets the signal tells all others to stop, whereas the launcher would soon kill
     // them. The launcher's exit code may be that of a rank that was killed and replaced.

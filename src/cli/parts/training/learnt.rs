@@ -15,7 +15,8 @@ use crate::run::{Run, Trained};
 const N_SAMPLE: usize = 240;
 /// Approximate length of a token that is more than a byte, in characters.
 const TOKEN_CHARS: usize = 4;
-/// The most weights that a processor reads for this text, all of them once per token: some seconds.
+/// The most weights that a processor reads for this text, which is weights times tokens: some
+/// seconds.
 const MOST_WEIGHTS: usize = 10_000_000_000;
 
 /// The results of a trained model.
