@@ -1,72 +1,73 @@
-//! Devices that work on their own while their rank goes on.
+//! Devices that compute asynchronously, while their rank goes on.
 
 use super::{Device, Result};
 
-/// A copy to the host that is under way while the device works on.
+/// A copy from the device to the host, in progress while the device works on.
 pub trait Fetch: Send {
-    /// Whether it is there.
+    /// Returns true if the copy is complete.
     fn is_there(&mut self) -> Result<bool>;
 
-    /// Waits for it, and puts it behind what `into` holds.
+    /// Waits for the copy and appends its words to `into`.
     fn finish(self: Box<Self>, into: &mut Vec<f32>) -> Result<()>;
 }
 
-/// Where a device with several queues is, of two pieces of work that run beside each other.
+/// The order of two independent pieces of work, for a device with several queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Overlap {
-    /// The first piece comes next.
+    /// The next calls belong to the first piece.
     First,
-    /// The second piece comes next, and need not wait for the first one.
+    /// The next calls belong to the second piece, which need not wait for the first.
     Second,
-    /// What comes next waits for both.
+    /// The next calls wait for both pieces.
     Over,
 }
 
-/// The work of a device that works on its own, and tensors that ranks in one process hand each other. `T` is a tensor of
-/// the device.
+/// Asynchronous work, and the transfer of tensors between ranks in one process. `T` is the device's
+/// tensor type.
 pub trait Asynchronous<T> {
-    /// Begins a [`download_words`](Device::download_words) of a tensor as it is now, on devices on which this gains
-    /// time.
+    /// Begins a [`download_words`](Device::download_words) of the tensor as it is now. Returns
+    /// `None` on devices where an asynchronous copy saves no time.
     fn fetch(&self, _tensor: &T) -> Result<Option<Box<dyn Fetch>>> {
         Ok(None)
     }
 
-    /// Marks `tensor` as ready behind the work that was asked for so far, before it goes to another rank in this
-    /// process. A device that works on its own records an event.
+    /// Marks `tensor` as ready once the work requested so far is done, before it goes to another
+    /// rank in this process. An asynchronous device records an event.
     fn record_ready(&self, _tensor: &T) -> Result<()> {
         Ok(())
     }
 
-    /// Brings a tensor that another rank in this process made to this device, if it lies elsewhere.
+    /// Moves a tensor made by another rank in this process to this device, if it lies on another
+    /// one.
     fn import(&self, tensor: T) -> Result<T> {
         Ok(tensor)
     }
 
-    /// Makes work that is asked for from here on wait until a tensor of another rank is
+    /// Makes work requested from here on wait until a tensor of another rank is
     /// [ready](Asynchronous::record_ready).
     fn wait_ready(&self, _tensor: &T) -> Result<()> {
         Ok(())
     }
 
-    /// Begins everything that was asked of the device so far. The engine calls this before it waits for other ranks,
-    /// on devices that gather work before they begin it.
+    /// Begins all work requested of the device so far. The engine calls this before it waits for
+    /// other ranks, for devices that batch work before they begin it.
     fn flush(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Says of what is asked for next that it is a piece of work beside another one. Neither piece uses what the other makes. A
-    /// device that has one queue does one after the other.
+    /// Declares that the next calls are one of two pieces of work that may run concurrently.
+    /// Neither piece uses a result of the other. A device with one queue runs one after the other.
     fn overlap(&self, _: Overlap) -> Result<()> {
         Ok(())
     }
 }
 
-/// [`Asynchronous::record_ready`] of a device that has it.
+/// Calls [`Asynchronous::record_ready`] if the device is asynchronous.
 pub(crate) fn record_ready<D: Device>(device: &D, tensor: &D::Tensor) -> Result<()> {
     device.asynchronous().map_or(Ok(()), |device| device.record_ready(tensor))
 }
 
-/// [`Asynchronous::import`] of a device that has it.
+/// Calls [`Asynchronous::import`] if the device is asynchronous; otherwise returns the tensor.
 pub(crate) fn imported<D: Device>(device: &D, tensor: D::Tensor) -> Result<D::Tensor> {
     match device.asynchronous() {
         Some(device) => device.import(tensor),
@@ -74,12 +75,12 @@ pub(crate) fn imported<D: Device>(device: &D, tensor: D::Tensor) -> Result<D::Te
     }
 }
 
-/// [`Asynchronous::wait_ready`] of a device that has it.
+/// Calls [`Asynchronous::wait_ready`] if the device is asynchronous.
 pub(crate) fn wait_ready<D: Device>(device: &D, tensor: &D::Tensor) -> Result<()> {
     device.asynchronous().map_or(Ok(()), |device| device.wait_ready(tensor))
 }
 
-/// [`Asynchronous::flush`] of a device that has it.
+/// Calls [`Asynchronous::flush`] if the device is asynchronous.
 pub(crate) fn flush<D: Device>(device: &D) -> Result<()> {
     device.asynchronous().map_or(Ok(()), |device| device.flush())
 }

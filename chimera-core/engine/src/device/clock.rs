@@ -1,4 +1,4 @@
-//! Times of a device that works on its own, as it tells them itself.
+//! Timing of asynchronous devices, by their own clocks.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -8,53 +8,54 @@ use serde::Serialize;
 
 use super::Result;
 
-/// The clock of a device that works on its own.
+/// The clock of an asynchronous device.
 pub trait Clock: Send {
-    /// Marks this point of the work that was asked for so far. A device that fails to says so in
+    /// Marks this point in the work requested so far. Failures are reported by
     /// [`ages`](Clock::ages).
     fn mark(&mut self);
 
-    /// How many seconds ago the device came to each mark, in order. Waits for the last, and forgets them.
+    /// Returns how many seconds ago the device reached each mark, in order. Waits for the last
+    /// mark, then forgets all of them.
     fn ages(&mut self) -> Result<Vec<f64>>;
 
-    /// Whether the device can tell how long each of its kernels takes.
+    /// Returns true if the device can time its kernels.
     fn can_time_kernels(&self) -> bool {
         false
     }
 
-    /// Begins to time every kernel that the device is asked for, which takes some time of its own, or ends that. What was
-    /// timed before it begins is forgotten.
+    /// Turns timing of every kernel on or off. Timing has some overhead. Turning it on discards the
+    /// runs recorded before.
     fn time_kernels(&mut self, _is_on: bool) {}
 
-    /// The kernels that were timed, in order, and forgets them. They start before the moment of the last
-    /// [`ages`](Clock::ages), from which their starts are counted: these are negative.
+    /// Returns the timed kernels, in order, and forgets them. Their start times are relative to the
+    /// last call of [`ages`](Clock::ages), so they are negative.
     fn kernels(&mut self) -> Result<Vec<KernelRun>> {
         Ok(Vec::new())
     }
 
-    /// Opens a named range around what is asked for from here on, in the one that is open in this thread, for a profiler
-    /// that shows calls of the host.
+    /// Opens a named range around the work requested from here on, nested in this thread's open
+    /// range. Profilers that show calls of the host display it.
     fn begin_range(&mut self, _name: &dyn Display) {}
 
-    /// Closes the range that was opened last in this thread.
+    /// Closes the range that this thread opened last.
     fn end_range(&mut self) {}
 }
 
-/// What all runs of a kernel, or all products of one size, take together.
+/// Total time of all runs of a kernel, or of all products of one size.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct KernelTime {
     /// The kernel's name, or `product m x k x n`.
     pub name: String,
-    /// How many there were.
+    /// Number of runs.
     pub n: u64,
-    /// Seconds of all of them.
+    /// Total seconds.
     pub seconds: f64,
-    /// Floating-point operations of all of them, of products.
+    /// Total floating-point operations; counted for products only.
     pub flops: f64,
 }
 
 impl KernelTime {
-    /// Sums up runs by name, the longest sum first.
+    /// Adds up the runs by name, longest total first.
     pub fn sums<'r>(runs: impl IntoIterator<Item = &'r KernelRun>) -> Vec<KernelTime> {
         let mut by_name: HashMap<&str, KernelTime> = HashMap::new();
         for KernelRun { name, seconds, flops, .. } in runs {

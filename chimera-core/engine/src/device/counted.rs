@@ -1,8 +1,8 @@
 //! A device that computes nothing and counts the memory that its tensors would take.
 //!
-//! A stage runs on it as on any other, so whatever it holds at once is counted, be it kept for long or dropped a
-//! line later; no formula has to follow what the models do. What layers take is beside
-//! [`Layers`](crate::layers::Layers).
+//! A stage runs on it as on any other device. All memory that the stage holds at once is counted,
+//! whether kept for long or dropped a line later, so no formula has to follow the models. The
+//! memory that layers use is counted beside [`Layers`](crate::layers::Layers).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use super::{AdamW, Device, Products, Result, Sgd, Updated, WithMomentum};
 /// Bytes of an f32.
 pub(crate) const WIDE: u64 = 4;
 
-/// The device. Clones count together.
+/// The device. Clones share one count.
 #[derive(Clone, Debug)]
 pub struct Counted {
     used: Arc<Mutex<Used>>,
@@ -20,14 +20,14 @@ pub struct Counted {
     pub(crate) activation: u64,
 }
 
-/// Bytes, of which the largest models that settings allow have more than 64 bits count.
+/// Bytes in use. 128 bits, because the largest models that settings allow overflow 64.
 #[derive(Debug, Default)]
 struct Used {
     now: u128,
     peak: u128,
 }
 
-/// A tensor's extents, and the memory that it shares with clones and views.
+/// A tensor's shape, and the allocation that it shares with clones and views.
 #[derive(Clone, Debug)]
 pub struct Extents {
     pub(crate) shape: Vec<usize>,
@@ -38,25 +38,26 @@ pub struct Extents {
 #[derive(Debug)]
 struct Allocation {
     bytes: u64,
-    /// Of the activation that may be made of it.
+    /// Bytes of the activation that may be cast from it.
     bytes_cast: u64,
-    /// Whether an activation was made of it, which is kept beside it.
+    /// Whether an activation was cast from it, which is kept beside it.
     is_cast: AtomicBool,
     used: Arc<Mutex<Used>>,
 }
 
 impl Counted {
-    /// A device whose activations have so many bytes an element: 4, or 2 for bf16.
+    /// A device whose activations have elements of `activation` bytes: 4, or 2 for bf16.
     pub fn new(activation: u64) -> Counted {
         Counted { used: Arc::default(), activation }
     }
 
-    /// Bytes in use.
+    /// Bytes in use now.
     pub fn used(&self) -> u128 {
         of(&self.used).now
     }
 
-    /// The most bytes that are in use at once while `act` runs, beyond those before, and what it returns.
+    /// Runs `act`; returns the peak of the bytes in use meanwhile, beyond those in use before, and
+    /// the result of `act`.
     pub fn during<R>(&self, act: impl FnOnce() -> R) -> (u128, R) {
         let before = self.used();
         of(&self.used).peak = before;
@@ -80,12 +81,12 @@ impl Counted {
         self.of(shape, self.activation)
     }
 
-    /// Scratch memory of so many bytes.
+    /// Scratch memory of `bytes` bytes.
     pub(crate) fn scratch(&self, bytes: usize) -> Extents {
         self.of(&[bytes], 1)
     }
 
-    /// `x` as an activation, which is kept as long as `x` is.
+    /// Counts the cast of `x` to an activation, which is kept as long as `x` is.
     pub(crate) fn cast(&self, x: &Extents) {
         if x.element != self.activation && !x.memory.is_cast.swap(true, Ordering::Relaxed) {
             of(&self.used).add(x.memory.bytes_cast);
@@ -98,7 +99,7 @@ impl Extents {
         self.shape.iter().skip(1).product()
     }
 
-    /// Bytes of the activation that was made of it.
+    /// Bytes of the activation that was cast from it.
     pub fn cast_bytes(&self) -> u64 {
         if self.memory.is_cast.load(Ordering::Relaxed) { self.memory.bytes_cast } else { 0 }
     }
@@ -122,9 +123,10 @@ impl Drop for Allocation {
     }
 }
 
-/// Elements of what is cast, whose rows are filled up with zeros: bf16 has no fast products of an odd number.
+/// Elements of a cast tensor, including padding: bf16 has no fast products of an odd number of
+/// rows.
 fn padded(shape: &[usize]) -> u64 {
-    /// Rows come in so many.
+    /// Rows are padded to a multiple of this.
     const ROWS: usize = 8;
     let (rows, row) = shape.split_first().unwrap_or((&1, &[]));
     rows.next_multiple_of(ROWS) as u64 * elements(row)
@@ -145,7 +147,7 @@ impl Device for Counted {
         Ok(self.of(shape, WIDE))
     }
 
-    /// Zeros: there are no numbers.
+    /// Returns zeros: the device keeps no numbers.
     fn download(&self, tensor: &Extents) -> Result<Vec<f32>> {
         Ok(vec![0.0; elements(&tensor.shape) as usize])
     }

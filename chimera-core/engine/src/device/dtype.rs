@@ -1,15 +1,15 @@
 //! The type of a tensor's elements.
 
-/// The type of a tensor's elements, and how they lie in words of four bytes, which messages are made of.
+/// The type of a tensor's elements, and their layout in words of four bytes, the unit of messages.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Dtype {
     /// IEEE 754 single precision, one to a word.
     #[default]
     F32,
-    /// The upper half of a single-precision number, two to a word, the first in the lower half.
+    /// The upper half of an f32, two elements to a word, the first one in the lower half.
     Bf16,
-    /// IEEE 754 double precision, two words each, the lower half first.
+    /// IEEE 754 double precision, two words to an element, the lower half first.
     F64,
 }
 
@@ -22,12 +22,12 @@ impl Dtype {
         Dtype::CODES.iter().find(|(_, dtype)| *dtype == self).map_or(0, |(code, _)| *code)
     }
 
-    /// Type of a code, if there is one.
+    /// Returns the type with this code, if there is one.
     pub fn from_code(code: u16) -> Option<Dtype> {
         Dtype::CODES.iter().find(|(known, _)| *known == code).map(|(_, dtype)| *dtype)
     }
 
-    /// Words that hold `n_elements`, if they can be counted.
+    /// Number of words that hold `n_elements`; `None` if it overflows.
     pub fn n_words(self, n_elements: usize) -> Option<usize> {
         match self {
             Dtype::F32 => Some(n_elements),
@@ -36,7 +36,7 @@ impl Dtype {
         }
     }
 
-    /// Bytes of `n_elements`.
+    /// Number of bytes of `n_elements`.
     pub fn n_bytes(self, n_elements: usize) -> usize {
         match self {
             Dtype::F32 => 4 * n_elements,
@@ -45,10 +45,11 @@ impl Dtype {
         }
     }
 
-    /// Whether all elements in words are finite. It takes many at once: no branch depends on an element.
+    /// Returns true if all elements in `words` are finite. No branch depends on an element, so the
+    /// loop vectorizes.
     pub fn is_finite(self, words: &[f32]) -> bool {
         const SIGN: u32 = 1 << 31;
-        // One more makes an exponent of ones overflow into the sign.
+        // Adding one to an exponent of all ones overflows into the sign.
         let overflow =
             |bits: u32, mantissa_digits: u32| (bits & !SIGN) + (1 << (mantissa_digits - 1));
         let single = |word: &f32| overflow(word.to_bits(), f32::MANTISSA_DIGITS);
@@ -68,7 +69,8 @@ impl Dtype {
         overflows & SIGN == 0
     }
 
-    /// Words that hold the bytes of elements in the order of this machine; a last half word is filled up.
+    /// Packs the bytes of elements, in this machine's byte order, into words; pads the last word
+    /// with zeros.
     pub fn words(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
         bytes.chunks(WORD).map(|chunk| {
             let mut word = [0; WORD];
@@ -77,7 +79,7 @@ impl Dtype {
         })
     }
 
-    /// Words that hold values of f32: to the nearest of what the type has.
+    /// Packs f32 values into words, rounding each to the nearest value of the type.
     pub fn of_f32(self, values: Vec<f32>) -> Vec<f32> {
         match self {
             Dtype::F32 => values,
@@ -86,7 +88,7 @@ impl Dtype {
         }
     }
 
-    /// The first `n_elements` of words, as f32.
+    /// Unpacks the first `n_elements` of `words` as f32.
     pub fn to_f32(self, words: Vec<f32>, n_elements: usize) -> Vec<f32> {
         let mut values: Vec<f32> = match self {
             Dtype::F32 => words,
@@ -98,22 +100,22 @@ impl Dtype {
     }
 }
 
-/// Elements of a tensor on the host, row-major, as words of their type.
+/// Elements of a tensor on the host, row-major, packed into words.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Elements {
     /// Type of the elements.
     pub dtype: Dtype,
-    /// Words that hold them.
+    /// The words that hold them.
     pub words: Vec<f32>,
 }
 
 impl Elements {
-    /// The elements as f32, of which there are `n`.
+    /// Returns the `n` elements as f32.
     pub fn to_f32(self, n: usize) -> Vec<f32> {
         self.dtype.to_f32(self.words, n)
     }
 
-    /// The elements as f64, of which there are `n`: of every type to the bit.
+    /// Returns the `n` elements as f64, exactly for every type.
     pub fn to_f64(self, n: usize) -> Vec<f64> {
         match self.dtype {
             Dtype::F64 => self.words.as_chunks().0.iter().map(|pair| double(*pair)).collect(),
@@ -121,7 +123,7 @@ impl Elements {
         }
     }
 
-    /// Values as elements of f64 where that is asked for, else rounded to f32.
+    /// Stores values exactly if `dtype` is f64; otherwise rounds them to f32.
     pub fn of_f64(dtype: Dtype, values: &[f64]) -> Elements {
         match dtype {
             Dtype::F64 => {
@@ -146,13 +148,13 @@ impl From<Vec<f32>> for Elements {
 /// Bytes of a word.
 const WORD: usize = size_of::<f32>();
 
-/// A word of one or two numbers, rounded to their upper halves: to the nearest, of two to the even one.
+/// A word of one or two numbers, rounded to bf16: to nearest, ties to even.
 fn rounded_halves(values: &[f32]) -> f32 {
     let upper = |value: &f32| {
         let bits = value.to_bits();
         let is_even = bits >> u16::BITS & 1;
         let nearest = bits.wrapping_add(0x7FFF + is_even) >> u16::BITS;
-        // Rounding could make an infinity of what is not a number.
+        // Rounding could turn a NaN into an infinity.
         let quiet = bits >> u16::BITS | 1 << 6;
         if value.is_nan() { quiet } else { nearest }
     };
@@ -179,7 +181,7 @@ mod tests {
         assert_eq!(Dtype::from_code(3), None);
     }
 
-    /// The words are little-endian, as all machines that this is built for are.
+    /// The words are little-endian, as are all machines that this is built for.
     #[test]
     fn words_hold_elements() {
         let exact = [1.5f32, -0.25, 3.0];

@@ -1,4 +1,4 @@
-//! What goes wrong on a device.
+//! Errors of devices.
 
 use std::fmt;
 
@@ -6,18 +6,18 @@ use chimera_schedule::ids::Rank;
 
 use crate::fault::{Class, Fault};
 
-/// What went wrong on a device.
+/// An error of a device.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// The device has no memory left.
+    /// The device is out of memory.
     #[error("out of memory on {device}: {} for {what}", asked(.asked_bytes))]
     OutOfMemory {
         /// The device, in words.
         device: String,
         /// What the memory was for.
         what: String,
-        /// How much was asked for; 0 if the device does not say.
+        /// Bytes requested; 0 if the device does not report it.
         asked_bytes: u64,
     },
     /// The device or its library reported a failure.
@@ -27,20 +27,21 @@ pub enum DeviceError {
         device: String,
         /// The operation.
         op: &'static str,
-        /// What the library said.
+        /// The library's message.
         reason: String,
     },
-    /// A file failed to which the device moves what does not fit into its memory.
+    /// Failed to access a file to which the device offloads tensors that do not fit into its
+    /// memory.
     #[error("{op} failed on {device}: {reason}")]
     File {
         /// The device, in words.
         device: String,
         /// The operation.
         op: &'static str,
-        /// What the system said.
+        /// The system's message.
         reason: String,
     },
-    /// Something else went wrong, which says itself what and where.
+    /// Any other error, with a message that stands on its own.
     #[error("{0}")]
     Other(String),
 }
@@ -49,7 +50,7 @@ fn asked(bytes: &u64) -> String {
     if *bytes == 0 { "no room".into() } else { format!("{bytes} bytes asked") }
 }
 
-/// What goes wrong on the device in a caller's function goes on as a fault, whose rank the engine fills in.
+/// Turns a device error in a caller's function into a fault; the engine fills in its rank.
 impl From<DeviceError> for Fault {
     fn from(error: DeviceError) -> Fault {
         error.into_fault(Rank(0))
@@ -57,7 +58,7 @@ impl From<DeviceError> for Fault {
 }
 
 impl DeviceError {
-    /// Any other error, such as that of the framework in which a stage is written.
+    /// Wraps any other error, such as one of the framework in which a stage is written.
     ///
     /// ```
     /// use chimera_engine::device::DeviceError;
@@ -69,12 +70,12 @@ impl DeviceError {
         DeviceError::Other(error.to_string())
     }
 
-    /// What ends a run, as `rank` sees it.
+    /// Returns the fault that ends the run, as seen by `rank`.
     pub fn into_fault(self, rank: Rank) -> Fault {
         Fault::new(self.class(), rank, self.to_string())
     }
 
-    /// What kind of failure it is.
+    /// Returns the class of the failure.
     pub fn class(&self) -> Class {
         match self {
             DeviceError::OutOfMemory { .. } => Class::OutOfMemory,
@@ -84,5 +85,5 @@ impl DeviceError {
     }
 }
 
-/// What every function of a device returns.
+/// The result of every function of a device.
 pub type Result<T> = std::result::Result<T, DeviceError>;

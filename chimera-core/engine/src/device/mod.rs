@@ -1,7 +1,9 @@
-//! What a device must be able to do for the engine: keep tensors, move them, add them and update weights.
+//! The functions that the engine needs of a device: keep tensors, move them, add them and update
+//! weights.
 //!
-//! The engine, reductions, checkpoints and transports ask for [`Device`] alone, so a framework that brings stages of
-//! its own implements nothing else. What the models here compute with is [`Layers`](crate::layers::Layers), above it.
+//! The engine, reductions, checkpoints and transports use only [`Device`], so a framework that
+//! brings its own stages implements nothing else. The models in this repository compute with
+//! [`Layers`](crate::layers::Layers), which extends it.
 //!
 //! Conventions, for all functions:
 //! - Tensors are row-major. An extent may be 0.
@@ -10,8 +12,8 @@
 //! - Results are deterministic: the same call with the same bits gives the same bits.
 //! - Shapes are checked by the callers in this crate; a wrong one is a bug and may panic.
 //!
-//! [`mod@reference`] is the slow, clear implementation in f64, the oracle of every backend;
-//! [`conformance`] is the suite that every backend calls. [`Counted`] computes nothing: it counts memory.
+//! [`mod@reference`] is a slow and clear implementation in f64, the oracle of every backend;
+//! [`conformance`] is the test suite for backends. [`Counted`] computes nothing and counts memory.
 
 mod asynchronous;
 mod clock;
@@ -34,18 +36,18 @@ pub(crate) use on_host::update_on_host;
 pub use optimizers::{AdamW, Sgd, Updated, WithMomentum};
 use reference::Reference;
 
-/// Brings tensors back to the memory of the device that moved them out.
+/// Brings offloaded tensors back to the memory of the device.
 pub type Reload<D> = Box<dyn FnOnce(&D) -> Result<Vec<<D as Device>::Tensor>> + Send>;
 
-/// Memory, sums and updates of weights, see the [module](self).
+/// Memory, sums and weight updates of a device; see the [module](self) for conventions.
 ///
-/// The first ten functions and the type are required. Each of the others has a default, for devices that gain
-/// nothing by it.
+/// The tensor type and the first ten functions are required. The others have defaults, which a
+/// device overrides if it gains by it.
 pub trait Device: Clone + Send + Sync + 'static {
     /// A tensor in the device's memory. Clones share that memory.
     type Tensor: Clone + Send + Sync + 'static;
 
-    /// The device, in words.
+    /// Name of the device, for logs and errors.
     fn name(&self) -> String;
 
     /// Copies `data`, row-major, to the device.
@@ -57,109 +59,116 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// A tensor of zeros, with memory of its own.
     fn zeros(&self, shape: &[usize]) -> Result<Self::Tensor>;
 
-    /// The extents of a tensor.
+    /// The shape of a tensor.
     fn shape(&self, tensor: &Self::Tensor) -> Vec<usize>;
 
-    /// The rows `start .. start + len` of the first dimension; they may share memory with the tensor.
+    /// The rows `start .. start + len` along the first dimension; they may share memory with the
+    /// tensor.
     fn rows(&self, tensor: &Self::Tensor, start: usize, len: usize) -> Result<Self::Tensor>;
 
-    /// The elements of a tensor in other extents, as many; it may share memory with the tensor.
+    /// The tensor with another shape of as many elements; it may share memory with the tensor.
     fn reshape(&self, tensor: &Self::Tensor, shape: &[usize]) -> Result<Self::Tensor>;
 
-    /// The rows of some tensors, at least one and as wide as each other, one below the other, with memory of their
-    /// own.
+    /// Concatenates tensors along the first dimension, into memory of its own. There is at least
+    /// one, and all have equal widths.
     fn join(&self, tensors: &[&Self::Tensor]) -> Result<Self::Tensor>;
 
     /// `into += x`, element by element.
     fn accumulate(&self, into: &mut Self::Tensor, x: &Self::Tensor) -> Result<()>;
 
-    /// The sums of squares of some tensors: `[tensors.len()]`. Not finite if any element of a tensor is not. The
-    /// bits of each are its tensor's alone, whatever the others are.
+    /// The sum of squares of each tensor, as a tensor of shape `[tensors.len()]`. A sum is not
+    /// finite if any element of its tensor is not. The bits of each sum depend only on its own
+    /// tensor.
     fn squared_norms(&self, tensors: &[&Self::Tensor]) -> Result<Self::Tensor>;
 
-    /// One AdamW update of each tensor, on the host in f64 unless the device has its own. The bits of each tensor are
-    /// its own, whatever the others are; so with the optimizers below.
+    /// One AdamW update of each tensor; by default on the host, in f64. The bits of each tensor do
+    /// not depend on the other tensors; this holds for the other optimizers too.
     fn adamw(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()> {
         on_host::update(self, tensors, |tensors| Reference.adamw(tensors, by))
     }
 
-    /// One LAMB update of each tensor, whole ones: the norm of each sets the length of its step.
+    /// One LAMB update of each tensor. The tensors must be whole, since the step length depends on
+    /// the norm of each.
     fn lamb(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()> {
         on_host::update(self, tensors, |tensors| Reference.lamb(tensors, by))
     }
 
-    /// One update of each tensor by gradient descent, with the momentum `m`.
+    /// One update of each tensor by gradient descent with momentum `m`.
     fn sgd(&self, tensors: &mut [WithMomentum<'_, Self::Tensor>], by: &Sgd) -> Result<()> {
         on_host::sgd(self, tensors, by)
     }
 
-    /// Whether a number of f32 keeps all its digits on the device, as weights and the optimizer's state need. One is copied there
-    /// and back, which waits for the device: one that knows has its own.
+    /// Returns true if an f32 keeps all its digits on the device, as weights and optimizer state
+    /// need. The default copies a number there and back, which waits for the device; devices that
+    /// know the answer override it.
     fn keeps_f32(&self) -> Result<bool> {
         let number = [f32::from_bits(0x3F80_3F81)];
         Ok(self.download(&self.upload(&[1], &number)?)? == number)
     }
 
-    /// Bytes of the elements of a tensor: four of each, unless the device says otherwise.
+    /// Bytes of a tensor's elements; by default four per element.
     fn bytes(&self, tensor: &Self::Tensor) -> u64 {
         4 * self.shape(tensor).iter().product::<usize>() as u64
     }
 
-    /// Type of a tensor's elements, in which messages between processes carry it.
+    /// Type of a tensor's elements, in which messages between processes carry them.
     fn dtype(&self, _tensor: &Self::Tensor) -> Dtype {
         Dtype::F32
     }
 
-    /// Copies the elements of a tensor to the host as words of its [`Dtype`], behind what `into` holds. A device of
-    /// more types than f32 has its own.
+    /// Copies the elements of a tensor to the host as words of its [`Dtype`], appended to `into`.
+    /// Devices with types other than f32 override it.
     fn download_words(&self, tensor: &Self::Tensor, into: &mut Vec<f32>) -> Result<()> {
         self.download_into(tensor, into)
     }
 
-    /// A tensor of words that another rank downloaded; its elements may become f32 here.
+    /// Makes a tensor of words that another rank downloaded. Its elements may become f32 here.
     fn upload_words(&self, shape: &[usize], dtype: Dtype, words: Vec<f32>) -> Result<Self::Tensor> {
         self.upload_vec(shape, dtype.to_f32(words, shape.iter().product()))
     }
 
-    /// [`upload`](Device::upload) of values that may be kept, for devices whose memory is the host's.
+    /// [`upload`](Device::upload) of a vector that the device may keep, for devices in host memory.
     fn upload_vec(&self, shape: &[usize], data: Vec<f32>) -> Result<Self::Tensor> {
         self.upload(shape, &data)
     }
 
-    /// [`download`](Device::download) behind what `into` holds, for devices that can write there at once.
+    /// [`download`](Device::download), appended to `into`; for devices that can write there
+    /// directly.
     fn download_into(&self, tensor: &Self::Tensor, into: &mut Vec<f32>) -> Result<()> {
         into.extend(self.download(tensor)?);
         Ok(())
     }
 
-    /// The device, if it multiplies matrices for optimizers, which some of them need.
+    /// The device's matrix products, which some optimizers need; `None` if it has none.
     fn products(&self) -> Option<&dyn Products<Self::Tensor>> {
         None
     }
 
-    /// The elements of several tensors in their own types, for devices that can be waited for once.
+    /// Downloads several tensors in their own types; a device can override it to wait only once.
     fn download_all(&self, tensors: &[&Self::Tensor]) -> Result<Vec<Elements>> {
         on_host::download_all(self, tensors)
     }
 
-    /// Moves tensors out of the device's memory, until what is returned brings them back, to the bit: to the memory of the
-    /// host, in the types of their elements. A device whose memory that is has another place for them.
+    /// Moves tensors out of the device's memory until the returned function brings them back, bit
+    /// for bit. The default keeps them in host memory, in their own types. A device whose memory is
+    /// the host's offloads elsewhere.
     fn offload(&self, tensors: Vec<Self::Tensor>) -> Result<Reload<Self>> {
         on_host::offload(self, tensors)
     }
 
-    /// The device, if it works on its own while its rank goes on, or has memory that other ranks do not read.
+    /// The device's asynchronous functions, if it works while its rank goes on, or has memory that
+    /// other ranks cannot read.
     fn asynchronous(&self) -> Option<&dyn Asynchronous<Self::Tensor>> {
         None
     }
 
-    /// A clock, of devices whose functions return before their work is done.
+    /// A clock, for devices whose functions return before their work is done.
     fn clock(&self) -> Result<Option<Box<dyn Clock>>> {
         Ok(None)
     }
 }
 
-/// Products of matrices for optimizers. `T` is a tensor of the device.
+/// Matrix products for optimizers. `T` is the device's tensor type.
 pub trait Products<T> {
     /// `a bᵀ` of the matrices `a` `[m, k]` and `b` `[n, k]`.
     fn product(&self, a: &T, b: &T) -> Result<T>;
@@ -168,7 +177,7 @@ pub trait Products<T> {
 /// The [`Products`] of `device`.
 ///
 /// # Errors
-/// If it has none.
+/// If the device has none.
 pub(crate) fn products_of<D: Device>(device: &D) -> Result<&dyn Products<D::Tensor>> {
     device.products().ok_or_else(|| {
         let reason = "the device has no products of matrices".into();

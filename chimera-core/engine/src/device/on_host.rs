@@ -1,11 +1,11 @@
-//! The host's memory as a place for tensors, and updates of weights there, for devices without functions of their own.
+//! Weight updates and offloading in host memory, for devices without functions of their own.
 
 use std::iter::once;
 
 use super::reference::{Reference, Tensor};
 use super::{Device, DeviceError, Elements, Reload, Result, Sgd, Updated, WithMomentum};
 
-/// Updates tensors with two moments by what the reference, which computes in f64, does with their values.
+/// Updates tensors with two moments on the host, by a function of the f64 reference.
 pub(super) fn update<D: Device>(
     device: &D,
     tensors: &mut [Updated<'_, D::Tensor>],
@@ -19,7 +19,7 @@ pub(super) fn update<D: Device>(
     })
 }
 
-/// Updates tensors with a momentum by the gradient descent of the reference, which computes in f64.
+/// Updates tensors with a momentum on the host, by the gradient descent of the f64 reference.
 pub(super) fn sgd<D: Device>(
     device: &D,
     tensors: &mut [WithMomentum<'_, D::Tensor>],
@@ -33,7 +33,8 @@ pub(super) fn sgd<D: Device>(
     })
 }
 
-/// Updates a tensor and the state beside it, which are of one shape, by what `update` does with their values.
+/// Updates a tensor and its optimizer state, all of one shape, by applying `update` to their
+/// values.
 pub(crate) fn update_on_host<D: Device>(
     device: &D,
     weights: &mut D::Tensor,
@@ -58,7 +59,7 @@ pub(crate) fn update_on_host<D: Device>(
     Ok(())
 }
 
-/// The elements of several tensors, one after the other.
+/// Downloads several tensors, one after the other.
 pub(super) fn download_all<D: Device>(device: &D, tensors: &[&D::Tensor]) -> Result<Vec<Elements>> {
     let elements = |tensor: &&D::Tensor| {
         let mut words = Vec::new();
@@ -68,7 +69,7 @@ pub(super) fn download_all<D: Device>(device: &D, tensors: &[&D::Tensor]) -> Res
     tensors.iter().map(elements).collect()
 }
 
-/// Moves tensors to the memory of the host, in the types of their elements.
+/// Moves tensors to host memory, in their own types.
 pub(super) fn offload<D: Device>(device: &D, tensors: Vec<D::Tensor>) -> Result<Reload<D>> {
     let shapes: Vec<Vec<usize>> = tensors.iter().map(|tensor| device.shape(tensor)).collect();
     let elements = device.download_all(&tensors.iter().collect::<Vec<_>>())?;

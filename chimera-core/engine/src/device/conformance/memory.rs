@@ -1,4 +1,4 @@
-//! Memory: where careless sharing shows.
+//! Memory: cases that fail if tensors share memory by mistake.
 
 use super::trials::{Trials, is_same, trial};
 use super::{EMPTY, LARGE, Outcome, SHAPES};
@@ -43,7 +43,7 @@ pub(super) fn reshape<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     ] {
         let x = trials.normal(from);
         trial!(trials, format!("to {to:?} from"), [x], [], |device| [device.reshape(x, to)?]);
-        // Of rows, and what comes of it is added to.
+        // The operand is itself a view of rows, and the result is accumulated into.
         trial!(trials, format!("rows, to {to:?} from"), [x], [], |device| {
             let joined = device.join(&[x, x])?;
             let second = device.rows(&joined, from[0], from[0])?;
@@ -60,7 +60,7 @@ pub(super) fn join<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     for rest in [&[][..], &[1], &[7], &[3, 5], &[1031]] {
         let [a, b, c] = [1, 5, 64].map(|n| trials.normal(&[&[n][..], rest].concat()));
         trial!(trials, "three", [a, b, c], [], |device| [device.join(&[a, b, c])?]);
-        // Of one as of many: memory of its own, with the same bits.
+        // Joining one tensor copies too: the result has memory of its own, with the same bits.
         trial!(trials, "one, added to", [c], [], |device| {
             let mut joined = device.join(&[c])?;
             device.accumulate(&mut joined, c)?;

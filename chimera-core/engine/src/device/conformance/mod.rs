@@ -1,4 +1,5 @@
-//! The suite that every implementation of [`Device`] calls, ours or a third party's.
+//! The conformance suite for every implementation of [`Device`], in this repository or a third
+//! party's.
 //!
 //! ```
 //! use chimera_engine::device::{conformance, reference::Reference};
@@ -6,9 +7,10 @@
 //! conformance::run(&Reference, 1e-6);
 //! ```
 //!
-//! A case tries one function on several shapes, empty, odd and large ones among them, with random operands of f32
-//! precision, against the [`reference`](super::reference) on the same operands. Each trial is made with operands in
-//! memory of their own and with operands that are [`rows`](Device::rows) of larger tensors, twice each, and must
+//! Each case tries one function on several shapes, including empty, odd and large ones, with random
+//! operands of f32 precision, and compares it with the [`reference`](super::reference) on the same
+//! operands. Each trial runs twice with operands in memory of their own, and twice with operands
+//! that are [`rows`](Device::rows) of larger tensors. It must
 //! - agree with the reference, in shape and within a tolerance;
 //! - give the same bits both times;
 //! - add to accumulators, which do not start at zero;
@@ -26,15 +28,15 @@ use trials::Trials;
 
 use super::{Device, DeviceError};
 
-/// Tries every case.
+/// Runs every case.
 ///
 /// # Panics
-/// If any fails or its relative error exceeds `tolerance`, with all that do.
+/// If any case fails or its relative error exceeds `tolerance`; the message lists all of them.
 pub fn run<D: Device>(device: &D, tolerance: f64) {
     run_cases(device, cases(), tolerance, |x| x);
 }
 
-/// One case per function that the engine uses.
+/// Returns the cases, one for each function that the engine uses.
 pub fn cases<D: Device>() -> Vec<Case<D>> {
     let table: [(&'static str, fn(&mut Trials<'_, D>) -> Outcome); 18] = [
         ("upload", transfers::upload),
@@ -59,10 +61,10 @@ pub fn cases<D: Device>() -> Vec<Case<D>> {
     table.into_iter().map(|(name, trials)| Case { name, trials }).collect()
 }
 
-/// Tries these cases on operands that `round` was applied to.
+/// Runs these cases on operands that `round` was applied to.
 ///
 /// # Panics
-/// If any fails or its relative error exceeds `tolerance`, with all that do.
+/// If any case fails or its relative error exceeds `tolerance`; the message lists all of them.
 pub(crate) fn run_cases<D: Device>(
     device: &D,
     cases: Vec<Case<D>>,
@@ -83,16 +85,16 @@ pub(crate) fn run_cases<D: Device>(
     );
 }
 
-/// The trials of one function.
+/// The trials of one function of a device.
 pub struct Case<D: Device> {
-    /// The function.
+    /// Name of the function.
     pub name: &'static str,
     pub(crate) trials: fn(&mut Trials<'_, D>) -> Outcome,
 }
 
 impl<D: Device> Case<D> {
-    /// Makes all trials, up to the first failure, on operands that `round` was applied to. They are the
-    /// same each time.
+    /// Runs all trials, up to the first failure, on operands that `round` was applied to. The
+    /// operands are the same each time.
     pub fn check(&self, device: &D, round: fn(f32) -> f32) -> Result<Worst, Failure> {
         let mut trials = Trials::begin(device, round);
         (self.trials)(&mut trials)?;
@@ -100,13 +102,14 @@ impl<D: Device> Case<D> {
     }
 }
 
-/// The result of a case that lies farthest from the reference.
+/// The result of a case with the largest error.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Worst {
-    /// The largest difference of any element, over the largest magnitude in the reference's tensor. So
-    /// a tensor that should be all zeros must be. Infinite if an element is not finite.
+    /// The largest difference of any element, divided by the largest magnitude in the reference's
+    /// tensor. A tensor that should be all zeros must therefore be exactly zero. Infinite if an
+    /// element is not finite.
     pub error: f64,
-    /// Which result, on which operands.
+    /// The result and its operands, in words.
     pub at: String,
 }
 
@@ -122,30 +125,30 @@ impl fmt::Display for Worst {
 
 pub(crate) type Outcome = Result<(), Failure>;
 
-/// Why a case has no relative error.
+/// The reason that a case has no relative error.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The device gave up.
+    /// The device returned an error.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A rule other than accuracy does not hold.
     #[error("{at}: {what}")]
     Broken {
-        /// On which operands.
+        /// The operands, in words.
         at: String,
         /// What was seen.
         what: String,
     },
 }
 
-/// Extents of everything that has no more structure: one element, odd numbers, more than any tile.
+/// Shapes of operands without further structure: one element, odd numbers, more than any tile.
 pub(crate) const SHAPES: [&[usize]; 7] =
     [&[1], &[7], &[1027], &[1, 1], &[1, 130], &[5, 3], &[130, 257]];
 
-/// Extents of what a device may find no work in.
+/// Shapes without elements, for which a device may have nothing to do.
 const EMPTY: [&[usize]; 3] = [&[0], &[0, 3], &[3, 0]];
 
-/// Extents of a large tensor: more than 2^20 elements, and two primes.
+/// Shape of a large tensor: more than 2^20 elements, and two primes.
 const LARGE: &[usize] = &[1031, 1033];
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
-//! Updates of weights, several in a row.
+//! Weight updates, several in a row.
 
 use super::trials::{Trials, f32s, is_same, trial};
 use super::{EMPTY, Outcome, SHAPES};
 use crate::device::reference::Tensor;
 use crate::device::{AdamW, Device, Result, Sgd, Updated, WithMomentum, products_of};
 
-/// The last one is large enough for a norm in one f32 to lose digits.
+/// Shapes of updated tensors. The last one is large enough for a norm in a single f32 to lose
+/// digits.
 fn updated_shapes() -> Vec<&'static [usize]> {
     [&SHAPES[..], &EMPTY, &[&[501, 257]]].concat()
 }
@@ -30,7 +31,7 @@ pub(super) fn adamw<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     })
 }
 
-/// From weights that are zero too, whose norm is no measure of a step.
+/// Includes zero weights, for which the trust ratio is 1.
 pub(super) fn lamb<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     for shape in updated_shapes() {
         for (eps, weight_decay) in [(1e-6, 0.1), (1e-2, 0.0)] {
@@ -90,7 +91,7 @@ pub(super) fn sgd<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     })
 }
 
-/// Of devices that have products.
+/// Runs only on devices that have products.
 pub(super) fn product<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     if trials.device.products().is_none() {
         return Ok(());
@@ -102,8 +103,8 @@ pub(super) fn product<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     Ok(())
 }
 
-/// Tensors that are updated at once get the bits that each gets alone. `update` takes the weights, the gradient
-/// and `n_moments` moments of each.
+/// Checks that tensors updated together get the same bits as when each is updated alone. `update`
+/// takes the weights, the gradient and `n_moments` moments of each tensor.
 fn together<D: Device>(
     trials: &mut Trials<'_, D>,
     n_moments: usize,

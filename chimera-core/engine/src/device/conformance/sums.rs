@@ -19,7 +19,7 @@ pub(super) fn squared_norms<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     let device = trials.device;
     let none = device.shape(&device.squared_norms(&[])?);
     trials.require(none == [0], "no tensors", &format!("the result has shape {none:?}"))?;
-    // The last one is large enough for a sum in one f32 to lose digits.
+    // The last one is large enough for a sum in a single f32 to lose digits.
     let shapes = [&SHAPES[..], &EMPTY, &[LARGE]].concat();
     for shape in &shapes {
         let x = trials.normal(shape);

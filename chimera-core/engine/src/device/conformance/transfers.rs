@@ -1,4 +1,4 @@
-//! Between host and device, and between ranks.
+//! Transfers between host and device, and between ranks.
 
 use super::trials::{Trials, f32s, is_same};
 use super::{EMPTY, LARGE, Outcome};
@@ -6,7 +6,7 @@ use crate::device::{
     Device, DeviceError, Reload, Result, flush, imported, record_ready, wait_ready,
 };
 
-/// Extents of tensors that are copied.
+/// Shapes of tensors that are copied.
 const COPIED: [&[usize]; 4] = [&[1], &[33], &[5, 3], LARGE];
 
 pub(super) fn upload<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
@@ -31,7 +31,7 @@ pub(super) fn upload<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     Ok(())
 }
 
-/// Copies are put behind what is there; those of rows and of empty tensors too.
+/// Copies are appended to the words that are there, including copies of rows and of empty tensors.
 pub(super) fn download_into<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     let device = trials.device;
     let data = f32s(&trials.normal(&[11, 7]));
@@ -60,7 +60,7 @@ pub(super) fn download_all<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     trials.require(same, "several tensors", "other bits than those of each")
 }
 
-/// Rows of a tensor that go as words of their type come back.
+/// Rows of a tensor that are downloaded as words of their type can be uploaded again.
 pub(super) fn words<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     let device = trials.device;
     let data = f32s(&trials.normal(&[11, 7]));
@@ -81,7 +81,7 @@ pub(super) fn words<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     Ok(())
 }
 
-/// Tensors that are moved out of the device's memory come back, whichever go first.
+/// Offloaded tensors come back, in any order.
 pub(super) fn offload<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     let device = trials.device;
     for shape in [&COPIED[..], &EMPTY].concat() {
@@ -100,7 +100,7 @@ pub(super) fn offload<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     })
 }
 
-/// Moves two tensors out and back, and again while others are out.
+/// Offloads and reloads two tensors, and again while others are offloaded.
 fn comes_back<D: Device>(
     trials: &mut Trials<'_, D>,
     at: &str,
@@ -125,7 +125,7 @@ fn comes_back<D: Device>(
     Ok(())
 }
 
-/// A copy under way is of the tensor as it was when the copy began.
+/// A fetch copies the tensor as it was when the fetch began.
 pub(super) fn fetch<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     let device = trials.device;
     for shape in [&COPIED[..], &EMPTY].concat() {
@@ -149,7 +149,7 @@ pub(super) fn fetch<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     Ok(())
 }
 
-/// A tensor is added to on another thread, and comes back.
+/// A tensor is accumulated into on another thread, and comes back.
 pub(super) fn import<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     let device = trials.device;
     for shape in [&COPIED[..], &EMPTY].concat() {
@@ -172,7 +172,7 @@ pub(super) fn import<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     Ok(())
 }
 
-/// Twice a tensor of another rank, to be given away.
+/// Returns twice a tensor of another rank, ready to be passed on.
 fn doubled<D: Device>(device: &D, tensor: D::Tensor) -> Result<D::Tensor> {
     let tensor = imported(device, tensor)?;
     wait_ready(device, &tensor)?;
@@ -183,7 +183,7 @@ fn doubled<D: Device>(device: &D, tensor: D::Tensor) -> Result<D::Tensor> {
     Ok(sum)
 }
 
-/// Marks come in order, each once.
+/// Marks are reached in order, each once.
 pub(super) fn clock<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     let device = trials.device;
     let Some(mut clock) = device.clock()? else { return Ok(()) };

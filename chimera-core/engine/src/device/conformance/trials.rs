@@ -1,4 +1,4 @@
-//! One call of a function on a device and on the reference, and what is compared.
+//! One call of a function on a device and on the reference, and the comparison of both.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -8,17 +8,18 @@ use super::{Failure, Outcome, Worst};
 use crate::device::reference::{Reference, Tensor};
 use crate::device::{Device, Result};
 
-/// A case under way. Host tensors hold values that f32 has exactly.
+/// The state of a running case. Host tensors hold values that f32 represents exactly.
 pub(crate) struct Trials<'k, D: Device> {
     pub(crate) device: &'k D,
-    /// What operands are made to hold.
+    /// Rounding applied to the elements of operands.
     round: fn(f32) -> f32,
     rng: ChaCha8Rng,
     pub(crate) worst: Worst,
 }
 
-/// `trial!(trials, "label", [operands], [accumulators], |device| results)`: the host tensors so named
-/// are, in the last part, tensors of the device under trial and then of the reference.
+/// `trial!(trials, "label", [operands], [accumulators], |device| results)`: in `results` the names
+/// of the operands and accumulators stand for tensors of the tested device, and then for tensors of
+/// the reference.
 macro_rules! trial {
     ($trials:expr, $label:expr, [$($x:ident),*], [$($into:ident),*], |$device:ident| $results:expr) => {
         $trials.compare(
@@ -37,7 +38,7 @@ impl<'k, D: Device> Trials<'k, D> {
         Trials { device, round, rng: ChaCha8Rng::seed_from_u64(0), worst: Worst::default() }
     }
 
-    /// Standard normal elements.
+    /// Draws standard normal elements.
     pub(crate) fn normal(&mut self, shape: &[usize]) -> Tensor {
         self.draw(shape, |rng| rng.sample(StandardNormal))
     }
@@ -52,7 +53,7 @@ impl<'k, D: Device> Trials<'k, D> {
         Tensor::new(shape, data)
     }
 
-    /// Classes below `n_classes`; every other one is class 0, so that there are repetitions.
+    /// Draws classes below `n_classes`; every other one is class 0, so that there are repetitions.
     pub(crate) fn classes(&mut self, n: usize, n_classes: u32) -> Vec<u32> {
         let mut any = || self.rng.random_range(0..n_classes);
         (0..n).map(|i| if i % 2 == 0 { any() } else { 0 }).collect()
@@ -63,7 +64,7 @@ impl<'k, D: Device> Trials<'k, D> {
         holds.then_some(()).ok_or_else(broken)
     }
 
-    /// One trial, see [`trial!`].
+    /// Runs one trial, see [`trial!`].
     pub(crate) fn compare<const N: usize, const M: usize, const R: usize>(
         &mut self,
         label: &str,
@@ -101,7 +102,7 @@ impl<'k, D: Device> Trials<'k, D> {
         Ok(())
     }
 
-    /// The device's results, then its accumulators.
+    /// Returns the device's results, followed by its accumulators.
     fn call<const N: usize, const M: usize, const R: usize>(
         &self,
         at: &str,
@@ -152,7 +153,7 @@ impl<'k, D: Device> Trials<'k, D> {
     }
 }
 
-/// A tensor of the device, on the host.
+/// A tensor of the device, copied to the host.
 struct Readback {
     shape: Vec<usize>,
     data: Vec<f64>,
@@ -164,17 +165,17 @@ impl Readback {
     }
 }
 
-/// Where the operands of a trial lie.
+/// Placement of a trial's operands in memory.
 #[derive(Clone, Copy, PartialEq)]
 enum Operands {
     /// In memory of their own.
     Whole,
-    /// Within a larger tensor, between elements that are not numbers: whoever reads them is found out.
+    /// Within a larger tensor, between NaNs: reading outside of the rows makes the result NaN.
     Rows,
 }
 
 impl Operands {
-    /// The tensor to upload, and in which row of it `operand` starts.
+    /// Returns the tensor to upload, and the row of it at which `operand` starts.
     fn surround(self, operand: &Tensor) -> (usize, Tensor) {
         let (before, after) = match self {
             Operands::Whole => (0, 0),
@@ -199,7 +200,7 @@ fn describe(label: &str, placement: Operands, operands: &[&Tensor], into: &[&Ten
     format!("{label}{space}{}{placed}", shapes.join(" "))
 }
 
-/// See [`Worst::error`].
+/// Computes [`Worst::error`].
 fn relative_error(got: &[f64], expected: &[f64]) -> f64 {
     if got.iter().any(|x| !x.is_finite()) {
         return f64::INFINITY;
@@ -210,7 +211,7 @@ fn relative_error(got: &[f64], expected: &[f64]) -> f64 {
     differences.fold(0.0, f64::max) / magnitudes.fold(f64::MIN_POSITIVE, f64::max)
 }
 
-/// The nearest values that f32 has.
+/// Rounds the elements to the nearest values of f32.
 pub(crate) fn rounded(mut tensor: Tensor) -> Tensor {
     for x in &mut tensor.data {
         *x = f64::from(*x as f32);
@@ -222,7 +223,7 @@ pub(crate) fn f32s(tensor: &Tensor) -> Vec<f32> {
     tensor.data.iter().map(|&x| x as f32).collect()
 }
 
-/// Whether two copies have the same bits.
+/// Returns true if two copies have the same bits.
 pub(crate) fn is_same(a: &[f32], b: &[f32]) -> bool {
     bits(a) == bits(b)
 }

@@ -1,5 +1,5 @@
-//! The slow, clear implementation: plain loops in f64, one function per formula. [`layers`](crate::layers) has those of
-//! its layers.
+//! The slow, clear implementation: plain loops in f64, one function per formula. Its layers are in
+//! [`layers`](crate::layers).
 //!
 //! It is the oracle of every other backend, and the device of tests that need more digits than f32
 //! has. Nothing here is optimised, and nothing should be.
@@ -12,7 +12,7 @@ pub(crate) use tensor::{add, dot, log_sum_exp};
 
 use super::{AdamW, Device, Products, Reload, Result, Sgd, Updated, WithMomentum};
 
-/// The device: this thread, in f64.
+/// The device. It computes on the calling thread, in f64.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reference;
 
@@ -27,7 +27,7 @@ impl Device for Reference {
         Ok(Tensor::new(shape, data.iter().map(|&x| x.into()).collect()))
     }
 
-    /// Its words would round: they stay where they are.
+    /// Keeps the tensors where they are, since words of f32 would round them.
     fn offload(&self, tensors: Vec<Tensor>) -> Result<Reload<Self>> {
         Ok(Box::new(|_| Ok(tensors)))
     }
@@ -75,7 +75,7 @@ impl Device for Reference {
         Ok(Tensor::new(&[tensors.len()], norms))
     }
 
-    /// With `u` of `adam`, `w ← w - lr weight_decay w - lr u`
+    /// With `u` as returned by `adam`: `w ← w - lr weight_decay w - lr u`
     fn adamw(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
         for Updated { w, g, m, v } in tensors {
             for (w, u) in w.data.iter_mut().zip(adam(g, m, v, by)) {
@@ -86,8 +86,8 @@ impl Device for Reference {
         Ok(())
     }
 
-    /// With `u` of `adam` and `d = u + weight_decay w`, `w ← w - lr ‖w‖/‖d‖ d`; the ratio is 1 where
-    /// a norm is 0
+    /// With `u` as returned by `adam` and `d = u + weight_decay w`: `w ← w - lr ‖w‖/‖d‖ d`; the
+    /// ratio is 1 where a norm is 0
     fn lamb(&self, tensors: &mut [Updated<'_, Tensor>], by: &AdamW) -> Result<()> {
         for Updated { w, g, m, v } in tensors {
             let u = adam(g, m, v, by).into_iter();

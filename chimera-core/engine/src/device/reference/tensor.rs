@@ -1,16 +1,16 @@
-//! The tensor of the reference device, and three loops over its rows.
+//! The tensor of the reference device, and three loops over slices.
 
 /// A row-major tensor. Clones are deep, and `rows` copies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// Extents.
+    /// The extent of each dimension.
     pub shape: Vec<usize>,
-    /// Elements, as many as the product of the extents.
+    /// The elements; their number is the product of the extents.
     pub data: Vec<f64>,
 }
 
 impl Tensor {
-    /// A tensor of these elements.
+    /// A tensor of this shape and these elements.
     ///
     /// # Panics
     /// If their number is not the product of the extents.
@@ -50,7 +50,7 @@ impl Tensor {
     }
 }
 
-/// `log Σ exp x`, moved by the maximum so that nothing overflows.
+/// `log Σ exp x`, shifted by the maximum so that nothing overflows.
 pub(crate) fn log_sum_exp(x: impl Iterator<Item = f64> + Clone) -> f64 {
     let max = x.clone().fold(f64::NEG_INFINITY, f64::max);
     max + x.map(|x| (x - max).exp()).sum::<f64>().ln()
