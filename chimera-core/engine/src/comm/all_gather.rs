@@ -1,4 +1,4 @@
-//! Bytes of every rank, for every rank.
+//! All-gather of bytes.
 
 use std::time::Instant;
 
@@ -8,22 +8,24 @@ use serde::de::DeserializeOwned;
 
 use super::{CommError, Endpoint};
 
-/// Gives `bytes` to every rank and returns those of all ranks, by rank. All ranks call it in the same order.
+/// Sends `bytes` to every rank and returns those of all ranks, indexed by rank. All ranks must make
+/// these calls in the same order.
 ///
-/// Bruck's algorithm (IEEE Trans. Parallel Distrib. Syst. 8, 1997): in each of ⌈log₂ P⌉ rounds a rank sends what
-/// it knows to one rank and receives from one other, so a rank has as many messages and connections as there are
-/// rounds, and no more.
+/// Uses Bruck's algorithm (IEEE Trans. Parallel Distrib. Syst. 8, 1997): in each of ⌈log₂ P⌉ rounds
+/// a rank sends what it knows to one rank and receives from one other. A rank therefore has as many
+/// messages and connections as there are rounds.
 ///
 /// # Errors
-/// If the other ranks' bytes have not come by `deadline`, or cannot come any more. A rank that waits for another one
-/// may itself be waited for: which rank is to blame, [`Liveness`](super::Liveness) tells.
+/// If another rank's bytes have not arrived by `deadline`, or can no longer arrive. The rank waited
+/// for may itself be waiting for another one; [`Liveness`](super::Liveness) finds the rank to
+/// blame.
 pub fn all_gather(
     comm: &mut (impl Endpoint + ?Sized),
     bytes: &[u8],
     deadline: Instant,
 ) -> Result<Vec<Vec<u8>>, CommError> {
     let (me, n_ranks) = (comm.rank().0, comm.n_ranks());
-    // Those of this rank, of the next one, and so on, round and round.
+    // The bytes of this rank, of the next one, and so on, cyclically.
     let mut known = vec![bytes.to_vec()];
     while (known.len() as u32) < n_ranks {
         let distance = known.len() as u32;
@@ -36,10 +38,10 @@ pub fn all_gather(
     Ok(known)
 }
 
-/// Gives a value to every rank, as JSON, and returns those of all ranks, by rank.
+/// Sends a value to every rank, as JSON, and returns those of all ranks, indexed by rank.
 ///
 /// # Errors
-/// The errors of [`all_gather`], and [`CommError::Unreadable`] if a rank gives something else.
+/// The errors of [`all_gather`], and [`CommError::Unreadable`] if a rank sends something else.
 pub fn all_gather_json<T: Serialize + DeserializeOwned>(
     comm: &mut (impl Endpoint + ?Sized),
     own: &T,
@@ -57,12 +59,13 @@ pub fn all_gather_json<T: Serialize + DeserializeOwned>(
     (0..).zip(&all).map(read).collect()
 }
 
-/// The longest message: what many ranks say together may be longer than a transport takes from anyone.
+/// Length of the longest message. The bytes of many ranks together may exceed the limit of a
+/// transport.
 const MESSAGE: usize = 16 << 20;
 /// Bytes of a length.
 const LENGTH: usize = size_of::<u64>();
 
-/// Sends parts, in as many messages as they need.
+/// Sends parts, in as many messages as needed.
 fn send(comm: &mut (impl Endpoint + ?Sized), to: Rank, parts: &[Vec<u8>]) -> Result<(), CommError> {
     pack(parts).chunks(MESSAGE).try_for_each(|chunk| comm.send_bytes(to, chunk.to_vec()))
 }
@@ -78,7 +81,7 @@ fn recv(
     while length(&packed).is_some_and(|(length, rest)| (rest.len() as u64) < length) {
         let more = comm.recv_bytes(from, deadline)?;
         if more.is_empty() {
-            break; // it will not become more
+            break; // no more bytes will follow
         }
         packed.extend(more);
     }
@@ -88,7 +91,7 @@ fn recv(
     })
 }
 
-/// The length of all that follows, then each part with its length before it.
+/// Packs parts into bytes: the total length, then each part preceded by its length.
 fn pack(parts: &[Vec<u8>]) -> Vec<u8> {
     let n: usize = parts.iter().map(|part| LENGTH + part.len()).sum();
     let mut packed = Vec::with_capacity(LENGTH + n);
@@ -100,7 +103,7 @@ fn pack(parts: &[Vec<u8>]) -> Vec<u8> {
     packed
 }
 
-/// The parts of which [`pack`] made these bytes, if they are `n`.
+/// Unpacks the parts that [`pack`] packed; `None` unless there are exactly `n`.
 fn unpack(packed: &[u8], n: usize) -> Option<Vec<Vec<u8>>> {
     let (_, mut rest) = length(packed).filter(|(length, rest)| rest.len() as u64 == *length)?;
     let mut parts = Vec::with_capacity(n);
@@ -113,7 +116,7 @@ fn unpack(packed: &[u8], n: usize) -> Option<Vec<Vec<u8>>> {
     rest.is_empty().then_some(parts)
 }
 
-/// The length at the start of some bytes, and what follows it.
+/// Splits off the length at the start of some bytes.
 fn length(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let (length, rest) = bytes.split_first_chunk()?;
     Some((u64::from_le_bytes(*length), rest))
@@ -128,7 +131,7 @@ mod tests {
     use crate::comm::{Liveness, Threads, threads};
     use crate::fault::Fault;
 
-    /// Counts to whom a rank sends.
+    /// Records the receivers of a rank's messages.
     struct Counting {
         inner: Threads<()>,
         receivers: Vec<Rank>,
@@ -158,7 +161,7 @@ mod tests {
         }
     }
 
-    /// What each rank got of two gathers, and to how many ranks it sent in the first.
+    /// By rank: the results of two gathers, and the number of receivers in the first.
     fn gathered(n: u32) -> Vec<(Vec<Vec<u8>>, usize)> {
         let part = |rank: u32, round: usize| vec![rank as u8; rank as usize % 5 + round];
         let member = |inner: Threads<()>| {
@@ -192,7 +195,7 @@ mod tests {
         }
     }
 
-    /// What all say together is longer than one message.
+    /// All parts together are longer than one message.
     #[test]
     fn long_parts_come_in_several_messages() {
         let part = |rank: Rank| vec![rank.0 as u8; MESSAGE / 3 * (1 + rank.index())];

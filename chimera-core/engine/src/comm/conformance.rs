@@ -1,8 +1,8 @@
-//! The suite that every transport calls.
+//! The conformance suite for transports.
 //!
-//! [`run`] is called on every rank at once, each with its own end; it panics where the transport does not do what
-//! [`Comm`], [`Endpoint`](super::Endpoint) and [`Liveness`](super::Liveness) say. [`run_abort`] or [`run_loss`] comes
-//! last, since each ends the transport's use.
+//! Call [`run`] on every rank at once, each with its own end. It panics if the transport violates
+//! the documentation of [`Comm`], [`Endpoint`](super::Endpoint) or [`Liveness`](super::Liveness).
+//! Call [`run_abort`] or [`run_loss`] last, since the transport is of no use afterwards.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
@@ -14,11 +14,12 @@ use chimera_schedule::op::Span;
 use super::{Comm, CommError, Host, Payload, Position, Tag, all_gather};
 use crate::fault::{Class, Fault};
 
-/// Elements of messages around the limits of eager protocols, and of one of 64 MiB in f32.
+/// Numbers of elements around the limits of eager protocols, and one message of 64 MiB in f32.
 const SIZES: [usize; 9] = [0, 1, 1000, 1008, 1024, 4097, 65_536, 3_000_001, 1 << 24];
 
-/// Checks messages, control data and progress reports. `to` makes a tensor of numbers, `from` reads them back; the
-/// numbers are whole and below 256, so that any type of element holds them.
+/// Checks messages, control data and progress reports. `to` makes a tensor of numbers, and `from`
+/// reads them back. The numbers are integers below 256, which every element type represents
+/// exactly.
 pub fn run<T>(comm: &mut impl Comm<T>, to: impl Fn(Host) -> T, from: impl Fn(&T) -> Host) {
     let mut suite = Suite { me: comm.rank(), n: comm.n_ranks(), comm, to, from };
     assert!(suite.me.0 < suite.n, "{} of {}", suite.me, suite.n);
@@ -33,11 +34,11 @@ pub fn run<T>(comm: &mut impl Comm<T>, to: impl Fn(Host) -> T, from: impl Fn(&T)
     suite.meet();
 }
 
-/// Checks that an abort by the last rank ends every other rank's wait with its cause.
+/// Checks that an abort by the last rank ends every other rank's wait, with its cause.
 pub fn run_abort<T: Debug>(comm: &mut impl Comm<T>, to: impl Fn(Host) -> T) {
     let (me, last) = (comm.rank(), Rank(comm.n_ranks() - 1));
     let cause = Fault::new(Class::NonFinite, last, "as an example");
-    // The others say that they have nothing else to wait for.
+    // The others report that they wait for nothing else.
     comm.send(last, tag(7, 7), to(number(0))).expect("send");
     if me == last {
         for from in (0..comm.n_ranks()).map(Rank) {
@@ -54,8 +55,8 @@ pub fn run_abort<T: Debug>(comm: &mut impl Comm<T>, to: impl Fn(Host) -> T) {
     assert!(asked == Ok(Vec::new()) || asked == Err(CommError::Aborted(cause)), "{me}: {asked:?}");
 }
 
-/// Checks that the others learn it when the last rank leaves: the caller drops its end when this returns. What it has
-/// sent before still arrives, and a wait for more names it.
+/// Checks that the other ranks notice when the last rank leaves: the caller drops its end when this
+/// returns. Messages sent before still arrive, and a wait for more names that rank.
 pub fn run_loss<T: Debug>(mut comm: impl Comm<T>, to: impl Fn(Host) -> T) {
     let (me, last) = (comm.rank(), Rank(comm.n_ranks() - 1));
     if me == last {
@@ -97,7 +98,8 @@ where
         (0..self.n).map(Rank)
     }
 
-    /// Everyone sends to everyone, itself included, before anyone receives; tags are received in any order.
+    /// Every rank sends to every rank, itself included, before any receives; tags are received in
+    /// any order.
     fn sends_do_not_block(&mut self) {
         let (me, n) = (self.me, self.n);
         let code = |from: Rank, to: Rank, i: u32| number((from.0 * n + to.0) * 20 + i);
@@ -114,8 +116,8 @@ where
         }
     }
 
-    /// All learn that the last rank wants to stop, where the transport can tell; messages go on. It stays so, also for a
-    /// suite that is run again.
+    /// All ranks learn that the last rank wants to stop, if the transport supports it; messages
+    /// still arrive. The request stays in force, also when the suite runs again.
     fn a_stop_is_passed_on(&mut self) {
         if self.comm.stop_requested().is_none() {
             return;
@@ -131,7 +133,7 @@ where
         }
     }
 
-    /// Another step, kind or number makes another message.
+    /// Messages that differ in step, kind or number are distinct.
     fn tags_are_told_apart(&mut self) {
         let (right, left, bucket) = (self.right(), self.left(), BucketId(3));
         let tags = [
@@ -158,7 +160,8 @@ where
         }
     }
 
-    /// Tensors without elements, of odd and of large sizes, and of several extents, in both directions at once.
+    /// Sends tensors without elements, of odd and of large sizes, and of several shapes, in both
+    /// directions at once.
     fn sizes_and_shapes_arrive(&mut self) {
         let (me, right, left) = (self.me, self.right(), self.left());
         let value = |from: Rank, i: usize| ((from.index() * 31 + i) % 251) as f32;
@@ -176,7 +179,7 @@ where
         }
     }
 
-    /// Control data of one sender comes in order, whatever its length; collectives rely on it.
+    /// Control data of one sender arrives in order, whatever its length; collectives rely on it.
     fn bytes_keep_their_order(&mut self) {
         let (me, right, left) = (self.me, self.right(), self.left());
         let bytes = |from: Rank, i: usize| vec![from.0 as u8 ^ i as u8; [70_001, 0, 5, 1, 900][i]];
@@ -200,7 +203,7 @@ where
         }
     }
 
-    /// Everyone learns where everyone is, from transports that can tell.
+    /// Every rank learns the position of every other, if the transport supports it.
     fn progress_is_known(&mut self) {
         let at = |rank: Rank| Position::At { step: 3, instr: 7 * rank.0 + 1 };
         self.comm.report_progress(Position::At { step: 2, instr: 9 });
@@ -212,7 +215,7 @@ where
         self.meet();
     }
 
-    /// A wait ends in time, and its error says what was not sent.
+    /// A wait ends at its deadline, and the error names the missing message.
     fn what_is_not_sent_does_not_come(&mut self) {
         let (left, deadline) = (self.left(), Instant::now() + Duration::from_millis(20));
         let never = self.comm.recv(left, tag(9, 9), deadline).err();
@@ -228,7 +231,7 @@ where
     }
 }
 
-/// A tensor of one element, by which a message is known.
+/// A one-row tensor that encodes `i`, to identify a message.
 fn number(i: u32) -> Host {
     let digit = |n: u32| ((i >> n) & 0xff) as f32;
     Host::new([1, 3], vec![digit(0), digit(8), digit(16)])

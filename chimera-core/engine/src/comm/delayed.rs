@@ -1,4 +1,4 @@
-//! A transport whose messages take time, for tests of overlap and of order.
+//! A transport with delayed messages, for tests of overlap and order.
 
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,11 @@ use super::{AllReduce, Comm, CommError, Endpoint, Tag, Wrap};
 pub struct Delayed<T, C, F> {
     inner: C,
     delay: F,
-    /// Messages that are here but not due.
+    /// Messages that have arrived but are not due.
     early: FxHashMap<(Rank, Tag), Stamped<T>>,
 }
 
-/// A tensor and when it may be seen.
+/// A tensor and the time from which it may be received.
 #[derive(Clone, Debug)]
 pub struct Stamped<T> {
     tensor: T,

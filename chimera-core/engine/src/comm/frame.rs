@@ -1,10 +1,10 @@
-//! What goes over a wire of bytes, and how: a byte that says what it is, then its content, little-endian.
+//! Frames of a byte transport: one byte for the kind, then the content, little-endian.
 
 use super::{Host, Tag};
 use crate::device::Dtype;
 use crate::fault::Fault;
 
-/// What one rank tells another.
+/// A message from one rank to another.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Frame {
     /// A tag, the type of the elements (2 bytes), the number of extents (2), each extent (8), the words (4).
@@ -13,11 +13,11 @@ pub(super) enum Frame {
     Bytes(Vec<u8>),
     /// The run ends for this cause, as JSON.
     Abort(Fault),
-    /// All are to stop.
+    /// A request for all ranks to stop.
     Stop,
-    /// A question for the position of the rank.
+    /// A question for the position of the receiver.
     Where,
-    /// The answer, as [`Position::to_bits`](super::Position::to_bits) has it.
+    /// The answer, encoded by [`Position::to_bits`](super::Position::to_bits).
     At(u64),
 }
 
@@ -37,7 +37,7 @@ impl Frame {
             Frame::Bytes(bytes) => [&[BYTES], &bytes[..]].concat(),
             Frame::Abort(cause) => {
                 let mut bytes = vec![ABORT];
-                // A fault is made of numbers and texts, which JSON always has.
+                // A fault consists of numbers and texts, so its conversion to JSON cannot fail.
                 bytes.extend(serde_json::to_vec(cause).unwrap_or_default());
                 bytes
             }
@@ -47,7 +47,7 @@ impl Frame {
         }
     }
 
-    /// The frame of these bytes, or what is wrong with them.
+    /// Parses a frame; the error says in words why the bytes are not one.
     pub(super) fn of_bytes(mut bytes: Vec<u8>) -> Result<Frame, String> {
         let (kind, content) = bytes.split_first().ok_or("an empty frame")?;
         Ok(match *kind {

@@ -1,4 +1,4 @@
-//! Tensors in host memory, and how a transport of those carries the tensors of a device.
+//! Tensors in host memory, and the transport of device tensors through them.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use chimera_schedule::ids::Rank;
 use super::{AllReduce, Comm, CommError, Tag, Wrap, reducer_of};
 use crate::device::{Device, Dtype, Fetch};
 
-/// A tensor in host memory, as transports between processes carry it.
+/// A tensor in host memory, as transported between processes.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Host {
     /// Extents.
@@ -25,11 +25,12 @@ impl Host {
         Host { shape: shape.into(), dtype: Dtype::F32, data }
     }
 
-    /// Elements for which there should be room behind `data`, so that a transport can say there what the
-    /// tensor is without moving it.
+    /// Spare capacity, in elements, that `data` should have, so that a transport can append a
+    /// description of the tensor without reallocation.
     pub const ROOM: usize = 16;
 
-    /// Bytes as a tensor: their number in two elements, then four to an element, the last filled up.
+    /// Encodes bytes as a tensor: their number in two elements, then four bytes per element, the
+    /// last one padded.
     pub fn of_bytes(bytes: &[u8]) -> Host {
         let n = (bytes.len() as u64).to_le_bytes();
         let words = n.chunks(WORD).chain(bytes.chunks(WORD));
@@ -42,7 +43,8 @@ impl Host {
         Host::new([data.len()], data)
     }
 
-    /// The bytes of which [`of_bytes`](Host::of_bytes) made this; `None` if it made something else.
+    /// Decodes the bytes encoded by [`of_bytes`](Host::of_bytes); `None` if it is not such a
+    /// tensor.
     pub fn into_bytes(self) -> Option<Vec<u8>> {
         let (n, words) = self.data.split_first_chunk::<2>()?;
         let n = u64::from(n[0].to_bits()) | u64::from(n[1].to_bits()) << 32;
@@ -56,15 +58,15 @@ impl Host {
 /// Bytes of an element.
 const WORD: usize = size_of::<f32>();
 
-/// Carries the tensors of a device over a transport of [`Host`] tensors: what is sent is copied to the host,
-/// once, and what comes is handed to the device.
+/// Carries the tensors of a device over a transport of [`Host`] tensors. A sent tensor is copied to
+/// the host, once; a received one is uploaded to the device.
 ///
-/// A device that can [fetch](crate::device::Asynchronous::fetch) works on while it is copied. Such a message goes on its way when
-/// the next one is sent or looked for, and at the latest when this rank waits.
+/// A device that can [fetch](crate::device::Asynchronous::fetch) works on during the copy. The
+/// message is then sent when this rank next sends or polls, and at the latest when it waits.
 pub struct HostStaged<D: Device, C: Comm<Host>> {
     device: D,
     inner: C,
-    /// Messages on their way to the host, in order.
+    /// Messages being copied to the host, in order.
     outgoing: VecDeque<Outgoing>,
 }
 
@@ -77,7 +79,7 @@ struct Outgoing {
 }
 
 impl<D: Device, C: Comm<Host>> HostStaged<D, C> {
-    /// Carries tensors of `device` over `inner`.
+    /// Wraps `inner` to carry tensors of `device`.
     pub fn new(device: D, inner: C) -> HostStaged<D, C> {
         HostStaged { device, inner, outgoing: VecDeque::new() }
     }
@@ -96,7 +98,7 @@ impl<D: Device, C: Comm<Host>> HostStaged<D, C> {
         })
     }
 
-    /// Sends what has come to the host; all of it, if that is `awaited`.
+    /// Sends the messages that have been copied to the host; with `awaited`, waits for all of them.
     fn forward(&mut self, awaited: bool) -> Result<(), CommError> {
         while let Some(mut next) = self.outgoing.pop_front() {
             if !awaited && !next.fetch.is_there()? {
@@ -112,7 +114,7 @@ impl<D: Device, C: Comm<Host>> HostStaged<D, C> {
     }
 }
 
-/// Memory for the elements of a tensor, and for a transport's own.
+/// Allocates memory for the elements of a tensor and the spare capacity for a transport.
 fn room(shape: &[usize], dtype: Dtype) -> Vec<f32> {
     let n_words = dtype.n_words(shape.iter().product());
     Vec::with_capacity(n_words.unwrap_or_default() + Host::ROOM)
@@ -121,7 +123,8 @@ fn room(shape: &[usize], dtype: Dtype) -> Vec<f32> {
 impl<D: Device, C: Comm<Host>> Drop for HostStaged<D, C> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            // Whoever waits for what cannot be sent learns it from the transport.
+            // If a message cannot be sent, the transport reports this to the rank that waits for
+            // it.
             let _ = self.forward(true);
         }
     }

@@ -1,4 +1,5 @@
-//! Messages that have come for a rank and were not received yet, for transports that put them there from other threads.
+//! Mailboxes of transports that receive on other threads: messages that have arrived but were not
+//! received yet.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -11,7 +12,8 @@ use rustc_hash::FxHashMap;
 use super::{CommError, Tag};
 use crate::fault::Fault;
 
-/// The mailbox of one rank: a transport puts what comes into it from any thread, and the rank takes it out.
+/// The mailbox of one rank. The transport puts messages into it from any thread, and the rank takes
+/// them out.
 pub struct Mailbox<T> {
     inbox: Mutex<Inbox<T>>,
     arrived: Condvar,
@@ -20,7 +22,7 @@ pub struct Mailbox<T> {
 struct Inbox<T> {
     tensors: FxHashMap<(Rank, Tag), T>,
     bytes: FxHashMap<Rank, VecDeque<Vec<u8>>>,
-    /// Ranks of which nothing more comes; with what could not be read, where that is the reason.
+    /// Ranks that will send nothing more, with the reason if they sent something unreadable.
     gone: FxHashMap<Rank, Option<String>>,
     aborted: Option<Fault>,
 }
@@ -38,17 +40,18 @@ impl<T> Default for Mailbox<T> {
 }
 
 impl<T> Mailbox<T> {
-    /// Puts a tensor in; returns false if an earlier one with this sender and tag was not received yet.
+    /// Puts a tensor in. Returns false if an earlier one with the same sender and tag has not been
+    /// taken yet.
     pub fn put(&self, from: Rank, tag: Tag, tensor: T) -> bool {
         self.change(|inbox| inbox.tensors.insert((from, tag), tensor).is_none())
     }
 
-    /// Appends bytes to those that came from a rank.
+    /// Appends control data to the queue of its sender.
     pub fn put_bytes(&self, from: Rank, bytes: Vec<u8>) {
         self.change(|inbox| inbox.bytes.entry(from).or_default().push_back(bytes));
     }
 
-    /// Notes that nothing more comes from a rank: it has ended, or what it sent is `unreadable`.
+    /// Records that a rank will send nothing more: it has ended, or sent `unreadable` data.
     pub fn end(&self, from: Rank, unreadable: Option<String>) {
         self.change(|inbox| {
             inbox.gone.entry(from).or_insert(unreadable);
@@ -68,7 +71,7 @@ impl<T> Mailbox<T> {
         self.lock().check()
     }
 
-    /// Takes a tensor out if it has come.
+    /// Takes a tensor out if it has arrived.
     ///
     /// # Errors
     /// The cause of an abort.
@@ -76,7 +79,7 @@ impl<T> Mailbox<T> {
         self.look(|inbox| inbox.tensors.remove(&(from, tag)))
     }
 
-    /// Takes a tensor out, and waits for it until the deadline.
+    /// Takes a tensor out, waiting for it until the deadline.
     ///
     /// # Errors
     /// An abort, a sender that has ended, or the deadline.
@@ -84,7 +87,7 @@ impl<T> Mailbox<T> {
         self.wait(from, &tag, deadline, |inbox| inbox.tensors.remove(&(from, tag)))
     }
 
-    /// Takes the next bytes from a rank if any have come.
+    /// Takes the next control data of a rank if any has arrived.
     ///
     /// # Errors
     /// The cause of an abort.
@@ -92,7 +95,7 @@ impl<T> Mailbox<T> {
         self.look(|inbox| inbox.next_bytes(from))
     }
 
-    /// Takes the next bytes from a rank, and waits for them until the deadline.
+    /// Takes the next control data of a rank, waiting for it until the deadline.
     ///
     /// # Errors
     /// An abort, a sender that has ended, or the deadline.
@@ -100,7 +103,8 @@ impl<T> Mailbox<T> {
         self.wait(from, &"control data", deadline, |inbox| inbox.next_bytes(from))
     }
 
-    /// A panicking peer leaves no half-written state behind the lock, and is reported by its abort.
+    /// Ignores poisoning: no change is ever half done, and the abort of a panicking rank reports
+    /// it.
     fn lock(&self) -> MutexGuard<'_, Inbox<T>> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -111,7 +115,7 @@ impl<T> Mailbox<T> {
         changed
     }
 
-    /// What `look` finds now.
+    /// Returns what `look` finds now.
     fn look<R>(&self, look: impl Fn(&mut Inbox<T>) -> Option<R>) -> Result<Option<R>, CommError> {
         let mut inbox = self.lock();
         inbox.check().map(|()| look(&mut inbox))

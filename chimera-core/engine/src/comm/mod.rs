@@ -1,12 +1,13 @@
-//! How ranks exchange tensors.
+//! Exchange of tensors between ranks.
 //!
-//! A transport does three things, each a small trait: it carries tensors from rank to rank ([`Comm`]), it carries
-//! control data and ends the run ([`Endpoint`]), and it tells where ranks are when something is wrong, and that one
-//! of them wants all to stop ([`Liveness`]). Sending never blocks. Collectives are made of these messages, by [`all_gather`] and by the
-//! [engine](crate::engine)'s reductions, in a fixed order, so every transport gives the same bits; a transport may
-//! offer an all-reduce of its own, for those who ask for it.
+//! A transport implements three small traits. [`Comm`] carries tensors from rank to rank.
+//! [`Endpoint`] carries control data and aborts the run. [`Liveness`] reports the positions of
+//! ranks when something is wrong, and passes on a request to stop. Sending never blocks.
+//! Collectives consist of these messages: [`all_gather`] and the reductions of the
+//! [engine](crate::engine) send them in a fixed order, so every transport gives the same bits. A
+//! transport may also offer an all-reduce of its own, which is used only on request.
 //!
-//! [`conformance`] is the suite that every transport calls.
+//! [`conformance`] is the test suite for transports.
 
 mod all_gather;
 pub mod conformance;
@@ -40,51 +41,51 @@ use chimera_schedule::ids::Rank;
 use crate::device::DeviceError;
 use crate::fault::{Class, Fault};
 
-/// Why a message did not come.
+/// The reason that a message was not received.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum CommError {
-    /// It did not come in time.
+    /// It did not arrive in time.
     #[error("waited {:.1} s for {what} from {from}", waited.as_secs_f64())]
     Timeout {
-        /// Who should have sent it.
+        /// The rank that should have sent it.
         from: Rank,
-        /// What was waited for.
+        /// The awaited message, in words.
         what: String,
-        /// How long.
+        /// Length of the wait.
         waited: Duration,
     },
     /// The sender ended without sending it.
     #[error("{from} ended before it sent {what}")]
     Lost {
-        /// Who ended.
+        /// The rank that ended.
         from: Rank,
-        /// What was waited for.
+        /// The awaited message, in words.
         what: String,
     },
-    /// Some rank gave up, for this cause.
+    /// Some rank aborted the run, with this cause.
     #[error("the run was aborted: {0}")]
     Aborted(Fault),
-    /// What came is no message of this version.
+    /// The received data is not a message of this version.
     #[error("{from} sent what cannot be read: {reason}; start the same version on all ranks")]
     Unreadable {
-        /// Who sent it.
+        /// The sender.
         from: Rank,
-        /// What is wrong with it.
+        /// The problem with the data.
         reason: String,
     },
     /// The transport itself failed.
     #[error("the transport failed: {0}")]
     Failed(String),
-    /// The library below the transport lacks a function that this needs.
+    /// The library used by the transport lacks a required function.
     #[error("{0}")]
     Unsupported(String),
-    /// The device from or to which a message goes failed.
+    /// The device of the sent or received tensor failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
 impl CommError {
-    /// How long the wait was, if it was too long.
+    /// Length of a wait that timed out.
     pub(crate) fn waited_mut(&mut self) -> Option<&mut Duration> {
         match self {
             CommError::Timeout { waited, .. } => Some(waited),
@@ -92,7 +93,7 @@ impl CommError {
         }
     }
 
-    /// What ends a run, as `rank` sees it.
+    /// Returns the fault that ends the run, as seen by `rank`.
     pub fn into_fault(self, rank: Rank) -> Fault {
         let message = self.to_string();
         match self {
@@ -113,29 +114,32 @@ impl CommError {
     }
 }
 
-/// What a transport can tell beside messages, without waiting: where ranks are, which is asked when a wait has been too
-/// long to find out which rank is to blame, and that the run is to stop.
+/// Everything that a transport can report beside messages, without waiting. The positions of ranks
+/// are queried after a wait has timed out, to find the rank to blame. Requests to stop are passed
+/// on here too.
 pub trait Liveness: Send {
-    /// Lets other ranks learn where this one is. Called before every instruction, so it must cost no more than a
-    /// store to memory; whatever answers for the rank reads it from there, while the rank computes.
+    /// Publishes this rank's position. Called before every instruction, so it must cost no more
+    /// than a store to memory. Another thread answers queries from that memory while the rank
+    /// computes.
     fn report_progress(&mut self, _position: Position) {}
 
-    /// Where every rank was when it last reported, by rank; `None` for ranks that do not answer until `deadline`,
-    /// because they are stopped, or gone. Empty if the transport cannot tell.
+    /// Returns the last reported position of every rank, indexed by rank; `None` for ranks that do
+    /// not answer by `deadline`, because they are stopped or gone. Empty if the transport does not
+    /// support queries.
     ///
     /// # Errors
-    /// As soon as another rank has said why the run is over, or is known to have died: then that is why, and nobody need be
-    /// asked.
+    /// If another rank has reported why the run is over, or is known to have died. Returned as soon
+    /// as this is known, since there is nothing left to find out.
     fn query_progress(&mut self, _deadline: Instant) -> Result<Vec<Option<Position>>, CommError> {
         Ok(Vec::new())
     }
 
-    /// The transport, if it can evict `rank`, should that be stalled.
+    /// The transport, if it is able to evict `rank` should that rank be stalled.
     fn evictor(&mut self, _rank: Rank) -> Option<&mut dyn Evict> {
         None
     }
 
-    /// Lets time pass between two looks at where ranks are.
+    /// Lets time pass between two queries of positions.
     fn pause(&mut self, time: Duration) {
         std::thread::sleep(time);
     }
@@ -143,21 +147,23 @@ pub trait Liveness: Send {
     /// Asks all ranks to stop, and returns at once. Messages go on as before.
     fn request_stop(&mut self) {}
 
-    /// Whether some rank has asked all to stop; it stays so. `None` if the transport cannot pass such a request on, or
-    /// cannot bear a message that is sent and never received: then steps that were begun are finished.
+    /// Returns true once any rank has asked all to stop. Returns `None` if the transport cannot
+    /// pass such a request on, or cannot tolerate messages that are sent but never received; then a
+    /// step that has begun is finished.
     fn stop_requested(&self) -> Option<bool> {
         None
     }
 }
 
-/// A transport that ends stalled ranks.
+/// A transport that can end stalled ranks.
 pub trait Evict {
-    /// Makes a stalled rank a dead one: ends its process, and waits until that is seen. A rank that wakes before learns why it
-    /// ends. Returns true if it is dead; if not, it cannot be reached, and the run cannot go on without it.
+    /// Ends the process of a stalled rank and waits until its death is observed. If the rank wakes
+    /// before that, it learns the reason. Returns true if the rank is dead. Returns false if it
+    /// cannot be reached; the run cannot go on without it then.
     fn evict(&mut self, rank: Rank) -> bool;
 }
 
-/// One rank's end of a transport, as far as it carries no tensors.
+/// One rank's end of a transport, without the transfer of tensors.
 pub trait Endpoint: Liveness {
     /// This rank.
     fn rank(&self) -> Rank;
@@ -165,10 +171,11 @@ pub trait Endpoint: Liveness {
     /// Number of ranks.
     fn n_ranks(&self) -> u32;
 
-    /// Sends control data, and returns at once. What one rank sends to another arrives in order.
+    /// Sends control data and returns at once. Control data from one rank to another arrives in
+    /// order.
     fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError>;
 
-    /// Receives the next control data of `from`, if it is there.
+    /// Receives the next control data of `from`, if it has arrived.
     fn try_recv_bytes(&mut self, from: Rank) -> Result<Option<Vec<u8>>, CommError>;
 
     /// Receives the next control data of `from`, waiting for it until `deadline`.
@@ -177,50 +184,51 @@ pub trait Endpoint: Liveness {
     /// Makes every wait of every rank end with [`CommError::Aborted`]. The first cause stands.
     fn abort(&mut self, cause: &Fault);
 
-    /// The transport, if the messages of a step must be issued in one order of all ranks.
+    /// The transport, if it needs the messages of a step in one order common to all ranks.
     fn ordered(&mut self) -> Option<&mut dyn Ordered> {
         None
     }
 }
 
-/// A transport whose ranks issue the messages of a step in one order.
+/// A transport that needs the messages of a step in one order common to all ranks.
 pub trait Ordered {
-    /// Says which messages of this rank come next, behind those said before, in the one order of all ranks. Those of
-    /// a group can be issued at once, when this rank has come to all that it sends of them.
+    /// Appends this rank's next messages to the common order. The messages of a group can be issued
+    /// together, once this rank has reached all that it sends of them.
     ///
     /// # Errors
-    /// If what was said before is not done.
+    /// If the messages of earlier calls are not done.
     fn follow(&mut self, groups: Vec<Vec<OrderedMessage>>) -> Result<(), CommError>;
 }
 
 /// One rank's end of a transport of tensors.
 pub trait Comm<T>: Endpoint {
-    /// Puts a tensor on its way and returns at once. The tensor may share memory with clones that the
-    /// sender keeps, so neither side may write to it.
+    /// Begins to send a tensor and returns at once. The tensor may share memory with clones that
+    /// the sender keeps, so neither side may write to it.
     fn send(&mut self, to: Rank, tag: Tag, tensor: T) -> Result<(), CommError>;
 
-    /// Receives a message if it is there.
+    /// Receives a message if it has arrived.
     fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<T>, CommError>;
 
     /// Receives a message, waiting for it until `deadline`.
     fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<T, CommError>;
 
-    /// The transport, if it is to reduce over these ranks by itself. There is no default, so that no wrapper
-    /// hides the all-reduce of what it wraps.
+    /// The transport, if it is to reduce over these ranks itself. There is no default, so that no
+    /// wrapper hides the all-reduce of its inner transport.
     fn reducer(&mut self, members: &[Rank]) -> Option<&mut dyn AllReduce<T>>;
 }
 
 /// A transport with an all-reduce of its own.
 pub trait AllReduce<T> {
-    /// Starts the transport's own sum of `tensor` over `members`, this rank among them. All of them start their sums in
-    /// one order, and each receives it from itself, by this tag.
+    /// Starts the transport's own sum of `tensor` over `members`, including this rank. All members
+    /// start their sums in the same order. Each receives the result as a message from itself with
+    /// this tag.
     fn all_reduce(&mut self, members: &[Rank], tag: Tag, tensor: T) -> Result<(), CommError>;
 }
 
-/// The own all-reduce of a transport that a wrapper was asked for.
+/// Returns the wrapped transport's own all-reduce, for wrappers.
 ///
 /// # Errors
-/// If it has none.
+/// If the transport has none.
 pub fn reducer_of<'c, T, C: Comm<T> + ?Sized>(
     comm: &'c mut C,
     members: &[Rank],

@@ -1,28 +1,32 @@
-//! Where ranks meet to get their ends of a transport: at the start, and again whenever one of them has died.
+//! Meetings at which ranks get their ends of a transport: at the start, and after each death of a
+//! rank.
 
 use chimera_schedule::ids::Rank;
 
 use super::{Comm, CommError, Host, HostStaged};
 use crate::device::Device;
 
-/// The place where all ranks of a training meet. One rank's view of it.
+/// The meeting place of all ranks of a training, as seen by one rank.
 ///
-/// Who takes the place of a dead rank comes to the next meeting under that rank's number. Where nobody does, the others may
-/// meet without it. An end of an earlier meeting is of no use after it: no message of one comes to the other.
+/// The replacement of a dead rank comes to the next meeting under the same rank number. Without a
+/// replacement, the others may meet without that rank. The ends of an earlier meeting are of no use
+/// afterwards: no message crosses from one meeting to another.
 pub trait Rendezvous<C> {
-    /// Waits until every rank is there that is to come, and returns this rank's end of a fresh transport of all; `None` if some rank has
-    /// ended well, which it does only after all of them have nothing left to train.
+    /// Waits until every expected rank is there, and returns this rank's end of a fresh transport.
+    /// Returns `None` if some rank has ended successfully, which happens only once all of them have
+    /// finished training.
     ///
     /// # Errors
-    /// If a rank has ended for a cause that nobody survives, or a dead one is not replaced.
+    /// If a rank has ended for a cause that cannot be survived, or a dead rank is not replaced.
     fn meet(&mut self) -> Result<Option<Meeting<C>>, CommError>;
 }
 
-/// A meeting place of ranks with devices over one whose transports carry host tensors, which are [staged](HostStaged).
+/// Meetings of ranks with devices, on top of meetings that give transports of host tensors. Tensors
+/// are [staged](HostStaged) through the host.
 pub struct StagedRendezvous<D, R> {
     /// The device of this rank.
     pub device: D,
-    /// Where the ranks meet.
+    /// The underlying meetings.
     pub inner: R,
 }
 
@@ -48,13 +52,15 @@ impl<C, R: Rendezvous<C> + ?Sized> Rendezvous<C> for &mut R {
     }
 }
 
-/// What a rank takes from a meeting.
+/// The result of a meeting for one rank.
 #[derive(Debug)]
 pub struct Meeting<C> {
-    /// Its end of the transport.
+    /// This rank's end of the transport.
     pub comm: C,
-    /// Whether it is the first meeting of all. At a later one, who has no state yet takes a dead rank's place.
+    /// Whether this is the first meeting. At a later one, a rank without state replaces a dead
+    /// rank.
     pub is_first: bool,
-    /// The ranks of the whole job that are there, ascending: the transport's rank i is the i-th of them.
+    /// The ranks of the whole job that are present, ascending: the transport's rank `i` is the
+    /// `i`-th of them.
     pub present: Vec<Rank>,
 }

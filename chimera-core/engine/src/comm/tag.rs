@@ -1,4 +1,4 @@
-//! The name of a message between two ranks.
+//! Tags of messages between two ranks.
 
 use std::fmt;
 
@@ -6,49 +6,51 @@ use chimera_schedule::effects::{Fill, Token, TokenKind};
 use chimera_schedule::ids::{BucketId, PipeId, StageId};
 use chimera_schedule::op::{Lane, Span};
 
-/// Names a message: each (sender, receiver, tag) is used once.
+/// The name of a message. Each (sender, receiver, tag) is used once.
 ///
-/// A transport compares tags and carries their [bytes](Tag::to_bytes). Only the engine knows what they stand for;
-/// in errors they [display](fmt::Display) as what was to be received.
+/// Transports compare tags and carry their [bytes](Tag::to_bytes). Only the engine interprets them.
+/// In errors they [display](fmt::Display) as a description of the message.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tag {
     step: u64,
     payload: Payload,
 }
 
-/// What a message carries.
+/// The content of a message.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Payload {
     /// The value of a token.
     Token(Token),
-    /// Gradients, for another replica to add. In one reduction a rank sends them to another one once at most.
+    /// Gradients for another replica to add. In one reduction a rank sends at most one such message
+    /// to another.
     Gradients {
-        /// The bucket that is reduced.
+        /// The bucket being reduced.
         bucket: BucketId,
-        /// Which part of it.
+        /// Index of the part of the bucket.
         part: u32,
     },
-    /// Sums of gradients over all replicas. In one reduction a rank sends them to another one once at most.
+    /// Sums of gradients over all replicas. In one reduction a rank sends at most one such message
+    /// to another.
     Sums {
-        /// The bucket that is reduced.
+        /// The bucket being reduced.
         bucket: BucketId,
-        /// Which part of it.
+        /// Index of the part of the bucket.
         part: u32,
     },
-    /// Weights of a bucket's tensor after its update, from the replica that updates it to the others.
+    /// Updated weights of one tensor of a bucket, from the replica that updates it to the others.
     Updated {
         /// The bucket.
         bucket: BucketId,
         /// Index of the tensor in the bucket.
         tensor: u32,
     },
-    /// The activation of a sample that is evaluated and not trained on.
+    /// The activation of a sample in an evaluation.
     Evaluated {
         /// Number of the sample.
         sample: u64,
         /// The stage that made it.
         stage: StageId,
-        /// The stage that takes it.
+        /// The stage that receives it.
         to: StageId,
     },
     /// Weights of a stage, for rank 0.
@@ -58,40 +60,41 @@ pub enum Payload {
         /// Index of the parameter.
         tensor: u32,
     },
-    /// A tensor of a stage for a rank that takes a dead one's place.
+    /// A tensor of a stage, for the replacement of a dead rank.
     Replica {
         /// The stage.
         stage: StageId,
         /// Index of the parameter.
         tensor: u32,
-        /// 0 for its weights; what the optimizer keeps of it comes behind.
+        /// 0 for the weights; the optimizer's state for the tensor follows from 1.
         slot: u32,
     },
-    /// A copy of a tensor that the sender holds, in case it dies.
+    /// A backup copy of a tensor that the sender holds, in case the sender dies.
     Shadow {
         /// The stage.
         stage: StageId,
         /// Index of the parameter.
         tensor: u32,
-        /// 0 for its weights; what the optimizer keeps of it comes behind.
+        /// 0 for the weights; the optimizer's state for the tensor follows from 1.
         slot: u32,
     },
-    /// A tensor of saved activations that are kept by another worker; the first says how many there are.
+    /// A tensor of saved activations that another worker keeps; the first message gives their
+    /// number.
     Moved {
-        /// Whether they come back.
+        /// Whether the tensor returns to its own worker.
         returns: bool,
         /// The pipe.
         pipe: PipeId,
-        /// The stage whose they are.
+        /// The stage that saved them.
         stage: StageId,
         /// The micro-batch unit.
         unit: u32,
-        /// Place among the tensors; 0 for their number.
+        /// Index among the tensors, from 1; 0 for the message with their number.
         tensor: u32,
     },
-    /// Control data of a transport that stands on another transport.
+    /// Control data of a transport built on another transport.
     Private {
-        /// What the transport uses it for.
+        /// The purpose, chosen by the transport.
         channel: u8,
     },
 }
@@ -100,24 +103,24 @@ impl Tag {
     /// Length of a tag as bytes.
     pub const N_BYTES: usize = 24;
 
-    /// Names what is carried for a step. `step` is the first of a window; for reductions it is the number of the
-    /// update.
+    /// Names a message of a step. `step` is the first step of a window; for reductions it is the
+    /// number of the update.
     pub const fn new(step: u64, payload: Payload) -> Tag {
         Tag { step, payload }
     }
 
-    /// Names a message that a transport sends over another one for its own use, which `channel` and `number` tell
-    /// from its others.
+    /// Names a message that a transport sends over another one for its own use. `channel` and
+    /// `number` distinguish such messages.
     pub const fn private(channel: u8, number: u64) -> Tag {
         Tag { step: number, payload: Payload::Private { channel } }
     }
 
-    /// The step that the message belongs to, or the number of a private one.
+    /// The step of the message, or the number of a private one.
     pub fn step(self) -> u64 {
         self.step
     }
 
-    /// What the message carries.
+    /// The content of the message.
     pub fn payload(self) -> Payload {
         self.payload
     }
@@ -133,7 +136,7 @@ impl Tag {
         bytes
     }
 
-    /// The tag that gave these bytes; `None` if no tag gives them.
+    /// Decodes the bytes of a tag; `None` if they are not those of a tag.
     pub fn from_bytes(bytes: [u8; Tag::N_BYTES]) -> Option<Tag> {
         let (words, _) = bytes.as_chunks();
         let [code, low, high, x, y, z] = [0, 1, 2, 3, 4, 5].map(|i| u32::from_le_bytes(words[i]));
@@ -153,7 +156,7 @@ const SHADOW: u32 = 39;
 const AWAY: u32 = 40;
 const BACK: u32 = 41;
 
-/// Kinds of tokens by their codes.
+/// Kinds of tokens, indexed by code.
 const TOKENS: [TokenKind; 19] = [
     TokenKind::Activation,
     TokenKind::Gradient,
@@ -234,7 +237,7 @@ fn decode(code: u32, [x, y, z]: [u32; 3]) -> Option<Payload> {
             Some(Payload::Token(token)).filter(|_| is_sound)?
         }
     };
-    // One tag has one form: words that a payload does not use are zero.
+    // Each tag has exactly one encoding: words that a payload does not use are zero.
     (encode(payload).1 == [x, y, z]).then_some(payload)
 }
 
@@ -330,7 +333,7 @@ mod tests {
         }
     }
 
-    /// Bytes that no tag gives are refused, so that two forms of one tag cannot be taken for two tags.
+    /// Other encodings are refused, so that one tag cannot be taken for two.
     #[test]
     fn other_bytes_are_no_tag() {
         let refused = |mut bytes: [u8; Tag::N_BYTES], at: usize, byte: u8| {

@@ -1,4 +1,4 @@
-//! The transport of ranks that are threads of one process: messages are moved, not copied.
+//! The transport between threads of one process: messages are moved, not copied.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use super::mailbox::Mailbox;
 use super::{AllReduce, Comm, CommError, Endpoint, Liveness, Position, Tag};
 use crate::fault::Fault;
 
-/// The ends of a transport between `n_ranks` threads, by rank.
+/// Returns the ends of a transport between `n_ranks` threads, by rank.
 pub fn threads<T: Send>(n_ranks: u32) -> Vec<Threads<T>> {
     let shared = Arc::new(Shared {
         mailboxes: (0..n_ranks).map(|_| Mailbox::default()).collect(),
@@ -22,7 +22,7 @@ pub fn threads<T: Send>(n_ranks: u32) -> Vec<Threads<T>> {
     (0..n_ranks).map(end).collect()
 }
 
-/// One thread's end. When it is dropped, whoever still waits for it learns that it is gone.
+/// One thread's end. Dropping it reports the rank as gone to all ranks that wait for it.
 pub struct Threads<T> {
     rank: Rank,
     shared: Arc<Shared<T>>,
@@ -30,7 +30,7 @@ pub struct Threads<T> {
 
 struct Shared<T> {
     mailboxes: Vec<Mailbox<T>>,
-    /// The first cause of all ranks.
+    /// The first cause of an abort on any rank.
     abort: Mutex<Option<Fault>>,
     positions: Vec<AtomicU64>,
     is_stopping: AtomicBool,

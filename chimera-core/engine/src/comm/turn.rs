@@ -1,16 +1,16 @@
-//! The place of a message in the order in which a transport issues them.
+//! Messages in the common order of a transport.
 
 use chimera_schedule::ids::Rank;
 
 use super::Tag;
 
-/// A message as one of its two ranks sees it.
+/// A message, as seen by one of its two ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OrderedMessage {
     /// The other rank.
     pub peer: Rank,
     /// Whether this rank sends it.
     pub sends: bool,
-    /// Its name.
+    /// Its tag.
     pub tag: Tag,
 }

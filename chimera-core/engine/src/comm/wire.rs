@@ -1,5 +1,5 @@
-//! A transport of bytes as a transport of tensors: whoever can carry frames between two ranks implements [`Wire`], three
-//! functions, and [`Framed`] is the rest.
+//! A transport of tensors over a transport of bytes. Anything that carries frames between two ranks
+//! implements the three functions of [`Wire`], and [`Framed`] does the rest.
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -14,30 +14,33 @@ use super::mailbox::Mailbox;
 use super::{AllReduce, Comm, CommError, Endpoint, Host, Liveness, Position, Tag};
 use crate::fault::{Class, Fault};
 
-/// How long an answer to a question for progress is waited for at a time.
+/// Time between two looks for the answers to a progress query.
 const TICK: Duration = Duration::from_millis(1);
 
 /// Carries frames of bytes between ranks: TCP, pipes, a message queue.
 pub trait Wire: Send + Sync + 'static {
-    /// Sends a frame to another rank. Frames from one rank to another arrive whole and in order. It may block while the
-    /// other rank's end is full, but not until somebody asks for the frame: each end reads all the time.
+    /// Sends a frame to another rank. Frames from one rank to another arrive whole and in order.
+    /// The call may block while the receiver's buffers are full, but must not depend on the
+    /// receiver asking for the frame: each end reads continuously.
     ///
     /// # Errors
-    /// An end that is gone is one of [`ErrorKind::BrokenPipe`], [`ConnectionReset`](ErrorKind::ConnectionReset),
-    /// [`ConnectionAborted`](ErrorKind::ConnectionAborted) or [`NotConnected`](ErrorKind::NotConnected): it is known by what
-    /// [`recv`](Wire::recv) says, so these are passed over. Any other error ends the run of the rank that sends.
+    /// [`ErrorKind::BrokenPipe`], [`ConnectionReset`](ErrorKind::ConnectionReset),
+    /// [`ConnectionAborted`](ErrorKind::ConnectionAborted) and
+    /// [`NotConnected`](ErrorKind::NotConnected) mean that the peer is gone. They are ignored,
+    /// since [`recv`](Wire::recv) reports it. Any other error ends the run of the sending rank.
     fn send(&self, to: Rank, frame: &[u8]) -> io::Result<()>;
 
-    /// Waits for the next frame of another rank. Called by one thread for each rank. An error means that nothing more
-    /// comes from there.
+    /// Waits for the next frame of another rank. Called by one thread per peer. An error means that
+    /// the peer will send nothing more.
     fn recv(&self, from: Rank) -> io::Result<Vec<u8>>;
 
-    /// Ends every [`recv`](Wire::recv) of this rank and of those that wait for it. Called when the end is dropped.
+    /// Ends every [`recv`](Wire::recv) of this rank, and those of its peers that wait for it.
+    /// Called when the end is dropped.
     fn close(&self) {}
 }
 
-/// One rank's end of a transport over a [`Wire`]. Tensors lie in host memory: [`HostStaged`](super::HostStaged) carries
-/// those of a device.
+/// One rank's end of a transport over a [`Wire`]. Tensors are in host memory;
+/// [`HostStaged`](super::HostStaged) carries those of a device.
 pub struct Framed<W: Wire> {
     shared: Arc<Shared<W>>,
 }
@@ -47,15 +50,15 @@ struct Shared<W> {
     rank: Rank,
     n_ranks: u32,
     mailbox: Mailbox<Host>,
-    /// By rank, as far as they have told; this rank's own always.
+    /// By rank: the last position known, always up to date for this rank.
     positions: Vec<AtomicU64>,
-    /// By rank: whether it has answered the question under way.
+    /// By rank: whether it has answered the current query.
     answers: Vec<AtomicBool>,
     is_stopping: AtomicBool,
 }
 
 impl<W: Wire> Framed<W> {
-    /// The end of `rank`, of `n_ranks`. A thread for each other rank reads what comes.
+    /// Makes the end of `rank`, of `n_ranks`. Starts a thread per peer that reads its frames.
     pub fn new(wire: W, rank: Rank, n_ranks: u32) -> Framed<W> {
         let shared = Arc::new(Shared {
             wire,
@@ -91,7 +94,7 @@ impl<W: Wire> Framed<W> {
             Err(error) if !is_gone(error.kind()) => {
                 Err(CommError::Failed(format!("cannot send to {to}: {error}")))
             }
-            // A peer that is gone is known by what does not come from it.
+            // A peer that is gone is noticed when reading from it fails.
             _ => Ok(()),
         }
     }
@@ -115,7 +118,7 @@ impl<W: Wire> Shared<W> {
         }
     }
 
-    /// Reads what comes from a rank, to its end.
+    /// Reads the frames of a rank until it ends.
     fn read(&self, from: Rank) {
         while let Ok(bytes) = self.wire.recv(from) {
             match Frame::of_bytes(bytes) {

@@ -1,4 +1,4 @@
-//! What a transport around another one need not write again.
+//! Forwarding of everything that a wrapper around a transport does not change.
 
 use std::time::{Duration, Instant};
 
@@ -7,24 +7,25 @@ use chimera_schedule::ids::Rank;
 use super::{CommError, Endpoint, Evict, Liveness, Ordered, Position};
 use crate::fault::Fault;
 
-/// A transport that stands on another one of the same ranks. It is an [`Endpoint`] by that one, and writes only what
-/// it does to tensors.
+/// A transport built on another one of the same ranks. It gets its [`Endpoint`] from that one, and
+/// implements only what it does with tensors.
 pub trait Wrap: Send {
-    /// The transport below.
+    /// The inner transport.
     type Inner: Endpoint + ?Sized;
 
-    /// The transport below.
+    /// The inner transport.
     fn inner(&self) -> &Self::Inner;
 
-    /// The transport below, for use.
+    /// The inner transport, for use.
     fn inner_mut(&mut self) -> &mut Self::Inner;
 
-    /// Called before a wait: what this rank still keeps back must go first, or others may wait for it.
+    /// Called before a wait. Must send everything that this rank still holds back, since others may
+    /// wait for it.
     fn flush(&mut self) -> Result<(), CommError> {
         Ok(())
     }
 
-    /// Called before an abort: what this rank still keeps back need not go any more.
+    /// Called before an abort. Whatever this rank still holds back need not be sent any more.
     fn discard(&mut self) {}
 }
 
@@ -86,7 +87,7 @@ impl<W: Wrap + ?Sized> Endpoint for W {
     }
 }
 
-/// A borrowed end is an end, so that wrappers can be put around it.
+/// A borrowed end is an end too, so that it can be wrapped.
 impl<C: Endpoint + ?Sized> Wrap for &mut C {
     type Inner = C;
 

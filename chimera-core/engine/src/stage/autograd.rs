@@ -1,4 +1,4 @@
-//! Stages of frameworks that differentiate by themselves.
+//! Stages of frameworks with automatic differentiation.
 
 use super::edges::no_edges;
 use super::{Branched, DynBranched, DynSizes, Micro, Output, Param, Sizes, Stage};
@@ -6,22 +6,22 @@ use crate::device::{Device, DeviceError, Result};
 
 /// A piece of a model in a framework with automatic differentiation: a forward pass, and its vector-Jacobian product.
 ///
-/// [`Autograd`] makes a [`Stage`] of it. The whole backward pass runs where a schedule has the input half, and the
-/// gradients of the weights wait for the weight half.
+/// [`Autograd`] turns it into a [`Stage`]. The whole backward pass runs where a schedule has the
+/// input half; the gradients of the weights are kept until the weight half.
 pub trait Differentiable: Send {
     /// Activations, gradients and weights.
     type Tensor: Clone + Send;
-    /// One number of a sample.
+    /// The type of a sample's numbers.
     type Item: Copy + Send + Sync + 'static;
-    /// What the framework recorded in a forward pass.
+    /// The framework's record of a forward pass.
     type Graph: Send;
 
     /// The parameters, in the order of `w` below.
     fn params(&self) -> &[Param];
 
-    /// Runs the stage on `x`, the previous stage's activation (`None` for the first stage). The last stage, given
-    /// targets, returns its loss times [`loss_scale`](Micro::loss_scale), and as `grad` whatever
-    /// [`vjp`](Differentiable::vjp) takes for it, such as a one.
+    /// Runs the stage on `x`, the previous stage's activation (`None` for the first stage). The
+    /// last stage, given targets, returns its loss times [`loss_scale`](Micro::loss_scale). Its
+    /// `grad` is then whatever [`vjp`](Differentiable::vjp) expects for it, such as a one.
     fn forward(
         &self,
         w: &[Self::Tensor],
@@ -29,15 +29,16 @@ pub trait Differentiable: Send {
         x: Option<Self::Tensor>,
     ) -> Result<(Output<Self::Tensor>, Self::Graph)>;
 
-    /// The vector-Jacobian product: from the gradient `dy` of the output to the gradient of the input (`None` for the
-    /// first stage), and those of the weights, one for each parameter, in order.
+    /// The vector-Jacobian product. Maps the gradient `dy` of the output to the gradient of the
+    /// input (`None` for the first stage) and those of the weights, one per parameter, in order.
     fn vjp(
         &self,
         graph: Self::Graph,
         dy: Self::Tensor,
     ) -> Result<(Option<Self::Tensor>, Vec<Self::Tensor>)>;
 
-    /// [`forward`](Differentiable::forward) for a stage of a graph, as [`Branched::forward_edges`] says.
+    /// The [`forward`](Differentiable::forward) of a stage of a graph, see
+    /// [`Branched::forward_edges`].
     fn forward_edges(
         &self,
         _w: &[Self::Tensor],
@@ -47,8 +48,8 @@ pub trait Differentiable: Send {
         no_edges("forward_edges", inputs.len())
     }
 
-    /// The vector-Jacobian product of [`forward_edges`](Differentiable::forward_edges): from the gradient of each output to
-    /// those of the inputs, and those of the weights.
+    /// The vector-Jacobian product of [`forward_edges`](Differentiable::forward_edges). Maps the
+    /// gradients of the outputs to those of the inputs and those of the weights.
     fn vjp_edges(
         &self,
         _graph: Self::Graph,
@@ -57,23 +58,25 @@ pub trait Differentiable: Send {
         no_edges("vjp_edges", gradients.len())
     }
 
-    /// Whether there is an activation for each output edge, see [`Branched::has_output_per_edge`].
+    /// Returns true if there is one activation per output edge, see
+    /// [`Branched::has_output_per_edge`].
     fn has_output_per_edge(&self) -> bool {
         false
     }
 
-    /// Whether the stage reads [`Micro::input`] or [`Micro::target`]; if not, no samples are read for it.
+    /// Returns true if the stage reads [`Micro::input`] or [`Micro::target`]; if not, no samples
+    /// are read for it.
     fn needs_inputs(&self) -> bool {
         true
     }
 
-    /// Device memory that a graph holds, in bytes, if the framework says it.
+    /// Device memory that a graph holds, in bytes; 0 if the framework does not report it.
     fn graph_bytes(&self, _graph: &Self::Graph) -> u64 {
         0
     }
 }
 
-/// The stage of a [`Differentiable`] on a device.
+/// A [`Differentiable`] as a stage on a device.
 #[derive(Clone, Debug)]
 pub struct Autograd<A, D> {
     differentiable: A,
@@ -81,7 +84,7 @@ pub struct Autograd<A, D> {
 }
 
 impl<A, D> Autograd<A, D> {
-    /// A stage on `device`, which adds the gradients.
+    /// Makes a stage of it; `device` adds up the gradients.
     pub fn new(differentiable: A, device: D) -> Autograd<A, D> {
         Autograd { differentiable, device }
     }

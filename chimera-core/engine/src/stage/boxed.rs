@@ -1,4 +1,4 @@
-//! A box of a stage is a stage.
+//! Implements `Stage` for boxed stages.
 
 use super::{
     DynBranched, DynMovable, DynSelective, DynSizes, DynSliced, DynSplittable, Micro, Output,

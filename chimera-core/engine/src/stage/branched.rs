@@ -3,13 +3,13 @@
 use super::{Micro, Output, Stage};
 use crate::device::Result;
 
-/// A stage of a graph that does not take one activation at most and give one activation or one loss.
+/// A stage of a graph with more than one input activation, or more than one output.
 pub trait Branched: Stage {
-    /// Runs the stage; `inputs` has the activation of each input edge, in their order.
+    /// Runs the stage; `inputs` has the activation of each input edge, in order.
     ///
-    /// Gives an activation, which goes along all output edges to other stages, or with
-    /// [`has_output_per_edge`](Branched::has_output_per_edge) one for each of these edges, in their order. Its loss, if it
-    /// has one, comes last.
+    /// Returns one activation, which goes along all output edges to other stages. With
+    /// [`has_output_per_edge`](Branched::has_output_per_edge) it returns one activation per edge,
+    /// in order. If the stage has a loss, that comes last.
     fn forward_edges(
         &self,
         w: &[Self::Tensor],
@@ -17,8 +17,9 @@ pub trait Branched: Stage {
         inputs: Vec<Self::Tensor>,
     ) -> Result<(Vec<Output<Self::Tensor>>, Self::Saved)>;
 
-    /// From the gradient of each output of [`forward_edges`](Branched::forward_edges) to the gradients of its inputs, both
-    /// in their order. The engine adds up the gradients of an activation that goes along several edges.
+    /// Maps the gradient of each output of [`forward_edges`](Branched::forward_edges) to the
+    /// gradients of its inputs, both in order. The engine adds up the gradients of an activation
+    /// that goes along several edges.
     fn backward_input_edges(
         &self,
         w: &[Self::Tensor],
@@ -27,7 +28,7 @@ pub trait Branched: Stage {
         gradients: Vec<Self::Tensor>,
     ) -> Result<(Vec<Self::Tensor>, Self::Deferred)>;
 
-    /// Makes the saved activations again, to the bit, without the output (full recomputation).
+    /// Computes the saved activations again, bit for bit, without the output (full recomputation).
     fn recompute_edges(
         &self,
         w: &[Self::Tensor],
@@ -37,8 +38,8 @@ pub trait Branched: Stage {
         Ok(self.forward_edges(w, micro, inputs)?.1)
     }
 
-    /// Returns true if [`forward_edges`](Branched::forward_edges) gives an activation for each output edge to another
-    /// stage, not one for all of them.
+    /// Returns true if [`forward_edges`](Branched::forward_edges) returns one activation per output
+    /// edge to another stage, instead of one for all edges.
     fn has_output_per_edge(&self) -> bool {
         false
     }

@@ -1,11 +1,14 @@
-//! What every stage has to do, as functions that panic at the first law that is broken.
+//! The requirements on every stage, as functions that panic at the first violation.
 //!
-//! A test of a model calls [`all`] with a device, a function that makes the stages of one cut, and samples, or [`graph`] where
-//! the stages are no chain. It checks
-//! gradients against differences of the loss, that loss and gradients grow with [`Micro::loss_scale`](super::Micro::loss_scale),
-//! that gradients are added, that halves of the backward pass may wait and
-//! go in any order, that recomputed and split activations, and those that were moved, give the gradients that whole ones
-//! give, that slices of sequences add up to whole ones where a stage has them, and that a stage keeps nothing between two calls.
+//! A model's test calls [`all`] with a device, a function that makes the stages of one cut, and
+//! samples; or [`graph`] if the stages are not a chain. It checks that
+//! - gradients agree with finite differences of the loss;
+//! - loss and gradients scale with [`Micro::loss_scale`](super::Micro::loss_scale);
+//! - gradients are added to what is there;
+//! - the halves of backward passes may be delayed and reordered;
+//! - recomputed, split and moved activations give the same gradients as the original ones;
+//! - slices of sequences, if a stage supports them, add up to whole sequences;
+//! - a stage keeps nothing between two calls.
 
 mod gradients;
 mod slices;
@@ -18,20 +21,21 @@ use self::subject::{Passed, SAMPLES, Subject};
 use super::{Data, Stage};
 use crate::device::Device;
 
-/// Error of a gradient, beside what differences of a loss in f32 can tell.
+/// Allowed relative error of a gradient, in addition to the resolution of finite differences in
+/// f32.
 const SLOPE: f64 = 2e-2;
-/// Lengths of steps along a direction of all weights. The curve of a deep model's loss asks for short ones, the rounding of a
-/// loss for long ones.
+/// Step lengths along a direction of all weights. The curvature of a deep model's loss needs short
+/// steps, the rounding of a loss long ones.
 const STEPS: [f64; 5] = [1e-2, 1e-3, 1e-4, 1e-5, 1e-6];
-/// By how many units in its last place a loss may be off.
+/// Allowed error of a loss, in units in the last place.
 const LOSS_ERROR: f64 = 16.0;
-/// Factor of a second loss scale; a power of two, which rounds nothing.
+/// Ratio of the second loss scale to the first; a power of two, so that it adds no rounding.
 const OTHER_SCALE: f64 = 4.0;
 
-/// Checks the stages of a model, first to last, as `stages` makes them.
+/// Checks the stages of a chain; `stages` makes them, first to last.
 ///
 /// # Panics
-/// If a law is broken; the message says which.
+/// If a requirement is violated; the message says which.
 pub fn all<D, S>(device: &D, stages: impl Fn() -> Vec<S>, data: &dyn Data<S::Item>)
 where
     D: Device,
@@ -40,10 +44,10 @@ where
     graph(device, &StageGraph::chain(stages().len().max(1)), stages, data);
 }
 
-/// Checks the stages of a graph, as [`all`] does those of a chain.
+/// Checks the stages of a graph, as [`all`] checks those of a chain.
 ///
 /// # Panics
-/// If a law is broken; the message says which.
+/// If a requirement is violated; the message says which.
 pub fn graph<D, S>(
     device: &D,
     graph: &StageGraph,
@@ -68,7 +72,7 @@ pub fn graph<D, S>(
     keeps_nothing(subject);
 }
 
-/// The change of a loss in a step.
+/// The slope of a loss, as measured by a step.
 struct Slope {
     step: f64,
     slope: f64,
@@ -112,8 +116,8 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
         }
     }
 
-    /// The slope of the loss along a direction, in steps that become shorter until it stays as it is, or until the error of
-    /// the loss shows.
+    /// Measures the slope of the loss along a direction, in ever shorter steps, until it settles or
+    /// the error of the loss dominates.
     fn settled_slope(&mut self, direction: &Gradients, allowed: f64) -> Slope {
         let mut last = self.slope(direction, STEPS[0]);
         for step in &STEPS[1..] {
@@ -130,7 +134,7 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
         last
     }
 
-    /// The slope of the loss along a direction, by a step to both sides.
+    /// Measures the slope of the loss along a direction, by a step to both sides.
     fn slope(&mut self, direction: &Gradients, step: f64) -> Slope {
         self.move_weights(&scaled(direction, step));
         let above = self.forward([0, SAMPLES]);
@@ -141,7 +145,7 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
         Slope { step, slope: (above.loss - below.loss) / (2.0 * step), error }
     }
 
-    /// With one scale alone nothing tells whether a stage multiplies by it or by a factor of its own.
+    /// A single scale cannot tell whether a stage multiplies by it or by a constant of its own.
     fn heeds_its_loss_scale(&mut self) {
         let (loss, gradients) = self.plain();
         self.loss_scale *= OTHER_SCALE;
@@ -203,7 +207,7 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
         assert!(bits(&selected.1) == expected, "restored activations give other gradients");
     }
 
-    /// Saved activations that are taken apart go to another memory and back.
+    /// Saved activations that are taken apart survive a trip to another memory.
     fn comes_back(&self) {
         let expected = bits(&self.plain().1);
         let moved = self.train(|n, _, saved| {
@@ -255,7 +259,7 @@ fn saved_bytes<S: Stage>(stage: &S, saved: &S::Saved) -> u64 {
     stage.sizes().map_or(0, |sizes| sizes.saved_bytes(saved))
 }
 
-/// A stage that kept weights of an earlier call would use them instead of those it is given.
+/// A stage that kept weights of an earlier call would use them instead of the weights passed to it.
 fn keeps_nothing<'c, D, S>(subject: impl Fn() -> Subject<'c, D, S>)
 where
     D: Device,

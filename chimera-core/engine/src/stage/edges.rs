@@ -1,4 +1,4 @@
-//! Calls a stage as its edges ask for.
+//! Calls of stages according to their edges.
 
 use chimera_schedule::graph::StageGraph;
 use chimera_schedule::ids::StageId;
@@ -6,28 +6,29 @@ use chimera_schedule::ids::StageId;
 use super::{DynBranched, Micro, Output, Stage};
 use crate::device::{Device, DeviceError, Result};
 
-/// The edges of a stage.
+/// The numbers of edges of a stage.
 #[derive(Clone, Copy)]
 pub(crate) struct StageEdges {
-    /// Input edges.
+    /// Number of input edges.
     n_inputs: usize,
-    /// Output edges to other stages.
+    /// Number of output edges to other stages.
     n_outputs: usize,
     has_loss: bool,
 }
 
-/// Activations that a stage gives, then its loss, if it has one; and what it saved.
+/// The activations that a stage returns, followed by its loss if it has one; and its saved
+/// activations.
 pub(crate) type ForwardResult<S> = (Vec<Output<<S as Stage>::Tensor>>, <S as Stage>::Saved);
 
 impl StageEdges {
-    /// The place of `stage` in a graph.
+    /// The edges of `stage` in a graph.
     pub(crate) fn of(graph: &StageGraph, stage: StageId) -> StageEdges {
         let has_loss = graph.has_loss(stage);
         let n_outputs = graph.outputs(stage).len() - usize::from(has_loss);
         StageEdges { n_inputs: graph.inputs(stage).len(), n_outputs, has_loss }
     }
 
-    /// Runs `stage` on the activations of its input edges.
+    /// Runs `stage` forward on the activations of its input edges.
     pub(crate) fn forward<S: Stage>(
         self,
         stage: &S,
@@ -41,7 +42,7 @@ impl StageEdges {
         } else {
             branched(stage, "forward_edges", inputs.len())?.forward_edges(w, micro, inputs)?
         };
-        // Without targets there is an output in the place of the loss.
+        // Without targets there is an output instead of the loss.
         let is_loss = |output: &Output<_>| matches!(output, Output::Loss { .. });
         let n_losses = usize::from(self.has_loss && !micro.target.is_empty());
         let given: Vec<bool> = outputs.iter().map(is_loss).collect();
@@ -61,7 +62,7 @@ impl StageEdges {
         Err(misplaced("forward", reason))
     }
 
-    /// Makes the saved activations again, from the activations of the input edges.
+    /// Recomputes the saved activations from the activations of the input edges.
     pub(crate) fn recompute<S: Stage>(
         self,
         stage: &S,
@@ -76,8 +77,9 @@ impl StageEdges {
         }
     }
 
-    /// Runs the input half of a backward: from the gradients of the output edges, that of the loss last, to those of the
-    /// input edges. The gradients of one activation are added up in the order of its edges.
+    /// Runs the input half of a backward pass. Takes the gradients of the output edges, that of the
+    /// loss last, and returns those of the input edges. Gradients of one activation are added up in
+    /// the order of its edges.
     pub(crate) fn backward_input<S: Stage<Tensor = D::Tensor>, D: Device>(
         self,
         (stage, device): (&S, &D),
@@ -104,7 +106,7 @@ impl StageEdges {
                     .backward_input_edges(w, micro, saved, gradients)?
             }
         };
-        // What a source gives nobody takes.
+        // No stage needs the input gradient of a source.
         if given.len() == self.n_inputs || self.n_inputs == 0 {
             return Ok((given, deferred));
         }
@@ -113,7 +115,7 @@ impl StageEdges {
         Err(misplaced("backward", reason))
     }
 
-    /// What a stage gives, once for each output edge to another stage.
+    /// The activations of a stage, one per output edge to another stage.
     pub(crate) fn along_edges<T: Clone>(self, mut activations: Vec<T>) -> Vec<T> {
         if let [one] = &activations[..] {
             activations = vec![one.clone(); self.n_outputs];
@@ -126,28 +128,30 @@ impl StageEdges {
         self.n_inputs
     }
 
-    /// Activations that the stage gives to other stages.
+    /// Number of activations that the stage returns for other stages.
     fn n_given<S: Stage>(self, stage: &S) -> usize {
         if has_output_per_edge(stage) { self.n_outputs } else { self.n_outputs.min(1) }
     }
 
-    /// Whether it takes one activation at most, and gives one activation or one loss.
+    /// Returns true if the stage fits a chain: at most one input activation, and one activation or
+    /// one loss.
     fn is_of_chain<S: Stage>(self, stage: &S) -> bool {
         self.n_inputs <= 1 && self.n_given(stage) + usize::from(self.has_loss) == 1
     }
 }
 
-/// A stage that does not fit its place in the graph.
+/// The error for a stage that does not fit its place in the graph.
 fn misplaced(op: &'static str, reason: String) -> DeviceError {
     DeviceError::Failed { device: "the stage".into(), op, reason }
 }
 
-/// Returns true if `stage` gives an activation for each output edge.
+/// Returns true if `stage` returns one activation per output edge.
 pub(crate) fn has_output_per_edge<S: Stage>(stage: &S) -> bool {
     stage.branched().is_some_and(|stage| stage.has_output_per_edge())
 }
 
-/// The stage for a place that a stage of a chain cannot have, where `n` tensors came.
+/// Returns the stage as `Branched`, for a place with `n` tensors that a stage of a chain cannot
+/// fill.
 fn branched<'s, S: Stage>(
     stage: &'s S,
     op: &'static str,
@@ -156,7 +160,7 @@ fn branched<'s, S: Stage>(
     stage.branched().map_or_else(|| no_edges(op, n), Ok)
 }
 
-/// Refuses a place in a graph that a stage of a chain cannot have.
+/// The error for a stage of a chain at a place in a graph that it cannot fill.
 pub(super) fn no_edges<T>(op: &'static str, n: usize) -> Result<T> {
     let reason = format!(
         "it takes one activation at most and gives one activation or one loss, but its place in the graph of stages asks for \

@@ -1,4 +1,4 @@
-//! Stages of different types as one type.
+//! Stages of different types behind one type.
 
 use std::any::Any;
 
@@ -9,14 +9,14 @@ use super::{
 };
 use crate::device::Result;
 
-/// A stage of any type, whose tensors are `T` and whose samples are of `I`.
+/// A stage of any type with tensors `T` and samples of `I`.
 pub type AnyStage<T, I = u32> =
     Box<dyn Stage<Tensor = T, Item = I, Saved = AnyValue, Deferred = AnyValue> + Sync>;
 
 /// Saved activations or deferred weight work of some stage.
 pub type AnyValue = Box<dyn Any + Send>;
 
-/// Forgets the type of a stage, so that the stages of a model may differ in it.
+/// Erases the type of a stage, so that one model can have stages of several types.
 pub fn erase<S>(stage: S) -> AnyStage<S::Tensor, S::Item>
 where
     S: Stage<Tensor: 'static, Saved: 'static, Deferred: 'static> + Sync + 'static,
@@ -26,7 +26,8 @@ where
 
 struct Erased<S>(S);
 
-/// The engine gives a stage what the stage made, so a value of another type is a bug.
+/// Downcasts a value. The engine passes a stage only values that the stage made, so a wrong type is
+/// a bug.
 fn own<T: 'static>(value: AnyValue) -> T {
     match value.downcast() {
         Ok(value) => *value,
@@ -38,7 +39,7 @@ fn own_ref<T: 'static>(value: &AnyValue) -> &T {
     value.downcast_ref().unwrap_or_else(|| panic!("a stage was given what another stage made"))
 }
 
-/// An erased stage is asked for only what the stage in it has.
+/// Unwraps an ability. An erased stage is asked only for abilities that its inner stage has.
 fn asked<T: ?Sized>(ability: Option<&T>) -> &T {
     ability.unwrap_or_else(|| panic!("a stage was asked for what it does not have"))
 }

@@ -6,10 +6,10 @@ use rand_distr::{StandardNormal, StandardUniform};
 
 use super::{Init, Param};
 
-/// The initial values of `param`, row-major.
+/// Returns the initial values of `param`, row-major.
 ///
-/// They depend on `seed`, the name and the shape alone: each tensor has a random stream of its own,
-/// so neither the number of workers nor the schedule nor the order of the calls changes them.
+/// They depend only on `seed`, the name and the shape: each tensor has its own random stream. The
+/// number of workers, the schedule and the order of calls do not change them.
 pub fn initial(param: &Param, seed: u64) -> Vec<f32> {
     let n = param.n_elements();
     match &param.init {
@@ -29,7 +29,7 @@ pub fn initial(param: &Param, seed: u64) -> Vec<f32> {
     }
 }
 
-/// The random stream of the tensor `name`.
+/// Returns the random stream of the tensor `name`.
 fn stream(name: &str, seed: u64) -> ChaCha8Rng {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&seed.to_le_bytes());
@@ -52,7 +52,7 @@ mod tests {
         assert_eq!(a, initial(&param("a", normal()), 7));
         assert_ne!(a, initial(&param("a", normal()), 8));
         assert_ne!(a, initial(&param("b", normal()), 7));
-        // Saved runs are repeated from their seed: these bits must never change.
+        // Saved runs are reproduced from their seed: these bits must never change.
         assert_eq!(a[..3], [0.011242856, 0.018022832, 0.015349116]);
     }
 

@@ -1,15 +1,16 @@
-//! How much memory a stage takes: it runs once, on the device that it will train on.
+//! Measures the memory of a stage by running it once, on the device that it will train on.
 
 use chimera_schedule::costs::StageBytes;
 
 use super::{Micro, Output, Stage};
 use crate::device::{Device, Result};
 
-/// What a sample takes on `stage`, which runs forward and backward on a micro-batch of `n_samples` with weights of
-/// zeros, and what the stage gives to the next one.
+/// Measures the memory per sample of `stage`, by running it forward and backward on a micro-batch
+/// of `n_samples` with zero weights. Also returns the input of the next stage.
 ///
-/// Saved activations and deferred weight work are what the stage [says](super::Sizes::saved_bytes) of them. What ops use while
-/// they run is not known: it is taken to be what they leave.
+/// The sizes of saved activations and deferred weight work are those that the stage
+/// [reports](super::Sizes::saved_bytes). Temporary memory of ops is not known; it is taken to equal
+/// the memory that they leave in use.
 ///
 /// # Errors
 /// If the device fails.

@@ -1,13 +1,15 @@
-//! The seam between a model and the engine: a [`Stage`] is one piece of a model, and [`Data`] is where samples
-//! come from.
+//! The interface between a model and the engine: a [`Stage`] is one piece of a model, and [`Data`]
+//! is the source of samples.
 //!
-//! A stage has four required functions: its parameters, a forward pass, and the two halves of a backward pass, that
-//! of the input and that of the weights. What only some stages can do is a trait of its own, which the engine asks for by
-//! an accessor: [`Branched`] stages have several edges in a [graph](chimera_schedule::graph::StageGraph), [`Selective`] ones
-//! recompute a part of their activations, [`Sliced`] ones run on parts of a sequence, saved activations of [`Movable`] and
-//! [`Splittable`] ones can be moved and cut, and [`Sizes`] tells the extents and bytes of activations.
-//! A framework with automatic differentiation implements [`Differentiable`] instead, a forward pass and a
-//! vector-Jacobian product, and [`Autograd`] makes a stage of it. [`conformance`] is the suite that every stage calls.
+//! A stage has four required functions: its parameters, a forward pass, and the two halves of a
+//! backward pass, for the input and for the weights. Optional abilities are traits of their own,
+//! which the engine reaches through accessors. [`Branched`] stages have several edges in a
+//! [graph](chimera_schedule::graph::StageGraph). [`Selective`] stages recompute a part of their
+//! activations. [`Sliced`] stages run on parts of a sequence. The saved activations of [`Movable`]
+//! and [`Splittable`] stages can be moved and cut. [`Sizes`] reports shapes and bytes of
+//! activations. A framework with automatic differentiation implements [`Differentiable`] instead, a
+//! forward pass and a vector-Jacobian product, and [`Autograd`] turns it into a stage.
+//! [`conformance`] is the test suite for stages.
 
 mod autograd;
 mod boxed;
@@ -46,33 +48,38 @@ use crate::device::Result;
 pub enum Output<T> {
     /// Input of the next stage; from the last stage, without targets, the model's output.
     Activation(T),
-    /// From a stage that has a loss, given targets: the scaled loss (`[1]`) and what its
-    /// [`backward_input`](Stage::backward_input) takes as `dy`. A step's loss is the sum over all stages that have one: a
-    /// stage whose loss counts for more or less than another's multiplies it.
+    /// Returned by a stage that has a loss, given targets: the scaled loss, of shape `[1]`, and the
+    /// `dy` of its [`backward_input`](Stage::backward_input). The loss of a step is the sum over
+    /// all stages that have one. A stage weights its loss relative to the others by a factor of its
+    /// own.
     Loss {
         /// Loss of the micro-batch times [`loss_scale`](Micro::loss_scale).
         loss: T,
-        /// Gradient of that loss, wherever in the stage it is cheapest to begin.
+        /// Gradient of that loss, taken wherever in the stage the backward pass begins most
+        /// cheaply.
         grad: T,
     },
 }
 
 /// One piece of a model.
 ///
-/// A stage keeps nothing between two calls: weights come in as an argument, saved activations go out as a value and
-/// come back by move. So weight versions, recomputation and memory accounting belong to the engine, once.
-/// A clone of a weight must not outlive the saved activations that it is part of, since updates write in place.
+/// A stage keeps nothing between two calls: weights come in as an argument, saved activations go
+/// out as a value and come back by move. Weight versions, recomputation and memory accounting are
+/// therefore the engine's job. A clone of a weight must not outlive the saved activations that
+/// contain it, since updates write in place.
 ///
-/// The first extent of every activation counts samples, or rows of samples: the engine cuts activations and their
-/// gradients into parts of equally many samples, and joins such parts, along it.
+/// The first dimension of every activation counts samples, or rows of samples. Along it the engine
+/// cuts activations and their gradients into parts with equal numbers of samples, and joins such
+/// parts.
 pub trait Stage: Send {
     /// Activations, gradients and weights.
     type Tensor: Clone + Send;
-    /// One number of a sample.
+    /// The type of a sample's numbers.
     type Item: Copy + Send + Sync + 'static;
-    /// What the backward pass needs of the forward pass.
+    /// The saved activations: data that the backward pass needs from the forward pass.
     type Saved: Send;
-    /// What the weight half of the backward pass needs of the input half.
+    /// Deferred weight work: data that the weight half of the backward pass needs from the input
+    /// half.
     type Deferred: Send;
 
     /// The parameters, in the order in which `w` and `into` below hold their tensors.
@@ -86,7 +93,8 @@ pub trait Stage: Send {
         x: Option<Self::Tensor>,
     ) -> Result<(Output<Self::Tensor>, Self::Saved)>;
 
-    /// From the gradient `dy` of the output to the gradient of the input (`None` for the first stage).
+    /// Maps the gradient `dy` of the output to the gradient of the input (`None` for the first
+    /// stage).
     fn backward_input(
         &self,
         w: &[Self::Tensor],
@@ -103,7 +111,7 @@ pub trait Stage: Send {
         into: &mut [Self::Tensor],
     ) -> Result<()>;
 
-    /// Makes the saved activations again, to the bit, without the output (full recomputation).
+    /// Computes the saved activations again, bit for bit, without the output (full recomputation).
     fn recompute(
         &self,
         w: &[Self::Tensor],
@@ -118,39 +126,43 @@ pub trait Stage: Send {
         true
     }
 
-    /// Input `[rows, inputs]` and output gradient `[rows, outputs]` of each linear layer that [`Param::shown`] names, in the
-    /// order of the parameters, for work beside the training such as the factors of K-FAC. The gradient of a layer's matrix
-    /// is the sum over rows of the products of both.
+    /// The input `[rows, inputs]` and output gradient `[rows, outputs]` of each linear layer marked
+    /// by [`Param::shown`], in the order of the parameters. Work beside the training reads them,
+    /// such as the factors of K-FAC. The gradient of a layer's matrix is the sum over rows of the
+    /// products of both.
     fn operands(&self, _deferred: &Self::Deferred) -> Vec<[Self::Tensor; 2]> {
         Vec::new()
     }
 
-    /// The stage, if its place in a graph of stages may have several input edges or outputs.
+    /// The stage as `Branched`, if it may have several input edges or outputs in a graph of stages.
     fn branched(&self) -> Option<&DynBranched<'_, Self>> {
         None
     }
 
-    /// The stage, if it has selective recomputation. A program with it is refused for a stage without.
+    /// The stage as `Selective`, if it supports selective recomputation. Programs that need it are
+    /// refused otherwise.
     fn selective(&self) -> Option<&DynSelective<'_, Self>> {
         None
     }
 
-    /// The stage, if it runs on slices of sequences. A program with slices is refused for a stage that does not.
+    /// The stage as `Sliced`, if it runs on slices of sequences. Programs with slices are refused
+    /// otherwise.
     fn sliced(&self) -> Option<&DynSliced<'_, Self>> {
         None
     }
 
-    /// The stage, if its saved activations can be cut by samples.
+    /// The stage as `Splittable`, if its saved activations can be cut by samples.
     fn splittable(&self) -> Option<&DynSplittable<'_, Self>> {
         None
     }
 
-    /// The stage, if its saved activations can be moved. A program with moves is refused for a stage without.
+    /// The stage as `Movable`, if its saved activations can be moved. Programs with moves are
+    /// refused otherwise.
     fn movable(&self) -> Option<&DynMovable<'_, Self>> {
         None
     }
 
-    /// The stage, if it knows the sizes of its activations.
+    /// The stage as `Sizes`, if it knows the sizes of its activations.
     fn sizes(&self) -> Option<&DynSizes<'_, Self>> {
         None
     }

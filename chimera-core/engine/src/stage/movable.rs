@@ -1,25 +1,26 @@
-//! Stages whose saved activations can be moved or cut.
+//! Stages with saved activations that can be moved or cut.
 
 use super::Stage;
 use crate::device::Result;
 
-/// Puts saved activations together of their tensors.
+/// Reassembles saved activations from their tensors.
 pub type Reassemble<T, S> = Box<dyn FnOnce(Vec<T>) -> Result<S> + Send>;
 
-/// The tensors of saved activations, and what puts them together again.
+/// The tensors of saved activations, and a function that reassembles them.
 pub type TakenApart<T, S> = (Vec<T>, Reassemble<T, S>);
 
-/// A stage whose saved activations can go to another memory and come back, as programs with moves need.
+/// A stage with saved activations that can be moved to another memory and back, as programs with
+/// moves need.
 pub trait Movable: Stage {
-    /// Returns the tensors of saved activations, and what puts saved activations together of such tensors again, to the
-    /// bit. Between the two the tensors may have been in another memory.
+    /// Takes saved activations apart into their tensors. Also returns a function that reassembles
+    /// them, bit for bit. In between, the tensors may have been in another memory.
     fn take_apart(&self, saved: Self::Saved) -> Result<TakenApart<Self::Tensor, Self::Saved>>;
 }
 
-/// A stage whose saved activations can be cut by samples. For a stage without this the engine runs a forward over several
-/// parts, as of backward halving and forward doubling, part by part.
+/// A stage with saved activations that can be cut by samples. For other stages the engine runs a
+/// forward over several parts (as in backward halving and forward doubling) part by part.
 pub trait Splittable: Stage {
-    /// Cuts saved activations into `parts` of equally many samples, in order.
+    /// Cuts saved activations into `parts` with equal numbers of samples, in order.
     fn split_saved(&self, saved: Self::Saved, parts: usize) -> Result<Vec<Self::Saved>>;
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use chimera_schedule::ids::StageId;
 
-/// How the initial values of a tensor are drawn, from (seed, name) alone.
+/// Initial values of a tensor, drawn from (seed, name) only.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum Init {
@@ -17,21 +17,21 @@ pub enum Init {
     Normal(f64),
     /// Uniform between minus this bound and this bound.
     Uniform(f64),
-    /// Given values, row-major, one for each element.
+    /// Given values, row-major, one per element.
     Values(Arc<[f32]>),
 }
 
-/// A linear layer `y = x W + bias` whose [operands](super::Stage::operands) a stage shows.
+/// A linear layer `y = x W + bias` that a stage shows the [operands](super::Stage::operands) of.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LinearLayer {
     /// Name of the bias, if there is one.
     pub bias: Option<String>,
-    /// Whether the matrix is `[inputs, outputs]`, and not `[outputs, inputs]`.
+    /// Whether the matrix has shape `[inputs, outputs]` instead of `[outputs, inputs]`.
     pub inputs_first: bool,
 }
 
-/// Why the names of parameters, each of a stage, cannot key checkpoints, if they cannot: each is of one stage, unless it is
-/// [tied](Param::tied) and left out.
+/// Returns why these names of parameters cannot key checkpoints, or `None` if they can. Each name
+/// must belong to one stage; [tied](Param::tied) parameters are to be left out.
 pub fn name_conflict<'n>(names: impl IntoIterator<Item = (StageId, &'n str)>) -> Option<String> {
     let mut known = BTreeMap::new();
     names.into_iter().find_map(|(stage, name)| {
@@ -61,31 +61,34 @@ pub fn name_conflict<'n>(names: impl IntoIterator<Item = (StageId, &'n str)>) ->
 /// One weight tensor of a stage.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Param {
-    /// Unique in the model, and independent of the number of stages; keys checkpoints.
+    /// Name, unique in the model and independent of the number of stages; keys checkpoints.
     pub name: String,
-    /// Extents, row-major.
+    /// Shape, row-major.
     pub shape: Vec<usize>,
     /// Initial values.
     pub init: Init,
     /// Whether weight decay applies (matrices, not biases and norms).
     pub decay: bool,
-    /// Whether other stages share this tensor, by its name, as the last and the first one do with a tied head; its gradient is
-    /// then summed over the workers of all of them. [`Lowering::tied`](chimera_schedule::lower::Lowering::tied) names the stages, which
-    /// share all of their tied tensors. In a stage that it does not name, a tied tensor is one of the stage's own.
+    /// Whether other stages share this tensor, by its name, as the first and last stage do with a
+    /// tied head. Its gradient is then summed over the workers of all of them.
+    /// [`Lowering::tied`](chimera_schedule::lower::Lowering::tied) lists the stages, which share
+    /// all of their tied tensors. A tied tensor of a stage that is not listed belongs to that stage
+    /// only.
     pub tied: bool,
-    /// Whether its weights stay as they begin, by a learning rate of 0, whatever the rules for its name say. Its gradient is best
-    /// left at zeros, which count in no norm.
+    /// Whether the weights keep their initial values, by a learning rate of 0, whatever the rules
+    /// for its name. Its gradient is best left at zero, which adds to no norm.
     pub frozen: bool,
-    /// Extents of the linear maps that lie beside each other in a matrix, along one of its two sides: one of a plain
-    /// matrix, three of fused queries, keys and values. None of tables, norms and biases. Optimizers that take a matrix as
-    /// a whole, such as Muon, read it.
+    /// Extents of the linear maps that lie side by side in a matrix, along one of its two
+    /// dimensions: one for a plain matrix, three for fused queries, keys and values. Empty for
+    /// tables, norms and biases. Read by optimizers that treat a matrix as a whole, such as Muon.
     pub linear_maps: Vec<usize>,
-    /// The linear layer whose matrix this is, if the stage shows its operands.
+    /// The linear layer of this matrix, if the stage shows its operands.
     pub shown: Option<LinearLayer>,
 }
 
 impl Param {
-    /// A tensor of a stage, not tied; with weight decay, and a linear map, if it is a matrix.
+    /// An untied tensor of a stage. If it is a matrix, it is one linear map; weight decay applies
+    /// to all tensors with two or more dimensions.
     pub fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>, init: Init) -> Param {
         let shape = shape.into();
         let linear_maps = if shape.len() == 2 { vec![shape[0]] } else { Vec::new() };
@@ -94,17 +97,17 @@ impl Param {
         Param { name, decay, shape, init, tied, frozen, linear_maps, shown }
     }
 
-    /// This tensor as a matrix in which linear maps of these extents lie beside each other.
+    /// Declares the linear maps that lie side by side in this matrix, by their extents.
     pub fn fused(self, linear_maps: impl Into<Vec<usize>>) -> Param {
         Param { linear_maps: linear_maps.into(), ..self }
     }
 
-    /// This tensor as the matrix of a linear layer whose operands the stage shows.
+    /// Marks this tensor as the matrix of a linear layer that the stage shows the operands of.
     pub fn shown(self, layer: LinearLayer) -> Param {
         Param { shown: Some(layer), ..self }
     }
 
-    /// Inputs and outputs of the linear layer whose operands the stage shows.
+    /// Numbers of inputs and outputs of the linear layer, if the stage shows its operands.
     pub fn features(&self) -> Option<(usize, usize)> {
         match (&self.shown, &self.shape[..]) {
             (Some(layer), &[rows, columns]) if layer.inputs_first => Some((rows, columns)),
@@ -113,7 +116,7 @@ impl Param {
         }
     }
 
-    /// Rows and columns of each of its linear maps.
+    /// Rows and columns of each linear map.
     pub fn map_extents(&self) -> Vec<[usize; 2]> {
         let &[rows, columns] = &self.shape[..] else { return Vec::new() };
         let extents = |extent: &usize| {
@@ -122,12 +125,13 @@ impl Param {
         self.linear_maps.iter().map(extents).collect()
     }
 
-    /// Whether its linear maps are rows of the matrix, one below the other; columns side by side otherwise.
+    /// Returns true if the linear maps are stacked along the rows of the matrix; otherwise they lie
+    /// along its columns.
     pub(crate) fn maps_are_rows(&self) -> bool {
         self.shape.first() == Some(&self.linear_maps.iter().sum())
     }
 
-    /// Whether its linear maps fill one side of a matrix.
+    /// Returns true if the linear maps fill one dimension of a matrix, or there are none.
     pub(crate) fn fits_linear_maps(&self) -> bool {
         let n: usize = self.linear_maps.iter().sum();
         let is_filled = self.shape.len() == 2 && self.shape.contains(&n);

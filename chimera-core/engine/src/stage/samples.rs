@@ -1,10 +1,11 @@
-//! Samples that a function makes.
+//! Samples made by a function.
 
 use std::io;
 
 use super::Data;
 
-/// Data of `n_targets` targets a sample: `sample` appends the inputs and targets of a step's sample, by the numbers of both.
+/// Makes a `Data` with `n_targets` targets per sample. `sample` takes the numbers of a step and a
+/// sample, and appends the inputs and targets.
 ///
 /// ```
 /// use chimera_engine::stage::{Data, samples};

@@ -1,15 +1,15 @@
-//! Stages that recompute a part of what they save.
+//! Stages that recompute a part of their saved activations.
 
 use super::{Micro, Slice, Stage};
 use crate::device::Result;
 
-/// A stage that drops cheap activations after a forward and computes them again before the backward (selective
-/// recomputation).
+/// A stage that drops cheap activations after a forward pass and recomputes them before the
+/// backward pass (selective recomputation).
 pub trait Selective: Stage {
-    /// Drops those saved activations that are cheap to compute again.
+    /// Drops the saved activations that are cheap to recompute.
     fn select(&self, saved: Self::Saved) -> Self::Saved;
 
-    /// Computes again, to the bit, what [`select`](Selective::select) dropped.
+    /// Recomputes, bit for bit, the activations that [`select`](Selective::select) dropped.
     fn restore(
         &self,
         w: &[Self::Tensor],
@@ -17,8 +17,8 @@ pub trait Selective: Stage {
         selected: Self::Saved,
     ) -> Result<Self::Saved>;
 
-    /// Computes again, to the bit, what [`select`](Selective::select) dropped of a slice of a
-    /// [sliced](super::Sliced) stage.
+    /// Recomputes, bit for bit, the activations that [`select`](Selective::select) dropped from a
+    /// slice of a [sliced](super::Sliced) stage.
     fn restore_slice(
         &self,
         w: &[Self::Tensor],

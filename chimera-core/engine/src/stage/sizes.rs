@@ -4,20 +4,22 @@ use super::Stage;
 
 /// A stage that knows the sizes of its activations.
 pub trait Sizes: Stage {
-    /// Extents of the activation that the stage takes for a number of samples, against which the engine checks what
-    /// another rank sends; `None` checks nothing. With several input edges nothing is checked.
+    /// Shape of the stage's input activation for a number of samples. The engine checks what
+    /// another rank sends against it; `None` disables the check. It is not checked for stages with
+    /// several input edges.
     fn input_shape(&self, _samples: usize) -> Option<Vec<usize>> {
         None
     }
 
-    /// Extents of the activation that the stage gives for a number of samples; `None` checks nothing. With an activation
-    /// for each output edge nothing is checked.
+    /// Shape of the stage's output activation for a number of samples; `None` disables the check.
+    /// It is not checked for stages with one activation per output edge.
     fn output_shape(&self, _samples: usize) -> Option<Vec<usize>> {
         None
     }
 
-    /// Device memory that `saved` holds, in bytes, whole or [selected](super::Selective::select). Reports of activation
-    /// memory leave out a stage that gives 0.
+    /// Device memory that `saved` holds, in bytes, whether whole or
+    /// [selected](super::Selective::select). Reports of activation memory leave out a stage that
+    /// returns 0.
     fn saved_bytes(&self, _saved: &Self::Saved) -> u64 {
         0
     }
@@ -28,7 +30,7 @@ pub trait Sizes: Stage {
     }
 }
 
-/// Any stage of [`Sizes`] with the types of `S`.
+/// Any [`Sizes`] stage with the types of `S`.
 pub type DynSizes<'s, S> = dyn Sizes<
         Tensor = <S as Stage>::Tensor,
         Item = <S as Stage>::Item,

@@ -1,17 +1,18 @@
-//! Slices of the sequence of samples, and stages that run on them.
+//! Slices of sequences, and stages that run on them.
 
 use std::ops::Range;
 
 use super::{Micro, Output, Stage};
 use crate::device::Result;
 
-/// What one slice of a sequence leaves for those behind it, such as keys and values: tensors in an order of the stage's own.
+/// The tensors that one slice of a sequence leaves for the slices after it, such as keys and
+/// values. The stage chooses their order.
 pub type Left<T> = Vec<T>;
 
-/// A slice of the sequence of each sample of a micro-batch, and what the slices before it left.
+/// A slice of the sequence of each sample in a micro-batch, and what the slices before it left.
 #[derive(Debug)]
 pub struct Slice<'s, T> {
-    /// What each slice before this one left, the first one's first.
+    /// The tensors that each earlier slice left, first slice first.
     pub past: &'s [Left<T>],
     /// Number of slices of the sequence.
     pub of: usize,
@@ -31,26 +32,29 @@ impl<T> Slice<'_, T> {
         self.past.len()
     }
 
-    /// Which of a sequence of `len` positions it has. Slices are equally long, or differ by one.
+    /// The positions of a sequence of length `len` that the slice covers. Slices are equally long,
+    /// or differ by one.
     pub fn range(&self, len: usize) -> Range<usize> {
         slice_range(self.index(), self.of, len)
     }
 }
 
-/// What the backward of a slice begins with.
+/// The gradients with which the backward pass of a slice begins.
 #[derive(Clone, Debug)]
 pub struct SliceGradients<T> {
     /// The gradient of the slice's output.
     pub output: T,
-    /// The gradient of what the slice left, over all slices behind it; `None` of the last one.
+    /// The gradient of what the slice left, summed over all slices after it; `None` for the last
+    /// slice.
     pub left: Option<Left<T>>,
 }
 
-/// A stage that runs on slices of the sequence of each sample, as programs need that cut sequences.
+/// A stage that runs on slices of the sequence of each sample, as programs with sliced sequences
+/// need.
 pub trait Sliced: Stage {
-    /// Runs the stage on a slice of the sequence of each sample. `micro` holds the samples whole. `x` and the output have
-    /// only the rows of the slice, those of one sample after those of another. Also gives what the slice leaves for those
-    /// after it.
+    /// Runs the stage on a slice of the sequence of each sample. `micro` holds whole samples; `x`
+    /// and the output have only the rows of the slice, sample after sample. Also returns what the
+    /// slice leaves for the slices after it.
     fn forward_slice(
         &self,
         w: &[Self::Tensor],
@@ -59,7 +63,7 @@ pub trait Sliced: Stage {
         x: Option<Self::Tensor>,
     ) -> Result<(Output<Self::Tensor>, Self::Saved, Left<Self::Tensor>)>;
 
-    /// Makes the saved activations of a slice again, to the bit.
+    /// Computes the saved activations of a slice again, bit for bit.
     fn recompute_slice(
         &self,
         w: &[Self::Tensor],
@@ -70,9 +74,10 @@ pub trait Sliced: Stage {
         Ok(self.forward_slice(w, micro, slice, x)?.1)
     }
 
-    /// From the gradient of a slice's output, and of what it left, to that of its input, and of what the slices before it
-    /// left, as far as this slice read it. Slices go backward from the last to the first, so that what a slice left has all
-    /// of its gradient by then; the engine adds it up.
+    /// Maps the gradients of a slice's output and of what it left to the gradient of its input and
+    /// of what the slices before it left, as far as this slice read it. Slices run backward from
+    /// the last to the first, so the gradient of what a slice left is complete by then; the engine
+    /// adds it up.
     fn backward_input_slice(
         &self,
         w: &[Self::Tensor],
@@ -91,7 +96,7 @@ pub type DynSliced<'s, S> = dyn Sliced<
         Deferred = <S as Stage>::Deferred,
     > + 's;
 
-/// Which of a sequence of `len` positions the slice number `index` of `of` has.
+/// The positions of a sequence of length `len` in slice number `index` of `of`.
 pub fn slice_range(index: usize, of: usize, len: usize) -> Range<usize> {
     len * index / of..len * (index + 1) / of
 }

@@ -1,9 +1,9 @@
-//! Gradients of all stages as vectors: lengths, directions, and whether two are equal up to rounding.
+//! Gradients of all stages as one vector: length, direction, and comparison up to rounding.
 
-/// Error of sums in another order.
+/// Allowed relative error of sums taken in another order.
 pub(super) const ROUNDING: f64 = 1e-4;
 
-/// Gradients by stage and parameter.
+/// Gradients by stage, parameter and element.
 pub(super) type Gradients = Vec<Vec<Vec<f32>>>;
 
 fn map(gradients: &Gradients, f: impl Fn(usize, f32) -> f32) -> Gradients {
@@ -27,7 +27,7 @@ pub(super) fn along(gradients: &Gradients) -> Gradients {
     scaled(gradients, 1.0 / length)
 }
 
-/// A direction of length 1 whose elements differ in their sign alone.
+/// A direction of length 1 whose elements differ only in sign.
 pub(super) fn signs(gradients: &Gradients) -> Gradients {
     let n = gradients.iter().flatten().flatten().count() as f64;
     map(gradients, |i, _| if (i * i + i / 3) % 3 == 1 { 1.0 } else { -1.0 } / n.sqrt() as f32)

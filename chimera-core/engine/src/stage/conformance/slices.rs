@@ -1,15 +1,15 @@
-//! Slices of sequences give what whole sequences do.
+//! Slices of sequences give the same results as whole sequences.
 
 use super::is_near;
 use super::subject::{SAMPLES, Subject};
 use crate::device::Device;
 use crate::stage::{Left, Output, Slice, SliceGradients, Stage};
 
-/// Slices of a sequence, of which the samples must have as many tokens.
+/// Slices per sequence. The samples must have at least this many tokens.
 const SLICES: usize = 2;
 
 impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
-    /// Goes forward slice by slice, and back from the last one.
+    /// Runs the slices forward in order, and backward from the last one.
     pub(super) fn slices_add_up(&self) {
         let sliced: Option<Vec<_>> = self.stages.iter().map(Stage::sliced).collect();
         let Some(sliced) = sliced.filter(|_| self.graph.is_chain()) else { return };
@@ -46,7 +46,7 @@ impl<D: Device, S: Stage<Tensor = D::Tensor>> Subject<'_, D, S> {
             saved.push(of_stages);
         }
         let mut into = self.accumulators(0.0);
-        // By stage: the gradients of what slices left, over those behind them.
+        // By stage: the gradients of what each slice left, summed over the slices after it.
         let mut d_lefts: Vec<Vec<Left<D::Tensor>>> =
             self.stages.iter().map(|_| Vec::new()).collect();
         for (index, (of_stages, grad)) in saved.into_iter().zip(grads).enumerate().rev() {

@@ -1,4 +1,4 @@
-//! The stages that the suite examines, and passes through all of them.
+//! The stages under test, and passes through all of them.
 
 use chimera_schedule::graph::StageGraph;
 use chimera_schedule::ids::StageId;
@@ -10,12 +10,12 @@ use crate::stage::{
     Data, Init, Micro, Output, Param, Stage, StageEdges, has_output_per_edge, initial,
 };
 
-/// Samples of a step that the suite reads.
+/// Number of samples that the suite reads.
 pub(super) const SAMPLES: usize = 4;
 /// Seed of the weights.
 const SEED: u64 = 11;
 
-/// Stages with their weights, and samples.
+/// The stages under test with their weights, and samples.
 pub(super) struct Subject<'c, D: Device, S: Stage> {
     pub(super) device: &'c D,
     pub(super) graph: StageGraph,
@@ -26,7 +26,7 @@ pub(super) struct Subject<'c, D: Device, S: Stage> {
     pub(super) loss_scale: f64,
 }
 
-/// What a forward pass through all stages leaves.
+/// The result of a forward pass through all stages.
 pub(super) struct Passed<S: Stage> {
     /// The sum of all losses.
     pub(super) loss: f64,
@@ -34,7 +34,7 @@ pub(super) struct Passed<S: Stage> {
     pub(super) last_place: f64,
     /// By stage: the gradient of its loss, if it has one.
     pub(super) grads: Vec<Option<S::Tensor>>,
-    /// By stage: its inputs, and what it saved.
+    /// By stage: its inputs and its saved activations.
     pub(super) stages: Vec<(Vec<S::Tensor>, S::Saved)>,
 }
 
@@ -65,12 +65,12 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
         Subject { device, graph, weights: weights.collect(), stages, input, target, loss_scale }
     }
 
-    /// Where a stage stands among the others.
+    /// The edges of a stage in the graph.
     pub(super) fn edges(&self, n: usize) -> StageEdges {
         StageEdges::of(&self.graph, StageId(n as u16))
     }
 
-    /// Runs `act` with samples `first .. first + n` as a stage sees them.
+    /// Runs `act` with `n` samples from `first`, as the stage sees them.
     pub(super) fn with_micro<R>(
         &self,
         stage: usize,
@@ -114,7 +114,7 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
         all
     }
 
-    /// Without targets a stage gives an output where it has a loss.
+    /// Without targets, a stage with a loss returns its output instead.
     pub(super) fn evaluates(&self) {
         self.walk([0, 1], false, |_, output, _| {
             let is_loss = matches!(output, Some(Output::Loss { .. }));
@@ -122,8 +122,9 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
         });
     }
 
-    /// Runs all stages forward on samples, which have no targets where they are not trained on; `visit` is given the inputs
-    /// of each, what it gave in the place of its loss, and what it saved.
+    /// Runs all stages forward on samples, which have targets only if `training`. Passes to `visit`
+    /// the inputs of each stage, its loss or the output it returned instead, and its saved
+    /// activations.
     fn walk(
         &self,
         samples: [usize; 2],
@@ -168,7 +169,8 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
         }
     }
 
-    /// The input half of the backward pass; what it leaves for the weight half, first stage first.
+    /// Runs the input half of the backward pass. Returns the work left for the weight half, first
+    /// stage first.
     pub(super) fn backward_input(
         &self,
         samples: [usize; 2],
@@ -186,7 +188,7 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
             });
             let (dx, rest) = result.unwrap_or_else(|e| panic!("stage {n} backward: {e}"));
             assert_eq!(dx.len(), self.edges(n).n_inputs(), "gradients of the inputs of stage {n}");
-            // Of saved activations that were treated, inputs are not there any more.
+            // Inputs are empty where the saved activations were transformed.
             for (dx, x) in dx.iter().zip(&inputs) {
                 self.has_shape(Some(self.device.shape(x)), Some(dx), n, "gradient of an input");
             }
@@ -219,14 +221,15 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
         }
     }
 
-    /// Accumulators that hold `value` everywhere.
+    /// Accumulators filled with `value`.
     pub(super) fn accumulators(&self, value: f32) -> Vec<Vec<D::Tensor>> {
         let upload = |p: &Param| self.device.upload(&p.shape, &vec![value; p.n_elements()]);
         let of = |stage: &S| stage.params().iter().map(|p| upload(p).expect("room")).collect();
         self.stages.iter().map(of).collect()
     }
 
-    /// Loss and gradients of all samples at once, of which saved activations are first treated by `act`.
+    /// Returns loss and gradients of all samples at once, after applying `act` to the saved
+    /// activations.
     pub(super) fn train(
         &self,
         act: impl Fn(usize, Vec<D::Tensor>, S::Saved) -> S::Saved,
@@ -251,7 +254,7 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
         tensors.iter().map(|of_stage| of_stage.iter().map(download).collect()).collect()
     }
 
-    /// A loss, in the device's own type.
+    /// Reads a loss, in the device's own type.
     pub(super) fn number(&self, tensor: &D::Tensor) -> f64 {
         let n: usize = self.device.shape(tensor).iter().product();
         assert_eq!(n, 1, "a loss is one number");
@@ -271,7 +274,7 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
     }
 }
 
-/// How far two numbers of a type next to 1 are apart.
+/// Distance from 1 to the next larger number of a type.
 fn epsilon(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::F64 => f64::EPSILON,
@@ -280,7 +283,7 @@ fn epsilon(dtype: Dtype) -> f64 {
     }
 }
 
-/// Initial weights of which none is zero.
+/// Initial weights with noise, so that none is zero.
 fn noisy(param: &Param) -> Vec<f32> {
     let noise = Param { init: Init::Normal(0.1), ..param.clone() };
     let values = initial(param, SEED).into_iter().zip(initial(&noise, SEED + 1));
