@@ -1,15 +1,15 @@
-//! What layers take beside tensors.
+//! Arguments of layers other than tensors.
 
 use std::ops::Range;
 
 use super::Dropout;
 
-/// How the matrix of a linear layer lies in memory.
+/// Memory layout of the matrix of a linear layer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layout {
-    /// `[inputs, outputs]`, as GPT-2 keeps its projections (`Conv1D`).
+    /// `[inputs, outputs]`, the layout of GPT-2's projections (`Conv1D`).
     InOut,
-    /// `[outputs, inputs]`, as an output head that is also an embedding table.
+    /// `[outputs, inputs]`, the layout of an output head that is also an embedding table.
     OutIn,
 }
 
@@ -26,38 +26,38 @@ pub enum Activation {
     Silu,
 }
 
-/// What [`LlamaLayers::rotary`](super::LlamaLayers::rotary) turns, and which way.
+/// The heads that [`LlamaLayers::rotary`](super::LlamaLayers::rotary) rotates, and the direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rotary {
-    /// How many heads of a row are turned, from its start.
+    /// Number of heads to rotate, from the start of each row.
     pub heads: usize,
-    /// Whether a gradient is turned back.
+    /// Whether to rotate back, as for a gradient.
     pub backward: bool,
 }
 
-/// How rows attend to each other in [`Attend::attention`](super::Attend::attention).
+/// Settings of [`Attend::attention`](super::Attend::attention).
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Attention<'m> {
-    /// Into how many heads queries are split.
+    /// Number of query heads.
     pub heads: usize,
-    /// Into how many heads keys and values are split; divides `heads`. Consecutive query heads share a head of keys and
-    /// values where these are fewer (grouped-query attention: Ainslie et al., 2023).
+    /// Number of heads of keys and values; divides `heads`. If it is smaller, consecutive query
+    /// heads share a head of keys and values (grouped-query attention: Ainslie et al., 2023).
     pub kv_heads: usize,
-    /// Rows of a sample.
+    /// Rows per sample.
     pub context: usize,
-    /// Which keys the rows of a sample see.
+    /// The keys that each row sees.
     pub mask: Mask<'m>,
-    /// Which weights of the softmax are dropped, numbered as [`weight`](Attention::weight) says.
+    /// Dropout of softmax weights, if any; [`weight`](Attention::weight) numbers the weights.
     pub dropout: Option<Dropout>,
 }
 
 impl Attention<'_> {
-    /// Each row sees those of its sample up to itself, and nothing is dropped.
+    /// Attention in which each row sees its sample up to itself, without dropout.
     pub fn causal(heads: usize, context: usize) -> Attention<'static> {
         Attention { heads, kv_heads: heads, context, mask: Mask::Causal, dropout: None }
     }
 
-    /// Features of a head, where a row of queries, keys and values is `width` long.
+    /// Features per head, if a row of queries, keys and values has `width` elements.
     #[inline(always)]
     pub fn head_dim(&self, width: usize) -> usize {
         width / (self.heads + 2 * self.kv_heads)
@@ -68,7 +68,7 @@ impl Attention<'_> {
         self.heads * self.head_dim(width)
     }
 
-    /// Which keys row `row` of sample `sample` sees, counted within that sample.
+    /// The keys that row `row` of sample `sample` sees, counted within that sample.
     #[inline(always)]
     pub fn keys(&self, sample: usize, row: usize) -> Range<usize> {
         match self.mask {
@@ -79,8 +79,9 @@ impl Attention<'_> {
         }
     }
 
-    /// Where the mask is data, four numbers for each row of `samples`, all counted within its sample: the first key that
-    /// it sees and the end of these, the first row that sees it as a key and the end of these.
+    /// For masks that depend on data, returns four numbers for each row of `samples`, all counted
+    /// within its sample: the first key that the row sees, the end of these keys, the first row
+    /// that sees the row as a key, and the end of these rows. `None` for other masks.
     pub fn seen(&self, samples: usize) -> Option<Vec<u32>> {
         let Attention { context, mask, .. } = *self;
         if matches!(mask, Mask::Causal | Mask::Window(_)) {
@@ -88,7 +89,7 @@ impl Attention<'_> {
         }
         let mut seen = Vec::with_capacity(4 * samples * context);
         for sample in 0..samples {
-            let mut end = 0; // of the rows that see a key
+            let mut end = 0; // end of the rows that see a key
             for row in 0..context {
                 while end < context && self.keys(sample, end).start <= row {
                     end += 1;
@@ -105,25 +106,27 @@ impl Attention<'_> {
         Some(seen)
     }
 
-    /// The number of the weight that row `row` of all samples gives the first key of its sample in head `head`.
-    /// The numbers of the other keys follow, whether the row sees them or not.
+    /// Number of the weight that row `row` (counted over all samples) gives the first key of its
+    /// sample in head `head`. The numbers of the other keys follow, whether the row sees them or
+    /// not.
     #[inline(always)]
     pub fn weight(&self, row: usize, head: usize) -> u64 {
         (row as u64 * self.heads as u64 + head as u64) * self.context as u64
     }
 }
 
-/// Which keys the rows of a sample see in [`Attention`].
+/// The keys that each row of a sample sees in [`Attention`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mask<'m> {
-    /// Each row those up to itself.
+    /// Each row sees the rows up to itself.
     Causal,
-    /// Each row those up to itself, but the last so many alone, at least one (sliding window).
+    /// Each row sees the last `n` rows up to itself, at least one (sliding window).
     Window(usize),
-    /// Row `r` of all those of its sample from row `firsts[r]` on up to itself (packed documents). Rows behind each other
-    /// in a sample begin no earlier.
+    /// Row `r` (counted over all samples) sees the rows of its sample from `firsts[r]` up to itself
+    /// (packed documents). Within a sample, `firsts` must not decrease.
     Documents(&'m [u32]),
-    /// Every row of sample `s` the first `lengths[s]`, at least one and at most the context: the others
-    /// are padding. Rows of padding query like any other; nothing reads what they get.
+    /// Every row of sample `s` sees the first `lengths[s]` rows, at least one and at most the
+    /// context; the others are padding. Rows of padding query like any other, and their results are
+    /// never read.
     Lengths(&'m [u32]),
 }

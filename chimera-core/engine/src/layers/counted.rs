@@ -1,4 +1,4 @@
-//! The memory that layers take on a GPU: results, f32 or bf16, operands that are cast, and scratch.
+//! The memory that layers use on a GPU: results in f32 or bf16, cast operands, and scratch.
 
 use super::{
     Activation, Attend, Attention, Dropout, Embed, Layers, Layout, Linear, LlamaLayers, Loss, Norm,
@@ -7,8 +7,9 @@ use super::{
 use crate::device::counted::{WIDE, elements};
 use crate::device::{Counted, Extents, Result};
 
-/// Of how many rows a sum of columns is made at a time, and the columns of a result whose rows lie apart come in
-/// multiples of so many: see the GPU's `sums` and `memory`.
+/// Limits of the GPU backend: the most ranges and the fewest rows per range of a sum over columns
+/// (its `sums`), and the multiple to which the columns of a strided result are padded (its
+/// `memory`).
 const MOST_RANGES: usize = 16;
 const LEAST_ROWS: usize = 64;
 const PITCH: usize = 64;
@@ -248,7 +249,7 @@ fn outputs(w: &Extents, layout: Layout) -> usize {
     }
 }
 
-/// Room for sums over ranges of rows.
+/// Scratch for sums over ranges of rows.
 fn sums(device: &Counted, x: &Extents) -> Extents {
     let rows = x.shape[0];
     let range = rows.div_ceil(MOST_RANGES).next_multiple_of(LEAST_ROWS);

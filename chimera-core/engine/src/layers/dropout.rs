@@ -1,13 +1,13 @@
-//! Which elements are dropped: a function of numbers alone, so no mask is ever stored or sent.
+//! Dropout, computed from numbers only, so that no mask is ever stored or sent.
 
-/// Steps of the rate: the values of an element's random bits.
+/// Number of values that an element's random bits can have: the resolution of the rate.
 const STEPS: f64 = 65_536.0;
 
-/// A choice of elements to drop (Srivastava et al., 2014), the same wherever and however often it is
-/// made: element `i` of a tensor, row-major, is element `first + i` of the stream `key`.
+/// A choice of elements to drop (Srivastava et al., 2014). It is reproducible everywhere: element
+/// `i` of a tensor, row-major, is element `first + i` of the stream `key`.
 ///
-/// So a micro-batch that is cut into units, computed again or moved to another worker sees the same choice, as
-/// long as `first` counts from a place that all agree on.
+/// A micro-batch that is split into units, recomputed or moved to another worker therefore sees the
+/// same choice, as long as `first` counts from the same place.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Dropout {
     /// Probability of being dropped, at least 0 and below 1.
@@ -34,31 +34,32 @@ impl Dropout {
         (self.rate * STEPS).round().min(STEPS - 1.0) as u16
     }
 
-    /// What kept elements are multiplied by, so that the expectation stays.
+    /// Factor of kept elements, which preserves the expectation.
     pub fn scale(&self) -> f64 {
         STEPS / (STEPS - f64::from(self.threshold()))
     }
 
-    /// Whether element `i` of the tensor is kept.
+    /// Returns true if element `i` of the tensor is kept.
     #[inline(always)]
     pub fn keeps(&self, i: u64) -> bool {
         self.bits(self.first.wrapping_add(i)) >= self.threshold()
     }
 
-    /// The random bits of an element of the stream: a half of a word, the lower one of even elements.
+    /// The random bits of an element of the stream: half a word, the lower half for even elements.
     #[inline(always)]
     fn bits(&self, element: u64) -> u16 {
         (self.word(element >> 1) >> (16 * (element & 1))) as u16
     }
 
-    /// A random word of the stream: those of numbers `2 n` and `2 n + 1` are block `n`.
+    /// A random word of the stream: words `2 n` and `2 n + 1` form block `n`.
     #[inline(always)]
     fn word(&self, number: u64) -> u32 {
         threefry(self.key, words(number >> 1))[(number & 1) as usize]
     }
 
-    /// The random words from that of the tensor's first element on, each block made once. A word is that of two
-    /// elements of the stream, the first of which has an even number and the lower half.
+    /// Fills `into` with random words, starting with that of the tensor's first element; computes
+    /// each block once. A word belongs to two elements of the stream: the even one has the lower
+    /// half.
     #[inline(always)]
     pub fn fill(&self, mut into: &mut [u32]) {
         let mut at = self.first >> 1;
@@ -67,12 +68,13 @@ impl Dropout {
             (at, into) = (at.wrapping_add(1), &mut into[1..]);
         }
         let [low, high] = words(at >> 1);
-        // The carry without a branch, so that many are made at once.
+        // The carry without a branch, so that the loop vectorizes.
         let block = |nth: u32| {
             let block = low.wrapping_add(nth);
             threefry(self.key, [block, high.wrapping_add(u32::from(block < low))])
         };
-        // Two blocks at a time: each round waits for the one before, and the other block's fills the wait.
+        // Two blocks at a time: each round waits for the one before, and the other block fills the
+        // wait.
         let (fours, rest) = into.as_chunks_mut::<4>();
         at = at.wrapping_add(4 * fours.len() as u64);
         for (nth, four) in (0..).zip(fours) {
@@ -84,16 +86,16 @@ impl Dropout {
         }
     }
 
-    /// What element `i` of the tensor is multiplied by.
+    /// Factor of element `i` of the tensor: 0 if it is dropped.
     #[inline(always)]
     pub fn factor(&self, i: u64) -> f64 {
         if self.keeps(i) { self.scale() } else { 0.0 }
     }
 }
 
-/// The block `counter` of the stream `key`: Threefry-2x32 with 13 rounds (Salmon et al., 2011, "Parallel
-/// random numbers: as easy as 1, 2, 3", the fewest that passed its tests). It takes no more than additions, rotations
-/// and exclusive ors of 32 bits, which every device has.
+/// Block `counter` of the stream `key`: Threefry-2x32 with 13 rounds, the fewest that passed its
+/// authors' tests (Salmon et al., 2011, "Parallel random numbers: as easy as 1, 2, 3"). It needs
+/// only additions, rotations and exclusive ors of 32 bits, which every device has.
 #[inline(always)]
 pub fn threefry(key: [u32; 2], counter: [u32; 2]) -> [u32; 2] {
     const ROTATIONS: [[u32; 4]; 2] = [[13, 15, 26, 6], [17, 29, 16, 24]];
@@ -112,7 +114,7 @@ pub fn threefry(key: [u32; 2], counter: [u32; 2]) -> [u32; 2] {
     turn(pair, ROTATIONS[1][0])
 }
 
-/// The low word first.
+/// Splits into words, the low one first.
 #[inline(always)]
 fn words(n: u64) -> [u32; 2] {
     [n as u32, (n >> 32) as u32]
@@ -124,7 +126,7 @@ mod tests {
 
     #[test]
     fn threefry_gives_the_published_blocks() {
-        // The known answers of Random123, `threefry2x32 13`.
+        // The known answers of Random123 for `threefry2x32 13`.
         let (ones, pi) = ([u32::MAX; 2], [0x243f_6a88, 0x85a3_08d3]);
         assert_eq!(threefry([0; 2], [0; 2]), [0x9d1c_5ec6, 0x8bd5_0731]);
         assert_eq!(threefry(ones, ones), [0xfd36_d048, 0x2d17_272c]);
@@ -163,7 +165,8 @@ mod tests {
 
     #[test]
     fn words_in_a_row_are_those_of_the_elements() {
-        // Beginnings at each place of a block, and one where the blocks' number needs its upper word.
+        // Starts at each position in a block, and starts after which the block number needs its
+        // upper word.
         for first in [0, 5, 7, (1 << 34) - 6, (1 << 34) - 12] {
             let by = Dropout::new(0.3, 1, 2, 3, first);
             for n in [0, 1, 2, 9, 20] {

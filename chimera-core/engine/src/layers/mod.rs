@@ -1,18 +1,19 @@
-//! What the models here compute with: about twenty layer-level functions, each backward apart.
+//! The layer functions that the models in this repository compute with: about twenty, each with a
+//! separate backward.
 //!
-//! Models are written once over [`Layers`] and run on every device. The functions sit at the level
-//! of layers, not of tensor primitives: that is what the models here need, it leaves each device free
-//! to fuse, and it keeps a backend small. Autograd is not used: a pipeline wants the input half and
-//! the weight half of a backward pass apart, and weights as arguments.
+//! Models are written once over [`Layers`] and run on every device. The functions are layers, not
+//! tensor primitives: that suffices for these models, leaves each device free to fuse, and keeps a
+//! backend small. Autograd is not used: a pipeline needs the input half and the weight half of a
+//! backward pass separately, and weights as arguments.
 //!
-//! The conventions of [`device`](crate::device) hold, and
-//! - activations are matrices `[rows, features]` with `rows = samples * context`: the tokens of one sample are
-//!   consecutive rows;
-//! - `_dx` computes the gradient of the input, `_dw` **adds** the gradients of the weights to
+//! The conventions of [`device`](crate::device) apply. In addition,
+//! - activations are matrices `[rows, features]` with `rows = samples * context`: the tokens of one
+//!   sample are consecutive rows;
+//! - `_dx` computes the gradient of the input; `_dw` **adds** the gradients of the weights to
 //!   accumulators.
 //!
-//! [`Reference`](crate::device::reference::Reference) implements them too, as the oracle of [`conformance`], the suite
-//! that every backend calls.
+//! [`Reference`](crate::device::reference::Reference) implements them too. It is the oracle of
+//! [`conformance`], the test suite for backends.
 
 mod arguments;
 pub mod conformance;
@@ -29,10 +30,10 @@ pub use sliced::{join_samples, rows_of_samples};
 
 use crate::device::{Device, DeviceError, Result};
 
-/// The target of a row that counts for nothing, such as a token of a prompt.
+/// The target of a row without loss, such as a token of a prompt.
 pub const IGNORED: u32 = u32::MAX;
 
-/// The tables at the beginning of a model.
+/// Embedding tables.
 pub trait Embed: Device {
     /// `tokens[ids[r]] + positions[r mod context]` for each row `r`: `[ids.len(), hidden]` from
     /// `tokens: [vocab, hidden]` and `positions: [at least context, hidden]`.
@@ -54,8 +55,8 @@ pub trait Embed: Device {
         d_positions: &mut Self::Tensor,
     ) -> Result<()>;
 
-    /// Cosines and then sines of the angles `frequencies` times each position, times `factor`:
-    /// `[context, 2 frequencies.len()]`.
+    /// Tabulates the cosines, followed by the sines, of `frequencies` times each position, all
+    /// times `factor`: `[context, 2 frequencies.len()]`.
     fn rotary_table(
         &self,
         frequencies: &[f64],
@@ -85,7 +86,8 @@ pub trait Linear: Device {
         residual: Option<&Self::Tensor>,
     ) -> Result<Self::Tensor>;
 
-    /// `dy wᵀ`: the gradient of [`linear`](Linear::linear)'s `x`. (That of `residual` is `dy`.)
+    /// `dy wᵀ`: the gradient of [`linear`](Linear::linear)'s `x`. (The gradient of `residual` is
+    /// `dy`.)
     fn linear_dx(
         &self,
         dy: &Self::Tensor,
@@ -143,8 +145,8 @@ pub trait Pointwise: Device {
     /// `f` of each element.
     fn activation(&self, x: &Self::Tensor, f: Activation) -> Result<Self::Tensor>;
 
-    /// The gradient of [`activation`](Pointwise::activation)'s `x`, and `f(x)` again: a backward pass has
-    /// both for the price of one, so the larger of the two need not be kept since the forward pass.
+    /// The gradient of [`activation`](Pointwise::activation)'s `x`, and `f(x)` again. Computing
+    /// both costs no more than one, so `f(x)` need not be kept from the forward pass.
     fn activation_dx(
         &self,
         dy: &Self::Tensor,
@@ -152,8 +154,9 @@ pub trait Pointwise: Device {
         f: Activation,
     ) -> Result<(Self::Tensor, Self::Tensor)>;
 
-    /// Drops elements of `x`, and multiplies the others by `1/(1 - rate)`; plus `residual` if given. Its
-    /// own gradient: that of `x` is the dropout of `dy` by the same choice, without a residual.
+    /// Drops elements of `x`, and multiplies the others by `1/(1 - rate)`; adds `residual` if
+    /// given. Dropout is its own gradient: that of `x` is the dropout of `dy` with the same choice,
+    /// without a residual.
     fn dropout(
         &self,
         x: &Self::Tensor,
@@ -164,10 +167,10 @@ pub trait Pointwise: Device {
 
 /// Self-attention.
 pub trait Attend: Pointwise {
-    /// Self-attention of each sample on its own, scaled by the root of a head's features: every row queries the keys
-    /// that the mask lets it see.
-    /// `qkv: [rows, (heads + 2 kv_heads) d]` holds queries, keys, values side by side, each split into heads of `d`.
-    /// Returns the mixed values `[rows, heads d]` and the log-sum-exp of the scores `[rows, heads]`.
+    /// Self-attention within each sample, with scores scaled by the square root of a head's
+    /// features. Every row queries the keys that the mask allows. `qkv: [rows, (heads + 2 kv_heads)
+    /// d]` holds queries, keys and values side by side, each split into heads of `d`. Returns the
+    /// mixed values `[rows, heads d]` and the log-sum-exp of the scores `[rows, heads]`.
     fn attention(
         &self,
         qkv: &Self::Tensor,
@@ -184,10 +187,11 @@ pub trait Attend: Pointwise {
         by: &Attention<'_>,
     ) -> Result<Self::Tensor>;
 
-    /// [`attention`](Attend::attention) of rows that follow the first `past` rows of their sample, the only one:
-    /// `cache`, at first zeros of `[by.context, (heads + 2 kv_heads) d]`, holds their keys and values in an order of the
-    /// device's own, and then those of `qkv` too. Nothing is dropped, and nothing hidden but what comes later or lies
-    /// before the window. This default keeps all rows in the place of `cache`, and computes what earlier rows see too.
+    /// [`attention`](Attend::attention) of rows that follow the first `past` rows of a single
+    /// sample, for decoding with a cache. `cache`, initially zeros of `[by.context, (heads + 2
+    /// kv_heads) d]`, holds the keys and values of the past rows in a device-specific order; those
+    /// of `qkv` are added. There is no dropout, and the mask is causal, with a window if given.
+    /// This default keeps all rows as the `cache`, and recomputes the results of earlier rows.
     fn attention_after(
         &self,
         qkv: &Self::Tensor,
@@ -202,8 +206,9 @@ pub trait Attend: Pointwise {
         Ok((self.rows(&out, past, n)?, self.rows(&log_sum, past, n)?))
     }
 
-    /// [`attention`](Attend::attention) of the rows of each sample from `first` on alone: `qkv` has all rows of each sample,
-    /// the results those from `first` on. Nothing is dropped. This default computes what earlier rows see too.
+    /// [`attention`](Attend::attention) of only the rows of each sample from `first` on. `qkv` has
+    /// all rows of each sample, the results only those from `first` on. There is no dropout. This
+    /// default computes the results of earlier rows too.
     fn attention_slice(
         &self,
         qkv: &Self::Tensor,
@@ -213,7 +218,8 @@ pub trait Attend: Pointwise {
         sliced::forward(self, qkv, first, by)
     }
 
-    /// The gradient of [`attention_slice`](Attend::attention_slice)'s `qkv`, of all rows; `mixed` are its results.
+    /// The gradient of [`attention_slice`](Attend::attention_slice)'s `qkv`, for all rows; `mixed`
+    /// has its results.
     fn attention_slice_dx(
         &self,
         dy: &Self::Tensor,
@@ -228,10 +234,10 @@ pub trait Attend: Pointwise {
 
 /// The loss at the end of a model.
 pub trait Loss: Device {
-    /// Softmax cross-entropy of `logits: [rows, vocab]` against `targets` (one class per row), forward
-    /// and backward in one pass. Returns the sum over rows of the loss in nats times `scale`, shape
-    /// `[1]`, and its gradient `scale * (softmax - one_hot)`, which may take the memory of `logits`. A row whose target is
-    /// [`IGNORED`] has neither loss nor gradient.
+    /// Softmax cross-entropy of `logits: [rows, vocab]` against `targets` (one class per row),
+    /// forward and backward in one pass. Returns the sum over rows of the loss in nats times
+    /// `scale`, of shape `[1]`, and its gradient `scale * (softmax - one_hot)`, which may reuse the
+    /// memory of `logits`. Rows with the target [`IGNORED`] have neither loss nor gradient.
     fn cross_entropy(
         &self,
         logits: Self::Tensor,
@@ -240,20 +246,22 @@ pub trait Loss: Device {
     ) -> Result<(Self::Tensor, Self::Tensor)>;
 }
 
-/// The layers of a device, see the [module](self).
+/// All layers of a device, see the [module](self).
 pub trait Layers: Embed + Linear + Norm + Pointwise + Attend + Loss {
-    /// The further layers of Llama-style models, if the device has them. Such a model is refused before it starts on a
-    /// device without them.
+    /// The additional layers of Llama-style models, if the device has them. Without them such a
+    /// model is refused before the start.
     fn llama(&self) -> Option<&dyn LlamaLayers<Self::Tensor>> {
         None
     }
 }
 
-/// The layers that only Llama-style models need. A device that has them also has [`attention`](Attend::attention) with
-/// fewer heads of keys than of queries and with a sliding window. `T` is a tensor of the device.
+/// The layers that only Llama-style models need. A device with these layers must also support
+/// [`attention`](Attend::attention) with fewer key heads than query heads, and with a sliding
+/// window. `T` is the device's tensor type.
 pub trait LlamaLayers<T> {
-    /// Divides each row by the root of its mean square (plus `epsilon`), times `gain: [features]` (Zhang & Sennrich,
-    /// 2019). Also returns `[rows, 1]`: what each row was multiplied by.
+    /// Divides each row by its root mean square (with `epsilon` added to the mean), times `gain:
+    /// [features]` (Zhang & Sennrich, 2019). Also returns the factor of each row, of shape `[rows,
+    /// 1]`.
     fn rms_norm(&self, x: &T, gain: &T, epsilon: f64) -> Result<(T, T)>;
 
     /// The gradient of [`rms_norm`](LlamaLayers::rms_norm)'s `x`, plus `residual` if given.
@@ -262,25 +270,25 @@ pub trait LlamaLayers<T> {
     /// Adds the gradient of `gain`.
     fn rms_norm_dw(&self, dy: &T, x: &T, stats: &T, d_gain: &mut T) -> Result<()>;
 
-    /// `f(gate) up`, element by element: `[rows, features]` from `x: [rows, 2 features]`, which holds gate and up side by
-    /// side.
+    /// `f(gate) up`, element by element: `[rows, features]` from `x: [rows, 2 features]`, which
+    /// holds gate and up side by side.
     fn gated(&self, x: &T, f: Activation) -> Result<T>;
 
     /// The gradient of [`gated`](LlamaLayers::gated)'s `x`, and its result again.
     fn gated_dx(&self, dy: &T, x: &T, f: Activation) -> Result<(T, T)>;
 
-    /// Turns the first `by.heads` heads of each row of `x` (Su et al., 2021, RoPE): features `i` and `i + d/2` of a head
-    /// of `d` become `cos a - sin b` and `cos b + sin a`. `table: [context, d]` is a
-    /// [`rotary_table`](Embed::rotary_table); row `r` is at position `r mod context`. What comes after these
-    /// heads stays as it is. The gradient of `x` is the same function of `dy`, with the sines negated, as `by.backward`
-    /// says.
+    /// Rotates the first `by.heads` heads of each row of `x` (RoPE: Su et al., 2021): features `a =
+    /// x[i]` and `b = x[i + d/2]` of a head of `d` become `cos a - sin b` and `cos b + sin a`.
+    /// `table: [context, d]` is a [`rotary_table`](Embed::rotary_table); row `r` is at position `r
+    /// mod context`. The rest of the row stays as it is. The gradient of `x` is the same function
+    /// of `dy` with negated sines, selected by `by.backward`.
     fn rotary(&self, x: &T, table: &T, by: Rotary) -> Result<T>;
 }
 
-/// The layers of Llama-style models on `device`.
+/// Returns the layers of Llama-style models on `device`.
 ///
 /// # Errors
-/// If it has none.
+/// If the device has none.
 pub fn llama_layers<D: Layers>(device: &D) -> Result<&dyn LlamaLayers<D::Tensor>> {
     device.llama().ok_or_else(|| DeviceError::Failed {
         device: device.name(),

@@ -1,14 +1,14 @@
-//! Attention of the last rows of each sample alone, by attention of all of them.
+//! Attention of only the last rows of each sample, through attention of all rows.
 
 use std::ops::Range;
 
 use super::{Activation, Attend, Attention};
 use crate::device::{Device, Result};
 
-/// A log-sum-exp at which every weight of the softmax is 0.
+/// A log-sum-exp so large that every softmax weight becomes 0.
 const NO_WEIGHT: f32 = 1e30;
 
-/// Computes what earlier rows see too, and leaves it out.
+/// Computes the results of all rows, and drops those of the rows before `first`.
 pub(super) fn forward<D: Attend>(
     device: &D,
     qkv: &D::Tensor,
@@ -20,7 +20,7 @@ pub(super) fn forward<D: Attend>(
     Ok((last(&out)?, last(&log_sum)?))
 }
 
-/// Earlier rows have no gradient, so that their queries add nothing to any.
+/// Gives earlier rows zero gradients and zero weights, so that their queries contribute nothing.
 pub(super) fn backward<D: Attend>(
     device: &D,
     dy: &D::Tensor,
@@ -34,7 +34,7 @@ pub(super) fn backward<D: Attend>(
     }
     let n_samples = device.shape(qkv)[0] / by.context;
     let width = device.shape(dy)[1];
-    // Of the type of an activation, as tensors that are joined with one must be.
+    // Converted to the type of activations, since joined tensors must have one type.
     let none = device.activation(&device.zeros(&[n_samples * first, width])?, Activation::Tanh)?;
     let weightless = n_samples * first * by.heads;
     let weightless =
@@ -44,7 +44,7 @@ pub(super) fn backward<D: Attend>(
     device.attention_dx(&dy, qkv, &out, &behind(&weightless, log_sum)?, by)
 }
 
-/// These `rows` of each sample of `x`, whose samples have `context` of them: a tensor of its own.
+/// Returns `rows` of each sample of `x`, as a tensor of its own. Each sample has `context` rows.
 pub fn rows_of_samples<D: Device>(
     device: &D,
     x: &D::Tensor,
@@ -57,7 +57,8 @@ pub fn rows_of_samples<D: Device>(
     device.join(&parts.iter().collect::<Vec<_>>())
 }
 
-/// For each sample its rows of the first part, then those of the second, and so on.
+/// Joins parts sample by sample: each sample's rows of the first part, then those of the second,
+/// and so on.
 pub fn join_samples<D: Device>(
     device: &D,
     parts: &[&D::Tensor],

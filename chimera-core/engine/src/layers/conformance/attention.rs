@@ -1,4 +1,4 @@
-//! Attention, with few and many heads, short and long contexts.
+//! Attention, with few and many heads, and short and long contexts.
 
 use std::cmp::Ordering;
 
@@ -26,8 +26,8 @@ const ATTENTIONS: [[usize; 4]; 12] = [
     [5, 130, 2, 3],
 ];
 
-/// Queries, keys and values: ordinary, and with scores so large that their exponentials overflow. The
-/// large ones are small multiples of 3, so that f32 has the scores exactly.
+/// Queries, keys and values: ordinary ones, and ones with scores so large that their exponentials
+/// overflow. The large ones are small multiples of 3, so that f32 represents the scores exactly.
 fn to_attend<D: Layers>(trials: &mut Trials<'_, D>, [s, c, h, d]: [usize; 4]) -> Vec<Tensor> {
     let shape = [s * c, 3 * h * d];
     let mut all = vec![trials.normal(&shape)];
@@ -37,14 +37,14 @@ fn to_attend<D: Layers>(trials: &mut Trials<'_, D>, [s, c, h, d]: [usize; 4]) ->
     all
 }
 
-/// Lengths of samples: all, one, and something between, in turn.
+/// Lengths of samples: the full context, one, and something in between, in turn.
 fn lengths([samples, context, ..]: [usize; 4]) -> Vec<u32> {
     let of = |s: usize| [context, 1, context.div_ceil(2), context - context / 3][s % 4] as u32;
     (0..samples).map(|s| of(s + context)).collect()
 }
 
-/// Where the document of each row begins in its sample: after a long one two of a row, then others of unlike lengths, for
-/// each sample at other rows.
+/// The first row of each row's document within its sample: one long document, then two documents of
+/// one row, then documents of different lengths. The boundaries differ between samples.
 fn documents([samples, context, ..]: [usize; 4]) -> Vec<u32> {
     let begins = |row: usize, nth: usize| match (row * 3).cmp(&(context * 2)) {
         Ordering::Less => row == nth,
@@ -60,8 +60,8 @@ fn documents([samples, context, ..]: [usize; 4]) -> Vec<u32> {
     (0..samples).flat_map(of_sample).collect()
 }
 
-/// Who sees whom, and which weights are dropped: none, and, but in the longest contexts, some whose numbers
-/// begin below 2^32 and end beyond.
+/// Combinations of masks and dropout. The dropped weights, except in the longest contexts, have
+/// numbers that begin below 2^32 and end above it.
 fn cases<'m>(
     [_, context, heads, _]: [usize; 4],
     lengths: &'m [u32],
@@ -84,8 +84,8 @@ fn cases<'m>(
     })
 }
 
-/// `[samples, context, query heads, heads of keys, features per head, sliding window]`; no window is longer than its
-/// context, and some begin within a block of any backend.
+/// `[samples, context, query heads, key heads, features per head, sliding window]`. No window is
+/// longer than its context, and some begin within a block of every backend.
 const GROUPED: [[usize; 6]; 9] = [
     [1, 1, 2, 1, 2, 1],
     [2, 7, 4, 2, 3, 7],
@@ -98,7 +98,8 @@ const GROUPED: [[usize; 6]; 9] = [
     [1, 20, 2, 1, 96, 7],
 ];
 
-/// Grouped heads, with and without a window, with weights dropped in the shorter contexts, and packed.
+/// Grouped heads, with and without a window, with dropout in the shorter contexts, and with packed
+/// documents.
 fn grouped(
     [_, context, heads, kv_heads, _, window]: [usize; 6],
     documents: &[u32],
@@ -149,7 +150,7 @@ pub(super) fn grouped_attention_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Out
     Ok(())
 }
 
-/// A text in three steps: its first rows, one, and some.
+/// A text in three steps: its first rows, a single row, and some more.
 pub(super) fn attention_after<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     for [first, last, heads, kv_heads, d, window] in
         [[1, 1, 1, 1, 2, 3], [5, 3, 4, 2, 3, 100], [70, 2, 2, 1, 20, 67], [33, 1, 3, 3, 64, 100]]
@@ -182,7 +183,7 @@ const SLICES: [[usize; 5]; 7] = [
     [2, 150, 0, 2, 17],
 ];
 
-/// Last rows that see all before them, or those of their document.
+/// The last rows of each sample, which see all rows before them, or those of their document.
 fn slices<'m>(
     [_, context, first, heads, _]: [usize; 5],
     documents: &'m [u32],
@@ -224,7 +225,8 @@ pub(super) fn attention_slice_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outco
     Ok(())
 }
 
-/// Heads in front of others that stay, of even and odd numbers of pairs, with more rows than positions.
+/// Rotated heads in front of others that stay, with even and odd numbers of pairs, and more rows
+/// than positions.
 pub(super) fn rotary<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     for [rows, context, heads, behind, d] in
         [[1, 1, 1, 0, 2], [6, 3, 2, 1, 4], [10, 5, 3, 2, 6], [130, 65, 2, 1, 64], [7, 7, 1, 1, 34]]

@@ -1,4 +1,5 @@
-//! The suite that every implementation of [`Layers`] calls, ours or a third party's.
+//! The conformance suite for every implementation of [`Layers`], in this repository or a third
+//! party's.
 //!
 //! ```
 //! use chimera_engine::device::reference::Reference;
@@ -7,7 +8,8 @@
 //! conformance::run(&Reference, 1e-6);
 //! ```
 //!
-//! What a trial is says [`device::conformance`](crate::device::conformance), which tries the functions below layers.
+//! See [`device::conformance`](crate::device::conformance) for what a trial checks, and for the
+//! functions that are not layers.
 
 mod attention;
 mod dense;
@@ -18,23 +20,24 @@ use super::Layers;
 use crate::device::conformance::trials::Trials;
 use crate::device::conformance::{Case, Outcome, run_cases};
 
-/// Tries every case.
+/// Runs every case.
 ///
 /// # Panics
-/// If any fails or its relative error exceeds `tolerance`, with all that do.
+/// If any case fails or its relative error exceeds `tolerance`; the message lists all of them.
 pub fn run<D: Layers>(device: &D, tolerance: f64) {
     run_rounded(device, tolerance, |x| x);
 }
 
-/// [`run`] on operands that are rounded first: to what the device keeps of activations, if that is less than f32.
+/// [`run`] with operands rounded first, to the precision in which the device keeps activations if
+/// that is less than f32.
 ///
 /// # Panics
-/// As [`run`].
+/// Like [`run`].
 pub fn run_rounded<D: Layers>(device: &D, tolerance: f64, round: fn(f32) -> f32) {
     run_cases(device, cases_of(device), tolerance, round);
 }
 
-/// The [`cases`] of those functions that `device` has.
+/// Returns the [`cases`] of the functions that `device` implements.
 pub fn cases_of<D: Layers>(device: &D) -> Vec<Case<D>> {
     let has = |case: &Case<D>| device.llama().is_some() || !LLAMA.contains(&case.name);
     cases().into_iter().filter(has).collect()
@@ -53,7 +56,8 @@ const LLAMA: [&str; 9] = [
     "attention_after",
 ];
 
-/// One case per function of [`Layers`], in its order, and the head of a model, where several work together.
+/// Returns one case per function of [`Layers`], in order, and one for the head of a model, in which
+/// several functions work together.
 pub fn cases<D: Layers>() -> Vec<Case<D>> {
     let table: [(&'static str, fn(&mut Trials<'_, D>) -> Outcome); 26] = [
         ("embedding", dense::embedding),

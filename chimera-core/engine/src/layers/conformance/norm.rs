@@ -1,4 +1,4 @@
-//! Rows on their own: normalisation and loss, where careless formulas cancel or overflow.
+//! Functions of single rows: normalisation and loss, in which careless formulas cancel or overflow.
 
 use rand::Rng;
 
@@ -10,8 +10,8 @@ use crate::layers::{IGNORED, Layers, Layout, Linear, LlamaLayers, Loss, Norm, ll
 
 const MATRICES: [[usize; 2]; 6] = [[1, 1], [1, 130], [3, 2], [17, 1], [5, 33], [130, 257]];
 
-/// Rows to normalise: ordinary; of less variance than epsilon; of none; and far from zero, where
-/// `mean(x²) - mean(x)²` cancels.
+/// Rows to normalise: ordinary ones; with variance below epsilon; with no variance; and far from
+/// zero, where `mean(x²) - mean(x)²` cancels.
 fn to_normalise<D: Layers>(trials: &mut Trials<'_, D>, shape: [usize; 2]) -> [Tensor; 4] {
     [(1.0, 0.0), (1e-3, 0.0), (0.0, 2.0), (1.0, 30.0)].map(|(deviation, mean)| {
         trials.draw(&shape, |rng| mean + deviation * rng.random_range(-2.0..2.0f32))
@@ -42,7 +42,7 @@ pub(super) fn layer_norm_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
             trial!(trials, "with residual", [dy, x, stats, gain, residual], [], |device| [
                 device.layer_norm_dx(dy, x, stats, gain, Some(residual))?
             ]);
-            // One or two features leave nothing but rounding to compare.
+            // With one or two features only rounding would be compared.
             if shape[1] > 2 {
                 trial!(trials, "", [dy, x, stats, gain], [], |device| {
                     [device.layer_norm_dx(dy, x, stats, gain, None)?]
@@ -92,7 +92,7 @@ pub(super) fn rms_norm_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
             trial!(trials, "with residual", [dy, x, stats, gain, residual], [], |device| [
                 llama_layers(device)?.rms_norm_dx(dy, x, stats, gain, Some(residual))?
             ]);
-            // One feature leaves nothing but rounding to compare.
+            // With one feature only rounding would be compared.
             if shape[1] > 1 {
                 trial!(trials, "", [dy, x, stats, gain], [], |device| {
                     [llama_layers(device)?.rms_norm_dx(dy, x, stats, gain, None)?]
@@ -125,7 +125,7 @@ pub(super) fn cross_entropy<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
             let mut targets = trials.classes(rows, vocab as u32);
             targets.iter_mut().skip(1).step_by(3).for_each(|target| *target = IGNORED);
             trial!(trials, format!("logits up to {largest}"), [x], [], |device| {
-                // The call may take the memory of its logits.
+                // The call may reuse the memory of its logits.
                 let mut logits = device.zeros(&shape)?;
                 device.accumulate(&mut logits, x)?;
                 let (loss, gradient) = device.cross_entropy(logits, &targets, 0.7)?;
@@ -136,8 +136,8 @@ pub(super) fn cross_entropy<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     Ok(())
 }
 
-/// The loss of a linear layer and the gradients behind it, for vocabularies as odd as GPT-2's 50,257: a device may
-/// keep their logits in a form of its own.
+/// The loss after a linear layer, and its gradients, for vocabularies of odd sizes like GPT-2's
+/// 50,257: a device may keep such logits in a form of its own.
 pub(super) fn head<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     for [rows, hidden, vocab] in [[5, 8, 19], [66, 16, 131]] {
         let [x, w, bias] = [vec![rows, hidden], vec![vocab, hidden], vec![vocab]]

@@ -1,4 +1,4 @@
-//! Elements on their own, and their norm.
+//! Functions of single elements.
 
 use rand::Rng;
 
@@ -7,7 +7,7 @@ use crate::device::conformance::{Outcome, SHAPES};
 use crate::device::reference::Tensor;
 use crate::layers::{Activation, Dropout, Layers, Pointwise, llama_layers};
 
-/// The last one reaches where an exponential overflows.
+/// Arguments of activations. The last tensor has elements with overflowing exponentials.
 fn to_activate<D: Layers>(trials: &mut Trials<'_, D>) -> Vec<Tensor> {
     let near = |shape| trials.draw(shape, |rng| rng.random_range(-5.0..5.0));
     let mut all: Vec<Tensor> = SHAPES.into_iter().map(near).collect();
@@ -41,7 +41,7 @@ pub(super) fn activation_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     Ok(())
 }
 
-/// Rows of gate and up: odd numbers, more than any tile, and gates whose exponential overflows.
+/// Rows of gate and up: odd sizes, more than any tile, and gates with overflowing exponentials.
 fn to_gate<D: Layers>(trials: &mut Trials<'_, D>) -> Vec<Tensor> {
     let shapes = [[3, 10], [5, 66], [70, 514]];
     let near = |shape: [usize; 2]| trials.draw(&shape, |rng| rng.random_range(-5.0..5.0));
@@ -79,7 +79,8 @@ pub(super) fn gated_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     Ok(())
 }
 
-/// From the start of a stream, from within it, and across the end of its counter's lower word.
+/// Drops elements from the start of a stream, from within it, and across the overflow of the
+/// counter's lower word.
 pub(super) fn dropout<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     for shape in SHAPES {
         for first in [0, 12_345, (1 << 32) - 3] {

@@ -1,4 +1,4 @@
-//! The device that is noted.
+//! Recording of `Device` calls.
 
 use super::Recorded;
 use crate::device::{

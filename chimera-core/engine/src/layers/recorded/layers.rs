@@ -1,4 +1,4 @@
-//! The layers that are noted.
+//! Recording of layers.
 
 use super::Recorded;
 use crate::device::Result;
@@ -191,8 +191,8 @@ impl<D: Layers> Attend for Recorded<D> {
         self.device.attention_after(qkv, cache, past, by)
     }
 
-    /// Priced as attention of as many queries whose samples are as long as the slice, with the keys that are there on
-    /// average.
+    /// Recorded as the attention of as many queries, with slices as samples, and with as many keys
+    /// as there are on average.
     fn attention_slice(
         &self,
         qkv: &D::Tensor,
@@ -291,7 +291,7 @@ impl<D: Layers> LlamaLayers<D::Tensor> for Recorded<D> {
     }
 }
 
-/// Names of a gated activation and its gradient.
+/// Names of a gated activation and of its gradient.
 fn gated(f: Activation) -> [&'static str; 2] {
     match f {
         Activation::GeluTanh => ["gated gelu-tanh", "gated gelu-tanh_dx"],

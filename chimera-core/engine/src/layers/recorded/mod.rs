@@ -1,8 +1,8 @@
-//! A device that computes on another one and notes each call: what was called, on how much, and for how long.
+//! A device that computes on another one and records each call: its name, its extents and its time.
 //!
-//! A stage runs on it as on any other, so which layers a stage calls, and with which extents, is known of any stage
-//! without a formula that has to follow what the models do: on a device that computes nothing, [`Counted`], it is known
-//! before anything runs.
+//! A stage runs on it as on any other device. The layers that the stage calls, and their extents,
+//! are thus known for any stage, without a formula that has to follow the models. On [`Counted`], a
+//! device that computes nothing, they are known before anything runs.
 //!
 //! [`Counted`]: crate::device::Counted
 
@@ -15,42 +15,42 @@ use std::time::Instant;
 use super::{Attention, Mask};
 use crate::device::{Clock, Device, Result};
 
-/// A device whose calls are noted. Clones note together.
+/// A device that records its calls. Clones share one record.
 #[derive(Clone)]
 pub struct Recorded<D> {
     device: D,
     notes: Arc<Mutex<Notes>>,
 }
 
-/// One call.
+/// A recorded call.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Call {
-    /// What was called.
+    /// Name of the layer.
     pub layer: &'static str,
-    /// How much it was called on: the work is proportional to the product of these, for large ones.
+    /// Extents of the call. For large ones, the work is proportional to their product.
     pub extents: Vec<usize>,
-    /// How long it took.
+    /// Duration of the call.
     pub seconds: f64,
 }
 
 #[derive(Default)]
 struct Notes {
     calls: Vec<Call>,
-    /// Of a device that works on its own: its marks, one before and one after each call.
+    /// Clock of an asynchronous device, with a mark before and after each call.
     clock: Option<Box<dyn Clock>>,
 }
 
 impl<D: Device> Recorded<D> {
-    /// A device that computes on `device`.
+    /// Records the calls on `device`.
     ///
     /// # Errors
-    /// If the device has a clock and it cannot be had.
+    /// If the device has a clock and cannot open it.
     pub fn new(device: D) -> Result<Recorded<D>> {
         let notes = Notes { calls: Vec::new(), clock: device.clock()? };
         Ok(Recorded { device, notes: Arc::new(Mutex::new(notes)) })
     }
 
-    /// The calls since they were last taken, once all of them are done.
+    /// Waits for all calls, and returns those since the last time.
     ///
     /// # Errors
     /// If the device fails.
@@ -102,7 +102,7 @@ impl<D: Device> Recorded<D> {
         tensors.into_iter().map(|t| self.device.shape(t).iter().product::<usize>()).sum()
     }
 
-    /// Heads of all samples, rows of a sample, keys that each may see, and features of a head.
+    /// Heads of all samples, rows per sample, keys visible to each row, and features per head.
     fn attention_extents(&self, qkv: &D::Tensor, by: &Attention<'_>) -> [usize; 4] {
         let [rows, width] = self.matrix(qkv);
         let visible = match by.mask {
@@ -112,11 +112,12 @@ impl<D: Device> Recorded<D> {
         [rows / by.context.max(1) * by.heads, by.context, visible, by.head_dim(width)]
     }
 
-    /// Extents of attention whose last rows query alone: as many queries and scores as there are.
+    /// Extents of attention in which only the last rows query: with as many queries and scores.
     fn slice_extents(&self, qkv: &D::Tensor, first: usize, by: &Attention<'_>) -> [usize; 4] {
         let [parts, context, visible, dim] = self.attention_extents(qkv, by);
         let n = context - first;
-        // A causal sample of n rows has n (n + 1) / 2 scores, these have n more for each row before.
+        // A causal sample of n rows has n (n + 1) / 2 scores; these have n more for each earlier
+        // row.
         let longer = 1 + 2 * first / (n + 1);
         [parts * longer, n, visible.min(n), dim]
     }

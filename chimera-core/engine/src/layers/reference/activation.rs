@@ -1,4 +1,4 @@
-//! Functions of one number, and their slopes.
+//! Functions of one number, and their derivatives.
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
@@ -15,7 +15,7 @@ pub(super) fn value(f: Activation, x: f64) -> f64 {
     }
 }
 
-/// - with `u` of `inner`: `(1 + tanh u)/2 + x/2 (1 - tanh² u) u'`
+/// - with `u = inner(x)`: `(1 + tanh u)/2 + x/2 (1 - tanh² u) u'`
 /// - `Φ(x) + x φ(x)`, the normal distribution and its density
 /// - `1 - tanh² x`
 /// - `σ(x) + x σ(x) (1 - σ(x))`, with `1 - σ(x) = σ(-x)`
@@ -42,7 +42,7 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// `Φ(x) = (1 + erf(x/√2))/2`, as `erfc`, which keeps its digits where `erf` is near -1
+/// `Φ(x) = (1 + erf(x/√2))/2`, by `erfc`, which keeps its digits where `erf` is near -1
 fn normal_cdf(x: f64) -> f64 {
     0.5 * libm::erfc(-x * FRAC_1_SQRT_2)
 }

@@ -5,9 +5,9 @@ use std::ops::Range;
 use crate::device::reference::{Tensor, add, dot, log_sum_exp};
 use crate::layers::Attention;
 
-/// For each sample, head and row t: `out[t] = Σ p[u] v[u]` over the rows u that t sees, where
-/// `p = f exp(s - log_sum)`, `s[u] = q[t]·k[u] / √d` and `log_sum = log Σ exp s[u]`; `f[u]` is the factor of the
-/// dropout
+/// For each sample, head and row t: `out[t] = Σ p[u] v[u]` over the rows u that t sees, where `p =
+/// f exp(s - log_sum)`, `s[u] = q[t]·k[u] / √d` and `log_sum = log Σ exp s[u]`; `f[u]` is the
+/// dropout factor
 pub(super) fn forward(qkv: &Tensor, by: &Attention<'_>) -> (Tensor, Tensor) {
     let mut out = Tensor::zeros(&[qkv.n_rows(), by.hidden(qkv.width())]);
     let mut log_sum = Tensor::zeros(&[qkv.n_rows(), by.heads]);
@@ -26,8 +26,8 @@ pub(super) fn forward(qkv: &Tensor, by: &Attention<'_>) -> (Tensor, Tensor) {
     (out, log_sum)
 }
 
-/// With `ds[u] = p[u] (f[u] dy[t]·v[u] - dy[t]·out[t]) / √d`, where `p` is without its factor:
-/// `dq[t] = Σ ds[u] k[u]`, `dk[u] += ds[u] q[t]`, `dv[u] += f[u] p[u] dy[t]`
+/// With `ds[u] = p[u] (f[u] dy[t]·v[u] - dy[t]·out[t]) / √d`, where `p` is without its dropout
+/// factor: `dq[t] = Σ ds[u] k[u]`, `dk[u] += ds[u] q[t]`, `dv[u] += f[u] p[u] dy[t]`
 pub(super) fn backward(
     dy: &Tensor,
     qkv: &Tensor,
@@ -56,14 +56,14 @@ pub(super) fn backward(
     d_qkv
 }
 
-/// What the weight of row `t` for row `u` of its sample is multiplied by.
+/// The dropout factor of the weight that row `t` gives row `u` of its sample.
 fn factor(by: &Attention<'_>, t: usize, head: usize, u: usize) -> f64 {
     let key = (u % by.context) as u64;
     by.dropout.map_or(1.0, |dropout| dropout.factor(by.weight(t, head) + key))
 }
 
-/// Where the query, key and value of a query head lie in a row of `qkv`. The query's place is also that of
-/// the head in a row of the result.
+/// The ranges of a query head's query, key and value in a row of `qkv`. The range of the query is
+/// also that of the head in a row of the result.
 fn parts(qkv: &Tensor, by: &Attention<'_>, head: usize) -> [Range<usize>; 3] {
     let d = by.head_dim(qkv.width());
     let shared = head / (by.heads / by.kv_heads);
@@ -71,7 +71,7 @@ fn parts(qkv: &Tensor, by: &Attention<'_>, head: usize) -> [Range<usize>; 3] {
     firsts.map(|first| first * d..(first + 1) * d)
 }
 
-/// `(u, q[t]·k[u] / √d)` for the rows `u` of its sample that row `t` sees.
+/// `(u, q[t]·k[u] / √d)` for each row `u` that row `t` sees.
 fn scores(qkv: &Tensor, by: &Attention<'_>, head: usize, t: usize) -> Vec<(usize, f64)> {
     let (sample, row) = (t / by.context, t % by.context);
     let start = sample * by.context;

@@ -1,4 +1,4 @@
-//! The slow, clear implementation of every layer on [`Reference`], one function per formula.
+//! The slow, clear implementation of every layer for [`Reference`], one function per formula.
 
 mod activation;
 mod attention;
@@ -93,7 +93,7 @@ impl Linear for Reference {
         d_bias: Option<&mut Tensor>,
     ) -> Result<()> {
         assert_eq!(x.n_rows(), dy.n_rows(), "linear_dw");
-        // x and dy change places where dw is transposed.
+        // x and dy swap roles where dw is transposed.
         let (down, across) = match layout {
             Layout::InOut => (x, dy),
             Layout::OutIn => (dy, x),
@@ -356,7 +356,7 @@ impl LlamaLayers<Tensor> for Reference {
     }
 }
 
-/// The weights of a linear layer, whatever their layout.
+/// The weights of a linear layer in either layout.
 struct Matrix<'a> {
     data: &'a [f64],
     layout: Layout,
