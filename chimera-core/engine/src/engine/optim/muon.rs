@@ -1,4 +1,4 @@
-//! Muon: momentum whose matrices are made orthogonal (Jordan et al., 2024).
+//! Muon: momentum with orthogonalized matrices (Jordan et al., 2024).
 
 use crate::device::Result;
 use crate::device::reference::{Tensor, add, dot};
@@ -6,15 +6,16 @@ use crate::engine::optim::param_group::{HostTensor, ParamGroup};
 use crate::engine::optim::update_rule::UpdateRule;
 use crate::stage::Param;
 
-/// Coefficients of the iteration, which brings all singular values near 1 as fast as can be.
+/// Coefficients of the iteration, tuned to bring all singular values near 1 quickly.
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
-/// Iterations of Newton and Schulz.
+/// Number of Newton-Schulz iterations.
 const N_ITERATIONS: usize = 5;
-/// The root mean square of AdamW's steps: with it one learning rate serves both (Liu et al., 2025).
+/// The root mean square of AdamW's steps. Matching it lets one learning rate serve both (Liu et
+/// al., 2025).
 const ADAMW_RMS: f64 = 0.2;
 
-/// The rule: Nesterov momentum, of which each linear map takes the nearest orthogonal matrix as its step. Whatever is no
-/// linear map is updated by AdamW.
+/// The rule: each linear map steps along the orthogonal matrix nearest to its Nesterov momentum.
+/// All other parameters are updated by AdamW.
 pub(crate) struct Muon;
 
 impl UpdateRule for Muon {
@@ -51,7 +52,8 @@ impl UpdateRule for Muon {
     }
 }
 
-/// Puts in the place of each linear map of a tensor its nearest orthogonal matrix, as long as a step of AdamW.
+/// Replaces each linear map of a tensor by its nearest orthogonal matrix, scaled to the length of
+/// AdamW's steps.
 fn orthogonalize(tensor: &HostTensor<'_>, values: &mut [f64]) -> Result<()> {
     if values.is_empty() {
         return Ok(());
@@ -73,7 +75,7 @@ fn orthogonalize(tensor: &HostTensor<'_>, values: &mut [f64]) -> Result<()> {
     Ok(())
 }
 
-/// `U Vᵀ` of a matrix `U S Vᵀ`, nearly: its singular values come to lie between 0.7 and 1.2.
+/// Approximates `U Vᵀ` of a matrix `U S Vᵀ`: the singular values end up between 0.7 and 1.2.
 fn nearest_orthogonal(tensor: &HostTensor<'_>, x: Tensor) -> Result<Tensor> {
     let is_tall = x.shape[0] > x.shape[1];
     let mut x = if is_tall { transposed(&x) } else { x };
@@ -105,7 +107,7 @@ mod tests {
     use crate::engine::{Training, first_update};
     use crate::stage::{Init, initial};
 
-    /// The weights after one update from zeros by a gradient drawn at random.
+    /// Returns the weights after one update from zeros by a random gradient.
     fn step(param: &Param) -> Tensor {
         let optimizer = crate::engine::Optimizer::muon();
         let training = Training { optimizer, lr: 1.0, min_lr: 1.0, ..Training::default() };
@@ -119,7 +121,7 @@ mod tests {
         weights
     }
 
-    /// The Gram matrix of the shorter side, over the squared length of a step.
+    /// The Gram matrix of the shorter side, divided by the squared length of a step.
     fn gram(x: &Tensor) -> Tensor {
         let x = if x.shape[0] > x.shape[1] { transposed(x) } else { x.clone() };
         let length = ADAMW_RMS * (x.shape[1] as f64).sqrt();

@@ -1,4 +1,4 @@
-//! Optimizers: update rules with names. Those of the table, and any that a caller brings.
+//! Optimizers: named update rules, built in or supplied by a caller.
 
 use std::fmt;
 use std::ops::Deref;
@@ -14,14 +14,14 @@ use crate::engine::optim::param_group::ParamGroup;
 use crate::engine::optim::update_rule::UpdateRule;
 use crate::stage::Param;
 
-/// An update rule, of the table or a caller's. Two optimizers of one name are equal.
+/// An update rule, built in or a caller's. Optimizers with the same name are equal.
 #[derive(Clone)]
 pub struct Optimizer(Arc<dyn UpdateRule>);
 
-/// What makes an optimizer of the table.
+/// Constructor of a built-in optimizer.
 type Make = fn() -> Optimizer;
 
-/// The optimizers by their names.
+/// The built-in optimizers by name.
 const TABLE: [(&str, Make); 5] = [
     ("adamw", Optimizer::adamw),
     ("lamb", Optimizer::lamb),
@@ -37,12 +37,12 @@ impl Optimizer {
         [a, b, c, d, e]
     };
 
-    /// An optimizer by a rule of one's own.
+    /// Makes an optimizer from a custom rule.
     pub fn new(rule: impl UpdateRule + 'static) -> Optimizer {
         Optimizer(Arc::new(rule))
     }
 
-    /// Every optimizer of the table.
+    /// Returns every built-in optimizer.
     pub fn all() -> [Optimizer; 5] {
         TABLE.map(|(_, make)| make())
     }
@@ -56,7 +56,8 @@ impl Optimizer {
         })
     }
 
-    /// AdamW's direction, as long as the tensor times the learning rate (You et al., 2020), for large batches.
+    /// LAMB: AdamW's direction, with a step proportional to the norm of the tensor (You et al.,
+    /// 2020), for large batches.
     pub fn lamb() -> Optimizer {
         Optimizer::new(ByDevice { name: "lamb", state: &["m", "v"], update: |group| group.lamb() })
     }
@@ -76,10 +77,10 @@ impl Optimizer {
         Optimizer::new(Kfac)
     }
 
-    /// Refuses a device that cannot do what the rule needs of it.
+    /// Refuses a device that lacks a function the rule needs.
     ///
     /// # Errors
-    /// Names the device and what it lacks, in words.
+    /// Names the device and the missing function.
     pub fn check(&self, device: &impl Device) -> std::result::Result<(), String> {
         if !self.needs_products() || device.products().is_some() {
             return Ok(());
@@ -122,10 +123,10 @@ impl FromStr for Optimizer {
     }
 }
 
-/// A rule that every device has a function for.
+/// A rule for which every device has a function.
 struct ByDevice {
     name: &'static str,
-    /// What it keeps of each parameter.
+    /// Names of its state tensors, for every parameter.
     state: &'static [&'static str],
     update: fn(ParamGroup<'_>) -> Result<()>,
 }
@@ -159,7 +160,7 @@ mod tests {
         assert_eq!(refusal, "unknown optimizer `adam`: choose one of adamw, lamb, sgd, muon, kfac");
     }
 
-    /// A tensor that no update reads costs memory, and room in checkpoints.
+    /// A state tensor that no update reads would waste memory and room in checkpoints.
     #[test]
     fn no_state_is_kept_that_is_not_read() {
         let layer = LinearLayer { bias: None, inputs_first: true };

@@ -1,4 +1,4 @@
-//! The parameters of one update, as a rule sees them: their tensors stay on whatever device they are on.
+//! The parameters of one update, as a rule sees them; their tensors stay on their device.
 
 use crate::device::reference::Tensor;
 use crate::device::{AdamW, Result, Sgd};
@@ -7,10 +7,10 @@ use crate::stage::Param;
 
 /// Some parameters of a stage, with the hyperparameters of one update.
 ///
-/// A rule updates all of them by one function of the device ([`adamw`](ParamGroup::adamw) and others), or each on the host
-/// ([`on_host`](ParamGroup::on_host)), which every device can do.
+/// A rule updates all of them by one function of the device, such as [`adamw`](ParamGroup::adamw),
+/// or each on the host ([`on_host`](ParamGroup::on_host)), which works with every device.
 pub struct ParamGroup<'g> {
-    /// The training's hyperparameters, of which the fields below are what holds for this update.
+    /// Hyperparameters of the training; the fields below hold the values for this update.
     pub training: &'g Training,
     /// Learning rate of the step, for these parameters.
     pub lr: f64,
@@ -18,22 +18,22 @@ pub struct ParamGroup<'g> {
     pub weight_decay: f64,
     /// Number of the update, from 1.
     pub update: u64,
-    /// What gradients are to be multiplied by first (clipping).
+    /// Factor to apply to gradients first, for clipping.
     pub grad_scale: f64,
-    /// Whether their gradients are preconditioned.
+    /// Whether the gradients of these parameters are preconditioned.
     pub is_preconditioned: bool,
     pub(crate) tensors: Box<dyn GroupTensors<'g> + 'g>,
 }
 
-/// One parameter on the host, in f64: the values of every device's types fit.
+/// One parameter on the host, in f64, which represents the values of every device type exactly.
 pub struct HostTensor<'t> {
     /// Name and shape.
     pub param: &'t Param,
-    /// Its weights, row-major.
+    /// Weights, row-major.
     pub weights: &'t mut [f64],
-    /// Its gradient, after clipping.
+    /// Gradient, after clipping.
     pub gradient: &'t [f64],
-    /// Its state, in the order of [`UpdateRule::state`](crate::engine::UpdateRule::state).
+    /// State tensors, in the order of [`UpdateRule::state`](crate::engine::UpdateRule::state).
     pub state: Vec<&'t mut [f64]>,
     pub(crate) product: &'t Product<'t>,
 }
@@ -47,32 +47,33 @@ impl HostTensor<'_> {
 }
 
 impl<'g> ParamGroup<'g> {
-    /// The parameters for which `is_first` holds, and the others.
+    /// Splits off the parameters for which `is_first` returns true; returns them and the others.
     pub fn split(self, is_first: impl Fn(&Param) -> bool) -> (ParamGroup<'g>, ParamGroup<'g>) {
         let (first, others) = self.tensors.split(&is_first);
         (ParamGroup { tensors: first, ..self }, ParamGroup { tensors: others, ..self })
     }
 
-    /// Updates them by the device's AdamW; their first two state tensors are its moments.
+    /// Updates the parameters by the device's AdamW; their first two state tensors are the moments.
     pub fn adamw(mut self) -> Result<()> {
         let by = self.moments();
         self.tensors.adamw(&by)
     }
 
-    /// Updates them by the device's LAMB; their first two state tensors are its moments.
+    /// Updates the parameters by the device's LAMB; their first two state tensors are the moments.
     pub fn lamb(mut self) -> Result<()> {
         let by = self.moments();
         self.tensors.lamb(&by)
     }
 
-    /// Updates them by the device's gradient descent; their first state tensor is its momentum.
+    /// Updates the parameters by the device's gradient descent; their first state tensor is the
+    /// momentum.
     pub fn sgd(mut self) -> Result<()> {
         let ParamGroup { training, lr, weight_decay, grad_scale, .. } = self;
         let momentum = training.momentum;
         self.tensors.sgd(&Sgd { lr, momentum, weight_decay, grad_scale })
     }
 
-    /// Updates each on the host, by what `update` does with its values.
+    /// Updates each parameter on the host, by calling `update` with its values.
     pub fn on_host(mut self, mut update: impl FnMut(HostTensor<'_>) -> Result<()>) -> Result<()> {
         self.tensors.on_host(self.grad_scale, &mut update)
     }
@@ -87,7 +88,7 @@ impl<'g> ParamGroup<'g> {
 /// `a bᵀ` of two matrices.
 pub(crate) type Product<'t> = dyn Fn(&Tensor, &Tensor) -> Result<Tensor> + 't;
 
-/// Some parameters on a device of any type.
+/// The tensors of a group, on a device of any type.
 pub(crate) trait GroupTensors<'g> {
     fn split(
         self: Box<Self>,

@@ -1,34 +1,34 @@
-//! Hyperparameters of some parameters: which names differ from the training's, and in what.
+//! Rules that give some parameters, selected by name, hyperparameters of their own.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::stage::Param;
 
-/// What a rule looks like, for errors.
+/// An example of rules, for errors.
 const EXAMPLE: &str = "rules are written as in `*.bias: lr=2; wte.*: lr=0.1, weight-decay=0`";
 
-/// Rules by which some parameters are updated otherwise than the rest. Of those that fit a parameter's name the first one
-/// holds. Written as text, `*.bias: lr=2; wte.*: lr=0.1, weight-decay=0`.
+/// Rules that override hyperparameters by parameter name; the first rule that matches wins. As
+/// text: `*.bias: lr=2; wte.*: lr=0.1, weight-decay=0`.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ParamRules(pub Vec<ParamRule>);
 
-/// How the parameters of some names are updated.
+/// The hyperparameters of parameters with matching names.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ParamRule {
-    /// Which names: `*` stands for any characters, `?` for one.
+    /// Pattern of names: `*` stands for any characters, `?` for one.
     pub pattern: String,
-    /// Multiple of the step's learning rate. At 0 the weights stay as they are; their gradients are still made, and count in
-    /// the norm.
+    /// Multiple of the step's learning rate. At 0 the weights stay as they are; their gradients are
+    /// still computed, and count in the norm.
     pub lr: f64,
-    /// Decoupled weight decay; of `None`, what it would be without the rule.
+    /// Decoupled weight decay; `None` leaves it as it would be without the rule.
     pub weight_decay: Option<f64>,
 }
 
 impl ParamRules {
-    /// The multiple of the learning rate and the weight decay of a parameter. Without a rule they are 1 and
-    /// `weight_decay`, or 0 where the parameter does not [decay](Param::decay). Both are 0 of one that is
-    /// [frozen](Param::frozen).
+    /// Returns the multiple of the learning rate, and the weight decay, of a parameter. Without a
+    /// rule they are 1 and `weight_decay`, or 1 and 0 if the parameter does not
+    /// [decay](Param::decay). Both are 0 for a [frozen](Param::frozen) parameter.
     pub fn of(&self, param: &Param, weight_decay: f64) -> (f64, f64) {
         if param.frozen {
             return (0.0, 0.0);
@@ -38,7 +38,7 @@ impl ParamRules {
         rule.map_or((1.0, usual), |rule| (rule.lr, rule.weight_decay.unwrap_or(usual)))
     }
 
-    /// The first pattern that no parameter has as its first.
+    /// Returns the first pattern that is not the first match of any parameter.
     pub fn unused<'p>(&self, params: impl Iterator<Item = &'p Param>) -> Option<&str> {
         let mut is_used = vec![false; self.0.len()];
         for param in params {
@@ -51,10 +51,11 @@ impl ParamRules {
     }
 }
 
-/// Whether `name` is of `pattern`.
+/// Returns true if `name` matches `pattern`.
 fn fits(pattern: &str, name: &str) -> bool {
     let (mut wanted, mut rest) = (pattern.chars(), name.chars());
-    // What stands behind the last `*`, and what is left of the name behind the characters that it stands for.
+    // The pattern after the last `*`, and the rest of the name after the characters that the `*`
+    // stands for.
     let mut last = None;
     loop {
         match wanted.next() {
@@ -66,7 +67,7 @@ fn fits(pattern: &str, name: &str) -> bool {
             None if rest.as_str().is_empty() => return true,
             _ => {}
         }
-        // An earlier `*` need not stand for more: the last one may take what that would.
+        // An earlier `*` need not take more characters: the last one can take them.
         let Some((behind, left)) = &mut last else { return false };
         if left.next().is_none() {
             return false;
@@ -197,7 +198,7 @@ mod tests {
         }
     }
 
-    /// Each `*` could stand for any part of the name.
+    /// Each `*` could match any part of the name.
     #[test]
     fn many_stars_take_no_time() {
         let (pattern, name) = ("*a".repeat(1000), "a".repeat(5000));
@@ -231,7 +232,8 @@ mod tests {
         }
     }
 
-    /// Each group is updated as all are in a training with its hyperparameters, and what has no learning rate stays.
+    /// Each group is updated as if its hyperparameters were those of the training. Without a
+    /// learning rate, weights stay.
     #[test]
     fn groups_are_updated_by_their_own_hyperparameters() {
         let params = ["a", "b", "c", "d"].map(|name| param(name, &[3, 2]));

@@ -1,4 +1,5 @@
-//! How weights are initialised and updated: learning rate, clipping, and what the update rules read.
+//! Settings of a training: initial weights, learning rate, clipping, and hyperparameters of update
+//! rules.
 
 use std::f64::consts::PI;
 use std::str::FromStr;
@@ -13,11 +14,13 @@ use crate::engine::optim::param_rules::ParamRules;
 pub enum NonFinite {
     /// Ends the run.
     Stop,
-    /// Throws the gradient away and goes on with the next step; the twentieth such step in a row ends the run.
+    /// Discards the gradient and goes on with the next step; the twentieth such step in a row ends
+    /// the run.
     Skip,
 }
 
-/// Steps in a row without a sound gradient after which weights will give no other.
+/// Number of consecutive skipped steps that ends the run, since further ones are not expected to
+/// recover.
 pub(crate) const MOST_SKIPPED: u64 = 20;
 
 impl NonFinite {
@@ -34,16 +37,17 @@ impl FromStr for NonFinite {
     }
 }
 
-/// How the learning rate falls.
+/// Shape of the learning rate's decay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LrSchedule {
-    /// Half a cosine.
+    /// Along half a cosine.
     Cosine,
-    /// A straight line.
+    /// Linearly.
     Linear,
-    /// A straight line at the end of the training: warm-up, stable, decay (Hu et al., 2024, arXiv:2404.06395).
+    /// Linearly at the end of the training: warm-up, stable, decay (Hu et al., 2024,
+    /// arXiv:2404.06395).
     Wsd,
-    /// Not at all.
+    /// No decay.
     Constant,
 }
 
@@ -65,68 +69,72 @@ impl FromStr for LrSchedule {
     }
 }
 
-/// How weights are initialised and updated.
+/// Settings of a training.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Training {
     /// Seed of the initial weights.
     pub seed: u64,
-    /// Number of steps. The learning rate falls so that a step behind the last would have the lowest.
+    /// Number of steps. The learning rate would reach its minimum one step after the last.
     pub steps: u64,
     /// Update rule of the weights.
     pub optimizer: Optimizer,
     /// Highest learning rate.
     pub lr: f64,
-    /// What the learning rate falls towards after the warm-up: no step has it.
+    /// Final learning rate, reached one step after the last.
     pub min_lr: f64,
-    /// Steps of linear rise at the start.
+    /// Number of steps at the start in which the learning rate rises linearly.
     pub warmup: u64,
-    /// Last steps, over which it falls; the first of them has its highest value still. Of `None` all after the warm-up, but
-    /// under [`LrSchedule::Wsd`] a fifth of all.
+    /// Number of final steps over which the learning rate falls; the first of them still has the
+    /// highest rate. With `None`, all steps after the warm-up, or a fifth of all steps for
+    /// [`LrSchedule::Wsd`].
     pub decay_steps: Option<u64>,
-    /// How it falls.
+    /// Shape of the decay.
     pub lr_schedule: LrSchedule,
     /// Decay of the first moment of AdamW and LAMB.
     pub beta1: f64,
-    /// Decay of their second moment.
+    /// Decay of the second moment of AdamW and LAMB.
     pub beta2: f64,
-    /// What they add to the root of the second moment.
+    /// Added to the root of the second moment by AdamW and LAMB.
     pub eps: f64,
-    /// Decay of the sum of gradients of SGD, and of K-FAC's preconditioned ones.
+    /// Decay of the momentum of SGD, and of K-FAC's preconditioned gradients.
     pub momentum: f64,
-    /// Updates from one taking of K-FAC's factors to the next, which is when their inverses come into use.
+    /// Number of updates between K-FAC's factors; their inverses take effect as many updates later.
     pub kfac_every: u64,
-    /// What is added to the diagonal of a factor before it is inverted, as a part of the diagonal's mean.
+    /// Damping of K-FAC's factors: added to the diagonal before inversion, as a fraction of the
+    /// diagonal's mean.
     pub kfac_damping: f64,
-    /// Decay of the running average of factors.
+    /// Decay of the running average of K-FAC's factors.
     pub kfac_decay: f64,
-    /// Decoupled weight decay of matrices.
+    /// Decoupled weight decay, applied to matrices.
     pub weight_decay: f64,
-    /// Which parameters have another learning rate or weight decay.
+    /// Parameters with their own learning rate or weight decay.
     pub param_groups: ParamRules,
-    /// Largest global norm of the gradient; larger ones are scaled down to it. Of each stage's own where
-    /// stages update on their own (asynchronous schedules). A window of steps without a border in which one is larger is
-    /// trained again step by step.
+    /// Largest global norm of the gradient; a larger gradient is scaled down to it. Asynchronous
+    /// schedules, which update each stage separately, clip by the norm of each stage. If the norm
+    /// is exceeded in a window of steps without a border, the window is trained again step by step.
     pub clip: Option<f64>,
-    /// Whether a loss or gradient that is not finite is kept from the weights.
+    /// Whether updates by a loss or gradient that is not finite are prevented.
     pub check_finite: bool,
     /// What to do with such a step.
     pub non_finite: NonFinite,
-    /// Whether each tensor is updated by one of its replicas alone, which gives its weights to the others
-    /// and alone keeps moments.
+    /// Whether each tensor is updated by only one of its replicas, which keeps the moments and
+    /// sends the weights to the others.
     pub shard_optimizer: bool,
-    /// After how many steps each rank gives the next one a copy of what it holds, where deaths of ranks are survived; 0 for
-    /// never. A death that takes what no replica has then costs at most so many steps, which are computed again.
+    /// Number of steps after which each rank copies its state to the next rank, in runs that
+    /// survive deaths of ranks; 0 for never. If a death destroys state that no replica has, at most
+    /// this many steps are computed again.
     pub shadow_every: u64,
-    /// Whether gradients and their sums go between replicas in bf16, rounded; else whole.
+    /// Whether gradients and their sums are rounded to bf16 when sent between replicas.
     pub bf16_gradients: bool,
-    /// Elements from which on gradients of a stage are summed apart from those of tensors before them; whole tensors stay
-    /// together. Sums are the same to the bit.
+    /// Size of a gradient bucket in elements: gradients of a stage beyond it are reduced
+    /// separately. Tensors are never split. The sums have the same bits for every size.
     pub bucket_elements: usize,
 }
 
 impl Default for Training {
-    /// AdamW with the moments' decay that GPT-2-like models are trained with: one step, whose learning rate begins without
-    /// warm-up and falls along a cosine to a tenth; no weight decay, no clipping.
+    /// One step of AdamW, with the moments' decay usual for models like GPT-2. The learning rate
+    /// has no warm-up and falls along a cosine to a tenth; there is no weight decay and no
+    /// clipping.
     fn default() -> Training {
         Training {
             seed: 0,
@@ -158,18 +166,19 @@ impl Default for Training {
 }
 
 impl Training {
-    /// Whether the updates of a synchronous step must wait for all ranks.
+    /// Returns true if the updates of a synchronous step must wait for all ranks.
     pub fn needs_barrier(&self) -> bool {
         self.clip.is_some() || self.check_finite
     }
 
-    /// Whether updates of a window without a border are validated at its end: they go before the norm of all gradients is
-    /// known.
+    /// Returns true if the updates of a window without a border are validated at its end, since
+    /// they come before the norm of all gradients is known.
     pub fn validates_windows(&self) -> bool {
         self.clip.is_some() || self.non_finite == NonFinite::Skip
     }
 
-    /// The learning rate of a step: it rises in a line, stays, and falls as the schedule says.
+    /// Returns the learning rate of a step: it rises linearly, stays, and falls as the schedule
+    /// says.
     pub fn lr_at(&self, step: u64) -> f64 {
         if step < self.warmup {
             return self.lr * (step + 1) as f64 / self.warmup as f64;
@@ -190,7 +199,7 @@ impl Training {
         self.min_lr + (self.lr - self.min_lr) * left
     }
 
-    /// The factor that brings a gradient of this norm under the limit.
+    /// Returns the factor that brings a gradient of this norm under the limit.
     pub(crate) fn grad_scale(&self, norm: f64) -> f64 {
         self.clip.map_or(1.0, |clip| (clip / norm).min(1.0))
     }

@@ -1,13 +1,13 @@
-//! Which values of a [`Training`] can be trained with, and all of them as names and values.
+//! Validation of a [`Training`], and its fields as names and values.
 
 use crate::engine::fields::Fields;
 use crate::engine::optim::training::{LrSchedule, Training};
 
 impl Training {
-    /// Why its values cannot be trained with, if they cannot.
+    /// Checks that all values can be trained with.
     ///
     /// # Errors
-    /// Names the field, its value, and what it can be.
+    /// Names the field, its value, and the valid values.
     pub fn check(&self) -> Result<(), String> {
         let rate = |name, value: f64| within(name, value, 0.0, 1e30);
         rate("lr", self.lr)?;
@@ -45,9 +45,9 @@ impl Training {
         Ok(())
     }
 
-    /// Every field, as all ranks must have it.
+    /// Returns every field, as names and values that must agree on all ranks.
     pub fn fields(&self) -> Fields {
-        // All by name: a field that is added has to come here too.
+        // Destructured in full, so that a new field must be added here too.
         let Training {
             seed,
             steps,
@@ -104,7 +104,7 @@ impl Training {
     }
 }
 
-/// Refuses a number that is not between two others, or is none.
+/// Refuses a number outside of a range, or NaN.
 fn within(name: &str, value: f64, least: f64, most: f64) -> Result<(), String> {
     if (least..=most).contains(&value) {
         Ok(())

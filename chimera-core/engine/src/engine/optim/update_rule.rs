@@ -1,28 +1,31 @@
-//! What an optimizer is: a rule that updates weights, and what it keeps of them.
+//! The interface of optimizers: a rule that updates weights, and its state.
 
 use crate::device::Result;
 use crate::engine::optim::param_group::ParamGroup;
 use crate::stage::Param;
 
-/// How weights follow their gradients.
+/// A rule that updates weights by their gradients.
 ///
-/// A rule keeps nothing itself. What it has to remember of a parameter are tensors, of the parameter's shape unless it says
-/// otherwise: its state, which the engine keeps beside the weights: zeros at first, in every checkpoint, and with the owner of
-/// the tensor alone where the optimizer is sharded. A rule is always given whole tensors, and must do the same with the
-/// same bits, since replicas update on their own.
+/// A rule itself keeps nothing. Its state for a parameter consists of tensors, of the parameter's
+/// shape unless the rule says otherwise. The engine keeps them beside the weights: zeros at first,
+/// in every checkpoint, and only on the tensor's owner if the optimizer is sharded. A rule is
+/// always given whole tensors. It must be deterministic to the bit, since replicas update
+/// independently.
 pub trait UpdateRule: Send + Sync {
-    /// Name of the rule, by which a checkpoint says whose state it has.
+    /// Name of the rule. Checkpoints record it to identify their state.
     fn name(&self) -> &str;
 
-    /// Names of the state tensors of a parameter, under which checkpoints keep them.
+    /// Names of the state tensors of a parameter, also used in checkpoints.
     fn state(&self, param: &Param) -> &[&'static str];
 
-    /// Extents of the state tensor at `index`. A rule that updates on the host needs those of the parameter.
+    /// Shape of the state tensor at `index`. A rule that updates on the host needs the parameter's
+    /// shape.
     fn state_shape(&self, param: &Param, _index: usize) -> Vec<usize> {
         param.shape.clone()
     }
 
-    /// Extents of what is kept of a parameter: at 0 of itself, behind it of its state tensors.
+    /// Shape of the tensor in a slot of a parameter: slot 0 is the parameter itself, and its state
+    /// tensors follow.
     fn slot_shape(&self, param: &Param, slot: usize) -> Vec<usize> {
         match slot.checked_sub(1) {
             Some(index) => self.state_shape(param, index),
@@ -30,20 +33,21 @@ pub trait UpdateRule: Send + Sync {
         }
     }
 
-    /// Elements of all state tensors of a parameter.
+    /// Number of elements of all state tensors of a parameter.
     fn n_state_elements(&self, param: &Param) -> usize {
         let n_elements = |index| self.state_shape(param, index).iter().product::<usize>();
         (0..self.state(param).len()).map(n_elements).sum()
     }
 
-    /// Whether the gradients of linear layers [shown](Param::shown) are to be preconditioned by K-FAC before the update. The
-    /// state of their matrices is that of the rule `kfac`.
+    /// Returns true if K-FAC is to precondition the gradients of [shown](Param::shown) linear
+    /// layers before the update. The state of their matrices is then that of the rule `kfac`.
     fn preconditions(&self) -> bool {
         false
     }
 
-    /// Whether the rule multiplies matrices, by [`HostTensor::product`](crate::engine::HostTensor::product). A training on a
-    /// device without products is refused before its first step.
+    /// Returns true if the rule multiplies matrices, by
+    /// [`HostTensor::product`](crate::engine::HostTensor::product). On a device without products
+    /// such a training is refused before its first step.
     fn needs_products(&self) -> bool {
         false
     }
@@ -51,6 +55,6 @@ pub trait UpdateRule: Send + Sync {
     /// Updates the weights and the state of some parameters.
     ///
     /// # Errors
-    /// If the device fails: the run ends.
+    /// If the device fails; this ends the run.
     fn update(&self, group: ParamGroup<'_>) -> Result<()>;
 }

@@ -1,4 +1,4 @@
-//! The tensors that a rule updates, behind which it does not see what device they are on.
+//! The tensors of an update, independent of the type of their device.
 
 use crate::device::reference::Tensor;
 use crate::device::{
@@ -20,7 +20,7 @@ pub(crate) struct Step<'t> {
 }
 
 impl Step<'_> {
-    /// Updates tensors, each of which is all of its parameter, in groups of one learning rate and weight decay.
+    /// Updates whole tensors, in groups with equal learning rate and weight decay.
     pub(crate) fn update<D: Device>(
         &self,
         device: &D,
@@ -39,7 +39,7 @@ impl Step<'_> {
         }
         for ((multiple, weight_decay, is_preconditioned), tensors) in groups {
             let (lr, tensors) = (lr * multiple, Box::new(DeviceGroup { device, tensors }));
-            // A preconditioned gradient has a length of its own.
+            // A preconditioned gradient already has the intended length.
             let grad_scale = if is_preconditioned { 1.0 } else { grad_scale };
             let group = ParamGroup {
                 training,
@@ -56,9 +56,10 @@ impl Step<'_> {
     }
 }
 
-/// Updates parameters as the first step of a training does, of which nothing is clipped: for whoever measures an optimizer, or tests
-/// one. `weights`, `gradients` and `states` have an entry for each of `params`; a state has the tensors that
-/// [`UpdateRule::state`](crate::engine::UpdateRule::state) names.
+/// Updates parameters as the first step of a training does, without clipping; for benchmarks and
+/// tests of optimizers. `weights`, `gradients` and `states` have one entry per parameter in
+/// `params`; a state has the tensors named by
+/// [`UpdateRule::state`](crate::engine::UpdateRule::state).
 ///
 /// # Errors
 /// If the device fails.
@@ -96,17 +97,17 @@ struct DeviceGroup<'g, D: Device> {
 }
 
 impl<D: Device> DeviceGroup<'_, D> {
-    /// The parameters with the two moments that the device's AdamW and LAMB move.
+    /// The parameters with the two moments of the device's AdamW and LAMB.
     fn updated(&mut self) -> Result<Vec<Updated<'_, D::Tensor>>> {
         self.with_state(|w, g, [m, v]| Updated { w, g, m, v })
     }
 
-    /// The parameters with the momentum that the device's gradient descent moves.
+    /// The parameters with the momentum of the device's gradient descent.
     fn with_momentum(&mut self) -> Result<Vec<WithMomentum<'_, D::Tensor>>> {
         self.with_state(|w, g, [m]| WithMomentum { w, g, m })
     }
 
-    /// What `view` makes of each parameter's weights, its gradient and the first `N` tensors of its state.
+    /// Applies `view` to each parameter's weights, gradient and first `N` state tensors.
     fn with_state<'s, const N: usize, V>(
         &'s mut self,
         view: impl Fn(&'s mut D::Tensor, &'s D::Tensor, &'s mut [D::Tensor; N]) -> V,
@@ -132,7 +133,7 @@ impl<D: Device> DeviceGroup<'_, D> {
     }
 }
 
-/// Refuses a state tensor whose shape is not that of its parameter.
+/// Refuses a state tensor of another shape than its parameter's.
 fn check_state(param: &Param, got: &[usize]) -> Result<()> {
     let Param { name, shape, .. } = param;
     if got == shape {
@@ -215,7 +216,7 @@ mod tests {
     use crate::engine::{Optimizer, UpdateRule};
     use crate::stage::Init;
 
-    /// The device's gradient descent, by a caller's rule.
+    /// A caller's rule that uses the device's gradient descent.
     struct Descent(&'static [&'static str]);
 
     impl UpdateRule for Descent {

@@ -1,6 +1,7 @@
-//! Inverses of symmetric positive definite matrices by Cholesky's decomposition, row-major in f64.
+//! Inverses of symmetric positive definite matrices by Cholesky decomposition, row-major in f64.
 
-/// The inverse of the matrix whose lower triangle `a` `[n, n]` has, or `None` if it is not positive definite.
+/// Returns the inverse of the matrix with the lower triangle of `a` `[n, n]`, or `None` if it is
+/// not positive definite.
 pub(super) fn inverse(mut a: Vec<f64>, n: usize) -> Option<Vec<f64>> {
     decompose(&mut a, n)?;
     let upper = inverted_factor(&a, n);
@@ -15,7 +16,7 @@ pub(super) fn inverse(mut a: Vec<f64>, n: usize) -> Option<Vec<f64>> {
     Some(inverse)
 }
 
-/// Puts `L` with `L Lᵀ = a` into the lower triangle.
+/// Writes `L` with `L Lᵀ = a` into the lower triangle.
 fn decompose(a: &mut [f64], n: usize) -> Option<()> {
     for i in 0..n {
         let (above, rest) = a.split_at_mut(i * n);
@@ -33,7 +34,7 @@ fn decompose(a: &mut [f64], n: usize) -> Option<()> {
     Some(())
 }
 
-/// The transpose of the inverse of `L`, an upper triangle.
+/// Returns the transpose of the inverse of `L`, an upper triangle.
 fn inverted_factor(l: &[f64], n: usize) -> Vec<f64> {
     let mut upper = vec![0.0; n * n];
     for (j, row) in upper.chunks_exact_mut(n.max(1)).enumerate() {
@@ -45,7 +46,7 @@ fn inverted_factor(l: &[f64], n: usize) -> Vec<f64> {
     upper
 }
 
-/// In eight sums, which a processor adds at once.
+/// Dot product in eight partial sums, so that the loop vectorizes.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     let (a_eights, a_rest) = a.as_chunks::<8>();
     let (b_eights, b_rest) = b.as_chunks::<8>();

@@ -6,19 +6,19 @@ use crate::engine::Training;
 use crate::engine::optim::update_rule::UpdateRule;
 use crate::stage::Param;
 
-/// A linear layer of a stage, and what is under way of its factors.
+/// A linear layer of a stage, with the pending sums and inverses of its factors.
 pub(crate) struct Layer<T> {
-    /// Indices of its matrix and of its bias among the stage's parameters.
+    /// Indices of the matrix and the bias among the stage's parameters.
     pub(super) matrix: usize,
     pub(super) bias: Option<usize>,
-    /// By side: the sum of products of this update, of this replica or of all.
+    /// By side: the sum of products of this update, over this replica or over all.
     sums: [Option<T>; 2],
-    /// By side: the inverse that comes into use with the next factors, if it is computed.
+    /// By side: the inverse that takes effect with the next factors, once it is computed.
     next: [Option<T>; 2],
 }
 
 impl<T: Clone> Layer<T> {
-    /// The layers of a stage with these parameters.
+    /// Returns the layers of a stage with these parameters.
     pub(crate) fn all(params: &[Param]) -> Vec<Layer<T>> {
         let place = |name: &String| params.iter().position(|param| param.name == *name);
         let of = |(matrix, param): (usize, &Param)| {
@@ -29,22 +29,22 @@ impl<T: Clone> Layer<T> {
         params.iter().enumerate().filter_map(of).collect()
     }
 
-    /// Index of its matrix.
+    /// Index of the layer's matrix among the stage's parameters.
     pub(crate) fn matrix(&self) -> usize {
         self.matrix
     }
 
-    /// Forgets the sums of an update.
+    /// Discards the sums of an update.
     pub(crate) fn begin(&mut self) {
         self.sums = [None, None];
     }
 
-    /// Forgets inverses that are not in use, which can be computed again.
+    /// Discards inverses that are not in use yet; they can be computed again.
     pub(crate) fn forget(&mut self) {
         self.next = [None, None];
     }
 
-    /// Adds the products of a micro-batch's operand.
+    /// Adds the products of a micro-batch's operand to the sums.
     pub(crate) fn add<D: Device<Tensor = T>>(
         &mut self,
         device: &D,
@@ -61,7 +61,7 @@ impl<T: Clone> Layer<T> {
         }
     }
 
-    /// Takes this replica's sums, zeros if it had no micro-batch.
+    /// Takes this replica's sums; zeros if it had no micro-batch.
     pub(crate) fn take_sums<D: Device<Tensor = T>>(
         &mut self,
         device: &D,
@@ -75,12 +75,12 @@ impl<T: Clone> Layer<T> {
         Ok([take(Side::Input)?, take(Side::Output)?])
     }
 
-    /// Puts the sums over all replicas in their place.
+    /// Stores the sums over all replicas.
     pub(crate) fn put_sums(&mut self, sums: [T; 2]) {
         self.sums = sums.map(Some);
     }
 
-    /// Computes the inverse of a factor that comes into use with the next factors.
+    /// Computes the inverse of a factor, which takes effect with the next factors.
     pub(crate) fn invert<D: Device<Tensor = T>>(
         &mut self,
         device: &D,
@@ -93,13 +93,14 @@ impl<T: Clone> Layer<T> {
         Ok(())
     }
 
-    /// Whether an inverse that comes into use is computed.
+    /// Returns true if the next inverse is already computed.
     pub(crate) fn is_inverted(&self, side: Side) -> bool {
         self.next[side.index()].is_some()
     }
 
-    /// In an update that takes factors: puts the last inverses into use, and averages the factors with the sums of all
-    /// replicas. In the first update the inverses are those of its own factors.
+    /// For an update that takes factors: puts the last inverses into use, and averages the factors
+    /// with the sums over all replicas. In the first update the inverses are those of its own
+    /// factors.
     pub(super) fn refresh<D: Device<Tensor = T>>(
         &mut self,
         device: &D,
@@ -108,7 +109,7 @@ impl<T: Clone> Layer<T> {
         (training, update): (&Training, u64),
     ) -> Result<()> {
         let is_first = update == 0;
-        // Those of the first factors have been in use from the first update on.
+        // The inverses of the first factors are in use from the first update on.
         if update > training.kfac_every.max(1) {
             self.put_inverses(device, param, state, training)?;
         }
@@ -116,7 +117,7 @@ impl<T: Clone> Layer<T> {
             return Err(DeviceError::Other(format!("{} has no sums of factors", param.name)));
         };
         let [inputs, outputs] = [values(device, &inputs)?, values(device, &outputs)?];
-        // The ones behind the inputs count rows. Gradients are of a mean over these.
+        // The appended ones count the rows. Gradients are those of a mean over the rows.
         let n_rows = inputs.last().copied().unwrap_or(1.0).max(1.0);
         let means = [(inputs, 1.0 / n_rows), (outputs, n_rows)];
         let decay = if is_first { 0.0 } else { training.kfac_decay };
@@ -155,7 +156,7 @@ impl<T: Clone> Layer<T> {
     }
 }
 
-/// `xᵀ x` of the rows of an operand, each with a one behind if asked for.
+/// `xᵀ x` over the rows of an operand; `with_ones` appends a one to each row.
 fn products<D: Device>(device: &D, x: &D::Tensor, with_ones: bool) -> Result<D::Tensor> {
     let (n_rows, width) = match device.shape(x)[..] {
         [n_rows, width] => (n_rows, width),
@@ -176,8 +177,8 @@ fn products<D: Device>(device: &D, x: &D::Tensor, with_ones: bool) -> Result<D::
     products_of(device)?.product(&columns, &columns)
 }
 
-/// The inverse of a factor, damped by a part of its mean diagonal: of an input's without the ones where there is no bias, of
-/// an output's the inverse of each block.
+/// Returns the inverse of a factor, damped by a fraction of its mean diagonal. The inverse of an
+/// input factor excludes the ones if there is no bias; for an output factor each block is inverted.
 fn inverse<D: Device>(
     device: &D,
     (side, param): (Side, &Param),
@@ -196,7 +197,7 @@ fn inverse<D: Device>(
         let row = |i: usize| &factor_values[(start + i) * width + start..][..n];
         let mut block: Vec<f64> = (0..n).flat_map(row).copied().collect();
         let trace: f64 = (0..n).map(|i| block[i * n + i]).sum();
-        // A factor of zeros preconditions nothing.
+        // A factor of zeros becomes a multiple of the identity, which preconditions nothing.
         let mean = if trace > 0.0 { trace / n as f64 } else { 1.0 };
         (0..n).for_each(|i| block[i * n + i] += training.kfac_damping * mean);
         all.extend(cholesky::inverse(block, n).ok_or_else(|| {
@@ -209,7 +210,7 @@ fn inverse<D: Device>(
     like(device, factor, &shape, &all)
 }
 
-/// The elements of a tensor on the host.
+/// Downloads the elements of a tensor.
 pub(super) fn values<D: Device>(device: &D, tensor: &D::Tensor) -> Result<Vec<f64>> {
     let mut words = Vec::new();
     device.download_words(tensor, &mut words)?;
@@ -217,7 +218,7 @@ pub(super) fn values<D: Device>(device: &D, tensor: &D::Tensor) -> Result<Vec<f6
     Ok(Elements { dtype: device.dtype(tensor), words }.to_f64(n))
 }
 
-/// A tensor of the type of another.
+/// Uploads values as a tensor of the same type as `other`.
 pub(super) fn like<D: Device>(
     device: &D,
     other: &D::Tensor,

@@ -1,12 +1,15 @@
-//! K-FAC: gradients of linear layers, preconditioned by Kronecker factors of the curvature (Martens & Grosse, 2015).
+//! K-FAC: gradients of linear layers, preconditioned by Kronecker factors of the curvature (Martens
+//! & Grosse, 2015).
 //!
-//! A linear layer of a network has two factors: the mean `A` of `x xᵀ` over the rows `x` of its input, each with a one
-//! behind where the layer has a bias, and the mean `G` of `g gᵀ` over the gradients `g` of its output. Its gradient `M`,
-//! `[outputs, inputs + bias]`, becomes `G⁻¹ M A⁻¹`. Linear maps that are fused into one matrix have a `G` each.
+//! A linear layer has two factors. `A` is the mean of `x xᵀ` over the rows `x` of its input, each
+//! with a one appended if the layer has a bias. `G` is the mean of `g gᵀ` over the gradients `g` of
+//! its output. The layer's gradient `M`, `[outputs, inputs + bias]`, becomes `G⁻¹ M A⁻¹`. Each of
+//! several linear maps fused into one matrix has its own `G`.
 //!
-//! Factors are taken in the first of every [`Training::kfac_every`] updates, summed over replicas with the gradients, and
-//! averaged over time. Their inverses come into use [`Training::kfac_every`] updates later, so that there is time to compute
-//! them in (Osawa et al., PipeFisher, 2023); those of the first update at once.
+//! Factors are taken in every [`Training::kfac_every`]-th update, summed over replicas together
+//! with the gradients, and averaged over time. Their inverses take effect [`Training::kfac_every`]
+//! updates later, which leaves time to compute them (Osawa et al., PipeFisher, 2023). Those of the
+//! first update take effect at once.
 
 mod cholesky;
 mod layer;
@@ -26,19 +29,19 @@ use crate::engine::optim::param_group::ParamGroup;
 use crate::engine::optim::update_rule::UpdateRule;
 use crate::stage::Param;
 
-/// Which of a layer's operands a factor is of.
+/// The operand of a layer that a factor belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Side {
-    /// Its input.
+    /// The layer's input.
     Input,
-    /// The gradient of its output.
+    /// The gradient of the layer's output.
     Output,
 }
 
 impl Side {
     pub(crate) const BOTH: [Side; 2] = [Side::Input, Side::Output];
 
-    /// Its place among two.
+    /// Index in an array of both sides.
     pub(crate) fn index(self) -> usize {
         match self {
             Side::Input => 0,
@@ -47,18 +50,18 @@ impl Side {
     }
 }
 
-/// What is kept of a parameter that is no matrix of a preconditioned layer: the moments. The bias of such a layer uses the
-/// first alone, but a parameter does not say that it is one.
+/// State of a parameter other than the matrix of a preconditioned layer: the moments. The bias of
+/// such a layer uses only the first, but a parameter does not know that it is one.
 const MOMENTS: &[&str] = &["m", "v"];
-/// What is kept of the matrix of a preconditioned layer: momentum, factors and inverses.
+/// State of the matrix of a preconditioned layer: momentum, factors and inverses.
 const OF_MATRIX: &[&str] =
     &["m", "input_factor", "output_factor", "input_inverse", "output_inverse"];
-/// The place of the first factor among them, and that of the first inverse.
+/// Indices of the first factor and of the first inverse in the state.
 const FACTORS: usize = 1;
 const INVERSES: usize = 3;
 
-/// The rule: momentum of preconditioned gradients, each as long as a step of AdamW. What is not preconditioned is updated
-/// by AdamW.
+/// The rule: momentum of preconditioned gradients, scaled so that steps have the length of AdamW's.
+/// Other parameters are updated by AdamW.
 pub(crate) struct Kfac;
 
 impl UpdateRule for Kfac {
@@ -95,7 +98,7 @@ impl UpdateRule for Kfac {
     }
 }
 
-/// Outputs of each linear map of a matrix.
+/// Number of outputs of each linear map of a matrix.
 fn blocks(param: &Param) -> Vec<usize> {
     let (_, outputs) = param.features().unwrap_or_default();
     if param.linear_maps.iter().sum::<usize>() == outputs {
@@ -105,14 +108,16 @@ fn blocks(param: &Param) -> Vec<usize> {
     }
 }
 
-/// Extents of K-FAC's factors of a stage with these parameters: two for each linear layer, in the order of the layers. They
-/// are reduced behind the stage's gradients, in one buffer.
+/// Shapes of K-FAC's factors for a stage with these parameters: two for each linear layer, in the
+/// order of the layers. They are reduced together with the stage's gradients, after these in one
+/// buffer.
 pub fn factor_shapes(params: &[Param]) -> Vec<Vec<usize>> {
     let shown = params.iter().filter(|param| param.features().is_some());
     shown.flat_map(|param| [FACTORS, FACTORS + 1].map(|i| Kfac.state_shape(param, i))).collect()
 }
 
-/// Why gradients of such a training cannot be preconditioned, if its optimizer does that.
+/// Returns why this training cannot precondition gradients; `None` if it can, or if its optimizer
+/// does not.
 pub fn unpreconditioned(program: &Program, training: &Training) -> Option<String> {
     let Training { optimizer, shard_optimizer, bf16_gradients, .. } = training;
     let needs = if !optimizer.preconditions() {
@@ -130,7 +135,7 @@ pub fn unpreconditioned(program: &Program, training: &Training) -> Option<String
 }
 
 impl Training {
-    /// Whether factors are taken in an update, counted from 0.
+    /// Returns true if factors are taken in this update, counted from 0.
     pub(crate) fn takes_factors(&self, update: u64) -> bool {
         self.optimizer.preconditions() && update.is_multiple_of(self.kfac_every.max(1))
     }

@@ -1,4 +1,4 @@
-//! From the gradient of a linear layer to its preconditioned one.
+//! Preconditions the gradient of a linear layer.
 
 use super::layer::{Layer, like, values};
 use super::{INVERSES, Side, blocks};
@@ -6,12 +6,14 @@ use crate::device::{Device, Result, products_of};
 use crate::engine::Training;
 use crate::stage::Param;
 
-/// The root mean square of AdamW's steps: with it one learning rate serves both (Liu et al., 2025).
+/// The root mean square of AdamW's steps. Matching it lets one learning rate serve both (Liu et
+/// al., 2025).
 const ADAMW_RMS: f64 = 0.2;
 
 impl<T: Clone> Layer<T> {
-    /// Averages the factors where this update takes some, and puts the layer's preconditioned gradient in the place of its
-    /// gradient: as long as makes momentum's steps as long as those of AdamW. Returns the parameters that it has.
+    /// Averages the factors if this update takes some. Then replaces the layer's gradient by the
+    /// preconditioned one, scaled so that steps with momentum are as long as AdamW's. Returns the
+    /// indices of the layer's parameters.
     pub(crate) fn precondition<D: Device<Tensor = T>>(
         &mut self,
         device: &D,
@@ -43,7 +45,7 @@ impl<T: Clone> Layer<T> {
     }
 }
 
-/// `[outputs, inputs + bias]`, row-major.
+/// The gradient of a layer, `[outputs, inputs + bias]`, row-major.
 struct Gradient {
     values: Vec<f64>,
     width: usize,
@@ -61,7 +63,7 @@ impl Gradient {
         Gradient { values, width: inputs + usize::from(bias.is_some()) }
     }
 
-    /// `G⁻¹ M A⁻¹`, with a `G` for each linear map.
+    /// `G⁻¹ M A⁻¹`, with one `G` per linear map.
     fn preconditioned<D: Device>(
         self,
         device: &D,
@@ -86,7 +88,7 @@ impl Gradient {
         Ok(Gradient { values: all, width })
     }
 
-    /// Makes its root mean square this.
+    /// Scales the gradient to this root mean square.
     fn set_length(&mut self, rms: f64) {
         let square: f64 = self.values.iter().map(|x| x * x).sum();
         if square > 0.0 {
@@ -95,7 +97,7 @@ impl Gradient {
         }
     }
 
-    /// The gradients of the matrix and of the bias.
+    /// Splits into the gradients of the matrix and of the bias.
     fn parts(&self, param: &Param) -> (Vec<f64>, Vec<f64>) {
         let (inputs, outputs) = param.features().unwrap_or_default();
         let place = place(param);
@@ -109,7 +111,7 @@ impl Gradient {
     }
 }
 
-/// Where the weight from an input to an output lies in the matrix.
+/// Returns the index, in the layer's matrix, of the weight from an input to an output.
 fn place(param: &Param) -> impl Fn(usize, usize) -> usize + use<> {
     let (inputs, outputs) = param.features().unwrap_or_default();
     let inputs_first = param.shown.as_ref().is_some_and(|layer| layer.inputs_first);

@@ -1,4 +1,4 @@
-//! K-FAC's work beside the training, as a program has it.
+//! K-FAC's work beside the training, as pieces of a program.
 
 use chimera_schedule::effects::{OwnWork, Pieces};
 
@@ -6,10 +6,10 @@ use super::{FACTORS, Kfac, Side, blocks};
 use crate::engine::optim::update_rule::UpdateRule;
 use crate::stage::Param;
 
-/// What a piece does.
+/// The kinds of pieces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum KfacPiece {
-    /// Adds to the factors what the operands of one backward give.
+    /// Adds the operands of one backward to the factors.
     Factors,
     /// Computes an inverse.
     Inverse,
@@ -18,7 +18,7 @@ pub(crate) enum KfacPiece {
 impl KfacPiece {
     const ALL: [KfacPiece; 2] = [KfacPiece::Factors, KfacPiece::Inverse];
 
-    /// The name of its work.
+    /// Name of the piece's work in a program.
     fn name(self) -> &'static str {
         match self {
             KfacPiece::Factors => "kfac factors",
@@ -26,17 +26,18 @@ impl KfacPiece {
         }
     }
 
-    /// What pieces of a work of this name do.
+    /// Returns the kind of the pieces of this work, if they belong to K-FAC.
     pub(crate) fn of(name: &str) -> Option<KfacPiece> {
         KfacPiece::ALL.into_iter().find(|piece| piece.name() == name)
     }
 }
 
-/// The work that K-FAC has beside a training of stages with these parameters, whose units have so many rows; and by work
-/// what a piece takes on each stage, in forwards of a unit through that stage, by floating-point operations.
+/// Returns K-FAC's work beside a training of stages with these parameters and `rows` rows per unit.
+/// Also returns, by work and stage, the cost of a piece in forwards of a unit through that stage,
+/// by floating-point operations.
 ///
-/// A step of a program that [has it](chimera_schedule::lower::fill) is as long as one that takes factors: in others these pieces do
-/// nothing.
+/// With a program that [includes this work](chimera_schedule::lower::fill), every step is as long
+/// as one that takes factors: in the other steps the pieces do nothing.
 pub fn kfac_work(stages: &[Vec<Param>], rows: f64) -> (Vec<OwnWork>, Vec<Vec<f64>>) {
     let n_inverses = |params: &Vec<Param>| 2 * params.iter().filter_map(Param::features).count();
     let most = stages.iter().map(n_inverses).max().unwrap_or(0) as u32;
@@ -48,7 +49,7 @@ pub fn kfac_work(stages: &[Vec<Param>], rows: f64) -> (Vec<OwnWork>, Vec<Vec<f64
     (works.collect(), forwards.into())
 }
 
-/// What a piece takes on a stage, where one number is a forward.
+/// Cost of a piece on a stage, relative to a forward.
 fn forwards(piece: KfacPiece, params: &[Param], rows: f64) -> f64 {
     let layers = || params.iter().filter(|param| param.features().is_some());
     let n_layers = layers().count() as f64;
