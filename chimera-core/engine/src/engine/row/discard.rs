@@ -1,10 +1,11 @@
 //! Stopping within a step, which is then discarded.
 //!
-//! With the barrier no rank changes a weight before the step sync, and the sync needs every rank. So a rank that learns
-//! before its own sync that the run is to stop leaves its row, and says in the sync that it discards the step. All then
-//! do: whoever waits for a message or a sum that will not come learns of the wish too, and weights, moments and counts
-//! are those of the last whole step. Messages that nobody receives any more stay where they are; no later one has their
-//! tags.
+//! With the barrier, no rank changes a weight before the step sync, and the sync needs every rank.
+//! A rank that learns before its own sync that the run is to stop therefore leaves its row, and
+//! declares in the sync that it discards the step. All ranks then do the same: ranks that wait for
+//! a message or a sum that will not come learn of the request too. Weights, moments and counts
+//! remain those of the last whole step. Messages that are no longer received stay where they are;
+//! no later message has their tags.
 
 use std::sync::atomic::Ordering;
 
@@ -17,22 +18,23 @@ use crate::engine::state::rank_state::{StageOn, State};
 use crate::engine::sync::agreement::{Record, Totals};
 use crate::fault::Fault;
 
-/// Seconds of the last step or window from which on ranks ask each other before the next one whether to stop.
+/// Duration of a step or window, in seconds, from which ranks ask each other whether to stop before
+/// the next one.
 const LONG: f64 = 1.0;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    /// Whether this rank knows that the run is to stop.
+    /// Returns true if this rank knows that the run is to stop.
     pub(crate) fn is_stopping(&self) -> bool {
         self.job.stop.load(Ordering::Relaxed) || self.comm.stop_requested() == Some(true)
     }
 
-    /// Whether a step can be discarded: no weight changes before the step sync, all ranks can be told, and no
-    /// library's sum waits for ranks that never begin it.
+    /// Returns true if a step can be discarded: no weight changes before the step sync, all ranks
+    /// can be notified, and no library's sum would wait for ranks that never begin it.
     pub(crate) fn can_discard(&self) -> bool {
         self.job.program.has_barrier() && self.is_interruptible
     }
 
-    /// Whether the transport lets ranks leave a step.
+    /// Returns true if the transport lets ranks leave a step.
     pub(crate) fn is_interruptible(&mut self) -> bool {
         let (program, width) = (self.job.program, self.job.width);
         let mut buckets = self.stages.buckets();
@@ -40,7 +42,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             && !buckets.any(|bucket| self.comm.reducer(&program.replicas(width, bucket)).is_some())
     }
 
-    /// Whether the step under way is to be discarded, before this rank's step sync.
+    /// Returns true if the current step is to be discarded, before this rank's step sync.
     pub(crate) fn is_to_discard(&mut self) -> bool {
         if !self.can_discard() {
             return false;
@@ -52,7 +54,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.comm.stop_requested() == Some(true)
     }
 
-    /// Discards the step under way, whose sync is the instruction `sync_at`, together with all other ranks.
+    /// Discards the current step together with all other ranks; `sync_at` is the instruction of its
+    /// sync.
     pub(crate) fn discard(&mut self, worker: WorkerId, sync_at: usize) -> Result<(), Fault> {
         let (step, instr) = (self.steps.first, sync_at as u32);
         self.report(Position::At { step, instr });
@@ -64,8 +67,9 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(())
     }
 
-    /// Whether some rank knows that the run is to stop, before a program that has to be finished once it is begun:
-    /// a wish that came after the last step sync would otherwise wait for all of it. Short ones are not worth asking.
+    /// Returns true if some rank knows that the run is to stop. Called before a program that must
+    /// be finished once begun, since a request after the last step sync would otherwise wait for
+    /// all of it. Short programs are not worth the exchange.
     pub(crate) fn ends_here(&mut self) -> Result<bool, Fault> {
         let is_long = self.sync.agreed().is_none_or(|agreed| agreed.span_s >= LONG);
         if self.can_discard() || !is_long {

@@ -1,7 +1,8 @@
-//! Ranks that are stalled, whom the others go on without.
+//! Eviction of stalled ranks, so that the others can go on without them.
 //!
-//! A wait that is too long does not tell a stalled rank from a slow one. So the rank that a diagnosis names is looked at for as
-//! long again as was waited for it: one that answers otherwise than before at any look goes on, and stays.
+//! A wait that times out cannot tell a stalled rank from a slow one. The rank named by a diagnosis
+//! is therefore observed for as long again as it was waited for. If its answer changes at any look,
+//! it is making progress and stays.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +10,18 @@ use chimera_schedule::ids::Rank;
 
 use crate::comm::{CommError, Liveness, Position};
 
-/// How long other ranks may take to say where they are.
+/// Time that other ranks have to report their positions.
 pub(crate) const ANSWER: Duration = Duration::from_secs(1);
 
-/// Between two looks.
+/// Time between two looks.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Evicts `stalled`, which was where `known` says, if it makes no progress for as long as was `waited` for it, and with it all
-/// ranks that do not answer either: the others could not meet while one of these is there. Returns whether that is done.
+/// Evicts `stalled`, with the position in `known`, if it makes no progress for as long as it was
+/// `waited` for. Evicts all silent ranks with it, since the others could not meet while one of them
+/// is there. Returns true if all of them were evicted.
 ///
 /// # Errors
-/// If a rank has died meanwhile, or has said why the run is over.
+/// If a rank has died meanwhile, or has reported why the run is over.
 pub(crate) fn evict_stalled(
     comm: &mut impl Liveness,
     stalled: Rank,
@@ -28,7 +30,7 @@ pub(crate) fn evict_stalled(
 ) -> Result<bool, CommError> {
     let mut silent: Vec<Rank> =
         (0..).map(Rank).zip(known).filter(|(_, at)| at.is_none()).map(|(rank, _)| rank).collect();
-    let mut left = waited; // not by the clock: who was itself stopped has not looked
+    let mut left = waited; // not by the clock: a rank that was itself stopped has not looked
     loop {
         comm.pause(LOOK.min(left));
         let asked = Instant::now();
@@ -53,7 +55,7 @@ mod tests {
     use super::*;
     use crate::comm::Evict;
 
-    /// Ranks that are where they are at each look, the last look for good.
+    /// Ranks with scripted positions at each look; the last look repeats.
     struct Looks {
         all: Vec<Vec<Option<Position>>>,
         evicted: Vec<Rank>,
@@ -79,7 +81,8 @@ mod tests {
         }
     }
 
-    /// Who is evicted of ranks that were where the first look says, where rank 1 is waited for.
+    /// Returns the evicted ranks if the ranks are at these positions at each look, and rank 1 is
+    /// waited for.
     fn evicted(all: Vec<Vec<Option<Position>>>) -> Vec<Rank> {
         let (known, mut looks) = (all[0].clone(), Looks { all, evicted: Vec::new() });
         let waited = Duration::from_secs(10);
@@ -96,7 +99,7 @@ mod tests {
     fn who_stands_still_or_is_silent_is_evicted() {
         assert_eq!(evicted(vec![vec![at(4), at(2)]]), [Rank(1)]);
         assert_eq!(evicted(vec![vec![at(4), None]]), [Rank(1)]);
-        // The others could not meet while another one is silent.
+        // The others could not meet while another rank is silent.
         assert_eq!(evicted(vec![vec![None, at(2), None]]), [Rank(0), Rank(2), Rank(1)]);
     }
 
@@ -104,10 +107,10 @@ mod tests {
     fn who_is_slow_stays() {
         let stood = || vec![at(4), at(2)];
         assert_eq!(evicted(vec![stood(), stood(), stood(), vec![at(4), at(3)]]), []);
-        // It may have answered late.
+        // The rank may have answered late.
         let silent = || vec![at(4), None];
         assert_eq!(evicted(vec![silent(), silent(), stood()]), []);
-        // Of two that were silent one goes on.
+        // Only one of two silent ranks answers later.
         let both = vec![None, None];
         assert_eq!(evicted(vec![both.clone(), both, silent()]), [Rank(1)]);
     }

@@ -1,4 +1,4 @@
-//! From what goes wrong on a rank to the fault that ends it.
+//! Conversion of errors on a rank to the fault that ends the run.
 
 use std::fmt;
 use std::io;
@@ -14,7 +14,7 @@ use crate::engine::row::eviction::{ANSWER, evict_stalled};
 use crate::engine::state::rank_state::{StageOn, State};
 use crate::fault::{Class, Fault};
 
-/// After it a rank that goes on is elsewhere.
+/// Time after which a rank that makes progress is at another position.
 const MOMENT: Duration = Duration::from_millis(100);
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
@@ -26,7 +26,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    /// Data that cannot be read.
+    /// The fault for data that cannot be read.
     pub(crate) fn unreadable(&self, step: u64, reason: &io::Error) -> Fault {
         let fault = Fault::new(Class::Io, self.comm.rank(), reason.to_string());
         Fault { step: Some(step), ..fault }
@@ -51,7 +51,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         })
     }
 
-    /// With what the rank holds, if it has no memory left.
+    /// Adds the memory that the rank holds, if the fault is that it has none left.
     fn explained(&self, mut fault: Fault) -> Fault {
         if fault.class == Class::OutOfMemory {
             let mut held = self.state_bytes().to_vec();
@@ -68,7 +68,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         fault
     }
 
-    /// As [`on_wire`](State::on_wire), of a wait for what is needed: one that lasted too long is explained.
+    /// Like [`on_wire`](State::on_wire), for a wait for `need`: a timeout is diagnosed.
     pub(crate) fn on_wait<T>(
         &mut self,
         op: impl ToString,
@@ -104,14 +104,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.on_wire(op, result).map_err(|fault| evicted(explained(fault), is_evicted, waited))
     }
 
-    /// Where all ranks are.
+    /// The positions of all ranks.
     fn positions(&mut self) -> Result<Vec<Option<Position>>, CommError> {
         let mut positions = self.comm.query_progress(Instant::now() + ANSWER)?;
         positions.resize(self.comm.n_ranks() as usize, None);
         Ok(positions)
     }
 
-    /// Refuses what a peer sent if it is not of the shape that its stage names.
+    /// Refuses a received tensor of another shape than the stage expects.
     pub(crate) fn check_shape(
         &self,
         from: Rank,
@@ -146,8 +146,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 }
 
-/// `fault`, which names a rank that is stalled; if that one was evicted, after as long again as it was `waited` for, the others
-/// go on without it.
+/// Turns `fault`, which names a stalled rank, into an eviction that the others survive, if the rank
+/// was evicted after being observed for as long as it was `waited` for.
 pub(crate) fn evicted(fault: Fault, is_evicted: bool, waited: Duration) -> Fault {
     if !is_evicted {
         return fault;

@@ -65,7 +65,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         Ok(made)
     }
 
-    /// The transport holds at least as many messages as the proof asks for.
+    /// The transport holds at least as many messages as the proof requires.
     fn has_room(&mut self, _: ChannelId) -> bool {
         true
     }
@@ -88,7 +88,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
         };
         let tag = Tag::new(self.steps.first, Payload::Token(token));
         let sent = self.comm.send(to, tag, tensor);
-        self.on_wait(token, Need::Other, sent) // of a transport that comes to earlier messages first
+        self.on_wait(token, Need::Other, sent) // of a transport that first issues earlier messages
     }
 
     fn recv(
@@ -175,7 +175,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
             self.put_sums(bucket, part.tensors.iter().copied().zip(sums));
             begun.get_or_insert(start);
         }
-        // A program that awaits what it has not started is a bug.
+        // A program that awaits a sum it has not started is a bug.
         let start = begun.unwrap_or_else(|| panic!("{bucket} is awaited before its reduction"));
         self.record(worker, Work::Reduce(bucket), start);
         Ok(Poll::Ready(()))
@@ -184,7 +184,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
     fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Fault> {
         self.take_shadow()?;
         let record = self.own_record()?;
-        // With the barrier all sums are here. Once the record is sent, others may make the updates of the step.
+        // With the barrier all sums are here. Once the record is sent, others may make the updates
+        // of the step.
         self.steps.summed = Some(self.steps.first);
         let (agreed, records) = self.gather_records(worker, &record)?;
         if agreed.is_discarded {
@@ -210,7 +211,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
     }
 
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Fault> {
-        // An update that waits for nobody comes before the agreement of its program: what is known is of the one before.
+        // An update without the barrier comes before the sync of its program, so the known sync is
+        // the one before.
         if self.sync.skipped().is_some() && !self.updates_alone() {
             return Ok(());
         }
@@ -261,7 +263,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
 }
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    /// Puts sums of a bucket's tensors where they belong; `None` where another rank has it.
+    /// Stores the sums of a bucket's tensors; `None` for sums that another rank has.
     fn put_sums(
         &mut self,
         bucket: BucketId,
@@ -281,7 +283,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    /// Lets a device with several queues do the ops of a pair beside each other.
+    /// Lets a device with several queues run the two ops of a pair concurrently.
     fn overlap(&self, cell: &Cell, piece: Overlap) -> Result<(), Fault> {
         match cell {
             Cell::One(_) => Ok(()),
@@ -292,10 +294,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    /// The norm of a stage's gradients, for an update that waits for nobody.
+    /// The norm of a bucket's gradients, for an update that does not wait for the step sync.
     fn norm_alone(&mut self, bucket: BucketId, step: usize) -> Result<f64, Fault> {
         let (training, window) = (self.job.training, self.job.program.window());
-        // All replicas need the norm, one counts it.
+        // All replicas need the norm, but only one counts it.
         let counts = self.is_lead(bucket);
         let (mut squared, mut culprit) = (0.0, String::new());
         if counts || training.needs_barrier() {
@@ -330,7 +332,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Fault { step, ..Fault::new(Class::NonFinite, rank, message) }
     }
 
-    /// What all ranks conclude from the record of each, and the records.
+    /// Gathers the records of all ranks. Returns what all ranks conclude from them, and the
+    /// records.
     pub(crate) fn gather_records(
         &mut self,
         worker: WorkerId,

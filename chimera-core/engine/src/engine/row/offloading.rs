@@ -17,7 +17,8 @@ use crate::fault::{Class, Fault};
 use crate::stage::Left;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    /// Runs a move on the values it eats. What goes to another rank is sent, and comes from it, by the messages around it.
+    /// Runs a move on the values it eats. Values that move to another rank are sent and received by
+    /// the messages before and after it.
     pub(crate) fn run_move(
         &mut self,
         op: &Op,
@@ -71,7 +72,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(Value::Saved(saved, lefts))
     }
 
-    /// Sends moved activations: how many tensors they are, and these.
+    /// Sends moved activations: their number of tensors, followed by the tensors.
     pub(crate) fn send_moved(
         &mut self,
         to: Rank,

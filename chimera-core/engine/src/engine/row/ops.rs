@@ -17,26 +17,28 @@ use crate::engine::state::work_piece::Shown;
 use crate::fault::{Class, Fault};
 use crate::stage::{ForwardResult, Left, Micro, Output, Slice, Stage, StageEdges};
 
-/// What a live token carries.
+/// The value of a live token.
 pub(crate) enum Value<S: Stage> {
     /// An activation or a gradient.
     Tensor(S::Tensor),
-    /// The checkpointed inputs, one for each input edge. A source has none: its samples come with the micro-batch. Of a slice
-    /// of a sequence also what it and those before it left.
+    /// The checkpointed inputs, one per input edge. A source has none, since its samples come with
+    /// the micro-batch. For a slice of a sequence, also what it and earlier slices left.
     Inputs(Vec<S::Tensor>, Vec<Left<S::Tensor>>),
-    /// Saved activations, whole or selected. Of a slice of a sequence also what it and those before it left.
+    /// Saved activations, whole or selected. For a slice of a sequence, also what it and earlier
+    /// slices left.
     Saved(S::Saved, Vec<Left<S::Tensor>>),
     /// Deferred weight work.
     Deferred(S::Deferred),
-    /// The tensors of saved activations on their way, or at another worker.
+    /// The tensors of saved activations that are being moved, or are at another worker.
     Tensors(Vec<S::Tensor>),
-    /// Saved activations out of the device's memory: what brings their tensors back.
+    /// Saved activations outside of the device's memory, with a function that brings back their
+    /// tensors.
     Offloaded(Box<dyn FnOnce() -> device::Result<Vec<S::Tensor>> + Send>),
     /// Memory for saved activations.
     Memory,
     /// A version of the stage's weights.
     Version(Weights<S>),
-    /// What the slices of a sequence left so far.
+    /// What the slices of a sequence have left so far.
     Past(Vec<Left<S::Tensor>>),
     /// Gradients of what slices left.
     PastGradient(Vec<Left<S::Tensor>>),
@@ -45,7 +47,7 @@ pub(crate) enum Value<S: Stage> {
 }
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    /// Runs one op on the values it eats; returns those it makes, in the order of its effects.
+    /// Runs one op on the values it eats; returns the values it makes, in the order of its effects.
     pub(crate) fn run_op(
         &mut self,
         op: &Op,
@@ -84,7 +86,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         let keeps_input = is_recomputed && !is_selective;
         let weights = Arc::clone(self.version(op));
         let stage = &self.stages.held(op.stage).stage;
-        // A stage that cannot cut what it saves saves it part by part.
+        // A stage that cannot cut its saved activations saves them part by part.
         let parts: Vec<Op> = match stage.splittable() {
             Some(_) => vec![*op],
             None => units(op).collect(),
@@ -153,7 +155,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(made)
     }
 
-    /// The weights for each unit of an op: of the versions that it eats last, or the only one there is.
+    /// The weights for each unit of an op: of the versions that the op eats last, or else the
+    /// current weights.
     pub(crate) fn versions(&self, op: &Op, eaten: &mut VecDeque<Value<S>>) -> Vec<Weights<S>> {
         let n_versions = eaten.iter().filter(|v| matches!(v, Value::Version(_))).count();
         if n_versions == 0 {
@@ -162,7 +165,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         eaten.split_off(eaten.len() - n_versions).into_iter().map(Value::version).collect()
     }
 
-    /// The versions that an op hands on, if weights may change before its backward.
+    /// The versions that an op passes on, if weights may change before its backward.
     pub(crate) fn kept_versions<I: IntoIterator<Item = Weights<S>>>(
         &self,
         weights: I,
@@ -183,7 +186,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.on_device(op, result)
     }
 
-    /// From what a forward kept of one unit to its saved activations.
+    /// Recomputes the saved activations of one unit from what its forward kept.
     fn recompute(&self, op: &Op, weights: &Weights<S>, kept: Value<S>) -> Result<Value<S>, Fault> {
         let (batch, stage) = (self.batch(op)?, &self.stages.held(op.stage).stage);
         let (micro, n_slices) = (batch.micro(), self.job.program.rules().n_slices());
@@ -221,7 +224,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.on_device(op, result)
     }
 
-    /// Adds the gradients of one unit; returns what it shows.
+    /// Adds the weight gradients of one unit; returns the operands that it shows.
     pub(crate) fn backward_weight(
         &mut self,
         op: &Op,
@@ -246,7 +249,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.on_device(op, split)
     }
 
-    /// Cuts a tensor into those of an op's units, along its first extent.
+    /// Cuts a tensor into those of an op's units, along its first dimension.
     fn split(&self, op: &Op, tensor: S::Tensor) -> Result<Vec<S::Tensor>, Fault> {
         let parts = usize::from(op.span.len);
         if parts == 1 {
@@ -266,7 +269,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.on_device(op, cut.collect())
     }
 
-    /// The inputs of each of `parts` equal parts of an op; a source has none.
+    /// Cuts the inputs of an op into `parts` equal parts; a source has none.
     fn split_inputs(
         &self,
         op: &Op,
@@ -284,7 +287,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(inputs)
     }
 
-    /// The activation of an op along each output edge to another stage, of those of its parts.
+    /// Joins the activations of an op's parts, and returns one per output edge to another stage.
     fn joined(&self, op: &Op, mut parts: Vec<Vec<S::Tensor>>) -> Result<Vec<Value<S>>, Fault> {
         let joined = match parts.len() {
             1 => parts.remove(0),
@@ -300,12 +303,12 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(self.edges(op.stage).along_edges(joined).into_iter().map(Value::Tensor).collect())
     }
 
-    /// Where a stage stands among the others.
+    /// The edges of a stage in the graph.
     pub(crate) fn edges(&self, stage: StageId) -> StageEdges {
         StageEdges::of(self.job.program.rules().graph(), stage)
     }
 
-    /// Bytes that `values` keep for backwards to come.
+    /// Bytes that `values` keep for later backwards.
     pub(crate) fn kept_bytes<'v>(
         &self,
         tokens: &[Token],
@@ -342,8 +345,9 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         tokens.iter().zip(values).map(bytes).sum()
     }
 
-    /// The samples of an op: number `(group*N + m)*B + i` of its step's global batch for sample `i` of
-    /// the step's micro-batch `m`. An op on a slice of sequences has the samples of the micro-batch whole.
+    /// The samples of an op: for sample `i` of the step's micro-batch `m`, number `(group*N + m)*B
+    /// + i` of the step's global batch. An op on a slice of sequences has the whole samples of its
+    /// micro-batch.
     pub(crate) fn batch(&self, op: &Op) -> Result<Batch<S::Item>, Fault> {
         let program = self.job.program;
         let n_slices = program.rules().n_slices();
@@ -369,7 +373,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(Batch { step, sample: first, input, target, loss_scale })
     }
 
-    /// How many targets of a step's global batch count.
+    /// Number of targets that count in a step's global batch.
     pub(crate) fn n_counted(&self, step: u64) -> Result<u64, Fault> {
         let Job { program, data, width, micro_batch_size, .. } = &self.job;
         let n_micros = program.window().units_per_step() / program.units_per_micro();
@@ -377,7 +381,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         data.n_counted(step, n_samples).map_err(|e| self.unreadable(step, &e))
     }
 
-    /// One over the number of targets of an update that count; where a step has several, over their mean.
+    /// One over the number of targets that count in an update; if a step has several updates, over
+    /// their mean.
     fn loss_scale(&self, step: u64, op: &Op) -> Result<f64, Fault> {
         let window = self.job.program.window();
         let counted = self.n_counted(step).map_err(|fault| self.at(fault, op))?;
@@ -386,7 +391,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 }
 
-/// Deals `values` out to `n` lists in turns: list `i` has those at `i`, `i + n` and so on.
+/// Deals `values` out to `n` lists in turn: list `i` gets those at `i`, `i + n` and so on.
 fn by_turns<T>(values: Vec<T>, n: usize) -> Vec<Vec<T>> {
     let mut dealt: Vec<Vec<T>> = (0..n).map(|_| Vec::new()).collect();
     for (at, value) in values.into_iter().enumerate() {
@@ -395,7 +400,7 @@ fn by_turns<T>(values: Vec<T>, n: usize) -> Vec<Vec<T>> {
     dealt
 }
 
-/// The op on each of its units alone.
+/// The op split into its single units.
 fn units(op: &Op) -> impl Iterator<Item = Op> + use<> {
     let Op { kind, pipe, stage, span } = *op;
     span.units().map(move |u| Op::new(kind, pipe, stage, u))
@@ -424,7 +429,7 @@ impl<I> Batch<I> {
     }
 }
 
-/// Tokens of a kind always carry the same kind of value, so another one is a bug.
+/// Tokens of a kind always carry the same kind of value, so a different one is a bug.
 impl<S: Stage> Value<S> {
     pub(crate) fn tensor(self) -> S::Tensor {
         match self {

@@ -1,8 +1,8 @@
-//! Work beside the training: what a program's pieces of it do.
+//! Work beside the training: running its pieces in a program.
 //!
-//! Pieces of K-FAC take factors of linear layers and invert them. Where a program has none of them, factors are taken in
-//! the backward, and inverses are computed when they come into use; so no result depends on the pieces. Those of other
-//! work do what the caller says.
+//! Pieces of K-FAC take the factors of linear layers and invert them. If a program lacks such
+//! pieces, factors are taken in the backward, and inverses are computed when they come into use, so
+//! results do not depend on the pieces. Pieces of other work call the caller's function.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use crate::engine::state::work_piece::{Inverse, Shown, WorkPiece};
 use crate::fault::{Class, Fault};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    /// Whether the step under way takes factors.
+    /// Returns true if the current step takes factors.
     pub(crate) fn takes_factors(&self) -> bool {
         self.job.training.takes_factors(self.steps.n_updates)
     }
 
-    /// What a backward shows of one unit: nothing where nobody reads it. If the step takes factors and the program has no
-    /// pieces for them, they are taken here.
+    /// The operands that a backward of one unit shows; empty if they are not read. Adds them to the
+    /// factors, if the step takes factors and the program has no pieces for that.
     pub(crate) fn show(
         &mut self,
         op: &Op,
@@ -52,7 +52,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(shown)
     }
 
-    /// The values of an op that shows this of its units: for each work on backwards those of all units.
+    /// The values that an op makes of its units' operands: for each work on backwards, those of all
+    /// units.
     pub(crate) fn made_shown<'s>(
         &self,
         units: &'s [Shown<S::Tensor>],
@@ -61,7 +62,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         works.flat_map(|_| units.iter().map(|shown| Value::Shown(Arc::clone(shown))))
     }
 
-    /// Does a piece.
+    /// Runs a piece.
     pub(crate) fn run_piece(
         &mut self,
         op: &Op,
@@ -79,7 +80,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    /// What pieces of a work do if the training has K-FAC and they are of it.
+    /// Returns the kind of the work's pieces, if they are K-FAC's and the training uses it.
     fn kfac_of(&self, work: WorkId) -> Option<KfacPiece> {
         let piece = KfacPiece::of(&self.job.program.rules().works()[work.index()].name);
         piece.filter(|_| self.job.training.optimizer.preconditions())
@@ -109,7 +110,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         })
     }
 
-    /// Adds the products of one unit's operands.
+    /// Adds the products of one unit's operands to the factors.
     fn add_factors(&mut self, stage: StageId, operands: &[[S::Tensor; 2]]) -> Result<(), Fault> {
         let State { stages, device, .. } = &mut *self;
         let mut layers = stages.held_mut(stage).layers.iter_mut().zip(operands);
@@ -120,7 +121,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.on_device(format!("factors of {stage}"), added)
     }
 
-    /// Computes an inverse that comes into use, of this stage if one is left, else of another one.
+    /// Computes one pending inverse: of this stage if any is left, otherwise of another.
     fn invert_next(&mut self, stage: StageId) -> Result<(), Fault> {
         let of_stage = self.inverses.iter().position(|inverse| inverse.stage == stage);
         let Some(Inverse { stage, layer, side }) = self.inverses.remove(of_stage.unwrap_or(0))
@@ -132,7 +133,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.on_device(format!("inverses of {stage}"), inverted)
     }
 
-    /// This rank's sums of factors that go with a bucket's gradients.
+    /// Takes this rank's sums of factors, to be reduced with a bucket's gradients.
     pub(crate) fn take_factors(&mut self, bucket: BucketId) -> Result<Vec<S::Tensor>, Fault> {
         let mut sums = Vec::new();
         let Some(stage) = self.shown_stage(bucket) else { return Ok(sums) };
@@ -142,7 +143,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(sums)
     }
 
-    /// Puts the sums over all replicas in their place.
+    /// Stores the sums of factors over all replicas.
     pub(crate) fn put_factors(&mut self, bucket: BucketId, sums: Vec<Option<S::Tensor>>) {
         let Some(stage) = self.shown_stage(bucket) else { return };
         let mut sums = sums.into_iter().flatten();
@@ -153,7 +154,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    /// Asks for the inverses of factors that a stage has averaged, if it is here.
+    /// Queues the inverses of the factors that a stage has averaged, if this rank holds the stage.
     pub(crate) fn ask_for_inverses(&mut self, stage: StageId) {
         let n_layers = self.stages.find(stage).map_or(0, |held| held.layers.len());
         self.inverses.retain(|inverse| inverse.stage != stage);
@@ -163,7 +164,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    /// The stage whose factors go with a bucket's gradients: of a bucket of tied tensors none do.
+    /// The stage with factors to reduce with a bucket's gradients; `None` for a bucket of tied
+    /// tensors.
     fn shown_stage(&self, bucket: BucketId) -> Option<StageId> {
         match self.job.program.buckets()[bucket.index()].stages[..] {
             [stage] if self.takes_factors() => self.stages.find(stage).map(|_| stage),

@@ -1,4 +1,5 @@
-//! Names what a rank asks its device for, so that a profiler shows each launch below the op that it belongs to.
+//! Named ranges around the work requested of a device, so that a profiler shows each launch under
+//! its op.
 
 use std::fmt::Display;
 use std::task::Poll;

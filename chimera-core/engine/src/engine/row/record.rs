@@ -1,4 +1,4 @@
-//! What one rank has to say in the agreement.
+//! A rank's record in the step sync.
 
 use chimera_schedule::ids::{BucketId, StageId};
 
@@ -9,7 +9,7 @@ use crate::engine::sync::agreement::{Record, Totals};
 use crate::fault::Fault;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    /// This rank's part of the agreement.
+    /// Makes this rank's record for the step sync.
     pub(crate) fn own_record(&mut self) -> Result<Record, Fault> {
         let start = self.now();
         let window = self.job.program.window();
@@ -22,7 +22,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             culprit: self.steps.culprit.clone(),
             ..Record::default()
         };
-        // The owner has the sum, whether it shares it or not.
+        // The owner has the sum, whether the optimizer is sharded or not.
         let owns = |bucket: BucketId, tensor: usize| {
             self.stages.owners(bucket)[tensor] == self.comm.rank()
         };
@@ -31,10 +31,10 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             .flat_map(|bucket| self.summed(bucket, move |tensor| owns(bucket, tensor)))
             .collect();
         let norms = self.norms(&places)?;
-        // The only wait of a step for the device.
+        // The only time in a step that this rank waits for the device.
         let losses = self.steps.losses.iter().map(|(_, loss)| loss);
         let numbers = self.numbers(losses.chain([&norms]))?;
-        // A device that works on its own has done the step's compute, and can tell when.
+        // An asynchronous device has finished the step's compute by now, and can report its times.
         self.timing.computed(start);
         let settled = self.timing.settle();
         self.on_device("clock", settled)?;
@@ -55,14 +55,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(record)
     }
 
-    /// Whether this rank is the first replica of a bucket.
+    /// Returns true if this rank is the first replica of a bucket.
     pub(crate) fn is_lead(&self, bucket: BucketId) -> bool {
         let lead = self.job.program.buckets()[bucket.index()].members.first();
         self.group == 0 && lead.map(|w| self.rank_of(*w, 0)) == Some(self.comm.rank())
     }
 
-    /// Adds the squared norms of a bucket's gradients to `sum`; the first that is not finite is the culprit, if
-    /// there is none.
+    /// Adds the squared norms of a bucket's gradients to `sum`. Sets `culprit` to the first that is
+    /// not finite, unless it is already set.
     pub(crate) fn add_norms(
         &self,
         bucket: BucketId,
@@ -77,7 +77,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(())
     }
 
-    /// The stage and index of each gradient of a bucket, once where stages share it, if its number is `counted`.
+    /// The stage and index of each gradient of a bucket, if its number is `counted`; once for
+    /// tensors that stages share.
     fn summed(
         &self,
         bucket: BucketId,
@@ -88,7 +89,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         counted.filter_map(|(_, places)| places.first().copied())
     }
 
-    /// The squared norms of gradients, on the device.
+    /// The squared norms of gradients, as a tensor on the device.
     fn norms(&self, places: &[(StageId, usize)]) -> Result<S::Tensor, Fault> {
         let grads: Vec<_> =
             places.iter().map(|(s, index)| &self.stages.held(*s).grads[*index]).collect();
@@ -109,7 +110,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         *sum += square;
     }
 
-    /// All elements, one tensor after the other.
+    /// Downloads all elements, one tensor after the other.
     pub(crate) fn numbers<'t>(
         &self,
         tensors: impl Iterator<Item = &'t S::Tensor>,
@@ -123,18 +124,18 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(values.flatten().collect())
     }
 
-    /// Bytes of weights in all their versions, gradients and moments, and of what is kept for backwards at
-    /// its peak.
+    /// Bytes of weights in all versions, gradients and moments, plus the peak of what is kept for
+    /// backwards.
     fn bytes(&self) -> u64 {
         self.state_bytes().iter().map(|(_, bytes)| bytes).sum::<u64>() + self.steps.activations.peak
     }
 
-    /// Bytes of what a rank holds all the time.
+    /// Bytes that a rank holds permanently.
     pub(crate) fn state_bytes(&self) -> [(&'static str, u64); 3] {
         let (_, me) = self.job.program.placement().group_and_worker(self.comm.rank());
         let n_versions = u64::from(self.job.program.weight_versions()[me.index()]);
         let [weights, gradients, moments] = self.stages.bytes(&self.device, n_versions);
-        // Of a window that may be trained again, what updates overwrite is there too.
+        // If windows may be trained again, the state that updates overwrite is kept too.
         let times = if self.validates_window() { 2 } else { 1 };
         let of = |(what, bytes): (&'static str, u64)| (what, times * bytes);
         [of(weights), gradients, of(moments)]

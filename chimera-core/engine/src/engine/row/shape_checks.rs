@@ -1,4 +1,5 @@
-//! Refuses what a caller's stage or data gives in another shape than it should, before it spoils the training in silence.
+//! Checks of the shapes that a caller's stage or data gives, since wrong ones could silently spoil
+//! the training.
 
 use chimera_schedule::op::Op;
 
@@ -9,7 +10,7 @@ use crate::fault::{Class, Fault};
 use crate::stage::Param;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    /// Refuses a loss that is not one number.
+    /// Refuses a loss that is not a single number.
     pub(crate) fn check_loss(&self, op: &Op, loss: &S::Tensor) -> Result<(), Fault> {
         let shape = self.device.shape(loss);
         match shape.iter().product() {
@@ -25,7 +26,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    /// Notes of which shapes the gradients of an op's inputs will have to be.
+    /// Records the shapes that the gradients of an op's inputs must have.
     pub(crate) fn note_inputs(&mut self, op: &Op, inputs: &[S::Tensor]) {
         let n_units = usize::from(op.span.len);
         let shapes: Vec<Vec<usize>> = inputs.iter().map(|x| self.device.shape(x)).collect();
@@ -33,7 +34,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
             let rows = shape.first_mut().filter(|rows| rows.is_multiple_of(n_units));
             rows.map(|rows| *rows /= n_units).map(|()| shape)
         };
-        // What cannot be cut into units is refused where it is cut.
+        // Inputs that cannot be cut into units are refused where they are cut.
         let shapes = match n_units {
             1 => Some(shapes),
             _ => shapes.into_iter().map(of_unit).collect(),
@@ -44,7 +45,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    /// Refuses gradients of the inputs of one unit that do not have the inputs' shapes.
+    /// Refuses gradients of one unit's inputs that do not have the inputs' shapes.
     pub(crate) fn check_input_gradients(
         &mut self,
         op: &Op,
@@ -66,7 +67,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    /// Refuses gradients of weights that do not have the shapes of their parameters.
+    /// Refuses gradients of weights that do not have their parameters' shapes.
     pub(crate) fn check_gradients(&self, op: &Op) -> Result<(), Fault> {
         let held = self.stages.held(op.stage);
         let each = held.stage.params().iter().zip(&held.grads);
@@ -84,7 +85,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    /// Refuses a sample that has other targets than its data says.
+    /// Refuses a sample with another number of targets than its data declares.
     pub(crate) fn check_targets(
         &self,
         op: &Op,
@@ -110,7 +111,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         ))
     }
 
-    /// A fault of what the caller has to mend.
+    /// The fault for a problem that the caller has to fix.
     fn misshapen(&self, op: &Op, message: String) -> Fault {
         self.at(Fault::new(Class::Usage, self.comm.rank(), message), op)
     }

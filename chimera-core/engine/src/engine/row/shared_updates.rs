@@ -1,4 +1,4 @@
-//! Weights that one replica updates and the others take, where the optimizer is shared out.
+//! Exchange of updated weights between replicas, for a sharded optimizer.
 
 use chimera_schedule::analyze::{Awaited, Need};
 use chimera_schedule::ids::{BucketId, Rank, WorkerId};
@@ -29,8 +29,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(())
     }
 
-    /// Waits for the tensors that other replicas have updated. Only behind the row, so that replicas with
-    /// their updates in another order do not wait for each other.
+    /// Waits for the tensors that other replicas have updated. Called only after the row, so that
+    /// replicas with different orders of updates do not wait for each other.
     pub(crate) fn take_weights(&mut self, worker: WorkerId) -> Result<(), Fault> {
         if !self.job.training.shard_optimizer || self.sync.skipped().is_some() {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Running an op on a slice of a sequence: beside what other ops eat and make, what slices leave for those behind them, and
-//! its gradient on the way back.
+//! Running an op on a slice of a sequence. In addition to the values of other ops, it passes on
+//! what slices leave for later ones, and its gradient on the way back.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

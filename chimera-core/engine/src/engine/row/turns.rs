@@ -1,7 +1,8 @@
-//! The messages of a step in the one order in which all ranks issue them, for transports that need it.
+//! The messages of a step in one order common to all ranks, for transports that need it.
 //!
-//! Messages between cells and reductions stand as [`prove_in_groups`] proves it, and the messages of a reduction in waves, each of
-//! which needs what came before it alone. Updated weights follow when all that is done.
+//! Messages between cells and reductions are ordered by [`prove_in_groups`]. The messages of a
+//! reduction are ordered in waves, each of which needs only the waves before it. Updated weights
+//! follow after all of these.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -21,7 +22,7 @@ use crate::engine::state::rank_state::{StageOn, State};
 use crate::fault::{Class, Fault};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    /// Says to a transport that needs an order which messages the program that begins has.
+    /// Announces the messages of the program that begins, to a transport that needs their order.
     pub(crate) fn follow_program(&mut self) -> Result<(), Fault> {
         if self.comm.ordered().is_none() {
             return Ok(());
@@ -37,12 +38,13 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.on_wait("the order of messages", Need::Other, followed)
     }
 
-    /// Says to a transport that needs an order which weights are sent, once it is certain that they are updated.
+    /// Announces the messages with updated weights, to a transport that needs their order, once the
+    /// update is certain.
     pub(crate) fn follow_updates(&mut self) -> Result<(), Fault> {
         if self.comm.ordered().is_none() || std::mem::replace(&mut self.steps.has_updates, true) {
             return Ok(());
         }
-        // Without the barrier other sums may be under way, whose messages come first.
+        // Without the barrier, other sums may still be in progress; their messages come first.
         while let Some(mut under_way) = self.reductions.take_unfinished() {
             let waited = self.wait(ReduceError::waited_mut, |state, deadline| {
                 under_way.sum.wait(&state.device, &mut state.comm, deadline)
@@ -70,7 +72,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.on_wait("the order of messages", Need::Other, followed)
     }
 
-    /// Messages whose tags are of no step yet, as those of this step.
+    /// Assigns messages without a step to the current step.
     fn of_step(&self, groups: &[Vec<OrderedMessage>]) -> Vec<Vec<OrderedMessage>> {
         let of_step = |turn: &OrderedMessage| OrderedMessage {
             tag: self.tag_of(turn.tag.payload()),
@@ -79,7 +81,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         groups.iter().map(|group| group.iter().map(of_step).collect()).collect()
     }
 
-    /// The name in this step of what a message carries.
+    /// The tag of a payload in the current step.
     fn tag_of(&self, payload: Payload) -> Tag {
         match payload {
             Payload::Gradients { bucket, .. }
@@ -89,7 +91,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    /// The turns of this rank in the program, whose tags are of no step yet.
+    /// This rank's messages in the program, with tags that have no step yet.
     fn program_turns(&self) -> Result<Vec<Vec<OrderedMessage>>, Fault> {
         let (program, me) = (self.job.program, self.comm.rank());
         let refused = |why: String| Fault::new(Class::Usage, me, why);
@@ -119,7 +121,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(groups)
     }
 
-    /// By part and wave: the turns of this rank in a reduction.
+    /// This rank's messages in a reduction, by part and wave.
     fn reduction_turns(&self, bucket: BucketId) -> Vec<Vec<OrderedMessage>> {
         let me = self.comm.rank();
         let members = self.job.program.replicas(self.job.width, bucket);
@@ -157,12 +159,12 @@ fn channels(program: &Program) -> FxHashMap<Token, ChannelId> {
     sent.collect()
 }
 
-/// Gives the next messages to a transport that needs their order.
+/// Passes the next messages to a transport that needs their order.
 fn follow(comm: &mut impl Endpoint, groups: Vec<Vec<OrderedMessage>>) -> Result<(), CommError> {
     comm.ordered().map_or(Ok(()), |comm| comm.follow(groups))
 }
 
-/// A message as `me` sees it, if it is one of its ends.
+/// A message as `me` sees it, if `me` is one of its ends.
 fn turn(me: Rank, (from, to): (Rank, Rank), payload: Payload) -> Option<OrderedMessage> {
     let peer = if from == me { to } else { from };
     let tag = Tag::new(0, payload);

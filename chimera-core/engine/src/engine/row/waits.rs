@@ -1,4 +1,5 @@
-//! Waits for other ranks, in turns: between them sums under way go on, and a wish to stop is noticed.
+//! Waits for other ranks, in short turns: in between, pending sums proceed, and a request to stop
+//! is noticed.
 
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -12,17 +13,18 @@ use crate::device::Device;
 use crate::engine::state::rank_state::{StageOn, State};
 use crate::fault::{Class, Fault};
 
-/// Between two looks at the sums under way.
+/// Length of a turn while sums are in progress.
 const TURN: Duration = Duration::from_millis(5);
-/// Between two looks at moves of activations.
+/// Length of a turn while activations are moved.
 const MOVES: Duration = Duration::from_micros(100);
-/// Between two looks at whether to stop.
+/// Length of a turn while a request to stop is possible.
 const LOOK: Duration = Duration::from_millis(50);
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    /// Tries until a deadline that `attempt` is given, again and again, for as long as this rank waits for another one.
-    /// `waited` finds the time in an error that says it was too long. Pending if the step is to be discarded, and after a
-    /// while too where there are moves, so that the other lane is looked after.
+    /// Calls `attempt` with a deadline, again and again, until this rank has waited too long.
+    /// `waited` finds the time in an error that is a timeout. Returns pending if the step is to be
+    /// discarded, and, in programs with moves, after each turn, so that the other lane makes
+    /// progress.
     pub(crate) fn wait<T, E>(
         &mut self,
         waited: fn(&mut E) -> Option<&mut Duration>,
@@ -54,10 +56,11 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    /// Lets some time pass before lanes are tried again, of which compute is blocked at `instr`, and moves at `next_move`.
+    /// Lets some time pass before both lanes are tried again. Compute is blocked at `instr`, and
+    /// moves at `next_move`.
     ///
     /// # Errors
-    /// If they are blocked for too long.
+    /// If both have been blocked for too long.
     pub(crate) fn look_again(
         &mut self,
         instr: Instr,
@@ -88,11 +91,12 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Err(self.at(Fault::new(Class::Timeout, self.comm.rank(), message), "moves"))
     }
 
-    /// How long to wait before this rank looks at something else.
+    /// Length of the next turn of a wait.
     fn turn(&mut self) -> Duration {
-        // The first step has a patience of its own, and some transports know it by the deadline alone. Where ranks wait
-        // for weights within a program, they may wait for sums of others that wait for messages of theirs; and where
-        // all messages are in one order, for messages that stand behind those of a sum.
+        // The first step has a timeout of its own, which some transports recognize only by the
+        // deadline. If ranks wait for weights within a program, they may wait for sums of ranks
+        // that wait for their messages. If all messages are in one order, they may wait for
+        // messages ordered after those of a sum.
         let must_sum = matches!(self.job.program.window().update(), Update::EachStep { .. })
             || self.comm.ordered().is_some();
         if self.reductions.is_summing() && (must_sum || !self.sync.is_first()) {
