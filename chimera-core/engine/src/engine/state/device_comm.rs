@@ -1,5 +1,5 @@
-//! The transport as a rank on a device sees it: what it gives away is marked as ready on its device, and
-//! what it takes is brought to it.
+//! The transport of a rank on a device. Marks tensors as ready on the device before they are sent,
+//! and imports received ones.
 
 use std::time::Instant;
 
@@ -30,7 +30,7 @@ impl<D: Device, C: Endpoint> Wrap for DeviceComm<D, C> {
         &mut self.comm
     }
 
-    /// A device works on what it was asked for while its rank waits.
+    /// The device works on what was requested while its rank waits.
     fn flush(&mut self) -> Result<(), CommError> {
         Ok(flush(&self.device)?)
     }
@@ -50,7 +50,8 @@ impl<D: Device, C: Comm<D::Tensor>> Comm<D::Tensor> for DeviceComm<D, C> {
     fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<D::Tensor, CommError> {
         self.flush()?;
         let received = imported(&self.device, self.comm.recv(from, tag, deadline)?)?;
-        // Who waits here has nothing else to do until it is there; who only looked has.
+        // A rank that waits here has nothing else to do until the tensor is ready; one that polls
+        // has.
         wait_ready(&self.device, &received)?;
         Ok(received)
     }

@@ -1,4 +1,4 @@
-//! One stage with its weights, gradients and the state of the optimizer.
+//! One stage with its weights, gradients and optimizer state.
 
 use std::sync::Arc;
 
@@ -9,26 +9,26 @@ use crate::engine::optim::update_rule::UpdateRule;
 use crate::engine::optim::updating::{OnDevice, Step};
 use crate::stage::{Param, Stage, initial};
 
-/// A stage with its weights, gradients and the state of the optimizer, in the order of its parameters.
+/// A stage with its weights, gradients and optimizer state, in the order of its parameters.
 pub(crate) struct Held<S: Stage> {
     pub(crate) stage: S,
     pub(crate) weights: Weights<S>,
-    /// The version before, in a double buffer.
+    /// The previous version of the weights, with double buffering.
     pub(crate) previous: Option<Weights<S>>,
-    /// Updates since the start of the program.
+    /// Number of updates since the start of the program.
     pub(crate) n_updates: u32,
     pub(crate) grads: Vec<S::Tensor>,
-    /// What the update rule keeps of each; `None` where another rank updates the tensor.
+    /// State of the update rule for each parameter; `None` where another rank updates the tensor.
     pub(crate) state: Vec<Option<Vec<S::Tensor>>>,
-    /// The linear layers whose operands the stage shows.
+    /// The linear layers with operands that the stage shows.
     pub(crate) layers: Vec<Layer<S::Tensor>>,
 }
 
-/// One version of a stage's weights, which lives as long as somebody has to read it.
+/// One version of a stage's weights, which lives as long as it has readers.
 pub(crate) type Weights<S> = Arc<Vec<<S as Stage>::Tensor>>;
 
 impl<S: Stage> Held<S> {
-    /// A stage with initial weights.
+    /// Makes a stage with initial weights.
     pub(crate) fn new<D: Device<Tensor = S::Tensor>>(
         stage: S,
         device: &D,
@@ -45,7 +45,7 @@ impl<S: Stage> Held<S> {
         Ok(Held { weights, previous: None, n_updates: 0, grads, state, layers, stage })
     }
 
-    /// State of zeros for a tensor that this rank updates.
+    /// Allocates zeros as the state of a tensor that this rank updates.
     pub(crate) fn begin_state<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,
@@ -59,8 +59,8 @@ impl<S: Stage> Held<S> {
         Ok(())
     }
 
-    /// Zeros for the gradients of the next update. Never cleared in place: the sums of the last may be
-    /// shared with other ranks.
+    /// Allocates zeros for the gradients of the next update. The old ones are never cleared in
+    /// place, since the last sums may be shared with other ranks.
     pub(crate) fn clear_gradients<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,
@@ -71,8 +71,9 @@ impl<S: Stage> Held<S> {
         Ok(())
     }
 
-    /// Updates those of some tensors that are this rank's to update, which makes the next version of the weights:
-    /// in place, unless the present one is still to be read. With `keeps_previous` it is, by forwards to come.
+    /// Updates the given tensors, as far as this rank updates them, which makes the next version of
+    /// the weights. Works in place unless the present version still has readers. With
+    /// `keeps_previous` the present version is kept for later forwards.
     pub(crate) fn update<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,
@@ -99,7 +100,8 @@ impl<S: Stage> Held<S> {
         step.update(device, tensors.collect())
     }
 
-    /// Preconditions the gradients of linear layers, if the optimizer is one that does; by tensor, whether it did.
+    /// Preconditions the gradients of linear layers, if the optimizer does so. Returns, by tensor,
+    /// whether it was preconditioned.
     fn precondition<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,
@@ -120,7 +122,7 @@ impl<S: Stage> Held<S> {
         Ok(preconditioned)
     }
 
-    /// Computes an inverse that comes into use with the next factors.
+    /// Computes an inverse that takes effect with the next factors.
     pub(crate) fn invert<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,
@@ -137,7 +139,7 @@ impl<S: Stage> Held<S> {
         }
     }
 
-    /// Puts this replica's sums of factors behind `sums`.
+    /// Appends this replica's sums of factors to `sums`.
     pub(crate) fn take_factors<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,
@@ -151,14 +153,15 @@ impl<S: Stage> Held<S> {
 }
 
 impl<S: Stage> Held<S> {
-    /// All that a rank holds of a stage: of each tensor its weights (0), and what the optimizer keeps of it.
+    /// The tensors that a rank holds of a stage: for each parameter the weights (slot 0) and its
+    /// optimizer state.
     pub(crate) fn slots(&self) -> Vec<(usize, usize)> {
         let n_kept = self.state.iter().map(|kept| kept.as_ref().map_or(0, Vec::len));
         let of = |(tensor, n_kept)| (0..=n_kept).map(move |slot| (tensor, slot));
         n_kept.enumerate().flat_map(of).collect()
     }
 
-    /// One of them, if this rank holds it.
+    /// The tensor in a slot, if this rank holds it.
     pub(crate) fn value(&self, tensor: usize, slot: usize) -> Option<&S::Tensor> {
         match slot.checked_sub(1) {
             None => Some(&self.weights[tensor]),
@@ -166,7 +169,7 @@ impl<S: Stage> Held<S> {
         }
     }
 
-    /// Puts another one in its place.
+    /// Replaces the tensor in a slot.
     pub(crate) fn put(&mut self, tensor: usize, slot: usize, value: S::Tensor) {
         match (slot.checked_sub(1), &mut self.state[tensor]) {
             (Some(kept), Some(all)) => all[kept] = value,
@@ -175,7 +178,7 @@ impl<S: Stage> Held<S> {
     }
 }
 
-/// Clones of a device's tensors share memory, which updates write to.
+/// Copies a tensor into memory of its own. Clones share memory, which updates write to.
 pub(crate) fn copy<D: Device>(device: &D, tensor: &D::Tensor) -> Result<D::Tensor> {
     let mut copy = device.zeros(&device.shape(tensor))?;
     device.accumulate(&mut copy, tensor)?;

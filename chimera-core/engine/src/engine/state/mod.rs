@@ -1,4 +1,5 @@
-//! A rank's state: its stages with weights, gradients and optimizer state, and where it stands in a step.
+//! A rank's state: its stages with weights, gradients and optimizer state, and its progress in a
+//! step.
 
 pub(crate) mod device_comm;
 pub(crate) mod held_stage;

@@ -1,4 +1,4 @@
-//! What is under way between ranks where their program has changed.
+//! Transfers of stages that are pending after a change of the program.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,11 +7,11 @@ use chimera_schedule::ids::StageId;
 use crate::engine::state::held_stage::Held;
 use crate::stage::Stage;
 
-/// The stages that are not where they were before the program changed, until all of them have come.
+/// The stages that change their rank with the program, until all have arrived.
 pub(crate) struct Moved<S: Stage> {
-    /// Stages that this rank holds no more, which others may have to be given.
+    /// Stages that this rank no longer holds, which may have to be sent to others.
     pub(crate) gone: BTreeMap<StageId, Held<S>>,
-    /// Stages that this rank is yet to be given.
+    /// Stages that this rank has yet to receive.
     pub(crate) lacking: BTreeSet<StageId>,
 }
 

@@ -1,4 +1,4 @@
-//! What one rank has: its stages, its device and wires, and where it stands in a step.
+//! The state of one rank: its stages, device and transport, and its progress in a step.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -27,10 +27,10 @@ use crate::engine::sync::step_sync::StepSync;
 use crate::engine::{Job, Patience};
 use crate::stage::{Left, Reassemble, Stage};
 
-/// Longer than any training: a patience may be longer than a clock can tell.
+/// Longer than any training. Caps timeouts, which may be longer than a clock can represent.
 const FOR_EVER: Duration = Duration::from_secs(1 << 32);
 
-/// A stage whose tensors are those of the device `D`.
+/// A stage with the tensors of the device `D`.
 pub trait StageOn<D: Device>: Stage<Tensor = D::Tensor> {}
 
 impl<D: Device, S: Stage<Tensor = D::Tensor>> StageOn<D> for S {}
@@ -54,44 +54,47 @@ pub(crate) struct State<'j, S: Stage, D, C> {
     /// Whether the transport lets ranks leave a step.
     pub(crate) is_interruptible: bool,
     pub(crate) has_requested_stop: bool,
-    /// In groups: the messages of a step in the order that the transport needs, if it has been asked for; and whether the step
-    /// takes factors.
+    /// In groups: the messages of a step in the order that the transport needs, once computed; and
+    /// whether they are those of a step that takes factors.
     pub(crate) turns: Option<(bool, Vec<Vec<OrderedMessage>>)>,
 }
 
-/// What stays of saved activations whose tensors are away: how to put them together again, and what slices left, which
-/// stays here.
+/// The part of saved activations that stays here while their tensors are away: a function that
+/// reassembles them, and what slices left.
 pub(crate) type Rest<S> =
     (Reassemble<<S as Stage>::Tensor, <S as Stage>::Saved>, Vec<Left<<S as Stage>::Tensor>>);
 
-/// The steps of the program under way.
+/// The steps of the current program.
 pub(crate) struct Steps<S: Stage> {
-    /// The first one.
+    /// Number of the first step.
     pub(crate) first: u64,
-    /// Updates of every weight before the program.
+    /// Number of updates of every weight before the program.
     pub(crate) n_updates: u64,
-    /// The step whose gradients this rank has summed over all ranks, while it holds what they were computed with.
+    /// The step with gradients that this rank has summed over all ranks, while it holds the weights
+    /// they were computed with.
     pub(crate) summed: Option<u64>,
     pub(crate) losses: Vec<(Op, S::Tensor)>,
-    /// By step: squared norms of the gradients of updates that wait for no agreement.
+    /// By step: squared norms of the gradients of updates that do not wait for the step sync.
     pub(crate) squared_norms: Vec<f64>,
-    /// Which of these gradients is not finite, if that is said at the end of the program.
+    /// The first of these gradients that is not finite, if that is reported at the end of the
+    /// program.
     pub(crate) culprit: String,
     pub(crate) activations: ActivationBytes,
-    /// What stays of saved activations that are away.
+    /// The parts of saved activations that stay here while the tensors are away.
     pub(crate) rests: FxHashMap<UnitAt, Rest<S>>,
-    /// Extents of the inputs of each unit whose backward is yet to come.
+    /// Shapes of the inputs of each unit with a pending backward.
     pub(crate) input_shapes: InputShapes,
-    /// How long this rank has waited, if another wait has to be tried again.
+    /// Time that this rank has waited so far, if a wait has to be tried again.
     pub(crate) waited: Waited,
-    /// Whether the transport knows which updated weights are sent.
+    /// Whether the transport has been given the messages with updated weights.
     pub(crate) has_updates: bool,
-    /// Whether shards have been updated, and those of others are not all here.
+    /// Whether some shards have been updated, but not all updated shards of other ranks have
+    /// arrived.
     pub(crate) is_within_update: bool,
 }
 
 impl<S: Stage> Steps<S> {
-    /// None yet.
+    /// No steps yet.
     pub(crate) fn new() -> Self {
         Steps {
             first: 0,
@@ -109,7 +112,7 @@ impl<S: Stage> Steps<S> {
         }
     }
 
-    /// Forgets the last program for one that begins with the step `first` and has `n_steps`.
+    /// Forgets the last program, for one that begins with step `first` and has `n_steps`.
     pub(crate) fn begin(&mut self, first: u64, n_steps: usize) {
         (self.first, self.summed, self.waited) = (first, None, Waited::default());
         (self.has_updates, self.is_within_update) = (false, false);
@@ -121,7 +124,8 @@ impl<S: Stage> Steps<S> {
     }
 }
 
-/// Bytes of what is kept for backwards to come: saved activations, checkpointed inputs, deferred weight work.
+/// Bytes of what is kept for later backwards: saved activations, checkpointed inputs, deferred
+/// weight work.
 #[derive(Default)]
 pub(crate) struct ActivationBytes {
     pub(crate) held: u64,
@@ -129,7 +133,7 @@ pub(crate) struct ActivationBytes {
 }
 
 impl ActivationBytes {
-    /// After an op that made and ate so much.
+    /// Updates the counts after an op that made and ate these bytes.
     pub(crate) fn change(&mut self, added: u64, freed: u64) {
         self.held = self.held + added - freed;
         self.peak = self.peak.max(self.held);
@@ -142,12 +146,12 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.job.program.placement().rank(group, worker)
     }
 
-    /// Whether stages are updated on their own, while other micro-batches are on their way.
+    /// Returns true if stages are updated separately, while other micro-batches are in progress.
     pub(crate) fn updates_alone(&self) -> bool {
         self.job.program.window().update() != Update::Flush
     }
 
-    /// Whether it is found out at the end of the program if updates in it were wrong.
+    /// Returns true if updates in the program are validated at its end.
     pub(crate) fn validates_window(&self) -> bool {
         self.job.program.bordered().is_some() && self.job.training.validates_windows()
     }
@@ -157,7 +161,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.steps.n_updates + u64::from(self.job.program.buckets()[bucket.index()].update)
     }
 
-    /// Number of a bucket's sum, which is its own even where updates are skipped.
+    /// Number of a bucket's sum, which counts skipped updates too.
     pub(crate) fn sum_number(&self, bucket: BucketId) -> u64 {
         let n_updates = u64::from(self.job.program.window().updates_per_step());
         self.steps.first * n_updates + u64::from(self.job.program.buckets()[bucket.index()].update)
@@ -168,14 +172,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.stages.version(op, self.job.program.window())
     }
 
-    /// When a wait that begins now lasts too long.
+    /// The deadline of a wait that begins now.
     pub(crate) fn deadline(&self) -> Instant {
         let Patience { first_step, later } = self.job.patience;
         let patience = if self.sync.is_first() { first_step } else { later };
         Instant::now() + patience.min(FOR_EVER)
     }
 
-    /// Says where this rank is, to the other ranks and to who looks at its flight recorder.
+    /// Reports this rank's position to the other ranks and to readers of its flight recorder.
     pub(crate) fn report(&mut self, position: Position) {
         self.comm.report_progress(position);
         self.timing.recent.at(position);
@@ -189,7 +193,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.timing.worked(self.steps.first, worker, work, start);
     }
 
-    /// Notes that the worker waited from `start` until now.
+    /// Records that the worker waited from `start` until now.
     pub(crate) fn waited(&mut self, worker: WorkerId, awaited: Awaited, start: Moment) {
         self.timing.waited(self.steps.first, worker, awaited, start);
     }

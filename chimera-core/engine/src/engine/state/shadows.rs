@@ -1,42 +1,42 @@
-//! The copies that ranks have of what they and their neighbours hold.
+//! Copies of the state of a rank and of its neighbour, for recovery from deaths.
 
 use std::collections::BTreeMap;
 
 use chimera_schedule::ids::{Rank, StageId};
 use serde::{Deserialize, Serialize};
 
-/// A tensor of a stage: its weights (0), or what the optimizer keeps of it.
+/// A tensor of a stage: the weights (0) or the optimizer state of a parameter.
 pub(crate) type Slot = (StageId, usize, usize);
 
-/// The copies that a rank has.
+/// The copies that a rank keeps.
 pub(crate) struct Shadows<T> {
-    /// The newest last.
+    /// The copies, newest last.
     pub(crate) kept: Vec<Shadow<T>>,
-    /// What the rank before this one holds; nothing before it has said so.
+    /// The tensors that the previous rank holds; empty until that rank has listed them.
     pub(crate) other: Vec<Slot>,
-    /// The step of the copy that is on its way from there.
+    /// The step of the copy that is on its way from the previous rank.
     pub(crate) awaited: Option<u64>,
-    /// Ranks whose copies these are.
+    /// Number of ranks that keep copies of each other.
     pub(crate) n_ranks: usize,
-    /// The number of this one among them.
+    /// This rank's number among them.
     pub(crate) me: Rank,
 }
 
-/// A rank's place among the ranks that have copies of each other.
+/// A rank's place among the ranks that keep copies of each other.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
 pub(crate) struct Ring {
     pub(crate) n_ranks: usize,
-    /// Its number among them.
+    /// The rank's number among them.
     pub(crate) me: usize,
 }
 
-/// The stages of which a rank has copies of a step.
+/// The stages that a rank has copies of, for one step.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
 pub(crate) struct CopiedStages {
     pub(crate) step: u64,
-    /// Of what it held itself.
+    /// Stages that the rank itself held.
     pub(crate) own: Vec<StageId>,
-    /// Of what the rank before it held; none until they have come.
+    /// Stages that the previous rank held; empty until they have arrived.
     pub(crate) other: Vec<StageId>,
 }
 
@@ -46,12 +46,12 @@ fn stages_of<'s>(slots: impl IntoIterator<Item = &'s Slot>) -> Vec<StageId> {
     stages
 }
 
-/// What was held when a step was to be trained next.
+/// Copies of the state before a step.
 pub(crate) struct Shadow<T> {
     pub(crate) step: u64,
     pub(crate) committed: Committed,
     pub(crate) own: BTreeMap<Slot, T>,
-    /// Of the rank before this one; empty until it has come.
+    /// The copies of the previous rank; empty until they have arrived.
     pub(crate) other: BTreeMap<Slot, T>,
 }
 
@@ -62,7 +62,8 @@ impl<T> Default for Shadows<T> {
 }
 
 impl<T> Shadows<T> {
-    /// What this rank has, by step. What the rank before it holds now need not be what it held then.
+    /// The stages that this rank has copies of, by step. The previous rank may hold other stages
+    /// now than then.
     pub(crate) fn stages(&self) -> Vec<CopiedStages> {
         let of = |shadow: &Shadow<T>| CopiedStages {
             step: shadow.step,
@@ -72,13 +73,13 @@ impl<T> Shadows<T> {
         self.kept.iter().map(of).collect()
     }
 
-    /// Among whom they are, if there are any.
+    /// The ring of ranks that keep the copies, if there are any.
     pub(crate) fn ring(&self) -> Option<Ring> {
         let is_any = !self.kept.is_empty();
         is_any.then_some(Ring { n_ranks: self.n_ranks, me: self.me.index() })
     }
 
-    /// Forgets what is on its way, since the transport has ended.
+    /// Forgets the copy on its way, since the transport has ended.
     pub(crate) fn leave(&mut self) {
         self.awaited = None;
     }
@@ -88,13 +89,13 @@ impl<T> Shadows<T> {
     }
 }
 
-/// What a rank that has the sync of the last committed step tells the others.
+/// The last committed step, as reported by a rank that has its sync.
 #[derive(Serialize, Deserialize, Clone)]
 pub(crate) struct Committed {
     pub(crate) n_updates: u64,
     pub(crate) n_skipped: u64,
     pub(crate) n_skipped_in_a_row: u64,
     pub(crate) skipped: Option<String>,
-    /// What every rank said in the sync, by rank; none before the first.
+    /// The record of every rank in the sync, by rank; empty before the first sync.
     pub(crate) records: Vec<Vec<u8>>,
 }

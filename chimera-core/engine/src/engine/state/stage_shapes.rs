@@ -1,4 +1,4 @@
-//! What a stage's parameters have to be for the engine to train them.
+//! Requirements on a stage's parameters.
 
 use chimera_schedule::ids::{PipeId, StageId};
 use rustc_hash::FxHashMap;
@@ -6,10 +6,11 @@ use rustc_hash::FxHashMap;
 use crate::engine::optim::update_rule::UpdateRule;
 use crate::stage::{Init, Param, Stage};
 
-/// Extents of inputs, by pipe, stage and unit.
+/// Shapes of inputs, by pipe, stage and unit.
 pub(crate) type InputShapes = FxHashMap<(PipeId, StageId, u32), Vec<Vec<usize>>>;
 
-/// Why a stage's parameters cannot be initialised, or have no state of the optimizer, if so.
+/// Returns why a stage's parameters cannot be initialised, or cannot have optimizer state; `None`
+/// if they can.
 pub(crate) fn unfit_params<S: Stage>(
     stage: &S,
     id: StageId,
@@ -45,7 +46,7 @@ pub(crate) fn unfit_params<S: Stage>(
     unfit.or_else(|| unfit_layers(stage.params(), id))
 }
 
-/// Why a stage's linear layers are not those that its parameters say, if so.
+/// Returns why a stage's linear layers do not match its parameters; `None` if they do.
 fn unfit_layers(params: &[Param], id: StageId) -> Option<String> {
     params.iter().find_map(|param| {
         let Param { name, shape, shown: Some(layer), .. } = param else { return None };

@@ -1,4 +1,4 @@
-//! The stages of one rank, with their weights, gradients and the state of the optimizer.
+//! The stages of one rank, with their weights, gradients and optimizer state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::engine::state::stage_shapes::unfit_params;
 use crate::fault::{Class, Fault};
 use crate::stage::{DynMovable, DynSelective, DynSliced, Param, Stage};
 
-/// The stages that a rank holds, and where their tensors are.
+/// The stages that a rank holds, and the places of their tensors.
 pub(crate) struct Stages<S: Stage> {
     /// By stage; `None` where another worker holds it.
     held: Vec<Option<Held<S>>>,
     /// By bucket of an update and tensor.
     layout: Vec<Vec<Places>>,
-    /// By bucket of an update and tensor: which replica owns it.
+    /// By bucket of an update and tensor: the rank that owns it.
     owners: Vec<Vec<Rank>>,
 }
 
 impl<S: Stage> Stages<S> {
-    /// The stages of worker `me`: those of `known` as they are, others as `stage` makes them, with initial weights. What
-    /// is not of this worker stays in `known`.
+    /// Makes the stages of worker `me`: takes those in `known` as they are, and makes the others by
+    /// `stage`, with initial weights. Stages of other workers stay in `known`.
     pub(crate) fn new<D: Device<Tensor = S::Tensor>>(
         job: &Job<'_, S::Item>,
         device: &D,
@@ -80,39 +80,40 @@ impl<S: Stage> Stages<S> {
         Stages { held: Vec::new(), layout: Vec::new(), owners: Vec::new() }
     }
 
-    /// Lets go of all.
+    /// Releases all stages.
     pub(crate) fn into_held(self) -> BTreeMap<StageId, Held<S>> {
         let stages = (0..).map(StageId).zip(self.held);
         stages.filter_map(|(id, held)| Some((id, held?))).collect()
     }
 
-    /// All that are here.
+    /// The stages that this rank holds.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Held<S>> {
         self.held.iter().flatten()
     }
 
-    /// All that are here.
+    /// The stages that this rank holds.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Held<S>> {
         self.held.iter_mut().flatten()
     }
 
-    /// Which are here.
+    /// Ids of the stages that this rank holds.
     pub(crate) fn ids(&self) -> impl Iterator<Item = StageId> {
         let stages = (0..).map(StageId).zip(&self.held);
         stages.filter(|(_, held)| held.is_some()).map(|(id, _)| id)
     }
 
-    /// A stage, if it is here.
+    /// Returns a stage, if this rank holds it.
     pub(crate) fn find(&self, stage: StageId) -> Option<&Held<S>> {
         self.held.get(stage.index())?.as_ref()
     }
 
-    /// The proof places every op where its stage is, so a stage that is not here is a bug.
+    /// Returns a stage that this rank holds. The proof places every op where its stage is, so a
+    /// missing stage is a bug.
     pub(crate) fn held(&self, stage: StageId) -> &Held<S> {
         self.find(stage).unwrap_or_else(|| panic!("{stage} is not on this worker"))
     }
 
-    /// As [`held`](Stages::held).
+    /// Like [`held`](Stages::held).
     pub(crate) fn held_mut(&mut self, stage: StageId) -> &mut Held<S> {
         held_mut(&mut self.held, stage)
     }
@@ -122,12 +123,12 @@ impl<S: Stage> Stages<S> {
         (0..self.layout.len() as u32).map(BucketId)
     }
 
-    /// Where this rank keeps the tensors of all buckets of an update.
+    /// The places of the tensors of all buckets of an update on this rank.
     pub(crate) fn layout(&self) -> &[Vec<Places>] {
         &self.layout
     }
 
-    /// Where this rank keeps the tensors of a bucket.
+    /// The places of the tensors of a bucket on this rank.
     pub(crate) fn places(&self, bucket: BucketId) -> &[Places] {
         of_bucket::<Vec<_>>(&self.layout, bucket)
     }
@@ -144,8 +145,8 @@ impl<S: Stage> Stages<S> {
         mine.filter_map(|(places, _)| places.first().copied())
     }
 
-    /// The version of the weights that a forward reads: the newest, or the one that the rule of the
-    /// double buffer names even where a newer one is there.
+    /// The version of the weights that a forward reads: the newest, or with double buffering the
+    /// version that the rule names even if a newer one exists.
     pub(crate) fn version(&self, op: &Op, window: &Window) -> &Weights<S> {
         let held = self.held(op.stage);
         let version = match window.update() {
@@ -158,7 +159,8 @@ impl<S: Stage> Stages<S> {
         held.previous.as_ref().unwrap_or_else(|| panic!("{op} finds no version {version}"))
     }
 
-    /// This rank's parts of a bucket's sums: the gradients of all places of each tensor, of which it lets go.
+    /// Takes this rank's part of a bucket's sums: for each tensor, the sum of the gradients of all
+    /// its places.
     pub(crate) fn take_gradients<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,
@@ -168,8 +170,8 @@ impl<S: Stage> Stages<S> {
         places.iter().map(|places| own_part(device, &mut self.held, places)).collect()
     }
 
-    /// Updates those tensors of a bucket and a stage that are this rank's to update, see [`Held::update`]. Returns the
-    /// stage, if it is here.
+    /// Updates the tensors of a bucket and a stage that this rank updates, see [`Held::update`].
+    /// Returns the stage, if this rank holds it.
     pub(crate) fn update<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,
@@ -185,14 +187,14 @@ impl<S: Stage> Stages<S> {
         Ok(Some(held))
     }
 
-    /// Puts the sum of a bucket's tensor in the place of its gradients.
+    /// Replaces the gradients of a bucket's tensor by their sum.
     pub(crate) fn put_sum(&mut self, bucket: BucketId, tensor: usize, sum: &S::Tensor) {
         for &(stage, index) in &of_bucket::<Vec<_>>(&self.layout, bucket)[tensor] {
             held_mut(&mut self.held, stage).grads[index] = sum.clone();
         }
     }
 
-    /// Puts a tensor that its owner updated in the place of the weights.
+    /// Replaces weights by a tensor that its owner has updated.
     pub(crate) fn put_weight(&mut self, places: &Places, weight: &S::Tensor) {
         for &(stage, index) in places {
             let held = held_mut(&mut self.held, stage);
@@ -200,7 +202,7 @@ impl<S: Stage> Stages<S> {
         }
     }
 
-    /// Bytes of what a rank holds all the time, with so many versions of its weights.
+    /// Bytes that a rank holds permanently, with `n_versions` versions of its weights.
     pub(crate) fn bytes<D: Device<Tensor = S::Tensor>>(
         &self,
         device: &D,
@@ -218,7 +220,7 @@ impl<S: Stage> Stages<S> {
     }
 }
 
-/// Why a stage cannot run its ops of a program, if it cannot.
+/// Returns why a stage cannot run its ops of a program; `None` if it can.
 fn unable<S: Stage>(stage: &S, id: StageId, program: &Program) -> Option<String> {
     if let Some(param) = stage.params().iter().find(|param| !param.fits_linear_maps()) {
         let Param { name, shape, linear_maps, .. } = param;
@@ -250,17 +252,17 @@ fn unable<S: Stage>(stage: &S, id: StageId, program: &Program) -> Option<String>
     })
 }
 
-/// `stage` as a [`Selective`](crate::stage::Selective) one, of which [`unable`] made sure.
+/// `stage` as a [`Selective`](crate::stage::Selective) one, which [`unable`] has checked.
 pub(crate) fn selective<S: Stage>(stage: &S) -> &DynSelective<'_, S> {
     stage.selective().expect("a program with selective recomputation has stages with it")
 }
 
-/// `stage` as a [`Sliced`](crate::stage::Sliced) one, of which [`unable`] made sure.
+/// `stage` as a [`Sliced`](crate::stage::Sliced) one, which [`unable`] has checked.
 pub(crate) fn sliced<S: Stage>(stage: &S) -> &DynSliced<'_, S> {
     stage.sliced().expect("a program with slices has stages that run on them")
 }
 
-/// `stage` as a [`Movable`](crate::stage::Movable) one, of which [`unable`] made sure.
+/// `stage` as a [`Movable`](crate::stage::Movable) one, which [`unable`] has checked.
 pub(crate) fn movable<S: Stage>(stage: &S) -> &DynMovable<'_, S> {
     stage.movable().expect("a program with moves has stages whose activations move")
 }
@@ -269,8 +271,8 @@ fn held_mut<S: Stage>(held: &mut [Option<Held<S>>], stage: StageId) -> &mut Held
     held[stage.index()].as_mut().unwrap_or_else(|| panic!("{stage} is not on this worker"))
 }
 
-/// This rank's part of a sum: the gradients of all its places, of which it lets go. They are zeros where it has let go of those of
-/// the update before, and has not computed any since: a window may give a worker no micro-batch of a step.
+/// Takes this rank's part of a sum: the gradients of all places of a tensor. Zeros if they have
+/// been taken since any were computed: a window may give a worker no micro-batch of a step.
 fn own_part<S: Stage<Tensor = D::Tensor>, D: Device>(
     device: &D,
     held: &mut [Option<Held<S>>],
