@@ -1,4 +1,4 @@
-//! Why a run ends, in the form that error files and exit codes need.
+//! Faults: the reasons that a run ends, with the data needed for error files and exit codes.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -7,17 +7,17 @@ use chimera_schedule::ids::{BucketId, Rank};
 use chimera_schedule::op::Op;
 use serde::{Deserialize, Serialize};
 
-/// The classes of failure; each has an exit code of its own.
+/// The classes of failure, each with its own exit code.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// Usage, configuration, or bad input before the start.
+    /// Wrong usage, configuration or input, found before the start.
     Usage,
-    /// An unreadable or unproven schedule.
+    /// A schedule that cannot be read, or fails its proof.
     Schedule,
     /// A checkpoint that cannot be used.
     Checkpoint,
-    /// A peer is gone.
+    /// A peer has died.
     PeerLost,
     /// A peer did not answer in time.
     Timeout,
@@ -25,20 +25,20 @@ pub enum Class {
     NonFinite,
     /// A device or the host is out of memory.
     OutOfMemory,
-    /// Files or disk failed while running.
+    /// Failed to access files or the disk during the run.
     Io,
     /// Ranks disagree on version or configuration.
     Mismatch,
     /// A rank made no progress, and the others went on without it.
     Evicted,
-    /// The run was asked to stop, and saved what it had.
+    /// The run was asked to stop, and saved its state.
     Requeue,
-    /// A device failed, or the program itself is wrong.
+    /// A device failed, or there is a bug.
     Internal,
 }
 
 impl Class {
-    /// Every class, with its exit code and what that tells a script.
+    /// Every class, with its exit code and its meaning for scripts.
     pub const ALL: [(Class, u8, &'static str); 12] = [
         (Class::Usage, 2, "usage, settings, or data that cannot be trained on"),
         (Class::Schedule, 3, "a schedule file that cannot be parsed or is not safe"),
@@ -54,49 +54,50 @@ impl Class {
         (Class::Internal, 101, "a bug, or a device that failed"),
     ];
 
-    /// The exit code of a rank that fails so.
+    /// The exit code of a rank that fails with this class.
     pub fn code(self) -> u8 {
         Class::ALL.iter().find(|(class, ..)| *class == self).map_or(101, |(_, code, _)| *code)
     }
 }
 
-/// What went wrong, where.
+/// The failure of a rank, with its circumstances.
 #[derive(Clone, PartialEq, Debug, thiserror::Error, Serialize, Deserialize)]
 pub struct Fault {
-    /// What kind of failure.
+    /// The class of failure.
     pub class: Class,
-    /// The rank that saw it.
+    /// The rank that observed it.
     pub rank: Rank,
-    /// The step it happened in.
+    /// The step in which it happened.
     pub step: Option<u64>,
     /// The op, in words.
     pub op: Option<String>,
-    /// The other rank it involves.
+    /// The other rank involved.
     pub peer: Option<Rank>,
-    /// What happened and what to do.
+    /// Description of the failure and its remedy.
     pub message: String,
 }
 
 impl Fault {
-    /// A fault that `rank` saw.
+    /// A fault observed by `rank`.
     pub fn new(class: Class, rank: Rank, message: impl Into<String>) -> Fault {
         Fault { class, rank, step: None, op: None, peer: None, message: message.into() }
     }
 
-    /// Whether it is that another rank has died or was evicted, which others may survive where what it held is held elsewhere.
+    /// Returns true if the fault is that another rank has died or was evicted, which others may
+    /// survive if its state is held elsewhere.
     pub fn is_death(&self) -> bool {
         matches!(self.class, Class::PeerLost | Class::Evicted) && self.peer.is_some()
     }
 }
 
-/// What a caller's function says in words goes on as a fault, whose rank the engine fills in.
+/// Turns a caller's error message into a fault; the engine fills in its rank.
 impl From<String> for Fault {
     fn from(message: String) -> Fault {
         Fault::new(Class::Usage, Rank(0), message)
     }
 }
 
-/// What a caller's function says in words goes on as a fault, whose rank the engine fills in.
+/// Turns a caller's error message into a fault; the engine fills in its rank.
 impl From<&str> for Fault {
     fn from(message: &str) -> Fault {
         message.to_string().into()
@@ -116,7 +117,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What a rank does in the code of a caller's stage, device, data or optimizer, for the fault of a panic in it.
+/// A call into a caller's stage, device, data or optimizer, named in the fault if it panics.
 #[derive(Clone, Copy)]
 pub(crate) enum Underway {
     /// An op of a stage.
@@ -129,11 +130,12 @@ thread_local! {
     static UNDERWAY: RefCell<Option<(u64, Underway)>> = const { RefCell::new(None) };
 }
 
-/// While it lives, and after a panic that ended it, its thread knows what was under way.
+/// While this lives, its thread knows the call in progress. If a panic drops it, the thread still
+/// does.
 pub(crate) struct UnderwayGuard(());
 
 impl Underway {
-    /// Notes on this thread that it has begun, in `step`.
+    /// Records on this thread that the call has begun, in `step`.
     pub(crate) fn begin(self, step: u64) -> UnderwayGuard {
         UNDERWAY.set(Some((step, self)));
         UnderwayGuard(())
@@ -157,8 +159,8 @@ impl fmt::Display for Underway {
     }
 }
 
-/// The fault of a rank whose code panicked: a bug. With the step and the op that it panicked in, if it is called on the thread that
-/// panicked and this was in an op.
+/// Returns the fault of a rank whose code panicked, which is a bug. It includes the step and the
+/// op, if called on the thread that panicked in one.
 pub fn panicked(rank: Rank, panic: &(dyn std::any::Any + Send)) -> Fault {
     let text = panic
         .downcast_ref::<&str>()

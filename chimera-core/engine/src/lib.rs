@@ -1,7 +1,8 @@
-//! Runs proven programs: devices, transports, stages, and the engine that drives one row of a program on each rank.
+//! Runs proven programs: devices, transports, stages, and the engine that executes one row of a
+//! program on each rank.
 //!
-//! Start at [`stage`] (what a model implements), [`device`] and [`comm`] (what a backend and a transport implement) and
-//! [`trainer`] (the whole of it in one call).
+//! Start at [`stage`] (implemented by models), [`device`] and [`comm`] (implemented by backends and
+//! transports) and [`trainer`] (everything in one call).
 
 pub mod comm;
 pub mod device;

@@ -1,4 +1,5 @@
-//! Trains the stages of any model with any program: on threads of this process, or one rank over a given transport.
+//! Trains the stages of any model with any program: on threads of one process, or as one rank over
+//! a given transport.
 
 mod checks;
 
@@ -19,7 +20,7 @@ use crate::engine::{
 use crate::fault::{Class, Fault};
 use crate::stage::{Data, Stage};
 
-/// A training: what runs, on what, and how.
+/// Settings of a training, and the ways to run it.
 ///
 /// The defaults are one pipeline group, micro-batches of one sample, and [`Training::default`].
 pub struct Trainer<'t, I = u32> {
@@ -32,24 +33,24 @@ pub struct Trainer<'t, I = u32> {
     stop: Option<&'t AtomicBool>,
     observe: Option<Observer<'t>>,
     own_work: Option<&'t DoPiece<'t>>,
-    /// The fingerprint of the program, once it has been asked for.
+    /// The fingerprint of the program, once computed.
     fingerprint: OnceLock<String>,
 }
 
 type Observer<'t> = &'t (dyn Fn(&StepReport) + Sync);
 
-/// What a training leaves.
+/// Results of a training.
 #[derive(Clone, Debug)]
 pub struct Trained<T> {
     /// Reports of all steps, in order.
     pub reports: Vec<StepReport>,
-    /// Weights by name of their parameter: of all stages after [`Trainer::on_threads`], of those that the rank holds
-    /// after [`Trainer::on_rank`].
+    /// Weights by parameter name: of all stages after [`Trainer::on_threads`], and of the rank's
+    /// own stages after [`Trainer::on_rank`].
     pub weights: BTreeMap<String, T>,
 }
 
 impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
-    /// Trains `program` on samples of `data`.
+    /// A training of `program` on samples of `data`.
     pub fn new(program: &'t Program, data: &'t dyn Data<I>) -> Self {
         Trainer {
             program,
@@ -65,7 +66,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         }
     }
 
-    /// Sets seed, number of steps, optimizer and learning rates.
+    /// Sets the hyperparameters: seed, number of steps, optimizer and learning rates.
     pub fn training(self, training: Training) -> Self {
         Trainer { training, ..self }
     }
@@ -75,7 +76,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         Trainer { width, ..self }
     }
 
-    /// Sets the number of samples of a micro-batch, B.
+    /// Sets the number of samples per micro-batch, B.
     pub fn micro_batch_size(self, micro_batch_size: usize) -> Self {
         Trainer { micro_batch_size, ..self }
     }
@@ -85,8 +86,9 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         Trainer { patience, ..self }
     }
 
-    /// Sets a flag that ends the training, once it is true: the step under way is discarded on all ranks if the program has
-    /// the barrier and some rank has not come to its step sync, else it is finished.
+    /// Sets a flag that ends the training once it is true. The current step is discarded on all
+    /// ranks if the program has the barrier and some rank has not reached its step sync; otherwise
+    /// it is finished.
     pub fn stop_when(self, stop: &'t AtomicBool) -> Self {
         Trainer { stop: Some(stop), ..self }
     }
@@ -96,23 +98,27 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         Trainer { observe: Some(observe), ..self }
     }
 
-    /// Calls `own_work` for each piece of [work beside the training](chimera_schedule::lower::fill) that the program has.
+    /// Calls `own_work` for each piece of [work beside the training](chimera_schedule::lower::fill)
+    /// in the program.
     pub fn own_work(self, own_work: &'t DoPiece<'t>) -> Self {
         Trainer { own_work: Some(own_work), ..self }
     }
 
-    /// Trains with a thread to each rank; `device` opens the device of a rank, and `stage` makes a stage on it.
+    /// Trains with one thread per rank; `device` opens the device of a rank, and `stage` makes a
+    /// stage on it.
     ///
-    /// It returns once all threads have ended, also where a rank fails: a stage, a device or data that does not return from a call
-    /// keeps it from returning, since a thread cannot be ended from outside. Let code that may hang have a limit of its own, or run
-    /// each rank in a process of its own ([`on_rank`](Trainer::on_rank)), where [`patience`](Trainer::patience) ends the others.
+    /// Returns once all threads have ended, even if a rank fails. A stage, a device or data that
+    /// never returns from a call keeps this function from returning, since a thread cannot be ended
+    /// from outside. Give code that may hang a timeout of its own, or run each rank in a process of
+    /// its own ([`on_rank`](Trainer::on_rank)), where [`patience`](Trainer::patience) ends the
+    /// others.
     ///
-    /// A fault of `stage` need not know its rank: whatever it says, the rank that failed is filled in. Errors in words and those of
-    /// a device become one by `?`.
+    /// A fault from `stage` need not know its rank: the rank that failed is filled in. Strings and
+    /// device errors convert to faults by `?`.
     ///
     /// # Errors
-    /// If parts of the training do not fit each other, or the first cause for which a rank failed. A panic of a rank is one, with
-    /// the step and the op that it was in.
+    /// If parts of the training do not fit each other, or a rank fails, with the earliest cause. A
+    /// panic is such a cause, with the step and the op in which it occurred.
     pub fn on_threads<S, D>(
         &self,
         device: impl Fn(Rank) -> Result<D, DeviceError> + Sync,
@@ -138,14 +144,16 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         Ok(joined.unwrap_or_else(|| Trained { reports: Vec::new(), weights: BTreeMap::new() }))
     }
 
-    /// Trains the rank that `comm` is; `stage` makes the stages that it holds. Before the first step all ranks compare program,
-    /// settings, parameters and initial weights.
+    /// Trains as the rank of `comm`; `stage` makes the stages that the rank holds. Before the first
+    /// step all ranks compare program, settings, parameters and initial weights.
     ///
-    /// A rank that fails tells the others why. A panic goes through to the caller, and the others are told nothing: who runs ranks
-    /// whose code may panic catches it and gives `comm.abort` what [`panicked`](crate::fault::panicked) makes of it.
+    /// A rank that fails reports the cause to the others. A panic propagates to the caller, and the
+    /// others learn nothing. To run code that may panic, catch the panic and pass
+    /// [`panicked`](crate::fault::panicked) of it to `comm.abort`.
     ///
     /// # Errors
-    /// If parts of the training do not fit each other, if ranks do not train the same, or this rank or another one fails.
+    /// If parts of the training do not fit each other, if ranks do not train the same, or if this
+    /// rank or another one fails.
     pub fn on_rank<S, D, C>(
         &self,
         mut comm: C,
@@ -164,7 +172,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         trained
     }
 
-    /// As [`on_rank`](Trainer::on_rank), but that the others are told of no fault.
+    /// Like [`on_rank`](Trainer::on_rank), but does not report faults to the others.
     fn train_rank<S, D, C>(
         &self,
         comm: C,
@@ -186,18 +194,21 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         Ok(self.trained(&worker.leave(), course))
     }
 
-    /// Trains one rank and goes on where others die: their places are taken by ranks that come to the next meeting and get
-    /// weights and optimizer state from the replicas of their stages. The step under way is computed again, to the same bits.
-    /// Where a meeting is without some ranks, the others train [what all would](chimera_schedule::lower::narrow()), up to the rounding of
-    /// sums, until a meeting has all ranks again.
+    /// Trains one rank, and goes on when others die. Replacements come to the next meeting and get
+    /// weights and optimizer state from the replicas of their stages. The interrupted step is
+    /// computed again, to the same bits. If ranks are missing from a meeting, the others train
+    /// [what all would](chimera_schedule::lower::narrow()), up to the rounding of sums, until a
+    /// meeting has all ranks again.
     ///
-    /// The observer on rank 0 may be told the last step again that a dead rank 0 has told.
+    /// After the death of rank 0, the observer on its replacement may get the last reported step a
+    /// second time.
     ///
     /// # Errors
-    /// The errors of [`on_rank`](Trainer::on_rank), but for the death of a rank; if a rank that takes a dead one's place does not
-    /// train the same; if a stage is held by no rank that lives; if the program does not let ranks be replaced: it must be
-    /// synchronous, with the barrier. A sharded optimizer needs copies ([`shadow_every`](Training::shadow_every)), and all ranks
-    /// at every meeting.
+    /// The errors of [`on_rank`](Trainer::on_rank), except for the death of a rank. Also, if a
+    /// replacement does not train the same; if no living rank holds some stage; or if the program
+    /// does not let ranks be replaced: it must be synchronous, with the barrier. A sharded
+    /// optimizer needs copies ([`shadow_every`](Training::shadow_every)), and all ranks at every
+    /// meeting.
     pub fn on_rendezvous<S, D, C>(
         &self,
         meetings: &mut impl Rendezvous<C>,
@@ -213,7 +224,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         let mut course = Course::default();
         let whole = self.job(&goes_on);
         let mut programs = Programs::new(self.program, self.width);
-        // With the ranks for which the program was that it had.
+        // The state, with the ranks present when it had its program.
         let mut kept: Option<(WorkerState<S, D>, Vec<Rank>)> = None;
         let mut rank = Rank(0);
         while let Some(met) = meetings.meet().map_err(|e| e.into_fault(rank))? {
@@ -254,7 +265,8 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
             let start = is_first.then_some(0);
             let recovered = worker.recover_with(now, start, &mut stage);
             let went_on = recovered.and_then(|recovered| {
-                // Behind what makes it a rank with a state, which a death meanwhile must not undo.
+                // After the exchange that gives this rank a state, which a death meanwhile must not
+                // undo.
                 if is_first {
                     worker.check_outset(&self.fields())?;
                 }
@@ -277,7 +289,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         })
     }
 
-    /// From a meeting to the end, or to the next death.
+    /// Trains from a meeting to the end, or to the next death.
     fn go_on<S, D, C>(
         &self,
         worker: &mut Worker<'_, S, D, C>,
@@ -293,11 +305,11 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         let Recovered { next, last, .. } = recovered;
         let is_root = rank == Rank(0);
         let known = course.next.min(next);
-        course.reports.retain(|report| report.step < next); // those of steps that are computed again
+        course.reports.retain(|report| report.step < next); // reports of steps that are computed again
         self.note(course, last.into_iter().filter(|report| report.step >= known), is_root);
         course.next = next;
         self.run(worker, course, is_root)?;
-        // Who leaves is asked for nothing any more, since all have done all.
+        // No rank needs anything from a rank that leaves here, since all are done.
         worker.all_gather("the end", &[]).map(|_| ())
     }
 
@@ -305,7 +317,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         (0..self.program.placement().n_stages()).map(|id| StageId(id as u16))
     }
 
-    /// Runs what is left to run.
+    /// Runs the remaining steps.
     fn run<S, D, C>(
         &self,
         worker: &mut Worker<'_, S, D, C>,
@@ -365,7 +377,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
     }
 }
 
-/// How far a rank has come.
+/// The progress of a rank.
 #[derive(Default)]
 struct Course {
     next: u64,

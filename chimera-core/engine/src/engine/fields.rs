@@ -1,11 +1,12 @@
-//! What ranks compare before they train together.
+//! Comparison of settings between ranks.
 
 use chimera_schedule::ids::{Rank, listed};
 
-/// What a rank is about to train, as names and values; those of all ranks must be the same.
+/// Settings of a training as names and values, which must be equal on all ranks.
 pub type Fields = Vec<(String, String)>;
 
-/// `name: rank 0 = 8, ranks 1-3 = 16` for each field that is not the same on all ranks.
+/// Returns a line such as `name: rank 0 = 8, ranks 1-3 = 16` for each field that differs between
+/// ranks.
 pub(super) fn differences(all: &[Fields]) -> Vec<String> {
     let mut names: Vec<&String> = Vec::new();
     for (name, _) in all.iter().flatten() {

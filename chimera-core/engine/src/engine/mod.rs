@@ -1,13 +1,14 @@
 //! Trains a network by running each worker's row of a program.
 //!
-//! The engine is the [machine](chimera_schedule::interp::Machine) whose tokens carry tensors. It knows stages,
-//! weights, sums over replicas and the optimizer; it never learns the name of a schedule, and only
-//! executes what the program's rows say.
+//! The engine is the [machine](chimera_schedule::interp::Machine) whose tokens carry tensors. It
+//! knows stages, weights, sums over replicas and the optimizer. It never learns the name of a
+//! schedule: it only executes the program's rows.
 //!
-//! One [`Worker`] runs on each rank. Messages are sent as soon as they are made and received where the
-//! row wants them; reductions run beside compute; one small agreement of all ranks per program carries
-//! losses, gradient norms, and whether to go on. A program is one step, or an asynchronous window of
-//! several, in which every micro-batch reads the version of the weights that its rule names.
+//! One [`Worker`] runs on each rank. Messages are sent as soon as they are made, and received where
+//! the row needs them. Reductions run beside compute. Once per program, a small step sync of all
+//! ranks carries losses, gradient norms, and whether to go on. A program is one step, or an
+//! asynchronous window of several, in which every micro-batch reads the version of the weights that
+//! its rule names.
 
 mod fields;
 mod optim;
@@ -52,26 +53,27 @@ use chimera_schedule::update::Update;
 
 use crate::stage::Data;
 
-/// Everything that all ranks of a run have in common.
+/// The parts of a run that all ranks have in common.
 pub struct Job<'j, I = u32> {
-    /// What each worker of a pipeline group does.
+    /// The instructions of each worker of a pipeline group.
     pub program: &'j Program,
     /// Number of pipeline groups, W.
     pub width: usize,
-    /// Samples of a micro-batch, B. Divisible by the program's units per micro-batch, unless these are slices of sequences.
+    /// Samples per micro-batch, B. Divisible by the program's units per micro-batch, unless these
+    /// are slices of sequences.
     pub micro_batch_size: usize,
-    /// Optimizer and its schedule.
+    /// Hyperparameters of the training.
     pub training: &'j Training,
-    /// Where samples come from.
+    /// Source of samples.
     pub data: &'j dyn Data<I>,
-    /// How long to wait for a peer.
+    /// Timeouts of waits for other ranks.
     pub patience: Patience,
-    /// Set from outside to end the run: a step with the barrier is discarded if some rank has not come to its step sync,
-    /// any other one is finished.
+    /// Set from outside to end the run. The current step is discarded if the program has the
+    /// barrier and some rank has not reached its step sync; otherwise it is finished.
     pub stop: &'j AtomicBool,
-    /// Does the pieces of work beside the training that the program has; those of K-FAC are done without.
+    /// Runs the pieces of work beside the training in the program. Pieces of K-FAC do not need it.
     pub own_work: Option<&'j DoPiece<'j>>,
-    /// The time that measured timelines count from.
+    /// Origin of times in measured timelines.
     pub epoch: Instant,
 }
 
@@ -84,7 +86,7 @@ impl<I> Clone for Job<'_, I> {
 impl<I> Copy for Job<'_, I> {}
 
 impl<I> Job<'_, I> {
-    /// Why there is nothing to train, whatever the program.
+    /// Returns why the job cannot be trained with any program; `None` if it can.
     pub(crate) fn unfit(&self) -> Option<String> {
         let why = match (self.width, self.micro_batch_size, self.data.n_targets()) {
             (0, ..) => "width is 0: set the number of pipeline groups to 1 or more",
@@ -97,7 +99,7 @@ impl<I> Job<'_, I> {
         Some(why.into())
     }
 
-    /// What cannot be trained: `None` if all parts of the job agree.
+    /// Returns why the parts of the job do not fit each other; `None` if they do.
     fn conflict(&self, n_ranks: u32) -> Option<String> {
         let (program, depth) = (self.program, self.program.placement().n_workers());
         let units = program.sample_shares() as usize;
@@ -148,12 +150,12 @@ impl<I> Job<'_, I> {
     }
 }
 
-/// How long a rank waits for a peer before it calls it lost.
+/// Timeouts of a rank that waits for another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Patience {
-    /// In the first step, which also pays for starting up.
+    /// Timeout in the first step, which includes starting up.
     pub first_step: Duration,
-    /// Later.
+    /// Timeout in later steps.
     pub later: Duration,
 }
 

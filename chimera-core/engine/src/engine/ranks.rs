@@ -1,4 +1,4 @@
-//! Runs the ranks of a job as threads of this process.
+//! Runs the ranks of a job as threads of one process.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -8,10 +8,10 @@ use chimera_schedule::ids::Rank;
 use crate::comm::{Endpoint, Threads, threads};
 use crate::fault::{Class, Fault, panicked};
 
-/// Runs `body` once per rank, each on a thread of its own with its end of a transport, and returns
-/// what they return, by rank.
+/// Runs `body` once per rank, each on a thread of its own with its end of a transport. Returns the
+/// results by rank.
 ///
-/// A rank that fails or panics ends the others at once; the first cause in time is returned.
+/// A rank that fails or panics ends the others at once; the earliest cause is returned.
 pub fn run_threads<T, R>(
     n_ranks: u32,
     body: impl Fn(&mut Threads<T>) -> Result<R, Fault> + Sync,
@@ -20,7 +20,7 @@ where
     T: Send,
     R: Send,
 {
-    // Shared, so that the end of a rank whose thread cannot be started is still there to abort with.
+    // Shared, so that if a rank's thread cannot be started, its end is still there to abort with.
     let ends: Vec<_> = threads::<T>(n_ranks).into_iter().map(|end| Mutex::new(Some(end))).collect();
     let first = OnceLock::new();
     let fail = |comm: &mut Threads<T>, fault: Fault| {

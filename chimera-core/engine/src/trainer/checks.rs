@@ -1,4 +1,4 @@
-//! What a training is refused for before it begins, and what all its ranks must have in common.
+//! Checks before a training begins, and the settings that all its ranks must share.
 
 use std::sync::atomic::AtomicBool;
 
@@ -18,7 +18,8 @@ impl<I: Copy + Send + Sync + 'static> Trainer<'_, I> {
         }
     }
 
-    /// Refuses steps that are not whole windows of the program: the last window would train some that nobody asked for.
+    /// Refuses steps that are not whole windows of the program: the last window would train steps
+    /// beyond the requested ones.
     fn check_steps(&self, rank: Rank) -> Result<(), Fault> {
         let (steps, window) = (self.training.steps, self.program.window().n_steps());
         if steps.is_multiple_of(u64::from(window)) {
@@ -31,7 +32,8 @@ impl<I: Copy + Send + Sync + 'static> Trainer<'_, I> {
         }
     }
 
-    /// All that the numbers of a training depend on, but for the stages and the values of its samples.
+    /// Returns everything that a training's results depend on, except for the stages and the values
+    /// of samples.
     pub(super) fn fields(&self) -> Fields {
         let program = self.fingerprint.get_or_init(|| self.program.fingerprint());
         let mut fields: Fields = [
