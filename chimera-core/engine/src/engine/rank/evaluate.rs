@@ -1,7 +1,8 @@
-//! The loss on samples that are not trained on, between two runs of the program.
+//! Evaluation: the loss on samples that are not trained on, between two runs of the program.
 //!
-//! Each sample goes forward through the stages where they are, so that no rank ever holds more of the
-//! model than it trains. Samples are shared out over groups and pipes, all replicas being equal.
+//! Each sample goes forward through the stages where they are, so that no rank ever holds more of
+//! the model than it trains. Samples are distributed over groups and pipes, since all replicas are
+//! equal.
 
 use std::time::Instant;
 
@@ -17,8 +18,9 @@ use crate::fault::{Class, Fault};
 use crate::stage::{Data, Micro, Output};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
-    /// Mean loss of the present weights over all targets of samples `0..n_samples` of `data`, in nats: the
-    /// same bits on every rank. All ranks call it after the same `step`.
+    /// Returns the mean loss of the present weights over all targets of samples `0..n_samples` of
+    /// `data`, in nats, with the same bits on every rank. All ranks must call it after the same
+    /// `step`.
     ///
     /// # Errors
     /// If there is no sample, if one cannot be read, or if a rank or its device fails.
@@ -47,7 +49,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         let all = self.all_gather("evaluation", &own)?;
         let mut losses: Vec<(u64, f64)> = all.iter().flat_map(|bytes| losses(bytes)).collect();
         losses.sort_by_key(|(sample, _)| *sample);
-        // Every stage that has a loss tells its own.
+        // Every stage that has a loss reports it.
         let n_losses = self.state.job.program.rules().graph().losses().count();
         let expected = (0..n_samples).flat_map(|sample| std::iter::repeat_n(sample, n_losses));
         if !losses.iter().map(|(sample, _)| *sample).eq(expected) {
@@ -57,7 +59,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         Ok(losses.into_iter().map(|(_, loss)| loss).sum())
     }
 
-    /// Runs the stages of one sample that are here; the losses of those that have one.
+    /// Runs the stages of one sample that this rank holds. Returns the losses of those that have
+    /// one.
     fn evaluate_sample(
         &mut self,
         step: u64,
@@ -117,7 +120,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     }
 }
 
-/// Samples and their losses, as one rank sent them.
+/// Decodes samples and their losses, as sent by one rank.
 fn losses(bytes: &[u8]) -> impl Iterator<Item = (u64, f64)> + '_ {
     bytes.chunks_exact(16).filter_map(|pair| {
         let (sample, loss) = pair.split_at(8);

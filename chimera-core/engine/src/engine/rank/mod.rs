@@ -1,4 +1,5 @@
-//! The worker of a rank: one row again and again, and what is taken from it or put back between programs.
+//! The worker of a rank: runs its row repeatedly, and takes state from it or restores it between
+//! programs.
 
 pub(crate) mod evaluate;
 pub(crate) mod replicas;

@@ -1,4 +1,4 @@
-//! Whether the replicas of every tensor still are equal.
+//! Checks that the replicas of every tensor are still equal.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -14,15 +14,15 @@ use crate::engine::state::rank_state::StageOn;
 use crate::fault::{Class, Fault};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
-    /// Compares the weights of all replicas by their hashes; all ranks call it at the same time. Moments
-    /// need no look: where they differ, so do weights after the next update.
+    /// Compares the weights of all replicas by their hashes. All ranks must call it at the same
+    /// time. Moments are not compared: if they differ, so do weights after the next update.
     ///
     /// # Errors
     /// [`Class::Mismatch`] names the first tensor that differs, and two ranks that hold it.
     pub fn check_replicas(&mut self) -> Result<(), Fault> {
         let (began, job, mut mine) = (Instant::now(), self.state.job, Fields::new());
         if job.width == 1 && job.program.buckets().iter().all(|b| b.members.len() == 1) {
-            return Ok(()); // there are none
+            return Ok(()); // no replicas
         }
         for held in self.state.stages.iter() {
             for (param, weight) in held.stage.params().iter().zip(held.weights.iter()) {
@@ -63,7 +63,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         Ok(())
     }
 
-    /// The BLAKE3 of a tensor, which it reads back from the device.
+    /// Returns the BLAKE3 hash of a tensor, after downloading it.
     pub(crate) fn hash(&self, tensor: &D::Tensor) -> Result<String, Fault> {
         let words = self.copy(tensor, Elements::default())?.words;
         let bytes: Vec<u8> = words.into_iter().flat_map(f32::to_le_bytes).collect();

@@ -1,7 +1,7 @@
-//! The state of a training on the host: taken between two programs, put back before the first.
+//! The state of a training on the host: taken between two programs, and restored before the first.
 //!
-//! A state is keyed by the names of tensors, so whatever D, W or schedule it was taken under, it can be put
-//! back under any other.
+//! A state is keyed by the names of tensors. It can therefore be restored with another D, W or
+//! schedule than it was taken with.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,18 +17,18 @@ use crate::engine::{WindowHistory, Worker};
 use crate::fault::{Class, Fault};
 use crate::stage::Param;
 
-/// A tensor of the model and what the optimizer keeps of it, in the device's own types.
+/// A tensor of the model and its optimizer state, in the device's own types.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Snapshot {
     /// Name and shape.
     pub param: Param,
     /// Its weights.
     pub weights: Elements,
-    /// What the optimizer keeps of it.
+    /// Its optimizer state.
     pub state: Vec<StateTensor>,
 }
 
-/// What an optimizer keeps of a tensor under one name.
+/// One tensor of a parameter's optimizer state.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StateTensor {
     /// Its name.
@@ -39,19 +39,19 @@ pub struct StateTensor {
     pub elements: Elements,
 }
 
-/// What a training has counted since its start.
+/// Counts of a training since its start.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counts {
     /// Updates of every weight.
     pub updates: u64,
-    /// Steps whose gradient was thrown away.
+    /// Steps with a discarded gradient.
     pub skipped: u64,
-    /// How windows without a border went.
+    /// The history of windows without a border.
     pub windows: WindowHistory,
 }
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
-    /// So far.
+    /// The counts so far.
     pub fn counts(&self) -> Counts {
         Counts {
             updates: self.state.steps.n_updates,
@@ -60,14 +60,15 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         }
     }
 
-    /// Steps that made no update, the last ones in a row; the same on all ranks.
+    /// Number of consecutive steps without an update, up to the last one; the same on all ranks.
     pub fn n_skipped_in_a_row(&self) -> u64 {
         self.state.sync.n_skipped_in_a_row()
     }
 
-    /// The tensors of which this rank is the first replica, or which it alone updates, so that all ranks
-    /// together give each tensor once, with the optimizer's state. They take the memory of `spent`, an earlier
-    /// snapshot of this rank: fresh memory costs more than what is copied into it.
+    /// Returns the tensors of which this rank is the first replica, or the only one that updates
+    /// them, with their optimizer state. All ranks together return each tensor once. The result
+    /// reuses the memory of `spent`, an earlier snapshot of this rank, since fresh memory costs
+    /// more than the copies into it.
     pub fn snapshot(&mut self, spent: Vec<Snapshot>) -> Result<Vec<Snapshot>, Fault> {
         let start = Instant::now();
         let mut spent = spent.into_iter();
@@ -102,8 +103,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         taken
     }
 
-    /// The weights of the whole model, on rank 0: each tensor once, with its stage and the index of its
-    /// parameter. Other ranks get none. All ranks call it after the same `step`.
+    /// Returns the weights of the whole model on rank 0: each tensor once, with its stage and the
+    /// index of its parameter. Other ranks get none. All ranks must call it after the same `step`.
     pub fn gather_weights(
         &mut self,
         step: u64,
@@ -133,8 +134,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         Ok(all)
     }
 
-    /// Puts a state back, on every rank before its first run: `tensor` gives each tensor that is asked for. The
-    /// next run must begin at the step that followed.
+    /// Restores a state, on every rank before its first run. `tensor` returns each requested
+    /// tensor. The next run must begin at the step after the state was taken.
     pub fn restore(
         &mut self,
         counts: Counts,
@@ -189,7 +190,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         mine.flat_map(|(_, tensors)| tensors.iter().filter_map(|places| places.first().copied()))
     }
 
-    /// A tensor's elements, in the memory of others.
+    /// Downloads a tensor's elements, reusing the memory of `others`.
     pub(crate) fn copy(&self, tensor: &D::Tensor, others: Elements) -> Result<Elements, Fault> {
         let (device, mut words) = (&self.state.device, others.words);
         words.clear();
@@ -199,7 +200,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     }
 }
 
-/// Stages and indices, as one rank sent them.
+/// Decodes stages and indices, as sent by one rank.
 fn places(list: &[u8]) -> impl Iterator<Item = (StageId, usize)> + '_ {
     let (words, _) = list.as_chunks();
     let (pairs, _) = words.as_chunks();

@@ -1,9 +1,10 @@
 //! Validation of windows without a border between steps.
 //!
-//! A stage is updated there before the norm of all gradients is known, as if nothing had to be clipped and all were finite.
-//! At the end of the window all ranks know whether that was so. If not, each goes back to the weights and the optimizer's
-//! state from before the window, and trains its steps again, one by one, with a border. So weights, losses and norms are
-//! always those of steps with a border. (After the post-validation of Zero Bubble Pipeline Parallelism, ICLR 2024,
+//! In such a window a stage is updated before the norm of all gradients is known, as if nothing had
+//! to be clipped and all were finite. At the end of the window all ranks know whether that was so.
+//! If not, each goes back to the weights and optimizer state from before the window, and trains its
+//! steps again, one by one, with a border. Weights, losses and norms are therefore always those of
+//! steps with a border. (After the post-validation of Zero Bubble Pipeline Parallelism, ICLR 2024,
 //! section 4, which validates each step and rolls one update back.)
 
 use std::sync::Arc;
@@ -18,17 +19,18 @@ use crate::engine::state::held_stage::{Held, copy};
 use crate::engine::state::rank_state::StageOn;
 use crate::fault::Fault;
 
-/// How far below the limit a norm is that is surely not clipped: sums in another order round otherwise.
+/// Fraction of the limit below which a norm is surely not clipped: sums in another order are
+/// rounded differently.
 const SURELY: f64 = 1.0 - 1e-9;
 
-/// What updates of a stage overwrite.
+/// The tensors of a stage that updates overwrite.
 struct Overwritten<T> {
     weights: Vec<T>,
     state: Vec<Option<Vec<T>>>,
 }
 
-/// Makes the report of a step that was trained again one of both passes: time and idle time are of the two together, and
-/// bytes are of the higher peak.
+/// Combines the report of a repeated step with that of the lost pass: time and idle time are those
+/// of both passes, and bytes are those of the higher peak.
 fn add_lost(report: &mut StepReport, lost: &StepReport) {
     let (again, both) = (report.step_s, report.step_s + lost.step_s);
     for (load, lost_load) in report.ranks.iter_mut().zip(&lost.ranks) {
@@ -42,7 +44,8 @@ fn add_lost(report: &mut StepReport, lost: &StepReport) {
 }
 
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
-    /// Trains a window from the step `first`, and again by the program of its steps with a border if an update was wrong.
+    /// Trains a window from step `first`. If an update was wrong, trains its steps again by the
+    /// program with a border.
     pub(crate) fn run_validated(
         &mut self,
         first: u64,
@@ -68,7 +71,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         (self.next, self.state.steps.n_updates) = (next, n_updates);
         self.validation.wrong();
         let mut reports = self.run_bordered(first, bordered)?;
-        // What the window took is theirs.
+        // The time of the window is added to that of the repeated steps.
         reports.iter_mut().zip(&window).for_each(|(report, lost)| add_lost(report, lost));
         Ok(reports)
     }
@@ -102,19 +105,20 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(reports)
     }
 
-    /// What this rank did in each step of the last run, where that was a window that was trained step by step with a
-    /// border, of which the [timeline](Worker::timeline) has the last step alone. Empty after any other run.
+    /// What this rank did in each step of the last run, if that was a window trained step by step
+    /// with a border; empty after any other run. The [timeline](Worker::timeline) then has only the
+    /// last step.
     pub fn bordered_steps(&self) -> &[StepTimeline] {
         &self.bordered_steps
     }
 
-    /// Whether a step's gradient was not to be clipped.
+    /// Returns true if a step's gradient needed no clipping.
     fn is_unclipped(&self, report: &StepReport) -> bool {
         let clip = self.state.job.training.clip;
         clip.is_none_or(|clip| report.grad_norm <= SURELY * clip)
     }
 
-    /// Copies of all that the updates of a window overwrite.
+    /// Copies everything that the updates of a window overwrite.
     fn overwritten(&self) -> Result<Vec<Overwritten<D::Tensor>>> {
         let device = &self.state.device;
         let copies = |all: &[S::Tensor]| all.iter().map(|t| copy(device, t)).collect::<Result<_>>();

@@ -1,4 +1,4 @@
-//! One rank's row, again and again.
+//! The worker of one rank, which runs its row repeatedly.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,52 +33,52 @@ use crate::engine::sync::validation::WindowHistory;
 use crate::fault::{Class, Fault};
 use crate::stage::{Param, Stage};
 
-/// What all ranks know after a step; the same bits on every rank.
+/// The report of a step, with the same bits on every rank.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StepReport {
     /// Number of the step, from 0.
     pub step: u64,
     /// Mean loss over all targets of the global batch, in nats, before the update.
     pub loss: f64,
-    /// Whether any target of the global batch counts. If none does, there is no loss, and `loss` is 0.
+    /// Whether any target of the global batch counts. If none does, there is no loss, and `loss` is
+    /// 0.
     pub has_targets: bool,
-    /// Norm of the whole model's gradient before clipping; the root of the mean square where a step has
-    /// several updates.
+    /// Norm of the whole model's gradient before clipping. If a step has several updates, the root
+    /// of the mean square.
     pub grad_norm: f64,
     /// Learning rate of the update.
     pub lr: f64,
-    /// Seconds since the last agreement, on the slowest rank; shared out evenly among the steps of a
-    /// window.
+    /// Seconds since the last step sync, on the slowest rank. The time of a window is divided
+    /// evenly among its steps.
     pub step_s: f64,
-    /// Of these, the seconds for which training stood still while the state was copied to the host, on the
-    /// slowest rank.
+    /// Seconds of these in which training stood still while the state was copied to the host, on
+    /// the slowest rank.
     pub copy_s: f64,
-    /// What it was to each rank.
+    /// Load of each rank in the step.
     pub ranks: Vec<Load>,
-    /// Mean loss over the targets of samples kept for validation, after the update, in nats; where one was
-    /// asked for.
+    /// Mean loss over the targets of validation samples, after the update, in nats, if requested.
     pub validation_loss: Option<f64>,
-    /// Why its gradient was thrown away, if it was.
+    /// Why the step's gradient was discarded, if it was.
     pub skipped: Option<String>,
-    /// Steps whose gradient was, so far.
+    /// Number of steps so far with a discarded gradient.
     pub n_skipped: u64,
-    /// Whether it was trained with a border, though the program is a window without.
+    /// Whether the step was trained with a border, although the program is a window without.
     pub is_bordered: bool,
-    /// Windows without a border that were trained again with one, so far.
+    /// Number of windows without a border so far that were trained again with one.
     pub n_repeated: u64,
     /// Deaths of ranks that the training has survived.
     pub recoveries: Recoveries,
-    /// Whether some rank was asked to stop: this is the last step of all.
+    /// Whether some rank was asked to stop; this is then the last step.
     pub stop: bool,
 }
 
 impl StepReport {
-    /// Idle time over time times ranks.
+    /// Fraction of all ranks' time that was idle.
     pub fn bubble_ratio(&self) -> f64 {
         self.ranks.iter().map(|rank| rank.bubble_ratio).sum::<f64>() / self.ranks.len() as f64
     }
 
-    /// Bytes over all ranks.
+    /// Total bytes of all ranks.
     pub fn bytes(&self) -> u64 {
         self.ranks.iter().map(|rank| rank.bytes).sum()
     }
@@ -88,9 +88,9 @@ impl StepReport {
 pub struct Worker<'j, S: Stage, D, C> {
     pub(crate) state: State<'j, S, D, C>,
     pub(crate) me: WorkerId,
-    /// The step to be trained next, if this rank has the weights for it.
+    /// The step to train next, if this rank has the weights for it.
     pub(crate) next: Option<u64>,
-    /// Settings that are compared with those of the others where they meet again.
+    /// Settings to compare with those of other ranks in recoveries.
     pub(crate) fields: Fields,
     pub(crate) validation: WindowHistory,
     /// The timelines of the steps of the last window, if it was trained step by step.
@@ -98,11 +98,12 @@ pub struct Worker<'j, S: Stage, D, C> {
 }
 
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
-    /// Makes the rank that `comm` is, with initial weights. `stage` makes the stages it holds.
+    /// Makes the worker for the rank of `comm`, with initial weights. `stage` makes the stages that
+    /// the rank holds.
     ///
     /// # Errors
-    /// If parts of the job do not agree, if `stage` fails, if a stage cannot do what the program asks of it, or if the
-    /// device has no memory for the weights.
+    /// If parts of the job do not fit each other, if `stage` fails, if a stage lacks an ability
+    /// that the program needs, or if the device has no memory for the weights.
     pub fn new(
         job: Job<'j, S::Item>,
         device: D,
@@ -151,11 +152,13 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(Worker::rejoin(job, comm, kept))
     }
 
-    /// Trains the steps of the program, `first` and those that follow it: one, or those of a window. Returns no report
-    /// where a rank was asked to stop before or, where the step can be discarded, in it: then the weights are
-    /// those of the step before on every rank, and this worker trains no more.
+    /// Trains the steps of the program from `first` on: one step, or those of a window. Returns no
+    /// report if a rank was asked to stop before it or, if the step can be discarded, during it.
+    /// The weights are then those of the previous step on every rank, and this worker trains no
+    /// more.
     ///
-    /// Where updates of a window without a border should have waited, it trains the window's steps again, one by one.
+    /// If updates of a window without a border should have waited, trains the window's steps again,
+    /// one by one.
     pub fn run(&mut self, first: u64) -> Result<Vec<StepReport>, Fault> {
         self.bordered_steps.clear();
         self.state.timing.begin_run(first);
@@ -167,8 +170,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         ran
     }
 
-    /// Whether kernels of the runs that come are timed, for the [`timeline`](Worker::timeline), which takes some time of
-    /// its own. A device that does not tell their times has none.
+    /// Turns timing of kernels on or off, for the [`timeline`](Worker::timeline) of later runs.
+    /// Timing has some overhead. Devices that cannot time kernels report none.
     pub fn time_kernels(&mut self, is_on: bool) {
         self.state.timing.time_kernels(is_on);
     }
@@ -197,17 +200,18 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         reports
     }
 
-    /// The program that it runs.
+    /// The current program.
     pub fn program(&self) -> &'j Program {
         self.state.job.program
     }
 
-    /// Whether the last step that was begun has been discarded.
+    /// Returns true if the last step that was begun has been discarded.
     pub fn has_discarded(&self) -> bool {
         self.state.sync.is_discarded()
     }
 
-    /// Runs the row of this worker; whether to its end, which it does not come to where the step is discarded.
+    /// Runs the row of this worker. Returns false if the step was discarded before the end of the
+    /// row.
     fn run_row(&mut self, first: u64) -> Result<bool, Fault> {
         let Worker { state, me, .. } = self;
         let program = state.job.program;
@@ -224,7 +228,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             match row.advance(instrs, program.rules(), &mut InRanges(state)) {
                 Ok(Advance::Ended) => return Ok(true),
                 Ok(Advance::Ran(_)) => state.steps.waited = Waited::default(),
-                // A wait ends before its time only if the step is discarded, or if there are moves to look after.
+                // A wait returns early only if the step is discarded, or if there are moves to look
+                // after.
                 Ok(Advance::Blocked) => {
                     let next_move = instrs.get(row.position_on(Lane::Moves)).copied();
                     state.look_again(instrs[row.tried()], next_move)?;
@@ -238,7 +243,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(false)
     }
 
-    /// Goes on with another program of the same placement.
+    /// Switches to another program of the same placement.
     pub fn set_program(&mut self, program: &'j Program) -> Result<(), Fault> {
         let State { job, comm, turns, .. } = &mut self.state;
         let next = Job { program, ..*job };
@@ -260,8 +265,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(())
     }
 
-    /// Puts other weights in the place of the initial ones: `values` gives those of a parameter, row-major. All
-    /// ranks must be given the same.
+    /// Replaces the initial weights: `values` returns those of a parameter, row-major. All ranks
+    /// must get the same.
     pub fn set_weights(
         &mut self,
         values: impl Fn(&Param) -> Result<Vec<f32>, Fault>,
@@ -278,8 +283,9 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(())
     }
 
-    /// Gives `bytes` to every rank and returns those of all, by rank: between two runs, on all ranks in the same
-    /// order. `what` says what for. The time that it takes belongs to no step.
+    /// Sends `bytes` to every rank and returns those of all ranks, indexed by rank. Call it between
+    /// two runs, on all ranks in the same order. `what` names the purpose, for errors. Its time
+    /// counts for no step.
     pub fn all_gather(&mut self, what: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Fault> {
         let (began, deadline) = (Instant::now(), self.state.deadline());
         let all = all_gather(&mut self.state.comm, bytes, deadline);
@@ -287,9 +293,9 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         self.state.on_wait(what, Need::Other, all)
     }
 
-    /// Start and end of everything the last run did on this rank, when it waited, and its kernels if they were
-    /// [timed](Worker::time_kernels), each in order, in seconds since the job's epoch. Waits for a device that works on its own,
-    /// and gives its times.
+    /// Returns the events of the last run on this rank, its waits, and its kernels if they were
+    /// [timed](Worker::time_kernels). Each list is in order, with times in seconds since the job's
+    /// epoch. Waits for an asynchronous device, and uses its clock.
     pub fn timeline(&mut self) -> Result<(&[Event], &[Wait], &[KernelRun]), Fault> {
         let settled = self.state.timing.settle();
         self.state.on_device("clock", settled)?;
@@ -302,14 +308,14 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         &self.state.timing.recent
     }
 
-    /// The parameters, weights and last summed gradients of a stage this rank holds; the gradients are empty
-    /// where another rank keeps the sum.
+    /// Returns the parameters, weights and last summed gradients of a stage that this rank holds.
+    /// The gradients are empty where another rank keeps the sum.
     pub fn held(&self, stage: StageId) -> Option<(&[Param], &[S::Tensor], &[S::Tensor])> {
         let held = self.state.stages.find(stage)?;
         Some((held.stage.params(), &held.weights, &held.grads))
     }
 
-    /// Clears what the last run left.
+    /// Clears the results of the last run.
     fn begin(&mut self, first: u64) -> Result<(), Fault> {
         let state = &mut self.state;
         state.timing.clear();
@@ -334,7 +340,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             Ok(StepReport {
                 step,
                 loss: totals.loss,
-                // Another loss than 0 says it without the samples being read.
+                // A loss other than 0 implies targets, without reading the samples.
                 has_targets: totals.loss != 0.0 || self.state.n_counted(step)? > 0,
                 grad_norm: totals.grad_norm(),
                 lr: job.training.lr_at(step),

@@ -1,4 +1,5 @@
-//! What a rank keeps when its transport ends, so that it can go on with another one, and with another program.
+//! The state of a rank that outlives its transport, to go on with another transport and possibly
+//! another program.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -22,7 +23,8 @@ use crate::engine::{Job, Training, Worker};
 use crate::fault::{Class, Fault};
 use crate::stage::{Param, Stage};
 
-/// A [`Worker`] without its transport: the weights and the optimizer state of its stages, and how far it has come.
+/// A [`Worker`] without its transport: the weights and optimizer state of its stages, and its
+/// progress.
 pub struct WorkerState<S: Stage, D> {
     pub(crate) group: usize,
     pub(crate) me: WorkerId,
@@ -39,12 +41,12 @@ pub struct WorkerState<S: Stage, D> {
 }
 
 impl<S: Stage, D> WorkerState<S, D> {
-    /// The step to be trained next, if this rank has the weights for it.
+    /// The step to train next, if this rank has the weights for it.
     pub fn next(&self) -> Option<u64> {
         self.next
     }
 
-    /// Parameters and weights of a stage, if the rank holds it.
+    /// Returns the parameters and weights of a stage, if the rank holds it.
     pub fn held(&self, stage: StageId) -> Option<(&[Param], &[S::Tensor])> {
         let held = self.stages.find(stage)?;
         Some((held.stage.params(), &held.weights))
@@ -52,7 +54,7 @@ impl<S: Stage, D> WorkerState<S, D> {
 }
 
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
-    /// Lets go of the transport, and of the step under way.
+    /// Drops the transport and the step in progress.
     pub fn leave(self) -> WorkerState<S, D> {
         let Worker { state, me, next, .. } = self;
         let State {
@@ -89,7 +91,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         }
     }
 
-    /// Goes on with another transport. `job` has the program that the rank had before.
+    /// Goes on with another transport. The program of `job` must be the rank's previous one.
     pub fn rejoin(job: Job<'j, S::Item>, comm: C, kept: WorkerState<S, D>) -> Worker<'j, S, D, C> {
         let WorkerState {
             group,
@@ -105,7 +107,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             mut timing,
             next,
         } = kept;
-        timing.restart(job.epoch); // a rank that takes another's place has no earlier one
+        timing.restart(job.epoch); // a replacement may count from another epoch
         let comm = DeviceComm::new(device.clone(), comm);
         let mut state = State {
             job,
@@ -132,8 +134,9 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Worker { state, me, next, fields, validation, bordered_steps }
     }
 
-    /// Goes on as the rank of another job's program that it is on this transport. Stages that it holds in both keep what
-    /// they have; those that `stage` makes are yet to be given their weights.
+    /// Switches to the program of another job, as the rank that this is on the current transport.
+    /// Stages that the rank holds in both programs keep their state. Stages made by `stage` have
+    /// yet to receive their weights.
     pub(crate) fn change_program(
         &mut self,
         job: Job<'j, S::Item>,
@@ -151,7 +154,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let mut known = std::mem::replace(&mut state.stages, Stages::none()).into_held();
         let Moved { mut gone, lacking } = std::mem::take(&mut state.moved);
         known.append(&mut gone);
-        // A rank that takes another's place has initial weights, until it has been given all that it holds.
+        // A replacement has initial weights until it has received all of its state.
         known.retain(|stage, _| next.is_some() && !lacking.contains(stage));
         let had: BTreeSet<StageId> = known.keys().copied().collect();
         state.stages = Stages::new(&job, &state.device, (rank, worker), stage, &mut known)?;
@@ -159,13 +162,13 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let lacking = holds.filter(|stage| !had.contains(stage)).collect();
         state.moved = Moved { gone: known, lacking };
         state.reductions = reductions(&job, &state.stages);
-        state.steps.summed = None; // stages that come from others have no gradients
+        state.steps.summed = None; // stages that come from other ranks have no gradients
         (state.job, state.group, state.turns, *me) = (job, group, None, worker);
         Ok(())
     }
 }
 
-/// No reductions yet, of the buckets that a rank with these stages has.
+/// Prepares the reductions of the buckets of a rank with these stages; none is started.
 pub(crate) fn reductions<S: Stage>(
     job: &Job<'_, S::Item>,
     stages: &Stages<S>,
