@@ -1,11 +1,14 @@
-//! Copies of what ranks hold in the memory of their neighbours, for what no replica has: a rank that dies takes the only copy
-//! of a stage that is held once, and of its part of a sharded optimizer.
+//! Copies of the state of ranks in the memory of their neighbours, for state without a replica. A
+//! rank that dies takes with it the only copy of a stage that is held once, and of its part of a
+//! sharded optimizer.
 //!
-//! Every so many steps each rank keeps a copy of its weights and optimizer state, and sends one to the next rank. The
-//! messages travel beside the step that follows, and are taken before its sync: so once any rank has the sync of a step, all
-//! have the copies that were made before it. After a death that took something, all go back to the last step of which every
-//! state there is a copy with its holder or with the rank after that, and compute what came after it again, to the same bits. Where
-//! nobody takes a dead rank's place, those who live have another program, and its stages go to the ranks that hold them there.
+//! At a fixed interval of steps, each rank keeps a copy of its weights and optimizer state, and
+//! sends one to the next rank. The messages travel beside the following step, and are received
+//! before its sync. So once any rank has the sync of a step, all have the copies made before it.
+//! After a death that destroyed state, all ranks go back to the last step with a copy of every
+//! state, on its holder or on the next rank, and compute the later steps again, to the same bits.
+//! Without a replacement for the dead rank, the living ranks switch to another program, and its
+//! stages go to the ranks that hold them there.
 
 use std::collections::BTreeMap;
 use std::mem::take;
@@ -25,7 +28,7 @@ use crate::engine::state::shadows::{Shadow, Shadows, Slot};
 use crate::fault::Fault;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
-    /// Everything that this rank holds.
+    /// All tensors that this rank holds.
     pub(crate) fn slots(&self) -> Vec<Slot> {
         let stages = &self.state.stages;
         let of =
@@ -33,7 +36,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         stages.ids().flat_map(of).collect()
     }
 
-    /// Begins to keep copies among these ranks, with those of where all stand now.
+    /// Begins to keep copies among these ranks, starting with copies of the current state.
     pub(crate) fn begin_shadows(&mut self, all: &[Standing], step: u64) -> Result<(), Fault> {
         if self.state.job.training.shadow_every == 0 {
             return Ok(());
@@ -44,7 +47,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         }
         let me = self.state.comm.rank();
         let before = neighbour(me, all.len() - 1, all.len());
-        // Where the program has changed, ranks hold other stages than when they met.
+        // If the program has changed, ranks hold other stages than when they met.
         let own = self.written(&self.slots())?;
         let slots = self.all_gather("recovery", &own)?;
         let slots = serde_json::from_slice(&slots[before.index()]);
@@ -59,14 +62,15 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         shadows.other = slots;
         self.cast_shadow(step)?;
         self.state.take_shadow()?;
-        // Nobody trains, and dies, before all have them.
+        // No rank may train on, and possibly die, before all have their copies.
         self.all_gather("recovery", &[])?;
-        // Older ones may be of stages that this rank holds no more.
+        // Older copies may be of stages that this rank no longer holds.
         self.state.shadows.kept.retain(|shadow| shadow.step == step);
         Ok(())
     }
 
-    /// Behind a step that all ranks have the sync of: lets go of older copies, and makes those that are due.
+    /// Called after a step that all ranks have the sync of. Drops older copies, and makes new ones
+    /// if they are due.
     pub(crate) fn shadow(&mut self, next: u64) -> Result<(), Fault> {
         let every = self.state.job.training.shadow_every;
         let shadows = &mut self.state.shadows;
@@ -78,7 +82,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         if next.is_multiple_of(every) { self.cast_shadow(next) } else { Ok(()) }
     }
 
-    /// Copies what this rank holds, and sends it to the next one.
+    /// Copies the state of this rank, and sends it to the next one.
     fn cast_shadow(&mut self, step: u64) -> Result<(), Fault> {
         let committed = self.committed();
         let slots = self.slots();
@@ -96,7 +100,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             state.on_wire(tag, sent)?;
         }
         let shadows = &mut state.shadows;
-        // One of the same step is of the same bits; the other rank's stays until it comes again.
+        // An earlier copy of the same step has the same bits; the other rank's copy is kept until a
+        // new one arrives.
         let known = shadows.kept.iter().position(|shadow| shadow.step == step);
         let other = known.map(|known| shadows.kept.remove(known).other).unwrap_or_default();
         shadows.kept.push(Shadow { step, committed, own, other });
@@ -104,10 +109,11 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         Ok(())
     }
 
-    /// Goes back to a step. Returns where all stand then, and who has copies of stages that nobody else may have.
+    /// Goes back to a step. Returns the standings of all ranks there, and the ranks that have
+    /// copies of stages that no living rank may hold.
     ///
-    /// The part of a sharded optimizer that a dead rank had goes back to who takes its place. Stages go to whoever is to hold
-    /// them once all have the program of those who live.
+    /// The part of a sharded optimizer that a dead rank had goes back to its replacement. Stages go
+    /// to the ranks that are to hold them once all have the program of the living ranks.
     pub(crate) fn go_back(
         &mut self,
         copies: Copies,
@@ -128,7 +134,8 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         if is_sharded && all[before.index()].next.is_none() {
             self.give_shadow(step, before)?;
         }
-        // From here on this rank holds what it says, whoever dies meanwhile.
+        // From here on this rank has the state that its standing declares, even if another rank
+        // dies meanwhile.
         self.next = all[me.index()].next;
         if self.next.is_some() {
             self.restore_shadow(step)?;
@@ -142,7 +149,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         Ok((all, keepers))
     }
 
-    /// Takes what this rank kept at a step.
+    /// Restores the copy that this rank kept of its own state at a step.
     fn restore_shadow(&mut self, step: u64) -> Result<(), Fault> {
         let state = &mut self.state;
         let Some(at) = state.shadows.kept.iter().position(|shadow| shadow.step == step) else {
@@ -156,21 +163,21 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             let held = gone.unwrap_or_else(|| state.stages.held_mut(*stage));
             held.put(*tensor, *kept, value);
         }
-        // What this rank has been given since is of a later step.
+        // Stages that this rank has received since then belong to a later step.
         let is_own = |stage: &StageId| own.keys().any(|(of, ..)| of == stage);
         state.moved.gone.retain(|stage, _| is_own(stage));
         state.moved.lacking = state.stages.ids().filter(|stage| !is_own(stage)).collect();
         let Shadow { own: place, committed, .. } = &mut state.shadows.kept[at];
         *place = own;
         let committed = committed.clone();
-        // Gradients that are here are of what was held before.
+        // The present gradients belong to the previous state.
         (state.steps.n_updates, state.steps.summed) = (committed.n_updates, None);
         state.steps.is_within_update = false;
         let me = state.comm.rank();
         self.resume_from(committed, me)
     }
 
-    /// Gives a rank the copy of its own that this one has.
+    /// Sends a rank this rank's copy of its state.
     fn give_shadow(&mut self, step: u64, to: Rank) -> Result<(), Fault> {
         let state = &mut self.state;
         let Some(shadow) = state.shadows.of(step) else { return Ok(()) };
@@ -184,7 +191,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         Ok(())
     }
 
-    /// Gives a rank the copies of a stage that nobody has.
+    /// Sends a rank this rank's copies of a stage that no living rank holds.
     pub(crate) fn give_copy(&mut self, stage: StageId, to: Rank, step: u64) -> Result<(), Fault> {
         let state = &mut self.state;
         let Some(shadow) = state.shadows.of(step) else { return Ok(()) };
@@ -200,7 +207,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         Ok(())
     }
 
-    /// Takes the copy of its own that another rank has.
+    /// Receives the copy of this rank's state from another rank.
     fn take_shadow_back(&mut self, step: u64, from: Rank) -> Result<(), Fault> {
         for slot @ (stage, tensor, kept) in self.slots() {
             let state = &mut self.state;
@@ -219,7 +226,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
 }
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    /// Takes the copy of the rank before this one, if one is on its way.
+    /// Receives the copy of the previous rank's state, if one is on its way.
     pub(crate) fn take_shadow(&mut self) -> Result<(), Fault> {
         let Some(step) = self.shadows.awaited.take() else { return Ok(()) };
         let from = neighbour(self.comm.rank(), self.shadows.n_ranks - 1, self.shadows.n_ranks);
@@ -235,7 +242,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
     }
 }
 
-/// The rank so many behind `rank`, round and round.
+/// The rank `by` places after `rank`, cyclically.
 fn neighbour(rank: Rank, by: usize, n_ranks: usize) -> Rank {
     Rank(((rank.index() + by) % n_ranks) as u32)
 }

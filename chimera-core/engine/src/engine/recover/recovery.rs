@@ -1,10 +1,10 @@
-//! Going on after a rank has died: all come to the same step, and who takes the dead one's place gets its state from the
-//! replicas of what it held.
+//! Recovery after a rank has died: all ranks come to the same step, and the replacement gets its
+//! state from the replicas of what the dead rank held.
 //!
-//! The step sync is the commit point. With the barrier no rank changes a weight before its sync is done, and it is done
-//! on one only after every rank has all its sums. So if any rank that lives has the sync of a step, all of them can make
-//! their updates from its records; if none has, nobody has changed a weight, and the step is computed again, to the same
-//! bits.
+//! The step sync is the commit point. With the barrier, no rank changes a weight before its sync is
+//! done, and a sync is done only after every rank has all its sums. If any living rank has the sync
+//! of a step, all of them can make their updates from its records. If none has, no weight has
+//! changed, and the step is computed again, to the same bits.
 
 use std::collections::BTreeMap;
 
@@ -29,28 +29,29 @@ use crate::engine::sync::agreement::Agreed;
 use crate::engine::{Job, StepReport, Training, Worker};
 use crate::fault::{Class, Fault};
 
-/// Where all ranks stand after a recovery.
+/// The result of a recovery, common to all ranks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Recovered {
-    /// The step to be trained next, on every rank.
+    /// The step to train next, on every rank.
     pub next: u64,
-    /// Ranks that took the place of dead ones.
+    /// Ranks that replaced dead ones.
     pub replaced: Vec<Rank>,
-    /// What the last committed step came to, whether this rank or a dead one has reported it or not.
+    /// The report of the last committed step, even if this rank or a dead one has already reported
+    /// it.
     pub last: Option<StepReport>,
 }
 
-/// Where each rank stood when all met, and the step that those with a state have come to since.
+/// The standings of all ranks when they met, and the step that those with state have reached since.
 struct Settled {
     all: Vec<Standing>,
-    /// Ranks that had no state.
+    /// Ranks without state.
     replaced: Vec<Rank>,
     target: u64,
-    /// Ranks that have copies of stages which nobody who lives holds.
+    /// Ranks that have copies of stages that no living rank holds.
     keepers: BTreeMap<StageId, Rank>,
 }
 
-/// Why a dead rank of a training cannot be replaced from replicas, if it cannot.
+/// Returns why dead ranks of a training cannot be replaced from replicas; `None` if they can.
 pub fn unsurvivable(program: &Program, training: &Training) -> Option<String> {
     let why = if program.window().update() != Update::Flush {
         "its stages are updated on their own: choose a synchronous schedule, and border step"
@@ -67,21 +68,23 @@ pub fn unsurvivable(program: &Program, training: &Training) -> Option<String> {
 }
 
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
-    /// Makes every wait of every rank end for this cause.
+    /// Ends every wait of every rank with this cause.
     pub fn abort(&mut self, cause: &Fault) {
         self.state.comm.abort(cause);
     }
 
-    /// Brings all ranks to one step, on a transport on which nothing is under way, and goes on with the program of `job`: the
-    /// one that this rank had, [that of fewer ranks](chimera_schedule::lower::narrow()), or that of all again. All ranks call it. `start`
-    /// is the step that the training begins with, for a rank that has the weights for it; `None` for one that takes a dead
-    /// rank's place. `stage` makes the stages that this rank has not held before.
+    /// Brings all ranks to one step, on a fresh transport, and goes on with the program of `job`:
+    /// this rank's previous one, [that of fewer ranks](chimera_schedule::lower::narrow()), or that
+    /// of all ranks again. All ranks must call it. `start` is the first step of the training, for a
+    /// rank that has the weights for it; `None` for a replacement of a dead rank. `stage` makes the
+    /// stages that this rank has not held before.
     ///
     /// # Errors
-    /// The [death](Fault::is_death) of a rank meanwhile, after which all may try again. [`Class::PeerLost`] names the stages of
-    /// which no holder lives, which is final. [`Class::Mismatch`] if replicas differ, or settings that
-    /// [are compared](Worker::compare_in_recoveries). Besides, if parts of the job do not agree, if `stage` fails, or if a stage
-    /// cannot do what the program asks of it.
+    /// The [death](Fault::is_death) of a rank meanwhile, after which all may try again.
+    /// [`Class::PeerLost`] names the stages without a living holder, and is final.
+    /// [`Class::Mismatch`] if replicas differ, or settings that [are
+    /// compared](Worker::compare_in_recoveries). Also, if parts of the job do not fit each other,
+    /// if `stage` fails, or if a stage lacks an ability that the program needs.
     pub fn recover_with(
         &mut self,
         job: Job<'j, S::Item>,
@@ -93,7 +96,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         self.complete(settled)
     }
 
-    /// Brings all ranks that have a state to the same step.
+    /// Brings all ranks with state to the same step.
     fn settle(&mut self, start: Option<u64>) -> Result<Settled, Fault> {
         let Job { program, training, .. } = self.state.job;
         if let Some(why) = unsurvivable(program, training) {
@@ -123,13 +126,13 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             }
         };
         if self.next.is_none() {
-            self.state.shadows = Shadows::default(); // of a state that nobody goes on from
+            self.state.shadows = Shadows::default(); // copies of a state that no rank goes on from
         }
         self.commit(&all, target)?;
         Ok(Settled { all, replaced, target, keepers })
     }
 
-    /// Gives every rank what it lacks.
+    /// Sends every rank the state that it lacks.
     fn complete(&mut self, settled: Settled) -> Result<Recovered, Fault> {
         if self.give_stages(&settled)? {
             self.all_gather("recovery", &[])?;
@@ -145,12 +148,13 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         };
         self.state.recoveries.count(&all, &replaced);
         self.begin_shadows(&all, target)?;
-        self.state.moved = Moved::default(); // until there are copies, who held a stage before may have to give it again
+        self.state.moved = Moved::default(); // until there are copies, an old holder may have to send again
         self.state.timing.since = Since::now();
         Ok(Recovered { next: target, replaced, last })
     }
 
-    /// Where each rank stands, if all train the same; this one has been without the others for `away_s`, if it was in training before.
+    /// Gathers the standings of all ranks, and checks that all train the same. This rank has been
+    /// without the others for `away_s` seconds, if it was in training before.
     fn standings(&mut self, away_s: Option<f64>) -> Result<Vec<Standing>, Fault> {
         let Recoveries { n, lost_s, .. } = self.state.recoveries;
         let (stages, moved) = (&self.state.stages, &self.state.moved);
@@ -189,8 +193,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         serde_json::to_vec(what).map_err(|e| Fault::new(Class::Internal, me, e.to_string()))
     }
 
-    /// Lets ranks that lack the sync of the last committed step have it, and make its updates. Those with a state can reach
-    /// the step after it.
+    /// Sends the sync of the last committed step to the ranks that lack it, which then make its
+    /// updates. Every rank with state can reach the step after it.
     fn commit(&mut self, all: &[Standing], target: u64) -> Result<(), Fault> {
         let me = self.state.comm.rank();
         let Some(witness) = ranks_where(all, |of| of.next == Some(target)).first().copied() else {
@@ -226,7 +230,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(())
     }
 
-    /// Takes what ranks had agreed on, as `from` says.
+    /// Adopts what the ranks had agreed on, as reported by `from`.
     pub(crate) fn resume_from(&mut self, committed: Committed, from: Rank) -> Result<(), Fault> {
         let agreed = if committed.records.is_empty() {
             None
@@ -250,7 +254,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         }
     }
 
-    /// Makes the updates of the step whose sums this rank has.
+    /// Makes the updates of the step with sums that this rank has.
     fn update(&mut self) -> Result<(), Fault> {
         let Worker { state, me, .. } = self;
         let row = &state.job.program.rows()[me.index()];
@@ -262,8 +266,9 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(())
     }
 
-    /// Gives each rank the weights and the optimizer's state of the stages that it lacks, each from the first of its
-    /// replicas that has it, else from whoever has it still, or has a copy; whether there was anything to give.
+    /// Sends each rank the weights and optimizer state of the stages that it lacks. The sender is
+    /// the first replica that has the stage, otherwise a rank that still has it or keeps a copy.
+    /// Returns true if anything had to be sent.
     fn give_stages(&mut self, settled: &Settled) -> Result<bool, Fault> {
         let Settled { all, target, keepers, .. } = settled;
         let Job { program, width, .. } = self.state.job;
@@ -298,7 +303,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         let held = gone.unwrap_or_else(|| state.stages.held(stage));
         for (tensor, slot) in held.slots() {
             let tag = replica(step, (stage, tensor, slot));
-            // The receiver updates what it gets in place.
+            // The receiver updates the tensors in place.
             let Some(value) = held.value(tensor, slot).map(|value| copy(&state.device, value))
             else {
                 continue;
@@ -325,7 +330,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(())
     }
 
-    /// That some stages are nowhere any more.
+    /// The fault for stages that no living rank holds.
     fn nothing_left(&self, replaced: &[Rank], lost: &[StageId]) -> Fault {
         let list = |all: Vec<String>, none: &str| match all.as_slice() {
             [] => none.to_string(),
@@ -339,7 +344,8 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Fault::new(Class::PeerLost, self.state.comm.rank(), message)
     }
 
-    /// That ranks chose a step of which they lack a stage, which the [choice](ResumePoint::newest) rules out.
+    /// The fault for a chosen step with a stage that no rank has, which the
+    /// [choice](ResumePoint::newest) rules out.
     fn nobody_has(&self, stage: StageId, step: u64) -> Fault {
         let message = format!(
             "no rank has {stage} of step {step}, from which all were to go on: an error of the recovery. Start again from the \
@@ -355,7 +361,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     }
 }
 
-/// A tensor of which there are replicas, or copies.
+/// The tag of a tensor that has replicas or copies.
 pub(crate) fn replica(step: u64, (stage, tensor, slot): Slot) -> Tag {
     Tag::new(step, Payload::Replica { stage, tensor: tensor as u32, slot: slot as u32 })
 }

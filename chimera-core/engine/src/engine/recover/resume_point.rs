@@ -1,9 +1,11 @@
-//! The step from which a recovery goes on, and whose state it takes: what all ranks conclude from where each of them stands.
+//! The step from which a recovery goes on, and the source of its state, as concluded by all ranks
+//! from their standings.
 //!
-//! A rank may die while others recover from the death of another one. Then some may have gone back to copies already, while
-//! others have not heard of it yet. So ranks that meet may stand at different steps, and what they hold is of use only
-//! together with what others hold of the same step. Between two meetings state is lost, but none is made: who meets again
-//! finds no newer step whole than the ranks before them did, so that what some began all end.
+//! A rank may die while others recover from an earlier death. Some ranks may then have gone back to
+//! copies already, while others do not know of it yet. So ranks that meet may be at different
+//! steps, and their state is of use only together with the state of others at the same step.
+//! Between two meetings state is lost, but none is made. Ranks that meet again therefore find no
+//! newer complete step than the ranks before them, and so complete what some of those began.
 
 use std::collections::BTreeSet;
 
@@ -12,16 +14,16 @@ use chimera_schedule::ids::StageId;
 use crate::engine::state::recoveries::Standing;
 use crate::engine::state::shadows::{CopiedStages, Ring};
 
-/// What a recovery goes on from.
+/// The state from which a recovery goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ResumePoint {
-    /// What ranks hold that stand at a step, or can make the updates that lead there.
+    /// The state held by ranks that are at a step, or can make the updates that lead to it.
     Held(u64),
     /// Copies of an earlier step.
     Copied(Copies),
 }
 
-/// Copies of a step, among so many ranks.
+/// Copies of a step, among `n_ranks` ranks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Copies {
     pub(crate) step: u64,
@@ -29,8 +31,9 @@ pub(crate) struct Copies {
 }
 
 impl ResumePoint {
-    /// The newest step of which ranks that live have everything; `None` if there is none. Of a sharded optimizer each rank has
-    /// a part of its own, and gives others what it has updated: none makes an update by itself.
+    /// Returns the newest step that living ranks have the complete state of; `None` if there is
+    /// none. With a sharded optimizer, each rank has a part of its own and sends what it has
+    /// updated to the others, so none can make an update by itself.
     pub(crate) fn newest(
         all: &[Standing],
         stages: &[StageId],
@@ -60,7 +63,7 @@ impl ResumePoint {
     }
 }
 
-/// The stages that no rank holds which can reach this step.
+/// The stages that are not held by any rank that can reach this step.
 pub(crate) fn lost_at(all: &[Standing], stages: &[StageId], step: u64) -> Vec<StageId> {
     let reach = all.iter().filter(|of| of.can_reach(step));
     let held: BTreeSet<&StageId> = reach.flat_map(|of| &of.has).collect();
@@ -68,13 +71,14 @@ pub(crate) fn lost_at(all: &[Standing], stages: &[StageId], step: u64) -> Vec<St
 }
 
 impl Copies {
-    /// The place among them of a rank that has its own, and what it has.
+    /// The place of a rank in the ring of these copies, and the stages it has; `None` if it has
+    /// none of these copies.
     pub(crate) fn of(self, standing: &Standing) -> Option<(&Ring, &CopiedStages)> {
         let ring = standing.ring.as_ref().filter(|ring| ring.n_ranks == self.n_ranks)?;
         Some((ring, standing.shadows.iter().find(|of| of.step == self.step)?))
     }
 
-    /// Whether those of every rank are with itself or with the next one.
+    /// Returns true if the copy of every rank is on itself or on the next rank.
     fn have_all_ranks(self, all: &[Standing]) -> bool {
         let has = |number: usize, with_other: bool| {
             let mut rings = all.iter().filter_map(|of| self.of(of));
@@ -84,7 +88,7 @@ impl Copies {
         (0..n_ranks).all(|number| has(number, false) || has((number + 1) % n_ranks, true))
     }
 
-    /// Whether some rank has each of these stages.
+    /// Returns true if some rank has a copy of each of these stages.
     fn have_all_stages(self, stages: &[StageId], all: &[Standing]) -> bool {
         let copied = all.iter().filter_map(|of| self.of(of)).map(|(_, kept)| kept);
         let kept: BTreeSet<&StageId> =
@@ -123,7 +127,7 @@ mod tests {
         ids.iter().copied().map(StageId).collect()
     }
 
-    /// With copies of a step: its own stages, and those of the rank before it.
+    /// Adds copies of a step: of the rank's own stages, and of those of the previous rank.
     fn with_copies(standing: Standing, step: u64, own: &[u16], other: &[u16]) -> Standing {
         let copied = CopiedStages { step, own: stages(own), other: stages(other) };
         let ring = Some(Ring { n_ranks: 3, me: usize::from(own[0]) });
@@ -141,7 +145,8 @@ mod tests {
         assert_eq!(newest(&all), Some(ResumePoint::Held(4)));
     }
 
-    /// Who has gone back by one step looks like one that has not made its updates yet, but has no gradients to make them with.
+    /// A rank that has gone back by one step resembles one that has not made its updates yet, but
+    /// has no gradients to make them.
     #[test]
     fn what_is_held_of_different_steps_is_not_one_state() {
         let ahead = || with_copies(stands_at(4, &[0]), 3, &[0], &[]);
@@ -153,7 +158,7 @@ mod tests {
         assert_eq!(ResumePoint::newest(&all[..2], &STAGES, true), None, "the third part is lost");
     }
 
-    /// Owners have updated their parts, and others lack them.
+    /// Owners have updated their parts, which other ranks lack.
     #[test]
     fn within_the_update_of_a_sharded_optimizer_nothing_is_held() {
         let sharded = |all: &[Standing]| ResumePoint::newest(all, &STAGES, true);
@@ -163,7 +168,7 @@ mod tests {
         };
         assert_eq!(sharded(&of([3, 3, 3])), Some(ResumePoint::Held(3)));
         let copies = Some(ResumePoint::Copied(Copies { step: 2, n_ranks: 3 }));
-        // Two have the updates of the step that the third has summed up.
+        // Two ranks have the updates of the step that the third has summed.
         let mut all = of([4, 4, 3]);
         all[2].has_sums = true;
         assert_eq!(sharded(&all), copies);
