@@ -1,4 +1,4 @@
-//! Where the tensors of a bucket lie in the one buffer that is reduced.
+//! The layout of a bucket's tensors in the single buffer that is reduced.
 
 use std::ops::Range;
 
@@ -7,24 +7,25 @@ use chimera_schedule::shards::{UNIT, even_shares};
 
 use crate::device::{Device, Result};
 
-/// Each tensor begins at a multiple of so many elements, for kernels that load several at once.
+/// Alignment of tensors in elements, for kernels that load several at once.
 const ALIGNMENT: usize = 64;
 
-/// The tensors of a bucket, one behind the other, and the segment of each replica.
+/// The places of a bucket's tensors in its buffer, one after the other, and the segment of each
+/// replica.
 pub(crate) struct BucketLayout {
     shapes: Vec<Vec<usize>>,
-    /// By tensor: its elements in the buffer.
+    /// By tensor: the range of its elements in the buffer.
     places: Vec<Range<usize>>,
-    /// Tensors in the order in which they lie.
+    /// The tensors in the order of their places.
     order: Vec<usize>,
     n_elements: usize,
-    /// By position, as in [`segments`].
+    /// By position in the order of [`segments`].
     segments: Vec<Range<usize>>,
     keeps_sums: bool,
 }
 
 impl BucketLayout {
-    /// A buffer of which each replica that adds has an even share.
+    /// A buffer of which each adding replica has an equal share.
     pub(crate) fn shared(shapes: Vec<Vec<usize>>, n_members: usize) -> BucketLayout {
         let order = (0..shapes.len()).collect();
         let mut layout = BucketLayout::of(shapes, order);
@@ -32,7 +33,7 @@ impl BucketLayout {
         let end = layout.n_elements..layout.n_elements;
         let share = |member| shares.get(member).cloned().unwrap_or(end.clone());
         layout.segments = segments(n_members).into_iter().map(share).collect();
-        // A member without a share stands between two that have theirs.
+        // A member without a share is placed between two that have one.
         let mut start = 0;
         for segment in &mut layout.segments {
             if segment.start == segment.end {
@@ -74,27 +75,27 @@ impl BucketLayout {
         BucketLayout { shapes, places, order, n_elements, segments: Vec::new(), keeps_sums: false }
     }
 
-    /// Where the next tensor may begin.
+    /// The position at which the next tensor may begin.
     fn end_of(&self, tensor: usize) -> usize {
         self.places[tensor].end.next_multiple_of(ALIGNMENT)
     }
 
-    /// Elements of the whole buffer.
+    /// Number of elements in the whole buffer.
     pub(crate) fn n_elements(&self) -> usize {
         self.n_elements
     }
 
-    /// Whether the sum of each tensor stays with the replica that owns it.
+    /// Returns true if the sum of each tensor stays with the replica that owns it.
     pub(crate) fn keeps_sums(&self) -> bool {
         self.keeps_sums
     }
 
-    /// Where each tensor lies in the buffer, and its extents.
+    /// The range of each tensor in the buffer, and its shape.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = (&Range<usize>, &[usize])> {
         self.places.iter().zip(self.shapes.iter().map(Vec::as_slice))
     }
 
-    /// Where segments at these positions lie in the buffer.
+    /// The range in the buffer of segments at these positions.
     pub(crate) fn elements(&self, segments: &Range<usize>) -> Range<usize> {
         match self.segments.get(segments.clone()) {
             Some([first, .., last]) => first.start..last.end,
@@ -103,7 +104,7 @@ impl BucketLayout {
         }
     }
 
-    /// The buffer, of which each tensor and each gap between two is a piece.
+    /// Makes the buffer: each tensor, and each gap between two, is a piece.
     pub(crate) fn pieces<D: Device>(
         &self,
         device: &D,
@@ -125,13 +126,13 @@ impl BucketLayout {
     }
 }
 
-/// Elements of the buffer, as a tensor of one extent.
+/// A range of the buffer, as a one-dimensional tensor.
 pub(crate) struct Piece<T> {
     pub(crate) elements: Range<usize>,
     pub(crate) tensor: T,
 }
 
-/// These elements of the buffer, which lie in some pieces of it.
+/// Cuts a range of the buffer, which may span several pieces, into one tensor.
 pub(crate) fn cut<D: Device>(
     device: &D,
     pieces: &[Piece<D::Tensor>],

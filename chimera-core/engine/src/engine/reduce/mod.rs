@@ -1,4 +1,4 @@
-//! Gradient reduction: who sums what, in which order, and in which precision.
+//! Gradient reduction: the ranks that sum, the order of their sums, and the precision.
 
 pub(crate) mod bf16;
 pub(crate) mod layout;

@@ -1,9 +1,10 @@
 //! Gradient reduction: sums over replicas, in a fixed order over any transport.
 //!
-//! The gradients of a bucket, or of a part of it, lie in one buffer, of which segments go from replica to replica as
-//! [`collective`] says. Every member gets the same bits, and the same bits come out whatever the transport. Where the transport is to
-//! reduce by itself ([`Comm::reducer`]), it does, and only the first holds. Nothing here waits before
-//! [`wait`](Reduction::wait), so that a reduction proceeds while its members compute.
+//! The gradients of a bucket, or of a part of it, are in one buffer, and its segments travel
+//! between replicas as planned by [`collective`]. Every member gets the same bits, and the bits do
+//! not depend on the transport. If the transport is to reduce by itself ([`Comm::reducer`]), only
+//! the first holds. Nothing here waits except [`wait`](Reduction::wait), so a reduction proceeds
+//! while its members compute.
 //!
 //! [`collective`]: chimera_schedule::collective
 
@@ -19,13 +20,13 @@ use crate::device::{Device, DeviceError};
 use crate::engine::reduce::bf16;
 use crate::engine::reduce::layout::{BucketLayout, Piece, cut};
 
-/// Why a reduction failed.
+/// The reason that a reduction failed.
 #[derive(Debug)]
 pub(crate) enum ReduceError {
-    /// The transport, and what was needed of the other rank.
+    /// An error of the transport, and what was needed of the other rank.
     Comm(CommError, Need),
     Device(DeviceError),
-    /// What came is not of the shape of this rank's own part.
+    /// The received part does not have the shape of this rank's own.
     Shape {
         from: Rank,
         what: Payload,
@@ -35,7 +36,7 @@ pub(crate) enum ReduceError {
 }
 
 impl ReduceError {
-    /// How long the wait was, if it was too long.
+    /// Length of a wait that timed out.
     pub(crate) fn waited_mut(&mut self) -> Option<&mut Duration> {
         match self {
             ReduceError::Comm(error, _) => error.waited_mut(),
@@ -50,31 +51,31 @@ impl From<DeviceError> for ReduceError {
     }
 }
 
-/// A reduction under way, as one member sees it.
+/// A reduction in progress, as one member sees it.
 pub(crate) struct Reduction<T> {
     bucket: BucketId,
-    /// Which part of it.
+    /// Index of the part of the bucket.
     part: u32,
     step: u64,
     members: Vec<Rank>,
-    /// This rank among the members.
+    /// Index of this rank among the members.
     me: usize,
     layout: Arc<BucketLayout>,
-    /// Whether parts and sums are rounded to bf16 and sent so.
+    /// Whether parts and sums are rounded to bf16 and sent in it.
     is_bf16: bool,
     rounds: Vec<Round>,
-    /// The round under way, and how many of its messages have come.
+    /// The current round, and the number of its messages received so far.
     at: usize,
     n_received: usize,
-    /// What this rank has of the buffer and still needs, in order.
+    /// The pieces of the buffer that this rank has and still needs, in order.
     held: Vec<Piece<T>>,
     /// In a round that adds: the sum so far.
     sum: Option<T>,
 }
 
 impl<T: Clone + Send> Reduction<T> {
-    /// Starts the reduction of `parts`, this rank's gradients, which lie in the buffer as `layout` says and go between
-    /// ranks in bf16 where it says so.
+    /// Starts the reduction of `parts`, this rank's gradients, which are arranged in the buffer by
+    /// `layout`. They are sent between ranks in bf16 if the flag beside it is set.
     pub(crate) fn start<D, C>(
         device: &D,
         comm: &mut C,
@@ -119,7 +120,7 @@ impl<T: Clone + Send> Reduction<T> {
         Ok(reduction)
     }
 
-    /// Gets as far as it can without waiting.
+    /// Proceeds as far as possible without waiting.
     pub(crate) fn poll<D, C>(&mut self, device: &D, comm: &mut C) -> Result<(), ReduceError>
     where
         D: Device<Tensor = T>,
@@ -128,12 +129,12 @@ impl<T: Clone + Send> Reduction<T> {
         self.advance(device, comm, None)
     }
 
-    /// Whether nothing is left to wait for.
+    /// Returns true if there is nothing left to wait for.
     pub(crate) fn is_done(&self) -> bool {
         self.at == self.rounds.len()
     }
 
-    /// Waits for all sums until `deadline`, and may be called again.
+    /// Waits for all sums until `deadline`. It may be called again.
     pub(crate) fn wait<D, C>(
         &mut self,
         device: &D,
@@ -147,8 +148,8 @@ impl<T: Clone + Send> Reduction<T> {
         self.advance(device, comm, Some(deadline))
     }
 
-    /// The sums, once nothing is left to wait for; `None` for those that others keep. They may share memory with the
-    /// other members' copies.
+    /// Returns the sums of a reduction that is done; `None` for sums that other ranks keep. The
+    /// sums may share memory with the other members' copies.
     pub(crate) fn finish<D>(self, device: &D) -> Result<Vec<Option<T>>, ReduceError>
     where
         D: Device<Tensor = T>,
@@ -166,8 +167,8 @@ impl<T: Clone + Send> Reduction<T> {
         Ok(sums.collect::<Result<_, DeviceError>>()?)
     }
 
-    /// Receives what the round under way waits for, and begins the next one, until something is not there; with a
-    /// deadline it waits for all.
+    /// Receives the messages of the current round and begins the next, until a message is missing.
+    /// With a deadline, waits for all messages.
     fn advance<D, C>(
         &mut self,
         device: &D,
@@ -204,7 +205,8 @@ impl<T: Clone + Send> Reduction<T> {
         Ok(())
     }
 
-    /// Sends what the round that begins says. In a round that adds this rank keeps only what it is to add to.
+    /// Sends the messages of the round that begins. In a round that adds, this rank keeps only the
+    /// segments to which it adds.
     fn begin_round<D, C>(&mut self, device: &D, comm: &mut C) -> Result<(), CommError>
     where
         D: Device<Tensor = T>,
@@ -238,7 +240,7 @@ impl<T: Clone + Send> Reduction<T> {
         Ok(())
     }
 
-    /// What the others would receive of a tensor.
+    /// Rounds a tensor as it would be if it were sent.
     fn rounded<D: Device<Tensor = T>>(&self, device: &D, tensor: T) -> Result<T, DeviceError> {
         if self.is_bf16 { bf16::round(device, &tensor) } else { Ok(tensor) }
     }
@@ -247,19 +249,20 @@ impl<T: Clone + Send> Reduction<T> {
     fn add<D: Device<Tensor = T>>(&mut self, device: &D, part: &T) -> Result<(), DeviceError> {
         match &mut self.sum {
             Some(sum) => device.accumulate(sum, part)?,
-            // Others may still read the memory of the part.
+            // Other ranks may still read the memory of the part.
             None => self.sum = Some(device.join(&[part])?),
         }
         Ok(())
     }
 
-    /// Keeps a sum that has come.
+    /// Inserts a received sum into the held pieces.
     fn hold(&mut self, piece: Piece<T>) {
         let at = self.held.partition_point(|held| held.elements.start < piece.elements.start);
         self.held.insert(at, piece);
     }
 
-    /// What a member sends in the round under way, if it is there; with a deadline it is waited for.
+    /// Receives the message of a member in the current round, if it has arrived; with a deadline,
+    /// waits for it.
     fn recv<D, C>(
         &self,
         device: &D,
@@ -274,7 +277,7 @@ impl<T: Clone + Send> Reduction<T> {
     {
         let round = &self.rounds[self.at];
         let (from, tag) = (self.members[member], self.tag(round));
-        // In the first round all send what they have; later ones wait for what others send.
+        // In the first round all send what they have; later rounds wait for what others send.
         let need = if self.at == 0 && round.adds_up.is_some() {
             Need::Part(self.bucket)
         } else {

@@ -1,4 +1,4 @@
-//! The reductions that a rank has under way.
+//! The reductions in progress on a rank.
 
 use std::sync::Arc;
 
@@ -10,13 +10,14 @@ use crate::engine::reduce::reduction::{ReduceError, Reduction};
 use crate::engine::reduce::shards::{BucketPart, of_bucket};
 use crate::engine::report::timing::Moment;
 
-/// Reductions in the order in which they were started.
+/// The parts of buckets, and the reductions in the order in which they were started.
 pub(crate) struct Reductions<T> {
     /// By bucket of an update: its parts.
     parts: Vec<Vec<Arc<BucketPart>>>,
-    /// By bucket of an update: its parts where factors of linear layers are summed too; none where the optimizer takes none.
+    /// By bucket of an update: its parts if factors of linear layers are summed too; empty if the
+    /// optimizer takes none.
     with_factors: Vec<Vec<Arc<BucketPart>>>,
-    /// Whether gradients go between replicas in bf16.
+    /// Whether gradients are sent between replicas in bf16.
     is_bf16: bool,
     under_way: Vec<UnderWay<T>>,
 }
@@ -24,10 +25,10 @@ pub(crate) struct Reductions<T> {
 /// The reduction of a part of a bucket.
 pub(crate) struct UnderWay<T> {
     pub(crate) bucket: BucketId,
-    /// Which tensors it sums.
+    /// The tensors that it sums.
     pub(crate) part: Arc<BucketPart>,
     pub(crate) sum: Reduction<T>,
-    /// When it was started.
+    /// Start of the reduction.
     pub(crate) start: Moment,
 }
 
@@ -40,45 +41,46 @@ impl<T: Clone + Send> Reductions<T> {
         Reductions { parts, with_factors, is_bf16, under_way: Vec::new() }
     }
 
-    /// The parts of a bucket, with factors or without.
+    /// The parts of a bucket, with or without factors.
     pub(crate) fn parts(&self, bucket: BucketId, takes_factors: bool) -> &[Arc<BucketPart>] {
         let parts = if takes_factors { &self.with_factors } else { &self.parts };
         of_bucket::<Vec<_>>(parts, bucket)
     }
 
-    /// Whether gradients go between replicas in bf16.
+    /// Returns true if gradients are sent between replicas in bf16.
     pub(crate) fn is_bf16(&self) -> bool {
         self.is_bf16
     }
 
-    /// Takes on a reduction that was started.
+    /// Adds a reduction that was started.
     pub(crate) fn push(&mut self, reduction: UnderWay<T>) {
         self.under_way.push(reduction);
     }
 
-    /// The first part of a bucket that is still to be waited for, if one is.
+    /// Takes the first reduction of a bucket that is still in progress, if any.
     pub(crate) fn take(&mut self, bucket: BucketId) -> Option<UnderWay<T>> {
         let at = self.under_way.iter().position(|under_way| under_way.bucket == bucket)?;
         Some(self.under_way.remove(at))
     }
 
-    /// One that still needs messages, if one does.
+    /// Takes a reduction that still needs messages, if any.
     pub(crate) fn take_unfinished(&mut self) -> Option<UnderWay<T>> {
         let at = self.under_way.iter().position(|under_way| !under_way.sum.is_done())?;
         Some(self.under_way.remove(at))
     }
 
-    /// Forgets those of a program that is not finished.
+    /// Drops the reductions of an unfinished program.
     pub(crate) fn clear(&mut self) {
         self.under_way.clear();
     }
 
-    /// Whether one of them still needs messages.
+    /// Returns true if some reduction still needs messages.
     pub(crate) fn is_summing(&self) -> bool {
         self.under_way.iter().any(|under_way| !under_way.sum.is_done())
     }
 
-    /// Gets each as far as it can without waiting; fails with the bucket of the first that cannot go on.
+    /// Lets each reduction proceed as far as possible without waiting. Fails with the bucket of the
+    /// first that cannot go on.
     pub(crate) fn poll<D, C>(
         &mut self,
         device: &D,

@@ -1,5 +1,6 @@
-//! Which rank owns which tensor: it counts the norm of its gradient, and where the optimizer is shared out it alone
-//! has the sum of all replicas' gradients and updates the tensor. Elsewhere replicas have even shares of all gradients.
+//! Ownership of tensors. The owner of a tensor counts the norm of its gradient. With a sharded
+//! optimizer, it alone has the sum of all replicas' gradients and updates the tensor. Otherwise
+//! replicas have equal shares of all gradients.
 
 use std::mem::take;
 use std::sync::Arc;
@@ -13,18 +14,20 @@ use crate::engine::optim::kfac::factor_shapes;
 use crate::engine::reduce::layout::BucketLayout;
 use crate::stage::Param;
 
-/// Where a rank keeps one tensor of a bucket: stage and index of the parameter. A tied tensor may have
-/// two places on one rank.
+/// The places of one tensor of a bucket on a rank, each a stage and the index of a parameter. A
+/// tied tensor may have two places on one rank.
 pub(crate) type Places = Vec<(StageId, usize)>;
 
-/// Whether a parameter of a stage is shared with other stages of the program: a tied one of a stage that is in no tie is its own.
+/// Returns true if a parameter of a stage is shared with other stages of the program. A tied
+/// parameter of a stage outside of all ties is its own.
 pub(crate) fn is_shared(program: &Program, stage: StageId, is_tied: bool) -> bool {
     let mut ties = program.buckets_of_update().iter().filter(|bucket| bucket.stages.len() > 1);
     is_tied && ties.any(|bucket| bucket.stages.contains(&stage))
 }
 
-/// By bucket of an update and tensor: where a worker that holds these stages keeps it. A bucket of one
-/// stage holds its tensors of its own, one of several stages those they share, by name.
+/// Returns, by bucket of an update and tensor, its places on a worker that holds these stages. A
+/// bucket of one stage has the stage's own tensors. A bucket of several has the tensors they share,
+/// by name.
 pub(crate) fn layout<'p>(
     program: &Program,
     params: impl Fn(StageId) -> Option<&'p [Param]>,
@@ -50,7 +53,8 @@ pub(crate) fn layout<'p>(
     program.buckets_of_update().iter().map(|b| tensors_of(&b.stages)).collect()
 }
 
-/// By bucket of an update and tensor of a layout: its owner. The same on all ranks that hold it.
+/// Returns, by bucket of an update and tensor of a layout, its owner; the same on all ranks that
+/// hold the tensor.
 pub(crate) fn owners<'p>(
     program: &Program,
     width: usize,
@@ -67,24 +71,26 @@ pub(crate) fn owners<'p>(
 
 /// Tensors of a bucket that are summed together.
 pub(crate) struct BucketPart {
-    /// Which of the bucket's, ascending. Factors of linear layers come after its gradients.
+    /// Indices of the tensors in the bucket, ascending. Factors of linear layers come after its
+    /// gradients.
     pub(crate) tensors: Vec<usize>,
-    /// How they lie in the buffer that is reduced.
+    /// Their layout in the buffer that is reduced.
     pub(crate) layout: Arc<BucketLayout>,
 }
 
-/// How the tensors of a bucket are summed.
+/// The way in which the tensors of a bucket are summed.
 #[derive(Clone, Copy)]
 pub(crate) struct HowSummed {
-    /// Whether each replica has the tensors that it owns, else an even share.
+    /// Whether each replica has the tensors that it owns, instead of an equal share.
     pub(crate) keeps_sums: bool,
     /// Whether the factors of a bucket's stage are summed with its gradients.
     pub(crate) with_factors: bool,
-    /// A part has at least so many elements, if tensors before its own are left.
+    /// Minimum number of elements in a part, except for the last.
     pub(crate) part_elements: usize,
 }
 
-/// By bucket of an update: its parts, the one with the last tensors first, whose gradients a backward makes first.
+/// Returns, by bucket of an update, its parts. The part with the last tensors comes first, since a
+/// backward makes their gradients first.
 pub(crate) fn parts<'p>(
     program: &Program,
     width: usize,
@@ -118,7 +124,8 @@ pub(crate) fn parts<'p>(
     (0..).zip(layout).map(of).collect()
 }
 
-/// Gradients from the last to the first in parts of at least so many elements; what is no gradient goes with the last part.
+/// Cuts gradients, from last to first, into parts of at least `part_elements` elements. Other
+/// tensors go with the last part.
 fn cut_in_parts(sizes: &[usize], n_gradients: usize, part_elements: usize) -> Vec<Vec<usize>> {
     let mut parts = Vec::new();
     let (mut part, mut n_elements) = (Vec::new(), 0);
@@ -136,7 +143,7 @@ fn cut_in_parts(sizes: &[usize], n_gradients: usize, part_elements: usize) -> Ve
     parts
 }
 
-/// The extents of each tensor.
+/// The shape of each tensor.
 fn shapes<'p>(
     tensors: &[Places],
     params: impl Fn(StageId) -> Option<&'p [Param]>,
@@ -152,13 +159,13 @@ fn sizes(shapes: &[Vec<usize>]) -> Vec<usize> {
     shapes.iter().map(|shape| shape.iter().product()).collect()
 }
 
-/// What a list by bucket of an update has of a bucket of any update.
+/// Indexes a list by bucket of an update, for a bucket of any update.
 pub(crate) fn of_bucket<T>(list: &[T], bucket: BucketId) -> &T {
     &list[bucket.index() % list.len()]
 }
 
-/// Elements of what `optimizer` keeps of the tensors that each rank owns, by rank, of stages with these parameters. Each
-/// of a tensor's places counts.
+/// Returns, by rank, the number of elements in `optimizer`'s state for the tensors that the rank
+/// owns, for stages with these parameters. Each of a tensor's places counts.
 pub fn owned_elements(
     program: &Program,
     width: usize,

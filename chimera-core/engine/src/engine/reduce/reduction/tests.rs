@@ -6,7 +6,7 @@ use crate::device::reference::{Reference, Tensor};
 
 const SHAPES: [&[usize]; 5] = [&[3000, 3], &[5], &[1100], &[40, 30, 2], &[0, 3]];
 
-/// What a member has of the tensors: of such sizes that another order of adding gives other bits.
+/// A member's tensors, with values of such sizes that another order of addition gives other bits.
 fn parts(member: u32) -> Vec<Tensor> {
     let value = |i: usize| ((i as f64 + 0.1) * f64::from(member + 1)).sin() / (1.0 + i as f64);
     let of = |shape: &&[usize]| {
@@ -16,7 +16,7 @@ fn parts(member: u32) -> Vec<Tensor> {
     SHAPES.iter().map(of).collect()
 }
 
-/// The sums of all members, whose messages take some time.
+/// The sums on all members, with delayed messages.
 fn reduced(n: u32, layout: BucketLayout, is_bf16: bool) -> Vec<Vec<Option<Tensor>>> {
     let layout = (Arc::new(layout), is_bf16);
     let delay = |tag: Tag| Duration::from_millis(format!("{tag:?}").len() as u64 * 7 % 20);
@@ -55,8 +55,8 @@ fn plus(mut sum: Vec<Tensor>, parts: Vec<Tensor>) -> Vec<Tensor> {
     sum
 }
 
-/// The sum in the order of members, and beyond the most that reduce directly along the tree over them; each part
-/// and each sum of a round after `rounded`.
+/// The expected sum: in the order of members, or, beyond the largest number that reduces directly,
+/// along the tree over them. `rounded` is applied to each part, and to each sum of a round.
 fn expected(n: u32, rounded: fn(Vec<Tensor>) -> Vec<Tensor>) -> Vec<Tensor> {
     let mut terms: Vec<_> = (1..n).chain([0]).map(|member| rounded(parts(member))).collect();
     if n as usize > MOST_DIRECT {
@@ -109,7 +109,8 @@ fn parts_and_sums_in_bf16_are_the_same_for_all() {
     }
 }
 
-/// A transport that reduces by itself, which is to be asked for no buffer without elements: not every one has a sum of these.
+/// A transport that reduces by itself. It must not be asked to reduce an empty buffer, which some
+/// transports cannot.
 struct Reducing(Threads<Tensor>);
 
 impl Wrap for Reducing {
@@ -148,7 +149,7 @@ impl AllReduce<Tensor> for Reducing {
     }
 }
 
-/// Of a stage without parameters, or with parameters that have no elements.
+/// A stage may have no parameters, or parameters without elements.
 #[test]
 fn a_bucket_without_elements_is_not_all_reduced() {
     for shapes in [vec![], vec![vec![0, 3]], vec![vec![0], vec![2, 0]]] {
