@@ -1,4 +1,5 @@
-//! The last things a rank did, from which it can be seen afterwards how it came to a fault.
+//! The flight recorder: the last things that a rank did, to find out afterwards how a fault came
+//! about.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,23 +8,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use chimera_schedule::analyze::Position;
 use chimera_schedule::analyze::{Awaited, Work};
 
-/// How many things are kept.
+/// Number of entries kept.
 const N_RECENT: usize = 2000;
 
-/// Something that a rank did, or waited for.
+/// Something that a rank did or waited for.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Did {
-    /// The first step of the program it belongs to.
+    /// The first step of its program.
     pub step: u64,
-    /// What it was.
+    /// The activity.
     pub what: Doing,
-    /// When it began, in seconds since the job's epoch.
+    /// Start, in seconds since the job's epoch.
     pub start: f64,
-    /// When it was done, or given up.
+    /// End, whether it was completed or given up.
     pub end: f64,
 }
 
-/// What a rank does.
+/// An activity of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Doing {
     /// Work.
@@ -32,11 +33,12 @@ pub enum Doing {
     Wait(Awaited),
 }
 
-/// The last 2,000 things a rank did, and where it is. Clones are of the same rank: another thread may look while the rank is busy.
+/// The last 2,000 things that a rank did, and its position. Clones belong to the same rank, so
+/// another thread can read one while the rank is busy.
 #[derive(Clone, Default, Debug)]
 pub struct FlightRecorder {
     did: Arc<Mutex<VecDeque<Did>>>,
-    /// Where the rank is, as bits of a [`Position`].
+    /// The rank's position, as bits of a [`Position`].
     position: Arc<AtomicU64>,
 }
 
@@ -53,12 +55,12 @@ impl FlightRecorder {
         self.position.store(position.to_bits(), Ordering::Relaxed);
     }
 
-    /// Where the rank is.
+    /// The rank's current position.
     pub fn position(&self) -> Position {
         Position::from_bits(self.position.load(Ordering::Relaxed))
     }
 
-    /// All of them, in the order in which they ended.
+    /// All entries, in the order in which they ended.
     pub fn all(&self) -> Vec<Did> {
         self.did.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
     }

@@ -1,4 +1,4 @@
-//! Reports of a rank: when things began and ended, what it did last, how long it waited.
+//! Reports of a rank: its timeline, its last activities, and its waits.
 
 pub(crate) mod flight_recorder;
 pub(crate) mod timing;

@@ -1,5 +1,5 @@
-//! When things began and ended on a rank: by the host's clock, or by that of a device that works on its own, on
-//! which an op is done long after the call that asks for it.
+//! Start and end of everything on a rank: by the host's clock, or by that of an asynchronous
+//! device, on which an op is done long after the call that requests it.
 
 use std::fmt::Display;
 use std::time::Instant;
@@ -10,14 +10,14 @@ use chimera_schedule::ids::WorkerId;
 use crate::device::{Clock, KernelRun, Result};
 use crate::engine::report::flight_recorder::{Did, Doing, FlightRecorder};
 
-/// What a rank did in one step, in seconds since the job's epoch.
+/// The timeline of a rank in one step, in seconds since the job's epoch.
 #[derive(Clone, PartialEq, Debug)]
 pub struct StepTimeline {
     /// Start and end of everything that it did.
     pub events: Vec<Event>,
-    /// When it waited.
+    /// Its waits.
     pub waits: Vec<Wait>,
-    /// Its kernels, where they are timed.
+    /// Its kernels, if they are timed.
     pub kernels: Vec<KernelRun>,
 }
 
@@ -34,23 +34,23 @@ pub(crate) struct Timing {
     pub(crate) recent: FlightRecorder,
     /// Seconds of compute since they were last taken.
     busy_s: f64,
-    /// What has only the host's times so far.
+    /// Entries that have only the host's times so far.
     unsettled: Vec<Unsettled>,
     pub(crate) since: Since,
 }
 
-/// The marks of a device's clock, if it has one.
+/// The marks on a device's clock, if it has one.
 #[derive(Default)]
 struct Marks {
     clock: Option<Box<dyn Clock>>,
-    /// So far.
+    /// Number of marks so far.
     n: usize,
-    /// What the clock told of marks, from number `first_told` on.
+    /// Times of marks as reported by the clock, from mark number `first_told` on.
     told: Vec<f64>,
     first_told: usize,
 }
 
-/// Time since the last agreement.
+/// Time since the last step sync.
 pub(crate) struct Since {
     pub(crate) start: Instant,
     /// Seconds of copying the state to the host.
@@ -58,18 +58,19 @@ pub(crate) struct Since {
 }
 
 impl Since {
-    /// None has passed yet.
+    /// Starts counting now.
     pub(crate) fn now() -> Since {
         Since { start: Instant::now(), copy_s: 0.0 }
     }
 
-    /// Takes what has lasted since `began` for no part of a step.
+    /// Excludes the time since `began` from the step.
     pub(crate) fn leave_out(&mut self, began: Instant) {
         self.start += began.elapsed();
     }
 }
 
-/// A point in time; of a device with a clock, the one at which it comes to this point of its work.
+/// A point in time. On a device with a clock, the time at which the device reaches this point of
+/// its work.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     host_s: f64,
@@ -83,13 +84,13 @@ struct Unsettled {
     is_compute: bool,
 }
 
-/// What was begun and ended.
+/// The subject of a start and an end.
 enum Of {
-    /// An event, by its place.
+    /// An event, by its index.
     Event(usize),
-    /// A wait, by its place.
+    /// A wait, by its index.
     Wait(usize),
-    /// Nothing that is kept.
+    /// Not kept.
     Other,
 }
 
@@ -109,24 +110,24 @@ impl Timing {
         }
     }
 
-    /// Counts from another epoch on.
+    /// Clears the timeline, and counts from another epoch from here on.
     pub(crate) fn restart(&mut self, epoch: Instant) {
         self.clear();
         self.epoch = epoch;
     }
 
-    /// Whether kernels of the runs that come are timed, as far as the device tells their times.
+    /// Turns timing of kernels on or off for the runs to come, as far as the device supports it.
     pub(crate) fn time_kernels(&mut self, is_on: bool) {
         self.times_kernels = is_on;
     }
 
-    /// A run of the program begins with a step.
+    /// Begins a run of the program, at a step.
     pub(crate) fn begin_run(&mut self, step: u64) {
         self.begin_range(&format_args!("step {step}"));
         self.switch_kernels(true);
     }
 
-    /// A run has ended. Kernels until the next one belong to no step.
+    /// Ends a run. Kernels until the next run belong to no step.
     pub(crate) fn end_run(&mut self) {
         self.switch_kernels(false);
         self.end_range();
@@ -138,7 +139,7 @@ impl Timing {
         }
     }
 
-    /// Opens a range of what the host asks the device for, which a profiler shows by its name.
+    /// Opens a named range around the work requested of the device, for profilers.
     pub(crate) fn begin_range(&mut self, name: &dyn Display) {
         if let Some(clock) = &mut self.marks.clock {
             clock.begin_range(name);
@@ -152,7 +153,7 @@ impl Timing {
         }
     }
 
-    /// Forgets events, waits and kernels. Compute that has no times yet still counts.
+    /// Clears events, waits and kernels. Compute that has no device times yet still counts.
     pub(crate) fn clear(&mut self) {
         self.events.clear();
         self.waits.clear();
@@ -166,7 +167,7 @@ impl Timing {
         Moment { host_s: self.epoch.elapsed().as_secs_f64(), mark }
     }
 
-    /// Notes work that is done now.
+    /// Records work that is done now.
     pub(crate) fn worked(&mut self, step: u64, worker: WorkerId, work: Work, start: Moment) {
         let end = self.now();
         let is_compute = !matches!(work, Work::Reduce(_));
@@ -176,7 +177,7 @@ impl Timing {
         self.events.push(Event { worker, work, start: from, end: to, after: None });
     }
 
-    /// Notes a wait that ends now.
+    /// Records a wait that ends now.
     pub(crate) fn waited(&mut self, step: u64, worker: WorkerId, awaited: Awaited, start: Moment) {
         let end = self.now();
         let (from, to) = (start.host_s, end.host_s);
@@ -185,7 +186,7 @@ impl Timing {
         self.waits.push(Wait { worker, awaited, start: from, end: to });
     }
 
-    /// Notes compute that is no event.
+    /// Records compute that is not an event.
     pub(crate) fn computed(&mut self, start: Moment) {
         let end = self.now();
         self.add(start, end, Of::Other, true);
@@ -199,7 +200,7 @@ impl Timing {
         }
     }
 
-    /// Waits until the device has done all so far, and takes its times.
+    /// Waits until the device has done all work so far, and takes its times.
     pub(crate) fn settle(&mut self) -> Result<()> {
         let Some(clock) = self.marks.clock.as_mut().filter(|_| !self.unsettled.is_empty()) else {
             return Ok(());
@@ -225,14 +226,14 @@ impl Timing {
         Ok(())
     }
 
-    /// Seconds of compute, as far as settled, since this was last asked.
+    /// Seconds of compute, as far as settled, since the last call.
     pub(crate) fn take_busy_s(&mut self) -> f64 {
         std::mem::take(&mut self.busy_s)
     }
 }
 
 impl Marks {
-    /// Marks this point of the device's work; returns the mark's number.
+    /// Marks this point of the device's work; returns the number of the mark.
     fn mark(&mut self) -> usize {
         if let Some(clock) = &mut self.clock {
             clock.mark();
@@ -241,13 +242,13 @@ impl Marks {
         self.n.saturating_sub(1)
     }
 
-    /// Forgets the times that were told.
+    /// Forgets the reported times.
     fn forget(&mut self) {
         self.first_told += self.told.len();
         self.told.clear();
     }
 
-    /// The clock's time of a moment, or the host's where none was told.
+    /// Returns the clock's time of a moment, or the host's if the clock has not reported it.
     fn time(&self, moment: Moment) -> f64 {
         let told = moment.mark.checked_sub(self.first_told).and_then(|at| self.told.get(at));
         told.copied().unwrap_or(moment.host_s)
@@ -263,7 +264,7 @@ mod tests {
     const ME: WorkerId = WorkerId(0);
     const STEP: Work = Work::Step(BucketId(0));
 
-    /// A device that comes from one mark to the next in a second.
+    /// A device that takes a second from one mark to the next.
     #[derive(Default)]
     struct Seconds {
         n_open: usize,

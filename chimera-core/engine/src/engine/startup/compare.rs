@@ -1,5 +1,5 @@
-//! Whether all ranks are about to train the same: the settings, the parameters of each stage, and the weights that they begin
-//! with.
+//! Checks that all ranks are about to train the same: the settings, the parameters of each stage,
+//! and the initial weights.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use crate::engine::state::rank_state::StageOn;
 use crate::fault::{Class, Fault};
 use crate::stage::name_conflict;
 
-/// What one rank is about to train.
+/// The training that a rank is about to begin.
 #[derive(Serialize, Deserialize)]
 struct Outset {
     fields: Fields,
@@ -25,23 +25,24 @@ struct Outset {
     stages: Vec<(u16, Vec<ParamOutset>)>,
 }
 
-/// A parameter at the beginning.
+/// A parameter before the first step.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 struct ParamOutset {
     name: String,
     shape: Vec<usize>,
     tied: bool,
-    /// BLAKE3 of its weights; empty where there are no replicas to compare them with.
+    /// BLAKE3 hash of its weights; empty if there are no replicas to compare with.
     weights: String,
 }
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
-    /// Compares what all ranks are about to train; all of them call it before the first step. `fields` are the settings on which
-    /// results depend.
+    /// Compares what all ranks are about to train. All ranks must call it before the first step.
+    /// `fields` are the settings on which results depend.
     ///
     /// # Errors
-    /// [`Class::Mismatch`] names the fields, or the parameter, in which ranks differ. [`Class::Usage`] if parameters cannot be told
-    /// apart by their names, or the stages of a tie do not have the same tied tensors.
+    /// [`Class::Mismatch`] names the fields, or the parameter, in which ranks differ.
+    /// [`Class::Usage`] if parameters cannot be distinguished by name, or the stages of a tie do
+    /// not have the same tied tensors.
     pub fn check_outset(&mut self, fields: &Fields) -> Result<(), Fault> {
         let began = Instant::now();
         let own = Outset { fields: fields.clone(), stages: self.params_outset()? };
@@ -70,14 +71,14 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         other_weights(&stages).map_or(Ok(()), |why| Err(unlike(why)))
     }
 
-    /// Compares `fields`, the settings on which results depend, with those of the other ranks in every
-    /// [recovery](Worker::recover_with) that follows: a rank that takes a dead one's place must train the same. All ranks must
-    /// call it, or none.
+    /// Compares `fields`, the settings on which results depend, with those of the other ranks in
+    /// every later [recovery](Worker::recover_with), since a replacement of a dead rank must train
+    /// the same. Either all ranks or none must call it.
     pub fn compare_in_recoveries(&mut self, fields: Fields) {
         self.fields = fields;
     }
 
-    /// The parameters of the stages that are here.
+    /// The parameters of the stages that this rank holds.
     fn params_outset(&self) -> Result<Vec<(u16, Vec<ParamOutset>)>, Fault> {
         let job = &self.state.job;
         let mut buckets = job.program.buckets_of_update().iter();
@@ -98,7 +99,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     }
 }
 
-/// Refuses ranks whose settings differ.
+/// Refuses ranks with different settings.
 pub(crate) fn check_fields(rank: Rank, all: &[Fields]) -> Result<(), Fault> {
     let Some(other) = all.iter().position(|theirs| *theirs != all[0]) else { return Ok(()) };
     let message = format!("the ranks do not train the same:\n  {}", differences(all).join("\n  "));
@@ -108,7 +109,8 @@ pub(crate) fn check_fields(rank: Rank, all: &[Fields]) -> Result<(), Fault> {
 
 type ByStage<'o> = BTreeMap<StageId, &'o [ParamOutset]>;
 
-/// The parameters of each stage; else a rank that has others of a stage than one before it, and which.
+/// Merges the parameters of each stage. Fails with the first rank that has other parameters of a
+/// stage than an earlier rank, and a description.
 fn merged(ranks: &[Vec<(u16, Vec<ParamOutset>)>]) -> Result<ByStage<'_>, (Rank, String)> {
     let mut known: BTreeMap<StageId, (Rank, &[ParamOutset])> = BTreeMap::new();
     for (rank, stages) in (0..).map(Rank).zip(ranks) {
@@ -129,7 +131,7 @@ fn merged(ranks: &[Vec<(u16, Vec<ParamOutset>)>]) -> Result<ByStage<'_>, (Rank, 
     Ok(known.into_iter().map(|(stage, (_, params))| (stage, params)).collect())
 }
 
-/// A parameter in words.
+/// Describes a parameter.
 fn said(param: Option<&ParamOutset>) -> String {
     match param {
         Some(ParamOutset { name, shape, tied: true, .. }) => {
@@ -140,7 +142,7 @@ fn said(param: Option<&ParamOutset>) -> String {
     }
 }
 
-/// Why parameters cannot be trained by their names, if they cannot.
+/// Returns why parameters cannot be trained by their names; `None` if they can.
 fn conflict(program: &Program, by_stage: &ByStage<'_>) -> Option<String> {
     let of_stage = |(stage, params): (&StageId, &&[ParamOutset])| {
         name_conflict(params.iter().map(|param| (*stage, param.name.as_str())))
@@ -157,7 +159,7 @@ fn conflict(program: &Program, by_stage: &ByStage<'_>) -> Option<String> {
         .or_else(|| ties.find_map(|bucket| broken_tie(&bucket.stages, by_stage)))
 }
 
-/// Why the tied tensors of some stages are not shared by all of them, if so.
+/// Returns why the tied tensors of some stages are not shared by all of them; `None` if they are.
 fn broken_tie(stages: &[StageId], by_stage: &ByStage<'_>) -> Option<String> {
     let tied = |stage: &StageId| {
         let params = by_stage.get(stage).copied().unwrap_or_default();
@@ -188,9 +190,10 @@ fn broken_tie(stages: &[StageId], by_stage: &ByStage<'_>) -> Option<String> {
     None
 }
 
-/// A rank on which a parameter begins with other weights than on a rank before it, and which.
+/// Returns the first rank on which a parameter begins with other weights than on an earlier rank,
+/// with a description.
 fn other_weights(ranks: &[Vec<(u16, Vec<ParamOutset>)>]) -> Option<(Rank, String)> {
-    // Names are those of one stage each, or of tied tensors, which begin alike.
+    // A name belongs to one stage, or to tied tensors, which begin with equal weights.
     let mut known: BTreeMap<&str, (Rank, StageId, &str)> = BTreeMap::new();
     for (rank, stages) in (0..).map(Rank).zip(ranks) {
         for (stage, params) in stages {

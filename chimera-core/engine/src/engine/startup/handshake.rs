@@ -1,4 +1,4 @@
-//! What ranks tell each other before they train together.
+//! The exchange between ranks before they train together.
 
 use std::time::Instant;
 
@@ -10,10 +10,10 @@ use crate::engine::row::eviction::{ANSWER, evict_stalled};
 use crate::engine::row::faults::evicted;
 use crate::fault::{Class, Fault};
 
-/// Exchanges the fields of all ranks, and waits until `deadline` for those of the last.
+/// Exchanges the fields of all ranks; waits until `deadline` for the last.
 ///
 /// # Errors
-/// [`Class::Mismatch`] names every field that is not the same on all ranks, with the ranks of each value.
+/// [`Class::Mismatch`] names every field that differs between ranks, with the ranks of each value.
 pub fn handshake(
     comm: &mut impl Endpoint,
     fields: &Fields,
@@ -38,8 +38,9 @@ pub fn handshake(
     Err(Fault { peer: Some(Rank(other as u32)), ..fault })
 }
 
-/// The fault of an all-gather that failed outside of the training, where all wait for all: a rank that does not answer
-/// keeps everyone waiting, and is evicted where the transport can.
+/// Returns the fault of an all-gather that failed outside of training, when every rank waits for
+/// every other. A rank that does not answer holds up all others, and is evicted if the transport
+/// can.
 pub fn ungathered(comm: &mut impl Endpoint, error: CommError) -> Fault {
     let waited = match &error {
         CommError::Timeout { waited, .. } => Some(*waited),

@@ -1,34 +1,34 @@
-//! What all ranks tell each other once per program.
+//! The records that all ranks exchange once per program, and the conclusions from them.
 
 use chimera_schedule::ids::Rank;
 
-/// One rank's part of the agreement.
+/// One rank's record in the step sync.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Record {
-    /// Of each step of the program.
+    /// Totals of each step of the program.
     pub(crate) steps: Vec<Totals>,
-    /// Seconds of compute since the last agreement.
+    /// Seconds of compute since the last step sync.
     pub(crate) busy_s: f64,
-    /// Seconds of copying the state to the host since then.
+    /// Seconds of copying the state to the host since the last step sync.
     pub(crate) copy_s: f64,
-    /// Seconds since the last agreement.
+    /// Seconds since the last step sync.
     pub(crate) span_s: f64,
-    /// Bytes of weights, gradients, moments and saved activations at their peak.
+    /// Peak bytes of weights, gradients, moments and saved activations.
     pub(crate) bytes: f64,
-    /// Whether it was asked to stop.
+    /// Whether the rank was asked to stop.
     pub(crate) stop: bool,
-    /// Whether it has left the step unfinished, so that all have to.
+    /// Whether the rank has left the step unfinished, so that all must discard it.
     pub(crate) discards: bool,
     /// The first of its losses or gradients that is not finite.
     pub(crate) culprit: String,
 }
 
-/// What adds up over ranks, of one step.
+/// Totals of one step that are summed over ranks.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(crate) struct Totals {
-    /// Sum of the scaled losses of its micro-batches.
+    /// Sum of the scaled losses of the rank's micro-batches.
     pub(crate) loss: f64,
-    /// Squared norm of the gradients that it counts; each tensor is counted by one rank.
+    /// Squared norm of the gradients that the rank counts; each tensor is counted by one rank.
     pub(crate) squared_norm: f64,
 }
 
@@ -46,7 +46,7 @@ impl Totals {
     }
 }
 
-/// Numbers of a record beside two for each step.
+/// Count of the numbers in a record besides two per step.
 const N_NUMBERS: usize = 6;
 
 impl Record {
@@ -87,17 +87,17 @@ impl Record {
     }
 }
 
-/// What a step was to one rank.
+/// Load of one rank in a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Load {
-    /// Idle time over time.
+    /// Fraction of the time that was idle.
     pub bubble_ratio: f64,
-    /// Bytes of weights, gradients and moments, and of what is kept for backwards (saved activations, inputs,
-    /// deferred weight work) at its peak.
+    /// Bytes of weights, gradients and moments, plus the peak of what is kept for backwards (saved
+    /// activations, inputs, deferred weight work).
     pub bytes: u64,
 }
 
-/// What all ranks conclude from all records; the same on every rank, since sums run in order of rank.
+/// The conclusions from all records; equal on every rank, since sums run in order of rank.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Agreed {
     pub(crate) steps: Vec<Totals>,
@@ -109,17 +109,18 @@ pub(crate) struct Agreed {
     pub(crate) culprit: Option<Culprit>,
 }
 
-/// The first rank with a loss that is not finite, else with such a gradient.
+/// The first rank with a loss that is not finite, or else with such a gradient.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Culprit {
     pub(crate) rank: Rank,
     pub(crate) what: String,
-    /// The step of the program.
+    /// Index of the step in the program.
     pub(crate) step: usize,
 }
 
 impl Agreed {
-    /// `Err` names the rank whose record cannot be read.
+    /// Concludes from the records of all ranks. An error names the rank whose record cannot be
+    /// read.
     pub(crate) fn of(records: &[Vec<u8>], n_steps: usize) -> Result<Agreed, Rank> {
         let mut all = Vec::with_capacity(records.len());
         for (r, bytes) in (0..).zip(records) {

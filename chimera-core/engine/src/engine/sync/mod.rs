@@ -1,4 +1,4 @@
-//! The step sync: what ranks tell each other once per program, and what they conclude.
+//! The step sync: the exchange of all ranks once per program, and its conclusions.
 
 pub(crate) mod agreement;
 pub(crate) mod step_sync;

@@ -1,16 +1,16 @@
-//! What all ranks concluded at the end of a program, and whether its gradient is used.
+//! The results of step syncs so far, and whether the last gradient is used.
 
 use crate::engine::sync::agreement::Agreed;
 
-/// What ranks agreed on so far.
+/// The agreements of the ranks so far.
 #[derive(Default)]
 pub(crate) struct StepSync {
     agreed: Option<Agreed>,
-    /// What it was concluded from, by rank.
+    /// The records that it was concluded from, by rank.
     records: Vec<Vec<u8>>,
-    /// Why the step under way makes no update, if it does not.
+    /// The reason that the current step makes no update, if it makes none.
     skipped: Option<String>,
-    /// Steps that made none.
+    /// Number of steps that made no update.
     n_skipped: u64,
     n_skipped_in_a_row: u64,
     /// Whether the last program that was begun is left unfinished.
@@ -18,7 +18,7 @@ pub(crate) struct StepSync {
 }
 
 impl StepSync {
-    /// Whether ranks have not agreed on anything yet.
+    /// Returns true if there has been no step sync yet.
     pub(crate) fn is_first(&self) -> bool {
         self.agreed.is_none()
     }
@@ -28,71 +28,72 @@ impl StepSync {
         self.agreed.as_ref()
     }
 
-    /// What every rank said in the last sync that was taken, by rank.
+    /// The records of all ranks in the last step sync, by rank.
     pub(crate) fn records(&self) -> &[Vec<u8>] {
         &self.records
     }
 
-    /// Why the step under way makes no update, if it does not.
+    /// The reason that the current step makes no update, if it makes none.
     pub(crate) fn skipped(&self) -> Option<&str> {
         self.skipped.as_deref()
     }
 
-    /// Steps that made no update.
+    /// Number of steps that made no update.
     pub(crate) fn n_skipped(&self) -> u64 {
         self.n_skipped
     }
 
-    /// Steps that made no update, the last ones in a row.
+    /// Number of consecutive steps without an update, up to the last one.
     pub(crate) fn n_skipped_in_a_row(&self) -> u64 {
         self.n_skipped_in_a_row
     }
 
-    /// Whether the last program that was begun is left unfinished.
+    /// Returns true if the last program that was begun is left unfinished.
     pub(crate) fn is_discarded(&self) -> bool {
         self.is_discarded
     }
 
-    /// Leaves the program under way unfinished.
+    /// Leaves the current program unfinished.
     pub(crate) fn discard(&mut self) {
         self.is_discarded = true;
     }
 
-    /// Goes on from a training that skipped so many steps.
+    /// Resumes a training that has skipped `n_skipped` steps.
     pub(crate) fn restore(&mut self, n_skipped: u64) {
         self.n_skipped = n_skipped;
     }
 
-    /// Takes a step that makes its update.
+    /// Records the sync of a step that makes its update.
     pub(crate) fn update(&mut self, agreed: Agreed, records: Vec<Vec<u8>>) {
         (self.agreed, self.records) = (Some(agreed), records);
         (self.skipped, self.n_skipped_in_a_row) = (None, 0);
     }
 
-    /// Takes a program in which something was not finite, and whose steps are trained again.
+    /// Records the sync of a program in which something was not finite, and whose steps are trained
+    /// again.
     pub(crate) fn repeat(&mut self, agreed: Agreed, records: Vec<Vec<u8>>) {
         (self.agreed, self.records) = (Some(agreed), records);
     }
 
-    /// Whether everything was finite in the last program.
+    /// Returns true if everything was finite in the last program.
     pub(crate) fn is_sound(&self) -> bool {
         self.agreed.as_ref().is_none_or(|agreed| agreed.culprit.is_none())
     }
 
-    /// Counts a step that makes none.
+    /// Counts a step that makes no update.
     pub(crate) fn count_skipped(&mut self) {
         self.skipped = None;
         self.n_skipped += 1;
         self.n_skipped_in_a_row += 1;
     }
 
-    /// Takes a step that makes no update, for this reason.
+    /// Records the sync of a step that makes no update, with the reason.
     pub(crate) fn skip(&mut self, agreed: Agreed, records: Vec<Vec<u8>>, why: String) {
         (self.agreed, self.records, self.skipped) = (Some(agreed), records, Some(why));
     }
 
-    /// Takes what another rank has concluded: from these records, of a step that was skipped for this reason, after so many
-    /// that were, in all and in a row.
+    /// Adopts the state of another rank: its agreement and records, the reason for skipping the
+    /// step if it was skipped, and the numbers of skipped steps, in total and in a row.
     pub(crate) fn take(
         &mut self,
         agreed: Option<Agreed>,

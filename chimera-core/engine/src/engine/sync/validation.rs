@@ -1,27 +1,31 @@
-//! How windows without a border went.
+//! The history of windows without a border.
 
 use serde::{Deserialize, Serialize};
 
-/// The most windows in a row that are trained step by step from the start, after wrong ones.
+/// Largest number of windows in a row that are trained step by step from the start, after wrong
+/// ones.
 const MOST_CAREFUL: u32 = 32;
 
-/// How windows went so far whose updates wait for nobody; the same on all ranks. A checkpoint keeps it.
+/// The history of windows with updates that do not wait for a step sync; the same on all ranks. A
+/// checkpoint keeps it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct WindowHistory {
     n_repeated: u64,
-    /// Windows yet to be trained step by step from the start, since those before would have been wrong.
+    /// Number of windows still to be trained step by step from the start, because of earlier wrong
+    /// ones.
     n_careful: u32,
-    /// How many there are to be after the next wrong one.
+    /// Number of such windows after the next wrong one.
     next_careful: u32,
 }
 
 impl WindowHistory {
-    /// Windows that were trained again.
+    /// Number of windows that were trained again.
     pub fn n_repeated(&self) -> u64 {
         self.n_repeated
     }
 
-    /// This history with no more careful windows than wrong ones can lead to: a file may say anything.
+    /// Caps the numbers of careful windows at the largest that wrong ones can lead to, since a file
+    /// may hold anything.
     pub(crate) fn restored(self) -> WindowHistory {
         WindowHistory {
             n_careful: self.n_careful.min(MOST_CAREFUL),
@@ -30,7 +34,7 @@ impl WindowHistory {
         }
     }
 
-    /// Whether the window that begins is to be trained step by step from the start.
+    /// Begins a window. Returns true if it is to be trained step by step from the start.
     pub(crate) fn begin(&mut self) -> bool {
         let is_careful = self.n_careful > 0;
         self.n_careful = self.n_careful.saturating_sub(1);
