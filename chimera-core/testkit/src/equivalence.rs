@@ -1,8 +1,10 @@
-//! A training of random tokens, small or large, that every device must do as the
-//! [`Reference`](chimera_engine::device::reference) does: the whole of schedule, engine, model and layers.
+//! Small and large trainings on random tokens, with results on every device that must match those
+//! of the [`Reference`](chimera_engine::device::reference): end-to-end tests of schedule, engine,
+//! model and layers.
 //!
-//! Losses on a device are compared with those on another, of another schedule or of one worker. What random
-//! tokens teach is little, but their losses hang on every weight and gradient.
+//! Losses on a device are compared with those on another device, of another schedule, or of a
+//! single worker. A model learns little from random tokens, but the losses depend on every weight
+//! and gradient.
 
 use chimera_engine::comm::{Comm, CommError, Endpoint, Threads};
 use chimera_engine::device::DeviceError;
@@ -21,51 +23,51 @@ use chimera_schedule::schedule::{Shape, Unfit, UnknownSchedule, find};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// What to train, and how.
+/// A training to try.
 #[derive(Clone, Debug)]
 pub struct TrialRun {
-    /// A schedule of the table.
+    /// Name of a built-in schedule.
     pub schedule: &'static str,
     /// Its shape.
     pub shape: Shape,
     /// The model.
     pub model: ModelConfig,
-    /// Whether forwards are run again before their backwards.
+    /// Whether forwards are recomputed before their backwards.
     pub recompute: Recompute,
     /// Whether backwards are split.
     pub split_backward: bool,
-    /// Samples of a micro-batch.
+    /// Samples per micro-batch.
     pub micro_batch_size: usize,
-    /// Updates of the weights.
+    /// Number of updates of the weights.
     pub steps: u64,
 }
 
-/// What every step came to.
+/// The results of every step.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct TrialResult {
     /// Mean loss of each step, in nats.
     pub losses: Vec<f64>,
     /// Norm of each step's gradient.
     pub norms: Vec<f64>,
-    /// How long each step took, in seconds, as its report has it.
+    /// Duration of each step in seconds, as reported.
     pub seconds: Vec<f64>,
     /// By rank: bytes of weights, gradients, moments and saved activations, by the memory model.
     pub bytes: Vec<u64>,
 }
 
-/// Why there was no training.
+/// The reason that there was no training.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// There is no schedule of that name.
+    /// There is no schedule with that name.
     #[error(transparent)]
     Unknown(#[from] UnknownSchedule),
-    /// The schedule has no such shape.
+    /// The schedule does not support that shape.
     #[error(transparent)]
     Unfit(#[from] Unfit),
     /// The timetable is not sound.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The model cannot be cut so.
+    /// The model cannot be cut into that many stages.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// A rank failed.
@@ -74,7 +76,7 @@ pub enum RunError {
 }
 
 impl TrialRun {
-    /// Trains with a worker to a thread; `open` opens the device of each.
+    /// Trains with one thread per worker; `open` opens the device of each.
     ///
     /// # Errors
     /// If the schedule or the model does not fit, or a rank fails.
@@ -87,7 +89,7 @@ impl TrialRun {
             RunError::Fault(fault) => fault,
             other => Fault::new(Class::Usage, rank, other.to_string()),
         };
-        self.program()?; // a refusal is no rank's
+        self.program()?; // not the fault of one rank
         let ranks = run_threads(n_ranks, |comm: &mut Threads<D::Tensor>| {
             let rank = comm.rank();
             let device = open(rank).map_err(|e| CommError::from(e).into_fault(rank))?;
@@ -96,8 +98,9 @@ impl TrialRun {
         Ok(ranks.into_iter().next().unwrap_or_default())
     }
 
-    /// The bytes that each rank will hold at most, by the memory model, on devices whose activations have so many
-    /// bytes an element: weights, gradients, moments, and what is kept or used by ops.
+    /// Predicts the peak bytes of each rank by the memory model, on devices with `activation_bytes`
+    /// bytes per element of activations: weights, gradients, moments, and what is kept or used by
+    /// ops.
     ///
     /// # Errors
     /// If the schedule or the model does not fit.
@@ -122,7 +125,7 @@ impl TrialRun {
         Ok((0..).map(WorkerId).zip(peaks).map(of_worker).collect())
     }
 
-    /// Trains the row of the rank that `comm` is an end of.
+    /// Trains as the rank of `comm`.
     ///
     /// # Errors
     /// If the schedule or the model does not fit, or a rank fails.
@@ -164,7 +167,7 @@ impl TrialRun {
     }
 }
 
-/// Tokens that follow from their place alone.
+/// Tokens that depend only on their position.
 pub(crate) struct TokensByPlace<'m>(pub(crate) &'m ModelConfig);
 
 impl Data for TokensByPlace<'_> {

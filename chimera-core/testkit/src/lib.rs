@@ -1,5 +1,5 @@
-//! Tools for testing pipelines: a transport whose interleaving a seed draws, compute that sleeps, and small trainings whose
-//! results must agree under every schedule.
+//! Tools for testing pipelines: a transport with seeded random interleaving, stages that sleep
+//! instead of computing, and small trainings with results that must agree under every schedule.
 
 pub mod equivalence;
 pub mod simulated;

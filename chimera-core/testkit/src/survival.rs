@@ -1,7 +1,8 @@
-//! Trainings in which ranks die, drawn from seeds: whoever lives, and who takes a dead rank's place, must end with the
-//! bits of the training that nothing happened to, or say which stages died with their last holders.
+//! Trainings in which ranks die, drawn from seeds. Survivors and replacements must end with the
+//! bits of the undisturbed training, or report the stages that died with their last holders.
 //!
-//! The whole engine runs on the [simulated](crate::simulated) transport, so a failure is had again from its seed.
+//! The whole engine runs on the [simulated](crate::simulated) transport, so a failure can be
+//! reproduced from its seed.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -25,7 +26,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::equivalence::TokensByPlace;
 
-/// A training, and what happens to it.
+/// A training and the events that disturb it.
 pub struct Scenario {
     schedule: &'static dyn Schedule,
     shape: Shape,
@@ -35,42 +36,44 @@ pub struct Scenario {
     model: ModelConfig,
     training: Training,
     plan: Plan,
-    /// What ranks end with whom nothing happens to.
+    /// The results of all ranks without disturbance.
     undisturbed: Vec<Result<Trained<Tensor>, Fault>>,
-    /// Where ranks keep copies for each other, calls of each rank in a training of no steps: until then there may be none.
+    /// If ranks keep copies for each other: the calls of each rank in a training of no steps.
+    /// Before these calls, there may be no copies.
     start: Vec<u64>,
 }
 
-/// How a scenario ended, where it ended well.
+/// The ending of a scenario that passed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
-    /// With the bits of the undisturbed training, after so many recoveries.
+    /// Every rank ended with the bits of the undisturbed training.
     Survived {
         /// Meetings after the first.
         n_recoveries: u64,
     },
-    /// Stages died with all their holders, and every rank said so.
+    /// Stages died with all their holders, and every rank reported it.
     Lost,
 }
 
-/// Drawn deaths may come so much later than the undisturbed run makes calls, so that some come in recoveries of the end.
+/// Range of drawn deaths, relative to the calls of an undisturbed run; above 1, so that some come
+/// during recoveries at the end.
 const BEYOND: f64 = 1.3;
 
-/// More than the longest training here takes.
+/// Longer than the longest training here.
 const MOST_TURNS_AWAY: u64 = 1 << 12;
-/// Where ranks stall: it is counted in the turns of waits that look at other things between.
+/// Timeout where ranks stall, counted in turns of waits that look at other things in between.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Norms and losses cross the device's border in f32.
+/// Norms and losses are f32 when they leave the device.
 const TOLERANCE: f64 = 1e-6;
 
 impl Scenario {
-    /// Draws schedule, shape, passes, deaths and delays: the same for the same seed.
+    /// Draws schedule, shape, passes, deaths and delays from a seed.
     pub fn draw(seed: u64) -> Scenario {
         Scenario::draw_with(seed, false)
     }
 
-    /// As [`draw`](Scenario::draw), but what is held once dies with its rank: stages, or parts of a sharded optimizer. Ranks
-    /// keep copies for each other.
+    /// Like [`draw`](Scenario::draw), but state that is held once, of stages or of a sharded
+    /// optimizer, dies with its rank. Ranks keep copies for each other.
     pub fn draw_shadowed(seed: u64) -> Scenario {
         Scenario::draw_with(seed, true)
     }
@@ -142,7 +145,7 @@ impl Scenario {
         }
     }
 
-    /// Trains while nothing happens; the calls of each rank.
+    /// Trains without disturbance. Returns the calls of each rank.
     fn trained_undisturbed(&mut self) -> Vec<u64> {
         let plan = Plan { deaths: Vec::new(), ..self.plan.clone() };
         if self.training.shadow_every > 0 {
@@ -155,16 +158,17 @@ impl Scenario {
         calls
     }
 
-    /// As [`draw`](Scenario::draw), but ranks that die are away for a while, in which the others train without them.
+    /// Like [`draw`](Scenario::draw), but ranks that die stay away for a while, and the others
+    /// train without them.
     pub fn draw_narrow(seed: u64) -> Scenario {
         Scenario::draw(seed).narrowed(seed)
     }
 
-    /// As [`draw_narrow`](Scenario::draw_narrow), with copies of what is held once.
+    /// Like [`draw_narrow`](Scenario::draw_narrow), with copies of state that is held once.
     pub fn draw_narrow_shadowed(seed: u64) -> Scenario {
         let mut scenario = Scenario::draw_shadowed(seed);
         if replace(&mut scenario.training.shard_optimizer, false) {
-            // The calls of what is sharded are others.
+            // Without sharding, ranks make different calls.
             scenario.trained_undisturbed();
         }
         scenario.narrowed(seed)
@@ -175,7 +179,7 @@ impl Scenario {
         let mut random = ChaCha8Rng::seed_from_u64(!seed);
         let n_turns = 1 << random.random_range(0..MOST_TURNS_AWAY.ilog2());
         scenario.plan.away = Some(random.random_range(0..=n_turns));
-        // More deaths, since stages find more holders on the way.
+        // More deaths, since stages gain holders on the way.
         let deaths = &mut scenario.plan.deaths;
         let most = deaths.iter().map(|death| death.call).max().unwrap_or(1);
         let n_ranks = (scenario.width * scenario.program.placement().n_workers()) as u32;
@@ -187,7 +191,8 @@ impl Scenario {
         self
     }
 
-    /// As [`draw`](Scenario::draw), but ranks stall, and die when the others evict them; some die by themselves too.
+    /// Like [`draw`](Scenario::draw), but ranks stall, and die when the others evict them; some die
+    /// by themselves too.
     pub fn draw_stalled(seed: u64) -> Scenario {
         let mut scenario = Scenario::draw(seed);
         let mut random = ChaCha8Rng::seed_from_u64(!seed);
@@ -198,10 +203,10 @@ impl Scenario {
         scenario
     }
 
-    /// Trains while ranks die, and compares with the undisturbed training.
+    /// Trains while ranks die, and compares the results with the undisturbed training.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// A description of the first difference.
     pub fn check(&self) -> Result<Ending, String> {
         let expected: Result<Vec<_>, _> = self.undisturbed.iter().map(Result::as_ref).collect();
         let expected = expected.map_err(|fault| format!("undisturbed: {fault}"))?;
@@ -227,7 +232,8 @@ impl Scenario {
         Ok(Ending::Survived { n_recoveries: n_meetings - 1 })
     }
 
-    /// Whether something may die with all ranks that hold it, and those that have their copies.
+    /// Returns true if some state may die with all ranks that hold it, and with those that have its
+    /// copies.
     fn may_lose(&self) -> bool {
         let dying = self.dying();
         let is_early = |death: &Death| death.call <= self.start[death.rank.index()];
@@ -250,12 +256,12 @@ impl Scenario {
         self.deaths().map(|death| death.rank).collect()
     }
 
-    /// All deaths, also of ranks that are evicted.
+    /// All deaths, including those of evicted ranks.
     fn deaths(&self) -> impl Iterator<Item = &Death> {
         self.plan.deaths.iter().chain(&self.plan.stalls)
     }
 
-    /// Whether all holders of some stage are among those that die.
+    /// Returns true if all holders of some stage are among the ranks that die.
     fn holders_die(&self) -> bool {
         let dying = self.dying();
         let placement = self.program.placement();
@@ -272,7 +278,7 @@ impl Scenario {
     ) -> Result<(), String> {
         let mut steps = BTreeSet::new();
         let mut names = BTreeSet::new();
-        // Fewer ranks may hold what others held.
+        // Fewer ranks may hold the same stages.
         let undisturbed_weights =
             |name: &str| expected.iter().find_map(|trained| trained.weights.get(name));
         for (rank, (survivor, undisturbed)) in survivors.iter().zip(expected).enumerate() {
@@ -299,12 +305,13 @@ impl Scenario {
         }
         let all: BTreeSet<String> =
             expected.iter().flat_map(|trained| trained.weights.keys().cloned()).collect();
-        // What is held once goes with its holder, even where that one dies after the last step.
+        // State that is held once goes with its holder, even if that one dies after the last step.
         if names != all && !self.holders_die() {
             let missing: Vec<_> = all.difference(&names).collect();
             return Err(format!("no rank ended with the weights {missing:?}"));
         }
-        // Who takes a dead rank's place knows of the steps since, and all ranks may have been replaced, one after the other.
+        // A replacement knows only of later steps, and all ranks may have been replaced, one after
+        // the other.
         let first = if self.dying().len() == expected.len() {
             steps.first().copied().unwrap_or(0)
         } else {
@@ -317,8 +324,8 @@ impl Scenario {
         }
     }
 
-    /// Whether values are those of the undisturbed training: to the bit, or where ranks were fewer for a while, up to the
-    /// rounding of sums.
+    /// Returns true if values are those of the undisturbed training: bit for bit, or, if ranks were
+    /// missing for a while, up to the rounding of sums.
     fn is_same(&self, expected: &[f64], found: &[f64]) -> bool {
         let is_same = |(a, b): (&f64, &f64)| match self.plan.away {
             None => a.to_bits() == b.to_bits(),

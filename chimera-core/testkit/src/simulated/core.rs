@@ -1,13 +1,14 @@
-//! Threads that take turns stay on one core: who has a turn goes on at once, where the other has left off. On a core of its own
-//! it would have to be woken first, which takes as long as many turns.
+//! Keeps threads that take turns on one core. The next thread then continues at once where the last
+//! one stopped. On a core of its own it would have to be woken first, which takes as long as many
+//! turns.
 
-/// The core that this thread runs on, if that is known.
+/// Returns the core that this thread runs on, if known.
 #[cfg(target_os = "linux")]
 pub(super) fn current() -> Option<usize> {
     Some(rustix::thread::sched_getcpu())
 }
 
-/// Keeps this thread on a core. Where that cannot be, turns take longer.
+/// Pins this thread to a core. If that fails, turns only take longer.
 #[cfg(target_os = "linux")]
 pub(super) fn stay_on(core: Option<usize>) {
     use rustix::thread::{CpuSet, sched_setaffinity};

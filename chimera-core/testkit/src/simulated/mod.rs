@@ -1,9 +1,12 @@
-//! A transport whose ranks run one at a time, in an order that a seed draws: the same seed, the same run.
+//! A transport that runs one rank at a time, in an order drawn from a seed: the same seed gives the
+//! same run.
 //!
-//! Each call of the transport is a place where another rank may go on, a message takes its time, and a rank may die: its
-//! thread unwinds, others learn of it later, and it comes back without any state, as a process does that takes a dead
-//! one's place. A rank may also stall: it makes no call more until the others evict it, and then dies. So a run of the whole engine with deaths at any instruction takes milliseconds, and one that goes wrong
-//! is had again from its seed. Time is counted in turns; how long waits last by the clock has no effect.
+//! At each call of the transport another rank may go on, a message is delayed, and a rank may die.
+//! The thread of a dying rank unwinds, the others learn of it later, and the rank comes back
+//! without any state, like a process that replaces a dead one. A rank may also stall: it makes no
+//! more calls until the others evict it, and then dies. A run of the whole engine, with deaths at
+//! any instruction, takes milliseconds, and a failing run can be reproduced from its seed. Time is
+//! counted in turns; the real duration of waits has no effect.
 
 mod core;
 mod scheduler;
@@ -21,39 +24,39 @@ use chimera_engine::comm::{
 };
 use scheduler::{Scheduler, Turn};
 
-/// What happens in a simulated run, beside what its ranks do.
+/// The events of a simulated run that do not come from its ranks.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// Draws who goes on and how long messages take.
+    /// Seed of the order of ranks and the delays of messages.
     pub seed: u64,
-    /// Turns that a message takes at most.
+    /// Largest delay of a message, in turns.
     pub most_delay: u64,
     /// Ranks that die.
     pub deaths: Vec<Death>,
-    /// Ranks that stall, at a call as others die; they die when they are evicted.
+    /// Ranks that stall, at a call like deaths; they die when they are evicted.
     pub stalls: Vec<Death>,
-    /// For how many turns a rank that has died is away. The others meet without it; when it comes back, all meet with it.
-    /// `None` if all wait for it.
+    /// Number of turns for which a dead rank stays away. The others meet without it; when it comes
+    /// back, all meet again with it. `None` if all wait for it.
     pub away: Option<u64>,
 }
 
-/// A rank's death or stall, at its `call`th call of the transport over all its lives.
+/// A rank's death or stall, at its `call`-th call of the transport over all its lives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Death {
-    /// Whose.
+    /// The rank that dies or stalls.
     pub rank: Rank,
-    /// When, from 1.
+    /// Number of the call, from 1.
     pub call: u64,
 }
 
-/// How a run went.
+/// The results of a simulated run.
 #[derive(Debug)]
 pub struct Simulated<R> {
-    /// What each rank returned in its last life, by rank.
+    /// The result of each rank in its last life, by rank.
     pub outcomes: Vec<Result<R, Fault>>,
-    /// Calls of the transport that each rank made over all its lives.
+    /// Number of transport calls of each rank over all its lives.
     pub calls: Vec<u64>,
-    /// Meetings that there were.
+    /// Number of meetings.
     pub n_meetings: u64,
 }
 
@@ -95,10 +98,10 @@ pub fn run<T: Send + 'static, R: Send>(
     Simulated { outcomes, calls, n_meetings }
 }
 
-/// What a thread unwinds with whose rank dies.
+/// The panic payload with which the thread of a dying rank unwinds.
 struct Killed;
 
-/// Where one rank waits for the others.
+/// The place where one rank waits for the others.
 pub struct Berth<T> {
     rank: Rank,
     scheduler: Arc<Scheduler<T>>,
@@ -124,16 +127,16 @@ impl<T: Send + 'static> Rendezvous<End<T>> for Berth<T> {
 
 /// The ranks of a meeting.
 struct Met<T> {
-    /// Who they are among all ranks, ascending.
+    /// The ranks' numbers among all ranks, ascending.
     present: Vec<Rank>,
-    /// By rank of the meeting.
+    /// By rank in the meeting.
     mailboxes: Vec<Mailbox<T>>,
 }
 
 /// One rank's end of the transport.
 pub struct End<T: Send + 'static> {
     rank: Rank,
-    /// Who it is among all ranks.
+    /// This rank's number among all ranks.
     of_all: Rank,
     met: Arc<Met<T>>,
     scheduler: Arc<Scheduler<T>>,
@@ -154,7 +157,7 @@ impl<T: Send + 'static> End<T> {
         }
     }
 
-    /// Waits until `look` finds something in this rank's mailbox, or knows that nothing comes.
+    /// Waits until `look` finds something in this rank's mailbox, or finds that nothing will come.
     fn wait<R>(
         &self,
         deadline: Instant,
@@ -178,13 +181,14 @@ impl<T: Send + 'static> End<T> {
         }
     }
 
-    /// This rank's turn, after others may have had theirs. It may die here.
+    /// This rank's turn, after others may have had theirs. The rank may die here.
     fn turn(&self) -> Turn<'_, T> {
         self.scheduler.enter(self.of_all)
     }
 }
 
-/// A wait that is to last no longer than this may end before anything came: who waits looks at other things between.
+/// Waits up to this long may end before anything came, since the waiting rank looks at other things
+/// in between.
 const SHORT: Duration = Duration::from_secs(1);
 
 fn stuck() -> CommError {
@@ -292,7 +296,7 @@ impl<T: Send + 'static> Comm<T> for End<T> {
 }
 
 impl<T: Send + 'static> Drop for End<T> {
-    /// Who waits for this rank learns later that nothing more comes.
+    /// Ranks that wait for this one learn later that nothing more comes.
     fn drop(&mut self) {
         let from = self.rank;
         let mut turn = self.scheduler.keep(self.of_all);
@@ -303,7 +307,7 @@ impl<T: Send + 'static> Drop for End<T> {
     }
 }
 
-/// Ends the life of the rank whose thread this is.
+/// Ends the life of the rank that runs on this thread.
 fn die() -> ! {
     resume_unwind(Box::new(Killed))
 }
@@ -333,7 +337,7 @@ mod tests {
         }
     }
 
-    /// The order in which ranks have their turns, and when they die, is that of the seed.
+    /// The seed determines the order of the ranks' turns, and the times of deaths.
     #[test]
     fn a_seed_gives_one_run() {
         let deaths = vec![Death { rank: Rank(1), call: 7 }, Death { rank: Rank(2), call: 9 }];

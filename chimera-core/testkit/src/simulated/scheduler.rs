@@ -1,4 +1,4 @@
-//! Who goes on, what is under way, and who has come to the next meeting.
+//! The scheduler of simulated ranks: turns, messages in transit, and meetings.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::replace;
@@ -17,12 +17,12 @@ use super::{Death, Met, Plan, die, stuck};
 /// Lets one rank run at a time.
 pub(super) struct Scheduler<T> {
     state: Mutex<Simulator<T>>,
-    /// By rank: what tells it that its turn has come.
+    /// By rank: wakes it for its turn.
     batons: Vec<Baton>,
 }
 
-/// Wakes a rank. Who does so holds no lock that the rank is about to want: a thread that wakes to wait for one costs as much
-/// as a whole turn.
+/// Wakes a rank. The waking rank must not hold a lock that the other one needs next: a thread that
+/// wakes only to wait for a lock costs as much as a whole turn.
 #[derive(Default)]
 struct Baton {
     is_here: Mutex<bool>,
@@ -35,7 +35,7 @@ impl Baton {
         self.came.notify_one();
     }
 
-    /// Waits for it.
+    /// Waits for the baton.
     fn take(&self) {
         let is_here = self.is_here.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.came.wait_while(is_here, |is_here| !*is_here);
@@ -46,26 +46,26 @@ impl Baton {
 struct Simulator<T> {
     plan: Plan,
     random: ChaCha8Rng,
-    /// Whose turn it is; nobody's before the start and after the end.
+    /// The rank that has the turn; none before the start and after the end.
     running: Option<usize>,
     ranks: Vec<Life>,
-    /// By rank: calls so far.
+    /// By rank: number of calls so far.
     calls: Vec<u64>,
-    /// Turns so far.
+    /// Number of turns so far.
     now: u64,
-    /// What is under way, by when it comes, and number.
+    /// Deliveries in transit, by due time and number.
     under_way: BTreeMap<(u64, u64), Delivery<T>>,
     n_posted: u64,
-    /// When the last of what keeps its order comes, by sender and receiver.
+    /// Due time of the last ordered delivery, by sender and receiver.
     last_in_order: FxHashMap<(Rank, Rank), u64>,
     meetings: u64,
     /// By rank: whether it has come to the next meeting.
     is_there: Vec<bool>,
-    /// By rank: whether it lives.
+    /// By rank: whether it is alive.
     is_alive: Vec<bool>,
-    /// By rank: where it is; none once it has died or stalled, until the next meeting.
+    /// By rank: its position; `None` once it has died or stalled, until the next meeting.
     positions: Vec<Option<Position>>,
-    /// By rank: whether what it waits for is too late, since nothing more happens.
+    /// By rank: whether its wait has timed out, since nothing more happens.
     is_too_late: Vec<bool>,
     /// Ranks that come back, and when.
     away: BTreeSet<(u64, Rank)>,
@@ -73,7 +73,7 @@ struct Simulator<T> {
     met: Arc<Met<T>>,
     /// Whether a rank of the last meeting wants all to stop.
     is_stopping: bool,
-    /// How the first rank ended that did.
+    /// The result of the first rank that ended.
     over: Option<Result<(), Fault>>,
     is_stuck: bool,
 }
@@ -83,21 +83,21 @@ enum Life {
     /// Its thread has not started.
     Unborn,
     Ready,
-    /// Until something comes for it.
+    /// Waits until something is delivered to it.
     Waits,
-    /// Until it is evicted.
+    /// Makes no calls until it is evicted.
     Stalled,
     Ended,
 }
 
-/// Something that comes to a rank, at the mailboxes of the meeting it was sent after.
+/// A delivery to a rank, into the mailboxes of the meeting in which it was sent.
 struct Delivery<T> {
     to: Rank,
     met: Arc<Met<T>>,
     put: Put<T>,
 }
 
-/// What a delivery does to a mailbox.
+/// The effect of a delivery on a mailbox.
 pub(super) type Put<T> = Box<dyn FnOnce(&Mailbox<T>) + Send>;
 
 /// The turn of a rank.
@@ -134,7 +134,7 @@ impl<T> Scheduler<T> {
         Scheduler { state: Mutex::new(state), batons: (0..n).map(|_| Baton::default()).collect() }
     }
 
-    /// Waits for the first turn of a rank; the last one that comes gives the first turn.
+    /// Waits for the first turn of a rank. The last rank to call this starts the turns.
     pub(super) fn begin(&self, rank: Rank) {
         let mut state = self.lock();
         state.ranks[rank.index()] = Life::Ready;
@@ -144,7 +144,7 @@ impl<T> Scheduler<T> {
         drop(self.await_turn(rank, state));
     }
 
-    /// A call of a rank: it may stall and die, and others may go on before it.
+    /// Begins a call of a rank. The rank may stall and die here, and others may go on before it.
     pub(super) fn enter(&self, rank: Rank) -> Turn<'_, T> {
         let mut turn = self.keep(rank);
         let calls = &mut turn.state.calls[rank.index()];
@@ -163,12 +163,13 @@ impl<T> Scheduler<T> {
         if turn.state.random.random() { turn.pass(false) } else { turn }
     }
 
-    /// The turn that a rank has.
+    /// The current turn of a rank.
     pub(super) fn keep(&self, rank: Rank) -> Turn<'_, T> {
         Turn { scheduler: self, rank, state: self.lock() }
     }
 
-    /// A rank has died: the others meet without it, if they do so, until it comes back.
+    /// Keeps a dead rank away. The others meet without it, if the plan allows that, until it comes
+    /// back.
     pub(super) fn stay_away(&self, rank: Rank) {
         let mut turn = self.keep(rank);
         let Some(turns) = turn.state.plan.away else { return };
@@ -181,7 +182,8 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Waits for all ranks that live. Returns the number of the meeting and its ranks; `None` if a rank has ended well.
+    /// Waits for all living ranks. Returns the number of the meeting and its ranks; `None` if a
+    /// rank has ended successfully.
     pub(super) fn meet(&self, rank: Rank) -> Result<Option<(u64, Arc<Met<T>>)>, CommError> {
         let mut turn = self.enter(rank);
         let last = turn.state.meetings;
@@ -195,12 +197,12 @@ impl<T> Scheduler<T> {
                 None if turn.state.is_stuck => return Err(stuck()),
                 None => turn = turn.pass(true),
             }
-            turn.is_too_late(); // a meeting has the patience that it takes
+            turn.is_too_late(); // a meeting has no timeout
         }
         Ok(Some((turn.state.meetings, Arc::clone(&turn.state.met))))
     }
 
-    /// A rank has ended.
+    /// Records that a rank has ended.
     pub(super) fn end(&self, rank: Rank, how: Result<(), Fault>) {
         let mut state = self.lock();
         state.ranks[rank.index()] = Life::Ended;
@@ -213,13 +215,13 @@ impl<T> Scheduler<T> {
         self.tell(running);
     }
 
-    /// Calls by rank, and the number of meetings.
+    /// The numbers of calls by rank, and the number of meetings.
     pub(super) fn counts(&self) -> (Vec<u64>, u64) {
         let state = self.lock();
         (state.calls.clone(), state.meetings)
     }
 
-    /// A rank that panics holds no lock while it runs code of its own.
+    /// Ignores poisoning: a rank that panics holds no lock while it runs code of its own.
     fn lock(&self) -> MutexGuard<'_, Simulator<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -230,7 +232,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Lets the rank go on whose turn it is, until it is this one's.
+    /// Lets the rank that has the turn go on, until the turn is this rank's.
     fn await_turn<'s>(
         &'s self,
         rank: Rank,
@@ -253,27 +255,27 @@ impl<T> Scheduler<T> {
 }
 
 impl<'s, T> Turn<'s, T> {
-    /// Whether no rank can go on, and nothing is under way.
+    /// Returns true if no rank can go on and nothing is in transit.
     pub(super) fn is_stuck(&self) -> bool {
         self.state.is_stuck
     }
 
-    /// Whether this rank has waited for too long, which it is told once.
+    /// Returns true, once, if this rank's wait has timed out.
     pub(super) fn is_too_late(&mut self) -> bool {
         replace(&mut self.state.is_too_late[self.rank.index()], false)
     }
 
-    /// Notes where this rank is.
+    /// Records this rank's position.
     pub(super) fn report(&mut self, position: Position) {
         self.state.positions[self.rank.index()] = Some(position);
     }
 
-    /// Where a rank is, if it answers.
+    /// The position of a rank, if it answers.
     pub(super) fn position(&self, rank: Rank) -> Option<Position> {
         self.state.positions[rank.index()]
     }
 
-    /// Lets a stalled rank die; one that has died already stays as it is.
+    /// Lets a stalled rank die; a rank that is already dead stays as it is.
     pub(super) fn evict(&mut self, rank: Rank) {
         let life = &mut self.state.ranks[rank.index()];
         if *life == Life::Stalled {
@@ -281,23 +283,24 @@ impl<'s, T> Turn<'s, T> {
         }
     }
 
-    /// Makes no call more, until it is this rank's time to die.
+    /// Makes no more calls until this rank is to die.
     fn stall(mut self) -> Turn<'s, T> {
         self.state.positions[self.rank.index()] = None;
         if self.state.is_over() { self } else { self.pass_as(Life::Stalled) }
     }
 
-    /// Tells all ranks of this meeting that one wants them to stop.
+    /// Asks all ranks of this meeting to stop.
     pub(super) fn request_stop(&mut self) {
         self.state.is_stopping = true;
     }
 
-    /// Whether one wants all to stop.
+    /// Returns true if some rank wants all to stop.
     pub(super) fn stop_requested(&self) -> bool {
         self.state.is_stopping
     }
 
-    /// Lets others go on, until something comes for this rank if it `waits`; returns its next turn.
+    /// Lets others go on, and returns this rank's next turn. If it `waits`, that comes only after a
+    /// delivery to it.
     pub(super) fn pass(self, waits: bool) -> Turn<'s, T> {
         self.pass_as(if waits { Life::Waits } else { Life::Ready })
     }
@@ -310,13 +313,13 @@ impl<'s, T> Turn<'s, T> {
         Turn { scheduler, rank, state }
     }
 
-    /// Puts something on its way to a rank.
+    /// Sends a delivery to a rank, with a random delay.
     pub(super) fn post(&mut self, to: Rank, met: &Arc<Met<T>>, put: Put<T>) {
         let due = self.state.due();
         self.state.post(due, Delivery { to, met: Arc::clone(met), put });
     }
 
-    /// Puts something on its way to a rank, behind what was posted so before.
+    /// Sends a delivery to a rank, which arrives after those sent before by this function.
     pub(super) fn post_in_order(
         &mut self,
         (from, to): (Rank, Rank),
@@ -332,12 +335,12 @@ impl<'s, T> Turn<'s, T> {
 }
 
 impl<T> Simulator<T> {
-    /// Whether no other meeting follows.
+    /// Returns true if no other meeting follows.
     fn is_over(&self) -> bool {
         self.over.is_some() || self.is_stuck
     }
 
-    /// When something comes that is put on its way now.
+    /// Draws the due time of a delivery sent now.
     fn due(&mut self) -> u64 {
         self.now + self.random.random_range(0..=self.plan.most_delay)
     }
@@ -347,7 +350,8 @@ impl<T> Simulator<T> {
         self.n_posted += 1;
     }
 
-    /// Draws who goes on. Where nobody can before something comes, time passes until it does.
+    /// Draws the next rank to run. If none can run before the next delivery, time passes until it
+    /// is due.
     fn choose(&mut self) {
         self.now += 1;
         loop {
@@ -386,8 +390,8 @@ impl<T> Simulator<T> {
         }
     }
 
-    /// All that happens waits for ranks that are stalled. A wait for a message ends; where all others have come to a meeting,
-    /// that ends the stalled ones.
+    /// Called when everything waits for stalled ranks. Waits for messages time out. If all other
+    /// ranks are waiting in a meeting, it ends the stalled ones.
     fn lose_patience(&mut self) {
         let waits = |rank: usize| self.ranks[rank] == Life::Waits;
         let is_meeting = (0..self.ranks.len()).all(|rank| !waits(rank) || self.is_there[rank]);
@@ -409,7 +413,7 @@ impl<T> Simulator<T> {
         }
     }
 
-    /// A rank that was away is there again: all leave what they do, to meet with it.
+    /// Brings back a rank that was away. All ranks leave what they are doing, to meet with it.
     fn come_back(&mut self, rank: Rank) {
         self.is_alive[rank.index()] = true;
         if self.is_over() {
@@ -421,7 +425,7 @@ impl<T> Simulator<T> {
         self.wake_all();
     }
 
-    /// Begins the next meeting if all ranks that live are there.
+    /// Begins the next meeting if all living ranks are there.
     fn open(&mut self) {
         if self.is_there.iter().zip(&self.is_alive).all(|(is_there, is_alive)| is_there == is_alive)
         {

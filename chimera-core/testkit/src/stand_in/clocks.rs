@@ -1,15 +1,15 @@
-//! One moment by the clocks of several processes.
+//! A common moment on the clocks of several processes.
 
 use std::time::{Duration, Instant};
 
 use chimera_engine::comm::{CommError, Endpoint};
 use chimera_schedule::ids::Rank;
 
-/// Questions that a rank is asked: the quickest answer counts.
+/// Number of times that each rank is asked; the quickest answer counts.
 const N_QUESTIONS: usize = 16;
 
-/// A moment that all ranks have in common, each by its own clock: rank 0 asks every other one for its time, as in Cristian's
-/// algorithm (Distributed Computing 3, 1989).
+/// Finds a moment common to all ranks, each by its own clock: rank 0 asks every other rank for its
+/// time, as in Cristian's algorithm (Distributed Computing 3, 1989).
 ///
 /// # Errors
 /// If an answer does not come by `deadline`.
@@ -62,7 +62,7 @@ mod tests {
 
     use super::*;
 
-    /// Threads share a clock, so what they find is one moment.
+    /// Threads share a clock, so all must find the same moment.
     #[test]
     fn all_ranks_find_one_moment() {
         let deadline = Instant::now() + Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! A transport on which messages and gradient reductions take what their costs say.
+//! A transport with messages and gradient reductions that take the time given by their costs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,31 +15,31 @@ use super::dated::Dated;
 use super::pace::Pace;
 use super::reductions::ReductionOrder;
 
-/// What a rank spends on reaching others.
+/// Times of a rank's communication.
 pub(super) trait Delays: Send {
-    /// From the end of the op that makes a token to its being there.
+    /// Time from the end of the op that makes a token to its arrival.
     fn message(&self, token: &Token) -> Duration;
 
-    /// The part of a message's time in which its sender does nothing else.
+    /// The part of a message's time that its sender is busy.
     fn occupies(&self, token: &Token) -> Duration;
 
-    /// What the start of a reduction takes of each of its members.
+    /// Time that the start of a reduction keeps each of its members busy.
     fn reduce_occupies(&self, bucket: BucketId) -> Duration;
 }
 
-/// Delays the values of tokens, counted from the ends of the ops that made them, and reduces over ranks by itself, in
-/// the time that it takes and no arithmetic.
+/// Delays the values of tokens, counted from the ends of the ops that made them. Reduces over ranks
+/// by itself: it takes the time of a reduction, without its arithmetic.
 pub(super) struct Paced<'p, C, D> {
     inner: C,
     pace: Arc<Pace>,
     delays: D,
     program: &'p Program,
     reductions: ReductionOrder,
-    /// Messages that are here but not due.
+    /// Messages that have arrived but are not due.
     early: FxHashMap<(Rank, Tag), Dated<Tensor>>,
-    /// What is known of when reductions were started, by their number, bucket and member.
+    /// Known start times of reductions, by number, bucket and member.
     started: FxHashMap<(u64, BucketId, Rank), Instant>,
-    /// Gradients of reductions under way.
+    /// Gradients of reductions in progress.
     gradients: FxHashMap<Tag, Tensor>,
 }
 
@@ -55,7 +55,8 @@ impl<'p, C: Comm<Dated<Tensor>>, D: Delays> Paced<'p, C, D> {
         Paced { inner, pace, delays, program, reductions, early, started, gradients }
     }
 
-    /// Begin and end of a reduction, once all starts are known that it depends on; with a deadline they are waited for.
+    /// Returns the begin and end of a reduction, once all starts that it depends on are known; with
+    /// a deadline, waits for them.
     fn times(
         &mut self,
         (number, bucket): (u64, BucketId),
@@ -80,7 +81,7 @@ impl<'p, C: Comm<Dated<Tensor>>, D: Delays> Paced<'p, C, D> {
         })
     }
 
-    /// The end of a reduction that is done, with its gradients.
+    /// Finishes a reduction, and returns its gradients.
     fn reduced(&mut self, tag: Tag, bucket: BucketId, (begin, end): (Instant, Instant)) -> Tensor {
         if self.reductions.takes_time(bucket) {
             self.pace.note_reduction(bucket, begin, end);
@@ -112,7 +113,7 @@ impl<C: Comm<Dated<Tensor>>, D: Delays> Comm<Tensor> for Paced<'_, C, D> {
         Ok(())
     }
 
-    /// Only what belongs to reductions is asked for so.
+    /// Called only for the messages of reductions.
     fn try_recv(&mut self, from: Rank, tag: Tag) -> Result<Option<Tensor>, CommError> {
         let Payload::Sums { bucket, .. } = tag.payload() else {
             return Ok(self.inner.try_recv(from, tag)?.map(|dated| dated.tensor));
@@ -162,7 +163,8 @@ impl<C: Comm<Dated<Tensor>>, D: Delays> Comm<Tensor> for Paced<'_, C, D> {
 }
 
 impl<C: Comm<Dated<Tensor>>, D: Delays> AllReduce<Tensor> for Paced<'_, C, D> {
-    /// Says when this rank has started, to all whose reductions may wait for that.
+    /// Announces that this rank has started the reduction, to all ranks with reductions that may
+    /// wait for it.
     fn all_reduce(&mut self, _: &[Rank], tag: Tag, tensor: Tensor) -> Result<(), CommError> {
         let Payload::Sums { bucket, .. } = tag.payload() else { return Ok(()) };
         self.pace.occupy(self.delays.reduce_occupies(bucket));
@@ -180,7 +182,7 @@ impl<C: Comm<Dated<Tensor>>, D: Delays> AllReduce<Tensor> for Paced<'_, C, D> {
     }
 }
 
-/// The reductions of a rank as events, in seconds since `start`.
+/// Converts the reductions of a rank to events, in seconds since `start`.
 pub(super) fn events(
     reductions: &[(BucketId, Instant, Instant)],
     worker: WorkerId,

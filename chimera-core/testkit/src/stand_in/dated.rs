@@ -1,4 +1,4 @@
-//! Tensors that say when they arrive, between threads and between processes.
+//! Tensors with arrival times, between threads and between processes.
 
 use std::time::{Duration, Instant};
 
@@ -6,13 +6,14 @@ use chimera_engine::comm::{AllReduce, Comm, CommError, Host, Tag, Wrap};
 use chimera_engine::device::reference::Tensor;
 use chimera_schedule::ids::Rank;
 
-/// A tensor with the time at which it arrives.
+/// A tensor and its arrival time.
 pub(super) struct Dated<T> {
     pub(super) tensor: T,
     pub(super) due: Instant,
 }
 
-/// Carries dated tensors between processes, as their shapes and dates: nobody looks at the values of stages that sleep.
+/// Carries dated tensors between processes as shapes and times only, since the values of sleeping
+/// stages are never read.
 pub(super) struct Posted<C> {
     pub(super) inner: C,
     /// The moment from which all ranks count.

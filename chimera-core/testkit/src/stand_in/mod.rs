@@ -1,9 +1,10 @@
-//! Runs a program through the real engine with stages that only take their time, so that a simulation can be held
-//! against the clock: on threads of this process, of which there may be more than cores, since they sleep, or as one of
-//! several processes.
+//! Runs a program through the real engine with stages that only sleep for their time, to compare a
+//! simulation with real time. It runs on threads of this process, of which there may be more than
+//! cores, since they sleep; or as one of several processes.
 //!
-//! Everything but compute and sums is real: rows, messages, the order in which a worker waits, and the step sync. What
-//! sleeps is woken late at times; how that is kept out of the measured times the comments of `pace.rs` say.
+//! Everything but compute and sums is real: rows, messages, the order in which a worker waits, and
+//! the step sync. Sleeping threads are sometimes woken late; see the comments in `pace.rs` for how
+//! that is kept out of the measured times.
 
 mod clocks;
 mod comm;
@@ -28,44 +29,44 @@ use clocks::common_epoch;
 use dated::{Dated, Posted};
 use rank::{RankRun, run_rank};
 
-/// How a program is run with stand-in stages.
+/// Settings of a run with stand-in stages.
 #[derive(Clone, Copy)]
 pub struct Execution<'e> {
-    /// Seconds of a unit of the costs.
+    /// Seconds per unit of the costs.
     pub seconds_per_unit: f64,
-    /// Runs that are measured, after one that is not.
+    /// Number of measured runs, after one that is not measured.
     pub n_runs: usize,
-    /// Called on the thread of each rank before it runs, to make its timers exact.
+    /// Called on each rank's thread before it runs, to set up exact timers.
     pub on_thread: &'e (dyn Fn() + Sync),
 }
 
 /// One run, in seconds since the common start.
 #[derive(Clone, Debug, Default)]
 pub struct Executed {
-    /// When each op, reduction and update ran, by the clocks of the ranks, which know how late they were woken. What
-    /// takes no time but ops is left out.
+    /// Times of each op, reduction and update, by the ranks' clocks, which correct for late
+    /// wake-ups. Anything without duration is left out, except ops.
     pub timeline: Timeline,
-    /// When the last of them ended, by the wall clock.
+    /// End of the last of them, by the wall clock.
     pub wall_s: f64,
-    /// When the step was over on all ranks, with the step sync, by the wall clock.
+    /// End of the step on all ranks, including the step sync, by the wall clock.
     pub step_s: f64,
 }
 
 impl Executed {
-    /// The part of all workers' time, by the wall clock, in which they did not compute.
+    /// The fraction of all workers' time, by the wall clock, in which they did not compute.
     pub fn bubble_ratio(&self) -> f64 {
         bubble_ratio(&self.timeline.busy(), self.wall_s)
     }
 }
 
-/// A rank waits for others at least so long before it calls them lost.
+/// Minimum time that a rank waits for others before it considers them lost.
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// Runs `program` with a thread to each worker, where ops, messages, reductions and the step sync take what `costs` say.
-/// Updates do too where they stand behind the step sync; elsewhere they take no time.
+/// Runs `program` with one thread per worker. Ops, messages, reductions and the step sync take the
+/// times given by `costs`. So do updates after the step sync; other updates take no time.
 ///
 /// # Errors
-/// If a run would take longer than a clock can tell, or the threads cannot be started.
+/// If a run would take longer than a clock can represent, or the threads cannot be started.
 pub fn execute(
     program: &Program,
     costs: &(impl Costs + Sync),
@@ -80,11 +81,12 @@ pub fn execute(
     Ok(all_runs(&ranks, how.n_runs))
 }
 
-/// Runs `program` as [`execute`] does, as the rank of `comm`: all ranks do so, each for one worker, and each is given what
-/// all did.
+/// Runs `program` as [`execute`] does, as the rank of `comm`. All ranks must call it, each for one
+/// worker, and each gets the runs of all.
 ///
 /// # Errors
-/// If there is not a rank for each worker, or one fails, or a run would take longer than a clock can tell.
+/// If the number of ranks is not that of the workers, if a rank fails, or if a run would take
+/// longer than a clock can represent.
 pub fn execute_rank(
     program: &Program,
     costs: &(impl Costs + Sync),
@@ -108,7 +110,7 @@ pub fn execute_rank(
     Ok(all_runs(&ranks.map_err(|e| e.into_fault(me))?, how.n_runs))
 }
 
-/// How long a rank waits for others.
+/// Time that a rank waits for others.
 fn patience(program: &Program, costs: &impl Costs, how: Execution<'_>) -> Result<Duration, Fault> {
     let expected = simulate(program, costs).makespan() + costs.agree();
     let expected = expected * how.seconds_per_unit;
@@ -118,7 +120,7 @@ fn patience(program: &Program, costs: &impl Costs, how: Execution<'_>) -> Result
     Ok(PATIENCE.saturating_add(expected.saturating_mul(2)))
 }
 
-/// What all ranks did, by run.
+/// Combines the runs of all ranks, by run.
 fn all_runs(ranks: &[Vec<RankRun>], n_runs: usize) -> Vec<Executed> {
     let of_run = |run: usize| {
         let ranks = ranks.iter().filter_map(|rank| rank.get(run));

@@ -22,27 +22,28 @@ use super::pace::Pace;
 use super::reductions::ReductionOrder;
 use super::stage::{Blank, StandIn, Times, n_calls};
 
-/// From the moment at which all ranks are ready to the common start.
+/// Time in seconds from the moment at which all ranks are ready to the common start.
 const NOTICE_S: f64 = 2e-3;
 
-/// What a rank did in one run, in seconds since the common start.
+/// The events of a rank in one run, in seconds since the common start.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct RankRun {
     pub(super) events: Vec<Event>,
-    /// When the last of them ended, by the wall clock.
+    /// End of the last event, by the wall clock.
     pub(super) wall_s: f64,
-    /// When the step was over, by the wall clock.
+    /// End of the step, by the wall clock.
     pub(super) step_s: f64,
 }
 
-/// Costs in the time of a run.
+/// Costs, converted to real time.
 struct InSeconds<'c, C> {
     costs: &'c C,
     seconds_per_unit: f64,
 }
 
 impl<C> InSeconds<'_, C> {
-    /// Sums of times that can be told are such times, too.
+    /// Converts costs to a duration. A sum of representable times is assumed to be representable
+    /// too.
     fn seconds(&self, units: f64) -> Duration {
         Duration::try_from_secs_f64(units * self.seconds_per_unit).unwrap_or_default()
     }
@@ -62,7 +63,8 @@ impl<C: Costs + Sync> Delays for InSeconds<'_, C> {
     }
 }
 
-/// What one worker does in each run that is measured. All ranks count from `epoch`, each by its own clock.
+/// Runs one worker, and returns its measured runs. All ranks count from `epoch`, each by its own
+/// clock.
 pub(super) fn run_rank(
     program: &Program,
     costs: &(impl Costs + Sync),
@@ -142,7 +144,7 @@ pub(super) fn run_rank(
     Ok(runs)
 }
 
-/// The updates of a worker that take time, where they stand behind the step sync.
+/// The updates of a worker that take time, because they come after the step sync.
 fn updates(
     program: &Program,
     worker: WorkerId,
@@ -157,7 +159,7 @@ fn updates(
     updates.filter(|(_, takes)| !takes.is_zero()).collect()
 }
 
-/// Whether the end of some work, which the engine knows, is one of those that make the step long.
+/// Returns true if the end of this work counts towards the length of the step.
 fn counts(work: &Work, reduced: &[(BucketId, Instant, Instant)]) -> bool {
     match work {
         Work::Cell(_) => true,
@@ -166,7 +168,7 @@ fn counts(work: &Work, reduced: &[(BucketId, Instant, Instant)]) -> bool {
     }
 }
 
-/// The ops among events, at the times of the calls that they made of their stages.
+/// Returns the ops among the events, with the times of the calls they made of their stages.
 fn clocked(events: &[Event], calls: &[(Instant, Instant)], start: Instant) -> Vec<Event> {
     let since = |at: Instant| at.saturating_duration_since(start).as_secs_f64();
     let mut calls = calls.iter();
@@ -183,7 +185,8 @@ fn clocked(events: &[Event], calls: &[(Instant, Instant)], start: Instant) -> Ve
     clocked
 }
 
-/// When all ranks start, given when each was ready, in seconds since `epoch`.
+/// Determines the common start of all ranks, from the time at which each was ready, in seconds
+/// since `epoch`.
 fn common_start(ready: &[Vec<u8>], epoch: Instant, rank: Rank) -> Result<Instant, Fault> {
     let seconds = |bytes: &Vec<u8>| Some(f64::from_le_bytes(bytes.as_slice().try_into().ok()?));
     let latest = ready.iter().map(seconds).try_fold(0.0, |latest: f64, s| Some(latest.max(s?)));

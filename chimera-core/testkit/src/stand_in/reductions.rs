@@ -1,8 +1,9 @@
-//! When the gradient reductions of a run are done, as their costs say.
+//! Times of the gradient reductions of a run, as given by their costs.
 //!
-//! A reduction takes the lanes of its members and links between nodes, which serve one at a time, so when it can begin may
-//! depend on reductions that its members have no part in. So each rank says when it has started a reduction to all whose
-//! own may have to wait for that, and each of them finds the same times. Which of two goes first is as simulated.
+//! A reduction occupies the lanes of its members and links between nodes, which serve one reduction
+//! at a time. Its start may therefore depend on reductions that its members have no part in. Each
+//! rank announces the start of a reduction to all ranks with reductions that may wait for it, and
+//! each of these computes the same times. The order of two reductions is that of the simulation.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,8 @@ use rustc_hash::FxHashMap;
 /// The reductions of a program, in the order in which they are served.
 pub(super) struct ReductionOrder {
     served: Vec<Served>,
-    /// By bucket: the places of those that its own may wait for, in order, itself the last.
+    /// By bucket: the indices of the reductions that its own may wait for, in order, with itself
+    /// last.
     chains: FxHashMap<BucketId, Vec<usize>>,
 }
 
@@ -27,11 +29,11 @@ struct Served {
     links: Vec<(usize, Duration)>,
 }
 
-/// What is known of the start of a reduction: by bucket and member.
+/// Looks up the start of a reduction, by bucket and member, if known.
 pub(super) type Started<'s, E> = &'s mut dyn FnMut(BucketId, Rank) -> Result<Option<Instant>, E>;
 
 impl ReductionOrder {
-    /// The order of the reductions of a program whose simulation is known.
+    /// Orders the reductions of a program by its simulation.
     pub(super) fn of(
         program: &Program,
         simulated: &Timeline,
@@ -55,14 +57,14 @@ impl ReductionOrder {
             }
         };
         let mut served: Vec<Served> = program.buckets().iter().enumerate().map(served).collect();
-        // A reduction that takes no time has no place among the others.
+        // A reduction without duration has no position among the others.
         let begin = |one: &Served| begins.get(&one.bucket).copied().unwrap_or(0.0);
         served.sort_by(|a, b| begin(a).total_cmp(&begin(b)));
         let chains = (0..served.len()).map(|at| (served[at].bucket, chain(&served, at))).collect();
         ReductionOrder { served, chains }
     }
 
-    /// Ranks whose reductions may wait for that of `bucket`.
+    /// The ranks with reductions that may wait for that of `bucket`.
     pub(super) fn listeners(&self, bucket: BucketId) -> Vec<Rank> {
         let waits = |other: &&Served| {
             let chain = self.chain(other.bucket);
@@ -76,15 +78,15 @@ impl ReductionOrder {
         ranks
     }
 
-    /// Whether the reduction of `bucket` takes time.
+    /// Returns true if the reduction of `bucket` takes time.
     pub(super) fn takes_time(&self, bucket: BucketId) -> bool {
         self.served.iter().any(|one| one.bucket == bucket && !one.takes.is_zero())
     }
 
-    /// Begin and end of the reduction of `bucket`, unless that is not known yet.
+    /// Returns the begin and end of the reduction of `bucket`; `None` if they are not known yet.
     ///
     /// # Errors
-    /// If `started` fails, with its error.
+    /// The error of `started`, if it fails.
     pub(super) fn times<E>(
         &self,
         bucket: BucketId,
@@ -114,7 +116,7 @@ impl ReductionOrder {
     }
 }
 
-/// The places of the reductions that the one at a place may wait for, in order, itself the last.
+/// The indices of the reductions that the one at `at` may wait for, in order, with itself last.
 fn chain(served: &[Served], at: usize) -> Vec<usize> {
     let mut chain = vec![at];
     if served[at].takes.is_zero() {

@@ -1,4 +1,4 @@
-//! A stage that computes nothing and takes its time.
+//! A stage that computes nothing and sleeps for its time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,8 @@ use rustc_hash::FxHashMap;
 
 use super::pace::Pace;
 
-/// How long the engine's calls of a worker's stages take: by kind of op, stage, and unit of the window.
+/// Durations of the engine's calls of a worker's stages: by kind of op, stage, and unit of the
+/// window.
 pub(super) struct Times {
     calls: FxHashMap<(Kind, StageId, u32), Duration>,
     n_steps: u32,
@@ -26,7 +27,7 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// The times of a worker's cells.
+    /// Computes the times of a worker's cells.
     pub(super) fn of(
         program: &Program,
         worker: WorkerId,
@@ -43,13 +44,13 @@ impl Times {
         for cell in cells {
             for (op, takes) in shares(worker, cell, costs) {
                 match op.kind {
-                    // The engine calls a forward once, and all else unit by unit.
+                    // The engine calls a forward once, and all other ops unit by unit.
                     Kind::Forward => {
                         calls.insert((op.kind, op.stage, op.span.start), seconds(takes));
                     }
                     kind => {
                         let each = seconds(takes / f64::from(op.span.len));
-                        // The weight half follows at once, and adds nothing.
+                        // The weight half follows at once, and adds no time.
                         let kind = if kind == Kind::Backward { Kind::BackwardInput } else { kind };
                         calls.extend(op.span.units().map(|unit| ((kind, op.stage, unit), each)));
                     }
@@ -59,7 +60,7 @@ impl Times {
         Times { calls, n_steps, units_per_step }
     }
 
-    /// Of a piece of work beside the training.
+    /// Duration of a piece of work beside the training.
     pub(super) fn of_piece(&self, op: &Op) -> Duration {
         self.calls.get(&(op.kind, op.stage, op.span.start)).copied().unwrap_or_default()
     }
@@ -71,7 +72,7 @@ impl Times {
     }
 }
 
-/// How often the engine calls a stage for an op.
+/// Number of calls that the engine makes of a stage for an op.
 pub(super) fn n_calls(op: &Op) -> usize {
     let units = usize::from(op.span.len);
     match op.kind {
@@ -83,7 +84,7 @@ pub(super) fn n_calls(op: &Op) -> usize {
     }
 }
 
-/// The ops of a cell, and the part of its cost that falls to each.
+/// The ops of a cell, with the share of its cost that each takes.
 fn shares(worker: WorkerId, cell: &Cell, costs: &impl Costs) -> Vec<(Op, f64)> {
     let whole = of_cell(costs, worker, cell);
     let ops: Vec<Op> = cell.ops().collect();
@@ -136,7 +137,8 @@ impl StandIn {
         }
     }
 
-    /// As many samples as a micro-batch has units stand for it, so a slice is the unit behind those before it.
+    /// Sleeps for a call on a slice. A micro-batch is represented by one sample per unit, so a
+    /// slice is the unit that follows the slices before it.
     fn work_on(&self, kind: Kind, micro: &Micro<'_>, slice: u64) {
         self.pace.work(self.times.of_call(kind, self.id, micro, slice));
     }
@@ -150,7 +152,7 @@ fn row(micro: &Micro<'_>) -> Tensor {
 impl Stage for StandIn {
     type Tensor = Tensor;
     type Item = u32;
-    /// The number of the slice, 0 of whole sequences.
+    /// The number of the slice; 0 for whole sequences.
     type Saved = u64;
     type Deferred = u64;
 
@@ -292,7 +294,7 @@ impl Splittable for StandIn {
     }
 }
 
-/// Samples of one number, of which nobody looks at the value.
+/// Samples of one number, with values that are never read.
 pub(super) struct Blank;
 
 impl Data for Blank {
