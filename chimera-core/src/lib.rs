@@ -1,11 +1,12 @@
-//! One description of a pipeline schedule, from which the same code proves it safe, predicts its time
-//! and memory, draws it, and trains a real network with it.
+//! One description of a pipeline schedule, from which the same code proves it safe, predicts its
+//! time and memory, draws it, and trains a real network with it.
 //!
-//! This crate is a facade over three others: `chimera-pipeline-schedule` (schedules, proofs, simulation, drawings),
-//! `chimera-pipeline-engine` (devices, transports, stages, training) and `chimera-pipeline-models`.
+//! This crate is a facade over three others: `chimera-pipeline-schedule` (schedules, proofs,
+//! simulation, drawings), `chimera-pipeline-engine` (devices, transports, stages, training) and
+//! `chimera-pipeline-models`.
 //!
-//! Start at [`schedule`] (how schedules are made), [`effects`] (the one rule that everything follows
-//! from), [`lower`] (the only way to a runnable program) and [`engine`] (which runs one).
+//! Start at [`schedule`] (making schedules), [`effects`] (the one rule that everything follows
+//! from), [`lower`] (the only way to a runnable program) and [`engine`] (running a program).
 
 pub mod prelude;
 

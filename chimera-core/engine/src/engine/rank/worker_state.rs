@@ -107,7 +107,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             mut timing,
             next,
         } = kept;
-        timing.restart(job.epoch); // a replacement may count from another epoch
+        timing.restart(job.epoch); // a replacement has no earlier epoch
         let comm = DeviceComm::new(device.clone(), comm);
         let mut state = State {
             job,
