@@ -32,7 +32,7 @@ pub struct TrialRun {
     pub shape: Shape,
     /// The model.
     pub model: ModelConfig,
-    /// Whether forwards are recomputed before their backwards.
+    /// Recomputation of forwards before their backwards.
     pub recompute: Recompute,
     /// Whether backwards are split.
     pub split_backward: bool,

@@ -2,7 +2,7 @@
 //!
 //! A stage runs on it as on any other device. All memory that the stage holds at once is counted,
 //! whether kept for long or dropped a line later, so no formula has to follow the models. The
-//! memory that layers use is counted beside [`Layers`](crate::layers::Layers).
+//! memory that layers use is counted by its implementation of [`Layers`](crate::layers::Layers).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,7 +40,7 @@ struct Allocation {
     bytes: u64,
     /// Bytes of the activation that may be cast from it.
     bytes_cast: u64,
-    /// Whether an activation was cast from it, which is kept beside it.
+    /// True once an activation was cast from it. The activation is kept as long as the memory is.
     is_cast: AtomicBool,
     used: Arc<Mutex<Used>>,
 }

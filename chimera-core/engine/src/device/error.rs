@@ -15,7 +15,7 @@ pub enum DeviceError {
     OutOfMemory {
         /// The device, in words.
         device: String,
-        /// What the memory was for.
+        /// Purpose of the memory.
         what: String,
         /// Bytes requested; 0 if the device does not report it.
         asked_bytes: u64,

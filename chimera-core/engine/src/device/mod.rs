@@ -7,8 +7,8 @@
 //!
 //! Conventions, for all functions:
 //! - Tensors are row-major. An extent may be 0.
-//! - A tensor passed by `&` is never changed. A tensor passed by `&mut` is an accumulator owned by
-//!   the caller alone: implementations may write into its memory, so a caller must not hold clones.
+//! - A tensor passed by `&` is never changed. A tensor passed by `&mut` is an accumulator owned only
+//!   by the caller: implementations may write into its memory, so a caller must not hold clones.
 //! - Results are deterministic: the same call with the same bits gives the same bits.
 //! - Shapes are checked by the callers in this crate; a wrong one is a bug and may panic.
 //!

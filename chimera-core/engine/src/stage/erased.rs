@@ -1,4 +1,4 @@
-//! Stages of different types behind one type.
+//! Stages of different types as one type.
 
 use std::any::Any;
 

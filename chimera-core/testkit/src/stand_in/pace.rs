@@ -12,7 +12,7 @@ use chimera_schedule::ids::BucketId;
 /// threads compute on the same cores. If all ops began that much late, a step would become longer
 /// for a reason unrelated to its schedule. A rank therefore measures how late it was woken, and
 /// subtracts that from the following op or message. Nothing else is subtracted: work between two
-/// waits stays in the measured time, and a run that falls behind ends late.
+/// waits stays in the measured time, and a run that loses time ends late.
 #[derive(Default)]
 pub(super) struct Pace(Mutex<PaceState>);
 

@@ -136,7 +136,7 @@ pub enum Failure {
     Broken {
         /// The operands, in words.
         at: String,
-        /// What was seen.
+        /// The violation that was seen.
         what: String,
     },
 }

@@ -103,8 +103,8 @@ pub(super) fn product<D: Device>(trials: &mut Trials<'_, D>) -> Outcome {
     Ok(())
 }
 
-/// Checks that tensors updated together get the same bits as when each is updated alone. `update`
-/// takes the weights, the gradient and `n_moments` moments of each tensor.
+/// Checks that tensors updated together get the same bits as when each is updated by itself.
+/// `update` takes the weights, the gradient and `n_moments` moments of each tensor.
 fn together<D: Device>(
     trials: &mut Trials<'_, D>,
     n_moments: usize,

@@ -9,7 +9,7 @@ use chimera_schedule::notation::by_name;
 use crate::engine::optim::optimizer::Optimizer;
 use crate::engine::optim::param_rules::ParamRules;
 
-/// What to do when a step's loss or gradient is not finite.
+/// Reaction to a loss or gradient that is not finite.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NonFinite {
     /// Ends the run.
@@ -115,7 +115,7 @@ pub struct Training {
     pub clip: Option<f64>,
     /// Whether updates by a loss or gradient that is not finite are prevented.
     pub check_finite: bool,
-    /// What to do with such a step.
+    /// Reaction to a loss or gradient that is not finite.
     pub non_finite: NonFinite,
     /// Whether each tensor is updated by only one of its replicas, which keeps the moments and
     /// sends the weights to the others.

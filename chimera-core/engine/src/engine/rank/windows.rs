@@ -105,9 +105,9 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(reports)
     }
 
-    /// What this rank did in each step of the last run, if that was a window trained step by step
-    /// with a border; empty after any other run. The [timeline](Worker::timeline) then has only the
-    /// last step.
+    /// The timeline of this rank in each step of the last run, if that was a window trained step by
+    /// step with a border; empty after any other run. The [timeline](Worker::timeline) of the run
+    /// then has only the last step.
     pub fn bordered_steps(&self) -> &[StepTimeline] {
         &self.bordered_steps
     }

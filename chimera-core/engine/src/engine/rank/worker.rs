@@ -40,8 +40,8 @@ pub struct StepReport {
     pub step: u64,
     /// Mean loss over all targets of the global batch, in nats, before the update.
     pub loss: f64,
-    /// Whether any target of the global batch counts. If none does, there is no loss, and `loss` is
-    /// 0.
+    /// Whether any target of the global batch counts. Without any there is no loss, and
+    /// `loss` is 0.
     pub has_targets: bool,
     /// Norm of the whole model's gradient before clipping. If a step has several updates, the root
     /// of the mean square.
@@ -58,7 +58,7 @@ pub struct StepReport {
     pub ranks: Vec<Load>,
     /// Mean loss over the targets of validation samples, after the update, in nats, if requested.
     pub validation_loss: Option<f64>,
-    /// Why the step's gradient was discarded, if it was.
+    /// The reason that the step's gradient was discarded, if it was.
     pub skipped: Option<String>,
     /// Number of steps so far with a discarded gradient.
     pub n_skipped: u64,

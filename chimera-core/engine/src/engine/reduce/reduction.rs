@@ -75,7 +75,7 @@ pub(crate) struct Reduction<T> {
 
 impl<T: Clone + Send> Reduction<T> {
     /// Starts the reduction of `parts`, this rank's gradients, which are arranged in the buffer by
-    /// `layout`. They are sent between ranks in bf16 if the flag beside it is set.
+    /// `layout`. With `is_bf16` they are sent between ranks in bf16.
     pub(crate) fn start<D, C>(
         device: &D,
         comm: &mut C,

@@ -38,7 +38,7 @@ pub(crate) enum Value<S: Stage> {
     Memory,
     /// A version of the stage's weights.
     Version(Weights<S>),
-    /// What the slices of a sequence have left so far.
+    /// The tensors that the slices of a sequence have left so far.
     Past(Vec<Left<S::Tensor>>),
     /// Gradients of what slices left.
     PastGradient(Vec<Left<S::Tensor>>),
@@ -345,9 +345,9 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         tokens.iter().zip(values).map(bytes).sum()
     }
 
-    /// The samples of an op: for sample `i` of the step's micro-batch `m`, number `(group*N + m)*B
-    /// + i` of the step's global batch. An op on a slice of sequences has the whole samples of its
-    /// micro-batch.
+    /// The samples of an op. Sample `i` of the step's micro-batch `m` has number
+    /// `(group*N + m)*B + i` in the step's global batch. An op on a slice of sequences has the whole
+    /// samples of its micro-batch.
     pub(crate) fn batch(&self, op: &Op) -> Result<Batch<S::Item>, Fault> {
         let program = self.job.program;
         let n_slices = program.rules().n_slices();

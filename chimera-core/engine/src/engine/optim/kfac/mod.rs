@@ -6,10 +6,10 @@
 //! its output. The layer's gradient `M`, `[outputs, inputs + bias]`, becomes `G⁻¹ M A⁻¹`. Each of
 //! several linear maps fused into one matrix has its own `G`.
 //!
-//! Factors are taken in every [`Training::kfac_every`]-th update, summed over replicas together
-//! with the gradients, and averaged over time. Their inverses take effect [`Training::kfac_every`]
-//! updates later, which leaves time to compute them (Osawa et al., PipeFisher, 2023). Those of the
-//! first update take effect at once.
+//! Factors are taken in the first of every [`Training::kfac_every`] updates, summed over replicas
+//! together with the gradients, and averaged over time. Their inverses take effect
+//! [`Training::kfac_every`] updates later, which leaves time to compute them (Osawa et al.,
+//! PipeFisher, 2023). Those of the first update take effect at once.
 
 mod cholesky;
 mod layer;
