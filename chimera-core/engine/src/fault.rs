@@ -130,8 +130,7 @@ thread_local! {
     static UNDERWAY: RefCell<Option<(u64, Underway)>> = const { RefCell::new(None) };
 }
 
-/// While this lives, its thread knows the call in progress. If a panic drops it, the thread still
-/// does.
+/// While this lives, or after a panic drops it, its thread knows the call in progress.
 pub(crate) struct UnderwayGuard(());
 
 impl Underway {

@@ -1,5 +1,4 @@
-//! Runs proven programs: devices, transports, stages, and the engine that executes one row of a
-//! program on each rank.
+//! Runs proven programs: devices, transports, stages, and the engine that runs a row per rank.
 //!
 //! Start at [`stage`] (implemented by models), [`device`] and [`comm`] (implemented by backends and
 //! transports) and [`trainer`] (everything in one call).

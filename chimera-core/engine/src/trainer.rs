@@ -1,5 +1,4 @@
-//! Trains the stages of any model with any program: on threads of one process, or as one rank over
-//! a given transport.
+//! Trains the stages of any model with any program: on threads, or as one rank of a transport.
 
 mod checks;
 
@@ -98,14 +97,12 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         Trainer { observe: Some(observe), ..self }
     }
 
-    /// Calls `own_work` for each piece of [work beside the training](chimera_schedule::lower::fill)
-    /// in the program.
+    /// Calls `own_work` for each piece of [other work](chimera_schedule::lower::fill).
     pub fn own_work(self, own_work: &'t DoPiece<'t>) -> Self {
         Trainer { own_work: Some(own_work), ..self }
     }
 
-    /// Trains with one thread per rank; `device` opens the device of a rank, and `stage` makes a
-    /// stage on it.
+    /// Trains with one thread per rank; `device` opens its device, and `stage` makes a stage.
     ///
     /// Returns once all threads have ended, even if a rank fails. A stage, a device or data that
     /// never returns from a call keeps this function from returning, since a thread cannot be ended
@@ -200,8 +197,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
     /// [what all would](chimera_schedule::lower::narrow()), up to the rounding of sums, until a
     /// meeting has all ranks again.
     ///
-    /// After the death of rank 0, the observer on its replacement may get the last reported step a
-    /// second time.
+    /// After the death of rank 0, its observer may get the last step's report twice.
     ///
     /// # Errors
     /// The errors of [`on_rank`](Trainer::on_rank), except for the death of a rank. Also, if a
@@ -265,8 +261,7 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
             let start = is_first.then_some(0);
             let recovered = worker.recover_with(now, start, &mut stage);
             let went_on = recovered.and_then(|recovered| {
-                // After the exchange that gives this rank a state, which a death meanwhile must not
-                // undo.
+                // After the exchange that gives this rank a state, which no death must undo.
                 if is_first {
                     worker.check_outset(&self.fields())?;
                 }

@@ -158,8 +158,7 @@ impl Scenario {
         calls
     }
 
-    /// Like [`draw`](Scenario::draw), but ranks that die stay away for a while, and the others
-    /// train without them.
+    /// Like [`draw`](Scenario::draw), but dead ranks stay away for a while.
     pub fn draw_narrow(seed: u64) -> Scenario {
         Scenario::draw(seed).narrowed(seed)
     }
@@ -191,8 +190,7 @@ impl Scenario {
         self
     }
 
-    /// Like [`draw`](Scenario::draw), but ranks stall, and die when the others evict them; some die
-    /// by themselves too.
+    /// Like [`draw`](Scenario::draw), but ranks stall until they are evicted; some die too.
     pub fn draw_stalled(seed: u64) -> Scenario {
         let mut scenario = Scenario::draw(seed);
         let mut random = ChaCha8Rng::seed_from_u64(!seed);
@@ -232,8 +230,7 @@ impl Scenario {
         Ok(Ending::Survived { n_recoveries: n_meetings - 1 })
     }
 
-    /// Returns true if some state may die with all ranks that hold it, and with those that have its
-    /// copies.
+    /// Returns true if some state may die with all its holders and copies.
     fn may_lose(&self) -> bool {
         let dying = self.dying();
         let is_early = |death: &Death| death.call <= self.start[death.rank.index()];
@@ -310,8 +307,7 @@ impl Scenario {
             let missing: Vec<_> = all.difference(&names).collect();
             return Err(format!("no rank ended with the weights {missing:?}"));
         }
-        // A replacement knows only of later steps, and all ranks may have been replaced, one after
-        // the other.
+        // A replacement knows only later steps, and all ranks may have been replaced.
         let first = if self.dying().len() == expected.len() {
             steps.first().copied().unwrap_or(0)
         } else {

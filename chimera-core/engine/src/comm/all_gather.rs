@@ -59,10 +59,8 @@ pub fn all_gather_json<T: Serialize + DeserializeOwned>(
     (0..).zip(&all).map(read).collect()
 }
 
-/// Length of the longest message. The bytes of many ranks together may exceed the limit of a
-/// transport.
+/// The longest message; many ranks' bytes together may exceed the limit of a transport.
 const MESSAGE: usize = 16 << 20;
-/// Bytes of a length.
 const LENGTH: usize = size_of::<u64>();
 
 /// Sends parts, in as many messages as needed.
@@ -70,7 +68,6 @@ fn send(comm: &mut (impl Endpoint + ?Sized), to: Rank, parts: &[Vec<u8>]) -> Res
     pack(parts).chunks(MESSAGE).try_for_each(|chunk| comm.send_bytes(to, chunk.to_vec()))
 }
 
-/// Receives `n` parts.
 fn recv(
     comm: &mut (impl Endpoint + ?Sized),
     from: Rank,

@@ -98,8 +98,7 @@ where
         (0..self.n).map(Rank)
     }
 
-    /// Every rank sends to every rank, itself included, before any receives; tags are received in
-    /// any order.
+    /// Every rank sends to all, itself included, before any receives, in any order of tags.
     fn sends_do_not_block(&mut self) {
         let (me, n) = (self.me, self.n);
         let code = |from: Rank, to: Rank, i: u32| number((from.0 * n + to.0) * 20 + i);
@@ -160,8 +159,7 @@ where
         }
     }
 
-    /// Sends tensors without elements, of odd and of large sizes, and of several shapes, in both
-    /// directions at once.
+    /// Sends empty, odd, large and multidimensional tensors, in both directions at once.
     fn sizes_and_shapes_arrive(&mut self) {
         let (me, right, left) = (self.me, self.right(), self.left());
         let value = |from: Rank, i: usize| ((from.index() * 31 + i) % 251) as f32;

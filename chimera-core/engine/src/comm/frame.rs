@@ -27,7 +27,6 @@ const ABORT: u8 = 3;
 const STOP: u8 = 4;
 const WHERE: u8 = 5;
 const AT: u8 = 6;
-/// Bytes of a word.
 const WORD: usize = size_of::<f32>();
 
 impl Frame {

@@ -29,8 +29,7 @@ impl Host {
     /// description of the tensor without reallocation.
     pub const ROOM: usize = 16;
 
-    /// Encodes bytes as a tensor: their number in two elements, then four bytes per element, the
-    /// last one padded.
+    /// Encodes bytes: their number in two elements, then four bytes per element, padded.
     pub fn of_bytes(bytes: &[u8]) -> Host {
         let n = (bytes.len() as u64).to_le_bytes();
         let words = n.chunks(WORD).chain(bytes.chunks(WORD));
@@ -43,8 +42,7 @@ impl Host {
         Host::new([data.len()], data)
     }
 
-    /// Decodes the bytes encoded by [`of_bytes`](Host::of_bytes); `None` if it is not such a
-    /// tensor.
+    /// Decodes bytes encoded by [`of_bytes`](Host::of_bytes); `None` for other tensors.
     pub fn into_bytes(self) -> Option<Vec<u8>> {
         let (n, words) = self.data.split_first_chunk::<2>()?;
         let n = u64::from(n[0].to_bits()) | u64::from(n[1].to_bits()) << 32;
@@ -55,7 +53,6 @@ impl Host {
     }
 }
 
-/// Bytes of an element.
 const WORD: usize = size_of::<f32>();
 
 /// Carries the tensors of a device over a transport of [`Host`] tensors. A sent tensor is copied to
@@ -123,8 +120,7 @@ fn room(shape: &[usize], dtype: Dtype) -> Vec<f32> {
 impl<D: Device, C: Comm<Host>> Drop for HostStaged<D, C> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            // If a message cannot be sent, the transport reports this to the rank that waits for
-            // it.
+            // The transport reports a failed message to the rank that waits for it.
             let _ = self.forward(true);
         }
     }

@@ -1,5 +1,4 @@
-//! Mailboxes of transports that receive on other threads: messages that have arrived but were not
-//! received yet.
+//! Mailboxes, for transports that receive on other threads than the rank's.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -12,8 +11,7 @@ use rustc_hash::FxHashMap;
 use super::{CommError, Tag};
 use crate::fault::Fault;
 
-/// The mailbox of one rank. The transport puts messages into it from any thread, and the rank takes
-/// them out.
+/// The mailbox of one rank. Any thread of the transport puts messages in; the rank takes them.
 pub struct Mailbox<T> {
     inbox: Mutex<Inbox<T>>,
     arrived: Condvar,
@@ -40,8 +38,7 @@ impl<T> Default for Mailbox<T> {
 }
 
 impl<T> Mailbox<T> {
-    /// Puts a tensor in. Returns false if an earlier one with the same sender and tag has not been
-    /// taken yet.
+    /// Puts a tensor in. Returns false if one with the same sender and tag is still there.
     pub fn put(&self, from: Rank, tag: Tag, tensor: T) -> bool {
         self.change(|inbox| inbox.tensors.insert((from, tag), tensor).is_none())
     }
@@ -103,8 +100,7 @@ impl<T> Mailbox<T> {
         self.wait(from, &"control data", deadline, |inbox| inbox.next_bytes(from))
     }
 
-    /// Ignores poisoning: no change is ever half done, and the abort of a panicking rank reports
-    /// it.
+    /// Ignores poisoning: no change is ever half done, and a panicking rank aborts the run.
     fn lock(&self) -> MutexGuard<'_, Inbox<T>> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -171,8 +171,7 @@ pub trait Endpoint: Liveness {
     /// Number of ranks.
     fn n_ranks(&self) -> u32;
 
-    /// Sends control data and returns at once. Control data from one rank to another arrives in
-    /// order.
+    /// Sends control data and returns at once. What one rank sends to another arrives in order.
     fn send_bytes(&mut self, to: Rank, bytes: Vec<u8>) -> Result<(), CommError>;
 
     /// Receives the next control data of `from`, if it has arrived.

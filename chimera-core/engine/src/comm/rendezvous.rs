@@ -1,5 +1,4 @@
-//! Meetings at which ranks get their ends of a transport: at the start, and after each death of a
-//! rank.
+//! Meetings at which ranks get their ends of a transport: at the start, and after each death.
 
 use chimera_schedule::ids::Rank;
 
@@ -57,10 +56,8 @@ impl<C, R: Rendezvous<C> + ?Sized> Rendezvous<C> for &mut R {
 pub struct Meeting<C> {
     /// This rank's end of the transport.
     pub comm: C,
-    /// Whether this is the first meeting. At a later one, a rank without state replaces a dead
-    /// rank.
+    /// Whether this is the first meeting. Later, a rank without state replaces a dead rank.
     pub is_first: bool,
-    /// The ranks of the whole job that are present, ascending: the transport's rank `i` is the
-    /// `i`-th of them.
+    /// The ranks of the job that are present, ascending. Rank `i` of the transport is the `i`-th.
     pub present: Vec<Rank>,
 }

@@ -21,16 +21,14 @@ pub struct Tag {
 pub enum Payload {
     /// The value of a token.
     Token(Token),
-    /// Gradients for another replica to add. In one reduction a rank sends at most one such message
-    /// to another.
+    /// Gradients for another replica to add. Sent to a rank at most once per reduction.
     Gradients {
         /// The bucket being reduced.
         bucket: BucketId,
         /// Index of the part of the bucket.
         part: u32,
     },
-    /// Sums of gradients over all replicas. In one reduction a rank sends at most one such message
-    /// to another.
+    /// Sums of gradients over all replicas. Sent to a rank at most once per reduction.
     Sums {
         /// The bucket being reduced.
         bucket: BucketId,
@@ -78,8 +76,7 @@ pub enum Payload {
         /// 0 for the weights; the optimizer's state for the tensor follows from 1.
         slot: u32,
     },
-    /// A tensor of saved activations that another worker keeps; the first message gives their
-    /// number.
+    /// A tensor of saved activations kept by another worker; the first message has their number.
     Moved {
         /// Whether the tensor returns to its own worker.
         returns: bool,
@@ -103,8 +100,7 @@ impl Tag {
     /// Length of a tag as bytes.
     pub const N_BYTES: usize = 24;
 
-    /// Names a message of a step. `step` is the first step of a window; for reductions it is the
-    /// number of the update.
+    /// Names a message of `step`, the first of its window; for reductions, of update `step`.
     pub const fn new(step: u64, payload: Payload) -> Tag {
         Tag { step, payload }
     }

@@ -19,8 +19,7 @@ pub trait Wrap: Send {
     /// The inner transport, for use.
     fn inner_mut(&mut self) -> &mut Self::Inner;
 
-    /// Called before a wait. Must send everything that this rank still holds back, since others may
-    /// wait for it.
+    /// Called before a wait. Must send all that this rank holds back; others may wait for it.
     fn flush(&mut self) -> Result<(), CommError> {
         Ok(())
     }

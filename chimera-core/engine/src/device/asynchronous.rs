@@ -37,8 +37,7 @@ pub trait Asynchronous<T> {
         Ok(())
     }
 
-    /// Moves a tensor made by another rank in this process to this device, if it lies on another
-    /// one.
+    /// Moves a tensor of another rank in this process to this device, if it lies elsewhere.
     fn import(&self, tensor: T) -> Result<T> {
         Ok(tensor)
     }

@@ -10,8 +10,7 @@ use super::Result;
 
 /// The clock of an asynchronous device.
 pub trait Clock: Send {
-    /// Marks this point in the work requested so far. Failures are reported by
-    /// [`ages`](Clock::ages).
+    /// Marks this point in the requested work. [`ages`](Clock::ages) reports failures.
     fn mark(&mut self);
 
     /// Returns how many seconds ago the device reached each mark, in order. Waits for the last

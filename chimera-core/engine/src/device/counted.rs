@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{AdamW, Device, Products, Result, Sgd, Updated, WithMomentum};
 
-/// Bytes of an f32.
 pub(crate) const WIDE: u64 = 4;
 
 /// The device. Clones share one count.
@@ -56,8 +55,7 @@ impl Counted {
         of(&self.used).now
     }
 
-    /// Runs `act`; returns the peak of the bytes in use meanwhile, beyond those in use before, and
-    /// the result of `act`.
+    /// Runs `act`; returns the peak of the additional bytes in use, and the result.
     pub fn during<R>(&self, act: impl FnOnce() -> R) -> (u128, R) {
         let before = self.used();
         of(&self.used).peak = before;
@@ -123,8 +121,7 @@ impl Drop for Allocation {
     }
 }
 
-/// Elements of a cast tensor, including padding: bf16 has no fast products of an odd number of
-/// rows.
+/// Elements of a cast tensor, padded: bf16 has no fast products of odd numbers of rows.
 fn padded(shape: &[usize]) -> u64 {
     /// Rows are padded to a multiple of this.
     const ROWS: usize = 8;

@@ -45,8 +45,7 @@ impl Dtype {
         }
     }
 
-    /// Returns true if all elements in `words` are finite. No branch depends on an element, so the
-    /// loop vectorizes.
+    /// Returns true if all elements are finite. Branch-free, so that the loop vectorizes.
     pub fn is_finite(self, words: &[f32]) -> bool {
         const SIGN: u32 = 1 << 31;
         // Adding one to an exponent of all ones overflows into the sign.
@@ -69,8 +68,7 @@ impl Dtype {
         overflows & SIGN == 0
     }
 
-    /// Packs the bytes of elements, in this machine's byte order, into words; pads the last word
-    /// with zeros.
+    /// Packs bytes of elements, in native byte order, into words, the last padded with zeros.
     pub fn words(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
         bytes.chunks(WORD).map(|chunk| {
             let mut word = [0; WORD];
@@ -145,7 +143,6 @@ impl From<Vec<f32>> for Elements {
     }
 }
 
-/// Bytes of a word.
 const WORD: usize = size_of::<f32>();
 
 /// A word of one or two numbers, rounded to bf16: to nearest, ties to even.

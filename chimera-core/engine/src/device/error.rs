@@ -30,8 +30,7 @@ pub enum DeviceError {
         /// The library's message.
         reason: String,
     },
-    /// Failed to access a file to which the device offloads tensors that do not fit into its
-    /// memory.
+    /// Failed to access a file that the device offloads tensors to.
     #[error("{op} failed on {device}: {reason}")]
     File {
         /// The device, in words.

@@ -1,5 +1,4 @@
-//! The functions that the engine needs of a device: keep tensors, move them, add them and update
-//! weights.
+//! The functions that the engine needs of a device: memory, transfers, sums, weight updates.
 //!
 //! The engine, reductions, checkpoints and transports use only [`Device`], so a framework that
 //! brings its own stages implements nothing else. The models in this repository compute with
@@ -62,8 +61,7 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// The shape of a tensor.
     fn shape(&self, tensor: &Self::Tensor) -> Vec<usize>;
 
-    /// The rows `start .. start + len` along the first dimension; they may share memory with the
-    /// tensor.
+    /// Rows `start .. start + len` of the first dimension; they may share the tensor's memory.
     fn rows(&self, tensor: &Self::Tensor, start: usize, len: usize) -> Result<Self::Tensor>;
 
     /// The tensor with another shape of as many elements; it may share memory with the tensor.
@@ -87,8 +85,7 @@ pub trait Device: Clone + Send + Sync + 'static {
         on_host::update(self, tensors, |tensors| Reference.adamw(tensors, by))
     }
 
-    /// One LAMB update of each tensor. The tensors must be whole, since the step length depends on
-    /// the norm of each.
+    /// One LAMB update of each tensor, which must be whole: its norm sets the step length.
     fn lamb(&self, tensors: &mut [Updated<'_, Self::Tensor>], by: &AdamW) -> Result<()> {
         on_host::update(self, tensors, |tensors| Reference.lamb(tensors, by))
     }
@@ -132,8 +129,7 @@ pub trait Device: Clone + Send + Sync + 'static {
         self.upload(shape, &data)
     }
 
-    /// [`download`](Device::download), appended to `into`; for devices that can write there
-    /// directly.
+    /// [`download`](Device::download), appended to `into`; overridden to write there directly.
     fn download_into(&self, tensor: &Self::Tensor, into: &mut Vec<f32>) -> Result<()> {
         into.extend(self.download(tensor)?);
         Ok(())

@@ -33,8 +33,7 @@ pub(super) fn sgd<D: Device>(
     })
 }
 
-/// Updates a tensor and its optimizer state, all of one shape, by applying `update` to their
-/// values.
+/// Updates a tensor and its optimizer state, all of one shape, by `update` of their values.
 pub(crate) fn update_on_host<D: Device>(
     device: &D,
     weights: &mut D::Tensor,

@@ -5,8 +5,7 @@ use chimera_schedule::ids::{Rank, listed};
 /// Settings of a training as names and values, which must be equal on all ranks.
 pub type Fields = Vec<(String, String)>;
 
-/// Returns a line such as `name: rank 0 = 8, ranks 1-3 = 16` for each field that differs between
-/// ranks.
+/// Returns a line such as `name: rank 0 = 8, ranks 1-3 = 16` for each field that differs.
 pub(super) fn differences(all: &[Fields]) -> Vec<String> {
     let mut names: Vec<&String> = Vec::new();
     for (name, _) in all.iter().flatten() {

@@ -8,8 +8,7 @@ use chimera_schedule::ids::Rank;
 use crate::comm::{Endpoint, Threads, threads};
 use crate::fault::{Class, Fault, panicked};
 
-/// Runs `body` once per rank, each on a thread of its own with its end of a transport. Returns the
-/// results by rank.
+/// Runs `body` for each rank, on its own thread and end of a transport. Returns the results.
 ///
 /// A rank that fails or panics ends the others at once; the earliest cause is returned.
 pub fn run_threads<T, R>(

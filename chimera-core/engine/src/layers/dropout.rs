@@ -73,8 +73,7 @@ impl Dropout {
             let block = low.wrapping_add(nth);
             threefry(self.key, [block, high.wrapping_add(u32::from(block < low))])
         };
-        // Two blocks at a time: each round waits for the one before, and the other block fills the
-        // wait.
+        // Two blocks at a time: the rounds of one fill the latencies of the other.
         let (fours, rest) = into.as_chunks_mut::<4>();
         at = at.wrapping_add(4 * fours.len() as u64);
         for (nth, four) in (0..).zip(fours) {
@@ -165,8 +164,7 @@ mod tests {
 
     #[test]
     fn words_in_a_row_are_those_of_the_elements() {
-        // Starts at each position in a block, and starts after which the block number needs its
-        // upper word.
+        // Starts at each position in a block, and before a carry of the block number.
         for first in [0, 5, 7, (1 << 34) - 6, (1 << 34) - 12] {
             let by = Dropout::new(0.3, 1, 2, 3, first);
             for n in [0, 1, 2, 9, 20] {

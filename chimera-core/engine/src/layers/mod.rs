@@ -1,5 +1,4 @@
-//! The layer functions that the models in this repository compute with: about twenty, each with a
-//! separate backward.
+//! The layers that the models in this repository compute with, each with a separate backward.
 //!
 //! Models are written once over [`Layers`] and run on every device. The functions are layers, not
 //! tensor primitives: that suffices for these models, leaves each device free to fuse, and keeps a
@@ -86,8 +85,7 @@ pub trait Linear: Device {
         residual: Option<&Self::Tensor>,
     ) -> Result<Self::Tensor>;
 
-    /// `dy wᵀ`: the gradient of [`linear`](Linear::linear)'s `x`. (The gradient of `residual` is
-    /// `dy`.)
+    /// `dy wᵀ`: the gradient of [`linear`](Linear::linear)'s `x`; that of `residual` is `dy`.
     fn linear_dx(
         &self,
         dy: &Self::Tensor,
@@ -218,8 +216,8 @@ pub trait Attend: Pointwise {
         sliced::forward(self, qkv, first, by)
     }
 
-    /// The gradient of [`attention_slice`](Attend::attention_slice)'s `qkv`, for all rows; `mixed`
-    /// has its results.
+    /// The gradient of [`attention_slice`](Attend::attention_slice)'s `qkv`, for all rows; `mixed` has
+    /// its results.
     fn attention_slice_dx(
         &self,
         dy: &Self::Tensor,

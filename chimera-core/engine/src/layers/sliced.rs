@@ -57,8 +57,7 @@ pub fn rows_of_samples<D: Device>(
     device.join(&parts.iter().collect::<Vec<_>>())
 }
 
-/// Joins parts sample by sample: each sample's rows of the first part, then those of the second,
-/// and so on.
+/// Joins parts sample by sample: its rows of the first part, then of the second, and so on.
 pub fn join_samples<D: Device>(
     device: &D,
     parts: &[&D::Tensor],

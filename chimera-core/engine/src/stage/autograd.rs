@@ -64,8 +64,8 @@ pub trait Differentiable: Send {
         false
     }
 
-    /// Returns true if the stage reads [`Micro::input`] or [`Micro::target`]; if not, no samples
-    /// are read for it.
+    /// Returns true if the stage reads [`Micro::input`] or [`Micro::target`]; if not, no samples are
+    /// read for it.
     fn needs_inputs(&self) -> bool {
         true
     }

@@ -21,8 +21,7 @@ use self::subject::{Passed, SAMPLES, Subject};
 use super::{Data, Stage};
 use crate::device::Device;
 
-/// Allowed relative error of a gradient, in addition to the resolution of finite differences in
-/// f32.
+/// Allowed relative error of a gradient, beyond the resolution of finite differences.
 const SLOPE: f64 = 2e-2;
 /// Step lengths along a direction of all weights. The curvature of a deep model's loss needs short
 /// steps, the rounding of a loss long ones.

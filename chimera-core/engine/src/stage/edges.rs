@@ -16,8 +16,7 @@ pub(crate) struct StageEdges {
     has_loss: bool,
 }
 
-/// The activations that a stage returns, followed by its loss if it has one; and its saved
-/// activations.
+/// The activations and the loss, if any, that a stage returns; and its saved activations.
 pub(crate) type ForwardResult<S> = (Vec<Output<<S as Stage>::Tensor>>, <S as Stage>::Saved);
 
 impl StageEdges {
@@ -133,8 +132,7 @@ impl StageEdges {
         if has_output_per_edge(stage) { self.n_outputs } else { self.n_outputs.min(1) }
     }
 
-    /// Returns true if the stage fits a chain: at most one input activation, and one activation or
-    /// one loss.
+    /// Returns true if the stage fits a chain: at most one input, and one output or loss.
     fn is_of_chain<S: Stage>(self, stage: &S) -> bool {
         self.n_inputs <= 1 && self.n_given(stage) + usize::from(self.has_loss) == 1
     }
@@ -150,8 +148,7 @@ pub(crate) fn has_output_per_edge<S: Stage>(stage: &S) -> bool {
     stage.branched().is_some_and(|stage| stage.has_output_per_edge())
 }
 
-/// Returns the stage as `Branched`, for a place with `n` tensors that a stage of a chain cannot
-/// fill.
+/// Returns the stage as `Branched`, for a place that a stage of a chain cannot fill.
 fn branched<'s, S: Stage>(
     stage: &'s S,
     op: &'static str,

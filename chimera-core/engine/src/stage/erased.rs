@@ -26,8 +26,7 @@ where
 
 struct Erased<S>(S);
 
-/// Downcasts a value. The engine passes a stage only values that the stage made, so a wrong type is
-/// a bug.
+/// Downcasts a value, which the engine got from the same stage: other types are a bug.
 fn own<T: 'static>(value: AnyValue) -> T {
     match value.downcast() {
         Ok(value) => *value,

@@ -55,8 +55,7 @@ pub enum Output<T> {
     Loss {
         /// Loss of the micro-batch times [`loss_scale`](Micro::loss_scale).
         loss: T,
-        /// Gradient of that loss, taken wherever in the stage the backward pass begins most
-        /// cheaply.
+        /// Gradient of that loss, taken where the backward pass begins most cheaply.
         grad: T,
     },
 }
@@ -78,8 +77,7 @@ pub trait Stage: Send {
     type Item: Copy + Send + Sync + 'static;
     /// The saved activations: data that the backward pass needs from the forward pass.
     type Saved: Send;
-    /// Deferred weight work: data that the weight half of the backward pass needs from the input
-    /// half.
+    /// Deferred weight work: data that the weight half needs from the input half.
     type Deferred: Send;
 
     /// The parameters, in the order in which `w` and `into` below hold their tensors.
@@ -93,8 +91,7 @@ pub trait Stage: Send {
         x: Option<Self::Tensor>,
     ) -> Result<(Output<Self::Tensor>, Self::Saved)>;
 
-    /// Maps the gradient `dy` of the output to the gradient of the input (`None` for the first
-    /// stage).
+    /// Maps the output's gradient `dy` to the input's (`None` for the first stage).
     fn backward_input(
         &self,
         w: &[Self::Tensor],
@@ -139,14 +136,12 @@ pub trait Stage: Send {
         None
     }
 
-    /// The stage as `Selective`, if it supports selective recomputation. Programs that need it are
-    /// refused otherwise.
+    /// The stage as `Selective`, if it supports that. Programs that need it are refused otherwise.
     fn selective(&self) -> Option<&DynSelective<'_, Self>> {
         None
     }
 
-    /// The stage as `Sliced`, if it runs on slices of sequences. Programs with slices are refused
-    /// otherwise.
+    /// The stage as `Sliced`, if it supports that. Programs with slices are refused otherwise.
     fn sliced(&self) -> Option<&DynSliced<'_, Self>> {
         None
     }
@@ -156,8 +151,7 @@ pub trait Stage: Send {
         None
     }
 
-    /// The stage as `Movable`, if its saved activations can be moved. Programs with moves are
-    /// refused otherwise.
+    /// The stage as `Movable`, if it supports that. Programs with moves are refused otherwise.
     fn movable(&self) -> Option<&DynMovable<'_, Self>> {
         None
     }

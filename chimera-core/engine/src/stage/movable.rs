@@ -9,8 +9,7 @@ pub type Reassemble<T, S> = Box<dyn FnOnce(Vec<T>) -> Result<S> + Send>;
 /// The tensors of saved activations, and a function that reassembles them.
 pub type TakenApart<T, S> = (Vec<T>, Reassemble<T, S>);
 
-/// A stage with saved activations that can be moved to another memory and back, as programs with
-/// moves need.
+/// A stage with saved activations that can be moved to another memory and back.
 pub trait Movable: Stage {
     /// Takes saved activations apart into their tensors. Also returns a function that reassembles
     /// them, bit for bit. In between, the tensors may have been in another memory.

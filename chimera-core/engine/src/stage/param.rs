@@ -125,8 +125,7 @@ impl Param {
         self.linear_maps.iter().map(extents).collect()
     }
 
-    /// Returns true if the linear maps are stacked along the rows of the matrix; otherwise they lie
-    /// along its columns.
+    /// Returns true if the linear maps are stacked as rows; otherwise they lie side by side.
     pub(crate) fn maps_are_rows(&self) -> bool {
         self.shape.first() == Some(&self.linear_maps.iter().sum())
     }

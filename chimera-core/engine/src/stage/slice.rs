@@ -32,8 +32,7 @@ impl<T> Slice<'_, T> {
         self.past.len()
     }
 
-    /// The positions of a sequence of length `len` that the slice covers. Slices are equally long,
-    /// or differ by one.
+    /// The positions of a sequence of length `len` in the slice. Lengths differ by at most one.
     pub fn range(&self, len: usize) -> Range<usize> {
         slice_range(self.index(), self.of, len)
     }
@@ -44,13 +43,11 @@ impl<T> Slice<'_, T> {
 pub struct SliceGradients<T> {
     /// The gradient of the slice's output.
     pub output: T,
-    /// The gradient of what the slice left, summed over all slices after it; `None` for the last
-    /// slice.
+    /// The gradient of what the slice left, summed over later slices; `None` for the last.
     pub left: Option<Left<T>>,
 }
 
-/// A stage that runs on slices of the sequence of each sample, as programs with sliced sequences
-/// need.
+/// A stage that runs on slices of each sample's sequence, as programs with slices need.
 pub trait Sliced: Stage {
     /// Runs the stage on a slice of the sequence of each sample. `micro` holds whole samples; `x`
     /// and the output have only the rows of the slice, sample after sample. Also returns what the

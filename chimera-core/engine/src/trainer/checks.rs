@@ -32,8 +32,7 @@ impl<I: Copy + Send + Sync + 'static> Trainer<'_, I> {
         }
     }
 
-    /// Returns everything that a training's results depend on, except for the stages and the values
-    /// of samples.
+    /// Everything that a training's results depend on, except stages and values of samples.
     pub(super) fn fields(&self) -> Fields {
         let program = self.fingerprint.get_or_init(|| self.program.fingerprint());
         let mut fields: Fields = [

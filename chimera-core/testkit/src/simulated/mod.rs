@@ -1,5 +1,4 @@
-//! A transport that runs one rank at a time, in an order drawn from a seed: the same seed gives the
-//! same run.
+//! A transport that runs one rank at a time, in an order that is drawn from a seed.
 //!
 //! At each call of the transport another rank may go on, a message is delayed, and a rank may die.
 //! The thread of a dying rank unwinds, the others learn of it later, and the rank comes back
@@ -187,8 +186,7 @@ impl<T: Send + 'static> End<T> {
     }
 }
 
-/// Waits up to this long may end before anything came, since the waiting rank looks at other things
-/// in between.
+/// Shorter waits may end before anything came: the rank looks at other things in between.
 const SHORT: Duration = Duration::from_secs(1);
 
 fn stuck() -> CommError {

@@ -35,7 +35,6 @@ impl Baton {
         self.came.notify_one();
     }
 
-    /// Waits for the baton.
     fn take(&self) {
         let is_here = self.is_here.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.came.wait_while(is_here, |is_here| !*is_here);
@@ -100,7 +99,6 @@ struct Delivery<T> {
 /// The effect of a delivery on a mailbox.
 pub(super) type Put<T> = Box<dyn FnOnce(&Mailbox<T>) + Send>;
 
-/// The turn of a rank.
 pub(super) struct Turn<'s, T> {
     scheduler: &'s Scheduler<T>,
     rank: Rank,
@@ -168,8 +166,7 @@ impl<T> Scheduler<T> {
         Turn { scheduler: self, rank, state: self.lock() }
     }
 
-    /// Keeps a dead rank away. The others meet without it, if the plan allows that, until it comes
-    /// back.
+    /// Keeps a dead rank away until it comes back, if the plan says so.
     pub(super) fn stay_away(&self, rank: Rank) {
         let mut turn = self.keep(rank);
         let Some(turns) = turn.state.plan.away else { return };
@@ -202,7 +199,6 @@ impl<T> Scheduler<T> {
         Ok(Some((turn.state.meetings, Arc::clone(&turn.state.met))))
     }
 
-    /// Records that a rank has ended.
     pub(super) fn end(&self, rank: Rank, how: Result<(), Fault>) {
         let mut state = self.lock();
         state.ranks[rank.index()] = Life::Ended;
@@ -299,8 +295,7 @@ impl<'s, T> Turn<'s, T> {
         self.state.is_stopping
     }
 
-    /// Lets others go on, and returns this rank's next turn. If it `waits`, that comes only after a
-    /// delivery to it.
+    /// Lets others go on. Returns this rank's next turn; if it `waits`, after a delivery.
     pub(super) fn pass(self, waits: bool) -> Turn<'s, T> {
         self.pass_as(if waits { Life::Waits } else { Life::Ready })
     }
@@ -350,8 +345,7 @@ impl<T> Simulator<T> {
         self.n_posted += 1;
     }
 
-    /// Draws the next rank to run. If none can run before the next delivery, time passes until it
-    /// is due.
+    /// Draws the next rank to run. If none can run, time passes until the next delivery.
     fn choose(&mut self) {
         self.now += 1;
         loop {

@@ -163,8 +163,7 @@ impl<C: Comm<Dated<Tensor>>, D: Delays> Comm<Tensor> for Paced<'_, C, D> {
 }
 
 impl<C: Comm<Dated<Tensor>>, D: Delays> AllReduce<Tensor> for Paced<'_, C, D> {
-    /// Announces that this rank has started the reduction, to all ranks with reductions that may
-    /// wait for it.
+    /// Announces this rank's start to all ranks with reductions that may wait for it.
     fn all_reduce(&mut self, _: &[Rank], tag: Tag, tensor: Tensor) -> Result<(), CommError> {
         let Payload::Sums { bucket, .. } = tag.payload() else { return Ok(()) };
         self.pace.occupy(self.delays.reduce_occupies(bucket));

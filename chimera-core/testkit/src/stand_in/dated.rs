@@ -12,15 +12,13 @@ pub(super) struct Dated<T> {
     pub(super) due: Instant,
 }
 
-/// Carries dated tensors between processes as shapes and times only, since the values of sleeping
-/// stages are never read.
+/// Carries dated tensors between processes without values, which are never read.
 pub(super) struct Posted<C> {
     pub(super) inner: C,
     /// The moment from which all ranks count.
     pub(super) epoch: Instant,
 }
 
-/// Bytes of a number.
 const NUMBER: usize = size_of::<u64>();
 
 impl<C> Posted<C> {

@@ -42,8 +42,7 @@ struct InSeconds<'c, C> {
 }
 
 impl<C> InSeconds<'_, C> {
-    /// Converts costs to a duration. A sum of representable times is assumed to be representable
-    /// too.
+    /// Converts costs to a duration. Sums of representable times are taken to be such, too.
     fn seconds(&self, units: f64) -> Duration {
         Duration::try_from_secs_f64(units * self.seconds_per_unit).unwrap_or_default()
     }
@@ -63,8 +62,7 @@ impl<C: Costs + Sync> Delays for InSeconds<'_, C> {
     }
 }
 
-/// Runs one worker, and returns its measured runs. All ranks count from `epoch`, each by its own
-/// clock.
+/// Runs one worker; returns its measured runs. Ranks count from `epoch`, by their own clocks.
 pub(super) fn run_rank(
     program: &Program,
     costs: &(impl Costs + Sync),
@@ -185,8 +183,7 @@ fn clocked(events: &[Event], calls: &[(Instant, Instant)], start: Instant) -> Ve
     clocked
 }
 
-/// Determines the common start of all ranks, from the time at which each was ready, in seconds
-/// since `epoch`.
+/// Determines the common start, from the ranks' ready times in seconds since `epoch`.
 fn common_start(ready: &[Vec<u8>], epoch: Instant, rank: Rank) -> Result<Instant, Fault> {
     let seconds = |bytes: &Vec<u8>| Some(f64::from_le_bytes(bytes.as_slice().try_into().ok()?));
     let latest = ready.iter().map(seconds).try_fold(0.0, |latest: f64, s| Some(latest.max(s?)));

@@ -16,12 +16,10 @@ use rustc_hash::FxHashMap;
 /// The reductions of a program, in the order in which they are served.
 pub(super) struct ReductionOrder {
     served: Vec<Served>,
-    /// By bucket: the indices of the reductions that its own may wait for, in order, with itself
-    /// last.
+    /// By bucket: indices of the reductions that it may wait for, in order, itself last.
     chains: FxHashMap<BucketId, Vec<usize>>,
 }
 
-/// One reduction.
 struct Served {
     bucket: BucketId,
     members: Vec<Rank>,

@@ -18,8 +18,7 @@ use rustc_hash::FxHashMap;
 
 use super::pace::Pace;
 
-/// Durations of the engine's calls of a worker's stages: by kind of op, stage, and unit of the
-/// window.
+/// Durations of the calls of a worker's stages, by kind of op, stage, and unit.
 pub(super) struct Times {
     calls: FxHashMap<(Kind, StageId, u32), Duration>,
     n_steps: u32,

@@ -1,5 +1,4 @@
-//! The conformance suite for every implementation of [`Device`], in this repository or a third
-//! party's.
+//! The conformance suite for implementations of [`Device`], ours or a third party's.
 //!
 //! ```
 //! use chimera_engine::device::{conformance, reference::Reference};

@@ -5,8 +5,7 @@ use super::{EMPTY, Outcome, SHAPES};
 use crate::device::reference::Tensor;
 use crate::device::{AdamW, Device, Result, Sgd, Updated, WithMomentum, products_of};
 
-/// Shapes of updated tensors. The last one is large enough for a norm in a single f32 to lose
-/// digits.
+/// Shapes of updated tensors. The last is so large that a norm in one f32 loses digits.
 fn updated_shapes() -> Vec<&'static [usize]> {
     [&SHAPES[..], &EMPTY, &[&[501, 257]]].concat()
 }

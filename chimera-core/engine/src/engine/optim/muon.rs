@@ -8,10 +8,8 @@ use crate::stage::Param;
 
 /// Coefficients of the iteration, tuned to bring all singular values near 1 quickly.
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
-/// Number of Newton-Schulz iterations.
 const N_ITERATIONS: usize = 5;
-/// The root mean square of AdamW's steps. Matching it lets one learning rate serve both (Liu et
-/// al., 2025).
+/// Root mean square of AdamW's steps; matched so that learning rates agree (Liu et al., 2025).
 const ADAMW_RMS: f64 = 0.2;
 
 /// The rule: each linear map steps along the orthogonal matrix nearest to its Nesterov momentum.
@@ -52,8 +50,7 @@ impl UpdateRule for Muon {
     }
 }
 
-/// Replaces each linear map of a tensor by its nearest orthogonal matrix, scaled to the length of
-/// AdamW's steps.
+/// Replaces each linear map by the nearest orthogonal matrix, scaled to AdamW's step length.
 fn orthogonalize(tensor: &HostTensor<'_>, values: &mut [f64]) -> Result<()> {
     if values.is_empty() {
         return Ok(());

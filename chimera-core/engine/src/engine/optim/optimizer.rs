@@ -18,10 +18,8 @@ use crate::stage::Param;
 #[derive(Clone)]
 pub struct Optimizer(Arc<dyn UpdateRule>);
 
-/// Constructor of a built-in optimizer.
 type Make = fn() -> Optimizer;
 
-/// The built-in optimizers by name.
 const TABLE: [(&str, Make); 5] = [
     ("adamw", Optimizer::adamw),
     ("lamb", Optimizer::lamb),

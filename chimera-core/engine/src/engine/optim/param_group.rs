@@ -65,8 +65,7 @@ impl<'g> ParamGroup<'g> {
         self.tensors.lamb(&by)
     }
 
-    /// Updates the parameters by the device's gradient descent; their first state tensor is the
-    /// momentum.
+    /// Updates the parameters by the device's gradient descent; the first state is the momentum.
     pub fn sgd(mut self) -> Result<()> {
         let ParamGroup { training, lr, weight_decay, grad_scale, .. } = self;
         let momentum = training.momentum;

@@ -51,11 +51,9 @@ impl ParamRules {
     }
 }
 
-/// Returns true if `name` matches `pattern`.
 fn fits(pattern: &str, name: &str) -> bool {
     let (mut wanted, mut rest) = (pattern.chars(), name.chars());
-    // The pattern after the last `*`, and the rest of the name after the characters that the `*`
-    // stands for.
+    // The pattern after the last `*`, and the rest of the name after what the `*` took.
     let mut last = None;
     loop {
         match wanted.next() {

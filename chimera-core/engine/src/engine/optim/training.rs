@@ -1,5 +1,4 @@
-//! Settings of a training: initial weights, learning rate, clipping, and hyperparameters of update
-//! rules.
+//! Settings of a training: seed, learning rate, clipping and other hyperparameters.
 
 use std::f64::consts::PI;
 use std::str::FromStr;
@@ -14,13 +13,11 @@ use crate::engine::optim::param_rules::ParamRules;
 pub enum NonFinite {
     /// Ends the run.
     Stop,
-    /// Discards the gradient and goes on with the next step; the twentieth such step in a row ends
-    /// the run.
+    /// Discards the gradient and goes on; the twentieth such step in a row ends the run.
     Skip,
 }
 
-/// Number of consecutive skipped steps that ends the run, since further ones are not expected to
-/// recover.
+/// Number of consecutive skipped steps that ends the run.
 pub(crate) const MOST_SKIPPED: u64 = 20;
 
 impl NonFinite {
@@ -44,8 +41,7 @@ pub enum LrSchedule {
     Cosine,
     /// Linearly.
     Linear,
-    /// Linearly at the end of the training: warm-up, stable, decay (Hu et al., 2024,
-    /// arXiv:2404.06395).
+    /// Linearly at the end only: warm-up, stable, decay (Hu et al., 2024, arXiv:2404.06395).
     Wsd,
     /// No decay.
     Constant,
@@ -100,8 +96,7 @@ pub struct Training {
     pub momentum: f64,
     /// Number of updates between K-FAC's factors; their inverses take effect as many updates later.
     pub kfac_every: u64,
-    /// Damping of K-FAC's factors: added to the diagonal before inversion, as a fraction of the
-    /// diagonal's mean.
+    /// Damping of K-FAC's factors, as a fraction of their mean diagonal, to which it is added.
     pub kfac_damping: f64,
     /// Decay of the running average of K-FAC's factors.
     pub kfac_decay: f64,
@@ -177,8 +172,7 @@ impl Training {
         self.clip.is_some() || self.non_finite == NonFinite::Skip
     }
 
-    /// Returns the learning rate of a step: it rises linearly, stays, and falls as the schedule
-    /// says.
+    /// Returns the learning rate of a step: a linear rise, a plateau, and the scheduled decay.
     pub fn lr_at(&self, step: u64) -> f64 {
         if step < self.warmup {
             return self.lr * (step + 1) as f64 / self.warmup as f64;

@@ -18,14 +18,12 @@ pub trait UpdateRule: Send + Sync {
     /// Names of the state tensors of a parameter, also used in checkpoints.
     fn state(&self, param: &Param) -> &[&'static str];
 
-    /// Shape of the state tensor at `index`. A rule that updates on the host needs the parameter's
-    /// shape.
+    /// Shape of the state tensor at `index`. Updates on the host need the parameter's shape.
     fn state_shape(&self, param: &Param, _index: usize) -> Vec<usize> {
         param.shape.clone()
     }
 
-    /// Shape of the tensor in a slot of a parameter: slot 0 is the parameter itself, and its state
-    /// tensors follow.
+    /// Shape of the tensor in a slot: 0 is the parameter itself, then come its state tensors.
     fn slot_shape(&self, param: &Param, slot: usize) -> Vec<usize> {
         match slot.checked_sub(1) {
             Some(index) => self.state_shape(param, index),

@@ -9,10 +9,8 @@ use crate::engine::Training;
 use crate::engine::optim::param_group::{GroupTensors, HostTensor, ParamGroup};
 use crate::stage::Param;
 
-/// One update of a stage.
 pub(crate) struct Step<'t> {
     pub(crate) training: &'t Training,
-    /// Number of the step.
     pub(crate) step: u64,
     /// Number of the update, from 0.
     pub(crate) update: u64,

@@ -59,8 +59,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         Ok(losses.into_iter().map(|(_, loss)| loss).sum())
     }
 
-    /// Runs the stages of one sample that this rank holds. Returns the losses of those that have
-    /// one.
+    /// Runs the stages of one sample that this rank holds. Returns their losses, if any.
     fn evaluate_sample(
         &mut self,
         step: u64,

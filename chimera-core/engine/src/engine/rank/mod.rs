@@ -1,5 +1,4 @@
-//! The worker of a rank: runs its row repeatedly, and takes state from it or restores it between
-//! programs.
+//! The worker of a rank: runs its row, and saves or restores its state between programs.
 
 pub(crate) mod evaluate;
 pub(crate) mod replicas;

@@ -19,8 +19,7 @@ use crate::engine::state::held_stage::{Held, copy};
 use crate::engine::state::rank_state::StageOn;
 use crate::fault::Fault;
 
-/// Fraction of the limit below which a norm is surely not clipped: sums in another order are
-/// rounded differently.
+/// Fraction of the limit below which a norm is not clipped, whatever the rounding of sums.
 const SURELY: f64 = 1.0 - 1e-9;
 
 /// The tensors of a stage that updates overwrite.
@@ -44,8 +43,7 @@ fn add_lost(report: &mut StepReport, lost: &StepReport) {
 }
 
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
-    /// Trains a window from step `first`. If an update was wrong, trains its steps again by the
-    /// program with a border.
+    /// Trains a window from step `first`, and again with a border if an update was wrong.
     pub(crate) fn run_validated(
         &mut self,
         first: u64,
@@ -76,7 +74,6 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(reports)
     }
 
-    /// Trains the steps of a window one by one.
     fn run_bordered(
         &mut self,
         first: u64,

@@ -40,19 +40,16 @@ pub struct StepReport {
     pub step: u64,
     /// Mean loss over all targets of the global batch, in nats, before the update.
     pub loss: f64,
-    /// Whether any target of the global batch counts. Without any there is no loss, and
-    /// `loss` is 0.
+    /// Whether any target of the global batch counts. Otherwise `loss` is 0.
     pub has_targets: bool,
-    /// Norm of the whole model's gradient before clipping. If a step has several updates, the root
-    /// of the mean square.
+    /// Norm of the model's gradient before clipping; of several updates, the root mean square.
     pub grad_norm: f64,
     /// Learning rate of the update.
     pub lr: f64,
     /// Seconds since the last step sync, on the slowest rank. The time of a window is divided
     /// evenly among its steps.
     pub step_s: f64,
-    /// Seconds of these in which training stood still while the state was copied to the host, on
-    /// the slowest rank.
+    /// Seconds of these in which training stood still to copy state, on the slowest rank.
     pub copy_s: f64,
     /// Load of each rank in the step.
     pub ranks: Vec<Load>,
@@ -98,8 +95,7 @@ pub struct Worker<'j, S: Stage, D, C> {
 }
 
 impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
-    /// Makes the worker for the rank of `comm`, with initial weights. `stage` makes the stages that
-    /// the rank holds.
+    /// Makes the worker for the rank of `comm`, with initial weights. `stage` makes its stages.
     ///
     /// # Errors
     /// If parts of the job do not fit each other, if `stage` fails, if a stage lacks an ability
@@ -157,8 +153,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
     /// The weights are then those of the previous step on every rank, and this worker trains no
     /// more.
     ///
-    /// If updates of a window without a border should have waited, trains the window's steps again,
-    /// one by one.
+    /// Trains a window again, step by step, if its updates should have waited for the border.
     pub fn run(&mut self, first: u64) -> Result<Vec<StepReport>, Fault> {
         self.bordered_steps.clear();
         self.state.timing.begin_run(first);
@@ -176,7 +171,6 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         self.state.timing.time_kernels(is_on);
     }
 
-    /// Runs the program once.
     pub(crate) fn run_program(&mut self, first: u64) -> Result<Vec<StepReport>, Fault> {
         let program = self.state.job.program;
         self.begin(first).map_err(|f| Fault { step: Some(first), ..f })?;
@@ -210,8 +204,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         self.state.sync.is_discarded()
     }
 
-    /// Runs the row of this worker. Returns false if the step was discarded before the end of the
-    /// row.
+    /// Runs the row of this worker. Returns false if the step was discarded before its end.
     fn run_row(&mut self, first: u64) -> Result<bool, Fault> {
         let Worker { state, me, .. } = self;
         let program = state.job.program;
@@ -228,8 +221,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
             match row.advance(instrs, program.rules(), &mut InRanges(state)) {
                 Ok(Advance::Ended) => return Ok(true),
                 Ok(Advance::Ran(_)) => state.steps.waited = Waited::default(),
-                // A wait returns early only if the step is discarded, or if there are moves to look
-                // after.
+                // A wait returns early only if the step is discarded, or if there are moves.
                 Ok(Advance::Blocked) => {
                     let next_move = instrs.get(row.position_on(Lane::Moves)).copied();
                     state.look_again(instrs[row.tried()], next_move)?;
@@ -265,8 +257,7 @@ impl<'j, S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'j, S, D, C> {
         Ok(())
     }
 
-    /// Replaces the initial weights: `values` returns those of a parameter, row-major. All ranks
-    /// must get the same.
+    /// Replaces the initial weights by `values` of each parameter, equal on all ranks.
     pub fn set_weights(
         &mut self,
         values: impl Fn(&Param) -> Result<Vec<f32>, Fault>,

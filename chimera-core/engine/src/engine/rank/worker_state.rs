@@ -1,5 +1,4 @@
-//! The state of a rank that outlives its transport, to go on with another transport and possibly
-//! another program.
+//! The state of a rank without its transport, to go on with another one, or another program.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -23,8 +22,7 @@ use crate::engine::{Job, Training, Worker};
 use crate::fault::{Class, Fault};
 use crate::stage::{Param, Stage};
 
-/// A [`Worker`] without its transport: the weights and optimizer state of its stages, and its
-/// progress.
+/// A [`Worker`] without its transport: its stages with optimizer state, and its progress.
 pub struct WorkerState<S: Stage, D> {
     pub(crate) group: usize,
     pub(crate) me: WorkerId,

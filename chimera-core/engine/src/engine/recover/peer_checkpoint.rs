@@ -69,8 +69,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         Ok(())
     }
 
-    /// Called after a step that all ranks have the sync of. Drops older copies, and makes new ones
-    /// if they are due.
+    /// Called after a committed step. Drops older copies, and makes new ones if they are due.
     pub(crate) fn shadow(&mut self, next: u64) -> Result<(), Fault> {
         let every = self.state.job.training.shadow_every;
         let shadows = &mut self.state.shadows;
@@ -100,8 +99,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
             state.on_wire(tag, sent)?;
         }
         let shadows = &mut state.shadows;
-        // An earlier copy of the same step has the same bits; the other rank's copy is kept until a
-        // new one arrives.
+        // An earlier copy of this step is equal; the other rank's is kept until a new one arrives.
         let known = shadows.kept.iter().position(|shadow| shadow.step == step);
         let other = known.map(|known| shadows.kept.remove(known).other).unwrap_or_default();
         shadows.kept.push(Shadow { step, committed, own, other });
@@ -134,8 +132,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
         if is_sharded && all[before.index()].next.is_none() {
             self.give_shadow(step, before)?;
         }
-        // From here on this rank has the state that its standing declares, even if another rank
-        // dies meanwhile.
+        // From here on this rank has the declared state, even if another rank dies meanwhile.
         self.next = all[me.index()].next;
         if self.next.is_some() {
             self.restore_shadow(step)?;

@@ -36,8 +36,7 @@ pub struct Recovered {
     pub next: u64,
     /// Ranks that replaced dead ones.
     pub replaced: Vec<Rank>,
-    /// The report of the last committed step, even if this rank or a dead one has already reported
-    /// it.
+    /// The report of the last committed step, even if it has been reported before.
     pub last: Option<StepReport>,
 }
 

@@ -1,5 +1,4 @@
-//! The step from which a recovery goes on, and the source of its state, as concluded by all ranks
-//! from their standings.
+//! The step and the source of state for a recovery, as concluded by all ranks.
 //!
 //! A rank may die while others recover from an earlier death. Some ranks may then have gone back to
 //! copies already, while others do not know of it yet. So ranks that meet may be at different
@@ -71,8 +70,7 @@ pub(crate) fn lost_at(all: &[Standing], stages: &[StageId], step: u64) -> Vec<St
 }
 
 impl Copies {
-    /// The place of a rank in the ring of these copies, and the stages it has; `None` if it has
-    /// none of these copies.
+    /// A rank's place in the ring of these copies, and the stages it has copies of.
     pub(crate) fn of(self, standing: &Standing) -> Option<(&Ring, &CopiedStages)> {
         let ring = standing.ring.as_ref().filter(|ring| ring.n_ranks == self.n_ranks)?;
         Some((ring, standing.shadows.iter().find(|of| of.step == self.step)?))

@@ -12,12 +12,10 @@ pub(crate) fn pack<D: Device>(device: &D, tensor: &D::Tensor) -> Result<D::Tenso
     device.upload_vec(&[words.len()], words)
 }
 
-/// Unpacks the `n` elements that words hold.
 pub(crate) fn unpack<D: Device>(device: &D, words: &D::Tensor, n: usize) -> Result<D::Tensor> {
     device.upload_vec(&[n], Dtype::Bf16.to_f32(device.download(words)?, n))
 }
 
-/// Rounds the elements of `tensor` to bf16.
 pub(crate) fn round<D: Device>(device: &D, tensor: &D::Tensor) -> Result<D::Tensor> {
     let values = device.download(tensor)?;
     let n = values.len();

@@ -10,8 +10,7 @@ use crate::device::{Device, Result};
 /// Alignment of tensors in elements, for kernels that load several at once.
 const ALIGNMENT: usize = 64;
 
-/// The places of a bucket's tensors in its buffer, one after the other, and the segment of each
-/// replica.
+/// The places of a bucket's tensors in its buffer, and the segment of each replica.
 pub(crate) struct BucketLayout {
     shapes: Vec<Vec<usize>>,
     /// By tensor: the range of its elements in the buffer.
@@ -80,7 +79,6 @@ impl BucketLayout {
         self.places[tensor].end.next_multiple_of(ALIGNMENT)
     }
 
-    /// Number of elements in the whole buffer.
     pub(crate) fn n_elements(&self) -> usize {
         self.n_elements
     }

@@ -54,7 +54,6 @@ impl From<DeviceError> for ReduceError {
 /// A reduction in progress, as one member sees it.
 pub(crate) struct Reduction<T> {
     bucket: BucketId,
-    /// Index of the part of the bucket.
     part: u32,
     step: u64,
     members: Vec<Rank>,
@@ -129,7 +128,6 @@ impl<T: Clone + Send> Reduction<T> {
         self.advance(device, comm, None)
     }
 
-    /// Returns true if there is nothing left to wait for.
     pub(crate) fn is_done(&self) -> bool {
         self.at == self.rounds.len()
     }
@@ -261,8 +259,7 @@ impl<T: Clone + Send> Reduction<T> {
         self.held.insert(at, piece);
     }
 
-    /// Receives the message of a member in the current round, if it has arrived; with a deadline,
-    /// waits for it.
+    /// Receives a member's message of the round, if it has arrived; waits until a `deadline`.
     fn recv<D, C>(
         &self,
         device: &D,

@@ -14,21 +14,18 @@ use crate::engine::report::timing::Moment;
 pub(crate) struct Reductions<T> {
     /// By bucket of an update: its parts.
     parts: Vec<Vec<Arc<BucketPart>>>,
-    /// By bucket of an update: its parts if factors of linear layers are summed too; empty if the
-    /// optimizer takes none.
+    /// By bucket of an update: its parts with factors of linear layers; empty without factors.
     with_factors: Vec<Vec<Arc<BucketPart>>>,
     /// Whether gradients are sent between replicas in bf16.
     is_bf16: bool,
     under_way: Vec<UnderWay<T>>,
 }
 
-/// The reduction of a part of a bucket.
 pub(crate) struct UnderWay<T> {
     pub(crate) bucket: BucketId,
     /// The tensors that it sums.
     pub(crate) part: Arc<BucketPart>,
     pub(crate) sum: Reduction<T>,
-    /// Start of the reduction.
     pub(crate) start: Moment,
 }
 
@@ -41,18 +38,15 @@ impl<T: Clone + Send> Reductions<T> {
         Reductions { parts, with_factors, is_bf16, under_way: Vec::new() }
     }
 
-    /// The parts of a bucket, with or without factors.
     pub(crate) fn parts(&self, bucket: BucketId, takes_factors: bool) -> &[Arc<BucketPart>] {
         let parts = if takes_factors { &self.with_factors } else { &self.parts };
         of_bucket::<Vec<_>>(parts, bucket)
     }
 
-    /// Returns true if gradients are sent between replicas in bf16.
     pub(crate) fn is_bf16(&self) -> bool {
         self.is_bf16
     }
 
-    /// Adds a reduction that was started.
     pub(crate) fn push(&mut self, reduction: UnderWay<T>) {
         self.under_way.push(reduction);
     }
@@ -69,7 +63,6 @@ impl<T: Clone + Send> Reductions<T> {
         Some(self.under_way.remove(at))
     }
 
-    /// Drops the reductions of an unfinished program.
     pub(crate) fn clear(&mut self) {
         self.under_way.clear();
     }

@@ -53,8 +53,7 @@ pub(crate) fn layout<'p>(
     program.buckets_of_update().iter().map(|b| tensors_of(&b.stages)).collect()
 }
 
-/// Returns, by bucket of an update and tensor of a layout, its owner; the same on all ranks that
-/// hold the tensor.
+/// By bucket of an update and tensor: its owner, the same on all ranks that hold the tensor.
 pub(crate) fn owners<'p>(
     program: &Program,
     width: usize,
@@ -71,8 +70,7 @@ pub(crate) fn owners<'p>(
 
 /// Tensors of a bucket that are summed together.
 pub(crate) struct BucketPart {
-    /// Indices of the tensors in the bucket, ascending. Factors of linear layers come after its
-    /// gradients.
+    /// Indices of the tensors in the bucket, ascending. Factors come after gradients.
     pub(crate) tensors: Vec<usize>,
     /// Their layout in the buffer that is reduced.
     pub(crate) layout: Arc<BucketLayout>,
@@ -143,7 +141,6 @@ fn cut_in_parts(sizes: &[usize], n_gradients: usize, part_elements: usize) -> Ve
     parts
 }
 
-/// The shape of each tensor.
 fn shapes<'p>(
     tensors: &[Places],
     params: impl Fn(StageId) -> Option<&'p [Param]>,

@@ -1,5 +1,4 @@
-//! The flight recorder: the last things that a rank did, to find out afterwards how a fault came
-//! about.
+//! The flight recorder: the last things that a rank did, to explain a fault afterwards.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +7,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use chimera_schedule::analyze::Position;
 use chimera_schedule::analyze::{Awaited, Work};
 
-/// Number of entries kept.
 const N_RECENT: usize = 2000;
 
 /// Something that a rank did or waited for.

@@ -43,7 +43,6 @@ pub(crate) struct Timing {
 #[derive(Default)]
 struct Marks {
     clock: Option<Box<dyn Clock>>,
-    /// Number of marks so far.
     n: usize,
     /// Times of marks as reported by the clock, from mark number `first_told` on.
     told: Vec<f64>,
@@ -69,8 +68,7 @@ impl Since {
     }
 }
 
-/// A point in time. On a device with a clock, the time at which the device reaches this point of
-/// its work.
+/// A point in time; by the device's clock, when it reaches this point of its work.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moment {
     host_s: f64,
@@ -146,7 +144,6 @@ impl Timing {
         }
     }
 
-    /// Closes the range that was opened last.
     pub(crate) fn end_range(&mut self) {
         if let Some(clock) = &mut self.marks.clock {
             clock.end_range();
@@ -242,7 +239,6 @@ impl Marks {
         self.n.saturating_sub(1)
     }
 
-    /// Forgets the reported times.
     fn forget(&mut self) {
         self.first_told += self.told.len();
         self.told.clear();

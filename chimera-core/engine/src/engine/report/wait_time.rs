@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Excess length of a turn from which it shows that the rank itself was stopped, which does not
-/// count as waiting.
+/// Excess length of a turn that shows that the rank itself was stopped, and did not wait.
 const STOPPED: Duration = Duration::from_secs(1);
 
 /// Time that a rank has waited for something that it tries repeatedly.

@@ -18,8 +18,7 @@ use crate::engine::state::rank_state::{StageOn, State};
 use crate::engine::sync::agreement::{Record, Totals};
 use crate::fault::Fault;
 
-/// Duration of a step or window, in seconds, from which ranks ask each other whether to stop before
-/// the next one.
+/// Length of a step in seconds from which ranks ask each other whether to stop before the next.
 const LONG: f64 = 1.0;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
@@ -54,8 +53,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.comm.stop_requested() == Some(true)
     }
 
-    /// Discards the current step together with all other ranks; `sync_at` is the instruction of its
-    /// sync.
+    /// Discards the current step together with all other ranks; its sync is at `sync_at`.
     pub(crate) fn discard(&mut self, worker: WorkerId, sync_at: usize) -> Result<(), Fault> {
         let (step, instr) = (self.steps.first, sync_at as u32);
         self.report(Position::At { step, instr });

@@ -81,8 +81,7 @@ mod tests {
         }
     }
 
-    /// Returns the evicted ranks if the ranks are at these positions at each look, and rank 1 is
-    /// waited for.
+    /// Returns the ranks evicted for these positions at each look, waiting for rank 1.
     fn evicted(all: Vec<Vec<Option<Position>>>) -> Vec<Rank> {
         let (known, mut looks) = (all[0].clone(), Looks { all, evicted: Vec::new() });
         let waited = Duration::from_secs(10);

@@ -104,7 +104,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.on_wire(op, result).map_err(|fault| evicted(explained(fault), is_evicted, waited))
     }
 
-    /// The positions of all ranks.
     fn positions(&mut self) -> Result<Vec<Option<Position>>, CommError> {
         let mut positions = self.comm.query_progress(Instant::now() + ANSWER)?;
         positions.resize(self.comm.n_ranks() as usize, None);

@@ -184,8 +184,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
     fn agree(&mut self, worker: WorkerId) -> Result<Poll<()>, Fault> {
         self.take_shadow()?;
         let record = self.own_record()?;
-        // With the barrier all sums are here. Once the record is sent, others may make the updates
-        // of the step.
+        // With the barrier all sums are here. Once the record is sent, others may update.
         self.steps.summed = Some(self.steps.first);
         let (agreed, records) = self.gather_records(worker, &record)?;
         if agreed.is_discarded {
@@ -211,8 +210,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Machine for State<'_, S, D, C
     }
 
     fn step(&mut self, worker: WorkerId, bucket: BucketId) -> Result<(), Fault> {
-        // An update without the barrier comes before the sync of its program, so the known sync is
-        // the one before.
+        // An update without the barrier precedes its sync: the known one is the one before.
         if self.sync.skipped().is_some() && !self.updates_alone() {
             return Ok(());
         }
@@ -332,8 +330,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Fault { step, ..Fault::new(Class::NonFinite, rank, message) }
     }
 
-    /// Gathers the records of all ranks. Returns what all ranks conclude from them, and the
-    /// records.
+    /// Gathers the records of all ranks. Returns the conclusions and the records.
     pub(crate) fn gather_records(
         &mut self,
         worker: WorkerId,

@@ -24,15 +24,13 @@ pub(crate) enum Value<S: Stage> {
     /// The checkpointed inputs, one per input edge. A source has none, since its samples come with
     /// the micro-batch. For a slice of a sequence, also what it and earlier slices left.
     Inputs(Vec<S::Tensor>, Vec<Left<S::Tensor>>),
-    /// Saved activations, whole or selected. For a slice of a sequence, also what it and earlier
-    /// slices left.
+    /// Saved activations, whole or selected; and what slices of a sequence left, up to this one.
     Saved(S::Saved, Vec<Left<S::Tensor>>),
     /// Deferred weight work.
     Deferred(S::Deferred),
     /// The tensors of saved activations that are being moved, or are at another worker.
     Tensors(Vec<S::Tensor>),
-    /// Saved activations outside of the device's memory, with a function that brings back their
-    /// tensors.
+    /// Saved activations outside of the device's memory, as a function that reloads them.
     Offloaded(Box<dyn FnOnce() -> device::Result<Vec<S::Tensor>> + Send>),
     /// Memory for saved activations.
     Memory,
@@ -155,8 +153,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(made)
     }
 
-    /// The weights for each unit of an op: of the versions that the op eats last, or else the
-    /// current weights.
+    /// The weights for each unit: of the versions that the op eats last, or else the current.
     pub(crate) fn versions(&self, op: &Op, eaten: &mut VecDeque<Value<S>>) -> Vec<Weights<S>> {
         let n_versions = eaten.iter().filter(|v| matches!(v, Value::Version(_))).count();
         if n_versions == 0 {
@@ -303,7 +300,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(self.edges(op.stage).along_edges(joined).into_iter().map(Value::Tensor).collect())
     }
 
-    /// The edges of a stage in the graph.
     pub(crate) fn edges(&self, stage: StageId) -> StageEdges {
         StageEdges::of(self.job.program.rules().graph(), stage)
     }
@@ -381,8 +377,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         data.n_counted(step, n_samples).map_err(|e| self.unreadable(step, &e))
     }
 
-    /// One over the number of targets that count in an update; if a step has several updates, over
-    /// their mean.
+    /// One over the targets that count in an update, or in the mean of a step's updates.
     fn loss_scale(&self, step: u64, op: &Op) -> Result<f64, Fault> {
         let window = self.job.program.window();
         let counted = self.n_counted(step).map_err(|fault| self.at(fault, op))?;
@@ -406,7 +401,6 @@ fn units(op: &Op) -> impl Iterator<Item = Op> + use<> {
     span.units().map(move |u| Op::new(kind, pipe, stage, u))
 }
 
-/// The samples of an op.
 pub(crate) struct Batch<I> {
     step: u64,
     sample: u64,

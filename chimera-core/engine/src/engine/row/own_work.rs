@@ -18,7 +18,6 @@ use crate::engine::state::work_piece::{Inverse, Shown, WorkPiece};
 use crate::fault::{Class, Fault};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    /// Returns true if the current step takes factors.
     pub(crate) fn takes_factors(&self) -> bool {
         self.job.training.takes_factors(self.steps.n_updates)
     }
@@ -52,8 +51,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(shown)
     }
 
-    /// The values that an op makes of its units' operands: for each work on backwards, those of all
-    /// units.
+    /// The values made of the units' operands: those of all units, once per work on backwards.
     pub(crate) fn made_shown<'s>(
         &self,
         units: &'s [Shown<S::Tensor>],
@@ -62,7 +60,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         works.flat_map(|_| units.iter().map(|shown| Value::Shown(Arc::clone(shown))))
     }
 
-    /// Runs a piece.
     pub(crate) fn run_piece(
         &mut self,
         op: &Op,
@@ -164,8 +161,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    /// The stage with factors to reduce with a bucket's gradients; `None` for a bucket of tied
-    /// tensors.
+    /// The stage with factors to reduce with a bucket; `None` for a bucket of tied tensors.
     fn shown_stage(&self, bucket: BucketId) -> Option<StageId> {
         match self.job.program.buckets()[bucket.index()].stages[..] {
             [stage] if self.takes_factors() => self.stages.find(stage).map(|_| stage),

@@ -1,5 +1,4 @@
-//! Named ranges around the work requested of a device, so that a profiler shows each launch under
-//! its op.
+//! Named ranges around the work of a device, so that a profiler shows each launch under its op.
 
 use std::fmt::Display;
 use std::task::Poll;

@@ -9,7 +9,6 @@ use crate::engine::sync::agreement::{Record, Totals};
 use crate::fault::Fault;
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    /// Makes this rank's record for the step sync.
     pub(crate) fn own_record(&mut self) -> Result<Record, Fault> {
         let start = self.now();
         let window = self.job.program.window();
@@ -124,8 +123,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(values.flatten().collect())
     }
 
-    /// Bytes of weights in all versions, gradients and moments, plus the peak of what is kept for
-    /// backwards.
+    /// Bytes of all versions of weights, gradients and moments, and the peak of activations.
     fn bytes(&self) -> u64 {
         self.state_bytes().iter().map(|(_, bytes)| bytes).sum::<u64>() + self.steps.activations.peak
     }

@@ -1,5 +1,4 @@
-//! Checks of the shapes that a caller's stage or data gives, since wrong ones could silently spoil
-//! the training.
+//! Checks of shapes from a caller's stage or data, which could silently spoil the training.
 
 use chimera_schedule::op::Op;
 

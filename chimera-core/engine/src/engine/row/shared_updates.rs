@@ -58,7 +58,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(())
     }
 
-    /// The owners of a bucket's tensors.
     fn owned(&self, bucket: BucketId) -> Vec<Rank> {
         self.stages.owners(bucket).to_vec()
     }

@@ -15,7 +15,6 @@ use crate::fault::Fault;
 use crate::stage::{Output, Slice, SliceGradients};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    /// Runs the forward of a slice.
     pub(crate) fn forward_slice(
         &mut self,
         op: &Op,
@@ -64,7 +63,6 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         Ok(made)
     }
 
-    /// Runs the backward of a slice, or its input half.
     pub(crate) fn backward_slice(
         &mut self,
         op: &Op,

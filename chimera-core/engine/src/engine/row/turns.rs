@@ -38,8 +38,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         self.on_wait("the order of messages", Need::Other, followed)
     }
 
-    /// Announces the messages with updated weights, to a transport that needs their order, once the
-    /// update is certain.
+    /// Announces updated weights to a transport that needs the order, once the update is certain.
     pub(crate) fn follow_updates(&mut self) -> Result<(), Fault> {
         if self.comm.ordered().is_none() || std::mem::replace(&mut self.steps.has_updates, true) {
             return Ok(());

@@ -1,5 +1,4 @@
-//! Waits for other ranks, in short turns: in between, pending sums proceed, and a request to stop
-//! is noticed.
+//! Waits in short turns, between which pending sums proceed and requests to stop are noticed.
 
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -56,8 +55,7 @@ impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
         }
     }
 
-    /// Lets some time pass before both lanes are tried again. Compute is blocked at `instr`, and
-    /// moves at `next_move`.
+    /// Pauses before both lanes are tried again, blocked at `instr` and at `next_move`.
     ///
     /// # Errors
     /// If both have been blocked for too long.

@@ -131,7 +131,6 @@ fn merged(ranks: &[Vec<(u16, Vec<ParamOutset>)>]) -> Result<ByStage<'_>, (Rank, 
     Ok(known.into_iter().map(|(stage, (_, params))| (stage, params)).collect())
 }
 
-/// Describes a parameter.
 fn said(param: Option<&ParamOutset>) -> String {
     match param {
         Some(ParamOutset { name, shape, tied: true, .. }) => {
@@ -190,8 +189,7 @@ fn broken_tie(stages: &[StageId], by_stage: &ByStage<'_>) -> Option<String> {
     None
 }
 
-/// Returns the first rank on which a parameter begins with other weights than on an earlier rank,
-/// with a description.
+/// Returns the first rank with other initial weights than an earlier one, and a description.
 fn other_weights(ranks: &[Vec<(u16, Vec<ParamOutset>)>]) -> Option<(Rank, String)> {
     // A name belongs to one stage, or to tied tensors, which begin with equal weights.
     let mut known: BTreeMap<&str, (Rank, StageId, &str)> = BTreeMap::new();

@@ -50,8 +50,7 @@ impl<D: Device, C: Comm<D::Tensor>> Comm<D::Tensor> for DeviceComm<D, C> {
     fn recv(&mut self, from: Rank, tag: Tag, deadline: Instant) -> Result<D::Tensor, CommError> {
         self.flush()?;
         let received = imported(&self.device, self.comm.recv(from, tag, deadline)?)?;
-        // A rank that waits here has nothing else to do until the tensor is ready; one that polls
-        // has.
+        // A rank that waits here has nothing else to do meanwhile; one that polls has.
         wait_ready(&self.device, &received)?;
         Ok(received)
     }

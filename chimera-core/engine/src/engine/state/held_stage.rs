@@ -28,7 +28,6 @@ pub(crate) struct Held<S: Stage> {
 pub(crate) type Weights<S> = Arc<Vec<<S as Stage>::Tensor>>;
 
 impl<S: Stage> Held<S> {
-    /// Makes a stage with initial weights.
     pub(crate) fn new<D: Device<Tensor = S::Tensor>>(
         stage: S,
         device: &D,
@@ -153,8 +152,7 @@ impl<S: Stage> Held<S> {
 }
 
 impl<S: Stage> Held<S> {
-    /// The tensors that a rank holds of a stage: for each parameter the weights (slot 0) and its
-    /// optimizer state.
+    /// The tensors held of each parameter: its weights (slot 0) and its optimizer state.
     pub(crate) fn slots(&self) -> Vec<(usize, usize)> {
         let n_kept = self.state.iter().map(|kept| kept.as_ref().map_or(0, Vec::len));
         let of = |(tensor, n_kept)| (0..=n_kept).map(move |slot| (tensor, slot));

@@ -1,5 +1,4 @@
-//! A rank's state: its stages with weights, gradients and optimizer state, and its progress in a
-//! step.
+//! A rank's state: stages, weights, gradients, optimizer state, and progress in a step.
 
 pub(crate) mod device_comm;
 pub(crate) mod held_stage;

@@ -35,7 +35,6 @@ pub trait StageOn<D: Device>: Stage<Tensor = D::Tensor> {}
 
 impl<D: Device, S: Stage<Tensor = D::Tensor>> StageOn<D> for S {}
 
-/// The state of one rank.
 pub(crate) struct State<'j, S: Stage, D, C> {
     pub(crate) job: Job<'j, S::Item>,
     pub(crate) group: usize,
@@ -66,7 +65,6 @@ pub(crate) type Rest<S> =
 
 /// The steps of the current program.
 pub(crate) struct Steps<S: Stage> {
-    /// Number of the first step.
     pub(crate) first: u64,
     /// Number of updates of every weight before the program.
     pub(crate) n_updates: u64,
@@ -76,8 +74,7 @@ pub(crate) struct Steps<S: Stage> {
     pub(crate) losses: Vec<(Op, S::Tensor)>,
     /// By step: squared norms of the gradients of updates that do not wait for the step sync.
     pub(crate) squared_norms: Vec<f64>,
-    /// The first of these gradients that is not finite, if that is reported at the end of the
-    /// program.
+    /// The first of these gradients that is not finite, for the report at the end.
     pub(crate) culprit: String,
     pub(crate) activations: ActivationBytes,
     /// The parts of saved activations that stay here while the tensors are away.
@@ -88,13 +85,11 @@ pub(crate) struct Steps<S: Stage> {
     pub(crate) waited: Waited,
     /// Whether the transport has been given the messages with updated weights.
     pub(crate) has_updates: bool,
-    /// Whether some shards have been updated, but not all updated shards of other ranks have
-    /// arrived.
+    /// Whether only some of the updated shards of all ranks are here.
     pub(crate) is_within_update: bool,
 }
 
 impl<S: Stage> Steps<S> {
-    /// No steps yet.
     pub(crate) fn new() -> Self {
         Steps {
             first: 0,
@@ -124,8 +119,7 @@ impl<S: Stage> Steps<S> {
     }
 }
 
-/// Bytes of what is kept for later backwards: saved activations, checkpointed inputs, deferred
-/// weight work.
+/// Bytes kept for later backwards: saved activations, checkpointed inputs, weight work.
 #[derive(Default)]
 pub(crate) struct ActivationBytes {
     pub(crate) held: u64,
@@ -141,7 +135,6 @@ impl ActivationBytes {
 }
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> State<'_, S, D, C> {
-    /// The rank of a worker of a group.
     pub(crate) fn rank_of(&self, worker: WorkerId, group: usize) -> Rank {
         self.job.program.placement().rank(group, worker)
     }

@@ -11,8 +11,7 @@ use crate::engine::state::shadows::{CopiedStages, Ring, Slot};
 pub struct Recoveries {
     /// Number of recoveries so far.
     pub n: u64,
-    /// Seconds lost so far. Each recovery counts from the last step sync before it until training
-    /// went on.
+    /// Seconds lost so far, each time from the last step sync until training went on.
     pub lost_s: f64,
     /// Ranks that were replaced since the previous step.
     pub replaced: Vec<Rank>,
@@ -28,8 +27,7 @@ pub(crate) struct Standing {
     /// Whether it has the gradients of that step summed over all ranks, and can make the updates
     /// with another rank's sync.
     pub(crate) has_sums: bool,
-    /// Whether it is in the middle of a sharded optimizer's update, and has tensors from before and
-    /// after it.
+    /// Whether it is within a sharded update, with tensors from before and after it.
     pub(crate) is_within_update: bool,
     /// Stages that it has weights of, as before that step.
     pub(crate) has: Vec<StageId>,
@@ -38,7 +36,6 @@ pub(crate) struct Standing {
     /// Number of recoveries that it knows of, and their seconds.
     pub(crate) n: u64,
     pub(crate) lost_s: f64,
-    /// All tensors of its stages.
     pub(crate) slots: Vec<Slot>,
     /// Stages that it has copies of, by step.
     pub(crate) shadows: Vec<CopiedStages>,
@@ -47,8 +44,7 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
-    /// Returns true if its state is that of this step, or becomes so with the updates of the step
-    /// before.
+    /// Returns true if its state is that of this step, at least after a pending update.
     pub(crate) fn can_reach(&self, step: u64) -> bool {
         self.next.is_some_and(|next| next == step || self.has_sums && next + 1 == step)
     }

@@ -62,8 +62,7 @@ impl<T> Default for Shadows<T> {
 }
 
 impl<T> Shadows<T> {
-    /// The stages that this rank has copies of, by step. The previous rank may hold other stages
-    /// now than then.
+    /// The stages that this rank has copies of, by step; its neighbour may hold others by now.
     pub(crate) fn stages(&self) -> Vec<CopiedStages> {
         let of = |shadow: &Shadow<T>| CopiedStages {
             step: shadow.step,

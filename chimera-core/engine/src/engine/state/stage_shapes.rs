@@ -9,8 +9,7 @@ use crate::stage::{Init, Param, Stage};
 /// Shapes of inputs, by pipe, stage and unit.
 pub(crate) type InputShapes = FxHashMap<(PipeId, StageId, u32), Vec<Vec<usize>>>;
 
-/// Returns why a stage's parameters cannot be initialised, or cannot have optimizer state; `None`
-/// if they can.
+/// Returns why a stage's parameters can have no initial values or state; `None` if they can.
 pub(crate) fn unfit_params<S: Stage>(
     stage: &S,
     id: StageId,

@@ -75,7 +75,6 @@ impl<S: Stage> Stages<S> {
         Ok(stages)
     }
 
-    /// No stages.
     pub(crate) fn none() -> Self {
         Stages { held: Vec::new(), layout: Vec::new(), owners: Vec::new() }
     }
@@ -91,7 +90,6 @@ impl<S: Stage> Stages<S> {
         self.held.iter().flatten()
     }
 
-    /// The stages that this rank holds.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Held<S>> {
         self.held.iter_mut().flatten()
     }
@@ -102,7 +100,6 @@ impl<S: Stage> Stages<S> {
         stages.filter(|(_, held)| held.is_some()).map(|(id, _)| id)
     }
 
-    /// Returns a stage, if this rank holds it.
     pub(crate) fn find(&self, stage: StageId) -> Option<&Held<S>> {
         self.held.get(stage.index())?.as_ref()
     }
@@ -118,7 +115,6 @@ impl<S: Stage> Stages<S> {
         held_mut(&mut self.held, stage)
     }
 
-    /// Buckets of an update.
     pub(crate) fn buckets(&self) -> impl Iterator<Item = BucketId> + use<S> {
         (0..self.layout.len() as u32).map(BucketId)
     }
@@ -133,7 +129,6 @@ impl<S: Stage> Stages<S> {
         of_bucket::<Vec<_>>(&self.layout, bucket)
     }
 
-    /// The owners of a bucket's tensors.
     pub(crate) fn owners(&self, bucket: BucketId) -> &[Rank] {
         of_bucket::<Vec<_>>(&self.owners, bucket)
     }
@@ -159,8 +154,7 @@ impl<S: Stage> Stages<S> {
         held.previous.as_ref().unwrap_or_else(|| panic!("{op} finds no version {version}"))
     }
 
-    /// Takes this rank's part of a bucket's sums: for each tensor, the sum of the gradients of all
-    /// its places.
+    /// Takes this rank's part of a bucket's sums: of each tensor, the gradients of all places.
     pub(crate) fn take_gradients<D: Device<Tensor = S::Tensor>>(
         &mut self,
         device: &D,

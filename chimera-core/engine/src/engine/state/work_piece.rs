@@ -16,13 +16,11 @@ pub type DoPiece<'j> = dyn Fn(&WorkPiece<'_>) -> Result<(), String> + Sync + 'j;
 pub struct WorkPiece<'p> {
     /// Name of the work.
     pub work: &'p str,
-    /// The piece: its stage and pipe, and its unit of the step, or its number if it may run at any
-    /// time.
+    /// The piece: its stage and pipe, and its unit of the step or its number.
     pub op: Op,
     /// The rank that runs it.
     pub rank: Rank,
-    /// The current step. In a window of several steps, the first one, for a piece that may run at
-    /// any time.
+    /// The current step; for pieces without one, the first step of the window.
     pub step: u64,
     pub(crate) shown: Option<&'p dyn Any>,
 }

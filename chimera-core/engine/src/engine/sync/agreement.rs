@@ -40,7 +40,6 @@ impl Totals {
         }
     }
 
-    /// Norm of the whole gradient.
     pub(crate) fn grad_norm(self) -> f64 {
         self.squared_norm.sqrt()
     }
@@ -119,8 +118,7 @@ pub(crate) struct Culprit {
 }
 
 impl Agreed {
-    /// Concludes from the records of all ranks. An error names the rank whose record cannot be
-    /// read.
+    /// Concludes from all records. An error names the rank with an unreadable record.
     pub(crate) fn of(records: &[Vec<u8>], n_steps: usize) -> Result<Agreed, Rank> {
         let mut all = Vec::with_capacity(records.len());
         for (r, bytes) in (0..).zip(records) {

@@ -23,12 +23,10 @@ impl StepSync {
         self.agreed.is_none()
     }
 
-    /// The last agreement.
     pub(crate) fn agreed(&self) -> Option<&Agreed> {
         self.agreed.as_ref()
     }
 
-    /// The records of all ranks in the last step sync, by rank.
     pub(crate) fn records(&self) -> &[Vec<u8>] {
         &self.records
     }
@@ -38,7 +36,6 @@ impl StepSync {
         self.skipped.as_deref()
     }
 
-    /// Number of steps that made no update.
     pub(crate) fn n_skipped(&self) -> u64 {
         self.n_skipped
     }
@@ -69,8 +66,7 @@ impl StepSync {
         (self.skipped, self.n_skipped_in_a_row) = (None, 0);
     }
 
-    /// Records the sync of a program in which something was not finite, and whose steps are trained
-    /// again.
+    /// Records the sync of a program that was not finite, and is trained again.
     pub(crate) fn repeat(&mut self, agreed: Agreed, records: Vec<Vec<u8>>) {
         (self.agreed, self.records) = (Some(agreed), records);
     }

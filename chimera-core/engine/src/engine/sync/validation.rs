@@ -2,17 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Largest number of windows in a row that are trained step by step from the start, after wrong
-/// ones.
+/// Largest number of consecutive windows trained step by step from the start.
 const MOST_CAREFUL: u32 = 32;
 
-/// The history of windows with updates that do not wait for a step sync; the same on all ranks. A
-/// checkpoint keeps it.
+/// The history of windows whose updates do not wait; equal on all ranks, and checkpointed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct WindowHistory {
     n_repeated: u64,
-    /// Number of windows still to be trained step by step from the start, because of earlier wrong
-    /// ones.
+    /// Number of windows still to be trained step by step, because of earlier wrong ones.
     n_careful: u32,
     /// Number of such windows after the next wrong one.
     next_careful: u32,
@@ -24,8 +21,7 @@ impl WindowHistory {
         self.n_repeated
     }
 
-    /// Caps the numbers of careful windows at the largest that wrong ones can lead to, since a file
-    /// may hold anything.
+    /// Caps the numbers of careful windows, since a file may hold anything.
     pub(crate) fn restored(self) -> WindowHistory {
         WindowHistory {
             n_careful: self.n_careful.min(MOST_CAREFUL),
@@ -41,7 +37,6 @@ impl WindowHistory {
         is_careful
     }
 
-    /// Counts a window that was right.
     pub(crate) fn right(&mut self) {
         self.next_careful = 0;
     }

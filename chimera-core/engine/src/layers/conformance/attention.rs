@@ -98,8 +98,7 @@ const GROUPED: [[usize; 6]; 9] = [
     [1, 20, 2, 1, 96, 7],
 ];
 
-/// Grouped heads, with and without a window, with dropout in the shorter contexts, and with packed
-/// documents.
+/// Grouped heads: with and without a window, with dropout in short contexts, and packed.
 fn grouped(
     [_, context, heads, kv_heads, _, window]: [usize; 6],
     documents: &[u32],
@@ -225,8 +224,7 @@ pub(super) fn attention_slice_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outco
     Ok(())
 }
 
-/// Rotated heads in front of others that stay, with even and odd numbers of pairs, and more rows
-/// than positions.
+/// Rotated heads in front of others, odd numbers of pairs, more rows than positions.
 pub(super) fn rotary<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     for [rows, context, heads, behind, d] in
         [[1, 1, 1, 0, 2], [6, 3, 2, 1, 4], [10, 5, 3, 2, 6], [130, 65, 2, 1, 64], [7, 7, 1, 1, 34]]

@@ -1,5 +1,4 @@
-//! The conformance suite for every implementation of [`Layers`], in this repository or a third
-//! party's.
+//! The conformance suite for implementations of [`Layers`], ours or a third party's.
 //!
 //! ```
 //! use chimera_engine::device::reference::Reference;
@@ -28,8 +27,7 @@ pub fn run<D: Layers>(device: &D, tolerance: f64) {
     run_rounded(device, tolerance, |x| x);
 }
 
-/// [`run`] with operands rounded first, to the precision in which the device keeps activations if
-/// that is less than f32.
+/// [`run`] with operands rounded first, to the precision of the device's activations.
 ///
 /// # Panics
 /// Like [`run`].

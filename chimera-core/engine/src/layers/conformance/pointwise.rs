@@ -79,8 +79,7 @@ pub(super) fn gated_dx<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     Ok(())
 }
 
-/// Drops elements from the start of a stream, from within it, and across the overflow of the
-/// counter's lower word.
+/// Drops elements from the start of a stream, from within it, and across a carry.
 pub(super) fn dropout<D: Layers>(trials: &mut Trials<'_, D>) -> Outcome {
     for shape in SHAPES {
         for first in [0, 12_345, (1 << 32) - 3] {

@@ -116,8 +116,7 @@ impl<D: Device> Recorded<D> {
     fn slice_extents(&self, qkv: &D::Tensor, first: usize, by: &Attention<'_>) -> [usize; 4] {
         let [parts, context, visible, dim] = self.attention_extents(qkv, by);
         let n = context - first;
-        // A causal sample of n rows has n (n + 1) / 2 scores; these have n more for each earlier
-        // row.
+        // A causal sample of n rows has n (n + 1) / 2 scores, and n more per earlier row.
         let longer = 1 + 2 * first / (n + 1);
         [parts * longer, n, visible.min(n), dim]
     }

@@ -12,7 +12,6 @@ use crate::stage::{
 
 /// Number of samples that the suite reads.
 pub(super) const SAMPLES: usize = 4;
-/// Seed of the weights.
 const SEED: u64 = 11;
 
 /// The stages under test with their weights, and samples.
@@ -169,8 +168,7 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
         }
     }
 
-    /// Runs the input half of the backward pass. Returns the work left for the weight half, first
-    /// stage first.
+    /// Runs the input half of the backward pass. Returns the deferred work, by stage.
     pub(super) fn backward_input(
         &self,
         samples: [usize; 2],
@@ -228,8 +226,7 @@ impl<'c, D: Device, S: Stage<Tensor = D::Tensor>> Subject<'c, D, S> {
         self.stages.iter().map(of).collect()
     }
 
-    /// Returns loss and gradients of all samples at once, after applying `act` to the saved
-    /// activations.
+    /// Returns loss and gradients of all samples, after `act` on the saved activations.
     pub(super) fn train(
         &self,
         act: impl Fn(usize, Vec<D::Tensor>, S::Saved) -> S::Saved,

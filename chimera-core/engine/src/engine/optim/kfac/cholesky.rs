@@ -1,7 +1,6 @@
 //! Inverses of symmetric positive definite matrices by Cholesky decomposition, row-major in f64.
 
-/// Returns the inverse of the matrix with the lower triangle of `a` `[n, n]`, or `None` if it is
-/// not positive definite.
+/// Inverts the matrix with lower triangle `a` `[n, n]`; `None` if not positive definite.
 pub(super) fn inverse(mut a: Vec<f64>, n: usize) -> Option<Vec<f64>> {
     decompose(&mut a, n)?;
     let upper = inverted_factor(&a, n);

@@ -18,7 +18,6 @@ pub(crate) struct Layer<T> {
 }
 
 impl<T: Clone> Layer<T> {
-    /// Returns the layers of a stage with these parameters.
     pub(crate) fn all(params: &[Param]) -> Vec<Layer<T>> {
         let place = |name: &String| params.iter().position(|param| param.name == *name);
         let of = |(matrix, param): (usize, &Param)| {
@@ -75,7 +74,6 @@ impl<T: Clone> Layer<T> {
         Ok([take(Side::Input)?, take(Side::Output)?])
     }
 
-    /// Stores the sums over all replicas.
     pub(crate) fn put_sums(&mut self, sums: [T; 2]) {
         self.sums = sums.map(Some);
     }
@@ -210,7 +208,6 @@ fn inverse<D: Device>(
     like(device, factor, &shape, &all)
 }
 
-/// Downloads the elements of a tensor.
 pub(super) fn values<D: Device>(device: &D, tensor: &D::Tensor) -> Result<Vec<f64>> {
     let mut words = Vec::new();
     device.download_words(tensor, &mut words)?;

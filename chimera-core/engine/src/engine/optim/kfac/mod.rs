@@ -41,7 +41,6 @@ pub(crate) enum Side {
 impl Side {
     pub(crate) const BOTH: [Side; 2] = [Side::Input, Side::Output];
 
-    /// Index in an array of both sides.
     pub(crate) fn index(self) -> usize {
         match self {
             Side::Input => 0,
@@ -98,7 +97,6 @@ impl UpdateRule for Kfac {
     }
 }
 
-/// Number of outputs of each linear map of a matrix.
 fn blocks(param: &Param) -> Vec<usize> {
     let (_, outputs) = param.features().unwrap_or_default();
     if param.linear_maps.iter().sum::<usize>() == outputs {
@@ -116,8 +114,7 @@ pub fn factor_shapes(params: &[Param]) -> Vec<Vec<usize>> {
     shown.flat_map(|param| [FACTORS, FACTORS + 1].map(|i| Kfac.state_shape(param, i))).collect()
 }
 
-/// Returns why this training cannot precondition gradients; `None` if it can, or if its optimizer
-/// does not.
+/// Returns why this training cannot precondition gradients; `None` if it can or need not.
 pub fn unpreconditioned(program: &Program, training: &Training) -> Option<String> {
     let Training { optimizer, shard_optimizer, bf16_gradients, .. } = training;
     let needs = if !optimizer.preconditions() {

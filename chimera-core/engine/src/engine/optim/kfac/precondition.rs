@@ -6,8 +6,7 @@ use crate::device::{Device, Result, products_of};
 use crate::engine::Training;
 use crate::stage::Param;
 
-/// The root mean square of AdamW's steps. Matching it lets one learning rate serve both (Liu et
-/// al., 2025).
+/// Root mean square of AdamW's steps; matched so that learning rates agree (Liu et al., 2025).
 const ADAMW_RMS: f64 = 0.2;
 
 impl<T: Clone> Layer<T> {

@@ -18,7 +18,6 @@ pub(crate) enum KfacPiece {
 impl KfacPiece {
     const ALL: [KfacPiece; 2] = [KfacPiece::Factors, KfacPiece::Inverse];
 
-    /// Name of the piece's work in a program.
     fn name(self) -> &'static str {
         match self {
             KfacPiece::Factors => "kfac factors",

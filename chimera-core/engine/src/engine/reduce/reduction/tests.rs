@@ -109,8 +109,7 @@ fn parts_and_sums_in_bf16_are_the_same_for_all() {
     }
 }
 
-/// A transport that reduces by itself. It must not be asked to reduce an empty buffer, which some
-/// transports cannot.
+/// A transport that reduces by itself, but not empty buffers, which some cannot reduce.
 struct Reducing(Threads<Tensor>);
 
 impl Wrap for Reducing {
