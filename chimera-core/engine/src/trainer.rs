@@ -85,9 +85,8 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
         Trainer { patience, ..self }
     }
 
-    /// Sets a flag that ends the training once it is true. The current step is discarded on all
-    /// ranks if the program has the barrier and some rank has not reached its step sync; otherwise
-    /// it is finished.
+    /// Sets a flag that ends the training once true. The current step is discarded on all ranks if
+    /// the program has the barrier and some rank has not reached its step sync, or else finished.
     pub fn stop_when(self, stop: &'t AtomicBool) -> Self {
         Trainer { stop: Some(stop), ..self }
     }
@@ -106,9 +105,8 @@ impl<'t, I: Copy + Send + Sync + 'static> Trainer<'t, I> {
     ///
     /// Returns once all threads have ended, even if a rank fails. A stage, a device or data that
     /// never returns from a call keeps this function from returning, since a thread cannot be ended
-    /// from outside. Give code that may hang a timeout of its own, or run each rank in a process of
-    /// its own ([`on_rank`](Trainer::on_rank)), where [`patience`](Trainer::patience) ends the
-    /// others.
+    /// from outside. Give code that may hang a timeout of its own, or run each rank in a process
+    /// ([`on_rank`](Trainer::on_rank)), where [`patience`](Trainer::patience) ends the others.
     ///
     /// A fault from `stage` need not know its rank: the rank that failed is filled in. Strings and
     /// device errors convert to faults by `?`.

@@ -1,10 +1,8 @@
-//! Small and large trainings on random tokens, with results on every device that must match those
-//! of the [`Reference`](chimera_engine::device::reference): end-to-end tests of schedule, engine,
-//! model and layers.
+//! Small and large trainings on random tokens, whose results on every device must match the
+//! [`Reference`](chimera_engine::device::reference): tests of the whole stack.
 //!
-//! Losses on a device are compared with those on another device, of another schedule, or of a
-//! single worker. A model learns little from random tokens, but the losses depend on every weight
-//! and gradient.
+//! Losses are compared between devices, between schedules, and with a single worker. Random tokens
+//! teach a model little, but the losses depend on every weight and gradient.
 
 use chimera_engine::comm::{Comm, CommError, Endpoint, Threads};
 use chimera_engine::device::DeviceError;
@@ -98,9 +96,8 @@ impl TrialRun {
         Ok(ranks.into_iter().next().unwrap_or_default())
     }
 
-    /// Predicts the peak bytes of each rank by the memory model, on devices with `activation_bytes`
-    /// bytes per element of activations: weights, gradients, moments, and what is kept or used by
-    /// ops.
+    /// Predicts the peak bytes of each rank by the memory model: weights, gradients, moments, and
+    /// what is kept or used by ops. Activations have `activation_bytes` bytes per element.
     ///
     /// # Errors
     /// If the schedule or the model does not fit.

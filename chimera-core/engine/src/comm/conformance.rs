@@ -18,8 +18,7 @@ use crate::fault::{Class, Fault};
 const SIZES: [usize; 9] = [0, 1, 1000, 1008, 1024, 4097, 65_536, 3_000_001, 1 << 24];
 
 /// Checks messages, control data and progress reports. `to` makes a tensor of numbers, and `from`
-/// reads them back. The numbers are integers below 256, which every element type represents
-/// exactly.
+/// reads them back. They are integers below 256, which every element type represents.
 pub fn run<T>(comm: &mut impl Comm<T>, to: impl Fn(Host) -> T, from: impl Fn(&T) -> Host) {
     let mut suite = Suite { me: comm.rank(), n: comm.n_ranks(), comm, to, from };
     assert!(suite.me.0 < suite.n, "{} of {}", suite.me, suite.n);

@@ -114,18 +114,15 @@ impl CommError {
     }
 }
 
-/// Everything that a transport can report beside messages, without waiting. The positions of ranks
-/// are queried after a wait has timed out, to find the rank to blame. Requests to stop are passed
-/// on here too.
+/// Everything that a transport can report beside messages, without waiting: the positions of ranks,
+/// to find the one to blame for a timeout, and requests to stop.
 pub trait Liveness: Send {
     /// Publishes this rank's position. Called before every instruction, so it must cost no more
-    /// than a store to memory. Another thread answers queries from that memory while the rank
-    /// computes.
+    /// than a store to memory, from which another thread answers queries.
     fn report_progress(&mut self, _position: Position) {}
 
-    /// Returns the last reported position of every rank, indexed by rank; `None` for ranks that do
-    /// not answer by `deadline`, because they are stopped or gone. Empty if the transport does not
-    /// support queries.
+    /// Returns the last reported position of every rank, by rank; `None` for ranks that do not
+    /// answer by `deadline`, since they are stopped or gone. Empty if queries are not supported.
     ///
     /// # Errors
     /// If another rank has reported why the run is over, or is known to have died. Returned as soon
@@ -218,9 +215,8 @@ pub trait Comm<T>: Endpoint {
 
 /// A transport with an all-reduce of its own.
 pub trait AllReduce<T> {
-    /// Starts the transport's own sum of `tensor` over `members`, including this rank. All members
-    /// start their sums in the same order. Each receives the result as a message from itself with
-    /// this tag.
+    /// Starts the transport's own sum of `tensor` over `members`, including this rank. All start
+    /// their sums in the same order. Each receives the result from itself, with this tag.
     fn all_reduce(&mut self, members: &[Rank], tag: Tag, tensor: T) -> Result<(), CommError>;
 }
 

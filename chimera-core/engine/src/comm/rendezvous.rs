@@ -11,9 +11,8 @@ use crate::device::Device;
 /// replacement, the others may meet without that rank. The ends of an earlier meeting are of no use
 /// afterwards: no message crosses from one meeting to another.
 pub trait Rendezvous<C> {
-    /// Waits until every expected rank is there, and returns this rank's end of a fresh transport.
-    /// Returns `None` if some rank has ended successfully, which happens only once all of them have
-    /// finished training.
+    /// Waits until every expected rank is there, and returns this rank's end of a fresh transport;
+    /// `None` if some rank has ended successfully, since then all have finished training.
     ///
     /// # Errors
     /// If a rank has ended for a cause that cannot be survived, or a dead rank is not replaced.

@@ -22,8 +22,7 @@ pub trait Clock: Send {
         false
     }
 
-    /// Turns timing of every kernel on or off. Timing has some overhead. Turning it on discards the
-    /// runs recorded before.
+    /// Turns timing of kernels on, discarding older runs, or off. Timing has some overhead.
     fn time_kernels(&mut self, _is_on: bool) {}
 
     /// Returns the timed kernels, in order, and forgets them. Their start times are relative to the

@@ -74,9 +74,8 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// `into += x`, element by element.
     fn accumulate(&self, into: &mut Self::Tensor, x: &Self::Tensor) -> Result<()>;
 
-    /// The sum of squares of each tensor, as a tensor of shape `[tensors.len()]`. A sum is not
-    /// finite if any element of its tensor is not. The bits of each sum depend only on its own
-    /// tensor.
+    /// The sum of squares of each tensor, as a tensor of shape `[tensors.len()]`. Not finite if an
+    /// element of its tensor is not. Its bits depend only on its own tensor.
     fn squared_norms(&self, tensors: &[&Self::Tensor]) -> Result<Self::Tensor>;
 
     /// One AdamW update of each tensor; by default on the host, in f64. The bits of each tensor do

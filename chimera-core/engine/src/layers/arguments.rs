@@ -106,9 +106,8 @@ impl Attention<'_> {
         Some(seen)
     }
 
-    /// Number of the weight that row `row` (counted over all samples) gives the first key of its
-    /// sample in head `head`. The numbers of the other keys follow, whether the row sees them or
-    /// not.
+    /// Number of the weight that row `row` (of all samples) gives the first key of its sample in
+    /// head `head`. The numbers of the other keys follow, whether the row sees them or not.
     #[inline(always)]
     pub fn weight(&self, row: usize, head: usize) -> u64 {
         (row as u64 * self.heads as u64 + head as u64) * self.context as u64
@@ -125,8 +124,7 @@ pub enum Mask<'m> {
     /// Row `r` (counted over all samples) sees the rows of its sample from `firsts[r]` up to itself
     /// (packed documents). Within a sample, `firsts` must not decrease.
     Documents(&'m [u32]),
-    /// Every row of sample `s` sees the first `lengths[s]` rows, at least one and at most the
-    /// context; the others are padding. Rows of padding query like any other, and their results are
-    /// never read.
+    /// Every row of sample `s` sees the first `lengths[s]` rows, from one to the context; the
+    /// others are padding. Rows of padding query like any other, and their results are never read.
     Lengths(&'m [u32]),
 }

@@ -8,8 +8,7 @@ use crate::device::counted::{WIDE, elements};
 use crate::device::{Counted, Extents, Result};
 
 /// Limits of the GPU backend: the most ranges and the fewest rows per range of a sum over columns
-/// (its `sums`), and the multiple to which the columns of a strided result are padded (its
-/// `memory`).
+/// (`sums`), and the multiple to which columns of strided results are padded (`memory`).
 const MOST_RANGES: usize = 16;
 const LEAST_ROWS: usize = 64;
 const PITCH: usize = 64;

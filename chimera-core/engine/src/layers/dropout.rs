@@ -57,9 +57,8 @@ impl Dropout {
         threefry(self.key, words(number >> 1))[(number & 1) as usize]
     }
 
-    /// Fills `into` with random words, starting with that of the tensor's first element; computes
-    /// each block once. A word belongs to two elements of the stream: the even one has the lower
-    /// half.
+    /// Fills `into` with random words, from that of the tensor's first element on; computes blocks
+    /// once. A word belongs to two elements of the stream: the even one has the lower half.
     #[inline(always)]
     pub fn fill(&self, mut into: &mut [u32]) {
         let mut at = self.first >> 1;

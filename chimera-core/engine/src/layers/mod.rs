@@ -153,8 +153,7 @@ pub trait Pointwise: Device {
     ) -> Result<(Self::Tensor, Self::Tensor)>;
 
     /// Drops elements of `x`, and multiplies the others by `1/(1 - rate)`; adds `residual` if
-    /// given. Dropout is its own gradient: that of `x` is the dropout of `dy` with the same choice,
-    /// without a residual.
+    /// given. The gradient of `x` is the dropout of `dy` with the same choice, without a residual.
     fn dropout(
         &self,
         x: &Self::Tensor,
@@ -257,9 +256,8 @@ pub trait Layers: Embed + Linear + Norm + Pointwise + Attend + Loss {
 /// [`attention`](Attend::attention) with fewer key heads than query heads, and with a sliding
 /// window. `T` is the device's tensor type.
 pub trait LlamaLayers<T> {
-    /// Divides each row by its root mean square (with `epsilon` added to the mean), times `gain:
-    /// [features]` (Zhang & Sennrich, 2019). Also returns the factor of each row, of shape `[rows,
-    /// 1]`.
+    /// Divides each row by its root mean square (of a mean plus `epsilon`), times `gain:
+    /// [features]` (Zhang & Sennrich, 2019). Also returns the factor of each row, `[rows, 1]`.
     fn rms_norm(&self, x: &T, gain: &T, epsilon: f64) -> Result<(T, T)>;
 
     /// The gradient of [`rms_norm`](LlamaLayers::rms_norm)'s `x`, plus `residual` if given.

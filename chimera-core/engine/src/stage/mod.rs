@@ -68,8 +68,7 @@ pub enum Output<T> {
 /// contain it, since updates write in place.
 ///
 /// The first dimension of every activation counts samples, or rows of samples. Along it the engine
-/// cuts activations and their gradients into parts with equal numbers of samples, and joins such
-/// parts.
+/// cuts activations and gradients into parts of equally many samples, and joins parts.
 pub trait Stage: Send {
     /// Activations, gradients and weights.
     type Tensor: Clone + Send;
@@ -124,9 +123,8 @@ pub trait Stage: Send {
     }
 
     /// The input `[rows, inputs]` and output gradient `[rows, outputs]` of each linear layer marked
-    /// by [`Param::shown`], in the order of the parameters. Work beside the training reads them,
-    /// such as the factors of K-FAC. The gradient of a layer's matrix is the sum over rows of the
-    /// products of both.
+    /// by [`Param::shown`], in the order of the parameters, for work beside the training such as
+    /// K-FAC. The gradient of a layer's matrix is the sum over rows of their products.
     fn operands(&self, _deferred: &Self::Deferred) -> Vec<[Self::Tensor; 2]> {
         Vec::new()
     }

@@ -4,9 +4,8 @@ use super::Stage;
 
 /// A stage that knows the sizes of its activations.
 pub trait Sizes: Stage {
-    /// Shape of the stage's input activation for a number of samples. The engine checks what
-    /// another rank sends against it; `None` disables the check. It is not checked for stages with
-    /// several input edges.
+    /// Shape of the stage's input activation for a number of samples, to check what another rank
+    /// sends; `None` disables the check, as several input edges do.
     fn input_shape(&self, _samples: usize) -> Option<Vec<usize>> {
         None
     }
@@ -17,9 +16,8 @@ pub trait Sizes: Stage {
         None
     }
 
-    /// Device memory that `saved` holds, in bytes, whether whole or
-    /// [selected](super::Selective::select). Reports of activation memory leave out a stage that
-    /// returns 0.
+    /// Device memory of `saved`, in bytes, whether whole or [selected](super::Selective::select).
+    /// Reports of activation memory leave out a stage that returns 0.
     fn saved_bytes(&self, _saved: &Self::Saved) -> u64 {
         0
     }

@@ -1,6 +1,5 @@
-//! Keeps threads that take turns on one core. The next thread then continues at once where the last
-//! one stopped. On a core of its own it would have to be woken first, which takes as long as many
-//! turns.
+//! Keeps threads that take turns on one core, where the next one continues at once. A thread on
+//! another core would have to be woken first, which takes as long as many turns.
 
 /// Returns the core that this thread runs on, if known.
 #[cfg(target_os = "linux")]

@@ -105,8 +105,7 @@ impl<D: Device> Case<D> {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Worst {
     /// The largest difference of any element, divided by the largest magnitude in the reference's
-    /// tensor. A tensor that should be all zeros must therefore be exactly zero. Infinite if an
-    /// element is not finite.
+    /// tensor; zeros must therefore be exact. Infinite if an element is not finite.
     pub error: f64,
     /// The result and its operands, in words.
     pub at: String,

@@ -80,9 +80,8 @@ pub struct Training {
     pub min_lr: f64,
     /// Number of steps at the start in which the learning rate rises linearly.
     pub warmup: u64,
-    /// Number of final steps over which the learning rate falls; the first of them still has the
-    /// highest rate. With `None`, all steps after the warm-up, or a fifth of all steps for
-    /// [`LrSchedule::Wsd`].
+    /// Number of final steps over which the learning rate falls, the first still at the highest
+    /// rate. With `None` all after the warm-up, or a fifth of all for [`LrSchedule::Wsd`].
     pub decay_steps: Option<u64>,
     /// Shape of the decay.
     pub lr_schedule: LrSchedule,
@@ -127,9 +126,8 @@ pub struct Training {
 }
 
 impl Default for Training {
-    /// One step of AdamW, with the moments' decay usual for models like GPT-2. The learning rate
-    /// has no warm-up and falls along a cosine to a tenth; there is no weight decay and no
-    /// clipping.
+    /// One step of AdamW, with moment decays usual for models like GPT-2. The learning rate has no
+    /// warm-up and falls along a cosine to a tenth; there is no weight decay or clipping.
     fn default() -> Training {
         Training {
             seed: 0,

@@ -1,8 +1,7 @@
 //! Evaluation: the loss on samples that are not trained on, between two runs of the program.
 //!
 //! Each sample goes forward through the stages where they are, so that no rank ever holds more of
-//! the model than it trains. Samples are distributed over groups and pipes, since all replicas are
-//! equal.
+//! the model than it trains. Samples are distributed over groups and pipes.
 
 use std::time::Instant;
 
@@ -19,8 +18,7 @@ use crate::stage::{Data, Micro, Output};
 
 impl<S: StageOn<D>, D: Device, C: Comm<D::Tensor>> Worker<'_, S, D, C> {
     /// Returns the mean loss of the present weights over all targets of samples `0..n_samples` of
-    /// `data`, in nats, with the same bits on every rank. All ranks must call it after the same
-    /// `step`.
+    /// `data`, in nats, bit for bit on every rank. All ranks must call it after the same `step`.
     ///
     /// # Errors
     /// If there is no sample, if one cannot be read, or if a rank or its device fails.

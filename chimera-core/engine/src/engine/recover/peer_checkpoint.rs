@@ -1,6 +1,5 @@
-//! Copies of the state of ranks in the memory of their neighbours, for state without a replica. A
-//! rank that dies takes with it the only copy of a stage that is held once, and of its part of a
-//! sharded optimizer.
+//! Copies of ranks' states in the memory of their neighbours, for state without a replica: stages
+//! that are held once, and parts of a sharded optimizer.
 //!
 //! At a fixed interval of steps, each rank keeps a copy of its weights and optimizer state, and
 //! sends one to the next rank. The messages travel beside the following step, and are received

@@ -26,8 +26,7 @@ pub(crate) fn is_shared(program: &Program, stage: StageId, is_tied: bool) -> boo
 }
 
 /// Returns, by bucket of an update and tensor, its places on a worker that holds these stages. A
-/// bucket of one stage has the stage's own tensors. A bucket of several has the tensors they share,
-/// by name.
+/// bucket of one stage has the stage's own tensors, one of several their shared tensors.
 pub(crate) fn layout<'p>(
     program: &Program,
     params: impl Fn(StageId) -> Option<&'p [Param]>,

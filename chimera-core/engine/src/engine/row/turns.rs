@@ -1,8 +1,7 @@
 //! The messages of a step in one order common to all ranks, for transports that need it.
 //!
-//! Messages between cells and reductions are ordered by [`prove_in_groups`]. The messages of a
-//! reduction are ordered in waves; a wave needs only the waves before it. Updated weights follow
-//! after all of these.
+//! Messages between cells and reductions are ordered by [`prove_in_groups`]. Those of a reduction
+//! are ordered in waves, which need only earlier waves. Updated weights follow at the end.
 
 use std::sync::Arc;
 use std::task::Poll;

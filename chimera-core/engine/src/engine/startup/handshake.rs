@@ -38,9 +38,8 @@ pub fn handshake(
     Err(Fault { peer: Some(Rank(other as u32)), ..fault })
 }
 
-/// Returns the fault of an all-gather that failed outside of training, when every rank waits for
-/// every other. A rank that does not answer holds up all others, and is evicted if the transport
-/// can.
+/// Returns the fault of an all-gather that failed outside of training, when all wait for all. A
+/// rank that does not answer is evicted, if the transport can.
 pub fn ungathered(comm: &mut impl Endpoint, error: CommError) -> Fault {
     let waited = match &error {
         CommError::Timeout { waited, .. } => Some(*waited),

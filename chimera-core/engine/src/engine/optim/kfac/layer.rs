@@ -97,8 +97,7 @@ impl<T: Clone> Layer<T> {
     }
 
     /// For an update that takes factors: puts the last inverses into use, and averages the factors
-    /// with the sums over all replicas. In the first update the inverses are those of its own
-    /// factors.
+    /// with the sums over replicas. The first update uses the inverses of its own factors.
     pub(super) fn refresh<D: Device<Tensor = T>>(
         &mut self,
         device: &D,

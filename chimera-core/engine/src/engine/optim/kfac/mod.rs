@@ -106,9 +106,8 @@ fn blocks(param: &Param) -> Vec<usize> {
     }
 }
 
-/// Shapes of K-FAC's factors for a stage with these parameters: two for each linear layer, in the
-/// order of the layers. They are reduced together with the stage's gradients, after these in one
-/// buffer.
+/// Shapes of K-FAC's factors for a stage with these parameters: two for each linear layer, in
+/// order. They are reduced after the stage's gradients, in the same buffer.
 pub fn factor_shapes(params: &[Param]) -> Vec<Vec<usize>> {
     let shown = params.iter().filter(|param| param.features().is_some());
     shown.flat_map(|param| [FACTORS, FACTORS + 1].map(|i| Kfac.state_shape(param, i))).collect()
