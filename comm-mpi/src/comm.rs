@@ -1,4 +1,4 @@
-//! How the engine uses MPI.
+//! The engine's communication traits, implemented over MPI.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -18,10 +18,11 @@ use crate::shared::{Progress, Shared};
 use crate::sums::sorted;
 use crate::{LAST_WORDS, Mpi};
 
-/// A rank that did not look for so long was itself stopped, perhaps with its machine: the time is not its peers'.
+/// A rank that did not check for this long was itself stopped, perhaps with its machine. The time
+/// does not count against its peers.
 const SUSPENDED: Duration = Duration::from_secs(1);
 
-/// For a rank that is evicted to be ended, and for that to be known on all hosts.
+/// Time for an evicted rank to be ended, and for its end to become known on all hosts.
 const TO_END: Duration = Duration::from_secs(10);
 
 impl Liveness for Mpi {
@@ -65,7 +66,7 @@ impl Liveness for Mpi {
         if self.evicts_stalled && is_in_reach { Some(self) } else { None }
     }
 
-    /// Rank 0 passes it on, so that no two others need a connection for it.
+    /// Rank 0 passes the request on, so that no other pair of ranks needs a connection for it.
     fn request_stop(&mut self) {
         if self.me != Rank(0) {
             let _ = self.post_message(Rank(0), Message::Stop); // a failure ends all waits
@@ -81,7 +82,8 @@ impl Liveness for Mpi {
 }
 
 impl Evict for Mpi {
-    /// Ranks that share a host with the rank end it. Until that is seen nobody leaves this transport, by which they are told.
+    /// Ranks that share a host with the rank end it. Nobody leaves this transport, which carries
+    /// the request, before its end is seen.
     fn evict(&mut self, rank: Rank) -> bool {
         let told = self.watched.neighbours(rank);
         for to in told.into_iter().chain([rank]) {
@@ -147,7 +149,8 @@ impl Endpoint for Mpi {
         for to in self.others() {
             let _ = self.post_message(to, Message::Abort(cause.clone())); // who can be told, is
         }
-        // MPI has them when they are out of the outbox; whether a dead peer takes its own does not matter.
+        // MPI has the messages once they leave the outbox; whether a dead peer receives its own
+        // does not matter.
         let deadline = Instant::now() + LAST_WORDS;
         let mut rest = Backoff::before(0, 64, Duration::from_micros(50));
         while !self.shared.is_posted() && Instant::now() < deadline {
@@ -190,7 +193,7 @@ impl AllReduce<Host> for Mpi {
     }
 }
 
-/// The next number of what goes to or comes from a rank.
+/// Returns the next sequence number of messages to or from a rank.
 fn next(numbers: &mut FxHashMap<Rank, u64>, rank: Rank) -> u64 {
     let next = numbers.entry(rank).or_default();
     *next += 1;
@@ -198,7 +201,7 @@ fn next(numbers: &mut FxHashMap<Rank, u64>, rank: Rank) -> u64 {
 }
 
 impl Mpi {
-    /// What `look` finds now, or when MPI has proceeded once.
+    /// Returns what `look` finds now, or after MPI has made progress once.
     fn look<R>(&self, look: impl Fn(&mut Mailbox) -> Option<R>) -> Result<Option<R>, CommError> {
         let look = |mailbox: &mut Mailbox| mailbox.check().map(|()| look(mailbox));
         let found = look(&mut self.shared.mailbox())?;
@@ -236,13 +239,13 @@ impl Mpi {
                     return Err(CommError::Lost { from: *dead, what });
                 }
             }
-            // Only now: what came last has been looked at.
+            // Only now, because the last arrivals have been looked at.
             if is_late {
                 let waited = began.elapsed();
                 return Err(CommError::Timeout { from, what: what.to_string(), waited });
             }
             let progress = shared.progress();
-            // While it spins, a look at the clock would cost as much as one at MPI.
+            // While it spins, reading the clock would cost as much as polling MPI.
             if progress == Progress::Moved || !rest.is_spinning() {
                 let now = Instant::now();
                 let since = now - looked;
@@ -257,7 +260,7 @@ impl Mpi {
     }
 }
 
-/// While the engine waits, the other thread stands by.
+/// While the engine waits, the progress thread stands by.
 struct StandingBy<'s>(&'s Shared);
 
 impl StandingBy<'_> {

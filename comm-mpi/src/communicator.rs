@@ -1,7 +1,9 @@
-//! Communicators that outlive the death of their ranks, and what is done with them between two meetings.
+//! Communicators that outlive the death of their ranks, and the calls that ranks make on them
+//! between two meetings.
 //!
-//! What the `unsafe` blocks rely on, beside what [`endpoint`](crate::endpoint) says: between two meetings one thread
-//! alone calls MPI. Pointers are to locals, which are read after a call that MPI says was successful.
+//! The `unsafe` blocks rely on one more thing than those of [`endpoint`](crate::endpoint): between
+//! two meetings only one thread calls MPI. Pointers are to locals, which are read only after a
+//! successful call.
 
 mod parts;
 
@@ -17,7 +19,7 @@ use self::parts::{Group, Info};
 use crate::error::{Failure, check};
 use crate::ulfm::Ulfm;
 
-/// A communicator under ULFM. Its failures are returned, and its ranks may be dead.
+/// A communicator under ULFM. Its failures are returned as errors, and its ranks may be dead.
 #[derive(Clone, Copy)]
 pub(crate) struct Communicator {
     pub(crate) raw: ffi::MPI_Comm,
@@ -28,13 +30,13 @@ pub(crate) struct Communicator {
 unsafe impl Send for Communicator {}
 
 impl Communicator {
-    /// A communicator of all processes that were started with this one.
+    /// Returns a communicator of all processes that were started with this one.
     pub(crate) fn world(ulfm: Ulfm) -> Result<Communicator, Failure> {
         // SAFETY: a constant, once MPI has started.
         Communicator::of(unsafe { ffi::RSMPI_COMM_WORLD }, ulfm)
     }
 
-    /// Between this process and those that spawned it, if it was spawned.
+    /// Returns the intercommunicator with the processes that spawned this one, if it was spawned.
     pub(crate) fn parent(ulfm: Ulfm) -> Result<Option<Communicator>, Failure> {
         let mut parent = MaybeUninit::uninit();
         // SAFETY: see above.
@@ -53,7 +55,7 @@ impl Communicator {
         Ok(Communicator { raw, ulfm })
     }
 
-    /// What `make` makes of this one.
+    /// Calls `make`, and wraps the communicator that it writes.
     fn make(
         &self,
         call: &str,
@@ -65,7 +67,7 @@ impl Communicator {
         Communicator::of(unsafe { made.assume_init() }, self.ulfm)
     }
 
-    /// This process's rank in it.
+    /// Returns this process's rank.
     pub(crate) fn rank(&self) -> Result<usize, Failure> {
         let mut rank = 0;
         // SAFETY: see above.
@@ -73,7 +75,7 @@ impl Communicator {
         Ok(rank as usize)
     }
 
-    /// Number of its ranks.
+    /// Returns the number of ranks.
     pub(crate) fn size(&self) -> Result<usize, Failure> {
         let mut size = 0;
         // SAFETY: see above.
@@ -81,15 +83,16 @@ impl Communicator {
         Ok(size as usize)
     }
 
-    /// A communicator of the same ranks with messages of their own.
+    /// Returns a communicator of the same ranks whose messages are separate.
     pub(crate) fn duplicate(&self) -> Result<Communicator, Failure> {
         // SAFETY: see above.
         self.make("MPI_Comm_dup", |to| unsafe { ffi::MPI_Comm_dup(self.raw, to) })
     }
 
-    /// Makes every call on it fail, on all ranks, but for [`shrink`](Self::shrink) and [`agree`](Self::agree).
+    /// Makes every call on it fail on all ranks, except [`shrink`](Self::shrink) and
+    /// [`agree`](Self::agree).
     pub(crate) fn revoke(&self) {
-        // SAFETY: see above. It fails if it is revoked already.
+        // SAFETY: see above. The call fails if the communicator is revoked already.
         unsafe { (self.ulfm.revoke)(self.raw) };
     }
 
@@ -100,7 +103,7 @@ impl Communicator {
         check("MPIX_Comm_is_revoked", code).is_ok() && flag != 0
     }
 
-    /// The first rank that is known to be dead.
+    /// Returns the first rank that is known to be dead.
     pub(crate) fn first_dead(&self) -> Option<usize> {
         let mut group = MaybeUninit::uninit();
         // SAFETY: see above.
@@ -115,37 +118,39 @@ impl Communicator {
         ranks.iter().position(Option::is_some)
     }
 
-    /// Lets MPI proceed, so that it learns of deaths.
+    /// Lets MPI make progress, so that it notices deaths.
     pub(crate) fn look(&self) {
         let (mut flag, mut status) = (0, MaybeUninit::uninit());
-        // SAFETY: see above. Its failure is known to the caller, and the status is not read.
+        // SAFETY: see above. The caller knows of its failures, and the status is not read.
         unsafe {
             let (from, to) = (ffi::RSMPI_ANY_SOURCE, status.as_mut_ptr());
             ffi::MPI_Iprobe(from, 0, self.raw, &mut flag, to);
         }
     }
 
-    /// A communicator of the ranks that live, in the same order. All that live call it, however dead or revoked this one is.
+    /// Returns a communicator of the living ranks, in the same order. All living ranks call it,
+    /// even if this communicator is revoked.
     pub(crate) fn shrink(&self) -> Result<Communicator, Failure> {
         // SAFETY: see above.
         self.make("MPIX_Comm_shrink", |to| unsafe { (self.ulfm.shrink)(self.raw, to) })
     }
 
-    /// What all ranks that live have in common of their bits, and whether no death was met.
+    /// Returns the bitwise AND of `bits` over all living ranks, and true if no death was met.
     pub(crate) fn agree(&self, bits: c_int) -> (c_int, bool) {
         let mut bits = bits;
-        // SAFETY: see above. The bits are those of all that live whether it fails or not.
+        // SAFETY: see above. The bits are those of all living ranks whether it fails or not.
         let code = unsafe { (self.ulfm.agree)(self.raw, &mut bits) };
         (bits, check("MPIX_Comm_agree", code).is_ok())
     }
 
-    /// Whether all ranks have what this one `has` or has not, and none has died.
+    /// Returns true if `has` is true on all ranks and none has died.
     pub(crate) fn all_have(&self, has: bool) -> bool {
         let (all_have, no_death) = self.agree(has.into());
         all_have != 0 && no_death
     }
 
-    /// What was made with all ranks of this one, if all have made it.
+    /// Returns the communicator that was made with all ranks of this one, if it was made on all of
+    /// them.
     pub(crate) fn on_all(
         &self,
         made: Result<Communicator, Failure>,
@@ -159,19 +164,20 @@ impl Communicator {
         }
     }
 
-    /// By rank, whether it is one of `other`'s too.
+    /// Returns, by rank, whether it is also a rank of `other`.
     pub(crate) fn are_in(&self, other: &Communicator) -> Result<Vec<bool>, Failure> {
         let ranks = self.group()?.ranks_in(&other.group()?, self.size()?)?;
         Ok(ranks.iter().map(Option::is_some).collect())
     }
 
-    /// A communicator of this process alone.
+    /// Returns a communicator of only this process.
     pub(crate) fn alone(&self) -> Result<Communicator, Failure> {
         // SAFETY: a constant, once MPI has started.
         Communicator::of(unsafe { ffi::RSMPI_COMM_SELF }, self.ulfm)
     }
 
-    /// Between these ranks and those that connect to the port of rank 0, which the others need not know.
+    /// Accepts the ranks that connect to the port of rank 0; the other ranks need not know the
+    /// port. Returns the intercommunicator.
     pub(crate) fn accept(&self, port: &Port) -> Result<Communicator, Failure> {
         let info = Info::new()?;
         // SAFETY: see above. A port's name ends with 0.
@@ -180,7 +186,7 @@ impl Communicator {
         })
     }
 
-    /// Between these ranks and those that accept them at a port.
+    /// Connects these ranks to those that accept them at a port. Returns the intercommunicator.
     pub(crate) fn connect(&self, port: &Port) -> Result<Communicator, Failure> {
         let info = Info::new()?;
         // SAFETY: see above. A port's name ends with 0.
@@ -189,7 +195,7 @@ impl Communicator {
         })
     }
 
-    /// Starts `n` more processes of this program, with the same arguments: all ranks call it.
+    /// Starts `n` more processes of this program with the same arguments. All ranks call it.
     pub(crate) fn spawn(&self, n: usize) -> Result<Communicator, Failure> {
         let bytes = |word: OsString| {
             CString::new(word.into_encoded_bytes())
@@ -204,8 +210,8 @@ impl Communicator {
         let folder = bytes(folder.into_os_string())?;
         let info = Info::new()?;
         let mut codes = vec![0; n];
-        // SAFETY: see above. All strings end with 0, as do the arguments, and outlive the calls; there is a code for each
-        // of `n` processes.
+        // SAFETY: see above. All strings end with 0, as does the list of arguments, and they
+        // outlive the calls. There is a code for each of `n` processes.
         unsafe {
             let set = ffi::MPI_Info_set(info.0, c"wdir".as_ptr(), folder.as_ptr());
             check("MPI_Info_set", set)?;
@@ -217,7 +223,8 @@ impl Communicator {
         }
     }
 
-    /// Joins both sides of a communicator between two groups, `last` this one behind the other.
+    /// Merges the two groups of an intercommunicator. With `last`, this group's ranks come after
+    /// the other's.
     pub(crate) fn merge(&self, last: bool) -> Result<Communicator, Failure> {
         self.make("MPI_Intercomm_merge", |to| {
             // SAFETY: see above.
@@ -225,7 +232,7 @@ impl Communicator {
         })
     }
 
-    /// Gives all ranks the numbers of rank 0.
+    /// Broadcasts the numbers of rank 0.
     pub(crate) fn broadcast(&self, numbers: &mut [i32]) -> Result<(), Failure> {
         // SAFETY: see above.
         check("MPI_Bcast", unsafe {
@@ -234,16 +241,17 @@ impl Communicator {
         })
     }
 
-    /// Gives all ranks the port of rank 0.
+    /// Broadcasts the port of rank 0.
     pub(crate) fn broadcast_port(&self, port: &mut Port) -> Result<(), Failure> {
-        // SAFETY: see above. All names of ports are equally long.
+        // SAFETY: see above. All port names have the same length.
         check("MPI_Bcast", unsafe {
             let (to, n) = (port.0.as_mut_ptr().cast(), port.0.len() as c_int);
             ffi::MPI_Bcast(to, n, ffi::RSMPI_UINT8_T, 0, self.raw)
         })
     }
 
-    /// A communicator of the same ranks in another order, in which this process wants to be the `nth`.
+    /// Returns a communicator of the same ranks in another order, in which this process asks for
+    /// place `nth`.
     pub(crate) fn reorder(&self, nth: usize) -> Result<Communicator, Failure> {
         self.make("MPI_Comm_split", |to| {
             // SAFETY: see above.
@@ -251,9 +259,10 @@ impl Communicator {
         })
     }
 
-    /// Lets go of one by which no message goes. MPI would wait at its end for the ranks of one that came of a spawn.
+    /// Frees a communicator that carries no message. Otherwise `MPI_Finalize` would wait for the
+    /// ranks of a spawned one.
     pub(crate) fn free(mut self) {
-        // SAFETY: nobody has the handle any more. A failure leaves it as it is.
+        // SAFETY: nobody has the handle any more. A failure leaves the communicator as it is.
         unsafe { ffi::MPI_Comm_free(&mut self.raw) };
     }
 

@@ -1,4 +1,4 @@
-//! How ranks of different hosts reach each other beside MPI.
+//! TCP connections between ranks on different hosts, outside of MPI.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -7,29 +7,30 @@ use std::time::Duration;
 use chimera_core::ids::Rank;
 use serde::{Deserialize, Serialize};
 
-/// For a connection to be made: longer than a packet that is lost and sent again.
+/// Time to connect: longer than the retransmission of a lost packet.
 const TO_CONNECT: Duration = Duration::from_secs(4);
-/// For the other end to answer, which may be busy.
+/// Time for the other end, which may be busy, to answer.
 const TO_ANSWER: Duration = Duration::from_secs(10);
-/// Silence after which the system asks whether the other end is there, so that no firewall forgets the connection.
+/// Silence after which the system probes the other end, so that no firewall forgets the connection.
 #[cfg(target_os = "linux")]
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
 
-/// Proves that the sender is a rank of the job.
+/// A secret that proves that the sender is a rank of the job.
 pub(crate) type Token = [u8; 16];
-/// A rank and its token: what it says first.
+/// Bytes of the first message on a connection: a rank and its token.
 pub(crate) const HELLO: usize = size_of::<u32>() + size_of::<Token>();
 
-/// Where a rank listens, and how it is known that it is the one. MPI carries it to the others.
+/// The addresses of a listening rank, and the token by which it is recognised. MPI carries it to
+/// the others.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub(crate) struct Door {
     pub(crate) token: Token,
-    /// Empty if nobody is to connect to it.
+    /// Empty if nobody is to connect.
     pub(crate) addresses: Vec<SocketAddr>,
 }
 
 impl Door {
-    /// A door that stays closed.
+    /// Returns a door that accepts no connections.
     pub(crate) fn closed() -> Door {
         Door { token: rand::random(), addresses: Vec::new() }
     }
@@ -45,7 +46,7 @@ impl Door {
         Ok((Door { addresses, ..Door::closed() }, listener))
     }
 
-    /// A connection to the rank behind the door, for `me` whose own door has `token`.
+    /// Connects `me`, whose own door has `token`, to the rank that listens here.
     pub(crate) fn enter(&self, me: Rank, token: &Token) -> io::Result<TcpStream> {
         let mut last = ErrorKind::AddrNotAvailable.into();
         for address in &self.addresses {
@@ -71,7 +72,7 @@ impl Door {
     }
 }
 
-/// Makes a connection that never blocks, and that lasts.
+/// Makes a connection non-blocking, and keeps it alive.
 pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_nodelay(true)?;
@@ -90,13 +91,14 @@ fn hello(me: Rank, token: &Token) -> [u8; HELLO] {
     hello
 }
 
-/// Who says so, and by which token.
+/// Splits a hello into its rank and token.
 pub(crate) fn read_hello(hello: &[u8; HELLO]) -> (Rank, Token) {
     let ([r0, r1, r2, r3, token @ ..],) = (*hello,);
     (Rank(u32::from_le_bytes([r0, r1, r2, r3])), token)
 }
 
-/// The addresses of this host, those by which other hosts may reach it first, and of these those of IPv4.
+/// Returns the addresses of this host. Those that other hosts may reach come first, and IPv4 before
+/// IPv6 among them.
 #[cfg(unix)]
 fn addresses() -> io::Result<Vec<IpAddr>> {
     use nix::net::if_::InterfaceFlags;
@@ -106,7 +108,7 @@ fn addresses() -> io::Result<Vec<IpAddr>> {
         let Some(address) = interface.address else { continue };
         let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
         let v6 = address.as_sockaddr_in6().map(|address| address.ip());
-        // An address of one link is none without that link.
+        // A link-local address means nothing without its link.
         let v6 = v6.filter(|ip| !ip.is_unicast_link_local()).map(IpAddr::V6);
         if interface.flags.contains(InterfaceFlags::IFF_UP) {
             found.extend(v4.or(v6));

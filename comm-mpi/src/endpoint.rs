@@ -1,16 +1,16 @@
-//! MPI itself: messages and sums. Nothing else calls it but for [its words](crate::error) and, between two meetings, what
-//! survives deaths.
+//! MPI itself: messages and sums. Only [the error texts](crate::error) and, between two meetings,
+//! the calls that survive deaths use MPI elsewhere.
 //!
-//! What the `unsafe` blocks rely on:
-//! - *One thread at a time.* MPI is initialised for `MPI_THREAD_SERIALIZED`. Every call but the first is a
-//!   method of [`MpiEndpoint`], of which there is one and which lives in a mutex.
-//! - *Communicators last.* None that messages go by is freed before [`MpiEndpoint::close`], after which there is no wire, or
-//!   the end of the process.
-//! - *Buffers outlive requests.* A message under way is a [`PendingRequest`], which owns its memory; it is removed
-//!   only when MPI says that its request is complete. A wire that is dropped before leaks what is under way,
-//!   since MPI may still write to it.
-//! - *Results are written.* Every call's return code is checked under `MPI_ERRORS_RETURN` before what it
-//!   wrote is read.
+//! The `unsafe` blocks rely on four things:
+//! - *One thread at a time.* MPI is initialised for `MPI_THREAD_SERIALIZED`. Every call but the
+//!   first is a method of [`MpiEndpoint`]. There is one endpoint, in a mutex.
+//! - *Communicators last.* No communicator that carries messages is freed before
+//!   [`MpiEndpoint::close`], after which there is no endpoint, or the end of the process.
+//! - *Buffers outlive requests.* A message under way is a [`PendingRequest`], which owns its
+//!   memory. It is removed only when MPI reports its request as complete. An endpoint that is
+//!   dropped earlier leaks pending messages, since MPI may still write to them.
+//! - *Results are written.* Every call's return code is checked under `MPI_ERRORS_RETURN` before
+//!   its results are read.
 
 mod death;
 
@@ -26,20 +26,21 @@ use mpi::traits::{AsRaw, Communicator, FromRaw, Group};
 use crate::communicator::Communicator as Survivable;
 use crate::error::{Failure, check};
 
-/// All messages have the same tag; what they are, they say themselves.
+/// The tag of all messages; their footer has their kind.
 const TAG: c_int = 0;
-/// Where ranks meet for a communicator, MPI itself may send messages with the tag that it is given for that.
+/// The tag for making communicators, with which MPI itself may send messages.
 const MEETING: c_int = 1;
 
-/// Messages that are begun to be received at one look.
+/// The most messages that one call of `progress` begins to receive.
 const BATCH: usize = 32;
-/// Words that any message may have: rank 0 may find a schedule for all, before it is known how large tensors are.
+/// Words that any message may have: rank 0 may broadcast a schedule before the size of tensors is
+/// known.
 const ALWAYS_EXPECTED: usize = (64 << 20) / size_of::<f32>();
 
 /// This process's end of MPI.
 pub(crate) struct MpiEndpoint {
     comm: ManuallyDrop<SimpleCommunicator>,
-    /// The communicator again, where deaths of its ranks are survived.
+    /// The communicator again, if deaths of its ranks are survived.
     survivable: Option<Survivable>,
     /// Communicators for sums, by their ranks.
     groups: Vec<(Vec<Rank>, ManuallyDrop<SimpleCommunicator>)>,
@@ -47,10 +48,10 @@ pub(crate) struct MpiEndpoint {
     longest: usize,
     pub(crate) me: Rank,
     pub(crate) n_ranks: u32,
-    /// Beside `pending`, as MPI wants them.
+    /// In the order of `pending`, as MPI wants them.
     requests: Vec<ffi::MPI_Request>,
     pending: Vec<PendingRequest>,
-    /// Where MPI writes which requests are complete.
+    /// The indices of complete requests, which MPI writes.
     completed: Vec<c_int>,
     statuses: Vec<ffi::MPI_Status>,
 }
@@ -58,21 +59,21 @@ pub(crate) struct MpiEndpoint {
 // SAFETY: handles of MPI belong to the process, not to a thread.
 unsafe impl Send for MpiEndpoint {}
 
-/// A message's words, or why it is refused.
+/// A message's words, or the reason for refusing it.
 pub(crate) type Received = Result<Vec<f32>, String>;
 
 /// A message under way, with its memory.
 struct PendingRequest {
     peer: Rank,
     words: Vec<f32>,
-    /// How many words MPI writes; `None` if it reads them.
+    /// Number of words that MPI writes; `None` if it reads them.
     incoming: Option<usize>,
-    /// What MPI reads while it writes.
+    /// The buffer that MPI reads while it writes `words`.
     _part: Vec<f32>,
 }
 
 impl PendingRequest {
-    /// Marks the request as one that MPI has said is complete.
+    /// Takes over the received words; MPI must have reported the request as complete.
     fn completed(mut self) -> PendingRequest {
         if let Some(n) = self.incoming {
             // SAFETY: there was room for `n` words, and MPI has written them.
@@ -86,15 +87,16 @@ impl MpiEndpoint {
     /// Initialises MPI, which is possible once in a process.
     pub(crate) fn open() -> Result<MpiEndpoint, Failure> {
         let universe = start()?;
-        // A communicator of its own, so that nobody else's messages are taken for ours.
+        // A communicator of its own keeps other messages apart from ours.
         let comm = ManuallyDrop::new(universe.world().duplicate());
         return_errors(&comm)?;
         Ok(MpiEndpoint::over(comm, None))
     }
 
-    /// An end of a communicator whose ranks may die.
+    /// Returns an endpoint of a communicator whose ranks may die.
     pub(crate) fn survivable(comm: Survivable) -> MpiEndpoint {
-        // SAFETY: the handle is a communicator's within one group, and no message but those of this end goes by it.
+        // SAFETY: the handle is a communicator's within one group, and only this endpoint's
+        // messages use it.
         let simple = unsafe { SimpleCommunicator::from_raw(comm.raw) };
         MpiEndpoint::over(ManuallyDrop::new(simple), Some(comm))
     }
@@ -114,12 +116,12 @@ impl MpiEndpoint {
         }
     }
 
-    /// Receives messages of up to so many words more than are always expected.
+    /// Receives messages of up to `n_words` words more than are always expected.
     pub(crate) fn expect(&mut self, n_words: usize) {
         self.longest = ALWAYS_EXPECTED.saturating_add(n_words);
     }
 
-    /// Puts words on their way.
+    /// Starts sending words.
     pub(crate) fn send(&mut self, to: Rank, words: Vec<f32>) -> Result<(), Failure> {
         let count = c_int::try_from(words.len())
             .map_err(|_| format!("{} words are too many for one message", words.len()))?;
@@ -136,7 +138,7 @@ impl MpiEndpoint {
         self.track(request, pending).map(drop)
     }
 
-    /// Makes a communicator for sums over `members`, each of which calls it with the same.
+    /// Makes a communicator for sums over `members`. Every member calls it with the same list.
     pub(crate) fn open_sums(&mut self, members: &[Rank]) -> Result<(), Failure> {
         let ranks: Vec<_> = members.iter().map(|rank| rank.0 as c_int).collect();
         let group = self.comm.group().include(&ranks);
@@ -154,7 +156,8 @@ impl MpiEndpoint {
         Ok(())
     }
 
-    /// Begins a sum of the first `n` words over the ranks of a group; those behind stay as they are.
+    /// Starts a sum of the first `n` words over the ranks of a group. The words after them stay as
+    /// they are.
     pub(crate) fn sum(
         &mut self,
         members: &[Rank],
@@ -185,8 +188,9 @@ impl MpiEndpoint {
         Ok(())
     }
 
-    /// Lets MPI proceed: begins to receive messages that have been announced, and gives `take` what is complete, or
-    /// why a message is refused. Returns whether anything happened; then more may have been announced.
+    /// Lets MPI make progress: begins to receive announced messages, and passes completed ones, or
+    /// the reason for refusing one, to `take`. Returns true if anything happened; then more may
+    /// have been announced.
     pub(crate) fn progress(
         &mut self,
         mut take: impl FnMut(Rank, Received),
@@ -198,23 +202,24 @@ impl MpiEndpoint {
         Ok(self.complete(&mut take)? || n_begun > 0)
     }
 
-    /// Whether messages or sums are under way.
+    /// Returns true if messages or sums are under way.
     pub(crate) fn is_busy(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// Whether messages are under way: a sum that some never begin stays for ever.
+    /// Returns true if messages are under way. Sums do not count: one that some ranks never begin
+    /// stays for ever.
     pub(crate) fn has_messages(&self) -> bool {
         self.pending.iter().any(|pending| pending.peer != self.me)
     }
 
-    /// Whether a message from `peer` is under way.
+    /// Returns true if a message from `peer` is under way.
     pub(crate) fn is_receiving_from(&self, peer: Rank) -> bool {
         self.pending.iter().any(|f| f.incoming.is_some() && f.peer == peer)
     }
 
-    /// Begins to receive one message, if there is one; a short one comes at once. One that is refused is never
-    /// received, so the run must end.
+    /// Begins to receive one message, if there is one; a short one arrives at once. A refused
+    /// message is never received, so the run must end.
     fn receive_next(&mut self, take: &mut impl FnMut(Rank, Received)) -> Result<bool, Failure> {
         let (mut flag, mut count) = (0, 0);
         let (mut message, mut status) = (MaybeUninit::uninit(), MaybeUninit::uninit());
@@ -258,7 +263,7 @@ impl MpiEndpoint {
         Ok(true)
     }
 
-    /// Memory for a message of `count` words, if one that long is expected.
+    /// Allocates memory for a message of `count` words, if one that long is expected.
     fn room(&self, count: c_int) -> Received {
         let n = usize::try_from(count).map_err(|_| "it is not made of whole words")?;
         if n > self.longest {
@@ -271,7 +276,8 @@ impl MpiEndpoint {
         Ok(words)
     }
 
-    /// Keeps a message that is under way; returns one that needs no more, as MPI's short ones do.
+    /// Keeps a request that is under way, and returns one that is complete already, as MPI's short
+    /// messages are.
     fn track(
         &mut self,
         mut request: ffi::MPI_Request,
@@ -288,7 +294,7 @@ impl MpiEndpoint {
         Ok(Some(pending.completed()))
     }
 
-    /// Removes what is complete; what came goes to `take`.
+    /// Removes complete requests, and passes received messages to `take`.
     fn complete(&mut self, take: &mut impl FnMut(Rank, Received)) -> Result<bool, Failure> {
         let n = self.requests.len();
         if n == 0 {
@@ -303,7 +309,7 @@ impl MpiEndpoint {
             let completed = self.completed.as_mut_ptr();
             ffi::MPI_Testsome(n as c_int, requests, &mut n_completed, completed, statuses)
         })?;
-        // None that was not complete before is left to ask for: `MPI_UNDEFINED` is below 0.
+        // `MPI_UNDEFINED`, which is below 0, means that no active request is left.
         let n_completed = usize::try_from(n_completed).unwrap_or(0);
         self.completed.truncate(n_completed);
         self.completed.sort_unstable_by_key(|index| std::cmp::Reverse(*index));
@@ -318,7 +324,7 @@ impl MpiEndpoint {
         Ok(n_completed > 0)
     }
 
-    /// Ends MPI: waits until all ranks do. Nothing may be under way.
+    /// Ends MPI after all ranks have called it. Nothing may be under way.
     pub(crate) fn close(self) -> Result<(), Failure> {
         if !self.pending.is_empty() {
             return Err("messages are still under way".into());

@@ -1,4 +1,4 @@
-//! Handles that Linux keeps for processes: a handle stays with its process, whatever becomes of the number.
+//! Process handles of Linux. A handle keeps naming its process even after the number is used again.
 
 #[cfg(target_os = "linux")]
 mod linux {
@@ -18,7 +18,8 @@ mod linux {
     }
 
     impl Handle {
-        /// Opens a handle for the process `pid`, if there is one, and the system has handles (Linux 5.3).
+        /// Opens a handle for the process `pid`, if it exists and the system has handles (Linux
+        /// 5.3).
         pub(crate) fn open(pid: u32) -> Option<Handle> {
             let pid = Pid::from_raw(i32::try_from(pid).ok()?)?;
             pidfd_open(pid, PidfdFlags::empty()).ok().map(Handle)
@@ -29,11 +30,11 @@ mod linux {
             let _ = pidfd_send_signal(&self.0, Signal::KILL); // it may have ended by itself
         }
 
-        /// Whether the process of each handle has ended, for which the system is asked once.
+        /// Returns for each handle whether its process has ended, with one system call.
         pub(crate) fn have_ended<'h>(handles: impl Iterator<Item = &'h Handle>) -> Vec<bool> {
             let mut all: Vec<_> =
                 handles.map(|handle| PollFd::new(&handle.0, PollFlags::IN)).collect();
-            // A look that a signal interrupts has seen nothing; the next one will.
+            // A call that a signal interrupts has seen nothing; the next one will.
             let n_ended = poll(&mut all, Some(&Timespec::default())).unwrap_or(0);
             all.iter().map(|fd| n_ended > 0 && fd.revents().contains(PollFlags::IN)).collect()
         }
@@ -45,7 +46,7 @@ mod elsewhere {
     /// Other systems have no handles.
     pub(crate) enum Handle {}
 
-    /// No process is known by its number there.
+    /// Processes cannot be ended by number on other systems.
     pub(crate) fn kill(_pid: u32) {}
 
     impl Handle {

@@ -1,25 +1,26 @@
 //! Chimera's messages over MPI.
 //!
-//! [`Mpi`] is one process's end of a job that `mpirun` or `srun` started: a [`Comm`](chimera_core::comm::Comm) of host tensors
-//! (`HostStaged` makes it one of a device's). Nothing of MPI is used but non-blocking messages, and its own sums
-//! where they are asked for ([`Sums`]), so any library that can be called by one thread after another
-//! (`MPI_THREAD_SERIALIZED`) will do.
+//! [`Mpi`] is one process's end of a job that `mpirun` or `srun` started: a
+//! [`Comm`](chimera_core::comm::Comm) of host tensors (`HostStaged` wraps it for tensors of a
+//! device). It uses only MPI's non-blocking messages, and on request its all-reduce ([`Sums`]). Any
+//! library that threads can call one after another (`MPI_THREAD_SERIALIZED`) will do.
 //!
-//! Two threads share MPI, and a lock says who may call it. A thread of its own lets MPI proceed while the
-//! engine computes; it sleeps when there is nothing to do. Where the engine waits for a message, it tends
-//! MPI itself, and a message costs no change of threads. Every message is received as soon as it is
-//! announced, into memory of its own.
+//! Two threads share MPI, and a lock decides which may call it. A progress thread lets MPI proceed
+//! while the engine computes, and sleeps when there is nothing to do. While the engine waits for a
+//! message it drives MPI itself, so a message costs no change of threads. Every message is received
+//! as soon as it is announced, into memory of its own.
 //!
-//! A process that dies is noticed by its peers on the same host, within a quarter of a second, and by those on
-//! other hosts, within a second or two, over connections of their own. Waits for whatever rank then end with
-//! [`CommError::Lost`], which names the dead one.
+//! Peers on the same host notice the death of a process within a quarter of a second. Those on
+//! other hosts notice it within a second or two, over connections of their own. All waits then end
+//! with [`CommError::Lost`], which names the dead rank.
 //!
-//! MPI is reached by rsmpi (the crate `mpi`). Its safe layer starts MPI and makes communicators and groups; messages
-//! and sums use its `ffi`, for three reasons. A safe request borrows its buffer within a scope, while a message
-//! here owns its memory and outlives the call that sends it. A safe request that is dropped before it is complete
-//! panics or blocks. And return codes are discarded, while here each failure ends the waits with its cause. A
-//! `Universe` is never dropped: that calls `MPI_Finalize`, which blocks a rank that unwinds from a panic until all
-//! others end too.
+//! MPI is reached through rsmpi (the crate `mpi`). Its safe layer starts MPI and makes
+//! communicators and groups. Messages and sums use its `ffi`, for three reasons. A safe request
+//! borrows its buffer within a scope, while a message here owns its memory and outlives the call
+//! that sends it. A safe request that is dropped before it is complete panics or blocks. And return
+//! codes are discarded, while here each failure ends the waits with its cause. A `Universe` is
+//! never dropped: that calls `MPI_Finalize`, which blocks a rank that unwinds from a panic until
+//! all others end too.
 
 #![allow(unsafe_code)] // MPI is C; see `endpoint`
 
@@ -64,35 +65,36 @@ pub use rendezvous::MpiRendezvous;
 use shared::{Progress, Shared};
 pub use sums::Sums;
 
-/// For the last words to all others, where a run fails.
+/// Time for the last messages to all others when a run fails.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// This process's end of the job. It is left by [`close`](Mpi::close); one that is dropped while its thread
-/// panics ends all ranks. The ends that [`MpiRendezvous`] gives are left where the ranks meet.
+/// This process's end of the job. [`close`](Mpi::close) leaves the job. Dropping it while its
+/// thread panics ends all ranks. The ends that [`MpiRendezvous`] returns are left when the ranks
+/// meet.
 pub struct Mpi {
     me: Rank,
     n_ranks: u32,
     shared: Arc<Shared>,
     watched: Arc<Watched>,
     tending: Option<Thread>,
-    /// Whether ranks that are stalled are to be ended.
+    /// Whether stalled ranks are ended.
     evicts_stalled: bool,
-    /// Control data so far, by receiver and by sender.
+    /// Number of control messages so far, by receiver and by sender.
     n_bytes_sent: FxHashMap<Rank, u64>,
     n_bytes_received: FxHashMap<Rank, u64>,
     n_questions: u64,
 }
 
 impl Mpi {
-    /// Starts MPI and meets all other ranks, for which it waits so long; once in a process, which its launcher has
-    /// started with them. Whoever calls is warned if deaths on other hosts would not be noticed.
+    /// Starts MPI, which is possible once in a process, and waits up to `patience` for all other
+    /// ranks of the launcher. Calls `warn` if deaths on other hosts would not be noticed.
     pub fn start(patience: Duration, warn: fn(&str)) -> Result<Mpi, CommError> {
         let mut mpi = Mpi::over(MpiEndpoint::open().map_err(CommError::Failed)?);
         mpi.begin(patience, warn)?;
         Ok(mpi)
     }
 
-    /// The end that `wire` makes, before the ranks have met.
+    /// Wraps an endpoint; the ranks have not met yet.
     fn over(wire: MpiEndpoint) -> Mpi {
         let (me, n_ranks) = (wire.me, wire.n_ranks);
         let shared = Arc::new(Shared::new(wire));
@@ -109,7 +111,7 @@ impl Mpi {
         }
     }
 
-    /// Meets all other ranks, and lets MPI proceed by itself.
+    /// Meets all other ranks, and starts the progress thread.
     fn begin(&mut self, patience: Duration, warn: fn(&str)) -> Result<(), CommError> {
         let deadline = Instant::now() + patience;
         let me = self.me;
@@ -125,7 +127,7 @@ impl Mpi {
         Ok(())
     }
 
-    /// Connects the hosts, by the first rank of each rank's, if there are several.
+    /// Connects the hosts, if there are several. `firsts` has the first rank on each rank's host.
     fn open_links(
         &mut self,
         firsts: &[Rank],
@@ -145,7 +147,7 @@ impl Mpi {
         Links::open(me, &parents, doors, listener, warn).map(Some).map_err(no_thread)
     }
 
-    /// The library in words, such as `Open MPI v4.1.4`.
+    /// Returns the library's name and version, such as `Open MPI v4.1.4`.
     pub fn library() -> String {
         let text = mpi::environment::library_version().unwrap_or_default();
         text.split(['\n', ','])
@@ -156,31 +158,32 @@ impl Mpi {
             .join(" ")
     }
 
-    /// Says how long messages may be.
+    /// Returns the setter of the message limit.
     pub fn limit(&self) -> Limit {
         Limit(Arc::clone(&self.shared))
     }
 
-    /// Lets MPI sum by itself.
+    /// Returns the switch for MPI's own all-reduce.
     pub fn sums(&self) -> Sums {
         Sums(Arc::clone(&self.shared))
     }
 
-    /// Ranks that are alone on their hosts, where no other rank could end them.
+    /// Returns the ranks that have no other rank on their host which could end them.
     pub fn alone(&self) -> Vec<Rank> {
         self.watched.alone()
     }
 
-    /// Sees from other threads whether the job goes on.
+    /// Returns a monitor by which other threads see whether the job goes on.
     pub fn liveness(&self) -> LivenessMonitor {
         let (shared, watched) = (Arc::clone(&self.shared), Arc::clone(&self.watched));
         LivenessMonitor { me: self.me, shared, watched }
     }
 
-    /// Leaves the job when all ranks do, and waits for them for so long.
+    /// Leaves the job when all ranks do, and waits for them up to `patience`.
     ///
     /// # Errors
-    /// Names a rank that has died or does not leave. MPI is then left as it is: the process should end.
+    /// Names a rank that has died or does not leave. MPI is then not finalised, and the process
+    /// should end.
     pub fn close(&mut self, patience: Duration) -> Result<(), CommError> {
         if self.tending.take().is_none() {
             return Ok(());
@@ -194,7 +197,7 @@ impl Mpi {
         }
     }
 
-    /// Tells all others that nothing more comes, and waits until they have said so too.
+    /// Sends a good-bye to all others, and waits for theirs.
     fn say_good_bye(&self, patience: Duration) -> Result<(), CommError> {
         let deadline = Instant::now() + patience;
         self.others().try_for_each(|to| self.shared.send(to, Message::Bye).map(drop))?;
@@ -206,7 +209,8 @@ impl Mpi {
         self.shared.abort_job(code);
     }
 
-    /// Waits until all others that live have said good-bye, and have all that was sent to them.
+    /// Waits until all living ranks have sent their good-bye, and have received all that was sent
+    /// to them.
     fn await_others(&self, deadline: Instant) -> Result<(), CommError> {
         let began = Instant::now();
         let mut rest = Backoff::before(64, 256, Duration::from_micros(50));
@@ -220,9 +224,9 @@ impl Mpi {
             };
             let what = "its good-bye".to_string();
             match dead {
-                // Looked at last: nobody who has left asks for an answer any more.
+                // Checked last: a rank that has left asks no more questions.
                 None if missing.is_none() && self.shared.is_idle() => return Ok(()),
-                // What was sent to the dead stays under way.
+                // Messages to the dead stay under way.
                 Some(from) if missing.is_none() => return Err(CommError::Lost { from, what }),
                 _ if Instant::now() < deadline => {}
                 _ => {
@@ -239,7 +243,7 @@ impl Mpi {
         (0..self.n_ranks).map(Rank).filter(move |rank| *rank != me)
     }
 
-    /// Sends, and wakes the thread that tends MPI if that is not all.
+    /// Sends; wakes the progress thread if the message is still in flight.
     fn post_message(&self, to: Rank, message: Message) -> Result<(), CommError> {
         if to.0 >= self.n_ranks {
             let n = self.n_ranks;
@@ -249,7 +253,7 @@ impl Mpi {
         Ok(())
     }
 
-    /// Wakes the thread that tends MPI if there is something left to do.
+    /// Wakes the progress thread if there is something left to do.
     fn wake(&self, progress: Progress) {
         if let Some(tending) = self.tending.as_ref().filter(|_| progress == Progress::Busy) {
             tending.unpark();
@@ -263,7 +267,7 @@ impl Drop for Mpi {
             return;
         }
         if self.shared.survives {
-            // Where the ranks meet, they leave too.
+            // At a rendezvous, ranks leave together at the next meeting.
             let is_in_use = !self.shared.is_over.load(Ordering::Acquire);
             if is_in_use && !std::thread::panicking() && self.shared.mailbox().check().is_ok() {
                 let _ = self.say_good_bye(LAST_WORDS); // who is not done learns at the next meeting that all are

@@ -1,9 +1,10 @@
-//! Connections between hosts, by which a death on one becomes known on all.
+//! Connections between hosts, which spread the news of a death to all of them.
 //!
-//! The system closes the connections of a process that ends, however it ends. The ranks of a job on several hosts
-//! form a tree: the first rank of each host is connected to rank 0, the others to the first of their host. A
-//! connection that is closed tells of the rank at its other end, and whoever knows of a death tells it on all other
-//! connections. Silence tells nothing: a rank that is stopped, or a network that is down, is a matter of timeouts.
+//! The system closes the connections of a process that ends, however it ends. The ranks of a job on
+//! several hosts form a tree: the first rank of each host is connected to rank 0, the others to the
+//! first rank of their host. A rank that sees its connection close reports the peer as dead and
+//! forwards the report on all other connections. Silence proves nothing: timeouts handle a stopped
+//! rank or a network that is down.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -16,34 +17,34 @@ use chimera_core::ids::Rank;
 use crate::door::{Door, HELLO, Token, prepare, read_hello};
 use crate::shared::lock;
 
-/// For the ranks to be connected; then those that are not are reported.
+/// Time for the ranks to connect, after which the missing ones are reported.
 const TO_JOIN: Duration = Duration::from_secs(30);
-/// Between two attempts to connect.
+/// Time between two attempts to connect.
 const RETRY: Duration = Duration::from_secs(1);
-/// Connections of which it is not known whose they are, at a time.
+/// The most connections from unidentified peers at a time.
 const MAX_STRANGERS: usize = 64;
-/// Begins what the connecting rank says: it has had the answer.
+/// The connecting rank's first word after the answer, which confirms the connection.
 const JOINED: u32 = u32::MAX;
 
-/// Reports what the user should know.
+/// Reports a problem to the user.
 pub(crate) type Warn = fn(&str);
 
 /// This rank's connections.
 pub(crate) struct Links(Arc<Mutex<Tree>>);
 
-/// What the connections have brought.
+/// The state of the connections.
 struct Tree {
     me: Rank,
     doors: Vec<Door>,
     listener: Option<TcpListener>,
     /// Ranks that have not connected to this one yet.
     awaited: Vec<Rank>,
-    /// When it is reported that they have not.
+    /// Time at which the missing ranks are reported.
     deadline: Instant,
     links: Vec<Link>,
-    /// Ranks that ended, as the end of a connection or another rank says.
+    /// Ranks that ended, as a closed connection or another rank reports.
     ended: Vec<Rank>,
-    /// Deaths that this rank has told of.
+    /// Deaths that this rank has forwarded.
     told: Vec<Rank>,
     warn: Warn,
 }
@@ -51,22 +52,23 @@ struct Tree {
 struct Link {
     stream: TcpStream,
     state: State,
-    /// What came and is not complete.
+    /// Received bytes of an incomplete message.
     bytes: Vec<u8>,
 }
 
-/// How far a connection is.
+/// Progress of a connection.
 #[derive(Clone, Copy, PartialEq)]
 enum State {
-    /// It may be anyone's.
+    /// The peer is unidentified.
     Stranger,
-    /// It is this rank's, which may still give it up and try again.
+    /// The peer is this rank, which may still give up and try again.
     Answered(Rank),
-    /// It is this rank's; its end is the rank's end.
+    /// The connection is this rank's; when it closes, the rank has ended.
     Joined(Rank),
 }
 
-/// The rank to which each rank is connected, by the first rank of each one's host; none if all are on one host.
+/// Returns the rank to which each rank connects, given the first rank of each rank's host; `None`
+/// if all are on one host.
 pub(crate) fn parents(firsts: &[Rank]) -> Option<Vec<Rank>> {
     let parent = |(rank, first): (Rank, &Rank)| if *first == rank { Rank(0) } else { *first };
     let is_one_host = firsts.iter().all(|first| *first == Rank(0));
@@ -74,7 +76,7 @@ pub(crate) fn parents(firsts: &[Rank]) -> Option<Vec<Rank>> {
 }
 
 impl Links {
-    /// Connects `me` to its parent and lets its children connect, all of which goes on behind.
+    /// Connects `me` to its parent, and accepts its children, both in the background.
     pub(crate) fn open(
         me: Rank,
         parents: &[Rank],
@@ -104,14 +106,14 @@ impl Links {
         Ok(Links(tree))
     }
 
-    /// The ranks of which it is known by now that they ended.
+    /// Returns the ranks that are known to have ended.
     pub(crate) fn ended(&self) -> Vec<Rank> {
         let mut tree = lock(&self.0);
         tree.look();
         tree.ended.clone()
     }
 
-    /// Tells all others who has died.
+    /// Reports deaths to all connected ranks.
     pub(crate) fn tell(&self, dead: &[Rank]) {
         let mut tree = lock(&self.0);
         for rank in dead {
@@ -123,7 +125,7 @@ impl Links {
     }
 }
 
-/// Connects to `parent`, until it is time to give up.
+/// Connects to `parent`, trying again until the deadline.
 fn connect(parent: Rank, tree: &Weak<Mutex<Tree>>) {
     let known = |tree: Arc<Mutex<Tree>>| {
         let tree = lock(&tree);
@@ -146,7 +148,7 @@ fn connect(parent: Rank, tree: &Weak<Mutex<Tree>>) {
 }
 
 impl Tree {
-    /// Takes in what has come.
+    /// Handles all that has arrived.
     fn look(&mut self) {
         self.accept();
         for mut link in std::mem::take(&mut self.links) {
@@ -162,7 +164,8 @@ impl Tree {
         }
         if self.awaited.is_empty() {
             self.listener = None;
-            // Who has the answer may take the end of its connection for this rank's.
+            // A stranger that has the answer may take the end of its connection for this rank's
+            // end.
             self.links.retain(|link| link.state != State::Stranger);
         }
     }
@@ -183,7 +186,7 @@ impl Tree {
         }
     }
 
-    /// Reads what a connection has brought; an error is its end.
+    /// Reads what a connection has brought. An error ends the connection.
     fn take_in(&mut self, link: &mut Link) -> io::Result<()> {
         let mut bytes = [0; 256];
         match link.stream.read(&mut bytes) {
@@ -206,7 +209,7 @@ impl Tree {
         Ok(())
     }
 
-    /// What to say to a stranger that says it is `rank`.
+    /// Returns the answer to a stranger that claims to be `rank`.
     fn answer(&self, rank: Rank, token: &Token) -> io::Result<Token> {
         let is_it = |door: &Door| door.token == *token && self.awaited.contains(&rank);
         let is_known = self.doors.get(rank.index()).is_some_and(is_it);
@@ -238,7 +241,7 @@ impl Tree {
         }
     }
 
-    /// Judges the end of a connection.
+    /// Decides what the end of a connection means.
     fn close(&mut self, link: &Link, error: &io::Error) {
         let State::Joined(rank) = link.state else { return };
         match error.kind() {
@@ -258,7 +261,7 @@ impl Tree {
 }
 
 impl Link {
-    /// Tells of a death, if anyone listens.
+    /// Sends a death to the peer, if it has joined.
     fn tell(&mut self, dead: Rank) {
         if let State::Joined(_) = self.state {
             let _ = self.stream.write_all(&dead.0.to_le_bytes()); // its end is seen where it is read
@@ -270,7 +273,8 @@ impl Link {
 mod tests {
     use super::*;
 
-    /// The ends of the first `n` of three ranks, all in this process; ranks 1 and 2 share a host.
+    /// Returns the ends of the first `n` of three ranks, all in this process. Ranks 1 and 2 share a
+    /// host.
     fn ends(n: usize) -> (Vec<Door>, Vec<Option<Links>>) {
         let parents = parents(&[0, 1, 1].map(Rank)).expect("two hosts");
         assert_eq!(parents, [0, 0, 1].map(Rank));
@@ -290,7 +294,7 @@ mod tests {
         tree.links.iter().filter(|link| matches!(link.state, State::Joined(_))).count()
     }
 
-    /// Lets all look until `is_done`.
+    /// Polls all connections until `is_done`.
     fn until(all: &[Option<Links>], is_done: impl Fn(&[Option<Links>]) -> bool) {
         let deadline = Instant::now() + TO_JOIN;
         while !is_done(all) {
@@ -336,7 +340,7 @@ mod tests {
         until(&all, |all| [0, 2].iter().all(|rank| ended(all[*rank].as_ref()) == [Rank(1)]));
     }
 
-    /// What `work` comes to, while all look.
+    /// Returns the result of `work`, polling all connections meanwhile.
     fn meanwhile<T: Send>(all: &[Option<Links>], work: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let work = scope.spawn(work);
@@ -353,14 +357,14 @@ mod tests {
         let wrong = meanwhile(&all, || door.enter(Rank(1), &Door::closed().token));
         let not_mine = meanwhile(&all, || door.enter(Rank(2), &doors[2].token));
         assert!(silent.is_ok() && wrong.is_err() && not_mine.is_err());
-        // Who gives up before it has joined is not dead.
+        // A peer that gives up before it has joined is not dead.
         let given_up = meanwhile(&all, || door.enter(Rank(1), &token));
         drop((silent, given_up.expect("the answer")));
         let mut joined = meanwhile(&all, || door.enter(Rank(1), &token)).expect("the answer");
         joined.write_all(&JOINED.to_le_bytes()).expect("sent");
         until(&all, |all| all.iter().flatten().all(|links| n_joined(links) == 1));
         assert_eq!(ended(all[0].as_ref()), []);
-        // All that it waited for are there, so nobody is let in any more.
+        // All awaited ranks have joined, so nobody else is let in.
         assert!(lock(&all[0].as_ref().expect("it lives").0).listener.is_none());
         drop(joined);
         until(&all, |all| ended(all[0].as_ref()) == [Rank(1)]);

@@ -1,4 +1,4 @@
-//! Whether the job goes on.
+//! A monitor of whether the job goes on.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use chimera_core::ids::Rank;
 use crate::peers::Watched;
 use crate::shared::Shared;
 
-/// Sees from any thread, such as a handler of signals, whether the job goes on.
+/// A handle by which any thread, such as a signal handler, sees whether the job goes on.
 #[derive(Clone)]
 pub struct LivenessMonitor {
     pub(crate) me: Rank,
@@ -17,7 +17,7 @@ pub struct LivenessMonitor {
 }
 
 impl LivenessMonitor {
-    /// Why the job is over, if a rank has said so or was found dead: the first cause that came here.
+    /// Returns the first known cause if the job is over: a rank has reported it or was found dead.
     pub fn why_over(&self) -> Option<CommError> {
         let mailbox = self.shared.mailbox();
         if let Some(error) = &mailbox.ended {

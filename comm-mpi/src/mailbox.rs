@@ -1,4 +1,4 @@
-//! What has come from other ranks, where it is looked for.
+//! Received messages, filed by kind.
 
 use std::mem::replace;
 
@@ -9,42 +9,42 @@ use rustc_hash::FxHashMap;
 
 use crate::message::Message;
 
-/// What has come and was not taken.
+/// Messages that have arrived and were not taken.
 #[derive(Default)]
 pub(crate) struct Mailbox {
     pub(crate) tensors: FxHashMap<(Rank, Tag), Host>,
     pub(crate) bytes: FxHashMap<(Rank, u64), Vec<u8>>,
     /// Ranks that send nothing more.
     pub(crate) gone: Vec<Rank>,
-    /// Ranks whose process has ended without a word.
+    /// Ranks whose process has ended without a good-bye.
     pub(crate) dead: Vec<Rank>,
-    /// Who asked where this rank is, with the number of the question.
+    /// Ranks that asked for this rank's progress, each with the number of its question.
     pub(crate) asked: Vec<(Rank, u64)>,
     /// Answers of others, by the number of the question.
     pub(crate) answers: FxHashMap<(Rank, u64), Position>,
-    /// Ranks that are stalled, and are to be ended.
+    /// Stalled ranks that are to be ended.
     pub(crate) evicted: Vec<Rank>,
     /// Whether the run is to stop.
     pub(crate) is_stopping: bool,
-    /// Whether rank 0 has told the others so.
+    /// Whether rank 0 has passed the stop on to the others.
     pub(crate) has_passed_on: bool,
-    /// Why all waits end.
+    /// The cause that ends all waits.
     pub(crate) ended: Option<CommError>,
-    /// Whether the others have been told.
+    /// Whether the others have been informed.
     has_told: bool,
-    /// Ranks that said good-bye while messages of theirs are still under way.
+    /// Ranks that sent a good-bye while messages of theirs are still under way.
     pub(crate) leaving: Vec<Rank>,
 }
 
 impl Mailbox {
-    /// Files what came; what cannot be read ends all waits.
+    /// Files a message. An unreadable one ends all waits.
     pub(crate) fn take(&mut self, from: Rank, words: Vec<f32>) {
         if let Err(reason) = self.file(from, words) {
             self.ended.get_or_insert(CommError::Unreadable { from, reason });
         }
     }
 
-    /// Puts what came where it is looked for.
+    /// Files a message by its kind.
     fn file(&mut self, from: Rank, words: Vec<f32>) -> Result<(), String> {
         let twice = match Message::from_words(words)? {
             Message::Tensor(tag, host) => {
@@ -83,19 +83,20 @@ impl Mailbox {
         twice.map_or(Ok(()), Err)
     }
 
-    /// Puts a tensor that a rank sends itself.
+    /// Files a tensor that a rank sends itself.
     pub(crate) fn file_own(&mut self, me: Rank, tag: Tag, host: Host) {
         let earlier = self.tensors.insert((me, tag), host);
         assert!(earlier.is_none(), "{me} sent {tag:?} to itself twice");
     }
 
-    /// Whether waits go on.
+    /// Returns the cause if all waits have ended.
     pub(crate) fn check(&self) -> Result<(), CommError> {
         self.ended.clone().map_or(Ok(()), Err)
     }
 
-    /// Makes every wait end with this cause, unless another stands. Returns what to tell the others, once: also who
-    /// was told tells, or its good-bye might come before the words of who told it.
+    /// Makes every wait end with this cause, unless another is known. Returns what to send to the
+    /// others, once. A rank that was informed sends it too: its good-bye might otherwise arrive
+    /// before the report of the first rank.
     pub(crate) fn abort(&mut self, cause: &Fault) -> Option<Fault> {
         let cause = match &self.ended {
             Some(CommError::Aborted(known)) => known.clone(),
@@ -112,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    /// What another version sends ends all waits, as a mismatch and not as a fault of the transport.
+    /// A message of another version ends all waits as a mismatch, not as a fault of the transport.
     #[test]
     fn what_cannot_be_read_is_a_mismatch() {
         let mut mailbox = Mailbox::default();

@@ -1,8 +1,8 @@
-//! What ranks send each other, as words of four bytes.
+//! Messages between ranks, as words of four bytes.
 //!
-//! MPI's own tags are too few for [`Tag`]s (32,767 are promised), so a message says itself what it is: its
-//! words are the elements of a tensor, then a footer of fixed length. Behind the elements, a footer costs
-//! no copy: the sender's memory has room for it, and the receiver cuts it off.
+//! MPI's own tags are too few for [`Tag`]s (32,767 are promised), so a message carries its own
+//! kind: its words are the elements of a tensor, then a footer of fixed length. A footer after the
+//! elements costs no copy: the sender's memory has room for it, and the receiver cuts it off.
 
 use chimera_core::comm::{Host, Tag};
 use chimera_core::device::Dtype;
@@ -14,23 +14,24 @@ use chimera_core::ids::Rank;
 pub(crate) enum Message {
     /// A tensor that the engine sends.
     Tensor(Tag, Host),
-    /// Control data, with its number among those of sender and receiver.
+    /// Control data, with its sequence number between sender and receiver.
     Bytes(u64, Vec<u8>),
-    /// The sender wants to know where the receiver is; the question has this number.
+    /// A question for the receiver's progress, with its number.
     Ask(u64),
     /// The answer: a [`Position`](chimera_core::comm::Position) as bits.
     Where(u64, u64),
     /// The sender gives up.
     Abort(Fault),
-    /// This rank is stalled, and is to be ended by those that share a host with it: to itself, why it ends.
+    /// A stalled rank, which ranks on its host are to end. Sent to that rank, it is the reason for
+    /// its end.
     Evict(Rank),
-    /// The run is to stop: to rank 0 a wish, from rank 0 its word.
+    /// The run is to stop: a request to rank 0, an order from rank 0.
     Stop,
     /// The sender sends nothing more.
     Bye,
 }
 
-/// Begins a footer, and changes with its form.
+/// The first word of a footer, which changes with the format.
 const MARK: u32 = 0x4348_4d07;
 /// Words of a tag.
 const TAG: usize = Tag::N_BYTES / WORD;
@@ -38,12 +39,12 @@ const TAG: usize = Tag::N_BYTES / WORD;
 const HEAD: usize = 2 + TAG;
 /// Words of a footer.
 pub(crate) const FOOTER: usize = Host::ROOM;
-/// The most extents of a tensor.
+/// The most dimensions of a tensor.
 const MAX_DIMS: usize = FOOTER - HEAD - 1;
 /// Bytes of a word.
 const WORD: usize = size_of::<f32>();
 
-/// Of a message that is no tensor.
+/// The shape of a message that is not a tensor.
 const NO_SHAPE: (&[usize], Dtype) = (&[], Dtype::F32);
 
 const TENSOR: u32 = 1;
@@ -56,7 +57,7 @@ const STOP: u32 = 37;
 const EVICT: u32 = 38;
 
 impl Message {
-    /// As words; an error says why it cannot be sent.
+    /// Encodes the message. The error says why it cannot be sent.
     pub(crate) fn into_words(self) -> Result<Vec<f32>, String> {
         let of_bytes = |code, number, bytes: &[u8]| {
             sealed(Host::of_bytes(bytes).data, NO_SHAPE, code, numbers(number, 0))
@@ -80,7 +81,7 @@ impl Message {
         }
     }
 
-    /// What words say; an error says what is wrong with them.
+    /// Decodes a message. The error says what is wrong with it.
     pub(crate) fn from_words(mut data: Vec<f32>) -> Result<Message, String> {
         let n = data.len().checked_sub(FOOTER).ok_or("it is shorter than a footer")?;
         let mut footer = [0; FOOTER];
@@ -126,7 +127,7 @@ impl Message {
     }
 }
 
-/// Two numbers where a tensor has its tag.
+/// Encodes two numbers in the space of a tensor's tag.
 fn numbers(first: u64, second: u64) -> [u8; Tag::N_BYTES] {
     let mut bytes = [0; Tag::N_BYTES];
     bytes[..8].copy_from_slice(&first.to_le_bytes());
@@ -134,7 +135,7 @@ fn numbers(first: u64, second: u64) -> [u8; Tag::N_BYTES] {
     bytes
 }
 
-/// Elements with their footer behind them.
+/// Appends the footer to the elements.
 fn sealed(
     mut data: Vec<f32>,
     (shape, dtype): (&[usize], Dtype),
@@ -193,7 +194,7 @@ mod tests {
         }
     }
 
-    /// Bits are kept, also of what is not a number.
+    /// Bits are kept, also those of NaNs.
     #[test]
     fn no_bit_is_lost() {
         let bits = [0x7fa0_0001u32, 0xffc1_2345, 1];

@@ -1,7 +1,7 @@
-//! Which ranks' processes have ended.
+//! Detection of ranks whose processes have ended.
 //!
-//! MPI 3 does not say that a peer has died: waits for it never end. The system says so of the processes of this host,
-//! and [connections](crate::links) of those of other hosts.
+//! MPI 3 does not report the death of a peer: waits for it never end. The system reports the end of
+//! processes on this host, and [connections](crate::links) the end of those on other hosts.
 
 use std::collections::HashMap;
 use std::fs::{read_link, read_to_string};
@@ -13,18 +13,18 @@ use serde::{Deserialize, Serialize};
 use crate::handles::{Handle, kill};
 use crate::links::Links;
 
-/// A process, so that its peers can look after it.
+/// The identity of a process, so that its peers can watch it.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
 pub(crate) struct Process {
-    /// The running system and its namespace of processes; empty if that is unknown.
+    /// The running system and its process namespace; empty if unknown.
     host: String,
     pid: u32,
-    /// When it began, which tells it from a later one of the same number.
+    /// Start time, which distinguishes it from a later process of the same number.
     start: String,
 }
 
 impl Process {
-    /// This process.
+    /// Returns the identity of this process.
     pub(crate) fn me() -> Process {
         let pid = std::process::id();
         let boot = read_to_string("/proc/sys/kernel/random/boot_id");
@@ -36,25 +36,25 @@ impl Process {
         Process { host, pid, start: start(pid).unwrap_or_default() }
     }
 
-    /// Whether it is known to have ended.
+    /// Returns true if it is known to have ended.
     fn has_ended(&self) -> bool {
         self.state() == ProcessState::Ended
     }
 
-    /// Whether it is known to live: a process of the same number may be a later one.
+    /// Returns true if it is known to live: a process of the same number may be a later one.
     fn is_alive(&self) -> bool {
         matches!(self.state(), ProcessState::Alive(_)) && !self.start.is_empty()
     }
 
-    /// Whether a signal has stopped it.
+    /// Returns true if a signal has stopped it.
     fn is_stopped(&self) -> bool {
         self.state() == ProcessState::Alive('T')
     }
 
-    /// What the system says of it now.
+    /// Returns its current state in the system.
     fn state(&self) -> ProcessState {
         match stat(self.pid) {
-            // A process whose start is unknown is the one that has its number.
+            // Without a start time, the process of this number counts as the one.
             Ok(Some((_, start))) if !self.start.is_empty() && start != self.start => {
                 ProcessState::Ended
             }
@@ -65,21 +65,22 @@ impl Process {
     }
 }
 
-/// What is known of a process.
+/// The state of a process, as far as known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ProcessState {
     /// It lives, in the state of this letter.
     Alive(char),
-    /// It has ended, or has ended and is not buried yet.
+    /// It has ended, reaped or not.
     Ended,
     /// The system could not be asked.
     Unknown,
 }
 
 impl ProcessState {
-    /// What an error of reading a file of a process says of the process.
+    /// Returns the state that an error of reading a process's file implies.
     ///
-    /// Only two errors say that it is gone. All others, such as too many open files, are about whoever asks.
+    /// Only two errors mean that it is gone. All others, such as too many open files, are about the
+    /// caller.
     fn of_error(error: &io::Error) -> ProcessState {
         const NO_SUCH_PROCESS: i32 = 3; // ESRCH
         let is_gone = error.kind() == io::ErrorKind::NotFound
@@ -88,12 +89,13 @@ impl ProcessState {
     }
 }
 
-/// When the living process `pid` began, if that can be read.
+/// Returns the start time of the living process `pid`, if it can be read.
 fn start(pid: u32) -> Option<String> {
     stat(pid).ok()?.map(|(_, start)| start)
 }
 
-/// In which state the process `pid` is, and when it began: fields 3 and 22 of proc(5). `None` if it has ended.
+/// Returns the state and start time of the process `pid`, fields 3 and 22 of proc(5); `None` if it
+/// has ended.
 fn stat(pid: u32) -> io::Result<Option<(char, String)>> {
     let text = read_to_string(format!("/proc/{pid}/stat"))?;
     let unreadable = || io::Error::from(io::ErrorKind::InvalidData);
@@ -105,7 +107,8 @@ fn stat(pid: u32) -> io::Result<Option<(char, String)>> {
     Ok((!matches!(letter, 'Z' | 'X')).then(|| (letter, start.to_owned())))
 }
 
-/// The first rank of each rank's host. A process whose host is unknown is alone on it.
+/// Returns the first rank on each rank's host. A process whose host is unknown counts as the only
+/// one there.
 pub(crate) fn firsts(all: &[Process]) -> Vec<Rank> {
     let mut known = HashMap::new();
     let first = |(rank, process): (Rank, &Process)| match process.host.as_str() {
@@ -115,23 +118,24 @@ pub(crate) fn firsts(all: &[Process]) -> Vec<Rank> {
     (0..).map(Rank).zip(all).map(first).collect()
 }
 
-/// Sees which ranks' processes have ended, and ends those of this host that are evicted.
+/// Watches which ranks' processes have ended, and ends evicted ones on this host.
 #[derive(Default)]
 pub(crate) struct Watched {
     /// The first rank of each rank's host.
     firsts: Vec<Rank>,
     /// Processes of this host.
     handles: Vec<(Rank, Handle)>,
-    /// Processes of this host for which the system has no handle: they are looked up by their numbers.
+    /// Processes of this host without a handle, which are looked up by number.
     listed: Vec<(Rank, Process)>,
-    /// All of them.
+    /// All other processes of this host.
     local: Vec<(Rank, Process)>,
-    /// To other hosts, if there are any.
+    /// Connections to other hosts, if there are any.
     links: Option<Links>,
 }
 
 impl Watched {
-    /// Watches the processes on the host of `me` among `all`, and the others by `links`.
+    /// Watches the processes on the host of `me` through the system, and the others through
+    /// `links`.
     pub(crate) fn of(me: Rank, all: &[Process], links: Option<Links>) -> Watched {
         let mut watched = Watched { links, ..Watched::default() };
         let firsts = firsts(all);
@@ -145,7 +149,7 @@ impl Watched {
         watched
     }
 
-    /// The other ranks on the host of `rank`.
+    /// Returns the other ranks on the host of `rank`.
     pub(crate) fn neighbours(&self, rank: Rank) -> Vec<Rank> {
         let first = self.firsts.get(rank.index());
         let ranks = (0..).map(Rank).zip(&self.firsts);
@@ -153,13 +157,13 @@ impl Watched {
         beside.map(|(other, _)| other).collect()
     }
 
-    /// Ranks that are alone on their hosts.
+    /// Returns the ranks that have their host to themselves.
     pub(crate) fn alone(&self) -> Vec<Rank> {
         let ranks = (0..self.firsts.len() as u32).map(Rank);
         ranks.filter(|rank| self.neighbours(*rank).is_empty()).collect()
     }
 
-    /// Ends the process of a rank of this host.
+    /// Ends the process of a rank on this host.
     pub(crate) fn kill(&self, rank: Rank) {
         if let Some((_, handle)) = self.handles.iter().find(|(of, _)| *of == rank) {
             handle.kill();
@@ -170,7 +174,7 @@ impl Watched {
         }
     }
 
-    /// The ranks of this host that a signal has stopped.
+    /// Returns the ranks of this host that a signal has stopped.
     pub(crate) fn stopped(&self) -> Vec<Rank> {
         let stopped = self.local.iter().filter(|(_, process)| process.is_stopped());
         stopped.map(|(rank, _)| *rank).collect()
@@ -178,13 +182,13 @@ impl Watched {
 
     fn watch(&mut self, rank: Rank, process: &Process) {
         match Handle::open(process.pid) {
-            // It was there before the handle was opened and is there after it, so the handle is its own.
+            // The process lived before and after the handle was opened, so the handle is its own.
             Some(handle) if process.is_alive() => self.handles.push((rank, handle)),
             _ => self.listed.push((rank, process.clone())),
         }
     }
 
-    /// The ranks whose processes have ended, those of this host first.
+    /// Returns the ranks whose processes have ended, those of this host first.
     pub(crate) fn ended(&self) -> Vec<Rank> {
         let have_ended = Handle::have_ended(self.handles.iter().map(|(_, handle)| handle));
         let handled = self.handles.iter().zip(have_ended).filter(|(_, has_ended)| *has_ended);
@@ -197,7 +201,7 @@ impl Watched {
         ended
     }
 
-    /// Lets the ranks of other hosts know who has died.
+    /// Reports deaths to the ranks of other hosts.
     pub(crate) fn tell(&self, dead: &[Rank]) {
         if let Some(links) = &self.links {
             links.tell(dead);
@@ -246,7 +250,7 @@ mod tests {
         wait_for_end(&by_number);
         child.wait().expect("buried");
         assert_eq!((watched.ended(), by_number.ended()), (vec![Rank(0)], vec![Rank(0)]));
-        // It is too late for a handle.
+        // The process has ended, so it gets no handle.
         assert_eq!(Watched::of(Rank(1), &[other, me.clone()], None).ended(), [Rank(0)]);
         assert!(me.is_alive() && !Process { start: "1".into(), ..me }.is_alive());
     }
@@ -266,7 +270,8 @@ mod tests {
         child.wait().expect("buried");
     }
 
-    /// Errors that are about whoever asks, such as too many open files, say nothing of the process.
+    /// Errors that are about the caller, such as too many open files, say nothing about the
+    /// process.
     #[test]
     fn only_a_missing_process_has_ended() {
         let of = |code| ProcessState::of_error(&io::Error::from_raw_os_error(code));

@@ -10,12 +10,12 @@ use chimera_core::ids::Rank;
 use crate::peers::Watched;
 use crate::shared::{Progress, Shared};
 
-/// Between two looks at the peers' processes. One that is missing twice is dead.
+/// Time between two checks of the peers' processes. One that is missing twice is dead.
 const WATCH: Duration = Duration::from_millis(100);
-/// Sleep while the engine waits, and tends MPI itself.
+/// Sleep while the engine waits and drives MPI itself.
 const STAND_BY: Duration = Duration::from_micros(300);
 
-/// Tends MPI until it is over.
+/// Drives MPI until the job is over.
 pub(crate) fn run(shared: &Shared, watched: &Watched) {
     let mut rest = Backoff::before(0, 32, Duration::from_micros(320));
     let (mut watch_next, mut missing) = (Instant::now() + WATCH, Vec::new());
@@ -28,11 +28,11 @@ pub(crate) fn run(shared: &Shared, watched: &Watched) {
         }
         if Instant::now() >= watch_next {
             let found = watched.ended();
-            // What they said last comes first: a good-bye, or why the job is over.
+            // Their last messages come first: a good-bye, or why the job is over.
             while !found.is_empty() && shared.progress() == Progress::Moved {}
             watched.tell(&note_dead(shared, &found, &missing));
             missing = found;
-            // One that has woken has had time to say why it ends.
+            // An evicted rank that has woken has had time to report why it ends.
             evicted.iter().for_each(|rank| watched.kill(*rank));
             evicted = take(&mut shared.mailbox().evicted);
             watch_next = Instant::now() + WATCH;
@@ -40,7 +40,7 @@ pub(crate) fn run(shared: &Shared, watched: &Watched) {
     }
 }
 
-/// Notes as dead who is missing now and was before, and returns those that were not noted yet.
+/// Marks ranks as dead that are missing now and were missing before. Returns the newly marked ones.
 fn note_dead(shared: &Shared, missing: &[Rank], before: &[Rank]) -> Vec<Rank> {
     if missing.is_empty() {
         return Vec::new();
@@ -54,13 +54,13 @@ fn note_dead(shared: &Shared, missing: &[Rank], before: &[Rank]) -> Vec<Rank> {
     dead
 }
 
-/// What a thread does between two looks at MPI, more restful the longer nothing happens: it spins, lets
-/// others go first, then sleeps.
+/// The pause between two calls of MPI, which grows while nothing happens: it spins, then yields,
+/// then sleeps.
 pub(crate) struct Backoff {
     n_spins: u32,
     n_yields: u32,
     longest: Duration,
-    /// Looks since something happened.
+    /// Number of calls since something happened.
     n: u32,
 }
 
@@ -69,12 +69,12 @@ impl Backoff {
         Backoff { n_spins, n_yields, longest, n: 0 }
     }
 
-    /// Whether the next rest is none, and takes no time to speak of.
+    /// Returns true if the next pause only spins, which takes almost no time.
     pub(crate) fn is_spinning(&self) -> bool {
         self.n < self.n_spins
     }
 
-    /// Rests after a look that found this.
+    /// Pauses after a call with this result.
     pub(crate) fn after(&mut self, progress: Progress) {
         if progress == Progress::Moved {
             self.n = 0;
@@ -86,7 +86,7 @@ impl Backoff {
         } else if self.n <= self.n_spins + self.n_yields {
             thread::yield_now();
         } else {
-            // What is under way proceeds only when somebody looks.
+            // Pending messages proceed only when a thread calls MPI.
             let longest = if progress == Progress::Busy { self.longest / 8 } else { self.longest };
             let n_sleeps = self.n - self.n_spins - self.n_yields;
             let sleep = Duration::from_micros(10) * n_sleeps.min(100);

@@ -1,17 +1,20 @@
-//! Where ranks meet over MPI, at the start and after deaths, which ULFM lets them survive.
+//! Meetings of ranks over MPI: at the start, and after deaths, which ULFM lets them survive.
 //!
-//! After a death all that live revoke the communicator of the last meeting, and shrink it to themselves. The first of them
-//! spawns as many processes as are missing, all connect to these, and everyone takes the order of ranks, a new process in
-//! the place of a dead one. What is lost on the way is found when they agree on whether each call has succeeded: then
-//! they shrink again. Agreements and shrinking are the only calls that deaths do not disturb, so who has nothing left to
-//! train takes part in them too, and says so. Where dead ranks are not to be replaced, that is all.
+//! After a death all living ranks revoke the communicator of the last meeting, and shrink it to
+//! themselves. The first of them spawns as many processes as are missing, and all connect to these.
+//! Then everyone takes the order of ranks, with a new process instead of each dead one. Ranks agree
+//! on the success of each call: if a process was lost on the way, they shrink again. Agreements and
+//! shrinking are the only calls that deaths do not disturb, so a rank that has nothing left to
+//! train takes part in them too, and reports that. If dead ranks are not replaced, that is all.
 //!
-//! A communicator is revoked by nobody before all that live have agreed that they have it: Open MPI 5.0 crashes where it
-//! hears of the revocation of one that it is still making, since it calls collectives that it has not chosen yet. A new
-//! process cannot agree with them, and revokes what they have used.
+//! Nobody revokes a communicator before all living ranks have agreed that they have it. Open MPI
+//! 5.0 crashes when it learns of the revocation of a communicator that it is still making, since it
+//! calls collectives that it has not chosen yet. A new process cannot agree with them, and revokes
+//! the communicator that they have used.
 //!
-//! One process spawns by itself, and not all together, since a spawn takes a second: a death in a spawn of all leaves the
-//! others waiting in Open MPI 5.0 for ever, and so does one while they connect, which takes milliseconds.
+//! One process spawns by itself, not all together, since a spawn takes a second. A death during a
+//! common spawn leaves the others waiting in Open MPI 5.0 for ever. A death while they connect does
+//! so too, but connecting takes milliseconds.
 
 use std::ffi::c_int;
 use std::mem::replace;
@@ -30,22 +33,23 @@ use crate::shared::Shared;
 use crate::ulfm::{Ulfm, leave_without_barrier};
 use crate::watchdog::Watchdog;
 
-/// Attempts to replace dead ranks, each after others have died on the way.
+/// The most attempts to replace dead ranks, each after a further death.
 const ATTEMPTS: usize = 10;
-/// In an agreement: there is something left to train.
+/// Flag in an agreement: there is something left to train.
 const GOES_ON: c_int = 1;
-/// In an agreement: no rank has come out of a meeting yet.
+/// Flag in an agreement: no rank has completed a meeting yet.
 const IS_FIRST: c_int = 2;
-/// In an agreement: those that live are enough.
+/// Flag in an agreement: the living ranks are enough.
 const ARE_ENOUGH: c_int = 4;
 
-/// Where the ranks of a job meet, and go on when one of them has died: MPI spawns a process of this program with the same
-/// arguments in its place.
+/// The meeting point of a job's ranks, which go on when one has died: MPI spawns a process of this
+/// program with the same arguments to replace it.
 ///
-/// It needs an MPI library with ULFM, such as Open MPI 5 under `mpirun --with-ft ulfm`. The ranks [leave](Self::leave) it
-/// together when all have been trained; one that is dropped before is, to the others, a dead rank once its process ends.
+/// It needs an MPI library with ULFM, such as Open MPI 5 under `mpirun --with-ft ulfm`. The ranks
+/// [leave](Self::leave) together when all have been trained. A rank that drops it earlier is dead
+/// to the others once its process ends.
 pub struct MpiRendezvous {
-    /// Of the ranks at the last meeting, or of those of them that live.
+    /// The ranks of the last meeting, or those of them that live.
     comm: Communicator,
     /// The ranks of `comm`, in order.
     members: Vec<Rank>,
@@ -55,31 +59,32 @@ pub struct MpiRendezvous {
     shared: Option<Arc<Shared>>,
     /// Whether all ranks are in `comm`, and none has used it.
     is_complete: bool,
-    /// Whether this rank takes a dead one's place.
+    /// Whether this rank replaces a dead one.
     is_replacement: bool,
-    /// Whether this rank has nothing that its stages have been trained to.
+    /// Whether this rank holds no trained state.
     is_first: bool,
     /// Whether dead ranks are replaced at every meeting.
     replaces: bool,
-    /// Whether they are to be at the next one.
+    /// Whether dead ranks are replaced at the next meeting.
     asks: bool,
-    /// Whether ranks that are stalled are ended.
+    /// Whether stalled ranks are ended.
     evicts_stalled: bool,
-    /// The processes of the last meeting on this host.
+    /// Watches the processes of the last meeting.
     watched: Arc<Watched>,
     patience: Duration,
     warn: fn(&str),
 }
 
 impl MpiRendezvous {
-    /// Starts MPI, once in a process, which a launcher has started or the ranks of a job in place of a dead one. In a
-    /// meeting, ranks wait for each other for `patience`. Whoever calls is warned of deaths that would not be noticed.
+    /// Starts MPI, which is possible once in a process. The process was started by a launcher, or
+    /// spawned by the ranks of a job to replace a dead one. In a meeting, ranks wait for each other
+    /// for `patience`. Calls `warn` if deaths would not be noticed.
     ///
-    /// Returns `None` in a process that was spawned to no purpose, since another death came between, and has left MPI: it should
-    /// end, well.
+    /// Returns `None` in a process that is not needed because another death intervened. It has left
+    /// MPI, and should exit successfully.
     ///
     /// # Errors
-    /// If MPI has no ULFM, with what to install.
+    /// If MPI has no ULFM, with installation advice.
     pub fn start(patience: Duration, warn: fn(&str)) -> Result<Option<MpiRendezvous>, CommError> {
         let _universe = endpoint::start().map_err(CommError::Failed)?;
         let ulfm = Ulfm::find()?;
@@ -95,7 +100,8 @@ impl MpiRendezvous {
                 }
                 Err(_) => return Ok(None), // dead to the others, who would wait for one that leaves
             },
-            // A communicator of its own, so that nobody else's messages are taken for ours; none after a death.
+            // A communicator of its own keeps other messages apart from ours. After a death there
+            // is none.
             None => {
                 let own = world.on_all(world.duplicate());
                 Ok(own.map_or((world, true, false), |comm| (comm, true, true)))
@@ -124,35 +130,37 @@ impl MpiRendezvous {
         }))
     }
 
-    /// Starts no process in the place of a dead one: those that live meet without it.
+    /// Replaces no dead ranks: the living ones meet without them.
     pub fn without_replacements(self) -> MpiRendezvous {
         MpiRendezvous { replaces: false, ..self }
     }
 
-    /// Ends ranks that are stalled, so that the others go on as after a death: those that a [hang
-    /// report](chimera_core::analyze::HangReport) names and that make no progress for as long again as was waited for them, and
-    /// in a meeting those of each host that a signal has stopped for as long as ranks wait for each other. A rank that is
-    /// [alone](Mpi::alone) on its host cannot be ended.
+    /// Ends stalled ranks, so that the others go on as after a death. A rank counts as stalled if a
+    /// [hang report](chimera_core::analyze::HangReport) names it and it makes no progress for the
+    /// same time again. In a meeting, so does a rank that a signal has stopped for longer than
+    /// ranks wait for each other. A rank that is [alone](Mpi::alone) on its host cannot be ended.
     pub fn evicting_stalled(self) -> MpiRendezvous {
         MpiRendezvous { evicts_stalled: true, ..self }
     }
 
-    /// Asks for processes in the place of all dead ranks at the next meeting, which is without them if that fails.
+    /// Asks for the replacement of all dead ranks at the next meeting, which goes on without them
+    /// if that fails.
     pub fn replace_missing(&mut self) {
         self.asks = true;
     }
 
-    /// This process's rank, which is a dead one's if this process takes its place.
+    /// Returns this process's rank, which is a dead one's if this process replaces it.
     pub fn rank(&self) -> Rank {
         self.me
     }
 
-    /// Whether this process takes the place of a dead one.
+    /// Returns true if this process replaces a dead one.
     pub fn is_replacement(&self) -> bool {
         self.is_replacement
     }
 
-    /// Leaves the job when all ranks do that live. The transport of the last meeting must have been dropped.
+    /// Leaves the job when all living ranks do. The transport of the last meeting must have been
+    /// dropped.
     ///
     /// # Errors
     /// If MPI fails.
@@ -170,7 +178,8 @@ impl MpiRendezvous {
         self.comm.abort(code);
     }
 
-    /// Gathers the ranks that live, and replaces the others, if there is something left to train for all; whether there is.
+    /// Gathers the living ranks, and replaces the others, if there is something left to train.
+    /// Returns whether there is.
     fn regroup(&mut self, goes_on: bool) -> Result<bool, CommError> {
         if let Some(shared) = self.shared.take() {
             shared.retire();
@@ -207,7 +216,7 @@ impl MpiRendezvous {
         Err(CommError::Failed(format!("{reason}: start again from the last checkpoint")))
     }
 
-    /// Leaves the dead behind.
+    /// Removes the dead ranks.
     fn shrink(&mut self) -> Result<(), Failure> {
         self.comm.revoke();
         let shrunk = self.comm.shrink()?;
@@ -218,7 +227,8 @@ impl MpiRendezvous {
         Ok(())
     }
 
-    /// Spawns processes in place of the dead, and joins them: all ranks that live succeed, or none.
+    /// Spawns processes to replace the dead, and joins them. It succeeds on all living ranks, or on
+    /// none.
     fn respawn(&self, is_first: bool) -> Result<Communicator, Failure> {
         let dead = (0..self.n_ranks as u32).map(Rank).filter(|rank| !self.members.contains(rank));
         let mut numbers = vec![i32::from(is_first)];
@@ -230,7 +240,8 @@ impl MpiRendezvous {
         let mut told = Ok(Port::none());
         if let Some((pair, mut port)) = spawned? {
             if !are_spawned {
-                // Those that were spawned end by themselves. They may still be making `pair`, which nobody may revoke then.
+                // The spawned processes end by themselves. They may still be making `pair`, which
+                // nobody may revoke then.
                 replace(&mut port, Port::none()).close();
             }
             told = pair.broadcast_port(&mut port).map(|()| port);
@@ -257,7 +268,8 @@ impl MpiRendezvous {
         complete
     }
 
-    /// What all ranks that live make of `comm`. It is revoked on a failure, so that nobody waits in it.
+    /// Returns what all living ranks make of `comm`. A failure revokes it, so that nobody waits in
+    /// it.
     fn made_of(
         &self,
         comm: &Communicator,
@@ -266,7 +278,7 @@ impl MpiRendezvous {
         self.comm.on_all(make(comm).inspect_err(|_| comm.revoke()))
     }
 
-    /// Spawns `n` processes, which wait for the name of the port.
+    /// Spawns `n` processes, which wait for the port's name.
     fn spawn(&self, n: usize) -> Result<(Communicator, Port), Failure> {
         let _until_dropped = self.watchdog().die_if_late()?;
         let port = Port::open()?;
@@ -317,8 +329,8 @@ fn is_death(error: &CommError) -> bool {
     }
 }
 
-/// Joins the job of the process that has spawned this one: all ranks in order, and whether they have not met before. `None`
-/// if this one is not needed.
+/// Joins the job of the process that spawned this one. Returns all ranks in order, and whether they
+/// have not met before; `None` if this process is not needed.
 fn join(
     world: &Communicator,
     parent: &Communicator,
@@ -335,7 +347,7 @@ fn join(
     let mut numbers = vec![0; 1 + world.size()?];
     let nth = world.rank()?;
     merged.broadcast(&mut numbers)?;
-    // Who hears the numbers knows that all others have `merged`.
+    // A rank that receives the numbers knows that all others have `merged`.
     let complete = merged.reorder(numbers[1 + nth] as usize).inspect_err(|_| merged.revoke())?;
     merged.free();
     between.free();

@@ -1,4 +1,4 @@
-//! What the engine's thread and the thread that tends MPI have in common.
+//! State that the engine's thread and the progress thread share.
 
 use std::collections::VecDeque;
 use std::mem::replace;
@@ -15,43 +15,45 @@ use crate::endpoint::MpiEndpoint;
 use crate::mailbox::Mailbox;
 use crate::message::{FOOTER, Message};
 
-/// Whoever has the lock of the wire may call MPI; nobody waits for it, but for the end of all and to prepare sums
-/// before the first step. It is taken before the others, never while one of them is held.
+/// The holder of the endpoint's lock may call MPI. Nobody waits for the lock, except at the end of
+/// the job and to prepare sums before the first step. It is taken before the other locks, never
+/// while one of them is held.
 pub(crate) struct Shared {
     wire: Mutex<Option<MpiEndpoint>>,
-    /// Messages for MPI, put here so that a sender does not wait while the other thread moves a large one.
+    /// Messages for MPI, queued so that a sender does not wait while the other thread moves a large
+    /// one.
     outbox: Mutex<VecDeque<(To, Vec<f32>)>>,
     mailbox: Mutex<Mailbox>,
     /// Groups of ranks over which MPI sums, each sorted.
     sums: Mutex<Vec<Vec<Rank>>>,
-    /// Where the engine is, for others who ask.
+    /// The engine's progress, for other ranks that ask.
     position: AtomicU64,
-    /// Whether the engine waits, and so tends MPI itself.
+    /// Whether the engine waits, and so drives MPI itself.
     pub(crate) is_waiting: AtomicBool,
-    /// Whether the other thread is to end.
+    /// Whether the progress thread is to end.
     pub(crate) is_over: AtomicBool,
-    /// The other thread.
+    /// The progress thread.
     tending: Mutex<Option<JoinHandle<()>>>,
     /// Whether deaths of ranks are survived.
     pub(crate) survives: bool,
 }
 
-/// What is to become of words in the outbox.
+/// The purpose of words in the outbox.
 enum To {
-    /// They are a message.
+    /// A message to this rank.
     Rank(Rank),
-    /// They are this rank's part of a sum over these, and a footer.
+    /// This rank's part of a sum over these ranks, with a footer.
     Sum(Vec<Rank>),
 }
 
-/// What became of an attempt to let MPI proceed.
+/// The result of an attempt to let MPI make progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Progress {
     /// Something happened.
     Moved,
     /// Nothing did, though messages are under way or the other thread is at work.
     Busy,
-    /// Nothing is to be done.
+    /// There is nothing to do.
     Idle,
 }
 
@@ -74,25 +76,26 @@ impl Shared {
         lock(&self.mailbox)
     }
 
-    /// Puts a message on its way; says what is left to be done for it.
+    /// Starts sending a message. Returns what is left to do for it.
     pub(crate) fn send(&self, to: Rank, message: Message) -> Result<Progress, CommError> {
         let words = message.into_words().map_err(CommError::Failed)?;
         Ok(self.put(To::Rank(to), words))
     }
 
-    /// Starts a sum over `members`; it comes as a message of this rank to itself.
+    /// Starts a sum over `members`, which arrives as a message of this rank to itself.
     pub(crate) fn sum(&self, members: &[Rank], part: Message) -> Result<Progress, CommError> {
         let words = part.into_words().map_err(CommError::Failed)?;
         Ok(self.put(To::Sum(members.to_vec()), words))
     }
 
-    /// Lets MPI make a communicator for sums over `members`, if this rank is one of them. They do so in the same order,
-    /// and it waits for them.
+    /// Makes a communicator for sums over `members`, if this rank is one of them. Its members call
+    /// this in the same order, and wait for each other.
     pub(crate) fn open_sums(&self, members: Vec<Rank>) -> Result<(), CommError> {
         match &mut *lock(&self.wire) {
             Some(wire) if !members.contains(&wire.me) => {}
             Some(wire) => {
-                // Others may still wait for what is in the outbox, and would never come to meet this rank.
+                // Others may still wait for messages in the outbox, and would never come to meet
+                // this rank.
                 self.post(wire).map_err(CommError::Failed)?;
                 wire.open_sums(&members).map_err(CommError::Failed)?;
             }
@@ -102,14 +105,14 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes messages with tensors of up to so many elements.
+    /// Accepts messages with tensors of up to `n_elements` elements.
     pub(crate) fn expect_tensors(&self, n_elements: usize) {
         if let Some(wire) = &mut *lock(&self.wire) {
             wire.expect(n_elements);
         }
     }
 
-    /// Groups of ranks over which MPI sums, each sorted.
+    /// Returns the groups of ranks over which MPI sums, each sorted.
     pub(crate) fn sums(&self) -> MutexGuard<'_, Vec<Vec<Rank>>> {
         lock(&self.sums)
     }
@@ -122,7 +125,7 @@ impl Shared {
         }
     }
 
-    /// Lets MPI proceed, unless the other thread does.
+    /// Lets MPI make progress, unless the other thread does.
     pub(crate) fn progress(&self) -> Progress {
         let Some(mut wire) = self.try_wire() else { return Progress::Busy };
         self.with(&mut wire, |wire| {
@@ -165,29 +168,29 @@ impl Shared {
         })
     }
 
-    /// Whether MPI has been given all that was sent.
+    /// Returns true if MPI has been given all messages.
     pub(crate) fn is_posted(&self) -> bool {
         lock(&self.outbox).is_empty()
     }
 
-    /// Whether no message is under way to anyone, as far as is known while the other thread is not at work.
+    /// Returns true if no message is under way, which is only known while the other thread is idle.
     pub(crate) fn is_idle(&self) -> bool {
         let wire = self.try_wire();
         wire.is_some_and(|wire| !wire.as_ref().is_some_and(MpiEndpoint::has_messages))
             && self.is_posted()
     }
 
-    /// The wire, for its end, when the other thread has let go of it.
+    /// Takes the endpoint out, once the other thread has released it.
     pub(crate) fn take_wire(&self) -> Option<MpiEndpoint> {
         lock(&self.wire).take()
     }
 
-    /// Keeps the other thread, for its end.
+    /// Keeps the progress thread's handle.
     pub(crate) fn keep(&self, tending: JoinHandle<()>) {
         *lock(&self.tending) = Some(tending);
     }
 
-    /// Ends the other thread; returns whether it ended well.
+    /// Ends the progress thread. Returns true if it did not panic.
     pub(crate) fn end_tending(&self) -> bool {
         self.is_over.store(true, Ordering::Release);
         let Some(tending) = lock(&self.tending).take() else { return true };
@@ -195,14 +198,15 @@ impl Shared {
         tending.join().is_ok()
     }
 
-    /// Ends the waits of all ranks for a death, which they survive.
+    /// Ends the waits of all ranks because of a death, which they survive.
     pub(crate) fn revoke(&self) {
         if let Some(wire) = &*lock(&self.wire) {
             wire.revoke();
         }
     }
 
-    /// Takes the transport out of use after a death: nothing goes by it any more, and this thread alone calls MPI.
+    /// Takes the transport out of use after a death: it carries nothing more, and only this thread
+    /// calls MPI.
     pub(crate) fn retire(&self) {
         self.end_tending();
         if let Some(wire) = self.take_wire() {
@@ -221,7 +225,7 @@ impl Shared {
         }
     }
 
-    /// Hands what waits in the outbox to MPI.
+    /// Hands the messages in the outbox to MPI.
     fn post(&self, wire: &mut MpiEndpoint) -> Result<(), String> {
         loop {
             let next = lock(&self.outbox).pop_front();
@@ -235,7 +239,7 @@ impl Shared {
         }
     }
 
-    /// Works on the wire; a failure ends all waits.
+    /// Calls `work` on the endpoint. A failure ends all waits.
     fn with(
         &self,
         wire: &mut Option<MpiEndpoint>,
@@ -277,13 +281,13 @@ impl Shared {
     }
 }
 
-/// What a rank learns that wakes when the others have given it up.
+/// The fault of an evicted rank, which it learns when it wakes.
 fn evicted(me: Rank) -> Fault {
     let why = "it made no progress while others waited for it, and they go on without it";
     Fault::new(Class::Evicted, me, why)
 }
 
-/// A thread that panicked leaves nothing half-written behind a lock of this crate.
+/// Locks a mutex. A thread that panicked leaves no half-written state under a lock of this crate.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

