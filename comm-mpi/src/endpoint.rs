@@ -170,8 +170,8 @@ impl MpiEndpoint {
             c_int::try_from(n).map_err(|_| format!("{n} words are too many for one sum"))?;
         let mut words = part.clone();
         let mut request = MaybeUninit::uninit();
-        // SAFETY: both have at least `n` words and live in the pending request until the request is complete, and nobody
-        // else touches them.
+        // SAFETY: both have at least `n` words. They live in the pending request until the request
+        // is complete, and nobody else touches them.
         let request = unsafe {
             let (from, to) = (part.as_ptr().cast(), words.as_mut_ptr().cast());
             let (kind, sum, at) = (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM, request.as_mut_ptr());
