@@ -1,4 +1,4 @@
-//! Opens NCCL's library, which needs no GPU, and says which it is: `version [PATH]`.
+//! Opens NCCL's library, which needs no GPU, and prints its version: `version [PATH]`.
 
 use chimera_comm_nccl::Library;
 

@@ -1,4 +1,4 @@
-//! One rank's end of NCCL, safe to use from the engine's thread and to abort from another.
+//! One rank's end of NCCL, which the engine's thread uses and another thread may abort.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use chimera_core::comm::CommError;
 
 use crate::library::{BYTE, Config, Handle, Library, Outcome, UniqueId};
 
-/// Between two looks at a call that is not done.
+/// Time between two checks of a call that is not done.
 const MOMENT: Duration = Duration::from_micros(20);
 
-/// A communicator that is open.
+/// An open communicator.
 pub(crate) struct Communicator {
     library: Arc<Library>,
-    /// `None` once it is gone; the lock keeps an abort from freeing what a call uses.
+    /// `None` once it is gone. The lock keeps an abort from freeing what a call uses.
     handle: Mutex<Option<Open>>,
 }
 
@@ -24,18 +24,18 @@ struct Open(Handle);
 // SAFETY: NCCL's communicators may be used by any thread, one at a time.
 unsafe impl Send for Open {}
 
-/// A message at its place in memory.
+/// A message and its memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     pub(crate) peer: u32,
-    /// Whether it goes to the peer, and does not come from it.
+    /// Whether this rank sends it to the peer, rather than receiving it.
     pub(crate) sends: bool,
     pub(crate) at: At,
     pub(crate) bytes: usize,
 }
 
 impl Communicator {
-    /// What rank 0 gives to all for [`new`](Self::new).
+    /// Returns the id that rank 0 passes to all ranks for [`new`](Self::new).
     pub(crate) fn unique_id(library: &Library) -> Result<UniqueId, CommError> {
         let mut id = UniqueId([0; UniqueId::BYTES]);
         // SAFETY: it writes an id.
@@ -44,7 +44,7 @@ impl Communicator {
         Ok(id)
     }
 
-    /// Meets the other ranks until `deadline`, on the device that is the calling thread's.
+    /// Meets the other ranks until `deadline`, on the calling thread's device.
     pub(crate) fn new(
         library: Arc<Library>,
         id: UniqueId,
@@ -68,8 +68,9 @@ impl Communicator {
         Err(why_over().unwrap_or_else(late))
     }
 
-    /// Adds messages to their queue, of which none waits for another, and waits until NCCL has taken them, which a peer
-    /// may hold up by not having come to the same ones; `false` if they were not taken until `deadline`, or `is_over`.
+    /// Adds messages to their queue, none of which waits for another, and waits until NCCL has
+    /// taken them. A peer that has not reached the same messages may hold that up. Returns `false`
+    /// if they were not taken by `deadline`, or if `is_over`.
     pub(crate) fn messages(
         &self,
         messages: &[Message],
@@ -79,7 +80,7 @@ impl Communicator {
         {
             let handle = self.handle();
             let Some(Open(handle)) = *handle else { return Ok(false) };
-            // SAFETY: a group begins, which this thread ends below.
+            // SAFETY: begins a group, which this thread ends below.
             let outcome = unsafe { (self.library.call.group_start)() };
             self.library.check(outcome, handle).map_err(CommError::Failed)?;
             let added = messages.iter().map(|message| self.add(message, handle));
@@ -106,7 +107,7 @@ impl Communicator {
         self.in_progress(outcome, handle)
     }
 
-    /// Calls may return before they are done.
+    /// Checks the result of a call, which may return before it is done.
     fn in_progress(&self, outcome: Outcome, handle: Handle) -> Result<(), String> {
         if outcome == Outcome::IN_PROGRESS {
             return Ok(());
@@ -114,12 +115,12 @@ impl Communicator {
         self.library.check(outcome, handle)
     }
 
-    /// What went wrong by itself, such as a network that failed.
+    /// Returns an asynchronous error of NCCL, such as a failed network.
     pub(crate) fn look(&self) -> Result<(), CommError> {
         self.state().map(drop)
     }
 
-    /// Ends everything under way; kernels of NCCL that wait for a peer return.
+    /// Ends everything under way. NCCL's kernels that wait for a peer return.
     pub(crate) fn abort(&self) {
         if let Some(Open(handle)) = self.handle().take() {
             // SAFETY: the handle is alive, and taken, so nobody uses it again.
@@ -128,7 +129,7 @@ impl Communicator {
         }
     }
 
-    /// Leaves together with the others, when all work is done.
+    /// Leaves together with the others, once all work is done.
     pub(crate) fn close(&self, deadline: Instant) -> Result<(), CommError> {
         {
             let handle = self.handle();
@@ -154,7 +155,7 @@ impl Communicator {
         }
     }
 
-    /// Waits until the last call is done; `false` if it is not in time, or `is_over`.
+    /// Waits until the last call is done. Returns `false` if that takes too long, or if `is_over`.
     fn settle(&self, deadline: Instant, is_over: &dyn Fn() -> bool) -> Result<bool, CommError> {
         for n in 0.. {
             match self.state()? {
@@ -194,7 +195,7 @@ enum State {
 }
 
 impl Drop for Communicator {
-    /// One that was not closed is of a run that failed.
+    /// A communicator that was not closed belongs to a failed run.
     fn drop(&mut self) {
         self.abort();
     }

@@ -1,16 +1,16 @@
-//! What the other transport carries for this one.
+//! Control messages that the host transport carries for NCCL.
 
 use chimera_backend_cuda::Element;
 use chimera_core::comm::{CommError, Host, Tag};
 use chimera_core::ids::Rank;
 
-/// The channels of control data over the other transport. They begin high, so that who uses this transport has the low
-/// ones.
+/// The channels of control data over the host transport. They have high numbers, since the user of
+/// this transport has the low ones.
 #[derive(Clone, Copy)]
 pub(crate) enum Line {
     /// A rank leaves.
     Bye = 0xf0,
-    /// Nobody says anything on it: asked only whether a rank still lives.
+    /// Carries nothing; it is only polled to learn whether a rank still lives.
     Silence,
 }
 
@@ -20,7 +20,7 @@ impl Line {
     }
 }
 
-/// What a message is, which is sent once: it is the same in every step.
+/// The type and shape of a message, which are sent once: they are the same in every step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Header {
     pub(crate) element: Element,
@@ -28,7 +28,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// How long the message is; `None` if no memory holds it.
+    /// Returns the length of the message in bytes; `None` if it overflows.
     pub(crate) fn bytes(&self) -> Option<usize> {
         let mut extents = self.shape.iter();
         extents.try_fold(self.element.bytes(), |bytes, extent| bytes.checked_mul(*extent))
@@ -41,7 +41,7 @@ impl Header {
         Host::of_bytes(&numbers.flat_map(u64::to_le_bytes).collect::<Vec<_>>())
     }
 
-    /// Reads what `from` sent.
+    /// Reads a header from `from`.
     pub(crate) fn read(from: Rank, message: Host) -> Result<Header, CommError> {
         let unreadable = |reason: &str| CommError::Unreadable { from, reason: reason.into() };
         let bytes = message.into_bytes();
@@ -71,7 +71,7 @@ mod tests {
 
     use super::*;
 
-    /// What another version says is a mismatch with it and not a fault of the transport.
+    /// A header of another version is a mismatch of versions, not a fault of the transport.
     #[test]
     fn what_cannot_be_read_is_a_mismatch() {
         let header = Header { element: Element::Bf16, shape: vec![3, 1 << 40] };

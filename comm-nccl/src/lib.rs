@@ -1,16 +1,18 @@
 //! Chimera's messages between GPUs over NCCL.
 //!
-//! [`Nccl`] is a [`Comm`] of a GPU's tensors. It stands on another transport of [`Host`] tensors, threads or
-//! MPI, which carries all that is the host's: handshakes, agreements, and of what shape messages are.
+//! [`Nccl`] is a [`Comm`] of a GPU's tensors. It is built on another transport of [`Host`] tensors,
+//! threads or MPI. That one carries everything of the host: handshakes, step syncs, and the shapes
+//! of messages.
 //!
-//! NCCL wants the operations of a device issued in an order that all devices agree on: each runs to its end before
-//! the next begins, and a send ends only when its receive has begun. So the transport [needs the
-//! order](Endpoint::ordered) of a step's messages, and issues them in it, group by group: a send waits for its
-//! tensor, a receive for nothing. They go from device to device, and no host waits for them: what is taken is ready
-//! on the device when NCCL's kernel is done. Messages that are in no order, between steps, go through the hosts.
+//! NCCL wants the operations of a device issued in an order that all devices agree on: each runs to
+//! its end before the next begins, and a send ends only after its receive has begun. So the
+//! transport [needs the order](Endpoint::ordered) of a step's messages, and issues them in it,
+//! group by group. A send waits for its tensor, a receive for nothing. They go from device to
+//! device, and no host waits for them: a received tensor is ready on the device when NCCL's kernel
+//! is done. Messages outside of the order, between steps, go through the hosts.
 //!
-//! Messages are issued by the engine's thread, when it calls its transport. A thread of its own watches over
-//! those under way.
+//! The engine's thread issues messages when it calls its transport. A second thread watches those
+//! under way.
 
 #![allow(unsafe_code)] // NCCL is C; see `library` and `communicator`
 
@@ -42,51 +44,52 @@ use control::{Header, Line};
 use library::UniqueId;
 use watch::Watchdog;
 
-/// The rank that makes the communicator's name.
+/// The rank that creates the communicator's id.
 const ROOT: Rank = Rank(0);
 
-/// One rank's end. It is left by [`close`](Nccl::close), together with the other ranks.
+/// One rank's end. [`close`](Nccl::close) leaves it, together with the other ranks.
 pub struct Nccl<D: Driver, C: Comm<Host>> {
-    /// Carries all that NCCL does not.
+    /// Carries everything that NCCL does not.
     host: HostStaged<Gpu<D>, C>,
     watched: Arc<Watchdog<D::Lane>>,
     watching: Option<JoinHandle<()>>,
     patience: Patience,
-    /// The step that was begun first, once one was.
+    /// The first step that was begun, if any.
     first_step: Option<u64>,
-    /// What is to be issued, in order.
+    /// Messages to issue, in order.
     groups: VecDeque<Vec<OrderedMessage>>,
-    /// What is to be sent, once it is there.
+    /// Tensors to send, once they are there.
     outbox: Slots<Tensor<D::Memory>>,
-    /// What is to be received, once it is on its way.
+    /// Received tensors, once they are on their way.
     inbox: Slots<Tensor<D::Memory>>,
-    /// What is known of messages, by whether this rank sends them, peer and what they carry.
+    /// Known headers, by direction (true if this rank sends), peer and payload.
     headers: FxHashMap<(bool, Rank, Payload), Header>,
-    /// What this rank sent to itself.
+    /// Tensors that this rank sent to itself.
     own: FxHashMap<Tag, Tensor<D::Memory>>,
     counts: Counts,
 }
 
-/// Messages in the order, by peer.
+/// Tensors of ordered messages, by peer and tag.
 type Slots<T> = FxHashMap<(Rank, Tag), Option<T>>;
 
-/// What a rank has issued so far.
+/// Numbers of messages that a rank has issued so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
-    /// Messages over NCCL that it sent.
+    /// Messages sent over NCCL.
     pub sent: u64,
-    /// Messages over NCCL that it received.
+    /// Messages received over NCCL.
     pub received: u64,
     /// Groups of such messages: calls that NCCL runs one after another.
     pub groups: u64,
-    /// Messages of the host that said what those are.
+    /// Header messages that the host transport sent for them.
     pub headers: u64,
 }
 
 impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
-    /// Meets the other ranks of `control` within the patience of the first step, with the tensors of `gpu`;
-    /// messages may then be under way for as long as the engine would wait. `why_over` is asked by
-    /// another thread whether `control` has failed, so that NCCL does not wait for who is gone.
+    /// Meets the other ranks of `control` within the first step's patience, with the tensors of
+    /// `gpu`. Later messages may be under way for as long as the engine would wait. Another thread
+    /// polls `why_over` for a failure of `control`, so that NCCL does not wait for ranks that are
+    /// gone.
     ///
     /// # Errors
     /// If the ranks do not meet, or NCCL refuses them.
@@ -127,7 +130,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         })
     }
 
-    /// Leaves when all ranks do, until `deadline`. All that was sent has then been received.
+    /// Leaves when all ranks do, until `deadline`. All sent messages have then been received.
     ///
     /// # Errors
     /// If a rank does not leave, or NCCL has failed.
@@ -144,21 +147,21 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         }
         self.until(deadline, ROOT, "the device", |nccl| Ok(nccl.watched.is_idle().then_some(())))?;
         let closed = self.watched.communicator.close(deadline);
-        // If the watchdog has ended NCCL meanwhile, it knows why.
+        // If the watchdog has ended NCCL meanwhile, it knows the cause.
         closed.or_else(|error| self.watched.check().and(Err(error)))
     }
 
-    /// What this rank has issued so far.
+    /// Returns the numbers of messages that this rank has issued so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// The transport of the host's tensors.
+    /// Returns the transport of host tensors.
     fn control(&mut self) -> &mut C {
         self.host.inner_mut()
     }
 
-    /// Drops what is left of the order, unless some of it was sent.
+    /// Drops the rest of the order, unless a tensor of it was sent.
     fn is_finished(&mut self) -> Result<(), CommError> {
         if let Some(((to, tag), _)) = self.outbox.iter().find(|(_, tensor)| tensor.is_some()) {
             return Err(CommError::Failed(format!("{tag} to {to} is before its turn")));
@@ -207,7 +210,7 @@ impl<D: Driver, C: Comm<Host>> Endpoint for Nccl<D, C> {
         self.host.try_recv_bytes(from)
     }
 
-    /// Messages go on while this rank waits.
+    /// Messages make progress while this rank waits.
     fn recv_bytes(&mut self, from: Rank, deadline: Instant) -> Result<Vec<u8>, CommError> {
         self.host.flush()?;
         self.until(deadline, from, "control data", |nccl| nccl.host.try_recv_bytes(from))
@@ -271,7 +274,8 @@ impl<D: Driver, C: Comm<Host>> Comm<Tensor<D::Memory>> for Nccl<D, C> {
     ) -> Result<Tensor<D::Memory>, CommError> {
         self.host.flush()?;
         self.until(deadline, from, tag, |nccl| match nccl.look(from, tag)? {
-            // Only the engine can give it, when it has looked after its sums.
+            // Only the engine can supply the tensor, once it has looked after its gradient
+            // reduction.
             None if nccl.lacks_own() => {
                 let (what, waited) = (tag.to_string(), Duration::ZERO);
                 Err(CommError::Timeout { from, what, waited })
@@ -286,7 +290,7 @@ impl<D: Driver, C: Comm<Host>> Comm<Tensor<D::Memory>> for Nccl<D, C> {
 }
 
 impl<D: Driver, C: Comm<Host>> Drop for Nccl<D, C> {
-    /// Who leaves without the others ends NCCL's work.
+    /// A rank that leaves without the others ends NCCL's work.
     fn drop(&mut self) {
         self.watched.close();
         self.watched.communicator.abort();

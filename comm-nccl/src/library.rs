@@ -1,7 +1,7 @@
-//! NCCL's library, opened when it is first asked for.
+//! NCCL's library, opened on first use.
 //!
-//! Its functions are looked up here and not through `cudarc::nccl`, which knows no name that the packages of
-//! pip or Debian install (`libnccl.so.2`), and panics where there is none.
+//! Its functions are looked up here and not through `cudarc::nccl`. That does not know the name
+//! that the packages of pip and Debian install (`libnccl.so.2`), and panics if there is no library.
 
 use std::error::Error as _;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
@@ -9,13 +9,13 @@ use std::path::PathBuf;
 
 use chimera_backend_cuda::library_folders;
 
-/// The names of the library, as its packages have it and as development packages do.
+/// The library's names in runtime packages and in development packages.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// A communicator, to the library.
+/// A communicator of the library.
 pub(crate) type Handle = *mut c_void;
 
-/// What tells the ranks of a communicator from others.
+/// The id that distinguishes a communicator's ranks from others.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct UniqueId(pub(crate) [u8; UniqueId::BYTES]);
@@ -24,7 +24,7 @@ impl UniqueId {
     pub(crate) const BYTES: usize = 128;
 }
 
-/// `ncclConfig_t` of NCCL 2.18, which later ones read as such by its size and version.
+/// `ncclConfig_t` of NCCL 2.18. Later versions recognise it by its size and version.
 #[repr(C)]
 pub(crate) struct Config {
     size: usize,
@@ -41,7 +41,8 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Calls return before they are done. Messages are few and run beside compute, which keeps most of the chip.
+    /// Lets calls return before they are done. Messages are few and run beside compute, which keeps
+    /// most of the chip.
     pub(crate) fn non_blocking() -> Config {
         const UNDEFINED: c_int = c_int::MIN;
         Config {
@@ -59,7 +60,7 @@ impl Config {
     }
 }
 
-/// What a call came to: `ncclResult_t`.
+/// The result of a call: `ncclResult_t`.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Outcome(c_uint);
@@ -72,7 +73,7 @@ impl Outcome {
 
 macro_rules! functions {
     ($($name:ident: $symbol:literal, fn($($arg:ty),*) -> $out:ty;)*) => {
-        /// The functions that are used, in the C types of `nccl.h`.
+        /// The NCCL functions in use, with the C types of `nccl.h`.
         pub(crate) struct Functions {
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) -> $out,)*
         }
@@ -113,11 +114,11 @@ pub struct Library {
 }
 
 impl Library {
-    /// Opens the one that this machine has: by its name, or else in the folders that
-    /// [`library_folders`] names.
+    /// Opens the machine's library: by its name, or else in the folders that [`library_folders`]
+    /// returns.
     ///
     /// # Errors
-    /// If it has none, or one that lacks a function.
+    /// If there is none, or it lacks a function.
     pub fn open() -> Result<Library, String> {
         let folders = library_folders().into_iter().map(|folder| folder.join(NAMES[0]));
         let paths: Vec<PathBuf> = folders.filter(|path| path.is_file()).collect();
@@ -125,10 +126,10 @@ impl Library {
         Library::first_of(&names.collect::<Vec<_>>())
     }
 
-    /// Opens the one at a path or of a name.
+    /// Opens the library at a path or of a name.
     ///
     /// # Errors
-    /// If there is none, or one that lacks a function.
+    /// If there is none, or it lacks a function.
     pub fn open_at(path: impl AsRef<OsStr>) -> Result<Library, String> {
         Library::first_of(&[path.as_ref()])
     }
@@ -136,13 +137,13 @@ impl Library {
     fn first_of(names: &[&OsStr]) -> Result<Library, String> {
         let mut refusals = Vec::new();
         for &name in names {
-            // SAFETY: opening NCCL runs its initialisers, which are made to be run so.
+            // SAFETY: opening NCCL runs its initialisers, which are made for that.
             match unsafe { libloading::Library::new(name) } {
                 Ok(open) => {
                     // SAFETY: the functions live as long as the library, which is never closed.
                     let call = unsafe { Functions::of(&open) };
                     let call = call.map_err(|e| format!("NCCL is too old: {}", reason(&e)))?;
-                    // Work that was aborted may still end on threads and devices.
+                    // Aborted work may still end on threads and devices.
                     std::mem::forget(open);
                     return Ok(Library { call });
                 }
@@ -153,19 +154,19 @@ impl Library {
         Err(format!("NCCL is not found: {refusals}; docs/gpu.md says where it comes from"))
     }
 
-    /// Its version, such as `2.30.7`.
+    /// Returns its version, such as `2.30.7`.
     ///
     /// # Errors
-    /// If it does not say.
+    /// If the library does not return it.
     pub fn version(&self) -> Result<String, String> {
         let version = self.number()?;
         Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
     }
 
-    /// Whether several ranks may share a GPU.
+    /// Returns true if several ranks may share a GPU.
     ///
     /// # Errors
-    /// If it does not say its version.
+    /// If the library does not return its version.
     pub fn shares_gpus(&self) -> Result<bool, String> {
         let is_asked = std::env::var("NCCL_MULTI_RANK_GPU_ENABLE").as_deref() == Ok("1");
         Ok(is_asked && self.number()? >= 23_000)
@@ -179,7 +180,7 @@ impl Library {
         Ok(version)
     }
 
-    /// What went wrong, in its own words.
+    /// Returns an error with NCCL's own text, if a call failed.
     pub(crate) fn check(&self, outcome: Outcome, communicator: Handle) -> Result<(), String> {
         if outcome == Outcome::SUCCESS {
             return Ok(());
@@ -205,7 +206,7 @@ impl Library {
     }
 }
 
-/// The loader's own words: an error of `libloading` only says what it called.
+/// Returns the loader's own text: an error of `libloading` only names the call.
 fn reason(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -1,4 +1,4 @@
-//! Messages on their way: issued when it is their turn, and awaited.
+//! Progress of messages: issuing them in their turn, and waiting for them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::communicator::Message;
 use crate::control::{Header, Line};
 
 impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
-    /// Issues all groups whose turn it is; returns whether there were any.
+    /// Issues all groups whose turn it is. Returns whether there were any.
     pub(crate) fn progress(&mut self) -> Result<bool, CommError> {
         self.watched.check()?;
         let mut moved = false;
@@ -25,7 +25,8 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         Ok(moved)
     }
 
-    /// Whether this rank has all that it needs for the next group: what it sends, and the size of what it receives.
+    /// Returns true if this rank has everything for the next group: the tensors it sends, and the
+    /// sizes of those it receives.
     fn is_ready(&mut self) -> Result<bool, CommError> {
         let Some(group) = self.groups.front().filter(|_| !self.lacks_own()) else {
             return Ok(false);
@@ -38,13 +39,13 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         Ok(true)
     }
 
-    /// Whether the next group waits for a tensor of this rank.
+    /// Returns true if the next group waits for a tensor of this rank.
     pub(crate) fn lacks_own(&self) -> bool {
         let mut sends = self.groups.front().into_iter().flatten().filter(|turn| turn.sends);
         sends.any(|turn| matches!(self.outbox.get(&(turn.peer, turn.tag)), Some(None)))
     }
 
-    /// Whether it is known what `from` sends under `tag`.
+    /// Returns true if the header of messages from `from` under `tag` is known.
     fn knows(&mut self, from: Rank, tag: Tag) -> Result<bool, CommError> {
         let key = (false, from, tag.payload());
         if !self.headers.contains_key(&key) {
@@ -56,7 +57,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         Ok(true)
     }
 
-    /// Tells `to` what it is sent under `tag`, the first time.
+    /// Sends `to` the header of messages under `tag`, the first time.
     pub(crate) fn describe(
         &mut self,
         to: Rank,
@@ -98,12 +99,12 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         let taken = on_lane(lane, &parts, &mut Vec::new(), &|messages: &[Message]| {
             watched.communicator.messages(messages, deadline, &is_over)
         })??;
-        // Who waits for a receive is held up; a send is nobody's wait here.
+        // A receive that nobody answers holds the group up; a send does not make this rank wait.
         let first = group.iter().find(|turn| !turn.sends).or(group.first());
         let peer = first.map_or(self.rank(), |turn| turn.peer);
         let what = group.iter().map(|turn| turn.tag.to_string()).collect::<Vec<_>>().join(" and ");
         if !taken {
-            // What ended it elsewhere is the cause.
+            // An earlier failure elsewhere is the cause.
             self.watched.check()?;
             self.living(peer)?;
             let error = CommError::Timeout { from: peer, what, waited: began.elapsed() };
@@ -123,14 +124,15 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         Ok(())
     }
 
-    /// Memory for what `from` sends under `tag`.
+    /// Allocates memory for a message of `from` under `tag`.
     fn room(&self, from: Rank, tag: Tag) -> Result<Option<Tensor<D::Memory>>, CommError> {
         let Some(header) = self.headers.get(&(false, from, tag.payload())) else { return Ok(None) };
         let memory = self.watched.lane.allocate(header.bytes().unwrap_or_default())?;
         Ok(Some(Tensor::of(memory, header.element, header.shape.clone())))
     }
 
-    /// What `from` sent under `tag`, if it is on its way into this device's memory.
+    /// Returns the tensor that `from` sent under `tag`, if it is on its way into this device's
+    /// memory.
     pub(crate) fn look(
         &mut self,
         from: Rank,
@@ -146,7 +148,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         }
     }
 
-    /// Waits until `look` finds something that `from` has to do.
+    /// Waits until `look` returns something that `from` has to send.
     pub(crate) fn until<R>(
         &mut self,
         deadline: Instant,
@@ -178,7 +180,7 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
         Err(CommError::Timeout { from, what: what.to_string(), waited: began.elapsed() })
     }
 
-    /// Whether the other transport still has a rank, and nobody has given up.
+    /// Returns an error if the host transport has lost a rank, or a rank has given up.
     fn living(&mut self, rank: Rank) -> Result<(), CommError> {
         match self.control().recv(rank, Line::Silence.tag(0), Instant::now()) {
             Err(CommError::Timeout { .. }) | Ok(_) => Ok(()),
@@ -187,12 +189,12 @@ impl<D: Driver, C: Comm<Host>> Nccl<D, C> {
     }
 }
 
-/// The name of what says what a message is, in all steps.
+/// Returns the tag of a message's header, the same in all steps.
 fn header_tag(tag: Tag) -> Tag {
     Tag::new(0, tag.payload())
 }
 
-/// Lets `act` add messages of these parts to the lane, at once.
+/// Collects the memory of `parts` as messages on the lane, then calls `act` once with all of them.
 fn on_lane<L: Lane, R>(
     lane: &L,
     parts: &[(&OrderedMessage, Tensor<L::Memory>)],

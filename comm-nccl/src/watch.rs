@@ -1,5 +1,5 @@
-//! A thread that ends NCCL's work where it cannot end by itself: a kernel of NCCL waits for its peer for ever,
-//! and the engine for the kernel.
+//! A thread that ends NCCL's work if it cannot end by itself: a kernel of NCCL waits for its peer
+//! for ever, and the engine waits for the kernel.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,15 +13,15 @@ use chimera_core::ids::Rank;
 
 use crate::communicator::Communicator;
 
-/// Between two looks.
+/// Time between two checks.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// What the engine's thread and the watching one share.
+/// State that the engine's thread and the watching thread share.
 pub(crate) struct Watchdog<L: Lane> {
     pub(crate) communicator: Communicator,
     pub(crate) lane: L,
     under_way: Mutex<VecDeque<UnderWay<L::Mark>>>,
-    /// For how long a message may be under way, in milliseconds.
+    /// The longest that a message may be under way, in milliseconds.
     patience: AtomicU64,
     failure: Mutex<Option<CommError>>,
     is_closed: AtomicBool,
@@ -49,7 +49,7 @@ impl<L: Lane> Watchdog<L> {
         watched
     }
 
-    /// Messages may be under way for so long.
+    /// Sets the longest that messages may be under way.
     pub(crate) fn allow(&self, patience: Duration) {
         self.patience.store(patience.as_millis() as u64, Ordering::Relaxed);
     }
@@ -58,7 +58,7 @@ impl<L: Lane> Watchdog<L> {
         Duration::from_millis(self.patience.load(Ordering::Relaxed))
     }
 
-    /// A message is under way until the mark `done`.
+    /// Adds a message that is under way until the mark `done`.
     pub(crate) fn add(&self, peer: Rank, what: String, done: L::Mark) {
         lock(&self.under_way).push_back(UnderWay { peer, what, since: Instant::now(), done });
     }
@@ -67,19 +67,19 @@ impl<L: Lane> Watchdog<L> {
         lock(&self.under_way).is_empty()
     }
 
-    /// Why nothing goes on, if so.
+    /// Returns the failure, if NCCL's work has ended.
     pub(crate) fn check(&self) -> Result<(), CommError> {
         lock(&self.failure).clone().map_or(Ok(()), Err)
     }
 
-    /// Ends NCCL's work for this reason; the first stands.
+    /// Ends NCCL's work with this error, unless there was one before.
     pub(crate) fn fail(&self, error: CommError) {
         lock(&self.failure).get_or_insert(error);
         self.communicator.abort();
     }
 
-    /// Watches on a thread of its own, until [`close`](Self::close); `why_over` says why the
-    /// run has ended elsewhere, which ends NCCL's work.
+    /// Starts a thread that watches until [`close`](Self::close). If `why_over` returns an error,
+    /// the run has ended elsewhere, which ends NCCL's work.
     pub(crate) fn watch(
         self: &Arc<Self>,
         why_over: impl Fn() -> Option<CommError> + Send + 'static,
@@ -112,7 +112,7 @@ impl<L: Lane> Watchdog<L> {
                 };
             }
             under_way.pop_front();
-            // Receives that wait for nothing are begun long before it is their turn.
+            // Time counts from here: receives are begun long before their turn.
             if let Some(next) = under_way.front_mut() {
                 next.since = Instant::now();
             }
