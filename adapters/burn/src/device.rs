@@ -1,9 +1,9 @@
-//! A burn device as the engine wants it.
+//! A burn device for the engine.
 
 use burn::tensor::{DType, Device as BurnDevice, Element, FloatDType, Tensor, TensorData};
 use chimera_core::device::{Device, DeviceError, Dtype, Elements, Result};
 
-/// A device of burn, on which all tensors are of one type.
+/// A burn device with a single element type.
 #[derive(Clone, Debug)]
 pub struct Burn {
     device: BurnDevice,
@@ -11,17 +11,17 @@ pub struct Burn {
 }
 
 impl Burn {
-    /// Tensors of `dtype` on `device`.
+    /// Creates a device for tensors of `dtype` on `device`.
     pub fn new(device: BurnDevice, dtype: FloatDType) -> Burn {
         Burn { device: device.without_autodiff(), dtype: dtype.into() }
     }
 
-    /// The device.
+    /// Returns burn's device.
     pub fn device(&self) -> &BurnDevice {
         &self.device
     }
 
-    /// A tensor of some numbers, such as the inputs of samples.
+    /// Returns a tensor of these values, such as the inputs of samples.
     pub fn tensor<E: Element, const D: usize>(&self, values: &[E], shape: [usize; D]) -> Tensor<D> {
         Tensor::from_data(TensorData::new(values.to_vec(), shape), (&self.device, self.dtype))
     }
@@ -38,7 +38,7 @@ impl Burn {
     }
 }
 
-/// A tensor of any number of extents: burn's have theirs in the type.
+/// A tensor with any number of dimensions: burn's tensors have it in their type.
 #[derive(Clone, Debug)]
 pub struct Array {
     pub(crate) flat: Tensor<1>,
@@ -46,31 +46,32 @@ pub struct Array {
 }
 
 impl Array {
-    /// The extents.
+    /// Returns the shape.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The tensor, if it has `D` extents.
+    /// Returns the tensor, which must have `D` dimensions.
     ///
     /// # Panics
-    /// If it has others.
+    /// If it has a different number.
     pub fn tensor<const D: usize>(&self) -> Tensor<D> {
         assert_eq!(self.shape.len(), D, "extents of {:?}", self.shape);
         self.flat.clone().reshape(std::array::from_fn::<usize, D, _>(|i| self.shape[i]))
     }
 
-    /// A tensor of these elements and of the extents of this one.
+    /// Returns a tensor of these elements in the shape of this one.
     pub(crate) fn alike(&self, flat: Tensor<1>) -> Array {
         Array { flat, shape: self.shape.clone() }
     }
 
-    /// This tensor as the beginning of what is differentiated; its own gradient `is_wanted`, or not.
+    /// Returns this tensor as a leaf of the graph that is differentiated. Its own gradient is
+    /// computed if `is_wanted`.
     pub(crate) fn leaf(&self, is_wanted: bool) -> Array {
         self.alike(self.flat.clone().autodiff().set_require_grad(is_wanted))
     }
 
-    /// This tensor without what was recorded of it.
+    /// Returns this tensor without its autodiff graph.
     pub(crate) fn detached(&self) -> Array {
         self.alike(self.flat.clone().without_autodiff())
     }
@@ -155,7 +156,8 @@ impl Device for Burn {
     }
 }
 
-/// The sum of all elements, in two levels: a backend that adds one after the other would lose digits of f32.
+/// Sums all elements in two levels: a backend that adds one after the other would lose digits of
+/// f32.
 fn sum(x: Tensor<1>) -> Tensor<1> {
     let n = x.dims()[0];
     let side = n.isqrt();

@@ -1,7 +1,7 @@
 //! Pipeline stages of burn modules, differentiated by burn.
 //!
-//! [`Burn`] is a device of burn in f32 or f64, as the engine wants it. A [`Piece`] is a module together with how it runs,
-//! and [`stage`](stage()) makes a stage of it.
+//! [`Burn`] is a burn device in f32 or f64 for the engine. A [`Piece`] is a module together with
+//! the code that runs it, and [`stage`](stage()) makes a stage of it.
 
 mod device;
 mod stage;

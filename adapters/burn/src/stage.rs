@@ -9,24 +9,26 @@ use chimera_core::stage::{Autograd, Differentiable, Init, Micro, Output, Param};
 
 use crate::{Array, Burn};
 
-/// A piece of a model: a burn module, and how it runs.
+/// A piece of a model: a burn module, and the code that runs it.
 pub trait Piece: Module {
     /// One number of a sample.
     type Item: Copy + Send + Sync + 'static;
 
-    /// Runs the module on `x`, the activation of the piece before, or on the inputs of the samples, which are tensors
-    /// of `burn`. Whatever it draws at random has to follow from `micro`: recomputation runs it again. burn's own dropout
-    /// draws anew, so it must not be recomputed.
+    /// Runs the module on `x`, the activation of the piece before, or on the inputs of the samples,
+    /// which are tensors of `burn`. Everything it draws at random must follow from `micro`, because
+    /// recomputation runs it again. burn's own dropout draws anew, so a piece with it must not be
+    /// recomputed.
     fn run(&self, burn: &Burn, micro: &Micro<'_, Self::Item>, x: Option<&Array>) -> Ran;
 }
 
-/// What a piece comes to.
+/// The result of a piece.
 #[derive(Clone, Debug)]
 pub enum Ran {
-    /// The input of the next piece; from the last one, without targets, the model's output. Its first extent counts
-    /// samples, or rows of samples.
+    /// The input of the next piece; from the last one, without targets, the model's output. Its
+    /// first dimension counts samples, or rows of samples.
     Activation(Array),
-    /// From the last piece, given targets: their loss, summed and times [`loss_scale`](Micro::loss_scale).
+    /// From the last piece, given targets: their summed loss, times
+    /// [`loss_scale`](Micro::loss_scale).
     Loss(Tensor<1>),
 }
 
@@ -35,16 +37,17 @@ pub type BurnStage<P> = Autograd<Differentiated<P>, Burn>;
 
 /// Makes a stage of a piece, on a device.
 ///
-/// Its parameters are the tensors of floating-point numbers in the module, by their paths; a tensor has weight decay if it
-/// is a matrix. Paths must be unique in the model: a stage is best the whole model without what others hold, its layers a
-/// `Vec<Option<Layer>>`, where each keeps its index. Weights begin as they are in the module, so all replicas of a stage
-/// must be made of clones of one module, or of modules with equal numbers.
+/// Its parameters are the floating-point tensors in the module, named by their paths. A tensor has
+/// weight decay if it is a matrix. Paths must be unique in the model. A stage is best the whole
+/// model without the layers of other stages: with `Vec<Option<Layer>>` each layer keeps its index.
+/// Weights begin as they are in the module, so all replicas of a stage must be made of clones of
+/// one module, or of modules with equal numbers.
 ///
-/// A parameter that burn would not train, such as those of a module after `no_grad` or `freeze`, is a [frozen](Param::frozen) one:
-/// it is saved with the others, and stays as it begins.
+/// A parameter that burn would not train, such as those of a module after `no_grad` or `freeze`, is
+/// [frozen](Param::frozen): it is saved with the others, and keeps its initial value.
 ///
 /// # Errors
-/// If a batch norm would update its running statistics: stages keep nothing between two calls.
+/// If a batch norm would update its running statistics: stages keep no state between two calls.
 pub fn stage<P: Piece>(burn: &Burn, piece: P) -> Result<BurnStage<P>> {
     let mut found = Found::default();
     piece.visit(&mut found);
@@ -64,9 +67,9 @@ pub fn stage<P: Piece>(burn: &Burn, piece: P) -> Result<BurnStage<P>> {
 struct Found {
     path: Vec<String>,
     params: Vec<Param>,
-    /// Paths of layers that do in a training what they do not in an evaluation.
+    /// Paths of layers that behave differently in training and in evaluation.
     in_training: Vec<Vec<String>>,
-    /// A running statistic that a training updates.
+    /// A running statistic that training updates.
     running: Option<String>,
 }
 
@@ -98,13 +101,13 @@ impl ModuleVisitor for Found {
         let values: Vec<f32> = param.val().into_data().iter().collect();
         let shape = param.val().dims().to_vec();
         let init = Init::Values(Arc::from(values));
-        // On a device that does not differentiate no tensor says by itself whether it is to be trained.
+        // On a device without autodiff a tensor does not show whether it is to be trained.
         let frozen = !param.valid().train().is_require_grad();
         self.params.push(Param { frozen, ..Param::new(self.path.join("."), shape, init) });
     }
 }
 
-/// Puts weights of the engine into the place of a module's own.
+/// Replaces a module's own weights by the engine's.
 struct Given<'a>(std::slice::Iter<'a, Array>);
 
 impl ModuleMapper for Given<'_> {
@@ -124,7 +127,7 @@ pub struct Differentiated<P> {
     burn: Burn,
 }
 
-/// What burn recorded in a forward pass.
+/// The autodiff graph of a forward pass.
 #[derive(Debug)]
 pub struct Graph {
     weights: Vec<Array>,
@@ -148,7 +151,8 @@ impl<P: Piece> Differentiable for Differentiated<P> {
         micro: &Micro<'_, P::Item>,
         x: Option<Array>,
     ) -> Result<(Output<Array>, Graph)> {
-        // burn's layers take a device that differentiates for one that trains: they would drop out in an evaluation.
+        // burn's layers take an autodiff device for training: they would apply dropout in an
+        // evaluation.
         let given = |x: &Array, is_trained| if micro.training {
 x.leaf(is_trained)
 } else {

@@ -1,12 +1,13 @@
-//! A candle device as the engine wants it.
+//! A candle device for the engine.
 
 use candle_core::{DType, Tensor};
 use chimera_core::device::{Asynchronous, Device, DeviceError, Dtype, Elements, Products, Result};
 
-/// A device of candle, on which all tensors are of one type.
+/// A candle device with a single element type.
 ///
-/// On a GPU each rank has a device of its own, which may be of the same GPU. Candle does not order the streams of two devices
-/// with each other, nor those that a device has in two threads, so the host waits where a tensor goes from rank to rank.
+/// On a GPU each rank has a device of its own, even if they share the GPU. Candle does not order
+/// the streams of two devices with each other, nor those of one device in two threads. So the host
+/// waits when a tensor goes from rank to rank.
 #[derive(Clone, Debug)]
 pub struct Candle {
     device: candle_core::Device,
@@ -14,17 +15,17 @@ pub struct Candle {
 }
 
 impl Candle {
-    /// Tensors of `dtype` on `device`.
+    /// Creates a device for tensors of `dtype` on `device`.
     pub fn new(device: candle_core::Device, dtype: DType) -> Candle {
         Candle { device, dtype }
     }
 
-    /// Tensors of `dtype` on the CPU.
+    /// Creates a device for tensors of `dtype` on the CPU.
     pub fn cpu(dtype: DType) -> Candle {
         Candle::new(candle_core::Device::Cpu, dtype)
     }
 
-    /// Tensors of `dtype` on GPU number `ordinal`, by a stream of their own.
+    /// Creates a device for tensors of `dtype` on GPU number `ordinal`, with a stream of its own.
     ///
     /// # Errors
     /// If candle was built without the feature `cuda`, or the machine lacks the GPU.
@@ -38,17 +39,17 @@ impl Candle {
         Ok(Candle::new(device, dtype))
     }
 
-    /// The device.
+    /// Returns candle's device.
     pub fn device(&self) -> &candle_core::Device {
         &self.device
     }
 
-    /// The type of its tensors.
+    /// Returns the element type of its tensors.
     pub fn tensor_dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The outcome of a candle function that the engine asked for as `op`.
+    /// Wraps the error of a candle function that the engine called as `op`.
     pub(crate) fn ran<T>(&self, op: &'static str, result: candle_core::Result<T>) -> Result<T> {
         result.map_err(|e| DeviceError::Failed { device: self.name(), op, reason: e.to_string() })
     }
@@ -179,7 +180,8 @@ impl Asynchronous<Tensor> for Candle {
         if self.device.is_cpu() {
             return Ok(tensor);
         }
-        // A copy, also of what is on this device: the other rank may give the memory back in a thread of its own.
+        // A copy, even of a tensor on this device: the other rank may free the memory in another
+        // thread.
         let copy = if tensor.device().same_device(&self.device) {
             copied(&tensor)
         } else {
@@ -191,7 +193,7 @@ impl Asynchronous<Tensor> for Candle {
     }
 }
 
-/// A copy of a tensor's own elements: `Tensor::copy` copies all that a view is a part of.
+/// Copies only a tensor's own elements: `Tensor::copy` copies the whole storage of a view.
 fn copied(tensor: &Tensor) -> candle_core::Result<Tensor> {
     match tensor.elem_count() {
         0 => tensor.copy(), // CUDA allocates no empty memory

@@ -11,7 +11,7 @@ use chimera_core::stage::Micro;
 
 use crate::{Candle, CandleStage, Piece, Ran, stage};
 
-/// A module as a piece of a chain whose last one is compared with the targets.
+/// A module as a piece of a chain. The output of the last piece is compared with the targets.
 pub struct Regression<M, B> {
     candle: Candle,
     width: usize,
@@ -19,8 +19,9 @@ pub struct Regression<M, B> {
     module: PhantomData<fn() -> M>,
 }
 
-/// Makes a stage of the module that `build` builds: the first one of a chain is given samples of `width` numbers, and what
-/// the last one gives is compared with as many targets as it has numbers, by the mean of squared errors.
+/// Makes a stage of the module that `build` builds. The first one of a chain receives samples of
+/// `width` numbers. The output of the last one is compared with as many targets, by the mean
+/// squared error.
 ///
 /// # Errors
 /// If the module cannot be built.

@@ -20,19 +20,22 @@ pub trait Piece: Send {
     /// The layers.
     type Module;
 
-    /// Builds the layers of the tensors that `vb` gives by name, the same ones at each call. How each begins is what
-    /// the layers ask for, drawn from the seed of the training and the name; a tensor has weight decay if it is a
-    /// matrix. No layer may write into these tensors, as batch norm does into its running statistics: they are copies, so such a
-    /// training is refused.
+    /// Builds the layers from the tensors that `vb` returns by name, the same ones at each call.
+    /// Layers ask for the initial values of their tensors, which are drawn from the training's seed
+    /// and the name. A tensor has weight decay if it is a matrix. No layer may write into these
+    /// tensors, as batch norm does into its running statistics: they are copies, so such a training
+    /// is refused.
     fn build(&self, vb: VarBuilder<'_>) -> candle_core::Result<Self::Module>;
 
-    /// Runs the layers on `x`, the activation of the piece before, or on the inputs of the samples. Whatever it draws at
-    /// random has to follow from `micro`: recomputation runs it again. The dropout of `candle-nn` draws anew, so it must not be
-    /// recomputed; and it asks whether this is training, which [`Micro::training`] says.
+    /// Runs the layers on `x`, the activation of the piece before, or on the inputs of the samples.
+    /// Everything it draws at random must follow from `micro`, because recomputation runs it again.
+    /// The dropout of `candle-nn` draws anew, so a piece with it must not be recomputed. That
+    /// dropout also asks whether this is training: pass it [`Micro::training`].
     ///
-    /// All of it must have a backward in candle. Some fused ops have none; the others cost more time:
+    /// All ops must have a backward in candle. Some fused ops have none; their replacements are
+    /// slower:
     ///
-    /// | without a backward | take |
+    /// | without a backward | replacement |
     /// |---|---|
     /// | `LayerNorm::forward`, `ops::layer_norm` | `ops::layer_norm_slow` |
     /// | `RmsNorm::forward`, `ops::rms_norm` | `RmsNorm::forward_diff`, `ops::rms_norm_slow` |
@@ -40,7 +43,8 @@ pub trait Piece: Send {
     /// | `rotary_emb::rope`, `rope_i`, `rope_thd` | `rotary_emb::rope_slow`, `rope_i_slow` |
     /// | `ops::sdpa` | products and `ops::softmax` |
     ///
-    /// A backward in which no gradient comes back to `x`, or to none of the piece's parameters, ends the training.
+    /// If no gradient comes back to `x`, or to any of the piece's parameters, the training ends
+    /// with an error.
     fn forward(
         &self,
         module: &Self::Module,
@@ -49,13 +53,14 @@ pub trait Piece: Send {
     ) -> candle_core::Result<Ran>;
 }
 
-/// What a piece comes to.
+/// The result of a piece.
 #[derive(Clone, Debug)]
 pub enum Ran {
-    /// The input of the next piece; from the last one, without targets, the model's output. Its first extent counts
-    /// samples, or rows of samples.
+    /// The input of the next piece; from the last one, without targets, the model's output. Its
+    /// first dimension counts samples, or rows of samples.
     Activation(Tensor),
-    /// From the last piece, given targets: their loss, summed and times [`loss_scale`](Micro::loss_scale).
+    /// From the last piece, given targets: their summed loss, times
+    /// [`loss_scale`](Micro::loss_scale).
     Loss(Tensor),
 }
 
@@ -65,7 +70,7 @@ pub type CandleStage<P> = Autograd<Differentiated<P>, Candle>;
 /// Makes a stage of a piece, on a device.
 ///
 /// # Errors
-/// If the piece cannot be built, or asks for a tensor of which no initial value can be drawn.
+/// If the piece cannot be built, or asks for a tensor whose initial value cannot be drawn.
 pub fn stage<P: Piece>(candle: &Candle, piece: P) -> candle_core::Result<CandleStage<P>> {
     let asked = Asked::default();
     let vb = VarBuilder::from_backend(
@@ -85,16 +90,16 @@ pub struct Differentiated<P> {
     piece: P,
     params: Vec<Param>,
     candle: Candle,
-    /// Whether it is known that the piece leaves its weights as they are.
+    /// Whether the piece is known to leave its weights as they are.
     is_checked: AtomicBool,
 }
 
-/// What candle recorded in a forward pass.
+/// Candle's graph of a forward pass.
 #[derive(Debug)]
 pub struct Graph {
     weights: Vec<Var>,
     x: Option<Var>,
-    /// The output, of which `is_loss` says what it is.
+    /// The loss if `is_loss`, otherwise the output.
     y: Tensor,
     is_loss: bool,
 }
@@ -106,7 +111,7 @@ impl<P: Piece> Differentiated<P> {
         micro: &Micro<'_, P::Item>,
         x: Option<Tensor>,
     ) -> candle_core::Result<(Output<Tensor>, Graph)> {
-        // Copies: the engine writes into weights in place, and what was recorded must not change.
+        // Copies: the engine writes into weights in place, and the recorded graph must not change.
         let weights: Vec<Var> =
             w.iter().map(Var::from_tensor).collect::<candle_core::Result<_>>()?;
         let x = x.as_ref().map(Var::from_tensor).transpose()?;
@@ -125,7 +130,7 @@ impl<P: Piece> Differentiated<P> {
             }
             Ran::Loss(y) => {
                 let loss = y.detach();
-                // Any other is refused by the engine, which says of which stage it is.
+                // The engine refuses any other loss, and names its stage.
                 let loss = if loss.elem_count() == 1 { loss.reshape(1)? } else { loss };
                 let grad = loss.ones_like()?;
                 (Output::Loss { loss, grad }, Graph { weights, x, y, is_loss: true })
@@ -140,7 +145,8 @@ impl<P: Piece> Differentiated<P> {
     ) -> candle_core::Result<(Option<Tensor>, Vec<Tensor>)> {
         let mut gradients =
             if is_loss { y.backward()? } else { (&y * dy)?.sum_all()?.backward()? };
-        // Without what it was made of, which may be all of the graph, and which the stage before would differentiate, too.
+        // Detached from the tensors that made it. They may be the whole graph, and the stage before
+        // would differentiate them too.
         let mut of = |var: &Var| gradients.remove(var).map(|gradient| gradient.detach());
         let dx = x.as_ref().map(|x| (x, of(x)));
         let dw: Vec<(&Var, Option<Tensor>)> = weights.iter().map(|w| (w, of(w))).collect();
@@ -158,7 +164,7 @@ impl<P: Piece> Differentiated<P> {
                  gradient is 0"
             );
         }
-        // Some weights may be of no use to a micro-batch, as of layers that it passes by.
+        // A micro-batch may not use some weights, such as those of layers that it skips.
         let or_zeros = |(var, gradient): (&Var, Option<Tensor>)| match gradient {
             Some(gradient) => Ok(gradient),
             None => var.zeros_like(),
@@ -167,7 +173,8 @@ impl<P: Piece> Differentiated<P> {
         Ok((dx, dw.into_iter().map(or_zeros).collect::<candle_core::Result<_>>()?))
     }
 
-    /// Refuses a piece that wrote into its weights: what it wrote is lost, since each forward is given copies.
+    /// Refuses a piece that wrote into its weights: the changes are lost, since each forward gets
+    /// copies.
     fn check_unwritten(&self, given: &[Tensor], weights: &[Var]) -> candle_core::Result<()> {
         let each = self.params.iter().zip(given.iter().zip(weights));
         for (Param { name, .. }, (given, weight)) in each.filter(|(_, (w, _))| w.elem_count() > 0) {
@@ -183,7 +190,7 @@ impl<P: Piece> Differentiated<P> {
     }
 }
 
-/// Whether all elements are 0.
+/// Returns true if all elements are 0.
 fn is_zero(x: &Tensor) -> candle_core::Result<bool> {
     Ok(x.detach().to_dtype(DType::F32)?.abs()?.sum_all()?.to_scalar::<f32>()? == 0.0)
 }
@@ -206,7 +213,8 @@ impl<P: Piece> Differentiable for Differentiated<P> {
         self.candle.ran("forward", self.run(w, micro, x))
     }
 
-    /// The tensors that candle recorded. Of those that share memory, as views do, the largest counts.
+    /// Returns the bytes of the tensors that candle recorded. Of tensors that share memory, as
+    /// views do, the largest counts.
     fn graph_bytes(&self, Graph { x, y, .. }: &Graph) -> u64 {
         let mut by_memory: HashMap<usize, usize> = HashMap::new();
         for tensor in y.sorted_nodes().into_iter().chain(x.iter().map(Var::as_tensor)) {
@@ -226,7 +234,7 @@ impl<P: Piece> Differentiable for Differentiated<P> {
     }
 }
 
-/// Notes which tensors a module asks for, and gives zeros.
+/// Records the tensors that a module asks for, and returns zeros.
 #[derive(Clone, Default)]
 struct Asked(Arc<Mutex<Vec<Param>>>);
 
@@ -256,7 +264,7 @@ impl SimpleBackend for Asked {
     }
 }
 
-/// How the tensor `name` begins, by what candle says of it.
+/// Returns the initial value of the tensor `name` from candle's description.
 fn begin(name: &str, shape: &Shape, init: CandleInit) -> candle_core::Result<Init> {
     Ok(match init {
         CandleInit::Const(0.0) => Init::Zeros,
