@@ -1,4 +1,4 @@
-//! Why something fails, as exceptions of Python.
+//! Failures, and the Python exceptions that they become.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -29,7 +29,7 @@ create_exception!(
 );
 create_exception!(chimera, Bug, PyRuntimeError, "A mistake in chimera itself. Please report it.");
 
-/// Why something fails, wherever it happens.
+/// Any failure of this package.
 pub(crate) enum Failure {
     DoesNotFit(DoesNotFit),
     Refused(Box<Refused>),
@@ -131,15 +131,15 @@ impl From<Refused> for Failure {
     }
 }
 
-/// Ends the work that [`run`] is at where a signal has come that raises, such as Ctrl-C. What observes a search returns nothing
-/// by which to stop it, so that the error unwinds through it.
+/// Ends the work of [`run`] if a signal that raises, such as Ctrl-C, has arrived. The observer of a
+/// search returns nothing that could stop it, so the error unwinds through the search.
 pub(crate) fn raise_if_interrupted() {
     if let Err(error) = Python::attach(|py| py.check_signals()) {
         resume_unwind(Box::new(error));
     }
 }
 
-/// Runs `work` without the lock of the interpreter. No panic gets through: it becomes a [`Bug`].
+/// Runs `work` without the lock of the interpreter. No panic passes through: it becomes a [`Bug`].
 pub(crate) fn run<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> Result<T, Failure> + Send,

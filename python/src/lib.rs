@@ -1,6 +1,6 @@
 //! The core of the Python package `chimera-pipeline`: timetables, programs and timelines as Python objects.
 //!
-//! Names and defaults are those of the command `chimera`, and so are the messages of errors.
+//! Names, defaults and error messages are those of the command `chimera`.
 
 mod errors;
 mod make;

@@ -1,4 +1,4 @@
-//! Ways to a timetable: a schedule by name, a search, a file.
+//! Sources of timetables: a schedule by name, a search, a file.
 
 use std::time::Duration;
 
@@ -17,9 +17,9 @@ use crate::errors::{Failure, raise_if_interrupted, run};
 use crate::options::{Whole, number, real, seed, times, whole};
 use crate::timetable::Timetable;
 
-/// Most of `depth`, `pipes`, `chunks` and `waves`.
+/// The largest `depth`, `pipes`, `chunks` and `waves`.
 const MOST: u32 = 1 << 13;
-/// Most of what counts micro-batches or steps.
+/// The largest number of micro-batches or steps.
 const MOST_MICRO_BATCHES: u32 = 1 << 20;
 
 /// Every schedule by name, with `aliases`, `about`, `paper`, `place`, `reads` and `variants`.
@@ -201,7 +201,7 @@ fn plain_shape(depth: i64, micro_batches: Option<Whole>) -> Result<Shape, Failur
     Ok(Shape::new(depth as usize, whole("micro_batches", micro_batches, MOST_MICRO_BATCHES)?))
 }
 
-/// The scaling of a shape, and whether the shorter one is to be found.
+/// Returns the scaling of a shape, and whether to find the shorter of both.
 fn scaling_of(name: &str) -> Result<(Scaling, bool), Failure> {
     let known = Scaling::ALL.map(|(name, scaling)| (name, (scaling, false)));
     let all = [&[("auto", (Scaling::Direct, true))], &known[..]].concat();

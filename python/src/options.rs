@@ -41,7 +41,7 @@ fn not_a_number(x: f64) -> Failure {
     Failure::Invalid(format!("`{x}` is not a number from 0 to 1e12"))
 }
 
-/// Times of ops and messages, of each stage or of each D-th of the model.
+/// Times of ops and messages, per stage or per D-th of the model.
 #[derive(Clone, Default)]
 pub(crate) struct Times {
     pub(crate) given: GivenTimes,
@@ -49,7 +49,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// The costs of the stages of a timetable.
+    /// Returns the costs of a timetable's stages.
     pub(crate) fn costs(&self, timetable: &Timetable) -> Result<StageCosts, Failure> {
         if self.of_model {
 Ok(self.given.of_model(timetable)?)
@@ -58,7 +58,7 @@ Ok(self.given.of_stages(timetable)?)
 }
     }
 
-    /// The keyword arguments that say them, as [`times`] reads them.
+    /// Returns the keyword arguments from which [`times`] reads these times.
     pub(crate) fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let GivenTimes { forward, backward, input, weight, pair, recompute, message, transfer } =
             &self.given;
@@ -74,7 +74,7 @@ Ok(self.given.of_stages(timetable)?)
     }
 }
 
-/// Keyword arguments that say times: the fields of [`GivenTimes`] in their order, and `of_model`.
+/// Keyword arguments for times: the fields of [`GivenTimes`] in their order, and `of_model`.
 const TIMES: [&str; 9] = [
     "forward",
     "backward",
@@ -87,7 +87,8 @@ const TIMES: [&str; 9] = [
     "of_model",
 ];
 
-/// Reads the times among keyword arguments; there may be no others but `others`, which Python has read.
+/// Reads the times among keyword arguments. Any other names must be in `others`, which Python has
+/// read.
 pub(crate) fn times(given: Option<&Bound<'_, PyDict>>, others: &[&str]) -> PyResult<Times> {
     let (mut times, mut of_model) = (GivenTimes::default(), false);
     for (name, value) in given.into_iter().flatten() {
@@ -136,7 +137,7 @@ pub(crate) fn times(given: Option<&Bound<'_, PyDict>>, others: &[&str]) -> PyRes
     Ok(Times { given: times, of_model })
 }
 
-/// A link as the time of a message and of each of its bytes.
+/// Makes a link from the time per message and the time per byte.
 pub(crate) fn link(given: Option<(f64, f64)>) -> Result<Option<Link>, Failure> {
     let Some((alpha, beta)) = given else {
         return Ok(None);
@@ -147,7 +148,8 @@ pub(crate) fn link(given: Option<(f64, f64)>) -> Result<Option<Link>, Failure> {
     }
 }
 
-/// A whole number of Python, which may have any size: one that is too large stands for itself by the nearest that is not.
+/// A whole number from Python, of any size. One that does not fit is replaced by the nearest that
+/// does.
 #[derive(Clone, Copy)]
 pub(crate) struct Whole(pub(crate) i64);
 
@@ -169,7 +171,7 @@ impl<'py> FromPyObject<'_, 'py> for Whole {
     }
 }
 
-/// The number of a [`Whole`], for arguments with a default.
+/// Reads the number of a [`Whole`], for arguments with a default.
 pub(crate) fn number(given: &Bound<'_, PyAny>) -> PyResult<i64> {
     given.extract::<i64>().or_else(|error| {
         if error.is_instance_of::<PyOverflowError>(given.py()) {
@@ -180,7 +182,7 @@ Err(error)
     })
 }
 
-/// The seed of a search.
+/// Reads the seed of a search.
 pub(crate) fn seed(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     given.extract::<u64>().map_err(|error| {
         if error.is_instance_of::<PyOverflowError>(given.py()) {
@@ -194,7 +196,7 @@ error
     })
 }
 
-/// A whole number in a range that begins with 1.
+/// Checks that a whole number is in a range that begins with 1.
 pub(crate) fn whole(name: &str, value: i64, most: u32) -> Result<u32, Failure> {
     u32::try_from(value).ok().filter(|n| (1..=most).contains(n)).ok_or_else(|| {
         let value = Whole(value);
@@ -202,7 +204,7 @@ pub(crate) fn whole(name: &str, value: i64, most: u32) -> Result<u32, Failure> {
     })
 }
 
-/// A worker, stage or pipe, of so many.
+/// Checks the id of a worker, stage or pipe, of which there are `n`.
 pub(crate) fn id(what: &str, value: Whole, n: usize) -> Result<u16, Failure> {
     let is_there = |id: &u16| usize::from(*id) < n;
     u16::try_from(value.0).ok().filter(is_there).ok_or_else(|| {
@@ -210,7 +212,7 @@ pub(crate) fn id(what: &str, value: Whole, n: usize) -> Result<u16, Failure> {
     })
 }
 
-/// A number in a range that begins with 0.
+/// Checks that a number is in a range that begins with 0.
 pub(crate) fn real(name: &str, value: f64, most: f64) -> Result<f64, Failure> {
     if (0.0..=most).contains(&value) {
 Ok(value)

@@ -1,4 +1,4 @@
-//! Programs: timetables with messages, reductions and updates, proven.
+//! Proven programs: timetables with messages, gradient reductions and updates.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ use crate::timeline::Timeline;
 pub(crate) struct Program {
     program: Arc<core::Program>,
     timetable: Timetable,
-    /// How it was lowered.
+    /// The options it was lowered with.
     how: Lowering,
     times: Times,
 }
@@ -44,7 +44,7 @@ impl Program {
         Program { program: Arc::new(program), timetable: timetable.clone(), how, times }
     }
 
-    /// The keyword arguments of `lower` that it was made with.
+    /// Returns the keyword arguments of `lower` that made it.
     fn lowered_by<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let Lowering { sync, barrier, ref tied, max_peak } = self.how;
         let said = self.times.to_dict(py)?;
@@ -68,15 +68,16 @@ impl Program {
     }
 }
 
-/// What a pickle calls, and with what: the timetable as JSON, keyword arguments of `lower`, and the fingerprint.
+/// The function that a pickle calls, and its arguments: the timetable as JSON, keyword arguments of
+/// `lower`, and the fingerprint.
 type Reduced<'py> = (Bound<'py, PyAny>, (String, Bound<'py, PyDict>, String));
 
-/// `text` as Python reads JSON.
+/// Parses `text` with Python's JSON.
 fn loaded<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>> {
     py.import("json")?.call_method1("loads", (text,))
 }
 
-/// The instructions of each row.
+/// Returns the instructions of each row.
 fn instructions<'py>(rows: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
     rows.try_iter()?.map(|row| row?.get_item("instructions")).collect()
 }

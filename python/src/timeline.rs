@@ -1,4 +1,4 @@
-//! Timelines: when everything happens, simulated or measured, with figures and drawings.
+//! Timelines: simulated or measured times of all events, with figures and drawings.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Timetables: their passes, their proof, and what they look like.
+//! Timetables: their passes, their proof, and their drawings.
 
 use std::collections::BTreeSet;
 
