@@ -1,5 +1,5 @@
-//! Prints what each layer costs on the processor, and a whole transformer layer against the time its
-//! matrix products alone would take.
+//! Prints the time of each layer on the processor, and compares a whole transformer layer with the
+//! time of only its matrix products.
 //!
 //! `cargo run --release -p chimera-backend-cpu --example layers -- [threads]`
 
@@ -138,7 +138,7 @@ fn report(size: &Size, peak: f64) -> Result<()> {
     others(&k, size)
 }
 
-/// What is not part of a layer.
+/// Measures kernels that are not part of a layer.
 fn others(k: &Candle, size: &Size) -> Result<()> {
     let rows = size.samples * size.context;
     let (hidden, vocab, context) = (size.hidden, size.vocab, size.context);

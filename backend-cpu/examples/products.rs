@@ -1,5 +1,5 @@
-//! Prints how fast matrix products of one thread are, in f32 and in bf16, in turns, by the time of a processor that
-//! they take.
+//! Prints the speed of matrix products on one thread, in f32 and in bf16, alternating, by processor
+//! time.
 //!
 //! `cargo run --release -p chimera-backend-cpu --example products`
 
@@ -17,7 +17,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const SHAPES: [[usize; 3]; 5] =
     [[512; 3], [1024; 3], [2048; 3], [1024, 512, 2048], [1024, 2048, 512]];
 
-/// Seconds of the tries of a layer at a shape.
+/// Seconds for all runs of a layer at a shape.
 const SECONDS: f64 = 6.0;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
@@ -41,7 +41,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// What a layer's product takes on each device.
+/// Returns the seconds that a layer's product takes on each device.
 fn seconds(
     devices: &[Candle; 2],
     name: &str,
@@ -73,8 +73,8 @@ fn seconds(
     Ok(sums.map(|(seconds, n)| seconds / f64::from(n)))
 }
 
-/// Seconds of a processor that this thread has had, which others of the machine do not add to; where the system does not
-/// count them in a file, those of the clock.
+/// Returns the processor time of this thread in seconds, which other work on the machine does not
+/// add to. Falls back to the clock if the system has no file with it.
 fn processor_s() -> f64 {
     let counted = || {
         let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;

@@ -1,5 +1,5 @@
-//! Prints what a step of GPT-2 takes on one thread, in f32 and in bf16, in turns: by the time of processors, which others of
-//! the machine do not add to, and by the clock.
+//! Prints the time of a step of GPT-2 on one thread, in f32 and in bf16, alternating: by processor
+//! time, which other work on the machine does not add to, and by the clock.
 //!
 //! `cargo run --release -p chimera-backend-cpu --example steps -- [hidden] [context] [rounds]`
 
@@ -39,7 +39,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// By processors, without what comes before the first step; and the shortest by the clock.
+/// Returns the processor time of a step, without the start of the run, and the shortest step by the
+/// clock.
 fn seconds_of_a_step(device: &Candle, hidden: usize, context: usize) -> Result<[f64; 2], RunError> {
     let run = |steps| TrialRun {
         schedule: "dapple",
@@ -69,7 +70,7 @@ fn seconds_of_a_step(device: &Candle, hidden: usize, context: usize) -> Result<[
     Ok([(many - few) / 4.0, clock_s.into_iter().fold(f64::INFINITY, f64::min)])
 }
 
-/// Seconds of processors that this process has had, if the system is Linux.
+/// Returns the processor time of this process in seconds, on Linux.
 fn processor_s() -> f64 {
     const TICKS_PER_S: f64 = 100.0;
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();

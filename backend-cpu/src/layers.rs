@@ -1,4 +1,4 @@
-//! The layers of a [`Candle`]: each by its kernel, whose errors get the layer's name.
+//! The layers of a [`Candle`]. Each calls its kernel, and adds the layer's name to errors.
 
 use candle_core::Tensor;
 use chimera_core::device::Result;

@@ -1,9 +1,10 @@
-//! Chimera's [`Device`] and [`Layers`](chimera_core::layers::Layers) on the CPU, with candle's tensors ([`Candle`]).
+//! Chimera's [`Device`] and [`Layers`](chimera_core::layers::Layers) on the CPU, with candle's
+//! tensors ([`Candle`]).
 //!
-//! Candle holds the memory and names the device; the layers are written here, since composing them
-//! from tensor primitives costs a pass over memory per primitive, and since candle's own fused ones
-//! have no backward. A layer is a matrix product or one fused loop, and uses as many
-//! threads as the current rayon pool has: run each worker inside a pool of its own.
+//! Candle holds the memory and names the device. The layers are written here: composing them from
+//! tensor primitives costs a pass over memory per primitive, and candle's own fused ones have no
+//! backward. A layer is a matrix product or one fused loop. It uses all threads of the current
+//! rayon pool, so run each worker inside a pool of its own.
 
 #![allow(unsafe_code)] // matrix products take pointers, and results are written before they are read
 
@@ -22,18 +23,18 @@ use crate::kernels::bf16::Supported;
 use crate::kernels::matmul::Operands;
 use crate::kernels::pool::{FilePool, IN_WORDS, Stored};
 
-/// A device of candle.
+/// A CPU device with candle's tensors.
 #[derive(Clone, Debug)]
 pub struct Candle {
     device: candle_core::Device,
-    /// Of the products of layers. Those of optimizers are in f32.
+    /// The operands of products in layers. Products of optimizers are in f32.
     operands: Operands,
     /// The file that holds offloaded tensors.
     pool: FilePool,
 }
 
 impl Candle {
-    /// The processor and its memory.
+    /// Returns the processor in f32.
     pub fn cpu() -> Self {
         Self {
             device: candle_core::Device::Cpu,
@@ -42,21 +43,21 @@ impl Candle {
         }
     }
 
-    /// The processor and its memory, with linear layers whose matrix products round their operands to bf16 and add in
-    /// f32, if the processor has the instructions for it: those of AVX-512 BF16. All that is in memory, and all that is
-    /// no product of such a layer, attention included, is f32 as on [`cpu`](Candle::cpu).
+    /// Returns the processor, with linear layers whose matrix products round their operands to bf16
+    /// and sum in f32, if it has AVX-512 BF16. Memory and everything else, including attention,
+    /// stay f32 as on [`cpu`](Candle::cpu).
     ///
-    /// Denormal operands count as zero in such products, and so do sums that are denormal; infinities and what is not
-    /// a number stay what they are.
+    /// Such products treat denormal operands and denormal sums as zero. Infinities and NaNs are
+    /// kept.
     pub fn cpu_bf16() -> Option<Self> {
         let operands = Operands::Bf16(Supported::detect()?);
         Some(Self { operands, ..Self::cpu() })
     }
 
-    /// Makes the file to which [`offload`](Device::offload) moves tensors.
+    /// Creates the file to which [`offload`](Device::offload) moves tensors.
     ///
     /// # Errors
-    /// If it cannot be made in the system's folder for temporary files.
+    /// If it cannot be created in the system's folder for temporary files.
     pub fn open_offload_file(&self) -> std::io::Result<()> {
         self.pool.open()
     }
@@ -95,7 +96,7 @@ impl Device for Candle {
         self.named("download", copied)
     }
 
-    /// To a file: the memory of the host is the device's own.
+    /// Moves the tensors to a file: the memory of the host is the device's own.
     fn offload(&self, tensors: Vec<Tensor>) -> Result<Reload<Self>> {
         let failed = |device: &Self, op, error: std::io::Error| DeviceError::File {
             device: device.name(),

@@ -1,5 +1,5 @@
-//! Functions of each element. GPT-2's GELU takes the form `x σ(2u)`, `u = √(2/π) (x + 0.044715 x³)`: equal
-//! to the one with `tanh`, with one exponential and no cancellation.
+//! Elementwise functions. GPT-2's GELU takes the form `x σ(2u)`, `u = √(2/π) (x + 0.044715 x³)`.
+//! That equals the form with `tanh`, with one exponential and no cancellation.
 
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, SQRT_2};
 use std::marker::PhantomData;
@@ -12,7 +12,7 @@ use super::math::exp;
 use super::memory::{Output, values};
 use super::{PIECE, Piece, run_all};
 
-/// An expression over the [`Function`] that an [`Activation`] stands for.
+/// Evaluates an expression over the [`Function`] of an [`Activation`].
 macro_rules! with_function {
     ($activation:expr, $F:ident => $work:expr) => {
         with_function!($activation, $F => $work, [GeluTanh, Gelu, Tanh, Silu])
@@ -28,7 +28,7 @@ macro_rules! with_function {
 }
 pub(super) use with_function;
 
-// 2 √(2/π), and that times the weight of the cube.
+// 2 √(2/π), and the same times the weight of the cube.
 const LINEAR: f32 = FRAC_2_SQRT_PI * SQRT_2;
 const CUBIC: f32 = LINEAR * 0.044_715;
 
@@ -80,13 +80,13 @@ impl Function for Gelu {
     }
 }
 
-/// Small tensors alone need it, so the standard library's will do.
+/// Only small tensors need it, so the standard library's is fast enough.
 pub(super) struct Tanh;
 
 impl Function for Tanh {
     #[inline(always)]
     fn both(x: f32) -> (f32, f32) {
-        // 1 - tanh² cancels where tanh is near 1.
+        // 1 - tanh² would cancel if tanh is near 1.
         let e = exp(-2.0 * x.abs());
         (x.tanh(), 4.0 * e / ((1.0 + e) * (1.0 + e)))
     }

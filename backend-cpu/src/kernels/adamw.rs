@@ -23,7 +23,7 @@ pub(crate) fn update(tensor: &mut Updated<'_, Tensor>, by: &AdamW) -> Result<()>
     })
 }
 
-/// The constants of one update; what can be is worked out in f64.
+/// The constants of one update, computed in f64 where possible.
 struct Step {
     beta1: f32,
     beta2: f32,

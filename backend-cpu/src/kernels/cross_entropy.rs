@@ -1,4 +1,4 @@
-//! Softmax cross-entropy, forward and backward in one pass over the logits, in their memory.
+//! Softmax cross-entropy, forward and backward in one pass over the logits, in place.
 
 use candle_core::{Result, Tensor};
 use chimera_core::layers::IGNORED;

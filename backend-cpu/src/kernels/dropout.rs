@@ -1,4 +1,4 @@
-//! Dropout, from numbers alone.
+//! Dropout by counter-based random numbers.
 
 use std::mem::MaybeUninit;
 
@@ -59,10 +59,11 @@ impl Piece for Drop<'_> {
     }
 }
 
-/// Elements whose factors are made at a time: they stay in the nearest cache.
+/// Elements whose factors are computed at a time: they stay in the first-level cache.
 pub(super) const AT_ONCE: usize = 256;
 
-/// What elements from `start` on are multiplied by, as many as there is room for: [`AT_ONCE`] at most.
+/// Returns the factors of elements from `start` on, as many as there is room for: [`AT_ONCE`] at
+/// most.
 #[inline(always)]
 pub(super) fn factors_of<'f>(by: &Dropout, start: usize, factors: &'f mut [f32]) -> &'f [f32] {
     let (threshold, scale) = (u32::from(by.threshold()), by.scale() as f32);

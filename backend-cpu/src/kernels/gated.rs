@@ -90,7 +90,7 @@ impl<F: Function> Piece for Backward<'_, F> {
         let inputs = self.dy.chunks_exact(width).zip(self.x.chunks_exact(2 * width));
         for ((dx, y), (dy, x)) in outputs.zip(inputs) {
             let ((d_gate, d_up), (gate, up)) = (dx.split_at_mut(width), x.split_at(width));
-            // Of six slices at once the compiler makes no vector code, but it does of whole vectors.
+            // The compiler vectorises loops over whole vectors, but not over six slices at once.
             let inputs = [dy, gate, up].map(<[f32]>::as_chunks::<LANES>);
             let outputs = [d_gate, d_up, y].map(<[MaybeUninit<f32>]>::as_chunks_mut::<LANES>);
             let [(dys, dy), (gates, gate), (ups, up)] = inputs;
@@ -112,7 +112,7 @@ impl<F: Function> Piece for Backward<'_, F> {
     }
 }
 
-/// Gradients of gates and of what they scale, and what came of both.
+/// Returns the gradients of gates and of the values that they scale, and the products of both.
 #[inline(always)]
 fn vectors<F: Function>(
     dy: &[f32; LANES],
@@ -129,7 +129,7 @@ fn vectors<F: Function>(
     all
 }
 
-/// Some elements, and zeros for those that a vector has more.
+/// Returns some elements, filled up to a vector with zeros.
 #[inline(always)]
 fn filled(from: &[f32]) -> [f32; LANES] {
     let mut lanes = [0.0; LANES];

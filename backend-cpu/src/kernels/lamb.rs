@@ -1,4 +1,4 @@
-//! LAMB: a pass that moves the moments and sums the norms, then one that moves the weights.
+//! LAMB: one pass updates the moments and sums the norms, a second one updates the weights.
 
 use candle_core::{Result, Tensor};
 use chimera_core::device::{AdamW, Updated};
@@ -39,7 +39,7 @@ pub(crate) fn update(tensor: &mut Updated<'_, Tensor>, by: &AdamW) -> Result<()>
     })
 }
 
-/// The constants of one update; what can be is worked out in f64.
+/// The constants of one update, computed in f64 where possible.
 struct Step {
     beta1: f32,
     beta2: f32,
@@ -80,7 +80,7 @@ struct Moments<'a> {
     g: &'a [f32],
     m: &'a mut [f32],
     v: &'a mut [f32],
-    /// Of squares, of the weights and of the direction.
+    /// Sums of squares: of the weights, and of the direction.
     sums: &'a mut [f64; 2],
     step: &'a Step,
 }

@@ -1,4 +1,4 @@
-//! Linear layers: one matrix product each. Bias and residual are where the product is added to.
+//! Linear layers: one matrix product each, added to bias and residual.
 
 use std::mem::MaybeUninit;
 
@@ -27,7 +27,8 @@ pub(crate) fn forward(
     let (x, w) = (values(x)?, values(w)?);
     let x = Matrix::new(&x, rows, inputs, inputs);
     let w = in_out(&w, layout, inputs, outputs);
-    // SAFETY: `y` is fresh and as large as the product, and begun if the product is added to it.
+    // SAFETY: `y` is fresh and as large as the product, and initialised if the product is added to
+    // it.
     unsafe { matmul(operands, y.place().at(0), outputs, add, 1.0, x, w) };
     // SAFETY: the product wrote every element.
     unsafe { y.written((rows, outputs)) }
@@ -91,7 +92,7 @@ fn outputs_of(w: &Tensor, layout: Layout) -> Result<usize> {
     })
 }
 
-/// `w` as an `inputs x outputs` matrix.
+/// Returns `w` as an `inputs x outputs` matrix.
 fn in_out(w: &[f32], layout: Layout, inputs: usize, outputs: usize) -> Matrix<'_> {
     match layout {
         Layout::InOut => Matrix::new(w, inputs, outputs, outputs),
@@ -99,7 +100,7 @@ fn in_out(w: &[f32], layout: Layout, inputs: usize, outputs: usize) -> Matrix<'_
     }
 }
 
-/// Writes `bias + residual` to `y`; false if there is neither, and `y` is as it was.
+/// Writes `bias + residual` to `y`. Returns false, and leaves `y` as it was, if there is neither.
 fn begin(
     y: &mut [MaybeUninit<f32>],
     width: usize,

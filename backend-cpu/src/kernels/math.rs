@@ -1,10 +1,10 @@
-//! Functions that the compiler turns into vector code: no branches, fixed lanes.
+//! Functions without branches and with a fixed number of lanes, which the compiler vectorises.
 
-/// Elements that are summed side by side. Sums depend on it, so it is not the processor's choice.
+/// Elements that are summed side by side. Sums depend on it, so it is the same on all processors.
 pub(super) const LANES: usize = 16;
 
 /// `eˣ` to 1.5e-7 relative (Cephes' `expf`: `x = n ln 2 + r`, a polynomial in `r`, and `n` added to
-/// the exponent). It is 0 where it would be less than 1.6e-38, never infinite, and keeps NaN.
+/// the exponent). Results below 1.6e-38 are 0, none is infinite, and NaN is kept.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it leaves an integer in the low bits
@@ -27,8 +27,9 @@ pub(super) fn exp(x: f32) -> f32 {
     if underflows { 0.0 } else { power * scale }
 }
 
-/// The natural logarithm of a positive number that is not denormal, to 1e-7 relative or absolute (Cephes' `logf`: of
-/// `x = 2ⁿ m` with `m` about 1, a polynomial in `m - 1`). It keeps infinity and NaN.
+/// The natural logarithm of a positive number that is not denormal, to 1e-7 relative or absolute
+/// (Cephes' `logf`: for `x = 2ⁿ m` with `m` about 1, a polynomial in `m - 1`). It keeps infinity
+/// and NaN.
 #[inline(always)]
 pub(super) fn ln(x: f32) -> f32 {
     const LN_2_HIGH: f32 = 0.693_359_4;
@@ -53,7 +54,7 @@ pub(super) fn ln(x: f32) -> f32 {
     if x < f32::INFINITY { log } else { x }
 }
 
-/// The sum of `f` over slices of equal length, element by element.
+/// Sums `f` over slices of equal length, element by element.
 #[inline(always)]
 pub(super) fn sum<const N: usize>(xs: [&[f32]; N], f: impl Fn([f32; N]) -> f32) -> f32 {
     let cut = xs.map(|x| x.as_chunks::<LANES>());
@@ -70,7 +71,7 @@ pub(super) fn sum<const N: usize>(xs: [&[f32]; N], f: impl Fn([f32; N]) -> f32) 
     across(lanes, |a, b| a + b)
 }
 
-/// The greatest element, NaN ignored.
+/// Returns the greatest element, ignoring NaN.
 #[inline(always)]
 pub(super) fn max(x: &[f32]) -> f32 {
     let (chunks, rest) = x.as_chunks::<LANES>();

@@ -1,4 +1,5 @@
-//! Matrix products of any strides, added to what is there or not: by the `gemm` crate, or in bf16 by our own.
+//! Matrix products with any strides, written or added to the destination: by the `gemm` crate, or
+//! in bf16 by this one.
 
 use std::cell::Cell;
 
@@ -13,16 +14,16 @@ use super::matrix::Matrix;
 use super::memory::Place;
 use super::{Piece, rows_per_piece, run_all};
 
-/// What the operands of products are rounded to before they are multiplied; sums are f32.
+/// The type to which operands are rounded before they are multiplied; sums are f32.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Operands {
-    /// They stay as they are.
+    /// They are not rounded.
     F32,
     Bf16(Supported),
 }
 
-/// Writes `scale a b` to `into`, a row-major matrix whose rows lie `row_step` apart, or adds it to what `into` holds, by
-/// all threads of the current pool.
+/// Writes `scale a b` to `into`, a row-major matrix whose rows lie `row_step` apart, or adds it to
+/// what `into` holds. Uses all threads of the current pool.
 ///
 /// # Safety
 ///
@@ -57,13 +58,15 @@ pub(super) unsafe fn matmul(
     }
 }
 
-/// The most rows that are multiplied one by one if columns of the right operand are consecutive: two rows take a fifth as dot products
-/// of what they take as a block, eight three quarters.
+/// The most rows that are multiplied one by one if columns of the right operand are consecutive.
+/// Compared with a block, dot products take a fifth of the time for two rows, and three quarters
+/// for eight.
 const FEW: usize = 8;
 
-/// Whether consecutive columns lie so far apart that the `gemm` crate is slow to read them. For AVX-512 it reads an element of 64
-/// columns at a time; if they lie a multiple of 4 KiB apart, they fall on the same few lines of the nearest cache, which has
-/// lost each when its next element is read.
+/// Returns true if consecutive columns lie so far apart that the `gemm` crate is slow to read them.
+/// For AVX-512 it reads an element of 64 columns at a time. If columns lie a multiple of 4 KiB
+/// apart, they fall on the same few lines of the first-level cache, which evicts each before its
+/// next element is read.
 fn is_slow(column_step: usize) -> bool {
     #[cfg(target_arch = "x86_64")]
     return column_step.is_multiple_of(1024) && std::is_x86_feature_detected!("avx512f");
@@ -71,7 +74,7 @@ fn is_slow(column_step: usize) -> bool {
     false
 }
 
-/// The arguments of [`matmul`], whose promise they carry, in f32.
+/// The arguments of [`matmul`], with the same safety contract, in f32.
 #[derive(Clone, Copy)]
 struct UnroundedProduct<'a> {
     into: *mut f32,
@@ -83,13 +86,14 @@ struct UnroundedProduct<'a> {
 }
 
 impl<'a> UnroundedProduct<'a> {
-    /// The product of one row of the left operand.
+    /// Returns the product of one row of the left operand.
     fn row(self, row: usize) -> UnroundedProduct<'a> {
         let into = self.into.wrapping_add(row * self.row_step);
         UnroundedProduct { into, a: self.a.row(row), ..self }
     }
 
-    /// Multiplies by a copy of the right operand whose rows are consecutive, some columns at a time.
+    /// Multiplies by a copy of the right operand whose rows are consecutive, some columns at a
+    /// time.
     ///
     /// # Safety
     ///
@@ -110,14 +114,14 @@ impl<'a> UnroundedProduct<'a> {
         TURNED.set(scratch);
     }
 
-    /// Multiplies by the `gemm` crate.
+    /// Multiplies with the `gemm` crate.
     ///
     /// # Safety
     ///
     /// As for [`matmul`].
     unsafe fn run(self, threads: usize) {
         let UnroundedProduct { into, row_step, add, scale, a, b } = self;
-        // SAFETY: both operands end inside of their slices, and `into` is the caller's promise.
+        // SAFETY: both operands end within their slices, and the caller vouches for `into`.
         unsafe {
             gemm::gemm(
                 a.rows,
@@ -144,11 +148,12 @@ impl<'a> UnroundedProduct<'a> {
     }
 }
 
-/// Elements that are turned at once, 4 MiB: many columns, since the left operand is packed anew for each such part.
+/// Elements that are copied at once, 4 MiB: many columns, since the left operand is packed anew for
+/// each such part.
 const MOST_TURNED: usize = 1 << 20;
 
 thread_local! {
-    /// Turned elements of this thread: kept from call to call.
+    /// Copied elements of this thread, kept between calls.
     static TURNED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// A matrix in memory, read by steps; so transposes, heads and row ranges need no copy.
+/// A strided view of a matrix in memory, so transposes, heads and row ranges need no copy.
 #[derive(Clone, Copy)]
 pub(super) struct Matrix<'a> {
     pub(super) data: &'a [f32],
@@ -13,14 +13,14 @@ pub(super) struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// The `rows x columns` block at the start of `data`, whose rows lie `row_step` apart.
+    /// Returns the `rows x columns` block at the start of `data`, whose rows lie `row_step` apart.
     pub(super) fn new(data: &'a [f32], rows: usize, columns: usize, row_step: usize) -> Self {
         let end = if rows == 0 { 0 } else { (rows - 1) * row_step + columns };
         assert!(end <= data.len(), "matrix ends outside of its memory");
         Self { data, rows, columns, row_step, column_step: 1 }
     }
 
-    /// The transpose.
+    /// Returns the transpose.
     pub(super) fn t(self) -> Self {
         Self {
             rows: self.columns,
@@ -31,15 +31,15 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// One row.
+    /// Returns one row.
     pub(super) fn row(self, row: usize) -> Self {
         assert!(row < self.rows);
-        // A matrix without columns may have no memory for the row to begin in.
+        // Without columns, the start of the row may be outside of the memory.
         let data = self.data.get(row * self.row_step..).unwrap_or_default();
         Self { data, rows: 1, ..self }
     }
 
-    /// Some columns, of which there is one at least.
+    /// Returns some columns, at least one.
     pub(super) fn columns(self, columns: Range<usize>) -> Self {
         assert!(columns.start < columns.end && columns.end <= self.columns);
         let data = &self.data[columns.start * self.column_step..];
@@ -54,7 +54,7 @@ mod tests {
 
     use crate::Candle;
 
-    /// The processor, in each precision that it has.
+    /// Returns the processor, in each precision that it has.
     fn devices() -> impl Iterator<Item = Candle> {
         [Some(Candle::cpu()), Candle::cpu_bf16()].into_iter().flatten()
     }
@@ -80,7 +80,7 @@ mod tests {
         Ok(())
     }
 
-    /// By one row and by many, which are multiplied in other ways.
+    /// One row and many rows are multiplied in different ways.
     #[test]
     fn sums_of_nothing_are_zeros() -> Result<()> {
         for (k, rows) in devices().flat_map(|k| [(k.clone(), 1), (k, 20)]) {

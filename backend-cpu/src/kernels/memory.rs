@@ -1,4 +1,4 @@
-//! Slices of candle's tensors, and tensors of values that were just written.
+//! Slices of candle's tensors, and tensors of freshly written values.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
@@ -8,7 +8,7 @@ use candle_core::{
     CpuStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, StorageRef, Tensor, bail,
 };
 
-/// The elements of `tensor`, row-major.
+/// Returns the elements of `tensor`, row-major.
 pub(super) fn values(tensor: &Tensor) -> Result<impl Deref<Target = [f32]> + '_> {
     let (storage, layout) = tensor.storage_and_layout();
     let (start, end) = extent(layout)?;
@@ -19,7 +19,8 @@ pub(super) fn values(tensor: &Tensor) -> Result<impl Deref<Target = [f32]> + '_>
     .or_else(|_| bail!("not a tensor of f32 on the CPU"))
 }
 
-/// Lets `f` change the elements of `tensor`. Only for tensors that came as `&mut`: clones see it.
+/// Lets `f` change the elements of `tensor`. Only for tensors passed as `&mut`: clones see the
+/// change.
 pub(super) fn update(tensor: &Tensor, f: impl FnOnce(&mut [f32]) -> Result<()>) -> Result<()> {
     if tensor.elem_count() == 0 {
         return f(&mut []); // candle takes the strides of an empty tensor for repeated elements
@@ -51,7 +52,7 @@ fn extent(layout: &Layout) -> Result<(usize, usize)> {
     }
 }
 
-/// Memory for a result, not zeroed: every element is written once anyway.
+/// Memory for a result, not zeroed, since every element is written once anyway.
 pub(super) struct Output {
     data: Vec<f32>,
     len: usize,
@@ -62,33 +63,33 @@ impl Output {
         Self { data: Vec::with_capacity(len), len }
     }
 
-    /// The elements, to be written.
+    /// Returns the elements for writing.
     pub(super) fn slots(&mut self) -> &mut [MaybeUninit<f32>] {
         &mut self.data.spare_capacity_mut()[..self.len]
     }
 
-    /// Where the elements lie, for writers that share them out among threads.
+    /// Returns a pointer to the elements, for writers that divide them among threads.
     pub(super) fn place(&mut self) -> Place {
         Place(self.data.as_mut_ptr())
     }
 
-    /// The elements as a tensor.
+    /// Returns the elements as a tensor.
     ///
     /// # Safety
     ///
     /// All elements have been written.
     pub(super) unsafe fn written(mut self, shape: impl Into<Shape>) -> Result<Tensor> {
-        // SAFETY: within the capacity, and written, says the caller.
+        // SAFETY: within the capacity; the caller guarantees that all are written.
         unsafe { self.data.set_len(self.len) };
         Tensor::from_vec(self.data, shape.into(), &Device::Cpu)
     }
 }
 
-/// A pointer that threads write through, each to elements of its own.
+/// A pointer that threads write through, each to its own elements.
 #[derive(Clone, Copy)]
 pub(super) struct Place(*mut f32);
 
-// SAFETY: only unsafe code writes through it, and answers for not writing an element twice at once.
+// SAFETY: only unsafe code writes through it, and ensures that no element is written twice at once.
 unsafe impl Send for Place {}
 // SAFETY: as above.
 unsafe impl Sync for Place {}
@@ -99,7 +100,7 @@ impl Place {
         Self(at)
     }
 
-    /// The element `offset` further on.
+    /// Returns a pointer to the element at `offset`.
     pub(super) fn at(self, offset: usize) -> *mut f32 {
         self.0.wrapping_add(offset)
     }

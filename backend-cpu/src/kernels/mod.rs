@@ -1,7 +1,7 @@
-//! The layers on the processor, one file per family.
+//! The layers on the processor, with one file per family.
 //!
-//! Work is cut into pieces by shape alone and each piece is summed in one order, so the bits of a
-//! result do not depend on which thread did what.
+//! Work is cut into pieces by shape only, and each piece is summed in one order, so the bits of a
+//! result do not depend on the assignment of pieces to threads.
 
 pub(crate) mod activation;
 pub(crate) mod adamw;
@@ -36,7 +36,7 @@ pub(crate) fn copy_into(tensor: &Tensor, into: &mut Vec<f32>) -> Result<()> {
     Ok(())
 }
 
-/// The rows of `tensors`, one below the other.
+/// Concatenates the rows of `tensors`.
 pub(crate) fn join(tensors: &[&Tensor]) -> Result<Tensor> {
     let mut shape = tensors[0].dims().to_vec();
     shape[0] = tensors.iter().map(|x| x.dims()[0]).sum();
@@ -45,23 +45,23 @@ pub(crate) fn join(tensors: &[&Tensor]) -> Result<Tensor> {
     Tensor::from_vec(data, shape, &Device::Cpu)
 }
 
-/// Elements of one piece of elementwise work: 64 KiB, so that a few operands fit a core's cache.
+/// Elements per piece of elementwise work: 64 KiB, so that a few operands fit a core's cache.
 const PIECE: usize = 16 * 1024;
 
-/// Rows of one piece when rows are `width` long.
+/// Rows per piece if rows are `width` long.
 fn rows_per_piece(width: usize) -> usize {
     (PIECE / width.max(1)).max(1)
 }
 
 /// A piece of a layer's work, independent of the other pieces.
 ///
-/// `run`, and all that it calls, must be `#[inline(always)]`: else it stays compiled for the oldest
-/// processor. (Closures cannot be, so work is a struct.)
+/// `run`, and everything it calls, must be `#[inline(always)]`: otherwise it stays compiled for the
+/// oldest processor. (Closures cannot be, so a piece is a struct.)
 trait Piece: Send {
     fn run(self);
 }
 
-/// Runs all pieces, on all threads of the current pool.
+/// Runs all pieces on all threads of the current pool.
 fn run_all<P: Piece>(pieces: impl ExactSizeIterator<Item = P>) {
     if rayon::current_num_threads() == 1 || pieces.len() == 1 {
         pieces.for_each(run_vectorized);
@@ -71,7 +71,7 @@ fn run_all<P: Piece>(pieces: impl ExactSizeIterator<Item = P>) {
     }
 }
 
-/// Runs a piece compiled for the widest vectors that this processor has.
+/// Runs a piece compiled for the widest vectors of this processor.
 fn run_vectorized<P: Piece>(piece: P) {
     struct Run<P>(P);
 

@@ -1,5 +1,5 @@
-//! Layer norm and RMS norm, row by row. They are one loop each, compiled twice: only layer norm is `CENTRED`, takes
-//! the mean from each row and adds a bias.
+//! Layer norm and RMS norm, row by row. They share one loop, compiled twice: only layer norm is
+//! `CENTRED`, subtracts the mean from each row and adds a bias.
 
 use std::mem::MaybeUninit;
 
@@ -10,7 +10,7 @@ use super::memory::{Output, update, values};
 use super::sums::{COLUMNS, ROWS, add};
 use super::{Piece, rows_per_piece, run_all};
 
-/// Layer norm if there is a bias, else RMS norm.
+/// Computes layer norm if there is a bias, and otherwise RMS norm.
 pub(crate) fn forward(
     x: &Tensor,
     gain: &Tensor,
@@ -37,7 +37,7 @@ pub(crate) fn backward_input(
     }
 }
 
-/// Layer norm has the gradient of a bias too.
+/// Layer norm also has the gradient of a bias.
 pub(crate) fn backward_weight(
     dy: &Tensor,
     x: &Tensor,
@@ -67,17 +67,17 @@ pub(crate) fn backward_weight(
     })
 }
 
-/// Whether they are layer norm's, which keeps the mean of each row too.
+/// Returns true if they are layer norm's, which also keeps the mean of each row.
 fn is_centred(stats: &Tensor) -> Result<bool> {
     Ok(n_stats(true) == stats.dims2()?.1)
 }
 
-/// Numbers that are kept of each row: its mean if it is centred, and what it is multiplied by.
+/// Numbers kept per row: its mean if it is centred, and its scale.
 const fn n_stats(is_centred: bool) -> usize {
     if is_centred { 2 } else { 1 }
 }
 
-/// Without centring `bias` is not looked at.
+/// Without centring, `bias` is not read.
 fn normalise<const CENTRED: bool>(
     x: &Tensor,
     gain: &Tensor,
@@ -129,7 +129,7 @@ fn normalise_dx<const CENTRED: bool>(
 
 type Slots<'a> = &'a mut [MaybeUninit<f32>];
 
-/// What a row was centred by and multiplied by, from the numbers that are kept of it.
+/// Returns the mean and scale of a row, from its kept numbers.
 #[inline(always)]
 fn mean_and_scale<const CENTRED: bool>(stats: &[f32]) -> (f32, f32) {
     if CENTRED { (stats[0], stats[1]) } else { (0.0, stats[0]) }
@@ -168,7 +168,7 @@ impl<const CENTRED: bool> Piece for Forward<'_, CENTRED> {
 }
 
 /// As many rows as `dx` has: `scale (g - mean(g) - n mean(g n)) + residual`, with `g = dy gain` and
-/// `n` the normalised `x`; without centring there is no `mean(g)`.
+/// `n` the normalised `x`. Without centring there is no `mean(g)`.
 struct BackwardInput<'a, const CENTRED: bool> {
     dx: Slots<'a>,
     dy: &'a [f32],
@@ -204,7 +204,7 @@ impl<const CENTRED: bool> Piece for BackwardInput<'_, CENTRED> {
     }
 }
 
-/// What the weights' gradients are sums over.
+/// The rows over which gradients of weights are summed.
 #[derive(Clone, Copy)]
 struct Rows<'a> {
     dy: &'a [f32],
@@ -213,7 +213,8 @@ struct Rows<'a> {
     width: usize,
 }
 
-/// All rows of the columns from `start` on, as many as `d_gain` has; without centring `d_bias` is empty.
+/// All rows of the columns from `start` on, as many columns as `d_gain` has. Without centring
+/// `d_bias` is empty.
 struct BackwardWeight<'a, const CENTRED: bool> {
     d_gain: &'a mut [f32],
     d_bias: &'a mut [f32],

@@ -1,18 +1,18 @@
-//! What the processor can do at most.
+//! The peak speed of the processor.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use super::bf16::Supported;
 
-/// Sums that grow side by side: enough to hide how long an addition takes, few enough for the registers.
+/// Independent sums: enough to hide the latency of an addition, few enough for the registers.
 const CHAINS: usize = if cfg!(target_arch = "aarch64") { 24 } else { 12 };
 const STEPS: usize = 4_000;
 const TRIES: usize = 1_000;
 
-/// Floating-point operations per second, in f32, that one thread reaches at best: fused multiply-adds of the widest
-/// vectors, on registers alone. It is measured in tens of milliseconds, as the best of many short tries, so that other
-/// work of the machine does not count.
+/// Measures the highest f32 floating-point rate of one thread, per second: fused multiply-adds of
+/// the widest vectors, only on registers. It takes tens of milliseconds. The best of many short
+/// tries counts, so that other work on the machine does not disturb it.
 pub fn measured_peak() -> f64 {
     struct Peak;
 
@@ -41,8 +41,8 @@ pub fn measured_peak() -> f64 {
     pulp::Arch::new().dispatch(Peak)
 }
 
-/// Floating-point operations per second that one thread reaches at best in products of bf16 that are summed in f32, if the
-/// processor has AVX-512 BF16: measured as [`measured_peak`] is.
+/// Measures the highest rate of one thread, per second, in bf16 products that are summed in f32, if
+/// the processor has AVX-512 BF16. The method is that of [`measured_peak`].
 pub fn measured_bf16_peak() -> Option<f64> {
     let _has_the_instruction: Supported = Supported::detect()?;
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! A file for tensors that are moved out of memory: a processor has no other memory to move them to.
+//! A file for offloaded tensors: a processor has no other memory to move them to.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pulp::bytemuck::{cast_slice, cast_slice_mut};
 
-/// The name of the file in errors.
+/// The name of the file in error messages.
 pub(crate) const IN_WORDS: &str = "the file for activations that are moved out of memory";
 
-/// A file without a name, in the system's folder for temporary files, from the first tensor that is stored. Its blocks are
-/// used again, so it grows to the most that is away at once.
+/// An unnamed file in the system's folder for temporary files, created for the first stored tensor.
+/// Its blocks are reused, so it grows to the largest amount that is offloaded at once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FilePool(Arc<Mutex<Option<Blocks>>>);
 
@@ -19,11 +19,11 @@ pub(crate) struct FilePool(Arc<Mutex<Option<Blocks>>>);
 struct Blocks {
     file: File,
     end: u64,
-    /// Where blocks of each length are free, in bytes.
+    /// Offsets of free blocks, by their length in bytes.
     free: BTreeMap<u64, Vec<u64>>,
 }
 
-/// Elements in a block of a pool, which is free again once this is gone.
+/// Elements in a block of a pool, which is freed when this is dropped.
 pub(crate) struct Stored {
     pool: FilePool,
     at: u64,
@@ -31,7 +31,7 @@ pub(crate) struct Stored {
 }
 
 impl FilePool {
-    /// Makes the file, unless it is there.
+    /// Creates the file if it does not exist.
     pub(crate) fn open(&self) -> io::Result<()> {
         self.with(|_| Ok(()))
     }

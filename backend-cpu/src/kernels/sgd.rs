@@ -25,7 +25,7 @@ pub(crate) fn update(tensor: &mut WithMomentum<'_, Tensor>, by: &Sgd) -> Result<
     })
 }
 
-/// The constants of one update; what can be is worked out in f64.
+/// The constants of one update, computed in f64 where possible.
 struct Step {
     momentum: f32,
     keep: f32,

@@ -9,7 +9,7 @@ use super::{PIECE, Piece, run_all};
 /// Columns that are summed side by side: four vectors of 16.
 pub(super) const COLUMNS: usize = 64;
 
-/// Rows that are summed by themselves before they join the total, which keeps rounding small.
+/// Rows that are summed separately before they join the total, which keeps rounding small.
 pub(super) const ROWS: usize = 64;
 
 pub(crate) fn accumulate(into: &Tensor, x: &Tensor) -> Result<()> {
@@ -65,8 +65,8 @@ impl Piece for Add<'_> {
     }
 }
 
-/// The sum of squares, in f64 so that many small ones count. (In f32, as it is handed on, it is not finite
-/// for norms above 1.8e19, which are of no use either.)
+/// The sum of squares, in f64 so that many small ones count. (It is passed on in f32, where norms
+/// above 1.8e19 overflow; those are useless anyway.)
 struct Squares<'a> {
     sum: &'a mut f64,
     x: &'a [f32],
@@ -105,7 +105,7 @@ impl Piece for Columns<'_> {
             let mut sums = [0.0; COLUMNS];
             for row in rows.chunks_exact(self.width) {
                 let row = &row[self.start..][..self.into.len()];
-                // The length that almost all have is known to the compiler: sums stay in registers.
+                // The compiler knows the usual length, so sums stay in registers.
                 match row.first_chunk::<COLUMNS>() {
                     Some(row) => add(&mut sums, row),
                     None => add(&mut sums, row),

@@ -1,8 +1,10 @@
-//! Products of small matrices in f32 without packing: those of attention, whose operands lie in the cache already, and whose
-//! summed dimension is as short as a head, so that packing would cost as much as the product.
+//! Products of small f32 matrices without packing, for attention. Its operands are in the cache
+//! already, and its summed dimension is as short as a head, so packing would cost as much as the
+//! product.
 //!
-//! A tile of the result is in registers; each row of the right operand is read as vectors, and elements of the left one are
-//! broadcast. An element's sum goes through the summed dimension in order, whatever the processor.
+//! A tile of the result is in registers. Each row of the right operand is read as vectors, and
+//! elements of the left one are broadcast. An element's sum goes through the summed dimension in
+//! order, on every processor.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -11,13 +13,14 @@ use pulp::Simd;
 
 use super::matrix::Matrix;
 
-/// Rows of a tile. With two vectors across, its sums hide how long an addition takes; a tile of one row has four across.
+/// Rows of a tile. With two vectors across, its sums hide the latency of an addition; a tile of one
+/// row has four vectors across.
 const ROWS: usize = 8;
 /// Rows of a tile on processors with 16 registers.
 const FEW_ROWS: usize = 4;
 
-/// Writes `scale a b` to `into`, whose rows lie `row_step` apart, or adds it to what `into` holds. Rows of `b` are
-/// consecutive.
+/// Writes `scale a b` to `into`, whose rows lie `row_step` apart, or adds it to what `into` holds.
+/// Rows of `b` are consecutive.
 ///
 /// # Safety
 ///
@@ -35,7 +38,7 @@ pub(super) unsafe fn multiply(
     pulp::Arch::new().dispatch(product);
 }
 
-/// The arguments of [`multiply`], whose promise they carry.
+/// The arguments of [`multiply`], with the same safety contract.
 #[derive(Clone, Copy)]
 struct UnpackedProduct<'p> {
     into: *mut f32,
@@ -75,7 +78,8 @@ impl pulp::WithSimd for UnpackedProduct<'_> {
 }
 
 impl UnpackedProduct<'_> {
-    /// All rows of the columns from `left` on, `VECTORS` vectors across, the last of which is not whole if `PARTIAL`.
+    /// Computes all rows of the columns from `left` on, `VECTORS` vectors across. The last vector
+    /// is not whole if `PARTIAL`.
     #[inline(always)]
     fn down<S: Simd, const VECTORS: usize, const PARTIAL: bool>(self, simd: S, left: usize) {
         let mut top = 0;
@@ -135,8 +139,8 @@ impl UnpackedProduct<'_> {
             for (v, sum) in sums.into_iter().enumerate() {
                 let to =
                     self.into.wrapping_add((top + r) * self.row_step + left + v * S::F32_LANES);
-                // SAFETY: elements of the result, which the caller lets this thread write, and which are initialised if
-                // they are added to.
+                // SAFETY: elements of the result, which the caller lets this thread write. They are
+                // initialised if they are added to.
                 unsafe {
                     if PARTIAL && v + 1 == VECTORS {
                         if !self.add {
@@ -155,7 +159,7 @@ impl UnpackedProduct<'_> {
         }
     }
 
-    /// What a vector of sums becomes, where `there` is.
+    /// Scales a vector of sums, and adds `there` if the product is added.
     #[inline(always)]
     fn scaled<S: Simd>(self, simd: S, sum: S::f32s, scale: S::f32s, there: S::f32s) -> S::f32s {
         if self.add { simd.mul_add_f32s(sum, scale, there) } else { simd.mul_f32s(sum, scale) }
@@ -166,7 +170,7 @@ impl UnpackedProduct<'_> {
 mod tests {
     use super::*;
 
-    /// Each element as a sum in the same order.
+    /// Computes each element as a sum in the same order.
     fn plain(into: &mut [f32], row_step: usize, add: bool, scale: f32, a: Matrix, b: Matrix) {
         for i in 0..a.rows {
             for j in 0..b.columns {

@@ -1,8 +1,8 @@
-//! Rows that follow rows whose keys and values are kept.
+//! Attention of rows after others whose keys and values are cached.
 //!
-//! A cache keeps the keys of each head, and then the values of each head. Keys lie in blocks of tokens, turned, a row of a
-//! block for each feature, so that a query's scores are products with whole vectors; values lie token by token. Both are
-//! read once, from end to end.
+//! A cache holds the keys of all heads, then the values of all heads. Keys lie in transposed blocks
+//! of tokens, with a row per feature, so that a query's scores are products of whole vectors.
+//! Values lie token by token. Both are read once, from end to end.
 
 use candle_core::{Result, Tensor};
 use chimera_core::layers::Attention;
@@ -16,7 +16,7 @@ use super::head::Head;
 use super::softmax::softmax;
 use super::{SCRATCH, forward, scratch};
 
-/// Rows that follow the first `past` of `cache`, which gets them too.
+/// Computes attention of rows that follow the first `past` of `cache`, and adds them to it.
 pub(crate) fn after(
     qkv: &Tensor,
     cache: &Tensor,
@@ -63,12 +63,12 @@ pub(crate) fn after(
 const TOKENS: usize = 4 * LANES;
 
 impl Head<'_> {
-    /// Where the keys and the values of this head begin in a cache of `capacity` tokens.
+    /// Returns the start of this head's keys and values in a cache of `capacity` tokens.
     fn kept(self, capacity: usize) -> [usize; 2] {
         [self.shared, self.by.kv_heads + self.shared].map(|nth| nth * self.dim * capacity)
     }
 
-    /// Puts the key and the value of token `token` into a cache of `capacity` tokens.
+    /// Writes the key and value of token `token` into a cache of `capacity` tokens.
     fn keep(self, token: usize, key: &[f32], value: &[f32], cache: &mut [f32], capacity: usize) {
         let [keys, values] = self.kept(capacity);
         let (start, in_block) = (token / TOKENS * TOKENS, token % TOKENS);
@@ -83,9 +83,9 @@ impl Head<'_> {
 struct After<'a> {
     first: Head<'a>,
     group: usize,
-    /// Row of `new`.
+    /// Row within `new`.
     row: usize,
-    /// Tokens before those of `new`.
+    /// Number of tokens before those of `new`.
     past: usize,
     new: &'a [f32],
     cache: &'a [f32],
@@ -117,7 +117,7 @@ impl Piece for After<'_> {
             let live = seen.start - start..seen.end - start;
             let (total, highest) = softmax(weights, live.clone(), 1.0);
             weights[live].iter_mut().for_each(|weight| *weight /= total);
-            // SAFETY: inside of the result, and nobody else writes this head's element of the row.
+            // SAFETY: within the result, and nobody else writes this head's element of the row.
             unsafe {
                 self.log_sum.at(row * by.heads + first.head + nth).write(highest + ln(total))
             };

@@ -13,9 +13,9 @@ use super::super::unpacked::multiply;
 use super::head::Head;
 use super::{BLOCK, SCRATCH, scratch};
 
-/// With `p` the softmax, `f` the factors of the dropout, `dp = f dy vᵀ` and `ds = p (dp - Σ dy out)`:
-/// `dv = (f p)ᵀ dy`, `dq = ds k` and `dk = dsᵀ q`, the last two times the scale; `dv` and `dk` summed over the heads of
-/// queries that share them.
+/// With `p` the softmax, `f` the dropout factors, `dp = f dy vᵀ` and `ds = p (dp - Σ dy out)`:
+/// `dv = (f p)ᵀ dy`, `dq = ds k` and `dk = dsᵀ q`, the last two times the scale. `dv` and `dk` are
+/// summed over the heads of queries that share them.
 pub(super) struct HeadBackward<'a> {
     /// The first head of the group.
     pub(super) first: Head<'a>,
@@ -42,20 +42,21 @@ impl Piece for HeadBackward<'_> {
         head.gather(k, self.qkv, 1);
         head.gather_turned(k_turned, self.qkv, 1);
         head.gather_turned(v_turned, self.qkv, 2);
-        // Where the last block does not reach back to the first key, all add to zeros.
+        // If the last block does not reach back to the first key, all blocks add to zeros.
         let is_windowed = matches!(head.by.mask, Mask::Window(_) | Mask::Documents(_));
         let unwritten = if is_windowed { 0 } else { head.keys(context - 1).end };
         for row in unwritten..context {
             for part in [1, 2] {
                 let at = self.d_qkv.at(head.qkv(part, row));
-                // SAFETY: inside of the result, and this group's; no product has written here.
+                // SAFETY: within the result, and this group's; no product has written here.
                 unsafe { at.write_bytes(0, dim) };
             }
         }
         for nth in 0..self.group {
             let head = Head { head: head.head + nth, ..head };
             for row in 0..head.first {
-                // SAFETY: inside of the result, and this head's; rows that do not query have no gradient of a query.
+                // SAFETY: within the result, and this head's; rows that do not query have no
+                // gradient of a query.
                 unsafe { self.d_qkv.at(head.qkv(0, row)).write_bytes(0, dim) };
             }
             head.gather(q, self.qkv, 0);
@@ -66,8 +67,9 @@ impl Piece for HeadBackward<'_> {
 }
 
 impl HeadBackward<'_> {
-    /// The gradients through one head of queries. Those of keys and values are added to what is there if `adds` is set,
-    /// or else written by the block that reaches all keys, and added to by the others.
+    /// Computes the gradients through one head of queries. With `adds`, those of keys and values
+    /// are added to what is there. Otherwise the block that reaches all keys writes them, and the
+    /// others add.
     #[inline(always)]
     fn one(
         &self,
@@ -78,7 +80,7 @@ impl HeadBackward<'_> {
         [p, ds]: [&mut [f32]; 2],
     ) {
         let (context, dim, step) = (head.by.context, head.dim, head.turned_step());
-        // From the last block on: without a window it reaches all keys that any does.
+        // From the last block on: without a window it reaches every key that any block reaches.
         for start in (head.first..context).step_by(BLOCK).rev() {
             let n = BLOCK.min(context - start);
             let block = head.keys_of_block(start, n);
@@ -102,8 +104,8 @@ impl HeadBackward<'_> {
             let [dq, dk, dv] = [(0, start), (1, block.start), (2, block.start)]
                 .map(|(part, row)| self.d_qkv.at(head.qkv(part, row)));
             let add = adds || start + n < context;
-            // SAFETY: these rows and columns of the result are this group's; what is added to was zeroed, or written by
-            // the last block.
+            // SAFETY: these rows and columns of the result are this group's. Elements that are
+            // added to were zeroed, or written by the last block.
             unsafe {
                 multiply(dq, head.width, false, head.scale(), ds, keys);
                 multiply(dk, head.width, add, head.scale(), ds.t(), queries);
@@ -112,7 +114,7 @@ impl HeadBackward<'_> {
         }
     }
 
-    /// From a row of scores and of `dp` to a row of `p` and of `ds`.
+    /// Converts a row of scores and of `dp` to a row of `p` and of `ds`.
     #[inline(always)]
     fn softmax_dx(
         &self,

@@ -11,7 +11,7 @@ use super::head::Head;
 use super::softmax::{drop_weights, softmax};
 use super::{BLOCK, SCRATCH, scratch};
 
-/// Weights of a block of queries at a time, and the values that they mix.
+/// Computes the weights of one block of queries at a time, and mixes values by them.
 pub(super) struct HeadForward<'a> {
     pub(super) head: Head<'a>,
     pub(super) qkv: &'a [f32],
@@ -55,7 +55,7 @@ impl Piece for HeadForward<'_> {
             }
             for (i, log_sum) in log_sums[..n].iter().enumerate() {
                 let at = self.log_sum.at(head.log_sum(start + i));
-                // SAFETY: inside of the result, and nobody else writes this head's elements.
+                // SAFETY: within the result, and nobody else writes this head's elements.
                 unsafe { at.write(*log_sum) };
             }
             let weights = Matrix::new(scores, n, block.len(), width);

@@ -1,4 +1,4 @@
-//! Where the elements of a head lie.
+//! The memory layout of a head.
 
 use std::ops::Range;
 
@@ -6,15 +6,15 @@ use chimera_core::layers::{Attention, Dropout};
 
 use super::super::math::LANES;
 
-/// One head of one sample: where its elements lie.
+/// One head of one sample, and the positions of its elements.
 #[derive(Clone, Copy)]
 pub(super) struct Head<'a> {
     pub(super) by: &'a Attention<'a>,
     /// The first row of the sample.
     pub(super) row: usize,
-    /// The first row that queries, counted within the sample.
+    /// The first row that queries, within the sample.
     pub(super) first: usize,
-    /// Where the sample's results begin.
+    /// The first row of the sample's results.
     pub(super) result: usize,
     pub(super) head: usize,
     /// The head of keys and values that it reads.
@@ -42,18 +42,18 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Which keys row `row` of the sample sees.
+    /// Returns the keys that row `row` of the sample sees.
     #[inline(always)]
     pub(super) fn keys(self, row: usize) -> Range<usize> {
         self.by.keys(self.row / self.by.context, row)
     }
 
-    /// Which keys any of `n` rows from `start` on sees.
+    /// Returns the keys that any of `n` rows from `start` on sees.
     pub(super) fn keys_of_block(self, start: usize, n: usize) -> Range<usize> {
         self.keys(start).start..self.keys(start + n - 1).end
     }
 
-    /// `keys` of row `row`, counted from the first key of its block.
+    /// Returns the keys of row `row`, relative to the first key of its block.
     #[inline(always)]
     pub(super) fn live(self, row: usize, block: &Range<usize>) -> Range<usize> {
         let keys = self.keys(row);
@@ -64,37 +64,37 @@ impl<'a> Head<'a> {
         1.0 / (self.dim as f32).sqrt()
     }
 
-    /// Where the queries (`part` 0), keys (1) or values (2) of row `row` begin in `qkv`.
+    /// Returns the start of the queries (`part` 0), keys (1) or values (2) of row `row` in `qkv`.
     pub(super) fn qkv(self, part: usize, row: usize) -> usize {
         let Attention { heads, kv_heads, .. } = *self.by;
         let head = [self.head, heads + self.shared, heads + kv_heads + self.shared][part];
         (self.row + row) * self.width + head * self.dim
     }
 
-    /// Where row `row`, which queries, begins in a matrix of `hidden` columns.
+    /// Returns the start of row `row`, which queries, in a matrix of `hidden` columns.
     pub(super) fn mixed(self, row: usize) -> usize {
         (self.result + row - self.first) * self.hidden + self.head * self.dim
     }
 
-    /// Where the log-sum-exp of row `row` lies.
+    /// Returns the position of the log-sum-exp of row `row`.
     pub(super) fn log_sum(self, row: usize) -> usize {
         (self.result + row - self.first) * self.by.heads + self.head
     }
 
-    /// The dropout of the weights of row `row`, from those of key `key` on.
+    /// Returns the dropout of the weights of row `row`, from key `key` on.
     #[inline(always)]
     pub(super) fn dropout(self, row: usize, key: usize) -> Option<Dropout> {
         let first = self.by.weight(self.row + row, self.head) + key as u64;
         self.by.dropout.map(|drop| Dropout { first: drop.first.wrapping_add(first), ..drop })
     }
 
-    /// How many elements of `qkv` each of its three parts has here.
+    /// Returns the number of elements of each of the three parts of `qkv`.
     pub(super) fn size(self) -> usize {
         self.by.context * self.dim
     }
 
-    /// Copies a part of `qkv` to consecutive rows: rows of a power-of-two width would fall on the
-    /// same few lines of the cache, and products read them many times.
+    /// Copies a part of `qkv` to consecutive rows. In `qkv`, rows of a power-of-two width would
+    /// fall on the same few cache lines, and products read them many times.
     #[inline(always)]
     pub(super) fn gather(self, into: &mut [f32], qkv: &[f32], part: usize) {
         for (row, into) in into.chunks_exact_mut(self.dim).enumerate() {
@@ -103,18 +103,18 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Elements between the rows of a part that is turned: whole vectors, and one more, so that rows of a power-of-two
-    /// length do not fall on the same few lines of the cache.
+    /// Returns the distance between rows of a transposed part: whole vectors, plus one, so that
+    /// rows of a power-of-two length do not fall on the same few cache lines.
     pub(super) fn turned_step(self) -> usize {
         self.by.context.next_multiple_of(LANES) + LANES
     }
 
-    /// Elements of a part that is turned.
+    /// Returns the number of elements of a transposed part.
     pub(super) fn turned_size(self) -> usize {
         self.dim * self.turned_step()
     }
 
-    /// Copies a part of `qkv` turned: a row for each feature, with zeros behind the last token.
+    /// Copies a part of `qkv` transposed: a row per feature, with zeros after the last token.
     #[inline(always)]
     pub(super) fn gather_turned(self, into: &mut [f32], qkv: &[f32], part: usize) {
         let (step, context) = (self.turned_step(), self.by.context);

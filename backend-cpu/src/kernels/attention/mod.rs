@@ -1,9 +1,9 @@
-//! Self-attention by blocks of queries: the scores of one block and head are all that ever
-//! exists at once, and the backward pass makes them again from the log-sum-exp (Dao et al., 2022,
-//! FlashAttention; blocks of keys are not needed, since a row of scores fits the cache).
+//! Self-attention by blocks of queries. Only the scores of one block and head exist at once, and
+//! the backward pass recomputes them from the log-sum-exp (Dao et al., 2022, FlashAttention).
+//! Blocks of keys are not needed, since a row of scores fits the cache.
 //!
-//! Its products stay f32 where those of linear layers are rounded to bf16: a head is so short, and a block so low, that
-//! rounding and packing operands would take longer than it saves.
+//! Its products stay f32 when those of linear layers are rounded to bf16: heads and blocks are so
+//! small that rounding and packing operands would take longer than it saves.
 
 mod after;
 mod backward;
@@ -23,12 +23,12 @@ use self::head::Head;
 use super::memory::{Output, values};
 use super::run_all;
 
-/// Queries of one block. Fewer skip more of the scores that a causal mask hides, more make better
+/// Queries per block. Fewer skip more of the scores that a causal mask hides; more make faster
 /// matrix products.
 const BLOCK: usize = 32;
 
 thread_local! {
-    /// Memory for one head, kept from call to call.
+    /// Memory for one head, kept between calls.
     static SCRATCH: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn forward(qkv: &Tensor, by: &Attention<'_>) -> Result<(Tensor, Tenso
     forward_from(qkv, 0, by)
 }
 
-/// Attention of the rows of each sample from `first` on, which see all rows before them.
+/// Computes attention of the rows of each sample from `first` on, which see all rows before them.
 pub(crate) fn forward_from(
     qkv: &Tensor,
     first: usize,
@@ -69,7 +69,7 @@ pub(crate) fn backward(
     backward_from(dy, qkv, (out, log_sum), 0, by)
 }
 
-/// The gradient of [`forward_from`], of all rows.
+/// Computes the gradient of [`forward_from`] for all rows.
 pub(crate) fn backward_from(
     dy: &Tensor,
     qkv: &Tensor,
@@ -95,7 +95,7 @@ pub(crate) fn backward_from(
     unsafe { d_qkv.written((rows, width)) }
 }
 
-/// The scratch memory of this thread, at least `len` long.
+/// Takes the scratch memory of this thread, at least `len` long.
 fn scratch(len: usize) -> Vec<f32> {
     let mut scratch = SCRATCH.take();
     scratch.resize(len.max(scratch.len()), 0.0);

@@ -1,9 +1,10 @@
-//! Blocking: which parts of the operands are packed when, and who multiplies what.
+//! Blocking: the order of packing and multiplying parts of the operands, and its split into tasks.
 //!
-//! The summed dimension and the columns are cut into blocks. A block of the right operand is packed once, for all
-//! threads; then each task packs some rows of the left one, which stay in its core's second cache, and passes over them
-//! once for each panel of columns, which stays in the first. Blocks of the summed dimension depend on its length alone
-//! and follow one another, so an element has the same bits whatever the number of threads.
+//! The summed dimension and the columns are cut into blocks. A block of the right operand is packed
+//! once, for all threads. Then each task packs some rows of the left one, which stay in its core's
+//! second-level cache. It passes over them once per panel of columns, which stays in the
+//! first-level cache. Blocks of the summed dimension depend only on its length and follow one
+//! another, so an element has the same bits for any number of threads.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -22,22 +23,22 @@ const DEPTH: usize = 512;
 /// Columns whose panels are packed together.
 const WIDE: usize = 2048;
 
-/// Panels of columns that one thread packs together, from pieces of rows that are so wide.
+/// Panels of columns that one thread packs together, from pieces of rows of that width.
 const PANELS: usize = 4;
 
 /// Rows of a task.
 const HIGH: usize = 128;
 
-/// Multiplications of a product that is not worth a second thread.
+/// The most multiplications of a product that is not worth a second thread.
 const ALONE: usize = 1 << 17;
 
 thread_local! {
-    /// Packed rows, and packed columns, of this thread: kept from call to call.
+    /// Packed rows and packed columns of this thread, kept between calls.
     static ROWS: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
     static COLUMNS: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
 }
 
-/// A product, and where it goes: as [`matmul`](super::super::matmul::matmul) has them.
+/// A product and its destination, as in [`matmul`](super::super::matmul::matmul).
 #[derive(Clone, Copy)]
 pub(crate) struct RoundedProduct<'a> {
     pub(crate) into: Place,
@@ -63,13 +64,13 @@ impl RoundedProduct<'_> {
             // An empty sum is a block too: it writes zeros.
             for start in (0..depth.max(1)).step_by(block) {
                 let deep = start..depth.min(start + block);
-                // SAFETY: a part of the product, which alone is run.
+                // SAFETY: a part of the product; parts run one after another.
                 unsafe { self.block(across.clone(), deep, threads) };
             }
         }
     }
 
-    /// Adds what a block of the right operand gives.
+    /// Multiplies one block of the right operand, and adds the result.
     ///
     /// # Safety
     ///
@@ -84,7 +85,8 @@ impl RoundedProduct<'_> {
             let first = across.start + nth * PANELS * kernel::COLUMNS;
             let last = across.end.min(first + PANELS * kernel::COLUMNS);
             let source = Source::of(self.b.t(), first..last, deep.clone());
-            // SAFETY: the processor has the instructions; the source is part of the operand, the panels are of its size.
+            // SAFETY: the processor has the instructions. The source is part of the operand, and
+            // the panels have its size.
             unsafe { pack::pack::<{ kernel::COLUMNS }>(source, into.as_mut_ptr()) };
         };
         // At least one: chunks cannot be empty.
@@ -104,7 +106,7 @@ impl RoundedProduct<'_> {
             let down = share(rows.div_ceil(LANES), down, n_high);
             let down = down.start * LANES..rows.min(down.end * LANES);
             let panels = share(n_panels, along, n_across);
-            // SAFETY: tasks write to parts of the result of their own.
+            // SAFETY: each task writes to its own part of the result.
             unsafe { self.task(down, &across, &deep, panels, packed_columns) };
         };
         if threads == 1 {
@@ -133,7 +135,8 @@ impl RoundedProduct<'_> {
         let len = down.len().next_multiple_of(LANES) * n_pairs;
         packed.resize(len.max(packed.len()), 0);
         let source = Source::of(self.a, down.clone(), deep.clone());
-        // SAFETY: the processor has the instructions; the source is part of the operand, the panels are of its size.
+        // SAFETY: the processor has the instructions. The source is part of the operand, and the
+        // panels have its size.
         unsafe { pack::pack::<{ kernel::ROWS }>(source, packed.as_mut_ptr()) };
         for panel in panels {
             let left = across.start + panel * kernel::COLUMNS;
@@ -148,8 +151,9 @@ impl RoundedProduct<'_> {
                     add: self.add || deep.start > 0,
                     scale: self.scale,
                 };
-                // SAFETY: the processor has the instructions; the panels have this many pairs; the tile is the task's,
-                // and if it is added to then the caller or an earlier block has written it.
+                // SAFETY: the processor has the instructions, and the panels have this many pairs.
+                // The tile is the task's. If it is added to, the caller or an earlier block has
+                // written it.
                 unsafe { kernel::multiply(n_pairs, a.as_ptr(), b.as_ptr(), tile) };
             }
         }
@@ -157,7 +161,7 @@ impl RoundedProduct<'_> {
     }
 }
 
-/// The `nth` of `n` almost equal parts of `0..len`.
+/// Returns the `nth` of `n` almost equal parts of `0..len`.
 fn share(len: usize, nth: usize, n: usize) -> Range<usize> {
     len * nth / n..len * (nth + 1) / n
 }

@@ -1,4 +1,4 @@
-//! The microkernel: a tile of the result, in registers, from a panel of each operand.
+//! The microkernel, which computes a tile of the result in registers, from a panel of each operand.
 
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_si512,
@@ -9,31 +9,31 @@ use std::mem::transmute;
 
 use super::pack::{LANES, mask};
 
-/// Rows of a tile: with two vectors across, 16 sums hide how long the instruction takes.
+/// Rows of a tile. With two vectors across, 16 sums hide the latency of the instruction.
 pub(super) const ROWS: usize = 8;
 
 /// Columns of a tile.
 pub(super) const COLUMNS: usize = 2 * LANES;
 
-/// Where a tile goes: its first element, and how far apart its rows lie.
+/// The destination of a tile: its first element, and the distance between its rows.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     pub(super) into: *mut f32,
     pub(super) row_step: usize,
-    /// Rows and columns that there are: at most [`ROWS`] and [`COLUMNS`].
+    /// Rows and columns in use: at most [`ROWS`] and [`COLUMNS`].
     pub(super) rows: usize,
     pub(super) columns: usize,
     pub(super) add: bool,
     pub(super) scale: f32,
 }
 
-/// Multiplies `n` pairs of a panel of [`ROWS`] rows by those of a panel of [`COLUMNS`] columns, and writes the scaled
-/// sums to the tile, or adds them.
+/// Multiplies `n` pairs of a panel of [`ROWS`] rows by those of a panel of [`COLUMNS`] columns.
+/// Writes the scaled sums to the tile, or adds them.
 ///
 /// # Safety
 ///
-/// The processor has AVX-512 BF16; the panels hold `n` pairs of each of their lanes; the tile's elements are valid for
-/// writing, initialised if `add` is set, and nobody else's.
+/// The processor has AVX-512 BF16. The panels hold `n` pairs of each of their lanes. The tile's
+/// elements are valid for writing, initialised if `add` is set, and nobody else touches them.
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(super) unsafe fn multiply(n: usize, a: *const u32, b: *const u32, tile: Tile) {
     // SAFETY: the caller's promise.
@@ -89,10 +89,10 @@ unsafe fn across<const VECTORS: usize>(n: usize, a: *const u32, b: *const u32, t
     }
 }
 
-/// The bits as pairs of bf16.
+/// Reinterprets the bits as pairs of bf16.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn pairs(bits: __m512i) -> __m512bh {
-    // SAFETY: both are 64 bytes of which every value is valid.
+    // SAFETY: both are 64 bytes, and every value is valid for them.
     unsafe { transmute::<__m512i, __m512bh>(bits) }
 }

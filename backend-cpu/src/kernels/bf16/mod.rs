@@ -1,11 +1,12 @@
-//! Matrix products of operands rounded to bf16, summed in f32, by the instruction `vdpbf16ps` of AVX-512 BF16.
+//! Matrix products of operands rounded to bf16, summed in f32, with the instruction `vdpbf16ps` of
+//! AVX-512 BF16.
 //!
-//! The operands stay f32 in memory and are rounded while they are packed: infinities stay infinities, what is not a
-//! number stays that, and what is above the largest bf16 becomes an infinity. The instruction takes denormal numbers,
-//! and makes denormal sums, to be zero.
+//! The operands stay f32 in memory and are rounded while they are packed. Infinities and NaNs are
+//! kept, and a number above the largest bf16 becomes an infinity. The instruction treats denormal
+//! operands and sums as zero.
 //!
-//! (No crate that is kept for long has such a product of f32 operands: `gemm` multiplies bf16 in f32, and the young
-//! `gemmkit` takes operands that are bf16 in memory already.)
+//! (No established crate has such a product of f32 operands: `gemm` multiplies bf16 in f32, and the
+//! young `gemmkit` takes operands that are bf16 in memory already.)
 
 #[cfg(target_arch = "x86_64")]
 mod blocks;
@@ -22,7 +23,7 @@ mod tests;
 pub(crate) struct Supported(());
 
 impl Supported {
-    /// Asks the processor.
+    /// Returns the proof if the processor has them.
     pub(crate) fn detect() -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
         {

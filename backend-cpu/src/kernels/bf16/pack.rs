@@ -1,7 +1,7 @@
-//! Packing: elements of an operand, rounded to bf16 (to nearest, ties to even), in the order in which the microkernel
-//! reads them. A panel is some lanes (rows of the left operand, columns of the right one) wide; it holds one pair of
-//! neighbours along the summed dimension of each lane, then the next pair of each. A pair is one u32, the first of the
-//! two in its low half.
+//! Packing: elements of an operand, rounded to bf16 (to nearest, ties to even), in the order in
+//! which the microkernel reads them. A panel is some lanes wide: rows of the left operand, columns
+//! of the right one. It holds one pair of neighbours along the summed dimension of each lane, then
+//! the next pair of each. A pair is one u32 with its first element in the low half.
 
 use std::arch::x86_64::{
     __m512bh, __m512i, __mmask16, _MM_HINT_T0, _mm_prefetch, _mm256_storeu_si256,
@@ -22,16 +22,16 @@ pub(super) const LANES: usize = 16;
 pub(super) struct Source {
     /// The first element of the first lane.
     pub(super) from: *const f32,
-    /// How far apart lanes lie, and neighbours within a lane: one of the two is 1.
+    /// The distance between lanes, and between neighbours within a lane: one of the two is 1.
     pub(super) lane_step: usize,
     pub(super) step: usize,
-    /// Lanes that there are, and elements of each.
+    /// The number of lanes, and of elements in each.
     pub(super) lanes: usize,
     pub(super) len: usize,
 }
 
 impl Source {
-    /// Some columns of some rows of a matrix, each row a lane.
+    /// Returns some columns of some rows of a matrix, each row as a lane.
     pub(super) fn of(matrix: Matrix<'_>, rows: Range<usize>, columns: Range<usize>) -> Self {
         assert!(rows.end <= matrix.rows && columns.end <= matrix.columns);
         let first = rows.start * matrix.row_step + columns.start * matrix.column_step;
@@ -45,13 +45,13 @@ impl Source {
     }
 }
 
-/// Packs a source into panels that are `WIDTH` lanes wide, 8 or a multiple of 16. Whole groups of [`LANES`] are written,
-/// with zeros in lanes that the source does not have.
+/// Packs a source into panels that are `WIDTH` lanes wide, 8 or a multiple of 16. Whole groups of
+/// [`LANES`] are written, with zeros in lanes that the source does not have.
 ///
 /// # Safety
 ///
-/// The processor has AVX-512 with BW and BF16; the source's elements can be read; `into` is valid for writing
-/// the pairs of all panels, in panels 8 wide those of an even number of them.
+/// The processor has AVX-512 with BW and BF16. The source's elements can be read. `into` is valid
+/// for writing the pairs of all panels, and of an even number of them if panels are 8 wide.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) unsafe fn pack<const WIDTH: usize>(source: Source, into: *mut u32) {
     let panels = Panels::<WIDTH> { into, n_pairs: source.len.div_ceil(2) };
@@ -66,7 +66,7 @@ pub(super) unsafe fn pack<const WIDTH: usize>(source: Source, into: *mut u32) {
     }
 }
 
-/// Where lanes go: panels `WIDTH` lanes wide, of so many pairs of each lane.
+/// The destination of lanes: panels `WIDTH` lanes wide, with `n_pairs` pairs of each lane.
 #[derive(Clone, Copy)]
 struct Panels<const WIDTH: usize> {
     into: *mut u32,
@@ -95,10 +95,12 @@ impl<const WIDTH: usize> Panels<WIDTH> {
     }
 }
 
-/// Pairs that are asked for ahead of time: rows of a matrix lie so far apart that no processor guesses the next one.
+/// Pairs that are prefetched: rows of a matrix lie so far apart that no processor guesses the next
+/// one.
 const AHEAD: usize = 4;
 
-/// Lanes beside each other: two vectors, a neighbour of each lane each, become the pairs.
+/// Packs lanes that lie side by side: two vectors, each with a neighbour of every lane, become the
+/// pairs.
 ///
 /// # Safety
 ///
@@ -122,7 +124,7 @@ unsafe fn interleave<const WIDTH: usize>(source: Source, panels: Panels<WIDTH>) 
                 let second = if is_whole { lanes } else { 0 };
                 (a, _mm512_maskz_loadu_ps(second, from.wrapping_add(source.step)))
             };
-            // SAFETY: both are 64 bytes of which every value is valid.
+            // SAFETY: both are 64 bytes, and every value is valid for them.
             let rounded = unsafe { transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(b, a)) };
             // SAFETY: one of the pairs that the panels have room for.
             unsafe { panels.write(first, pair, _mm512_permutexvar_epi16(order, rounded)) };
@@ -130,7 +132,7 @@ unsafe fn interleave<const WIDTH: usize>(source: Source, panels: Panels<WIDTH>) 
     }
 }
 
-/// 0, 16, 1, 17, …: the halves of a vector in turn.
+/// 0, 16, 1, 17, …: alternates between the halves of a vector.
 const ORDER: [u16; 2 * LANES] = {
     let mut order = [0; 2 * LANES];
     let mut i = 0;
@@ -141,7 +143,8 @@ const ORDER: [u16; 2 * LANES] = {
     order
 };
 
-/// Neighbours of a lane beside each other: 16 pairs of each of 16 lanes at once, as a square that is transposed.
+/// Packs lanes whose neighbours lie side by side: 16 pairs of each of 16 lanes at once, as a square
+/// that is transposed.
 ///
 /// # Safety
 ///
@@ -161,7 +164,7 @@ unsafe fn transpose<const WIDTH: usize>(source: Source, panels: Panels<WIDTH>) {
                     let a = _mm512_maskz_loadu_ps(low, from);
                     (a, _mm512_maskz_loadu_ps(high, from.wrapping_add(LANES)))
                 };
-                // SAFETY: both are 64 bytes of which every value is valid.
+                // SAFETY: both are 64 bytes, and every value is valid for them.
                 *row = unsafe { transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(b, a)) };
             }
             for (nth, lanes) in transposed(square).into_iter().enumerate().take(left.div_ceil(2)) {
@@ -172,7 +175,7 @@ unsafe fn transpose<const WIDTH: usize>(source: Source, panels: Panels<WIDTH>) {
     }
 }
 
-/// The transpose of a square of u32.
+/// Transposes a square of u32.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transposed(rows: [__m512i; LANES]) -> [__m512i; LANES] {
@@ -181,7 +184,7 @@ fn transposed(rows: [__m512i; LANES]) -> [__m512i; LANES] {
         pairs[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
         pairs[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
     }
-    // In `fours[4 i + j]` are column j of each quarter, of rows 4 i to 4 i + 3.
+    // `fours[4 i + j]` has column j of each quarter, of rows 4 i to 4 i + 3.
     let mut fours = pairs;
     for i in 0..LANES / 4 {
         for j in 0..2 {
@@ -203,7 +206,7 @@ fn transposed(rows: [__m512i; LANES]) -> [__m512i; LANES] {
     columns
 }
 
-/// The first `n` lanes of a vector, or all.
+/// Returns a mask of the first `n` lanes of a vector, or of all.
 #[inline]
 pub(super) fn mask(n: usize) -> __mmask16 {
     if n >= LANES { u16::MAX } else { (1 << n) - 1 }

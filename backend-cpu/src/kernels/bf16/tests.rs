@@ -1,4 +1,4 @@
-//! Products in bf16 against sums in f64 of the rounded operands.
+//! Tests of bf16 products against f64 sums of the rounded operands.
 
 use half::bf16;
 use rayon::ThreadPoolBuilder;
@@ -7,7 +7,7 @@ use super::Supported;
 use crate::kernels::matmul::{Operands, matmul};
 use crate::kernels::matrix::Matrix;
 
-/// Whether the processor has the instructions; a test that needs them ends here if not.
+/// Returns the bf16 operands if the processor has the instructions, and otherwise ends the test.
 macro_rules! supported {
     () => {
         match Supported::detect() {
@@ -20,14 +20,14 @@ macro_rules! supported {
     };
 }
 
-/// How an operand lies in memory: as it is, or its transpose, with rows that are longer than it.
+/// The memory layout of an operand: as it is or transposed, with a gap after each row.
 #[derive(Clone, Copy, Debug)]
 struct Lies {
     transposed: bool,
     gap: usize,
 }
 
-/// A `rows x columns` operand, whose element (i, j) is `value(i, j)` wherever it lies.
+/// A `rows x columns` operand, whose element (i, j) is `value(i, j)` in any layout.
 struct Operand {
     data: Vec<f32>,
     rows: usize,
@@ -57,7 +57,7 @@ impl Operand {
     }
 }
 
-/// A number between -1 and 1 that needs all bits of f32.
+/// Returns a number between -1 and 1 that needs all bits of f32.
 fn some(seed: usize, i: usize, j: usize) -> f32 {
     let x = (seed * 31 + i * 1009 + j).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (x >> 40) as f32 / (1 << 23) as f32 - 1.0
@@ -67,7 +67,8 @@ fn rounded(x: f32) -> f64 {
     bf16::from_f32(x).to_f64()
 }
 
-/// Writes the product into, or adds it to, a matrix with a gap of 3 behind each row, and returns that.
+/// Writes the product into, or adds it to, a matrix with a gap of 3 after each row, and returns
+/// that.
 fn product(
     operands: Operands,
     begin: Option<f32>,
@@ -86,7 +87,7 @@ fn product(
     into
 }
 
-/// Compares all elements, and that gaps are as they were.
+/// Compares all elements, and checks that gaps are unchanged.
 fn check(operands: Operands, [rows, depth, columns]: [usize; 3], lies: [Lies; 2], add: bool) {
     let (seed, scale) = (rows * 41 + depth, if add { 0.5 } else { -1.5 });
     let a = Operand::new(rows, depth, lies[0], |i, j| some(seed, i, j));
@@ -166,7 +167,7 @@ fn any_number_of_threads_gives_the_same_bits() {
     }
 }
 
-/// Rounded to the nearest, ties to even, as the library `half` does; denormals alone are zero instead.
+/// Rounded to nearest, ties to even, as by the crate `half`; only denormals are zero instead.
 #[test]
 fn numbers_are_rounded_to_the_nearest() {
     let operands = supported!();
